@@ -1,4 +1,6 @@
-"""The bill of materials of an environment as CycloneDX 1.5: every installed distribution with version and licence, sorted."""
+"""The bill of materials of an environment as CycloneDX 1.5: every installed distribution with
+version and licence, sorted.
+"""
 
 import json
 import sys
@@ -16,7 +18,11 @@ def main() -> None:
             "name": name,
             "version": version,
             "purl": f"pkg:pypi/{name.lower().replace('_', '-')}@{version}",
-            **({"licenses": [{"license": {"name": licence.splitlines()[0][:100]}}]} if licence.strip() else {}),
+            **(
+                {"licenses": [{"license": {"name": licence.splitlines()[0][:100]}}]}
+                if licence.strip()
+                else {}
+            ),
         }
     document = {
         "bomFormat": "CycloneDX",

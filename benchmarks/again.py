@@ -1,7 +1,9 @@
-"""Runs of a table one by one: the first of a schedule, the same under other protocols, a further size, and every message.
+"""Runs of a table one by one: the first of a schedule, the same under other protocols, a further
+size, and every message.
 
-``python benchmarks/again.py [--nodes N] [--every] [ALGORITHM ...]`` prints the machine and a line for each algorithm on DGX H100 nodes,
-in CPU time: all_reduce of 1 MiB, of 2 MiB, and of 1 KiB, where most chunks are empty. ``--every`` adds a run that plays every message.
+``python benchmarks/again.py [--nodes N] [--every] [ALGORITHM ...]`` prints the machine and a line
+for each algorithm on DGX H100 nodes, in CPU time: all_reduce of 1 MiB, of 2 MiB, and of 1 KiB,
+where most chunks are empty. ``--every`` adds a run that plays every message.
 """
 
 import argparse
@@ -21,9 +23,23 @@ PROTOCOLS = ("LL", "LL128", "Simple")
 IN_SWITCHES = ("nvls_tree", "switch")
 """Algorithms that reduce in switches, which only the last protocol can."""
 ALGORITHMS = (
-    "ring", "bidirectional_ring", "tree", "double_tree", "nccl_tree", "recursive_doubling", "rabenseifner", "recursive_multiplying",
-    "swing", "bine", "one_shot", "two_shot", "hierarchical", "torus", "nvls_tree", "switch",
-)  # fmt: skip
+    "ring",
+    "bidirectional_ring",
+    "tree",
+    "double_tree",
+    "nccl_tree",
+    "recursive_doubling",
+    "rabenseifner",
+    "recursive_multiplying",
+    "swing",
+    "bine",
+    "one_shot",
+    "two_shot",
+    "hierarchical",
+    "torus",
+    "nvls_tree",
+    "switch",
+)
 
 
 def run(schedule, machine, count, protocol, **how):
@@ -48,7 +64,10 @@ def line(name, machine, *, every):
     forget_sizes(schedule)
     result = more[-1][1]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    shown = f"{name:22} {result.messages:>9,} {result.classes or '-':>8} {proved:7.2f} s {sum(first):8.0f} ms"
+    shown = (
+        f"{name:22} {result.messages:>9,} {result.classes or '-':>8} {proved:7.2f} s "
+        f"{sum(first):8.0f} ms"
+    )
     shown += f" {min(took for took, _ in more):8.1f} ms {sum(small):8.0f} ms {peak:6} MiB"
     if every:
         took, played = run(schedule, machine, 1 << 19, PROTOCOLS[-1], quotient=False)
@@ -68,9 +87,13 @@ def main() -> None:
     run(
         simcoll.schedule("all_reduce", "tree", nranks=8), machine, 1 << 20, "Simple", quotient=False
     )  # loads compiled code
-    print(f"machine: {platform.processor() or platform.machine()}, {os.cpu_count()} cores; {machine.nranks} ranks")
     print(
-        f"{'schedule':22} {'messages':>9} {'classes':>8} {'proof':>9} {'3 protocols':>11} {'next size':>11} {'1 KiB, 3':>11} {'peak':>10}"
+        f"machine: {platform.processor() or platform.machine()}, {os.cpu_count()} cores; "
+        f"{machine.nranks} ranks"
+    )
+    print(
+        f"{'schedule':22} {'messages':>9} {'classes':>8} {'proof':>9} {'3 protocols':>11} "
+        f"{'next size':>11} {'1 KiB, 3':>11} {'peak':>10}"
         + (f" {'every':>11} {'ratio':>8}" if given.every else "")
     )
     for name in given.algorithms:

@@ -1,7 +1,8 @@
 """What ``engine="auto"`` costs over the best engine, and what waits cost once and again.
 
-``python benchmarks/choices.py`` prints the machine and a row for each schedule: CPU time of warm calls that take turns, the best of four.
-There are the choice, every message with a calendar (loops), what ``engine="fast"`` does (lock-step where flows do not meet), and classes.
+``python benchmarks/choices.py`` prints the machine and a row for each schedule: CPU time of warm
+calls that take turns, the best of four. There are the choice, every message with a calendar
+(loops), what ``engine="fast"`` does (lock-step where flows do not meet), and classes.
 """
 
 import os
@@ -34,7 +35,9 @@ CASES = (
 
 
 def best(calls: list[Callable[[], Result]], runs: int = 4) -> tuple[list[float], list[Result]]:
-    """Milliseconds of the fastest of some runs of each call, which take turns, and what they returned."""
+    """Milliseconds of the fastest of some runs of each call, which take turns, and what they
+    returned.
+    """
     fastest, results = [float("inf")] * len(calls), []
     for _ in range(runs):
         results = []
@@ -46,12 +49,21 @@ def best(calls: list[Callable[[], Result]], runs: int = 4) -> tuple[list[float],
 
 
 def waits() -> None:
-    """Derive the waits between the channels of hierarchical schedules in 4 pieces, and print what it takes."""
+    """Derive the waits between the channels of hierarchical schedules in 4 pieces, and print what
+    it takes.
+    """
     for kind, nranks in (("all_reduce", 512), ("all_reduce", 1024), ("all_gather", 1024)):
-        plan = simcoll.bind(simcoll.schedule(kind, "hierarchical", nranks=nranks, box=8, pieces=4), count=nranks << 14)
+        plan = simcoll.bind(
+            simcoll.schedule(kind, "hierarchical", nranks=nranks, box=8, pieces=4),
+            count=nranks << 14,
+        )
         start = time.process_time()
         many = len(plan.wait_pairs[0])
-        print(f"waits of {kind}, {nranks} ranks, 4 pieces: {time.process_time() - start:.2f} s, {many:,}", flush=True)
+        print(
+            f"waits of {kind}, {nranks} ranks, 4 pieces: {time.process_time() - start:.2f} s, "
+            f"{many:,}",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -59,9 +71,14 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, {cpu_name()}")
     for kind, algorithm, nranks, params in CASES:
         topology = load_topology("dgx-h100", nodes=nranks // 8)
-        plan = simcoll.bind(simcoll.schedule(kind, algorithm, nranks=nranks, **params), count=nranks << 14)
+        plan = simcoll.bind(
+            simcoll.schedule(kind, algorithm, nranks=nranks, **params), count=nranks << 14
+        )
         call = partial(emulate, plan, topology, data="none", bound=False)
-        ways = {"fast": partial(call, engine="fast", quotient=False), "folded": partial(call, quotient=True)}
+        ways = {
+            "fast": partial(call, engine="fast", quotient=False),
+            "folded": partial(call, quotient=True),
+        }
         if nranks <= 1024:
             ways["loops"] = partial(play_every, Request(plan, topology))
         times, results = best([*ways.values(), call])
@@ -70,10 +87,13 @@ def main() -> None:
         shown = ", ".join(f"{way} {each:.1f} ms" for way, each in zip(ways, times, strict=False))
         ratio = times[-1] / min(times[:-1])
         print(
-            f"{algorithm} {nranks} {params or ''}: chosen {times[-1]:.1f} ms, {ratio:.2f} ({results[-1].path}); {shown}",
+            f"{algorithm} {nranks} {params or ''}: chosen {times[-1]:.1f} ms, {ratio:.2f} "
+            f"({results[-1].path}); {shown}",
             flush=True,
         )
-    plan = simcoll.bind(simcoll.schedule("all_reduce", "hierarchical", nranks=512, box=8, pieces=4), count=1 << 24)
+    plan = simcoll.bind(
+        simcoll.schedule("all_reduce", "hierarchical", nranks=512, box=8, pieces=4), count=1 << 24
+    )
     for text in ("hierarchical 512 in 4 pieces, with its waits", "another size"):
         start = time.process_time()
         result = emulate(plan, load_topology("dgx-h100", nodes=64), data="none", bound=False)

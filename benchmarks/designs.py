@@ -1,9 +1,11 @@
-"""Designs timed in tier 1, and points of a sweep: CPU seconds, and what a second process would gain.
+"""Designs timed in tier 1, and points of a sweep: CPU seconds, and what a second process would
+gain.
 
     python benchmarks/designs.py [--designs N] [--points N]
 
-Wall time on a busy machine says nothing, so a grid is played twice: by this process, and by two processes. The share is the CPU time of the
-parent and of one of the two, over that of one process alone: the wall time that an idle machine would need.
+Wall time on a busy machine says nothing, so a grid is played twice: by this process, and by two
+processes. The share is the CPU time of the parent and of one of the two, over that of one process
+alone: the wall time that an idle machine would need.
 """
 
 from __future__ import annotations
@@ -64,7 +66,10 @@ def main() -> None:
     parser.add_argument("--designs", type=int, default=10_000)
     parser.add_argument("--points", type=int, default=2_000)
     asked = parser.parse_args()
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}"
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         (path / "plan.toml").write_text(PLAN)
@@ -82,9 +87,13 @@ def measured(what: str, grid: PointGrid, most: int, folder: Path) -> None:
     same = sorted((folder / "one" / "rows.jsonl").read_bytes().splitlines()) == sorted(
         (folder / "two" / "rows.jsonl").read_bytes().splitlines()
     )
-    print(f"{what}: {len(cut):,} ({len(grid):,} in all): one process {one[0]:.1f} s of CPU, {1e3 * one[0] / len(cut):.1f} ms each; two: "
-          f"parent {two[0]:.1f} s, workers {two[1]:.1f} s; share {(two[0] + two[1] / 2) / one[0]:.2f}; same rows: {same}; "
-          f"wall {one[2]:.0f} and {two[2]:.0f} s")  # fmt: skip
+    print(
+        f"{what}: {len(cut):,} ({len(grid):,} in all): one process {one[0]:.1f} s of CPU, "
+        f"{1e3 * one[0] / len(cut):.1f} ms each; two: "
+        f"parent {two[0]:.1f} s, workers {two[1]:.1f} s; share "
+        f"{(two[0] + two[1] / 2) / one[0]:.2f}; same rows: {same}; "
+        f"wall {one[2]:.0f} and {two[2]:.0f} s"
+    )
     if not same:
         sys.exit("the rows differ")
 
@@ -98,7 +107,9 @@ def played(grid: PointGrid, folder: Path, jobs: int) -> tuple[float, float, floa
     with open_pool(jobs=jobs) as pool:
         run_grid(grid, folder, pool)
     end = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    own, children = (b.ru_utime + b.ru_stime - a.ru_utime - a.ru_stime for a, b in zip(begin, end, strict=True))
+    own, children = (
+        b.ru_utime + b.ru_stime - a.ru_utime - a.ru_stime for a, b in zip(begin, end, strict=True)
+    )
     return own, children, time.monotonic() - wall
 
 

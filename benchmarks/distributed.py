@@ -1,4 +1,5 @@
-"""Cost of collectives in rank programs: 1,000 all_reduces of 1 KiB at 64 ranks, and one at 1,024 ranks.
+"""Cost of collectives in rank programs: 1,000 all_reduces of 1 KiB at 64 ranks, and one at 1,024
+ranks.
 
 Run: ``python benchmarks/distributed.py [--calls N]``.
 """
@@ -32,14 +33,21 @@ def measure(nprocs, calls):
     assert result.returns == (float(nprocs),) * nprocs
     per_call, per_message = cpu / calls * 1e3, cpu / result.messages * 1e6
     print(
-        f"{nprocs:>6} {calls:>6} {result.messages:>10,} {cpu:>9.2f} {per_call:>9.2f} {per_message:>10.1f} {grown:>9.0f}"
+        f"{nprocs:>6} {calls:>6} {result.messages:>10,} {cpu:>9.2f} {per_call:>9.2f} "
+        f"{per_message:>10.1f} {grown:>9.0f}"
     )
 
 
 def main(*, calls: int = 1000):
     """Measure repeated calls on 64 ranks, and 1 and 10 on 1,024."""
-    print(f"{platform.machine()}, Python {platform.python_version()}, all_reduce of 1 KiB, {dist.__name__}")
-    print(f"{'ranks':>6} {'calls':>6} {'messages':>10} {'CPU s':>9} {'ms/call':>9} {'us/message':>10} {'MB grown':>9}")
+    print(
+        f"{platform.machine()}, Python {platform.python_version()}, all_reduce of 1 KiB, "
+        f"{dist.__name__}"
+    )
+    print(
+        f"{'ranks':>6} {'calls':>6} {'messages':>10} {'CPU s':>9} {'ms/call':>9} "
+        f"{'us/message':>10} {'MB grown':>9}"
+    )
     dist.spawn(program, 64, args=(2,))  # imports, and loads compiled code
     measure(64, calls)
     measure(1024, 1)

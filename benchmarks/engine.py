@@ -1,7 +1,8 @@
 """Cost of the reference engine: ring all_reduce on a crossbar, timing only.
 
-``python benchmarks/engine.py [ranks]`` (1024 by default, which takes about 15 s) prints the machine, the CPU time per
-message, the growth of memory during the run, and the ratio to the targets: 10 us per message and 500 MB at 1024 ranks.
+``python benchmarks/engine.py [ranks]`` (1024 by default, which takes about 15 s) prints the
+machine, the CPU time per message, the growth of memory during the run, and the ratio to the
+targets: 10 us per message and 500 MB at 1024 ranks.
 """
 
 import os
@@ -27,7 +28,10 @@ def cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def peak_mb() -> float:
@@ -46,9 +50,17 @@ def main(n: int = 1024, /) -> None:
     result = emulate(plan, topology, engine="simpy", quotient=False, data="none", bound=False)
     seconds, growth = time.process_time() - begin, peak_mb() - before
     cost_us = seconds / result.messages * 1e6
-    print(f"ring all_reduce, {n} ranks, crossbar: {result.messages} messages in {seconds:.2f} CPU s")
-    print(f"cost:   {cost_us:6.2f} us per message   {cost_us / TARGET_US:.2f} of the target of {TARGET_US:.0f} us")
-    print(f"memory: {growth:6.1f} MB growth          {growth / TARGET_MB:.2f} of the target of {TARGET_MB:.0f} MB")
+    print(
+        f"ring all_reduce, {n} ranks, crossbar: {result.messages} messages in {seconds:.2f} CPU s"
+    )
+    print(
+        f"cost:   {cost_us:6.2f} us per message   {cost_us / TARGET_US:.2f} of the target of "
+        f"{TARGET_US:.0f} us"
+    )
+    print(
+        f"memory: {growth:6.1f} MB growth          {growth / TARGET_MB:.2f} of the target of "
+        f"{TARGET_MB:.0f} MB"
+    )
 
 
 if __name__ == "__main__":

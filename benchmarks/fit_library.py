@@ -1,16 +1,17 @@
 """Fit the measured numbers of the library files to the published tables.
 
-``python benchmarks/fit_library.py`` fits all of them to all tables, writes them into ``libraries/*.toml``, and then fits once
-more without each system (a publisher's machine) and writes what changes to ``measurements/left_out.csv``, which ``simcoll
-accuracy`` uses. It takes some minutes on one core; ``--dry`` writes nothing. ``--only p2p`` fits the numbers whose names have this
+``python benchmarks/fit_library.py`` fits all of them to all tables, writes them into
+``libraries/*.toml``, and then fits once more without each system (a publisher's machine) and writes
+what changes to ``measurements/left_out.csv``, which ``simcoll accuracy`` uses. It takes some
+minutes on one core; ``--dry`` writes nothing. ``--only p2p`` fits the numbers whose names have this
 word, to the tables that depend on them, and keeps all others, which takes seconds.
 
-The loss is the sum over rows of a robust function of log(predicted / measured), where every size band of a table counts the
-fourth root of its rows, plus a penalty for the distance of each number from its prior. Priors are NCCL's own numbers, data
-sheets, or round guesses; none is fitted. A table's launch offset, which says more about the run than about the library, is
-taken out: the median of measured minus predicted time up to 4 KiB; what all
-runs of a fabric have in common is put back at the end. Numbers belong to a class of GPU, a fabric, or all
-machines; never to a table.
+The loss is the sum over rows of a robust function of log(predicted / measured), where every size
+band of a table counts the fourth root of its rows, plus a penalty for the distance of each number
+from its prior. Priors are NCCL's own numbers, data sheets, or round guesses; none is fitted. A
+table's launch offset, which says more about the run than about the library, is taken out: the
+median of measured minus predicted time up to 4 KiB; what all runs of a fabric have in common is put
+back at the end. Numbers belong to a class of GPU, a fabric, or all machines; never to a table.
 """
 
 from __future__ import annotations
@@ -37,10 +38,15 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = {"nccl": ROOT / "libraries" / "nccl-2.27.toml", "rccl": ROOT / "libraries" / "rccl-2.22.toml"}
+FILES = {
+    "nccl": ROOT / "libraries" / "nccl-2.27.toml",
+    "rccl": ROOT / "libraries" / "rccl-2.22.toml",
+}
 KNEE = 0.12  # Beyond this error of the logarithm a row counts linearly.
 KEPT = 0.7
-"""Share of the launch offset of a run that is taken out; the rest says something about the machine."""
+"""Share of the launch offset of a run that is taken out; the rest says something about the
+machine.
+"""
 PENALTY = 0.02
 STEP = 0.02
 
@@ -48,7 +54,17 @@ STEP = 0.02
 def priors() -> dict[str, tuple[float, float]]:
     """Every fitted number: prior, and how far from it, in logarithms, is one standard deviation."""
     found: dict[str, tuple[float, float]] = {}
-    for kind in ("volta", "ampere", "hopper", "gh200", "blackwell", "mi300", "mi355", "host", "pcie"):
+    for kind in (
+        "volta",
+        "ampere",
+        "hopper",
+        "gh200",
+        "blackwell",
+        "mi300",
+        "mi355",
+        "host",
+        "pcie",
+    ):
         place = f"class.{kind}."
         # NCCL counts 0.8 of a link's raw rate; through host memory every byte crosses two links.
         found[place + "ring_share"] = (0.5, 0.4) if kind == "host" else (0.8, 0.08)
@@ -67,9 +83,15 @@ def priors() -> dict[str, tuple[float, float]]:
     found["class.blackwell.nvls_large_share"] = (1.0, 0.1)
     # aws-ofi-nccl tells NCCL 75 us for EFA of p4.
     latencies = {
-        "ib": (0.3, 0.7), "roce": (0.5, 0.7), "efa-p4": (75.0, 0.3), "efa-p5": (20.0, 0.3),
-        "slingshot": (0.5, 0.7), "slingshot-alps": (0.5, 0.7), "tcpx": (30.0, 1.0), "tcpxo": (30.0, 1.0),
-    }  # fmt: skip
+        "ib": (0.3, 0.7),
+        "roce": (0.5, 0.7),
+        "efa-p4": (75.0, 0.3),
+        "efa-p5": (20.0, 0.3),
+        "slingshot": (0.5, 0.7),
+        "slingshot-alps": (0.5, 0.7),
+        "tcpx": (30.0, 1.0),
+        "tcpxo": (30.0, 1.0),
+    }
     for fabric, latency in latencies.items():
         place = f"fabric.{fabric}."
         found[place + "latency"] = latency
@@ -83,7 +105,8 @@ def priors() -> dict[str, tuple[float, float]]:
     found["fabric.slingshot-alps.ll_rate"] = (10.0, 1.0)
     found |= {f"fabric.slingshot-alps.steps:{i}": (10.0, 0.8) for i in range(7)}
     found |= {f"correction.net_hop_factor:{i}": (1.0, 0.4) for i in range(3)}
-    # Under LL, trees over nodes carry NCCL's rate without its correction for trees, which is therefore not fitted: power 0.
+    # Under LL, trees over nodes carry NCCL's rate without its correction for trees, which is
+    # therefore not fitted: power 0.
     found |= {f"correction.tree_power_factor:{i}": (1.0, 0.4) for i in (1, 2)}
     found |= {
         "correction.base_factor:1": (1.0, 0.1),
@@ -138,7 +161,11 @@ class Rows:
         predicted = self.predicted(library)
         small = self.size <= 4096
         small = small if small.any() else self.size <= 2**16
-        offset = float(np.clip(np.median((self.time - predicted)[small]), -2, 90)) if small.any() else 0.0
+        offset = (
+            float(np.clip(np.median((self.time - predicted)[small]), -2, 90))
+            if small.any()
+            else 0.0
+        )
         return np.log(np.maximum(predicted + KEPT * offset, 0.05) / self.time)
 
     def alone(self) -> bool:
@@ -182,12 +209,17 @@ class Fit:
     """Levenberg-Marquardt on the logarithms of the numbers."""
 
     def __init__(self, tables: list[Rows], only: str = "") -> None:
-        self.tables, self.priors = tables, {name: prior for name, prior in priors().items() if only in name}
+        self.tables, self.priors = (
+            tables,
+            {name: prior for name, prior in priors().items() if only in name},
+        )
         self.names = list(self.priors)
         self.prior = np.log([value for value, _ in self.priors.values()])
         self.spread = np.array([spread for _, spread in self.priors.values()])
         ends = np.cumsum([len(rows.size) for rows in tables])
-        self.place = [slice(end - len(rows.size), end) for rows, end in zip(tables, ends, strict=True)]
+        self.place = [
+            slice(end - len(rows.size), end) for rows, end in zip(tables, ends, strict=True)
+        ]
         self.weight = np.concatenate([rows.weight for rows in tables])
 
     def numbers(self, x: Floats) -> dict[str, float]:
@@ -202,7 +234,10 @@ class Fit:
     def loss(self, r: Floats, x: Floats) -> float:
         """Robust sum of squares, and the penalty."""
         robust = 2 * KNEE**2 * (np.sqrt(1 + (r / KNEE) ** 2) - 1)
-        return float((self.weight**2 * robust).sum() + PENALTY * (((x - self.prior) / self.spread) ** 2).sum())
+        return float(
+            (self.weight**2 * robust).sum()
+            + PENALTY * (((x - self.prior) / self.spread) ** 2).sum()
+        )
 
     def slopes(self, x: Floats, r: Floats) -> Floats:
         """Jacobian of the residuals, each column only where the number matters."""
@@ -213,11 +248,17 @@ class Fit:
             changed = libraries(self.numbers(moved))
             for rows, place in zip(self.tables, self.place, strict=True):
                 if rows.depends_on(name):
-                    found[place, column] = (rows.residual(changed[rows.table.library]) - r[place]) / STEP
+                    found[place, column] = (
+                        rows.residual(changed[rows.table.library]) - r[place]
+                    ) / STEP
         return found
 
-    def run(self, start: Floats | None = None, rounds: int = 10, slopes: Floats | None = None) -> Floats:
-        """Descend until little is gained; ``slopes`` are those at the start, where they are known."""
+    def run(
+        self, start: Floats | None = None, rounds: int = 10, slopes: Floats | None = None
+    ) -> Floats:
+        """Descend until little is gained; ``slopes`` are those at the start, where they are
+        known.
+        """
         x = (self.prior if start is None else start).copy()
         r = self.residuals(x)
         best = self.loss(r, x)
@@ -226,8 +267,12 @@ class Fit:
             slopes, before, damping = None, best, 1e-3
             for _ in range(6):  # as long as these slopes lead downhill
                 weight = self.weight**2 / np.sqrt(1 + (r / KNEE) ** 2)
-                normal = (self.known * weight[:, None]).T @ self.known + PENALTY * np.diag(self.spread**-2)
-                downhill = (self.known * weight[:, None]).T @ r + PENALTY * (x - self.prior) / self.spread**2
+                normal = (self.known * weight[:, None]).T @ self.known + PENALTY * np.diag(
+                    self.spread**-2
+                )
+                downhill = (self.known * weight[:, None]).T @ r + PENALTY * (
+                    x - self.prior
+                ) / self.spread**2
                 step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -downhill)
                 trial = x + np.clip(step, -0.5, 0.5)
                 r_trial = self.residuals(trial)
@@ -244,7 +289,9 @@ class Fit:
 
 
 def launchers(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]:
-    """Time that starting takes by who starts: the mean over systems and the prior, in logarithms."""
+    """Time that starting takes by who starts: the mean over systems and the prior, in
+    logarithms.
+    """
     found = libraries(numbers)
     results = {}
     for place, (prior, spread) in LAUNCHERS.items():
@@ -253,10 +300,15 @@ def launchers(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]
         for rows in tables:
             small = rows.size <= 2**16
             if rows.settings.launcher == kind and small.any() and rows.table.collective not in P2P:
-                late = float(np.median((rows.time - rows.predicted(found[rows.table.library]))[small]))
+                late = float(
+                    np.median((rows.time - rows.predicted(found[rows.table.library]))[small])
+                )
                 each = launch_us(rows.question(found["nccl"].with_values({place: 1.0})))
                 systems.setdefault(rows.table.system, []).append(late / each)
-        logs = [np.log(prior), *(np.log(max(0.1, np.median(values))) for values in systems.values())]
+        logs = [
+            np.log(prior),
+            *(np.log(max(0.1, np.median(values))) for values in systems.values()),
+        ]
         results[place] = float(np.exp(np.mean(logs))) if spread else prior
     return results
 
@@ -264,8 +316,8 @@ def launchers(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]
 def hops(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]:
     """Time of a hop under LL over NCCL's, per class of GPU.
 
-    It is the median over systems of small rows of one node with a process for each GPU; a system at NCCL's time is added, so that one
-    alone counts half.
+    It is the median over systems of small rows of one node with a process for each GPU; a system at
+    NCCL's time is added, so that one alone counts half.
     """
     places = [place for place in load_library("nccl").values if place.endswith(".ll_hop_factor")]
     found = libraries(numbers | dict.fromkeys(places, 1.0))["nccl"]
@@ -280,15 +332,21 @@ def hops(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]:
             late[place].setdefault(rows.table.system, []).append(float(np.median(more / steps)))
     nccls = found.numbers("hop.nvlink.ring")[0]
     return {
-        place: max(0.5, 1 + float(np.median([0.0, *(np.median(values) for values in systems.values())])) / nccls)
+        place: max(
+            0.5,
+            1
+            + float(np.median([0.0, *(np.median(values) for values in systems.values())])) / nccls,
+        )
         for place, systems in late.items()
     }
 
 
 def starts(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]:
-    """Time that starting over nodes takes with a process for each GPU beyond NCCL's constants, per fabric.
+    """Time that starting over nodes takes with a process for each GPU beyond NCCL's constants, per
+    fabric.
 
-    It is the median over systems of what their small rows take longer; two systems without it are added, so that one alone says nothing.
+    It is the median over systems of what their small rows take longer; two systems without it are
+    added, so that one alone says nothing.
     """
     none = [place for place in load_library("nccl").values if place.endswith(".launch")]
     found = libraries(numbers | dict.fromkeys(none, 0.0))
@@ -299,7 +357,9 @@ def starts(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]:
             more = float(np.median((rows.time - rows.predicted(found[rows.table.library]))[small]))
             late[place].setdefault(rows.table.system, []).append(more)
     return {
-        place: max(0.0, float(np.median([0.0, 0.0, *(np.median(values) for values in systems.values())])))
+        place: max(
+            0.0, float(np.median([0.0, 0.0, *(np.median(values) for values in systems.values())]))
+        )
         for place, systems in late.items()
     }
 
@@ -332,7 +392,9 @@ def start_of(place: str) -> float:
 
 
 def main(*, only: str = "", dry: bool = False) -> None:
-    """Fit all numbers, or those whose names contain ``only``, also without each system; write them unless ``dry``."""
+    """Fit all numbers, or those whose names contain ``only``, also without each system; write them
+    unless ``dry``.
+    """
     began = perf_counter()
     wanted = [name for name in priors() if only in name]
     tables = [Rows(table) for table in published_tables(added=True)]
@@ -352,7 +414,8 @@ def main(*, only: str = "", dry: bool = False) -> None:
 
     whole = finished(fit.numbers(x), tables)
     print(
-        f"{len(tables)} tables, {len(fit.weight)} rows, {len(whole)} numbers: loss {fit.loss(fit.residuals(x), x):.4f}"
+        f"{len(tables)} tables, {len(fit.weight)} rows, {len(whole)} numbers: loss "
+        f"{fit.loss(fit.residuals(x), x):.4f}"
     )
     lines = [["system", "place", "value"]]
     if only:
@@ -361,7 +424,9 @@ def main(*, only: str = "", dry: bool = False) -> None:
     for system in dict.fromkeys(rows.table.system for rows in tables):
         others = [rows for rows in tables if rows.table.system != system]
         without = Fit(others, only)
-        kept = np.concatenate([np.full(len(rows.size), rows.table.system != system) for rows in tables])
+        kept = np.concatenate(
+            [np.full(len(rows.size), rows.table.system != system) for rows in tables]
+        )
         numbers = finished(without.numbers(without.run(x, 1, slopes[kept])), others)
         lines += [
             [system, place, f"{value:.5g}"]

@@ -1,7 +1,8 @@
-"""What lock-step saves in runs with little symmetry: the chosen way, beside the loops that play every message with a calendar.
+"""What lock-step saves in runs with little symmetry: the chosen way, beside the loops that play
+every message with a calendar.
 
-``python benchmarks/lockstep.py`` prints the machine and a row for each case: CPU time of warm calls that take turns, the best of four, the
-ratio to the goal, and the way that was taken.
+``python benchmarks/lockstep.py`` prints the machine and a row for each case: CPU time of warm calls
+that take turns, the best of four, the ratio to the goal, and the way that was taken.
 """
 
 import os
@@ -34,7 +35,12 @@ def cases():
     yield "jitter, crossbar", simcoll.bind(ring, COUNT, protocol=JITTER), switch, 0.1
     yield "jitter, DGX H100", simcoll.bind(ring, COUNT, protocol=JITTER), dgx, None
     yield "FIFOs, a link at 1/2, crossbar", simcoll.bind(ring, COUNT, protocol=FIFO), slow, None
-    yield "FIFOs, 2^24 + 1 elements, DGX H100", simcoll.bind(ring, COUNT + 1, protocol=FIFO), dgx, None
+    yield (
+        "FIFOs, 2^24 + 1 elements, DGX H100",
+        simcoll.bind(ring, COUNT + 1, protocol=FIFO),
+        dgx,
+        None,
+    )
 
 
 def main() -> None:
@@ -57,7 +63,11 @@ def main() -> None:
             raise SystemExit(f"{one} and {two} differ")
         told = f", {best[0] / goal:.2f} of the goal" if goal else ""
         together = "in lock-step" if plays_in_lockstep(Request(plan, topology)) else "by the loops"
-        print(f"{name}: {best[0]:.3f} s, loops {best[1]:.3f} s, {best[0] / best[1]:.3f}{told} ({together})", flush=True)
+        print(
+            f"{name}: {best[0]:.3f} s, loops {best[1]:.3f} s, {best[0] / best[1]:.3f}{told} "
+            f"({together})",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

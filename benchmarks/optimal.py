@@ -1,9 +1,11 @@
-"""How near the schedules made for a topology come to its bound at large sizes, in the ideal protocol.
+"""How near the schedules made for a topology come to its bound at large sizes, in the ideal
+protocol.
 
     python benchmarks/optimal.py [name ...]
 
-Prints, for each machine and collective: seconds to make the schedule and to prove it, copies of trees, and time over bound at 64 GiB
-and 1 TiB, next to that of a ring. The last line is the worst of all machines.
+Prints, for each machine and collective: seconds to make the schedule and to prove it, copies of
+trees, and time over bound at 64 GiB and 1 TiB, next to that of a ring. The last line is the worst
+of all machines.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from typing import TYPE_CHECKING
 import cyclopts
 
 import simcoll
-from simcoll.topology import boxes, crossbar, fat_tree, hybrid_cube_mesh, hypercube, load_topology, torus
+from simcoll.topology import (
+    boxes,
+    crossbar,
+    fat_tree,
+    hybrid_cube_mesh,
+    hypercube,
+    load_topology,
+    torus,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,16 +45,26 @@ DIRECT: dict[str, Callable[[], Topology]] = {
     "mi300x": lambda: load_topology("mi300x"),
 }
 ANY: dict[str, Callable[[], Topology]] = {
-    "dgx-h100, 17 of 18 NVLinks of a GPU": lambda: load_topology("dgx-h100").degrade("box0.gpu3 <-> box0.nvswitch", "17/18"),
+    "dgx-h100, 17 of 18 NVLinks of a GPU": lambda: load_topology("dgx-h100").degrade(
+        "box0.gpu3 <-> box0.nvswitch", "17/18"
+    ),
     "dgx-1v": lambda: load_topology("dgx-1v"),
-    "dgx-1v, a link lost": lambda: load_topology("dgx-1v").degrade("box0.gpu0 <-> box0.gpu3", "1/2"),
+    "dgx-1v, a link lost": lambda: load_topology("dgx-1v").degrade(
+        "box0.gpu0 <-> box0.gpu3", "1/2"
+    ),
     "cube mesh": lambda: hybrid_cube_mesh(2, "25 GB/s", "1 us"),
-    "cube mesh, a link lost": lambda: hybrid_cube_mesh(2, "25 GB/s", "1 us").degrade("gpu0 <-> gpu4", 0),
+    "cube mesh, a link lost": lambda: hybrid_cube_mesh(2, "25 GB/s", "1 us").degrade(
+        "gpu0 <-> gpu4", 0
+    ),
     "path 6": lambda: torus([6], "25 GB/s", "1 us", wrap=False),
-    "crossbar 5, a slow rank": lambda: crossbar(5, "50 GB/s", "1 us").degrade("gpu0 <-> switch", "3/4"),
+    "crossbar 5, a slow rank": lambda: crossbar(5, "50 GB/s", "1 us").degrade(
+        "gpu0 <-> switch", "3/4"
+    ),
     "fat tree 2x3, 2:1": lambda: fat_tree(2, 3, "50 GB/s", "1 us", oversubscription=2),
-    "2 boxes of 4, 2 NICs": lambda: boxes(2, 4, "300 GB/s", "1 us", nics=2, nic_bandwidth="25 GB/s", nic_latency="2 us"),
-}  # fmt: skip
+    "2 boxes of 4, 2 NICs": lambda: boxes(
+        2, 4, "300 GB/s", "1 us", nics=2, nic_bandwidth="25 GB/s", nic_latency="2 us"
+    ),
+}
 
 
 def over_bound(schedule: Schedule, topology: Topology, size_bytes: int) -> float:
@@ -65,16 +85,24 @@ def measured(name: str, algorithm: str, topology: Topology, **params: int) -> fl
         simcoll.verify(schedule)
         proved = time.perf_counter()
         ratios = [over_bound(schedule, topology, size) for size in SIZES]
-        ring = over_bound(simcoll.schedule(kind, "ring", nranks=topology.nranks), topology, SIZES[-1])
+        ring = over_bound(
+            simcoll.schedule(kind, "ring", nranks=topology.nranks), topology, SIZES[-1]
+        )
         shown = f"{ratios[0]:>8.4f}{ratios[1]:>8.4f}{ring:>8.3f}"
-        print(f"{name:<37}{algorithm:<8}{kind:<16}{made - began:>6.2f}{proved - made:>7.2f}{shown}", flush=True)
+        print(
+            f"{name:<37}{algorithm:<8}{kind:<16}{made - began:>6.2f}{proved - made:>7.2f}{shown}",
+            flush=True,
+        )
         worst = max(worst, ratios[-1])
     return worst
 
 
 def main(*wanted: str) -> None:
     """Measure all machines, or those whose names contain one of the words."""
-    print(f"machine: {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {PIECES} pieces")
+    print(
+        f"machine: {platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}, {PIECES} pieces"
+    )
     print(f"{'':<61}{'make s':>6}{'prove':>7}{'64 GiB':>8}{'1 TiB':>8}{'ring':>8}")
     worst = []
     for algorithm, machines in (("bfb", DIRECT), ("packed", ANY)):

@@ -1,7 +1,9 @@
-"""What predictions cost in one process, after the first: new sizes, a table of 30 sizes, and a size that is known.
+"""What predictions cost in one process, after the first: new sizes, a table of 30 sizes, and a size
+that is known.
 
-``python benchmarks/predictions.py`` takes about half a minute, ``--machines 2`` (nodes of every shipped machine, all collectives) minutes.
-All figures are CPU time, with an empty folder of remembered predictions.
+``python benchmarks/predictions.py`` takes about half a minute, ``--machines 2`` (nodes of every
+shipped machine, all collectives) minutes. All figures are CPU time, with an empty folder of
+remembered predictions.
 """
 
 import os
@@ -22,7 +24,10 @@ TABLE = 5000
 
 
 def milliseconds(
-    topology: simcoll.types.Topology, sizes: Iterable[int], collective: str = "all_reduce", library: str = "nccl"
+    topology: simcoll.types.Topology,
+    sizes: Iterable[int],
+    collective: str = "all_reduce",
+    library: str = "nccl",
 ) -> list[float]:
     """CPU time of predicting each size."""
     taken = []
@@ -42,13 +47,16 @@ def one_machine() -> None:
         table = sum(milliseconds(topology, [(8 << k) + 64 for k in range(30)]))
         known = milliseconds(topology, [3000])[0]
         print(
-            f"{nodes} nodes: first {first:.0f} ms; a new size {min(new):.1f} to {max(new):.1f} ms (target {target}, ratio "
+            f"{nodes} nodes: first {first:.0f} ms; a new size {min(new):.1f} to {max(new):.1f} ms "
+            f"(target {target}, ratio "
             f"{max(new) / target:.2f}); 30 sizes {table:.0f} ms; a known size {known:.2f} ms"
         )
 
 
 def machines(nodes: int) -> None:
-    """Every shipped machine and collective: 30 new sizes, each after a size near it has been predicted."""
+    """Every shipped machine and collective: 30 new sizes, each after a size near it has been
+    predicted.
+    """
     every = []
     for name in shipped_files("topologies"):
         try:
@@ -56,21 +64,29 @@ def machines(nodes: int) -> None:
             library = str(library_for(None, topology))
             for collective in COLLECTIVES:
                 milliseconds(topology, [(10 << k) + 64 for k in range(30)], collective, library)
-                new = milliseconds(topology, [(10 << k) + 128 for k in range(30)], collective, library)
+                new = milliseconds(
+                    topology, [(10 << k) + 128 for k in range(30)], collective, library
+                )
                 every.append((max(new), sum(new), name, collective))
-                print(f"# {name} {collective}: at most {max(new):.1f} ms, 30 sizes {sum(new):.0f} ms", flush=True)
+                print(
+                    f"# {name} {collective}: at most {max(new):.1f} ms, 30 sizes {sum(new):.0f} ms",
+                    flush=True,
+                )
         except ConfigError as error:
             print(f"# {name}: {error.message[:100]}")
     target = TARGETS.get(nodes, TARGETS[128])
     for most, table, name, collective in sorted(every, reverse=True)[:12]:
         print(
-            f"{name:<16} {collective:<15} a new size at most {most:6.1f} ms ({most / target:.2f}), 30 sizes {table:6.0f} ms"
+            f"{name:<16} {collective:<15} a new size at most {most:6.1f} ms ({most / target:.2f}), "
+            f"30 sizes {table:6.0f} ms"
         )
     beyond = sum(most > target for most, *_ in every)
     table = max(table for _, table, *_ in every)
     print(
-        f"{nodes} nodes, {len(every)} machines and collectives: {beyond} have a size above {target} ms; the median of their dearest sizes "
-        f"is {sorted(every)[len(every) // 2][0]:.1f} ms; 30 sizes take at most {table:.0f} ms (target {TABLE} on 2 nodes)"
+        f"{nodes} nodes, {len(every)} machines and collectives: {beyond} have a size above "
+        f"{target} ms; the median of their dearest sizes "
+        f"is {sorted(every)[len(every) // 2][0]:.1f} ms; 30 sizes take at most {table:.0f} ms "
+        f"(target {TABLE} on 2 nodes)"
     )
 
 

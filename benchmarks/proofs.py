@@ -2,10 +2,10 @@
 
     python benchmarks/proofs.py [collective ...]
 
-Each proof runs in a process of its own, with the steps of its schedule: every algorithm out of place and in place, and with
-the parameters that need the most work. Prints the machine, and for each proof CPU time and peak memory with their ratios
-to the targets of 2 s and 1 GiB (below 1: met). Best of two. The preparation of ``bfb`` and ``packed`` for their topology is
-not counted.
+Each proof runs in a process of its own, with the steps of its schedule: every algorithm out of
+place and in place, and with the parameters that need the most work. Prints the machine, and for
+each proof CPU time and peak memory with their ratios to the targets of 2 s and 1 GiB (below 1:
+met). Best of two. The preparation of ``bfb`` and ``packed`` for their topology is not counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ NRANKS = 1024
 TARGET_S, TARGET_MIB = 2.0, 1024.0
 # Parameters that an algorithm cannot do without; nodes of 8 as in most machines.
 NEEDED = {"hierarchical": {"box": 8}}
-# More work than with the defaults: in three dimensions a torus algorithm has six copies; pieces share chunks between channels.
+# More work than with the defaults: in three dimensions a torus algorithm has six copies; pieces
+# share chunks between channels.
 MORE = {"hierarchical": {"pieces": 4}, "torus": {"dims": [8, 8, 16]}, "swing": {"dims": [8, 8, 16]}}
 
 
@@ -55,7 +56,11 @@ def largest(kind: str, name: str, more: dict[str, object], *, in_place: bool) ->
         pairs = tuple((rank, (rank + 1) % n) for rank in range(n)) if kind == "send_recv" else ()
         try:
             collective = Collective(kind, n, pairs=pairs, in_place=in_place)
-            needed = {"topology": torus([n // 32, 32], "50 GB/s")} if name == "bfb" else needed_params(kind, name, n)
+            needed = (
+                {"topology": torus([n // 32, 32], "50 GB/s")}
+                if name == "bfb"
+                else needed_params(kind, name, n)
+            )
             return simcoll.schedule(collective, name, **NEEDED.get(name, {}), **needed, **more)
         except ConfigError as error:
             refused = error
@@ -69,13 +74,18 @@ def one(kind: str, name: str, more: dict[str, object], *, in_place: bool) -> Non
     proof = simcoll.verify(schedule)
     took = time.process_time() - begin
     # Linux counts in KiB, macOS in bytes.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 2**20)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        1024 if sys.platform != "darwin" else 2**20
+    )
     print(json.dumps([schedule.title, schedule.nranks, took, peak, proof.transfers]))
 
 
 def main(wanted: list[str]) -> int:
     """Prove all; the number of missed targets."""
-    print(f"# {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}")
+    print(
+        f"# {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"numpy {np.__version__}"
+    )
     print(
         f"# {'collective':<15}{'algorithm':<42}{'place':<6}{'ranks':>6}{'transfers':>12}"
         f"{'CPU s':>8}{'/ 2 s':>7}{'MiB':>7}{'/ 1 GiB':>9}"
@@ -83,7 +93,10 @@ def main(wanted: list[str]) -> int:
     missed = 0
     for kind, name, more, in_place in cases(wanted):
         command = [sys.executable, __file__, "--one", kind, name, json.dumps(more), "in" * in_place]
-        runs = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(2)]
+        runs = [
+            json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+            for _ in range(2)
+        ]
         title, ranks, took, peak, transfers = min(runs, key=lambda run: float(run[2]))
         late, large = took / TARGET_S, peak / TARGET_MIB
         missed += late > 1 or large > 1

@@ -1,8 +1,9 @@
 """Time of large runs: full by the fast engine, and by the quotient, timing only.
 
-``python benchmarks/scale.py [--all] [--runs N]`` prints the machine, the time to compile or load the engine, the CPU and wall time
-of the whole call from schedule to result (the best of N, each by itself), and the ratio of the CPU time to the target. ``--all`` adds
-the full runs of 537 million messages, once each.
+``python benchmarks/scale.py [--all] [--runs N]`` prints the machine, the time to compile or load
+the engine, the CPU and wall time of the whole call from schedule to result (the best of N, each by
+itself), and the ratio of the CPU time to the target. ``--all`` adds the full runs of 537 million
+messages, once each.
 """
 
 import argparse
@@ -27,7 +28,10 @@ def cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def peak_mb() -> float:
@@ -90,15 +94,26 @@ def main() -> None:
         for _ in range(1 if case in LONG else given.runs):
             cpu_start, wall_start = time.process_time(), time.perf_counter()
             schedule = simcoll.schedule(kind, algorithm, nranks=n)
-            plan = simcoll.bind(schedule, count=count, protocol=Protocol("ideal", jitter_fs=jitter), unproved=True)
+            plan = simcoll.bind(
+                schedule, count=count, protocol=Protocol("ideal", jitter_fs=jitter), unproved=True
+            )
             result = emulate(
-                plan, topology, data="none", bound=False, engine="auto" if quotient else "fast", quotient=quotient
+                plan,
+                topology,
+                data="none",
+                bound=False,
+                engine="auto" if quotient else "fast",
+                quotient=quotient,
             )
             cpu = min(cpu, time.process_time() - cpu_start)
             wall = min(wall, time.perf_counter() - wall_start)
-        name = f"{kind} {algorithm} {n} {machine}{' jitter' if jitter else ''}{' quotient' if quotient else ''}"
+        name = (
+            f"{kind} {algorithm} {n} "
+            f"{machine}{' jitter' if jitter else ''}{' quotient' if quotient else ''}"
+        )
         print(
-            f"{name:58} {result.messages:>11} messages {wall:8.3f} s wall {cpu:8.3f} s CPU   {cpu / target:5.2f} of the target",
+            f"{name:58} {result.messages:>11} messages {wall:8.3f} s wall {cpu:8.3f} s CPU   "
+            f"{cpu / target:5.2f} of the target",
             end="",
         )
         print(f" of {target:g} s, {peak_mb():.0f} MB", flush=True)

@@ -2,7 +2,8 @@
 
     python benchmarks/schedules.py
 
-Prints the machine, and for each figure the measured time, its target, and their ratio (below 1: met). Best of three.
+Prints the machine, and for each figure the measured time, its target, and their ratio (below 1:
+met). Best of three.
 """
 
 from __future__ import annotations

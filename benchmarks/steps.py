@@ -1,9 +1,10 @@
 """Training steps as programs: CPU time and memory for 1,024 and 16,384 GPUs.
 
-``python benchmarks/steps.py`` runs every shape in a process of its own. A step has a pipeline of 16 stages (one forward, one backward;
-interleaved with more than one chunk), tensor parallelism of 8 inside a node, activations sent from stage to stage, and at its end the
-gradients reduced and the parameters gathered over data parallelism. CPU seconds (user and system) of making the program, and from the
-program to the time of the step, after a small run that loads the compiled loops.
+``python benchmarks/steps.py`` runs every shape in a process of its own. A step has a pipeline of 16
+stages (one forward, one backward; interleaved with more than one chunk), tensor parallelism of 8
+inside a node, activations sent from stage to stage, and at its end the gradients reduced and the
+parameters gathered over data parallelism. CPU seconds (user and system) of making the program, and
+from the program to the time of the step, after a small run that loads the compiled loops.
 """
 
 import argparse
@@ -32,7 +33,9 @@ MS = 10**12
 
 
 def order(stage, stages, chunks, micro_batches):
-    """(forward?, micro-batch, chunk) of a stage in Megatron's order: one forward, one backward; interleaved with more chunks."""
+    """(forward?, micro-batch, chunk) of a stage in Megatron's order: one forward, one backward;
+    interleaved with more chunks.
+    """
     total = micro_batches * chunks
     warm = stages - 1 - stage if chunks == 1 else 2 * (stages - 1 - stage) + (chunks - 1) * stages
     warm = min(warm, total)
@@ -62,21 +65,30 @@ def program(nodes, chunks, micro_batches=MICRO_BATCHES):
     groups = [fixed(mesh[stage].T) for stage in range(STAGES)]
     pairs = {
         (one, two): fixed(np.stack([ranks[one], ranks[two]], axis=1))
-        for one in range(STAGES) for two in ((one + 1) % STAGES, (one - 1) % STAGES)
-    }  # fmt: skip
+        for one in range(STAGES)
+        for two in ((one + 1) % STAGES, (one - 1) % STAGES)
+    }
     costs = nccl("Simple")
     reduce, gather = (
-        simcoll.bind(simcoll.schedule(kind, "ring", nranks=data), size // data, "uint8", protocol=costs)
+        simcoll.bind(
+            simcoll.schedule(kind, "ring", nranks=data), size // data, "uint8", protocol=costs
+        )
         for kind, size in (("reduce_scatter", 1 << 30), ("all_gather", 1 << 29))
     )
-    operations, came, todo = [], {}, [order(stage, STAGES, chunks, micro_batches) for stage in range(STAGES)]
+    operations, came, todo = (
+        [],
+        {},
+        [order(stage, STAGES, chunks, micro_batches) for stage in range(STAGES)],
+    )
 
     def put(operation):
         operations.append(operation)
         return len(operations) - 1
 
     def advance(stage):
-        """The next work of a stage, if what it needs is on its way; and the message to the stage after it."""
+        """The next work of a stage, if what it needs is on its way; and the message to the stage
+        after it.
+        """
         forward, batch, chunk = todo[stage][0]
         ends = (0, 0) if forward else (STAGES - 1, chunks - 1)
         key = (forward, batch, chunk, stage)
@@ -90,8 +102,13 @@ def program(nodes, chunks, micro_batches=MICRO_BATCHES):
             step = 1 if forward else -1
             beyond = stage + step
             other, part = beyond % STAGES, chunk + beyond // STAGES
-            stream = f"{'forward' if forward else 'backward'} {min(stage, other) % 2 if abs(stage - other) == 1 else 1}"
-            came[forward, batch, part, other] = put(Send(pairs[stage, other], 16 << 20, stream, done, costs))
+            stream = (
+                f"{'forward' if forward else 'backward'} "
+                f"{min(stage, other) % 2 if abs(stage - other) == 1 else 1}"
+            )
+            came[forward, batch, part, other] = put(
+                Send(pairs[stage, other], 16 << 20, stream, done, costs)
+            )
         return True
 
     while any(todo):
@@ -99,7 +116,11 @@ def program(nodes, chunks, micro_batches=MICRO_BATCHES):
         if not any(moved):
             raise RuntimeError("the pipeline does not move")
     for stage in range(STAGES):
-        done = max(n for n, o in enumerate(operations) if isinstance(o, Compute) and o.ranks is ranks[stage])
+        done = max(
+            n
+            for n, o in enumerate(operations)
+            if isinstance(o, Compute) and o.ranks is ranks[stage]
+        )
         reduced = put(Call(reduce, groups[stage], "data", done))
         put(Call(gather, groups[stage], "data", reduced))
     return Program(nodes * 8, operations)

@@ -1,4 +1,5 @@
-"""PyTorch on the emulator: a training step with DistributedDataParallel, and the cost of a call against simcoll.distributed.
+"""PyTorch on the emulator: a training step with DistributedDataParallel, and the cost of a call
+against simcoll.distributed.
 
 Run: ``python benchmarks/torch_backend.py [ranks ...]``. The memory is the peak of the process.
 """
@@ -65,19 +66,25 @@ def main(*numbers: int):
     """Measure training on so many ranks; default 8, 64 and 256."""
     numbers = numbers or (8, 64, 256)
     print(
-        f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, topology superpod-h100, Simple"
+        f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, "
+        "topology superpod-h100, Simple"
     )
     print(
-        f"{'ranks':>6} {'parameters':>10} {'CPU s/step':>11} {'the most':>9} {'simulated us/step':>18} {'peak MiB':>9}"
+        f"{'ranks':>6} {'parameters':>10} {'CPU s/step':>11} {'the most':>9} "
+        f"{'simulated us/step':>18} {'peak MiB':>9}"
     )
     for nprocs in numbers:
         result = simcoll.torch.spawn(training, nprocs, topology="superpod-h100", protocol="Simple")
         seconds, times = result.returns[0]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
         print(
-            f"{nprocs:>6} {65_792:>10,} {min(seconds):>11.3f} {max(seconds):>9.3f} {times[-1] * 1e6:>18.2f} {peak:>9}"
+            f"{nprocs:>6} {65_792:>10,} {min(seconds):>11.3f} {max(seconds):>9.3f} "
+            f"{times[-1] * 1e6:>18.2f} {peak:>9}"
         )
-    print(f"{'ranks':>6} {'all_reduce of 1 KiB, CPU ms/call: torch':>40} {'simcoll.distributed':>20} {'ratio':>6}")
+    print(
+        f"{'ranks':>6} {'all_reduce of 1 KiB, CPU ms/call: torch':>40} {'simcoll.distributed':>20} "
+        f"{'ratio':>6}"
+    )
     for nprocs in (number for number in numbers if number <= CALLING):
         there, here = (
             cpu_of_call(simcoll.torch.spawn, calls, nprocs),

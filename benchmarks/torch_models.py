@@ -1,8 +1,9 @@
 """Step a Llama-shaped model of 7 G parameters with ``fully_shard``, on fake tensors.
 
-``python benchmarks/torch_models.py [RANKS [LAYERS]]``: forward, backward and optimizer on 256 ranks of ``superpod-h100``; one program
-for all ranks. ``RANKS`` is a number, or a mesh such as 8x16x8: copies, shards, and tensor-parallel ranks. Prints the simulated time, CPU
-seconds and the peak of memory, and that of a rank's tensors.
+``python benchmarks/torch_models.py [RANKS [LAYERS]]``: forward, backward and optimizer on 256 ranks
+of ``superpod-h100``; one program for all ranks. ``RANKS`` is a number, or a mesh such as 8x16x8:
+copies, shards, and tensor-parallel ranks. Prints the simulated time, CPU seconds and the peak of
+memory, and that of a rank's tensors.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ class Block(nn.Module):
     def forward(self, x):
         y = self.norms[0](x)
         heads = (layer(y).unflatten(-1, (-1, HEAD)).transpose(1, 2) for layer in self.attention[:3])
-        y = functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        y = (
+            functional.scaled_dot_product_attention(*heads, is_causal=True)
+            .transpose(1, 2)
+            .flatten(2)
+        )
         x = x + self.attention[3](y)
         y = self.norms[1](x)
         return x + self.down(functional.silu(self.gate(y)) * self.up(y))
@@ -73,7 +78,9 @@ def program(_rank: int, _world_size: int, layers: int, sizes: tuple[int, ...]) -
         mesh, model = init_device_mesh("cpu", sizes, mesh_dim_names=AXES), Model(layers)
         if sizes[2] > 1:
             for block in model.blocks:
-                plan = dict.fromkeys(COLUMNS, ColwiseParallel()) | dict.fromkeys(ROWS, RowwiseParallel())
+                plan = dict.fromkeys(COLUMNS, ColwiseParallel()) | dict.fromkeys(
+                    ROWS, RowwiseParallel()
+                )
                 parallelize_module(block, mesh["tensor"], plan)
         mesh = mesh["replicate", "shard"] if sizes[0] > 1 else mesh["shard"]
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
@@ -83,7 +90,9 @@ def program(_rank: int, _world_size: int, layers: int, sizes: tuple[int, ...]) -
         torch.cpu.synchronize()
         begin = simcoll.torch.emulated_time()
         tokens = torch.zeros(1, SEQUENCE, dtype=torch.int64)
-        functional.cross_entropy(model(tokens).view(-1, VOCABULARY).float(), tokens.view(-1)).backward()
+        functional.cross_entropy(
+            model(tokens).view(-1, VOCABULARY).float(), tokens.view(-1)
+        ).backward()
         optimizer.step()
         torch.cpu.synchronize()
         return simcoll.torch.emulated_time() - begin
@@ -100,8 +109,10 @@ def main(ranks: str = "256", layers: int = 32, /) -> None:
     result = simcoll.torch.spawn(program, math.prod(sizes), **options, **MACHINE)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
-        f"{layers} layers on {ranks} ranks: {result.returns[0] * 1e3:.0f} ms a step, {result.messages:,} messages, skew "
-        f"{result.skew_fs / 1e9:.1f} us; {process_time() - begin:.1f} CPU s, {memory:,} MiB; a rank holds "
+        f"{layers} layers on {ranks} ranks: {result.returns[0] * 1e3:.0f} ms a step, "
+        f"{result.messages:,} messages, skew "
+        f"{result.skew_fs / 1e9:.1f} us; {process_time() - begin:.1f} CPU s, {memory:,} MiB; a "
+        "rank holds "
         f"{result.peak_bytes[0] / 2**30:.1f} GiB"
     )
     print(result.timeline.summary(0), "(with making the model)")

@@ -1,7 +1,9 @@
-"""Print ``docs/validation.md``: blind errors on tables that were added later, and errors of left-out systems over all tables.
+"""Print ``docs/validation.md``: blind errors on tables that were added later, and errors of
+left-out systems over all tables.
 
-``python benchmarks/validation.py > docs/validation.md`` takes about a minute on one core. The blind figures are those recorded in
-``measurements/blind.csv`` when the tables came in; everything else is computed here, by the corrected formula.
+``python benchmarks/validation.py > docs/validation.md`` takes about a minute on one core. The blind
+figures are those recorded in ``measurements/blind.csv`` when the tables came in; everything else is
+computed here, by the corrected formula.
 """
 
 from __future__ import annotations
@@ -184,21 +186,32 @@ def _blind() -> Iterator[str]:
         line = [group, str(max(int(row["tables"]) for row in rows if row["group"] == group))]
         for way in METHODS:
             found = [cells.get((group, way, band)) for band in BANDS]
-            line.append(" / ".join(f"{row['median_of_tables']} ({row['p90']})" if row else "-" for row in found))
+            line.append(
+                " / ".join(
+                    f"{row['median_of_tables']} ({row['p90']})" if row else "-" for row in found
+                )
+            )
         yield f"| {' | '.join(line)} |\n"
 
 
 def _left_out(errors: Sequence[Error]) -> Iterator[str]:
     def line(title: str, own: Iterable[Error]) -> str:
         of = list(own)
-        return f"| {title} | {' | '.join(_cell(error for error in of if error.method == way) for way in METHODS)} |\n"
+        return (
+            f"| {title} | "
+            f"{' | '.join(_cell(error for error in of if error.method == way) for way in METHODS)} "
+            "|\n"
+        )
 
     development = [error for error in errors if error.table.part == "development"]
     yield line("**development tables alone**", development)
     yield line("**added tables**", (error for error in errors if error.table.part == "added"))
     yield line("**all**", errors)
     for collective in sorted({error.table.collective for error in errors}):
-        yield line(f"{collective}, all", (error for error in errors if error.table.collective == collective))
+        yield line(
+            f"{collective}, all",
+            (error for error in errors if error.table.collective == collective),
+        )
 
 
 def _furthest(errors: Sequence[Error]) -> Iterator[str]:
@@ -206,9 +219,9 @@ def _furthest(errors: Sequence[Error]) -> Iterator[str]:
     for error in errors:
         if error.method == METHODS[0]:
             systems[error.table.system].append(error)
-    for system, own in sorted(systems.items(), key=lambda item: -float(np.mean(list(medians(item[1]).values()))))[
-        :LARGEST
-    ]:
+    for system, own in sorted(
+        systems.items(), key=lambda item: -float(np.mean(list(medians(item[1]).values())))
+    )[:LARGEST]:
         found = medians(own)
         cells = [_percent(found[band]) if band in found else "-" for band in BANDS]
         yield f"| {system} | {len({error.table.name for error in own})} | {' | '.join(cells)} |\n"

@@ -1,7 +1,9 @@
-"""How far a call walks: functions entered, rooms visited and returns to a room, in the first 400 calls inside simcoll.
+"""How far a call walks: functions entered, rooms visited and returns to a room, in the first 400
+calls inside simcoll.
 
-``python benchmarks/walks.py [WALK ...]`` prints a line for each walk. A room is a module. *Stays*: calls within the room of the caller.
-*Returns*: calls into a room that the walk had left before. Few rooms and returns mean that a reader can follow.
+``python benchmarks/walks.py [WALK ...]`` prints a line for each walk. A room is a module. *Stays*:
+calls within the room of the caller. *Returns*: calls into a room that the walk had left before. Few
+rooms and returns mean that a reader can follow.
 """
 
 import argparse
@@ -93,7 +95,10 @@ def main() -> None:
         if not chosen or name.startswith(chosen):
             print(
                 f"{name:36}"
-                + "".join(f"{count:>{width}}" for count, width in zip(walked(call).counts(), (7, 7, 7, 9), strict=True))
+                + "".join(
+                    f"{count:>{width}}"
+                    for count, width in zip(walked(call).counts(), (7, 7, 7, 9), strict=True)
+                )
             )
 
 

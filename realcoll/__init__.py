@@ -1,8 +1,9 @@
 """Run simcoll's schedules on real machines: GPUs with NCCL, any machine with MPI, or one process.
 
-``executor`` runs a plan, ``turns`` is one process's part of it, ``transports`` move the bytes, and ``meeting`` is the rendezvous, where
-processes agree on plans and detect failures. CuPy and mpi4py are imported when a transport needs them. Every name is loaded on first
-use, so that the command line starts quickly.
+``executor`` runs a plan, ``turns`` is one process's part of it, ``transports`` move the bytes, and
+``meeting`` is the rendezvous, where processes agree on plans and detect failures. CuPy and mpi4py
+are imported when a transport needs them. Every name is loaded on first use, so that the command
+line starts quickly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Collectives among the GPUs of one process, as in ``torch.cuda.comm``, on real GPUs.
 
-The same functions as in :mod:`simcoll.cuda_comm`, on CuPy arrays; numpy arrays are tensors on the CPU. The same proved schedules
-move the data, by copies from device to device.
+The same functions as in :mod:`simcoll.cuda_comm`, on CuPy arrays; numpy arrays are tensors on the
+CPU. The same proved schedules move the data, by copies from device to device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from simcoll.core.plan import INPUT, OUTPUT, Plan
 from simcoll.cuda_comm import DeviceArray
 from simcoll.cuda_comm.emulated_devices import device_number, device_of
 
-__all__ = ["broadcast", "broadcast_coalesced", "gather", "reduce_add", "reduce_add_coalesced", "scatter"]
+__all__ = [
+    "broadcast",
+    "broadcast_coalesced",
+    "gather",
+    "reduce_add",
+    "reduce_add_coalesced",
+    "scatter",
+]
 
 ANY_TO_ANY = 4
 """cudaMemcpyDefault: CUDA infers the direction from the addresses."""
@@ -39,7 +46,9 @@ def _bare(tensors: Iterable[DeviceArray]) -> tuple[Any, ...]:
 
 
 def on_gpus(plan: Plan, inputs: Sequence[Any], devices: Sequence[int]) -> list[Any]:
-    """Execute a plan whose rank r is on GPU ``devices[r]`` (below 0: the CPU, which uses GPU 0), and return the outputs by rank."""
+    """Execute a plan whose rank r is on GPU ``devices[r]`` (below 0: the CPU, which uses GPU 0),
+    and return the outputs by rank.
+    """
     cupy, _ = load_cupy()
     gpu = [max(0, device) for device in devices]
     itemsize, dtype = plan.dtype.itemsize, kernels.device_dtype(plan.dtype)
@@ -77,7 +86,9 @@ def on_gpus(plan: Plan, inputs: Sequence[Any], devices: Sequence[int]) -> list[A
             flat = cupy.ascontiguousarray(values) if _is_cupy(values) else cupy.asarray(values)
             cupy.cuda.runtime.memcpy(address(target), flat.data.ptr, target[3], ANY_TO_ANY)
     with cupy.cuda.Device(gpu[root]):
-        reduce = kernels.reducer(cupy, plan.op, plan.dtype) if plan.collective.spec.reduces else None
+        reduce = (
+            kernels.reducer(cupy, plan.op, plan.dtype) if plan.collective.spec.reduces else None
+        )
         for turn in program.lanes[0]:
             for copy, original in turn.aside:
                 move(copy, original)
@@ -106,11 +117,17 @@ def scatter(
     *,
     out: Sequence[Any] | None = None,
 ) -> tuple[Any, ...]:
-    """Split a tensor along a dimension, and put each chunk on a GPU: see :func:`simcoll.cuda_comm.scatter`."""
+    """Split a tensor along a dimension, and put each chunk on a GPU: see
+    :func:`simcoll.cuda_comm.scatter`.
+    """
     targets = None if out is None else [_place(target) for target in out]
     source = _place(tensor)
-    with load_cupy()[0].cuda.Device(max(0, device_of(source))):  # what CuPy makes is made on the current device
-        return _bare(comm.scatter(source, devices, chunk_sizes, dim, streams, out=targets, play=on_gpus))
+    with load_cupy()[0].cuda.Device(
+        max(0, device_of(source))
+    ):  # what CuPy makes is made on the current device
+        return _bare(
+            comm.scatter(source, devices, chunk_sizes, dim, streams, out=targets, play=on_gpus)
+        )
 
 
 def broadcast(
@@ -125,7 +142,9 @@ def broadcast_coalesced(
     tensors: Sequence[Any], devices: Iterable[Any], buffer_size: int = 10485760
 ) -> tuple[tuple[Any, ...], ...]:
     """Copy several tensors to GPUs: see :func:`simcoll.cuda_comm.broadcast_coalesced`."""
-    rows = comm.broadcast_coalesced([_place(t) for t in tensors], devices, buffer_size, play=on_gpus)
+    rows = comm.broadcast_coalesced(
+        [_place(t) for t in tensors], devices, buffer_size, play=on_gpus
+    )
     return tuple(_bare(row) for row in rows)
 
 
@@ -142,12 +161,16 @@ def reduce_add_coalesced(
     return _bare(comm.reduce_add_coalesced(rows, destination, buffer_size, play=on_gpus))
 
 
-def gather(tensors: Sequence[Any], dim: int = 0, destination: Any = None, *, out: Any = None) -> Any:
+def gather(
+    tensors: Sequence[Any], dim: int = 0, destination: Any = None, *, out: Any = None
+) -> Any:
     """Concatenate tensors from GPUs: see :func:`simcoll.cuda_comm.gather`."""
     cupy, _ = load_cupy()
     sources, target = [_place(tensor) for tensor in tensors], None if out is None else _place(out)
     on_cpu = destination in (None, "cpu", -1)
-    device = device_of(target) if target is not None else 0 if on_cpu else device_number(destination)
+    device = (
+        device_of(target) if target is not None else 0 if on_cpu else device_number(destination)
+    )
     with cupy.cuda.Device(max(0, device)):  # what CuPy makes is made on the current device
         result = comm.gather(sources, dim, destination, out=target, play=on_gpus)
     if out is not None:

@@ -38,7 +38,9 @@ TRANSPORTS = ("auto", "mpi", "nccl", "local")
 
 @contextmanager
 def _open_transport(transport: str, timeout_s: float) -> Iterator[Transport]:
-    """Open a transport. ``auto``: NCCL where there is a GPU, MPI under its launcher, else one process."""
+    """Open a transport. ``auto``: NCCL where there is a GPU, MPI under its launcher, else one
+    process.
+    """
     from realcoll.start.job_environment import place_from
     from realcoll.transports import LocalTransport, MpiTransport, NcclTransport, gpu_is_here
 
@@ -54,7 +56,9 @@ def _open_transport(transport: str, timeout_s: float) -> Iterator[Transport]:
                 "start them with mpiexec or realcoll launch for --transport mpi"
             )
     transport_class = {"mpi": MpiTransport, "nccl": NcclTransport}.get(transport)
-    chosen_transport: Transport = LocalTransport() if transport_class is None else transport_class(timeout_s=timeout_s)
+    chosen_transport: Transport = (
+        LocalTransport() if transport_class is None else transport_class(timeout_s=timeout_s)
+    )
     try:
         yield chosen_transport
     except (FaultError, KeyboardInterrupt, BrokenPipeError) as error:
@@ -85,7 +89,8 @@ def perf(
     predict: str | None = None,
     timeout: float = 60.0,
 ) -> None:
-    """Measure a collective over a range of sizes, beside the library's own and the emulator's prediction.
+    """Measure a collective over a range of sizes, beside the library's own and the emulator's
+    prediction.
 
     Parameters
     ----------
@@ -116,7 +121,8 @@ def perf(
     json
         File for the results in nccl-tests' JSON.
     algorithm
-        With parameters after colons: ring:channels=2; or a file, or module:function. Default: the first of simcoll list algorithms.
+        With parameters after colons: ring:channels=2; or a file, or module:function. Default: the
+        first of simcoll list algorithms.
     transport
         auto, mpi, nccl or local.
     predict
@@ -133,7 +139,8 @@ def perf(
 
     if iters < 1 or warmup < 0 or (ngpus is not None and ngpus < 1):
         raise ConfigError(
-            f"expected -n and -g of at least 1 and -w of at least 0; got -n {iters} -g {ngpus} -w {warmup}"
+            f"expected -n and -g of at least 1 and -w of at least 0; got -n {iters} -g {ngpus} -w "
+            f"{warmup}"
         )
     choice = parse_choice(algorithm or first_algorithm(collective))
     find_algorithm(collective, choice.algorithm)
@@ -162,7 +169,10 @@ def perf(
 
 
 def _measure_and_show(
-    requests: Sequence[TimingRequest], transport: Transport, topology: Topology | None, json: Path | None
+    requests: Sequence[TimingRequest],
+    transport: Transport,
+    topology: Topology | None,
+    json: Path | None,
 ) -> None:
     """Run sweeps that differ only in their data; process 0 prints them and writes the file."""
     from realcoll.measure.nccl_tests_report import footer, header, json_document, row, write_new
@@ -176,21 +186,32 @@ def _measure_and_show(
         say(f"# realcoll: {request.collective} with {request.choice} on {transport.name}: {ranks}")
         proved = next(print_line for print_line in schedules(request) if print_line is not None)
         say(f"# {verify(proved)}")
-        say(f"# warmup iters: {request.warmup} iters: {request.iterations} validation: {int(request.check)}")
+        say(
+            f"# warmup iters: {request.warmup} iters: {request.iterations} validation: "
+            f"{int(request.check)}"
+        )
         if topology is not None:
-            say(f"# predictions on topology {topology.name}, protocol ideal: {topology.description}")
+            say(
+                f"# predictions on topology {topology.name}, protocol ideal: {topology.description}"
+            )
         say_text("\n".join(header(predicts=predicts)), flush=True)
 
     def print_line(line: Line) -> None:
         say(row(line, predicts=predicts), flush=True)
 
-    lines = [line for part in requests for line in measure(part, transport, topology, print_line if speaks else None)]
+    lines = [
+        line
+        for part in requests
+        for line in measure(part, transport, topology, print_line if speaks else None)
+    ]
     if speaks:
         say_text("\n".join(footer(lines)))
         if json is not None:
             config = {"transport": transport.name, "processes": transport.control.size}
             say(f"# wrote {write_new(json, json_document(request, lines, config, began))}")
-    wrong = sum(m.wrong or 0 for line in lines for m in (line.out_of_place, line.in_place) if m is not None)
+    wrong = sum(
+        m.wrong or 0 for line in lines for m in (line.out_of_place, line.in_place) if m is not None
+    )
     if wrong:
         raise InternalError(f"{wrong} wrong elements from a proved schedule")
 
@@ -205,7 +226,8 @@ def _sizes(begin: str, end: str, factor: int, step: str | None) -> tuple[int, ..
     distance = parse_size(step, what="-i")
     if distance < 1 or not 1 <= smallest <= largest or (largest - smallest) // distance > 10**6:
         raise ConfigError(
-            f"sizes from {begin} to {end} in steps of {step}: expected an upward range with steps of at least 1 byte"
+            f"sizes from {begin} to {end} in steps of {step}: expected an upward range with steps "
+            "of at least 1 byte"
         )
     return tuple(range(smallest, largest + 1, distance))
 
@@ -223,7 +245,8 @@ def calibrate(
     predict: str | None = None,
     timeout: float = 60.0,
 ) -> None:
-    """Measure messages between neighbours, and write a fitted topology file or a calibration of a known topology.
+    """Measure messages between neighbours, and write a fitted topology file or a calibration of a
+    known topology.
 
     Parameters
     ----------
@@ -240,7 +263,8 @@ def calibrate(
     transport
         auto, mpi, nccl or local.
     predict
-        The machine (simcoll list topologies, or a file) to write a calibration file for, as simcoll calibrate does.
+        The machine (simcoll list topologies, or a file) to write a calibration file for, as simcoll
+        calibrate does.
     timeout
         Seconds that other ranks may take for their part.
     """
@@ -262,13 +286,19 @@ def calibrate(
         times = sizes_and_times(link, nranks, sizes, iters)
         if link.control.process == 0:
             line = fit(sizes, times)
-            for size, seconds, residual in zip(line.sizes, line.times_s, line.residuals, strict=True):
+            for size, seconds, residual in zip(
+                line.sizes, line.times_s, line.residuals, strict=True
+            ):
                 say(f"{format_size(size):>10}  {seconds * 1e6:12.2f} us  {residual:+8.1%}")
-            say(f"# latency {line.latency_s * 1e6:.3g} us, bandwidth {line.bandwidth / 1e9:.3g} GB/s")
+            say(
+                f"# latency {line.latency_s * 1e6:.3g} us, bandwidth {line.bandwidth / 1e9:.3g} "
+                "GB/s"
+            )
             if predict:
                 fitted = calibration(sizes, times, predict, nranks, link.name)
                 say(
-                    f"# launch {fitted.launch_fs / 1e9:+.3g} us, rates x {float(fitted.rate):.3g}: calibration {fitted.hash}"
+                    f"# launch {fitted.launch_fs / 1e9:+.3g} us, rates x {float(fitted.rate):.3g}: "
+                    f"calibration {fitted.hash}"
                 )
                 write_calibration(output, fitted)
             else:
@@ -277,7 +307,9 @@ def calibrate(
 
 
 @app.command(name="launch")
-def _launch(*script: str, processes: Annotated[int, Parameter(name=["--nproc", "-n"]), WHOLE] = 1) -> int:
+def _launch(
+    *script: str, processes: Annotated[int, Parameter(name=["--nproc", "-n"]), WHOLE] = 1
+) -> int:
     """Start a Python script several times on this machine, as torchrun does.
 
     Parameters
@@ -310,16 +342,25 @@ def _split(arguments: list[str]) -> list[str]:
     """Separate the options of a launched script from realcoll's."""
     if arguments[:1] != ["launch"]:
         return arguments
-    position = arguments.index("-m") if "-m" in arguments else len(arguments)  # a module is part of the script
-    return ["launch", *separate_program(arguments[1:position], ("-n", "--nproc")), *arguments[position:]]
+    position = (
+        arguments.index("-m") if "-m" in arguments else len(arguments)
+    )  # a module is part of the script
+    return [
+        "launch",
+        *separate_program(arguments[1:position], ("-n", "--nproc")),
+        *arguments[position:],
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
-    Returns the exit status: 0 done, 1 another rank failed, 2 bad input or something is not installed, 3 a bug, 130 stopped.
+    Returns the exit status: 0 done, 1 another rank failed, 2 bad input or something is not
+    installed, 3 a bug, 130 stopped.
     """
     keys = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
     speaks = next((os.environ[key] for key in keys if key in os.environ), "0") == "0"
     arguments = _split(list(sys.argv[1:] if argv is None else argv))
-    return run_app(app, arguments, statuses={FaultError: 1, MissingError: 2, ScheduleError: 2}, speaks=speaks)
+    return run_app(
+        app, arguments, statuses={FaultError: 1, MissingError: 2, ScheduleError: 2}, speaks=speaks
+    )

@@ -44,12 +44,16 @@ class _TurnLane:
     under_way: Any = None
 
     def advance(self, lanes: Sequence[_TurnLane]) -> bool:
-        """Execute turns until one must wait for messages or another lane; returns whether there was progress."""
+        """Execute turns until one must wait for messages or another lane; returns whether there was
+        progress.
+        """
         transport, begun = self.transport, False
         while self.finished_turns < len(self.moves):
             move = self.moves[self.finished_turns]
             if self.under_way is None:
-                if move.waits and any(lanes[lane].finished_turns <= turn for lane, turn in move.waits):
+                if move.waits and any(
+                    lanes[lane].finished_turns <= turn for lane, turn in move.waits
+                ):
                     break
                 begun = True
                 for target, source in move.aside:
@@ -84,7 +88,9 @@ def _play_alone(moves: Sequence[_BoundTurn], transport: Transport) -> None:
 
 
 def _play(plays: Sequence[tuple[Sequence[_BoundTurn], Transport]]) -> None:
-    """Execute the turns of all lanes, which progress independently except where a turn names another lane's."""
+    """Execute the turns of all lanes, which progress independently except where a turn names
+    another lane's.
+    """
     if len(plays) == 1:
         _play_alone(*plays[0])
         return
@@ -93,9 +99,15 @@ def _play(plays: Sequence[tuple[Sequence[_BoundTurn], Transport]]) -> None:
         while any(lane.finished_turns < len(lane.moves) for lane in lanes):
             moved = [lane.advance(lanes) for lane in lanes]  # each has its turn
             if not any(moved):
-                lanes[0].transport.wait([lane.under_way for lane in lanes if lane.under_way is not None])
+                lanes[0].transport.wait(
+                    [lane.under_way for lane in lanes if lane.under_way is not None]
+                )
     except FaultError as error:
-        step = min(lane.moves[lane.finished_turns].step for lane in lanes if lane.finished_turns < len(lane.moves))
+        step = min(
+            lane.moves[lane.finished_turns].step
+            for lane in lanes
+            if lane.finished_turns < len(lane.moves)
+        )
         raise FaultError(f"step {step}: {error.message}", error.ranks) from None
 
 
@@ -108,8 +120,8 @@ class Prepared:
     plan, transport
         The plan, and the transport it runs on.
     inputs, outputs
-        Input and output memory of the local ranks, as arrays of the transport. Fill, run, read: nothing is copied in between. In
-        place they overlap.
+        Input and output memory of the local ranks, as arrays of the transport. Fill, run, read:
+        nothing is copied in between. In place they overlap.
     """
 
     plan: Plan
@@ -132,7 +144,8 @@ class Prepared:
             if array is None or array.dtype != self.plan.dtype or array.size != length:
                 actual = "nothing" if array is None else f"{array.size} of {array.dtype}"
                 raise ConfigError(
-                    f"rank {rank} needs {length} elements of {self.plan.dtype.name} as input; got {actual}"
+                    f"rank {rank} needs {length} elements of {self.plan.dtype.name} as input; got "
+                    f"{actual}"
                 )
             scaled = self.plan.collective.spec.reduces and self.plan.reduction.factor is not None
             values = self.plan.reduction.prepared(np.asarray(array)) if scaled else array
@@ -144,7 +157,8 @@ class Prepared:
         Raises
         ------
         FaultError
-            When another rank fails, or exceeds the transport's timeout. The transport is unusable afterwards.
+            When another rank fails, or exceeds the transport's timeout. The transport is unusable
+            afterwards.
         """
         try:
             self._play()
@@ -161,7 +175,11 @@ class Prepared:
 
 
 def prepare(
-    plan: Plan, transport: Transport | None = None, *, placement: Sequence[int] | None = None, check: bool = True
+    plan: Plan,
+    transport: Transport | None = None,
+    *,
+    placement: Sequence[int] | None = None,
+    check: bool = True,
 ) -> Prepared:
     """Allocate a plan's memory on a transport, after all its processes agree on the plan.
 
@@ -172,7 +190,8 @@ def prepare(
     transport
         Default: all ranks in this process.
     placement
-        Process that hosts each rank. Default: ``plan.ranks``; with fewer processes, consecutive ranks share one.
+        Process that hosts each rank. Default: ``plan.ranks``; with fewer processes, consecutive
+        ranks share one.
     check
         Whether the processes compare their plans first.
 
@@ -202,11 +221,15 @@ def prepare(
 
 def fingerprint(plan: Plan, hosts: Sequence[int]) -> dict[str, str]:
     """The properties that all processes must agree on before a plan runs, as readable text."""
-    sizes = str(plan.sizes) if isinstance(plan.sizes, int) else ", ".join(map(str, plan.sizes.tolist()))
+    sizes = (
+        str(plan.sizes) if isinstance(plan.sizes, int) else ", ".join(map(str, plan.sizes.tolist()))
+    )
     return {
         "collective": str(plan.collective),
         "algorithm": plan.schedule.title,
-        "count": sizes if len(sizes) < 500 else f"{sizes[:400]}... {hashlib.sha256(sizes.encode()).hexdigest()}",
+        "count": sizes
+        if len(sizes) < 500
+        else f"{sizes[:400]}... {hashlib.sha256(sizes.encode()).hexdigest()}",
         "dtype": plan.dtype.name,
         "op": str(plan.reduction) if plan.collective.spec.reduces else "none",
         "ranks": str(plan.ranks.tolist()),
@@ -218,16 +241,20 @@ def fingerprint(plan: Plan, hosts: Sequence[int]) -> dict[str, str]:
 def checked_hosts(plan: Plan, placement: Sequence[int] | None, size: int) -> tuple[int, ...]:
     """The process of each rank of a plan.
 
-    By default endpoint e of the plan is process e; with fewer processes than endpoints, consecutive endpoints share one.
+    By default endpoint e of the plan is process e; with fewer processes than endpoints, consecutive
+    endpoints share one.
     """
     endpoints = plan.ranks.tolist()
     span = max(endpoints) + 1
     if placement is None:
-        return tuple(endpoint if span <= size else endpoint * size // span for endpoint in endpoints)
+        return tuple(
+            endpoint if span <= size else endpoint * size // span for endpoint in endpoints
+        )
     hosts = tuple(int(process) for process in placement)
     if len(hosts) != plan.nranks or any(not 0 <= process < size for process in hosts):
         raise ConfigError(
-            f"placement must name one process 0..{size - 1} for each of {plan.nranks} ranks; got {list(hosts)}"
+            f"placement must name one process 0..{size - 1} for each of {plan.nranks} ranks; got "
+            f"{list(hosts)}"
         )
     return hosts
 
@@ -236,17 +263,26 @@ ON_HOST = ("local", "mpi")
 """Transports with host memory."""
 
 
-def _allocate(plan: Plan, transport: Transport, hosts: Sequence[int], local_ranks: Sequence[int]) -> Prepared:
+def _allocate(
+    plan: Plan, transport: Transport, hosts: Sequence[int], local_ranks: Sequence[int]
+) -> Prepared:
     itemsize, sizes = plan.dtype.itemsize, plan.buffer_elements()
     if transport.name in ON_HOST:
         needed_bytes = itemsize * sum(sum(sizes[rank].tolist()) for rank in local_ranks)
         check_room(
-            needed_bytes, f"the buffers of {len(local_ranks)} ranks", "use fewer elements, or fewer ranks in a process"
+            needed_bytes,
+            f"the buffers of {len(local_ranks)} ranks",
+            "use fewer elements, or fewer ranks in a process",
         )
-    memory = {rank: [transport.alloc(int(count) * itemsize) for count in sizes[rank]] for rank in local_ranks}
+    memory = {
+        rank: [transport.alloc(int(count) * itemsize) for count in sizes[rank]]
+        for rank in local_ranks
+    }
     lanes = transport.lanes(plan, len(set(hosts)))
     program = part(plan, hosts, transport.control.process, apart=len(lanes) > 1)
-    memory[STAGING] = [lane.alloc(size) for lane, size in zip(lanes, program.staging_bytes, strict=True)]
+    memory[STAGING] = [
+        lane.alloc(size) for lane, size in zip(lanes, program.staging_bytes, strict=True)
+    ]
     plays = [
         ([_bind_spans(turn, memory, lane, plan) for turn in turns], lane)
         for lane, turns in zip(lanes, program.lanes, strict=True)
@@ -256,7 +292,10 @@ def _allocate(plan: Plan, transport: Transport, hosts: Sequence[int], local_rank
         buffer, offset, elements = plan.view(rank, side)
         return transport.view(memory[rank][buffer], offset * itemsize, elements, plan.dtype)
 
-    views = [{rank: whole_view(rank, side) for rank in local_ranks if plan.has(rank, side)} for side in (INPUT, OUTPUT)]
+    views = [
+        {rank: whole_view(rank, side) for rank in local_ranks if plan.has(rank, side)}
+        for side in (INPUT, OUTPUT)
+    ]
     finish = transport.finisher(plan) if plan.collective.spec.reduces else None
 
     def play() -> None:
@@ -268,14 +307,24 @@ def _allocate(plan: Plan, transport: Transport, hosts: Sequence[int], local_rank
     # To enter a context in which numpy is silent costs a tenth of making it so each time.
     quiet = copy_context()
     quiet.run(np.seterr, all="ignore")
-    return Prepared(plan, transport, views[INPUT], views[OUTPUT], partial(quiet.run, transport.record_calls(play)))
+    return Prepared(
+        plan,
+        transport,
+        views[INPUT],
+        views[OUTPUT],
+        partial(quiet.run, transport.record_calls(play)),
+    )
 
 
-def _bind_spans(turn: Turn, memory: Mapping[int, Sequence[Memory]], transport: Transport, plan: Plan) -> _BoundTurn:
+def _bind_spans(
+    turn: Turn, memory: Mapping[int, Sequence[Memory]], transport: Transport, plan: Plan
+) -> _BoundTurn:
     """Resolve a turn's spans to memory."""
     dtype = plan.dtype
     reduce = (
-        transport.reducer(plan.op, dtype) if any(combines for combines, _, _ in turn.afterwards) else transport.copy
+        transport.reducer(plan.op, dtype)
+        if any(combines for combines, _, _ in turn.afterwards)
+        else transport.copy
     )
 
     def view(span: Span) -> View:
@@ -285,7 +334,8 @@ def _bind_spans(turn: Turn, memory: Mapping[int, Sequence[Memory]], transport: T
         return transport.wire(memory[span[0]][span[1]], span[2], span[3])
 
     recvs, sends = (
-        [(wire(span), process, channel) for span, process, channel in messages] for messages in (turn.recvs, turn.sends)
+        [(wire(span), process, channel) for span, process, channel in messages]
+        for messages in (turn.recvs, turn.sends)
     )
     return _BoundTurn(
         turn.step,

@@ -27,7 +27,9 @@ KEPT_BYTES = 1 << 26
 
 
 class _TaggedTransport(LocalTransport):
-    """A transport for one plan at a time, whose messages carry a tag; other operations progress while it waits."""
+    """A transport for one plan at a time, whose messages carry a tag; other operations progress
+    while it waits.
+    """
 
     name = "mpi"
 
@@ -55,8 +57,14 @@ class _TaggedTransport(LocalTransport):
         """A function that exchanges the messages, while other operations progress."""
 
         def begin() -> None:
-            requests = [self._comm.Irecv([target, self._byte], process, self.tag) for target, process, _ in recvs]
-            requests += [self._comm.Isend([source, self._byte], process, self.tag) for source, process, _ in sends]
+            requests = [
+                self._comm.Irecv([target, self._byte], process, self.tag)
+                for target, process, _ in recvs
+            ]
+            requests += [
+                self._comm.Isend([source, self._byte], process, self.tag)
+                for source, process, _ in sends
+            ]
             try:
                 while not self._testall(requests):
                     self.poll()
@@ -139,7 +147,9 @@ class MpiLink:
         control = self._whole.control
         return control.loss() if control.trouble() else ""
 
-    def execute(self, plan: Plan, rank: int, data: Array, stream: int, poll: Callable[[], None]) -> Array | None:
+    def execute(
+        self, plan: Plan, rank: int, data: Array, stream: int, poll: Callable[[], None]
+    ) -> Array | None:
         """Play one rank's part of a plan with the other processes."""
         prepared, transport = self._shelf.take(plan) or self._prepare_plan(plan)
         transport.tag, transport.poll = stream % self._tags, poll
@@ -175,4 +185,6 @@ def connect() -> MpiLink:
 
 
 def _by_link(_options: Any, _pg_options: Any) -> None:
-    """None: between processes, groups use the link; on the emulator the name selects the emulator."""
+    """None: between processes, groups use the link; on the emulator the name selects the
+    emulator.
+    """

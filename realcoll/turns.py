@@ -1,9 +1,12 @@
-"""One process's part of a plan's lowering, as byte spans batched into turns, independent of the transport.
+"""One process's part of a plan's lowering, as byte spans batched into turns, independent of the
+transport.
 
-The instructions are those of :func:`simcoll.proving.lowering.lowering`. The work of a process's ranks in one step on one channel is a
-turn: first copies of data that the step overwrites, then one group of sends and receives (copies are received in place, operands of
-reductions in staging memory), then copies within a rank and reductions. Each channel is a lane of turns, which waits for other lanes
-only where an instruction does. Batching only adds waits: tests read the turns back as a program and check its order.
+The instructions are those of :func:`simcoll.proving.lowering.lowering`. The work of a process's
+ranks in one step on one channel is a turn: first copies of data that the step overwrites, then one
+group of sends and receives (copies are received in place, operands of reductions in staging
+memory), then copies within a rank and reductions. Each channel is a lane of turns, which waits for
+other lanes only where an instruction does. Batching only adds waits: tests read the turns back as a
+program and check its order.
 """
 
 from __future__ import annotations
@@ -89,7 +92,9 @@ class _TurnWriter:
     aside: list[tuple[Span, Span]] = field(default_factory=list)
     recvs: list[Message] = field(default_factory=list)
     sends: list[Message] = field(default_factory=list)
-    afterwards: list[tuple[int, bool, Span, Span]] = field(default_factory=list)  # with how many must come before
+    afterwards: list[tuple[int, bool, Span, Span]] = field(
+        default_factory=list
+    )  # with how many must come before
     saved: dict[int, Span] = field(default_factory=dict)  # what a transfer has set aside
 
     def staging(self, size_bytes: int) -> Span:
@@ -98,7 +103,9 @@ class _TurnWriter:
         self.used += -(-max(size_bytes, 1) // ALIGN) * ALIGN
         return STAGING, self.lane, offset, size_bytes
 
-    def write(self, op: Op, transfer: int, source: Span, target: Span, peer: tuple[int, int], depth: int) -> None:
+    def write(
+        self, op: Op, transfer: int, source: Span, target: Span, peer: tuple[int, int], depth: int
+    ) -> None:
         """Add an instruction. Messages stay in the order of transfers, which both ends share."""
         sync = source[3] == 0
         if sync:
@@ -144,7 +151,16 @@ def part(plan: Plan, hosts: Sequence[int], process: int, *, apart: bool = False)
     waits = _waits(lowered, turn, keys % lanes, channel, lanes)
     spans = _spans(plan, hosts, process)
     writers = [_TurnWriter(lane_number) for lane_number in (keys % lanes).tolist()]
-    columns = (turn, code.op, aside, lowered.transfer, code.recv_from, code.send_to, channel, _depth(lowered, turn))
+    columns = (
+        turn,
+        code.op,
+        aside,
+        lowered.transfer,
+        code.recv_from,
+        code.send_to,
+        channel,
+        _depth(lowered, turn),
+    )
     for row in zip(*(column[order].tolist() for column in columns), strict=True):
         instruction = _TurnInstruction(*row)
         writer, source_and_target = writers[instruction.turn], spans[instruction.transfer]
@@ -159,22 +175,28 @@ def part(plan: Plan, hosts: Sequence[int], process: int, *, apart: bool = False)
     staging = [0] * lanes
     for step, writer, needed in zip((keys // lanes).tolist(), writers, waits, strict=True):
         afterwards = tuple(entry[1:] for entry in sorted(writer.afterwards, key=itemgetter(0)))
-        turn_of = Turn(step, needed, tuple(writer.aside), tuple(writer.recvs), tuple(writer.sends), afterwards)
+        turn_of = Turn(
+            step, needed, tuple(writer.aside), tuple(writer.recvs), tuple(writer.sends), afterwards
+        )
         result[writer.lane].append(turn_of)
         staging[writer.lane] = max(staging[writer.lane], writer.used)
     return ProcessPart(tuple(map(tuple, result)), tuple(staging))
 
 
 def _joint(plan: Plan, lowered: Lowering) -> NDArray[np.bool_]:
-    """Mark steps whose channels wait for each other: there all processes take all channels as one turn.
+    """Mark steps whose channels wait for each other: there all processes take all channels as one
+    turn.
 
-    Turns that wait for turns of their own step could form a cycle through other processes, where single instructions do not.
+    Turns that wait for turns of their own step could form a cycle through other processes, where
+    single instructions do not.
     """
     if not plan.waits:
         return np.zeros(len(lowered.step), np.bool_)
     begin = np.cumsum([0, *(len(step) for step in plan.steps())])
     numbers = np.array([step.step for step in plan.steps()])
-    pairs = np.array([(later, earlier) for later, awaited in plan.waits.items() for earlier in awaited]).T
+    pairs = np.array(
+        [(later, earlier) for later, awaited in plan.waits.items() for earlier in awaited]
+    ).T
     later, earlier = np.searchsorted(begin, pairs, "right") - 1
     return np.isin(lowered.step, numbers[later[later == earlier]])
 
@@ -189,8 +211,12 @@ def _depth(lowered: Lowering, turn: Ints) -> Ints:
     return depth
 
 
-def _waits(lowered: Lowering, turn: Ints, lane: Ints, channel: Ints, lanes: int) -> list[tuple[tuple[int, int], ...]]:
-    """The turns of other lanes that each turn waits for: those named by its instructions, and each channel's last."""
+def _waits(
+    lowered: Lowering, turn: Ints, lane: Ints, channel: Ints, lanes: int
+) -> list[tuple[tuple[int, int], ...]]:
+    """The turns of other lanes that each turn waits for: those named by its instructions, and each
+    channel's last.
+    """
     count = len(lane)
     if lanes == 1 or not count:
         return [()] * count

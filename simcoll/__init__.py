@@ -1,7 +1,7 @@
 """Specify a collective once, prove it, time it on any cluster, run it unchanged on GPUs.
 
-This module holds the names that most programs need; types and rarer names are in :mod:`simcoll.types`. Every name is loaded on
-first use, so that the command line starts quickly.
+This module holds the names that most programs need; types and rarer names are in
+:mod:`simcoll.types`. Every name is loaded on first use, so that the command line starts quickly.
 """
 
 from __future__ import annotations

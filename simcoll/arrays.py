@@ -14,8 +14,9 @@ Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 Shorts: TypeAlias = NDArray[np.int32]
 MaybeNone: TypeAlias = Any
-"""In ``Work | MaybeNone``: None only in a case that the caller knows (it has not asked for the result, or its rank is not in the
-group), so that a type checker asks for no check."""
+"""In ``Work | MaybeNone``: None only in a case that the caller knows (it has not asked for the
+result, or its rank is not in the group), so that a type checker asks for no check.
+"""
 Whole: TypeAlias = "int | np.integer[Any]"
 """A whole number as callers give it; it is stored as an int."""
 Links: TypeAlias = Shorts

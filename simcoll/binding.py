@@ -35,15 +35,20 @@ def _block_sizes(schedule: Schedule, count: Any) -> tuple[Ints | int, int]:
     try:
         sizes = np.array(count)
     except ValueError:
-        raise ConfigError("counts must be a whole number, a list, or a square matrix of whole numbers") from None
+        raise ConfigError(
+            "counts must be a whole number, a list, or a square matrix of whole numbers"
+        ) from None
     if sizes.dtype.kind not in "iu":
         raise ConfigError(f"counts must be whole numbers, got {count!r:.80}")
     expected = (collective.nranks,) * (2 if collective.kind == "all_to_all" else 1)
     one_block = collective.spec.nblocks(2) <= 1
     if one_block or sizes.shape != expected:
-        expectation = "one whole number" if one_block else f"one whole number or counts of shape {expected}"
+        expectation = (
+            "one whole number" if one_block else f"one whole number or counts of shape {expected}"
+        )
         raise ConfigError(
-            f"{collective.kind} of {collective.nranks} ranks takes {expectation}; got counts of shape {sizes.shape}"
+            f"{collective.kind} of {collective.nranks} ranks takes {expectation}; got counts of "
+            f"shape {sizes.shape}"
         )
     if sizes.min() < 0:
         raise ConfigError(f"count {sizes.min()} is negative")
@@ -70,9 +75,9 @@ def bind(
     schedule
         The schedule to bind.
     count
-        Elements per block: of the whole vector (broadcast, reduce, all_reduce), per rank (all_gather, reduce_scatter, gather,
-        scatter, send_recv), or per pair (all_to_all). A list gives every rank's own count, a matrix ``[source][destination]`` those of
-        an all_to_all.
+        Elements per block: of the whole vector (broadcast, reduce, all_reduce), per rank
+        (all_gather, reduce_scatter, gather, scatter, send_recv), or per pair (all_to_all). A list
+        gives every rank's own count, a matrix ``[source][destination]`` those of an all_to_all.
     dtype
         A numpy dtype or its name; ``bfloat16`` and float8 included.
     op
@@ -82,7 +87,8 @@ def bind(
     protocol
         Cost parameters, or the name of a protocol.
     unproved
-        Bind without a proof; every result then says so. Steps that cannot be addressed are refused all the same.
+        Bind without a proof; every result then says so. Steps that cannot be addressed are refused
+        all the same.
 
     Raises
     ------
@@ -109,12 +115,19 @@ def bind(
             raise ConfigError(f"{schedule.title} needs equal blocks")
         if sizes % schedule.layout.chunks:
             raise ConfigError(
-                f"{schedule.title} cuts blocks into {schedule.layout.chunks} equal chunks; count {sizes} is not a multiple"
+                f"{schedule.title} cuts blocks into {schedule.layout.chunks} equal chunks; count "
+                f"{sizes} is not a multiple"
             )
-    endpoints = np.arange(schedule.nranks, dtype=np.int64) if ranks is None else whole_numbers("ranks", ranks, "iu")
+    endpoints = (
+        np.arange(schedule.nranks, dtype=np.int64)
+        if ranks is None
+        else whole_numbers("ranks", ranks, "iu")
+    )
     if endpoints.shape != (schedule.nranks,):
         description = (
-            f"{endpoints.size} endpoints" if endpoints.ndim == 1 else f"an array of shape {endpoints.shape}, not a list"
+            f"{endpoints.size} endpoints"
+            if endpoints.ndim == 1
+            else f"an array of shape {endpoints.shape}, not a list"
         )
         raise ConfigError(f"{schedule.title} has {schedule.nranks} ranks; got {description}")
     if len(distinct(endpoints)) != schedule.nranks or (endpoints < 0).any():
@@ -127,7 +140,15 @@ def bind(
 
 def _to_pickle(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
     """How a plan is pickled: without its proof, which nobody else could trust."""
-    arguments = plan.schedule, plan.sizes, plan.count, plan.dtype, plan.reduction, plan.ranks, plan.protocol
+    arguments = (
+        plan.schedule,
+        plan.sizes,
+        plan.count,
+        plan.dtype,
+        plan.reduction,
+        plan.ranks,
+        plan.protocol,
+    )
     return _from_pickle, (*arguments, plan.proof is not None)
 
 
@@ -142,7 +163,16 @@ def _from_pickle(
     proved: bool,
 ) -> Plan:
     """A plan that was unpickled; if its schedule was proved, it is proved again."""
-    return Plan(schedule, sizes, count, dtype, reduction, ranks, protocol, verify(schedule) if proved else None)
+    return Plan(
+        schedule,
+        sizes,
+        count,
+        dtype,
+        reduction,
+        ranks,
+        protocol,
+        verify(schedule) if proved else None,
+    )
 
 
 copyreg.pickle(Plan, _to_pickle)

@@ -1,4 +1,6 @@
-"""What the command lines of simcoll and realcoll share: whole-number options, exit statuses, completion."""
+"""What the command lines of simcoll and realcoll share: whole-number options, exit statuses,
+completion.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,16 @@ from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollErr
 from simcoll.stopping import STOPPED, raise_again
 from simcoll.terminal import printable_lines, say_text
 
-__all__ = ["FAULT", "SHELLS", "VERBOSE", "WHOLE", "completion_script", "run_app", "separate_program", "status_of"]
+__all__ = [
+    "FAULT",
+    "SHELLS",
+    "VERBOSE",
+    "WHOLE",
+    "completion_script",
+    "run_app",
+    "separate_program",
+    "status_of",
+]
 
 FAULT = 3
 """Exit status of an internal error."""
@@ -51,7 +62,9 @@ def _whole(_: object, tokens: Sequence[Token]) -> int:
 WHOLE = Parameter(converter=_whole)
 """Reads a whole-number option; a fraction is refused, not rounded."""
 VERBOSE = Parameter(name=["--verbose", "-v"], negative=())
-"""The option that adds to a table what explains it: proofs, engines, hashes, limits of the model."""
+"""The option that adds to a table what explains it: proofs, engines, hashes, limits of the
+model.
+"""
 
 
 def run_app(
@@ -61,7 +74,8 @@ def run_app(
     statuses: Mapping[type[BaseException], int] | None = None,
     speaks: bool = True,
 ) -> int:
-    """Run a command and return its exit status; an error becomes one message on stderr, never a traceback.
+    """Run a command and return its exit status; an error becomes one message on stderr, never a
+    traceback.
 
     Parameters
     ----------
@@ -73,21 +87,28 @@ def run_app(
     name = app.name[0]
     try:
         raise_again()
-        status = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
+        status = app(
+            list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
+        )
         if sys.stdout is not None:  # None if it was closed before the program started
             sys.stdout.flush()  # so that a closed pipe is reported here, not at interpreter exit
     except BrokenPipeError:
-        # The reader of our output has stopped reading; keep the interpreter from complaining when it closes the pipe.
+        # The reader of our output has stopped reading; keep the interpreter from complaining when
+        # it closes the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - no traceback reaches a user
         if speaks or not isinstance(error, _ALIKE):
-            with contextlib.suppress(OSError):  # the status says it even where nothing can be written
+            with contextlib.suppress(
+                OSError
+            ):  # the status says it even where nothing can be written
                 say_text(f"{name}: {_message(name, error)}", error=True)
         if _is_full(error):
             return 2
         all_statuses = {**_STATUSES, **(statuses or {})}
-        return next((status for kind, status in all_statuses.items() if isinstance(error, kind)), FAULT)
+        return next(
+            (status for kind, status in all_statuses.items() if isinstance(error, kind)), FAULT
+        )
     return status if isinstance(status, int) else 0
 
 
@@ -115,7 +136,8 @@ def _message(name: str, error: BaseException) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1]
     summary = " ".join(str(error).split())[:200]
     return (
-        f"unexpected {type(error).__name__}: {summary} ({Path(last.filename).name}, line {last.lineno}). This is a bug in {name}, not in "
+        f"unexpected {type(error).__name__}: {summary} ({Path(last.filename).name}, line "
+        f"{last.lineno}). This is a bug in {name}, not in "
         f"your input: please report it with your command and its output with {TRACEBACK}=1 set"
     )
 
@@ -136,16 +158,21 @@ def completion_script(app: App, shell: str, names: Mapping[str, Sequence[str]]) 
     try:
         for function, _ in signatures:
             hints = get_type_hints(function, include_extras=True)
-            narrowed = {name: _of_names(hints[name], names[name]) for name in names if name in hints}
+            narrowed = {
+                name: _of_names(hints[name], names[name]) for name in names if name in hints
+            }
             function.__annotations__ = hints | narrowed
         script = app.generate_completion(shell=shell)  # type: ignore[arg-type]
     finally:
         for function, annotations in signatures:
             function.__annotations__ = annotations
-    if shell == "zsh":  # the script only defines a function, which must be called when zsh autoloads it
+    if (
+        shell == "zsh"
+    ):  # the script only defines a function, which must be called when zsh autoloads it
         entry = f"_cyclopts_{app.name[0]}"
         return (
-            f'{script.rstrip()}\n\nif [[ $zsh_eval_context[-1] == loadautofunc ]]; then\n  {entry} "$@"\n'
+            f"{script.rstrip()}\n\nif [[ $zsh_eval_context[-1] == loadautofunc ]]; then\n"
+            f'  {entry} "$@"\n'
             f"else\n  compdef {entry} {app.name[0]}\nfi\n"
         )
     return script.replace("\ncomplete -F ", "\ncomplete -o default -F ")
@@ -178,11 +205,17 @@ def separate_program(words: Sequence[str], valued: Collection[str]) -> list[str]
     position = 0
     while position < len(words) and words[position].startswith("-") and words[position] != "--":
         position += 2 if words[position] in valued else 1
-    return [*words[:position], "--", *words[position + (words[position : position + 1] == ["--"]) :]]
+    return [
+        *words[:position],
+        "--",
+        *words[position + (words[position : position + 1] == ["--"]) :],
+    ]
 
 
 def status_of(app: App, words: Sequence[str], say: Callable[[str], object] | None = None) -> int:
-    """Run an application; its exit status, 2 and one line of error, or 130 and one line after Ctrl-C."""
+    """Run an application; its exit status, 2 and one line of error, or 130 and one line after
+    Ctrl-C.
+    """
     say = say or sys.stderr.write
     try:
         raise_again()

@@ -1,4 +1,6 @@
-"""Errors: each states the value given, the values expected, the place, and the nearest valid choice."""
+"""Errors: each states the value given, the values expected, the place, and the nearest valid
+choice.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ __all__ = [
 ]
 
 MOST_LETTERS = 4000
-"""Limit of a message, and of the file and place that it names: they may quote a file of any size."""
+"""Limit of a message, and of the file and place that it names: they may quote a file of any
+size.
+"""
 MOST_PLACE = 400
 
 
@@ -33,14 +37,20 @@ def _clip(text: str, limit: int) -> str:
 
 
 class _Short(reprlib.Repr):
-    """Shortens values from files, which may be deep, long, or integers that Python refuses to print."""
+    """Shortens values from files, which may be deep, long, or integers that Python refuses to
+    print.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.maxlevel, self.maxstring, self.maxother, self.maxlong = 3, 60, 60, 60
 
     def repr_int(self, x: int, level: int) -> str:
-        return super().repr_int(x, level) if x.bit_length() < 1000 else f"a number of {x.bit_length()} bits"
+        return (
+            super().repr_int(x, level)
+            if x.bit_length() < 1000
+            else f"a number of {x.bit_length()} bits"
+        )
 
 
 _SHORT = _Short()
@@ -116,7 +126,8 @@ class InternalError(SimcollError):
 
     def __init__(self, message: str) -> None:
         super().__init__(
-            f"{message}\nThis is a bug in simcoll, not in your input: please report it with the lines above."
+            f"{message}\nThis is a bug in simcoll, not in your input: please report it with the "
+            "lines above."
         )
 
 
@@ -134,7 +145,9 @@ def blamed_on(file: str | None, path: str | None = None) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise error if error.file else ConfigError(error.message, file=file, path=error.path or path) from None
+        raise (
+            error if error.file else ConfigError(error.message, file=file, path=error.path or path)
+        ) from None
 
 
 def expect(value: object, kind: type, expectation: str) -> None:
@@ -155,7 +168,9 @@ def listed(words: Iterable[object], limit: int = 8) -> str:
     'a, b and 2 more'
     """
     texts = list(map(str, words))
-    return ", ".join(texts[:limit]) + (f" and {len(texts) - limit} more" if len(texts) > limit else "")
+    return ", ".join(texts[:limit]) + (
+        f" and {len(texts) - limit} more" if len(texts) > limit else ""
+    )
 
 
 def ranks_listed(ranks: Sequence[int]) -> str:

@@ -1,7 +1,8 @@
-"""Ctrl-C in a program of ours: it ends with status 130 and without a traceback, also while it is still being imported.
+"""Ctrl-C in a program of ours: it ends with status 130 and without a traceback, also while it is
+still being imported.
 
-Python's own start, before the first module of ours, is out of reach: there Ctrl-C kills the process or prints a traceback. So this
-module and those that it needs are small, and imported first.
+Python's own start, before the first module of ours, is out of reach: there Ctrl-C kills the process
+or prints a traceback. So this module and those that it needs are small, and imported first.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class _Interrupt:
 
 
 def end_at_once() -> None:
-    """Let Ctrl-C end this process without any clean-up: nothing has begun yet, or everything is done.
+    """Let Ctrl-C end this process without any clean-up: nothing has begun yet, or everything is
+    done.
 
     Where SIGINT is ignored or has another handler than Python's, that stays.
     """
@@ -51,7 +53,9 @@ def end_at_once() -> None:
 
 
 def raise_again() -> bool:
-    """Let Ctrl-C raise KeyboardInterrupt, and whether it would have ended the process at once: whether this is a program of ours."""
+    """Let Ctrl-C raise KeyboardInterrupt, and whether it would have ended the process at once:
+    whether this is a program of ours.
+    """
     ours = signal.getsignal(signal.SIGINT) is _end
     if ours:
         signal.signal(signal.SIGINT, _Interrupt())
@@ -70,12 +74,17 @@ def run_program(main: Callable[[], int]) -> NoReturn:
     status = 0
 
     def leave() -> None:
-        # Python kills itself with SIGINT at its end if the exception has passed through an exec() of text, caught or not.
+        # Python kills itself with SIGINT at its end if the exception has passed through an exec()
+        # of text, caught or not.
         if status == STOPPED:
             for stream in (sys.stdout, sys.stderr):
                 try:
                     stream.flush()
-                except (AttributeError, OSError, ValueError):  # there is none, or its reader or file is gone
+                except (
+                    AttributeError,
+                    OSError,
+                    ValueError,
+                ):  # there is none, or its reader or file is gone
                     continue
             os._exit(STOPPED)
 
@@ -86,7 +95,9 @@ def run_program(main: Callable[[], int]) -> NoReturn:
 
 
 def started_as(*packages: str) -> bool:
-    """Whether ``python -m`` is just importing a program of these packages: before it runs, it imports the packages around it."""
+    """Whether ``python -m`` is just importing a program of these packages: before it runs, it
+    imports the packages around it.
+    """
     if getattr(sys, "argv", [""])[:1] != ["-m"]:
         return False
     return any(word.removeprefix("-m").partition(".")[0] in packages for word in sys.orig_argv[1:])

@@ -1,4 +1,6 @@
-"""Text for a terminal: names of files and in files must not move its cursor, change its colours or title, or reorder its lines."""
+"""Text for a terminal: names of files and in files must not move its cursor, change its colours or
+title, or reorder its lines.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,17 @@ __all__ = ["printable", "printable_lines", "say", "say_text"]
 def printable(text: str) -> str:
     r"""One line of text that is safe for a terminal or a picture.
 
-    Characters that control a terminal or the direction of text, line breaks and undecodable bytes of a name become ``?``.
+    Characters that control a terminal or the direction of text, line breaks and undecodable bytes
+    of a name become ``?``.
 
     >>> printable("ring\x1b[2J\n")
     'ring?[2J?'
     """
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(letter if letter.isprintable() else "?" for letter in text)
+    )
 
 
 def printable_lines(text: str) -> str:

@@ -1,6 +1,8 @@
-"""The tuner: chooses the algorithm, its parameters and the protocol for a collective, a size and a topology.
+"""The tuner: chooses the algorithm, its parameters and the protocol for a collective, a size and a
+topology.
 
-Every front end uses it: ``simcoll perf`` and scenarios, rank programs, PyTorch, realcoll, and :func:`schedule` without a name.
+Every front end uses it: ``simcoll perf`` and scenarios, rank programs, PyTorch, realcoll, and
+:func:`schedule` without a name.
 """
 
 from __future__ import annotations
@@ -43,17 +45,25 @@ __all__ = [
 
 NCCL_PROTOCOLS = ("LL", "LL128", "Simple")
 _FLAGGED = ("LL", "LL128")
-"""Protocols whose words or lines carry an arrival flag; a switch that reduces would reduce the flags as well."""
+"""Protocols whose words or lines carry an arrival flag; a switch that reduces would reduce the
+flags as well.
+"""
 
 MAX_CHANNELS = 8
 """Default channels on machines with several GPUs per node: one for each NIC of eight."""
 
 FEW_RANKS = 16
-"""The largest world size at which ``packed`` runs by default; beyond, finding its trees takes long."""
+"""The largest world size at which ``packed`` runs by default; beyond, finding its trees takes
+long.
+"""
 SWITCHED_RANKS = 128
-"""The largest world size at which ``switch`` with an operation per rank runs by default; beyond, joining their links takes long."""
+"""The largest world size at which ``switch`` with an operation per rank runs by default; beyond,
+joining their links takes long.
+"""
 GROWN_RANKS = 64
-"""The largest world size at which ``packed`` serves every topology; beyond, it needs nodes that are alike."""
+"""The largest world size at which ``packed`` serves every topology; beyond, it needs nodes that are
+alike.
+"""
 
 SMALL_BYTES = 65536
 _SMALL = {"all_reduce": "recursive_doubling", "reduce": "tree", "broadcast": "tree"}
@@ -74,23 +84,35 @@ _DEFAULTS = {
 }
 
 # A parameter that only one family of algorithms takes selects that family.
-_ASKED_BY = (("box", "hierarchical"), ("pod", "hierarchical"), ("dims", "torus"), ("topology", "packed"))
+_ASKED_BY = (
+    ("box", "hierarchical"),
+    ("pod", "hierarchical"),
+    ("dims", "torus"),
+    ("topology", "packed"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An algorithm with parameters, such as ``ring:channels=4``; the algorithm may also be a file or ``module:function``."""
+    """An algorithm with parameters, such as ``ring:channels=4``; the algorithm may also be a file
+    or ``module:function``.
+    """
 
     algorithm: str
     params: tuple[tuple[str, int | tuple[int, ...]], ...] = ()
 
     def __str__(self) -> str:
-        texts = [(name, value if isinstance(value, tuple) else (value,)) for name, value in self.params]
-        return ":".join([self.algorithm, *(f"{name}={'x'.join(map(str, value))}" for name, value in texts)])
+        texts = [
+            (name, value if isinstance(value, tuple) else (value,)) for name, value in self.params
+        ]
+        return ":".join(
+            [self.algorithm, *(f"{name}={'x'.join(map(str, value))}" for name, value in texts)]
+        )
 
 
 def parse_choice(text: str, folder: Path | None = None) -> Choice:
-    """Read an algorithm and its parameters from text: a name, a file (looked for in ``folder`` first), or ``module:function``.
+    """Read an algorithm and its parameters from text: a name, a file (looked for in ``folder``
+    first), or ``module:function``.
 
     Raises
     ------
@@ -109,7 +131,8 @@ def parse_choice(text: str, folder: Path | None = None) -> Choice:
     name, parts = split_choice(text.strip(), {algorithm.name for algorithm in ALGORITHMS})
     if re.fullmatch(r"\w+=[0-9x]+", name):
         raise ConfigError(
-            f"{name!r} is a parameter; it follows its algorithm after a colon, as in 'ring:channels=4:pieces=2'"
+            f"{name!r} is a parameter; it follows its algorithm after a colon, as in "
+            "'ring:channels=4:pieces=2'"
         )
     if folder is not None and not parts and is_file(path_in_folder := str(folder / name)):
         name = path_in_folder
@@ -121,7 +144,9 @@ def parse_choice(text: str, folder: Path | None = None) -> Choice:
             example = "write for example 'ring:channels=4:pieces=2' or 'torus:dims=4x4'"
             raise ConfigError(f"cannot read {part!r} in algorithm {text!r}; {example}")
         if max(map(len, numbers)) > 9:
-            raise ConfigError(f"{part!r} is out of range in algorithm {text!r}; numbers have at most 9 digits")
+            raise ConfigError(
+                f"{part!r} is out of range in algorithm {text!r}; numbers have at most 9 digits"
+            )
         if any(key == name for name, _ in params):
             raise ConfigError(f"parameter {key!r} is given twice in algorithm {text!r}")
         integers = tuple(int(number) for number in numbers)
@@ -129,22 +154,32 @@ def parse_choice(text: str, folder: Path | None = None) -> Choice:
     return Choice(name, tuple(params))
 
 
-def default_algorithm(collective: Collective, params: Iterable[str] = (), total_bytes: int | None = None) -> str:
+def default_algorithm(
+    collective: Collective, params: Iterable[str] = (), total_bytes: int | None = None
+) -> str:
     """Choose the algorithm that runs when none is named.
 
-    A parameter that only one family takes selects that family, where it serves the collective and the number of ranks: ``box`` and
-    ``pod`` the hierarchical algorithm, ``dims`` the torus, ``topology`` the packed one. Otherwise small sizes get the fewest steps.
-    Larger and unknown sizes depend on the number of ranks. A power of two gets the recursive algorithm, which has both the fewest
-    steps and the fewest bytes (all-to-all: the fewest bytes). Other numbers get a bandwidth-optimal algorithm where data goes to all
-    ranks, and a binomial tree where there is a root.
+    A parameter that only one family takes selects that family, where it serves the collective and
+    the number of ranks: ``box`` and ``pod`` the hierarchical algorithm, ``dims`` the torus,
+    ``topology`` the packed one. Otherwise small sizes get the fewest steps. Larger and unknown
+    sizes depend on the number of ranks. A power of two gets the recursive algorithm, which has both
+    the fewest steps and the fewest bytes (all-to-all: the fewest bytes). Other numbers get a
+    bandwidth-optimal algorithm where data goes to all ranks, and a binomial tree where there is a
+    root.
 
     >>> default_algorithm(Collective("all_reduce", 8)), default_algorithm(Collective("all_reduce", 6), ["box"])
     ('rabenseifner', 'hierarchical')
     """
     kind = collective.kind
-    serving = {a.name for a in ALGORITHMS if a.collective == kind and refusal(a, collective, 1) is None}
+    serving = {
+        a.name for a in ALGORITHMS if a.collective == kind and refusal(a, collective, 1) is None
+    }
     for param, name in _ASKED_BY:
-        if param in params and name in serving and (name != "packed" or collective.nranks <= GROWN_RANKS):
+        if (
+            param in params
+            and name in serving
+            and (name != "packed" or collective.nranks <= GROWN_RANKS)
+        ):
             return name
     if total_bytes is not None and total_bytes <= SMALL_BYTES and kind in _SMALL:
         return _SMALL[kind]
@@ -153,12 +188,15 @@ def default_algorithm(collective: Collective, params: Iterable[str] = (), total_
 
 
 def first_algorithm(kind: str) -> str:
-    """The first algorithm that ``simcoll list algorithms`` shows for a collective; realcoll's default.
+    """The first algorithm that ``simcoll list algorithms`` shows for a collective; realcoll's
+    default.
 
     >>> first_algorithm("broadcast")
     'tree'
     """
-    return next((algorithm.name for algorithm in ALGORITHMS if algorithm.collective == kind), "ring")
+    return next(
+        (algorithm.name for algorithm in ALGORITHMS if algorithm.collective == kind), "ring"
+    )
 
 
 def schedule(
@@ -175,21 +213,25 @@ def schedule(
     Parameters
     ----------
     collective
-        Kind, such as ``"all_reduce"`` (then ``nranks`` or ``topology`` is needed), or a :class:`~simcoll.core.collective.Collective`.
+        Kind, such as ``"all_reduce"`` (then ``nranks`` or ``topology`` is needed), or a
+        :class:`~simcoll.core.collective.Collective`.
     algorithm
-        Name of an algorithm that serves the collective: see ``simcoll list algorithms``. Default: chosen by
-        :func:`default_algorithm`; the schedule's name shows the choice. ``topology`` is then a hint, which takes effect if the chosen
-        algorithm is built for a topology and can be built for this one.
+        Name of an algorithm that serves the collective: see ``simcoll list algorithms``. Default:
+        chosen by :func:`default_algorithm`; the schedule's name shows the choice. ``topology`` is
+        then a hint, which takes effect if the chosen algorithm is built for a topology and can be
+        built for this one.
     nranks, root, in_place
         Passed to :class:`~simcoll.core.collective.Collective`.
     **params
-        Parameters of the algorithm: ``channels=``, ``pieces=``, ``box=``, ``pod=`` (whole numbers), ``dims=`` (several), or
-        ``topology=``, a :class:`~simcoll.topology.Topology`, for algorithms built for one.
+        Parameters of the algorithm: ``channels=``, ``pieces=``, ``box=``, ``pod=`` (whole numbers),
+        ``dims=`` (several), or ``topology=``, a :class:`~simcoll.topology.Topology`, for algorithms
+        built for one.
 
     Raises
     ------
     ConfigError
-        For an unknown collective, algorithm or parameter, or an algorithm that does not serve this rank count.
+        For an unknown collective, algorithm or parameter, or an algorithm that does not serve this
+        rank count.
 
     Examples
     --------
@@ -197,7 +239,9 @@ def schedule(
     ring(channels=2, pieces=1) all_reduce n=8
     """
     if algorithm is not None:
-        return schedule_named(collective, algorithm, nranks=nranks, root=root, in_place=in_place, **params)
+        return schedule_named(
+            collective, algorithm, nranks=nranks, root=root, in_place=in_place, **params
+        )
     set_params = {name: value for name, value in params.items() if value is not None}
     hint = set_params.get("topology")
     if isinstance(collective, str) and nranks is None:
@@ -213,10 +257,13 @@ def _schedule_for_hint(collective: Collective, name: str, set_params: dict[str, 
     """The schedule for a hinted topology, or the general one where that cannot be built."""
     hint = set_params["topology"]
     if not hasattr(hint, "rank_nodes"):
-        raise ConfigError(f"topology={hint!r:.60}: expected a Topology, such as load_topology('dgx-h100')")
+        raise ConfigError(
+            f"topology={hint!r:.60}: expected a Topology, such as load_topology('dgx-h100')"
+        )
     if hint.nranks != collective.nranks:
         raise ConfigError(
-            f"schedule(): topology {hint.name!r} has {hint.nranks} ranks, {collective.kind} {collective.nranks}"
+            f"schedule(): topology {hint.name!r} has {hint.nranks} ranks, {collective.kind} "
+            f"{collective.nranks}"
         )
     plain = {param: value for param, value in set_params.items() if param != "topology"}
     registered = find_algorithm(collective.kind, name)
@@ -229,9 +276,13 @@ def _schedule_for_hint(collective: Collective, name: str, set_params: dict[str, 
     return schedule_named(collective, name, **plain)
 
 
-def collective_on(kind: str, nranks: int, root: int | None = None, *, in_place: bool = False) -> Collective:
+def collective_on(
+    kind: str, nranks: int, root: int | None = None, *, in_place: bool = False
+) -> Collective:
     """The collective as measured; send_recv is the shift by one rank of nccl-tests."""
-    pairs = tuple((rank, (rank + 1) % nranks) for rank in range(nranks)) if kind == "send_recv" else ()
+    pairs = (
+        tuple((rank, (rank + 1) % nranks) for rank in range(nranks)) if kind == "send_recv" else ()
+    )
     return Collective(kind, nranks, root, pairs, in_place)
 
 
@@ -243,7 +294,8 @@ def schedule_on(
     *,
     most_channels: int = MAX_CHANNELS,
 ) -> Schedule:
-    """Build a named algorithm for a topology, which supplies the missing ``box``, ``channels`` and ``topology``.
+    """Build a named algorithm for a topology, which supplies the missing ``box``, ``channels`` and
+    ``topology``.
 
     Raises
     ------
@@ -252,10 +304,16 @@ def schedule_on(
     """
     registered = find_algorithm(collective.kind, algorithm)
     if registered.topologies == "switch" and "switch_reduce" not in topology.traits:
-        raise ConfigError(f"{algorithm} needs switches that reduce; those of {topology.name} do not")
-    if registered.topologies == "sharp" and "sharp" not in topology.traits.get("switch_reduce", "").split():
         raise ConfigError(
-            f"{algorithm} needs a network that reduces (switch_reduce: sharp), not that of {topology.name}"
+            f"{algorithm} needs switches that reduce; those of {topology.name} do not"
+        )
+    if (
+        registered.topologies == "sharp"
+        and "sharp" not in topology.traits.get("switch_reduce", "").split()
+    ):
+        raise ConfigError(
+            f"{algorithm} needs a network that reduces (switch_reduce: sharp), not that of "
+            f"{topology.name}"
         )
     filled = dict(params or {})
     box = topology.ranks_per_node
@@ -264,7 +322,9 @@ def schedule_on(
             filled.setdefault("box", box)
         if "channels" in registered.params:
             filled.setdefault("channels", min(box, most_channels))
-    elif box == 1 and algorithm == "nccl_tree":  # a tree over the nodes; the default would be one chain
+    elif (
+        box == 1 and algorithm == "nccl_tree"
+    ):  # a tree over the nodes; the default would be one chain
         filled.setdefault("box", box)
     if "topology" in registered.params:
         filled.setdefault("topology", topology)
@@ -285,7 +345,8 @@ def candidates(
             continue
         if slow := _slow(algorithm.name, collective, topology):
             left_out.append(
-                f"{algorithm.name}: {slow} takes long for {topology.nranks} ranks; request it with -a {algorithm.name}"
+                f"{algorithm.name}: {slow} takes long for {topology.nranks} ranks; request it with "
+                f"-a {algorithm.name}"
             )
             continue
         try:
@@ -303,7 +364,12 @@ def _slow(algorithm: str, collective: Collective, topology: Topology) -> str:
     if algorithm == "packed" and topology.nranks > FEW_RANKS:
         return "finding its trees"
     rooted = collective.root is not None  # then its switches do a single operation
-    if algorithm == "switch" and not rooted and topology.nranks > SWITCHED_RANKS and "switch_reduce" in topology.traits:
+    if (
+        algorithm == "switch"
+        and not rooted
+        and topology.nranks > SWITCHED_RANKS
+        and "switch_reduce" in topology.traits
+    ):
         return "joining the links of its operations"
     return ""
 
@@ -322,39 +388,52 @@ def default_protocols(topology: Topology) -> tuple[tuple[str, ...], str]:
 
 def _gpus(topology: Topology) -> str:
     generation = topology.traits.get("generation")
-    description = f"whose GPUs are of generation {generation!r}" if generation else "which names no GPU generation"
+    description = (
+        f"whose GPUs are of generation {generation!r}"
+        if generation
+        else "which names no GPU generation"
+    )
     return f"topology {topology.name!r}, {description}"
 
 
-def costs(name_or_costs: str | Protocol, topology: Topology, schedule: Schedule | None = None) -> Protocol:
-    """The constants of a protocol for the GPUs of a topology, for a schedule or for single messages.
+def costs(
+    name_or_costs: str | Protocol, topology: Topology, schedule: Schedule | None = None
+) -> Protocol:
+    """The constants of a protocol for the GPUs of a topology, for a schedule or for single
+    messages.
 
     Raises
     ------
     ConfigError
-        For an unknown protocol, an NCCL protocol on GPUs for which NCCL has no constants, and one with flags for a schedule that
-        reduces in switches.
+        For an unknown protocol, an NCCL protocol on GPUs for which NCCL has no constants, and one
+        with flags for a schedule that reduces in switches.
     """
     if isinstance(name_or_costs, Protocol):
         return name_or_costs
     if name_or_costs not in PROTOCOL_NAMES:
-        raise ConfigError(f"unknown protocol {name_or_costs!r}; {nearest(str(name_or_costs), PROTOCOL_NAMES)}")
+        raise ConfigError(
+            f"unknown protocol {name_or_costs!r}; {nearest(str(name_or_costs), PROTOCOL_NAMES)}"
+        )
     if name_or_costs == "ideal":
         return protocol(name_or_costs)
     generation = topology.traits.get("generation")
     if generation not in GENERATIONS:
         raise ConfigError(
-            f"protocol {name_or_costs!r} is NCCL's, which has constants for {', '.join(GENERATIONS)}, not for {_gpus(topology)}; "
+            f"protocol {name_or_costs!r} is NCCL's, which has constants for "
+            f"{', '.join(GENERATIONS)}, not for {_gpus(topology)}; "
             "use protocol 'ideal', or name the generation in the topology file under [traits]"
         )
     if schedule is None:
         return protocol(name_or_costs, generation=generation)
     if not carries(name_or_costs, schedule):
         raise ConfigError(
-            f"protocol {name_or_costs!r} mixes flags with the data, which a switch would add up: {schedule.name} runs under Simple or ideal"
+            f"protocol {name_or_costs!r} mixes flags with the data, which a switch would add up: "
+            f"{schedule.name} runs under Simple or ideal"
         )
     algorithm = _algorithm_of(schedule)
-    return protocol(name_or_costs, pattern=algorithm.pattern if algorithm else "ring", generation=generation)
+    return protocol(
+        name_or_costs, pattern=algorithm.pattern if algorithm else "ring", generation=generation
+    )
 
 
 def carries(protocol_name: str, schedule: Schedule) -> bool:
@@ -381,4 +460,7 @@ _reduces_in_switches: FactStore[Schedule, bool] = FactStore(_has_switch_reductio
 
 def _algorithm_of(schedule: Schedule) -> Algorithm | None:
     key = (schedule.collective.kind, schedule.name)
-    return next((algorithm for algorithm in ALGORITHMS if (algorithm.collective, algorithm.name) == key), None)
+    return next(
+        (algorithm for algorithm in ALGORITHMS if (algorithm.collective, algorithm.name) == key),
+        None,
+    )

@@ -1,4 +1,6 @@
-"""The types behind the functions of :mod:`simcoll`, and operations and errors that few programs name."""
+"""The types behind the functions of :mod:`simcoll`, and operations and errors that few programs
+name.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Conversion between text with units and exact integers.
 
-Internally a size is a whole number of bytes, a time a whole number of femtoseconds (``_fs``) and a rate a whole number of
-micro-bytes per second (``_uBps``). Prefixes of a bare size are binary, as in nccl-tests (``"64M"`` is 64 MiB); those of a rate are
-decimal (``"50 GB/s"`` is 50 * 10**9 bytes per second; ``"400 Gbps"`` is the same).
+Internally a size is a whole number of bytes, a time a whole number of femtoseconds (``_fs``) and a
+rate a whole number of micro-bytes per second (``_uBps``). Prefixes of a bare size are binary, as in
+nccl-tests (``"64M"`` is 64 MiB); those of a rate are decimal (``"50 GB/s"`` is 50 * 10**9 bytes per
+second; ``"400 Gbps"`` is the same).
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ __all__ = [
 ]
 
 Ratio: TypeAlias = str | float | Fraction | Decimal
-"""A factor or share as callers give it, such as ``2``, ``1.5``, ``"7/3"`` or ``Fraction(7, 3)``; it is stored as a fraction."""
+"""A factor or share as callers give it, such as ``2``, ``1.5``, ``"7/3"`` or ``Fraction(7, 3)``; it
+is stored as a fraction.
+"""
 
 FS_PER_SECOND = 10**15
 UBPS_PER_BPS = 10**6
@@ -93,11 +96,17 @@ MAX_SPAN_US = 100 * 366 * 86400 * 10**6
 
 
 def _quantity(
-    text: object, subject: str, example: str, units: Mapping[str, int | Fraction], place: dict[str, str | None]
+    text: object,
+    subject: str,
+    example: str,
+    units: Mapping[str, int | Fraction],
+    place: dict[str, str | None],
 ) -> tuple[Fraction, str]:
     """A quantity in the smallest unit, and its given unit."""
     if not isinstance(text, str):
-        raise ConfigError(f"{subject}: expected text with a unit such as {example!r}, got {shown(text)}", **place)
+        raise ConfigError(
+            f"{subject}: expected text with a unit such as {example!r}, got {shown(text)}", **place
+        )
     match = _QUANTITY.fullmatch(text)
     if match is None:
         expected = f"expected a number and a unit such as {example!r}"
@@ -107,9 +116,14 @@ def _quantity(
     if value is None:
         raise ConfigError(f"{subject}: {shown(text)} is out of range", **place)
     if value < 0:
-        raise ConfigError(f"{subject}: {shown(text)} is negative; expected a value such as {example!r}", **place)
+        raise ConfigError(
+            f"{subject}: {shown(text)} is negative; expected a value such as {example!r}", **place
+        )
     if unit and unit not in units:
-        raise ConfigError(f"{subject}: unknown unit {shown(unit)} in {shown(text)}; {nearest(unit, units)}", **place)
+        raise ConfigError(
+            f"{subject}: unknown unit {shown(unit)} in {shown(text)}; {nearest(unit, units)}",
+            **place,
+        )
     return value * units.get(unit, 1), unit
 
 
@@ -136,23 +150,30 @@ def parse_ratio(text: str) -> Fraction | None:
     return above / below if above is not None and below else None
 
 
-def _whole(exact: Fraction, subject: str, text: object, limit: int, place: dict[str, str | None]) -> int:
+def _whole(
+    exact: Fraction, subject: str, text: object, limit: int, place: dict[str, str | None]
+) -> int:
     result = int(exact + Fraction(1, 2))
     if result > limit:
-        raise ConfigError(f"{subject}: {shown(text)} is too large for the model (limit {limit})", **place)
+        raise ConfigError(
+            f"{subject}: {shown(text)} is too large for the model (limit {limit})", **place
+        )
     return result
 
 
-def parse_size(text: str | int, *, what: str = "size", file: str | None = None, path: str | None = None) -> int:
+def parse_size(
+    text: str | int, *, what: str = "size", file: str | None = None, path: str | None = None
+) -> int:
     """Bytes of a size such as ``"64M"``, ``"8"``, ``"1.5 GiB"`` or ``"10 MB"``.
 
-    A bare number and the bare prefixes K, M, G, T are bytes and powers of 1024, as in nccl-tests; ``kB``, ``MB``, ``GB`` are powers
-    of 1000.
+    A bare number and the bare prefixes K, M, G, T are bytes and powers of 1024, as in nccl-tests;
+    ``kB``, ``MB``, ``GB`` are powers of 1000.
 
     Raises
     ------
     ConfigError
-        When the text is not a size, is negative, is not a whole number of bytes, or exceeds 2**63 - 1.
+        When the text is not a size, is negative, is not a whole number of bytes, or exceeds 2**63 -
+        1.
 
     Examples
     --------
@@ -168,8 +189,11 @@ def parse_size(text: str | int, *, what: str = "size", file: str | None = None, 
     return _whole(exact, what, text, MAX_INT64, place)
 
 
-def parse_rate(text: str, *, what: str = "bandwidth", file: str | None = None, path: str | None = None) -> int:
-    """Micro-bytes per second of a rate such as ``"400 Gbps"`` or ``"50 GB/s"``. The unit is required.
+def parse_rate(
+    text: str, *, what: str = "bandwidth", file: str | None = None, path: str | None = None
+) -> int:
+    """Micro-bytes per second of a rate such as ``"400 Gbps"`` or ``"50 GB/s"``. The unit is
+    required.
 
     Raises
     ------
@@ -185,13 +209,16 @@ def parse_rate(text: str, *, what: str = "bandwidth", file: str | None = None, p
     exact, unit = _quantity(text, what, "50 GB/s", _RATE_UNITS, place)
     if not unit:
         raise ConfigError(
-            f"{what}: {shown(text)} has no unit; write for example '{text.strip()} GB/s' or '{text.strip()} Gbps'",
+            f"{what}: {shown(text)} has no unit; write for example '{text.strip()} GB/s' or "
+            f"'{text.strip()} Gbps'",
             **place,
         )
     return _whole(exact * UBPS_PER_BPS, what, text, MAX_RATE_UBPS, place)
 
 
-def parse_time(text: str, *, what: str = "time", file: str | None = None, path: str | None = None) -> int:
+def parse_time(
+    text: str, *, what: str = "time", file: str | None = None, path: str | None = None
+) -> int:
     """Femtoseconds of a time such as ``"1.5 us"``. The unit is required, except for 0.
 
     Raises
@@ -207,12 +234,17 @@ def parse_time(text: str, *, what: str = "time", file: str | None = None, path: 
     place = {"file": file, "path": path}
     exact, unit = _quantity(text, what, "1.5 us", _TIME_UNITS, place)
     if not unit and exact:
-        raise ConfigError(f"{what}: {shown(text)} has no unit; write for example '{text.strip()} us'", **place)
+        raise ConfigError(
+            f"{what}: {shown(text)} has no unit; write for example '{text.strip()} us'", **place
+        )
     return _whole(exact, what, text, MAX_TIME_FS, place)
 
 
-def parse_span(text: str, *, what: str = "time", file: str | None = None, path: str | None = None) -> int:
-    """Microseconds of a long time span, such as ``"90 s"``, ``"5 min"``, ``"1.5 h"`` or ``"54 days"``. The unit is required.
+def parse_span(
+    text: str, *, what: str = "time", file: str | None = None, path: str | None = None
+) -> int:
+    """Microseconds of a long time span, such as ``"90 s"``, ``"5 min"``, ``"1.5 h"`` or
+    ``"54 days"``. The unit is required.
 
     Raises
     ------
@@ -227,7 +259,9 @@ def parse_span(text: str, *, what: str = "time", file: str | None = None, path: 
     place = {"file": file, "path": path}
     exact, unit = _quantity(text, what, "5 min", _SPAN_UNITS, place)
     if not unit and exact:
-        raise ConfigError(f"{what}: {text!r} has no unit; write for example '{text.strip()} min'", **place)
+        raise ConfigError(
+            f"{what}: {text!r} has no unit; write for example '{text.strip()} min'", **place
+        )
     return _whole(exact, what, text, MAX_SPAN_US, place)
 
 

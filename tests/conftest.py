@@ -17,22 +17,32 @@ COMPILING = pytest.StashKey[subprocess.Popen[bytes]]()
 
 # What other runs predicted is not what the code of now predicts.
 os.environ["SIMCOLL_CACHE_DIR"] = ""
-# Thousands of processes are started, and none needs NumPy's threads, which take a tenth of a second each time.
+# Thousands of processes are started, and none needs NumPy's threads, which take a tenth of a second
+# each time.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# All that collection makes stays: to search it for garbage again and again took a sixth of the time.
+# All that collection makes stays: to search it for garbage again and again took a sixth of the
+# time.
 gc.disable()
 # A loaded machine is slow, not wrong.
-settings.register_profile("simcoll", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile(
+    "simcoll", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 settings.load_profile("simcoll")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--bless", action="store_true", help="rewrite the golden times of the scenarios; review the diff")
+    parser.addoption(
+        "--bless",
+        action="store_true",
+        help="rewrite the golden times of the scenarios; review the diff",
+    )
 
 
 @pytest.hookimpl(optionalhook=True, wrapper=True)
 def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
-    """One worker more than pytest-xdist would start: some tests wait, for time-outs and for processes."""
+    """One worker more than pytest-xdist would start: some tests wait, for time-outs and for
+    processes.
+    """
     cores = yield
     return cores if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else cores + 1
 
@@ -40,7 +50,10 @@ def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
 def pytest_configure(config: pytest.Config) -> None:
     """Begin to compile the engine, once and not in every worker, while these collect."""
     # The whole suite has workers, and needs the engine; a part may not.
-    if getattr(config.option, "tx", None) and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+    if (
+        getattr(config.option, "tx", None)
+        and config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    ):
         command = [sys.executable, Path(__file__).parent / "support" / "compiling.py"]
         config.stash[COMPILING] = subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
@@ -55,7 +68,8 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is not slow as quick: ``pytest -m quick`` takes less than a minute."""
-    # Those with PyTorch first, and so in one worker and never at the end, where all share what is left: importing it takes seconds.
+    # Those with PyTorch first, and so in one worker and never at the end, where all share what is
+    # left: importing it takes seconds.
     items.sort(key=lambda item: "torch" not in item.nodeid.partition("::")[0])
     for item in items:
         if item.get_closest_marker("slow") is None:

@@ -1,4 +1,6 @@
-"""The accuracy page: errors on left-out systems, the effect of each term of the formula, and the largest deviations."""
+"""The accuracy page: errors on left-out systems, the effect of each term of the formula, and the
+largest deviations.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,8 @@ Median error of each table by band. `measurements/tables.csv` has the address of
 |---|---|---|---|---|---|---|---|---|---|---|---|
 """
 COLUMNS = (
-    "median over tables, small / middle / large | over rows: median | p90 | geometric mean of predicted / measured"
+    "median over tables, small / middle / large | over rows: median | p90 | geometric mean "
+    "of predicted / measured"
 )
 POINTS = """
 Two points are the rows nearest to 8 B and 1 GiB, six also those nearest to 64 KiB, 1, 8 and 64 MiB, of tables with seven rows or more;
@@ -141,13 +144,23 @@ def _figures(errors: Sequence[Error]) -> Iterator[str]:
 def _cells(errors: Sequence[Error]) -> list[str]:
     """The values of :data:`COLUMNS` by band."""
     over_tables = medians(errors)
-    cells = [" / ".join(_percent(over_tables[band]) if band in over_tables else "-" for band in BANDS)]
+    cells = [
+        " / ".join(_percent(over_tables[band]) if band in over_tables else "-" for band in BANDS)
+    ]
     ratios = [np.array(_rows(errors, band)) for band in BANDS]
     cells += [
-        " / ".join(_percent(float(np.quantile(abs(values - 1), q))) if len(values) else "-" for values in ratios)
+        " / ".join(
+            _percent(float(np.quantile(abs(values - 1), q))) if len(values) else "-"
+            for values in ratios
+        )
         for q in (0.5, 0.9)
     ]
-    return [*cells, " / ".join(f"{np.exp(np.log(values).mean()):.2f}" if len(values) else "-" for values in ratios)]
+    return [
+        *cells,
+        " / ".join(
+            f"{np.exp(np.log(values).mean()):.2f}" if len(values) else "-" for values in ratios
+        ),
+    ]
 
 
 def _noise(tables: Sequence[PublishedTable]) -> dict[str, object]:
@@ -165,7 +178,10 @@ def _noise(tables: Sequence[PublishedTable]) -> dict[str, object]:
                 if size in times:
                     difference = Error(table, "", size, times[size], time)
                     differences[difference.band].append(abs(difference.relative))
-    cells = (_percent(float(np.median(differences[band]))) if differences[band] else "-" for band in BANDS)
+    cells = (
+        _percent(float(np.median(differences[band]))) if differences[band] else "-"
+        for band in BANDS
+    )
     return {"medians": " / ".join(cells), "pairs": pairs}
 
 
@@ -175,13 +191,19 @@ def _kind(table: PublishedTable) -> tuple[str, str, int]:
     return traits.get("gpu", "").replace("H200", "H100"), fabric, table.nodes
 
 
-def _groups(errors: Sequence[Error], title: str, of: Callable[[PublishedTable], str]) -> Iterator[str]:
+def _groups(
+    errors: Sequence[Error], title: str, of: Callable[[PublishedTable], str]
+) -> Iterator[str]:
     """The figures of each group of tables for every way."""
     names = {error.table.name: of(error.table) for error in errors}
     yield f"| {title} | tables | | {COLUMNS} |\n|---|---|---|---|---|---|---|\n"
     for group in sorted(set(names.values())):
         for method in METHODS:
-            group_errors = [error for error in errors if names[error.table.name] == group and error.method == method]
+            group_errors = [
+                error
+                for error in errors
+                if names[error.table.name] == group and error.method == method
+            ]
             if group_errors:
                 tables = len({error.table.name for error in group_errors})
                 yield f"| {group} | {tables} | {method} | {' | '.join(_cells(group_errors))} |\n"
@@ -195,7 +217,9 @@ def _neutral(library: Library, changes: dict[str, float]) -> Library:
             if place.endswith(ending):
                 numbers = library.numbers(place)
                 neutral_values[place] = (
-                    value if len(numbers) == 1 and isinstance(library.values[place], float) else (value,) * len(numbers)
+                    value
+                    if len(numbers) == 1 and isinstance(library.values[place], float)
+                    else (value,) * len(numbers)
                 )
     return library.with_values(neutral_values)
 
@@ -208,22 +232,41 @@ _TAKEN: dict[str, Callable[[Library], Library]] = {
     "latencies of fabrics": lambda library: _neutral(library, {".latency": 0.0}),
     "growth of LL's latency with size": lambda library: _neutral(library, {"ll_growth": 0.0}),
     "further steps of LL's latency on Alps": lambda library: _neutral(library, {".steps": 0.0}),
-    "rings under LL below their rate over the network": lambda library: _neutral(library, {"net_ll_share": 1.0}),
-    "filling the pipeline of Simple": lambda library: _neutral(library, {".simple_start": 0.0, "net_start": 0.0}),
+    "rings under LL below their rate over the network": lambda library: _neutral(
+        library, {"net_ll_share": 1.0}
+    ),
+    "filling the pipeline of Simple": lambda library: _neutral(
+        library, {".simple_start": 0.0, "net_start": 0.0}
+    ),
     "start of reductions in switches (25 us, as NCCL says)": lambda library: _neutral(
         library, {"nvls_start": 25.0, "nvls_tree_start": 25.0, "nvls_tree_hop_factor": 1.0}
     ),
-    "rates of trees other than NCCL's": lambda library: _neutral(library, {"tree_power_factor": 1.0}),
+    "rates of trees other than NCCL's": lambda library: _neutral(
+        library, {"tree_power_factor": 1.0}
+    ),
     "latencies of LL and LL128 by generation": lambda library: _neutral(
         library, {"ll_hop_factor": 1.0, "ll128_hop_factor": 1.0}
     ),
-    "rates of LL and LL128 by generation": lambda library: _neutral(library, {".ll_factor": 1.0, "ll128_factor": 1.0}),
+    "rates of LL and LL128 by generation": lambda library: _neutral(
+        library, {".ll_factor": 1.0, "ll128_factor": 1.0}
+    ),
     "measured rates (0.8 of every NVLink, 0.96 of every NIC)": lambda library: _neutral(
-        library, {"ring_share": 0.8, ".share": 0.96, "nvls_share": 1.04, "nvls_large_share": 1.04, "p2p_share": 0.8}
+        library,
+        {
+            "ring_share": 0.8,
+            ".share": 0.96,
+            "nvls_share": 1.04,
+            "nvls_large_share": 1.04,
+            "p2p_share": 0.8,
+        },
     ),
     "few channels of grouped sends, and their LL": lambda library: replace(
         library,
-        values={place: value for place, value in library.values.items() if not place.endswith("p2p_channel_rate")},
+        values={
+            place: value
+            for place, value in library.values.items()
+            if not place.endswith("p2p_channel_rate")
+        },
     ),
     "the copy of the own block": lambda library: _neutral(library, {"copy_share": 0.0}),
     "NCCL's own choice on Slingshot, and its lack of LL128": lambda library: replace(
@@ -245,35 +288,60 @@ def _worth() -> Iterator[str]:
         for table in tables:
             library = without(left_out_library(table.library, table.system))
             sizes = [size for size, _ in table.rows]
-            times = formula(table.collective, table.machine(), library, table.settings())(sizes, Calibration())
-            errors += [Error(table, "", *row, round(fs / 10**6)) for row, fs in zip(table.rows, times, strict=True)]
+            times = formula(table.collective, table.machine(), library, table.settings())(
+                sizes, Calibration()
+            )
+            errors += [
+                Error(table, "", *row, round(fs / 10**6))
+                for row, fs in zip(table.rows, times, strict=True)
+            ]
         yield f"| {name} | {_bands(medians(errors))} |\n"
 
 
 def _furthest(errors: Sequence[Error]) -> Iterator[str]:
-    """The bands of tables with the largest median error, and the error left after correcting offset and rate."""
+    """The bands of tables with the largest median error, and the error left after correcting offset
+    and rate.
+    """
     groups: dict[tuple[str, str], list[Error]] = {}
     for error in errors:
         if error.method == METHODS[0]:
             groups.setdefault((error.table.name, error.band), []).append(error)
-    worst = sorted(groups.values(), key=lambda group: -float(np.median([abs(error.relative) for error in group])))
+    worst = sorted(
+        groups.values(),
+        key=lambda group: -float(np.median([abs(error.relative) for error in group])),
+    )
     for group in worst[:MOST_ROWS]:
         table = group[0].table
         rows = [error for error in errors if error.method == METHODS[0] and error.table is table]
-        reference = rows[0] if len(rows) == 1 or rows[0].measured_ns < 1.5 * rows[1].measured_ns else rows[1]
+        reference = (
+            rows[0]
+            if len(rows) == 1 or rows[0].measured_ns < 1.5 * rows[1].measured_ns
+            else rows[1]
+        )
         offset = reference.measured_ns - reference.predicted_ns
         rate = (rows[-1].measured_ns - offset) / rows[-1].predicted_ns
         in_rate = rate if group[0].band == BANDS[2] else 1.0
-        steps = [_median_error(group, factor, added) for factor, added in ((1.0, 0), (1.0, offset), (in_rate, offset))]
+        steps = [
+            _median_error(group, factor, added)
+            for factor, added in ((1.0, 0), (1.0, offset), (in_rate, offset))
+        ]
         launch, links = steps[1] < steps[0] / 2, steps[2] < steps[0] / 2
-        cause = "the launch of the run" if launch else "the rate of its links" if links else "not explained"
+        cause = (
+            "the launch of the run"
+            if launch
+            else "the rate of its links"
+            if links
+            else "not explained"
+        )
         machine = f"{table.ranks} ranks of {table.topology}"
         yield f"| {table.name} | {machine} | {group[0].band} | {' | '.join(map(_percent, steps))} | {cause} |\n"
 
 
 def _median_error(errors: Sequence[Error], factor: float, added_ns: int) -> float:
     """The median error of predictions times a factor, plus an offset."""
-    return float(np.median([abs((e.predicted_ns * factor + added_ns) / e.measured_ns - 1) for e in errors]))
+    return float(
+        np.median([abs((e.predicted_ns * factor + added_ns) / e.measured_ns - 1) for e in errors])
+    )
 
 
 def _tables(errors: Sequence[Error]) -> Iterator[str]:
@@ -281,7 +349,10 @@ def _tables(errors: Sequence[Error]) -> Iterator[str]:
     yield EVERY
     for table in {error.table.name: error.table for error in errors}.values():
         table_errors = [error for error in errors if error.table is table]
-        cells = [_bands(medians(error for error in table_errors if error.method == method)) for method in METHODS]
+        cells = [
+            _bands(medians(error for error in table_errors if error.method == method))
+            for method in METHODS
+        ]
         yield f"| {table.name} | {table.ranks} ranks of {table.topology} | {len(table.rows)} | {' | '.join(cells)} |\n"
 
 
@@ -289,4 +360,6 @@ def _ending(errors: Sequence[Error]) -> str:
     """Notes on how rows were timed, and on the limits of these figures."""
     blind = [error for error in errors if error.method == METHODS[0]]
     events = sum(error.timed_by == "events" for error in blind)
-    return ENDING.format(events=events, rows=len(blind), missing="; ".join(load_library("nccl").missing))
+    return ENDING.format(
+        events=events, rows=len(blind), missing="; ".join(load_library("nccl").missing)
+    )

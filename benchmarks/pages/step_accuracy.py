@@ -1,4 +1,6 @@
-"""The accuracy page of training steps: predicted against measured, with the constants fitted to each table."""
+"""The accuracy page of training steps: predicted against measured, with the constants fitted to
+each table.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ efficiencies set by hand (arXiv 2306.02003).
 |---|---|---|---|---|
 """
 SLOWER = 0.4
-"""Slow-down of computation beside collectives, for MLPerf's rows: the maximum measured by arXiv 2507.03114 on H100 and A100."""
+"""Slow-down of computation beside collectives, for MLPerf's rows: the maximum measured by arXiv
+2507.03114 on H100 and A100.
+"""
 SLOWDOWNS = {
     0.0: "off",
     0.189: "their mean",
@@ -221,18 +225,28 @@ def _lead_line(source: str, constants: str, errors: ArrayLike) -> str:
 def _vtrain(lead: list[str]) -> Iterator[str]:
     several, single = published_steps("vtrain-multi").rows, published_steps("vtrain-single").rows
     some = single[::SINGLE_EVERY]
-    rows, weights = [*several, *some], [1 / len(several)] * len(several) + [1 / len(some)] * len(some)
+    rows, weights = (
+        [*several, *some],
+        [1 / len(several)] * len(several) + [1 / len(some)] * len(some),
+    )
     shipped = megatron_a100()
     fit = fit_steps(rows, FITTED, start=shipped, weights=weights)
     words = f"`{shipped.hash}` in `calibrations/megatron-a100.toml`"
     yield HEAD.format(
-        constants=", ".join(f"`{name}` {getattr(shipped, name):.4g}" for name in FITTED), calibration=words
+        constants=", ".join(f"`{name}` {getattr(shipped, name):.4g}" for name in FITTED),
+        calibration=words,
     )
     count = len(several)
     for name, part in (("several nodes", slice(count)), ("one node", slice(count, None))):
         for how, errors in (("left out", fit.unseen_errors[part]), ("all", fit.errors[part])):
             yield f"| {name} | {how} | {len(errors)} | {_summary(errors)} |\n"
-        lead.append(_lead_line(f"vTrain: Megatron-DeepSpeed on A100, {name}", "other folds", fit.unseen_errors[part]))
+        lead.append(
+            _lead_line(
+                f"vTrain: Megatron-DeepSpeed on A100, {name}",
+                "other folds",
+                fit.unseen_errors[part],
+            )
+        )
     blind = predict_seconds(several, UNCALIBRATED) / np.array([row.seconds for row in several]) - 1
     yield f"| several nodes | no constant | {count} | {_summary(blind)} |\n"
     yield PUBLISHED
@@ -241,10 +255,14 @@ def _vtrain(lead: list[str]) -> Iterator[str]:
 def _summary(errors: NDArray[np.float64]) -> str:
     size = np.abs(errors)
     values = (size.mean(), np.median(size), np.quantile(size, 0.9))
-    return " | ".join([*(f"{100 * value:.1f} %" for value in values), f"{100 * errors.mean():+.1f} %"])
+    return " | ".join(
+        [*(f"{100 * value:.1f} %" for value in values), f"{100 * errors.mean():+.1f} %"]
+    )
 
 
-def _errors(table: StepTable, calibration: StepCalibration) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _errors(
+    table: StepTable, calibration: StepCalibration
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     times = predict_seconds(table.rows, calibration)
     return times, times / np.array([row.seconds for row in table.rows]) - 1
 
@@ -265,7 +283,9 @@ def _mlperf(lead: list[str]) -> Iterator[str]:
     _, blind = _errors(table, UNCALIBRATED)
     errors = _errors(table, fit.calibration)[1]
     lead.append(_lead_line("MLPerf v5.0: Llama 3.1 405B on H100", "none", blind))
-    yield MLPERF.format(rate=f"{fit.calibration.rate:.3f} of what the GPU sustains", slower=round(100 * SLOWER))
+    yield MLPERF.format(
+        rate=f"{fit.calibration.rate:.3f} of what the GPU sustains", slower=round(100 * SLOWER)
+    )
     for row, blind_error, fitted_error in zip(table.rows, blind, errors, strict=True):
         design = row.design
         shape = f"{design.mesh.nranks} | {design.micro_batches} | {row.seconds:.3f}"
@@ -275,11 +295,16 @@ def _mlperf(lead: list[str]) -> Iterator[str]:
     measured = np.array([row.seconds for row in table.rows])
     intercept, weighed = _intercept(passes, measured), _intercept(passes, measured, 1 / measured)
     played = [
-        TrainingStep(replace(row.design, calibration=fit.calibration)).time_fs(tier=2) / 1e15 for row in table.rows
+        TrainingStep(replace(row.design, calibration=fit.calibration)).time_fs(tier=2) / 1e15
+        for row in table.rows
     ]
-    lines = (_intercept(passes, played), intercept), (_intercept(passes, played, 1 / measured), weighed)
+    lines = (
+        (_intercept(passes, played), intercept),
+        (_intercept(passes, played, 1 / measured), weighed),
+    )
     together = " and ".join(
-        f"{simulated:.3f} s ({100 * (simulated / reference - 1):+.0f} %)" for simulated, reference in lines
+        f"{simulated:.3f} s ({100 * (simulated / reference - 1):+.0f} %)"
+        for simulated, reference in lines
     )
     yield INTERCEPT.format(line=intercept, weighted=weighed, slower=SLOWER, together=together)
     for slower, words in SLOWDOWNS.items():
@@ -297,14 +322,19 @@ def _with(design: Design, **changes: str) -> Design:
     return replace(design, parallel=msgspec.structs.replace(design.parallel, **changes))
 
 
-def _intercept(passes: Sequence[float], seconds: ArrayLike, weights: NDArray[np.float64] | None = None) -> float:
+def _intercept(
+    passes: Sequence[float], seconds: ArrayLike, weights: NDArray[np.float64] | None = None
+) -> float:
     return float(np.polyfit(passes, np.asarray(seconds), 1, w=weights)[1])
 
 
 def _gpt3(lead: list[str]) -> Iterator[str]:
     table = published_steps("mlperf-gpt3-h100")
     yield GPT3.format(slower=round(100 * SLOWER))
-    blind, slowed = (_errors(table, calibration)[1] for calibration in (UNCALIBRATED, StepCalibration(overlap=SLOWER)))
+    blind, slowed = (
+        _errors(table, calibration)[1]
+        for calibration in (UNCALIBRATED, StepCalibration(overlap=SLOWER))
+    )
     lead.append(_lead_line("MLPerf v4.1: GPT-3 175B on H100", "none", blind))
     for row, blind_error, slowed_error in zip(table.rows, blind, slowed, strict=True):
         design = row.design
@@ -328,16 +358,24 @@ def _fsdp(lead: list[str]) -> Iterator[str]:
         table, calibration = published_steps(name), shipped_calibration(constants)
         blind, errors = (_errors(table, candidate)[1] for candidate in (UNCALIBRATED, calibration))
         fitted = np.array(
-            [row.fold in STACK_FITTED and calibration.source.startswith(f"{name}:") for row in table.rows]
+            [
+                row.fold in STACK_FITTED and calibration.source.startswith(f"{name}:")
+                for row in table.rows
+            ]
         )
         size = np.abs(errors)
         fitted_text = f"{100 * size[fitted].mean():.1f} %" if fitted.any() else "-"
         unseen = size[~fitted]
         lead.append(_lead_line(table.title, "three of MPT's models", unseen))
-        values = (f"{100 * value:.1f} %" for value in (unseen.mean(), np.median(unseen), np.quantile(unseen, 0.9)))
+        values = (
+            f"{100 * value:.1f} %"
+            for value in (unseen.mean(), np.median(unseen), np.quantile(unseen, 0.9))
+        )
         yield (
-            f"| {table.title.removeprefix('MPT with PyTorch FSDP on ')} | {len(table.rows)} | {100 * np.abs(blind).mean():.0f} % "
-            f"| {100 * blind.mean():+.0f} % | {fitted_text} | {len(unseen)} | {' | '.join(values)} |\n"
+            f"| {table.title.removeprefix('MPT with PyTorch FSDP on ')} | {len(table.rows)} | "
+            f"{100 * np.abs(blind).mean():.0f} % "
+            f"| {100 * blind.mean():+.0f} % | {fitted_text} | {len(unseen)} | {' | '.join(values)} "
+            "|\n"
         )
 
 
@@ -345,18 +383,27 @@ def _titan(lead: list[str]) -> Iterator[str]:
     table = published_steps("torchtitan")
     yield TITAN
     blind = _errors(table, UNCALIBRATED)[1]
-    eager = {name: _errors(table, shipped_calibration(f"fsdp-{name}"))[1] for name in ("h100", "a100")}
+    eager = {
+        name: _errors(table, shipped_calibration(f"fsdp-{name}"))[1] for name in ("h100", "a100")
+    }
     groups: dict[str, list[float]] = {}
     for place, row in enumerate(table.rows):
         gpu = row.design.gpu.name
         error = float(eager["a100" if gpu.startswith("a100") else "h100"][place])
-        kind = "asynchronous" if row.design.parallel.overlap_tp and row.design.parallel.pp == 1 else gpu.upper()
+        kind = (
+            "asynchronous"
+            if row.design.parallel.overlap_tp and row.design.parallel.pp == 1
+            else gpu.upper()
+        )
         groups.setdefault(kind, []).append(abs(error))
         yield (
-            f"| {row.fold} | {row.design.mesh.nranks} {gpu.upper()} | {row.design.dtype} | {row.seconds:.2f} "
+            f"| {row.fold} | {row.design.mesh.nranks} {gpu.upper()} | {row.design.dtype} | "
+            f"{row.seconds:.2f} "
             f"| {100 * blind[place]:+.1f} % | {100 * error:+.1f} % |\n"
         )
-    lead += [_lead_line(f"torchtitan, FSDP2: {kind}", "MPT's rows", off) for kind, off in groups.items()]
+    lead += [
+        _lead_line(f"torchtitan, FSDP2: {kind}", "MPT's rows", off) for kind, off in groups.items()
+    ]
     yield f"\nMean error, FSDP: {_means(groups)}; blind: {100 * np.abs(blind).mean():.1f} %.\n"
 
 
@@ -371,7 +418,8 @@ def _blind(lead: list[str]) -> Iterator[str]:
             kind = row.fold.split()[0] if design.model.experts else f"{software} on {gpu}"
             groups.setdefault(kind, []).append(abs(float(error)))
             yield (
-                f"| {software} | {row.fold} | {design.mesh.nranks} {gpu} | {design.dtype} | {row.seconds:.2f} | {time:.2f} "
+                f"| {software} | {row.fold} | {design.mesh.nranks} {gpu} | {design.dtype} | "
+                f"{row.seconds:.2f} | {time:.2f} "
                 f"| {100 * error:+.1f} % |\n"
             )
     yield f"\nMean error: {_means(groups)}.\n"
@@ -379,12 +427,18 @@ def _blind(lead: list[str]) -> Iterator[str]:
         [off for kind, group in groups.items() if (" on " in kind) == is_dense for off in group]
         for is_dense in (True, False)
     )
-    lead.append(_lead_line("NeMo, Megatron Bridge, DGX Cloud, Llama 3: dense models", "none", dense))
+    lead.append(
+        _lead_line("NeMo, Megatron Bridge, DGX Cloud, Llama 3: dense models", "none", dense)
+    )
     lead.append(_lead_line("the same: mixtures of experts", "none", mixtures))
     host = shipped_calibration("megatron-experts")
     launched: dict[str, list[float]] = {}
     for name in BLIND_TABLES:
-        rows = [row for row in published_steps(name).rows if row.design.model.experts and row.seconds != HOST_ROW]
+        rows = [
+            row
+            for row in published_steps(name).rows
+            if row.design.model.experts and row.seconds != HOST_ROW
+        ]
         for row, time in zip(rows, predict_seconds(rows, host), strict=True):
             launched.setdefault(row.fold.split()[0], []).append(abs(float(time / row.seconds - 1)))
     yield HOST.format(layer=host.host_layer_us, expert=host.host_expert_us, means=_means(launched))
@@ -413,12 +467,14 @@ def _contention_rows() -> Iterator[str]:
         longer, summed, played = contention(case)
         sizes = f"{case.compute_ms:g} ms, {case.exchange_mib} MiB, {case.reduce_mib} MiB"
         yield (
-            f"| {sizes} | {longer:.1f} ({100 * (longer / played - 1):+.0f} %) | {summed:.1f} ({100 * (summed / played - 1):+.0f} %) "
+            f"| {sizes} | {longer:.1f} ({100 * (longer / played - 1):+.0f} %) | {summed:.1f} "
+            f"({100 * (summed / played - 1):+.0f} %) "
             f"| {played:.1f} |\n"
         )
     yield PLACEMENT
     for (oversubscription, order), words in PLACED.items():
         total, without_data, without_sends = (
-            placement_ms(oversubscription, order, **bytes_of) for bytes_of in ({}, {"data": False}, {"sends": False})
+            placement_ms(oversubscription, order, **bytes_of)
+            for bytes_of in ({}, {"data": False}, {"sends": False})
         )
         yield f"| {words} | {total:.0f} | {total - without_data:.0f} | {total - without_sends:.0f} |\n"

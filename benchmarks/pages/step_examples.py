@@ -1,4 +1,6 @@
-"""Two checks of shared networks: measured expert dispatch and combine, and two axes on one NIC against formulas."""
+"""Two checks of shared networks: measured expert dispatch and combine, and two axes on one NIC
+against formulas.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,21 @@ from simcoll.workload.mesh import Mesh
 
 Tokens = Ints
 
-__all__ = ["CONTENTION", "DEEPEP", "PLACED", "Contention", "contention", "exchange_us", "placement_ms"]
+__all__ = [
+    "CONTENTION",
+    "DEEPEP",
+    "PLACED",
+    "Contention",
+    "contention",
+    "exchange_us",
+    "placement_ms",
+]
 
 DEEPEP = {8: (163, 318), 32: (182, 350), 128: (192, 369)}
-"""Microseconds of dispatch and combine by number of GPUs: DeepEP's README at commit 3b1045d, low-latency kernels, H800 with ConnectX-7 of
-400 Gbit/s, 128 tokens of 7168 a GPU, 8 of 256 experts, dispatch in FP8, combine in BF16."""
+"""Microseconds of dispatch and combine by number of GPUs: DeepEP's README at commit 3b1045d,
+low-latency kernels, H800 with ConnectX-7 of 400 Gbit/s, 128 tokens of 7168 a GPU, 8 of 256 experts,
+dispatch in FP8, combine in BF16.
+"""
 TOKENS = 128
 WIDTH = 7168
 EXPERTS = 256
@@ -37,10 +49,11 @@ MESSAGE = (WIDTH + WIDTH // 128 * 4 + 16, 2 * WIDTH)
 
 
 def exchange_us(gpus: int, phase: int, *, balanced: bool = False) -> float:
-    """Microseconds of DeepEP's dispatch (0) or combine (1): the time of the most loaded NIC, plus network latency.
+    """Microseconds of DeepEP's dispatch (0) or combine (1): the time of the most loaded NIC, plus
+    network latency.
 
-    Its kernels use the NIC for all traffic, including a GPU's to itself. Tokens choose experts at random (mean of a few draws);
-    ``balanced``: all pairs of GPUs exchange equally.
+    Its kernels use the NIC for all traffic, including a GPU's to itself. Tokens choose experts at
+    random (mean of a few draws); ``balanced``: all pairs of GPUs exchange equally.
     """
     draws = _draws(gpus, balanced=balanced)
     loads = [max(int(rows.sum(axis=0).max()), int(rows.sum(axis=1).max())) for rows in draws]
@@ -56,7 +69,9 @@ def _draws(gpus: int, *, balanced: bool) -> list[Tokens]:
 def _routes(gpus: int, seed: int) -> Tokens:
     """Tokens from each GPU to each."""
     random = np.random.default_rng(seed)
-    chosen = np.argsort(random.random((gpus, TOKENS, EXPERTS)), axis=2)[:, :, :CHOSEN] // (EXPERTS // gpus)
+    chosen = np.argsort(random.random((gpus, TOKENS, EXPERTS)), axis=2)[:, :, :CHOSEN] // (
+        EXPERTS // gpus
+    )
     return np.stack([np.bincount(experts.ravel(), minlength=gpus) for experts in chosen])
 
 
@@ -67,7 +82,8 @@ class Contention:
     Attributes
     ----------
     compute_ms, exchange_mib, reduce_mib
-        Per layer: computation, a blocking all_to_all of 16 ranks, and a reduce_scatter of 32 ranks that overlaps the next layers.
+        Per layer: computation, a blocking all_to_all of 16 ranks, and a reduce_scatter of 32 ranks
+        that overlaps the next layers.
     """
 
     compute_ms: float
@@ -102,7 +118,10 @@ def _operations(case: Contention, parts: str) -> Iterator[Operation]:
     simple = nccl("Simple", generation="hopper")
     everyone = np.arange(32)
     exchange = bind(
-        schedule("all_to_all", "direct", nranks=16), case.exchange_mib * 2**20 // 16, "uint8", protocol=simple
+        schedule("all_to_all", "direct", nranks=16),
+        case.exchange_mib * 2**20 // 16,
+        "uint8",
+        protocol=simple,
     )
     ring = schedule("reduce_scatter", "ring", nranks=32, channels=8, box=8)
     reduction = bind(ring, case.reduce_mib * 2**20 // 32, "uint8", protocol=simple)
@@ -130,19 +149,31 @@ FORWARD_MS, BACKWARD_MS = 20, 40
 ACTIVATIONS, GRADIENTS, PARAMETERS = 32 * 2**20, 4 * 10**9, 2 * 10**9
 
 
-def placement_ms(oversubscription: int, order: str, *, sends: bool = True, data: bool = True) -> float:
-    """Milliseconds of a step on 256 H100, four nodes a leaf: tensor parallelism of 8, 4 stages, data parallelism of 8.
+def placement_ms(
+    oversubscription: int, order: str, *, sends: bool = True, data: bool = True
+) -> float:
+    """Milliseconds of a step on 256 H100, four nodes a leaf: tensor parallelism of 8, 4 stages,
+    data parallelism of 8.
 
-    Every pass has a fixed time; gradients are reduced in four parts during the last backward pass, parameters gathered at the end.
-    ``sends``, ``data``: whether messages between stages and collectives of data parallelism have bytes.
+    Every pass has a fixed time; gradients are reduced in four parts during the last backward pass,
+    parameters gathered at the end. ``sends``, ``data``: whether messages between stages and
+    collectives of data parallelism have bytes.
     """
     topology = load_topology(
-        "superpod-h100", nodes=32, network__oversubscription=oversubscription, network__boxes_per_leaf=4
+        "superpod-h100",
+        nodes=32,
+        network__oversubscription=oversubscription,
+        network__boxes_per_leaf=4,
     )
     sizes = {"tp": 8, "dp": 8, "pp": STAGES, "cp": 1}
     mesh = Mesh(tuple((axis, sizes[axis]) for axis in order.split("-")))
     traffic = _PlacedJob(list(mesh.groups("tp", "dp")), mesh.groups("dp"), sends=sends, data=data)
-    return emulate_program(Program(topology.nranks, traffic.operations()), topology, data="none").time_fs / 1e12
+    return (
+        emulate_program(
+            Program(topology.nranks, traffic.operations()), topology, data="none"
+        ).time_fs
+        / 1e12
+    )
 
 
 class _PlacedJob:
@@ -181,7 +212,9 @@ class _PlacedJob:
         duration_ms = FORWARD_MS if turn.kind == "F" else BACKWARD_MS
         last_operation = 0
         for _ in range(parts):
-            last_operation = self.add(Compute(self.stages[stage], duration_ms * 10**12 // parts, after=dependencies))
+            last_operation = self.add(
+                Compute(self.stages[stage], duration_ms * 10**12 // parts, after=dependencies)
+            )
             dependencies = ()
             if last:
                 self.collective("reduce_scatter", stage, GRADIENTS // BUCKETS, (last_operation,))
@@ -196,8 +229,15 @@ class _PlacedJob:
                 Send(pairs, size, stream, (last_operation,), self.simple)
             )
 
-    def collective(self, kind: str, stage: int, size_bytes: int, dependencies: tuple[int, ...] = ()) -> None:
+    def collective(
+        self, kind: str, stage: int, size_bytes: int, dependencies: tuple[int, ...] = ()
+    ) -> None:
         groups = self.groups[stage]
         chunk_bytes = size_bytes // groups.shape[1] // 2 * 2 if self.data else 2
-        plan = bind(schedule(kind, "ring", nranks=groups.shape[1]), chunk_bytes, "uint8", protocol=self.simple)
+        plan = bind(
+            schedule(kind, "ring", nranks=groups.shape[1]),
+            chunk_bytes,
+            "uint8",
+            protocol=self.simple,
+        )
         self.add(Call(plan, groups, "data", dependencies))

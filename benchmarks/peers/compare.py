@@ -1,13 +1,16 @@
 """The same collectives in simcoll, SimGrid SMPI and LogGOPSim: CPU time beside each other.
 
-``python benchmarks/peers/compare.py [--ranks 64] [--limit 300]`` writes, for each schedule, the messages of our plan as a time-independent
-trace for SMPI (``smpirun -replay``) and as a binary GOAL file for LogGOPSim, runs those of the two that are installed, and prints CPU
-seconds, the time that each model predicts, and the ratio to ours. ``apt-get install simgrid libsimgrid-dev`` is all that SMPI needs
-(newer Debian has both in the second); LogGOPSim is built from its source and found on PATH.
+``python benchmarks/peers/compare.py [--ranks 64] [--limit 300]`` writes, for each schedule, the
+messages of our plan as a time-independent trace for SMPI (``smpirun -replay``) and as a binary GOAL
+file for LogGOPSim, runs those of the two that are installed, and prints CPU seconds, the time that
+each model predicts, and the ratio to ours. ``apt-get install simgrid libsimgrid-dev`` is all that
+SMPI needs (newer Debian has both in the second); LogGOPSim is built from its source and found on
+PATH.
 
-64 MiB a rank, links of 50 GB/s, 1 us, one non-blocking switch. The models differ: LogGOPSim shares no links, and SMPI is asked for its
-plain flow model (CM02), without the factors that it fits to real networks. Ours is the whole call from schedule to result, every message
-played by the compiled engine, once it is loaded; the others are whole processes.
+64 MiB a rank, links of 50 GB/s, 1 us, one non-blocking switch. The models differ: LogGOPSim shares
+no links, and SMPI is asked for its plain flow model (CM02), without the factors that it fits to
+real networks. Ours is the whole call from schedule to result, every message played by the compiled
+engine, once it is loaded; the others are whole processes.
 """
 
 import argparse
@@ -40,26 +43,40 @@ PLATFORM = """<?xml version='1.0'?>
 </platform>
 """
 PLAIN = (
-    "network/model:CM02", "network/TCP-gamma:0", "network/crosstraffic:0", "smpi/host-speed:1Gf", "smpi/os:0:0:0", "smpi/or:0:0:0",
-    "smpi/ois:0:0:0", "smpi/async-small-thresh:0", "smpi/send-is-detached-thresh:0",
-)  # fmt: skip
+    "network/model:CM02",
+    "network/TCP-gamma:0",
+    "network/crosstraffic:0",
+    "smpi/host-speed:1Gf",
+    "smpi/os:0:0:0",
+    "smpi/or:0:0:0",
+    "smpi/ois:0:0:0",
+    "smpi/async-small-thresh:0",
+    "smpi/send-is-detached-thresh:0",
+)
 
 
 def timed(command: list[str], folder: Path, limit_s: float) -> tuple[float, str] | None:
     """CPU seconds of a process and its children, and what it printed; None beyond the limit."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=limit_s, check=False)
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=limit_s, check=False
+        )
     except subprocess.TimeoutExpired:
         return None
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise SystemExit(f"{command[0]} failed:\n{(done.stdout + done.stderr)[-2000:]}")
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout + done.stderr
+    return (
+        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        done.stdout + done.stderr,
+    )
 
 
 def write_traces(plan: Plan, folder: Path) -> None:
-    """A time-independent trace of every rank: in every step its receives and sends, and a wait for all of them."""
+    """A time-independent trace of every rank: in every step its receives and sends, and a wait for
+    all of them.
+    """
     lines: list[list[str]] = [[f"{rank} init"] for rank in range(plan.nranks)]
     for step in plan.steps():
         begun = [0] * plan.nranks
@@ -67,16 +84,22 @@ def write_traces(plan: Plan, folder: Path) -> None:
         ends = [each for each in zip(*columns, strict=True) if each[0] != each[1]]
         for call, own, other in (("irecv", 1, 0), ("isend", 0, 1)):
             for each in ends:
-                lines[each[own]].append(f"{each[own]} {call} {each[other]} {step.step} {each[2]} {MPI_BYTE}")
+                lines[each[own]].append(
+                    f"{each[own]} {call} {each[other]} {step.step} {each[2]} {MPI_BYTE}"
+                )
                 begun[each[own]] += 1
         for rank, count in enumerate(begun):
             if count:
                 lines[rank].append(f"{rank} waitall {count}")
     for rank, own in enumerate(lines):
-        (folder / f"trace{rank}").write_text("\n".join([*own, f"{rank} finalize", ""]), encoding="ascii")
+        (folder / f"trace{rank}").write_text(
+            "\n".join([*own, f"{rank} finalize", ""]), encoding="ascii"
+        )
     names = {"traces": "trace{}", "hosts": "n{}"}
     for name, form in names.items():
-        (folder / name).write_text("".join(form.format(rank) + "\n" for rank in range(plan.nranks)), encoding="ascii")
+        (folder / name).write_text(
+            "".join(form.format(rank) + "\n" for rank in range(plan.nranks)), encoding="ascii"
+        )
     (folder / "platform.xml").write_text(PLATFORM.format(last=plan.nranks - 1), encoding="ascii")
 
 
@@ -100,7 +123,9 @@ def smpi(plan: Plan, limit_s: float) -> tuple[float, float] | None:
 
 
 def loggopsim(plan: Plan, limit_s: float) -> tuple[float, float] | None:
-    """CPU seconds of LogGOPSim and the seconds that it predicts: L = 1 us, G of 50 GB/s as 0.02 ns a byte."""
+    """CPU seconds of LogGOPSim and the seconds that it predicts: L = 1 us, G of 50 GB/s as 0.02 ns
+    a byte.
+    """
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "run.goal").write_bytes(dump_goal_binary(plan.schedule, size=SIZE))
         command = [
@@ -122,7 +147,10 @@ def loggopsim(plan: Plan, limit_s: float) -> tuple[float, float] | None:
             "--batchmode",
         ]
         found = timed(command, Path(name), limit_s)
-    return found and (found[0], int(re.findall(r"Maximum finishing time at host \d+: (\d+)", found[1])[-1]) / 1e9)
+    return found and (
+        found[0],
+        int(re.findall(r"Maximum finishing time at host \d+: (\d+)", found[1])[-1]) / 1e9,
+    )
 
 
 def ours(collective: str, algorithm: str, nranks: int) -> tuple[float, float, Plan]:
@@ -130,7 +158,9 @@ def ours(collective: str, algorithm: str, nranks: int) -> tuple[float, float, Pl
     best = float("inf")
     for _ in range(3):
         start = time.process_time()
-        schedule = simcoll.schedule(collective, algorithm, nranks=nranks, in_place=collective == "all_reduce")
+        schedule = simcoll.schedule(
+            collective, algorithm, nranks=nranks, in_place=collective == "all_reduce"
+        )
         per_rank = SIZE // 4 if collective == "all_reduce" else SIZE // 4 // nranks
         plan = simcoll.bind(schedule, count=per_rank, unproved=True)
         how = {"data": "none", "bound": False, "engine": "fast", "quotient": False}
@@ -154,13 +184,18 @@ def main() -> None:
         for collective, algorithm in CASES:
             seconds, predicted, plan = ours(collective, algorithm, nranks)
             print(
-                f"{algorithm} {collective}, {nranks} ranks: simcoll {seconds:.4f} s, predicts {predicted * 1e3:.3f} ms"
+                f"{algorithm} {collective}, {nranks} ranks: simcoll {seconds:.4f} s, predicts "
+                f"{predicted * 1e3:.3f} ms"
             )
             for program, (name, play) in peers.items():
                 if shutil.which(program) is None:
                     continue
                 found = play(plan, args.limit)
-                shown = "over the limit" if found is None else f"{found[0]:.4f} s, predicts {found[1] * 1e3:.3f} ms"
+                shown = (
+                    "over the limit"
+                    if found is None
+                    else f"{found[0]:.4f} s, predicts {found[1] * 1e3:.3f} ms"
+                )
                 ratio = "" if found is None else f", {found[0] / seconds:.1f} times ours"
                 print(f"  {name}: {shown}{ratio}")
 

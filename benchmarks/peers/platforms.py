@@ -1,8 +1,10 @@
-"""Topologies written as SimGrid platforms, and times on them in SMPI: the numbers of ``tests/unit/topology/test_platforms.py``.
+"""Topologies written as SimGrid platforms, and times on them in SMPI: the numbers of
+``tests/unit/topology/test_platforms.py``.
 
-``python benchmarks/peers/platforms.py`` prints, for each machine, the SHA-256 of its platform, and for each schedule SMPI's simulated time
-beside ours. ``apt-get install libsimgrid-dev`` brings ``smpirun``. SMPI's calibration factors are neutralised, and every message carries
-the 16 bytes that SMPI adds.
+``python benchmarks/peers/platforms.py`` prints, for each machine, the SHA-256 of its platform, and
+for each schedule SMPI's simulated time beside ours. ``apt-get install libsimgrid-dev`` brings
+``smpirun``. SMPI's calibration factors are neutralised, and every message carries the 16 bytes that
+SMPI adds.
 """
 
 import hashlib
@@ -25,7 +27,9 @@ SMPI = Protocol("smpi", header_bytes=16)
 MACHINES = {
     "crossbar": lambda: crossbar(16, "12.5 GB/s", "2 us"),
     "torus": lambda: torus((4, 4), "12.5 GB/s", "1 us"),
-    "fat tree": lambda: fat_tree(4, 4, "12.5 GB/s", "2 us", oversubscription=2, spine_latency="2 us"),
+    "fat tree": lambda: fat_tree(
+        4, 4, "12.5 GB/s", "2 us", oversubscription=2, spine_latency="2 us"
+    ),
     "dgx-a100": lambda: load_topology("dgx-a100", nodes=2),
 }
 CASES = (
@@ -36,11 +40,25 @@ CASES = (
 )
 SIZES = (1 << 10, 1 << 20)
 OPTIONS = (
-    "network/model:CM02", "network/TCP-gamma:0", "network/weight-S:0", "network/latency-factor:1", "network/bandwidth-factor:1",
-    "network/crosstraffic:0", "network/loopback-bw:1e18", "network/loopback-lat:0", "smpi/os:0:0:0", "smpi/or:0:0:0", "smpi/ois:0:0:0",
-    "smpi/wtime:0", "surf/precision:1e-12", "maxmin/precision:1e-9", "smpi/host-speed:1Gf", "smpi/async-small-thresh:0",
-    "smpi/send-is-detached-thresh:0", "smpi/display-timing:1",
-)  # fmt: skip
+    "network/model:CM02",
+    "network/TCP-gamma:0",
+    "network/weight-S:0",
+    "network/latency-factor:1",
+    "network/bandwidth-factor:1",
+    "network/crosstraffic:0",
+    "network/loopback-bw:1e18",
+    "network/loopback-lat:0",
+    "smpi/os:0:0:0",
+    "smpi/or:0:0:0",
+    "smpi/ois:0:0:0",
+    "smpi/wtime:0",
+    "surf/precision:1e-12",
+    "maxmin/precision:1e-9",
+    "smpi/host-speed:1Gf",
+    "smpi/async-small-thresh:0",
+    "smpi/send-is-detached-thresh:0",
+    "smpi/display-timing:1",
+)
 
 
 def main() -> None:
@@ -51,7 +69,9 @@ def main() -> None:
         for kind, algorithm in CASES:
             for size in SIZES:
                 made = simcoll.schedule(kind, algorithm, nranks=16)
-                plan = simcoll.bind(made, size // (16 if kind == "all_to_all" else 1), "uint8", protocol=SMPI)
+                plan = simcoll.bind(
+                    made, size // (16 if kind == "all_to_all" else 1), "uint8", protocol=SMPI
+                )
                 ours = emulate(plan, machine, data="none", bound=False).time
                 print(f"  {kind} {algorithm} {size}: SMPI {in_smpi(plan, platform)}, ours {ours}")
 
@@ -77,7 +97,9 @@ def in_smpi(plan: Plan, platform: bytes) -> float:
             "traces",
             *options,
         ]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        )
     found = re.search(r"Simulated time: ([0-9.e+-]+) seconds", done.stdout + done.stderr)
     if found is None:
         sys.exit((done.stdout + done.stderr)[-2000:])

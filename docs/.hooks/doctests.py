@@ -1,4 +1,6 @@
-"""Doctests in docstrings as code: without a fence Markdown takes ``>>>`` for a quotation of a quotation."""
+"""Doctests in docstrings as code: without a fence Markdown takes ``>>>`` for a quotation of a
+quotation.
+"""
 
 import re
 

@@ -1,4 +1,6 @@
-"""Links for the roles in docstrings: ``:func:`simcoll.bind``` becomes a link where the site has that name, and code elsewhere."""
+"""Links for the roles in docstrings: ``:func:`simcoll.bind``` becomes a link where the site has
+that name, and code elsewhere.
+"""
 
 import re
 

@@ -11,10 +11,12 @@ def program(rank, world_size):
     dist.compute(seconds=20e-6)
     work.wait()
     theirs = np.empty_like(x)
-    for message in dist.batch_isend_irecv([
-        dist.P2POp(dist.isend, x, (rank + 1) % world_size),
-        dist.P2POp(dist.irecv, theirs, (rank - 1) % world_size),
-    ]):  # fmt: skip
+    for message in dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, x, (rank + 1) % world_size),
+            dist.P2POp(dist.irecv, theirs, (rank - 1) % world_size),
+        ]
+    ):
         message.wait()
     assert np.array_equal(x, theirs)
     return x

@@ -1,4 +1,6 @@
-"""Fit latency and bandwidth to measured messages, as a topology file or a calibration of a known machine."""
+"""Fit latency and bandwidth to measured messages, as a topology file or a calibration of a known
+machine.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ __all__ = ["MessageFit", "calibration", "fit", "shift", "sizes_and_times", "topo
 
 @dataclass(frozen=True, slots=True)
 class MessageFit:
-    """The line ``time = latency + size / bandwidth`` through measurements, and each one's distance from it.
+    """The line ``time = latency + size / bandwidth`` through measurements, and each one's distance
+    from it.
 
     Attributes
     ----------
@@ -68,10 +71,18 @@ def fit(sizes: Sequence[int], times_s: Sequence[float]) -> MessageFit:
     if latency < 0:  # no message arrives before it is sent: the best line through the origin
         latency, slope = 0.0, float((rows[:, 1].sum()) / (rows[:, 1] ** 2).sum())
     if slope <= 0:
-        raise ConfigError("the measured times do not grow with the size; measure larger messages (-e)")
+        raise ConfigError(
+            "the measured times do not grow with the size; measure larger messages (-e)"
+        )
     fitted = latency + slope * size
     residuals = tuple((seconds / fitted - 1).tolist())
-    return MessageFit(latency, 1 / slope, tuple(int(s) for s in sizes), tuple(float(t) for t in times_s), residuals)
+    return MessageFit(
+        latency,
+        1 / slope,
+        tuple(int(s) for s in sizes),
+        tuple(float(t) for t in times_s),
+        residuals,
+    )
 
 
 def shift(nranks: int) -> Schedule:
@@ -86,7 +97,9 @@ def shift(nranks: int) -> Schedule:
     return Schedule("shift", layout, steps)
 
 
-def sizes_and_times(transport: Transport, nranks: int, sizes: Sequence[int], iterations: int) -> list[float]:
+def sizes_and_times(
+    transport: Transport, nranks: int, sizes: Sequence[int], iterations: int
+) -> list[float]:
     """Seconds of a shift for each size in bytes."""
     schedule, times = shift(nranks), []
     for size in sizes:
@@ -97,12 +110,20 @@ def sizes_and_times(transport: Transport, nranks: int, sizes: Sequence[int], ite
 
 
 def topology_toml(line: MessageFit, name: str, nranks: int, transport: str) -> str:
-    """Write a topology file: a crossbar with the fitted values, with measurements and residuals as traits."""
-    source = f"fitted to {len(line.sizes)} sizes measured with {transport} on {platform.node()}, {time.strftime('%Y-%m-%d', time.gmtime())}"
+    """Write a topology file: a crossbar with the fitted values, with measurements and residuals as
+    traits.
+    """
+    source = (
+        f"fitted to {len(line.sizes)} sizes measured with {transport} on {platform.node()}, "
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}"
+    )
     worst = max(abs(residual) for residual in line.residuals)
     lines = [
         f'name = "{name}"',
-        f'description = "Fitted to messages between {nranks} ranks with {transport}; largest residual {worst:.0%}"',
+        (
+            f'description = "Fitted to messages between {nranks} ranks with {transport}; largest '
+            f'residual {worst:.0%}"'
+        ),
         'family = "crossbar"',
         f'nranks = {{ value = {nranks}, source = "ranks of the measurement" }}',
         f'bandwidth = {{ value = "{line.bandwidth / 1e9:.6g} GB/s", source = "{source}" }}',
@@ -111,14 +132,17 @@ def topology_toml(line: MessageFit, name: str, nranks: int, transport: str) -> s
         "[traits]",
     ]
     for size, seconds, residual in zip(line.sizes, line.times_s, line.residuals, strict=True):
-        lines.append(f'"measured {format_size(size)}" = "{seconds * 1e6:.6g} us, {residual:+.1%} of the fit"')
+        lines.append(
+            f'"measured {format_size(size)}" = "{seconds * 1e6:.6g} us, {residual:+.1%} of the fit"'
+        )
     return "\n".join(lines) + "\n"
 
 
 def calibration(
     sizes: Sequence[int], times_s: Sequence[float], topology: str, nranks: int, transport: str
 ) -> Calibration:
-    """Calibrate a known machine from measurements of nccl-tests' sendrecv, as ``simcoll calibrate`` does.
+    """Calibrate a known machine from measurements of nccl-tests' sendrecv, as ``simcoll calibrate``
+    does.
 
     Raises
     ------
@@ -126,8 +150,15 @@ def calibration(
         When the topology has fewer ranks, or the library no numbers for it.
     """
     machine = topology_of_job(topology, nranks)
-    rows = [MeasuredRow(size, size, "uint8", "", -1, round(s * 1e15)) for size, s in zip(sizes, times_s, strict=True)]
+    rows = [
+        MeasuredRow(size, size, "uint8", "", -1, round(s * 1e15))
+        for size, s in zip(sizes, times_s, strict=True)
+    ]
     series = Series.of("send_recv", nranks, rows, formula("send_recv", machine))
-    source = f"realcoll calibrate: send_recv on {nranks} ranks with {transport}, {len(series.rows)} rows"
-    measurements = Gathered((series,), (), ("; set aside: ".join([source, *series.aside]),), (str(load_library()),), ())
+    source = (
+        f"realcoll calibrate: send_recv on {nranks} ranks with {transport}, {len(series.rows)} rows"
+    )
+    measurements = Gathered(
+        (series,), (), ("; set aside: ".join([source, *series.aside]),), (str(load_library()),), ()
+    )
     return fit_calibration(measurements, None, topology)

@@ -15,7 +15,15 @@ import msgspec
 from realcoll.measure.timed_sizes import Line, TimedRuns, TimingRequest
 from simcoll.errors import ConfigError
 from simcoll.files.output import write_file
-from simcoll.planning.sweeps.nccl_tests_table import DATA, TIMES, Column, gigabytes, microseconds, table_line, titles
+from simcoll.planning.sweeps.nccl_tests_table import (
+    DATA,
+    TIMES,
+    Column,
+    gigabytes,
+    microseconds,
+    table_line,
+    titles,
+)
 
 __all__ = ["footer", "header", "json_document", "row", "write_new"]
 
@@ -24,7 +32,9 @@ JSON_VERSION = 3
 
 
 def _columns(*, predicts: bool) -> tuple[Column, ...]:
-    """The 13 columns of nccl-tests, the library's own time, our bandwidth over the library's, and the prediction."""
+    """The 13 columns of nccl-tests, the library's own time, our bandwidth over the library's, and
+    the prediction.
+    """
     prediction = (("predicted", "(us)", 10),) if predicts else ()
     return (*DATA, *TIMES, *TIMES, ("time", "(us)", 10), ("ratio", "", 8), *prediction)
 
@@ -41,7 +51,12 @@ def _cells(line: Line, measured: TimedRuns | None) -> tuple[object, ...]:
         return ("N/A",) * len(TIMES)
     algbw = measured.algbw(line.plan.total_bytes)
     wrong = "N/A" if measured.wrong is None else measured.wrong
-    return (microseconds(measured.time_s * 1e6), gigabytes(algbw), gigabytes(algbw * line.factor), wrong)
+    return (
+        microseconds(measured.time_s * 1e6),
+        gigabytes(algbw),
+        gigabytes(algbw * line.factor),
+        wrong,
+    )
 
 
 def row(line: Line, *, predicts: bool) -> str:
@@ -55,11 +70,13 @@ def row(line: Line, *, predicts: bool) -> str:
 
 
 def _totals(lines: Sequence[Line]) -> tuple[int, float]:
-    measurements = [(line, m) for line in lines for m in (line.out_of_place, line.in_place) if m is not None]
+    measurements = [
+        (line, m) for line in lines for m in (line.out_of_place, line.in_place) if m is not None
+    ]
     wrong = sum(m.wrong or 0 for _, m in measurements)
-    return wrong, sum(m.algbw(line.plan.total_bytes) * line.factor for line, m in measurements) / max(
-        1, len(measurements)
-    ) / GB
+    return wrong, sum(
+        m.algbw(line.plan.total_bytes) * line.factor for line, m in measurements
+    ) / max(1, len(measurements)) / GB
 
 
 def footer(lines: Sequence[Line]) -> Iterator[str]:
@@ -73,14 +90,22 @@ def _entry(line: Line, measured: TimedRuns | None) -> dict[str, Any] | None:
     if measured is None:
         return None
     algbw = measured.algbw(line.plan.total_bytes) / GB
-    result: dict[str, Any] = {"time": measured.time_s * 1e6, "alg_bw": algbw, "bus_bw": algbw * line.factor}
+    result: dict[str, Any] = {
+        "time": measured.time_s * 1e6,
+        "alg_bw": algbw,
+        "bus_bw": algbw * line.factor,
+    }
     if measured.wrong is not None:
         result["nwrong"] = measured.wrong
     return result
 
 
-def json_document(request: TimingRequest, lines: Sequence[Line], config: Mapping[str, Any], begun: float) -> bytes:
-    """nccl-tests' result file (version 3: booleans and the root are text), extended by ``baseline`` and ``predicted``."""
+def json_document(
+    request: TimingRequest, lines: Sequence[Line], config: Mapping[str, Any], begun: float
+) -> bytes:
+    """nccl-tests' result file (version 3: booleans and the root are text), extended by ``baseline``
+    and ``predicted``.
+    """
     wrong, average = _totals(lines)
     results = []
     for line in lines:
@@ -142,7 +167,9 @@ def write_new(path: Path, content: bytes) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise ConfigError(f"cannot be written: {error.strerror or error}", file=str(target)) from None
+            raise ConfigError(
+                f"cannot be written: {error.strerror or error}", file=str(target)
+            ) from None
         try:
             write_file(target, content)
         except ConfigError:

@@ -1,4 +1,6 @@
-"""Measure a collective over sizes as nccl-tests does, beside the library's own and the emulator's prediction."""
+"""Measure a collective over sizes as nccl-tests does, beside the library's own and the emulator's
+prediction.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,16 @@ from simcoll.errors import ConfigError
 from simcoll.topology import Topology
 from simcoll.tuning import Choice, collective_on
 
-__all__ = ["Line", "LineData", "TimedRuns", "TimingRequest", "kinds_of_data", "measure", "schedules", "time_call"]
+__all__ = [
+    "Line",
+    "LineData",
+    "TimedRuns",
+    "TimingRequest",
+    "kinds_of_data",
+    "measure",
+    "schedules",
+    "time_call",
+]
 
 OP_NAMES = {"prod": "product", "mulsum": "premul_sum"}
 ALL_DTYPES = (
@@ -82,7 +93,8 @@ class TimingRequest:
 class TimedRuns:
     """One measurement of one size.
 
-    ``time_s`` is the mean over ranks and iterations; ``wrong`` counts wrong elements (None: not checked).
+    ``time_s`` is the mean over ranks and iterations; ``wrong`` counts wrong elements (None: not
+    checked).
     """
 
     time_s: float
@@ -105,7 +117,9 @@ class LineData(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One size: out of place, in place where defined, the library's own collective, and the emulator's prediction."""
+    """One size: out of place, in place where defined, the library's own collective, and the
+    emulator's prediction.
+    """
 
     plan: Plan
     op: str
@@ -119,7 +133,9 @@ class Line:
         """Bytes, elements, type, reduction and root in nccl-tests' form: -1 is no root."""
         plan, root = self.plan, self.plan.collective.root
         op = self.op if plan.collective.spec.reduces else "none"
-        return LineData(plan.total_bytes, plan.count, plan.dtype.name, op, -1 if root is None else root)
+        return LineData(
+            plan.total_bytes, plan.count, plan.dtype.name, op, -1 if root is None else root
+        )
 
     @property
     def factor(self) -> float:
@@ -134,7 +150,8 @@ class Line:
 
 
 def kinds_of_data(collective: str, dtype: str, op: str) -> list[tuple[np.dtype[Any], str]]:
-    """The element types and reductions selected by nccl-tests' -d and -o, where ``all`` stands for several.
+    """The element types and reductions selected by nccl-tests' -d and -o, where ``all`` stands for
+    several.
 
     Raises
     ------
@@ -147,7 +164,11 @@ def kinds_of_data(collective: str, dtype: str, op: str) -> list[tuple[np.dtype[A
     ['sum', 'product', 'max', 'min', 'avg', 'premul_sum']
     """
     dtypes = [parse_dtype(name) for name in (ALL_DTYPES if dtype == "all" else [dtype])]
-    ops = ALL_OPS if op == "all" and KINDS[collective].reduces else ["sum" if op == "all" else OP_NAMES.get(op, op)]
+    ops = (
+        ALL_OPS
+        if op == "all" and KINDS[collective].reduces
+        else ["sum" if op == "all" else OP_NAMES.get(op, op)]
+    )
     return [(element, reduction) for element in dtypes for reduction in ops]
 
 
@@ -167,12 +188,16 @@ def schedules(request: TimingRequest) -> tuple[simcoll.Schedule | None, simcoll.
         return (None, proved) if proved.collective.in_place else (proved, None)
     if KINDS[request.collective].alias is None:
         return proved, None
-    in_place = simcoll.schedule(replace(out_of_place, in_place=True), request.choice.algorithm, **params)
+    in_place = simcoll.schedule(
+        replace(out_of_place, in_place=True), request.choice.algorithm, **params
+    )
     verify(in_place)
     return proved, in_place
 
 
-def time_call(call: Callable[[], object], transport: Transport, iterations: int, warmup: int) -> float:
+def time_call(
+    call: Callable[[], object], transport: Transport, iterations: int, warmup: int
+) -> float:
     """Mean seconds of a call, over iterations and processes."""
     for _ in range(warmup):
         call()
@@ -184,13 +209,19 @@ def time_call(call: Callable[[], object], transport: Transport, iterations: int,
     transport.synchronize()
     spent = (time.perf_counter() - begin) / iterations
     seconds_by_process = transport.control.gather("time", json.dumps(spent).encode())
-    return float(sum(json.loads(value) for value in seconds_by_process.values()) / len(seconds_by_process))
+    return float(
+        sum(json.loads(value) for value in seconds_by_process.values()) / len(seconds_by_process)
+    )
 
 
 def _count_wrong_elements(prepared: Prepared) -> int:
     """Wrong elements over all processes, on data whose result is exact."""
     plan = prepared.plan
-    check_room(exact_bytes(plan), "checking the data of all ranks", "measure without it (-c 0), or smaller sizes (-e)")
+    check_room(
+        exact_bytes(plan),
+        "checking the data of all ranks",
+        "measure without it (-c 0), or smaller sizes (-e)",
+    )
     inputs = exact_inputs(plan)
     prepared.load(inputs)
     prepared.run()
@@ -205,8 +236,15 @@ def _count_wrong_elements(prepared: Prepared) -> int:
 def _measure_plan(request: TimingRequest, prepared: Prepared) -> TimedRuns:
     wrong = _count_wrong_elements(prepared) if request.check else None
     if not request.check:
-        prepared.load([np.zeros(prepared.plan.view(rank, 0)[2], prepared.plan.dtype) for rank in range(request.nranks)])
-    return TimedRuns(time_call(prepared.run, prepared.transport, request.iterations, request.warmup), wrong)
+        prepared.load(
+            [
+                np.zeros(prepared.plan.view(rank, 0)[2], prepared.plan.dtype)
+                for rank in range(request.nranks)
+            ]
+        )
+    return TimedRuns(
+        time_call(prepared.run, prepared.transport, request.iterations, request.warmup), wrong
+    )
 
 
 def measure(
@@ -230,7 +268,9 @@ def measure(
     """
     out_of_place, in_place = schedules(request)
     if topology is not None and topology.nranks < request.nranks:
-        raise ConfigError(f"topology {topology.name!r} has {topology.nranks} ranks; {request.nranks} are measured")
+        raise ConfigError(
+            f"topology {topology.name!r} has {topology.nranks} ranks; {request.nranks} are measured"
+        )
     op: Any = simcoll.types.premul_sum(2) if request.op == "premul_sum" else request.op
     lines = []
     for count in request.counts:
@@ -243,10 +283,16 @@ def measure(
         if bound[0] is not None:
             prepared = prepare(bound[0], transport)
             out = _measure_plan(request, prepared)
-            library_call = transport.vendor(plan, prepared.inputs, prepared.outputs) if request.baseline else None
+            library_call = (
+                transport.vendor(plan, prepared.inputs, prepared.outputs)
+                if request.baseline
+                else None
+            )
         baseline = None
         if library_call is not None:
-            baseline = TimedRuns(time_call(library_call, transport, request.iterations, request.warmup), None)
+            baseline = TimedRuns(
+                time_call(library_call, transport, request.iterations, request.warmup), None
+            )
         if bound[1] is not None:
             within = _measure_plan(request, prepare(bound[1], transport))
         predicted = None

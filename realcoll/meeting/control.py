@@ -1,8 +1,9 @@
 """The control plane of a job: meetings, agreement, and failure detection.
 
-All processes are clients of the server in :mod:`realcoll.meeting.host`, separate from the fabric that carries data. There is one
-operation: each member of a meeting contributes a value and receives the values of all. A broken connection means that its process has
-died, and all others are notified at once.
+All processes are clients of the server in :mod:`realcoll.meeting.host`, separate from the fabric
+that carries data. There is one operation: each member of a meeting contributes a value and receives
+the values of all. A broken connection means that its process has died, and all others are notified
+at once.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class Control:
     Parameters
     ----------
     process, size
-        Number of this process, and number of processes. Messages call processes ranks, which they are with one rank a process.
+        Number of this process, and number of processes. Messages call processes ranks, which they
+        are with one rank a process.
     timeout_s
         Time limit for the other processes.
     channel
@@ -97,7 +99,12 @@ class Control:
     """
 
     def __init__(
-        self, process: int, size: int, timeout_s: float, channel: FrameChannel | None = None, host: Host | None = None
+        self,
+        process: int,
+        size: int,
+        timeout_s: float,
+        channel: FrameChannel | None = None,
+        host: Host | None = None,
     ) -> None:
         self.process = process
         self.size = size
@@ -122,7 +129,9 @@ class Control:
 
     # Meetings
 
-    def meet(self, name: str, value: bytes, timeout_s: float, members: Sequence[int] | None = None) -> Met:
+    def meet(
+        self, name: str, value: bytes, timeout_s: float, members: Sequence[int] | None = None
+    ) -> Met:
         """Exchange values with all members of a meeting (default: every process).
 
         A name may be used once. Returns early if a member is gone.
@@ -144,7 +153,9 @@ class Control:
                 self._news.wait(remaining_s)
             return self._meetings.pop(name)
 
-    def gather(self, subject: str, value: bytes = b"", members: Sequence[int] | None = None) -> dict[int, bytes]:
+    def gather(
+        self, subject: str, value: bytes = b"", members: Sequence[int] | None = None
+    ) -> dict[int, bytes]:
         """The values of all members, by process.
 
         Raises
@@ -159,7 +170,10 @@ class Control:
         turn = self._turns[key] = self._turns.get(key, 0) + 1
         meeting = self.meet(f"{key} {turn}", value, self.timeout_s, everybody)
         if meeting.late:
-            raise FaultError(f"{subject}: this rank arrived after the others had given up waiting", (self.process,))
+            raise FaultError(
+                f"{subject}: this rank arrived after the others had given up waiting",
+                (self.process,),
+            )
         if meeting.missing:
             raise self._blame(subject, meeting.missing)
         return meeting.values
@@ -173,16 +187,24 @@ class Control:
             With the processes and the property that differ, or the processes that did not arrive.
         """
         offers = self.gather("start", msgspec.json.encode(offer), members)
-        decoded = {process: msgspec.json.decode(value, type=dict[str, str]) for process, value in offers.items()}
+        decoded = {
+            process: msgspec.json.decode(value, type=dict[str, str])
+            for process, value in offers.items()
+        }
         for subject in offer:
             groups: dict[str, list[int]] = {}
             for process in sorted(decoded):
                 groups.setdefault(decoded[process].get(subject, "nothing"), []).append(process)
             if len(groups) > 1:
                 # The most common offer, or that of the lowest rank, is taken to be the right one.
-                (common, _), *odd = sorted(groups.items(), key=lambda entry: (-len(entry[1]), entry[1][0]))
+                (common, _), *odd = sorted(
+                    groups.items(), key=lambda entry: (-len(entry[1]), entry[1][0])
+                )
                 dissent = "; ".join(f"{_list_ranks(who)}: {_short(value)}" for value, who in odd)
-                message = f"ranks disagree on the {subject}: {_list_ranks(groups[common])}: {_short(common)}; {dissent}"
+                message = (
+                    f"ranks disagree on the {subject}: {_list_ranks(groups[common])}: "
+                    f"{_short(common)}; {dissent}"
+                )
                 raise FaultError(message, [process for _, who in odd for process in who])
 
     # Failures
@@ -198,14 +220,22 @@ class Control:
             return FaultError(f"nothing came from {_list_ranks(waited)}", waited)
         if any(self.gone.values()):
             return self._blame("in flight", _culprits(self.gone))
-        meeting = self.meet(self.alarm or "stuck", msgspec.json.encode(waited), min(STUCK_GRACE_S, self.timeout_s))
+        meeting = self.meet(
+            self.alarm or "stuck", msgspec.json.encode(waited), min(STUCK_GRACE_S, self.timeout_s)
+        )
         if meeting.gone:
             return self._blame("in flight", _culprits(meeting.gone))
         suspects = set(waited)
         for value in meeting.values.values():
             suspects.update(msgspec.json.decode(value, type=list[int]))
-        idle = sorted(suspects & set(meeting.missing)) or sorted(set(meeting.missing) - {self.process}) or waited
-        return FaultError(f"{_list_ranks(idle)} did not take part within {self.timeout_s:g} s", idle)
+        idle = (
+            sorted(suspects & set(meeting.missing))
+            or sorted(set(meeting.missing) - {self.process})
+            or waited
+        )
+        return FaultError(
+            f"{_list_ranks(idle)} did not take part within {self.timeout_s:g} s", idle
+        )
 
     def _blame(self, subject: str, processes: Sequence[int]) -> FaultError:
         dead = sorted(process for process in processes if process in self.gone)
@@ -229,7 +259,10 @@ class Control:
     def check_usable(self) -> None:
         """Refuse to continue after a failure."""
         if self.broken:
-            raise FaultError(f"this transport is of no use after an earlier failure ({self.broken}); make a new one")
+            raise FaultError(
+                f"this transport is of no use after an earlier failure ({self.broken}); make a new "
+                "one"
+            )
 
     # The end
 
@@ -240,14 +273,18 @@ class Control:
             self._say(Fail(f"gave up: {reason}"[:MAX_REASON].encode(errors="replace").decode()))
 
     def part(self, patience_s: float) -> None:
-        """Announce that this process has reported a failure, and give the others time to report theirs."""
+        """Announce that this process has reported a failure, and give the others time to report
+        theirs.
+        """
         self._say(Bye())
         limit = time.monotonic() + patience_s
         while len(self.left - {self.process}) < self.size - 1 and time.monotonic() < limit:
             time.sleep(PART_POLL_S)
 
     def close(self) -> None:
-        """Leave and release everything, in order unless something has failed; the host stays until all have left."""
+        """Leave and release everything, in order unless something has failed; the host stays until
+        all have left.
+        """
         self.broken = self.broken or "closed"
         if self._channel is None:
             return
@@ -262,8 +299,14 @@ class Control:
     # The connection
 
     def leave_to_parent(self) -> None:
-        """Be of no use: this process is a child of the one whose seat it is, and must not speak for it."""
-        self.broken, self._channel, self._host = "it belongs to the process that forked this one", None, None
+        """Be of no use: this process is a child of the one whose seat it is, and must not speak for
+        it.
+        """
+        self.broken, self._channel, self._host = (
+            "it belongs to the process that forked this one",
+            None,
+            None,
+        )
 
     def _say(self, last: msgspec.Struct) -> None:
         self._over = True
@@ -274,7 +317,8 @@ class Control:
         frame = encode(message)
         if len(frame) - HEAD_BYTES > LIMITS.max_message_bytes:
             raise ConfigError(
-                f"a message of {len(frame)} bytes is too long for the rendezvous (limit {LIMITS.max_message_bytes})"
+                f"a message of {len(frame)} bytes is too long for the rendezvous (limit "
+                f"{LIMITS.max_message_bytes})"
             )
         if self._channel is not None:
             self._channel.sock.sendall(frame)
@@ -376,7 +420,10 @@ def join(
             break
         except OSError as error:
             if time.monotonic() >= until_s:
-                why = f"rank 0 does not answer at {format_address(address)} within {timeout_s:g} s: {error.strerror or error}"
+                why = (
+                    f"rank 0 does not answer at {format_address(address)} within {timeout_s:g} "
+                    f"s: {error.strerror or error}"
+                )
                 raise FaultError(why, (0,)) from None
             time.sleep(CONNECT_PAUSE_S)
     channel = FrameChannel(sock)

@@ -100,16 +100,22 @@ class _Meetings:
 
     def _meet(self, process: int, request: Meet) -> None:
         if request.name in self._given_up:
-            self._tell(process, Met(request.name, {}, self._given_up[request.name], True, self._losses()))
+            self._tell(
+                process, Met(request.name, {}, self._given_up[request.name], True, self._losses())
+            )
             return
         table = self._tables.get(request.name)
         if table is None:
             table = _MeetingTable(request.members)
         members = request.members if len(request.members) <= self._size else ()
         if process not in members or members != table.members or max(members) >= self._size:
-            raise MalformedError(f"process {process} cannot join {request.name[:60]!r}, which is not for it")
+            raise MalformedError(
+                f"process {process} cannot join {request.name[:60]!r}, which is not for it"
+            )
         if process in table.values:
-            raise MalformedError(f"process {process} comes to {request.name[:60]!r} for the second time")
+            raise MalformedError(
+                f"process {process} comes to {request.name[:60]!r} for the second time"
+            )
         self._hold(process, request, table)
         if request.name not in self._tables:
             self._tables[request.name] = table
@@ -128,7 +134,9 @@ class _Meetings:
         """Account for the memory that the server holds for a process, up to a limit."""
         size_bytes = MEETING_BYTES + len(request.name.encode()) + len(request.value)
         if self._held_bytes[process] + size_bytes > MAX_HELD_BYTES:
-            raise MalformedError(f"process {process} holds more than {MAX_HELD_BYTES} bytes in meetings")
+            raise MalformedError(
+                f"process {process} holds more than {MAX_HELD_BYTES} bytes in meetings"
+            )
         self._held_bytes[process] += size_bytes
         table.held_bytes[process] = size_bytes
 
@@ -138,8 +146,8 @@ class _Meetings:
         for timer in table.timers.values():
             timer.cancel()
         self._held_bytes.subtract(table.held_bytes)
-        # Our own process last: what it does next may hold the interpreter, and with it this thread, until the others have come.
-        # Starting MPI does.
+        # Our own process last: what it does next may hold the interpreter, and with it this thread,
+        # until the others have come. Starting MPI does.
         for process in sorted(table.values, reverse=True):
             self._tell(process, Met(name, table.values, missing, False, self._losses()))
 
@@ -149,7 +157,9 @@ class _Meetings:
             self._give_up(name, table)
 
     def _give_up(self, name: str, table: _MeetingTable) -> None:
-        self._given_up[name] = tuple(member for member in table.members if member not in table.values)
+        self._given_up[name] = tuple(
+            member for member in table.members if member not in table.values
+        )
         first_member = next(iter(table.held_bytes))
         self._end(name, table)
         self._held_bytes[first_member] += MEETING_BYTES + len(name.encode())
@@ -200,7 +210,8 @@ class Host:
     size
         Number of processes.
     address
-        Address to listen on: host and port (0 picks a free one; loopback by default), or the name of a local socket.
+        Address to listen on: host and port (0 picks a free one; loopback by default), or the name
+        of a local socket.
     token
         Secret of the job, which is never sent.
     limits
@@ -213,7 +224,11 @@ class Host:
     """
 
     def __init__(
-        self, size: int, address: Address = ("127.0.0.1", 0), token: str = "", limits: Limits = LIMITS
+        self,
+        size: int,
+        address: Address = ("127.0.0.1", 0),
+        token: str = "",
+        limits: Limits = LIMITS,
     ) -> None:
         self.token = token
         if isinstance(address, tuple):
@@ -221,7 +236,9 @@ class Host:
         try:
             listener = _listening(address)
         except OSError as error:
-            raise ConfigError(f"cannot listen on {format_address(address)}: {error.strerror or error}") from None
+            raise ConfigError(
+                f"cannot listen on {format_address(address)}: {error.strerror or error}"
+            ) from None
         self.address: Address = listener.getsockname() if isinstance(address, tuple) else address
         self._meetings = _Meetings(size)
         self._server = Server(listener, self._meetings, limits, token.encode())

@@ -33,7 +33,9 @@ MAX_WAIT_S = 1e8
 DIED = "died"
 
 Address: TypeAlias = tuple[str, int] | str
-"""Host and port, or the name of a local socket (in Linux's abstract namespace, which leaves no file)."""
+"""Host and port, or the name of a local socket (in Linux's abstract namespace, which leaves no
+file).
+"""
 
 _Process = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
@@ -104,7 +106,9 @@ class Met(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=Tr
     gone: dict[int, str] = {}
 
 
-SAID: msgspec.msgpack.Decoder[Join | Meet | Fail | Bye] = msgspec.msgpack.Decoder(Join | Meet | Fail | Bye)
+SAID: msgspec.msgpack.Decoder[Join | Meet | Fail | Bye] = msgspec.msgpack.Decoder(
+    Join | Meet | Fail | Bye
+)
 TOLD: msgspec.msgpack.Decoder[Gone | Departed | Alarm | Met | Refusal] = msgspec.msgpack.Decoder(
     Gone | Departed | Alarm | Met | Refusal
 )
@@ -112,4 +116,8 @@ TOLD: msgspec.msgpack.Decoder[Gone | Departed | Alarm | Met | Refusal] = msgspec
 
 def format_address(address: Address) -> str:
     """Format an address."""
-    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else repr(address.replace("\0", "@"))
+    return (
+        f"{address[0]}:{address[1]}"
+        if isinstance(address, tuple)
+        else repr(address.replace("\0", "@"))
+    )

@@ -1,4 +1,6 @@
-"""Rank and job of this process, from the variables of mpirun, srun, torchrun or ``realcoll launch``."""
+"""Rank and job of this process, from the variables of mpirun, srun, torchrun or
+``realcoll launch``.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ PORT = 29533
 
 
 class _LauncherKeys(NamedTuple):
-    """A launcher's variables for a process's number, the number of processes, and the number on its machine."""
+    """A launcher's variables for a process's number, the number of processes, and the number on its
+    machine.
+    """
 
     launcher: str
     process: str
@@ -36,13 +40,16 @@ class _LauncherKeys(NamedTuple):
 # Most specific first.
 _LAUNCHERS = (
     _LauncherKeys("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    _LauncherKeys("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    _LauncherKeys(
+        "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
+    ),
     _LauncherKeys("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     _LauncherKeys("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 )
 
 
-# Of each launcher the variable with the number of processes on this machine; of Slurm that of machines, and what it is for one.
+# Of each launcher the variable with the number of processes on this machine; of Slurm that of
+# machines, and what it is for one.
 _LOCAL_SIZES = {
     "torchrun": ("LOCAL_WORLD_SIZE", ""),
     "Open MPI": ("OMPI_COMM_WORLD_LOCAL_SIZE", ""),
@@ -64,7 +71,8 @@ class LaunchedJob:
     local
         Its number on this machine, which selects its GPU.
     address
-        Host and port of process 0; or ``file://`` and a file on a shared file system through which process 0 publishes them.
+        Host and port of process 0; or ``file://`` and a file on a shared file system through which
+        process 0 publishes them.
     token
         Secret of the job.
     """
@@ -78,7 +86,9 @@ class LaunchedJob:
 
 
 class ProcessPlace(NamedTuple):
-    """A launcher's name, a process's number, the number of processes, and the process's number on its machine."""
+    """A launcher's name, a process's number, the number of processes, and the process's number on
+    its machine.
+    """
 
     launcher: str
     process: int
@@ -87,7 +97,8 @@ class ProcessPlace(NamedTuple):
 
 
 def place_from(environment: Mapping[str, str]) -> ProcessPlace:
-    """Launcher, number of this process, number of processes, and number of this process on its machine.
+    """Launcher, number of this process, number of processes, and number of this process on its
+    machine.
 
     Raises
     ------
@@ -99,13 +110,18 @@ def place_from(environment: Mapping[str, str]) -> ProcessPlace:
     >>> place_from({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"})
     ProcessPlace(launcher='MPICH', process=3, size=4, local=1)
     """
-    keys = next((keys for keys in _LAUNCHERS if keys.process in environment and keys.size in environment), None)
+    keys = next(
+        (keys for keys in _LAUNCHERS if keys.process in environment and keys.size in environment),
+        None,
+    )
     if keys is None:
         return ProcessPlace("", 0, 1, 0)
     process, size = _number(environment, keys.process), _number(environment, keys.size)
     local = _number(environment, keys.local) if keys.local in environment else process
     if not 0 <= process < size:
-        raise ConfigError(f"{keys.launcher} says that this is rank {process} of {size}; expected 0..{size - 1}")
+        raise ConfigError(
+            f"{keys.launcher} says that this is rank {process} of {size}; expected 0..{size - 1}"
+        )
     return ProcessPlace(keys.launcher, process, size, local)
 
 
@@ -115,7 +131,8 @@ def job_from(environment: Mapping[str, str]) -> LaunchedJob:
     Raises
     ------
     ConfigError
-        For values that are not numbers or out of range, or if several machines are used without ``MASTER_ADDR``.
+        For values that are not numbers or out of range, or if several machines are used without
+        ``MASTER_ADDR``.
 
     Examples
     --------
@@ -126,7 +143,10 @@ def job_from(environment: Mapping[str, str]) -> LaunchedJob:
     host = environment.get("MASTER_ADDR", "")
     nodes = environment.get("SLURM_NNODES", "1")
     if not host and place.size > 1 and place.launcher == "Slurm" and nodes != "1":
-        raise ConfigError(f"the job runs on {nodes} machines: set MASTER_ADDR to the host name of rank 0's machine")
+        raise ConfigError(
+            f"the job runs on {nodes} machines: set MASTER_ADDR to the host name of rank 0's "
+            "machine"
+        )
     port = _number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else PORT
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # the agent of torchrun listens on the port itself
@@ -149,9 +169,11 @@ def _number(environment: Mapping[str, str], key: str) -> int:
 
 
 def listening_at(name: str) -> str:
-    """The address to listen on so that other processes reach it under a name: the name's own, where it is this machine's.
+    """The address to listen on so that other processes reach it under a name: the name's own, where
+    it is this machine's.
 
-    Listens on all addresses for a name that is not this machine's, such as a service's, or that only this machine resolves to loopback.
+    Listens on all addresses for a name that is not this machine's, such as a service's, or that
+    only this machine resolves to loopback.
 
     >>> listening_at("localhost"), listening_at("127.0.0.5"), listening_at("192.0.2.1")
     ('127.0.0.1', '127.0.0.5', '0.0.0.0')
@@ -192,10 +214,15 @@ def _check_own(path: str) -> None:
     """Refuse a file of another user, who could redirect the processes."""
     with open(path, "rb") as stream:  # noqa: PTH123 - as the store opens it
         if not is_own_file(stream.fileno()):
-            raise ConfigError("others may read or replace it; expected a file of your own with mode 0600", file=path)
+            raise ConfigError(
+                "others may read or replace it; expected a file of your own with mode 0600",
+                file=path,
+            )
 
 
-def _through_file(path: str, job: LaunchedJob, timeout_s: float) -> tuple[tuple[str, int], str, Host | None]:
+def _through_file(
+    path: str, job: LaunchedJob, timeout_s: float
+) -> tuple[tuple[str, int], str, Host | None]:
     """Address, token and, in process 0, the server.
 
     Process 0 writes its address to the file, the others read it, the last removes the file.

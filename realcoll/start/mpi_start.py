@@ -44,7 +44,9 @@ def load_mpi() -> Any:
     try:
         module = importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:
-        raise MissingError(f"MPI needs mpi4py and an MPI library: pip install 'simcoll[mpi]' ({error})") from None
+        raise MissingError(
+            f"MPI needs mpi4py and an MPI library: pip install 'simcoll[mpi]' ({error})"
+        ) from None
     _forget_names()
     return module
 
@@ -52,8 +54,8 @@ def load_mpi() -> Any:
 def _forget_names() -> None:
     """Unlink MPICH's shared memory, as MPICH does when it ends in order.
 
-    MPICH 5 leaves the file behind if a process is killed or the job is aborted. Once MPI has started, all processes have it mapped and
-    the name is no longer needed.
+    MPICH 5 leaves the file behind if a process is killed or the job is aborted. Once MPI has
+    started, all processes have it mapped and the name is no longer needed.
     """
     with contextlib.suppress(OSError):  # not Linux
         for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
@@ -63,7 +65,8 @@ def _forget_names() -> None:
 
 
 def join_mpi(comm: Any, timeout_s: float, start_timeout_s: float) -> tuple[Any, Any, Control]:
-    """Start MPI; returns ``mpi4py.MPI``, a private communicator, and the control connection to its processes.
+    """Start MPI; returns ``mpi4py.MPI``, a private communicator, and the control connection to its
+    processes.
 
     Raises
     ------
@@ -86,7 +89,8 @@ def join_mpi(comm: Any, timeout_s: float, start_timeout_s: float) -> tuple[Any, 
     if comm is None and world.Get_size() == 1 < place.size:
         library = mpi.get_vendor()[0]
         raise ConfigError(
-            f"{place.size} processes were started ({place.launcher}), but {library} knows of this one only: "
+            f"{place.size} processes were started ({place.launcher}), but {library} knows of this "
+            "one only: "
             f"start them with the mpiexec of {library} "
             "(realcoll launch can start MPICH, and torchrun --transport nccl)"
         )
@@ -100,7 +104,10 @@ def join_mpi(comm: Any, timeout_s: float, start_timeout_s: float) -> tuple[Any, 
         private_comm, control = within(left_s(), copy_and_meet)
     except TimeoutError:
         atexit.register(world.Abort, 1)
-        reason = f"not all {world.Get_size()} processes made an MpiTransport within {start_timeout_s:g} s"
+        reason = (
+            f"not all {world.Get_size()} processes made an MpiTransport within "
+            f"{start_timeout_s:g} s"
+        )
         raise FaultError(reason) from None
     control.timeout_s = timeout_s
     if early:
@@ -110,7 +117,9 @@ def join_mpi(comm: Any, timeout_s: float, start_timeout_s: float) -> tuple[Any, 
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """The processes of a job that met before MPI starts: their process IDs by rank, and the launcher's name of the job."""
+    """The processes of a job that met before MPI starts: their process IDs by rank, and the
+    launcher's name of the job.
+    """
 
     control: Control
     job: str
@@ -118,7 +127,8 @@ class _Before:
 
 
 def _meet_before_mpi(environment: Mapping[str, str], timeout_s: float) -> _Before | None:
-    """Meet before MPI starts, since MPI waits forever for missing processes; ``None`` without a known address.
+    """Meet before MPI starts, since MPI waits forever for missing processes; ``None`` without a
+    known address.
 
     On one machine the address derives from the launcher's name of the job.
     """
@@ -144,8 +154,13 @@ def _meet_before_mpi(environment: Mapping[str, str], timeout_s: float) -> _Befor
 
 
 def job_of(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
-    """The launcher's name of a job on this machine, this process's number, and the number of processes."""
-    for prefix, local in (("PMI", "MPI_LOCALNRANKS"), ("OMPI_COMM_WORLD", "OMPI_COMM_WORLD_LOCAL_SIZE")):
+    """The launcher's name of a job on this machine, this process's number, and the number of
+    processes.
+    """
+    for prefix, local in (
+        ("PMI", "MPI_LOCALNRANKS"),
+        ("OMPI_COMM_WORLD", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ):
         process, size = environment.get(f"{prefix}_RANK", ""), environment.get(f"{prefix}_SIZE", "")
         if (
             process.isdecimal()
@@ -166,7 +181,8 @@ def _name(environment: Mapping[str, str], prefix: str) -> str:
 
 
 def _start_mpi(early: _Before | None, limit_s: float) -> Any:
-    """Start MPI within a time limit, or end this process; each process removes MPICH's shared memory, which any may have created.
+    """Start MPI within a time limit, or end this process; each process removes MPICH's shared
+    memory, which any may have created.
 
     MPICH derives its name from the job's: 32-bit FNV-1a.
     """
@@ -186,7 +202,9 @@ def _leave(control: Control) -> None:
 
 
 def _meet(comm: Any, timeout_s: float) -> Control:
-    """Host the rendezvous in process 0, on the loopback interface if all processes run on one machine."""
+    """Host the rendezvous in process 0, on the loopback interface if all processes run on one
+    machine.
+    """
     process, size = comm.Get_rank(), comm.Get_size()
     if size == 1:
         return Control(0, 1, timeout_s)

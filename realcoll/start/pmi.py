@@ -1,7 +1,8 @@
 """The launcher's side of PMI-1, the protocol of MPICH and its relatives, on one machine.
 
-Each process inherits a socket, whose descriptor is in ``PMI_FD``. A request is a line such as ``cmd=put kvsname=job key=a value=b``;
-the answer is a line too. Processes put values, meet at a barrier, and get each other's values.
+Each process inherits a socket, whose descriptor is in ``PMI_FD``. A request is a line such as
+``cmd=put kvsname=job key=a value=b``; the answer is a line too. Processes put values, meet at a
+barrier, and get each other's values.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def job_name(launcher: socket.socket) -> str:
         launcher.sendall(f"cmd={question}\n".encode())
         answer = b""
         while not answer.endswith(b"\n"):
-            # No timeout of the socket's own: it would change the launcher's descriptor, which MPI expects to block.
+            # No timeout of the socket's own: it would change the launcher's descriptor, which MPI
+            # expects to block.
             if not select.select([launcher], [], [], max(0.0, limit_s - time.monotonic()))[0]:
                 raise TimeoutError("the launcher does not answer")
             data = launcher.recv(MAX_LINE)
@@ -64,9 +66,11 @@ class _Seat:
 
 
 class Board:
-    """Serves PMI-1 to the processes of a job over inherited sockets, which no other process can reach.
+    """Serves PMI-1 to the processes of a job over inherited sockets, which no other process can
+    reach.
 
-    A process that sends too much, enters a barrier twice or does not read its answers is disconnected; it never blocks the others.
+    A process that sends too much, enters a barrier twice or does not read its answers is
+    disconnected; it never blocks the others.
 
     Parameters
     ----------
@@ -89,7 +93,11 @@ class Board:
         ours.setblocking(False)  # a process that takes no answers must not hold up the others
         self._selector.register(ours, selectors.EVENT_READ, _Seat(ours))
         local_variables = {"MPI_LOCALRANKID": str(process), "MPI_LOCALNRANKS": str(self._size)}
-        job = {"PMI_RANK": str(process), "PMI_SIZE": str(self._size), "PMI_FD": str(theirs.fileno())}
+        job = {
+            "PMI_RANK": str(process),
+            "PMI_SIZE": str(self._size),
+            "PMI_FD": str(theirs.fileno()),
+        }
         return theirs, local_variables | job
 
     def serve(self, seconds: float) -> None:
@@ -121,7 +129,11 @@ class Board:
     def _store(self, key: str, value: str) -> bool:
         """Store a value; False if it is too long, or the board is full."""
         sizes = len(key.encode()), len(value.encode())
-        if sizes[0] > KEY_BYTES or sizes[1] > VALUE_BYTES or self._held_bytes + sum(sizes) > MAX_BOARD_BYTES:
+        if (
+            sizes[0] > KEY_BYTES
+            or sizes[1] > VALUE_BYTES
+            or self._held_bytes + sum(sizes) > MAX_BOARD_BYTES
+        ):
             return False
         self._held_bytes += sum(sizes)
         self._values[key] = value
@@ -137,7 +149,10 @@ class Board:
             reply = f"put_result rc={0 if fits else -1} msg={'success' if fits else 'too_long'}"
         elif command == "get":
             stored = self._values.get(words.get("key", ""))
-            reply = f"get_result rc={-1 if stored is None else 0} msg={stored is not None} value={stored or ''}"
+            reply = (
+                f"get_result rc={-1 if stored is None else 0} msg={stored is not None} "
+                f"value={stored or ''}"
+            )
         elif command == "barrier_in":
             if seat in self._waiting:
                 self._drop(seat)

@@ -1,4 +1,5 @@
-"""A watchdog process that ends this one where Python cannot: MPI blocks the interpreter, without a limit, while it starts and ends.
+"""A watchdog process that ends this one where Python cannot: MPI blocks the interpreter, without a
+limit, while it starts and ends.
 
 It also removes MPICH's shared memory if its owner is killed early.
 """
@@ -13,8 +14,9 @@ from collections.abc import Iterator, Mapping
 
 __all__ = ["ends_in_time", "starts_in_time"]
 
-# Needs no module of ours, so that it is there in milliseconds. Every quarter of a second it looks at the states of the other processes in
-# /proc: T is stopped, Z has ended. Its parent writes when it is through, and the pipe closes when it dies.
+# Needs no module of ours, so that it is there in milliseconds. Every quarter of a second it looks
+# at the states of the other processes in /proc: T is stopped, Z has ended. Its parent writes when
+# it is through, and the pipe closes when it dies.
 _SCRIPT = """
 import os, select, signal, sys, time
 parent, limit_s, starting, ranks, path = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "start", sys.argv[4], sys.argv[5]
@@ -54,7 +56,8 @@ if path:
 
 @contextlib.contextmanager
 def starts_in_time(limit_s: float, pids: Mapping[int, int], path: str = "") -> Iterator[None]:
-    """End this process if the block, which starts MPI, exceeds a limit; the message names stopped or dead ranks.
+    """End this process if the block, which starts MPI, exceeds a limit; the message names stopped
+    or dead ranks.
 
     Parameters
     ----------
@@ -73,7 +76,9 @@ def starts_in_time(limit_s: float, pids: Mapping[int, int], path: str = "") -> I
 
 
 def ends_in_time(limit_s: float, pids: Mapping[int, int]) -> None:
-    """End this process, which is about to end MPI, once another process or the launcher has been stopped for a limit."""
+    """End this process, which is about to end MPI, once another process or the launcher has been
+    stopped for a limit.
+    """
     _, its = os.pipe()  # our end stays open until this process ends, and the helper with it
     helper = _helper("end", limit_s, pids, "", its, launcher=f",the launcher:{os.getppid()}")
     os.close(its)
@@ -81,9 +86,26 @@ def ends_in_time(limit_s: float, pids: Mapping[int, int]) -> None:
 
 
 def _helper(
-    purpose: str, limit_s: float, pids: Mapping[int, int], path: str, source: int = subprocess.PIPE, launcher: str = ""
+    purpose: str,
+    limit_s: float,
+    pids: Mapping[int, int],
+    path: str,
+    source: int = subprocess.PIPE,
+    launcher: str = "",
 ) -> subprocess.Popen[bytes]:
     ranks = ",".join(f"rank {rank}:{pid}" for rank, pid in sorted(pids.items())) + launcher
-    words = [sys.executable, "-I", "-S", "-c", _SCRIPT, str(os.getpid()), str(limit_s), purpose, ranks, path]
-    # In a session of its own, it outlives a launcher's kill of this process's group for as long as it takes to remove the file.
+    words = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        _SCRIPT,
+        str(os.getpid()),
+        str(limit_s),
+        purpose,
+        ranks,
+        path,
+    ]
+    # In a session of its own, it outlives a launcher's kill of this process's group for as long as
+    # it takes to remove the file.
     return subprocess.Popen(words, stdin=source, stdout=subprocess.DEVNULL, start_new_session=True)  # noqa: S603

@@ -1,6 +1,8 @@
-"""Transports, which move bytes between ranks: in one process (``local``), over MPI (``mpi``), over NCCL (``nccl``).
+"""Transports, which move bytes between ranks: in one process (``local``), over MPI (``mpi``), over
+NCCL (``nccl``).
 
-Each is one class that implements :class:`realcoll.transports.interface.Transport`, without knowledge of schedules.
+Each is one class that implements :class:`realcoll.transports.interface.Transport`, without
+knowledge of schedules.
 """
 
 from realcoll.transports.interface import Transport

@@ -26,8 +26,9 @@ Message: TypeAlias = tuple[Wire, int, int]
 class Transport(Protocol):
     """Moves bytes between processes, and reduces them in place.
 
-    A process may host several ranks; data between them goes from the process to itself, inside a group, like all other data.
-    Messages between two processes on one channel arrive in sending order; the order between channels is undefined.
+    A process may host several ranks; data between them goes from the process to itself, inside a
+    group, like all other data. Messages between two processes on one channel arrive in sending
+    order; the order between channels is undefined.
     """
 
     @property
@@ -48,9 +49,11 @@ class Transport(Protocol):
         """Bytes inside a memory, for messages."""
 
     def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], Any]:
-        """A reusable function that starts a group of messages, which progress together, without waiting for them.
+        """A reusable function that starts a group of messages, which progress together, without
+        waiting for them.
 
-        It returns the argument of :meth:`is_over` and :meth:`wait`, or None if calls may follow at once.
+        It returns the argument of :meth:`is_over` and :meth:`wait`, or None if calls may follow at
+        once.
         """
 
     def is_over(self, group: Any) -> bool:
@@ -78,7 +81,9 @@ class Transport(Protocol):
         """
 
     def finisher(self, plan: Plan) -> Callable[[View], None] | None:
-        """The function that converts a reduced output to the result (an average's division), if one is needed."""
+        """The function that converts a reduced output to the result (an average's division), if one
+        is needed.
+        """
 
     def load(self, target: View, values: Any) -> None:
         """Copy a caller's array to a view."""
@@ -104,7 +109,9 @@ class Transport(Protocol):
         """Wait until every process has called this."""
 
     def abort(self, reason: str) -> None:
-        """Announce a failure to the others and drop pending operations; the transport is unusable afterwards."""
+        """Announce a failure to the others and drop pending operations; the transport is unusable
+        afterwards.
+        """
 
     def close(self) -> None:
         """Release all resources."""

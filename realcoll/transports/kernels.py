@@ -1,10 +1,12 @@
 """Reductions on the GPU, bit-identical to numpy on the host.
 
-CuPy compiles every kernel with float32 denormals flushed to zero. So float32, and bfloat16 (computed in float32 and rounded to nearest
-even), have kernels of our own that keep denormals. The 8-bit floats use a table of all 65,536 pairs, made on the host. All other types
-(integers, float16, float64, sums of complex128) CuPy computes as numpy does.
+CuPy compiles every kernel with float32 denormals flushed to zero. So float32, and bfloat16
+(computed in float32 and rounded to nearest even), have kernels of our own that keep denormals. The
+8-bit floats use a table of all 65,536 pairs, made on the host. All other types (integers, float16,
+float64, sums of complex128) CuPy computes as numpy does.
 
-An average divides by the number of ranks, in float32 for 16-bit types; 8-bit types use a table of all 256 values.
+An average divides by the number of ranks, in float32 for 16-bit types; 8-bit types use a table of
+all 256 values.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ __all__ = [
 ]
 
 _TINY = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-_STORED: dict[str, np.dtype[Any]] = {"bfloat16": np.dtype(np.uint16), **dict.fromkeys(_TINY, np.dtype(np.uint8))}
+_STORED: dict[str, np.dtype[Any]] = {
+    "bfloat16": np.dtype(np.uint16),
+    **dict.fromkeys(_TINY, np.dtype(np.uint8)),
+}
 _UFUNCS = {
     "sum": "add",
     "product": "multiply",
@@ -56,7 +61,8 @@ auto re = {mul}(t.real(), r.real()), im = {mul}(t.real(), r.imag());
 t = T({sub}(re, {mul}(t.imag(), r.imag())), {add}(im, {mul}(t.imag(), r.real())));
 """,
 }
-# In PTX an instruction only flushes to zero when it says so; CUDA's operators and intrinsics say so when they are compiled like that.
+# In PTX an instruction only flushes to zero when it says so; CUDA's operators and intrinsics say so
+# when they are compiled like that.
 EXACT = "".join(
     f"__device__ float {op}_f32(float x, float y) {{\n"
     f'  float z; asm("{op}.rn.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z;\n}}\n'
@@ -69,7 +75,9 @@ EXACT += """__device__ bool less_f32(float x, float y) {
 
 
 def device_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of CuPy's arrays for a dtype: CuPy lacks those of ``ml_dtypes``, which become integers."""
+    """The dtype of CuPy's arrays for a dtype: CuPy lacks those of ``ml_dtypes``, which become
+    integers.
+    """
     return _STORED.get(dtype.name, dtype)
 
 
@@ -79,7 +87,8 @@ def float32_source(op: str) -> str:
 
 
 def bfloat16_source(op: str) -> str:
-    """CUDA source of ``t = t (op) r`` on bfloat16: computed in float32, rounded to nearest even, NaNs quieted.
+    """CUDA source of ``t = t (op) r`` on bfloat16: computed in float32, rounded to nearest even,
+    NaNs quieted.
 
     For "divide", r is a float32.
     """
@@ -93,7 +102,9 @@ t = isnan(z) ? (unsigned short)((bits >> 16 & 0x8000) | 0x7fc0) : (unsigned shor
 
 
 def mean_source(dtype: np.dtype[Any]) -> str:
-    """CUDA source of ``t = t / r`` on float16 (r: float32) and on both parts of a complex number (r: their type)."""
+    """CUDA source of ``t = t / r`` on float16 (r: float32) and on both parts of a complex number
+    (r: their type).
+    """
     if dtype.name == "float16":
         return "t = T(div_f32(float(t), r));"
     divide = "div_f32" if dtype.name == "complex64" else "__ddiv_rn"
@@ -127,7 +138,10 @@ def _by_table(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], 
 
 
 def _by_formula(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], object]:
-    dtype_name, source = device_dtype(dtype).name, (float32_source if dtype.name == "float32" else bfloat16_source)(op)
+    dtype_name, source = (
+        device_dtype(dtype).name,
+        (float32_source if dtype.name == "float32" else bfloat16_source)(op),
+    )
     right = "float32" if op == "divide" else dtype_name
     kernel = cupy.ElementwiseKernel(
         f"{right} r", f"{dtype_name} t", source, f"simcoll_{op}_{dtype.name}", preamble=EXACT
@@ -151,10 +165,13 @@ def reducer(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], ob
         return _by_formula(cupy, op, dtype)
     if dtype.kind == "c" and (op == "product" or (op == "sum" and dtype.name == "complex64")):
         names = {
-            name: f"{name}_f32" if dtype.name == "complex64" else f"__d{name}_rn" for name in ("mul", "add", "sub")
+            name: f"{name}_f32" if dtype.name == "complex64" else f"__d{name}_rn"
+            for name in ("mul", "add", "sub")
         }
         source = _COMPLEX[op].format(**names)
-        kernel = cupy.ElementwiseKernel("T r", "T t", source, f"simcoll_{op}_{dtype.name}", preamble=EXACT)
+        kernel = cupy.ElementwiseKernel(
+            "T r", "T t", source, f"simcoll_{op}_{dtype.name}", preamble=EXACT
+        )
         return lambda target, source: kernel(source, target)
     if dtype.kind == "b":  # numpy: a sum of truths is "or", a product "and"
         op = {"sum": "bor", "max": "bor", "product": "band", "min": "band"}.get(op, op)
@@ -163,10 +180,14 @@ def reducer(cupy: Any, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], ob
 
 
 def finisher(cupy: Any, dtype: np.dtype[Any], nranks: int) -> Callable[[Any], object]:
-    """Divide by the number of ranks, as :meth:`~simcoll.core.reduction.Reduction.finish` does on the host."""
+    """Divide by the number of ranks, as :meth:`~simcoll.core.reduction.Reduction.finish` does on
+    the host.
+    """
     if dtype.name in _TINY:
         table = cupy.asarray(mean_table(dtype, nranks))
-        lookup = cupy.ElementwiseKernel("raw uint8 table", "uint8 t", "t = table[t];", "simcoll_divide_bytes")
+        lookup = cupy.ElementwiseKernel(
+            "raw uint8 table", "uint8 t", "t = table[t];", "simcoll_divide_bytes"
+        )
         return lambda target: lookup(table, target)
     if dtype.kind in "iu":
         # Beyond the type's range a quotient is always 0, and CUDA's own division is towards zero.

@@ -19,11 +19,15 @@ __all__ = ["HostMemory", "LocalTransport"]
 
 ALIGN = 64
 MOST_CHANNELS = 2**15
-"""Tags guaranteed by every MPI library; the channels of a plan with more channels share one lane."""
+"""Tags guaranteed by every MPI library; the channels of a plan with more channels share one
+lane.
+"""
 
 
 class HostMemory:
-    """The host-memory part of a transport: data in numpy arrays, execution in one thread; it moves no messages."""
+    """The host-memory part of a transport: data in numpy arrays, execution in one thread; it moves
+    no messages.
+    """
 
     def alloc(self, size_bytes: int) -> Array:
         """New numpy bytes, aligned to a cache line."""
@@ -96,10 +100,14 @@ class LocalTransport(HostMemory):
         """A function that copies each send to its receive at once."""
         if len(sends) != len(recvs):
             raise InternalError(f"a group has {len(sends)} sends and {len(recvs)} receives")
-        pairs = [(target, source) for (target, _, _), (source, _, _) in zip(recvs, sends, strict=True)]
+        pairs = [
+            (target, source) for (target, _, _), (source, _, _) in zip(recvs, sends, strict=True)
+        ]
         for target, source in pairs:
             if source.size != target.size:
-                raise InternalError(f"a message of {source.size} bytes meets a receive of {target.size}")
+                raise InternalError(
+                    f"a message of {source.size} bytes meets a receive of {target.size}"
+                )
 
         def begin() -> None:
             for target, source in pairs:

@@ -22,29 +22,41 @@ from realcoll.transports.vendor import mpi_collective
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 
-_Group: TypeAlias = tuple[list[Any], list[int]]  # requests, and the process at the other end of each
+_Group: TypeAlias = tuple[
+    list[Any], list[int]
+]  # requests, and the process at the other end of each
 
 __all__ = ["MpiTransport"]
 
 EAGER_TESTS = 64
 """Completion tests before the first look at the clock; most messages are done by then."""
 PATIENCE_S = 5e-5
-"""Busy-wait time before yielding the processor, which the scheduler gives away for far longer than a message takes."""
+"""Busy-wait time before yielding the processor, which the scheduler gives away for far longer than
+a message takes.
+"""
 CROWDED_REST_S = 1e-5
-"""Sleep between tests with more processes than cores: yielding alone would let waiting processes run before working ones."""
+"""Sleep between tests with more processes than cores: yielding alone would let waiting processes
+run before working ones.
+"""
 LOOK_ROUND_S = 0.05
 REST_AFTER_S = 1.0
-"""Waiting time after which a process rests ``REST_S`` between tests: something has gone wrong, or others compute."""
+"""Waiting time after which a process rests ``REST_S`` between tests: something has gone wrong, or
+others compute.
+"""
 REST_S = 0.0005
 NEWS_S = 1.0
 
 
 class _Repeated:
-    """A repeatedly started group of messages. The first start may be the only one, so it makes no persistent requests."""
+    """A repeatedly started group of messages. The first start may be the only one, so it makes no
+    persistent requests.
+    """
 
     __slots__ = ("begun", "group", "recvs", "sends", "transport")
 
-    def __init__(self, transport: MpiTransport, recvs: Sequence[Message], sends: Sequence[Message]) -> None:
+    def __init__(
+        self, transport: MpiTransport, recvs: Sequence[Message], sends: Sequence[Message]
+    ) -> None:
         self.transport, self.recvs, self.sends = transport, recvs, sends
         self.begun = False
         self.group: _Group | None = None
@@ -75,7 +87,8 @@ class MpiTransport(HostMemory):
     comm
         An mpi4py communicator; default all processes.
     timeout_s
-        Time limit for other ranks, which are then named in a :class:`~realcoll.process_errors.FaultError`.
+        Time limit for other ranks, which are then named in a
+        :class:`~realcoll.process_errors.FaultError`.
     start_timeout_s
         Time limit for the other processes to create their transports.
 
@@ -91,7 +104,9 @@ class MpiTransport(HostMemory):
 
     name = "mpi"
 
-    def __init__(self, comm: Any = None, *, timeout_s: float = 60.0, start_timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, comm: Any = None, *, timeout_s: float = 60.0, start_timeout_s: float = 60.0
+    ) -> None:
         self._mpi, self.comm, self.control = join_mpi(comm, timeout_s, start_timeout_s)
         self._testall = self._mpi.Request.Testall
         self._startall = self._mpi.Prequest.Startall
@@ -108,15 +123,23 @@ class MpiTransport(HostMemory):
         """A function that uses persistent requests from its second call on."""
         return _Repeated(self, recvs, sends).begin
 
-    def requests(self, recvs: Sequence[Message], sends: Sequence[Message], *, persistent: bool) -> _Group:
-        """Started messages, or ``persistent`` requests for repeated starts; the channel is the tag."""
+    def requests(
+        self, recvs: Sequence[Message], sends: Sequence[Message], *, persistent: bool
+    ) -> _Group:
+        """Started messages, or ``persistent`` requests for repeated starts; the channel is the
+        tag.
+        """
         if self.control.broken:
             self.control.check_usable()
         comm = self.comm
         receive, send = (comm.Recv_init, comm.Send_init) if persistent else (comm.Irecv, comm.Isend)
-        calls = [(receive, incoming) for incoming in recvs] + [(send, outgoing) for outgoing in sends]
+        calls = [(receive, incoming) for incoming in recvs] + [
+            (send, outgoing) for outgoing in sends
+        ]
         try:
-            return [request(*message) for request, message in calls], [process for _, (_, process, _) in calls]
+            return [request(*message) for request, message in calls], [
+                process for _, (_, process, _) in calls
+            ]
         except self._mpi.Exception as error:
             raise self._fault(error) from None
 
@@ -154,14 +177,18 @@ class MpiTransport(HostMemory):
             raise self._fault(error) from None
 
     def _fault(self, error: Exception) -> FaultError:
-        """The error for a failure that MPI reports; if a process has ended, the rendezvous is about to name it."""
+        """The error for a failure that MPI reports; if a process has ended, the rendezvous is about
+        to name it.
+        """
         limit = time.monotonic() + NEWS_S
         while not self.control.loss() and time.monotonic() < limit:
             time.sleep(REST_S)
         return self.control.stuck(()) if self.control.loss() else FaultError(f"MPI: {error}")
 
     def _wait(self, groups: Sequence[_Group]) -> None:
-        """Test until done, yielding to other processes and checking periodically that all are alive."""
+        """Test until done, yielding to other processes and checking periodically that all are
+        alive.
+        """
         begin = time.monotonic()
         look = begin + LOOK_ROUND_S
         peers = [peer for _, members in groups for peer in members]
@@ -198,7 +225,9 @@ class MpiTransport(HostMemory):
         if plan.nranks != size or plan.ranks.tolist() != list(range(size)):
             return None
         empty = np.zeros(1, plan.dtype)
-        call = mpi_collective(self._mpi, self.comm, plan, inputs.get(me, empty), outputs.get(me, empty))
+        call = mpi_collective(
+            self._mpi, self.comm, plan, inputs.get(me, empty), outputs.get(me, empty)
+        )
         if call is None:
             return None
 
@@ -219,7 +248,9 @@ class MpiTransport(HostMemory):
         self.wait([([self.comm.Ibarrier()], [-1])])
 
     def abort(self, reason: str) -> None:
-        """Notify the others; the job is aborted when this process ends, as MPI can no longer finalise."""
+        """Notify the others; the job is aborted when this process ends, as MPI can no longer
+        finalise.
+        """
         if self.control.broken:
             return
         self.control.fail(reason)
@@ -227,7 +258,9 @@ class MpiTransport(HostMemory):
 
     def _abort_job(self, reason: str) -> None:
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(f"realcoll: rank {self.control.process} aborts the MPI job: {reason}\n")
+            sys.stderr.write(
+                f"realcoll: rank {self.control.process} aborts the MPI job: {reason}\n"
+            )
             sys.stderr.flush()
             sys.stdout.flush()
         self.control.part(LAST_WORDS_S)
@@ -242,7 +275,9 @@ class MpiTransport(HostMemory):
             self._abort_job(f"it ended without closing its transport, and {error.message}")
 
     def _end_later(self) -> None:
-        """End this process after a grace period: with another process lost, the job cannot succeed."""
+        """End this process after a grace period: with another process lost, the job cannot
+        succeed.
+        """
         timer = threading.Timer(self.control.timeout_s + LAST_WORDS_S, self._end)
         timer.daemon = True
         timer.start()
@@ -250,12 +285,16 @@ class MpiTransport(HostMemory):
     def _end(self) -> None:
         if not self.control.broken:
             with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(f"realcoll: rank {self.control.process} ends: {self.control.loss()}\n")
+                sys.stderr.write(
+                    f"realcoll: rank {self.control.process} ends: {self.control.loss()}\n"
+                )
                 sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGTERM)
 
     def close(self) -> None:
-        """Leave together with all processes; after a failure without waiting, since others may be gone."""
+        """Leave together with all processes; after a failure without waiting, since others may be
+        gone.
+        """
         if not self.control.broken:
             self.barrier()
             self.comm.Free()

@@ -1,7 +1,7 @@
 """Transport over NCCL through CuPy: one process per GPU, with any number of ranks.
 
-Ranks on one GPU communicate by NCCL's send and receive to oneself inside a group, so that one GPU can run a schedule of many ranks. CuPy
-is not imported before a transport is created.
+Ranks on one GPU communicate by NCCL's send and receive to oneself inside a group, so that one GPU
+can run a schedule of many ranks. CuPy is not imported before a transport is created.
 """
 
 from __future__ import annotations
@@ -49,19 +49,27 @@ def load_cupy() -> tuple[Any, Any]:
     except ImportError as error:
         raise MissingError(f"NCCL needs CuPy: {INSTALL} ({error})") from None
     if not getattr(nccl, "available", True):
-        raise MissingError(f"CuPy finds no libnccl: {INSTALL} brings it (package nvidia-nccl-cu12 or nvidia-nccl-cu13)")
+        raise MissingError(
+            f"CuPy finds no libnccl: {INSTALL} brings it (package nvidia-nccl-cu12 or "
+            "nvidia-nccl-cu13)"
+        )
     try:
         cupy.cuda.nvrtc.getVersion()
     except (ImportError, RuntimeError):
         raise MissingError(
-            f"CuPy finds no NVRTC, which compiles its kernels: {INSTALL} brings it (package nvidia-cuda-nvrtc-cu12 or nvidia-cuda-nvrtc)"
+            f"CuPy finds no NVRTC, which compiles its kernels: {INSTALL} brings it (package "
+            "nvidia-cuda-nvrtc-cu12 or nvidia-cuda-nvrtc)"
         ) from None
     try:
         devices = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise MissingError(f"CUDA finds no usable GPU here; NCCL needs an NVIDIA driver and a GPU ({error})") from None
+        raise MissingError(
+            f"CUDA finds no usable GPU here; NCCL needs an NVIDIA driver and a GPU ({error})"
+        ) from None
     if not devices:
-        raise MissingError("CUDA finds no GPU here; use --transport mpi or local, or look at CUDA_VISIBLE_DEVICES")
+        raise MissingError(
+            "CUDA finds no GPU here; use --transport mpi or local, or look at CUDA_VISIBLE_DEVICES"
+        )
     return cupy, nccl
 
 
@@ -84,11 +92,13 @@ class NcclTransport:
     device
         Number of the GPU. Default: the launcher's local rank.
     control
-        Control connection to the other processes. Default: from the launcher's environment variables.
+        Control connection to the other processes. Default: from the launcher's environment
+        variables.
     channel_streams
         Whether each channel gets its own stream and communicator.
     graph
-        Whether the second run of a prepared plan is captured as a CUDA graph for later runs. Must be equal in all processes.
+        Whether the second run of a prepared plan is captured as a CUDA graph for later runs. Must
+        be equal in all processes.
     timeout_s
         Time limit for the other processes.
 
@@ -118,7 +128,9 @@ class NcclTransport:
     ) -> None:
         self._cupy, self._nccl = load_cupy()
         job = job_from(os.environ)
-        self._device = job.local % self._cupy.cuda.runtime.getDeviceCount() if device is None else device
+        self._device = (
+            job.local % self._cupy.cuda.runtime.getDeviceCount() if device is None else device
+        )
         self._cupy.cuda.Device(self._device).use()
         self.control = control_of(job, timeout_s) if control is None else control
         self._channel_streams = channel_streams
@@ -128,7 +140,9 @@ class NcclTransport:
         self._lanes: list[NcclTransport] = []
 
     def _communicator(self) -> Any:
-        """Create a communicator of all processes, whose ID the first process makes and the rendezvous distributes."""
+        """Create a communicator of all processes, whose ID the first process makes and the
+        rendezvous distributes.
+        """
         offer = b""
         if self.control.process == 0:
             identity = self._nccl.get_unique_id()  # bytes, or a tuple of numbers before CuPy 14
@@ -143,7 +157,10 @@ class NcclTransport:
         try:
             return within(self.control.timeout_s, join)  # it waits forever for missing processes
         except TimeoutError:
-            reason = f"NCCL did not connect {self.control.size} processes within {self.control.timeout_s:g} s"
+            reason = (
+                f"NCCL did not connect {self.control.size} processes within "
+                f"{self.control.timeout_s:g} s"
+            )
             raise FaultError(reason) from None
         except self._nccl.NcclError as error:
             raise FaultError(f"NCCL does not connect: {error}") from None
@@ -162,7 +179,9 @@ class NcclTransport:
         return int(memory.data.ptr) + first_byte, size_bytes, memory
 
     def group(self, recvs: Sequence[Message], sends: Sequence[Message]) -> Callable[[], None]:
-        """A function that launches the messages on the stream, which orders later work after them."""
+        """A function that launches the messages on the stream, which orders later work after
+        them.
+        """
         nccl, comm = self._nccl, self.comm
 
         def begin() -> None:
@@ -230,8 +249,8 @@ class NcclTransport:
     def lanes(self, plan: Plan, processes: int) -> Sequence[NcclTransport]:
         """Itself, or one transport with its own stream and communicator per channel.
 
-        Channels that share chunks must keep the order of the steps. Creating communicators is collective over all processes, so plans
-        of a subset use a single one.
+        Channels that share chunks must keep the order of the steps. Creating communicators is
+        collective over all processes, so plans of a subset use a single one.
         """
         count = plan.nchannels
         if not self._channel_streams or count == 1 or processes < self.control.size or plan.waits:
@@ -248,7 +267,9 @@ class NcclTransport:
             self.stream.wait_event(lane.stream.record())
 
     def record_calls(self, play: Callable[[], None]) -> Callable[[], None]:
-        """The calls between a fork to the lanes' streams and a join; on request, captured as a CUDA graph."""
+        """The calls between a fork to the lanes' streams and a join; on request, captured as a CUDA
+        graph.
+        """
 
         def fork_and_join() -> None:
             begin = self.stream.record() if self._lanes else None
@@ -265,7 +286,9 @@ class NcclTransport:
         def run() -> None:
             nonlocal runs
             runs += 1
-            if runs == 1:  # compiles kernels and lets NCCL connect, neither of which can be captured
+            if (
+                runs == 1
+            ):  # compiles kernels and lets NCCL connect, neither of which can be captured
                 fork_and_join()
                 return
             if not graphs:
@@ -276,7 +299,9 @@ class NcclTransport:
 
         return run
 
-    def vendor(self, plan: Plan, inputs: Mapping[int, Any], outputs: Mapping[int, Any]) -> Callable[[], object] | None:
+    def vendor(
+        self, plan: Plan, inputs: Mapping[int, Any], outputs: Mapping[int, Any]
+    ) -> Callable[[], object] | None:
         """NCCL's own collective, when all processes take part and rank r is process r."""
         size, me = self.control.size, self.control.process
         if plan.nranks != size or plan.ranks.tolist() != list(range(size)):
@@ -309,7 +334,9 @@ class NcclTransport:
             except self._nccl.NcclError as error:
                 raise FaultError(f"NCCL: {error}") from None
         if late or (self.control.trouble() and not self.stream.done):
-            raise self.control.stuck(process for process in range(self.control.size) if process != self.control.process)
+            raise self.control.stuck(
+                process for process in range(self.control.size) if process != self.control.process
+            )
 
     def barrier(self) -> None:
         """Wait for the stream and for all processes."""

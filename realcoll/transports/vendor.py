@@ -1,4 +1,6 @@
-"""Native collectives of the libraries below transports: baselines of measurements, oracles of tests."""
+"""Native collectives of the libraries below transports: baselines of measurements, oracles of
+tests.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from simcoll.core.plan import Plan
 
 __all__ = ["mpi_collective", "nccl_collective"]
 
-_MPI_OPS = {"sum": "SUM", "product": "PROD", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
+_MPI_OPS = {
+    "sum": "SUM",
+    "product": "PROD",
+    "min": "MIN",
+    "max": "MAX",
+    "band": "BAND",
+    "bor": "BOR",
+    "bxor": "BXOR",
+}
 _MPI_CHARS = "bBhHiIlLqQfdFD"
 """numpy's type codes of the types that every MPI library supports."""
 _NCCL_OPS = {"sum": "NCCL_SUM", "product": "NCCL_PROD", "min": "NCCL_MIN", "max": "NCCL_MAX"}
@@ -28,8 +38,11 @@ _NCCL_TYPES = {
 }
 
 
-def mpi_collective(mpi: Any, comm: Any, plan: Plan, source: View, target: View) -> Callable[[], object] | None:
-    """MPI's own collective for a plan whose rank r is rank r of the communicator; ``None`` if MPI has none.
+def mpi_collective(
+    mpi: Any, comm: Any, plan: Plan, source: View, target: View
+) -> Callable[[], object] | None:
+    """MPI's own collective for a plan whose rank r is rank r of the communicator; ``None`` if MPI
+    has none.
 
     Parameters
     ----------
@@ -71,7 +84,8 @@ def mpi_collective(mpi: Any, comm: Any, plan: Plan, source: View, target: View) 
 def nccl_collective(
     nccl: Any, comm: Any, stream: int, plan: Plan, source: int, target: int
 ) -> Callable[[], object] | None:
-    """A call that starts NCCL's own collective for a plan with one rank a GPU; ``None`` if CuPy has none.
+    """A call that starts NCCL's own collective for a plan with one rank a GPU; ``None`` if CuPy has
+    none.
 
     Parameters
     ----------

@@ -1,11 +1,13 @@
 """Breadth-first broadcast: in step t, data from distance t arrives over all links at once.
 
-For ranks with direct links (tori, hypercubes, rings, meshes). Each step takes as long as its most loaded link. If shares of a block can
-arrive over all neighbours on shortest paths, the total time meets the bound, in as many steps as the diameter of the graph. A reduction
-runs the steps backwards. On other graphs the result is correct but suboptimal: an all-reduce on a path of ranks takes twice the
-optimal time.
+For ranks with direct links (tori, hypercubes, rings, meshes). Each step takes as long as its most
+loaded link. If shares of a block can arrive over all neighbours on shortest paths, the total time
+meets the bound, in as many steps as the diameter of the graph. A reduction runs the steps
+backwards. On other graphs the result is correct but suboptimal: an all-reduce on a path of ranks
+takes twice the optimal time.
 
-Source: Zhao et al.: Efficient direct-connect topologies for collective communications, arXiv 2202.03356.
+Source: Zhao et al.: Efficient direct-connect topologies for collective communications, arXiv
+2202.03356.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 
 PLACE = 21  # in listings
 
-BFB = "Zhao et al.: Efficient direct-connect topologies for collective communications, arXiv 2202.03356"
+BFB = (
+    "Zhao et al.: Efficient direct-connect topologies for collective communications, arXiv "
+    "2202.03356"
+)
 
 
 def _neighbours(topology: Topology, *, backwards: bool) -> tuple[list[dict[int, int]], Ints]:
@@ -44,18 +49,26 @@ def _neighbours(topology: Topology, *, backwards: bool) -> tuple[list[dict[int, 
     rank_of = {int(node): rank for rank, node in enumerate(topology.rank_nodes)}
     into: list[dict[int, int]] = [{} for _ in range(n)]
     ends = zip(
-        topology.link_src.tolist(), topology.link_dst.tolist(), topology.link_capacity_uBps.tolist(), strict=True
+        topology.link_src.tolist(),
+        topology.link_dst.tolist(),
+        topology.link_capacity_uBps.tolist(),
+        strict=True,
     )
     for src, dst, capacity in ends:
         if src in rank_of and dst in rank_of:
             a, b = (rank_of[dst], rank_of[src]) if backwards else (rank_of[src], rank_of[dst])
             into[b][a] = capacity
-    pairs = np.array([(a, b) for b, sources in enumerate(into) for a in sources], np.int64).reshape(-1, 2).T
+    pairs = (
+        np.array([(a, b) for b, sources in enumerate(into) for a in sources], np.int64)
+        .reshape(-1, 2)
+        .T
+    )
     links = csr_array((np.ones(pairs.shape[1]), (pairs[0], pairs[1])), shape=(n, n))
     distance = shortest_path(links, unweighted=True)
     if not np.isfinite(distance).all():
         raise ConfigError(
-            f"bfb needs direct links between the ranks, which topology {topology.name!r} does not have throughout; "
+            f"bfb needs direct links between the ranks, which topology {topology.name!r} does not "
+            "have throughout; "
             "packed serves any topology"
         )
     return into, distance.astype(np.int64)
@@ -65,16 +78,24 @@ def _neighbours(topology: Topology, *, backwards: bool) -> tuple[list[dict[int, 
 def _shares(
     allowed: tuple[tuple[int, ...], ...], capacity: tuple[int, ...], parts: int
 ) -> tuple[Fraction, list[list[int]]]:
-    """Assign each of the ``parts`` parts of every block to a link, minimising the load of the busiest link.
+    """Assign each of the ``parts`` parts of every block to a link, minimising the load of the
+    busiest link.
 
-    ``allowed`` lists the links of every block. Returns the time, in parts over the share of the fastest link, and for each block the link
-    of every part. Memoised, since all ranks of a regular graph have the same arguments.
+    ``allowed`` lists the links of every block. Returns the time, in parts over the share of the
+    fastest link, and for each block the link of every part. Memoised, since all ranks of a regular
+    graph have the same arguments.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
 
     fastest, nblocks = max(capacity), len(allowed)
-    times = sorted({Fraction(load * fastest, rate) for rate in capacity for load in range(1, nblocks * parts + 1)})
+    times = sorted(
+        {
+            Fraction(load * fastest, rate)
+            for rate in capacity
+            for load in range(1, nblocks * parts + 1)
+        }
+    )
     low, high = 0, len(times) - 1
     best: list[list[int]] = []
     sink = nblocks + len(capacity) + 1
@@ -91,7 +112,11 @@ def _shares(
         if solution.flow_value == nblocks * parts:
             flow = solution.flow.toarray()
             best = [
-                [j for j in range(len(capacity)) for _ in range(max(int(flow[1 + i, 1 + nblocks + j]), 0))]
+                [
+                    j
+                    for j in range(len(capacity))
+                    for _ in range(max(int(flow[1 + i, 1 + nblocks + j]), 0))
+                ]
                 for i in range(nblocks)
             ]
             high = middle - 1
@@ -101,13 +126,19 @@ def _shares(
 
 
 def _broadcasts(topology: Topology, *directions: bool) -> list[Forest]:
-    """The broadcasts along the links, or along reversed links where a direction is true; all with the same number of parts."""
+    """The broadcasts along the links, or along reversed links where a direction is true; all with
+    the same number of parts.
+    """
     graphs = [_neighbours(topology, backwards=backwards) for backwards in directions]
     n = topology.nranks
 
     def time_of(parts: int) -> Fraction:
         """Time of all steps, evaluated for one rank."""
-        steps = ((_step(into[0], hops, 0, t)[1], tuple(into[0].values())) for into, hops in graphs for t in range(1, n))
+        steps = (
+            (_step(into[0], hops, 0, t)[1], tuple(into[0].values()))
+            for into, hops in graphs
+            for t in range(1, n)
+        )
         return sum((_shares(*step, parts)[0] for step in steps if step[0]), Fraction(0)) / parts
 
     degree = max((len(sources) for into, _ in graphs for sources in into), default=1)
@@ -115,11 +146,18 @@ def _broadcasts(topology: Topology, *directions: bool) -> list[Forest]:
     return [Forest.of(_rows(into, hops, parts), (parts,) * n) for into, hops in graphs]
 
 
-def _step(into: dict[int, int], distance: Ints, rank: int, t: int) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
-    """The ranks at distance t from a rank, and the links into it over which each of their blocks may arrive."""
+def _step(
+    into: dict[int, int], distance: Ints, rank: int, t: int
+) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
+    """The ranks at distance t from a rank, and the links into it over which each of their blocks
+    may arrive.
+    """
     sources = list(into)
     far = np.flatnonzero(distance[:, rank] == t).tolist()
-    ways = [(tuple(j for j, w in enumerate(sources) if distance[block, w] == t - 1), block) for block in far]
+    ways = [
+        (tuple(j for j, w in enumerate(sources) if distance[block, w] == t - 1), block)
+        for block in far
+    ]
     ways.sort()
     return [block for _, block in ways], tuple(links for links, _ in ways)
 
@@ -149,8 +187,12 @@ def _rows(into: list[dict[int, int]], distance: Ints, parts: int) -> Shorts:
     pattern="tree",
     topologies="direct",
 )
-def all_gather(collective: Collective, *, topology: Topology | None = None, pieces: int = 1) -> Schedule:
-    """In step t every rank receives the blocks of the ranks at distance t, in equal shares over its links."""
+def all_gather(
+    collective: Collective, *, topology: Topology | None = None, pieces: int = 1
+) -> Schedule:
+    """In step t every rank receives the blocks of the ranks at distance t, in equal shares over its
+    links.
+    """
     machine = topology_of(collective, topology, "bfb")
     (trees,) = _broadcasts(machine, False)
     return forest.all_gather(collective, "bfb", machine, trees, pieces)
@@ -166,7 +208,9 @@ def all_gather(collective: Collective, *, topology: Topology | None = None, piec
     topologies="direct",
     order="run-consistent",
 )
-def reduce_scatter(collective: Collective, *, topology: Topology | None = None, pieces: int = 1) -> Schedule:
+def reduce_scatter(
+    collective: Collective, *, topology: Topology | None = None, pieces: int = 1
+) -> Schedule:
     """The reversed all-gather: sums advance by one link in every step."""
     machine = topology_of(collective, topology, "bfb")
     (trees,) = _broadcasts(machine, True)
@@ -183,7 +227,9 @@ def reduce_scatter(collective: Collective, *, topology: Topology | None = None, 
     topologies="direct",
     order="run-consistent",
 )
-def all_reduce(collective: Collective, *, topology: Topology | None = None, pieces: int = 1) -> Schedule:
+def all_reduce(
+    collective: Collective, *, topology: Topology | None = None, pieces: int = 1
+) -> Schedule:
     """Reduce-scatter, then all-gather."""
     machine = topology_of(collective, topology, "bfb")
     inward, outward = _broadcasts(machine, True, False)

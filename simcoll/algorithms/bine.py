@@ -21,11 +21,16 @@ __all__ = ["all_gather", "all_reduce", "broadcast", "gather", "reduce", "reduce_
 
 PLACE = 13  # in listings
 
-BINE = "De Sensi et al.: Bine trees, enhancing collective operations by optimizing communication locality, SC 2025, arXiv 2508.17311"
+BINE = (
+    "De Sensi et al.: Bine trees, enhancing collective operations by optimizing communication "
+    "locality, SC 2025, arXiv 2508.17311"
+)
 
 
 def _tree(peers: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Parents and children, step by step, if every holder passes the data to its partner; member 0 starts."""
+    """Parents and children, step by step, if every holder passes the data to its partner; member 0
+    starts.
+    """
     have = np.zeros(1, np.int64)
     for peer in peers:
         yield have, peer[have]
@@ -81,9 +86,15 @@ def reduce(collective: Collective) -> Schedule:
 
 
 def _edges(blocks: BlockPlacement) -> list[tuple[Ints, Ints, Ints, Ints]]:
-    """Parent, child, and range of the child's subtree (first place, count), step by step from the root."""
+    """Parent, child, and range of the child's subtree (first place, count), step by step from the
+    root.
+    """
     return [
-        (blocks.rank_of[parent], blocks.rank_of[child], *blocks.range_after(blocks.number[child], step))
+        (
+            blocks.rank_of[parent],
+            blocks.rank_of[child],
+            *blocks.range_after(blocks.number[child], step),
+        )
         for step, (parent, child) in enumerate(_tree(blocks.peers))
     ]
 
@@ -106,7 +117,9 @@ def gather(collective: Collective) -> Schedule:
         folded = layout.scratch_at(blocks.place[blocks.even])
         yield transfers(blocks.even, folded, blocks.odd, folded)
         for parent, child, low, count in reversed(_edges(blocks)):
-            yield transfers(child, layout.scratch_at(low), parent, layout.scratch_at(low), count=count)
+            yield transfers(
+                child, layout.scratch_at(low), parent, layout.scratch_at(low), count=count
+            )
         yield transfers(root, layout.scratch_at(slot), root, layout.output(blocks.order))
 
     return Schedule("bine", layout, steps)
@@ -128,11 +141,18 @@ def scatter(collective: Collective) -> Schedule:
     def steps() -> Iterator[Step]:
         yield transfers(root, layout.input(blocks.order), root, layout.scratch_at(slot))
         for parent, child, low, count in _edges(blocks):
-            yield transfers(parent, layout.scratch_at(low), child, layout.scratch_at(low), count=count)
+            yield transfers(
+                parent, layout.scratch_at(low), child, layout.scratch_at(low), count=count
+            )
         yield transfers(
-            blocks.rank_of, layout.scratch_at(blocks.place[blocks.rank_of]), blocks.rank_of, layout.output()
+            blocks.rank_of,
+            layout.scratch_at(blocks.place[blocks.rank_of]),
+            blocks.rank_of,
+            layout.output(),
         )
-        yield transfers(blocks.odd, layout.scratch_at(blocks.place[blocks.even]), blocks.even, layout.output())
+        yield transfers(
+            blocks.odd, layout.scratch_at(blocks.place[blocks.even]), blocks.even, layout.output()
+        )
 
     return Schedule("bine", layout, steps)
 
@@ -146,7 +166,9 @@ def scatter(collective: Collective) -> Schedule:
 )
 def all_gather(collective: Collective) -> Schedule:
     """Doubling along the trees' partners, the largest distance and least data first."""
-    return butterfly.all_gather("bine", collective, butterfly.swing_peers(fold(collective.nranks)[0]))
+    return butterfly.all_gather(
+        "bine", collective, butterfly.swing_peers(fold(collective.nranks)[0])
+    )
 
 
 @algorithm(
@@ -159,7 +181,9 @@ def all_gather(collective: Collective) -> Schedule:
 )
 def reduce_scatter(collective: Collective) -> Schedule:
     """Halving along the trees' partners, most data and the smallest distance first."""
-    return butterfly.reduce_scatter("bine", collective, butterfly.swing_peers(fold(collective.nranks)[0]))
+    return butterfly.reduce_scatter(
+        "bine", collective, butterfly.swing_peers(fold(collective.nranks)[0])
+    )
 
 
 @algorithm(
@@ -173,4 +197,6 @@ def reduce_scatter(collective: Collective) -> Schedule:
 )
 def all_reduce(collective: Collective) -> Schedule:
     """Reduce-scatter, then all-gather: in one dimension these are the partners of swing."""
-    return butterfly.all_reduce("bine", collective, butterfly.swing_peers(fold(collective.nranks)[0]))
+    return butterfly.all_reduce(
+        "bine", collective, butterfly.swing_peers(fold(collective.nranks)[0])
+    )

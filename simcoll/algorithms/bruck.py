@@ -16,8 +16,14 @@ __all__ = ["all_gather", "all_to_all", "pat_all_gather", "pat_reduce_scatter"]
 
 PLACE = 10  # in listings
 
-BRUCK = "Bruck et al.: Efficient algorithms for all-to-all communications in multiport message-passing systems, TPDS 8 (1997)"
-PAT = "Jeaugey: PAT, a new algorithm for all-gather and reduce-scatter operations at scale, arXiv 2506.20252"
+BRUCK = (
+    "Bruck et al.: Efficient algorithms for all-to-all communications in multiport "
+    "message-passing systems, TPDS 8 (1997)"
+)
+PAT = (
+    "Jeaugey: PAT, a new algorithm for all-gather and reduce-scatter operations at scale, arXiv "
+    "2506.20252"
+)
 
 
 def _distances(nranks: int) -> list[int]:
@@ -32,9 +38,11 @@ def _distances(nranks: int) -> list[int]:
     pattern="tree",
 )
 def all_gather(collective: Collective) -> Schedule:
-    """In step k, rank r receives the min(2^k, n - 2^k) consecutive blocks held by rank r + 2^k, starting with that rank's own.
+    """In step k, rank r receives the min(2^k, n - 2^k) consecutive blocks held by rank r + 2^k,
+    starting with that rank's own.
 
-    Blocks stay in their own slots; those that wrap around the end of the buffer are a second transfer of the same step.
+    Blocks stay in their own slots; those that wrap around the end of the buffer are a second
+    transfer of the same step.
     """
     n = collective.nranks
     layout = Layout(collective)
@@ -46,9 +54,13 @@ def all_gather(collective: Collective) -> Schedule:
             count = min(distance, n - distance)
             head = np.minimum(count, n - rank)
             wraps = np.flatnonzero(head < count)
-            to_end = transfers(rank, layout.output(rank), (rank - distance) % n, layout.output(rank), count=head)
+            to_end = transfers(
+                rank, layout.output(rank), (rank - distance) % n, layout.output(rank), count=head
+            )
             tail = count - head[wraps]
-            from_start = transfers(wraps, layout.output(), (wraps - distance) % n, layout.output(), count=tail)
+            from_start = transfers(
+                wraps, layout.output(), (wraps - distance) % n, layout.output(), count=tail
+            )
             yield joined([to_end, from_start])
 
     return Schedule("bruck", layout, steps)
@@ -64,7 +76,8 @@ def all_gather(collective: Collective) -> Schedule:
 def all_to_all(collective: Collective) -> Schedule:
     """A block that travels i places takes the hops of i's binary digits; equal blocks only.
 
-    In step k every rank packs the blocks whose i has bit k, wherever they are, and sends them 2^k places on.
+    In step k every rank packs the blocks whose i has bit k, wherever they are, and sends them 2^k
+    places on.
     """
     n = collective.nranks
     half, distances = -(-n // 2), _distances(n)
@@ -85,10 +98,14 @@ def all_to_all(collective: Collective) -> Schedule:
     return Schedule("bruck", layout, steps, divisible=True)
 
 
-def _pat_rounds(collective: Collective) -> tuple[Layout, Ints, list[tuple[int, list[tuple[int, int, int]]]]]:
-    """PAT's far-first tree: the block at each place of each rank, and per round the distance and (place, new place, count) runs.
+def _pat_rounds(
+    collective: Collective,
+) -> tuple[Layout, Ints, list[tuple[int, list[tuple[int, int, int]]]]]:
+    """PAT's far-first tree: the block at each place of each rank, and per round the distance and
+    (place, new place, count) runs.
 
-    A round takes all blocks except the one, if any, that would travel further than n - 1: two runs at most.
+    A round takes all blocks except the one, if any, that would travel further than n - 1: two runs
+    at most.
     """
     n, offsets, rounds = collective.nranks, np.zeros(1, np.int64), []
     for distance in reversed(_distances(n)):
@@ -112,7 +129,9 @@ def _pat_rounds(collective: Collective) -> tuple[Layout, Ints, list[tuple[int, l
     shared=in_channels,
 )
 def pat_all_gather(collective: Collective) -> Schedule:
-    """Parallel aggregated trees: Bruck's distances, farthest first, so that long hops carry the least data."""
+    """Parallel aggregated trees: Bruck's distances, farthest first, so that long hops carry the
+    least data.
+    """
     n, (layout, block, rounds) = collective.nranks, _pat_rounds(collective)
     rank, place = np.arange(n), np.arange(n)[:, None]
 
@@ -149,7 +168,14 @@ def pat_reduce_scatter(collective: Collective) -> Schedule:
         for distance, runs in reversed(rounds):
             peer = (rank - distance) % n
             parts = [
-                transfers(rank, layout.scratch_at(new), peer, layout.scratch_at(old), count=count, op=REDUCE)
+                transfers(
+                    rank,
+                    layout.scratch_at(new),
+                    peer,
+                    layout.scratch_at(old),
+                    count=count,
+                    op=REDUCE,
+                )
                 for old, new, count in runs
             ]
             yield joined(parts)

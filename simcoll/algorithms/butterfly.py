@@ -1,7 +1,9 @@
-"""Butterflies: all ranks pair up in every step, and blocks are halved or doubled along the pairings.
+"""Butterflies: all ranks pair up in every step, and blocks are halved or doubled along the
+pairings.
 
-A sequence of pairings closes if the set of ranks reachable in the last k steps is the same for all its members: ranks can then be
-numbered so that each sends one range per step. Pairings by XOR are the textbook's; those of swing and bine trees keep partners closer.
+A sequence of pairings closes if the set of ranks reachable in the last k steps is the same for all
+its members: ranks can then be numbered so that each sends one range per step. Pairings by XOR are
+the textbook's; those of swing and bine trees keep partners closer.
 """
 
 from __future__ import annotations
@@ -14,11 +16,20 @@ from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
 
-__all__ = ["BlockPlacement", "all_gather", "all_reduce", "fold", "reduce_scatter", "rooted_fold", "swing_peers"]
+__all__ = [
+    "BlockPlacement",
+    "all_gather",
+    "all_reduce",
+    "fold",
+    "reduce_scatter",
+    "rooted_fold",
+    "swing_peers",
+]
 
 
 def fold(nranks: int, members: int | None = None) -> tuple[int, Ints, Ints, Ints]:
-    """Number of members, the rank of each member, and the ranks that fold: the even ones and their odd partners.
+    """Number of members, the rank of each member, and the ranks that fold: the even ones and their
+    odd partners.
 
     At least half of the ranks are members; by default the largest power of two.
     """
@@ -31,7 +42,8 @@ def fold(nranks: int, members: int | None = None) -> tuple[int, Ints, Ints, Ints
 
 
 def rooted_fold(nranks: int, root: int) -> tuple[int, Ints, Ints, Ints]:
-    """The same with the ranks counted backwards from the root, so that the root is member 0 and never folds.
+    """The same with the ranks counted backwards from the root, so that the root is member 0 and
+    never folds.
 
     >>> [column.tolist() for column in rooted_fold(5, root=2)[1:]]
     [[2, 1, 0, 4], [3], [4]]
@@ -43,9 +55,11 @@ def rooted_fold(nranks: int, root: int) -> tuple[int, Ints, Ints, Ints]:
 
 
 def swing_peers(members: int, *, mirrored: bool = False) -> Ints:
-    """Partner of every member in every step: ``[steps, members]``, at distances 1, 1, 3, 5, 11, ..., alternately to each side.
+    """Partner of every member in every step: ``[steps, members]``, at distances 1, 1, 3, 5, 11,
+    ..., alternately to each side.
 
-    In step s an even member's partner is ``(1 - (-2)^(s + 1)) / 3`` places on, an odd one's as far back; ``mirrored`` swaps the two.
+    In step s an even member's partner is ``(1 - (-2)^(s + 1)) / 3`` places on, an odd one's as far
+    back; ``mirrored`` swaps the two.
 
     >>> swing_peers(8).tolist()
     [[1, 0, 3, 2, 5, 4, 7, 6], [7, 2, 1, 4, 3, 6, 5, 0], [3, 6, 5, 0, 7, 2, 1, 4]]
@@ -61,7 +75,8 @@ def swing_peers(members: int, *, mirrored: bool = False) -> Ints:
 
 
 def member_numbers(peers: Ints) -> Ints:
-    """Number the members so that those reachable in the last k steps differ only in the last k bits.
+    """Number the members so that those reachable in the last k steps differ only in the last k
+    bits.
 
     >>> member_numbers(np.array([[1, 0, 3, 2], [2, 3, 0, 1]])).tolist()
     [0, 2, 1, 3]
@@ -76,9 +91,11 @@ def member_numbers(peers: Ints) -> Ints:
 
 
 class BlockPlacement:
-    """A placement of the blocks in which the blocks that a member is still responsible for after a step form one range.
+    """A placement of the blocks in which the blocks that a member is still responsible for after a
+    step form one range.
 
-    Blocks are in the order of their members' numbers, from the root on if there is one; a folded rank's block accompanies its partner's.
+    Blocks are in the order of their members' numbers, from the root on if there is one; a folded
+    rank's block accompanies its partner's.
     """
 
     def __init__(self, collective: Collective, peers: Ints) -> None:
@@ -98,7 +115,9 @@ class BlockPlacement:
         self.layout = Layout(collective, 1, self.order)
 
     def range_after(self, number: Ints, step: int) -> tuple[Ints, Ints]:
-        """First place and number of the blocks of the members that each number can still reach after a step."""
+        """First place and number of the blocks of the members that each number can still reach
+        after a step.
+        """
         low, size = _halves(number, step, len(self.peers))
         start, end = self._first[low], self._first[low + size]
         return start, end - start
@@ -111,7 +130,9 @@ def _halves(number: Ints, step: int, steps: int) -> tuple[Ints, int]:
 
 
 def all_reduce(name: str, collective: Collective, peers: Ints) -> Schedule:
-    """Reduce-scatter by halving along the pairings, then all-gather by doubling along the reversed pairings."""
+    """Reduce-scatter by halving along the pairings, then all-gather by doubling along the reversed
+    pairings.
+    """
     members, rank_of, even, odd = fold(collective.nranks)
     layout = Layout(collective, members)
     rank = np.arange(collective.nranks)

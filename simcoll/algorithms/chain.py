@@ -26,10 +26,14 @@ def from_root(schedule: Schedule, rings: Ints, pieces: int) -> Schedule:
     orders = np.empty_like(rings)
     for order, ring in zip(orders, rings, strict=True):
         order[(np.arange(n) + root) % n] = np.roll(ring, -int(np.flatnonzero(ring == root)[0]))
-    return compose.pipelined(compose.channels(schedule, orders, by_rank=True), pieces, newest_first=True)
+    return compose.pipelined(
+        compose.channels(schedule, orders, by_rank=True), pieces, newest_first=True
+    )
 
 
-def rows(schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
+def rows(
+    schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | None = None
+) -> Schedule:
     """Parallel chains from (or to) the root, ordered like rings."""
     return from_root(schedule, ring_orders(schedule.nranks, channels, box), pieces)
 
@@ -48,7 +52,9 @@ def broadcast(collective: Collective) -> Schedule:
     def steps() -> Iterator[Step]:
         yield transfers(root, layout.input(), root, layout.output())
         for hop in range(n - 1):
-            yield transfers((root + hop) % n, layout.output(), (root + hop + 1) % n, layout.output())
+            yield transfers(
+                (root + hop) % n, layout.output(), (root + hop + 1) % n, layout.output()
+            )
 
     return Schedule("chain", layout, steps)
 
@@ -63,11 +69,18 @@ def broadcast(collective: Collective) -> Schedule:
 )
 def reduce(collective: Collective) -> Schedule:
     """The reversed broadcast: each rank adds its vector to the arriving sum and passes it on."""
-    n, root, layout, rank = collective.nranks, collective.root or 0, Layout(collective), np.arange(collective.nranks)
+    n, root, layout, rank = (
+        collective.nranks,
+        collective.root or 0,
+        Layout(collective),
+        np.arange(collective.nranks),
+    )
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.output())
         for hop in reversed(range(n - 1)):
-            yield transfers((root + hop + 1) % n, layout.output(), (root + hop) % n, layout.output(), op=REDUCE)
+            yield transfers(
+                (root + hop + 1) % n, layout.output(), (root + hop) % n, layout.output(), op=REDUCE
+            )
 
     return Schedule("chain", layout, steps)

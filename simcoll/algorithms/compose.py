@@ -1,7 +1,8 @@
 """Combinators: functions from schedules to schedules.
 
-An algorithm is written once, for one channel and whole blocks; combinators add channels, pieces, other numberings of the ranks, and
-concurrent schedules. A chunk keeps its place in its slot: the part of a slot that a copy works on is called a share.
+An algorithm is written once, for one channel and whole blocks; combinators add channels, pieces,
+other numberings of the ranks, and concurrent schedules. A chunk keeps its place in its slot: the
+part of a slot that a copy works on is called a share.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def _local(step: Step) -> bool:
 
 
 def _blocks(schedule: Schedule) -> Iterator[Step | Repeat]:
-    """The blocks of a part, without the check against earlier passes, which the resulting schedule makes."""
+    """The blocks of a part, without the check against earlier passes, which the resulting schedule
+    makes.
+    """
     return (moving for block in schedule.source() if (moving := moving_part(block)) is not None)
 
 
@@ -56,7 +59,8 @@ def _map(block: Step | Repeat, change: Callable[[Step], list[Step]]) -> list[Ste
     return [new for step in steps for new in change(step)]
 
 
-# -- pieces --------------------------------------------------------------------------------------------------------------------
+# -- pieces
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def _whole(step: Step, count: int) -> Step:
@@ -79,7 +83,15 @@ def _piece_step(steps: Sequence[Step], count: int, numbers: Sequence[int]) -> St
         raise ConfigError("only transfers of single chunks can be cut into pieces")
     piece = np.repeat(np.array(numbers, np.int64), [len(step) for step in steps])
     src, dst = (chunk * count + piece for chunk in (concurrent.src_chunk, concurrent.dst_chunk))
-    return Step(concurrent.src_rank, src, concurrent.dst_rank, dst, concurrent.count, concurrent.op, concurrent.channel)
+    return Step(
+        concurrent.src_rank,
+        src,
+        concurrent.dst_rank,
+        dst,
+        concurrent.count,
+        concurrent.op,
+        concurrent.channel,
+    )
 
 
 def _finer(layout: Layout, count: int) -> Layout:
@@ -127,24 +139,32 @@ def pieces(schedule: Schedule, count: int) -> Schedule:
     return replace(schedule, layout=_finer(schedule.layout, count), source=steps)
 
 
-def pipelined(schedule: Schedule, count: int, *, newest_first: bool = False, drained: bool = True) -> Schedule:
+def pipelined(
+    schedule: Schedule, count: int, *, newest_first: bool = False, drained: bool = True
+) -> Schedule:
     """Cut every chunk into pieces that follow one step apart, so that successive steps overlap.
 
-    The pipeline is ``drained`` where the operation changes; a rank's copies to itself stay whole. ``newest_first`` is the order of
-    the pieces in a step.
+    The pipeline is ``drained`` where the operation changes; a rank's copies to itself stay whole.
+    ``newest_first`` is the order of the pieces in a step.
     """
     expect(schedule, Schedule, "pipelined takes a schedule")
     if checked_cuts("pieces", count) == 1:
         return schedule
 
     def steps() -> Iterator[Step | Repeat]:
-        for (local, _), phase in groupby(_steps(schedule), lambda step: (_local(step), drained and int(step.op[0]))):
+        for (local, _), phase in groupby(
+            _steps(schedule), lambda step: (_local(step), drained and int(step.op[0]))
+        ):
             rounds = list(phase)
             if local:
                 yield from (_whole(step, count) for step in rounds)
                 continue
-            full = max(count - len(rounds) + 1, 1)  # steps with a piece in every round differ only in their pieces
-            for time in chain(range(len(rounds)), range(len(rounds) + full - 1, len(rounds) + count - 1)):
+            full = max(
+                count - len(rounds) + 1, 1
+            )  # steps with a piece in every round differ only in their pieces
+            for time in chain(
+                range(len(rounds)), range(len(rounds) + full - 1, len(rounds) + count - 1)
+            ):
                 under_way = range(max(0, time - len(rounds) + 1), min(time + 1, count))
                 ordered = under_way[::-1] if newest_first else under_way
                 step = _piece_step([rounds[time - piece] for piece in ordered], count, ordered)
@@ -154,7 +174,8 @@ def pipelined(schedule: Schedule, count: int, *, newest_first: bool = False, dra
     return replace(schedule, layout=_finer(schedule.layout, count), source=steps)
 
 
-# -- shares of the data, numberings of the ranks -----------------------------------------------------------------------------------
+# -- shares of the data, numberings of the ranks
+# -----------------------------------------------------------------------------------
 
 
 def _within_slots(step: Step, layout: Layout) -> Step:
@@ -176,17 +197,23 @@ def _within_slots(step: Step, layout: Layout) -> Step:
     row, offset = row[order], number[order] * width
     new = step.rows(row)
     count = np.where(crosses[row], width, new.count)
-    return replace(new, src_chunk=new.src_chunk + offset, dst_chunk=new.dst_chunk + offset, count=count)
+    return replace(
+        new, src_chunk=new.src_chunk + offset, dst_chunk=new.dst_chunk + offset, count=count
+    )
 
 
 def _shared_layout(layout: Layout, copies: int) -> Layout:
     """The layout in which every slot has a share for each copy."""
     if not layout.size:
-        raise ConfigError(f"{layout.collective} moves no data, of which {copies} copies could have shares")
+        raise ConfigError(
+            f"{layout.collective} moves no data, of which {copies} copies could have shares"
+        )
     if layout.scratch_pieces is None:
         return Layout(layout.collective, layout.chunks * copies, layout.scratch)
     number = np.tile(np.arange(copies), layout.scratch.shape[-1])
-    scratch, part = (np.repeat(values, copies, axis=-1) for values in (layout.scratch, layout.scratch_pieces))
+    scratch, part = (
+        np.repeat(values, copies, axis=-1) for values in (layout.scratch, layout.scratch_pieces)
+    )
     return Layout(layout.collective, layout.chunks * copies, scratch, part + number * layout.chunks)
 
 
@@ -203,7 +230,9 @@ def _in_share(step: Step, share: Ints | int, homes: tuple[Ints, Ints], lanes: in
     """A step on a share of every slot, with ``lanes`` channels for each share."""
     home, width = homes
     src, dst = (home[chunk] + share * width[chunk] for chunk in (step.src_chunk, step.dst_chunk))
-    return Step(step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel + share * lanes)
+    return Step(
+        step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel + share * lanes
+    )
 
 
 def _side_by_side(
@@ -214,11 +243,13 @@ def _side_by_side(
     one_slot: bool,
     moved: Ints | None = None,
 ) -> Schedule:
-    """Concurrent schedules, each on its share; ``change`` maps their transfers, given each transfer's schedule and place in it.
+    """Concurrent schedules, each on its share; ``change`` maps their transfers, given each
+    transfer's schedule and place in it.
 
     It maps the addresses of each schedule to those in ``moved``.
 
-    In a step the transfers are ordered schedule by schedule, or alternating with ``run`` of each; a rank's copies to itself slot by slot.
+    In a step the transfers are ordered schedule by schedule, or alternating with ``run`` of each; a
+    rank's copies to itself slot by slot.
     """
     model, copies = schedules[0], len(schedules)
     old, n = model.layout, model.nranks
@@ -239,9 +270,13 @@ def _side_by_side(
         return new.rows(np.lexsort((copy, row // every)))
 
     def repeat(blocks: Sequence[Step | Repeat]) -> Repeat | None:
-        """The blocks as one repeat, if they are the same one; its windows follow each other in a share, or are listed."""
+        """The blocks as one repeat, if they are the same one; its windows follow each other in a
+        share, or are listed.
+        """
         turns = [block for block in blocks if isinstance(block, Repeat)]
-        heads = {(turn.count, turn.stride, turn.base, turn.modulus, len(turn.steps)) for turn in turns}
+        heads = {
+            (turn.count, turn.stride, turn.base, turn.modulus, len(turn.steps)) for turn in turns
+        }
         if len(turns) < copies or len(heads) != 1:
             return None
         turn, starts, base, order = turns[0], old.bases().tolist(), 0, None
@@ -258,35 +293,48 @@ def _side_by_side(
     def window_chunks(turn: Repeat) -> Ints:
         """The chunks of all windows of a repeat, in each share."""
         start = turn.base % turn.modulus
-        chunk = np.arange(start, old.size - (old.size - start) % turn.modulus) if turn.order is None else turn.order
+        chunk = (
+            np.arange(start, old.size - (old.size - start) % turn.modulus)
+            if turn.order is None
+            else turn.order
+        )
         addresses = np.tile(chunk, (copies, 1)) if moved is None else moved[:, chunk]
         home, width = homes
         return (home[addresses] + np.arange(copies)[:, None] * width[addresses]).reshape(-1)
 
     def steps() -> Iterator[Step | Repeat]:
         every = (
-            ((block,) * copies for block in _blocks(model)) if copied else abreast(schedules, map(_blocks, schedules))
+            ((block,) * copies for block in _blocks(model))
+            if copied
+            else abreast(schedules, map(_blocks, schedules))
         )
         for blocks in every:
             turn = repeat(blocks)
             if turn is not None:
                 yield turn
             else:
-                unrolled = (block.unrolled() if isinstance(block, Repeat) else (block,) for block in blocks)
+                unrolled = (
+                    block.unrolled() if isinstance(block, Repeat) else (block,) for block in blocks
+                )
                 yield from map(change_steps, abreast(schedules, unrolled))
 
     return replace(model, layout=layout, source=steps, nchannels=copies * lanes)
 
 
 def _one_slot(layout: Layout) -> bool:
-    return max(layout.collective.input_slots, layout.collective.output_slots, layout.scratch_slots) == 1
+    return (
+        max(layout.collective.input_slots, layout.collective.output_slots, layout.scratch_slots)
+        == 1
+    )
 
 
 def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Schedule:
-    """Concurrent schedules of one collective, each with an equal share of every block and separate channels.
+    """Concurrent schedules of one collective, each with an equal share of every block and separate
+    channels.
 
-    They must have one layout and the same number of steps. Within a step the transfers are ordered schedule by schedule, or alternating
-    with ``run`` of each; a rank's copies to itself are ordered slot by slot.
+    They must have one layout and the same number of steps. Within a step the transfers are ordered
+    schedule by schedule, or alternating with ``run`` of each; a rank's copies to itself are ordered
+    slot by slot.
     """
     model = first_of(schedules, "in_shares")
     checked_cuts("schedules", len(schedules))
@@ -296,8 +344,11 @@ def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Sched
     return _side_by_side(schedules, lambda step, *_: step, run, one_slot=_one_slot(model.layout))
 
 
-def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank: bool = False) -> Schedule:
-    """Concurrent copies, each with a separate share of the data, channels, and numbering of the ranks, including blocks.
+def channels(
+    schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank: bool = False
+) -> Schedule:
+    """Concurrent copies, each with a separate share of the data, channels, and numbering of the
+    ranks, including blocks.
 
     Local copies of ranks are ordered by chunk or, ``by_rank``, by rank.
 
@@ -314,7 +365,10 @@ def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank:
         return in_shares([schedule] * len(ranks))
     chunks = np.arange(schedule.layout.size)
     moved = np.array(
-        [chunks if is_natural else addresses(schedule, order) for is_natural, order in zip(natural, ranks, strict=True)]
+        [
+            chunks if is_natural else addresses(schedule, order)
+            for is_natural, order in zip(natural, ranks, strict=True)
+        ]
     )
 
     def change(step: Step, copy: Ints, row: Ints) -> Step:
@@ -323,13 +377,19 @@ def channels(schedule: Schedule, orders: Sequence[ArrayLike] | Ints, *, by_rank:
         new = Step(src, src_chunk, dst, dst_chunk, step.count, step.op, step.channel)
         if not _local(new):
             return new
-        return new.rows(np.lexsort((np.where(natural[copy], row, src if by_rank else src_chunk), copy)))
+        return new.rows(
+            np.lexsort((np.where(natural[copy], row, src if by_rank else src_chunk), copy))
+        )
 
-    return _side_by_side([schedule] * len(ranks), change, None, one_slot=_one_slot(schedule.layout), moved=moved)
+    return _side_by_side(
+        [schedule] * len(ranks), change, None, one_slot=_one_slot(schedule.layout), moved=moved
+    )
 
 
 def relabelled(schedule: Schedule, order: ArrayLike, *, by_rank: bool = False) -> Schedule:
-    """The same schedule with rank ``order[r]`` in the place of rank r, including blocks; see :func:`channels`."""
+    """The same schedule with rank ``order[r]`` in the place of rank r, including blocks; see
+    :func:`channels`.
+    """
     return channels(schedule, [order], by_rank=by_rank)
 
 
@@ -343,7 +403,8 @@ def in_pieces(schedule: Schedule, *, channels: int = 1, pieces: int = 1) -> Sche
     return pipelined(in_channels(schedule, channels=channels), pieces)
 
 
-# -- concurrent schedules ----------------------------------------------------------------------------------------------------------
+# -- concurrent schedules
+# ----------------------------------------------------------------------------------------------------------
 
 
 def together(first: Schedule, *others: Schedule) -> Schedule:
@@ -353,17 +414,21 @@ def together(first: Schedule, *others: Schedule) -> Schedule:
 
     def steps() -> Iterator[Step]:
         sources = [_steps(schedule) for schedule in schedules]
-        while concurrent := [step for source in sources if (step := next(source, None)) is not None]:
+        while concurrent := [
+            step for source in sources if (step := next(source, None)) is not None
+        ]:
             yield joined(concurrent)
 
     return replace(first, source=steps, nchannels=max(schedule.nchannels for schedule in schedules))
 
 
-def staggered(stages: Sequence[Schedule], count: int, lanes: Sequence[int] | None = None) -> Schedule:
+def staggered(
+    stages: Sequence[Schedule], count: int, lanes: Sequence[int] | None = None
+) -> Schedule:
     """Stages of one layout in sequence, for example first within every node, then on every rail.
 
-    The data is cut into pieces; each performs a stage while its predecessor performs the next, on a channel per stage, or those in
-    ``lanes``.
+    The data is cut into pieces; each performs a stage while its predecessor performs the next, on a
+    channel per stage, or those in ``lanes``.
     """
     model = first_of(stages, "staggered")
     if checked_cuts("pieces", count) == 1:
@@ -389,7 +454,11 @@ def staggered(stages: Sequence[Schedule], count: int, lanes: Sequence[int] | Non
 
 
 def in_stages(
-    stages: Sequence[Schedule], lanes: Sequence[int] | None = None, *, channels: int = 1, pieces: int = 1
+    stages: Sequence[Schedule],
+    lanes: Sequence[int] | None = None,
+    *,
+    channels: int = 1,
+    pieces: int = 1,
 ) -> Schedule:
     """The stages in sequence, in copies with equal shares of the data.
 

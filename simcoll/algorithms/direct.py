@@ -154,7 +154,13 @@ def linear_reduce(collective: Collective) -> Schedule:
 
     def steps() -> Iterator[Step]:
         for shift in range(n):
-            yield transfers((root + shift) % n, layout.input(), root, layout.output(), op=REDUCE if shift else COPY)
+            yield transfers(
+                (root + shift) % n,
+                layout.input(),
+                root,
+                layout.output(),
+                op=REDUCE if shift else COPY,
+            )
 
     return Schedule("linear", layout, steps)
 

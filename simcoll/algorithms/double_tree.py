@@ -1,7 +1,7 @@
 """Double binary trees: each carries half of the data, and only the root has children in both.
 
-One tree is a binary tree by lowest set bits; the other is its mirror image, or the same tree shifted by one rank. The trees are NCCL's
-(``src/graph/trees.cc``).
+One tree is a binary tree by lowest set bits; the other is its mirror image, or the same tree
+shifted by one rank. The trees are NCCL's (``src/graph/trees.cc``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ __all__ = ["all_reduce", "binary_tree", "broadcast", "reduce", "tree_orders", "t
 
 PLACE = 5  # in listings
 
-SANDERS = "Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan, ParCo 35 (2009)"
+SANDERS = (
+    "Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast, reduction and "
+    "scan, ParCo 35 (2009)"
+)
 
 
 def binary_tree(nranks: int) -> list[int]:
@@ -44,7 +47,8 @@ def binary_tree(nranks: int) -> list[int]:
 def tree_pair(nranks: int) -> tuple[list[int], list[int]]:
     """Parents in the two trees of a pair.
 
-    For an even number of ranks the second tree mirrors the first; for an odd number it is shifted by one rank.
+    For an even number of ranks the second tree mirrors the first; for an odd number it is shifted
+    by one rank.
 
     >>> tree_pair(5)
     ([-1, 2, 4, 2, 0], [1, -1, 3, 0, 3])
@@ -58,9 +62,11 @@ def tree_pair(nranks: int) -> tuple[list[int], list[int]]:
 
 
 def tree_orders(nranks: int, box: int, pairs: int) -> list[Ints]:
-    """Numberings of the ranks for pairs of trees: member c of every node leads in pair c, and the second tree mirrors the nodes.
+    """Numberings of the ranks for pairs of trees: member c of every node leads in pair c, and the
+    second tree mirrors the nodes.
 
-    An odd number of nodes is shifted by one instead, so that only one node has children in both trees.
+    An odd number of nodes is shifted by one instead, so that only one node has children in both
+    trees.
 
     >>> [order.tolist() for order in tree_orders(6, 2, 1)]
     [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5, 0, 1]]
@@ -74,11 +80,17 @@ def tree_orders(nranks: int, box: int, pairs: int) -> list[Ints]:
 def _colours(pair: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
     """Colour 0 or 1 of the edge above every rank in both trees, for even and odd steps.
 
-    The two edges below a rank (in one tree, since at most one of its trees gives it two children) have different colours, as have the two
-    above it (one in each tree), so that a rank communicates with one child and one parent per step. Such a colouring exists, since the two
-    conditions alternate along every cycle (Sanders, Speck, Träff).
+    The two edges below a rank (in one tree, since at most one of its trees gives it two children)
+    have different colours, as have the two above it (one in each tree), so that a rank communicates
+    with one child and one parent per step. Such a colouring exists, since the two conditions
+    alternate along every cycle (Sanders, Speck, Träff).
     """
-    edges = [(tree, rank) for tree, parents in enumerate(pair) for rank, up in enumerate(parents) if up >= 0]
+    edges = [
+        (tree, rank)
+        for tree, parents in enumerate(pair)
+        for rank, up in enumerate(parents)
+        if up >= 0
+    ]
     differ: dict[tuple[int, int], list[tuple[int, int]]] = {edge: [] for edge in edges}
     ends: dict[tuple[str, int], tuple[int, int]] = {}
     for tree, rank in edges:
@@ -101,9 +113,11 @@ def _colours(pair: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
 
 
 def _edges(parents: list[int], colours: list[int]) -> tuple[Ints, Ints, Ints, int]:
-    """Child, parent and time of every edge on the way up, and the number of steps between two pieces.
+    """Child, parent and time of every edge on the way up, and the number of steps between two
+    pieces.
 
-    An edge fires after all edges below it, in a step of its colour; if no rank has two children, colours do not matter.
+    An edge fires after all edges below it, in a step of its colour; if no rank has two children,
+    colours do not matter.
     """
     children: list[list[int]] = [[] for _ in parents]
     for child, parent in enumerate(parents):
@@ -124,9 +138,11 @@ def _edges(parents: list[int], colours: list[int]) -> tuple[Ints, Ints, Ints, in
 
 
 def _with_boxes(parents: list[int], colours: list[int], box: int) -> Tree:
-    """A tree over nodes with a chain inside each, whose first member communicates with the parent node.
+    """A tree over nodes with a chain inside each, whose first member communicates with the parent
+    node.
 
-    The first two members of the chain have a child node each, so that no rank has more than two children.
+    The first two members of the chain have a child node each, so that no rank has more than two
+    children.
     """
     ups = [rank - 1 for rank in range(len(parents) * box)]
     shades = [1] * len(ups)
@@ -152,7 +168,9 @@ def _behind(root: int, parents: list[int]) -> list[int]:
 
 
 class _Way(NamedTuple):
-    """The edges of a tree in one direction: the step of each edge's first piece, and the steps between two pieces."""
+    """The edges of a tree in one direction: the step of each edge's first piece, and the steps
+    between two pieces.
+    """
 
     src: Ints
     dst: Ints
@@ -175,15 +193,25 @@ def _ways(tree: Tree, *, up: bool, down: bool) -> list[_Way]:
     return ways
 
 
-def _schedule(collective: Collective, trees: Iterable[Tree], pieces: int, *, up: bool, down: bool) -> Schedule:
-    """Two trees with half of the vector each, on one channel, whose steps keep them synchronised."""
+def _schedule(
+    collective: Collective, trees: Iterable[Tree], pieces: int, *, up: bool, down: bool
+) -> Schedule:
+    """Two trees with half of the vector each, on one channel, whose steps keep them
+    synchronised.
+    """
     layout, root = Layout(collective, 2 * pieces), collective.root or 0
     rank = np.arange(collective.nranks) if up else np.array([root])
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.output(), count=2 * pieces)
-        ways = [(half * pieces, edges) for half, tree in enumerate(trees) for edges in _ways(tree, up=up, down=down)]
-        last = max(int(edges.time.max(initial=-1)) + (pieces - 1) * edges.period for _, edges in ways)
+        ways = [
+            (half * pieces, edges)
+            for half, tree in enumerate(trees)
+            for edges in _ways(tree, up=up, down=down)
+        ]
+        last = max(
+            int(edges.time.max(initial=-1)) + (pieces - 1) * edges.period for _, edges in ways
+        )
         for time in range(last + 1):
             parts = []
             for start, edges in ways:
@@ -204,21 +232,28 @@ def _schedule(collective: Collective, trees: Iterable[Tree], pieces: int, *, up:
     pattern="tree",
     order="run-consistent",
 )
-def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, box: int | None = None) -> Schedule:
-    """Reduce up and broadcast down two binary trees at once, each with half of the vector, in ``pieces``.
+def all_reduce(
+    collective: Collective, *, channels: int = 1, pieces: int = 4, box: int | None = None
+) -> Schedule:
+    """Reduce up and broadcast down two binary trees at once, each with half of the vector, in
+    ``pieces``.
 
-    With ``box`` the trees span boxes of that many consecutive ranks; the ranks of a box form a chain. ``channels`` counts pairs of trees,
-    whose chains start at different members.
+    With ``box`` the trees span boxes of that many consecutive ranks; the ranks of a box form a
+    chain. ``channels`` counts pairs of trees, whose chains start at different members.
     """
     nodes, size = nodes_of(collective.nranks, box or 1)
     pair = tree_pair(nodes)
     trees = [_with_boxes(*tree, size) for tree in zip(pair, _colours(pair), strict=True)]
     schedule = _schedule(collective, trees, pieces, up=True, down=True)
-    return compose.channels(schedule, tree_orders(collective.nranks, size, channels)[::2], by_rank=True)
+    return compose.channels(
+        schedule, tree_orders(collective.nranks, size, channels)[::2], by_rank=True
+    )
 
 
 def _half_trees(collective: Collective, channels: int, pieces: int, *, up: bool) -> Schedule:
-    """Both trees span the other ranks and are attached below the root, which feeds (or drains) them alternately."""
+    """Both trees span the other ranks and are attached below the root, which feeds (or drains) them
+    alternately.
+    """
     root, children = collective.root or 0, collective.nranks - 1
     parents, mirror_parents = tree_pair(children) if children else ([], [])
     pair = _behind(root, parents), _behind(root, mirror_parents)
@@ -235,7 +270,9 @@ def _half_trees(collective: Collective, channels: int, pieces: int, *, up: bool)
     pattern="tree",
 )
 def broadcast(collective: Collective, *, channels: int = 1, pieces: int = 4) -> Schedule:
-    """The root sends half of the vector, in ``pieces``, down each of two trees of the other ranks."""
+    """The root sends half of the vector, in ``pieces``, down each of two trees of the other
+    ranks.
+    """
     return _half_trees(collective, channels, pieces, up=False)
 
 

@@ -1,4 +1,5 @@
-"""Schedules from trees on a topology: every part of a rank's data travels down a tree, or up it as a sum.
+"""Schedules from trees on a topology: every part of a rank's data travels down a tree, or up it as
+a sum.
 
 Shared by :mod:`simcoll.algorithms.packed` and :mod:`simcoll.algorithms.bfb`, which find the trees.
 """
@@ -24,7 +25,9 @@ __all__ = ["Forest", "all_gather", "all_reduce", "reduce_scatter", "topology_of"
 
 
 class Crossings(NamedTuple):
-    """The forest entries whose links are used in a step; ``piece`` counts all pieces of a root's data."""
+    """The forest entries whose links are used in a step; ``piece`` counts all pieces of a root's
+    data.
+    """
 
     src: Ints
     dst: Ints
@@ -35,9 +38,11 @@ class Crossings(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
-    """Links of the trees as parallel arrays, with an entry for each part of a root's data and each link of its tree.
+    """Links of the trees as parallel arrays, with an entry for each part of a root's data and each
+    link of its tree.
 
-    Large topologies have millions of entries, so all columns are int32; :meth:`crossings` converts them to int64.
+    Large topologies have millions of entries, so all columns are int32; :meth:`crossings` converts
+    them to int64.
 
     Attributes
     ----------
@@ -48,7 +53,8 @@ class Forest:
     level
         Step in which the first piece crosses the link.
     landing
-        In a reversed forest, number of the link among those that bring the same part to the same rank in the same step.
+        In a reversed forest, number of the link among those that bring the same part to the same
+        rank in the same step.
     shares
         Number of parts of every root; all parts have one size.
     """
@@ -62,9 +68,13 @@ class Forest:
     shares: tuple[int, ...]
 
     @staticmethod
-    def of(rows: Sequence[tuple[int, int, int, int, int]] | Shorts, shares: Sequence[int]) -> Forest:
+    def of(
+        rows: Sequence[tuple[int, int, int, int, int]] | Shorts, shares: Sequence[int]
+    ) -> Forest:
         """From rows of (source, destination, root, part, level)."""
-        src, dst, root, part, level = np.ascontiguousarray(np.asarray(rows, np.int32).reshape(-1, 5).T)
+        src, dst, root, part, level = np.ascontiguousarray(
+            np.asarray(rows, np.int32).reshape(-1, 5).T
+        )
         return Forest(src, dst, root, part, level, np.zeros_like(src), tuple(shares))
 
     @property
@@ -99,7 +109,8 @@ class Forest:
     def crossings(self, levels: list[Shorts], time: int, pieces: int) -> Crossings:
         """The links that pieces cross in a step; ``levels`` are those of :meth:`levels`.
 
-        All transfers have one size, so that fair sharing of the links ends a step as soon as its most loaded link allows.
+        All transfers have one size, so that fair sharing of the links ends a step as soon as its
+        most loaded link allows.
         """
         active = levels[max(time - pieces + 1, 0) : max(time + 1, 0)]
         entry = np.concatenate(active).astype(np.int64) if active else np.zeros(0, np.int64)
@@ -128,16 +139,20 @@ def topology_of(collective: Collective, topology: Topology | None, name: str) ->
     """
     if topology is None:
         raise ConfigError(
-            f"{name} is made for one topology: give topology=, for example load_topology('dgx-h100') (command line: --topology dgx-h100)"
+            f"{name} is made for one topology: give topology=, for example "
+            "load_topology('dgx-h100') (command line: --topology dgx-h100)"
         )
     if topology.nranks != collective.nranks:
         raise ConfigError(
-            f"{name}: topology {topology.name!r} has {topology.nranks} ranks, {collective.kind} {collective.nranks}"
+            f"{name}: topology {topology.name!r} has {topology.nranks} ranks, {collective.kind} "
+            f"{collective.nranks}"
         )
     return topology
 
 
-def all_gather(collective: Collective, name: str, topology: Topology, forest: Forest, pieces: int) -> Schedule:
+def all_gather(
+    collective: Collective, name: str, topology: Topology, forest: Forest, pieces: int
+) -> Schedule:
     """Every part of a rank's block travels down its tree, in pieces that follow one another."""
     layout, rank = Layout(collective, forest.shares[0] * pieces), np.arange(collective.nranks)
 
@@ -152,7 +167,9 @@ def all_gather(collective: Collective, name: str, topology: Topology, forest: Fo
     return _schedule(name, layout, steps, topology, pieces)
 
 
-def reduce_scatter(collective: Collective, name: str, topology: Topology, forest: Forest, pieces: int) -> Schedule:
+def reduce_scatter(
+    collective: Collective, name: str, topology: Topology, forest: Forest, pieces: int
+) -> Schedule:
     """Every part of a rank's block is summed along a reversed forest."""
     n = collective.nranks
     scratch = np.tile(np.arange(n), 1 + forest.zones)
@@ -173,9 +190,16 @@ def reduce_scatter(collective: Collective, name: str, topology: Topology, forest
 
 
 def all_reduce(
-    collective: Collective, name: str, topology: Topology, inward: Forest, outward: Forest, pieces: int
+    collective: Collective,
+    name: str,
+    topology: Topology,
+    inward: Forest,
+    outward: Forest,
+    pieces: int,
 ) -> Schedule:
-    """Each part is summed up a reversed forest and sent back down; meanwhile the next pieces are summed."""
+    """Each part is summed up a reversed forest and sent back down; meanwhile the next pieces are
+    summed.
+    """
     start_part = np.cumsum((0, *outward.shares))
     layout = Layout(collective, int(start_part[-1]) * pieces, np.zeros(inward.zones, np.int64))
     rank = np.arange(collective.nranks)
@@ -202,12 +226,15 @@ def _pass_sums(
 ) -> Iterator[Step]:
     """Pass sums on.
 
-    The first arrival for a part is added at once; others are stored beside it and added in a fixed order afterwards.
+    The first arrival for a part is added at once; others are stored beside it and added in a fixed
+    order afterwards.
     """
     src, dst, landing = links.src, links.dst, links.landing
     slots = layout.collective.nranks if np.ndim(zone) else 1
     landed = layout.scratch_at((landing - 1) * slots + zone, start)
-    yield transfers(src, home, dst, np.where(landing, landed, total), op=np.where(landing, COPY, REDUCE))
+    yield transfers(
+        src, home, dst, np.where(landing, landed, total), op=np.where(landing, COPY, REDUCE)
+    )
     for number in range(1, int(landing.max(initial=0)) + 1):
         row = landing == number
         yield transfers(dst[row], landed[row], dst[row], total[row], op=REDUCE)

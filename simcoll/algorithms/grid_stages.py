@@ -1,7 +1,9 @@
-"""Stages along the dimensions of a grid of ranks, the building blocks of hierarchical and torus algorithms.
+"""Stages along the dimensions of a grid of ranks, the building blocks of hierarchical and torus
+algorithms.
 
-Rank r has one digit per dimension, the last varying fastest. Chunk numbers also have digits, with different weights: a stage in one
-dimension moves, for every digit there, the chunks with that digit and any digits in the dimensions that are still (or again) whole.
+Rank r has one digit per dimension, the last varying fastest. Chunk numbers also have digits, with
+different weights: a stage in one dimension moves, for every digit there, the chunks with that digit
+and any digits in the dimensions that are still (or again) whole.
 """
 
 from __future__ import annotations
@@ -16,12 +18,24 @@ from simcoll.arrays import Ints
 from simcoll.core.schedule import COPY, Step, transfers
 from simcoll.errors import ConfigError
 
-Moves = Iterable[tuple[Ints, Ints, int]]  # peer of every rank, first chunks [runs, ranks], chunks in a run
+Moves = Iterable[
+    tuple[Ints, Ints, int]
+]  # peer of every rank, first chunks [runs, ranks], chunks in a run
 
-__all__ = ["PAIRWISE", "Grid", "all_gather_stage", "exchange", "nodes_of", "reduce_scatter_stage", "weights_of"]
+__all__ = [
+    "PAIRWISE",
+    "Grid",
+    "all_gather_stage",
+    "exchange",
+    "nodes_of",
+    "reduce_scatter_stage",
+    "weights_of",
+]
 
 PAIRWISE = 0
-"""A stage in which every rank exchanges with all others of its line in turn; 1 and -1 go around the line as a ring."""
+"""A stage in which every rank exchanges with all others of its line in turn; 1 and -1 go around the
+line as a ring.
+"""
 
 
 def nodes_of(nranks: int, box: int | None) -> tuple[int, int]:
@@ -70,14 +84,20 @@ class Grid:
     def neighbour(self, d: int, shift: int) -> Ints:
         """The rank ``shift`` places on in a dimension."""
         place = self.digit(d)
-        return np.arange(self.nranks, dtype=np.int64) + ((place + shift) % self.sizes[d] - place) * self.strides[d]
+        return (
+            np.arange(self.nranks, dtype=np.int64)
+            + ((place + shift) % self.sizes[d] - place) * self.strides[d]
+        )
 
     def digits(self, dims: Sequence[int]) -> dict[int, Ints]:
         """Digits of every rank in some dimensions."""
         return {d: self.digit(d) for d in dims}
 
-    def chunks(self, weights: Sequence[int], fixed: Mapping[int, Ints], *, runs: bool) -> tuple[Ints, int]:
-        """The chunks with given digits in some dimensions: first chunks ``[runs, ranks]``, and chunks in a run.
+    def chunks(
+        self, weights: Sequence[int], fixed: Mapping[int, Ints], *, runs: bool
+    ) -> tuple[Ints, int]:
+        """The chunks with given digits in some dimensions: first chunks ``[runs, ranks]``, and
+        chunks in a run.
 
         Without ``runs`` every chunk is a separate run.
         """
@@ -94,7 +114,8 @@ class Grid:
 
 
 def weights_of(grid: Grid, order: Sequence[int]) -> tuple[int, ...]:
-    """Weights of the digits in a chunk's number such that all parts are ranges if dimensions are split in this order.
+    """Weights of the digits in a chunk's number such that all parts are ranges if dimensions are
+    split in this order.
 
     >>> weights_of(Grid((2, 3)), (1, 0))
     (1, 2)
@@ -106,9 +127,17 @@ def weights_of(grid: Grid, order: Sequence[int]) -> tuple[int, ...]:
 
 
 def reduce_scatter_stage(
-    grid: Grid, weights: Sequence[int], d: int, split: Sequence[int], direction: int, *, runs: bool = True
+    grid: Grid,
+    weights: Sequence[int],
+    d: int,
+    split: Sequence[int],
+    direction: int,
+    *,
+    runs: bool = True,
 ) -> Moves:
-    """Moves with reduction, after which a rank keeps the chunks with its own digit in dimension d; ``done`` lists split dimensions."""
+    """Moves with reduction, after which a rank keeps the chunks with its own digit in dimension d;
+    ``done`` lists split dimensions.
+    """
     size, place, split_digits = grid.sizes[d], grid.digit(d), grid.digits(split)
     for step in range(1, size):
         target = (place + (step if direction == PAIRWISE else -direction * step)) % size
@@ -117,7 +146,13 @@ def reduce_scatter_stage(
 
 
 def all_gather_stage(
-    grid: Grid, weights: Sequence[int], d: int, split: Sequence[int], direction: int, *, runs: bool = True
+    grid: Grid,
+    weights: Sequence[int],
+    d: int,
+    split: Sequence[int],
+    direction: int,
+    *,
+    runs: bool = True,
 ) -> Moves:
     """Moves with copying, after which every rank has the chunks of all digits in dimension d.
 

@@ -1,4 +1,6 @@
-"""Grouped sends, as between ncclGroupStart and ncclGroupEnd: every block straight to its destination, on parallel channels."""
+"""Grouped sends, as between ncclGroupStart and ncclGroupEnd: every block straight to its
+destination, on parallel channels.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,18 @@ __all__ = ["all_to_all", "gather", "scatter"]
 
 PLACE = 15  # in listings
 
-NCCL = "NCCL 2.27: src/enqueue.cc, collectives of grouped ncclSend and ncclRecv (2.28 has calls of their own)"
+NCCL = (
+    "NCCL 2.27: src/enqueue.cc, collectives of grouped ncclSend and ncclRecv (2.28 has calls "
+    "of "
+    "their own)"
+)
 COST = "ceil((n-1)/channels) a + (n-1)/n s b"
 
 
 def _by_distance(layout: Layout, channels: int, sends: Callable[[Ints, Ints], Step]) -> Schedule:
-    """The sends over distances 1, 2, ..., ``channels`` of them per step, each made by ``sends(distance, channel)``."""
+    """The sends over distances 1, 2, ..., ``channels`` of them per step, each made by
+    ``sends(distance, channel)``.
+    """
     n = layout.collective.nranks
 
     def steps() -> Iterator[Step]:
@@ -29,12 +37,16 @@ def _by_distance(layout: Layout, channels: int, sends: Callable[[Ints, Ints], St
             distance = np.arange(start, min(start + channels, n))
             yield sends(distance, distance - start)
 
-    return Schedule("grouped", layout, steps, min(channels, max(n - 1, 1)), (("channels", channels),))
+    return Schedule(
+        "grouped", layout, steps, min(channels, max(n - 1, 1)), (("channels", channels),)
+    )
 
 
 @algorithm("all_to_all", "grouped", cost=COST, source=NCCL)
 def all_to_all(collective: Collective, *, channels: int = 32) -> Schedule:
-    """Every rank sends to the next ``channels`` ranks at once, each on a separate channel, then to the following ones."""
+    """Every rank sends to the next ``channels`` ranks at once, each on a separate channel, then to
+    the following ones.
+    """
     n = collective.nranks
     layout = Layout(collective)
     rank = np.arange(n)[:, None]

@@ -1,11 +1,13 @@
-"""Hierarchical algorithms on two or three levels: fast links inside nodes, one rail per member between them.
+"""Hierarchical algorithms on two or three levels: fast links inside nodes, one rail per member
+between them.
 
-The nodes (and pods of nodes) form a grid whose last dimension is the place in the node. A collective is a sequence of stages, each along
-one dimension, so that only members with the same place, on the same rail, communicate between nodes.
+The nodes (and pods of nodes) form a grid whose last dimension is the place in the node. A
+collective is a sequence of stages, each along one dimension, so that only members with the same
+place, on the same rail, communicate between nodes.
 
-With ``pieces`` the vector is cut, and piece p performs a stage while piece p - 1 performs the next. Each stage then has a separate
-channel, on which the pieces are in order; a piece starts a stage as soon as its data is available, so links inside and between nodes
-are busy simultaneously.
+With ``pieces`` the vector is cut, and piece p performs a stage while piece p - 1 performs the next.
+Each stage then has a separate channel, on which the pieces are in order; a piece starts a stage as
+soon as its data is available, so links inside and between nodes are busy simultaneously.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ from typing import Any
 import numpy as np
 
 from simcoll.algorithms.compose import in_stages
-from simcoll.algorithms.grid_stages import PAIRWISE, Grid, all_gather_stage, exchange, reduce_scatter_stage, weights_of
+from simcoll.algorithms.grid_stages import (
+    PAIRWISE,
+    Grid,
+    all_gather_stage,
+    exchange,
+    reduce_scatter_stage,
+    weights_of,
+)
 from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.tree import binomial_edges
 from simcoll.arrays import Ints
@@ -37,7 +46,9 @@ def _grid(collective: Collective, box: int | None, pod: int | None) -> Grid:
     """``(boxes, box)``, or with pods ``(pods, boxes in a pod, box)``."""
     n = collective.nranks
     if box is None:
-        raise ConfigError("hierarchical needs box=, the number of ranks in a node (for example box=8)")
+        raise ConfigError(
+            "hierarchical needs box=, the number of ranks in a node (for example box=8)"
+        )
     if n % box:
         raise ConfigError(f"hierarchical needs a multiple of box={box} ranks, got {n}")
     if pod is None:
@@ -52,9 +63,15 @@ def _direction(grid: Grid, d: int) -> int:
     return PAIRWISE if d == grid.dims[-1] else 1
 
 
-def _stages(layout: Layout, *parts: tuple[Callable[[Any], Iterator[Step]], Iterable[Any]]) -> list[Schedule]:
+def _stages(
+    layout: Layout, *parts: tuple[Callable[[Any], Iterator[Step]], Iterable[Any]]
+) -> list[Schedule]:
     """A stage for each argument of each function."""
-    return [Schedule("hierarchical", layout, partial(steps, argument)) for steps, every in parts for argument in every]
+    return [
+        Schedule("hierarchical", layout, partial(steps, argument))
+        for steps, every in parts
+        for argument in every
+    ]
 
 
 @algorithm(
@@ -69,10 +86,13 @@ def _stages(layout: Layout, *parts: tuple[Callable[[Any], Iterator[Step]], Itera
     order="run-consistent",
     shared=in_stages,
 )
-def all_reduce(collective: Collective, *, box: int | None = None, pod: int | None = None) -> list[Schedule]:
+def all_reduce(
+    collective: Collective, *, box: int | None = None, pod: int | None = None
+) -> list[Schedule]:
     """Reduce-scatter inside every node, all-reduce on every rail, all-gather inside every node.
 
-    ``box`` is the number of consecutive ranks in a node, ``pod`` that of consecutive ranks in a pod of nodes.
+    ``box`` is the number of consecutive ranks in a node, ``pod`` that of consecutive ranks in a pod
+    of nodes.
     """
     grid = _grid(collective, box, pod)
     order, rank = grid.dims[::-1], np.arange(grid.nranks)
@@ -84,17 +104,23 @@ def all_reduce(collective: Collective, *, box: int | None = None, pod: int | Non
             yield transfers(rank, layout.input(), rank, layout.output(), count=layout.chunks)
         d = order[position]
         yield from exchange(
-            reduce_scatter_stage(grid, weights, d, order[:position], _direction(grid, d)), vector, op=REDUCE
+            reduce_scatter_stage(grid, weights, d, order[:position], _direction(grid, d)),
+            vector,
+            op=REDUCE,
         )
 
     def gather(position: int) -> Iterator[Step]:
         d = order[position]
-        yield from exchange(all_gather_stage(grid, weights, d, order[:position], _direction(grid, d)), vector)
+        yield from exchange(
+            all_gather_stage(grid, weights, d, order[:position], _direction(grid, d)), vector
+        )
 
     def reduce_rails(position: int) -> Iterator[Step]:
         return chain(scatter(position), gather(position))
 
-    return _stages(layout, (scatter, range(last)), (reduce_rails, [last]), (gather, reversed(range(last))))
+    return _stages(
+        layout, (scatter, range(last)), (reduce_rails, [last]), (gather, reversed(range(last)))
+    )
 
 
 @algorithm(
@@ -108,8 +134,12 @@ def all_reduce(collective: Collective, *, box: int | None = None, pod: int | Non
     topologies="boxes",
     shared=in_stages,
 )
-def all_gather(collective: Collective, *, box: int | None = None, pod: int | None = None) -> list[Schedule]:
-    """All-gather on the rails between pods and nodes, which every block crosses once, then inside every node."""
+def all_gather(
+    collective: Collective, *, box: int | None = None, pod: int | None = None
+) -> list[Schedule]:
+    """All-gather on the rails between pods and nodes, which every block crosses once, then inside
+    every node.
+    """
     grid = _grid(collective, box, pod)
     layout, rank = Layout(collective), np.arange(grid.nranks)
 
@@ -117,7 +147,8 @@ def all_gather(collective: Collective, *, box: int | None = None, pod: int | Non
         if d == 0:
             yield transfers(rank, layout.input(), rank, layout.output(rank))
         yield from exchange(
-            all_gather_stage(grid, grid.strides, d, grid.dims[d + 1 :], _direction(grid, d)), layout.output
+            all_gather_stage(grid, grid.strides, d, grid.dims[d + 1 :], _direction(grid, d)),
+            layout.output,
         )
 
     return _stages(layout, (level, grid.dims))
@@ -135,7 +166,9 @@ def all_gather(collective: Collective, *, box: int | None = None, pod: int | Non
     order="run-consistent",
     shared=in_stages,
 )
-def reduce_scatter(collective: Collective, *, box: int | None = None, pod: int | None = None) -> list[Schedule]:
+def reduce_scatter(
+    collective: Collective, *, box: int | None = None, pod: int | None = None
+) -> list[Schedule]:
     """The reversed all-gather, first inside every node, so that the rails carry sums."""
     grid = _grid(collective, box, pod)
     rank, slots = np.arange(grid.nranks), np.arange(grid.nranks)[:, None]
@@ -155,14 +188,20 @@ def reduce_scatter(collective: Collective, *, box: int | None = None, pod: int |
 def _hops(grid: Grid, root: int, pieces: int) -> list[list[tuple[Ints, int]]]:
     """Stages of hops over the nodes: the ranks that send in each, and the distance in nodes.
 
-    A single piece travels down a binomial tree; several travel down a chain, where a node receives one while it sends its predecessor.
+    A single piece travels down a binomial tree; several travel down a chain, where a node receives
+    one while it sends its predecessor.
     """
     nodes, place = grid.sizes[0], grid.digit(0)
     beyond = (place - place[root]) % nodes
     if pieces > 1:
         return [[(np.flatnonzero(beyond == hop), 1)] for hop in range(nodes - 1)]
     levels = reversed(range((nodes - 1).bit_length()))
-    return [[(np.flatnonzero(np.isin(beyond, binomial_edges(nodes, level)[0])), 1 << level) for level in levels]]
+    return [
+        [
+            (np.flatnonzero(np.isin(beyond, binomial_edges(nodes, level)[0])), 1 << level)
+            for level in levels
+        ]
+    ]
 
 
 @algorithm(
@@ -176,20 +215,34 @@ def _hops(grid: Grid, root: int, pieces: int) -> list[list[tuple[Ints, int]]]:
     topologies="boxes",
 )
 def broadcast(
-    collective: Collective, *, box: int | None = None, pod: int | None = None, channels: int = 1, pieces: int = 1
+    collective: Collective,
+    *,
+    box: int | None = None,
+    pod: int | None = None,
+    channels: int = 1,
+    pieces: int = 1,
 ) -> Schedule:
-    """Scatter the root's vector over its node (and pod), broadcast it on every rail, all-gather it inside every node."""
+    """Scatter the root's vector over its node (and pod), broadcast it on every rail, all-gather it
+    inside every node.
+    """
     grid, root = _grid(collective, box, pod), collective.root or 0
     layout, inner = Layout(collective, grid.nranks // grid.sizes[0]), grid.dims[:0:-1]
     # The outermost level does not split the vector.
     weights = (0, *weights_of(Grid(grid.sizes[1:]), [d - 1 for d in inner]))
-    vector, (rank_chunk, _) = partial(layout.output, 0), grid.chunks(weights, grid.digits(grid.dims), runs=True)
+    vector, (rank_chunk, _) = (
+        partial(layout.output, 0),
+        grid.chunks(weights, grid.digits(grid.dims), runs=True),
+    )
 
     def scatter(position: int) -> Iterator[Step]:
         if position == 0:
             yield transfers(root, layout.input(), root, layout.output(), count=layout.chunks)
-        holders = np.all([grid.digit(d) == grid.digit(d)[root] for d in (0, *inner[position:])], axis=0)
-        moves = reduce_scatter_stage(grid, weights, inner[position], (0, *inner[:position]), PAIRWISE)
+        holders = np.all(
+            [grid.digit(d) == grid.digit(d)[root] for d in (0, *inner[position:])], axis=0
+        )
+        moves = reduce_scatter_stage(
+            grid, weights, inner[position], (0, *inner[:position]), PAIRWISE
+        )
         yield from exchange(moves, vector, ranks=np.flatnonzero(holders))
 
     def hop_steps(hops: list[tuple[Ints, int]]) -> Iterator[Step]:
@@ -198,12 +251,20 @@ def broadcast(
 
     def gather(position: int) -> Iterator[Step]:
         d = inner[position]
-        yield from exchange(all_gather_stage(grid, weights, d, (0, *inner[:position]), _direction(grid, d)), vector)
+        yield from exchange(
+            all_gather_stage(grid, weights, d, (0, *inner[:position]), _direction(grid, d)), vector
+        )
 
     nsplits, hops = len(inner), _hops(grid, root, pieces)
-    stages = _stages(layout, (scatter, range(nsplits)), (hop_steps, hops), (gather, reversed(range(nsplits))))
+    stages = _stages(
+        layout, (scatter, range(nsplits)), (hop_steps, hops), (gather, reversed(range(nsplits)))
+    )
     # Hops alternate between two channels.
-    lanes = [*range(nsplits), *(nsplits + hop % 2 for hop in range(len(hops))), *range(nsplits + 2, 2 * nsplits + 2)]
+    lanes = [
+        *range(nsplits),
+        *(nsplits + hop % 2 for hop in range(len(hops))),
+        *range(nsplits + 2, 2 * nsplits + 2),
+    ]
     return in_stages(stages, lanes, channels=channels, pieces=pieces)
 
 
@@ -218,11 +279,18 @@ def broadcast(
     topologies="boxes",
 )
 def all_to_all(
-    collective: Collective, *, box: int | None = None, pod: int | None = None, channels: int = 1, pieces: int = 1
+    collective: Collective,
+    *,
+    box: int | None = None,
+    pod: int | None = None,
+    channels: int = 1,
+    pieces: int = 1,
 ) -> Schedule:
-    """All-to-all level by level: in a node each rank collects the blocks for its own rail, then the rails exchange.
+    """All-to-all level by level: in a node each rank collects the blocks for its own rail, then the
+    rails exchange.
 
-    Before a stage, slot s of rank r has the sender's digits in the finished dimensions, and the receiver's in the others.
+    Before a stage, slot s of rank r has the sender's digits in the finished dimensions, and the
+    receiver's in the others.
     """
     grid = _grid(collective, box, pod)
     n, order = grid.nranks, grid.dims[::-1]
@@ -246,6 +314,12 @@ def all_to_all(
             peer = grid.neighbour(d, shift)
             src_slots, count = grid.chunks(grid.strides, {d: grid.digit(d)[peer]}, runs=runs)
             dst_slots, _ = grid.chunks(grid.strides, {d: grid.digit(d)}, runs=runs)
-            yield transfers(rank[:, 0], place(number, src_slots), peer, place(number + 1, dst_slots), count=count)
+            yield transfers(
+                rank[:, 0],
+                place(number, src_slots),
+                peer,
+                place(number + 1, dst_slots),
+                count=count,
+            )
 
     return in_stages(_stages(layout, (level, range(len(order)))), channels=channels, pieces=pieces)

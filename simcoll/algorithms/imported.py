@@ -1,4 +1,6 @@
-"""External algorithms: from files, from functions in modules, and from packages with entry points."""
+"""External algorithms: from files, from functions in modules, and from packages with entry
+points.
+"""
 
 from __future__ import annotations
 
@@ -80,10 +82,11 @@ def entry_point_names() -> list[str]:
 
 
 def imported_algorithm(kind: str, name: str) -> Algorithm | None:
-    """The algorithm of a file, ``module:function`` or entry point; None for a name that is none of these.
+    """The algorithm of a file, ``module:function`` or entry point; None for a name that is none of
+    these.
 
-    A file is read when the schedule is built. A function takes a collective and keyword parameters, and returns a schedule, or None for
-    a collective that it does not serve.
+    A file is read when the schedule is built. A function takes a collective and keyword parameters,
+    and returns a schedule, or None for a collective that it does not serve.
 
     Raises
     ------
@@ -120,7 +123,9 @@ def file_schedule(path: str) -> Schedule:
 
 
 def _of_file(path: str, collective: Collective) -> Schedule:
-    """The file's schedule for one collective; in place as in the file, unless in place is required."""
+    """The file's schedule for one collective; in place as in the file, unless in place is
+    required.
+    """
     schedule = file_schedule(path)
     served = schedule.collective
     differs = (served.kind, served.nranks) != (collective.kind, collective.nranks)
@@ -136,7 +141,9 @@ def _of_object(kind: str, name: str, target: Any) -> Algorithm:
             raise UnservedError(f"algorithm {name!r} serves {target.collective}, not {kind}")
         return target
     if not callable(target):
-        raise ConfigError(f"{name}: expected a function of a collective, or an Algorithm; got {target!r:.60}")
+        raise ConfigError(
+            f"{name}: expected a function of a collective, or an Algorithm; got {target!r:.60}"
+        )
     return _of_function(kind, name, target)
 
 
@@ -149,13 +156,15 @@ def _of_function(kind: str, name: str, function: Callable[..., Any]) -> Algorith
                 if result is not None:
                     return _as_schedule(name, result)
             raise UnservedError(
-                f"{name}({collective}): expected a schedule; got None, which means that it does not serve this collective"
+                f"{name}({collective}): expected a schedule; got None, which means that it does "
+                "not serve this collective"
             )
         except ConfigError as error:
             if not _OF_COLLECTIVE.search(error.message):
                 raise
             explanation = (
-                f"{error.message}; {name} receives a Collective, whose attribute nranks is the number of ranks"
+                f"{error.message}; {name} receives a Collective, whose attribute nranks "
+                "is the number of ranks"
             )
             raise ConfigError(explanation, file=error.file, path=error.path) from error
 
@@ -174,7 +183,9 @@ def _signature(name: str, function: Any) -> Any:
     try:
         parameters.bind(None)
     except TypeError:
-        raise ConfigError(f"{name}: {expected}; got {name.rpartition(':')[2]}{parameters}"[:300]) from None
+        raise ConfigError(
+            f"{name}: {expected}; got {name.rpartition(':')[2]}{parameters}"[:300]
+        ) from None
     return parameters
 
 
@@ -192,7 +203,10 @@ def _as_schedule(name: str, result: Any) -> Schedule:
 
 def _import_function(name: str) -> Any:
     if not _FUNCTION.fullmatch(name):
-        raise ConfigError(f"algorithm {name!r}: expected a name, a file, or a function such as package.module:function")
+        raise ConfigError(
+            f"algorithm {name!r}: expected a name, a file, or a function such as "
+            "package.module:function"
+        )
     module, _, function = name.partition(":")
     with _blame(f"module {module!r}"), _working_folder():
         namespace = importlib.import_module(module)
@@ -229,6 +243,10 @@ def _blame(source: str) -> Iterator[None]:
         while last is not None and last.tb_next is not None:
             last = last.tb_next
         file = last.tb_frame.f_code.co_filename if last else ""
-        location = "" if last is None or file.startswith("<") else f" ({Path(file).name}, line {last.tb_lineno})"
+        location = (
+            ""
+            if last is None or file.startswith("<")
+            else f" ({Path(file).name}, line {last.tb_lineno})"
+        )
         text = " ".join(str(error).split())[:200]
         raise ConfigError(f"{source} raised {type(error).__name__}: {text}{location}") from error

@@ -21,7 +21,8 @@ MOST = 8
 
 
 def factors_of(nranks: int, radix: int) -> list[int]:
-    """Group sizes of the rounds: ``radix`` as often as it fits into the number of ranks, then the rest.
+    """Group sizes of the rounds: ``radix`` as often as it fits into the number of ranks, then the
+    rest.
 
     >>> factors_of(16, 4), factors_of(27, 4), factors_of(3, 4)
     ([4, 4], [4, 4], [3])
@@ -37,16 +38,19 @@ def factors_of(nranks: int, radix: int) -> list[int]:
     "all_reduce",
     "recursive_multiplying",
     cost="lg n / lg radix (a + (radix-1) s (b + g)), n = radix^k",
-    source="Ruefenacht, Bull, Booth: Generalisation of recursive doubling for AllReduce, ParCo 69 (2017)",
+    source="Ruefenacht, Bull, Booth: Generalisation of recursive doubling for AllReduce, ParCo 69 "
+    "(2017)",
     pattern="tree",
     order="position-independent",
     shared=in_channels,
 )
 def all_reduce(collective: Collective, *, radix: int = 4) -> Schedule:
-    """In every round, groups of ``radix`` ranks exchange whole vectors, and each adds those of its group in rank order.
+    """In every round, groups of ``radix`` ranks exchange whole vectors, and each adds those of its
+    group in rank order.
 
-    Two members share a group in a round if their numbers, written with base ``radix``, differ only in the digit of the round. The last
-    round may have smaller groups; surplus ranks first fold into a partner, as in recursive doubling.
+    Two members share a group in a round if their numbers, written with base ``radix``, differ only
+    in the digit of the round. The last round may have smaller groups; surplus ranks first fold into
+    a partner, as in recursive doubling.
     """
     if not 2 <= radix <= MOST:
         raise ConfigError(f"radix={radix}: recursive_multiplying has groups of 2 to {MOST} ranks")

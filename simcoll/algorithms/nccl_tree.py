@@ -1,4 +1,6 @@
-"""NCCL's tree: a chain in every node, a double binary tree over the nodes (``src/graph/trees.cc``)."""
+"""NCCL's tree: a chain in every node, a double binary tree over the nodes
+(``src/graph/trees.cc``).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def levels(parent: Ints) -> list[Ints]:
 @algorithm(
     "all_reduce",
     "nccl_tree",
-    cost="at most 2(box-1 + ceil(lg nodes))a + 2(box-1)/box s b_box + (2 ceil(lg nodes) - 1)/box s b_net, channels = box; "
+    cost="at most 2(box-1 + ceil(lg nodes))a + 2(box-1)/box s b_box + (2 ceil(lg nodes) - 1)/box s "
+    "b_net, channels = box; "
     "many pieces: max(2(box-1)/box s b_box, 2/box s b_net)",
     machine="boxes",
     source=SANDERS,
@@ -42,11 +45,15 @@ def levels(parent: Ints) -> list[Ints]:
     topologies="boxes",
     order="run-consistent",
 )
-def all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, box: int | None = None) -> Schedule:
-    """Sums travel up, and results down, the chain of every node and a binary tree of the nodes' first members.
+def all_reduce(
+    collective: Collective, *, channels: int = 1, pieces: int = 4, box: int | None = None
+) -> Schedule:
+    """Sums travel up, and results down, the chain of every node and a binary tree of the nodes'
+    first members.
 
-    A rank adds the data of its children in one step. Both trees of a pair run at once, each with half of the data; ``channels`` counts
-    the pairs, each on another rail. With pieces, up and down are separate channels, so that neither waits for the other.
+    A rank adds the data of its children in one step. Both trees of a pair run at once, each with
+    half of the data; ``channels`` counts the pairs, each on another rail. With pieces, up and down
+    are separate channels, so that neither waits for the other.
     """
     n, lane, (nodes, size) = collective.nranks, int(pieces > 1), nodes_of(collective.nranks, box)
     layout, rank = Layout(collective), np.arange(n)

@@ -15,7 +15,10 @@ __all__ = ["all_gather"]
 
 PLACE = 11  # in listings
 
-NEIGHBOR = "Chen et al.: Performance evaluation of allgather algorithms on terascale Linux cluster, HPC Asia 2005"
+NEIGHBOR = (
+    "Chen et al.: Performance evaluation of allgather algorithms on terascale Linux "
+    "cluster, HPC Asia 2005"
+)
 
 
 @algorithm(
@@ -26,10 +29,15 @@ NEIGHBOR = "Chen et al.: Performance evaluation of allgather algorithms on teras
     ranks="even",
 )
 def all_gather(collective: Collective) -> Schedule:
-    """Neighbours exchange their own blocks; then, alternating neighbours, the two blocks received last; even n only."""
+    """Neighbours exchange their own blocks; then, alternating neighbours, the two blocks received
+    last; even n only.
+    """
     n = collective.nranks
     if n % 2 and n > 1:
-        raise ConfigError(f"neighbor_exchange needs an even number of ranks, got {n}; ring and bruck serve any number")
+        raise ConfigError(
+            f"neighbor_exchange needs an even number of ranks, got {n}; ring and bruck serve any "
+            "number"
+        )
     layout = Layout(collective)
     rank = np.arange(n, dtype=np.int64)
     forward = np.where(rank % 2 == 0, 1, -1)

@@ -17,13 +17,17 @@ __all__ = ["addresses", "checked_numberings"]
 
 
 def checked_numberings(schedule: Schedule, orders: Iterable[ArrayLike]) -> Ints:
-    """The numberings as an array; refuses invalid ones, and those that would change the root or the pairs."""
+    """The numberings as an array; refuses invalid ones, and those that would change the root or the
+    pairs.
+    """
     collective, n = schedule.collective, schedule.nranks
     root, natural = collective.root, np.arange(n)
     try:
         ranks = [whole_numbers("order", order) for order in orders]
     except TypeError:
-        raise ConfigError(f"orders={shown(orders)}: expected a list of orders, each with every rank once") from None
+        raise ConfigError(
+            f"orders={shown(orders)}: expected a list of orders, each with every rank once"
+        ) from None
     if not ranks:
         raise ConfigError("orders=[]: expected an order of the ranks for each copy")
     for order in ranks:
@@ -56,7 +60,9 @@ def addresses(schedule: Schedule, order: Ints) -> Ints:
 
 
 def _scratch_slots(schedule: Schedule, order: Ints) -> Ints:
-    """The new slot of every scratch slot: the one with the block that the renamed ranks put there."""
+    """The new slot of every scratch slot: the one with the block that the renamed ranks put
+    there.
+    """
     layout = schedule.layout
     if layout.scratch.ndim == 1:
         new = _blocks(schedule.collective, order, layout.scratch)

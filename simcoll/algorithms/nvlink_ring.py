@@ -1,4 +1,6 @@
-"""Rings along the direct links of a node's GPUs, such as NVLinks of DGX-1 or xGMI: as many as the links can carry."""
+"""Rings along the direct links of a node's GPUs, such as NVLinks of DGX-1 or xGMI: as many as the
+links can carry.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,11 @@ def links_of(topology: Topology, size: int) -> Ints:
 
 
 def link_rings(links: Ints) -> list[Cycle]:
-    """Rings through all ranks that use no link more often than it exists: as many as a search finds, at most one per link of a rank.
+    """Rings through all ranks that use no link more often than it exists: as many as a search
+    finds, at most one per link of a rank.
 
-    Rings over the widest links come first. The search is limited by a number of tries, not by time, so its result is deterministic.
+    Rings over the widest links come first. The search is limited by a number of tries, not by time,
+    so its result is deterministic.
 
     >>> link_rings(np.array([[0, 2, 1], [2, 0, 1], [1, 1, 0]]))
     [(0, 1, 2), (0, 2, 1)]
@@ -55,7 +59,8 @@ def link_rings(links: Ints) -> list[Cycle]:
         if len(path) == len(free) and neighbours[path[0]]:
             yield path
         for peer in sorted(
-            set(np.flatnonzero(neighbours).tolist()) - set(path), key=lambda peer: (-neighbours[peer], peer)
+            set(np.flatnonzero(neighbours).tolist()) - set(path),
+            key=lambda peer: (-neighbours[peer], peer),
         ):
             if next(tries, None) is not None:
                 yield from cycles(free, (*path, peer))
@@ -77,14 +82,18 @@ def link_rings(links: Ints) -> list[Cycle]:
 
 @lru_cache(maxsize=16)
 def _through(topology: Topology, size: int) -> list[Cycle]:
-    """Rings through the ranks of a node; for several nodes, one that enters at each rank, and one that leaves from each.
+    """Rings through the ranks of a node; for several nodes, one that enters at each rank, and one
+    that leaves from each.
 
-    The links of a node then carry as many rings as its NICs feed, and the network counts as one more position in every ring.
+    The links of a node then carry as many rings as its NICs feed, and the network counts as one
+    more position in every ring.
     """
     links = links_of(topology, size)
     if size == topology.nranks:
         return link_rings(links // max(int(np.gcd.reduce(links, axis=None)), 1))
-    from simcoll.topology.machine import machine  # imported late: topologies are loaded on first use
+    from simcoll.topology.machine import (
+        machine,
+    )  # imported late: topologies are loaded on first use
 
     ring_rate = max(machine(topology).nic_uBps // size, 1)
     around = np.ones((size + 1, size + 1), np.int64)
@@ -99,18 +108,23 @@ def _orders(schedule: Schedule, topology: Topology | None) -> Ints:
     rings = _through(machine, size) if size <= MOST_RANKS else []
     if not rings:
         raise ConfigError(
-            f"nvlink_ring needs rings of direct links through the up to {MOST_RANKS} GPUs of a node, which topology {machine.name!r} "
+            f"nvlink_ring needs rings of direct links through the up to {MOST_RANKS} GPUs of a "
+            f"node, which topology {machine.name!r} "
             "does not have; ring serves any topology"
         )
     return ring.ring_orders(machine.nranks, len(rings), size, np.array(rings))
 
 
-def along_links(schedule: Schedule, *, topology: Topology | None = None, pieces: int = 1) -> Schedule:
+def along_links(
+    schedule: Schedule, *, topology: Topology | None = None, pieces: int = 1
+) -> Schedule:
     """Copies of the ring along the links."""
     return compose.channels(compose.pieces(schedule, pieces), _orders(schedule, topology))
 
 
-def rows_along_links(schedule: Schedule, *, topology: Topology | None = None, pieces: int = 4) -> Schedule:
+def rows_along_links(
+    schedule: Schedule, *, topology: Topology | None = None, pieces: int = 4
+) -> Schedule:
     """Copies of the chain along the links, starting at the root."""
     return chain.from_root(schedule, _orders(schedule, topology), pieces)
 

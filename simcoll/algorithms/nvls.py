@@ -1,4 +1,6 @@
-"""NCCL's algorithms on switches that reduce: NVLS in a node, NVLSTree over nodes, CollNet with a reducing network."""
+"""NCCL's algorithms on switches that reduce: NVLS in a node, NVLSTree over nodes, CollNet with a
+reducing network.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from simcoll.algorithms.nccl_tree import levels
 from simcoll.algorithms.registered import algorithm
 from simcoll.algorithms.switch import SHARP, everyone, fetch_step, multicast_step
 from simcoll.core.collective import Collective
-from simcoll.core.schedule import MULTICAST, REDUCE, SWITCH_REDUCE, Layout, Schedule, Step, transfers
+from simcoll.core.schedule import (
+    MULTICAST,
+    REDUCE,
+    SWITCH_REDUCE,
+    Layout,
+    Schedule,
+    Step,
+    transfers,
+)
 from simcoll.errors import ConfigError
 
 __all__ = [
@@ -35,7 +45,9 @@ NCCL = "NCCL 2.27: src/device/all_reduce.h, src/transport/nvls.cc and coll_net.c
 def _one_node(collective: Collective, box: int | None) -> None:
     nodes, size = nodes_of(collective.nranks, box)
     if nodes > 1:
-        raise ConfigError(f"nvls serves the {size} ranks of one node, got {nodes} nodes; nvls_tree serves several")
+        raise ConfigError(
+            f"nvls serves the {size} ranks of one node, got {nodes} nodes; nvls_tree serves several"
+        )
 
 
 @algorithm(
@@ -48,7 +60,9 @@ def _one_node(collective: Collective, box: int | None) -> None:
     shared=in_stages,
 )
 def all_reduce(collective: Collective, *, box: int | None = None) -> list[Schedule]:
-    """Rank r fetches the reduction of its share from the switch, then multicasts it to all: with pieces, on two channels."""
+    """Rank r fetches the reduction of its share from the switch, then multicasts it to all: with
+    pieces, on two channels.
+    """
     _one_node(collective, box)
     n = collective.nranks
     layout, rank = Layout(collective, n), np.arange(n)
@@ -73,7 +87,9 @@ def all_reduce(collective: Collective, *, box: int | None = None) -> list[Schedu
     shared=in_pieces,
 )
 def reduce_scatter(collective: Collective, *, box: int | None = None) -> Schedule:
-    """Every rank fetches the reduction of its block from the switch, in pieces and on several channels."""
+    """Every rank fetches the reduction of its block from the switch, in pieces and on several
+    channels.
+    """
     _one_node(collective, box)
     return switch.reduce_scatter(collective)
 
@@ -87,7 +103,9 @@ def reduce_scatter(collective: Collective, *, box: int | None = None) -> Schedul
     shared=in_pieces,
 )
 def all_gather(collective: Collective, *, box: int | None = None) -> Schedule:
-    """Every rank has the switch multicast its block to all others, in pieces and on several channels."""
+    """Every rank has the switch multicast its block to all others, in pieces and on several
+    channels.
+    """
     _one_node(collective, box)
     return switch.all_gather(collective)
 
@@ -95,7 +113,8 @@ def all_gather(collective: Collective, *, box: int | None = None) -> Schedule:
 @algorithm(
     "all_reduce",
     "nvls_tree",
-    cost="at most 2(1 + ceil(lg nodes))a + (2 - 1/box) s b_box + (2 ceil(lg nodes) - 1)/box s b_net; "
+    cost="at most 2(1 + ceil(lg nodes))a + (2 - 1/box) s b_box + (2 ceil(lg nodes) - 1)/box s "
+    "b_net; "
     "many pieces: max((1 + 1/box) s b_box, 2/box s b_net)",
     machine="boxes",
     source=NCCL,
@@ -103,11 +122,14 @@ def all_gather(collective: Collective, *, box: int | None = None) -> Schedule:
     topologies="switch",
     order="rank-consistent",
 )
-def tree_all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 4, box: int | None = None) -> Schedule:
+def tree_all_reduce(
+    collective: Collective, *, channels: int = 1, pieces: int = 4, box: int | None = None
+) -> Schedule:
     """NVLS in every node, a double binary tree over the nodes on every rail.
 
-    Member h of a node fetches the reduction of share h from its switch; sums travel up and down the trees of its rail; then the switch
-    multicasts them to the node. With pieces each of these is a separate channel; ``channels`` counts the pairs of trees.
+    Member h of a node fetches the reduction of share h from its switch; sums travel up and down the
+    trees of its rail; then the switch multicasts them to the node. With pieces each of these is a
+    separate channel; ``channels`` counts the pairs of trees.
     """
     lane = int(pieces > 1)
     nodes, size = nodes_of(collective.nranks, box)
@@ -120,7 +142,9 @@ def tree_all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 
     def steps() -> Iterator[Step]:
         yield fetch_step(members, layout.input(0, member), share)
         for level in reversed(below):
-            yield transfers(level, share[level], parent[level], share[level], op=REDUCE, channel=lane)
+            yield transfers(
+                level, share[level], parent[level], share[level], op=REDUCE, channel=lane
+            )
         for level in below:
             yield transfers(parent[level], share[level], level, share[level], channel=2 * lane)
         yield multicast_step(members, share, share, channel=3 * lane)
@@ -143,8 +167,8 @@ def tree_all_reduce(collective: Collective, *, channels: int = 1, pieces: int = 
 def collnet_all_reduce(collective: Collective, *, box: int | None = None) -> list[Schedule]:
     """Member h of every node adds share h of its node; the network adds the nodes' sums.
 
-    Finally, members exchange the results. On every rail, each node fetches its part of the share from the switches and has it
-    multicast to the others.
+    Finally, members exchange the results. On every rail, each node fetches its part of the share
+    from the switches and has it multicast to the others.
     """
     nodes, size = nodes_of(collective.nranks, box)
     layout, rank = Layout(collective, collective.nranks), np.arange(collective.nranks)
@@ -166,13 +190,17 @@ def collnet_all_reduce(collective: Collective, *, box: int | None = None) -> lis
     def exchange() -> Iterator[Step]:
         yield transfers(rank, rank_share, peer, rank_share, count=nodes)
 
-    return [Schedule("collnet", layout, stage) for stage in (add_members, fetch_sums, multicast_sums, exchange)]
+    return [
+        Schedule("collnet", layout, stage)
+        for stage in (add_members, fetch_sums, multicast_sums, exchange)
+    ]
 
 
 @algorithm(
     "all_reduce",
     "collnet_chain",
-    cost="2 box a + 2(box-1)/box s b_box + (2 - 1/nodes)/box s b_net + (box-1)/box s g, channels = box; "
+    cost="2 box a + 2(box-1)/box s b_box + (2 - 1/nodes)/box s b_net + (box-1)/box s g, channels = "
+    "box; "
     "many pieces: max(2(box-1)/box s b_box, (1 + 1/nodes)/box s b_net)",
     machine="boxes",
     source=NCCL,
@@ -184,10 +212,11 @@ def collnet_chain_all_reduce(
 ) -> Schedule:
     """Chains in every node, with the network adding the sums of their first members.
 
-    Sums travel up the chain of every node; the network adds those of the first members; results travel down the chains.
-    Each first member fetches its part of the sum from the switches and has it multicast to the others. ``channels`` counts the chains of a
-    node, each with a different first member and therefore on a different rail. With pieces the stages are separate channels; hops alternate
-    between two, so that a GPU passes a piece on while it receives the next.
+    Sums travel up the chain of every node; the network adds those of the first members; results
+    travel down the chains. Each first member fetches its part of the sum from the switches and has
+    it multicast to the others. ``channels`` counts the chains of a node, each with a different
+    first member and therefore on a different rail. With pieces the stages are separate channels;
+    hops alternate between two, so that a GPU passes a piece on while it receives the next.
     """
     nodes, size = nodes_of(collective.nranks, box)
     layout, rank = Layout(collective, nodes), np.arange(collective.nranks)
@@ -212,7 +241,13 @@ def collnet_chain_all_reduce(
 
     up = [partial(add_up, member) for member in range(size - 1, 0, -1)]
     down = [partial(pass_down, member) for member in range(1, size)]
-    sources: list[Callable[[], Iterator[Step]]] = [copy_inputs, *up, add_nodes, multicast_sums, *down]
+    sources: list[Callable[[], Iterator[Step]]] = [
+        copy_inputs,
+        *up,
+        add_nodes,
+        multicast_sums,
+        *down,
+    ]
     stages = [Schedule("collnet_chain", layout, source) for source in sources]
     hops = np.arange(size - 1) % 2
     chain = staggered(stages, pieces, (0, *hops[::-1].tolist(), 2, 3, *(4 + hops).tolist()))

@@ -1,8 +1,8 @@
 """Algorithms along packed trees: optimal in bytes on any topology, even irregular or degraded ones.
 
-Data is cut into as many parts as there are trees, and each part travels along its tree in pieces that follow each other. A reduction
-travels along trees into the roots. The trees come from :mod:`simcoll.bounds.packing`; with more pieces the time comes closer to the
-bound.
+Data is cut into as many parts as there are trees, and each part travels along its tree in pieces
+that follow each other. A reduction travels along trees into the roots. The trees come from
+:mod:`simcoll.bounds.packing`; with more pieces the time comes closer to the bound.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 PLACE = 22  # in listings
 
 FOREST = (
-    "Zhao et al.: ForestColl, efficient collective communications on heterogeneous network fabrics, arXiv 2402.06787"
+    "Zhao et al.: ForestColl, efficient collective communications on heterogeneous network "
+    "fabrics, arXiv 2402.06787"
 )
 
 
@@ -37,7 +38,9 @@ def _forest(packing: Packing) -> Forest:
         level = {tree.root: -1}
         for src, dst in tree.links:
             level[dst] = level[src] + 1
-            rows += [(src, dst, tree.root, first_part + copy, level[dst]) for copy in range(tree.copies)]
+            rows += [
+                (src, dst, tree.root, first_part + copy, level[dst]) for copy in range(tree.copies)
+            ]
     return Forest.of(rows, packing.shares)
 
 
@@ -50,7 +53,9 @@ def _forest(packing: Packing) -> Forest:
     pattern="tree",
     ranks="up to 1024",
 )
-def all_gather(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
+def all_gather(
+    collective: Collective, *, topology: Topology | None = None, pieces: int = 16
+) -> Schedule:
     """Every rank's block travels down trees that fill the links of the topology."""
     from simcoll.bounds.packing import pack_trees
 
@@ -68,7 +73,9 @@ def all_gather(collective: Collective, *, topology: Topology | None = None, piec
     ranks="up to 1024",
     order="run-consistent",
 )
-def reduce_scatter(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
+def reduce_scatter(
+    collective: Collective, *, topology: Topology | None = None, pieces: int = 16
+) -> Schedule:
     """Every rank's block is summed up along trees that fill the links of the topology."""
     from simcoll.bounds.packing import pack_trees
 
@@ -87,7 +94,9 @@ def reduce_scatter(collective: Collective, *, topology: Topology | None = None, 
     ranks="up to 1024",
     order="run-consistent",
 )
-def all_reduce(collective: Collective, *, topology: Topology | None = None, pieces: int = 16) -> Schedule:
+def all_reduce(
+    collective: Collective, *, topology: Topology | None = None, pieces: int = 16
+) -> Schedule:
     """Sums travel up and back down trees that fill the topology's links.
 
     Ranks with few links are roots of more data.
@@ -96,4 +105,6 @@ def all_reduce(collective: Collective, *, topology: Topology | None = None, piec
 
     machine = topology_of(collective, topology, "packed")
     inward, outward = pack_all_reduce(machine)
-    return forest.all_reduce(collective, "packed", machine, _forest(inward).reversal(), _forest(outward), pieces)
+    return forest.all_reduce(
+        collective, "packed", machine, _forest(inward).reversal(), _forest(outward), pieces
+    )

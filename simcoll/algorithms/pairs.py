@@ -1,4 +1,6 @@
-"""Pairwise algorithms: every block travels straight to its destination, to all peers at once or in turn."""
+"""Pairwise algorithms: every block travels straight to its destination, to all peers at once or in
+turn.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,20 @@ from simcoll.core.collective import Collective
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, joined, transfers
 from simcoll.errors import ConfigError
 
-__all__ = ["all_to_all", "pairwise_all_to_all", "pairwise_reduce_scatter", "send_recv", "xor_all_to_all"]
+__all__ = [
+    "all_to_all",
+    "pairwise_all_to_all",
+    "pairwise_reduce_scatter",
+    "send_recv",
+    "xor_all_to_all",
+]
 
 PLACE = 9  # in listings
 
-THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, IJHPCA 19 (2005)"
+THAKUR = (
+    "Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in "
+    "MPICH, IJHPCA 19 (2005)"
+)
 PAIRS = "all pairs at once; the messages of a rank share its port"
 
 
@@ -90,7 +101,9 @@ def xor_all_to_all(collective: Collective) -> Schedule:
     """
     n, layout = collective.nranks, Layout(collective)
     if n & (n - 1):
-        raise ConfigError(f"xor all_to_all needs a power of two ranks, got {n}; pairwise serves any number")
+        raise ConfigError(
+            f"xor all_to_all needs a power of two ranks, got {n}; pairwise serves any number"
+        )
 
     def steps() -> Iterator[Step]:
         for mask in range(n):
@@ -108,7 +121,10 @@ def xor_all_to_all(collective: Collective) -> Schedule:
 )
 def send_recv(collective: Collective) -> Schedule:
     """All pairs at once: shifts, permutations, exchanges between neighbours, or any other."""
-    layout, (source, target) = Layout(collective), np.array(collective.pairs, np.int64).reshape(-1, 2).T
+    layout, (source, target) = (
+        Layout(collective),
+        np.array(collective.pairs, np.int64).reshape(-1, 2).T,
+    )
 
     def steps() -> Iterator[Step]:
         yield transfers(source, layout.input(), target, layout.output())
@@ -124,7 +140,9 @@ def send_recv(collective: Collective) -> Schedule:
     order="run-consistent",
 )
 def pairwise_reduce_scatter(collective: Collective) -> Schedule:
-    """One peer at a time: in step k rank r sends its part of block r + k to that block's owner, which adds it."""
+    """One peer at a time: in step k rank r sends its part of block r + k to that block's owner,
+    which adds it.
+    """
     n, layout = collective.nranks, Layout(collective)
     rank = np.arange(n, dtype=np.int64)
 

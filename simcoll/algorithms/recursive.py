@@ -1,7 +1,7 @@
 """Recursive doubling and halving: partners at distances 1, 2, 4, ...
 
-Rank counts that are not a power of two fold first: in each of the first pairs of ranks, the even rank hands its data to the odd one,
-and receives the result at the end.
+Rank counts that are not a power of two fold first: in each of the first pairs of ranks, the even
+rank hands its data to the odd one, and receives the result at the end.
 """
 
 from __future__ import annotations
@@ -28,11 +28,16 @@ __all__ = [
 
 PLACE = 7  # in listings
 
-THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, IJHPCA 19 (2005)"
+THAKUR = (
+    "Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in "
+    "MPICH, IJHPCA 19 (2005)"
+)
 
 
 def _first_blocks(nranks: int) -> Ints:
-    """Member m is responsible for the blocks ``[first[m], first[m + 1])``: its own and that of the rank folded into it."""
+    """Member m is responsible for the blocks ``[first[m], first[m + 1])``: its own and that of the
+    rank folded into it.
+    """
     members = 1 << (nranks.bit_length() - 1)
     member = np.arange(members + 1, dtype=np.int64)
     return member + np.minimum(member, nranks - members)
@@ -52,7 +57,9 @@ def _masks(members: int) -> list[int]:
     shared=in_channels,
 )
 def doubling_all_reduce(collective: Collective) -> Schedule:
-    """Partners at distances 1, 2, 4, ... exchange whole vectors, and each adds what it receives to its own."""
+    """Partners at distances 1, 2, 4, ... exchange whole vectors, and each adds what it receives to
+    its own.
+    """
     layout, rank = Layout(collective), np.arange(collective.nranks)
     members, rank_of, even, odd = fold(collective.nranks)
     vector = layout.output()
@@ -92,7 +99,13 @@ def doubling_all_gather(collective: Collective) -> Schedule:
         for mask in _masks(members):
             low = member & ~(mask - 1)
             address = layout.output(start[low])
-            yield transfers(rank_of, address, rank_of[member ^ mask], address, count=start[low + mask] - start[low])
+            yield transfers(
+                rank_of,
+                address,
+                rank_of[member ^ mask],
+                address,
+                count=start[low + mask] - start[low],
+            )
         yield transfers(odd, layout.output(), even, layout.output(), count=n)
 
     return Schedule("recursive_doubling", layout, steps)
@@ -108,10 +121,14 @@ def doubling_all_gather(collective: Collective) -> Schedule:
     shared=in_channels,
 )
 def rabenseifner_all_reduce(collective: Collective) -> Schedule:
-    """Recursive halving reduce-scatter, then recursive doubling all-gather: the bytes of a ring in 2 lg n steps."""
+    """Recursive halving reduce-scatter, then recursive doubling all-gather: the bytes of a ring in
+    2 lg n steps.
+    """
     members = fold(collective.nranks)[0]
     partners = [np.arange(members) ^ mask for mask in _masks(members)]
-    return butterfly.all_reduce("rabenseifner", collective, np.array(partners, np.int64).reshape(-1, members))
+    return butterfly.all_reduce(
+        "rabenseifner", collective, np.array(partners, np.int64).reshape(-1, members)
+    )
 
 
 @algorithm(
@@ -154,7 +171,9 @@ def rabenseifner_reduce(collective: Collective) -> Schedule:
     order="position-independent",
 )
 def halving_reduce_scatter(collective: Collective) -> Schedule:
-    """Partners at distances n/2, ..., 2, 1 reduce the half of the blocks that belongs to the other's side."""
+    """Partners at distances n/2, ..., 2, 1 reduce the half of the blocks that belongs to the
+    other's side.
+    """
     n = collective.nranks
     members, rank_of, even, odd = fold(n)
     layout = Layout(collective, 1, np.arange(n))

@@ -20,14 +20,17 @@ Written = Callable[..., Any]
 
 __all__ = ["MACHINES", "Algorithm", "algorithm"]
 
-MACHINES: Mapping[str, str] = MappingProxyType({
-    "crossbar": "one port a rank, into a switch that slows nobody down, and reduces if the algorithm needs it to",
-    "ring": "ranks in a circle, each with a link to either neighbour",
-    "torus": "equal rings in every dimension, of at least three ranks",
-    "mesh": "ranks with direct links, of which NCCL makes rings",
-    "boxes": "nodes with a switch inside and a NIC, thus a rail, for every rank",
-    "any": "every machine",
-})  # fmt: skip
+MACHINES: Mapping[str, str] = MappingProxyType(
+    {
+        "crossbar": "one port a rank, into a switch that slows nobody down, and reduces if the "
+        "algorithm needs it to",
+        "ring": "ranks in a circle, each with a link to either neighbour",
+        "torus": "equal rings in every dimension, of at least three ranks",
+        "mesh": "ranks with direct links, of which NCCL makes rings",
+        "boxes": "nodes with a switch inside and a NIC, thus a rail, for every rank",
+        "any": "every machine",
+    }
+)
 """The machines to which costs refer."""
 
 
@@ -42,9 +45,10 @@ class Algorithm:
     function
         Makes the schedule from a collective and the algorithm's own parameters.
     cost
-        Time on ``machine``, a formula over :data:`simcoll.algorithms.cost.SYMBOLS`, among them ``a`` latency, ``b`` time per byte, ``g``
-        time per byte reduced, ``s`` total bytes, ``n`` ranks; see :func:`~simcoll.algorithms.cost.parse_cost`. Empty for an algorithm
-        from elsewhere.
+        Time on ``machine``, a formula over :data:`simcoll.algorithms.cost.SYMBOLS`, among them
+        ``a`` latency, ``b`` time per byte, ``g`` time per byte reduced, ``s`` total bytes, ``n``
+        ranks; see :func:`~simcoll.algorithms.cost.parse_cost`. Empty for an algorithm from
+        elsewhere.
     pattern
         ``ring`` or ``tree``: selects NCCL's latencies for its messages.
     ranks
@@ -52,13 +56,16 @@ class Algorithm:
     source
         Paper or program that describes the algorithm.
     topologies
-        ``any``, ``boxes`` (designed for nodes with rails) or ``torus`` (designed for rings and tori): runs correctly on all. ``switch``:
-        only if switches multicast and reduce (the trait ``switch_reduce`` of a topology); ``sharp``: only if those of the network do.
-        ``direct``: only if ranks have links to each other.
+        ``any``, ``boxes`` (designed for nodes with rails) or ``torus`` (designed for rings and
+        tori): runs correctly on all. ``switch``: only if switches multicast and reduce (the trait
+        ``switch_reduce`` of a topology); ``sharp``: only if those of the network do. ``direct``:
+        only if ranks have links to each other.
     order
-        The level of :data:`simcoll.proving.LEVELS` of its reductions with any parameters; empty if nothing is reduced.
+        The level of :data:`simcoll.proving.LEVELS` of its reductions with any parameters; empty if
+        nothing is reduced.
     shared
-        Adds parameters shared by many algorithms, such as ``channels``, to the schedule; ``None`` if there are none.
+        Adds parameters shared by many algorithms, such as ``channels``, to the schedule; ``None``
+        if there are none.
     machine
         A key of :data:`MACHINES`, to which ``cost`` refers.
 
@@ -83,17 +90,21 @@ class Algorithm:
     def __post_init__(self) -> None:
         if self.collective not in KINDS:
             raise ConfigError(
-                f"algorithm {self.name!r}: unknown collective {self.collective!r}; {nearest(self.collective, KINDS)}"
+                f"algorithm {self.name!r}: unknown collective {self.collective!r}; "
+                f"{nearest(self.collective, KINDS)}"
             )
         if self.machine not in MACHINES:
             raise ConfigError(
-                f"algorithm {self.name!r}: unknown machine {self.machine!r}; {nearest(self.machine, MACHINES)}"
+                f"algorithm {self.name!r}: unknown machine {self.machine!r}; "
+                f"{nearest(self.machine, MACHINES)}"
             )
         if self.cost:
             try:
                 parse_cost(self.cost)
             except ConfigError as error:
-                raise ConfigError(f"algorithm {self.name!r} of {self.collective}: {error.message}") from None
+                raise ConfigError(
+                    f"algorithm {self.name!r} of {self.collective}: {error.message}"
+                ) from None
 
     @property
     def params(self) -> dict[str, Any]:
@@ -103,13 +114,21 @@ class Algorithm:
     def build(self, collective: Collective, **params: Any) -> Schedule:
         """Make the schedule for a collective."""
         keywords = _keywords(self.function)
-        schedule: Any = self.function(collective, **{name: value for name, value in params.items() if name in keywords})
+        schedule: Any = self.function(
+            collective, **{name: value for name, value in params.items() if name in keywords}
+        )
         if self.shared is not None:
-            schedule = self.shared(schedule, **{name: value for name, value in params.items() if name not in keywords})
-        texts = ((name, getattr(value, "name", value)) for name, value in (self.params | params).items())
+            schedule = self.shared(
+                schedule, **{name: value for name, value in params.items() if name not in keywords}
+            )
+        texts = (
+            (name, getattr(value, "name", value)) for name, value in (self.params | params).items()
+        )
         result: Schedule = replace(schedule, name=self.name, params=tuple(texts))
         module, name = (getattr(self.function, key, "") for key in ("__module__", "__name__"))
-        if getattr(sys.modules.get(module), name, None) is self:  # another process finds it there, too
+        if (
+            getattr(sys.modules.get(module), name, None) is self
+        ):  # another process finds it there, too
             result.keep_passes(build_again, module, name, collective, tuple(params.items()))
         else:
             result.keep_passes()
@@ -120,14 +139,20 @@ class Algorithm:
         return self.build(collective, **params)
 
 
-def build_again(module: str, name: str, collective: Collective, params: tuple[tuple[str, Any], ...]) -> Schedule:
-    """The schedule of a pickled algorithm; the same one for the same numbers, so that it is proved once in a process."""
+def build_again(
+    module: str, name: str, collective: Collective, params: tuple[tuple[str, Any], ...]
+) -> Schedule:
+    """The schedule of a pickled algorithm; the same one for the same numbers, so that it is proved
+    once in a process.
+    """
     plain = all(isinstance(value, (int, str, tuple)) for _, value in params)
     return (_build if plain else _build.__wrapped__)(module, name, collective, params)
 
 
 @lru_cache(maxsize=16)
-def _build(module: str, name: str, collective: Collective, params: tuple[tuple[str, Any], ...]) -> Schedule:
+def _build(
+    module: str, name: str, collective: Collective, params: tuple[tuple[str, Any], ...]
+) -> Schedule:
     algorithm: Algorithm = getattr(import_module(module), name)
     return algorithm.build(collective, **dict(params))
 
@@ -154,11 +179,23 @@ def algorithm(
 ) -> Callable[[Written], Algorithm]:
     """Register the function below as an algorithm; see :class:`Algorithm`.
 
-    The function takes a collective and the algorithm's own keyword parameters, and returns a schedule, or the input from which
-    ``shared`` makes one.
+    The function takes a collective and the algorithm's own keyword parameters, and returns a
+    schedule, or the input from which ``shared`` makes one.
     """
 
     def register(function: Written) -> Algorithm:
-        return Algorithm(collective, name, function, cost, pattern, ranks, source, topologies, order, shared, machine)
+        return Algorithm(
+            collective,
+            name,
+            function,
+            cost,
+            pattern,
+            ranks,
+            source,
+            topologies,
+            order,
+            shared,
+            machine,
+        )
 
     return register

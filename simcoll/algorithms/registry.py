@@ -17,7 +17,15 @@ from simcoll.core.collective import KINDS, Collective
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, nearest, shown
 
-__all__ = ["ALGORITHMS", "Algorithm", "checked_params", "find_algorithm", "meant_by", "refusal", "schedule"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "checked_params",
+    "find_algorithm",
+    "meant_by",
+    "refusal",
+    "schedule",
+]
 
 
 _KINDS = (
@@ -37,8 +45,9 @@ _KINDS = (
 def _families() -> list[ModuleType]:
     """The modules of this package, in the order of listings.
 
-    A module's ``PLACE`` is its place; modules without one follow by name. Errors name the first algorithm that would have
-    served, so the order is part of what users see, and does not depend on the file system.
+    A module's ``PLACE`` is its place; modules without one follow by name. Errors name the first
+    algorithm that would have served, so the order is part of what users see, and does not depend on
+    the file system.
     """
     package = import_module("simcoll.algorithms")
     names = sorted(module.name for module in iter_modules(package.__path__))
@@ -47,9 +56,14 @@ def _families() -> list[ModuleType]:
 
 
 def _algorithms_of(families: Iterable[ModuleType]) -> Iterator[Algorithm]:
-    """All algorithms of some modules by collective; one that a module imports from another counts once."""
+    """All algorithms of some modules by collective; one that a module imports from another counts
+    once.
+    """
     algorithms = dict.fromkeys(
-        algorithm for family in families for algorithm in vars(family).values() if isinstance(algorithm, Algorithm)
+        algorithm
+        for family in families
+        for algorithm in vars(family).values()
+        if isinstance(algorithm, Algorithm)
     )
     for kind in _KINDS:
         yield from (algorithm for algorithm in algorithms if algorithm.collective == kind)
@@ -65,13 +79,21 @@ def refusal(algorithm: Algorithm, collective: Collective, box: int) -> str | Non
     """
     n = collective.nranks
     alternative = next(
-        a.name for a in ALGORITHMS if (a.collective, a.ranks, a.topologies) == (collective.kind, "any", "any")
+        a.name
+        for a in ALGORITHMS
+        if (a.collective, a.ranks, a.topologies) == (collective.kind, "any", "any")
     )
     if algorithm.ranks == "multiple of box" and n % box:
-        return f"{algorithm.name} needs a multiple of box={box} ranks, got {n}; {alternative} serves any number"
+        return (
+            f"{algorithm.name} needs a multiple of box={box} ranks, got {n}; {alternative} "
+            "serves any number"
+        )
     limit = algorithm.ranks.removeprefix("up to ")
     if limit != algorithm.ranks and n > int(limit):
-        return f"{algorithm.name} serves {algorithm.ranks} ranks, got {n}; {alternative} serves any number"
+        return (
+            f"{algorithm.name} serves {algorithm.ranks} ranks, got {n}; {alternative} serves "
+            "any number"
+        )
     return None
 
 
@@ -91,7 +113,9 @@ def find_algorithm(collective: str, name: str) -> Algorithm:
         For an unknown collective or algorithm; states the nearest one.
     """
     _check_kind(collective)
-    serving = {algorithm.name: algorithm for algorithm in ALGORITHMS if algorithm.collective == collective}
+    serving = {
+        algorithm.name: algorithm for algorithm in ALGORITHMS if algorithm.collective == collective
+    }
     requested: Any = name  # whatever was given
     if not isinstance(requested, str) or requested not in serving:
         from simcoll.algorithms.imported import entry_point_names, imported_algorithm
@@ -101,33 +125,44 @@ def find_algorithm(collective: str, name: str) -> Algorithm:
             return imported
         if isinstance(requested, str) and requested in KINDS:
             raise ConfigError(
-                f"{name!r} is a collective; expected an algorithm for {collective}: {', '.join(sorted(serving))}"
+                f"{name!r} is a collective; expected an algorithm for {collective}: "
+                f"{', '.join(sorted(serving))}"
             )
-        collectives = sorted({algorithm.collective for algorithm in ALGORITHMS if algorithm.name == name})
+        collectives = sorted(
+            {algorithm.collective for algorithm in ALGORITHMS if algorithm.name == name}
+        )
         if collectives:
             raise ConfigError(
-                f"algorithm {name!r} serves {', '.join(collectives)}, not {collective}; valid: {', '.join(sorted(serving)) or 'none yet'}"
+                f"algorithm {name!r} serves {', '.join(collectives)}, not {collective}; valid: "
+                f"{', '.join(sorted(serving)) or 'none yet'}"
             )
         raise ConfigError(
-            f"unknown algorithm {name!r} for {collective}; {nearest(str(name), [*serving, *entry_point_names()])}"
+            f"unknown algorithm {name!r} for {collective}; "
+            f"{nearest(str(name), [*serving, *entry_point_names()])}"
         )
     return serving[name]
 
 
 def meant_by(
-    collective: str | Collective, nranks: int | None = None, root: int | None = None, *, in_place: bool = False
+    collective: str | Collective,
+    nranks: int | None = None,
+    root: int | None = None,
+    *,
+    in_place: bool = False,
 ) -> Collective:
     """The collective that the arguments of :func:`schedule` describe.
 
     Raises
     ------
     ConfigError
-        For an unknown kind, one without a number of ranks, or parameters that the collective already has.
+        For an unknown kind, one without a number of ranks, or parameters that the collective
+        already has.
     """
     if isinstance(collective, Collective):
         if nranks is not None or root is not None or in_place:
             raise ConfigError(
-                f"nranks, root and in_place cannot be given together with a Collective ({collective}); set them on the Collective"
+                "nranks, root and in_place cannot be given together with a Collective "
+                f"({collective}); set them on the Collective"
             )
         return collective
     _check_kind(collective)
@@ -158,27 +193,38 @@ def schedule(
     return registered.build(request, **checked_params(registered, request, params))
 
 
-def checked_params(algorithm: Algorithm, collective: Collective, params: Mapping[str, Any]) -> dict[str, Any]:
+def checked_params(
+    algorithm: Algorithm, collective: Collective, params: Mapping[str, Any]
+) -> dict[str, Any]:
     """The checked parameters of an algorithm; None selects the default.
 
     Raises
     ------
     ConfigError
-        For a parameter that the algorithm does not have, a value out of range, or a rank count that it does not serve.
+        For a parameter that the algorithm does not have, a value out of range, or a rank count that
+        it does not serve.
     """
     set_params = {name: value for name, value in params.items() if value is not None}
     for name, value in set_params.items():
         if name == "pairs" and collective.kind == "send_recv":
             raise ConfigError(
-                f'pairs go with the collective: schedule(Collective("send_recv", {collective.nranks}, pairs={value!r:.60}))'
+                'pairs go with the collective: schedule(Collective("send_recv", '
+                f"{collective.nranks}, pairs={value!r:.60}))"
             )
         if name not in algorithm.params:
             owners = [
-                owner.name for owner in ALGORITHMS if owner.collective == collective.kind and name in owner.params
+                owner.name
+                for owner in ALGORITHMS
+                if owner.collective == collective.kind and name in owner.params
             ]
             raise ConfigError(
-                f"algorithm {algorithm.name!r} of {collective.kind} has no parameter {name!r}; {nearest(name, algorithm.params)}"
-                + (f"; {', '.join(owners)} {'has' if len(owners) == 1 else 'have'} it" if owners else "")
+                f"algorithm {algorithm.name!r} of {collective.kind} has no parameter {name!r}; "
+                f"{nearest(name, algorithm.params)}"
+                + (
+                    f"; {', '.join(owners)} {'has' if len(owners) == 1 else 'have'} it"
+                    if owners
+                    else ""
+                )
             )
     checked = {name: _checked_param(name, value) for name, value in set_params.items()}
     why = refusal(algorithm, collective, checked.get("box", 1))
@@ -195,19 +241,28 @@ def _checked_param(name: str, value: Any) -> Any:
     limit = MAX_CUTS if name in {"pieces", "channels"} else MAX_PARAM
 
     def in_range(number: Any) -> bool:
-        return isinstance(number, (int, np.integer)) and not isinstance(number, bool) and 1 <= int(number) <= limit
+        return (
+            isinstance(number, (int, np.integer))
+            and not isinstance(number, bool)
+            and 1 <= int(number) <= limit
+        )
 
     if name == "topology":
         if not hasattr(value, "rank_nodes"):
-            raise ConfigError(f"topology={value!r:.60}: expected a Topology, such as load_topology('dgx-h100')")
+            raise ConfigError(
+                f"topology={value!r:.60}: expected a Topology, such as load_topology('dgx-h100')"
+            )
         return value
     if name == "dims":
         sizes = tuple(value) if isinstance(value, (tuple, list, np.ndarray)) else ()
         if not (sizes and all(map(in_range, sizes))):
             raise ConfigError(
-                f"dims={shown(value)}: expected a tuple of whole numbers, such as (4, 4), each at least 1"
+                f"dims={shown(value)}: expected a tuple of whole numbers, such as (4, 4), each at "
+                "least 1"
             )
         return tuple(map(int, sizes))
     if not in_range(value):
-        raise ConfigError(f"{name}={shown(value)}: expected a whole number, at least 1 and at most {limit}")
+        raise ConfigError(
+            f"{name}={shown(value)}: expected a whole number, at least 1 and at most {limit}"
+        )
     return int(value)

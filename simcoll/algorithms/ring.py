@@ -1,8 +1,10 @@
-"""Ring algorithms: every rank passes segments to its neighbour, so that each link carries every byte once.
+"""Ring algorithms: every rank passes segments to its neighbour, so that each link carries every
+byte once.
 
-With ``box``, the number of ranks per node, the rings of different channels leave each node through different members, and every other
-node is traversed backwards, so that a message between nodes stays on its rail (in nodes of two, only for an even number of nodes). The
-bidirectional forms send half of the data in the opposite direction, for topologies whose links are full-duplex rings.
+With ``box``, the number of ranks per node, the rings of different channels leave each node through
+different members, and every other node is traversed backwards, so that a message between nodes
+stays on its rail (in nodes of two, only for an even number of nodes). The bidirectional forms send
+half of the data in the opposite direction, for topologies whose links are full-duplex rings.
 """
 
 from __future__ import annotations
@@ -50,20 +52,30 @@ def ring_orders(nranks: int, channels: int, box: int | None, cycles: Ints | None
     walk = np.where(rank // box % 2 == 1, box - 1 - local, local)
     if cycles is None:
         cycles = (np.arange(box) + np.arange(channels)[:, None]) % box
-        if nodes % 2 and nodes > 1 and box > 2:  # the last node is left, and the first entered, by a third rail
+        if (
+            nodes % 2 and nodes > 1 and box > 2
+        ):  # the last node is left, and the first entered, by a third rail
             walk[:2], walk[-box:] = (1, 0), (0, *range(2, box), 1)
     return rank - local + cycles[:, walk]
 
 
-def rings(schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
+def rings(
+    schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | None = None
+) -> Schedule:
     """Parallel rings, whose segments are cut into pieces that follow each other."""
-    return compose.channels(compose.pieces(schedule, pieces), ring_orders(schedule.nranks, channels, box))
+    return compose.channels(
+        compose.pieces(schedule, pieces), ring_orders(schedule.nranks, channels, box)
+    )
 
 
-def both_ways(schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | None = None) -> Schedule:
+def both_ways(
+    schedule: Schedule, *, channels: int = 1, pieces: int = 1, box: int | None = None
+) -> Schedule:
     """Parallel pairs of rings in opposite directions."""
     orders = ring_orders(schedule.nranks, channels, box)
-    return compose.channels(compose.pieces(schedule, pieces), np.concatenate([orders, orders[:, ::-1]]))
+    return compose.channels(
+        compose.pieces(schedule, pieces), np.concatenate([orders, orders[:, ::-1]])
+    )
 
 
 @algorithm(
@@ -100,7 +112,11 @@ def all_gather(collective: Collective) -> Schedule:
         block = layout.output(rank)
         yield transfers(rank, layout.input(), rank, block)
         yield Repeat(
-            (transfers(rank, block, np.roll(rank, -1), block),), len(rank) - 1, -1, layout.output_base, len(rank)
+            (transfers(rank, block, np.roll(rank, -1), block),),
+            len(rank) - 1,
+            -1,
+            layout.output_base,
+            len(rank),
         )
 
     return Schedule("ring", layout, steps)
@@ -129,7 +145,11 @@ def reduce_scatter(collective: Collective) -> Schedule:
     def pass_on(step: int) -> Step:
         partial_sum = layout.scratch_at(np.roll(rank, 1 + step))
         return transfers(
-            rank, partial_sum, np.roll(rank, -1), layout.output() if step == n - 2 else partial_sum, op=REDUCE
+            rank,
+            partial_sum,
+            np.roll(rank, -1),
+            layout.output() if step == n - 2 else partial_sum,
+            op=REDUCE,
         )
 
     def turn(step: int) -> Step:
@@ -158,4 +178,6 @@ BOTH_WAYS: dict[str, Any] = {
 
 bidirectional_all_reduce = replace(all_reduce, cost="2(n-1)a + (n-1)/n s (2b + g)/2", **BOTH_WAYS)
 bidirectional_all_gather = replace(all_gather, cost="(n-1)a + (n-1)/n s b/2", **BOTH_WAYS)
-bidirectional_reduce_scatter = replace(reduce_scatter, cost="(n-1)a + (n-1)/n s (b + g)/2", **BOTH_WAYS)
+bidirectional_reduce_scatter = replace(
+    reduce_scatter, cost="(n-1)a + (n-1)/n s (b + g)/2", **BOTH_WAYS
+)

@@ -1,4 +1,6 @@
-"""Swing: halving and doubling with near partners on a ring or torus, at distances 1, 1, 3, 5, 11, ..., on alternating sides."""
+"""Swing: halving and doubling with near partners on a ring or torus, at distances 1, 1, 3, 5, 11,
+..., on alternating sides.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,16 @@ __all__ = ["all_reduce"]
 
 PLACE = 12  # in listings
 
-SWING = "De Sensi et al.: Swing, short-cutting rings for higher bandwidth allreduce, NSDI 2024, arXiv 2401.09356"
+SWING = (
+    "De Sensi et al.: Swing, short-cutting rings for higher bandwidth allreduce, NSDI 2024, "
+    "arXiv 2401.09356"
+)
 
 
 def _torus_peers(dims: tuple[int, ...], start: int, *, mirrored: bool) -> Ints:
-    """Partners on a torus: one step in each dimension in turn, starting with dimension ``start``, until all are done."""
+    """Partners on a torus: one step in each dimension in turn, starting with dimension ``start``,
+    until all are done.
+    """
     n = prod(dims)
     rank = np.arange(n, dtype=np.int64)
     stride = [prod(dims[d + 1 :]) for d in range(len(dims))]
@@ -48,12 +55,14 @@ def _torus_peers(dims: tuple[int, ...], start: int, *, mirrored: bool) -> Ints:
     topologies="torus",
     order="run-consistent",
 )
-def all_reduce(collective: Collective, *, dims: tuple[int, ...] | None = None, channels: int = 1) -> Schedule:
+def all_reduce(
+    collective: Collective, *, dims: tuple[int, ...] | None = None, channels: int = 1
+) -> Schedule:
     """Reduce-scatter and all-gather with swinging partners.
 
-    With ``dims``, the sizes of a torus (powers of two, the last varies fastest), every channel consists of two copies per dimension, each
-    starting in a different dimension, the second mirrored, so that all links are used. Without ``dims``, ranks beyond a power of two fold
-    first.
+    With ``dims``, the sizes of a torus (powers of two, the last varies fastest), every channel
+    consists of two copies per dimension, each starting in a different dimension, the second
+    mirrored, so that all links are used. Without ``dims``, ranks beyond a power of two fold first.
     """
     n = collective.nranks
     if dims is None:
@@ -62,7 +71,9 @@ def all_reduce(collective: Collective, *, dims: tuple[int, ...] | None = None, c
     if prod(dims) != n:
         raise ConfigError(f"dims={dims} make {prod(dims)} ranks, but there are {n}")
     if any(size & (size - 1) for size in dims):
-        raise ConfigError(f"swing needs dimensions that are powers of two, got dims={dims}; torus serves any")
+        raise ConfigError(
+            f"swing needs dimensions that are powers of two, got dims={dims}; torus serves any"
+        )
     ways = [(start, mirrored) for mirrored in (False, True) for start in range(len(dims))]
     copies = [
         butterfly.all_reduce("swing", collective, _torus_peers(dims, start, mirrored=mirrored))

@@ -1,6 +1,8 @@
-"""Algorithms for switches that multicast and reduce (NVLink SHARP, InfiniBand SHARP): every byte goes up once and down once.
+"""Algorithms for switches that multicast and reduce (NVLink SHARP, InfiniBand SHARP): every byte
+goes up once and down once.
 
-All ranks are attached to such switches: within the nodes of an NVSwitch system, or to a network that reduces.
+All ranks are attached to such switches: within the nodes of an NVSwitch system, or to a network
+that reduces.
 """
 
 from __future__ import annotations
@@ -13,7 +15,15 @@ from simcoll.algorithms import compose
 from simcoll.algorithms.registered import algorithm
 from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
-from simcoll.core.schedule import MULTICAST, SWITCH_REDUCE, Layout, Schedule, Step, joined, transfers
+from simcoll.core.schedule import (
+    MULTICAST,
+    SWITCH_REDUCE,
+    Layout,
+    Schedule,
+    Step,
+    joined,
+    transfers,
+)
 
 __all__ = [
     "SHARP",
@@ -28,7 +38,10 @@ __all__ = [
 
 PLACE = 19  # in listings
 
-SHARP = "Graham et al.: Scalable hierarchical aggregation protocol (SHArP), COMHPC 2016; NVLS in NCCL since 2.17"
+SHARP = (
+    "Graham et al.: Scalable hierarchical aggregation protocol (SHArP), COMHPC 2016; NVLS in "
+    "NCCL since 2.17"
+)
 
 
 def everyone(nranks: int) -> Ints:
@@ -37,21 +50,28 @@ def everyone(nranks: int) -> Ints:
 
 
 def fetch_step(members: Ints, operand: Ints, result: Ints | int, channel: int = 0) -> Step:
-    """Rank r fetches from its switch the reduction of all members' ``operand[r]`` into ``result[r]``."""
-    return transfers(members.T, operand, np.arange(len(members)), result, op=SWITCH_REDUCE, channel=channel)
+    """Rank r fetches from its switch the reduction of all members' ``operand[r]`` into
+    ``result[r]``.
+    """
+    return transfers(
+        members.T, operand, np.arange(len(members)), result, op=SWITCH_REDUCE, channel=channel
+    )
 
 
 def multicast_step(members: Ints, chunk: Ints, landing: Ints, channel: int = 0) -> Step:
     """Rank r has its switch multicast ``chunk[r]`` to all other members, into ``landing[r]``."""
     receives = members != np.arange(len(members))[:, None]
     src, chunk, landing = (
-        np.repeat(column, receives.sum(axis=1)) for column in (np.arange(len(members)), chunk, landing)
+        np.repeat(column, receives.sum(axis=1))
+        for column in (np.arange(len(members)), chunk, landing)
     )
     return transfers(src, chunk, members[receives], landing, op=MULTICAST, channel=channel)
 
 
 def overlapping(schedule: Schedule, *, pieces: int = 1) -> Schedule:
-    """Pieces that follow one another: one is fetched while its predecessor is sent, so that links are busy in both directions."""
+    """Pieces that follow one another: one is fetched while its predecessor is sent, so that links
+    are busy in both directions.
+    """
     return compose.pipelined(schedule, pieces, newest_first=True, drained=False)
 
 
@@ -65,7 +85,9 @@ def overlapping(schedule: Schedule, *, pieces: int = 1) -> Schedule:
     shared=overlapping,
 )
 def all_reduce(collective: Collective) -> Schedule:
-    """Rank r fetches the reduction of its share from the switch, then has the switch multicast it to all."""
+    """Rank r fetches the reduction of its share from the switch, then has the switch multicast it
+    to all.
+    """
     n = collective.nranks
     layout, rank = Layout(collective, n), np.arange(n)
     share = layout.output(0, rank)
@@ -108,7 +130,9 @@ def all_gather(collective: Collective) -> Schedule:
 
     def steps() -> Iterator[Step]:
         copy = transfers(rank, layout.input(), rank, layout.output(rank))
-        yield joined([copy, multicast_step(everyone(len(rank)), layout.input(0 * rank), layout.output(rank))])
+        yield joined(
+            [copy, multicast_step(everyone(len(rank)), layout.input(0 * rank), layout.output(rank))]
+        )
 
     return Schedule("switch", layout, steps)
 
@@ -128,6 +152,8 @@ def broadcast(collective: Collective) -> Schedule:
 
     def steps() -> Iterator[Step]:
         copy = transfers(root, layout.input(), root, layout.output())
-        yield joined([copy, transfers(root, layout.input(), receivers, layout.output(), op=MULTICAST)])
+        yield joined(
+            [copy, transfers(root, layout.input(), receivers, layout.output(), op=MULTICAST)]
+        )
 
     return Schedule("switch", layout, steps)

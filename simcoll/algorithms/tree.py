@@ -16,11 +16,15 @@ __all__ = ["all_reduce", "binomial_edges", "broadcast", "gather", "reduce", "sca
 
 PLACE = 2  # in listings
 
-THAKUR = "Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, IJHPCA 19 (2005)"
+THAKUR = (
+    "Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in "
+    "MPICH, IJHPCA 19 (2005)"
+)
 
 
 def binomial_edges(nranks: int, level: int) -> tuple[Ints, Ints, Ints]:
-    """Parents and children of one level, and the size of each child's subtree: itself and the following ranks.
+    """Parents and children of one level, and the size of each child's subtree: itself and the
+    following ranks.
 
     >>> [column.tolist() for column in binomial_edges(7, 1)]
     [[0, 4], [2, 6], [2, 1]]
@@ -110,7 +114,9 @@ def all_reduce(collective: Collective) -> Schedule:
 
 
 def _subtrees(collective: Collective, level: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Parent, child, first block and number of blocks of a level's subtrees; blocks beyond the last rank form a separate part."""
+    """Parent, child, first block and number of blocks of a level's subtrees; blocks beyond the last
+    rank form a separate part.
+    """
     n, root = collective.nranks, collective.root or 0
     parent, child, size = binomial_edges(n, level)
     start = (child + root) % n
@@ -130,7 +136,9 @@ def _subtrees(collective: Collective, level: int) -> tuple[Ints, Ints, Ints, Int
     pattern="tree",
 )
 def gather(collective: Collective) -> Schedule:
-    """Binomial gather: the nearest child first, every child sends the blocks of its whole subtree."""
+    """Binomial gather: the nearest child first, every child sends the blocks of its whole
+    subtree.
+    """
     n = collective.nranks
     layout, rank = Layout(collective), np.arange(n, dtype=np.int64)
 
@@ -151,7 +159,9 @@ def gather(collective: Collective) -> Schedule:
     pattern="tree",
 )
 def scatter(collective: Collective) -> Schedule:
-    """Binomial scatter: the farthest child first, every child receives the blocks of its whole subtree."""
+    """Binomial scatter: the farthest child first, every child receives the blocks of its whole
+    subtree.
+    """
     n, root = collective.nranks, collective.root or 0
     layout, rank = Layout(collective, 1, np.arange(n)), np.arange(n, dtype=np.int64)
 

@@ -14,7 +14,8 @@ from simcoll.core.collective import Collective
 from simcoll.core.schedule import Layout, Schedule, Step, transfers
 from simcoll.errors import ConfigError
 
-# Rounds of an all-gather among n ranks: peer, first segment and number of segments that each rank sends.
+# Rounds of an all-gather among n ranks: peer, first segment and number of segments that each rank
+# sends.
 
 Rounds = Callable[[int], Iterator[tuple[Ints, Ints, int]]]
 
@@ -80,5 +81,7 @@ def doubling_broadcast(collective: Collective) -> Schedule:
     """Binomial scatter, then a recursive doubling all-gather; powers of two only."""
     n = collective.nranks
     if n & (n - 1):
-        raise ConfigError(f"scatter_doubling needs a power of two ranks, got {n}; scatter_ring serves any number")
+        raise ConfigError(
+            f"scatter_doubling needs a power of two ranks, got {n}; scatter_ring serves any number"
+        )
     return _broadcast("scatter_doubling", collective, _doubling)

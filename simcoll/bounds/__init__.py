@@ -1,10 +1,12 @@
-"""Provable lower bounds: times that no schedule can beat on a topology, with the cuts that prove them.
+"""Provable lower bounds: times that no schedule can beat on a topology, with the cuts that prove
+them.
 
-``flows`` computes maximum flows, ``cuts`` the exact cut of all-gather and scatter, ``linear_programs`` the all-to-all program
-with its checked dual, ``lower_bounds`` the bound of every collective. The other modules show what can be reached. ``packing``
-builds trees that fill all links: from the rates that pairs of ranks can have simultaneously (fair shares in ``pair_routes``, or
-better ones from ``pair_rates``), by ``growing`` or ``composing`` trees. ``roots`` computes the best all-reduce along trees.
-Nothing here depends on schedules or the emulator.
+``flows`` computes maximum flows, ``cuts`` the exact cut of all-gather and scatter,
+``linear_programs`` the all-to-all program with its checked dual, ``lower_bounds`` the bound of
+every collective. The other modules show what can be reached. ``packing`` builds trees that fill all
+links: from the rates that pairs of ranks can have simultaneously (fair shares in ``pair_routes``,
+or better ones from ``pair_rates``), by ``growing`` or ``composing`` trees. ``roots`` computes the
+best all-reduce along trees. Nothing here depends on schedules or the emulator.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Trees for topologies of many equal nodes: a tree over the nodes, a tree over the ranks of each, and all rotations of both.
+"""Trees for topologies of many equal nodes: a tree over the nodes, a tree over the ranks of each,
+and all rotations of both.
 
-The part of rank j of a node goes to rank j of every other node along a tree over the nodes, and there along a tree of rank j over the
-node. The tree over nodes has one of a few shapes over *offsets*, counted from the root's node. Rotated to all nodes, it loads them
-equally: every node receives each part of the others once, which is the minimum. Whether the links have the capacity is not assumed: the
-rotations are counted on the links of the topology, and compared with the best cut.
+The part of rank j of a node goes to rank j of every other node along a tree over the nodes, and
+there along a tree of rank j over the node. The tree over nodes has one of a few shapes over
+*offsets*, counted from the root's node. Rotated to all nodes, it loads them equally: every node
+receives each part of the others once, which is the minimum. Whether the links have the capacity is
+not assumed: the rotations are counted on the links of the topology, and compared with the best cut.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def _binary(count: int) -> Parents:
 
 
 def _two_chains(count: int) -> Parents:
-    """Half of the offsets in each direction around the ring: every node receives from a neighbour."""
+    """Half of the offsets in each direction around the ring: every node receives from a
+    neighbour.
+    """
     half = count // 2
     return [offset - 1 if offset <= half else (offset + 1) % count for offset in range(count)]
 
@@ -44,7 +48,9 @@ def _chain(count: int) -> Parents:
 
 
 SHAPES = (_binary, _two_chains, _chain)
-"""Shapes of trees over nodes, as parents of all offsets except the first; shallow ones first, those with the fewest crossings last."""
+"""Shapes of trees over nodes, as parents of all offsets except the first; shallow ones first, those
+with the fewest crossings last.
+"""
 
 
 def nodes_alike(topology: Topology) -> Ints:
@@ -63,10 +69,14 @@ def nodes_alike(topology: Topology) -> Ints:
 def ratio_of_turns(
     topology: Topology, nodes: Ints, inner: Sequence[Tree], parents: Parents, *, backwards: bool
 ) -> Fraction | None:
-    """Time of the most loaded link, as in :class:`simcoll.bounds.packing.Packing`; ``None`` if a message would pass through a rank."""
+    """Time of the most loaded link, as in :class:`simcoll.bounds.packing.Packing`; ``None`` if a
+    message would pass through a rank.
+    """
     count, places = nodes.shape
     parts = sum(tree.copies for tree in inner if tree.root == 0)
-    steps = np.bincount([(offset - parents[offset]) % count for offset in range(1, count)], minlength=count)
+    steps = np.bincount(
+        [(offset - parents[offset]) % count for offset in range(1, count)], minlength=count
+    )
     positions = np.arange(count)
     src, dst, copies = [], [], []
     for step in np.flatnonzero(steps).tolist():
@@ -91,7 +101,9 @@ def ratio_of_turns(
     np.add.at(load, routes[used], crossings)
     worst = max(
         Fraction(bytes_crossing, capacity)
-        for bytes_crossing, capacity in zip(load.tolist(), topology.link_capacity_uBps.tolist(), strict=True)
+        for bytes_crossing, capacity in zip(
+            load.tolist(), topology.link_capacity_uBps.tolist(), strict=True
+        )
         if bytes_crossing
     )
     return worst / parts * UBPS_PER_BPS
@@ -112,7 +124,9 @@ def compose(nodes: Ints, inner: Sequence[Tree], parents: Parents) -> tuple[Tree,
                 for offset in order:
                     members = ranks[(node + offset) % count]
                     if offset:
-                        links.append((ranks[(node + parents[offset]) % count][place], members[place]))
+                        links.append(
+                            (ranks[(node + parents[offset]) % count][place], members[place])
+                        )
                     links += [(members[a], members[b]) for a, b in tree.links]
                 trees.append(Tree(ranks[node][place], tree.copies, tuple(links)))
     return tuple(trees)

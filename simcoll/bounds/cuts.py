@@ -1,6 +1,8 @@
-"""The best cut of an all-gather or a scatter, exactly: Newton's method on fractions with maximum flows as the oracle.
+"""The best cut of an all-gather or a scatter, exactly: Newton's method on fractions with maximum
+flows as the oracle.
 
-Sources: ForestColl (arXiv 2402.06787) for the bound; Newton's method for a ratio of two set functions.
+Sources: ForestColl (arXiv 2402.06787) for the bound; Newton's method for a ratio of two set
+functions.
 """
 
 from __future__ import annotations
@@ -13,7 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Array, Ints
-from simcoll.bounds.flows import FEW_LINKS, FLOW_LIMIT, SOLVER_LIMIT, FlowGraph, egress, flow_graph, min_cut
+from simcoll.bounds.flows import (
+    FEW_LINKS,
+    FLOW_LIMIT,
+    SOLVER_LIMIT,
+    FlowGraph,
+    egress,
+    flow_graph,
+    min_cut,
+)
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 from simcoll.topology.orbits import rank_orbits
@@ -38,8 +48,9 @@ class NetworkCut:
     Attributes
     ----------
     ratio
-        Ranks inside over capacity out, in seconds per byte: an all-gather of M bytes in total over N ranks takes at
-        least ``M / N * ratio`` seconds, so its algorithm bandwidth is at most ``N / ratio``.
+        Ranks inside over capacity out, in seconds per byte: an all-gather of M bytes in total over
+        N ranks takes at least ``M / N * ratio`` seconds, so its algorithm bandwidth is at most
+        ``N / ratio``.
     ranks_inside
         The ranks on the sending side.
     capacity_uBps
@@ -57,14 +68,17 @@ class NetworkCut:
     exact: bool = True
 
 
-def all_gather_cut(topology: Topology, *, backwards: bool = False, by_orbit: bool = True) -> NetworkCut:
+def all_gather_cut(
+    topology: Topology, *, backwards: bool = False, by_orbit: bool = True
+) -> NetworkCut:
     """The cut that bounds all_gather.
 
-    Over all sets of vertices that do not hold every rank, it maximizes ranks inside over capacity out. ``backwards``
-    reverses all links, which gives reduce_scatter.
+    Over all sets of vertices that do not hold every rank, it maximizes ranks inside over capacity
+    out. ``backwards`` reverses all links, which gives reduce_scatter.
 
-    Exact for up to 1024 ranks, and beyond where symmetry leaves few orbits; otherwise the best of single ranks and groups. ``by_orbit``
-    tries only one rank of each orbit under certified symmetries; the result is the same.
+    Exact for up to 1024 ranks, and beyond where symmetry leaves few orbits; otherwise the best of
+    single ranks and groups. ``by_orbit`` tries only one rank of each orbit under certified
+    symmetries; the result is the same.
 
     Examples
     --------
@@ -100,10 +114,11 @@ def all_gather_cut(topology: Topology, *, backwards: bool = False, by_orbit: boo
 
 
 def scatter_cut(topology: Topology, root: int, *, backwards: bool = False) -> NetworkCut:
-    """The cut that bounds scatter: most ranks outside per capacity out of a set that holds the root.
+    """The cut that bounds scatter: most ranks outside per capacity out of a set that holds the
+    root.
 
-    Its ``ratio`` counts the ranks on the receiving side: a scatter of M bytes in total takes at least ``M / N * ratio`` seconds.
-    ``backwards`` gives gather.
+    Its ``ratio`` counts the ranks on the receiving side: a scatter of M bytes in total takes at
+    least ``M / N * ratio`` seconds. ``backwards`` gives gather.
     """
     graph = flow_graph(topology, backwards=backwards)
     n = graph.nranks
@@ -115,7 +130,10 @@ def scatter_cut(topology: Topology, root: int, *, backwards: bool = False) -> Ne
     sink = graph.nvertices
     exact = True
     while True:
-        tail, head = np.concatenate([graph.tail, receivers]), np.concatenate([graph.head, np.full(n - 1, sink)])
+        tail, head = (
+            np.concatenate([graph.tail, receivers]),
+            np.concatenate([graph.head, np.full(n - 1, sink)]),
+        )
         demand = np.full(n - 1, best.denominator, dtype=object)
         scaled = _scale(graph.capacity, best.numerator)
         _, source_side, fits = min_cut(
@@ -132,7 +150,9 @@ def scatter_cut(topology: Topology, root: int, *, backwards: bool = False) -> Ne
 
 
 def candidate_groups(topology: Topology) -> Iterator[tuple[str, list[Ints]]]:
-    """Partitions of the ranks that are likely bottlenecks: single ranks, and each level of the topology's groups."""
+    """Partitions of the ranks that are likely bottlenecks: single ranks, and each level of the
+    topology's groups.
+    """
     yield "rank", [np.array([r]) for r in range(topology.nranks)]
     for level, ids in topology.groups.items():
         members = [np.flatnonzero(ids == group) for group in range(int(ids.max()) + 1)]
@@ -143,7 +163,8 @@ def candidate_groups(topology: Topology) -> Iterator[tuple[str, list[Ints]]]:
 def _first_guess(
     topology: Topology, graph: FlowGraph, sinks: list[int], *, backwards: bool
 ) -> tuple[Fraction, NDArray[np.bool_]]:
-    """The best cut around all but one rank or group: everything except the vertices through which that receives.
+    """The best cut around all but one rank or group: everything except the vertices through which
+    that receives.
 
     Only groups with one of the ``sinks`` are tried.
     """
@@ -167,32 +188,45 @@ def _first_guess(
 
 
 class _Feasible:
-    """Whether all ranks can send 1 / ratio to each given sink simultaneously; False may be a false alarm.
+    """Whether all ranks can send 1 / ratio to each given sink simultaneously; False may be a false
+    alarm.
 
-    One flow through ``copies`` of the graph, each with a different sink, answers for that many sinks. A rank already known to be feasible
-    may send without limit: no set without it has a larger ratio, so only sets that contain it matter, and for these its links to the
-    source do not count. This shortens the flows.
+    One flow through ``copies`` of the graph, each with a different sink, answers for that many
+    sinks. A rank already known to be feasible may send without limit: no set without it has a
+    larger ratio, so only sets that contain it matter, and for these its links to the source do not
+    count. This shortens the flows.
     """
 
     def __init__(self, graph: FlowGraph, ratio: Fraction, sinks: int) -> None:
         self.need = graph.nranks * ratio.denominator
-        self.copies = max(1, min(sinks, SOLVER_LIMIT // self.need, TOGETHER // (graph.tail.size + 2 * graph.nranks)))
+        self.copies = max(
+            1,
+            min(sinks, SOLVER_LIMIT // self.need, TOGETHER // (graph.tail.size + 2 * graph.nranks)),
+        )
         self.matrix = None
         if self.need >= SOLVER_LIMIT or graph.tail.size + 2 * graph.nranks <= FEW_LINKS:
             return
         from scipy.sparse import csr_array
 
         offset = graph.nvertices * np.arange(self.copies)[:, None]
-        tail, head, ranks = ((offset + vertices).ravel() for vertices in (graph.tail, graph.head, graph.ranks))
+        tail, head, ranks = (
+            (offset + vertices).ravel() for vertices in (graph.tail, graph.head, graph.ranks)
+        )
         self.source, self.sink = graph.nvertices * self.copies, graph.nvertices * self.copies + 1
         tails = np.concatenate([tail, np.full(ranks.size, self.source), ranks])
         heads = np.concatenate([head, ranks, np.full(ranks.size, self.sink)])
-        # The position of each link in the matrix; then its capacity there. Links of the source and to the sink come last.
+        # The position of each link in the matrix; then its capacity there. Links of the source and
+        # to the sink come last.
         matrix = csr_array(
-            (np.arange(tails.size, dtype=np.int32), (tails, heads)), shape=(self.sink + 1, self.sink + 1)
+            (np.arange(tails.size, dtype=np.int32), (tails, heads)),
+            shape=(self.sink + 1, self.sink + 1),
         )
-        capacity = np.minimum(_scale(graph.capacity, ratio.numerator), self.need + 1).astype(np.int32)
-        ends = np.concatenate([np.full(ranks.size, ratio.denominator, np.int32), np.zeros(ranks.size, np.int32)])
+        capacity = np.minimum(_scale(graph.capacity, ratio.numerator), self.need + 1).astype(
+            np.int32
+        )
+        ends = np.concatenate(
+            [np.full(ranks.size, ratio.denominator, np.int32), np.zeros(ranks.size, np.int32)]
+        )
         place = np.argsort(matrix.data)
         matrix.data = np.concatenate([np.tile(capacity, self.copies), ends])[matrix.data]
         self.starts, self.ends = place[tail.size :].reshape(2, self.copies, -1)
@@ -211,11 +245,14 @@ class _Feasible:
         return int(flow.flow_value) == self.need * len(sinks)
 
 
-def _worse_cut(graph: FlowGraph, ratio: Fraction, sink: int) -> tuple[Fraction, NDArray[np.bool_], bool]:
-    """A set without the rank ``sink`` of a larger ratio, if there is one: its ratio, the set, and whether that is exact.
+def _worse_cut(
+    graph: FlowGraph, ratio: Fraction, sink: int
+) -> tuple[Fraction, NDArray[np.bool_], bool]:
+    """A set without the rank ``sink`` of a larger ratio, if there is one: its ratio, the set, and
+    whether that is exact.
 
-    With x = 1 / ratio flowing out of every rank, the flow to the sink must be N x, or else the minimum cut has a
-    larger ratio.
+    With x = 1 / ratio flowing out of every rank, the flow to the sink must be N x, or else the
+    minimum cut has a larger ratio.
     """
     source = graph.nvertices
     n = graph.nranks
@@ -223,10 +260,16 @@ def _worse_cut(graph: FlowGraph, ratio: Fraction, sink: int) -> tuple[Fraction, 
     head = np.concatenate([graph.head, graph.ranks])
     supply = np.full(n, ratio.denominator, dtype=object if ratio.denominator >= 2**62 else np.int64)
     capacity = np.concatenate([_scale(graph.capacity, ratio.numerator), supply])
-    _, source_side, exact = min_cut(source + 1, tail, head, capacity, source, int(graph.ranks[sink]))
+    _, source_side, exact = min_cut(
+        source + 1, tail, head, capacity, source, int(graph.ranks[sink])
+    )
     source_side = source_side[:source]
     out = int(graph.capacity[graph.leaving(source_side)].sum())
-    return Fraction(int(source_side[graph.ranks].sum()), out) if out else Fraction(0), source_side, exact
+    return (
+        Fraction(int(source_side[graph.ranks].sum()), out) if out else Fraction(0),
+        source_side,
+        exact,
+    )
 
 
 def _scale(capacity: Ints, by: int) -> Array:
@@ -237,11 +280,19 @@ def _scale(capacity: Ints, by: int) -> Array:
 
 
 def _cut(
-    topology: Topology, graph: FlowGraph, ratio: Fraction, side: NDArray[np.bool_], *, backwards: bool, exact: bool
+    topology: Topology,
+    graph: FlowGraph,
+    ratio: Fraction,
+    side: NDArray[np.bool_],
+    *,
+    backwards: bool,
+    exact: bool,
 ) -> NetworkCut:
     capacity = int(graph.capacity[graph.leaving(side)].sum()) * graph.unit_uBps
     if capacity == 0:
-        raise InternalError(f"a cut of topology {topology.name!r} has no capacity, but the topology is connected")
+        raise InternalError(
+            f"a cut of topology {topology.name!r} has no capacity, but the topology is connected"
+        )
     return NetworkCut(
         ratio=ratio / graph.unit_uBps * UBPS_PER_BPS,
         ranks_inside=tuple(np.flatnonzero(side[graph.ranks]).tolist()),
@@ -251,8 +302,12 @@ def _cut(
     )
 
 
-def cut_name(topology: Topology, graph: FlowGraph, side: NDArray[np.bool_], *, backwards: bool = False) -> str:
-    """A cut in words, from the side with fewer ranks. ``side`` sends; ``backwards``: the graph's links are reversed."""
+def cut_name(
+    topology: Topology, graph: FlowGraph, side: NDArray[np.bool_], *, backwards: bool = False
+) -> str:
+    """A cut in words, from the side with fewer ranks. ``side`` sends; ``backwards``: the graph's
+    links are reversed.
+    """
     in_side = side[graph.ranks]
     sending = 2 * int(in_side.sum()) <= in_side.size
     members = np.flatnonzero(in_side if sending else ~in_side)

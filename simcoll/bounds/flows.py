@@ -19,19 +19,25 @@ __all__ = ["FEW_LINKS", "FlowGraph", "alike_both_ways", "egress", "flow_graph", 
 SOLVER_LIMIT = 2**30 - 1
 """The sum of a capacity and the opposite flow must fit in 32 bits."""
 FEW_LINKS = 256
-"""Up to this number of links, flows are found without SciPy, which takes longer to load than a table of a few sizes."""
+"""Up to this number of links, flows are found without SciPy, which takes longer to load than a
+table of a few sizes.
+"""
 FLOW_LIMIT = 1024
-"""Up to this many ranks the minimum cut of a group is a maximum flow; beyond, a greedy cut, which is equally valid."""
+"""Up to this many ranks the minimum cut of a group is a maximum flow; beyond, a greedy cut, which
+is equally valid.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlowGraph:
-    """Links between vertices, with capacities divided by their greatest common divisor ``unit_uBps``.
+    """Links between vertices, with capacities divided by their greatest common divisor
+    ``unit_uBps``.
 
     Capacities are Python integers if their sum might not fit in 64 bits.
 
-    ``out_links[v]`` and ``in_links[v]`` list the links at a vertex (only beyond ``FLOW_LIMIT`` ranks, where greedy cuts need them);
-    ``ranks`` are vertices; ``nodes`` maps vertices to those of the topology.
+    ``out_links[v]`` and ``in_links[v]`` list the links at a vertex (only beyond ``FLOW_LIMIT``
+    ranks, where greedy cuts need them); ``ranks`` are vertices; ``nodes`` maps vertices to those of
+    the topology.
     """
 
     nvertices: int
@@ -107,23 +113,30 @@ def min_cut(
     source: int,
     sink: int,
 ) -> tuple[int, NDArray[np.bool_], bool]:
-    """Value of a maximum flow, the vertices on the source's side of a minimum cut, and whether both are exact.
+    """Value of a maximum flow, the vertices on the source's side of a minimum cut, and whether both
+    are exact.
 
-    SciPy's solver, for more than ``FEW_LINKS`` links, has 32-bit capacities. Larger ones are scaled down and rounded, which may yield a
-    cut slightly above the minimum; callers evaluate the cut itself in exact integers, so their claims remain true.
+    SciPy's solver, for more than ``FEW_LINKS`` links, has 32-bit capacities. Larger ones are scaled
+    down and rounded, which may yield a cut slightly above the minimum; callers evaluate the cut
+    itself in exact integers, so their claims remain true.
     """
     if tail.size <= FEW_LINKS:
-        return *_augmenting_paths(nvertices, tail.tolist(), head.tolist(), capacity.tolist(), source, sink), True
+        return *_augmenting_paths(
+            nvertices, tail.tolist(), head.tolist(), capacity.tolist(), source, sink
+        ), True
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-    # No minimum cut contains a link of more than this, so all larger capacities can be reduced to one unit more.
+    # No minimum cut contains a link of more than this, so all larger capacities can be reduced to
+    # one unit more.
     enough = min(sum(capacity[tail == source].tolist()), sum(capacity[head == sink].tolist()))
     exact = enough < SOLVER_LIMIT
     if exact:
         fitted = np.minimum(capacity, enough + 1)
     else:
-        fitted = np.array([-(-min(c, enough + 1) * SOLVER_LIMIT // (enough + 1)) for c in capacity.tolist()])
+        fitted = np.array(
+            [-(-min(c, enough + 1) * SOLVER_LIMIT // (enough + 1)) for c in capacity.tolist()]
+        )
     graph = csr_array((fitted.astype(np.int32), (tail, head)), shape=(nvertices, nvertices))
     flow = maximum_flow(graph, source, sink)
     residual = graph - flow.flow
@@ -137,7 +150,9 @@ def min_cut(
 def _augmenting_paths(
     nvertices: int, tail: list[int], head: list[int], capacity: list[int], source: int, sink: int
 ) -> tuple[int, NDArray[np.bool_]]:
-    """Value of a maximum flow by shortest augmenting paths (Edmonds and Karp), and the source side of the first minimum cut."""
+    """Value of a maximum flow by shortest augmenting paths (Edmonds and Karp), and the source side
+    of the first minimum cut.
+    """
     residual: list[dict[int, int]] = [{} for _ in range(nvertices)]
     for a, b, amount in zip(tail, head, capacity, strict=True):
         residual[a][b] = residual[a].get(b, 0) + amount
@@ -168,9 +183,11 @@ def _augmenting_paths(
 
 
 def egress(graph: FlowGraph, members: Ints) -> tuple[int, NDArray[np.bool_]]:
-    """Capacity (in the graph's units) of a cut that separates some ranks from all others, and their side.
+    """Capacity (in the graph's units) of a cut that separates some ranks from all others, and their
+    side.
 
-    All data from these ranks to the others crosses the cut. For up to ``FLOW_LIMIT`` ranks it is the smallest one.
+    All data from these ranks to the others crosses the cut. For up to ``FLOW_LIMIT`` ranks it is
+    the smallest one.
     """
     mine = np.zeros(graph.nvertices, dtype=bool)
     mine[graph.ranks[members]] = True
@@ -183,7 +200,9 @@ def egress(graph: FlowGraph, members: Ints) -> tuple[int, NDArray[np.bool_]]:
         head = np.concatenate([graph.head, graph.ranks[members], np.full(outsiders.size, sink)])
         every = int(graph.capacity.max(initial=1)) * graph.capacity.size
         free = np.full(members.size + outsiders.size, every, graph.capacity.dtype)
-        _, side, _ = min_cut(sink + 1, tail, head, np.concatenate([graph.capacity, free]), source, sink)
+        _, side, _ = min_cut(
+            sink + 1, tail, head, np.concatenate([graph.capacity, free]), source, sink
+        )
         side = side[: graph.nvertices]
     return int(graph.capacity[graph.leaving(side)].sum()), side
 
@@ -193,7 +212,9 @@ def _greedy_side(graph: FlowGraph, mine: NDArray[np.bool_], outsiders: Ints) -> 
     side = mine.copy()
     closed = np.zeros(graph.nvertices, dtype=bool)
     closed[outsiders] = True
-    frontier = list(dict.fromkeys(int(h) for v in np.flatnonzero(mine) for h in graph.head[graph.out_links[v]]))
+    frontier = list(
+        dict.fromkeys(int(h) for v in np.flatnonzero(mine) for h in graph.head[graph.out_links[v]])
+    )
     while frontier:
         added_vertices: list[int] = []
         for v in frontier:
@@ -204,5 +225,7 @@ def _greedy_side(graph: FlowGraph, mine: NDArray[np.bool_], outsiders: Ints) -> 
             if graph.capacity[added].sum() <= graph.capacity[saved].sum():
                 side[v] = True
                 added_vertices.append(v)
-        frontier = list(dict.fromkeys(int(h) for v in added_vertices for h in graph.head[graph.out_links[v]]))
+        frontier = list(
+            dict.fromkeys(int(h) for v in added_vertices for h in graph.head[graph.out_links[v]])
+        )
     return side

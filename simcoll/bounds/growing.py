@@ -1,10 +1,13 @@
-"""Spanning trees that share integer capacities: a given number out of every rank, grown link by link.
+"""Spanning trees that share integer capacities: a given number out of every rank, grown link by
+link.
 
-A source feeds every rank as many trees as start there; all trees are then trees out of the source, and by Edmonds' theorem they exist
-if every rank can receive all of them. Trees are grown one after the other, each in as many equal copies as possible: a link may be
-taken while the remaining capacity still brings all other trees to every rank (Lovász's proof), which a maximum flow decides.
+A source feeds every rank as many trees as start there; all trees are then trees out of the source,
+and by Edmonds' theorem they exist if every rank can receive all of them. Trees are grown one after
+the other, each in as many equal copies as possible: a link may be taken while the remaining
+capacity still brings all other trees to every rank (Lovász's proof), which a maximum flow decides.
 
-Sources: Edmonds: Edge-disjoint branchings (1973); Lovász: On two minimax theorems in graph theory, J. Combin. Theory B 21 (1976).
+Sources: Edmonds: Edge-disjoint branchings (1973); Lovász: On two minimax theorems in graph theory,
+J. Combin. Theory B 21 (1976).
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ __all__ = ["Tree", "grow", "packs"]
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """``copies`` equal spanning trees out of a rank: links ``(from, to)``, each starting at a rank already reached."""
+    """``copies`` equal spanning trees out of a rank: links ``(from, to)``, each starting at a rank
+    already reached.
+    """
 
     root: int
     copies: int
@@ -41,7 +46,8 @@ class _RemainingCapacity:
         capacities = np.zeros((n + 1, n + 1), np.int64)
         capacities[ends[0], ends[1]] = np.minimum(capacity, self.total)
         capacities[n, :n] = shares
-        # One matrix serves all flows: both directions of every link, as the solver needs, and the source with every rank.
+        # One matrix serves all flows: both directions of every link, as the solver needs, and the
+        # source with every rank.
         entries = capacities > 0
         entries[n, :n] = True
         tail, head = np.nonzero(entries | entries.T)
@@ -50,7 +56,9 @@ class _RemainingCapacity:
         self.place[tail, head] = np.arange(len(tail))
         start = np.searchsorted(tail, np.arange(n + 2))
         values = capacities[tail, head].astype(np.int32)
-        self.graph = csr_array((values, head.astype(np.int32), start.astype(np.int32)), shape=capacities.shape)
+        self.graph = csr_array(
+            (values, head.astype(np.int32), start.astype(np.int32)), shape=capacities.shape
+        )
         self.neighbours = [np.flatnonzero(row[:n]).tolist() for row in capacities]
 
     def add(self, a: int, b: int, amount: int) -> None:
@@ -70,7 +78,9 @@ class _RemainingCapacity:
 
 
 def packs(ends: Ints, capacity: Ints, shares: Sequence[int]) -> bool:
-    """Whether trees exist: ``shares[u]`` out of every rank u, over pairs of ranks ``ends`` with integer ``capacity``."""
+    """Whether trees exist: ``shares[u]`` out of every rank u, over pairs of ranks ``ends`` with
+    integer ``capacity``.
+    """
     total = int(sum(shares))
     entering = np.bincount(ends[1], weights=np.minimum(capacity, total), minlength=len(shares))
     if (entering + np.asarray(shares) < total).any():
@@ -92,7 +102,9 @@ def grow(ends: Ints, capacity: Ints, shares: Sequence[int]) -> tuple[Tree, ...]:
 
 @lru_cache(maxsize=8)
 def _grow(ends: bytes, capacity: bytes, shares: tuple[int, ...]) -> tuple[Tree, ...]:
-    """The trees of the last few machines: schedules of other pieces, in or out of place, need the same."""
+    """The trees of the last few machines: schedules of other pieces, in or out of place, need the
+    same.
+    """
     pairs, widths = np.frombuffer(ends, np.int64).reshape(2, -1), np.frombuffer(capacity, np.int64)
     remaining, trees = _RemainingCapacity(pairs, widths, shares), []
     while remaining.total:
@@ -107,7 +119,8 @@ def _take_tree(remaining: _RemainingCapacity, root: int) -> Tree:
     links = [(remaining.n, root)]
     remaining.add(remaining.n, root, -copies)
     reached, members = [root], {root}
-    # A forbidden link stays forbidden: the cut that forbids it has no spare capacity while the tree has that many copies.
+    # A forbidden link stays forbidden: the cut that forbids it has no spare capacity while the tree
+    # has that many copies.
     refused: set[tuple[int, int]] = set()
     while len(reached) < n:
         x, y, room = _next(remaining, reached, members, copies, refused)
@@ -125,14 +138,20 @@ def _take_tree(remaining: _RemainingCapacity, root: int) -> Tree:
 
 
 def _next(
-    remaining: _RemainingCapacity, reached: Sequence[int], members: set[int], copies: int, refused: set[tuple[int, int]]
+    remaining: _RemainingCapacity,
+    reached: Sequence[int],
+    members: set[int],
+    copies: int,
+    refused: set[tuple[int, int]],
 ) -> tuple[int, int, int]:
     """The next link of a tree, and the number of copies that can take it."""
     other_trees = remaining.total - copies
     for x in reached:
         for y in remaining.neighbours[x]:
             if y not in members and remaining.capacity[x, y] and (x, y) not in refused:
-                room = min(int(remaining.capacity[x, y]), copies, remaining.reach(x, y) - other_trees)
+                room = min(
+                    int(remaining.capacity[x, y]), copies, remaining.reach(x, y) - other_trees
+                )
                 if room > 0:
                     return x, y, room
                 refused.add((x, y))

@@ -1,7 +1,8 @@
 """Lower bounds that no schedule can beat, however many ports it uses.
 
-Most bounds count the bytes that must cross a cut, and therefore also hold for switches that multicast and reduce. Only an all-reduce
-crosses cuts less often with such switches; ``in_network`` requests the bound that still holds then.
+Most bounds count the bytes that must cross a cut, and therefore also hold for switches that
+multicast and reduce. Only an all-reduce crosses cuts less often with such switches; ``in_network``
+requests the bound that still holds then.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ ROUTE_LIMIT = 256
 """Up to this many ranks, the routes of all pairs are tested for whether they reach a bound."""
 
 PAIRS_LIMIT = 64
-"""Up to this many ranks, the rates that the routes of all pairs can carry simultaneously are computed."""
+"""Up to this many ranks, the rates that the routes of all pairs can carry simultaneously are
+computed.
+"""
 _ROUTED = ("all_gather", "reduce_scatter", "all_reduce")
 _ROOTED = ("broadcast", "reduce", "scatter", "gather")
 _BY_ROUTES = "the routes between ranks"
@@ -49,7 +52,8 @@ class Bottleneck:
     Attributes
     ----------
     seconds_per_byte
-        The least time per byte; see :func:`lower_bound` for the size of each collective. 0 without a bound.
+        The least time per byte; see :func:`lower_bound` for the size of each collective. 0 without
+        a bound.
     name
         The bottleneck in words.
     argument
@@ -57,8 +61,9 @@ class Bottleneck:
     ranks
         The ranks on the sending side of the cut; all ranks for a sum over a partition.
     exact
-        Whether no better bound exists: for a rooted collective or an all_to_all, a schedule can take this time; for an all_gather or a
-        reduce_scatter, no other cut gives a larger bound. If False, the bound holds, but a better one may exist.
+        Whether no better bound exists: for a rooted collective or an all_to_all, a schedule can
+        take this time; for an all_gather or a reduce_scatter, no other cut gives a larger bound. If
+        False, the bound holds, but a better one may exist.
     in_network
         Whether the bound also holds if switches multicast and reduce.
     """
@@ -79,8 +84,8 @@ class Bottleneck:
 class Bound:
     """A provable lower bound on the time of a collective.
 
-    ``kind`` is ``"bandwidth"`` or ``"latency"``, whichever is larger; ``bottleneck`` names it; ``certificate`` proves the bandwidth
-    bound for any size.
+    ``kind`` is ``"bandwidth"`` or ``"latency"``, whichever is larger; ``bottleneck`` names it;
+    ``certificate`` proves the bandwidth bound for any size.
     """
 
     time_fs: int
@@ -106,14 +111,15 @@ def lower_bound(
     kind
         The collective: ``"all_reduce"``, ``"all_gather"``, ...
     total_bytes
-        all_gather: all gathered data; reduce_scatter: one rank's input; scatter, gather: all data at the root; all others: one rank's
-        buffer.
+        all_gather: all gathered data; reduce_scatter: one rank's input; scatter, gather: all data
+        at the root; all others: one rank's buffer.
     root
         Root of broadcast, reduce, scatter or gather; default: rank 0.
     latency_fs
         A provable latency floor; the result is the larger of the two bounds.
     certificate
-        An earlier result of :func:`bottleneck` for the same collective and topology, to save time with many sizes.
+        An earlier result of :func:`bottleneck` for the same collective and topology, to save time
+        with many sizes.
     in_network
         Whether switches may multicast and reduce (NVLink SHARP, InfiniBand SHARP).
 
@@ -138,17 +144,22 @@ def lower_bound(
     return Bound(latency_fs, "latency", "latency", proof)
 
 
-def bottleneck(kind: str, topology: Topology, *, root: int | None = None, in_network: bool = False) -> Bottleneck:
+def bottleneck(
+    kind: str, topology: Topology, *, root: int | None = None, in_network: bool = False
+) -> Bottleneck:
     """The bound of a collective on a topology for all sizes; see :func:`lower_bound`.
 
     Each topology's bound is computed only once.
     """
     if kind not in (*_KINDS, "all_reduce"):
-        raise ConfigError(f"no lower bound for collective {kind!r}; {nearest(kind, (*_KINDS, 'all_reduce'))}")
+        raise ConfigError(
+            f"no lower bound for collective {kind!r}; {nearest(kind, (*_KINDS, 'all_reduce'))}"
+        )
     start = 0 if root is None else root
     if not 0 <= start < topology.nranks:
         raise ConfigError(
-            f"root {root} is not a rank of topology {topology.name!r}; expected 0 to {topology.nranks - 1}"
+            f"root {root} is not a rank of topology {topology.name!r}; expected 0 to "
+            f"{topology.nranks - 1}"
         )
     answers, question = topology.derived.bounds, (kind, start if kind in _ROOTED else 0, in_network)
     if question not in answers:
@@ -160,7 +171,11 @@ def bottleneck(kind: str, topology: Topology, *, root: int | None = None, in_net
 def _search(kind: str, topology: Topology, root: int, *, in_network: bool) -> Bottleneck:
     if topology.nranks == 1:
         return Bottleneck(Fraction(0), "a single rank", "nothing to send")
-    bound = _all_reduce(topology, in_network=in_network) if kind == "all_reduce" else _KINDS[kind](topology, root)
+    bound = (
+        _all_reduce(topology, in_network=in_network)
+        if kind == "all_reduce"
+        else _KINDS[kind](topology, root)
+    )
     if kind in _ROOTED:
         return _with_root_routes(kind, topology, root, bound, in_network=in_network)
     return bound if in_network or kind not in _ROUTED else _with_routes(kind, topology, bound)
@@ -181,10 +196,13 @@ def _by_prices(topology: Topology, per_byte: Fraction, *, exact: bool) -> Bottle
     return Bottleneck(per_byte, _BY_ROUTES, _BY_PRICES, ranks, exact=exact, in_network=False)
 
 
-def _with_root_routes(kind: str, topology: Topology, root: int, bound: Bottleneck, *, in_network: bool) -> Bottleneck:
+def _with_root_routes(
+    kind: str, topology: Topology, root: int, bound: Bottleneck, *, in_network: bool
+) -> Bottleneck:
     """The larger of a cut and the bound by routes; exact if routes are known to reach it.
 
-    The smallest cut also counts links that no route takes, so the cut alone does not show whether it can be reached.
+    The smallest cut also counts links that no route takes, so the cut alone does not show whether
+    it can be reached.
     """
     if rooted_by_routes(kind, topology, root) <= bound.seconds_per_byte:
         return replace(bound, exact=True)
@@ -198,7 +216,10 @@ def _with_root_routes(kind: str, topology: Topology, root: int, bound: Bottlenec
 
 def _gather_bound(topology: Topology, _: int, *, backwards: bool) -> Bottleneck:
     cut = all_gather_cut(topology, backwards=backwards)
-    leaving, entering = "every share inside the cut must leave it", "a sum must enter the cut for every share inside"
+    leaving, entering = (
+        "every share inside the cut must leave it",
+        "a sum must enter the cut for every share inside",
+    )
     argument = entering if backwards else leaving
     return Bottleneck(cut.ratio / topology.nranks, cut.name, argument, cut.ranks_inside, cut.exact)
 
@@ -206,12 +227,17 @@ def _gather_bound(topology: Topology, _: int, *, backwards: bool) -> Bottleneck:
 def _scatter_bound(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
     cut = scatter_cut(topology, root, backwards=backwards)
     argument = "all shares of the ranks on the other side must cross"
-    return Bottleneck(cut.ratio / topology.nranks, cut.name, argument, cut.ranks_inside, exact=False)
+    return Bottleneck(
+        cut.ratio / topology.nranks, cut.name, argument, cut.ranks_inside, exact=False
+    )
 
 
 def _from_root(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
     """Edmonds: no rank gets the root's data faster than the smallest cut between them allows."""
-    graph, reverse = flow_graph(topology, backwards=backwards), flow_graph(topology, backwards=not backwards)
+    graph, reverse = (
+        flow_graph(topology, backwards=backwards),
+        flow_graph(topology, backwards=not backwards),
+    )
     sides = [egress(graph, np.array([root]))[1]]
     if topology.nranks <= FLOW_LIMIT:
         ranks = rank_orbits(topology, fixed=root)
@@ -224,18 +250,24 @@ def _from_root(topology: Topology, root: int, *, backwards: bool) -> Bottleneck:
                 egress(graph, members)[1] if root in members else ~egress(reverse, members)[1]
                 for members in _unlike(topology, groups, root)
             ]
-    best = min(((int(graph.capacity[graph.leaving(side)].sum()), side) for side in sides), key=lambda cut: cut[0])
+    best = min(
+        ((int(graph.capacity[graph.leaving(side)].sum()), side) for side in sides),
+        key=lambda cut: cut[0],
+    )
     rate = best[0] * graph.unit_uBps
     name = cut_name(topology, graph, best[1], backwards=backwards)
     ranks_inside = tuple(np.flatnonzero(best[1][graph.ranks]).tolist())
-    return Bottleneck(Fraction(UBPS_PER_BPS, rate), name, "all data must cross the cut", ranks_inside, exact=False)
+    return Bottleneck(
+        Fraction(UBPS_PER_BPS, rate), name, "all data must cross the cut", ranks_inside, exact=False
+    )
 
 
 def _all_reduce(topology: Topology, *, in_network: bool) -> Bottleneck:
-    """The best partition into m groups: every element crosses between groups at least 2 (m - 1) times.
+    """The best partition into m groups: every element crosses between groups at least 2 (m - 1)
+    times.
 
-    m - 1 crossings bring the sum together, m - 1 distribute it, and every group sends and receives everything at least once. If switches
-    reduce and multicast, only the latter counts.
+    m - 1 crossings bring the sum together, m - 1 distribute it, and every group sends and receives
+    everything at least once. If switches reduce and multicast, only the latter counts.
     """
     bounds: list[Bottleneck] = []
     for backwards in _directions(topology):
@@ -246,7 +278,9 @@ def _all_reduce(topology: Topology, *, in_network: bool) -> Bottleneck:
             if not in_network:
                 total = sum(
                     multiplicity * capacity
-                    for multiplicity, (capacity, _) in zip(sizes.tolist(), cuts.values(), strict=True)
+                    for multiplicity, (capacity, _) in zip(
+                        sizes.tolist(), cuts.values(), strict=True
+                    )
                 )
                 bounds.append(_partition(topology, level, len(groups), total * graph.unit_uBps))
             weakest = min(cuts, key=lambda number: cuts[number][0])
@@ -273,12 +307,19 @@ def _partition(topology: Topology, level: str, groups: int, capacity_uBps: int) 
 def _all_to_all(topology: Topology, _: int) -> Bottleneck:
     """The best cut: every rank of a set sends a block to every rank outside.
 
-    The sets are ranks, groups, and the first half of a level's groups. If routes cannot reach that, a linear program looks for a better
-    bound.
+    The sets are ranks, groups, and the first half of a level's groups. If routes cannot reach that,
+    a linear program looks for a better bound.
     """
     n = topology.nranks
-    sets = [group for _level, groups in candidate_groups(topology) for group in _unlike(topology, groups)]
-    sets += [np.sort(np.concatenate(groups[: len(groups) // 2])) for _level, groups in candidate_groups(topology)]
+    sets = [
+        group
+        for _level, groups in candidate_groups(topology)
+        for group in _unlike(topology, groups)
+    ]
+    sets += [
+        np.sort(np.concatenate(groups[: len(groups) // 2]))
+        for _level, groups in candidate_groups(topology)
+    ]
     bounds: list[Bottleneck] = []
     for backwards in _directions(topology):
         graph = flow_graph(topology, backwards=backwards)
@@ -291,7 +332,9 @@ def _all_to_all(topology: Topology, _: int) -> Bottleneck:
         name = cut_name(topology, graph, cuts[worst][1], backwards=backwards)
         per_byte = rates[worst] / graph.unit_uBps * UBPS_PER_BPS
         argument = "the blocks from one side of the cut to the other"
-        bounds.append(Bottleneck(per_byte, name, argument, tuple(sets[worst].tolist()), exact=False))
+        bounds.append(
+            Bottleneck(per_byte, name, argument, tuple(sets[worst].tolist()), exact=False)
+        )
     best = max(bounds, key=lambda bound: bound.seconds_per_byte)
     if n <= ROUTE_LIMIT and all_to_all_by_routes(topology) == best.seconds_per_byte * n:
         return replace(best, exact=True)
@@ -301,7 +344,9 @@ def _all_to_all(topology: Topology, _: int) -> Bottleneck:
     priced = all_to_all_bound(graph) / graph.unit_uBps * UBPS_PER_BPS / n
     if priced <= best.seconds_per_byte:
         return best
-    argument = "the distances between all ranks, for lengths of the links that a linear program found"
+    argument = (
+        "the distances between all ranks, for lengths of the links that a linear program found"
+    )
     return Bottleneck(priced, "many links together", argument, tuple(range(n)), exact=False)
 
 

@@ -1,8 +1,10 @@
 """Optimal trees: spanning trees out of every rank that together overload no link.
 
-First come the rates that pairs of ranks can have simultaneously and, for an all-reduce, the share of the vector of which each rank is
-the root (:mod:`simcoll.bounds.pair_routes`). These are rounded to integer numbers of trees out of every rank and over each pair, the fewest
-that come near the optimum. Then the trees are grown (:mod:`simcoll.bounds.growing`). The ratio is computed from the trees themselves.
+First come the rates that pairs of ranks can have simultaneously and, for an all-reduce, the share
+of the vector of which each rank is the root (:mod:`simcoll.bounds.pair_routes`). These are rounded
+to integer numbers of trees out of every rank and over each pair, the fewest that come near the
+optimum. Then the trees are grown (:mod:`simcoll.bounds.growing`). The ratio is computed from the
+trees themselves.
 
 Source: ForestColl (arXiv 2402.06787).
 """
@@ -40,7 +42,9 @@ IN_ALL = (*range(1, 65), 80, 96, 128, 192, 256, 384, 512)
 """Total numbers of trees to try otherwise."""
 EXACT = 1 + 1e-9  # the rates are in floating point: this much more still counts as the optimum
 NEAR = (1.002, 1.005, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0)
-"""Permitted losses: the fewest trees within the first loss are taken; if there are none, the next loss applies."""
+"""Permitted losses: the fewest trees within the first loss are taken; if there are none, the next
+loss applies.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,8 @@ def pack_trees(topology: Topology, *, backwards: bool = False) -> Packing:
     Raises
     ------
     ConfigError
-        When there are too many ranks for the method, or ranks are connected only by routes through other ranks' switches.
+        When there are too many ranks for the method, or ranks are connected only by routes through
+        other ranks' switches.
 
     Examples
     --------
@@ -85,17 +90,22 @@ def pack_trees(topology: Topology, *, backwards: bool = False) -> Packing:
 
 @lru_cache(maxsize=64)
 def _equal_trees(topology: Topology, *, backwards: bool) -> Packing:
-    """As many trees for every rank; remembered, since schedules of other pieces, in or out of place, need the same."""
+    """As many trees for every rank; remembered, since schedules of other pieces, in or out of
+    place, need the same.
+    """
     n, pairs = topology.nranks, pairs_of(topology)
     if backwards and alike_both_ways(topology):
-        # Reversed trees load the reversed links equally, unless the routes in the two directions differ.
+        # Reversed trees load the reversed links equally, unless the routes in the two directions
+        # differ.
         outward = pack_trees(topology)
         if _ratio(pairs, outward.trees, outward.shares, backwards=True) == outward.ratio:
             return outward
     capacity, time = _equal(topology, pairs, backwards=backwards)
     for loss, per_root in _tries(PER_ROOT):
         shares = (per_root,) * n
-        packing = _fit_trees(pairs, capacity, time * per_root * n * loss, shares, backwards=backwards)
+        packing = _fit_trees(
+            pairs, capacity, time * per_root * n * loss, shares, backwards=backwards
+        )
         if packing is not None:
             return packing
     raise InternalError(f"topology {topology.name!r}: no number of trees fits its links")
@@ -130,26 +140,33 @@ def pack_all_reduce(topology: Topology) -> tuple[Packing, Packing]:
 def _weighted_trees(topology: Topology) -> tuple[Packing, Packing]:
     """Trees into and out of every rank, more for ranks with few links; remembered.
 
-    An all-reduce pays twice for a rank's share: it is summed along the trees into the rank and broadcast along those out of it. The
-    two directions may use different rates of the pairs of ranks, but their shares must be the same, since a root broadcasts exactly
-    what it summed. So the search is over three things at once: rates for either direction, and one vector of shares.
+    An all-reduce pays twice for a rank's share: it is summed along the trees into the rank and
+    broadcast along those out of it. The two directions may use different rates of the pairs of
+    ranks, but their shares must be the same, since a root broadcasts exactly what it summed. So the
+    search is over three things at once: rates for either direction, and one vector of shares.
 
-    One program over all three is that of :func:`~simcoll.bounds.roots.best_roots`: it has two flows for every rank and link, and its
-    flows need not follow the routes of messages. Here the rates are fixed first, to one of two candidates, and only the shares are
-    optimised for them (:func:`~simcoll.bounds.pair_rates.best_weights`). Rates that are best when all ranks have equal shares favour the
-    links into weak ranks, which weighted shares spare; max-min fair rates favour nobody. Neither always wins, so both are tried.
+    One program over all three is that of :func:`~simcoll.bounds.roots.best_roots`: it has two flows
+    for every rank and link, and its flows need not follow the routes of messages. Here the rates
+    are fixed first, to one of two candidates, and only the shares are optimised for them
+    (:func:`~simcoll.bounds.pair_rates.best_weights`). Rates that are best when all ranks have equal
+    shares favour the links into weak ranks, which weighted shares spare; max-min fair rates favour
+    nobody. Neither always wins, so both are tried.
 
-    Rates and shares are real numbers, trees are counted. Each try scales both by a number of trees and rounds down, so no link is
-    loaded beyond its capacity; what rounding loses is paid for by the permitted loss of that try. Hence the order of ``_tries``: few
-    trees with almost no loss first, because the data are cut into a piece for every tree. Both directions must succeed with the same
-    shares before a try counts.
+    Rates and shares are real numbers, trees are counted. Each try scales both by a number of trees
+    and rounds down, so no link is loaded beyond its capacity; what rounding loses is paid for by
+    the permitted loss of that try. Hence the order of ``_tries``: few trees with almost no loss
+    first, because the data are cut into a piece for every tree. Both directions must succeed with
+    the same shares before a try counts.
     """
     n, pairs = topology.nranks, pairs_of(topology)
-    equal_rates = tuple(_equal(topology, pairs, backwards=backwards)[0] for backwards in (False, True))
+    equal_rates = tuple(
+        _equal(topology, pairs, backwards=backwards)[0] for backwards in (False, True)
+    )
     fair_rates = (fair(pairs), fair(pairs))
     candidates = [(best_weights(pairs, *rates), rates) for rates in (fair_rates, equal_rates)]
     (time, weights), (out_rates, in_rates) = min(candidates, key=lambda candidate: candidate[0][0])
-    # Weighted roots need many trees for integer shares, so equal ranks are preferred if they cost next to nothing.
+    # Weighted roots need many trees for integer shares, so equal ranks are preferred if they cost
+    # next to nothing.
     equal_weights = np.full(n, 1 / n)
     equal = time * NEAR[0] >= sum(_times(pairs, out_rates, in_rates, equal_weights))
     out_time, in_time = _times(pairs, out_rates, in_rates, equal_weights if equal else weights)
@@ -159,7 +176,8 @@ def _weighted_trees(topology: Topology) -> tuple[Packing, Packing]:
         outward = _fit_trees(pairs, out_rates, out_time * scale, shares, backwards=False)
         if outward is None:
             continue
-        # If links are equal in both directions, the same trees serve with data flowing the other way.
+        # If links are equal in both directions, the same trees serve with data flowing the other
+        # way.
         reversed_ratio = _ratio(pairs, outward.trees, shares, backwards=True)
         if reversed_ratio <= outward.ratio:
             return replace(outward, ratio=reversed_ratio), outward
@@ -185,7 +203,8 @@ def _composed_trees(topology: Topology, *, backwards: bool) -> Packing:
     """
     nodes = nodes_alike(topology)
     refused = (
-        f"packing trees serves up to {MAX_RANKS} ranks, or more in nodes that are alike; topology {topology.name!r} "
+        f"packing trees serves up to {MAX_RANKS} ranks, or more in nodes that are alike; topology "
+        f"{topology.name!r} "
         f"has {topology.nranks}"
     )
     if nodes.shape[1] > MAX_RANKS:
@@ -198,11 +217,15 @@ def _composed_trees(topology: Topology, *, backwards: bool) -> Packing:
         if ratio is not None and ratio <= best * LOSS:
             shares = (inner.shares[0],) * topology.nranks
             return Packing(compose(nodes, inner.trees, parents), shares, ratio)
-    raise ConfigError(f"{refused} that the same trees in all nodes do not serve within 1 % of the bound")
+    raise ConfigError(
+        f"{refused} that the same trees in all nodes do not serve within 1 % of the bound"
+    )
 
 
 def _tries(counts: Sequence[int]) -> list[tuple[float, int]]:
-    """Permitted losses and numbers of trees to try: the fewest trees first, then more trees or a larger loss."""
+    """Permitted losses and numbers of trees to try: the fewest trees first, then more trees or a
+    larger loss.
+    """
     few = [count for count in counts if count <= len(counts) * 3 // 4]
     exact = [(EXACT, count) for count in few if count <= 16] + [(NEAR[0], count) for count in few]
     return exact + [(loss, count) for loss in NEAR for count in counts]
@@ -211,19 +234,30 @@ def _tries(counts: Sequence[int]) -> list[tuple[float, int]]:
 def _parts(weights: Floats, total: int) -> tuple[int, ...]:
     """Integers that add up to ``total`` by largest remainders; ties go to the lower rank."""
     exact = np.maximum(weights, 0) * total
-    floors = np.floor(exact + 1e-6).astype(np.int64)  # the solver may be a little below a whole number
+    floors = np.floor(exact + 1e-6).astype(
+        np.int64
+    )  # the solver may be a little below a whole number
     # Rounded, so that noise does not choose between equal remainders.
-    rounded_up = np.argsort(-np.round(exact - floors, 6), kind="stable")[: max(total - int(floors.sum()), 0)]
+    rounded_up = np.argsort(-np.round(exact - floors, 6), kind="stable")[
+        : max(total - int(floors.sum()), 0)
+    ]
     floors[rounded_up] += 1
     return tuple(floors.tolist())
 
 
 def _equal(topology: Topology, pairs: Pairs, *, backwards: bool) -> tuple[Floats, float]:
-    """Capacities of the pairs for equal ranks, and the time in which they gather one byte, in the unit of the pairs."""
+    """Capacities of the pairs for equal ranks, and the time in which they gather one byte, in the
+    unit of the pairs.
+    """
     n, ends = pairs.nranks, pairs.ends[::-1] if backwards else pairs.ends
     shares, weights = fair(pairs), np.full(pairs.nranks, 1 / pairs.nranks)
     time = slowest(n, ends, shares, weights)
-    best = float(all_gather_cut(topology, backwards=backwards).ratio) / n * pairs.unit_uBps / UBPS_PER_BPS
+    best = (
+        float(all_gather_cut(topology, backwards=backwards).ratio)
+        / n
+        * pairs.unit_uBps
+        / UBPS_PER_BPS
+    )
     if time > best * NEAR[0] and ends.shape[1] <= LINKS_LIMIT:
         chosen = best_links(pairs, ends, weights, range(n))
         if chosen.time < time / NEAR[0]:
@@ -234,9 +268,12 @@ def _equal(topology: Topology, pairs: Pairs, *, backwards: bool) -> tuple[Floats
 def _fit_trees(
     pairs: Pairs, capacity: Floats, scale: float, shares: tuple[int, ...], *, backwards: bool
 ) -> Packing | None:
-    """Trees over integer capacities of at most ``scale`` times those of the links; None if there are none."""
+    """Trees over integer capacities of at most ``scale`` times those of the links; None if there
+    are none.
+    """
     ends = pairs.ends[::-1] if backwards else pairs.ends
-    # Rounding down overloads no link, but with few trees the loss is large, so the remainder is redistributed once.
+    # Rounding down overloads no link, but with few trees the loss is large, so the remainder is
+    # redistributed once.
     widths = np.floor(capacity * scale + 1e-6).astype(np.int64)
     if not packs(ends, widths, shares):
         # Capacity left over by rounding goes to as many pairs as possible.
@@ -246,7 +283,9 @@ def _fit_trees(
             -np.ones(len(widths)),
             integrality=np.ones(len(widths)),
             bounds=Bounds(0, 1),
-            constraints=LinearConstraint(pairs.load[np.flatnonzero(used)], ub=np.maximum(spare[used], 0)),
+            constraints=LinearConstraint(
+                pairs.load[np.flatnonzero(used)], ub=np.maximum(spare[used], 0)
+            ),
         )
         if extra.x is None:
             return None
@@ -257,8 +296,12 @@ def _fit_trees(
     return Packing(trees, shares, _ratio(pairs, trees, shares, backwards=backwards))
 
 
-def _ratio(pairs: Pairs, trees: tuple[Tree, ...], shares: tuple[int, ...], *, backwards: bool) -> Fraction:
-    """Time of the most loaded link of the topology; practically infinite if trees use pairs without a route."""
+def _ratio(
+    pairs: Pairs, trees: tuple[Tree, ...], shares: tuple[int, ...], *, backwards: bool
+) -> Fraction:
+    """Time of the most loaded link of the topology; practically infinite if trees use pairs without
+    a route.
+    """
     copies = np.zeros((pairs.nranks, pairs.nranks), np.int64)
     for tree in trees:
         for link in tree.links:

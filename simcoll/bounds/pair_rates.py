@@ -1,9 +1,11 @@
 """The best simultaneous rates of pairs of ranks over shared links, by linear programs.
 
-For an all-reduce, the program also chooses the share of the vector of which each rank is the root. Violated cuts are added until
-none is left. All of this is in floating point: it only proposes, and :mod:`simcoll.bounds.packing` rounds and counts in integers.
+For an all-reduce, the program also chooses the share of the vector of which each rank is the root.
+Violated cuts are added until none is left. All of this is in floating point: it only proposes, and
+:mod:`simcoll.bounds.packing` rounds and counts in integers.
 
-Source: ForestColl, arXiv 2402.06787, for the program; the restriction to the paths of messages replaces its removal of switches.
+Source: ForestColl, arXiv 2402.06787, for the program; the restriction to the paths of messages
+replaces its removal of switches.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ __all__ = ["BestLinks", "best_flow", "best_links", "best_weights", "pair_prices"
 class BestLinks:
     """The least time to send one byte in total, and pair capacities that allow it.
 
-    The dual solution: ``prices`` of the links, and cuts (``sides[cut, rank]`` marks the sending side) with their ``worths``.
+    The dual solution: ``prices`` of the links, and cuts (``sides[cut, rank]`` marks the sending
+    side) with their ``worths``.
     """
 
     time: float
@@ -44,7 +47,9 @@ def best_weights(pairs: Pairs, outward: Floats, inward: Floats) -> tuple[float, 
     The capacities of the pairs are given; they are used first inward and then outward.
     """
     n = pairs.nranks
-    scale = float(max(outward.max(), inward.max()))  # solvers cannot handle numbers with many digits
+    scale = float(
+        max(outward.max(), inward.max())
+    )  # solvers cannot handle numbers with many digits
     networks = (pairs.ends, outward / scale), (pairs.ends[::-1], inward / scale)
 
     def row(direction: int, side: NDArray[np.bool_]) -> Floats:
@@ -54,7 +59,10 @@ def best_weights(pairs: Pairs, outward: Floats, inward: Floats) -> tuple[float, 
         return line
 
     def capacities(solution: Floats) -> list[tuple[Ints, Floats]]:
-        return [(ends, capacity * solution[n + direction]) for direction, (ends, capacity) in enumerate(networks)]
+        return [
+            (ends, capacity * solution[n + direction])
+            for direction, (ends, capacity) in enumerate(networks)
+        ]
 
     cost = np.concatenate([np.zeros(n), np.ones(2)])
     optimum, _ = _solve(n, cost, csr_array((0, n + 2)), row, capacities, None, range(n))
@@ -66,8 +74,9 @@ def best_links(
 ) -> BestLinks:
     """The best capacities of the pairs when rank u sends ``weights[u]`` to all ``sinks``.
 
-    ``ends`` are those of the pairs, possibly reversed. Among equally good capacities, those nearest to ``shares`` are found much sooner
-    than the solver's own choice, which leaves most pairs unused and violates one cut after another.
+    ``ends`` are those of the pairs, possibly reversed. Among equally good capacities, those nearest
+    to ``shares`` are found much sooner than the solver's own choice, which leaves most pairs unused
+    and violates one cut after another.
     """
     n, m, links = pairs.nranks, pairs.ends.shape[1], len(pairs.capacity)
 
@@ -102,7 +111,8 @@ def best_links(
 
 
 def best_flow(pairs: Pairs, ends: Ints, weights: Floats, sink: int) -> BestLinks:
-    """The same for a single sink: the flow out of every rank is the flow into it plus its own weight.
+    """The same for a single sink: the flow out of every rank is the flow into it plus its own
+    weight.
 
     The dual solution assigns every rank a height; the cuts lie between heights.
     """
@@ -139,9 +149,17 @@ def best_flow(pairs: Pairs, ends: Ints, weights: Floats, sink: int) -> BestLinks
 def pair_prices(pairs: Pairs) -> Floats:
     """The cheapest total prices of links under which no path costs less than 1."""
     capacity = pairs.capacity / pairs.capacity.max()
-    solution = linprog(capacity, -pairs.load.T.tocsr(), -np.ones(pairs.ends.shape[1]), bounds=(0, None), method="highs")
+    solution = linprog(
+        capacity,
+        -pairs.load.T.tocsr(),
+        -np.ones(pairs.ends.shape[1]),
+        bounds=(0, None),
+        method="highs",
+    )
     if not solution.success:
-        raise InternalError(f"the program of the prices of links has no solution: {solution.message}")
+        raise InternalError(
+            f"the program of the prices of links has no solution: {solution.message}"
+        )
     prices: Floats = solution.x
     return prices
 
@@ -156,10 +174,12 @@ def _solve(
     sinks: Sequence[int],
     target: Floats | None = None,
 ) -> tuple[Any, list[tuple[int, NDArray[np.bool_]]]]:
-    """Solve a program whose first variables are the weights of the roots (``fixed``, or free), adding violated cuts.
+    """Solve a program whose first variables are the weights of the roots (``fixed``, or free),
+    adding violated cuts.
 
-    ``rows`` are at most 0, as is the ``row`` of every cut; ``capacities`` extracts those of a solution. Among all solutions, it is the one
-    nearest to the proportions of ``target``. Also returns the cuts, in the order of their rows.
+    ``rows`` are at most 0, as is the ``row`` of every cut; ``capacities`` extracts those of a
+    solution. Among all solutions, it is the one nearest to the proportions of ``target``. Also
+    returns the cuts, in the order of their rows.
     """
     equal = csr_array((np.ones(n), (np.zeros(n, int), np.arange(n))), shape=(1, len(cost)))
     bounds: list[Any] = [(0, None)] * len(cost)
@@ -170,9 +190,13 @@ def _solve(
     while True:
         known_cuts = {(direction, side.tobytes()) for direction, side in cuts}
         table = vstack([rows, csr_array(np.array([row(*cut) for cut in cuts]))]).tocsr()
-        solution = linprog(cost, table, np.zeros(table.shape[0]), equal, np.ones(1), bounds=bounds, method="highs")
+        solution = linprog(
+            cost, table, np.zeros(table.shape[0]), equal, np.ones(1), bounds=bounds, method="highs"
+        )
         if not solution.success:
-            raise InternalError(f"the program of the best trees has no solution: {solution.message}")
+            raise InternalError(
+                f"the program of the best trees has no solution: {solution.message}"
+            )
         if target is not None:
             solution.x = _nearest_solution(cost, solution, table, equal, bounds, target)
         for direction, (ends, capacity) in enumerate(capacities(solution.x)):
@@ -188,7 +212,9 @@ def _solve(
 def _nearest_solution(
     cost: Floats, optimum: Any, rows: csr_array, equal: csr_array, bounds: list[Any], target: Floats
 ) -> Floats:
-    """Among the solutions of a program (rows at most 0), the one that contains the largest multiple of ``target``."""
+    """Among the solutions of a program (rows at most 0), the one that contains the largest multiple
+    of ``target``.
+    """
     some = np.flatnonzero(target)
     column = np.arange(len(some))
     excess = csr_array((-np.ones(len(some)), (column, some)), shape=(len(some), len(target)))

@@ -1,6 +1,7 @@
 """Pairs of ranks with the routes of their messages over shared links, and simultaneous fair shares.
 
-On regular topologies these shares suffice; elsewhere :mod:`simcoll.bounds.pair_rates` finds better ones. They are in floating point.
+On regular topologies these shares suffice; elsewhere :mod:`simcoll.bounds.pair_rates` finds better
+ones. They are in floating point.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ if TYPE_CHECKING:
     from simcoll.topology import Topology
 
 
-__all__ = ["LINKS_LIMIT", "TOLERANCE", "Pairs", "cut_before", "fair", "leaving", "pairs_of", "slowest"]
+__all__ = [
+    "LINKS_LIMIT",
+    "TOLERANCE",
+    "Pairs",
+    "cut_before",
+    "fair",
+    "leaving",
+    "pairs_of",
+    "slowest",
+]
 
 LINKS_LIMIT = 1024
 """Limit of pairs of ranks for which rates better than fair shares are sought."""
@@ -86,7 +96,9 @@ def pairs_of(topology: Topology) -> Pairs:
     pairs = Pairs(n, np.stack([src[direct], dst[direct]]), links, row, capacity // unit, unit)
     for a, b in (pairs.ends, pairs.ends[::-1]):
         if len(distinct(b)) < n or not _reach(n, a, b).all():
-            raise ConfigError(f"topology {topology.name!r}: no trees reach all ranks along the routes of messages")
+            raise ConfigError(
+                f"topology {topology.name!r}: no trees reach all ranks along the routes of messages"
+            )
     return pairs
 
 
@@ -117,7 +129,9 @@ def fair(pairs: Pairs) -> Floats:
     return share
 
 
-def slowest(n: int, ends: Ints, capacity: Floats, weights: Floats, sinks: Sequence[int] | None = None) -> float:
+def slowest(
+    n: int, ends: Ints, capacity: Floats, weights: Floats, sinks: Sequence[int] | None = None
+) -> float:
     """Time in which every rank u sends ``weights[u]`` to all ``sinks`` simultaneously.
 
     It is the largest weight over capacity of all cuts; ``sinks`` are all ranks by default.
@@ -131,7 +145,10 @@ def slowest(n: int, ends: Ints, capacity: Floats, weights: Floats, sinks: Sequen
         sides = [side for flow, side in cuts if flow < 1 - TOLERANCE]
         if not sides:
             break
-        ratio = max(float(weights[side].sum()) / max(leaving(ends, capacity, side), 1e-300) for side in sides)
+        ratio = max(
+            float(weights[side].sum()) / max(leaving(ends, capacity, side), 1e-300)
+            for side in sides
+        )
         if ratio <= worst * (1 + TOLERANCE):
             break
         worst = ratio
@@ -143,7 +160,9 @@ def leaving(ends: Ints, capacity: Floats, side: NDArray[np.bool_]) -> float:
     return float(capacity[side[ends[0]] & ~side[ends[1]]].sum())
 
 
-def cut_before(n: int, ends: Ints, capacity: Floats, weights: Floats, sink: int) -> tuple[float, NDArray[np.bool_]]:
+def cut_before(
+    n: int, ends: Ints, capacity: Floats, weights: Floats, sink: int
+) -> tuple[float, NDArray[np.bool_]]:
     """The part of all weights that can flow to a rank, and the source side of the smallest cut."""
     integers = np.rint(np.clip(np.concatenate([capacity, weights]), 0, 2) * GRAIN).astype(np.int64)
     tail = np.concatenate([ends[0], np.full(n, n)])

@@ -1,7 +1,9 @@
-"""The best all-reduce along trees: reduce to weighted roots and broadcast from them, by a linear program.
+"""The best all-reduce along trees: reduce to weighted roots and broadcast from them, by a linear
+program.
 
-Part of the vector is reduced to each root and broadcast from it; the two share the capacity of every link. The result is the best
-schedule of this kind, not a bound on others: see ``docs/explanation/bounds.md``. It is in floating point.
+Part of the vector is reduced to each root and broadcast from it; the two share the capacity of
+every link. The result is the best schedule of this kind, not a bound on others: see
+``docs/explanation/bounds.md``. It is in floating point.
 
 Source: ForestColl, arXiv 2402.06787.
 """
@@ -28,7 +30,8 @@ VARIABLE_LIMIT = 20_000
 def best_roots(topology: Topology, *, in_network: bool = False) -> tuple[float, tuple[float, ...]]:
     """Bytes of the vector per second, and each rank's share of the vector as a root.
 
-    ``in_network`` lets switches multicast and reduce: data that enters a switch then need not leave it as often.
+    ``in_network`` lets switches multicast and reduce: data that enters a switch then need not leave
+    it as often.
 
     Raises
     ------
@@ -52,7 +55,8 @@ def best_roots(topology: Topology, *, in_network: bool = False) -> tuple[float, 
     column, ones = np.arange(links), np.ones(links)
     out = csr_array((ones, (graph.tail, column)), shape=(vertices, links))
     leaving = out - csr_array((ones, (graph.head, column)), shape=(vertices, links))
-    # For each rank v, a flow brings it x_u from every u within the broadcast capacities; another takes x_u from it to every u.
+    # For each rank v, a flow brings it x_u from every u within the broadcast capacities; another
+    # takes x_u from it to every u.
     supply = np.zeros((n * vertices, n))
     for v in range(n):
         for u in range(n):
@@ -69,10 +73,18 @@ def best_roots(topology: Topology, *, in_network: bool = False) -> tuple[float, 
         switch[graph.ranks] = False
         balances = csr_array(leaving)[np.flatnonzero(switch)]
         no_flows = csr_array((2 * balances.shape[0], 2 * n * links))
-        equal.append(hstack([csr_array((2 * balances.shape[0], n)), block_diag([balances, balances]), no_flows]))
-    shared = hstack([csr_array((links, n)), identity(links), identity(links), csr_array((links, 2 * n * links))])
+        equal.append(
+            hstack(
+                [csr_array((2 * balances.shape[0], n)), block_diag([balances, balances]), no_flows]
+            )
+        )
+    shared = hstack(
+        [csr_array((links, n)), identity(links), identity(links), csr_array((links, 2 * n * links))]
+    )
     copies = kron(np.ones((n, 1)), identity(links))
-    within = hstack([csr_array((2 * n * links, n)), -block_diag([copies, copies]), identity(2 * n * links)])
+    within = hstack(
+        [csr_array((2 * n * links, n)), -block_diag([copies, copies]), identity(2 * n * links)]
+    )
     columns = n + 2 * links + 2 * n * links
     cost = np.zeros(columns)
     cost[:n] = -1
@@ -87,7 +99,10 @@ def best_roots(topology: Topology, *, in_network: bool = False) -> tuple[float, 
         method="highs",
     )
     if not solution.success:
-        raise InternalError(f"the all_reduce program of topology {topology.name!r} has no solution: {solution.message}")
+        raise InternalError(
+            f"the all_reduce program of topology {topology.name!r} has no solution: "
+            f"{solution.message}"
+        )
     total = float(-solution.fun)
     roots = tuple(float(share) / total for share in solution.x[:n])
     return total * scale * graph.unit_uBps / 1e6, roots

@@ -34,7 +34,8 @@ __all__ = ["app", "main"]
 
 app = App(
     name="simcoll",
-    help="Specify a collective once, prove it, see how fast it will be on any cluster, run it unchanged on GPUs.",
+    help="Specify a collective once, prove it, see how fast it will be on any cluster, run it "
+    "unchanged on GPUs.",
     help_flags=["--help", "-h"],
     help_format="plaintext",
     version_flags=["--version"],
@@ -68,8 +69,10 @@ app.command(completion_of(app), name="completion")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
-    Returns the exit status: 0 done, 1 a schedule is wrong, 2 bad input, 3 a bug in simcoll, 130 stopped.
+    Returns the exit status: 0 done, 1 a schedule is wrong, 2 bad input, 3 a bug in simcoll, 130
+    stopped.
     """
-    # Nothing here multiplies matrices of floats: NumPy's threads for them would only cost a tenth of a second to start.
+    # Nothing here multiplies matrices of floats: NumPy's threads for them would only cost a tenth
+    # of a second to start.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     return run_app(app, sys.argv[1:] if argv is None else argv)

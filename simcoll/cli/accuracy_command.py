@@ -14,7 +14,9 @@ __all__ = ["show_accuracy"]
 
 
 def show_accuracy(
-    *, steps: bool = False, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None
+    *,
+    steps: bool = False,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
 ) -> None:
     """Compare predictions with published tables, with each system left out of the fit.
 
@@ -49,7 +51,9 @@ def show_accuracy(
 
 
 def _writer(name: str) -> ModuleType:
-    """The module that writes a page: a script of ``benchmarks/pages``, shipped beside the data, as no part of the package."""
+    """The module that writes a page: a script of ``benchmarks/pages``, shipped beside the data, as
+    no part of the package.
+    """
     import sys
     from importlib import import_module
 

@@ -16,7 +16,9 @@ __all__ = ["Named", "name_choices"]
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The requested collective, the named algorithms (None: all that fit), and programs, which have no collective."""
+    """The requested collective, the named algorithms (None: all that fit), and programs, which have
+    no collective.
+    """
 
     collective: str
     root: int | None
@@ -30,7 +32,8 @@ def name_choices(
     root: int | None,
     algorithm: str | None,
 ) -> Named:
-    """Parse the requested collective and algorithms; for programs alone, the collective's name is empty.
+    """Parse the requested collective and algorithms; for programs alone, the collective's name is
+    empty.
 
     Raises
     ------
@@ -50,13 +53,17 @@ def name_choices(
             choices, programs = split_programs(choices)
         if not choices:
             return Named("", None, (), programs)
-        file = next((choice.algorithm for choice in choices if is_file_name(choice.algorithm)), None)
+        file = next(
+            (choice.algorithm for choice in choices if is_file_name(choice.algorithm)), None
+        )
         if collective is None and file is not None:
             file_collective = file_schedule(file).collective
             collective, root = file_collective.kind, file_collective.root if root is None else root
     if collective is None:
         list_collectives()
-        raise ConfigError(f"expected a COLLECTIVE, for example: {command} all_reduce -t dgx-h100 --nodes 2")
+        raise ConfigError(
+            f"expected a COLLECTIVE, for example: {command} all_reduce -t dgx-h100 --nodes 2"
+        )
     return Named(collective, root, choices, programs)
 
 

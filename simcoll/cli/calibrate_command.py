@@ -34,7 +34,8 @@ def calibrate_logs(
     Parameters
     ----------
     logs
-        Output of nccl-tests, rccl-tests or realcoll perf; NCCL's tuning table in it (NCCL_DEBUG_SUBSYS=TUNING) is kept too.
+        Output of nccl-tests, rccl-tests or realcoll perf; NCCL's tuning table in it
+        (NCCL_DEBUG_SUBSYS=TUNING) is kept too.
     topology
         The machine, as for simcoll compare.
     output
@@ -48,17 +49,22 @@ def calibrate_logs(
     env
         NCCL's variables, instead of those printed in the logs.
     parameters
-        Parameters to fit, among launch,rate,growth,fabric_latency. Default: as many as the rows allow.
+        Parameters to fit, among launch,rate,growth,fabric_latency. Default: as many as the rows
+        allow.
     """
     from simcoll.files.output import refuse_places
     from simcoll.libraries.calibration import write_calibration
     from simcoll.planning.measured.calibrating import fit_calibration, gather
 
     if not logs:
-        raise ConfigError("calibrate needs a log; expected output of nccl-tests, rccl-tests or realcoll perf")
+        raise ConfigError(
+            "calibrate needs a log; expected output of nccl-tests, rccl-tests or realcoll perf"
+        )
     refuse_places([output], [topology, library, *logs])
     names = tuple(parameters.split(",")) if parameters is not None else None
-    measurements = gather(logs, topology, nodes=nodes, library=library, environment=env, collective=collective)
+    measurements = gather(
+        logs, topology, nodes=nodes, library=library, environment=env, collective=collective
+    )
     for note in measurements.notes:
         say(f"# note: {note}")
     result = fit_calibration(measurements, names, topology)
@@ -68,7 +74,9 @@ def calibrate_logs(
     say(f"# wrote {output}: calibration {result.hash}")
 
 
-def _lines(result: Calibration, series: Sequence[Series], names: tuple[str, ...] | None) -> Iterator[str]:
+def _lines(
+    result: Calibration, series: Sequence[Series], names: tuple[str, ...] | None
+) -> Iterator[str]:
     """Describe the parameters, and the error before and after on rows left out of the fit."""
     from simcoll.libraries.fitting import left_out
     from simcoll.planning.measured.comparison import band_lines
@@ -76,7 +84,9 @@ def _lines(result: Calibration, series: Sequence[Series], names: tuple[str, ...]
 
     yield from result.sources
     for table in result.tuning:
-        scope = f"{table.nranks or 'any number of'} ranks on {table.nnodes or 'any number of'} nodes"
+        scope = (
+            f"{table.nranks or 'any number of'} ranks on {table.nnodes or 'any number of'} nodes"
+        )
         yield f"NCCL's tuning table for {scope}: determines the choice there"
     if not series:
         return

@@ -1,4 +1,6 @@
-"""``simcoll calibrate step``: fit constants of a GPU and its software to measured training steps."""
+"""``simcoll calibrate step``: fit constants of a GPU and its software to measured training
+steps.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,14 @@ def calibrate_steps(
     design
         A design file with the values common to all steps.
     rows
-        A CSV file with a row per step: time_ms, and values of the design by path, such as model.global_batch; rows with the same fold
-        are left out together in the cross-validation.
+        A CSV file with a row per step: time_ms, and values of the design by path, such as
+        model.global_batch; rows with the same fold are left out together in the cross-validation.
     output
         The file, such as h100.toml.
     parameters
-        Constants to fit, such as rate,hbm,step_ms, among rate, hbm, attention, unfused, host_layer_us, host_tp_us, host_expert_us,
-        step_ms and overlap. Default: as many as the rows allow.
+        Constants to fit, such as rate,hbm,step_ms, among rate, hbm, attention, unfused,
+        host_layer_us, host_tp_us, host_expert_us, step_ms and overlap. Default: as many as the rows
+        allow.
     """
     import numpy as np
 
@@ -50,13 +53,18 @@ def calibrate_steps(
         fit = fit_steps(table.rows, names, source=f"{rows.name} on {design.name}")
     say(f"# {table.title}: {fit.calibration.state}")
     say(f"{'measured s':>12} {'off':>7} {'unseen':>7}  step")
-    for row, error, unseen in zip(table.rows, fit.errors.tolist(), fit.unseen_errors.tolist(), strict=True):
+    for row, error, unseen in zip(
+        table.rows, fit.errors.tolist(), fit.unseen_errors.tolist(), strict=True
+    ):
         unseen_text = "" if np.isnan(unseen) else f"{100 * unseen:+.1f} %"
         say(f"{row.seconds:>12.4g} {100 * error:>+5.1f} % {unseen_text:>7}  {row.label}")
     for name in names or default_parameters(len(table.rows)):
         value, limits = getattr(fit.calibration, name), PARAMETERS[name]
         if limits.low < value < limits.high or value == 0:
             continue
-        say(f"# note: {name} is at its limit, {value}: something else is wrong, in the design or in the model")
+        say(
+            f"# note: {name} is at its limit, {value}: something else is wrong, in the design or "
+            "in the model"
+        )
     write_file(output, calibration_toml(fit.calibration).encode())
     say(f"# wrote {output}")

@@ -38,9 +38,11 @@ def compare_log(
     Parameters
     ----------
     log
-        Output of nccl-tests, rccl-tests, realcoll perf or OSU benchmarks: text, possibly amid other output, or JSON.
+        Output of nccl-tests, rccl-tests, realcoll perf or OSU benchmarks: text, possibly amid other
+        output, or JSON.
     topology
-        The machine: a shipped topology (simcoll list topologies), a TOML file, or an NCCL topology XML dump.
+        The machine: a shipped topology (simcoll list topologies), a TOML file, or an NCCL topology
+        XML dump.
     nodes
         Number of nodes. Default: as in the log.
     collective
@@ -48,7 +50,8 @@ def compare_log(
     library
         A shipped library or a library file. Default: nccl; rccl for a log of RCCL or AMD's GPUs.
     env
-        NCCL's variables, such as NCCL_ALGO=Ring,NCCL_PROTO=^LL128, instead of those printed in the log.
+        NCCL's variables, such as NCCL_ALGO=Ring,NCCL_PROTO=^LL128, instead of those printed in the
+        log.
     calibration
         A file that simcoll calibrate wrote.
     svg
@@ -82,10 +85,14 @@ def compare_log(
         )
     if overlay and any(source.startswith(f"{log.name}:") for source in overlay.sources):
         notes.append(
-            "the calibration was fitted to a log of this name; simcoll calibrate prints its error on rows left out"
+            "the calibration was fitted to a log of this name; simcoll calibrate prints its error "
+            "on rows left out"
         )
     if overlay and overlay.topology not in {"", topology}:
-        notes.append(f"the calibration was fitted on topology {overlay.topology!r}, another than {topology!r}")
+        notes.append(
+            f"the calibration was fitted on topology {overlay.topology!r}, another than "
+            f"{topology!r}"
+        )
     for note in (*content.notes, *notes):
         say(f"# note: {note}")
     tables = {}
@@ -93,7 +100,10 @@ def compare_log(
         with Progress() as progress:
             rows = compare(setting, overlay, progress)
         tables[f"{number}. {printable(str(setting))}"] = rows
-        say(f"# {setting}; predicted by {setting.library}{f', calibration {overlay.hash}' if overlay else ''}")
+        say(
+            f"# {setting}; predicted by "
+            f"{setting.library}{f', calibration {overlay.hash}' if overlay else ''}"
+        )
         if setting.table.environment:
             replaced = ", which --env replaces" if env else ""
             values = " ".join(f"{name}={value}" for name, value in setting.table.environment)
@@ -113,10 +123,14 @@ def compare_log(
     if svg is not None:
         if len(tables) > MAX_PANELS:
             raise ConfigError(
-                f"{len(tables)} tables are too many for one picture; the most is {MAX_PANELS}", file=str(log)
+                f"{len(tables)} tables are too many for one picture; the most is {MAX_PANELS}",
+                file=str(log),
             )
         write_file(
-            svg, comparison_svg(f"{printable(log.name)} beside predictions for {settings[0].topology.name}", tables)
+            svg,
+            comparison_svg(
+                f"{printable(log.name)} beside predictions for {settings[0].topology.name}", tables
+            ),
         )
         say(f"# wrote {svg}")
 
@@ -124,7 +138,8 @@ def compare_log(
 def _choices(rows: list[Compared], choices: tuple[Chosen, ...]) -> list[str]:
     """Compare NCCL's own choices, if the log has them, with the predicted ones."""
     log_choices = {
-        (choice.collective, choice.size_bytes): f"{choice.algorithm} {choice.protocol}" for choice in choices
+        (choice.collective, choice.size_bytes): f"{choice.algorithm} {choice.protocol}"
+        for choice in choices
     }
     pairs = [
         (row, log_choices[row.prediction.collective, row.row.size_bytes])
@@ -132,14 +147,23 @@ def _choices(rows: list[Compared], choices: tuple[Chosen, ...]) -> list[str]:
         if (row.prediction.collective, row.row.size_bytes) in log_choices
     ]
     differences = [
-        (row, name) for row, name in pairs if name != f"{row.prediction.algorithm} {row.prediction.protocol}"
+        (row, name)
+        for row, name in pairs
+        if name != f"{row.prediction.algorithm} {row.prediction.protocol}"
     ]
     if not pairs:
         return []
     from simcoll.units import counted, format_size
 
     samples = [f"{format_size(row.row.size_bytes)} {name}" for row, name in differences[:6]]
-    remark = f"; NCCL took {', '.join(samples)}{', ...' if len(differences) > 6 else ''}" if differences else ""
+    remark = (
+        f"; NCCL took {', '.join(samples)}{', ...' if len(differences) > 6 else ''}"
+        if differences
+        else ""
+    )
     return [
-        f"NCCL's choice is in the log for {counted(len(pairs), 'size')}; as predicted: {len(pairs) - len(differences)}{remark}"
+        (
+            f"NCCL's choice is in the log for {counted(len(pairs), 'size')}; as predicted: "
+            f"{len(pairs) - len(differences)}{remark}"
+        )
     ]

@@ -34,18 +34,21 @@ def convert_file(
     size: Annotated[str | None, Parameter(name=["--size", "-s"])] = None,
     dtype: Annotated[str | None, Parameter(name=["--dtype", "-d"])] = None,
 ) -> None:
-    """Write a file in another format; content that the target cannot express is an error, never dropped.
+    """Write a file in another format; content that the target cannot express is an error, never
+    dropped.
 
     Parameters
     ----------
     source
-        A file that holds an algorithm, in any format; or an algorithm with parameters: ring:channels=2. Or a topology, or a workload,
-        as for simcoll step.
+        A file that holds an algorithm, in any format; or an algorithm with parameters:
+        ring:channels=2. Or a topology, or a workload, as for simcoll step.
     target
-        The file to write. Its suffix gives the format, unless --to does. For Chakra, with one file per rank, the prefix of the names.
+        The file to write. Its suffix gives the format, unless --to does. For Chakra, with one file
+        per rank, the prefix of the names.
     to
-        Format: schedule, msccl, mscclpp, goal or goal-binary; for a topology graphml, simgrid or nccl-topology; for a workload workload,
-        chakra, or chakra-messages (collectives as sends and receives, also for an algorithm).
+        Format: schedule, msccl, mscclpp, goal or goal-binary; for a topology graphml, simgrid or
+        nccl-topology; for a workload workload, chakra, or chakra-messages (collectives as sends and
+        receives, also for an algorithm).
     collective, nranks, topology, root, in_place
         For an algorithm by name, as for simcoll show.
     dialect
@@ -55,7 +58,8 @@ def convert_file(
     min_bytes, max_bytes
         Range of sizes for the written file, such as 64K.
     size, dtype
-        Size in bytes, as in nccl-tests, and element type, for formats with sizes: GOAL, Chakra. Default: 1M, float32.
+        Size in bytes, as in nccl-tests, and element type, for formats with sizes: GOAL, Chakra.
+        Default: 1M, float32.
     """
     from simcoll.files.output import write_file
     from simcoll.formats.schedules.schedule_files import algorithm_content, target_format
@@ -83,7 +87,9 @@ def convert_file(
         "dtype": dtype,
     }
     loaded = _source(source, collective, nranks, topology, root, in_place=in_place)
-    content = algorithm_content(loaded, chosen, **{key: value for key, value in options.items() if value is not None})
+    content = algorithm_content(
+        loaded, chosen, **{key: value for key, value in options.items() if value is not None}
+    )
     write_file(target, content)
     say(f"wrote {target}: {loaded}, {len(content):,} bytes of format {chosen.name}")
 
@@ -105,11 +111,20 @@ def _convert_topology(source: str, target: Path, name: str) -> None:
     machine = one_node(source) if name == "nccl-topology" else load_topology(source)
     content = writers[name](machine)
     write_file(target, content)
-    say(f"wrote {target}: {machine.name}, {machine.nranks} ranks, {len(content):,} bytes of format {name}")
+    say(
+        f"wrote {target}: {machine.name}, {machine.nranks} ranks, {len(content):,} bytes of format "
+        f"{name}"
+    )
 
 
 def _source(
-    text: str, kind: str, nranks: int | None, topology: str | None, root: int | None, *, in_place: bool
+    text: str,
+    kind: str,
+    nranks: int | None,
+    topology: str | None,
+    root: int | None,
+    *,
+    in_place: bool,
 ) -> Algorithm:
     """Load the algorithm in a file, or the named one."""
     from simcoll.algorithms.imported import is_file_name

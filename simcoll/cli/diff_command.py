@@ -32,7 +32,8 @@ def diff_results(
     metric
         The column to compare, a number in the rows.
     threshold
-        A relative change, such as 1% or 0.01. A point that ran before and no longer does exceeds any threshold.
+        A relative change, such as 1% or 0.01. A point that ran before and no longer does exceeds
+        any threshold.
     limit
         Maximum number of lines of each kind.
     """
@@ -54,7 +55,8 @@ def diff_results(
             say(f"# and {len(names) - limit:,} more {label} (--limit)")
     still = sum(move.change == 0 for move in comparison.moves)
     say(
-        f"# {metric}: {len(comparison.moves):,} points in both, {still:,} equal, {len(beyond):,} moved by more than {allowed:.4%}; "
+        f"# {metric}: {len(comparison.moves):,} points in both, {still:,} equal, {len(beyond):,} "
+        f"moved by more than {allowed:.4%}; "
         f"{len(comparison.gone):,} gone, {len(comparison.new):,} new"
     )
     return int(bool(beyond or comparison.gone))

@@ -31,12 +31,14 @@ class Disturbed:
     seed
         Seed of random delays. Default: 0.
     straggler
-        A slow rank: "rank 3: +10 %" takes that much longer for its work and for bytes over its GPU's links. May be repeated.
+        A slow rank: "rank 3: +10 %" takes that much longer for its work and for bytes over its
+        GPU's links. May be repeated.
     background
         Background traffic on a link: "box0.gpu3 -> box0.nic3: 20 %". May be repeated.
     fault
-        An event during every run, such as "t=1ms box0.gpu3 -> box0.nic3 = 0 for 2ms", "t=0 leaf0 -> spine1 background 1/4",
-        "t=1ms rank 3 slower 1.5 for 2ms" or "t=1ms rank 3 stops". May be repeated.
+        An event during every run, such as "t=1ms box0.gpu3 -> box0.nic3 = 0 for 2ms", "t=0 leaf0 ->
+        spine1 background 1/4", "t=1ms rank 3 slower 1.5 for 2ms" or "t=1ms rank 3 stops". May be
+        repeated.
     policy
         Treatment of bytes at a link that is down: stall, "stall 67ms x 7", re-route or abort.
     ranks
@@ -66,7 +68,9 @@ class Disturbed:
             raise ConfigError("--policy is for --fault: no link goes down")
         rule = self.policy or "stall"
         jitter = "0" if self.jitter is None else self.jitter
-        return disturbance(self.straggler, self.background, jitter, self.seed or 0, self.fault, rule)
+        return disturbance(
+            self.straggler, self.background, jitter, self.seed or 0, self.fault, rule
+        )
 
     def keys(self, jitter: str) -> dict[str, Any]:
         """The scenario keys that the options override; ``jitter`` is the file's."""

@@ -42,18 +42,22 @@ def play_faults(
     mttr: str = "0",
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
 ) -> None:
-    """Play a scenario's collective under seeded random faults: how many runs finish, how late, and how many raise.
+    """Play a scenario's collective under seeded random faults: how many runs finish, how late, and
+    how many raise.
 
     Parameters
     ----------
     scenario
-        A scenario file, or the name of a shipped one; its largest size, first algorithm and first protocol.
+        A scenario file, or the name of a shipped one; its largest size, first algorithm and first
+        protocol.
     seeds, first
         Number of faults of each kind, and the first seed.
     kind
-        late, slow, jitter, rehash, traffic, flap, link, nic or stop; may be repeated. Default: all that apply to the machine.
+        late, slow, jitter, rehash, traffic, flap, link, nic or stop; may be repeated. Default: all
+        that apply to the machine.
     seed
-        Play only this fault of one kind, and print its course and the times of re-planned schedules.
+        Play only this fault of one kind, and print its course and the times of re-planned
+        schedules.
     algorithm, size
         Algorithm and size, instead of the scenario's.
     policy
@@ -61,18 +65,26 @@ def play_faults(
     timeout
         Time without progress after which ranks raise.
     late, sigma
-        Median delay of ranks (0: a tenth of the time), and the standard deviation, up to 10, of the logarithm of delays and factors.
+        Median delay of ranks (0: a tenth of the time), and the standard deviation, up to 10, of the
+        logarithm of delays and factors.
     jitter
         Maximum delay of a message (0: a hundredth of the undisturbed time).
     mtbf, mttr
-        Mean time between failures of a link (0: one link fails once), and mean time to repair (0: a tenth of the undisturbed time).
+        Mean time between failures of a link (0: one link fails once), and mean time to repair (0: a
+        tenth of the undisturbed time).
     output
         Folder for faults.csv and faults.svg; default out/<scenario>-faults.
     """
     from simcoll.core.numbers import check_seed
     from simcoll.files.output import open_folder, write_files
     from simcoll.planning.reliability import fault_report as report
-    from simcoll.planning.reliability.faults import KINDS, MOST_SEED, Chances, check_flaps, wrong_elements
+    from simcoll.planning.reliability.faults import (
+        KINDS,
+        MOST_SEED,
+        Chances,
+        check_flaps,
+        wrong_elements,
+    )
     from simcoll.planning.sweeps import scenario as scenarios
     from simcoll.topology.values import factor
     from simcoll.units import format_size, format_time, parse_time
@@ -95,7 +107,8 @@ def play_faults(
         plan, machine, whole_fs = _calm_run(content, path, algorithm, size)
     say(f"# simcoll faults: {content.title}")
     say(
-        f"# {plan.schedule.title}, {format_size(plan.total_bytes)}, {plan.protocol.name}: {format_time(whole_fs)} undisturbed; {policy}"
+        f"# {plan.schedule.title}, {format_size(plan.total_bytes)}, {plan.protocol.name}: "
+        f"{format_time(whole_fs)} undisturbed; {policy}"
     )
     if disturbed := scenarios.sweep_of(content, str(path)).disturbed:
         say(f"# ignored, since faults are drawn here: {disturbed}")
@@ -114,14 +127,20 @@ def play_faults(
     for fault in outcomes:
         _anew(fault, report.worst(outcomes[fault]).seed, plan, machine, whole_fs, chances)
     checked = [
-        wrong_elements(fault, range(first, first + min(seeds, MOVED)), plan, machine, chances) for fault in outcomes
+        wrong_elements(fault, range(first, first + min(seeds, MOVED)), plan, machine, chances)
+        for fault in outcomes
     ]
     runs, wrong = (sum(column) for column in zip(*checked, strict=True))
-    say(f"# data moved in {runs} finished runs: {wrong} wrong elements; the schedule is proved for every order")
+    say(
+        f"# data moved in {runs} finished runs: {wrong} wrong elements; the schedule is proved for "
+        "every order"
+    )
     name = report.results_hash(outcomes, whole_fs)
     files = {
         "faults.csv": report.faults_csv(outcomes, whole_fs, name),
-        "faults.svg": report.faults_svg(f"{plan.schedule.title} on {machine.name}", outcomes, whole_fs, name),
+        "faults.svg": report.faults_svg(
+            f"{plan.schedule.title} on {machine.name}", outcomes, whole_fs, name
+        ),
     }
     write_files(folder, files)
     options = {
@@ -153,7 +172,9 @@ def _command(scenario: str, options: Mapping[str, str | None]) -> str:
     return shlex.join(words)
 
 
-def _calm_run(content: Scenario, path: Path, algorithm: str | None, size: str | None) -> tuple[Plan, Topology, int]:
+def _calm_run(
+    content: Scenario, path: Path, algorithm: str | None, size: str | None
+) -> tuple[Plan, Topology, int]:
     """The plan of the scenario's largest size, its machine, and its time there without faults."""
     from simcoll.binding import bind
     from simcoll.cli.sweeping import prove_all
@@ -169,14 +190,21 @@ def _calm_run(content: Scenario, path: Path, algorithm: str | None, size: str | 
     sizes = (parse_size(size, what="--size"),) if size else sweep.sizes[-1:]
     sweep = replace(sweep, choices=(choice,), sizes=sizes)
     schedule = prove_all(sweep, machine)[0]
-    count = counts_for(sweep.collective, sizes, machine.nranks, parse_dtype(sweep.dtype).itemsize)[0]
+    count = counts_for(sweep.collective, sizes, machine.nranks, parse_dtype(sweep.dtype).itemsize)[
+        0
+    ]
     protocol = costs(sweep.protocols_of(schedule)[0], machine, schedule)
     plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol)
     return plan, machine, emulate(plan, machine, data="none", bound=False).time_fs
 
 
 def _all(
-    kinds: Sequence[str], seeds: range, plan: Plan, machine: Topology, whole_fs: int, chances: Chances
+    kinds: Sequence[str],
+    seeds: range,
+    plan: Plan,
+    machine: Topology,
+    whole_fs: int,
+    chances: Chances,
 ) -> dict[str, list[Outcome]]:
     """The outcomes of the requested kinds, or of all that apply to the machine."""
     from simcoll.cli.progress import Progress
@@ -201,7 +229,9 @@ def _all(
     return results
 
 
-def _one(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances) -> None:
+def _one(
+    kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances
+) -> None:
     """Print one fault: its description, its course, and the times of re-planned schedules."""
     from simcoll.planning.reliability.faults import draw, run_fault
     from simcoll.units import format_time
@@ -214,12 +244,15 @@ def _one(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, cha
         say(f"# all ranks have raised after {format_time(result.time_fs)}")
     else:
         say(
-            f"# finished after {format_time(result.time_fs)}, {result.time_fs / whole_fs:.3f} times the undisturbed time"
+            f"# finished after {format_time(result.time_fs)}, {result.time_fs / whole_fs:.3f} "
+            "times the undisturbed time"
         )
     _anew(kind, seed, plan, machine, whole_fs, chances)
 
 
-def _anew(kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances) -> None:
+def _anew(
+    kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances
+) -> None:
     """Print the times of schedules re-planned for the machine that remains after a loss."""
     from simcoll.planning.reliability.fault_report import replanned_lines
     from simcoll.planning.reliability.faults import draw, replan

@@ -16,8 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["simulate_goodput"]
 
 
-def simulate_goodput(job: str, /, *, options: Annotated[GridOptions, Parameter(name="*")] = GridOptions()) -> None:  # noqa: B008
-    """Simulate failures, checkpoints, restarts, spares and slow nodes: the share of useful training time.
+def simulate_goodput(
+    job: str,
+    /,
+    *,
+    options: Annotated[GridOptions, Parameter(name="*")] = GridOptions(),  # noqa: B008
+) -> None:
+    """Simulate failures, checkpoints, restarts, spares and slow nodes: the share of useful training
+    time.
 
     Parameters
     ----------
@@ -51,12 +57,18 @@ def _table(cases: Sequence[Goodput]) -> Iterator[str]:
     heads = "interval  goodput  +/-     5 to 95 %      formula  stops  ckpt   lost   down   slow"
     yield f"# {swept}{heads}{'  tokens/s  $/Mtoken' if dear else ''}"
     for case in cases:
-        values = "".join(f"{case.case[name]!s:>{width}}  " for name, width in zip(axes, widths, strict=True))
+        values = "".join(
+            f"{case.case[name]!s:>{width}}  " for name, width in zip(axes, widths, strict=True)
+        )
         shares = case.shares
         down = shares["detect"] + shares["restart"] + shares["waiting"]
         formula = "      -" if case.formula is None else f"{case.formula:7.4f}"
         line = (
-            f"  {values}{format_span(case.interval_us):>8}  {case.mean:7.4f}  {case.error:.4f}  {case.low:.4f}-{case.high:.4f}  {formula}"
-            f"  {case.interruptions:5.0f}  {shares['checkpoint']:.3f}  {shares['lost']:.3f}  {down:.3f}  {shares['slow']:.3f}"
+            f"  {values}{format_span(case.interval_us):>8}  {case.mean:7.4f}  {case.error:.4f}  "
+            f"{case.low:.4f}-{case.high:.4f}  {formula}"
+            f"  {case.interruptions:5.0f}  {shares['checkpoint']:.3f}  {shares['lost']:.3f}  "
+            f"{down:.3f}  {shares['slow']:.3f}"
         )
-        yield line + (f"  {case.tokens_per_second:8,.0f}  {case.usd_per_mtoken:8.4f}" if dear else "")
+        yield line + (
+            f"  {case.tokens_per_second:8,.0f}  {case.usd_per_mtoken:8.4f}" if dear else ""
+        )

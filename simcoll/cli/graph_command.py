@@ -32,7 +32,8 @@ def check_graph(
     use: str | None = None,
     pieces: Annotated[int, WHOLE] = 1,
 ) -> None:
-    """Read the channels that NCCL chose, check them against a machine's links, and convert them to a schedule.
+    """Read the channels that NCCL chose, check them against a machine's links, and convert them to
+    a schedule.
 
     Parameters
     ----------
@@ -45,7 +46,8 @@ def check_graph(
     json
         Write NCCL's rings or trees as a schedule file.
     collective
-        Collective of the schedule: all_reduce, all_gather or reduce_scatter for rings, all_reduce for trees.
+        Collective of the schedule: all_reduce, all_gather or reduce_scatter for rings, all_reduce
+        for trees.
     use
         ring or tree. Default: rings if there are any.
     pieces
@@ -75,13 +77,20 @@ def _check_channels(file: Path, machine: Topology) -> Iterator[NcclChannels]:
     from simcoll.formats.logs.nccl_graph import MAX_BYTES, parse_nccl_graphs
     from simcoll.formats.logs.nccl_log import load_nccl_log
     from simcoll.formats.recognise import TITLES, recognise
-    from simcoll.planning.tuners.nccl_graphs import channels_of_graph, channels_of_log, connection_lines, fit_lines
+    from simcoll.planning.tuners.nccl_graphs import (
+        channels_of_graph,
+        channels_of_log,
+        connection_lines,
+        fit_lines,
+    )
 
     kind = recognise(read_start(file))
     if kind not in {"nccl-log", "nccl-tests"}:
         if kind not in {"nccl-graph", "xml"}:
             raise ConfigError(
-                f"this is {TITLES[kind]}; expected a dump of NCCL's graphs or a log of NCCL_DEBUG=INFO", file=str(file)
+                f"this is {TITLES[kind]}; expected a dump of NCCL's graphs or a log of "
+                "NCCL_DEBUG=INFO",
+                file=str(file),
             )
         for graph in parse_nccl_graphs(read_file(file, MAX_BYTES), str(file)):
             channels = channels_of_graph(graph)
@@ -100,7 +109,10 @@ def _check_channels(file: Path, machine: Topology) -> Iterator[NcclChannels]:
             for line in fit_lines(channels, machine):
                 say(line)
             yield channels
-        for line in (*connection_lines(communicator, machine), *(f"  note: {note}" for note in communicator.notes)):
+        for line in (
+            *connection_lines(communicator, machine),
+            *(f"  note: {note}" for note in communicator.notes),
+        ):
             say(line)
     if len(communicators) > MAX_COMMUNICATORS:
         say(f"and {len(communicators) - MAX_COMMUNICATORS:,} more communicators")

@@ -42,7 +42,8 @@ class GridOptions:
     resume
         Continue from the rows in the folder.
     shard
-        Play one part of the grid, such as 3/16; parts may share a folder, and --resume without --shard collects them.
+        Play one part of the grid, such as 3/16; parts may share a folder, and --resume without
+        --shard collects them.
     """
 
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None
@@ -59,7 +60,8 @@ def play_grid(
     results: tuple[str, ...],
     then: Callable[[Sequence[GridRun]], PointGrid | None] | None = None,
 ) -> tuple[list[GridRun], Path] | None:
-    """Play a grid, and further ones that depend on what was played; ``None`` on worker ranks of an MPI job.
+    """Play a grid, and further ones that depend on what was played; ``None`` on worker ranks of an
+    MPI job.
 
     Prints the number of points, the number that ran, and the reasons why others did not.
     """
@@ -77,7 +79,10 @@ def play_grid(
         say(f"# {part}{counted(len(grid), 'point')}, rows in {folder}", flush=True)
         runs = [_play(grid, folder, pool, options)]
         while then is not None and not options.shard and (following := then(runs)) is not None:
-            say(f"# {len(following):,} {'of them' if len(runs) == 1 else 'more'} emulated in full", flush=True)
+            say(
+                f"# {len(following):,} {'of them' if len(runs) == 1 else 'more'} emulated in full",
+                flush=True,
+            )
             runs.append(_play(following, folder, pool, replace(options, resume=True)))
     return runs, folder
 
@@ -87,12 +92,17 @@ def _play(grid: PointGrid, folder: Path, pool: GridPool, options: GridOptions) -
 
     with _progress() as report:
         try:
-            run = run_grid(grid, folder, pool, resume=options.resume, shard=options.shard, progress=report)
+            run = run_grid(
+                grid, folder, pool, resume=options.resume, shard=options.shard, progress=report
+            )
         except KeyboardInterrupt:
             say(f"# stopped; finished rows are kept, and --resume continues: {folder}", flush=True)
             raise
     resumed = len(run.rows) - run.played
-    say(f"# {counted(run.played, 'point')} played" + (f", {resumed:,} kept from earlier" if resumed else ""))
+    say(
+        f"# {counted(run.played, 'point')} played"
+        + (f", {resumed:,} kept from earlier" if resumed else "")
+    )
     reasons_by_pattern: dict[str, list[str]] = {}
     for reason, count in run.errors.items():
         reasons_by_pattern.setdefault(re.sub(r"\d+", "#", reason), []).extend([reason] * count)
@@ -106,7 +116,9 @@ def _play(grid: PointGrid, folder: Path, pool: GridPool, options: GridOptions) -
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Progress on standard error: a bar with rate and remaining time on a terminal, else a line a minute."""
+    """Progress on standard error: a bar with rate and remaining time on a terminal, else a line a
+    minute.
+    """
     from simcoll.cli.progress import each_minute, on_terminal
 
     if not on_terminal():
@@ -125,13 +137,22 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     )
 
     rate = TextColumn("{task.fields[rate]}")
-    columns = (BarColumn(), MofNCompleteColumn(), rate, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        rate,
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None, rate="")
 
         def tell(finished: int, total: int) -> None:
             speed = bar.tasks[task].speed
-            bar.update(task, completed=finished, total=total, rate=_rate_text(speed) if speed else "")
+            bar.update(
+                task, completed=finished, total=total, rate=_rate_text(speed) if speed else ""
+            )
 
         yield tell
 
@@ -153,7 +174,11 @@ class _Lines:
             return
         rate = (self.done - self.first) / (time.monotonic() - self.begin)
         remaining = f", {(self.total - self.done) / rate / 60:.1f} min left" if rate else ""
-        say(f"# {self.done:,} of {self.total:,} points, {_rate_text(rate)}{remaining}", error=True, flush=True)
+        say(
+            f"# {self.done:,} of {self.total:,} points, {_rate_text(rate)}{remaining}",
+            error=True,
+            flush=True,
+        )
 
 
 def _rate_text(per_second: float) -> str:

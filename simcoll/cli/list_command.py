@@ -13,16 +13,19 @@ Lines = list[tuple[str, ...]]
 
 
 def list_names(what: str | None = None, /) -> None:
-    """List topologies, algorithms, libraries, scenarios, collectives, protocols, GPUs, models, calibrations or plans.
+    """List topologies, algorithms, libraries, scenarios, collectives, protocols, GPUs, models,
+    calibrations or plans.
 
     Parameters
     ----------
     what
-        topologies, algorithms, libraries, scenarios, collectives, protocols, gpus, models, calibrations or plans. Default: the number of
-        each.
+        topologies, algorithms, libraries, scenarios, collectives, protocols, gpus, models,
+        calibrations or plans. Default: the number of each.
     """
     if what is None:
-        _print_columns([(f"simcoll list {name}", str(_many(make()))) for name, make in _LISTINGS.items()])
+        _print_columns(
+            [(f"simcoll list {name}", str(_many(make()))) for name, make in _LISTINGS.items()]
+        )
         return
     if what not in _LISTINGS:
         raise ConfigError(f"cannot list {what!r}; {nearest(what, LISTED)}")
@@ -53,7 +56,10 @@ def _plans() -> Lines:
 
     commands = (("plan", "plans"), ("sweep", "sweeps"), ("goodput", "goodput"))
     return [
-        (f"simcoll {command} {name}", str(parse_toml(path.read_bytes(), str(path)).get("title", "")))
+        (
+            f"simcoll {command} {name}",
+            str(parse_toml(path.read_bytes(), str(path)).get("title", "")),
+        )
         for command, kind in commands
         for name, path in shipped_files(f"scenarios/{kind}").items()
     ]
@@ -93,8 +99,13 @@ def _algorithms() -> Lines:
 
     cost = "time (a latency, b s/byte, g s/byte reduced, s size)"
     head = ("collective", "algorithm", "ranks", "made for", "parameters", cost)
-    rows = [(a.collective, a.name, a.ranks, a.topologies, " ".join(a.params) or "-", a.cost) for a in ALGORITHMS]
-    of_others = [("-", name, "-", "-", "-", "of an installed package") for name in entry_point_names()]
+    rows = [
+        (a.collective, a.name, a.ranks, a.topologies, " ".join(a.params) or "-", a.cost)
+        for a in ALGORITHMS
+    ]
+    of_others = [
+        ("-", name, "-", "-", "-", "of an installed package") for name in entry_point_names()
+    ]
     return [head, *rows, *of_others]
 
 

@@ -31,7 +31,9 @@ def predict(
     *,
     topology: Annotated[str, Parameter(name=["--topology", "-t"])] = "dgx-h100",
     nodes: Annotated[int | None, WHOLE] = None,
-    degrade: Annotated[tuple[str, ...], Parameter(name="--degrade", negative=(), show_default=False)] = (),
+    degrade: Annotated[
+        tuple[str, ...], Parameter(name="--degrade", negative=(), show_default=False)
+    ] = (),
     begin: Annotated[str, Parameter(name=["--begin", "-b"])] = "8",
     end: Annotated[str, Parameter(name=["--end", "-e"])] = "128M",
     factor: Annotated[int, Parameter(name=["--factor", "-f"]), WHOLE] = 2,
@@ -50,18 +52,21 @@ def predict(
     files: Files | None = None,
     disturbed: Disturbed = Disturbed(),  # noqa: B008
 ) -> None:
-    """Predict a collective over a range of sizes, as nccl-tests' table with bound, headroom and bottleneck.
+    """Predict a collective over a range of sizes, as nccl-tests' table with bound, headroom and
+    bottleneck.
 
     Parameters
     ----------
     collective
-        all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, ... Default: that of a file given as algorithm.
+        all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, ... Default: that of
+        a file given as algorithm.
     topology
         A shipped topology (simcoll list topologies), a TOML file, or an NCCL topology XML dump.
     nodes
         Number of nodes. Default: the topology's.
     degrade
-        A link and its remaining share of capacity, such as "box0.gpu3 <-> box0.nvswitch=17/18"; 0 removes it. May be repeated.
+        A link and its remaining share of capacity, such as "box0.gpu3 <-> box0.nvswitch=17/18"; 0
+        removes it. May be repeated.
     begin
         Smallest size in bytes, such as 8 or 1M.
     end
@@ -69,8 +74,9 @@ def predict(
     factor
         Factor between sizes.
     algorithm
-        Algorithms to compare, separated by commas, with parameters after colons: ring:channels=4,tree. Also files, and functions
-        of modules: plan.xml,mine.algorithms:star. Default: all that fit.
+        Algorithms to compare, separated by commas, with parameters after colons:
+        ring:channels=4,tree. Also files, and functions of modules: plan.xml,mine.algorithms:star.
+        Default: all that fit.
     protocol
         ideal, LL, LL128, Simple, separated by commas; the best of each size is shown.
         Default: LL,LL128,Simple where NCCL has constants for the GPUs, otherwise ideal.
@@ -81,21 +87,23 @@ def predict(
     root
         Root rank of broadcast, reduce, gather and scatter.
     check
-        Largest size at which every run moves real data. In any case data is moved once through every algorithm.
+        Largest size at which every run moves real data. In any case data is moved once through
+        every algorithm.
     library
-        Show only the choices of this library: nccl, rccl, or the path of a library file.
-        Without --library, --algorithm and --protocol: NCCL's lines, then the best of all algorithms.
+        Show only the choices of this library: nccl, rccl, or the path of a library file. Without
+        --library, --algorithm and --protocol: NCCL's lines, then the best of all algorithms.
     env
         NCCL's variables for its lines, such as NCCL_ALGO=Ring,NCCL_PROTO=^LL128.
     calibration
         A file that simcoll calibrate wrote, for NCCL's lines.
     group
-        Axes of a mesh of all ranks, fastest first, such as tp=8,dp=64: a table for one group of each axis, and files prefixed with
-        the axis.
+        Axes of a mesh of all ranks, fastest first, such as tp=8,dp=64: a table for one group of
+        each axis, and files prefixed with the axis.
     concurrent
         With --group: one table of each axis, with one group alone and with all groups at once.
     verbose
-        Print also every proof, why an algorithm is left out, what a library's model lacks, what played the runs, and their hash.
+        Print also every proof, why an algorithm is left out, what a library's model lacks, what
+        played the runs, and their hash.
     """
     from simcoll.cli.algorithm_names import name_choices
     from simcoll.cli.sweeping import degrade_links, mesh_lines
@@ -116,31 +124,52 @@ def predict(
     outputs = {axis: (files or Files()).along(axis) for axis in machines}
     for output in outputs.values():
         output.check(
-            library_options, [topology, calibration, library, *(algorithm or "").split(",")], concurrent=concurrent
+            library_options,
+            [topology, calibration, library, *(algorithm or "").split(",")],
+            concurrent=concurrent,
         )
     request = name_choices("simcoll perf", collective, root, algorithm)
     checked = parse_size(check, what="-c")
     ladder = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
     if disturbed.disturbs and library_options.alone:
-        raise ConfigError("--jitter, --straggler, --background and --fault are for algorithms, not for libraries")
+        raise ConfigError(
+            "--jitter, --straggler, --background and --fault are for algorithms, not for libraries"
+        )
     if library_options.alone and (algorithm is not None or protocol is not None):
         raise ConfigError(
-            "--library, --env and --calibration are for what a library chooses, -a and -p for what you choose"
+            "--library, --env and --calibration are for what a library chooses, -a and -p for what "
+            "you choose"
         )
-    unrestricted = algorithm is None and protocol is None and request.root in {None, 0} and not disturbed.disturbs
+    unrestricted = (
+        algorithm is None
+        and protocol is None
+        and request.root in {None, 0}
+        and not disturbed.disturbs
+    )
     notes: list[str] = []
     if not protocols and not library_options.alone:
         protocols, note = default_protocols(machine)
         notes += [note] if note else []
     sweep = Sweep(
-        request.collective, ladder, request.choices or (), protocols, dtype, op, request.root, checked, disturbance
+        request.collective,
+        ladder,
+        request.choices or (),
+        protocols,
+        dtype,
+        op,
+        request.root,
+        checked,
+        disturbance,
     )
     if concurrent:
         if group is None:
-            raise ConfigError("--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64")
+            raise ConfigError(
+                "--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64"
+            )
         if env or calibration or request.programs or checked:
             raise ConfigError(
-                "--concurrent is for the times of schedules, not for --env, --calibration, --check and GOAL programs"
+                "--concurrent is for the times of schedules, not for --env, --calibration, --check "
+                "and GOAL programs"
             )
         chosen = library or ("nccl" if unrestricted else "")
         for note in () if chosen else notes:
@@ -175,15 +204,21 @@ def _table(
     *,
     verbose: bool,
 ) -> None:
-    """Print and write the table of a machine, or of one group along an axis; ``library``: its lines first, or alone."""
+    """Print and write the table of a machine, or of one group along an axis; ``library``: its lines
+    first, or alone.
+    """
     from simcoll.cli.sweeping import print_sweep, prove_all
     from simcoll.tuning import candidates, collective_on
 
     title = f"{sweep.collective or 'GOAL'} on {machine.name}"
     if axis:
         title = f"{title}; one group along {axis}"
-    collective = collective_on(sweep.collective, machine.nranks, sweep.root) if sweep.collective else None
-    predictions = library.show(sweep.collective, sweep.sizes, machine) if library and collective else []
+    collective = (
+        collective_on(sweep.collective, machine.nranks, sweep.root) if sweep.collective else None
+    )
+    predictions = (
+        library.show(sweep.collective, sweep.sizes, machine) if library and collective else []
+    )
     if library and library.alone:
         files.write_predictions(predictions, machine)
         return
@@ -201,7 +236,9 @@ def _table(
     for note in notes:
         say(f"# {note}")
     schedules = prove_all(sweep, machine, built) if sweep.collective else []
-    table, proofs, stopped = print_sweep(title, sweep, schedules, machine, request.programs, verbose=verbose)
+    table, proofs, stopped = print_sweep(
+        title, sweep, schedules, machine, request.programs, verbose=verbose
+    )
     if predictions and not stopped:
         from simcoll.planning.measured.library_table import gain_lines
 
@@ -221,7 +258,8 @@ class Files:
     Parameters
     ----------
     json
-        Results in nccl-tests' JSON (version 3), with best, bound and bottleneck; for a library, its choices.
+        Results in nccl-tests' JSON (version 3), with best, bound and bottleneck; for a library, its
+        choices.
     csv
         A line for every run.
     svg
@@ -240,9 +278,13 @@ class Files:
         if not axis:
             return self
         paths = (self.json, self.csv, self.svg, self.trace)
-        return Files(*(None if path is None else path.with_name(f"{axis}-{path.name}") for path in paths))
+        return Files(
+            *(None if path is None else path.with_name(f"{axis}-{path.name}") for path in paths)
+        )
 
-    def check(self, library: _LibraryOptions, inputs: Iterable[str | Path | None], *, concurrent: bool) -> None:
+    def check(
+        self, library: _LibraryOptions, inputs: Iterable[str | Path | None], *, concurrent: bool
+    ) -> None:
         """Refuse unwritable paths and unavailable files before computing anything."""
         if not any((self.json, self.csv, self.svg, self.trace)):
             return
@@ -250,11 +292,15 @@ class Files:
 
         if library.alone and any((self.csv, self.svg, self.trace)):
             raise ConfigError(
-                "--csv, --svg and --trace are for the runs of algorithms; what --library, --env and --calibration give is printed, and "
+                "--csv, --svg and --trace are for the runs of algorithms; what --library, --env "
+                "and --calibration give is printed, and "
                 "with -J written"
             )
         if concurrent and any((self.json, self.svg, self.trace)):
-            raise ConfigError("--concurrent writes --csv; -J, --svg and --trace hold one group of ranks: without it")
+            raise ConfigError(
+                "--concurrent writes --csv; -J, --svg and --trace hold one group of ranks: without "
+                "it"
+            )
         refuse_places((self.json, self.csv, self.svg, self.trace), inputs)
 
     def write_predictions(self, predictions: Sequence[Prediction], machine: Topology) -> None:
@@ -267,7 +313,9 @@ class Files:
         write_file(self.json, predictions_json(predictions, machine))
         say(f"# wrote {self.json}")
 
-    def write(self, title: str, table: SweepTable, machine: Topology, proofs: Sequence[str]) -> None:
+    def write(
+        self, title: str, table: SweepTable, machine: Topology, proofs: Sequence[str]
+    ) -> None:
         """Write the requested files, each with the hash of all results."""
         if not any((self.json, self.csv, self.svg, self.trace)):
             return
@@ -303,22 +351,32 @@ class _LibraryOptions:
         return self.name is not None or bool(self.env) or self.calibration is not None
 
     def show(self, collective: str, sizes: Sequence[int], topology: Topology) -> list[Prediction]:
-        """Print the library's lines; if they were not requested and cannot be computed, the reason."""
+        """Print the library's lines; if they were not requested and cannot be computed, the
+        reason.
+        """
         from simcoll.libraries.calibration import load_calibration
         from simcoll.libraries.environment import parse_environment
-        from simcoll.planning.measured.library_table import library_for, library_lines, library_predictions
+        from simcoll.planning.measured.library_table import (
+            library_for,
+            library_lines,
+            library_predictions,
+        )
 
         environment = parse_environment(self.env)
         overlay = None if self.calibration is None else load_calibration(self.calibration)
         try:
             library = library_for(self.name, topology)
-            predictions = library_predictions(collective, sizes, topology, library, environment, overlay)
+            predictions = library_predictions(
+                collective, sizes, topology, library, environment, overlay
+            )
         except ConfigError as error:
             if self.alone:
                 raise
             say_text(f"# no line of NCCL: {error.message}")
             return []
-        for line in library_lines(predictions, topology, library, environment, verbose=self.verbose):
+        for line in library_lines(
+            predictions, topology, library, environment, verbose=self.verbose
+        ):
             say(line)
         if not self.alone:
             say()

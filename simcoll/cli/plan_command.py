@@ -29,12 +29,14 @@ def plan_designs(
     top: Annotated[int, WHOLE] = 10,
     options: Annotated[GridOptions, Parameter(name="*")] = GridOptions(),  # noqa: B008
 ) -> None:
-    """Time every design of a space, the best ones exactly; write tables, the best design, its timeline and a report.
+    """Time every design of a space, the best ones exactly; write tables, the best design, its
+    timeline and a report.
 
     Parameters
     ----------
     plan
-        A plan file, or the name of a shipped one: a design file whose lists are swept, with an objective, limits, costs and failures.
+        A plan file, or the name of a shipped one: a design file whose lists are swept, with an
+        objective, limits, costs and failures.
     exact
         Number of best designs to emulate in full (tier 2), besides those on the Pareto front.
     top
@@ -71,7 +73,10 @@ def plan_designs(
         return
     runs, folder = played
     if options.shard:
-        say("# one shard of the designs; when all shards are done, --resume without --shard makes the rest")
+        say(
+            "# one shard of the designs; when all shards are done, --resume without --shard makes "
+            "the rest"
+        )
         return
     rows = latest(runs)
     best, front = best_of(rows, space[0])
@@ -86,7 +91,9 @@ def plan_designs(
     say(f"# wrote {', '.join(str(folder / name) for name in ('rows.jsonl', *FILES))}")
 
 
-def _files(space: Space, rows: Sequence[Row], best: Sequence[Row], front: Sequence[Row]) -> dict[str, bytes]:
+def _files(
+    space: Space, rows: Sequence[Row], best: Sequence[Row], front: Sequence[Row]
+) -> dict[str, bytes]:
     """The files of a plan's results."""
     from simcoll.files.toml_text import toml_text
     from simcoll.planning.designs.design_report import design_page
@@ -98,7 +105,15 @@ def _files(space: Space, rows: Sequence[Row], best: Sequence[Row], front: Sequen
 
     step = TrainingStep(design_of(best[0]))
     clock = step.clock(tier=best[0]["result"]["tier"]).clock
-    page = design_page(space, rows, best, front, bars_of(step.workload, clock), step.design, shadow_prices(step.design))
+    page = design_page(
+        space,
+        rows,
+        best,
+        front,
+        bars_of(step.workload, clock),
+        step.design,
+        shadow_prices(step.design),
+    )
     contents = (
         designs_csv(rows),
         toml_text({"title": space.title, **best[0]["point"]["design"]}).encode(),
@@ -114,18 +129,36 @@ def _table(best: Sequence[Row], space: Space, front: Sequence[Row]) -> Iterator[
     from simcoll.planning.designs.figures import FIGURES
 
     axes = list(dict.fromkeys(name for _, case in space.documents for name in case))
-    figure_names = (space.objective.figure, *front_figures(space, best[0]["result"]), "step_s", "mfu", "memory_gib")
+    figure_names = (
+        space.objective.figure,
+        *front_figures(space, best[0]["result"]),
+        "step_s",
+        "mfu",
+        "memory_gib",
+    )
     names = list(dict.fromkeys(figure_names))
     on_front = {row["key"] for row in front}
     lines = [
-        ["", "tier", *axes, *(f"{FIGURES[name].title} ({FIGURES[name].unit})".removesuffix(" ()") for name in names)]
+        [
+            "",
+            "tier",
+            *axes,
+            *(
+                f"{FIGURES[name].title} ({FIGURES[name].unit})".removesuffix(" ()")
+                for name in names
+            ),
+        ]
     ]
     for row in best:
         result = row["result"]
         values = [str(row["point"]["case"].get(name, "")) for name in axes]
         figures = [FIGURES[name].text(result[name]) for name in names]
-        lines.append(["*" if row["key"] in on_front else "", str(result["tier"]), *values, *figures])
+        lines.append(
+            ["*" if row["key"] in on_front else "", str(result["tier"]), *values, *figures]
+        )
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for number, line in enumerate(lines):
-        text = "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        text = "  ".join(
+            f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)
+        ).rstrip()
         yield f"# {text}" if number == 0 else f"  {text}"

@@ -25,7 +25,8 @@ def run_scenario(
     verbose: Annotated[bool, VERBOSE] = False,
     disturbed: Disturbed = Disturbed(),  # noqa: B008
 ) -> None:
-    """Run a scenario: prove and emulate every algorithm, print the table, write the results, a picture and a timeline.
+    """Run a scenario: prove and emulate every algorithm, print the table, write the results, a
+    picture and a timeline.
 
     Parameters
     ----------
@@ -34,7 +35,8 @@ def run_scenario(
     output
         Folder for results.json, results.csv, busbw.svg and trace.json.gz; default out/<scenario>.
     group
-        Axes of a mesh of all ranks, fastest first, such as tp=8,dp=64: a table for one group of each axis, in a folder of that name.
+        Axes of a mesh of all ranks, fastest first, such as tp=8,dp=64: a table for one group of
+        each axis, in a folder of that name.
     verbose
         Print also every proof, what played the runs, and the hash of their traces.
     """
@@ -46,7 +48,9 @@ def run_scenario(
     from simcoll.planning.sweeps.goal_programs import split_programs
 
     content, path = scenarios.load_scenario(scenario)
-    content = structs.replace(content, **disturbed.keys(content.jitter), **({"group": group} if group else {}))
+    content = structs.replace(
+        content, **disturbed.keys(content.jitter), **({"group": group} if group else {})
+    )
     sweep = scenarios.sweep_of(content, str(path))
     with blamed_on(str(path)):
         machines = scenarios.scenario_machines(content, path)
@@ -60,11 +64,17 @@ def run_scenario(
     folders = [(output or Path("out") / path.stem) / axis for axis in machines]
     for folder in folders:
         open_folder(folder, scenarios.RESULT_FILES)
-    for folder, (axis, machine), schedules in zip(folders, machines.items(), axis_schedules, strict=True):
+    for folder, (axis, machine), schedules in zip(
+        folders, machines.items(), axis_schedules, strict=True
+    ):
         title = f"{content.title}; one group along {axis}" if axis else content.title
-        table, proofs, stopped = print_sweep(title, sweep, schedules, machine, programs, verbose=verbose)
+        table, proofs, stopped = print_sweep(
+            title, sweep, schedules, machine, programs, verbose=verbose
+        )
         if table or table.programs:
-            names = scenarios.write_results(folder, structs.replace(content, title=title), machine, table, proofs)
+            names = scenarios.write_results(
+                folder, structs.replace(content, title=title), machine, table, proofs
+            )
             say(f"# wrote {', '.join(str(folder / name) for name in names)}")
         if stopped:
             raise KeyboardInterrupt

@@ -25,7 +25,9 @@ def show_schedule(
     *,
     nranks: Annotated[int | None, Parameter(name=["--nranks", "-n"]), WHOLE] = None,
     topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None,
-    degrade: Annotated[tuple[str, ...], Parameter(name="--degrade", negative=(), show_default=False)] = (),
+    degrade: Annotated[
+        tuple[str, ...], Parameter(name="--degrade", negative=(), show_default=False)
+    ] = (),
     root: Annotated[int | None, WHOLE] = None,
     in_place: bool = False,
     limit: Annotated[int, WHOLE] = 200,
@@ -37,7 +39,8 @@ def show_schedule(
     Parameters
     ----------
     algorithm
-        Its name (simcoll list algorithms), with parameters after colons: ring:channels=2:pieces=4. Or a file, or module:function.
+        Its name (simcoll list algorithms), with parameters after colons: ring:channels=2:pieces=4.
+        Or a file, or module:function.
     collective
         The collective that it implements.
     nranks
@@ -72,7 +75,9 @@ def show_schedule(
     if is_program(algorithm):
         if svg is not None or json is not None:
             raise ConfigError(
-                "--svg and --json are for schedules; a GOAL program does not say which data it moves", file=algorithm
+                "--svg and --json are for schedules; a GOAL program does not say which data it "
+                "moves",
+                file=algorithm,
             )
         for line in goal_lines(load_goal(algorithm), limit):
             say(line)
@@ -126,4 +131,6 @@ def named_schedule(
     if nranks is None:
         nranks = 4 if machine is None else machine.nranks
     find_algorithm(kind, choice.algorithm)
-    return schedule(collective_on(kind, nranks, root, in_place=in_place), choice.algorithm, **params)
+    return schedule(
+        collective_on(kind, nranks, root, in_place=in_place), choice.algorithm, **params
+    )

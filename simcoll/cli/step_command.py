@@ -29,15 +29,17 @@ def time_step(
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
-    """Time a training step or another workload; print its breakdown, write the result, a picture and a timeline.
+    """Time a training step or another workload; print its breakdown, write the result, a picture
+    and a timeline.
 
     Parameters
     ----------
     design
-        A design file, a list of operations (TOML), a workload (JSON), or a Chakra trace: the file of one rank, trace.0.et, or trace.
+        A design file, a list of operations (TOML), a workload (JSON), or a Chakra trace: the file
+        of one rank, trace.0.et, or trace.
     tier
-        2: everything emulated together. 1: collectives timed once each, and the pipeline played with these times; faster, and equal
-        where no two axes share links.
+        2: everything emulated together. 1: collectives timed once each, and the pipeline played
+        with these times; faster, and equal where no two axes share links.
     topology, nodes
         Machine of a workload, if it names none or to override it.
     gpu
@@ -47,9 +49,11 @@ def time_step(
     comm_groups
         ASTRA-sim's file of the groups that a Chakra trace names: {"1": [0, 1], ...}.
     output
-        Folder for step.json, step.svg, trace.json.gz (Perfetto) and workload.json; default out/<design>.
+        Folder for step.json, step.svg, trace.json.gz (Perfetto) and workload.json; default
+        out/<design>.
     verbose
-        Print also the formula of the FLOPs, what played the step, and the hashes of design and trace.
+        Print also the formula of the FLOPs, what played the step, and the hashes of design and
+        trace.
     """
     from simcoll.cli.workload_files import WORKLOADS, read_any_workload, workload_kind
     from simcoll.files.output import open_folder, write_files
@@ -66,12 +70,14 @@ def time_step(
     if kind not in WORKLOADS:
         if kind not in {"design", "toml", "text"}:
             raise ConfigError(
-                f"this is {TITLES[kind]}; expected a design, a list of operations, a workload or a Chakra trace",
+                f"this is {TITLES[kind]}; expected a design, a list of operations, a workload or a "
+                "Chakra trace",
                 file=str(design),
             )
         if any(option is not None for option in (topology, nodes, gpu, system, comm_groups)):
             raise ConfigError(
-                f"--topology, --nodes, --gpu, --system and --comm-groups are for workloads; this is {TITLES[kind]}",
+                "--topology, --nodes, --gpu, --system and --comm-groups are for workloads; this "
+                f"is {TITLES[kind]}",
                 file=str(design),
             )
         step = TrainingStep(load_design(design))
@@ -80,10 +86,13 @@ def time_step(
         lines, workload, title = step_lines(result, verbose=verbose), step.workload, result.title
         clock, content, plans = step.clock(tier=tier).clock, step_json(result), step.alone.plans
     else:
-        workload, place, slow = read_any_workload(design, kind, topology, nodes, gpu, system, comm_groups)
+        workload, place, slow = read_any_workload(
+            design, kind, topology, nodes, gpu, system, comm_groups
+        )
         if place is None:
             raise ConfigError(
-                f"{TITLES[kind]} of {workload.nranks} ranks: say where it runs, with --topology", file=str(design)
+                f"{TITLES[kind]} of {workload.nranks} ranks: say where it runs, with --topology",
+                file=str(design),
             )
         open_folder(folder, FILES)
         with blamed_on(str(design)):

@@ -24,14 +24,16 @@ def sweep_all(
     disturbed: Disturbed = Disturbed(),  # noqa: B008
     options: Annotated[GridOptions, Parameter(name="*")] = GridOptions(),  # noqa: B008
 ) -> None:
-    """Play every combination of topologies, nodes, damage, collectives, algorithms, protocols, seeds and sizes.
+    """Play every combination of topologies, nodes, damage, collectives, algorithms, protocols,
+    seeds and sizes.
 
     Parameters
     ----------
     given
         The name of a shipped file, or a sweep file in TOML.
     group
-        Axes of a mesh of all ranks, fastest first, such as tp=8,dp=64: every point for one group of each axis.
+        Axes of a mesh of all ranks, fastest first, such as tp=8,dp=64: every point for one group of
+        each axis.
     """
     from msgspec import structs
 
@@ -56,7 +58,8 @@ def sweep_all(
     (run,), folder = played
     if options.shard:
         say(
-            f"# one shard of the grid; when all shards are done, --resume without --shard writes {folder / 'results.csv'}"
+            "# one shard of the grid; when all shards are done, --resume without --shard writes "
+            f"{folder / 'results.csv'}"
         )
         return
     write_file(folder / "results.csv", sweep_csv(run.rows))

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["degrade_links", "mesh_lines", "print_sweep", "prove_all"]
 
 MOST_PROOFS = 6
-"""More proofs than these are counted above a table, not listed: the table shall stay on the screen."""
+"""More proofs than these are counted above a table, not listed: the table shall stay on the
+screen.
+"""
 
 
 def degrade_links(machine: Topology, texts: Sequence[str]) -> Topology:
@@ -33,13 +35,19 @@ def degrade_links(machine: Topology, texts: Sequence[str]) -> Topology:
     for text in texts:
         link, equals, share = text.rpartition("=")
         if not equals:
-            raise ConfigError(f"--degrade {text!r}: expected a link and a share, such as 'gpu0 <-> gpu4=1/2'")
+            raise ConfigError(
+                f"--degrade {text!r}: expected a link and a share, such as 'gpu0 <-> gpu4=1/2'"
+            )
         machine = machine.degrade(link.strip(), share.strip())
     return machine
 
 
-def prove_all(sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None = None) -> list[Schedule]:
-    """Prove the schedules of a sweep with :func:`simcoll.planning.sweeps.sweep.prepare`, and show progress."""
+def prove_all(
+    sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None = None
+) -> list[Schedule]:
+    """Prove the schedules of a sweep with :func:`simcoll.planning.sweeps.sweep.prepare`, and show
+    progress.
+    """
     from simcoll.planning.sweeps.sweep import prepare
 
     with Progress() as progress:
@@ -57,8 +65,9 @@ def print_sweep(
 ) -> tuple[SweepTable, list[str], bool]:
     """Run programs and a prepared sweep, and print each size when it is done.
 
-    ``verbose`` adds the proof of every schedule, what played the runs, and the hash of their traces.
-    Returns the runs, a line per proof, and whether Ctrl-C ended the sweep early, in which case the runs cover the finished sizes.
+    ``verbose`` adds the proof of every schedule, what played the runs, and the hash of their
+    traces. Returns the runs, a line per proof, and whether Ctrl-C ended the sweep early, in which
+    case the runs cover the finished sizes.
     """
     from simcoll.planning.sweeps.running import SweepTable, runs
     from simcoll.planning.sweeps.sweep import best_rows
@@ -70,7 +79,9 @@ def print_sweep(
         from simcoll.planning.sweeps.goal_programs import play_program
 
         played += [
-            play_program(program, name, topology, sweep.disturbed) for program in programs for name in sweep.protocols
+            play_program(program, name, topology, sweep.disturbed)
+            for program in programs
+            for name in sweep.protocols
         ]
     for run in played:
         say(run)
@@ -103,16 +114,26 @@ def print_sweep(
         except KeyboardInterrupt:
             stopped = True
     if stopped and not rows:
-        say(f"# stopped before the first of {len(sweep.sizes)} sizes was done; nothing is kept", flush=True)
+        say(
+            f"# stopped before the first of {len(sweep.sizes)} sizes was done; nothing is kept",
+            flush=True,
+        )
         return SweepTable(sweep, topology.name, (), tuple(played)), proofs, stopped
-    checks = {row.choice: row.checked.wrong for row in rows if row.checked and row.checked.wrong is not None}
+    checks = {
+        row.choice: row.checked.wrong
+        for row in rows
+        if row.checked and row.checked.wrong is not None
+    }
     moved = [row.result.wrong for row in rows if row.result.wrong is not None]
     wrong = sum(moved) + sum(checks.values())
     for line in (*foot_lines(rows), *(engine_lines(rows) if verbose else ())):
         say(line)
     say(f"{_summary(rows, len(checks), len(moved), wrong)}{_hash_text(rows) if verbose else ''}")
     if stopped:
-        say(f"# stopped after {len(best_rows(rows))} of {len(sweep.sizes)} sizes; these are kept", flush=True)
+        say(
+            f"# stopped after {len(best_rows(rows))} of {len(sweep.sizes)} sizes; these are kept",
+            flush=True,
+        )
     if wrong:
         raise InternalError(f"{wrong} wrong elements in a proved schedule")
     return SweepTable(sweep, topology.name, tuple(rows), tuple(played)), proofs, stopped
@@ -120,20 +141,26 @@ def print_sweep(
 
 def _left_out(sweep: Sweep, schedules: Sequence[Schedule]) -> Iterator[str]:
     """Protocols that cannot carry some of the schedules."""
-    switched = [schedule for schedule in schedules if sweep.protocols_of(schedule) != sweep.protocols]
+    switched = [
+        schedule for schedule in schedules if sweep.protocols_of(schedule) != sweep.protocols
+    ]
     if switched:
-        protocols = [name for name in sweep.protocols if name not in sweep.protocols_of(switched[0])]
+        protocols = [
+            name for name in sweep.protocols if name not in sweep.protocols_of(switched[0])
+        ]
         names = ", ".join(dict.fromkeys(schedule.name for schedule in switched))
         yield f"{names}: not under {' and '.join(protocols)}, since a reducing switch would reduce their flags too"
 
 
 def _summary(rows: Sequence[SweepRow], checked: int, moved: int, wrong: int) -> str:
     cut = "".join(
-        f", {count} {kind}" for kind, count in Counter(row.result.cut.kind for row in rows if row.result.cut).items()
+        f", {count} {kind}"
+        for kind, count in Counter(row.result.cut.kind for row in rows if row.result.cut).items()
     )
     every = f" and in {moved} runs" if moved else ""
     return (
-        f"# {len(rows)} run{'s' * (len(rows) != 1)}{cut}, data checked in {checked} schedule{'s' * (checked != 1)}{every}: "
+        f"# {len(rows)} run{'s' * (len(rows) != 1)}{cut}, data checked in {checked} "
+        f"schedule{'s' * (checked != 1)}{every}: "
         f"{wrong} wrong"
     )
 
@@ -145,8 +172,12 @@ def _hash_text(rows: Sequence[SweepRow]) -> str:
     return f", trace hash {trace_hash}" if trace_hash else ", no trace hash"
 
 
-def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, csv: Path | None, library: str = "") -> None:
-    """Print and write the table of a collective in one group and in all groups along a mesh's axes, after Ctrl-C too."""
+def mesh_lines(
+    sweep: Sweep, machine: Topology, mesh: str, *, csv: Path | None, library: str = ""
+) -> None:
+    """Print and write the table of a collective in one group and in all groups along a mesh's axes,
+    after Ctrl-C too.
+    """
     from simcoll.files.output import write_file
     from simcoll.planning.sweeps.mesh_groups import COLUMNS, group_rows, groups_csv, parse_mesh
     from simcoll.planning.sweeps.nccl_tests_table import titles
@@ -162,7 +193,12 @@ def mesh_lines(sweep: Sweep, machine: Topology, mesh: str, *, csv: Path | None, 
     rows: list[GroupRow] = []
     stopped = False
     pending_rows = group_rows(sweep, machine, axes, library)
-    steps = [f"{axis} {format_size(size)}" for axis, ranks in axes.axes for size in sweep.sizes if ranks > 1]
+    steps = [
+        f"{axis} {format_size(size)}"
+        for axis, ranks in axes.axes
+        for size in sweep.sizes
+        if ranks > 1
+    ]
     try:
         with Progress() as progress:
             for step in steps:

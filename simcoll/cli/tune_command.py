@@ -80,27 +80,47 @@ def tune_library(
     kinds = [kind.strip() for kind in collectives.split(",")] if collectives else list(available)
     for kind in kinds:
         if kind not in available:
-            raise ConfigError(f"format {format!r} has no {kind!r} known here; known: {', '.join(available)}")
+            raise ConfigError(
+                f"format {format!r} has no {kind!r} known here; known: {', '.join(available)}"
+            )
     choices = (
         nccl_choices(machine, kinds, sizes, library, overlay)
         if of_nccl
         else played_choices(machine, kinds, sizes, format, protocol or "ideal")
     )
     picked: list[Picked] = []
-    width = max([22, *(len(name) for collective in of_mpi.values() for name in collective.algorithms.values())])
+    width = max(
+        [
+            22,
+            *(
+                len(name)
+                for collective in of_mpi.values()
+                for name in collective.algorithms.values()
+            ),
+        ]
+    )
     wide = 20 if of_nccl else width
     calibration_text = f", calibration {overlay.hash}" if overlay else ""
     say(f"# topology {machine.name}: {counted(machine.nranks, 'rank')}{calibration_text}")
-    say(f"# collective            size  {'choice':<{width}}  time (us)  {'default':<{wide}}  time (us)    gain  error")
+    say(
+        f"# collective            size  {'choice':<{width}}  time (us)  {'default':<{wide}}  time "
+        "(us)    gain  error"
+    )
     for row in _play_choices(choices, kinds, sizes):
-        choice = f"{row.algorithm} {row.protocol} {row.channels if row.channels > 0 else ''}".strip()
+        choice = (
+            f"{row.algorithm} {row.protocol} {row.channels if row.channels > 0 else ''}".strip()
+        )
         error = "-" if row.error is None else f"{100 * row.error:.0f} %"
         default_time = "-" if row.default_fs is None else microseconds(row.default_fs / 1e9)
         gain = "-" if row.gain is None else f"{row.gain:.2f}x"
-        estimate = f"  {row.estimated}: {row.estimated_fs / row.time_fs:.2f}x" if row.estimated else ""
+        estimate = (
+            f"  {row.estimated}: {row.estimated_fs / row.time_fs:.2f}x" if row.estimated else ""
+        )
         say(
-            f"  {row.collective:<14} {row.size_bytes:>11}  {choice:<{width}} {microseconds(row.time_fs / 1e9):>10}  "
-            f"{row.default:<{wide}} {default_time:>10}  {gain:>6}  {error:>5}{' *' * row.certain}{estimate}",
+            f"  {row.collective:<14} {row.size_bytes:>11}  {choice:<{width}} "
+            f"{microseconds(row.time_fs / 1e9):>10}  "
+            f"{row.default:<{wide}} {default_time:>10}  {gain:>6}  "
+            f"{error:>5}{' *' * row.certain}{estimate}",
             flush=True,
         )
         picked.append(row)
@@ -113,7 +133,8 @@ def tune_library(
     else:
         model = load_mpi_library(format)
         say(
-            f"# default: of {model.name} {model.version}; '-': simcoll lacks the algorithm, so its time and the gain are unknown"
+            f"# default: of {model.name} {model.version}; '-': simcoll lacks the algorithm, so its "
+            "time and the gain are unknown"
         )
         say("# error: unknown, since simcoll ships no measured tables of MPI libraries")
         for note in model.notes:
@@ -132,7 +153,9 @@ def _remarks(picked: Sequence[Picked], *, tuned: bool) -> Iterator[str]:
         yield "last column: what NCCL's own estimates prefer instead, and the gain over that"
 
 
-def _play_choices(choices: Iterator[Picked], collectives: Sequence[str], sizes: Sequence[int]) -> Iterator[Picked]:
+def _play_choices(
+    choices: Iterator[Picked], collectives: Sequence[str], sizes: Sequence[int]
+) -> Iterator[Picked]:
     """Compute the choices, and show progress."""
     from simcoll.cli.progress import Progress
     from simcoll.units import format_size

@@ -41,7 +41,8 @@ def verify_file(
     exact
         Count contributions instead of comparing fingerprints, as is done for small schedules.
     trust_relaxed
-        Assume that relaxed signals of an MSCCL++ plan order data, which the memory model does not guarantee.
+        Assume that relaxed signals of an MSCCL++ plan order data, which the memory model does not
+        guarantee.
     certificate
         Also write the proof to this file, for simcoll-check; compressed if its name ends in .gz.
     """
@@ -59,7 +60,9 @@ def verify_file(
             from simcoll.cli.show_command import named_schedule
             from simcoll.topology import load_topology
 
-            algorithm = named_schedule(file, collective, nranks, load_topology(topology) if topology else None, root)
+            algorithm = named_schedule(
+                file, collective, nranks, load_topology(topology) if topology else None, root
+            )
             proof = verify(algorithm, exact=exact or None)
         lines = () if certificate is None else _write_certificate(algorithm, proof, certificate)
     say(f"{f'{file}: ' if is_file_name(file) else ''}{algorithm}")
@@ -79,7 +82,10 @@ def _write_certificate(algorithm: Any, proof: Any, path: str) -> tuple[str, str]
     instead = ""
     if isinstance(algorithm, DeviceProgram):
         instead = ", of a schedule that gives every cell the same values: its signals are not in it"
-    return f"certificate written to {path}{instead}", f"check it without simcoll: simcoll-check {quote(path)}"
+    return (
+        f"certificate written to {path}{instead}",
+        f"check it without simcoll: simcoll-check {quote(path)}",
+    )
 
 
 def _file_proof(file: str, *, exact: bool, trust_relaxed: bool) -> tuple[object, object]:
@@ -97,6 +103,6 @@ def _file_proof(file: str, *, exact: bool, trust_relaxed: bool) -> tuple[object,
         return algorithm, f"unproved, data unknown: {matched}"
     if isinstance(algorithm, DeviceProgram):
         return algorithm, verify_device_program(algorithm, trust_relaxed=trust_relaxed)
-    return algorithm, verify(algorithm, exact=exact or None) if isinstance(algorithm, Schedule) else verify_program(
-        algorithm
-    )
+    return algorithm, verify(algorithm, exact=exact or None) if isinstance(
+        algorithm, Schedule
+    ) else verify_program(algorithm)

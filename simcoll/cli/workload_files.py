@@ -30,7 +30,11 @@ def workload_kind(path: Path) -> str:
     from simcoll.traces.chakra import MAX_FILE_BYTES
 
     if exists(path) and not is_file(path):
-        this = "a folder" if path.is_dir() else "a pipe or device, and what is in it can be read only once"
+        this = (
+            "a folder"
+            if path.is_dir()
+            else "a pipe or device, and what is in it can be read only once"
+        )
         raise ConfigError(f"this is {this}; expected a file", file=str(path))
     return recognise(read_file(path, MAX_FILE_BYTES)) if is_file(path) else "chakra"
 
@@ -60,7 +64,9 @@ def read_any_workload(
     if gpu is not None and kind != "chakra":
         raise ConfigError(f"--gpu is for Chakra traces; this is {TITLES[kind]}", file=str(path))
     if comm_groups is not None and kind != "chakra":
-        raise ConfigError(f"--comm-groups is for Chakra traces; this is {TITLES[kind]}", file=str(path))
+        raise ConfigError(
+            f"--comm-groups is for Chakra traces; this is {TITLES[kind]}", file=str(path)
+        )
     if kind == "operations":
         listed = load_operations(path)
         workload, machine, slow = listed.workload, listed.topology, listed.slow
@@ -107,19 +113,24 @@ def convert_workload(
             content = write_workload(workload)
             write_file(target, content)
             say(
-                f"wrote {target}: {workload.nranks} ranks, {len(workload.operations)} operations, {len(content):,} bytes"
+                f"wrote {target}: {workload.nranks} ranks, {len(workload.operations)} operations, "
+                f"{len(content):,} bytes"
             )
             return
         traces, rules = _traces(workload, place, messages=name == "chakra-messages"), workload.rules
     elif name == "workload":
         subject = f"this is {TITLES[kind]}" if is_file(path) else "an algorithm is no workload"
         subject += "; simcoll step writes its workload" if kind == "design" else ""
-        raise ConfigError(f"{subject}; expected a list of operations, a workload or a Chakra trace", file=source)
+        raise ConfigError(
+            f"{subject}; expected a list of operations, a workload or a Chakra trace", file=source
+        )
     else:
         loaded = algorithm()
         traces, subject = _messages(loaded, size, dtype), f"{loaded}, "
     stem = target.name.removesuffix(".et")
-    files = {f"{stem}.{rank}.et": content for rank, content in enumerate(dump_chakra(traces, rules))}
+    files = {
+        f"{stem}.{rank}.et": content for rank, content in enumerate(dump_chakra(traces, rules))
+    }
     write_files(target.parent, files)
     steps = sum(map(len, traces))
     nbytes = sum(map(len, files.values()))
@@ -132,16 +143,23 @@ def _traces(workload: Workload, place: Topology | None, *, messages: bool) -> Tr
     from simcoll.workload.lower import WorkloadPlans, lower
     from simcoll.workload.workload import ComputeOperation
 
-    nested = any(isinstance(operation, ComputeOperation) and operation.inside for operation in workload.operations)
+    nested = any(
+        isinstance(operation, ComputeOperation) and operation.inside
+        for operation in workload.operations
+    )
     if not nested and not messages:
         return traces_of_workload(workload)
     if place is None:
         raise ConfigError("what its collectives become depends on where they run: give --topology")
-    return traces_of_program(lower(workload, WorkloadPlans(place, rules=workload.rules))[0], lowered=messages)
+    return traces_of_program(
+        lower(workload, WorkloadPlans(place, rules=workload.rules))[0], lowered=messages
+    )
 
 
 def _messages(algorithm: Algorithm, size: str | None, dtype: str | None) -> Traces:
-    """The messages of a schedule bound to a size, or of a GOAL program, whose messages are marked unproved."""
+    """The messages of a schedule bound to a size, or of a GOAL program, whose messages are marked
+    unproved.
+    """
     from simcoll.emulator.goal import goal_program
     from simcoll.emulator.programs import Call, Program
     from simcoll.formats.goal.goal_writer import bind_bytes
@@ -152,9 +170,12 @@ def _messages(algorithm: Algorithm, size: str | None, dtype: str | None) -> Trac
 
     if isinstance(algorithm, Goal):
         if size or dtype:
-            raise ConfigError(f"--size and --dtype are for schedules; {algorithm} has sizes of its own")
+            raise ConfigError(
+                f"--size and --dtype are for schedules; {algorithm} has sizes of its own"
+            )
         return [
-            [replace(step, name="unproved") for step in steps] for steps in traces_of_program(goal_program(algorithm))
+            [replace(step, name="unproved") for step in steps]
+            for steps in traces_of_program(goal_program(algorithm))
         ]
     plan = bind_bytes(schedule_of(algorithm), parse_size(size or "1M"), dtype or "float32")
     return traces_of_program(Program(plan.nranks, [Call(plan)]), lowered=True)

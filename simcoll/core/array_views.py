@@ -20,12 +20,14 @@ def is_tensor(value: Any) -> bool:
 
 
 def array_on(value: Any) -> Array | None:
-    """An array on the memory of a torch CPU tensor, a buffer, or an object with ``__array__`` or DLPack; None for other values.
+    """An array on the memory of a torch CPU tensor, a buffer, or an object with ``__array__`` or
+    DLPack; None for other values.
 
     Raises
     ------
     TypeError
-        For a tensor whose memory numpy cannot share: on another device, sparse, or of an unsupported dtype.
+        For a tensor whose memory numpy cannot share: on another device, sparse, or of an
+        unsupported dtype.
     RuntimeError
         For a lazily conjugated or negated tensor, as torch raises.
     """
@@ -43,7 +45,9 @@ def array_on(value: Any) -> Array | None:
 
 
 def _array_on_tensor(tensor: Any) -> Array:
-    """Like ``tensor.numpy()``, but also for the dtypes that numpy has from ml_dtypes; these are viewed as bits."""
+    """Like ``tensor.numpy()``, but also for the dtypes that numpy has from ml_dtypes; these are
+    viewed as bits.
+    """
     name = str(tensor.dtype).removeprefix("torch.")
     if not name.startswith(("bfloat", "float8")) or tensor.device.type != "cpu":
         return np.asarray(tensor)

@@ -1,8 +1,9 @@
 """The definition of each collective, as data: the contributions that every output chunk must hold.
 
-A rank's *input* and *output* buffers are sequences of *slots*; a slot holds one *block* of data (the whole vector of an all_reduce,
-one rank's share of an all_gather, one (source, destination) pair of an all_to_all), and a schedule cuts every block into the
-same number of chunks. Sizes are absent here: they are fixed when a schedule is bound.
+A rank's *input* and *output* buffers are sequences of *slots*; a slot holds one *block* of data
+(the whole vector of an all_reduce, one rank's share of an all_gather, one (source, destination)
+pair of an all_to_all), and a schedule cuts every block into the same number of chunks. Sizes are
+absent here: they are fixed when a schedule is bound.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ ALL = -1
 class Kind:
     """One row of the table of collectives: its definition.
 
-    Every function takes ``(rank, slot, nranks)`` arrays. ``source`` returns, for an output slot, the rank and the slot of the input
-    that it must hold; rank ``ALL`` means the reduction over all ranks.
+    Every function takes ``(rank, slot, nranks)`` arrays. ``source`` returns, for an output slot,
+    the rank and the slot of the input that it must hold; rank ``ALL`` means the reduction over all
+    ranks.
     """
 
     summary: str
@@ -71,51 +73,151 @@ def _all(rank: Ints, slot: Ints) -> Ints:
     return np.full(np.broadcast_shapes(np.shape(rank), np.shape(slot)), ALL, np.int64)
 
 
-# alias(rank, slot): (input slot, output slot) of the memory that the two share when in place; slot runs over the smaller buffer.
-# None: a slot's block changes, so an in-place run first sets the input aside.
+# alias(rank, slot): (input slot, output slot) of the memory that the two share when in place; slot
+# runs over the smaller buffer. None: a slot's block changes, so an in-place run first sets the
+# input aside.
 KINDS: dict[str, Kind] = {
     "broadcast": Kind(
-        "every rank gets the root's vector", True, False, _one, _one, "root", "all", _zero, _zero,
-        lambda r, s: (0 * r + 0 * s, 0 * r + 0 * s), _one, lambda r, s: (s, s),
+        "every rank gets the root's vector",
+        True,
+        False,
+        _one,
+        _one,
+        "root",
+        "all",
+        _zero,
+        _zero,
+        lambda r, s: (0 * r + 0 * s, 0 * r + 0 * s),
+        _one,
+        lambda r, s: (s, s),
     ),
     "reduce": Kind(
-        "the root gets the reduction of all vectors", True, True, _one, _one, "all", "root", _zero, _zero,
-        lambda r, s: (_all(r, s), 0 * r + s), _one, lambda r, s: (s, s),
+        "the root gets the reduction of all vectors",
+        True,
+        True,
+        _one,
+        _one,
+        "all",
+        "root",
+        _zero,
+        _zero,
+        lambda r, s: (_all(r, s), 0 * r + s),
+        _one,
+        lambda r, s: (s, s),
     ),
     "all_reduce": Kind(
-        "every rank gets the reduction of all vectors", False, True, _one, _one, "all", "all", _zero, _zero,
-        lambda r, s: (_all(r, s), 0 * r + s), _one, lambda r, s: (s, s),
+        "every rank gets the reduction of all vectors",
+        False,
+        True,
+        _one,
+        _one,
+        "all",
+        "all",
+        _zero,
+        _zero,
+        lambda r, s: (_all(r, s), 0 * r + s),
+        _one,
+        lambda r, s: (s, s),
     ),
     "all_gather": Kind(
-        "every rank gets the blocks of all ranks", False, False, _one, _n, "all", "all", _rank, _slot,
-        lambda r, s: (0 * r + s, 0 * r + 0 * s), _n, lambda r, s: (s, r + 0 * s),
+        "every rank gets the blocks of all ranks",
+        False,
+        False,
+        _one,
+        _n,
+        "all",
+        "all",
+        _rank,
+        _slot,
+        lambda r, s: (0 * r + s, 0 * r + 0 * s),
+        _n,
+        lambda r, s: (s, r + 0 * s),
     ),
     "reduce_scatter": Kind(
-        "rank r gets block r of the reduction", False, True, _n, _one, "all", "all", _slot, _rank,
-        lambda r, s: (_all(r, s), r + 0 * s), _n, lambda r, s: (r + 0 * s, s),
+        "rank r gets block r of the reduction",
+        False,
+        True,
+        _n,
+        _one,
+        "all",
+        "all",
+        _slot,
+        _rank,
+        lambda r, s: (_all(r, s), r + 0 * s),
+        _n,
+        lambda r, s: (r + 0 * s, s),
     ),
     "gather": Kind(
-        "the root gets the blocks of all ranks", True, False, _one, _n, "all", "root", _rank, _slot,
-        lambda r, s: (0 * r + s, 0 * r + 0 * s), _n, lambda r, s: (s, r + 0 * s),
+        "the root gets the blocks of all ranks",
+        True,
+        False,
+        _one,
+        _n,
+        "all",
+        "root",
+        _rank,
+        _slot,
+        lambda r, s: (0 * r + s, 0 * r + 0 * s),
+        _n,
+        lambda r, s: (s, r + 0 * s),
     ),
     "scatter": Kind(
-        "rank r gets block r of the root", True, False, _n, _one, "root", "all", _slot, _rank,
-        lambda r, s: (0 * r + 0 * s, r + 0 * s), _n, lambda r, s: (r + 0 * s, s),
+        "rank r gets block r of the root",
+        True,
+        False,
+        _n,
+        _one,
+        "root",
+        "all",
+        _slot,
+        _rank,
+        lambda r, s: (0 * r + 0 * s, r + 0 * s),
+        _n,
+        lambda r, s: (r + 0 * s, s),
     ),
     "all_to_all": Kind(
-        "rank r gets block r of every rank", False, False, _n, _n, "all", "all",
-        lambda r, s, n: r * n + s, lambda r, s, n: s * n + r,
-        lambda r, s: (0 * r + s, r + 0 * s), lambda n: n * n, None,
+        "rank r gets block r of every rank",
+        False,
+        False,
+        _n,
+        _n,
+        "all",
+        "all",
+        lambda r, s, n: r * n + s,
+        lambda r, s, n: s * n + r,
+        lambda r, s: (0 * r + s, r + 0 * s),
+        lambda n: n * n,
+        None,
     ),
     "send_recv": Kind(
-        "every destination of a pair gets its source's block", False, False, _one, _one, "sources", "destinations", _rank, _rank,
-        lambda r, s: (r + 0 * s, 0 * r + 0 * s), _n, None,
+        "every destination of a pair gets its source's block",
+        False,
+        False,
+        _one,
+        _one,
+        "sources",
+        "destinations",
+        _rank,
+        _rank,
+        lambda r, s: (r + 0 * s, 0 * r + 0 * s),
+        _n,
+        None,
     ),
     "barrier": Kind(
-        "no rank leaves before every rank has entered", False, False, lambda n: 0, lambda n: 0, "all", "all", _zero, _zero,
-        lambda r, s: (0 * r, 0 * r), lambda n: 0, None,
+        "no rank leaves before every rank has entered",
+        False,
+        False,
+        lambda n: 0,
+        lambda n: 0,
+        "all",
+        "all",
+        _zero,
+        _zero,
+        lambda r, s: (0 * r, 0 * r),
+        lambda n: 0,
+        None,
     ),
-}  # fmt: skip
+}
 
 
 def _whole(value: object, expectation: str) -> int:
@@ -133,21 +235,24 @@ class Collective:
     Parameters
     ----------
     kind
-        ``broadcast``, ``reduce``, ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``gather``, ``scatter``, ``all_to_all``,
-        ``send_recv`` or ``barrier``.
+        ``broadcast``, ``reduce``, ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``gather``,
+        ``scatter``, ``all_to_all``, ``send_recv`` or ``barrier``.
     nranks
         World size, at least 1.
     root
         Root rank of broadcast, reduce, gather and scatter; default 0 there, ``None`` elsewhere.
     pairs
-        ``(source, destination)`` pairs of a send_recv: each rank at most once as source and once as destination.
+        ``(source, destination)`` pairs of a send_recv: each rank at most once as source and once as
+        destination.
     in_place
-        The output shares memory with the input, as in NCCL: an all_gather's input, for example, is its own slot of the output.
+        The output shares memory with the input, as in NCCL: an all_gather's input, for example, is
+        its own slot of the output.
 
     Raises
     ------
     ConfigError
-        For an unknown kind, a world size below 1, a root or pair out of range, or a root for a collective without one.
+        For an unknown kind, a world size below 1, a root or pair out of range, or a root for a
+        collective without one.
 
     Examples
     --------
@@ -176,7 +281,9 @@ class Collective:
 
     def __post_init__(self) -> None:
         raw_kind: Any = self.kind  # whatever was given
-        kind = str.__str__(raw_kind) if isinstance(raw_kind, str) else ""  # a member of an enumeration is its value
+        kind = (
+            str.__str__(raw_kind) if isinstance(raw_kind, str) else ""
+        )  # a member of an enumeration is its value
         if kind not in KINDS:
             raise ConfigError(f"unknown collective {raw_kind!r}; {nearest(str(raw_kind), KINDS)}")
         object.__setattr__(self, "kind", kind)
@@ -185,21 +292,31 @@ class Collective:
             raise ConfigError(f"in_place must be True or False; got {in_place!r}")
         object.__setattr__(self, "in_place", bool(in_place))
         object.__setattr__(
-            self, "nranks", _whole(self.nranks, f"{self.kind} needs a whole number of ranks, at least 1")
+            self,
+            "nranks",
+            _whole(self.nranks, f"{self.kind} needs a whole number of ranks, at least 1"),
         )
         if self.root is not None:
-            object.__setattr__(self, "root", _whole(self.root, f"the root of {self.kind} must be a whole number"))
+            object.__setattr__(
+                self, "root", _whole(self.root, f"the root of {self.kind} must be a whole number")
+            )
         if self.nranks > MAX_RANKS:
-            raise ConfigError(f"{self.kind} of {self.nranks} ranks: at most {MAX_RANKS} are supported")
+            raise ConfigError(
+                f"{self.kind} of {self.nranks} ranks: at most {MAX_RANKS} are supported"
+            )
         if self.nranks < 1:
-            raise ConfigError(f"{self.kind} needs a whole number of ranks, at least 1; got {self.nranks}")
+            raise ConfigError(
+                f"{self.kind} needs a whole number of ranks, at least 1; got {self.nranks}"
+            )
         if not KINDS[self.kind].rooted:
             if self.root is not None:
                 raise ConfigError(f"{self.kind} has no root, but root={self.root!r} was given")
         elif self.root is None:
             object.__setattr__(self, "root", 0)
         elif not 0 <= self.root < self.nranks:
-            raise ConfigError(f"root {self.root} of {self.kind} is not a rank; expected 0..{self.nranks - 1}")
+            raise ConfigError(
+                f"root {self.root} of {self.kind} is not a rank; expected 0..{self.nranks - 1}"
+            )
         self._check_pairs()
         if self.pairs and self.kind != "send_recv":
             raise ConfigError(f"{self.kind} takes no pairs; only send_recv does")
@@ -213,16 +330,25 @@ class Collective:
             ends: Any = pair  # whatever was given
             if not isinstance(ends, (tuple, list)) or len(ends) != 2:
                 raise ConfigError(f"pair {pair!r}: expected (source, destination)")
-            pairs.append((_whole(pair[0], "a source must be a rank"), _whole(pair[1], "a destination must be a rank")))
+            pairs.append(
+                (
+                    _whole(pair[0], "a source must be a rank"),
+                    _whole(pair[1], "a destination must be a rank"),
+                )
+            )
         object.__setattr__(self, "pairs", tuple(pairs))
         for position, ends in enumerate(zip(*self.pairs, strict=True) if self.pairs else ()):
             role = ("source", "destination")[position]
             for rank in ends:
                 if not 0 <= rank < self.nranks:
-                    raise ConfigError(f"pair {role} {rank} is not a rank; expected 0..{self.nranks - 1}")
+                    raise ConfigError(
+                        f"pair {role} {rank} is not a rank; expected 0..{self.nranks - 1}"
+                    )
             if len(set(ends)) != len(ends):
                 twice = next(rank for rank in ends if ends.count(rank) > 1)
-                raise ConfigError(f"rank {twice} is the {role} of two pairs; each rank may be {role} once")
+                raise ConfigError(
+                    f"rank {twice} is the {role} of two pairs; each rank may be {role} once"
+                )
 
     @property
     def spec(self) -> Kind:
@@ -259,7 +385,9 @@ class Collective:
         return self._at(self.spec.input_at, rank)
 
     def has_output(self, rank: ArrayLike) -> NDArray[np.bool_]:
-        """Whether each rank has an output buffer that the caller sees; elsewhere the buffer may serve as workspace."""
+        """Whether each rank has an output buffer that the caller sees; elsewhere the buffer may
+        serve as workspace.
+        """
         return self._at(self.spec.output_at, rank)
 
     def input_block(self, rank: Ints, slot: Ints) -> Ints:
@@ -296,7 +424,8 @@ class Collective:
 
 
 def bus_factor(kind: str, nranks: int) -> float:
-    """Ratio of bus bandwidth to algorithm bandwidth, as nccl-tests defines it (its ``doc/PERFORMANCE.md``).
+    """Ratio of bus bandwidth to algorithm bandwidth, as nccl-tests defines it (its
+    ``doc/PERFORMANCE.md``).
 
     >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
     (1.5, 0.75, 1.0)

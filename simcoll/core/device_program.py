@@ -1,8 +1,10 @@
 """Programs of thread blocks that access each other's memory, as in MSCCL++ execution plans.
 
-Unlike in a :class:`~simcoll.core.rank_program.RankProgram`, nothing is sent: a thread block loads from and stores to the memory of any
-rank, and only signals, semaphores, barriers and packets order these accesses. Memory is addressed by *cell*: a chunk, or a part of one
-where thread blocks share it. A rank's cells are those of its input, output, scratch and packets, in this order; packets carry flags.
+Unlike in a :class:`~simcoll.core.rank_program.RankProgram`, nothing is sent: a thread block loads
+from and stores to the memory of any rank, and only signals, semaphores, barriers and packets order
+these accesses. Memory is addressed by *cell*: a chunk, or a part of one where thread blocks share
+it. A rank's cells are those of its input, output, scratch and packets, in this order; packets carry
+flags.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from simcoll.core.layout import Layout
 __all__ = ["EACH", "FOLD", "SWITCH", "DeviceOp", "DeviceProgram", "Region"]
 
 EACH, FOLD, SWITCH = "each", "fold", "switch"
-"""What an operation writes. ``EACH``: a copy of each region that it reads. ``FOLD``: the reduction of all of them, in order, to every
-destination. ``SWITCH``: the same in the order of a switch."""
+"""What an operation writes. ``EACH``: a copy of each region that it reads. ``FOLD``: the reduction
+of all of them, in order, to every destination. ``SWITCH``: the same in the order of a switch.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +50,21 @@ class DeviceOp:
     reads, writes
         Regions read, in the order of the reduction, and regions written.
     fence
-        All threads of the block meet: the operation follows all before it and precedes all after it.
+        All threads of the block meet: the operation follows all before it and precedes all after
+        it.
     signals, waits
-        One-way counters that the operation raises and waits for: ``(from rank, to rank, number)``; thread i of the block handles the i-th.
+        One-way counters that the operation raises and waits for: ``(from rank, to rank, number)``;
+        thread i of the block handles the i-th.
     relaxed
         The signals and waits order execution, not visibility.
     acquires, releases
         Semaphores of the same rank.
     barrier
-        Barrier of the same rank (also a fence) and the number of blocks that meet there; None for other operations.
+        Barrier of the same rank (also a fence) and the number of blocks that meet there; None for
+        other operations.
     proxies
-        Counters whose proxies move data. A proxy moves data or raises counters at some later time; its actions for one counter are
-        in order.
+        Counters whose proxies move data. A proxy moves data or raises counters at some later time;
+        its actions for one counter are in order.
     proxied
         The signals are raised by proxies.
     """
@@ -151,9 +157,13 @@ class DeviceProgram:
         for name, size in zip(("input", "output", "scratch", "packet"), self.buffers, strict=True):
             if region.cell < base + size or name == "packet":
                 first_chunk, last_chunk = (
-                    cell // self.pieces for cell in (region.cell - base, region.cell - base + region.count - 1)
+                    cell // self.pieces
+                    for cell in (region.cell - base, region.cell - base + region.count - 1)
                 )
-                return f"rank {region.rank} {name}[{first_chunk}{f'..{last_chunk}' * (last_chunk > first_chunk)}]"
+                return (
+                    f"rank {region.rank} "
+                    f"{name}[{first_chunk}{f'..{last_chunk}' * (last_chunk > first_chunk)}]"
+                )
             base += size
         return ""
 

@@ -1,18 +1,25 @@
 """Digests of steps, by which a schedule tells whether its source yields the same steps again.
 
-A source is a program, which may know this module, but not the random numbers below: every process draws its own. Two blocks that differ
-have equal digests with a probability of at most 2^-66, whatever a source yields, for this reason.
+A source is a program, which may know this module, but not the random numbers below: every process
+draws its own. Two blocks that differ have equal digests with a probability of at most 2^-66,
+whatever a source yields, for this reason.
 
-* Only values count: columns have one type and byte order (:class:`simcoll.core.step.Step`), and their lengths are part of the digest.
-* The values of up to 64 transfers go through SHA-256, and so does all of what follows. No two inputs with the same SHA-256 are known.
-* The values of more transfers are words x of 64 bits: those of all columns in a row, or in a very long step of each column by itself. They
-  are cut into parts of 8,192 words. Of each part, SHA-256 gets two sums of f x modulo 2^64, each with its own random words f; and if a word
-  of the row exceeds 32 bits, also two sums of f (x >> 32).
-* Let a part differ. If some lower halves differ, let 2^v be the largest power of two that divides all differences of words; then v <= 31.
-  A sum of f times the differences is 0 modulo 2^64 with probability 2^-(64 - v), at most 2^-33: divided by 2^v, one of the differences
-  is odd, so whatever the other factors are, its factor must have one certain residue modulo 2^(64 - v). Two independent sums: 2^-66.
-* If all lower halves agree, upper halves differ. Then either only one of the two rows has sums of upper halves, which its first letters
-  tell, or the same argument holds for these sums, whose words are below 2^32.
+* Only values count: columns have one type and byte order (:class:`simcoll.core.step.Step`), and
+  their lengths are part of the digest.
+* The values of up to 64 transfers go through SHA-256, and so does all of what follows. No two
+  inputs with the same SHA-256 are known.
+* The values of more transfers are words x of 64 bits: those of all columns in a row, or in a very
+  long step of each column by itself. They are cut into parts of 8,192 words. Of each part, SHA-256
+  gets two sums of f x modulo 2^64, each with its own random words f; and if a word of the row
+  exceeds 32 bits, also two sums of f (x >> 32).
+* Let a part differ. If some lower halves differ, let 2^v be the largest power of two that divides
+  all differences of words; then v <= 31. A sum of f times the differences is 0 modulo 2^64 with
+  probability 2^-(64 - v), at most 2^-33: divided by 2^v, one of the differences is odd, so whatever
+  the other factors are, its factor must have one certain residue modulo 2^(64 - v). Two independent
+  sums: 2^-66.
+* If all lower halves agree, upper halves differ. Then either only one of the two rows has sums of
+  upper halves, which its first letters tell, or the same argument holds for these sums, whose words
+  are below 2^32.
 
 Hashing all values would take ten times as long, and every pass over a schedule computes digests.
 """
@@ -35,7 +42,9 @@ FEW = 64
 PART = 1 << 13
 """Words to a part: two such parts and their factors fit into a cache of 256 KB."""
 JOINED = 1 << 17
-"""Up to this many words, joining the columns is faster than handling each; beyond, columns of one value count."""
+"""Up to this many words, joining the columns is faster than handling each; beyond, columns of one
+value count.
+"""
 WORD = np.dtype(np.int64)
 
 
@@ -55,7 +64,12 @@ def digest(block: Step | Repeat) -> bytes:
     if isinstance(block, Step):
         return sha256(b"".join(_of_step(block))).digest()
     numbers = block.count, block.stride, block.base, block.modulus
-    parts = [b"repeat", repr((numbers, len(block.steps), None if block.order is None else len(block.order))).encode()]
+    parts = [
+        b"repeat",
+        repr(
+            (numbers, len(block.steps), None if block.order is None else len(block.order))
+        ).encode(),
+    ]
     if block.order is not None:
         parts.append(_sums(block.order))
     return sha256(b"".join([*parts, *map(digest, block.steps)])).digest()
@@ -65,7 +79,10 @@ def _of_step(step: Step) -> list[bytes]:
     """The lengths of the columns of a step, and their values or sums of these."""
     columns, size = step.columns, len(step)
     if size <= FEW or [*map(len, columns)].count(size) < len(columns):
-        return [b"%d,%d,%d,%d,%d,%d,%d:" % tuple(map(len, columns)), *[column.tobytes() for column in columns]]
+        return [
+            b"%d,%d,%d,%d,%d,%d,%d:" % tuple(map(len, columns)),
+            *[column.tobytes() for column in columns],
+        ]
     lengths = b"%d:" % size
     if len(columns) * size <= JOINED:
         return [lengths, _sums(np.concatenate(columns))]
@@ -94,7 +111,9 @@ def _words(column: Array) -> Ints:
 
 
 def _sums(words: Ints) -> bytes:
-    """Two sums of random multiples of the words of every part; also of their upper halves if a word has more than 32 bits."""
+    """Two sums of random multiples of the words of every part; also of their upper halves if a word
+    has more than 32 bits.
+    """
     unsigned = words.view(np.uint64)
     if not int(unsigned.max(initial=0)) >> 32:
         return b"lower" + _products(words)

@@ -1,8 +1,9 @@
 """Derived facts about records, stored by whoever derives them.
 
-A record of the core is frozen, and knows only what the core derives. What other packages derive from it (classes of messages, counts,
-loaded runs) they keep themselves, in a :class:`FactStore`: it is found by the record's identity, lives no longer than the record, and
-travels with no copy and no pickle of it.
+A record of the core is frozen, and knows only what the core derives. What other packages derive
+from it (classes of messages, counts, loaded runs) they keep themselves, in a :class:`FactStore`: it
+is found by the record's identity, lives no longer than the record, and travels with no copy and no
+pickle of it.
 """
 
 from __future__ import annotations
@@ -39,11 +40,15 @@ class FactStore(Generic[Record, Fact]):
         self._lock = Lock()
 
     def __call__(self, record: Record) -> Fact:
-        """The fact about a record; of threads that derive it at the same time, the first decides for all."""
+        """The fact about a record; of threads that derive it at the same time, the first decides
+        for all.
+        """
         with self._lock:
             fact = self._facts.get(record)
         if fact is None:
-            derived = self._derive(record)  # without the lock: this may take long, or ask for other facts
+            derived = self._derive(
+                record
+            )  # without the lock: this may take long, or ask for other facts
             with self._lock:
                 fact = self._facts.setdefault(record, derived)
         return fact

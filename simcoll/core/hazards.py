@@ -1,8 +1,9 @@
 """Order between transfers of different channels that touch the same chunk.
 
-Within a channel the order of the steps covers every hazard. Where two channels touch the same chunk, the later transfer has to wait:
-a read for the last write (read after write), a write for the last write and for every read since (write after write, write after
-read). Inside a step all reads come first, so a write there waits for the reads of other channels.
+Within a channel the order of the steps covers every hazard. Where two channels touch the same
+chunk, the later transfer has to wait: a read for the last write (read after write), a write for the
+last write and for every read since (write after write, write after read). Inside a step all reads
+come first, so a write there waits for the reads of other channels.
 """
 
 from __future__ import annotations
@@ -23,18 +24,30 @@ from simcoll.core.step import distinct, joined, spread
 
 Steps: TypeAlias = Callable[[], Iterable[tuple[int, Step]]]
 
-__all__ = ["by_transfer", "check_orderable", "derive_waits", "hazards", "overwritten_sources", "wait_pairs"]
+__all__ = [
+    "by_transfer",
+    "check_orderable",
+    "derive_waits",
+    "hazards",
+    "overwritten_sources",
+    "wait_pairs",
+]
 
 MOST = 2**20
-"""Number of accesses to chunks that are handled together, and of chunks of which there is a table."""
+"""Number of accesses to chunks that are handled together, and of chunks of which there is a
+table.
+"""
 KEPT_ROWS = 2**21
-"""Up to this number, transfers are kept between passes, at 29 bytes each: every group of ranks takes a pass."""
+"""Up to this number, transfers are kept between passes, at 29 bytes each: every group of ranks
+takes a pass.
+"""
 BLOCK_ROWS = 2**17
 """Number of transfers of consecutive steps that are handled together."""
 
 
 class _TransferBlock(NamedTuple):
-    """Transfers of consecutive steps: first chunk of source and target, over all ranks, number of chunks, channel, and operation.
+    """Transfers of consecutive steps: first chunk of source and target, over all ranks, number of
+    chunks, channel, and operation.
 
     ``lengths`` are the numbers of transfers of the steps. A message without data has no chunks.
     """
@@ -59,16 +72,20 @@ class _Transfers(NamedTuple):
 
 
 class _Accesses(NamedTuple):
-    """Reads or writes in order: the transfer, and the cell, which is a chunk or a run of chunks with equal accesses."""
+    """Reads or writes in order: the transfer, and the cell, which is a chunk or a run of chunks
+    with equal accesses.
+    """
 
     cell: Shorts
     transfer: Array
 
 
 class _Versions(NamedTuple):
-    """Versions of cells: that which each read observes, and those that each write replaces and creates.
+    """Versions of cells: that which each read observes, and those that each write replaces and
+    creates.
 
-    Cells begin with a version of their own number. The writes of a step to one cell (a fold) make one version.
+    Cells begin with a version of their own number. The writes of a step to one cell (a fold) make
+    one version.
     """
 
     observed: Shorts
@@ -95,14 +112,20 @@ def _block(steps: list[Step], size: int) -> _TransferBlock:
     data = step.op != SYNC  # a message without data may name any chunk
     source, target = ((rank * size + chunk) * data for rank, chunk in step.ends)
     return _TransferBlock(
-        source, target, step.count * data, step.channel.astype(np.int32), step.op.astype(np.int8), [*map(len, steps)]
+        source,
+        target,
+        step.count * data,
+        step.channel.astype(np.int32),
+        step.op.astype(np.int8),
+        [*map(len, steps)],
     )
 
 
 def _accesses(blocks: Blocks, low: int, high: int, kind: Any) -> tuple[_Accesses, _Accesses, int]:
     """Reads and writes of the chunks ``low .. high - 1``, and the number of cells.
 
-    A reduction's read of its destination is left out: the write stands for it, except in a fold. ``kind`` has room for all numbers.
+    A reduction's read of its destination is left out: the write stands for it, except in a fold.
+    ``kind`` has room for all numbers.
     """
     base = 0
     none = np.zeros(0, kind)
@@ -114,13 +137,17 @@ def _accesses(blocks: Blocks, low: int, high: int, kind: Any) -> tuple[_Accesses
             end = start + block.chunks[rows]
             ranges.append((start.astype(kind), end.astype(kind), (base + rows).astype(kind)))
         base += len(block.chunks)
-    (*read_edges, reader), (*write_edges, writer) = (map(np.concatenate, zip(*ranges, strict=True)) for ranges in ends)
+    (*read_edges, reader), (*write_edges, writer) = (
+        map(np.concatenate, zip(*ranges, strict=True)) for ranges in ends
+    )
     cells, count = _cells([*read_edges, *write_edges], high - low)
     return _spread(cells[0], cells[1], reader), _spread(cells[2], cells[3], writer), count
 
 
 def _spread(begin: Shorts, end: Shorts, transfer: Array) -> _Accesses:
-    """The accesses of transfers to ranges of cells: every number of each range, with its transfer."""
+    """The accesses of transfers to ranges of cells: every number of each range, with its
+    transfer.
+    """
     length = end - begin
     ahead = np.cumsum(length, dtype=np.int32) - length
     cell = np.repeat(begin - ahead, length)
@@ -131,7 +158,8 @@ def _spread(begin: Shorts, end: Shorts, transfer: Array) -> _Accesses:
 def _cells(edges: list[Array], chunks: int) -> tuple[list[Shorts], int]:
     """The cells at the edges of all ranges of chunks, and the number of cells.
 
-    No transfer begins or ends between two edges, so the chunks there have the same accesses and form one cell.
+    No transfer begins or ends between two edges, so the chunks there have the same accesses and
+    form one cell.
     """
     if chunks > MOST:
         cuts = distinct(*edges)
@@ -144,10 +172,14 @@ def _cells(edges: list[Array], chunks: int) -> tuple[list[Shorts], int]:
 
 
 def _versions(reads: _Accesses, writes: _Accesses, cells: int, starts: Ints) -> _Versions:
-    """Follow the versions of all cells through the steps, which begin with the transfers ``starts``."""
+    """Follow the versions of all cells through the steps, which begin with the transfers
+    ``starts``.
+    """
     version = np.arange(cells, dtype=np.int32)
     names = np.arange(cells, cells + len(writes.cell), dtype=np.int32)
-    observed, replaced, created = (np.empty(len(of.cell), np.int32) for of in (reads, writes, writes))
+    observed, replaced, created = (
+        np.empty(len(of.cell), np.int32) for of in (reads, writes, writes)
+    )
     cuts = [pairwise(np.searchsorted(of.transfer, starts).tolist()) for of in (reads, writes)]
     for (a, b), (c, d) in zip(*cuts, strict=True):
         cell = writes.cell[c:d]
@@ -161,8 +193,8 @@ def _versions(reads: _Accesses, writes: _Accesses, cells: int, starts: Ints) -> 
 def hazards(cell: Ints, write: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     """Pairs (later, earlier) of accesses that must stay in order.
 
-    Each access is paired with the last write before it, and each write also with the reads since. Accesses come sorted by cell, and
-    within a cell in the order in which they happen.
+    Each access is paired with the last write before it, and each write also with the reads since.
+    Accesses come sorted by cell, and within a cell in the order in which they happen.
     """
     position = np.arange(len(cell))
     begin = np.maximum.accumulate(np.where(np.diff(cell, prepend=-1) != 0, position, 0))
@@ -171,11 +203,15 @@ def hazards(cell: Ints, write: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     writes = np.flatnonzero(write)
     since = np.maximum(last_write + 1, begin)[writes]
     row, offset = spread(writes - since)
-    return np.concatenate([followers, writes[row]]), np.concatenate([last_write[followers], since[row] + offset])
+    return np.concatenate([followers, writes[row]]), np.concatenate(
+        [last_write[followers], since[row] + offset]
+    )
 
 
 def _groups(blocks: Blocks, nranks: int, size: int) -> list[int]:
-    """Bounds of the chunks of groups of consecutive ranks, each with few enough accesses to be handled together."""
+    """Bounds of the chunks of groups of consecutive ranks, each with few enough accesses to be
+    handled together.
+    """
     total = np.zeros(nranks, np.int64)
     for block in blocks():
         for begin in (block.source, block.target):
@@ -185,10 +221,12 @@ def _groups(blocks: Blocks, nranks: int, size: int) -> list[int]:
 
 
 def _with_overwriters(waits: Ints, swaps: Ints, count: int) -> Ints:
-    """Let a transfer that overwrites the source of another in its step and channel inherit the other's waits.
+    """Let a transfer that overwrites the source of another in its step and channel inherit the
+    other's waits.
 
-    The reader sets its source aside when its waits are done; only then may the source change. A wait of transfer a for b is encoded as
-    ``a * count + b``, and a swap of reader a and writer b likewise.
+    The reader sets its source aside when its waits are done; only then may the source change. A
+    wait of transfer a for b is encoded as ``a * count + b``, and a swap of reader a and writer b
+    likewise.
     """
     readers = swaps // count
     writers = swaps % count
@@ -218,7 +256,9 @@ def _block_source(steps: Steps, size: int) -> Blocks:
 
 
 def derive_waits(steps: Steps, nranks: int, size: int) -> dict[int, tuple[int, ...]]:
-    """For each transfer, the transfers of other channels that it must wait for: :func:`wait_pairs` as a dictionary."""
+    """For each transfer, the transfers of other channels that it must wait for: :func:`wait_pairs`
+    as a dictionary.
+    """
     return by_transfer(*wait_pairs(steps, nranks, size))
 
 
@@ -227,7 +267,10 @@ def by_transfer(later: Array, earlier: Array) -> dict[int, tuple[int, ...]]:
     begin = np.flatnonzero(np.diff(later, prepend=-1))
     awaited = earlier.tolist()
     edges = [*begin.tolist(), len(later)]
-    return {a: tuple(awaited[b:c]) for a, (b, c) in zip(later[begin].tolist(), pairwise(edges), strict=True)}
+    return {
+        a: tuple(awaited[b:c])
+        for a, (b, c) in zip(later[begin].tolist(), pairwise(edges), strict=True)
+    }
 
 
 def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Array, Array]:
@@ -236,7 +279,8 @@ def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Array, Array]:
     Parameters
     ----------
     steps
-        Yields numbered steps afresh at each call, with in-place aliases resolved, such as ``plan.transfers``.
+        Yields numbered steps afresh at each call, with in-place aliases resolved, such as
+        ``plan.transfers``.
     nranks, size
         Number of ranks, and of chunks per rank (``layout.size``).
 
@@ -252,9 +296,14 @@ def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Array, Array]:
 
 
 def _encode(blocks: Blocks, nranks: int, size: int) -> tuple[Ints, Ints, int]:
-    """The pairs of :func:`_ordered_pairs` for all transfers, as :func:`_with_overwriters` takes them."""
+    """The pairs of :func:`_ordered_pairs` for all transfers, as :func:`_with_overwriters` takes
+    them.
+    """
     none = np.zeros(0, np.int64)
-    columns = [(none, none, none), *((block.channel, block.op, np.array(block.lengths)) for block in blocks())]
+    columns = [
+        (none, none, none),
+        *((block.channel, block.op, np.array(block.lengths)) for block in blocks()),
+    ]
     channel, op, lengths = (np.concatenate(column) for column in zip(*columns, strict=True))
     step = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     of = _Transfers(channel.astype(np.int32), op.astype(np.int8), step)
@@ -264,7 +313,9 @@ def _encode(blocks: Blocks, nranks: int, size: int) -> tuple[Ints, Ints, int]:
     for low, high in pairwise(_groups(blocks, nranks, size)):
         kind = np.int32 if max(count, high - low) < 2**31 else np.int64
         reads, writes, cells = _accesses(blocks, low, high, kind)
-        across, overwriting = _ordered_pairs(reads, writes, _versions(reads, writes, cells, starts), cells, of)
+        across, overwriting = _ordered_pairs(
+            reads, writes, _versions(reads, writes, cells, starts), cells, of
+        )
         for codes, (major, minor) in ((waits, across), (swaps, overwriting)):
             codes.append(major.astype(np.int64) * count + minor)
     return distinct(*waits), distinct(*swaps), count
@@ -273,7 +324,9 @@ def _encode(blocks: Blocks, nranks: int, size: int) -> tuple[Ints, Ints, int]:
 def _ordered_pairs(
     reads: _Accesses, writes: _Accesses, versions: _Versions, cells: int, of: _Transfers
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Pairs (later, earlier) of different channels that must stay in order, and pairs (reader, writer) of one step and channel."""
+    """Pairs (later, earlier) of different channels that must stay in order, and pairs (reader,
+    writer) of one step and channel.
+    """
     observed, replaced, created = versions
     reader = reads.transfer
     writer = writes.transfer
@@ -297,7 +350,8 @@ def _ordered_pairs(
         place, owner = _spread(begin[write], begin[write] + size[write], owner)
         return owner, writer[order[place]]
 
-    # A read waits for the writer of the version that it observes, a write for that of the version that it replaces.
+    # A read waits for the writer of the version that it observes, a write for that of the version
+    # that it replaces.
     accessor, maker = makers(np.append(observed, replaced), np.append(reader, writer))
     across = of.channel[accessor] != of.channel[maker]
     later, earlier = accessor[across], maker[across]
@@ -323,7 +377,8 @@ def overwritten_sources(layout: Layout, step: Step) -> NDArray[np.bool_]:
     write_start = start[order]
     write_end = np.maximum.accumulate(write_start + step.count[order])
     read_start = step.src_rank * layout.size + step.src_chunk
-    # Of the writes that start before the end of a read, the last to end reaches into the read if any does.
+    # Of the writes that start before the end of a read, the last to end reaches into the read if
+    # any does.
     place = np.searchsorted(write_start, read_start + step.count) - 1
     if len(write_start) == 0:
         return np.zeros(len(step), np.bool_)
@@ -332,16 +387,19 @@ def overwritten_sources(layout: Layout, step: Step) -> NDArray[np.bool_]:
 
 
 def check_orderable(schedule: Schedule) -> None:
-    """Refuse channels that exchange chunks in a cycle inside one step, which no order in time can do.
+    """Refuse channels that exchange chunks in a cycle inside one step, which no order in time can
+    do.
 
     Raises
     ------
     ScheduleError
         Names the step and one of the transfers.
     """
-    # A transfer waits inside its step only for one whose source it overwrites; most schedules have no such transfer.
+    # A transfer waits inside its step only for one whose source it overwrites; most schedules have
+    # no such transfer.
     exchanging = (
-        (step.channel != step.channel[:1]).any() and overwritten_sources(schedule.layout, step).any()
+        (step.channel != step.channel[:1]).any()
+        and overwritten_sources(schedule.layout, step).any()
         for _, step in lowered(schedule)
     )
     if not any(exchanging):
@@ -349,14 +407,17 @@ def check_orderable(schedule: Schedule) -> None:
     waits = derive_waits(lambda: lowered(schedule), schedule.nranks, schedule.layout.size)
     base = 0
     for number, step in lowered(schedule):
-        step_waits = {n: [w for w in waits.get(n, ()) if w >= base] for n in range(base, base + len(step))}
+        step_waits = {
+            n: [w for w in waits.get(n, ()) if w >= base] for n in range(base, base + len(step))
+        }
         try:
             TopologicalSorter(step_waits).prepare()
         except CycleError as error:
             rows = sorted({transfer - base for transfer in error.args[1]})
             ends = ", ".join(transfer_text(schedule.layout, step, row) for row in rows[:4])
             message = (
-                f"transfers of different channels overwrite what each other read: {ends}. Use one channel or two steps."
+                f"transfers of different channels overwrite what each other read: {ends}. "
+                "Use one channel or two steps."
             )
             raise fault(number, step, rows[0], f"{schedule}: step {number}: {message}") from None
         base += len(step)

@@ -1,8 +1,9 @@
-"""Records that nobody can change after their proof: arrays over immutable memory, classes without subclasses.
+"""Records that nobody can change after their proof: arrays over immutable memory, classes without
+subclasses.
 
-A flag does not protect an array: whoever holds it, or the array that it is a view of, can mark it writable again. So the memory of a
-column is that of a ``bytes`` object, which Python and numpy never write. ``array.flags.writeable = True`` then raises ValueError, for
-the array as for its base.
+A flag does not protect an array: whoever holds it, or the array that it is a view of, can mark it
+writable again. So the memory of a column is that of a ``bytes`` object, which Python and numpy
+never write. ``array.flags.writeable = True`` then raises ValueError, for the array as for its base.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ import numpy as np
 from simcoll.arrays import Array
 from simcoll.errors import ConfigError
 
-__all__ = ["by_constructor", "constant", "freeze", "immutable", "is_immutable", "without_subclasses"]
+__all__ = [
+    "by_constructor",
+    "constant",
+    "freeze",
+    "immutable",
+    "is_immutable",
+    "without_subclasses",
+]
 
 SLIM_ROWS = 1 << 16
 """From this length on, an array of one value takes no memory."""
@@ -32,7 +40,8 @@ def is_immutable(array: Any) -> bool:
 
 
 def immutable(array: Array, dtype: np.dtype[Any] | None = None) -> Array:
-    """The same values in memory that nobody can change; an array that has such memory already is returned as it is.
+    """The same values in memory that nobody can change; an array that has such memory already is
+    returned as it is.
 
     >>> column = immutable(np.arange(3))
     >>> column.flags.writeable = True
@@ -43,7 +52,9 @@ def immutable(array: Array, dtype: np.dtype[Any] | None = None) -> Array:
     if array.dtype is kind and is_immutable(array):
         return array
     if kind.hasobject:
-        raise ConfigError(f"an array of Python objects cannot be frozen; expected numbers, got {array!r:.60}")
+        raise ConfigError(
+            f"an array of Python objects cannot be frozen; expected numbers, got {array!r:.60}"
+        )
     plain: Array = np.asarray(array, kind)  # without the methods of a subclass
     return np.ndarray(plain.shape, kind, plain.tobytes())
 
@@ -64,19 +75,25 @@ def constant(value: int, size: int, dtype: np.dtype[Any]) -> Array:
 
 
 def by_constructor(record: Any) -> tuple[type, tuple[Any, ...]]:
-    """The ``__reduce__`` of a record with arrays: its constructor, which freezes them again, and the arguments.
+    """The ``__reduce__`` of a record with arrays: its constructor, which freezes them again, and
+    the arguments.
 
     Fields that the constructor computes do not travel.
     """
-    return type(record), tuple(getattr(record, entry.name) for entry in fields(record) if entry.init)
+    return type(record), tuple(
+        getattr(record, entry.name) for entry in fields(record) if entry.init
+    )
 
 
 def without_subclasses(record: Class) -> Class:
-    """Class decorator: no subclasses, which could answer differently after a proof than before it."""
+    """Class decorator: no subclasses, which could answer differently after a proof than before
+    it.
+    """
 
     def refuse(subclass: type, /, **_: Any) -> None:
         raise TypeError(
-            f"{record.__name__} cannot be subclassed (by {subclass.__name__}): a proof must hold for all that has its type; "
+            f"{record.__name__} cannot be subclassed (by {subclass.__name__}): a proof must hold "
+            "for all that has its type; "
             f"write a function that returns a {record.__name__}"
         )
 

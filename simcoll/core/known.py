@@ -20,9 +20,10 @@ __all__ = ["Known"]
 class Known:
     """Derived facts about a schedule, each computed once; they are neither pickled nor copied.
 
-    ``digests``: of the blocks that the source has yielded so far; ``complete``: these are all. ``keeps``: whether a short pass, or a
-    longer one while ``held``, is ``kept``, and then, without repeats, ``lowered``. ``again``: the function, with its arguments, that
-    makes the same schedule in another process. These are facts of the core; other packages store theirs in their own
+    ``digests``: of the blocks that the source has yielded so far; ``complete``: these are all.
+    ``keeps``: whether a short pass, or a longer one while ``held``, is ``kept``, and then, without
+    repeats, ``lowered``. ``again``: the function, with its arguments, that makes the same schedule
+    in another process. These are facts of the core; other packages store theirs in their own
     :class:`simcoll.core.facts.FactStore`.
     """
 
@@ -42,11 +43,14 @@ class Known:
 
     @property
     def folds(self) -> bool:
-        """Whether a step may add to one element more than once, which only a proof of this very schedule excludes."""
+        """Whether a step may add to one element more than once, which only a proof of this very
+        schedule excludes.
+        """
         return self.proof is None or self.proof.of is not self or self.proof.folds
 
     def agrees(self, number: int, value: bytes) -> bool:
-        """Whether a pass that yields this digest as its block ``number``, from 1 on, agrees with all others so far.
+        """Whether a pass that yields this digest as its block ``number``, from 1 on, agrees with
+        all others so far.
 
         The first pass to come this far, finished or not, in any thread, decides for the others.
         """

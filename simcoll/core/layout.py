@@ -1,4 +1,6 @@
-"""Chunk addresses: positions of input, output and scratch, and one canonical address for aliased chunks."""
+"""Chunk addresses: positions of input, output and scratch, and one canonical address for aliased
+chunks.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +34,22 @@ class Layout:
     collective
         The collective that the schedule implements.
     chunks
-        Chunks per block. A block of s elements is cut at ``p * s // chunks``; empty chunks are legal.
+        Chunks per block. A block of s elements is cut at ``p * s // chunks``; empty chunks are
+        legal.
     scratch
-        The block whose size each scratch slot has: one entry per slot (the same on all ranks), or an array ``[nranks, slots]``.
+        The block whose size each scratch slot has: one entry per slot (the same on all ranks), or
+        an array ``[nranks, slots]``.
     scratch_pieces
-        For scratch slots that hold a single chunk instead of a whole block: the piece of the block; an array like ``scratch``.
+        For scratch slots that hold a single chunk instead of a whole block: the piece of the block;
+        an array like ``scratch``.
 
     Attributes
     ----------
     scratch_slots, scratch_chunks
         Number of scratch slots on every rank, and of chunks in each.
     output_base, scratch_base, size
-        First chunk of the output and of scratch (the input begins at 0), and the number of chunks of a rank.
+        First chunk of the output and of scratch (the input begins at 0), and the number of chunks
+        of a rank.
 
     Raises
     ------
@@ -78,30 +84,41 @@ class Layout:
             raise ConfigError(f"a layout needs a Collective, got {whose!r:.60}")
         raw_chunks: Any = self.chunks
         if isinstance(raw_chunks, bool) or not isinstance(raw_chunks, (int, np.integer)):
-            raise ConfigError(f"a block must be cut into a whole number of chunks, got {self.chunks!r}")
+            raise ConfigError(
+                f"a block must be cut into a whole number of chunks, got {self.chunks!r}"
+            )
         object.__setattr__(self, "chunks", int(raw_chunks))
         if not 1 <= self.chunks <= MAX_CHUNKS:
             raise ConfigError(
-                f"a block must be cut into at least 1 chunk, got {self.chunks} (at most {MAX_CHUNKS} are numbered)"
+                f"a block must be cut into at least 1 chunk, got {self.chunks} (at most "
+                f"{MAX_CHUNKS} are numbered)"
             )
         self._check_slots("scratch", max(self.collective.nblocks, 1), "blocks of the collective")
         if self.scratch_pieces is not None:
             self._check_slots("scratch_pieces", self.chunks, "pieces of a block")
             if self.scratch_pieces.shape != self.scratch.shape:
                 raise ConfigError(
-                    f"scratch_pieces must have the shape of scratch, {self.scratch.shape}; got {self.scratch_pieces.shape}"
+                    f"scratch_pieces must have the shape of scratch, {self.scratch.shape}; got "
+                    f"{self.scratch_pieces.shape}"
                 )
         outputs = self.collective.input_slots * self.chunks
         numbers = {
             "scratch_slots": self.scratch.shape[-1],
             "scratch_chunks": self.chunks if self.scratch_pieces is None else 1,
         }
-        numbers |= {"output_base": outputs, "scratch_base": outputs + self.collective.output_slots * self.chunks}
-        numbers["size"] = numbers["scratch_base"] + numbers["scratch_slots"] * numbers["scratch_chunks"]
+        numbers |= {
+            "output_base": outputs,
+            "scratch_base": outputs + self.collective.output_slots * self.chunks,
+        }
+        numbers["size"] = (
+            numbers["scratch_base"] + numbers["scratch_slots"] * numbers["scratch_chunks"]
+        )
         for name, number in numbers.items():
             object.__setattr__(self, name, int(number))
         if self.collective.nranks * self.size > MAX_ADDRESSES:
-            raise ConfigError(f"{self.collective}: {self.size} chunks on each rank are too many to number")
+            raise ConfigError(
+                f"{self.collective}: {self.size} chunks on each rank are too many to number"
+            )
 
     def _check_slots(self, name: str, limit: int, domain: str) -> None:
         """Check and convert an array with an entry per scratch slot, or one such row per rank."""
@@ -112,7 +129,8 @@ class Layout:
         object.__setattr__(self, name, values)
         if values.ndim != 1 and (values.ndim != 2 or len(values) != n):
             raise ConfigError(
-                f"{name} must be a list with an entry for each slot, or one such list for each of the {n} ranks; got shape {values.shape}"
+                f"{name} must be a list with an entry for each slot, or one such list for each of "
+                f"the {n} ranks; got shape {values.shape}"
             )
         if values.size and (values.min() < 0 or values.max() >= limit):
             wrong = values[(values < 0) | (values >= limit)][0]
@@ -155,7 +173,9 @@ class Layout:
             return chunk % self.chunks
         return self._by_region(rank, chunk, self._piece_in)
 
-    def _by_region(self, rank: Ints, chunk: Ints, function: Callable[[int, Ints, Ints], Ints]) -> Ints:
+    def _by_region(
+        self, rank: Ints, chunk: Ints, function: Callable[[int, Ints, Ints], Ints]
+    ) -> Ints:
         """Evaluate a function of (region, rank, place in the region) for each chunk."""
         region, bases = self.region(chunk), self.bases()
         common_region = int(region[0]) if len(region) else 0
@@ -183,8 +203,13 @@ class Layout:
         return values[slot] if values.ndim == 1 else values[rank, slot]
 
     def same_size(self, step: Step) -> NDArray[np.bool_]:
-        """Mask of the single-chunk transfers whose two chunks have the same size for every choice of block sizes."""
-        by_address = self.collective.nblocks <= 1 or int(step.src_chunk.min(initial=self.size)) >= self.scratch_base
+        """Mask of the single-chunk transfers whose two chunks have the same size for every choice
+        of block sizes.
+        """
+        by_address = (
+            self.collective.nblocks <= 1
+            or int(step.src_chunk.min(initial=self.size)) >= self.scratch_base
+        )
         if by_address and self.scratch.ndim == 1 and np.array_equal(step.src_chunk, step.dst_chunk):
             return np.ones(len(step), np.bool_)  # the same addresses on all ranks
         if self.scratch_pieces is None:
@@ -199,13 +224,19 @@ class Layout:
         return self.collective.has_input(rank) & self.collective.has_output(rank)
 
     def canonical(self, rank: Ints, chunk: Ints) -> Ints:
-        """The canonical address of each chunk; of two in-place aliases, the one in the larger buffer."""
+        """The canonical address of each chunk; of two in-place aliases, the one in the larger
+        buffer.
+        """
         alias = self.collective.spec.alias
         if not self.collective.in_place or alias is None:
             return chunk
         inputs, outputs = self.collective.input_slots, self.collective.output_slots
         inner = outputs < inputs  # the outputs lie inside the inputs, or the other way round
-        in_inner = (chunk >= self.output_base) & (chunk < self.scratch_base) if inner else chunk < self.output_base
+        in_inner = (
+            (chunk >= self.output_base) & (chunk < self.scratch_base)
+            if inner
+            else chunk < self.output_base
+        )
         if not in_inner.any():  # the common case
             return chunk
         slot, piece = chunk // self.chunks, chunk % self.chunks
@@ -220,7 +251,9 @@ class Layout:
         return source, self.input(source_slot, place - slot * self.chunks)
 
     def writable(self, rank: Ints, chunk: Ints) -> NDArray[np.bool_]:
-        """Whether a schedule may write to each (canonical) chunk: all chunks except inputs that are not also outputs."""
+        """Whether a schedule may write to each (canonical) chunk: all chunks except inputs that are
+        not also outputs.
+        """
         allowed: NDArray[np.bool_] = chunk >= self.output_base
         alias = self.collective.spec.alias
         if (
@@ -242,14 +275,18 @@ class Layout:
         region = int(self.region(np.array(chunk)))
         slot_chunks = self.scratch_chunks if region == 2 else self.chunks
         slot, piece = divmod(chunk - int(self.bases()[region]), slot_chunks)
-        slots = (self.collective.input_slots, self.collective.output_slots, self.scratch_slots)[region]
+        slots = (self.collective.input_slots, self.collective.output_slots, self.scratch_slots)[
+            region
+        ]
         text = ("input", "output", "scratch")[region]
         if slots > 1:
             text += f" slot {slot}"
         return f"{text} chunk {piece}" if slot_chunks > 1 or slots == 1 else text
 
     def one_address(self, step: Step) -> Step:
-        """A step with in-place aliases resolved to one address per chunk; transfers that become self-copies are dropped."""
+        """A step with in-place aliases resolved to one address per chunk; transfers that become
+        self-copies are dropped.
+        """
         if not self.collective.in_place:
             return step
         src, dst = (self.canonical(*end) for end in step.ends)

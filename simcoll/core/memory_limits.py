@@ -10,7 +10,14 @@ from pathlib import Path
 from simcoll.errors import ConfigError
 from simcoll.units import parse_size
 
-__all__ = ["VARIABLE", "available_bytes", "check_room", "give_back", "in_words", "largest_automatic"]
+__all__ = [
+    "VARIABLE",
+    "available_bytes",
+    "check_room",
+    "give_back",
+    "in_words",
+    "largest_automatic",
+]
 
 VARIABLE = "SIMCOLL_MAX_BYTES"
 AUTOMATIC_BYTES = 2 << 30
@@ -64,7 +71,9 @@ def check_room(size_bytes: int, work: str, remedy: str) -> None:
         return
     free = available_bytes()
     if free is not None and size_bytes > free:
-        raise ConfigError(f"{work} takes {in_words(size_bytes)}, but only {in_words(free)} is available; {remedy}")
+        raise ConfigError(
+            f"{work} takes {in_words(size_bytes)}, but only {in_words(free)} is available; {remedy}"
+        )
 
 
 def in_words(size: int) -> str:
@@ -80,21 +89,34 @@ def in_words(size: int) -> str:
 
 
 def available_bytes() -> int | None:
-    """Bytes that this process can still allocate by machine, control group and limits; ``None`` if unknown."""
-    return min((free for free in (_machine(), *_control_groups(), *_limits()) if free is not None), default=None)
+    """Bytes that this process can still allocate by machine, control group and limits; ``None`` if
+    unknown.
+    """
+    return min(
+        (free for free in (_machine(), *_control_groups(), *_limits()) if free is not None),
+        default=None,
+    )
 
 
 def _machine() -> int | None:
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # macOS: total memory; Windows: unknown
+        return 1024 * int(
+            next(line for line in lines if line.startswith("MemAvailable:")).split()[1]
+        )
+    with contextlib.suppress(
+        AttributeError, OSError, ValueError
+    ):  # macOS: total memory; Windows: unknown
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
 
 
-def _control_groups(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> list[int]:
-    """Memory left in this process's control group and its ancestors, for both versions of cgroups."""
+def _control_groups(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> list[int]:
+    """Memory left in this process's control group and its ancestors, for both versions of
+    cgroups.
+    """
     free_bytes = []
     with contextlib.suppress(OSError):
         for line in membership.read_text(encoding="utf-8").splitlines():
@@ -103,7 +125,9 @@ def _control_groups(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path
                 continue
             top = root / "memory" if controllers else root
             limit, usage = (
-                ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else ("memory.max", "memory.current")
+                ("memory.limit_in_bytes", "memory.usage_in_bytes")
+                if controllers
+                else ("memory.max", "memory.current")
             )
             group = top / path.strip("/")
             for ancestor in (group, *group.parents):
@@ -128,15 +152,25 @@ def _reclaimable(group: Path) -> int:
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
         return int(
-            next(line for line in lines if line.split()[0] in ("inactive_file", "total_inactive_file")).split()[1]
+            next(
+                line
+                for line in lines
+                if line.split()[0] in ("inactive_file", "total_inactive_file")
+            ).split()[1]
         )
     return 0
 
 
 def give_back() -> None:
-    """Return freed memory to the system if the process is large: glibc keeps it, between arrays that live on."""
+    """Return freed memory to the system if the process is large: glibc keeps it, between arrays
+    that live on.
+    """
     with contextlib.suppress(AttributeError, OSError):
-        if int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE") > KEPT:
+        if (
+            int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+            * os.sysconf("SC_PAGE_SIZE")
+            > KEPT
+        ):
             import ctypes
 
             system = ctypes.CDLL(None)
@@ -151,7 +185,9 @@ def _limits() -> list[int]:
     import resource
 
     try:
-        pages = [int(field) for field in Path("/proc/self/statm").read_text(encoding="ascii").split()]
+        pages = [
+            int(field) for field in Path("/proc/self/statm").read_text(encoding="ascii").split()
+        ]
     except (OSError, ValueError):
         pages = [0] * 7
     used = {resource.RLIMIT_AS: pages[0], resource.RLIMIT_DATA: pages[5]}

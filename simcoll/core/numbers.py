@@ -25,7 +25,9 @@ def whole_number(name: str, value: Any, minimum: int, maximum: int = LARGEST) ->
         number = int(value)  # first: the number that is compared must be the one that is used
         if minimum <= number <= maximum:
             return number
-    raise ConfigError(f"{name} must be a whole number from {minimum} to {maximum}, got {shown(value)}")
+    raise ConfigError(
+        f"{name} must be a whole number from {minimum} to {maximum}, got {shown(value)}"
+    )
 
 
 def check_seed(seed: Any, maximum: int = MAX_INT64) -> int:
@@ -38,8 +40,11 @@ def check_seed(seed: Any, maximum: int = MAX_INT64) -> int:
     return whole_number("seed", seed, 0, maximum)
 
 
-def whole_numbers(name: str, values: ArrayLike, kinds: str = "iub", dtype: np.dtype[Any] = NUMBER) -> Ints:
-    """Numbers as a frozen array of int64, or of ``dtype``; refuses fractions, text, masks and numbers that do not fit.
+def whole_numbers(
+    name: str, values: ArrayLike, kinds: str = "iub", dtype: np.dtype[Any] = NUMBER
+) -> Ints:
+    """Numbers as a frozen array of int64, or of ``dtype``; refuses fractions, text, masks and
+    numbers that do not fit.
 
     >>> whole_numbers("ranks", np.array([0, 2], ">u2"))
     array([0, 2])
@@ -59,10 +64,16 @@ def whole_numbers(name: str, values: ArrayLike, kinds: str = "iub", dtype: np.dt
         limits = np.iinfo(dtype)
         if int(copy.min()) >= limits.min and int(copy.max()) <= limits.max:
             return immutable(copy, dtype)
-    raise ConfigError(f"{name} must be whole numbers of {8 * dtype.itemsize} bits, got {values!r:.60}")
+    raise ConfigError(
+        f"{name} must be whole numbers of {8 * dtype.itemsize} bits, got {values!r:.60}"
+    )
 
 
 def _has_mask(values: Any) -> bool:
     """Whether numbers are hidden by a mask, which ``np.asarray`` would drop."""
     # numpy.ma is loaded only where there can be such an array.
-    return isinstance(values, np.ndarray) and type(values) is not np.ndarray and isinstance(values, np.ma.MaskedArray)
+    return (
+        isinstance(values, np.ndarray)
+        and type(values) is not np.ndarray
+        and isinstance(values, np.ma.MaskedArray)
+    )

@@ -1,6 +1,7 @@
 """Plans: schedules bound to sizes, dtype, reduction, ranks and protocol.
 
-The verifier, the emulator, every executor and every exporter consume only a plan, or the proved schedule behind it.
+The verifier, the emulator, every executor and every exporter consume only a plan, or the proved
+schedule behind it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def _starts(slot_sizes: Ints) -> Ints:
 
 @dataclass(slots=True, eq=False)
 class PlanFacts:
-    """Derived facts about a plan, each computed once, neither pickled nor copied; ``steps`` are kept if they have few transfers."""
+    """Derived facts about a plan, each computed once, neither pickled nor copied; ``steps`` are
+    kept if they have few transfers.
+    """
 
     steps: tuple[PlanStep, ...] | None = None
     starts: list[Ints | int] | None = None
@@ -83,8 +86,8 @@ class Plan:
     protocol
         Cost parameters.
     proof
-        Proof of the schedule; ``None`` when bound with ``unproved=True``. No proof is pickled: a plan that had one proves its schedule
-        anew where it is unpickled, or raises ScheduleError.
+        Proof of the schedule; ``None`` when bound with ``unproved=True``. No proof is pickled: a
+        plan that had one proves its schedule anew where it is unpickled, or raises ScheduleError.
     """
 
     schedule: Schedule
@@ -117,16 +120,28 @@ class Plan:
         if type(self.schedule) is not Schedule:
             raise ConfigError(f"a plan needs a Schedule, got {self.schedule!r:.60}")
         single = isinstance(self.sizes, (int, np.integer))
-        object.__setattr__(self, "sizes", int(self.sizes) if single else whole_numbers("sizes", self.sizes))
+        object.__setattr__(
+            self, "sizes", int(self.sizes) if single else whole_numbers("sizes", self.sizes)
+        )
         object.__setattr__(self, "ranks", whole_numbers("ranks", self.ranks))
         if self.proof is not None and self.proof.of is not self.schedule.known:
             raise ConfigError(
-                f"this proof is not of {self.schedule}; bind(schedule, count) proves a schedule and makes its plan"
+                f"this proof is not of {self.schedule}; bind(schedule, count) proves a schedule "
+                "and makes its plan"
             )
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        # Without its proof: simcoll.binding, which can prove, registers how a plan with one travels.
-        arguments = self.schedule, self.sizes, self.count, self.dtype, self.reduction, self.ranks, self.protocol
+        # Without its proof: simcoll.binding, which can prove, registers how a plan with one
+        # travels.
+        arguments = (
+            self.schedule,
+            self.sizes,
+            self.count,
+            self.dtype,
+            self.reduction,
+            self.ranks,
+            self.protocol,
+        )
         return Plan, (*arguments, None)
 
     def __copy__(self) -> Plan:
@@ -166,25 +181,37 @@ class Plan:
                 collective.output_block(rank, np.arange(collective.output_slots)),
                 scratch,
             )
-            starts = [sizes if isinstance(sizes, int) else _starts(sizes[block]) for block in blocks]
+            starts = [
+                sizes if isinstance(sizes, int) else _starts(sizes[block]) for block in blocks
+            ]
             if layout.scratch_pieces is not None:
                 piece = np.broadcast_to(layout.scratch_pieces, scratch.shape)
                 size = sizes if isinstance(sizes, int) else sizes[scratch]
-                starts[SCRATCH] = _starts((piece + 1) * size // layout.chunks - piece * size // layout.chunks)
+                starts[SCRATCH] = _starts(
+                    (piece + 1) * size // layout.chunks - piece * size // layout.chunks
+                )
             self.known.starts = starts
         return self.known.starts
 
     def positions(self) -> Ints | None:
-        """Number of elements before each chunk of a rank, all buffers in a row, with the total; None if ranks differ or chunks are many."""
+        """Number of elements before each chunk of a rank, all buffers in a row, with the total;
+        None if ranks differ or chunks are many.
+        """
         layout, sizes, facts = self.schedule.layout, self.sizes, self.known
         pieces = layout.scratch_pieces
-        if not isinstance(sizes, int) or layout.size > MOST_POSITIONS or (pieces is not None and pieces.ndim > 1):
+        if (
+            not isinstance(sizes, int)
+            or layout.size > MOST_POSITIONS
+            or (pieces is not None and pieces.ndim > 1)
+        ):
             return None
         if facts.positions is None:
             lengths = np.diff(np.arange(layout.chunks + 1, dtype=np.int64) * sizes // layout.chunks)
             visible = np.tile(lengths, layout.scratch_base // layout.chunks)
             scratch = np.tile(lengths, layout.scratch_slots) if pieces is None else lengths[pieces]
-            facts.positions = immutable(np.concatenate([[0], np.cumsum(np.concatenate([visible, scratch]))]))
+            facts.positions = immutable(
+                np.concatenate([[0], np.cumsum(np.concatenate([visible, scratch]))])
+            )
         return facts.positions
 
     def _address(self, rank: Ints, chunk: Ints, region: Ints) -> Ints:
@@ -192,7 +219,9 @@ class Plan:
         layout = self.schedule.layout
         relative = chunk - layout.bases()[region]
         pieces = layout.scratch_pieces is not None
-        slot_chunks: Ints | int = np.where(region == SCRATCH, 1, layout.chunks) if pieces else layout.chunks
+        slot_chunks: Ints | int = (
+            np.where(region == SCRATCH, 1, layout.chunks) if pieces else layout.chunks
+        )
         slot, piece = relative // slot_chunks, relative % slot_chunks
         if isinstance(self.sizes, int) and not pieces:
             return slot * self.sizes + piece * self.sizes // layout.chunks
@@ -212,9 +241,13 @@ class Plan:
     def _ranges(self, step: Step, src_region: Ints, dst_region: Ints) -> tuple[Ints, Ints, Ints]:
         """Source and destination offsets of each transfer, and its elements."""
         positions = self.positions()
-        if positions is None or (step.op == SYNC).any():  # a message without data may have any chunk
+        if (
+            positions is None or (step.op == SYNC).any()
+        ):  # a message without data may have any chunk
             src_offset = self._address(step.src_rank, step.src_chunk, src_region)
-            elements = self._address(step.src_rank, step.src_chunk + step.count, src_region) - src_offset
+            elements = (
+                self._address(step.src_rank, step.src_chunk + step.count, src_region) - src_offset
+            )
             elements[step.op == SYNC] = 0
             return src_offset, self._address(step.dst_rank, step.dst_chunk, dst_region), elements
         bases = positions[self.schedule.layout.bases()]
@@ -255,10 +288,21 @@ class Plan:
             if not keep.any():
                 continue
             columns: tuple[Any, ...] = (
-                step.src_rank, src_region.astype(np.int8), src_offset, step.dst_rank, dst_region.astype(np.int8), dst_offset,
-                elements, elements * itemsize, step.src_chunk, step.dst_chunk, step.count, step.op, step.channel,
+                step.src_rank,
+                src_region.astype(np.int8),
+                src_offset,
+                step.dst_rank,
+                dst_region.astype(np.int8),
+                dst_offset,
+                elements,
+                elements * itemsize,
+                step.src_chunk,
+                step.dst_chunk,
+                step.count,
+                step.op,
+                step.channel,
                 overwritten_sources(layout, step) if staged else np.zeros(len(step), np.bool_),
-            )  # fmt: skip
+            )
             if not keep.all():
                 columns = tuple(column[keep] for column in columns)
             record = PlanStep(number, *columns)
@@ -270,24 +314,37 @@ class Plan:
             facts.steps = tuple(records)
 
     def operands(self, step: Step | PlanStep) -> Ints | int:
-        """Length of the fold that each transfer of a step belongs to; a fold's reductions are sequential."""
+        """Length of the fold that each transfer of a step belongs to; a fold's reductions are
+        sequential.
+        """
         if not self.schedule.known.folds:
             return 1
-        return operands(step.dst_rank, step.dst_chunk, step.count, step.op, self.schedule.layout.size)
+        return operands(
+            step.dst_rank, step.dst_chunk, step.count, step.op, self.schedule.layout.size
+        )
 
     def transfers(self) -> Iterator[tuple[int, Step]]:
         """Stream the same steps, numbered, in chunks of the schedule."""
         for step in self.steps(staged=False):
             yield (
                 step.step,
-                Step(step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.count, step.op, step.channel),
+                Step(
+                    step.src_rank,
+                    step.src_chunk,
+                    step.dst_rank,
+                    step.dst_chunk,
+                    step.count,
+                    step.op,
+                    step.channel,
+                ),
             )
 
     @property
     def waits(self) -> Mapping[int, tuple[int, ...]]:
         """Transfers that must wait for earlier ones beyond the order of their channels.
 
-        Keys and values are running numbers over :meth:`steps`. Empty unless two channels touch the same chunk.
+        Keys and values are running numbers over :meth:`steps`. Empty unless two channels touch the
+        same chunk.
         """
         facts = self._of_waits()
         if facts.waits is None:
@@ -296,7 +353,9 @@ class Plan:
 
     @property
     def wait_pairs(self) -> tuple[Array, Array]:
-        """The same as two columns: waiting transfers, in order, and the transfers that they wait for."""
+        """The same as two columns: waiting transfers, in order, and the transfers that they wait
+        for.
+        """
         if not self._may_wait:
             return NO_NUMBERS, NO_NUMBERS
         facts = self._of_waits()
@@ -309,7 +368,9 @@ class Plan:
         return facts.wait_pairs
 
     def expect_waits(self) -> None:
-        """Have the next pass over the steps kept if waits are still to be derived, which takes another."""
+        """Have the next pass over the steps kept if waits are still to be derived, which takes
+        another.
+        """
         if self._may_wait and self._of_waits().wait_pairs is None:
             self.schedule.hold()
 
@@ -324,13 +385,15 @@ class Plan:
     @property
     def whole(self) -> bool:
         """Whether no chunk is empty, and the plan therefore has all transfers of the schedule."""
-        return int(np.min(self.sizes, initial=np.iinfo(np.int64).max)) >= self.schedule.layout.chunks
+        return (
+            int(np.min(self.sizes, initial=np.iinfo(np.int64).max)) >= self.schedule.layout.chunks
+        )
 
     def buffer_elements(self) -> Ints:
         """Elements of the input, output and scratch storage of every rank: ``[nranks, 3]``.
 
-        A workspace output that the caller does not see (at the leaves of a reduce, for example) counts. In place, a buffer that lies
-        inside the other has no storage of its own.
+        A workspace output that the caller does not see (at the leaves of a reduce, for example)
+        counts. In place, a buffer that lies inside the other has no storage of its own.
         """
         collective = self.collective
         rank = np.arange(self.nranks, dtype=np.int64)
@@ -347,7 +410,9 @@ class Plan:
     def visible_elements(self) -> Ints:
         """Number of elements of each rank's input and visible output: ``[nranks, 2]``."""
         rank = np.arange(self.nranks, dtype=np.int64)
-        visible = np.stack([self.collective.has_input(rank), self.collective.has_output(rank)], axis=1)
+        visible = np.stack(
+            [self.collective.has_input(rank), self.collective.has_output(rank)], axis=1
+        )
         return np.where(visible, self._slot_elements()[:, :2], 0)
 
     def _slot_elements(self) -> Ints:
@@ -362,10 +427,18 @@ class Plan:
     def has(self, rank: int, which: int) -> bool:
         """Whether the caller supplies a rank's input (0) or sees its output (1)."""
         ranks = np.array([rank], np.int64)
-        return bool((self.collective.has_input(ranks) if which == INPUT else self.collective.has_output(ranks))[0])
+        return bool(
+            (
+                self.collective.has_input(ranks)
+                if which == INPUT
+                else self.collective.has_output(ranks)
+            )[0]
+        )
 
     def view(self, rank: int, which: int) -> tuple[int, int, int]:
-        """Place of a rank's visible input (0) or output (1) in storage: ``(buffer, offset, elements)``."""
+        """Place of a rank's visible input (0) or output (1) in storage:
+        ``(buffer, offset, elements)``.
+        """
         if which not in self.known.views:
             self.known.views[which] = self._views(which)
         buffer, offset, elements = self.known.views[which][:, rank].tolist()
@@ -380,10 +453,14 @@ class Plan:
         if slots == 0 or not has.any():
             return np.stack([region, 0 * region, 0 * region])
         start = np.full(self.nranks, layout.input() if side == INPUT else layout.output(), np.int64)
-        elements = self._address(rank, start + slots * layout.chunks, region) - self._address(rank, start, region)
+        elements = self._address(rank, start + slots * layout.chunks, region) - self._address(
+            rank, start, region
+        )
         place = layout.canonical(rank, start)
         stored = layout.region(place)
-        return np.stack([np.where(has, stored, side), has * self._address(rank, place, stored), has * elements])
+        return np.stack(
+            [np.where(has, stored, side), has * self._address(rank, place, stored), has * elements]
+        )
 
     @property
     def total_bytes(self) -> int:
@@ -401,4 +478,6 @@ class Plan:
 
     def __str__(self) -> str:
         status = "unproved" if self.proof is None else f"proved ({self.proof.kind})"
-        return f"{self.schedule} count={self.count} {self.dtype.name} {self.protocol.name}, {status}"
+        return (
+            f"{self.schedule} count={self.count} {self.dtype.name} {self.protocol.name}, {status}"
+        )

@@ -36,7 +36,8 @@ class PlanStep:
     channel
         Lane.
     staged
-        Another transfer of this step overwrites this one's source, which must therefore be read before the step writes.
+        Another transfer of this step overwrites this one's source, which must therefore be read
+        before the step writes.
     """
 
     step: int

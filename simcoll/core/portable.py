@@ -1,4 +1,6 @@
-"""How a schedule travels to another process: its source by name or by value, or else the steps that it yields."""
+"""How a schedule travels to another process: its source by name or by value, or else the steps that
+it yields.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from simcoll.errors import ConfigError
 __all__ = ["Blocks", "portable_source"]
 
 MOST_CARRIED = 1 << 22
-"""Up to this number of transfers, some 50 bytes each, the steps travel in place of a source that cannot."""
+"""Up to this number of transfers, some 50 bytes each, the steps travel in place of a source that
+cannot.
+"""
 
 
 class Blocks:
@@ -32,7 +36,9 @@ class Blocks:
         return Blocks, (self.blocks,)
 
 
-def portable_source(title: str, source: Callable[..., Any], blocks: Iterable[Step | Repeat]) -> Callable[..., Any]:
+def portable_source(
+    title: str, source: Callable[..., Any], blocks: Iterable[Step | Repeat]
+) -> Callable[..., Any]:
     """The source if it can be pickled, or else one that holds its steps.
 
     Raises
@@ -48,14 +54,18 @@ def portable_source(title: str, source: Callable[..., Any], blocks: Iterable[Ste
         transfers += sum(map(len, block.steps)) if isinstance(block, Repeat) else len(block)
         if transfers > MOST_CARRIED:
             raise ConfigError(
-                f"{title} cannot be pickled: its source is {source!r:.60}, and its steps have more than the {MOST_CARRIED:,} transfers "
-                "that travel instead; use a function at the top level of a module, or an object that holds its data and can be called"
+                f"{title} cannot be pickled: its source is {source!r:.60}, and its steps have more "
+                f"than the {MOST_CARRIED:,} transfers "
+                "that travel instead; use a function at the top level of a module, or an object "
+                "that holds its data and can be called"
             )
     return Blocks(steps)
 
 
 def _can_travel(source: Any) -> bool:
-    if isinstance(source, FunctionType) and "<" in source.__qualname__:  # a lambda, or a function inside another
+    if (
+        isinstance(source, FunctionType) and "<" in source.__qualname__
+    ):  # a lambda, or a function inside another
         return False
     try:
         pickle.dumps(source)

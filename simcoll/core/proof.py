@@ -9,8 +9,10 @@ from simcoll.core.immutable import without_subclasses
 __all__ = ["LEVELS", "Proof"]
 
 LEVELS = ("any", "rank-consistent", "run-consistent", "position-independent")
-"""Guarantees on the reduction order, weakest first. ``rank-consistent``: the same bits on every rank. ``run-consistent``: also in
-every run. ``position-independent``: also the same order for every chunk."""
+"""Guarantees on the reduction order, weakest first. ``rank-consistent``: the same bits on every
+rank. ``run-consistent``: also in every run. ``position-independent``: also the same order for every
+chunk.
+"""
 
 
 @without_subclasses
@@ -21,8 +23,8 @@ class Proof:
     Attributes
     ----------
     kind
-        ``full``: every chunk was followed. ``by symmetry``: some chunks were followed, and the rest are images of these
-        (:mod:`simcoll.proving.symmetry`, :mod:`simcoll.proving.alike_pieces`).
+        ``full``: every chunk was followed. ``by symmetry``: some chunks were followed, and the rest
+        are images of these (:mod:`simcoll.proving.symmetry`, :mod:`simcoll.proving.alike_pieces`).
     method
         ``exact``, or ``fingerprint``.
     order
@@ -32,13 +34,17 @@ class Proof:
     shared_chunks
         Two channels touch the same chunk, so plans need explicit dependencies.
     error_bits
-        A wrong schedule has a proof like this with probability ``2**-error_bits`` at most; 0 if ``exact``, or if the salt was given.
+        A wrong schedule has a proof like this with probability ``2**-error_bits`` at most; 0 if
+        ``exact``, or if the salt was given.
     folds
-        Some step adds to one element more than once, so the order inside the step matters; assumed until the opposite is shown.
+        Some step adds to one element more than once, so the order inside the step matters; assumed
+        until the opposite is shown.
     salt
-        Secret bytes from which a proof by fingerprints drew its tokens: ``verify(schedule, salt=...)`` repeats it.
+        Secret bytes from which a proof by fingerprints drew its tokens:
+        ``verify(schedule, salt=...)`` repeats it.
     of
-        Identity of the proved schedule (its ``known``); a plan of any other schedule refuses this proof.
+        Identity of the proved schedule (its ``known``); a plan of any other schedule refuses this
+        proof.
     """
 
     kind: str
@@ -56,4 +62,7 @@ class Proof:
         error = f"error 2^-{self.error_bits}" if self.error_bits else "repeated with a given salt"
         error = "exact" if self.method == "exact" else error
         order = f", reduction order {self.order}" if self.order else ""
-        return f"proved ({self.kind}, {error}): {self.transfers:,} transfers in {self.steps:,} steps{order}"
+        return (
+            f"proved ({self.kind}, {error}): {self.transfers:,} transfers in {self.steps:,} "
+            f"steps{order}"
+        )

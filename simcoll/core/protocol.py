@@ -1,7 +1,9 @@
-"""Protocol models: wire bytes and fixed delays of a transfer, as parameters; the engines have no protocol branches.
+"""Protocol models: wire bytes and fixed delays of a transfer, as parameters; the engines have no
+protocol branches.
 
-``ideal`` is the latency-bandwidth model of the textbooks: a message costs the latency of its path and its bytes, nothing else. The
-``nccl`` models (LL, LL128, Simple) carry the constants of NCCL's own cost model.
+``ideal`` is the latency-bandwidth model of the textbooks: a message costs the latency of its path
+and its bytes, nothing else. The ``nccl`` models (LL, LL128, Simple) carry the constants of NCCL's
+own cost model.
 """
 
 from __future__ import annotations
@@ -54,29 +56,36 @@ class Protocol:
     launch_fs
         Delay before every rank's first step, in femtoseconds.
     send_overhead_fs, receive_overhead_fs
-        Fixed delays of a message at its sender, and at its receiver after its last byte has arrived, in femtoseconds.
+        Fixed delays of a message at its sender, and at its receiver after its last byte has
+        arrived, in femtoseconds.
     occupancy_fs
-        ``((link kind, femtoseconds), ...)``: added to the send overhead of messages whose path has this slowest kind of link.
+        ``((link kind, femtoseconds), ...)``: added to the send overhead of messages whose path has
+        this slowest kind of link.
     hop_latency_fs
-        ``((link kind, femtoseconds), ...)``: latency of messages whose path has this slowest kind of link, instead of the path's own
-        latency. Other messages have the path's own latency.
+        ``((link kind, femtoseconds), ...)``: latency of messages whose path has this slowest kind
+        of link, instead of the path's own latency. Other messages have the path's own latency.
     add_path_latency
         Whether ``hop_latency_fs`` is added to the path's latency instead of replacing it.
     reduce_as_per_byte, copy_as_per_byte
-        Cost of combining a received byte, and of copying a byte within one rank, in attoseconds (1 / (1.5 TB/s) is 667).
+        Cost of combining a received byte, and of copying a byte within one rank, in attoseconds (1
+        / (1.5 TB/s) is 667).
     fifo_depth
-        Messages a sender may run ahead of its receiver on one connection (source, destination, channel). 0 is rendezvous: a
-        transfer starts when both ends have finished their earlier steps on the channel, and its overhead and latency come
-        before its flow. With a FIFO the overhead occupies only the sender, and the latency follows the flow (LogGP).
+        Messages a sender may run ahead of its receiver on one connection (source, destination,
+        channel). 0 is rendezvous: a transfer starts when both ends have finished their earlier
+        steps on the channel, and its overhead and latency come before its flow. With a FIFO the
+        overhead occupies only the sender, and the latency follows the flow (LogGP).
     channel_rate_uBps, rank_rate_uBps
-        Highest rate of one rank in each direction, on one channel and over all channels, in micro-bytes per second; 0: no limit.
+        Highest rate of one rank in each direction, on one channel and over all channels, in
+        micro-bytes per second; 0: no limit.
     use_efficiency
-        Whether link capacities are reduced to the measured efficiency that the topology states for their kind.
+        Whether link capacities are reduced to the measured efficiency that the topology states for
+        their kind.
     link_shares
-        ``((link kind, share), ...)``: usable share of the capacity of such links, instead of the topology's efficiency; above 0,
-        at most 1.
+        ``((link kind, share), ...)``: usable share of the capacity of such links, instead of the
+        topology's efficiency; above 0, at most 1.
     jitter_fs, seed
-        Every message has up to ``jitter_fs`` of extra latency, given by a hash of ``seed`` and the message's number.
+        Every message has up to ``jitter_fs`` of extra latency, given by a hash of ``seed`` and the
+        message's number.
     """
 
     name: str
@@ -126,18 +135,27 @@ class Protocol:
         object.__setattr__(self, "wire_factor", _fraction(self.wire_factor, "wire_factor"))
         for name in ("occupancy_fs", "hop_latency_fs", "link_shares"):
             object.__setattr__(self, name, _by_kind(getattr(self, name), name))
-        shares = tuple((kind, _fraction(share, f"link_shares of {kind}", 1)) for kind, share in self.link_shares)
+        shares = tuple(
+            (kind, _fraction(share, f"link_shares of {kind}", 1))
+            for kind, share in self.link_shares
+        )
         object.__setattr__(self, "link_shares", shares)
-        numbers = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.type == "int"}
+        numbers = {
+            entry.name: getattr(self, entry.name) for entry in fields(self) if entry.type == "int"
+        }
         numbers |= {f"occupancy_fs of {kind}": occupancy for kind, occupancy in self.occupancy_fs}
         numbers |= {f"hop_latency_fs of {kind}": latency for kind, latency in self.hop_latency_fs}
         for name, value in numbers.items():
             if type(value) is not int or value < 0:
                 raise ConfigError(
-                    f"{name} of protocol {self.name!r} must be a whole number, at least 0; got {shown(value)}"
+                    f"{name} of protocol {self.name!r} must be a whole number, at least 0; got "
+                    f"{shown(value)}"
                 )
             if value > MAX_INT64:
-                raise ConfigError(f"{name} of protocol {self.name!r} must be at most {MAX_INT64}, got {shown(value)}")
+                raise ConfigError(
+                    f"{name} of protocol {self.name!r} must be at most {MAX_INT64}, got "
+                    f"{shown(value)}"
+                )
 
     @property
     def summary(self) -> str:
@@ -146,7 +164,9 @@ class Protocol:
         parts += [f"{format_time(fs)} a {kind} hop" for kind, fs in self.hop_latency_fs]
         if self.add_path_latency or not self.hop_latency_fs:
             parts.append("the path's own latency")
-        parts += [f"{format_time(fs)} of the sender a {kind} hop" for kind, fs in self.occupancy_fs if fs]
+        parts += [
+            f"{format_time(fs)} of the sender a {kind} hop" for kind, fs in self.occupancy_fs if fs
+        ]
         parts.append(f"{float(self.wire_factor):.3g} bytes on the wire per byte")
         if self.fifo_depth:
             parts.append(f"a FIFO of {self.fifo_depth}")
@@ -167,11 +187,17 @@ def ideal(*, launch_fs: int = 0, header_bytes: int = 0, reduce_as_per_byte: int 
     >>> ideal() == IDEAL
     True
     """
-    return Protocol("ideal", launch_fs=launch_fs, header_bytes=header_bytes, reduce_as_per_byte=reduce_as_per_byte)
+    return Protocol(
+        "ideal",
+        launch_fs=launch_fs,
+        header_bytes=header_bytes,
+        reduce_as_per_byte=reduce_as_per_byte,
+    )
 
 
 _US = 10**9
-# Constants of NCCL 2.30's cost model (src/graph/tuning.cc): hop latency in nanoseconds, by the slowest link on the path.
+# Constants of NCCL 2.30's cost model (src/graph/tuning.cc): hop latency in nanoseconds, by the
+# slowest link on the path.
 _HOP_NS = {
     ("tree", "LL"): {"nvlink": 600, "pcie": 1000, "net": 5000},
     ("tree", "LL128"): {"nvlink": 1250, "pcie": 1900, "net": 8500},
@@ -194,7 +220,8 @@ _WIRE = {"LL": Fraction(2), "LL128": Fraction(128, 120), "Simple": Fraction(1)}
 _CHANNEL_LL128 = {"volta": 20_000, "ampere": 20_000, "hopper": 36_700, "blackwell": 40_000}
 GENERATIONS = tuple(_CHANNEL_LL128)
 """GPU generations for which NCCL has constants."""
-# A received byte is combined at the speed of the copy engine of one GPU; NCCL folds it into the link bandwidth.
+# A received byte is combined at the speed of the copy engine of one GPU; NCCL folds it into the
+# link bandwidth.
 _FLAVOURS = ("LL", "LL128", "Simple")
 PROTOCOL_NAMES = ("ideal", *_FLAVOURS)
 
@@ -226,12 +253,16 @@ def nccl(flavour: str, *, pattern: str = "ring", generation: str = "hopper") -> 
     if pattern not in ("ring", "tree"):
         raise ConfigError(f"unknown pattern {pattern!r}; {nearest(pattern, ['ring', 'tree'])}")
     if generation not in _CHANNEL_LL128:
-        raise ConfigError(f"unknown GPU generation {generation!r}; {nearest(generation, _CHANNEL_LL128)}")
+        raise ConfigError(
+            f"unknown GPU generation {generation!r}; {nearest(generation, _CHANNEL_LL128)}"
+        )
     return Protocol(
         flavour,
         wire_factor=_WIRE[flavour],
         launch_fs=_BASE_NS[pattern, flavour] * _US // 1000,
-        hop_latency_fs=tuple((kind, ns * _US // 1000) for kind, ns in _HOP_NS[pattern, flavour].items()),
+        hop_latency_fs=tuple(
+            (kind, ns * _US // 1000) for kind, ns in _HOP_NS[pattern, flavour].items()
+        ),
         channel_rate_uBps=_CHANNEL_LL128[generation] * 10**12 if flavour == "LL128" else 0,
         use_efficiency=True,
     )

@@ -1,8 +1,9 @@
-"""Per-rank programs: the instructions of each rank's lanes, lowered from a plan or imported from a file.
+"""Per-rank programs: the instructions of each rank's lanes, lowered from a plan or imported from a
+file.
 
-A lane (a thread block, a stream) executes its instructions in order. Lanes of a rank wait for each other only where an
-instruction says so. Ranks interact only through messages, which are matched by their order on a connection (source,
-destination, channel).
+A lane (a thread block, a stream) executes its instructions in order. Lanes of a rank wait for each
+other only where an instruction says so. Ranks interact only through messages, which are matched by
+their order on a connection (source, destination, channel).
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ __all__ = [
 class Op:
     """The effect of an operation on its rank's memory, and its messages.
 
-    ``reads`` and ``writes`` refer to ``src`` and ``dst`` of the instruction; ``updates``: it also reads ``dst``.
+    ``reads`` and ``writes`` refer to ``src`` and ``dst`` of the instruction; ``updates``: it also
+    reads ``dst``.
     """
 
     receives: bool = False
@@ -59,8 +61,9 @@ OPS: dict[str, Op] = {
     "copy": Op(reads=True, writes=True),
     "reduce": Op(reads=True, writes=True, updates=True),
 }
-"""``recv_reduce_*`` computes received (op) ``src``; the result is sent on, written to ``dst``, or both.
-``reduce``: dst = dst (op) src."""
+"""``recv_reduce_*`` computes received (op) ``src``; the result is sent on, written to ``dst``, or
+both. ``reduce``: dst = dst (op) src.
+"""
 
 NAMES = tuple(OPS)
 """Operation names, indexed by their numbers in :class:`Code`."""
@@ -76,7 +79,8 @@ class Instruction:
     op
         A key of ``OPS``.
     src, dst
-        First chunk read and first chunk written in its rank's memory, with aliases resolved; -1 for none.
+        First chunk read and first chunk written in its rank's memory, with aliases resolved; -1 for
+        none.
     count
         Number of consecutive chunks; 0 for a message without data.
     recv_from, send_to
@@ -103,9 +107,14 @@ class Instruction:
             try:
                 pairs = [(lane, position) for lane, position in self.waits]
             except (TypeError, ValueError):
-                message = f"waits of an instruction are pairs of a lane and a position, got {self.waits!r:.60}"
+                message = (
+                    "waits of an instruction are pairs of a lane and a position, got "
+                    f"{self.waits!r:.60}"
+                )
                 raise ConfigError(message) from None
-            waits = tuple(tuple(whole_number("a wait", number, -LARGEST) for number in pair) for pair in pairs)
+            waits = tuple(
+                tuple(whole_number("a wait", number, -LARGEST) for number in pair) for pair in pairs
+            )
             object.__setattr__(self, "waits", waits)
 
 
@@ -118,7 +127,9 @@ class Lane:
     instructions: tuple[Instruction, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "channel", whole_number("channel of a lane", self.channel, -LARGEST))
+        object.__setattr__(
+            self, "channel", whole_number("channel of a lane", self.channel, -LARGEST)
+        )
         object.__setattr__(self, "instructions", tuple(self.instructions))
 
 
@@ -169,7 +180,9 @@ class Code:
         low, high = np.searchsorted(self.waiter, [number, number + 1])
         awaited = self.awaited[low:high]
         lanes = np.searchsorted(self.start, awaited, "right") - 1
-        spots = zip((lanes - first_lane).tolist(), (awaited - self.start[lanes]).tolist(), strict=True)
+        spots = zip(
+            (lanes - first_lane).tolist(), (awaited - self.start[lanes]).tolist(), strict=True
+        )
         return Instruction(
             NAMES[self.op[number]],
             int(self.src[number]),
@@ -201,7 +214,10 @@ class Lanes(Sequence[tuple[Lane, ...]]):
             return tuple(self[index] for index in range(*rank.indices(self.nranks)))
         code, edges = self.code, range(self.nranks)[rank]
         return tuple(
-            Lane(int(code.channel[lane]), tuple(map(code.instruction, range(*code.start[lane : lane + 2].tolist()))))
+            Lane(
+                int(code.channel[lane]),
+                tuple(map(code.instruction, range(*code.start[lane : lane + 2].tolist()))),
+            )
             for lane in range(*code.lanes_of(edges))
         )
 
@@ -210,7 +226,9 @@ def _code(lanes: Sequence[Sequence[Lane]]) -> Code:
     """Convert records to arrays."""
     flat = [lane for rank_lanes in lanes for lane in rank_lanes]
     rank = np.repeat(np.arange(len(lanes)), [len(rank_lanes) for rank_lanes in lanes])
-    start = np.concatenate([[0], np.cumsum([len(lane.instructions) for lane in flat], dtype=np.int64)])
+    start = np.concatenate(
+        [[0], np.cumsum([len(lane.instructions) for lane in flat], dtype=np.int64)]
+    )
     instructions = [instruction for lane in flat for instruction in lane.instructions]
     number = {name: index for index, name in enumerate(NAMES)}
     rows = [(number[i.op], i.src, i.dst, i.count, i.recv_from, i.send_to) for i in instructions]
@@ -222,7 +240,10 @@ def _code(lanes: Sequence[Sequence[Lane]]) -> Code:
         for awaited_lane, awaited_position in instructions[position].waits
     ]
     channel = np.array([lane.channel for lane in flat], np.int64)
-    columns, pairs = np.array(rows, np.int64).reshape(-1, 6).T, np.array(waits, np.int64).reshape(-1, 2).T
+    columns, pairs = (
+        np.array(rows, np.int64).reshape(-1, 6).T,
+        np.array(waits, np.int64).reshape(-1, 2).T,
+    )
     return Code(rank, channel, start, *columns, *pairs)
 
 
@@ -240,10 +261,11 @@ class RankProgram:
     lanes
         The lanes of each rank; for a lowering, :class:`Lanes`.
     buffers
-        Number of chunks of input, output and scratch on every rank. A rank's memory is addressed by chunk: first the input,
-        then the output, then scratch.
+        Number of chunks of input, output and scratch on every rank. A rank's memory is addressed by
+        chunk: first the input, then the output, then scratch.
     collective
-        The collective that the program implements; None if unknown (then only races, deadlocks and matching can be checked).
+        The collective that the program implements; None if unknown (then only races, deadlocks and
+        matching can be checked).
     chunks
         Chunks per block of the collective.
     in_place
@@ -251,15 +273,16 @@ class RankProgram:
     protocol
         Protocol name, for messages.
     fifo_depth
-        Messages that a sender may be ahead of its receiver on one connection; 0 is rendezvous, None unbounded.
+        Messages that a sender may be ahead of its receiver on one connection; 0 is rendezvous, None
+        unbounded.
     min_bytes, max_bytes
         Range of message sizes that the program is meant for; ``max_bytes`` 0 means no limit.
 
     Raises
     ------
     ScheduleError
-        For unknown operations, and ranks, chunks or waits that do not exist; names rank, lane and step. For ranks, buffers or a place that
-        are not those of the collective.
+        For unknown operations, and ranks, chunks or waits that do not exist; names rank, lane and
+        step. For ranks, buffers or a place that are not those of the collective.
     """
 
     name: str
@@ -278,33 +301,45 @@ class RankProgram:
         if not isinstance(self.lanes, Lanes):
             object.__setattr__(self, "lanes", tuple(map(tuple, self.lanes)))
         try:
-            sizes = tuple(whole_number("chunks of a buffer", size, -LARGEST) for size in self.buffers)
+            sizes = tuple(
+                whole_number("chunks of a buffer", size, -LARGEST) for size in self.buffers
+            )
         except TypeError:
             sizes = ()
         if len(sizes) != 3:
             raise ConfigError(
-                f"{self.name}: buffers are the chunks of input, output and scratch, got {self.buffers!r:.60}"
+                f"{self.name}: buffers are the chunks of input, output and scratch, got "
+                f"{self.buffers!r:.60}"
             )
         object.__setattr__(self, "buffers", sizes)
         if len(self.lanes) != self.nranks:
-            raise ScheduleError(f"{self.name}: {self.nranks} ranks, but lanes for {len(self.lanes)}")
+            raise ScheduleError(
+                f"{self.name}: {self.nranks} ranks, but lanes for {len(self.lanes)}"
+            )
         self._check_buffers()
         for rank, lanes in () if isinstance(self.lanes, Lanes) else enumerate(self.lanes):
             for number, lane in enumerate(lanes):
                 if type(lane) is not Lane:
-                    raise ScheduleError(f"{self.name}: rank {rank} lane {number}: expected a Lane, got {lane!r:.60}")
+                    raise ScheduleError(
+                        f"{self.name}: rank {rank} lane {number}: expected a Lane, got {lane!r:.60}"
+                    )
                 for position, instruction in enumerate(lane.instructions):
                     fault = self._fault(rank, number, position, instruction)
                     if fault:
                         location = f"rank {rank} lane {number} step {position}"
                         raise ScheduleError(
-                            f"{self.name}: {location}: {fault}", step=position, rank=rank, channel=lane.channel
+                            f"{self.name}: {location}: {fault}",
+                            step=position,
+                            rank=rank,
+                            channel=lane.channel,
                         )
 
     def _check_buffers(self) -> None:
         """Refuse buffers elsewhere than where the proof looks for the collective's data."""
         if min(self.buffers) < 0:
-            raise ScheduleError(f"{self.name}: buffers of {self.buffers} chunks: a buffer has at least 0")
+            raise ScheduleError(
+                f"{self.name}: buffers of {self.buffers} chunks: a buffer has at least 0"
+            )
         collective = self.collective
         if collective is None:
             return
@@ -318,7 +353,8 @@ class RankProgram:
         for subject, value, required in zip(subjects, actual, expected, strict=True):
             if value != required:
                 raise ScheduleError(
-                    f"{self.name}: {subject}: {value}, but {collective} with {self.chunks} chunks has {required}"
+                    f"{self.name}: {subject}: {value}, but {collective} with {self.chunks} chunks "
+                    f"has {required}"
                 )
 
     def _fault(self, rank: int, lane: int, position: int, instruction: Instruction) -> str:
@@ -328,7 +364,10 @@ class RankProgram:
         if instruction.op not in OPS:
             return f"unknown operation {instruction.op!r}; {nearest(instruction.op, OPS)}"
         op, size = OPS[instruction.op], sum(self.buffers)
-        ends = ((op.receives, instruction.recv_from, "receives from"), (op.sends, instruction.send_to, "sends to"))
+        ends = (
+            (op.receives, instruction.recv_from, "receives from"),
+            (op.sends, instruction.send_to, "sends to"),
+        )
         for needed, peer, verb in ends:
             if needed and not 0 <= peer < self.nranks:
                 return f"{verb} rank {peer}, which does not exist; ranks are 0..{self.nranks - 1}"
@@ -336,7 +375,10 @@ class RankProgram:
                 return f"{verb} its own rank {rank}; use copy or reduce"
         if instruction.count < 0:
             return f"count {instruction.count} is negative"
-        for used, chunk, verb in ((op.reads, instruction.src, "reads"), (op.writes, instruction.dst, "writes")):
+        for used, chunk, verb in (
+            (op.reads, instruction.src, "reads"),
+            (op.writes, instruction.dst, "writes"),
+        ):
             if used and instruction.count and not 0 <= chunk <= size - instruction.count:
                 return f"{verb} {instruction.count} chunks from {chunk}; a rank has {size} chunks"
         for awaited_lane, step in instruction.waits:
@@ -354,7 +396,9 @@ class RankProgram:
         """Chunk addresses of the collective; None if the collective is unknown."""
         if self.collective is None:
             return None
-        return Layout(self.collective, self.chunks, np.zeros(-(-self.buffers[2] // self.chunks), np.int64))
+        return Layout(
+            self.collective, self.chunks, np.zeros(-(-self.buffers[2] // self.chunks), np.int64)
+        )
 
     @property
     def steps(self) -> int:
@@ -380,4 +424,8 @@ def place(program: RankProgram, chunk: int) -> str:
     inputs, outputs, _ = program.buffers
     if chunk < inputs:
         return f"input[{chunk}]"
-    return f"output[{chunk - inputs}]" if chunk < inputs + outputs else f"scratch[{chunk - inputs - outputs}]"
+    return (
+        f"output[{chunk - inputs}]"
+        if chunk < inputs + outputs
+        else f"scratch[{chunk - inputs - outputs}]"
+    )

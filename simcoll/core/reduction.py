@@ -47,8 +47,8 @@ class Reduction:
     Attributes
     ----------
     name
-        ``sum``, ``product``, ``min``, ``max``, ``band``, ``bor``, ``bxor``, ``avg`` (sum, then divided by the number of ranks) or
-        ``premul_sum`` (inputs times ``factor``, then summed).
+        ``sum``, ``product``, ``min``, ``max``, ``band``, ``bor``, ``bxor``, ``avg`` (sum, then
+        divided by the number of ranks) or ``premul_sum`` (inputs times ``factor``, then summed).
     factor
         The factor of premul_sum.
     """
@@ -72,8 +72,9 @@ class Reduction:
     def finish(self, values: Array, nranks: int) -> None:
         """Turn a reduced output into the result, in place: for avg, divide.
 
-        Integers are truncated towards zero, as in NCCL; 8- and 16-bit floats are divided in float32, where the number of ranks is
-        exact, and rounded once; real and imaginary parts of complex numbers are divided separately.
+        Integers are truncated towards zero, as in NCCL; 8- and 16-bit floats are divided in
+        float32, where the number of ranks is exact, and rounded once; real and imaginary parts of
+        complex numbers are divided separately.
         """
         if self.name != "avg":
             return
@@ -133,7 +134,8 @@ _DTYPE_ALIASES = {
 def parse_dtype(name: Any) -> np.dtype[Any]:
     """A numpy dtype from its name; ``bfloat16`` and the float8 types come from ``ml_dtypes``.
 
-    Short names (``bf16``, ``fp16``, ``half``, ``float``, ``fp8_e4m3``, ...) and PyTorch's dtypes are accepted, too.
+    Short names (``bf16``, ``fp16``, ``half``, ``float``, ``fp8_e4m3``, ...) and PyTorch's dtypes
+    are accepted, too.
 
     >>> parse_dtype("float32").itemsize, parse_dtype("bf16").name, parse_dtype("torch.half").name
     (4, 'bfloat16', 'float16')
@@ -158,7 +160,8 @@ def parse_dtype(name: Any) -> np.dtype[Any]:
             if (kind, bits) != ("float", 8)
         ]
         raise ConfigError(
-            f"unknown dtype {name!r}; {nearest(str(name), [*names, 'complex64', 'complex128', 'bool', *_ML_DTYPES, *_DTYPE_ALIASES])}"
+            f"unknown dtype {name!r}; "
+            f"{nearest(str(name), [*names, 'complex64', 'complex128', 'bool', *_ML_DTYPES, *_DTYPE_ALIASES])}"
         ) from None
     if dtype.kind not in "biufcV" or (dtype.kind == "V" and dtype.name not in _ML_DTYPES):
         raise ConfigError(f"dtype {name!r} is not a number type")
@@ -173,8 +176,9 @@ def parse_reduction(op: str | Reduction, dtype: np.dtype[Any]) -> Reduction:
     Raises
     ------
     ConfigError
-        For an unknown reduction; a bitwise one on a dtype without bits; min or max of complex numbers; avg or premul_sum of bool; a
-        fractional factor for integers; a factor that is not a finite number, or that belongs to a reduction other than premul_sum.
+        For an unknown reduction; a bitwise one on a dtype without bits; min or max of complex
+        numbers; avg or premul_sum of bool; a fractional factor for integers; a factor that is not a
+        finite number, or that belongs to a reduction other than premul_sum.
 
     Examples
     --------
@@ -188,17 +192,24 @@ def parse_reduction(op: str | Reduction, dtype: np.dtype[Any]) -> Reduction:
         raise ConfigError(f"op must be the name of a reduction or a Reduction, got {op!r:.60}")
     name = reduction.name
     if name not in REDUCTIONS and name not in _DERIVED:
-        raise ConfigError(f"unknown reduction {op!r}; {nearest(_MEANT.get(name, name), [*REDUCTIONS, *_DERIVED])}")
+        raise ConfigError(
+            f"unknown reduction {op!r}; {nearest(_MEANT.get(name, name), [*REDUCTIONS, *_DERIVED])}"
+        )
     if name == "premul_sum" and reduction.factor is None:
-        raise ConfigError("premul_sum needs its factor: simcoll.types.premul_sum(0.5), or as text premul_sum:0.5")
+        raise ConfigError(
+            "premul_sum needs its factor: simcoll.types.premul_sum(0.5), or as text premul_sum:0.5"
+        )
     if name != "premul_sum" and reduction.factor is not None:
         raise ConfigError(
-            f"reduction {name!r} takes no factor, got {reduction.factor!r:.60}; only premul_sum scales its inputs"
+            f"reduction {name!r} takes no factor, got {reduction.factor!r:.60}; only premul_sum "
+            "scales its inputs"
         )
     if name in ("band", "bor", "bxor") and dtype.kind not in "biu":
         raise ConfigError(f"reduction {name!r} needs an integer or bool dtype, got {dtype.name}")
     if name in ("min", "max") and dtype.kind == "c":
-        raise ConfigError(f"reduction {name!r} is not defined on {dtype.name}: complex numbers have no order")
+        raise ConfigError(
+            f"reduction {name!r} is not defined on {dtype.name}: complex numbers have no order"
+        )
     if name in _DERIVED and dtype.kind == "b":
         raise ConfigError(f"reduction {name!r} is not defined on bool")
     if reduction.factor is not None:
@@ -215,7 +226,9 @@ def _from_text(text: str) -> Reduction:
     try:
         return premul_sum(float(factor))
     except ValueError:
-        raise ConfigError(f"op {text!r}: expected a number behind the colon, as in premul_sum:0.5") from None
+        raise ConfigError(
+            f"op {text!r}: expected a number behind the colon, as in premul_sum:0.5"
+        ) from None
 
 
 def _check_factor(reduction: Reduction, factor: float, dtype: np.dtype[Any]) -> None:

@@ -48,7 +48,8 @@ def _values(plan: Plan, seed: int, rank: int, count: int) -> Array:
         return np.where(bits & np.uint64(1), -1, 1).astype(dtype)
     factor = plan.reduction.factor
     scaled = 1.0 if factor is None else _real(dtype, factor)
-    # Of n ranks at most reach / 4 contribute to an element, between -2 and 2: every partial sum is exact in any order.
+    # Of n ranks at most reach / 4 contribute to an element, between -2 and 2: every partial sum is
+    # exact in any order.
     reach = limit // _odd_part(scaled)
     largest, contributing = 2, reach // 4
     if reach < 8:  # doubling is always exact: two ranks contribute, between -1 and 1
@@ -56,7 +57,9 @@ def _values(plan: Plan, seed: int, rank: int, count: int) -> Array:
     contributing = min(n, contributing)
     turn = (np.arange(count, dtype=np.int64) * (7 if n % 7 else 1) + rank) % n
     numbers = (bits % np.uint64(2 * largest + 1)).astype(np.int64) - largest
-    return np.where(turn < contributing, numbers * _fitting(dtype, scaled, largest * contributing), 0).astype(dtype)
+    return np.where(
+        turn < contributing, numbers * _fitting(dtype, scaled, largest * contributing), 0
+    ).astype(dtype)
 
 
 def _real(dtype: np.dtype[Any], value: float) -> float:
@@ -72,7 +75,9 @@ def _odd_part(value: float) -> int:
 
 
 def _fitting(dtype: np.dtype[Any], factor: float, largest: int) -> float:
-    """The largest power of two, at most 1, that keeps its product with the factor and ``largest`` in the range of the dtype."""
+    """The largest power of two, at most 1, that keeps its product with the factor and ``largest``
+    in the range of the dtype.
+    """
     power = 1.0
     while not math.isfinite(_real(dtype, factor * power * largest)):
         power /= 2
@@ -80,10 +85,12 @@ def _fitting(dtype: np.dtype[Any], factor: float, largest: int) -> float:
 
 
 def exact_inputs(plan: Plan, seed: int = 0) -> list[Array]:
-    """Inputs of every rank whose reduction is exact in any order, as a function of (seed, rank, index).
+    """Inputs of every rank whose reduction is exact in any order, as a function of (seed, rank,
+    index).
 
-    The factor of a premul_sum counts: the more digits it has, the fewer ranks contribute to an element. A rank without input gets
-    an empty array. All are parts of one array, whose memory goes back to the system at once.
+    The factor of a premul_sum counts: the more digits it has, the fewer ranks contribute to an
+    element. A rank without input gets an empty array. All are parts of one array, whose memory goes
+    back to the system at once.
     """
     ends = np.cumsum([plan.view(rank, INPUT)[2] for rank in range(plan.nranks)])
     inputs = np.split(np.empty(int(ends[-1]), plan.dtype), ends[:-1])
@@ -99,15 +106,18 @@ def _slots(plan: Plan, rank: int, side: int) -> Ints:
     if isinstance(plan.sizes, int):
         return np.arange(count + 1, dtype=np.int64) * plan.sizes
     slot = np.arange(count, dtype=np.int64)
-    block = (collective.input_block, collective.output_block)[side](np.full(count, rank, np.int64), slot)
+    block = (collective.input_block, collective.output_block)[side](
+        np.full(count, rank, np.int64), slot
+    )
     return np.concatenate([[0], np.cumsum(plan.sizes[block])])
 
 
 def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
     """The output that every rank must hold afterwards; ``None`` for a rank without one.
 
-    Reductions run in rank order, in the dtype of the plan. An average is a quotient in that dtype; 8- and 16-bit floats are divided
-    in float32 and rounded, integers truncated towards zero. Outputs of a reduction share memory.
+    Reductions run in rank order, in the dtype of the plan. An average is a quotient in that dtype;
+    8- and 16-bit floats are divided in float32 and rounded, integers truncated towards zero.
+    Outputs of a reduction share memory.
     """
     collective, n = plan.collective, plan.nranks
     starts = [_slots(plan, rank, INPUT) for rank in range(n)]
@@ -125,7 +135,9 @@ def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
             continue
         parts = []
         for slot in range(collective.output_slots):
-            source, source_slot = (int(a[0]) for a in collective.source(np.array([rank]), np.array([slot])))
+            source, source_slot = (
+                int(a[0]) for a in collective.source(np.array([rank]), np.array([slot]))
+            )
             data, offsets = (total, starts[0]) if source < 0 else (inputs[source], starts[source])
             if data is not None:
                 parts.append(data[offsets[source_slot] : offsets[source_slot + 1]])
@@ -135,7 +147,9 @@ def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
 
 
 def _average(total: Array, n: int) -> Array:
-    """A sum divided by the number of ranks, computed differently from :meth:`~simcoll.core.reduction.Reduction.finish`."""
+    """A sum divided by the number of ranks, computed differently from
+    :meth:`~simcoll.core.reduction.Reduction.finish`.
+    """
     dtype = total.dtype
     if dtype.kind == "c":
         result = np.empty_like(total)

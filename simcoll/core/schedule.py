@@ -1,8 +1,9 @@
 """Schedules: a collective as steps of transfers between chunks, independent of sizes.
 
-Every rank addresses its memory by *chunk*: first the chunks of the input slots, then those of the output slots, then scratch. A
-transfer names both of its ends, so no send can lack its receive. Steps happen in order; inside a step all reads see the memory
-before the step. Overlap in time is derived from that, never written down.
+Every rank addresses its memory by *chunk*: first the chunks of the input slots, then those of the
+output slots, then scratch. A transfer names both of its ends, so no send can lack its receive.
+Steps happen in order; inside a step all reads see the memory before the step. Overlap in time is
+derived from that, never written down.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ __all__ = [
 
 
 KEPT = 1 << 12
-"""Up to this number of transfers, a pass over the steps is kept: a small run would spend most of its time regenerating them."""
+"""Up to this number of transfers, a pass over the steps is kept: a small run would spend most of
+its time regenerating them.
+"""
 HELD = 1 << 19
 """The same for a pass that another will follow at once, at some 60 bytes a transfer."""
 
@@ -74,9 +77,9 @@ HELD = 1 << 19
 class Schedule:
     """A collective algorithm for one number of ranks: a stream of steps over a layout.
 
-    A copy of a schedule, also a pickled one, has no proof: :func:`simcoll.verify` makes it anew. A schedule of a named algorithm is
-    pickled as name and parameters, any other with its source; if the source cannot be pickled (a lambda, a function inside another),
-    with its steps.
+    A copy of a schedule, also a pickled one, has no proof: :func:`simcoll.verify` makes it anew. A
+    schedule of a named algorithm is pickled as name and parameters, any other with its source; if
+    the source cannot be pickled (a lambda, a function inside another), with its steps.
 
     Attributes
     ----------
@@ -85,14 +88,16 @@ class Schedule:
     layout
         Chunk addresses, including the collective.
     source
-        A function that yields the steps (and repeats) afresh at each call; only short passes of named algorithms are held in memory.
-        Every pass must yield the same ones, also split into the same steps and repeats.
+        A function that yields the steps (and repeats) afresh at each call; only short passes of
+        named algorithms are held in memory. Every pass must yield the same ones, also split into
+        the same steps and repeats.
     nchannels
         Channels are ``0 .. nchannels - 1``.
     params
         Parameters of the algorithm, for display.
     divisible
-        All chunks have the same size, so a block's size must be a multiple of ``layout.chunks`` (imported formats).
+        All chunks have the same size, so a block's size must be a multiple of ``layout.chunks``
+        (imported formats).
     """
 
     name: str
@@ -122,10 +127,13 @@ class Schedule:
         if type(layout) is not Layout:
             raise ConfigError(f"{self.name}: expected a Layout, got {shown(layout):.60}")
         object.__setattr__(self, "divisible", bool(self.divisible))
-        object.__setattr__(self, "nchannels", whole_number(f"{self.name}: nchannels", self.nchannels, 1))
+        object.__setattr__(
+            self, "nchannels", whole_number(f"{self.name}: nchannels", self.nchannels, 1)
+        )
         if not callable(self.source):
             raise ConfigError(
-                f"{self.name}: source must be a function that yields the steps, got {shown(self.source):.60}"
+                f"{self.name}: source must be a function that yields the steps, got "
+                f"{shown(self.source):.60}"
             )
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
@@ -169,7 +177,8 @@ class Schedule:
         ConfigError
             When the source yields anything else.
         ScheduleError
-            When it yields different steps than the first time: the schedule that runs would not be the proved one.
+            When it yields different steps than the first time: the schedule that runs would not be
+            the proved one.
         """
         facts, number = self.known, 0
         stored = facts.kept  # read once: another thread may release it
@@ -179,14 +188,16 @@ class Schedule:
         blocks = self.source()
         if not isinstance(blocks, Iterable):
             raise ConfigError(
-                f"{self.title}: its source returns {shown(blocks):.60}; expected steps, yielded one by one"
+                f"{self.title}: its source returns {shown(blocks):.60}; expected steps, yielded "
+                "one by one"
             )
         collected: list[Step | Repeat] = []
         room = (HELD if facts.held else KEPT) if facts.keeps else -1
         for number, block in enumerate(blocks, 1):
             if type(block) is not Step and type(block) is not Repeat:
                 raise ConfigError(
-                    f"{self.title}: its source yields {shown(block):.60}; expected steps, made by transfers()"
+                    f"{self.title}: its source yields {shown(block):.60}; expected steps, made by "
+                    "transfers()"
                 )
             private = private_copy(block)
             if not facts.agrees(number, digest(private)):
@@ -215,7 +226,9 @@ class Schedule:
             facts.kept = facts.lowered = None
 
     def keep_passes(self, again: Callable[..., object] | None = None, *arguments: object) -> None:
-        """Keep short passes, since the source is one of the registered algorithms; ``again``, with its arguments, makes it elsewhere."""
+        """Keep short passes, since the source is one of the registered algorithms; ``again``, with
+        its arguments, makes it elsewhere.
+        """
         self.known.keeps = True
         self.known.again = None if again is None else (again, arguments)
 
@@ -225,12 +238,15 @@ class Schedule:
         return self.known.proof
 
     def skip_checks(self) -> None:
-        """Take steps as they are, because they have been checked, or are part of steps that have been."""
+        """Take steps as they are, because they have been checked, or are part of steps that have
+        been.
+        """
         self.known.checked = True
 
     def _change_error(self, block: int) -> ScheduleError:
         return ScheduleError(
-            f"{self}: when called again, its source yields other steps, from step or repeat number {block} on; "
+            f"{self}: when called again, its source yields other steps, from step or repeat number "
+            f"{block} on; "
             "it must be a function that yields the same steps at every call"
         )
 
@@ -243,7 +259,8 @@ class Schedule:
                 yield block
 
     def content_hash(self) -> str:
-        """SHA-256 (hex) of collective, layout and unrolled transfers. Equal schedules have equal hashes everywhere.
+        """SHA-256 (hex) of collective, layout and unrolled transfers. Equal schedules have equal
+        hashes everywhere.
 
         >>> import simcoll
         >>> a, b = (simcoll.schedule("all_reduce", "ring", nranks=3) for _ in range(2))
@@ -296,7 +313,9 @@ class Schedule:
                 self.check_step(number + place, step)
 
     def _stays_inside(self, block: Repeat) -> bool:
-        """Whether every iteration of a repeat stays inside its buffers: single chunks, in windows that all ranks have."""
+        """Whether every iteration of a repeat stays inside its buffers: single chunks, in windows
+        that all ranks have.
+        """
         room = self.layout.size
         if block.order is not None:
             if int(block.order.max(initial=-1)) >= room:
@@ -311,19 +330,24 @@ class Schedule:
         return True
 
     def check_step(self, number: int, step: Step) -> None:
-        """Refuse ranks, chunks or channels that do not exist, transfers that leave their buffer, and data in a barrier.
+        """Refuse ranks, chunks or channels that do not exist, transfers that leave their buffer,
+        and data in a barrier.
 
-        A step is checked before in-place aliases are resolved: afterwards, a range that left its buffer could lie in the larger one.
+        A step is checked before in-place aliases are resolved: afterwards, a range that left its
+        buffer could lie in the larger one.
 
         Raises
         ------
         ScheduleError
             Names the step, rank and channel.
         """
-        if any(column.shape != (len(step),) or column.dtype.kind not in "iu" for column in step.columns):
+        if any(
+            column.shape != (len(step),) or column.dtype.kind not in "iu" for column in step.columns
+        ):
             shapes = ", ".join(f"{column.dtype}{list(column.shape)}" for column in step.columns)
             raise ScheduleError(
-                f"{self.title}: step {number}: the columns of a step are whole numbers, one for each transfer; got {shapes}",
+                f"{self.title}: step {number}: the columns of a step are whole numbers, one for "
+                f"each transfer; got {shapes}",
                 step=number,
             )
         n, names = self.nranks, ", ".join(OP_NAMES).upper()
@@ -331,20 +355,30 @@ class Schedule:
             (step.op, len(OP_NAMES), f"operation {{}} is unknown; use {names}"),
             (step.src_rank, n, f"source rank {{}} does not exist; ranks are 0..{n - 1}"),
             (step.dst_rank, n, f"destination rank {{}} does not exist; ranks are 0..{n - 1}"),
-            (step.channel, self.nchannels, f"channel {{}} does not exist; channels are 0..{self.nchannels - 1}"),
+            (
+                step.channel,
+                self.nchannels,
+                f"channel {{}} does not exist; channels are 0..{self.nchannels - 1}",
+            ),
         ):
-            if len(column) and int(column.astype(np.uint64).max()) >= limit:  # negative ones are huge there
+            if (
+                len(column) and int(column.astype(np.uint64).max()) >= limit
+            ):  # negative ones are huge there
                 row = int(np.flatnonzero((column < 0) | (column >= limit))[0])
                 self._refuse(number, step, row, wrong.format(column[row]))
         if self.collective.kind == "barrier" and (step.op != SYNC).any():
             row = int(np.flatnonzero(step.op != SYNC)[0])
-            self._refuse(number, step, row, "a barrier has no data; its transfers are sync (op=SYNC)")
+            self._refuse(
+                number, step, row, "a barrier has no data; its transfers are sync (op=SYNC)"
+            )
         self._check_chunks(number, step, step.src_rank, step.src_chunk, "source")
         self._check_chunks(number, step, step.dst_rank, step.dst_chunk, "destination")
 
     def _check_chunks(self, number: int, step: Step, rank: Ints, chunk: Ints, end: str) -> None:
         size = self.layout.size
-        if (step.count == 1).all() and int(chunk.astype(np.uint64).max(initial=0)) < size:  # the common case
+        if (step.count == 1).all() and int(
+            chunk.astype(np.uint64).max(initial=0)
+        ) < size:  # the common case
             return
         data = step.op != SYNC
         if not data.any():
@@ -359,12 +393,18 @@ class Schedule:
             bad = data & (chunk + step.count > bases[self.layout.region(chunk) + 1])
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
-            chunks = f"chunks {chunk[row]}..{int(chunk[row]) + int(step.count[row]) - 1} on rank {rank[row]}"
+            chunks = (
+                f"chunks {chunk[row]}..{int(chunk[row]) + int(step.count[row]) - 1} on rank "
+                f"{rank[row]}"
+            )
             buffers = f"buffers start at {bases[:-1].tolist()}, end {size}"
             self._refuse(number, step, row, f"{end} {chunks} do not lie in one buffer ({buffers})")
 
     def _refuse(self, number: int, step: Step, row: int, reason: str) -> None:
-        location = f"step {number}, rank {step.src_rank[row]} -> {step.dst_rank[row]}, channel {step.channel[row]}"
+        location = (
+            f"step {number}, rank {step.src_rank[row]} -> {step.dst_rank[row]}, channel "
+            f"{step.channel[row]}"
+        )
         raise fault(number, step, row, f"{self.title}: {location}: {reason}")
 
     def __str__(self) -> str:
@@ -376,14 +416,20 @@ def _transfers(block: Step | Repeat) -> int:
     return sum(map(len, block.steps)) if isinstance(block, Repeat) else len(block)
 
 
-def fault(number: int, step: Step, row: int, message: str, *, at_source: bool = True) -> ScheduleError:
+def fault(
+    number: int, step: Step, row: int, message: str, *, at_source: bool = True
+) -> ScheduleError:
     """The error of a transfer of a step, at its source or its destination."""
     rank, chunk = (int(column[row]) for column in step.ends[0 if at_source else 1])
-    return ScheduleError(message, step=number, rank=rank, channel=int(step.channel[row]), chunk=chunk)
+    return ScheduleError(
+        message, step=number, rank=rank, channel=int(step.channel[row]), chunk=chunk
+    )
 
 
 def transfer_text(layout: Layout, step: Step, row: int) -> str:
-    """One transfer in words: ``rank 0 output chunk 1 -> rank 1 output chunk 1 (reduce, channel 0)``."""
+    """One transfer in words:
+    ``rank 0 output chunk 1 -> rank 1 output chunk 1 (reduce, channel 0)``.
+    """
     ends = [f"rank {rank[row]} {layout.name(int(chunk[row]))}" for rank, chunk in step.ends]
     return f"{' -> '.join(ends)} ({OP_NAMES[step.op[row]]}, channel {step.channel[row]})"
 
@@ -412,5 +458,10 @@ def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int
             yield number, resolved
             number += 1
     facts.checked = True
-    if collected is not None and blocks is not None and blocks is facts.kept and number == len(blocks):
+    if (
+        collected is not None
+        and blocks is not None
+        and blocks is facts.kept
+        and number == len(blocks)
+    ):
         facts.lowered = tuple(collected)

@@ -37,12 +37,14 @@ COPY, REDUCE, SYNC, MULTICAST, SWITCH_REDUCE = range(5)
 OP_NAMES = ("copy", "reduce", "sync", "multicast", "switch_reduce")
 """``copy``: dst = src. ``reduce``: dst = dst (op) src. ``sync``: a message without data.
 
-Several reductions into one chunk in one step form a *fold*: their sources are added in ascending order of their ranks to the old
-content of dst, or to the result of a copy to dst in the same step. A fold has one channel and at most one reduction per source rank.
+Several reductions into one chunk in one step form a *fold*: their sources are added in ascending
+order of their ranks to the old content of dst, or to the result of a copy to dst in the same step.
+A fold has one channel and at most one reduction per source rank.
 
-A switch performs the others, for all transfers of a step with the same channel and the same source chunk (``multicast``: the source
-sends once, every dst = src) or destination chunk (``switch_reduce``: the destination receives once, dst = the reduction of all
-sources in unspecified order; the old content of dst does not count).
+A switch performs the others, for all transfers of a step with the same channel and the same source
+chunk (``multicast``: the source sends once, every dst = src) or destination chunk
+(``switch_reduce``: the destination receives once, dst = the reduction of all sources in unspecified
+order; the old content of dst does not count).
 """
 
 OPERATION = np.dtype(np.int8)
@@ -60,16 +62,18 @@ SPARSE = 16
 class Step:
     """Transfers that all read the memory before the step, as parallel arrays of equal length.
 
-    ``count`` consecutive chunks from ``src_chunk`` on ``src_rank`` go to ``dst_chunk`` on ``dst_rank``, on lane ``channel``. Equal
-    ranks make it a local copy or reduction.
+    ``count`` consecutive chunks from ``src_chunk`` on ``src_rank`` go to ``dst_chunk`` on
+    ``dst_rank``, on lane ``channel``. Equal ranks make it a local copy or reduction.
 
-    Columns may be arrays of any integer type, byte order and stride. They are stored as int64 (``op`` as int8) in memory that nobody
-    can change (:mod:`simcoll.core.immutable`): what is proved is what was given.
+    Columns may be arrays of any integer type, byte order and stride. They are stored as int64
+    (``op`` as int8) in memory that nobody can change (:mod:`simcoll.core.immutable`): what is
+    proved is what was given.
 
     Raises
     ------
     ConfigError
-        For a column that is not an array of one dimension, and for values that are not whole or do not fit.
+        For a column that is not an array of one dimension, and for values that are not whole or do
+        not fit.
     """
 
     src_rank: Ints
@@ -95,7 +99,8 @@ class Step:
 
     def __post_init__(self) -> None:
         for name, column, (dtype, strides) in zip(COLUMNS, self.columns, _FORMS, strict=True):
-            # Columns of other steps, and new ones of the right type, decide how much a derived step costs.
+            # Columns of other steps, and new ones of the right type, decide how much a derived step
+            # costs.
             if type(column) is np.ndarray and column.dtype is dtype:
                 memory: Any = column.base
                 if type(memory) is np.ndarray:
@@ -121,7 +126,15 @@ class Step:
     @property
     def columns(self) -> tuple[Any, ...]:
         """The arrays, in the order of the constructor's arguments."""
-        return self.src_rank, self.src_chunk, self.dst_rank, self.dst_chunk, self.count, self.op, self.channel
+        return (
+            self.src_rank,
+            self.src_chunk,
+            self.dst_rank,
+            self.dst_chunk,
+            self.count,
+            self.op,
+            self.channel,
+        )
 
     @property
     def ends(self) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
@@ -137,7 +150,8 @@ def _column(name: str, column: Any, dtype: np.dtype[Any]) -> Array:
     """A column as steps store it."""
     if not isinstance(column, np.ndarray):
         raise ConfigError(
-            f"the columns of a Step are numpy arrays, got {column!r:.60}; transfers() makes a step of numbers and lists"
+            f"the columns of a Step are numpy arrays, got {column!r:.60}; transfers() makes a step "
+            "of numbers and lists"
         )
     if column.ndim != 1:
         raise ConfigError(f"{name} of a Step must have one dimension, got shape {column.shape}")
@@ -180,10 +194,13 @@ def transfers(
             raise ConfigError(f"unknown op {op!r}; {nearest(op.lower(), OP_NAMES)}")
         arguments["op"] = OP_NAMES.index(op.lower())
     columns: list[Any] = [  # whole numbers, or arrays of them
-        values if _is_plain(name, values) else whole_numbers(name, values) for name, values in arguments.items()
+        values if _is_plain(name, values) else whole_numbers(name, values)
+        for name, values in arguments.items()
     ]
     ops = columns[-1]
-    highest = ops if isinstance(ops, int) else int(ops.view(np.uint64).max(initial=0))  # negative ones are huge there
+    highest = (
+        ops if isinstance(ops, int) else int(ops.view(np.uint64).max(initial=0))
+    )  # negative ones are huge there
     if highest >= len(OP_NAMES):
         wrong = next(number for number in np.ravel(ops).tolist() if not 0 <= number < len(OP_NAMES))
         raise ConfigError(f"op {wrong} is unknown; use {', '.join(OP_NAMES).upper()}")
@@ -191,15 +208,21 @@ def transfers(
         shape = np.broadcast(*columns).shape
     except ValueError:
         shapes = [
-            f"{name} {np.shape(column)}" for name, column in zip(arguments, columns, strict=True) if np.ndim(column)
+            f"{name} {np.shape(column)}"
+            for name, column in zip(arguments, columns, strict=True)
+            if np.ndim(column)
         ]
-        raise ConfigError(f"the columns of a step must broadcast together; got shapes {', '.join(shapes)}") from None
+        raise ConfigError(
+            f"the columns of a step must broadcast together; got shapes {', '.join(shapes)}"
+        ) from None
     src, src_c, dst, dst_c, cnt, ch = (_flat(column, shape) for column in columns[:-1])
     return Step(src, src_c, dst, dst_c, cnt, _flat(ops, shape, OPERATION), ch)
 
 
 def _is_plain(name: str, values: Any) -> bool:
-    """Whether values need no check: a usual number, or an array of the right type, which the step will copy."""
+    """Whether values need no check: a usual number, or an array of the right type, which the step
+    will copy.
+    """
     if type(values) is int:
         return 0 <= values < LARGEST
     return type(values) is np.ndarray and values.dtype is NUMBER and name != "op"
@@ -229,7 +252,9 @@ def joined(steps: Sequence[Step]) -> Step:
 
 
 def _concatenate(parts: tuple[Array, ...]) -> Array:
-    """Columns in a row, in immutable memory at once: concatenating them first would copy everything twice."""
+    """Columns in a row, in immutable memory at once: concatenating them first would copy everything
+    twice.
+    """
     if all(part.flags.c_contiguous for part in parts):
         return np.frombuffer(b"".join([part.data for part in parts]), parts[0].dtype)
     return np.concatenate(parts)
@@ -246,7 +271,8 @@ def spread(count: Ints) -> tuple[Ints, Ints]:
 
 
 def distinct(*parts: Ints) -> Ints:
-    """The distinct values of whole numbers, sorted; ``np.unique`` without counts loads ``numpy.ma`` first.
+    """The distinct values of whole numbers, sorted; ``np.unique`` without counts loads ``numpy.ma``
+    first.
 
     >>> distinct(np.array([3, 1]), np.array([1])).tolist()
     [1, 3]
@@ -284,7 +310,9 @@ def by_chunk(step: Step) -> Step:
     row, offset = spread(np.maximum(step.count, 1))
     src, dst = (chunk[row] + offset for _, chunk in step.ends)
     count = np.ones(len(row), np.int64)
-    return Step(step.src_rank[row], src, step.dst_rank[row], dst, count, step.op[row], step.channel[row])
+    return Step(
+        step.src_rank[row], src, step.dst_rank[row], dst, count, step.op[row], step.channel[row]
+    )
 
 
 @without_subclasses
@@ -292,8 +320,9 @@ def by_chunk(step: Step) -> Step:
 class Repeat:
     """A block of steps done ``count`` times, with its chunks shifted by ``stride`` each time.
 
-    The chunks lie in windows of ``modulus`` chunks that start at ``base``; a shift wraps around within its window. With ``order``, a list
-    of distinct chunks, windows are runs of that list, and ``base`` is a place in it. A repeat means exactly its unrolled steps.
+    The chunks lie in windows of ``modulus`` chunks that start at ``base``; a shift wraps around
+    within its window. With ``order``, a list of distinct chunks, windows are runs of that list, and
+    ``base`` is a place in it. A repeat means exactly its unrolled steps.
     """
 
     steps: tuple[Step, ...]
@@ -319,9 +348,17 @@ class Repeat:
         steps: Any = self.steps  # whatever was given
         inner = tuple(steps) if isinstance(steps, (tuple, list)) else (None,)
         if not all(type(step) is Step for step in inner):
-            raise ConfigError(f"the steps of a Repeat are a tuple of steps, made by transfers(); got {steps!r:.60}")
+            raise ConfigError(
+                "the steps of a Repeat are a tuple of steps, made by transfers(); got "
+                f"{steps!r:.60}"
+            )
         object.__setattr__(self, "steps", inner)
-        for name, minimum in (("count", 0), ("stride", -LARGEST), ("base", -LARGEST), ("modulus", 1)):
+        for name, minimum in (
+            ("count", 0),
+            ("stride", -LARGEST),
+            ("base", -LARGEST),
+            ("modulus", 1),
+        ):
             number = whole_number(f"{name} of a Repeat", getattr(self, name), minimum)
             object.__setattr__(self, name, number)
         if self.order is not None:
@@ -329,10 +366,16 @@ class Repeat:
 
     def _check_order(self, order: Ints) -> None:
         """Check and convert the list of chunks."""
-        if order.ndim != 1 or not len(order) or len(order) % self.modulus or self.base % self.modulus:
+        if (
+            order.ndim != 1
+            or not len(order)
+            or len(order) % self.modulus
+            or self.base % self.modulus
+        ):
             actual = f"got {len(np.ravel(order))} chunks and base {self.base}"
             raise ConfigError(
-                f"order of a Repeat must list whole windows of {self.modulus} chunks, one of them at base; {actual}"
+                f"order of a Repeat must list whole windows of {self.modulus} chunks, one of them "
+                f"at base; {actual}"
             )
         if len(np.unique(order)) < len(order) or int(order.min(initial=0)) < 0:
             raise ConfigError("order of a Repeat must list distinct chunks from 0 on")
@@ -348,19 +391,27 @@ class Repeat:
 
     def unrolled(self) -> Iterator[Step]:
         """Yield the steps that the repeat stands for."""
-        places = [[self.window(chunk) for chunk in (step.src_chunk, step.dst_chunk)] for step in self.steps]
+        places = [
+            [self.window(chunk) for chunk in (step.src_chunk, step.dst_chunk)]
+            for step in self.steps
+        ]
         for turn in range(self.count):
             shift = turn * self.stride % self.modulus
             for step, ends in zip(self.steps, places, strict=True):
                 if not shift:
                     yield step
                     continue
-                # Sums below twice the modulus need no division, which would take longer than all the rest.
+                # Sums below twice the modulus need no division, which would take longer than all
+                # the rest.
                 src, dst = (
-                    self.chunk_at(start + place + shift - (place >= self.modulus - shift) * self.modulus)
+                    self.chunk_at(
+                        start + place + shift - (place >= self.modulus - shift) * self.modulus
+                    )
                     for start, place in ends
                 )
-                yield Step(step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
+                yield Step(
+                    step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel
+                )
 
     def window(self, chunk: Ints) -> tuple[Ints, Ints]:
         """Start of each chunk's window, and the chunk's place in it.
@@ -373,9 +424,14 @@ class Repeat:
         position = chunk.astype(np.int64)
         if self.order is not None:
             ascending = np.argsort(self.order)
-            index = ascending[np.searchsorted(self.order, position, sorter=ascending) % len(ascending)]
+            index = ascending[
+                np.searchsorted(self.order, position, sorter=ascending) % len(ascending)
+            ]
             if (self.order[index] != position).any():
-                raise ConfigError(f"chunk {position[self.order[index] != position][0]} of a Repeat is not in its order")
+                raise ConfigError(
+                    f"chunk {position[self.order[index] != position][0]} of a Repeat is not in its "
+                    "order"
+                )
             position = index
         place = (position - self.base) % self.modulus
         return position - place, place
@@ -401,7 +457,9 @@ def moving_part(block: Step | Repeat) -> Step | Repeat | None:
 
 
 def private_copy(block: Step | Repeat) -> Step | Repeat:
-    """The same block over arrays that nobody else holds: whoever holds an array can assign its shape, strides and type."""
+    """The same block over arrays that nobody else holds: whoever holds an array can assign its
+    shape, strides and type.
+    """
     if isinstance(block, Step):
         return _private_step(block)
     order = None if block.order is None else block.order[:]

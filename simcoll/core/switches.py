@@ -12,9 +12,11 @@ __all__ = ["switch_groups", "switch_leaders"]
 
 
 def switch_leaders(step: Step | PlanStep) -> Ints:
-    """For each transfer, the row of the first transfer in the same switch operation; -1 if no switch is involved.
+    """For each transfer, the row of the first transfer in the same switch operation; -1 if no
+    switch is involved.
 
-    A multicast has one source chunk, a switch reduction one destination chunk; each has one channel.
+    A multicast has one source chunk, a switch reduction one destination chunk; each has one
+    channel.
     """
     leaders = np.full(len(step), -1)
     for op, rank, chunk in (

@@ -19,7 +19,8 @@ __all__ = ["Connection", "Wiring", "op_where", "wire"]
 class Connection:
     """All messages from one rank to another on one channel: the n-th send goes to the n-th receive.
 
-    ``sender`` and ``receiver`` are lane numbers, ``sends`` and ``recvs`` instruction numbers of the wiring.
+    ``sender`` and ``receiver`` are lane numbers, ``sends`` and ``recvs`` instruction numbers of the
+    wiring.
     """
 
     src: int
@@ -35,7 +36,9 @@ class Connection:
 
 
 def op_where(code: Code, trait: str) -> NDArray[np.bool_]:
-    """Mask of the instructions whose operation receives, sends, reads, writes or updates, as ``trait`` says."""
+    """Mask of the instructions whose operation receives, sends, reads, writes or updates, as
+    ``trait`` says.
+    """
     return np.array([getattr(op, trait) for op in OPS.values()])[code.op]
 
 
@@ -56,7 +59,8 @@ class Wiring:
     sends, recvs, connection, ordinal
         Both ends of every message, its connection, and the number of earlier messages on that.
     incoming, outgoing
-        For every instruction, the message that it receives and the message that it sends; -1 for none.
+        For every instruction, the message that it receives and the message that it sends; -1 for
+        none.
     """
 
     program: RankProgram
@@ -99,7 +103,10 @@ class Wiring:
             parts.append(f"from rank {instruction.recv_from}")
         if op.sends:
             parts.append(f"to rank {instruction.send_to}")
-        return f"rank {rank} lane {lane - self.first_lane[rank]} step {self.position[number]} ({' '.join(parts)})"
+        return (
+            f"rank {rank} lane {lane - self.first_lane[rank]} step {self.position[number]} "
+            f"({' '.join(parts)})"
+        )
 
 
 def wire(program: RankProgram) -> Wiring:
@@ -108,25 +115,33 @@ def wire(program: RankProgram) -> Wiring:
     Raises
     ------
     ScheduleError
-        When two lanes share an end of a connection (their order would be undefined), when a message has no other end,
-        or when its ends differ in size.
+        When two lanes share an end of a connection (their order would be undefined), when a message
+        has no other end, or when its ends differ in size.
     """
     code = program.code
     total, lane = len(code.op), np.repeat(np.arange(len(code.rank)), np.diff(code.start))
-    position, first_lane = np.arange(total) - code.start[lane], np.searchsorted(code.rank, np.arange(program.nranks))
+    position, first_lane = (
+        np.arange(total) - code.start[lane],
+        np.searchsorted(code.rank, np.arange(program.nranks)),
+    )
     rank, channel = code.rank[lane], code.channel[lane]
     lowest_channel = int(channel.min(initial=0))
     channels = int(channel.max(initial=0)) + 1 - lowest_channel
     sends, recvs = (np.flatnonzero(op_where(code, trait)) for trait in ("sends", "receives"))
     keys = [
         (src * program.nranks + dst) * channels + channel[ends] - lowest_channel
-        for ends, src, dst in ((sends, rank[sends], code.send_to[sends]), (recvs, code.recv_from[recvs], rank[recvs]))
+        for ends, src, dst in (
+            (sends, rank[sends], code.send_to[sends]),
+            (recvs, code.recv_from[recvs], rank[recvs]),
+        )
     ]
     ends = []
     for numbers, key in zip((sends, recvs), keys, strict=True):
         order = np.argsort(key, kind="stable")
         ends.append((numbers[order], key[order]))
-    for (numbers, key), direction, peers in zip(ends, ("to", "from"), (code.send_to, code.recv_from), strict=True):
+    for (numbers, key), direction, peers in zip(
+        ends, ("to", "from"), (code.send_to, code.recv_from), strict=True
+    ):
         split = np.flatnonzero((key[1:] == key[:-1]) & (lane[numbers[1:]] != lane[numbers[:-1]]))
         if len(split):
             earlier, later = numbers[split[0]], numbers[split[0] + 1]
@@ -134,7 +149,8 @@ def wire(program: RankProgram) -> Wiring:
             lanes = [lane[number] - first_lane[owner] for number in (earlier, later)]
             raise ScheduleError(
                 f"{program}: lanes {lanes[0]} and {lanes[1]} of rank {owner} share the connection "
-                f"{direction} rank {peers[earlier]} on channel {channel[earlier]}: the order of their messages is undefined",
+                f"{direction} rank {peers[earlier]} on channel {channel[earlier]}: the order of "
+                "their messages is undefined",
                 rank=owner,
                 channel=int(channel[earlier]),
             )
@@ -142,12 +158,18 @@ def wire(program: RankProgram) -> Wiring:
     every = np.union1d(send_keys, recv_keys)
     edges = [np.searchsorted(key, [every, every + 1]) for key in (send_keys, recv_keys)]
     connections = []
-    for key, send_span, recv_span in zip(every.tolist(), *(edge.T.tolist() for edge in edges), strict=True):
+    for key, send_span, recv_span in zip(
+        every.tolist(), *(edge.T.tolist() for edge in edges), strict=True
+    ):
         src, dst = divmod(key // channels, program.nranks)
         offset = key % channels
         outs, ins = sends[slice(*send_span)], recvs[slice(*recv_span)]
-        sender, receiver = (int(lane[numbers[0]]) if len(numbers) else -1 for numbers in (outs, ins))
-        connections.append(Connection(src, dst, offset + lowest_channel, sender, receiver, outs, ins))
+        sender, receiver = (
+            int(lane[numbers[0]]) if len(numbers) else -1 for numbers in (outs, ins)
+        )
+        connections.append(
+            Connection(src, dst, offset + lowest_channel, sender, receiver, outs, ins)
+        )
     unmatched = [c for c in connections if len(c.sends) != len(c.recvs)]
     incoming, outgoing = np.full(total, -1), np.full(total, -1)
     connection = np.searchsorted(every, send_keys)
@@ -183,7 +205,8 @@ def _unmatched_message(wiring: Wiring, connection: Connection) -> NoReturn:
     number = int(connection.sends[recvs] if send_is_left else connection.recvs[sends])
     complaint = "this message is never received" if send_is_left else "this message is never sent"
     message = (
-        f"unmatched message, {connection}: {sends} sends but {recvs} receives\n  {complaint}: {wiring.where(number)}"
+        f"unmatched message, {connection}: {sends} sends but {recvs} receives\n"
+        f"  {complaint}: {wiring.where(number)}"
     )
     raise wiring.fault(number, message)
 
@@ -193,5 +216,7 @@ def _size_mismatch(wiring: Wiring, message: int) -> NoReturn:
     send, recv = int(wiring.sends[message]), int(wiring.recvs[message])
     connection = wiring.connections[wiring.connection[message]]
     sent_chunks, received_chunks = wiring.code.count[[send, recv]]
-    summary = f"{connection}: a message of {sent_chunks} chunks meets a receive of {received_chunks}"
+    summary = (
+        f"{connection}: a message of {sent_chunks} chunks meets a receive of {received_chunks}"
+    )
     raise wiring.fault(recv, f"{summary}\n  {wiring.where(send)}\n  {wiring.where(recv)}")

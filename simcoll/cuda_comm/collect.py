@@ -29,7 +29,9 @@ from simcoll.cuda_comm.emulated_devices import (
 __all__ = ["gather", "reduce_add", "reduce_add_coalesced"]
 
 
-def reduce_add(inputs: Sequence[DeviceArray], destination: Any = None, *, play: Play = play_on_emulator) -> DeviceArray:
+def reduce_add(
+    inputs: Sequence[DeviceArray], destination: Any = None, *, play: Play = play_on_emulator
+) -> DeviceArray:
     """The sum of tensors of one shape on different devices.
 
     Parameters
@@ -42,7 +44,8 @@ def reduce_add(inputs: Sequence[DeviceArray], destination: Any = None, *, play: 
     Raises
     ------
     AssertionError, ValueError, RuntimeError
-        For tensors on the CPU or of different shapes, and for a destination without a tensor, as in PyTorch.
+        For tensors on the CPU or of different shapes, and for a destination without a tensor, as in
+        PyTorch.
 
     Examples
     --------
@@ -63,15 +66,24 @@ def reduce_add(inputs: Sequence[DeviceArray], destination: Any = None, *, play: 
         shape, expected = tensor.array.shape, inputs[0].array.shape
         if shape != expected:
             actual_text, expected_text = ("x".join(map(str, sizes)) for sizes in (shape, expected))
-            raise ValueError(f"input {index} has invalid size: got {actual_text}, but expected {expected_text}")
+            raise ValueError(
+                f"input {index} has invalid size: got {actual_text}, but expected {expected_text}"
+            )
         if tensor.array.dtype != inputs[0].array.dtype:
-            raise ValueError(f"input {index} is of {tensor.array.dtype}, but input 0 is of {inputs[0].array.dtype}")
+            raise ValueError(
+                f"input {index} is of {tensor.array.dtype}, but input 0 is of "
+                f"{inputs[0].array.dtype}"
+            )
     if root is None:
-        raise RuntimeError("reduce_add expects destination to be on the same GPU with one of the tensors")
+        raise RuntimeError(
+            "reduce_add expects destination to be on the same GPU with one of the tensors"
+        )
     if len(inputs) == 1:
         return inputs[0]
     template = inputs[0].array
-    plan = bind(schedule("reduce", "tree", nranks=len(inputs), root=root), template.size, template.dtype)
+    plan = bind(
+        schedule("reduce", "tree", nranks=len(inputs), root=root), template.size, template.dtype
+    )
     flat = [tensor.array.reshape(-1) for tensor in inputs]
     outputs = play(plan, flat, [tensor.device for tensor in inputs])
     return DeviceArray(required_output(outputs[root]).reshape(template.shape), place)
@@ -107,15 +119,21 @@ def reduce_add_coalesced(
                 or part.dtype != expected.dtype
                 or device_of(tensors[index]) != device_of(tensors[0])
             ):
-                raise ValueError(f"tensor {index} differs in shape, dtype or device from the others")
+                raise ValueError(
+                    f"tensor {index} differs in shape, dtype or device from the others"
+                )
     sums: list[Any] = [None] * len(templates)
     for bucket in buckets(templates, buffer_size):
         flat = [
-            DeviceArray(np.concatenate([row[index].reshape(-1) for index in bucket]), device_of(tensors[0]))
+            DeviceArray(
+                np.concatenate([row[index].reshape(-1) for index in bucket]), device_of(tensors[0])
+            )
             for row, tensors in zip(contents, inputs, strict=True)
         ]
         total = reduce_add(flat, place, play=play)
-        for index, piece in zip(bucket, split_like(total.array, [templates[index] for index in bucket]), strict=True):
+        for index, piece in zip(
+            bucket, split_like(total.array, [templates[index] for index in bucket]), strict=True
+        ):
             sums[index] = DeviceArray(piece, place)
     return tuple(sums)
 
@@ -137,7 +155,8 @@ def gather(
     dim
         The dimension along which they are concatenated.
     destination
-        Device of the result, or ``"cpu"`` (also -1, with a warning); default 0. Not together with ``out``.
+        Device of the result, or ``"cpu"`` (also -1, with a warning); default 0. Not together with
+        ``out``.
     out
         Tensor to fill, on a device or on the CPU.
 
@@ -148,7 +167,8 @@ def gather(
     """
     if out is not None and destination is not None:
         raise RuntimeError(
-            f"'destination' must not be specified when 'out' is specified, but got destination={destination}"
+            "'destination' must not be specified when 'out' is specified, but got "
+            f"destination={destination}"
         )
     if not tensors:
         raise RuntimeError("Expected at least one tensor to gather from")
@@ -156,7 +176,8 @@ def gather(
     for index, tensor in enumerate(tensors):
         if not isinstance(tensor, DeviceArray):
             raise RuntimeError(  # noqa: TRY004 - as PyTorch
-                f"Expected all input tensors to be CUDA tensors, but tensor at index {index} has device {cpu}"
+                f"Expected all input tensors to be CUDA tensors, but tensor at index {index} has "
+                f"device {cpu}"
             )
     template = tensors[0].array
     parts = [tensor.array.astype(template.dtype, copy=False) for tensor in tensors]
@@ -164,13 +185,15 @@ def gather(
     for index, part in enumerate(parts):
         if part.ndim != template.ndim:
             raise RuntimeError(
-                f"Expected all input tensors to have the same number of dimensions, but tensor at index {index} has {part.ndim} "
+                "Expected all input tensors to have the same number of dimensions, but tensor at "
+                f"index {index} has {part.ndim} "
                 f"dimensions, (expected {template.ndim})"
             )
         expected = [*template.shape[:axis], part.shape[axis], *template.shape[axis + 1 :]]
         if list(part.shape) != expected:
             raise RuntimeError(
-                f"Input tensor at index {index} has invalid shape {list(part.shape)}, but expected {expected}"
+                f"Input tensor at index {index} has invalid shape {list(part.shape)}, but expected "
+                f"{expected}"
             )
     place = _place(destination) if out is None else device_of(out)
     sizes = [0, *(part.size for part in parts)]
@@ -182,7 +205,9 @@ def gather(
         return joined if place == CPU else DeviceArray(joined, place)
     target = content_of(out)
     if target.shape != joined.shape:
-        raise RuntimeError(f"Expected out tensor to have shape {list(joined.shape)}, but got {list(target.shape)}")
+        raise RuntimeError(
+            f"Expected out tensor to have shape {list(joined.shape)}, but got {list(target.shape)}"
+        )
     target[...] = joined
     return out
 
@@ -193,7 +218,8 @@ def _place(destination: Any) -> int:
         return 0
     if isinstance(destination, int) and destination == CPU:
         warnings.warn(
-            'Using -1 to represent CPU tensor is deprecated. Please use a device object or string instead, e.g., "cpu".',
+            "Using -1 to represent CPU tensor is deprecated. Please use a device object or string "
+            'instead, e.g., "cpu".',
             FutureWarning,
             stacklevel=3,
         )

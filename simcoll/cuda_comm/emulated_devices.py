@@ -59,7 +59,11 @@ class DeviceArray:
 Tensor: TypeAlias = "Array | DeviceArray"
 
 
-def play_on_emulator(plan: Plan, inputs: Sequence[Array], devices: Sequence[int]) -> Sequence[Array | None]:  # noqa: ARG001
+def play_on_emulator(
+    plan: Plan,
+    inputs: Sequence[Array],
+    devices: Sequence[int],  # noqa: ARG001
+) -> Sequence[Array | None]:
     """Execute a plan on an emulated crossbar, and return the outputs by rank."""
     from simcoll.emulator import emulate
     from simcoll.topology import crossbar
@@ -88,10 +92,14 @@ def device_number(device: Any) -> int:
         if kind == "cpu":
             raise ValueError(f"Expected a non cpu device, but got: {device}")
         if kind != "cuda" or not colon or not number.isdecimal():
-            raise ValueError(f"Expected a cuda device with a specified index such as 'cuda:0', but got: {device}")
+            raise ValueError(
+                f"Expected a cuda device with a specified index such as 'cuda:0', but got: {device}"
+            )
         return int(number)
     if isinstance(device, bool) or not isinstance(device, (int, np.integer)):
-        raise ValueError(f"Expected a device number or a text such as 'cuda:0', but got: {device!r}")  # noqa: TRY004 - as PyTorch
+        raise ValueError(  # noqa: TRY004 - as PyTorch
+            f"Expected a device number or a text such as 'cuda:0', but got: {device!r}"
+        )
     if device < 0:
         raise RuntimeError(f"Expected non-negative device index, but got {device}")
     return int(device)
@@ -102,7 +110,10 @@ def axis_of(dim: int, dims: int) -> int:
     if not dims:
         raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
     if not -dims <= dim < dims:
-        raise IndexError(f"Dimension out of range (expected to be in range of [{-dims}, {dims - 1}], but got {dim})")
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-dims}, {dims - 1}], but got "
+            f"{dim})"
+        )
     return dim % dims
 
 
@@ -111,7 +122,8 @@ def check_on_devices(out: Sequence[Tensor]) -> None:
     for index, target in enumerate(out):
         if not isinstance(target, DeviceArray):
             raise RuntimeError(  # noqa: TRY004 - as PyTorch
-                f"Expected all output tensors to be CUDA tensors, but output tensor at index {index} has device 'cpu'"
+                "Expected all output tensors to be CUDA tensors, but output tensor at index "
+                f"{index} has device 'cpu'"
             )
 
 
@@ -140,7 +152,9 @@ BUFFER_BYTES = 10485760
 
 
 def buckets(tensors: Sequence[Array], buffer_size: int) -> list[list[int]]:
-    """Group consecutive tensors of one dtype that fit a buffer, ordered by each bucket's first tensor."""
+    """Group consecutive tensors of one dtype that fit a buffer, ordered by each bucket's first
+    tensor.
+    """
     if buffer_size <= 0:
         raise ValueError(f"buffer_size must be above 0, but got {buffer_size}")
     result: list[list[int]] = []
@@ -158,4 +172,6 @@ def buckets(tensors: Sequence[Array], buffer_size: int) -> list[list[int]]:
 def split_like(flat: Array, like: Sequence[Array]) -> list[Array]:
     """Split a buffer into tensors shaped like others."""
     ends = np.cumsum([part.size for part in like])[:-1]
-    return [piece.reshape(part.shape) for piece, part in zip(np.split(flat, ends), like, strict=True)]
+    return [
+        piece.reshape(part.shape) for piece, part in zip(np.split(flat, ends), like, strict=True)
+    ]

@@ -63,8 +63,8 @@ def scatter(
     Returns
     -------
     tuple
-        The chunks, each on its device, or ``out``. Equal chunks can be fewer than devices, and a chunk that stays on the
-        tensor's device is a view of it.
+        The chunks, each on its device, or ``out``. Equal chunks can be fewer than devices, and a
+        chunk that stays on the tensor's device is a view of it.
 
     Raises
     ------
@@ -86,10 +86,14 @@ def scatter(
         _check_streams(streams, targets, device_of(tensor))
     else:
         if devices is not None:
-            raise RuntimeError(f"'devices' must not be specified when 'out' is specified, but got devices={devices}")
+            raise RuntimeError(
+                "'devices' must not be specified when 'out' is specified, but got "
+                f"devices={devices}"
+            )
         if chunk_sizes is not None:
             raise RuntimeError(
-                f"'chunk_sizes' must not be specified when 'out' is specified, but got chunk_sizes={chunk_sizes}"
+                "'chunk_sizes' must not be specified when 'out' is specified, but got "
+                f"chunk_sizes={chunk_sizes}"
             )
         chunks = _chunks_for(content, out, axis_of(dim, content.ndim))
         targets = [target.device for target in out]
@@ -97,16 +101,22 @@ def scatter(
     return handed_over(_scatter_chunks(chunks, targets, device_of(tensor), play), targets, out)
 
 
-def _chunks(content: Array, devices: Sequence[int], sizes: Sequence[int] | None, dim: int) -> list[Array]:
+def _chunks(
+    content: Array, devices: Sequence[int], sizes: Sequence[int] | None, dim: int
+) -> list[Array]:
     if not devices:
         raise RuntimeError("Expected at least one device to scatter to")
     if not content.ndim:
-        raise RuntimeError(f"{'chunk' if sizes is None else 'split'} expects at least a 1-dimensional tensor")
+        raise RuntimeError(
+            f"{'chunk' if sizes is None else 'split'} expects at least a 1-dimensional tensor"
+        )
     axis = axis_of(dim, content.ndim)
     length = content.shape[axis]
     if sizes is None:
         chunk_size = max(1, -(-length // len(devices)))
-        sizes = [min(chunk_size, length - begin) for begin in range(0, length, chunk_size)] or [0] * len(devices)
+        sizes = [min(chunk_size, length - begin) for begin in range(0, length, chunk_size)] or [
+            0
+        ] * len(devices)
     elif len(sizes) != len(devices):
         raise RuntimeError(
             "Expected devices and chunk_sizes to be of same length, but got "
@@ -114,11 +124,13 @@ def _chunks(content: Array, devices: Sequence[int], sizes: Sequence[int] | None,
         )
     if min(sizes) < 0:
         raise RuntimeError(
-            f"split_with_sizes expects split_sizes have only non-negative entries, but got split_sizes={list(sizes)}"
+            "split_with_sizes expects split_sizes have only non-negative entries, but got "
+            f"split_sizes={list(sizes)}"
         )
     if sum(sizes) != length:
         raise RuntimeError(
-            f"split_with_sizes expects split_sizes to sum exactly to {length} (input tensor's size at dimension {axis}), but got "
+            f"split_with_sizes expects split_sizes to sum exactly to {length} (input tensor's size "
+            f"at dimension {axis}), but got "
             f"split_sizes={list(sizes)}"
         )
     return np.split(content, np.cumsum(sizes)[:-1], axis)
@@ -135,13 +147,15 @@ def _chunks_for(content: Array, out: Sequence[DeviceArray], axis: int) -> list[A
             a != b for d, (a, b) in enumerate(zip(shape, expected, strict=True)) if d != axis
         ):
             raise RuntimeError(
-                f"Output tensor at index {index} has incorrect shape: {shape}. Expected same shape except for scatter dim {axis} "
+                f"Output tensor at index {index} has incorrect shape: {shape}. Expected same shape "
+                f"except for scatter dim {axis} "
                 f"as the source tensor: {expected}"
             )
     sizes = [target.array.shape[axis] for target in out]
     if sum(sizes) != content.shape[axis]:
         raise RuntimeError(
-            f"Total size for output tensors along scatter dim {axis} does not match the source tensor size at dim {axis}. "
+            f"Total size for output tensors along scatter dim {axis} does not match the source "
+            f"tensor size at dim {axis}. "
             f"Expected {content.shape[axis]}, but got total size {sum(sizes)}"
         )
     return np.split(content, np.cumsum(sizes)[:-1], axis)
@@ -152,13 +166,18 @@ def _check_streams(streams: Iterable[Any] | None, devices: Sequence[int], home: 
         stream_device = getattr(stream, "device", None)
         if stream_device is not None and device != home and device_number(stream_device) != device:
             raise RuntimeError(
-                f"Expected the device associated with the stream at index {index} (was {device_number(stream_device)}) "
+                f"Expected the device associated with the stream at index {index} (was "
+                f"{device_number(stream_device)}) "
                 f"to match the device supplied at that index (expected {device})"
             )
 
 
-def _scatter_chunks(chunks: Sequence[Array], devices: Sequence[int], home: int, play: Play) -> list[Array]:
-    """The chunks on their devices; those for other devices go through a scatter whose source is rank 0."""
+def _scatter_chunks(
+    chunks: Sequence[Array], devices: Sequence[int], home: int, play: Play
+) -> list[Array]:
+    """The chunks on their devices; those for other devices go through a scatter whose source is
+    rank 0.
+    """
     away = [index for index, device in enumerate(devices) if device != home]
     if not away:
         return list(chunks)
@@ -166,7 +185,9 @@ def _scatter_chunks(chunks: Sequence[Array], devices: Sequence[int], home: int, 
     plan = bind(schedule("scatter", "linear", nranks=len(sizes)), sizes, chunks[0].dtype)
     source = np.concatenate([chunks[index].reshape(-1) for index in away])
     nothing = np.zeros(0, source.dtype)
-    outputs = play(plan, [source, *(nothing for _ in away)], [home, *(devices[index] for index in away)])
+    outputs = play(
+        plan, [source, *(nothing for _ in away)], [home, *(devices[index] for index in away)]
+    )
     result = list(chunks)
     for rank, index in enumerate(away, 1):
         result[index] = required_output(outputs[rank]).reshape(chunks[index].shape)
@@ -185,7 +206,8 @@ def broadcast(
     Raises
     ------
     RuntimeError, ValueError
-        Unless exactly one of ``devices`` and ``out`` is given; for outputs on the CPU or of another shape.
+        Unless exactly one of ``devices`` and ``out`` is given; for outputs on the CPU or of another
+        shape.
 
     Examples
     --------
@@ -194,7 +216,8 @@ def broadcast(
     """
     if (devices is None) == (out is None):
         raise RuntimeError(
-            f"Exactly one of 'devices' and 'out' must be specified, but got devices={devices} and out={out}"
+            f"Exactly one of 'devices' and 'out' must be specified, but got devices={devices} and "
+            f"out={out}"
         )
     content, home = content_of(tensor), device_of(tensor)
     if out is None:
@@ -205,13 +228,16 @@ def broadcast(
             if target.array.shape != content.shape:
                 raise RuntimeError(
                     "Expected all output tensors to have same shape as the source tensor "
-                    f"{list(content.shape)}, but output tensor at index {index} has shape {list(target.array.shape)}"
+                    f"{list(content.shape)}, but output tensor at index {index} has shape "
+                    f"{list(target.array.shape)}"
                 )
         targets = [target.device for target in out]
     away = [device for device in targets if device != home]
     copies: Iterator[Array] = iter(())
     if away:
-        plan = bind(schedule("broadcast", "tree", nranks=len(away) + 1), content.size, content.dtype)
+        plan = bind(
+            schedule("broadcast", "tree", nranks=len(away) + 1), content.size, content.dtype
+        )
         nothing = np.zeros(0, content.dtype)
         outputs = play(plan, [content.reshape(-1), *(nothing for _ in away)], [home, *away])
         copies = iter([required_output(output).reshape(content.shape) for output in outputs[1:]])
@@ -248,7 +274,9 @@ def broadcast_coalesced(
     if any(device_of(tensor) != targets[0] for tensor in tensors):
         raise RuntimeError(f"All tensors must be on devices[0]: {targets[0]}")
     contents = [content_of(tensor) for tensor in tensors]
-    rows: list[list[Any]] = [list(tensors) if device == targets[0] else [None] * len(contents) for device in targets]
+    rows: list[list[Any]] = [
+        list(tensors) if device == targets[0] else [None] * len(contents) for device in targets
+    ]
     for bucket in buckets(contents, buffer_size):
         parts = [contents[index] for index in bucket]
         flat = DeviceArray(np.concatenate([part.reshape(-1) for part in parts]), targets[0])

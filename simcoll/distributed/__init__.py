@@ -1,7 +1,8 @@
 """The programming interface: torch.distributed's names and semantics on the emulator.
 
-Rank programs, process groups, collective calls and stores live here. The collectives themselves do not: they are schedules,
-which the emulator plays. The names are loaded on first use: a process of :mod:`realcoll` needs only the server, not the emulator.
+Rank programs, process groups, collective calls and stores live here. The collectives themselves do
+not: they are schedules, which the emulator plays. The names are loaded on first use: a process of
+:mod:`realcoll` needs only the server, not the emulator.
 """
 
 from __future__ import annotations
@@ -104,11 +105,16 @@ else:
             names = {}
             for home in (*_SOME, *_ALL):
                 module = importlib.import_module(f"simcoll.distributed.{home}")
-                names |= {entry: getattr(module, entry) for entry in _SOME.get(home) or module.__all__}
+                names |= {
+                    entry: getattr(module, entry) for entry in _SOME.get(home) or module.__all__
+                }
             names["__all__"] = ["distributed_c10d", *(entry for entry in names if entry[0] != "_")]
             globals().update(names | globals())  # what somebody has set stays
         if name == "reduce_op":
-            text = "`torch.distributed.reduce_op` is deprecated, please use `torch.distributed.ReduceOp` instead"
+            text = (
+                "`torch.distributed.reduce_op` is deprecated, please use "
+                "`torch.distributed.ReduceOp` instead"
+            )
             warnings.warn(text, FutureWarning, stacklevel=2)
             name = "ReduceOp"
         if name in globals():

@@ -1,7 +1,8 @@
 """Start a program as several processes on this machine, with the environment torchrun gives.
 
-``python -m simcoll.distributed.launch --nproc-per-node 4 program.py --its arguments`` starts ``program.py`` four times.
-Several machines need the same call on each, with ``--nnodes``, ``--node-rank``, ``--master-addr`` and ``--master-port``.
+``python -m simcoll.distributed.launch --nproc-per-node 4 program.py --its arguments`` starts
+``program.py`` four times. Several machines need the same call on each, with ``--nnodes``,
+``--node-rank``, ``--master-addr`` and ``--master-port``.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ def launch(
 
     Returns
     -------
-    0 if all workers succeed; else the exit status of the first that fails (128 + signal if it was killed), or 128 + the
-    signal that ended the launcher. The remaining workers then get SIGTERM, and SIGKILL ten seconds later.
+    0 if all workers succeed; else the exit status of the first that fails (128 + signal if it was
+    killed), or 128 + the signal that ended the launcher. The remaining workers then get SIGTERM,
+    and SIGKILL ten seconds later.
 
     Raises
     ------
@@ -76,7 +78,9 @@ def launch(
 
     def worker(local_rank: int) -> Worker:
         rank_words = [f"--local-rank={local_rank}"] if local_rank_argument else []
-        return Worker([*program, *rank_words, *arguments], shared | worker_environment(job, local_rank))
+        return Worker(
+            [*program, *rank_words, *arguments], shared | worker_environment(job, local_rank)
+        )
 
     return run_workers([worker(local_rank) for local_rank in range(job.nproc_per_node)])
 
@@ -116,12 +120,18 @@ def _launch(
     python = [] if no_python else [sys.executable, "-u", *(["-m"] if module else [])]
     if standalone:
         job = replace(job, master_port=0)
-    return launch([*python, program], arguments, job, local_rank_argument=not (use_env or no_python))
+    return launch(
+        [*python, program], arguments, job, local_rank_argument=not (use_env or no_python)
+    )
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command line; the exit status is that of `launch`, or 2 for invalid arguments."""
-    valued = {f"--{form}" for field in fields(ProcessJob) for form in (field.name, field.name.replace("_", "-"))}
+    valued = {
+        f"--{form}"
+        for field in fields(ProcessJob)
+        for form in (field.name, field.name.replace("_", "-"))
+    }
     return status_of(app, separate_program(sys.argv[1:] if words is None else words, valued))
 
 

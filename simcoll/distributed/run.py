@@ -1,8 +1,11 @@
 """Run a file of rank programs on the emulator, or for real.
 
-``python -m simcoll.distributed.run --nproc 8 --topology dgx-h100 program.py --its arguments`` emulates it;
-``python -m simcoll.distributed.run --backend mpi --nproc 8 program.py --its arguments`` starts the same file on eight
-processes, and ``mpiexec -n 8 python -m simcoll.distributed.run --backend mpi program.py`` takes those that mpiexec starts.
+``python -m simcoll.distributed.run --nproc 8 --topology dgx-h100 program.py --its arguments``
+emulates it;
+``python -m simcoll.distributed.run --backend mpi --nproc 8 program.py --its arguments`` starts the
+same file on eight processes, and
+``mpiexec -n 8 python -m simcoll.distributed.run --backend mpi program.py`` takes those that mpiexec
+starts.
 """
 
 from __future__ import annotations
@@ -22,7 +25,12 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from simcoll.command_line import separate_program, status_of
-from simcoll.distributed.linked.process_links import BACKEND_VARIABLE, EMULATOR, HOMES, connect_processes
+from simcoll.distributed.linked.process_links import (
+    BACKEND_VARIABLE,
+    EMULATOR,
+    HOMES,
+    connect_processes,
+)
 from simcoll.distributed.runtime.objects import ObjectEncodingError, encode
 from simcoll.distributed.start.results import RunResult, collect_results, memory_of, table_of
 from simcoll.distributed.start.spawning import spawn
@@ -71,9 +79,11 @@ class _RunOptions:
     alike
         all: one rank's program runs, and all ranks make its calls.
     trace
-        Write the timeline of the run there: t.json or t.json.gz, for Perfetto, or a folder with a file for each rank.
+        Write the timeline of the run there: t.json or t.json.gz, for Perfetto, or a folder with a
+        file for each rank.
     record
-        Record the run there as a workload for other topologies: a workload w.json, Chakra traces w.et, or a folder with both.
+        Record the run there as a workload for other topologies: a workload w.json, Chakra traces
+        w.et, or a folder with both.
     fault
         An event of the run, such as "t=1ms rank 3 stops"; may be repeated.
     policy
@@ -104,7 +114,11 @@ class _RunOptions:
     @property
     def guides(self) -> dict[str, Any]:
         """The given options that are arguments of spawn; ``fault`` is its ``events``."""
-        values = {option.name: getattr(self, option.name) for option in fields(self) if option.name not in _OWN}
+        values = {
+            option.name: getattr(self, option.name)
+            for option in fields(self)
+            if option.name not in _OWN
+        }
         return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
 
 
@@ -114,14 +128,31 @@ _DEFAULTS = {option.name: option.default for option in fields(_RunOptions)}
 
 def _start_processes(program: str, arguments: Sequence[str], options: _RunOptions) -> None:
     """Become mpiexec, which starts this command again in every process."""
-    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    mpiexec = shutil.which(
+        "mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    )
     if mpiexec is None:
-        raise ConfigError("there is no mpiexec: pip install 'simcoll[mpi]', or install an MPI library")
+        raise ConfigError(
+            "there is no mpiexec: pip install 'simcoll[mpi]', or install an MPI library"
+        )
     sys.stdout.flush()
     words = [f"--{name}={value}" for name, value in options.guides.items() if name != "fault"]
     words += [f"--fault={event}" for event in options.fault]
-    words += [f"--backend={options.where}", *(["--script"] if options.script else []), program, *arguments]
-    command = [mpiexec, "-n", str(options.nproc), sys.executable, "-m", "simcoll.distributed.run", *words]
+    words += [
+        f"--backend={options.where}",
+        *(["--script"] if options.script else []),
+        program,
+        *arguments,
+    ]
+    command = [
+        mpiexec,
+        "-n",
+        str(options.nproc),
+        sys.executable,
+        "-m",
+        "simcoll.distributed.run",
+        *words,
+    ]
     os.execv(mpiexec, command)  # noqa: S606  # no shell
 
 
@@ -164,26 +195,41 @@ def _as_script(program: str, arguments: Sequence[str], backend: str) -> Iterator
 
 
 def _run(path: str, arguments: Sequence[str], options: _RunOptions) -> None:
-    """Run the file as a script; if it has not called spawn itself, spawn its function ``program``."""
+    """Run the file as a script; if it has not called spawn itself, spawn its function
+    ``program``.
+    """
     backend = options.where
     with _as_script(path, arguments, backend), collect_results() as results:
-        program = _every_rank(path) if options.script else runpy.run_path(path, run_name="__main__").get("program")
+        program = (
+            _every_rank(path)
+            if options.script
+            else runpy.run_path(path, run_name="__main__").get("program")
+        )
         if not results:
             if not callable(program):
                 raise ConfigError(
-                    "has no function program(rank, world_size) and has not called spawn; with --script every rank runs the file",
+                    "has no function program(rank, world_size) and has not called spawn; with "
+                    "--script every rank runs the file",
                     file=path,
                 )
-            guides = {"events" if name == "fault" else name: value for name, value in options.guides.items()}
+            guides = {
+                "events" if name == "fault" else name: value
+                for name, value in options.guides.items()
+            }
             spawn(program, _ranks(options), **guides)
         elif options.guides:
-            _say(f"simcoll: {printable(path)} calls spawn itself, without --{', --'.join(options.guides)}\n")
+            _say(
+                f"simcoll: {printable(path)} calls spawn itself, without "
+                f"--{', --'.join(options.guides)}\n"
+            )
         for result in results:
             _tell(result, backend)
 
 
 def _tell(result: RunResult, backend: str) -> None:
-    """Print a summary of a run on one rank, with a table if it has a timeline. Equal returned arrays have equal digests."""
+    """Print a summary of a run on one rank, with a table if it has a timeline. Equal returned
+    arrays have equal digests.
+    """
     if backend != EMULATOR and 0 not in result.own_ranks:
         return
     try:
@@ -192,8 +238,10 @@ def _tell(result: RunResult, backend: str) -> None:
         digest = "-"
     platform = result.topology if backend == EMULATOR else f"{len(result.returns)} processes"
     sys.stdout.write(
-        f"# {counted(len(result.returns), 'rank')}, {backend} ({printable(platform)}): {counted(result.operations, 'operation')}, "
-        f"{format_time(result.time_fs)}{memory_of(result)}, returns {digest}\n{printable_lines(table_of(result))}"
+        f"# {counted(len(result.returns), 'rank')}, {backend} ({printable(platform)}): "
+        f"{counted(result.operations, 'operation')}, "
+        f"{format_time(result.time_fs)}{memory_of(result)}, returns {digest}\n"
+        f"{printable_lines(table_of(result))}"
     )
 
 
@@ -220,7 +268,9 @@ def _command(
         Its arguments.
     """
     if options.where not in (EMULATOR, *HOMES):
-        raise ConfigError(f"unknown backend {options.where!r}; {nearest(options.where, [EMULATOR, *HOMES])}")
+        raise ConfigError(
+            f"unknown backend {options.where!r}; {nearest(options.where, [EMULATOR, *HOMES])}"
+        )
     if not is_file(program):
         raise ConfigError("there is no such file", file=program)
     started = any(key in os.environ for key in RANK_VARIABLES)
@@ -235,7 +285,9 @@ def _command(
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; exit status 0, or 2 for bad input. Exceptions of the program pass through."""
+    """The command line; exit status 0, or 2 for bad input. Exceptions of the program pass
+    through.
+    """
     valued = {
         "-n",
         "-t",

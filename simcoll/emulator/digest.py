@@ -1,10 +1,11 @@
 """The trace hash: one number that covers everything that happened in a run.
 
-Every message contributes seven whole numbers: id, source rank, destination rank, payload bytes, and the femtoseconds at which its
-flow started, its flow ended, and it was done. From a seed they are chained, ``state = finalise((state ^ number) + seed)`` modulo
-2**64 with the finaliser of SplitMix64; the states of all messages are summed modulo 2**64. A sum is independent of order, so the
-hash depends neither on the order of events nor on the size of batches; the id distinguishes otherwise equal messages. The hash
-is the sums for two seeds, as 32 hexadecimal digits.
+Every message contributes seven whole numbers: id, source rank, destination rank, payload bytes, and
+the femtoseconds at which its flow started, its flow ended, and it was done. From a seed they are
+chained, ``state = finalise((state ^ number) + seed)`` modulo 2**64 with the finaliser of
+SplitMix64; the states of all messages are summed modulo 2**64. A sum is independent of order, so
+the hash depends neither on the order of events nor on the size of batches; the id distinguishes
+otherwise equal messages. The hash is the sums for two seeds, as 32 hexadecimal digits.
 """
 
 from __future__ import annotations

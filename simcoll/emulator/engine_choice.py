@@ -1,7 +1,9 @@
-"""What decides between the engines: their names, and each threshold beside its branch, with the measurement that chose it.
+"""What decides between the engines: their names, and each threshold beside its branch, with the
+measurement that chose it.
 
-All thresholds compare numbers of a plan or program. None asks what the process has loaded or remembers, so equal requests are played in
-the same way. The measurements are of a core of an AMD EPYC, warm, in CPU time.
+All thresholds compare numbers of a plan or program. None asks what the process has loaded or
+remembers, so equal requests are played in the same way. The measurements are of a core of an AMD
+EPYC, warm, in CPU time.
 """
 
 from __future__ import annotations
@@ -33,21 +35,31 @@ WATCHED = "an observer follows every transfer"
 PACED = "switches work with ranks that slow down or stop"
 
 FEW_MESSAGES = 20_000
-"""Up to this number of messages, all told, a process that has nothing else to play is through with SimPy (17 us a message) before the
-compiled loops are loaded (0.35 s): for a table, all runs of which are known; and for runs without a compiler."""
+"""Up to this number of messages, all told, a process that has nothing else to play is through with
+SimPy (17 us a message) before the compiled loops are loaded (0.35 s): for a table, all runs of
+which are known; and for runs without a compiler.
+"""
 LITTLE = 256
-"""The same for a single run, which must not ask whether the process has loaded the loops: two equal requests would differ. SimPy plays so
-many messages in 4 ms, the loops in 2 ms (ring all_reduce of 8 to 96 ranks on DGX H100: 5 ms and 2 ms for 120 messages, 43 and 2 for
-2,016, 327 and 4 for 18,336). So a loop over small runs loses 2 ms a run at most, and a process whose only run is larger loses the 0.35 s
-of loading, once. With a limit of 1,000, the first would lose 15 ms a run."""
+"""The same for a single run, which must not ask whether the process has loaded the loops: two equal
+requests would differ. SimPy plays so many messages in 4 ms, the loops in 2 ms (ring all_reduce of 8
+to 96 ranks on DGX H100: 5 ms and 2 ms for 120 messages, 43 and 2 for 2,016, 327 and 4 for 18,336).
+So a loop over small runs loses 2 ms a run at most, and a process whose only run is larger loses the
+0.35 s of loading, once. With a limit of 1,000, the first would lose 15 ms a run.
+"""
 MANY_MESSAGES = 1 << 17
-"""Up to this number of messages, a run that may be the only one plays every message: at 115,000 to 131,000, the loops take 16 to 88 ms and
-finding classes 3 to 99 ms (rings, recursive doubling, pairwise exchange), so that below neither choice loses a tenth of a second, and
-the trace hash need not be expanded."""
+"""Up to this number of messages, a run that may be the only one plays every message: at 115,000 to
+131,000, the loops take 16 to 88 ms and finding classes 3 to 99 ms (rings, recursive doubling,
+pairwise exchange), so that below neither choice loses a tenth of a second, and the trace hash need
+not be expanded.
+"""
 MOST_HASHED = 1 << 20
-"""Up to this number of messages, a quotient is expanded for the trace hash by default, at 5 ns a message: 5 ms at most."""
+"""Up to this number of messages, a quotient is expanded for the trace hash by default, at 5 ns a
+message: 5 ms at most.
+"""
 DEEPEST_FIFO = 64
-"""The deepest FIFO of the compiled loops: a connection holds as many times in its ring, and NCCL has 8. Deeper ones are for SimPy."""
+"""The deepest FIFO of the compiled loops: a connection holds as many times in its ring, and NCCL
+has 8. Deeper ones are for SimPy.
+"""
 
 
 def check_engine(engine: str, quotient: bool | None, names: Iterable[str] = ENGINES) -> None:
@@ -64,7 +76,9 @@ def check_engine(engine: str, quotient: bool | None, names: Iterable[str] = ENGI
     if engine == "fast" and not COMPILED:
         raise ConfigError(f"engine 'fast' needs numba: {REMEDY}")
     if engine == "simpy" and quotient:
-        raise ConfigError("engine 'simpy' plays every message; expected engine='auto' with quotient=True")
+        raise ConfigError(
+            "engine 'simpy' plays every message; expected engine='auto' with quotient=True"
+        )
 
 
 def is_little(messages: int) -> bool:
@@ -83,8 +97,10 @@ def deep_fifo(depth: int) -> str:
 
 
 def few_classes_pay(distinct: int, messages: int) -> bool:
-    """Whether finding classes pays in a run that may be the only one: its steps repeat, and it has many messages.
+    """Whether finding classes pays in a run that may be the only one: its steps repeat, and it has
+    many messages.
 
-    ``distinct`` counts the messages of distinct steps, whose number decides how long finding classes takes.
+    ``distinct`` counts the messages of distinct steps, whose number decides how long finding
+    classes takes.
     """
     return 4 * distinct <= messages and messages > (MANY_MESSAGES if COMPILED else FEW_MESSAGES)

@@ -1,4 +1,6 @@
-"""The way of the compiled loops: every message, in lock-step where no two flows meet, or as an earlier run of the schedule left it."""
+"""The way of the compiled loops: every message, in lock-step where no two flows meet, or as an
+earlier run of the schedule left it.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,11 @@ class FastWay:
             if run is not None:
                 outcome = run.play(request)
                 result = compiled_result(
-                    request.plan, request.topology.name, request.summary, outcome.time_fs, outcome.trace_hash
+                    request.plan,
+                    request.topology.name,
+                    request.summary,
+                    outcome.time_fs,
+                    outcome.trace_hash,
                 )
             else:
                 result = _together(request) or play_every(request, _lockstep_of(request).timer)
@@ -106,15 +112,27 @@ def _together(request: Request) -> Result | None:
     if outcome.messages != seen.messages:
         raise InternalError(f"{outcome.messages} messages are done; the plan has {seen.messages}")
     return compiled_result(
-        request.plan, request.topology.name, seen, outcome.time_fs, outcome.trace_hash, outcome.done_fs
+        request.plan,
+        request.topology.name,
+        seen,
+        outcome.time_fs,
+        outcome.trace_hash,
+        outcome.done_fs,
     )
 
 
 def play_every(request: Request, timer: StepTimer | None = None) -> Result:
-    """Play every message in the loops with a calendar; ``timer`` may have made the steps already."""
+    """Play every message in the loops with a calendar; ``timer`` may have made the steps
+    already.
+    """
     from simcoll.emulator.fast.driver import StepMachine  # imports numba
 
-    plan, topology, seen, timeline = request.plan, request.topology, request.summary, request.timeline
+    plan, topology, seen, timeline = (
+        request.plan,
+        request.topology,
+        request.summary,
+        request.timeline,
+    )
     if seen.switched:
         check_switches(plan, topology)
     capacity, placement, name = all_links(plan, topology)
@@ -132,7 +150,9 @@ def play_every(request: Request, timer: StepTimer | None = None) -> Result:
         fifo=plan.protocol.fifo_depth > 0,
         waits=plan.wait_pairs,
         on_step=over if request.keep else None,
-        changes=None if timeline is None else changes_of(timeline, capacity, plan.ranks, plan.nchannels),
+        changes=None
+        if timeline is None
+        else changes_of(timeline, capacity, plan.ranks, plan.nchannels),
     )
     machine.play(name)
     if timeline is not None and not machine.through:
@@ -143,6 +163,7 @@ def play_every(request: Request, timer: StepTimer | None = None) -> Result:
         return replace(result, messages=left.messages, bytes_moved=cut.delivered_bytes, cut=cut)
     if machine.messages != seen.messages or tuple(machine.bytes_by_op) != seen.bytes_by_op:
         raise InternalError(
-            f"{machine.messages} messages moved {machine.bytes_by_op} bytes; the plan has {seen.messages} and {seen.bytes_by_op}"
+            f"{machine.messages} messages moved {machine.bytes_by_op} bytes; the plan has "
+            f"{seen.messages} and {seen.bytes_by_op}"
         )
     return compiled_result(plan, topology.name, seen, machine.time_fs, machine.hexdigest(), done)

@@ -1,4 +1,6 @@
-"""The latency floor of a collective, which no schedule beats, however many messages a rank sends at once."""
+"""The latency floor of a collective, which no schedule beats, however many messages a rank sends at
+once.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,11 @@ REMEMBERED = 64
 def latency_floor_fs(plan: Plan, topology: Topology) -> int:
     """Time before which some rank cannot have data that another rank had at the start.
 
-    A message costs at least its latency and the receive overhead, and without a FIFO also the sender's overhead. Data may be relayed by
-    other ranks, which is faster on some machines; the floor of a pair is therefore that of its cheapest chain of messages. The floor
-    of the collective is the largest over the pairs that its definition makes dependent. Beyond 256 ranks only the cheapest first
-    message of some ranks counts, which is a lower but still valid floor.
+    A message costs at least its latency and the receive overhead, and without a FIFO also the
+    sender's overhead. Data may be relayed by other ranks, which is faster on some machines; the
+    floor of a pair is therefore that of its cheapest chain of messages. The floor of the collective
+    is the largest over the pairs that its definition makes dependent. Beyond 256 ranks only the
+    cheapest first message of some ranks counts, which is a lower but still valid floor.
     """
     if plan.nranks == 1 or _may_be_empty(plan):
         return 0
@@ -52,7 +55,11 @@ def _floor_fs(plan: Plan, topology: Topology) -> int:
     if collective.kind == "send_recv":
         cost = cost[tuple(np.array(collective.pairs, np.int64).reshape(-1, 2).T)]
     elif collective.root is not None:
-        cost = cost[:, collective.root] if collective.spec.output_at == "root" else cost[collective.root]
+        cost = (
+            cost[:, collective.root]
+            if collective.spec.output_at == "root"
+            else cost[collective.root]
+        )
     return plan.protocol.launch_fs + int(cost.max(initial=0))
 
 

@@ -1,4 +1,6 @@
-"""Conversion of GOAL programs to emulator programs: messages become sends, computations work of one rank."""
+"""Conversion of GOAL programs to emulator programs: messages become sends, computations work of one
+rank.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,15 @@ FS_PER_NS = 10**6
 def goal_program(goal: Goal, *, protocol: Protocol = IDEAL, unit_fs: int = FS_PER_NS) -> Program:
     r"""Convert a GOAL program to a program that :func:`simcoll.emulate` takes.
 
-    A rank sends its messages one after the other, and does the computations of each cpu one after the other, in the order of the file
-    where ``requires`` allows it; it receives messages in any order.
+    A rank sends its messages one after the other, and does the computations of each cpu one after
+    the other, in the order of the file where ``requires`` allows it; it receives messages in any
+    order.
 
     Parameters
     ----------
     goal
-        From :func:`simcoll.formats.parse_goal`. The file does not describe data, so no schedule of it is proved.
+        From :func:`simcoll.formats.parse_goal`. The file does not describe data, so no schedule of
+        it is proved.
     protocol
         Costs of the messages.
     unit_fs
@@ -50,7 +54,8 @@ def goal_program(goal: Goal, *, protocol: Protocol = IDEAL, unit_fs: int = FS_PE
     if goal.at_start.any():
         dependency = int(np.flatnonzero(goal.at_start)[0])
         raise ConfigError(
-            f"{goal.where(int(goal.later[dependency]))} irequires {goal.where(int(goal.earlier[dependency]))}: operations of a program "
+            f"{goal.where(int(goal.later[dependency]))} irequires "
+            f"{goal.where(int(goal.earlier[dependency]))}: operations of a program "
             "begin when others are done, not when they have begun"
         )
     sends, recvs = goal.messages()
@@ -58,9 +63,12 @@ def goal_program(goal: Goal, *, protocol: Protocol = IDEAL, unit_fs: int = FS_PE
     operation_of = np.arange(len(goal.kind))
     operation_of[recvs] = sends
     predecessors: dict[int, set[int]] = {
-        int(vertex): set() for vertex in np.flatnonzero(operation_of == np.arange(len(operation_of)))
+        int(vertex): set()
+        for vertex in np.flatnonzero(operation_of == np.arange(len(operation_of)))
     }
-    for later, earlier in zip(operation_of[goal.later].tolist(), operation_of[goal.earlier].tolist(), strict=True):
+    for later, earlier in zip(
+        operation_of[goal.later].tolist(), operation_of[goal.earlier].tolist(), strict=True
+    ):
         predecessors[later].add(earlier)
     target = dict(zip(sends.tolist(), recvs.tolist(), strict=True))
     number: dict[int, int] = {}
@@ -68,18 +76,33 @@ def goal_program(goal: Goal, *, protocol: Protocol = IDEAL, unit_fs: int = FS_PE
     rank = goal.rank.tolist()
     for vertex in lowest_first(predecessors):
         number[vertex] = len(operations)
-        earlier_operations = tuple(sorted(number[predecessor] for predecessor in predecessors[vertex]))
+        earlier_operations = tuple(
+            sorted(number[predecessor] for predecessor in predecessors[vertex])
+        )
         if goal.kind[vertex] == CALC:
             duration = int(goal.size[vertex]) * unit_fs
             operations.append(
-                Compute([rank[vertex]], duration, stream=f"cpu {goal.cpu[vertex]}", after=earlier_operations)
+                Compute(
+                    [rank[vertex]],
+                    duration,
+                    stream=f"cpu {goal.cpu[vertex]}",
+                    after=earlier_operations,
+                )
             )
         else:
             pair = (rank[vertex], rank[target[vertex]])
             if pair[0] == pair[1]:
-                raise ConfigError(f"{goal.where(vertex)} sends to its own rank, which no link carries")
+                raise ConfigError(
+                    f"{goal.where(vertex)} sends to its own rank, which no link carries"
+                )
             stream = f"from {pair[0]} nic {goal.nic[vertex]}"
             operations.append(
-                Send([pair], int(goal.size[vertex]), stream=stream, after=earlier_operations, protocol=protocol)
+                Send(
+                    [pair],
+                    int(goal.size[vertex]),
+                    stream=stream,
+                    after=earlier_operations,
+                    protocol=protocol,
+                )
             )
     return Program(goal.nranks, operations)

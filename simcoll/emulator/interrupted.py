@@ -1,4 +1,6 @@
-"""Events in runs of the compiled loops, and the records of those that they end early, equal to those of the reference engine."""
+"""Events in runs of the compiled loops, and the records of those that they end early, equal to
+those of the reference engine.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,17 @@ def changes_of(
     from simcoll.emulator.fast.changing import BlockRoutes, Changes
 
     ways = BlockRoutes(Detours(timeline.topology), endpoints) if timeline.detours else None
-    return Changes(CapacityTimeline(timeline, capacity.tolist(), companions), len(endpoints), stride, ways)
+    return Changes(
+        CapacityTimeline(timeline, capacity.tolist(), companions), len(endpoints), stride, ways
+    )
 
 
 def cut_of_machine(
-    timeline: Timeline, machine: StepMachine, link_name: Callable[[int], str], stride: int, planned_bytes: int
+    timeline: Timeline,
+    machine: StepMachine,
+    link_name: Callable[[int], str],
+    stride: int,
+    planned_bytes: int,
 ) -> tuple[Remains, Cut]:
     """The record of a compiled run that ended early.
 
@@ -55,10 +63,16 @@ def cut_of_machine(
     record, s = remains(machine), machine.state
     payload = record.delivered_bytes, record.dropped_bytes
     if sum(payload) != planned_bytes:
-        raise InternalError(f"delivered {payload[0]} bytes and dropped {payload[1]}; the plan has {planned_bytes}")
+        raise InternalError(
+            f"delivered {payload[0]} bytes and dropped {payload[1]}; the plan has {planned_bytes}"
+        )
     waiting = np.unique(np.flatnonzero((s.lane_left > 0) | (s.lane_pending > 0)) // stride).tolist()
     messages = [
-        CutMessage(message.number, message.src, message.dst, tuple(sorted(map(link_name, message.links))))
+        CutMessage(
+            message.number, message.src, message.dst, tuple(sorted(map(link_name, message.links)))
+        )
         for message in record.waiting
     ]
-    return record, cut_at(timeline, record.time_fs, messages, waiting, payload, aborted=record.aborted)
+    return record, cut_at(
+        timeline, record.time_fs, messages, waiting, payload, aborted=record.aborted
+    )

@@ -1,18 +1,22 @@
 """Runs in which no two flows share a link: played step by step, without a calendar.
 
-**Claim.** Suppose that every link that could bind carries flows of one sending lane only, or of one receiving lane only under
-rendezvous, and at most one flow per step. Then each flow has the least capacity of its links as its rate, from its start to its end.
+**Claim.** Suppose that every link that could bind carries flows of one sending lane only, or of one
+receiving lane only under rendezvous, and at most one flow per step. Then each flow has the least
+capacity of its links as its rate, from its start to its end.
 
-**Why.** A lane leaves a step when its flows of that step have ended: as a sender always, as a receiver under rendezvous, where it
-waits for incoming messages. So flows of one lane in different steps never overlap, and no link that could bind carries two flows at a
-time. (:mod:`simcoll.emulator.steps.pruning` finds the links that never bind.)
+**Why.** A lane leaves a step when its flows of that step have ended: as a sender always, as a
+receiver under rendezvous, where it waits for incoming messages. So flows of one lane in different
+steps never overlap, and no link that could bind carries two flows at a time.
+(:mod:`simcoll.emulator.steps.pruning` finds the links that never bind.)
 
-The times of a step then follow from the times at which its lanes entered it, and from the messages that a FIFO makes it wait for.
-Both belong to earlier steps, so one pass over the steps in order yields all times.
+The times of a step then follow from the times at which its lanes entered it, and from the messages
+that a FIFO makes it wait for. Both belong to earlier steps, so one pass over the steps in order
+yields all times.
 
-**Why it stays.** A table does not need it: its runs are remembered. A run that happens once does, and one with jitter or FIFOs, for which
-nothing is remembered. CPU seconds of a ring all_reduce of 1,024 ranks, 2.1 million messages, in the loops and in lock-step
-(``python benchmarks/lockstep.py``, AMD EPYC):
+**Why it stays.** A table does not need it: its runs are remembered. A run that happens once does,
+and one with jitter or FIFOs, for which nothing is remembered. CPU seconds of a ring all_reduce of
+1,024 ranks, 2.1 million messages, in the loops and in lock-step (``python benchmarks/lockstep.py``,
+AMD EPYC):
 
 ==================================  =====  =========
 run                                 loops  lock-step
@@ -105,7 +109,10 @@ class _Owners:
         if not self.fifo:
             several &= self.of[BY_RECEIVER] == -2
         doubtful = several | (self.of[CROWDED] == 1)
-        return not doubtful.any() or not (doubtful & ~never_bind(self.shapes, self.capacity, doubtful)).any()
+        return (
+            not doubtful.any()
+            or not (doubtful & ~never_bind(self.shapes, self.capacity, doubtful)).any()
+        )
 
 
 def lockstep(
@@ -118,7 +125,8 @@ def lockstep(
     keep: bool,
     timer: StepTimer | None = None,
 ) -> LockStep | None:
-    """The run of a plan without switch operations; ``timer`` makes its steps if they have no jitter.
+    """The run of a plan without switch operations; ``timer`` makes its steps if they have no
+    jitter.
 
     ``None`` if flows may share a link, or channels wait for each other.
     """
@@ -127,7 +135,9 @@ def lockstep(
     protocol = plan.protocol
     # Jitter is added when messages are played, so that repeats stay repeats.
     calm = replace(plan, protocol=replace(protocol, jitter_fs=0))
-    make = timer if timer and not protocol.jitter_fs else StepTimer(calm.protocol, topology, placement)
+    make = (
+        timer if timer and not protocol.jitter_fs else StepTimer(calm.protocol, topology, placement)
+    )
     owners, kept, rows = _Owners(capacity, fifo=protocol.fifo_depth > 0), [], 0
     for turns in _turns(make, spinning(calm) if groups is None else groups):
         kept.append(turns)
@@ -144,18 +154,25 @@ def _turns(make: StepTimer, groups: Iterable[Group | Spinning]) -> Iterator[Turn
         if spins:
             yield from (_sized(make, group) for group in some if isinstance(group, Spinning))
             continue
-        for steps, times in batches((group for group in some if not isinstance(group, Spinning)), unrolled=False):
+        for steps, times in batches(
+            (group for group in some if not isinstance(group, Spinning)), unrolled=False
+        ):
             yield Turns([(each,) for each in make(steps, 0)], times, None)
 
 
 def _sized(make: StepTimer, spins: Spinning) -> Turns:
     """Repeating steps with each of their payloads."""
-    sized = [[step._replace(size_bytes=np.full(step.rows, each)) for each in spins.payloads] for step in spins.steps]
+    sized = [
+        [step._replace(size_bytes=np.full(step.rows, each)) for each in spins.payloads]
+        for step in spins.steps
+    ]
     return Turns([tuple(make(each, 0)) for each in sized], spins.times, spins)
 
 
 class LockStep:
-    """A run whose flows never meet: packs its steps for the compiled loops and accumulates their results. It is played once."""
+    """A run whose flows never meet: packs its steps for the compiled loops and accumulates their
+    results. It is played once.
+    """
 
     def __init__(self, plan: Plan, capacity: Ints, turns: list[Turns], *, keep: bool) -> None:
         self.protocol, self.turns, self.keep = plan.protocol, turns, keep
@@ -163,7 +180,9 @@ class LockStep:
         lanes = plan.nranks * plan.nchannels
         self.lanes = np.zeros((3, lanes), np.int64)
         self.lanes[:2] = plan.protocol.launch_fs
-        self.connections = self._connections(lanes) if plan.protocol.fifo_depth else np.zeros(0, np.int64)
+        self.connections = (
+            self._connections(lanes) if plan.protocol.fifo_depth else np.zeros(0, np.int64)
+        )
         self.rings = np.zeros(len(self.connections) * plan.protocol.fifo_depth, np.int64)
         self.counts = np.zeros(len(self.connections), np.int64)
         self.sums = np.zeros(2, np.uint64)
@@ -174,7 +193,9 @@ class LockStep:
         """Numbers of all pairs of lanes that exchange messages, sorted."""
         shapes = {each[0].shape: None for turn in self.turns for each in turn.steps}
         none = np.zeros(0, np.int64)
-        return np.unique(np.concatenate([none, *(shape.sender * lanes + shape.receiver for shape in shapes)]))
+        return np.unique(
+            np.concatenate([none, *(shape.sender * lanes + shape.receiver for shape in shapes)])
+        )
 
     def play(self) -> LockStepOutcome | None:
         """Play all steps; ``None`` if that may exceed the range of the clock."""
@@ -195,7 +216,13 @@ class LockStep:
         protocol, spins = self.protocol, turn.spins
         window = np.zeros(2, np.int64) if spins is None else spins.window
         seed = int(mix(np.array([(protocol.seed + JITTER) % 2**64], np.uint64))[0])
-        numbers = (first, turn.times, 0 if spins is None else spins.stride, protocol.fifo_depth, protocol.jitter_fs)
+        numbers = (
+            first,
+            turn.times,
+            0 if spins is None else spins.stride,
+            protocol.fifo_depth,
+            protocol.jitter_fs,
+        )
         now = np.empty((3, fixed.shape[1]), np.int64)
         settings = np.array(numbers, np.int64)
         advance(
@@ -214,24 +241,39 @@ class LockStep:
         )
 
     def _packed(self, turn: Turns) -> tuple[Ints, Ints, Ints, int]:
-        """Columns of all steps, the start of each step, and the longest time that one repetition can take."""
+        """Columns of all steps, the start of each step, and the longest time that one repetition
+        can take.
+        """
         lanes, spins = self.lanes.shape[1], turn.spins
         fixed, varying, latest = [], [], 0
         for which, variants in enumerate(turn.steps):
             step, shape = variants[0], variants[0].shape
             place = np.zeros(len(step), np.int64) if spins is None else spins.places[which]
             pair = shape.sender * lanes + shape.receiver
-            connection = np.searchsorted(self.connections, pair) if self.protocol.fifo_depth else place
+            connection = (
+                np.searchsorted(self.connections, pair) if self.protocol.fifo_depth else place
+            )
             fixed.append(
                 np.stack(
-                    [shape.sender, shape.receiver, shape.src, shape.dst, step.delay_fs, step.busy_fs, place, connection]
+                    [
+                        shape.sender,
+                        shape.receiver,
+                        shape.src,
+                        shape.dst,
+                        step.delay_fs,
+                        step.busy_fs,
+                        place,
+                        connection,
+                    ]
                 )
             )
             rate = np.full(len(step), self.capacity[-1])
             for link in shape.links.T:
                 rate = np.minimum(rate, self.capacity[link])
             flows = [
-                np.where(each.wire > 0, np.floor(each.wire * FS_PER_SECOND_UBPS / rate + ROUNDING), 0.0)
+                np.where(
+                    each.wire > 0, np.floor(each.wire * FS_PER_SECOND_UBPS / rate + ROUNDING), 0.0
+                )
                 for each in variants
             ]
             if max(float(flow.max(initial=0)) for flow in flows) > LATEST_FS:

@@ -1,4 +1,6 @@
-"""The way of classes: one message of every class of messages that provably behave alike, played by the compiled loops."""
+"""The way of classes: one message of every class of messages that provably behave alike, played by
+the compiled loops.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,11 @@ from simcoll.errors import InternalError
 __all__ = ["QuotientWay"]
 
 PATIENCE = 32
-"""Limit of refinement rounds: for each message of the distinct steps a round takes 0.4 us, and lock-step 12 ns a message, so that
-``messages / (PATIENCE * distinct)`` rounds take as long as lock-step would (ring all_reduce of 1,024 ranks: 2.1 million messages, 25 ms
-in lock-step; 3,072 distinct ones, 5 rounds and the certificate 6 ms)."""
+"""Limit of refinement rounds: for each message of the distinct steps a round takes 0.4 us, and
+lock-step 12 ns a message, so that ``messages / (PATIENCE * distinct)`` rounds take as long as
+lock-step would (ring all_reduce of 1,024 ranks: 2.1 million messages, 25 ms in lock-step; 3,072
+distinct ones, 5 rounds and the certificate 6 ms).
+"""
 
 
 class QuotientWay:
@@ -44,10 +48,14 @@ class QuotientWay:
     name = "fast"
 
     def refuses(self, request: Request) -> str | None:
-        """What rules out classes, or makes looking for them slower than playing every message; or why there are none."""
+        """What rules out classes, or makes looking for them slower than playing every message; or
+        why there are none.
+        """
         if beyond := beyond_loops(request):
             return beyond
-        if request.quotient is False or (request.quotient is None and request.summary.messages <= FEWEST_FOLDED):
+        if request.quotient is False or (
+            request.quotient is None and request.summary.messages <= FEWEST_FOLDED
+        ):
             return _too_small(request)
         unloadable = _unloadable_of(request)
         if unloadable not in {NOT_FIRST, TOO_MANY_CLASSES}:
@@ -63,7 +71,9 @@ class QuotientWay:
         return f"no quotient: {classes}" if isinstance(classes, str) else None
 
     def play(self, request: Request) -> Result:
-        """Play one message of every class, and expand the times of all messages, or only the trace hash."""
+        """Play one message of every class, and expand the times of all messages, or only the trace
+        hash.
+        """
         plan, seen = request.plan, request.summary
         if seen.switched:
             check_switches(plan, request.topology)
@@ -77,7 +87,14 @@ class QuotientWay:
         if not outcome.trace_hash:
             path = f"{path}; too many for a trace hash"
         return compiled_result(
-            plan, request.topology.name, seen, outcome.time_fs, outcome.trace_hash, done_fs, classes, path=path
+            plan,
+            request.topology.name,
+            seen,
+            outcome.time_fs,
+            outcome.trace_hash,
+            done_fs,
+            classes,
+            path=path,
         )
 
 
@@ -118,7 +135,9 @@ def _unlike(request: Request) -> str:
 
 
 def _classes_pay(request: Request) -> bool:
-    """Whether looking for classes may be faster than playing every message: steps repeat, or messages are many."""
+    """Whether looking for classes may be faster than playing every message: steps repeat, or
+    messages are many.
+    """
     seen = request.summary
     if few_classes_pay(seen.rows, seen.messages):
         return True
@@ -128,8 +147,9 @@ def _classes_pay(request: Request) -> bool:
 def _classes(request: Request) -> Folding | str:
     """The classes; or why there are none, or that lock-step is faster.
 
-    Both look at the whole run, so the one that takes less time, and mostly has an answer, comes first: lock-step up to a million messages;
-    beyond, where the trace hash makes it slow, refinement for as long as lock-step would take.
+    Both look at the whole run, so the one that takes less time, and mostly has an answer, comes
+    first: lock-step up to a million messages; beyond, where the trace hash makes it slow,
+    refinement for as long as lock-step would take.
     """
     seen, plan = request.summary, request.plan
     hashed = seen.messages <= MOST_HASHED
@@ -151,7 +171,9 @@ _classes_of: FactStore[Request, Folding | str] = FactStore(_classes)
 
 
 def _lend_classes(request: Request) -> AbstractContextManager[LoadedRun | None]:
-    """The loaded run of the classes, if the schedule runs repeatedly and its classes are not too many."""
+    """The loaded run of the classes, if the schedule runs repeatedly and its classes are not too
+    many.
+    """
     serves = count_run(request)
     if not _unloadable_of(request):
         return run_of_classes(request, None)
@@ -183,7 +205,11 @@ def _play_stream(request: Request) -> tuple[LoadedOutcome, Ints | None]:
     )
     machine.play(lambda link: f"class {link}, for example {name(int(quotient.links[link]))}")
     if machine.messages != quotient.messages:
-        raise InternalError(f"{machine.messages} of {quotient.messages} messages of the quotient are done")
+        raise InternalError(
+            f"{machine.messages} of {quotient.messages} messages of the quotient are done"
+        )
     if expansion is None:
         return LoadedOutcome(machine.time_fs, "", machine.messages), None
-    return LoadedOutcome(machine.time_fs, expansion.hash.hexdigest(), machine.messages), expansion.done_fs
+    return LoadedOutcome(
+        machine.time_fs, expansion.hash.hexdigest(), machine.messages
+    ), expansion.done_fs

@@ -36,7 +36,9 @@ class ReferenceWay:
         plan, topology, timeline = request.plan, request.topology, request.timeline
         capacity = effective_capacities(topology, plan.protocol)
         patience = None if timeline is None else timeline.policy.limit_fs
-        fabric = Fabric(Calendar(simpy.Environment()), capacity, topology.link_name, patience_fs=patience)
+        fabric = Fabric(
+            Calendar(simpy.Environment()), capacity, topology.link_name, patience_fs=patience
+        )
         detours = Detours(topology) if timeline is not None and timeline.detours else None
         pace = None if timeline is None else timeline.pace
         buffers = request.storage, request.observer
@@ -53,7 +55,9 @@ class ReferenceWay:
         ledger, cut = player.ledger, None
         if timeline is not None:
             changes = CapacityTimeline(timeline, capacity), fabric, lambda: ledger.complete
-            LinkChanges(*changes, *(([detours], partial(links_now, detours)) if detours else ())).start()
+            LinkChanges(
+                *changes, *(([detours], partial(links_now, detours)) if detours else ())
+            ).start()
         player.start()
         with _collector_paused():
             late = until_end(fabric)
@@ -80,7 +84,9 @@ class ReferenceWay:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Pause Python's cycle collector during a run: it would scan all messages in flight repeatedly, in vain."""
+    """Pause Python's cycle collector during a run: it would scan all messages in flight repeatedly,
+    in vain.
+    """
     running = gc.isenabled()
     gc.disable()
     try:

@@ -36,7 +36,8 @@ class Request:
     quotient
         Whether classes of messages stand for all; ``None``: if that saves a lot.
     protocols
-        Number of protocols under which every size of this schedule is going to run, as in a table; 0 if this run may be the only one.
+        Number of protocols under which every size of this schedule is going to run, as in a table;
+        0 if this run may be the only one.
     """
 
     plan: Plan
@@ -51,7 +52,9 @@ class Request:
 
     @cached_property
     def sizes(self) -> tuple[int, int] | None:
-        """What facts about the plan's steps hold for (:func:`simcoll.emulator.steps.step_columns.cache_key`)."""
+        """What facts about the plan's steps hold for
+        (:func:`simcoll.emulator.steps.step_columns.cache_key`).
+        """
         return cache_key(self.plan)[0]
 
     @property

@@ -24,8 +24,8 @@ __all__ = ["Result", "compiled_result"]
 class Result:
     """The record of a run.
 
-    Its arrays (``done_fs``, ``outputs``) belong to the caller, who may change them: nothing reads them again. All others that it leads to,
-    such as those of the plan, cannot be changed.
+    Its arrays (``done_fs``, ``outputs``) belong to the caller, who may change them: nothing reads
+    them again. All others that it leads to, such as those of the plan, cannot be changed.
 
     Attributes
     ----------
@@ -36,17 +36,19 @@ class Result:
     engine
         The engine that ran: ``simpy`` or ``fast``.
     path
-        Why that engine ran: the reasons for which the ways before it refuse the run, or the quotient that stands for all messages. Like
-        everything here but ``wall_s``, it depends on the request alone, not on what ran before.
+        Why that engine ran: the reasons for which the ways before it refuse the run, or the
+        quotient that stands for all messages. Like everything here but ``wall_s``, it depends on
+        the request alone, not on what ran before.
     time_fs
         Completion time of the last transfer; every rank starts at 0.
     steps, messages, bytes_moved
-        Steps and transfers of the plan that move anything (including those within a rank), and their payload.
+        Steps and transfers of the plan that move anything (including those within a rank), and
+        their payload.
     switched
         Whether switches multicast or reduce in the plan.
     trace_hash
-        Hash of everything that happened (:mod:`simcoll.emulator.digest`). Empty for a quotient of more than a million messages
-        without ``keep``.
+        Hash of everything that happened (:mod:`simcoll.emulator.digest`). Empty for a quotient of
+        more than a million messages without ``keep``.
     done_fs
         Completion time of each transfer, in schedule order; ``None`` without ``keep``.
     classes
@@ -54,7 +56,8 @@ class Result:
     wall_s
         Wall-clock seconds of the run on this machine; part of no hash.
     data
-        ``"exact"`` (generated and checked), ``"given"`` (by the caller), or ``"none"``: timing only.
+        ``"exact"`` (generated and checked), ``"given"`` (by the caller), or ``"none"``: timing
+        only.
     no_data
         Why ``data="auto"`` moved no data; empty otherwise.
     wrong
@@ -64,8 +67,9 @@ class Result:
     bound
         Lower bound on the time of any schedule on this topology; ``None`` without ``bound``.
     cut
-        Where and why events ended the run early; ``None`` if they did not. ``messages``, ``bytes_moved`` and ``trace_hash`` then cover
-        completed transfers only, and ``done_fs`` is -1 for the rest.
+        Where and why events ended the run early; ``None`` if they did not. ``messages``,
+        ``bytes_moved`` and ``trace_hash`` then cover completed transfers only, and ``done_fs`` is
+        -1 for the rest.
     """
 
     plan: Plan
@@ -146,8 +150,14 @@ class Result:
 
     @property
     def headroom(self) -> float | MaybeNone:
-        """Time over lower bound: 1 is optimal. ``None`` without a bound above 0, and for a cut run."""
-        return self.time_fs / self.bound.time_fs if self.bound and self.bound.time_fs and not self.cut else None
+        """Time over lower bound: 1 is optimal. ``None`` without a bound above 0, and for a cut
+        run.
+        """
+        return (
+            self.time_fs / self.bound.time_fs
+            if self.bound and self.bound.time_fs and not self.cut
+            else None
+        )
 
     @property
     def bottleneck(self) -> str:
@@ -163,19 +173,38 @@ class Result:
     def _repr_html_(self) -> str:
         from html import escape  # imported late: only notebooks need its entity table
 
-        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in self._lines())
+        rows = "".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>"
+            for name, value in self._lines()
+        )
         return f"<table>{rows}</table>"
 
     def _lines(self) -> list[tuple[str, str]]:
         """The printed lines, as name and value."""
-        near = "" if self.headroom is None else f", {self.headroom:.2f} x the lower bound ({self.bottleneck})"
+        near = (
+            ""
+            if self.headroom is None
+            else f", {self.headroom:.2f} x the lower bound ({self.bottleneck})"
+        )
         fold = "" if self.classes is None else f", {self.classes} of them played for all"
         lines = [
             ("run", f"{self.plan} on {self.topology}"),
             ("time", format_time(self.time_fs) + near if self.cut is None else str(self.cut)),
-            ("bandwidth", f"{format_size(self.total_bytes)}: algbw {_rate(self.algbw)}, busbw {_rate(self.busbw)}"),
+            (
+                "bandwidth",
+                (
+                    f"{format_size(self.total_bytes)}: algbw {_rate(self.algbw)}, busbw "
+                    f"{_rate(self.busbw)}"
+                ),
+            ),
             ("data", self._data()),
-            ("messages", f"{self.messages} by engine {self.engine}{fold}; trace {self.trace_hash[:16] or 'not kept'}"),
+            (
+                "messages",
+                (
+                    f"{self.messages} by engine {self.engine}{fold}; trace "
+                    f"{self.trace_hash[:16] or 'not kept'}"
+                ),
+            ),
         ]
         return [(name, printable(value)) for name, value in lines]
 

@@ -83,42 +83,49 @@ def emulate(
     Parameters
     ----------
     plan
-        A bound schedule, a list of bound schedules that run concurrently, or a :class:`simcoll.planning.Program`.
+        A bound schedule, a list of bound schedules that run concurrently, or a
+        :class:`simcoll.planning.Program`.
     topology
         The cluster; it must contain every endpoint in ``plan.ranks``.
     data
-        ``"exact"``: move generated data whose result does not depend on the order of reduction, and compare it with the definition of
-        the collective. ``"none"``: timing only. ``"auto"``: exact if that takes at most 2 GiB (or the value of the environment variable
+        ``"exact"``: move generated data whose result does not depend on the order of reduction, and
+        compare it with the definition of the collective. ``"none"``: timing only. ``"auto"``: exact
+        if that takes at most 2 GiB (or the value of the environment variable
         ``SIMCOLL_MAX_BYTES``), else timing only. For a plan also one input array per rank.
     seed
         Seed of the generated data.
     observer
-        Called for every transfer, for example a :class:`simcoll.emulator.traces.trace.Trace`; for a program, a
-        :class:`simcoll.planning.ProgramObserver`.
+        Called for every transfer, for example a :class:`simcoll.emulator.traces.trace.Trace`; for a
+        program, a :class:`simcoll.planning.ProgramObserver`.
     bound
-        Whether to compute the lower bound of a plan; a proved schedule that beats it is an error. The ``certificate`` of an earlier
-        bound for the same collective and placement saves its time.
+        Whether to compute the lower bound of a plan; a proved schedule that beats it is an error.
+        The ``certificate`` of an earlier bound for the same collective and placement saves its
+        time.
     keep
-        Whether the result keeps the completion time of every transfer, and for a program also of its operations.
+        Whether the result keeps the completion time of every transfer, and for a program also of
+        its operations.
     engine
-        ``"simpy"``: the reference. ``"fast"``: compiled, with the same times to the last femtosecond. ``"auto"``: fast, if it is
-        installed and the run is large enough. ``simpy`` plays what the fast engine cannot, and ``Result.path`` states why.
+        ``"simpy"``: the reference. ``"fast"``: compiled, with the same times to the last
+        femtosecond. ``"auto"``: fast, if it is installed and the run is large enough. ``simpy``
+        plays what the fast engine cannot, and ``Result.path`` states why.
     quotient
-        Whether messages that provably behave alike are played only once (timing only). Default: if that saves a lot; ``False``
-        with ``engine="simpy"``.
+        Whether messages that provably behave alike are played only once (timing only). Default: if
+        that saves a lot; ``False`` with ``engine="simpy"``.
     events
-        Events during the run: :class:`simcoll.types.LinkShare`, :class:`~simcoll.types.Background`, :class:`~simcoll.types.Slow`,
-        :class:`~simcoll.types.Stop`, or their text, such as ``"t=1ms box0.gpu3 -> box0.nic3 = 0 for 2ms"``.
+        Events during the run: :class:`simcoll.types.LinkShare`, :class:`~simcoll.types.Background`,
+        :class:`~simcoll.types.Slow`, :class:`~simcoll.types.Stop`, or their text, such as
+        ``"t=1ms box0.gpu3 -> box0.nic3 = 0 for 2ms"``.
     policy
-        How to handle bytes that meet a link that is down: a :class:`simcoll.types.Policy`, or ``"stall"``, ``"stall 67ms x 7"``,
-        ``"re-route"`` or ``"abort"``. A run that cannot reach its end has a ``cut``. Programs whose protocols leave different shares of
-        links to data do not re-route.
+        How to handle bytes that meet a link that is down: a :class:`simcoll.types.Policy`, or
+        ``"stall"``, ``"stall 67ms x 7"``, ``"re-route"`` or ``"abort"``. A run that cannot reach
+        its end has a ``cut``. Programs whose protocols leave different shares of links to data do
+        not re-route.
 
     Raises
     ------
     ConfigError
-        When the topology has too few ranks, a link has no capacity left, data does not fit the plan or the machine, or time exceeds
-        the range of the clock.
+        When the topology has too few ranks, a link has no capacity left, data does not fit the plan
+        or the machine, or time exceeds the range of the clock.
     InternalError
         When a check of the run fails.
 
@@ -149,11 +156,20 @@ def emulate(
             }
             return emulate_program(program, topology, **how, engine=engine, quotient=quotient)
         raise ConfigError(
-            f"emulate takes a plan, made by bind(schedule, count), a list of plans, or a program; got {plan!r:.60}"
+            "emulate takes a plan, made by bind(schedule, count), a list of plans, or a program; "
+            f"got {plan!r:.60}"
         )
     expect(topology, Topology, "emulate takes a topology, made by load_topology(name)")
     timeline = timeline_of(events, policy, topology, plan.nranks)
-    request = Request(plan, topology, observer=observer, timeline=timeline, keep=keep, engine=engine, quotient=quotient)
+    request = Request(
+        plan,
+        topology,
+        observer=observer,
+        timeline=timeline,
+        keep=keep,
+        engine=engine,
+        quotient=quotient,
+    )
     return run_checked(request, data=data, seed=seed, bound=bound)
 
 
@@ -164,7 +180,9 @@ def run_checked(
     seed: int = 0,
     bound: bool | Bottleneck = True,
 ) -> Result:
-    """Play a request on generated data and check the run, as :func:`emulate` does; ``request`` has no storage yet."""
+    """Play a request on generated data and check the run, as :func:`emulate` does; ``request`` has
+    no storage yet.
+    """
     plan, topology, timeline = request.plan, request.topology, request.timeline
     _check_placement(plan, topology)
     inputs, no_data = _inputs(plan, data, seed)
@@ -190,22 +208,32 @@ def _check_placement(plan: Plan, topology: Topology) -> None:
     last = int(plan.ranks.max())
     if last >= topology.nranks:
         raise ConfigError(
-            f"the plan places a rank on endpoint {last}; topology {topology.name!r} has 0..{topology.nranks - 1} only"
+            f"the plan places a rank on endpoint {last}; topology {topology.name!r} has "
+            f"0..{topology.nranks - 1} only"
         )
 
 
-def _inputs(plan: Plan, data: str | Sequence[Array | None], seed: int) -> tuple[Sequence[Array | None] | None, str]:
-    """The data to move, or the reason for moving none; memory is checked before anything is allocated."""
+def _inputs(
+    plan: Plan, data: str | Sequence[Array | None], seed: int
+) -> tuple[Sequence[Array | None] | None, str]:
+    """The data to move, or the reason for moving none; memory is checked before anything is
+    allocated.
+    """
     if not isinstance(data, str):
         check_exact(exact_bytes(plan, inputs_exist=True))
         return data, ""
     if data not in DATA:
-        raise ConfigError(f"data {data!r} is not known; {nearest(data, DATA)}, or one array per rank")
+        raise ConfigError(
+            f"data {data!r} is not known; {nearest(data, DATA)}, or one array per rank"
+        )
     if data == "none":
         return None, ""
     wanted = exact_bytes(plan)
     if data == "auto" and wanted > (most := largest_automatic()):
-        return None, f"exact data takes {in_words(wanted)}, more than the {in_words(most)} of {VARIABLE}"
+        return (
+            None,
+            f"exact data takes {in_words(wanted)}, more than the {in_words(most)} of {VARIABLE}",
+        )
     check_exact(wanted)
     from simcoll.core.reference import exact_inputs
 
@@ -219,10 +247,13 @@ def _wrong(plan: Plan, inputs: Sequence[Array | None], outputs: Sequence[Array |
     return count_wrong(outputs, expected_outputs(plan, given))
 
 
-def _bound(plan: Plan, topology: Topology, played: Result, known: bool | Bottleneck, *, firm: bool) -> Bound:
+def _bound(
+    plan: Plan, topology: Topology, played: Result, known: bool | Bottleneck, *, firm: bool
+) -> Bound:
     """The lower bound; if ``firm``, the time of the run must respect it.
 
-    If blocks differ, it is the bound for equal blocks of the smallest size, since more bytes never take less time.
+    If blocks differ, it is the bound for equal blocks of the smallest size, since more bytes never
+    take less time.
     """
     from simcoll.bounds import lower_bound
 
@@ -233,7 +264,9 @@ def _bound(plan: Plan, topology: Topology, played: Result, known: bool | Bottlen
         if collective.kind == "all_to_all":  # a rank's own block need not move
             sizes = sizes[[row for row in range(len(sizes)) if row % (plan.nranks + 1)]]
         smallest = int(sizes.min()) if len(sizes) else 0
-        total = smallest * plan.dtype.itemsize * max(collective.input_slots, collective.output_slots)
+        total = (
+            smallest * plan.dtype.itemsize * max(collective.input_slots, collective.output_slots)
+        )
     found = lower_bound(
         collective.kind,
         topology.with_ranks(plan.ranks),

@@ -1,8 +1,9 @@
 """All ways to play a plan, and the choice: the first that does not refuse the request.
 
-A way is an object with a name, reasons for refusal, and a way of playing; a new engine is a file with one, and a line in :data:`WAYS`
-(``docs/howto/contribute.md``). All ways have the same times, hashes and counts, to the femtosecond, so refusals are about what a way
-cannot do, and about what another does faster. They are functions of the request: equal requests are played in the same way.
+A way is an object with a name, reasons for refusal, and a way of playing; a new engine is a file
+with one, and a line in :data:`WAYS` (``docs/howto/contribute.md``). All ways have the same times,
+hashes and counts, to the femtosecond, so refusals are about what a way cannot do, and about what
+another does faster. They are functions of the request: equal requests are played in the same way.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class PlanWay(Protocol):
         """
 
     def play(self, request: Request) -> Result:
-        """Play a request that it does not refuse; its ``path``, if it has one, says more than the refusals."""
+        """Play a request that it does not refuse; its ``path``, if it has one, says more than the
+        refusals.
+        """
 
 
 WAYS: tuple[PlanWay, ...] = (QuotientWay(), FastWay(), ReferenceWay())
@@ -52,7 +55,8 @@ def engines() -> tuple[str, ...]:
 
 
 def play(request: Request) -> Result:
-    """Play a request by the first way that does not refuse it, those of the engine that was asked for before the others.
+    """Play a request by the first way that does not refuse it, those of the engine that was asked
+    for before the others.
 
     Raises
     ------

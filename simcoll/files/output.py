@@ -1,7 +1,7 @@
 """Write files atomically and durably: neither readers nor crashes ever leave half a file.
 
-A file is written under a random name, synced, and renamed over the old one. Files that a killed process left unfinished are removed by
-the next writer of the same file.
+A file is written under a random name, synced, and renamed over the old one. Files that a killed
+process left unfinished are removed by the next writer of the same file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ __all__ = ["csv_bytes", "open_folder", "refuse_places", "write_file", "write_fil
 
 MOST_LINKS = 40
 LOCK_S = 5.0
-"""Time limit for another process: a writer to the same folder, which takes microseconds, or the reader of a pipe."""
+"""Time limit for another process: a writer to the same folder, which takes microseconds, or the
+reader of a pipe.
+"""
 
 
 def open_folder(path: Path, names: Iterable[str] = ()) -> None:
@@ -44,21 +46,29 @@ def open_folder(path: Path, names: Iterable[str] = ()) -> None:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise ConfigError(f"cannot write to the output folder: {error.strerror}", file=str(path)) from None
+        raise ConfigError(
+            f"cannot write to the output folder: {error.strerror}", file=str(path)
+        ) from None
     refuse_existing(path, names)
 
 
-def refuse_places(outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None] = ()) -> None:
-    """Refuse unwritable output files before a long computation, by creating a temporary file beside each.
+def refuse_places(
+    outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None] = ()
+) -> None:
+    """Refuse unwritable output files before a long computation, by creating a temporary file beside
+    each.
 
     Raises
     ------
     ConfigError
-        For an unwritable file, for two outputs of one name, and for an output that is one of the ``inputs``.
+        For an unwritable file, for two outputs of one name, and for an output that is one of the
+        ``inputs``.
     """
     targets: list[Path] = []
     for target in (Path(output) for output in outputs if output is not None):
-        if any(target.absolute() == earlier.absolute() or _same(target, earlier) for earlier in targets):
+        if any(
+            target.absolute() == earlier.absolute() or _same(target, earlier) for earlier in targets
+        ):
             raise ConfigError("cannot be written: it is named for two outputs", file=str(target))
         targets.append(target)
         try:
@@ -66,11 +76,15 @@ def refuse_places(outputs: Iterable[str | Path | None], inputs: Iterable[str | P
             if _own_descriptor(target) is not None or _is_special(target):
                 continue
             if any(_same(target, Path(source)) for source in inputs if source):
-                raise ConfigError("cannot be written: it is also read; name another file", file=str(target))
+                raise ConfigError(
+                    "cannot be written: it is also read; name another file", file=str(target)
+                )
             with _alone_in(target.parent):
                 _New.beside(target).discard()
         except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
-            raise ConfigError(f"cannot be written: {getattr(error, 'strerror', error)}", file=str(target)) from None
+            raise ConfigError(
+                f"cannot be written: {getattr(error, 'strerror', error)}", file=str(target)
+            ) from None
 
 
 def _same(path: Path, second_path: Path) -> bool:
@@ -81,11 +95,17 @@ def _same(path: Path, second_path: Path) -> bool:
 
 
 def refuse_existing(folder: Path, names: Iterable[str]) -> None:
-    """Refuse to replace a folder (detected late, some files would be new and some old), or another user's pipe, which may block."""
+    """Refuse to replace a folder (detected late, some files would be new and some old), or another
+    user's pipe, which may block.
+    """
     for target in (folder / name for name in names):
         if target.is_dir():
             raise ConfigError("cannot be written: there is a folder of this name", file=str(target))
-        if target.is_fifo() and _own_descriptor(target) is None and target.stat().st_uid != os.getuid():
+        if (
+            target.is_fifo()
+            and _own_descriptor(target) is None
+            and target.stat().st_uid != os.getuid()
+        ):
             raise ConfigError("cannot be written: it is a pipe of another user", file=str(target))
 
 
@@ -104,7 +124,9 @@ class _New:
             with contextlib.suppress(OSError):
                 _remove_unless_in_use(old)
         part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
-        descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # never follows a link
+        descriptor = os.open(
+            part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666
+        )  # never follows a link
         _lock(descriptor)
         return cls(target, part, descriptor)
 
@@ -132,7 +154,9 @@ def write_whole(descriptor: int, content: bytes) -> None:
 
 
 def _remove_unless_in_use(part: Path) -> None:
-    descriptor = os.open(part, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    descriptor = os.open(
+        part, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    )
     try:
         if _lock(descriptor):
             part.unlink()
@@ -141,7 +165,9 @@ def _remove_unless_in_use(part: Path) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file until it is closed; False if another process holds the lock, or locks are unsupported."""
+    """Lock a file until it is closed; False if another process holds the lock, or locks are
+    unsupported.
+    """
     try:
         import fcntl
 
@@ -152,7 +178,8 @@ def _lock(descriptor: int) -> bool:
 
 
 def _own_descriptor(target: Path) -> int | None:
-    """The descriptor of this process that a path denotes, such as /dev/stdout and /dev/fd/3, through links too.
+    """The descriptor of this process that a path denotes, such as /dev/stdout and /dev/fd/3,
+    through links too.
 
     It may refer to a regular file, which keeps its name and what others have written.
     """
@@ -180,11 +207,15 @@ def _write_into(target: Path, content: bytes) -> None:
 
 
 def _open_pipe(target: str, flags: int) -> int:
-    """Open a pipe that has a reader, or gets one within the time limit; a planted pipe would block forever."""
+    """Open a pipe that has a reader, or gets one within the time limit; a planted pipe would block
+    forever.
+    """
     until_s = time.monotonic() + LOCK_S
     while True:
         try:
-            descriptor = os.open(target, flags & ~(os.O_CREAT | os.O_TRUNC) | getattr(os, "O_NONBLOCK", 0))
+            descriptor = os.open(
+                target, flags & ~(os.O_CREAT | os.O_TRUNC) | getattr(os, "O_NONBLOCK", 0)
+            )
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise
@@ -197,7 +228,9 @@ def _open_pipe(target: str, flags: int) -> int:
 
 
 def _is_special(target: Path) -> bool:
-    """Whether a path is a device or a pipe, possibly through a link, which is written into instead of replaced."""
+    """Whether a path is a device or a pipe, possibly through a link, which is written into instead
+    of replaced.
+    """
     try:
         mode = target.stat().st_mode
     except FileNotFoundError:
@@ -211,14 +244,19 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     Raises
     ------
     ConfigError
-        When one cannot be written; all old files are then kept, unless a rename fails: the error lists the files already replaced.
+        When one cannot be written; all old files are then kept, unless a rename fails: the error
+        lists the files already replaced.
     """
     subject = str(folder / next(iter(files))) if len(files) == 1 else str(folder)
     new: list[_New] = []
     replaced: list[str] = []
     try:
         refuse_existing(folder, files)
-        special = [name for name in files if _own_descriptor(folder / name) is not None or _is_special(folder / name)]
+        special = [
+            name
+            for name in files
+            if _own_descriptor(folder / name) is not None or _is_special(folder / name)
+        ]
         for name in special:
             _write_into(folder / name, files[name])
         if len(special) == len(files):
@@ -233,7 +271,9 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
                 replaced.append(file.target.name)
     except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
         mixed = f"; new already: {', '.join(replaced)}" if replaced else ""
-        raise ConfigError(f"cannot be written: {getattr(error, 'strerror', error)}{mixed}", file=subject) from None
+        raise ConfigError(
+            f"cannot be written: {getattr(error, 'strerror', error)}{mixed}", file=subject
+        ) from None
     finally:
         for file in new:
             file.discard()

@@ -32,7 +32,8 @@ def exists(path: str | Path) -> bool:
 
 
 def data_folder(name: str) -> Path:
-    """A folder of data shipped with simcoll: package data in a wheel, beside the package in a source checkout.
+    """A folder of data shipped with simcoll: package data in a wheel, beside the package in a
+    source checkout.
 
     >>> sorted(path.stem for path in data_folder("libraries").iterdir())
     ['mpi', 'nccl-2.27', 'rccl-2.22']
@@ -49,4 +50,6 @@ def shipped_files(folder: str) -> Mapping[str, Path]:
     >>> list(shipped_files("libraries"))
     ['nccl-2.27', 'rccl-2.22']
     """
-    return MappingProxyType({path.stem: path for path in sorted(data_folder(folder).glob("*.toml"))})
+    return MappingProxyType(
+        {path.stem: path for path in sorted(data_folder(folder).glob("*.toml"))}
+    )

@@ -1,4 +1,6 @@
-"""What readers take: ``load_`` functions the path of a file, ``parse_`` functions the content of one."""
+"""What readers take: ``load_`` functions the path of a file, ``parse_`` functions the content of
+one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ Content: TypeAlias = bytes | bytearray | memoryview | str
 
 
 def path_of(path: FilePath, reader: str, parser: str = "") -> str:
-    r"""The path that a ``load_`` function was given; ``parser`` is its counterpart for the content of a file.
+    r"""The path that a ``load_`` function was given; ``parser`` is its counterpart for the content
+    of a file.
 
     >>> path_of("plan.json", "load_plan")
     'plan.json'
@@ -31,7 +34,8 @@ def path_of(path: FilePath, reader: str, parser: str = "") -> str:
 
 
 def content_of(content: Content, parser: str) -> bytes:
-    """The content of a file that a ``parse_`` function was given, as bytes; text is encoded in UTF-8.
+    """The content of a file that a ``parse_`` function was given, as bytes; text is encoded in
+    UTF-8.
 
     >>> content_of("{}", "parse_plan")
     b'{}'
@@ -43,7 +47,11 @@ def content_of(content: Content, parser: str) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass")  # lone surrogates become bytes that every reader refuses
+        return value.encode(
+            "utf-8", "surrogatepass"
+        )  # lone surrogates become bytes that every reader refuses
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
-    raise ConfigError(f"{parser} takes the content of a file, as bytes or text; got {shown(content)}")
+    raise ConfigError(
+        f"{parser} takes the content of a file, as bytes or text; got {shown(content)}"
+    )

@@ -1,7 +1,8 @@
 """Facts in TOML: values with units and sources, declared once for every kind of file that has them.
 
-A fact is ``{ value = ..., source = "..." }``, or a bare value in files that may leave sources out. A file declares its facts as places with
-a function each; everything else in it is an error that names the place and the nearest valid choice.
+A fact is ``{ value = ..., source = "..." }``, or a bare value in files that may leave sources out.
+A file declares its facts as places with a function each; everything else in it is an error that
+names the place and the nearest valid choice.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from simcoll.errors import ConfigError, nearest, shown
 __all__ = ["FactRows", "FactSchema", "Kind", "text"]
 
 Kind: TypeAlias = Callable[[Any, str], Any]
-"""From the value in the file and the name of its key, for messages, to the value; raises ConfigError, which needs no place."""
+"""From the value in the file and the name of its key, for messages, to the value; raises
+ConfigError, which needs no place.
+"""
 
 
 def text(value: Any, subject: str) -> str:
@@ -58,8 +61,8 @@ class FactSchema:
     Attributes
     ----------
     kinds
-        By place, such as ``"memory.size"``. A part of a place may be a pattern, such as ``"fabric.*.latency"``; the first place that
-        fits counts.
+        By place, such as ``"memory.size"``. A part of a place may be a pattern, such as
+        ``"fabric.*.latency"``; the first place that fits counts.
     ignored
         Keys of the first level that are no facts; they are left alone.
     nouns
@@ -83,7 +86,9 @@ class FactSchema:
     nouns: Mapping[str, str] = field(default_factory=dict)
     bare: bool = False
 
-    def read(self, document: Mapping[str, Any], file: str | None = None) -> tuple[dict[str, Any], dict[str, str]]:
+    def read(
+        self, document: Mapping[str, Any], file: str | None = None
+    ) -> tuple[dict[str, Any], dict[str, str]]:
         """Values and sources by place, of all facts of a document.
 
         Raises
@@ -99,22 +104,39 @@ class FactSchema:
 
     def kind(self, place: str) -> Kind | FactRows | None:
         """The kind of a fact; None for places that hold none."""
-        return next((kind for pattern, kind in self.kinds.items() if _fits(place.split("."), pattern.split("."))), None)
+        return next(
+            (
+                kind
+                for pattern, kind in self.kinds.items()
+                if _fits(place.split("."), pattern.split("."))
+            ),
+            None,
+        )
 
     def value(self, entry: Any, place: str, file: str | None, sources: dict[str, str]) -> Any:
-        """The value of one fact, at a place that may hold one; its source is added to ``sources``."""
+        """The value of one fact, at a place that may hold one; its source is added to
+        ``sources``.
+        """
         kind = self.kind(place)
         if isinstance(kind, FactRows):
             return self._rows(entry, kind, place, file, sources)
         if kind is None:
-            raise ConfigError(f"unknown key; {nearest(place, self.kinds)}", file=file, path=f"$.{place}")
+            raise ConfigError(
+                f"unknown key; {nearest(place, self.kinds)}", file=file, path=f"$.{place}"
+            )
         return self._fact(entry, kind, place, file, sources)
 
-    def _entries(self, table: Mapping[str, Any], above: str, file: str | None) -> Iterator[tuple[str, Any]]:
+    def _entries(
+        self, table: Mapping[str, Any], above: str, file: str | None
+    ) -> Iterator[tuple[str, Any]]:
         """The places of all facts, with what stands there."""
         parents = above.split(".") if above else []
         depth = len(parents)
-        below = [parts for parts in (pattern.split(".") for pattern in self.kinds) if _fits(parents, parts[:depth])]
+        below = [
+            parts
+            for parts in (pattern.split(".") for pattern in self.kinds)
+            if _fits(parents, parts[:depth])
+        ]
         names = {parts[depth] for parts in below if len(parts) > depth}
         tables = {parts[depth] for parts in below if len(parts) > depth + 1}
         for key, entry in table.items():
@@ -123,30 +145,42 @@ class FactSchema:
                 yield place, entry
             elif any(fnmatchcase(key, name) for name in tables):
                 if not isinstance(entry, dict):
-                    raise ConfigError(f"expected a table [{place}], got {shown(entry)}", file=file, path=f"$.{place}")
+                    raise ConfigError(
+                        f"expected a table [{place}], got {shown(entry)}",
+                        file=file,
+                        path=f"$.{place}",
+                    )
                 yield from self._entries(entry, place, file)
             elif above or key not in self.ignored:
                 valid = names if above else {*names, *self.ignored}
                 wrong = f"unknown {self.nouns.get(above, 'key')}; {nearest(key, valid)}"
                 raise ConfigError(wrong, file=file, path=f"$.{place}")
 
-    def _rows(self, entry: Any, rows: FactRows, place: str, file: str | None, sources: dict[str, str]) -> list[Any]:
+    def _rows(
+        self, entry: Any, rows: FactRows, place: str, file: str | None, sources: dict[str, str]
+    ) -> list[Any]:
         row_noun, list_noun = rows.labels
         if not isinstance(entry, list):
             name = place.rpartition(".")[2]
-            raise ConfigError(f"{name}: expected {list_noun}, got {shown(entry)}", file=file, path=f"$.{place}")
+            raise ConfigError(
+                f"{name}: expected {list_noun}, got {shown(entry)}", file=file, path=f"$.{place}"
+            )
         records = []
         for number, row in enumerate(entry):
             row_place = f"{place}[{number}]"
             if not isinstance(row, dict):
-                raise ConfigError(f"expected a table, got {shown(row)}", file=file, path=f"$.{row_place}")
+                raise ConfigError(
+                    f"expected a table, got {shown(row)}", file=file, path=f"$.{row_place}"
+                )
             for key in row:
                 if key not in rows.keys:
                     wrong = f"unknown key; {nearest(key, rows.keys)}"
                     raise ConfigError(wrong, file=file, path=f"$.{row_place}.{key}")
             for key in rows.required:
                 if key not in row:
-                    raise ConfigError(f"missing; {row_noun} needs a {key}", file=file, path=f"$.{row_place}.{key}")
+                    raise ConfigError(
+                        f"missing; {row_noun} needs a {key}", file=file, path=f"$.{row_place}.{key}"
+                    )
             values = {
                 key: self._fact(value, rows.keys[key], f"{row_place}.{key}", file, sources)
                 for key, value in row.items()
@@ -154,7 +188,9 @@ class FactSchema:
             records.append(rows.make(**values))
         return records
 
-    def _fact(self, entry: Any, kind: Kind, place: str, file: str | None, sources: dict[str, str]) -> Any:
+    def _fact(
+        self, entry: Any, kind: Kind, place: str, file: str | None, sources: dict[str, str]
+    ) -> Any:
         path = f"$.{place}"
         value = entry
         if isinstance(entry, dict):
@@ -163,14 +199,24 @@ class FactSchema:
             absent = [key for key in needed if key not in entry]
             if strange or absent:
                 instead = shown(strange[0]) if strange else f"no {absent[0]}"
-                raise ConfigError(f"expected {{ value = ..., source = '...' }}, got {instead}", file=file, path=path)
+                raise ConfigError(
+                    f"expected {{ value = ..., source = '...' }}, got {instead}",
+                    file=file,
+                    path=path,
+                )
             value, source = entry["value"], entry.get("source")
             if source is not None:
                 if not isinstance(source, str) or not source.strip():
-                    raise ConfigError(f"source: expected text, got {shown(source)}", file=file, path=path)
+                    raise ConfigError(
+                        f"source: expected text, got {shown(source)}", file=file, path=path
+                    )
                 sources[place] = source
         elif not self.bare:
-            raise ConfigError(f"expected {{ value = ..., source = '...' }}, got {shown(entry)}", file=file, path=path)
+            raise ConfigError(
+                f"expected {{ value = ..., source = '...' }}, got {shown(entry)}",
+                file=file,
+                path=path,
+            )
         try:
             return kind(value, place.rpartition(".")[2])
         except ConfigError as error:

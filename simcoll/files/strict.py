@@ -1,4 +1,6 @@
-"""Strict decoding of JSON and TOML into records; errors give the path of an unknown key or wrong type."""
+"""Strict decoding of JSON and TOML into records; errors give the path of an unknown key or wrong
+type.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,11 @@ def _inside(record: Any, place: str) -> list[Any]:
     for step in re.findall(r"\.(\w+)|\[[^\]]*\]", place):
         types = [inner for member in types for inner in (member, *get_args(member))]
         if step:
-            records = [member for member in types if isinstance(member, type) and issubclass(member, msgspec.Struct)]
+            records = [
+                member
+                for member in types
+                if isinstance(member, type) and issubclass(member, msgspec.Struct)
+            ]
             types = [
                 entry.type
                 for struct in records
@@ -87,11 +93,17 @@ def _inside(record: Any, place: str) -> list[Any]:
 def _records(types: list[Any]) -> list[type[msgspec.Struct]]:
     """The records among some types, including those inside unions."""
     inner = [member for outer in types for member in (outer, *get_args(outer))]
-    return [member for member in inner if isinstance(member, type) and issubclass(member, msgspec.Struct)]
+    return [
+        member
+        for member in inner
+        if isinstance(member, type) and issubclass(member, msgspec.Struct)
+    ]
 
 
 def _keys(records: list[type[msgspec.Struct]]) -> dict[str, None]:
-    return {entry.encode_name: None for struct in records for entry in msgspec.structs.fields(struct)}
+    return {
+        entry.encode_name: None for struct in records for entry in msgspec.structs.fields(struct)
+    }
 
 
 _KINDS = {
@@ -126,11 +138,17 @@ def _refuse(error: msgspec.ValidationError, record: type[Record], file: str | No
     records = _records(_inside(record, place))
     if unknown:
         keys = _keys(records) or _field_names(record, {})
-        reason, place = f"unknown key; {nearest(unknown.group(1), keys)}", f"{place}.{unknown.group(1)}"
+        reason, place = (
+            f"unknown key; {nearest(unknown.group(1), keys)}",
+            f"{place}.{unknown.group(1)}",
+        )
     missing = re.fullmatch(r"Object missing required field `(.*)`", reason)
     if missing:
         needed = [
-            entry.encode_name for struct in records[:1] for entry in msgspec.structs.fields(struct) if entry.required
+            entry.encode_name
+            for struct in records[:1]
+            for entry in msgspec.structs.fields(struct)
+            if entry.required
         ]
         hint = f"; needed are {', '.join(needed)}" if len(records) == 1 and len(needed) > 1 else ""
         reason = f"missing key {missing.group(1)!r}{hint}"

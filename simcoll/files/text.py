@@ -1,4 +1,6 @@
-"""External TOML and JSON: guards against input on which the standard readers use gigabytes, crash, or ignore errors."""
+"""External TOML and JSON: guards against input on which the standard readers use gigabytes, crash,
+or ignore errors.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,14 @@ from simcoll.errors import ConfigError, shown
 __all__ = ["parse_toml", "refuse_repeated_keys"]
 
 MOST_PARTS = 32
-"""Limit of parts of a dotted key: Python's reader keeps a tuple for each, as long as the path so far."""
+"""Limit of parts of a dotted key: Python's reader keeps a tuple for each, as long as the path so
+far.
+"""
 
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MOST_PARTS}}}")
-# Strings (with the colon that makes them a key) and braces; numbers and lists are skipped at the speed of the search.
+# Strings (with the colon that makes them a key) and braces; numbers and lists are skipped at the
+# speed of the search.
 _TOKEN = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*+:)?|[{}]', re.DOTALL)
 
 
@@ -45,7 +50,8 @@ def parse_toml(data: bytes, file: str | None = None) -> dict[str, Any]:
 
 
 def refuse_repeated_keys(data: bytes, file: str | None = None) -> None:
-    """Refuse well-formed JSON with a repeated key in one object, since readers differ in which value counts.
+    """Refuse well-formed JSON with a repeated key in one object, since readers differ in which
+    value counts.
 
     >>> refuse_repeated_keys(b'{"a": {"b": 1}, "b": "a:"}')
     >>> refuse_repeated_keys(b'{"a": 1, "a": 2}')
@@ -62,5 +68,9 @@ def refuse_repeated_keys(data: bytes, file: str | None = None) -> None:
             key = str(json.loads(b'"' + token[1] + b'"', strict=False))
             if key in objects[-1]:
                 line = data.count(b"\n", 0, token.start()) + 1
-                raise ConfigError(f"the key {shown(key)} occurs twice in one object", file=file, path=f"line {line}")
+                raise ConfigError(
+                    f"the key {shown(key)} occurs twice in one object",
+                    file=file,
+                    path=f"line {line}",
+                )
             objects[-1].add(key)

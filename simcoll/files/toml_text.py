@@ -24,10 +24,18 @@ def toml_text(document: Mapping[str, Any]) -> str:
     n = 1
     y = { "a.b" = 0.5 }
     """
-    lines = [f"{_key(key)} = {_value(value)}" for key, value in document.items() if not isinstance(value, dict)]
+    lines = [
+        f"{_key(key)} = {_value(value)}"
+        for key, value in document.items()
+        if not isinstance(value, dict)
+    ]
     for key, table in document.items():
         if isinstance(table, dict):
-            lines += ["", f"[{_key(key)}]", *(f"{_key(name)} = {_value(value)}" for name, value in table.items())]
+            lines += [
+                "",
+                f"[{_key(key)}]",
+                *(f"{_key(name)} = {_value(value)}" for name, value in table.items()),
+            ]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 

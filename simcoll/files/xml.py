@@ -1,7 +1,8 @@
-"""External XML: no DTD, and limits on tokens, depth, elements and attributes, checked during parsing.
+"""External XML: no DTD, and limits on tokens, depth, elements and attributes, checked during
+parsing.
 
-Expat before 2.6 rescans an unfinished token with every piece that it is fed, which takes hours for one of 60 MiB. So it is fed small
-pieces, and no token may be longer than a few of them.
+Expat before 2.6 rescans an unfinished token with every piece that it is fed, which takes hours for
+one of 60 MiB. So it is fed small pieces, and no token may be longer than a few of them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ SHOWN_LEVELS = 8
 
 @dataclass(frozen=True, slots=True)
 class XmlLimits:
-    """Limits of levels and elements of a file, of attributes of an element, and of characters of each attribute."""
+    """Limits of levels and elements of a file, of attributes of an element, and of characters of
+    each attribute.
+    """
 
     depth: int
     elements: int
@@ -49,8 +52,12 @@ class _TreeBuilder(TreeBuilder):
             self._refuse(f"nested deeper than {limits.depth} levels")
         if self._count > limits.elements:
             self._refuse(f"more than {limits.elements} elements")
-        if len(attrs) > limits.attributes or any(len(text) > limits.letters for text in attrs.values()):
-            self._refuse(f"an element may have {limits.attributes} attributes of {limits.letters} characters")
+        if len(attrs) > limits.attributes or any(
+            len(text) > limits.letters for text in attrs.values()
+        ):
+            self._refuse(
+                f"an element may have {limits.attributes} attributes of {limits.letters} characters"
+            )
         return super().start(tag, attrs)
 
     def end(self, tag: str, /) -> Element:
@@ -58,7 +65,9 @@ class _TreeBuilder(TreeBuilder):
         return super().end(tag)
 
     def _refuse(self, why: str) -> None:
-        path = self._path if len(self._path) <= SHOWN_LEVELS else [*self._path[:SHOWN_LEVELS], "..."]
+        path = (
+            self._path if len(self._path) <= SHOWN_LEVELS else [*self._path[:SHOWN_LEVELS], "..."]
+        )
         raise ConfigError(why, file=self._file, path="/".join(path))
 
 
@@ -79,11 +88,18 @@ def parse_xml(data: bytes, limits: XmlLimits, file: str | None = None) -> Elemen
     try:
         for begin in range(0, len(data), PIECE_BYTES):
             parser.feed(data[begin : begin + PIECE_BYTES])
-            if min(len(data), begin + PIECE_BYTES) - parser.parser.CurrentByteIndex > MAX_TOKEN_BYTES:
-                raise ConfigError(f"a tag or comment of more than {MAX_TOKEN_BYTES} bytes", file=file)
+            if (
+                min(len(data), begin + PIECE_BYTES) - parser.parser.CurrentByteIndex
+                > MAX_TOKEN_BYTES
+            ):
+                raise ConfigError(
+                    f"a tag or comment of more than {MAX_TOKEN_BYTES} bytes", file=file
+                )
         root: Element = parser.close()
     except DefusedXmlException:
-        raise ConfigError("document type definitions and entities are not allowed", file=file) from None
+        raise ConfigError(
+            "document type definitions and entities are not allowed", file=file
+        ) from None
     except ParseError as error:
         line, column = error.position
         reason = str(error).partition(":")[0]

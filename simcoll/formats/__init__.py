@@ -1,6 +1,8 @@
-"""Readers and writers of file formats, a folder for each kind, independent of the emulator and the command line.
+"""Readers and writers of file formats, a folder for each kind, independent of the emulator and the
+command line.
 
-``recognise`` tells formats apart by content. What readers of every package share is in :mod:`simcoll.files`.
+``recognise`` tells formats apart by content. What readers of every package share is in
+:mod:`simcoll.files`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ if TYPE_CHECKING:
     from simcoll.formats.schedules.certificate import certificate_bytes, write_certificate
     from simcoll.formats.schedules.msccl_writer import dump_msccl_xml
     from simcoll.formats.schedules.msccl_xml import load_msccl_xml, parse_msccl_xml
-    from simcoll.formats.schedules.schedule_files import load_algorithm, parse_algorithm, schedule_of
+    from simcoll.formats.schedules.schedule_files import (
+        load_algorithm,
+        parse_algorithm,
+        schedule_of,
+    )
 
 __all__ = [
     "certificate_bytes",
@@ -51,6 +57,10 @@ __getattr__, __dir__ = lazy_attributes(
         "simcoll.formats.schedules.msccl_xml": ["load_msccl_xml", "parse_msccl_xml"],
         "simcoll.formats.mscclpp.reader": ["load_mscclpp_plan", "parse_mscclpp_plan"],
         "simcoll.formats.mscclpp.plan_writer": ["dump_mscclpp_plan"],
-        "simcoll.formats.schedules.schedule_files": ["load_algorithm", "parse_algorithm", "schedule_of"],
+        "simcoll.formats.schedules.schedule_files": [
+            "load_algorithm",
+            "parse_algorithm",
+            "schedule_of",
+        ],
     },
 )

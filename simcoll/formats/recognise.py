@@ -102,10 +102,14 @@ _LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "ib-fabric",
         re.compile(
-            r'(?:Switch|Ca|CA|Hca)\s+\d+\s+"|(?:Switch|CA): .*:$|vendid=0x|0x[0-9a-f]{16}\s+"[^"]{0,200}"\s+\d+\s+\d+\['
+            r'(?:Switch|Ca|CA|Hca)\s+\d+\s+"|(?:Switch|CA): '
+            r'.*:$|vendid=0x|0x[0-9a-f]{16}\s+"[^"]{0,200}"\s+\d+\s+\d+\['
         ),
     ),
-    ("nccl-tuner", re.compile(r"(?:allreduce|allgather|reducescatter|broadcast|reduce),\d+,\d+,\w+,")),
+    (
+        "nccl-tuner",
+        re.compile(r"(?:allreduce|allgather|reducescatter|broadcast|reduce),\d+,\d+,\w+,"),
+    ),
     ("oneccl", re.compile(r"(?:export )?CCL_[A-Z_]+=")),
     ("openmpi-han", re.compile(r"\d+\s+(?:self|basic|libnbc|tuned|sm|adapt|han)\s*$")),
 )
@@ -167,9 +171,13 @@ def _xml(text: str) -> str:
 
 
 def _json(content: bytes) -> str | None:
-    """The format of a JSON object or list, possibly truncated or broken; None if it does not look like JSON."""
+    """The format of a JSON object or list, possibly truncated or broken; None if it does not look
+    like JSON.
+    """
     try:
-        document: object = msgspec.json.decode(content, type=dict[str, msgspec.Raw] | list[msgspec.Raw])
+        document: object = msgspec.json.decode(
+            content, type=dict[str, msgspec.Raw] | list[msgspec.Raw]
+        )
         keys = set(document) if isinstance(document, dict) else set()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         keys = {key.decode() for key in re.findall(rb'"([\w=]{1,40})"\s*:', content[:_HEAD])}

@@ -1,1 +1,3 @@
-"""Timing models of communication libraries: constants from files, choices of algorithm, and calibrations to measurements."""
+"""Timing models of communication libraries: constants from files, choices of algorithm, and
+calibrations to measurements.
+"""

@@ -14,10 +14,11 @@ _GUESSES = ("assumed", "unverified")
 
 
 def assumptions(cost: Cost, question: Question) -> str:
-    """The substitutes for missing numbers in the time of one way to run a collective, in words; empty if there are none.
+    """The substitutes for missing numbers in the time of one way to run a collective, in words;
+    empty if there are none.
 
-    A number is missing if its source says so, if the library borrows it from another, or if the library has none at all, as for networks
-    that reduce and for PAT.
+    A number is missing if its source says so, if the library borrows it from another, or if the
+    library has none at all, as for networks that reduce and for PAT.
     """
     collective, machine, library = question.collective, question.machine, question.library
     borrowed: dict[str, list[str]] = {}
@@ -35,12 +36,20 @@ def assumptions(cost: Cost, question: Question) -> str:
         for lender, places in borrowed.items()
     ]
     # RCCL's is off by default.
-    if collective in {"all_gather", "reduce_scatter"} and max(machine.domain_ranks) == 1 and library.name == "nccl":
+    if (
+        collective in {"all_gather", "reduce_scatter"}
+        and max(machine.domain_ranks) == 1
+        and library.name == "nccl"
+    ):
         sentences.append(
-            f"PAT, which NCCL may choose for one GPU per node, is left out, because there are no numbers in {library}"
+            "PAT, which NCCL may choose for one GPU per node, is left out, because there are no "
+            f"numbers in {library}"
         )
     if machine.network_reduces and machine.domains > 1 and collective == "all_reduce":
-        sentences.append(f"reduction in the network (CollNet) is left out, because there are no numbers in {library}")
+        sentences.append(
+            "reduction in the network (CollNet) is left out, because there are no numbers in "
+            f"{library}"
+        )
     return "; ".join(sentences)
 
 
@@ -68,6 +77,10 @@ def _protocol_places(cost: Cost, generation: str, gpu_class: str) -> Iterator[st
     if cost.protocol == "Simple":
         yield f"{gpu_class}.simple_start"
     else:
-        yield f"{generation}.ll_rate" if cost.protocol == "LL" else f"{generation}.{cost.algorithm}_ll128_rate"
+        yield (
+            f"{generation}.ll_rate"
+            if cost.protocol == "LL"
+            else f"{generation}.{cost.algorithm}_ll128_rate"
+        )
     if cost.algorithm == "tree":
         yield f"{generation}.tree_rate"

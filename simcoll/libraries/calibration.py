@@ -1,7 +1,10 @@
-"""Calibrations: measurements of one machine condensed into a few named numbers, in a file that any prediction accepts.
+"""Calibrations: measurements of one machine condensed into a few named numbers, in a file that any
+prediction accepts.
 
-A prediction under a calibration is ``(launch + the library's time with its rates x rate, its fabric latency + fabric_latency and its growth
-of LL's latency x growth) x the correction for the size``; the correction applies only to the collective and number of ranks fitted.
+A prediction under a calibration is ``(launch + library) x correction``. ``library`` is the
+library's time with its rates times ``rate``, its fabric latency plus ``fabric_latency``, and its
+growth of LL's latency times ``growth``. ``correction`` is that of the size; it applies only to the
+collective and number of ranks fitted.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ LEAST_SHARE = Fraction(2, 5)
 class Correction:
     """Ratio of measured to predicted time by size, for one collective on one number of ranks.
 
-    The factor is interpolated linearly in logarithms between points; beyond them it is that of the nearest point.
+    The factor is interpolated linearly in logarithms between points; beyond them it is that of the
+    nearest point.
     """
 
     collective: str
@@ -69,7 +73,8 @@ class Calibration:
     Attributes
     ----------
     launch_fs
-        Added to every time: the machine's cost of starting an operation beyond the library's own; may be negative.
+        Added to every time: the machine's cost of starting an operation beyond the library's own;
+        may be negative.
     rate
         Factor on every rate: links, NICs, switches that reduce.
     fabric_latency_fs
@@ -101,7 +106,11 @@ class Calibration:
             if not abs(getattr(self, name)) <= MAX_TIME_FS:
                 raise ConfigError(f"{name} {getattr(self, name)} is out of range")
         factors = [("rate", self.rate), ("growth", self.growth)]
-        factors += [("a correction", factor) for correction in self.corrections for _, factor in correction.points]
+        factors += [
+            ("a correction", factor)
+            for correction in self.corrections
+            for _, factor in correction.points
+        ]
         for name, factor in factors:
             if not LEAST <= factor <= MOST:
                 raise ConfigError(f"{name} must lie in {LEAST}..{MOST}, got {float(factor):g}")
@@ -112,19 +121,25 @@ class Calibration:
         return hashlib.sha256(calibration_toml(self).encode()).hexdigest()[:16]
 
     def factor(self, collective: str, nranks: int, size_bytes: int) -> Fraction:
-        """The correction for a size; 1 if none was fitted for this collective and number of ranks."""
+        """The correction for a size; 1 if none was fitted for this collective and number of
+        ranks.
+        """
         for correction in self.corrections:
             if correction.collective == collective and correction.nranks == nranks:
                 return correction.factor(size_bytes)
         return Fraction(1)
 
     def corrected_fs(self, time_fs: int, collective: str, nranks: int, size_bytes: int) -> int:
-        """The time with the launch offset, a negative one leaving at least :data:`LEAST_SHARE`, and the correction for its size."""
+        """The time with the launch offset, a negative one leaving at least :data:`LEAST_SHARE`, and
+        the correction for its size.
+        """
         launched = max(Fraction(time_fs + self.launch_fs), time_fs * LEAST_SHARE)
         return max(1, int(launched * self.factor(collective, nranks, size_bytes)))
 
     def tuning_rows(self, collective: str, nranks: int, nnodes: int) -> tuple[TunedCost, ...]:
-        """NCCL's own table for a collective with these numbers of ranks and nodes; empty if none was read."""
+        """NCCL's own table for a collective with these numbers of ranks and nodes; empty if none
+        was read.
+        """
         for table in self.tuning:
             if table.nranks in {nranks, 0} and table.nnodes in {nnodes, 0}:
                 rows = tuple(row for row in table.rows if row.collective == collective)
@@ -188,7 +203,9 @@ def _signed_fs(text: str, key: str, file: str | None) -> int:
 def _factor(value: float, key: str, file: str | None) -> Fraction:
     """A factor within its limits; infinities and NaN are refused."""
     if not LEAST <= value <= MOST:
-        raise ConfigError(f"expected a factor from {LEAST} to {MOST}, got {value!r}", file=file, path=f"$.{key}")
+        raise ConfigError(
+            f"expected a factor from {LEAST} to {MOST}, got {value!r}", file=file, path=f"$.{key}"
+        )
     return Fraction(str(value))
 
 
@@ -204,16 +221,23 @@ def parse_calibration(data: Content, file: str | None = None) -> Calibration:
     record = decode_toml(data, _CalibrationFile, file)
     if (record.format, record.version) != (FORMAT, VERSION):
         header = f"format {record.format!r}, version {record.version}"
-        raise ConfigError(f"{header}: expected {FORMAT!r}, version {VERSION}", file=file, path="$.format")
+        raise ConfigError(
+            f"{header}: expected {FORMAT!r}, version {VERSION}", file=file, path="$.format"
+        )
     corrections = []
     for number, entry in enumerate(record.correction):
         place = f"correction[{number}].points"
         points = [
-            (parse_size(size, what="size", file=file, path=f"$.{place}"), _factor(value, place, file))
+            (
+                parse_size(size, what="size", file=file, path=f"$.{place}"),
+                _factor(value, place, file),
+            )
             for size, value in entry.points.items()
         ]
         if not points or len({size for size, _ in points}) < len(points) or min(points)[0] < 1:
-            raise ConfigError("expected factors by size, each size once", file=file, path=f"$.{place}")
+            raise ConfigError(
+                "expected factors by size, each size once", file=file, path=f"$.{place}"
+            )
         corrections.append(Correction(entry.collective, entry.ranks, tuple(sorted(points))))
     tables = []
     for number, table in enumerate(record.tuning):
@@ -222,7 +246,9 @@ def parse_calibration(data: Content, file: str | None = None) -> Calibration:
         for row in table.rows:
             latency_fs = parse_time(row.latency, file=file, path=place)
             bandwidth_uBps = parse_rate(row.bandwidth, file=file, path=place)
-            rows.append(TunedCost(row.collective, row.algorithm, row.protocol, latency_fs, bandwidth_uBps))
+            rows.append(
+                TunedCost(row.collective, row.algorithm, row.protocol, latency_fs, bandwidth_uBps)
+            )
         tables.append(TuningTable(table.ranks, table.nodes, tuple(rows)))
     return Calibration(
         _signed_fs(record.launch, "launch", file),
@@ -256,7 +282,12 @@ def _text(value: str) -> str:
 
 def _us(time_fs: int) -> str:
     """An exact time in microseconds."""
-    return f'"{"-" * (time_fs < 0)}{abs(time_fs) // 10**9}.{abs(time_fs) % 10**9:09}'.rstrip("0").rstrip(".") + ' us"'
+    return (
+        f'"{"-" * (time_fs < 0)}{abs(time_fs) // 10**9}.{abs(time_fs) % 10**9:09}'.rstrip(
+            "0"
+        ).rstrip(".")
+        + ' us"'
+    )
 
 
 def calibration_toml(calibration: Calibration) -> str:
@@ -287,12 +318,26 @@ def calibration_toml(calibration: Calibration) -> str:
     ]
     for correction in calibration.corrections:
         points = ", ".join(f"{size} = {float(factor):.6f}" for size, factor in correction.points)
-        lines += ["", "[[correction]]", f"collective = {_text(correction.collective)}", f"ranks = {correction.nranks}"]
+        lines += [
+            "",
+            "[[correction]]",
+            f"collective = {_text(correction.collective)}",
+            f"ranks = {correction.nranks}",
+        ]
         lines.append(f"points = {{ {points} }}")
     for table in calibration.tuning:
-        lines += ["", "[[tuning]]", f"ranks = {table.nranks}", f"nodes = {table.nnodes}", "rows = ["]
+        lines += [
+            "",
+            "[[tuning]]",
+            f"ranks = {table.nranks}",
+            f"nodes = {table.nnodes}",
+            "rows = [",
+        ]
         for row in table.rows:
-            names = f"collective = {_text(row.collective)}, algorithm = {_text(row.algorithm)}, protocol = {_text(row.protocol)}"
+            names = (
+                f"collective = {_text(row.collective)}, algorithm = {_text(row.algorithm)}, "
+                f"protocol = {_text(row.protocol)}"
+            )
             rate = f"{row.bandwidth_uBps / 10**15:.1f} GB/s"
             lines.append(f'  {{ {names}, latency = {_us(row.latency_fs)}, bandwidth = "{rate}" }},')
         lines.append("]")
@@ -311,7 +356,8 @@ def write_calibration(path: str | Path, calibration: Calibration) -> None:
     again = parse_calibration(data, str(path))
     if again != calibration:
         raise ConfigError(
-            "holds numbers that a calibration file cannot keep: factors in millionths, rates in 0.1 GB/s",
+            "holds numbers that a calibration file cannot keep: factors in millionths, rates in "
+            "0.1 GB/s",
             file=str(path),
         )
     write_file(path, data)

@@ -1,6 +1,7 @@
 """From a call to its plan: the choice of algorithm and schedule, and the proof.
 
-Schedules, proofs and plans are cached per run, so that a call repeated a thousand times is planned once.
+Schedules, proofs and plans are cached per run, so that a call repeated a thousand times is planned
+once.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from simcoll.tuning import costs, default_algorithm, schedule, schedule_on
 __all__ = ["Choice", "Plans", "check_choice", "plan_for"]
 
 Choice = str | Schedule | Mapping[str, Any] | Callable[[str, int, int], Any] | None
-"""An algorithm's name; a schedule; one of these per collective; a function of (collective, ranks, bytes) that returns one; None for
-the default.
+"""An algorithm's name; a schedule; one of these per collective; a function of (collective, ranks,
+bytes) that returns one; None for the default.
 """
 
 KEPT_PLANS = 4096
@@ -71,11 +72,16 @@ def check_choice(choice: Choice) -> None:
 
 
 def _schedule(
-    plans: Plans, choices: tuple[Choice, ...], collective: Collective, endpoints: tuple[int, ...], total_bytes: int
+    plans: Plans,
+    choices: tuple[Choice, ...],
+    collective: Collective,
+    endpoints: tuple[int, ...],
+    total_bytes: int,
 ) -> Schedule | None:
     """The schedule of the first choice that applies to the collective; None if none does.
 
-    The first choice is that of the call and must fit; those of the group and the world apply where they serve.
+    The first choice is that of the call and must fit; those of the group and the world apply where
+    they serve.
     """
     for position, scoped_choice in enumerate(choices):
         choice = scoped_choice
@@ -90,11 +96,14 @@ def _schedule(
                 return choice
             if position == 0:
                 raise ConfigError(
-                    f"the call is {collective}; the schedule given as algorithm is for {choice.collective}"
+                    f"the call is {collective}; the schedule given as algorithm is for "
+                    f"{choice.collective}"
                 )
             continue
         if not isinstance(choice, str):
-            raise ConfigError(f"algorithm {choice!r}: expected a name, a Schedule, a mapping or a function")
+            raise ConfigError(
+                f"algorithm {choice!r}: expected a name, a Schedule, a mapping or a function"
+            )
         served = [algorithm.collective for algorithm in ALGORITHMS if algorithm.name == choice]
         if not served or collective.kind in served or position == 0:
             try:
@@ -105,7 +114,9 @@ def _schedule(
     return None
 
 
-def _cached_schedule(plans: Plans, collective: Collective, name: str, endpoints: tuple[int, ...]) -> Schedule:
+def _cached_schedule(
+    plans: Plans, collective: Collective, name: str, endpoints: tuple[int, ...]
+) -> Schedule:
     """The cached schedule of a named algorithm, with one channel."""
     key = (name, collective, endpoints)
     if key not in plans.named_schedules:
@@ -117,11 +128,17 @@ def _cached_schedule(plans: Plans, collective: Collective, name: str, endpoints:
 def _library_choice(
     plans: Plans, library: str, collective: Collective, endpoints: tuple[int, ...], total_bytes: int
 ) -> tuple[Schedule, Protocol]:
-    """The library's schedule and protocol on these ranks; for another root or other pairs, its algorithm adapted to these."""
+    """The library's schedule and protocol on these ranks; for another root or other pairs, its
+    algorithm adapted to these.
+    """
     topology = plans.topology.with_ranks(list(endpoints))
-    library_schedule, protocol = library_play(collective.kind, total_bytes, topology, library=library)
+    library_schedule, protocol = library_play(
+        collective.kind, total_bytes, topology, library=library
+    )
     if library_schedule.collective != collective:
-        params = {name: value for name, value in library_schedule.params if name in {"channels", "pieces"}}
+        params = {
+            name: value for name, value in library_schedule.params if name in {"channels", "pieces"}
+        }
         library_schedule = schedule_on(collective, library_schedule.name, topology, params)
     return library_schedule, protocol
 
@@ -140,16 +157,21 @@ def plan_for(
     Raises the errors of an algorithm, a protocol or the caller's own schedule.
     """
     choice_ids = tuple(
-        id(choice) if isinstance(choice, (Schedule, Mapping)) or callable(choice) else choice for choice in choices
+        id(choice) if isinstance(choice, (Schedule, Mapping)) or callable(choice) else choice
+        for choice in choices
     )
     key = (collective, sizes, dtype, op, endpoints, choice_ids)
     entry = plans.plans.get(key)
     if entry is None:
-        total = (sizes if isinstance(sizes, int) else int(np.max(sizes, initial=0))) * dtype.itemsize
+        total = (
+            sizes if isinstance(sizes, int) else int(np.max(sizes, initial=0))
+        ) * dtype.itemsize
         total *= max(collective.input_slots, collective.output_slots)
         chosen_schedule, protocol = _schedule(plans, choices, collective, endpoints, total), None
         if chosen_schedule is None and plans.library is not None and len(endpoints) > 1:
-            chosen_schedule, protocol = _library_choice(plans, plans.library, collective, endpoints, total)
+            chosen_schedule, protocol = _library_choice(
+                plans, plans.library, collective, endpoints, total
+            )
         if chosen_schedule is None:
             chosen_schedule = schedule(collective, default_algorithm(collective, total_bytes=total))
         # Equal schedules share their proof, which is the expensive part.
@@ -159,7 +181,9 @@ def plan_for(
             (chosen_schedule.title, collective, schedule_id, topology_ranks), chosen_schedule
         )
         count: Any = sizes if isinstance(sizes, int) else list(sizes)
-        protocol = costs(plans.protocol, plans.topology, shared_schedule) if protocol is None else protocol
+        protocol = (
+            costs(plans.protocol, plans.topology, shared_schedule) if protocol is None else protocol
+        )
         plan = bind(shared_schedule, count, dtype, op, ranks=list(endpoints), protocol=protocol)
         if len(plans.plans) >= KEPT_PLANS:
             plans.plans.clear()

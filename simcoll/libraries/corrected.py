@@ -1,8 +1,9 @@
 """NCCL's cost formula with corrections from measurements.
 
-Each correction has a cause: achievable link rates, the latency of a fabric, the time that a protocol's pipeline needs to fill, LL messages
-that take longer as they grow, and reductions in switches with a separate start. The numbers are in the library file, per class of GPU
-and per fabric.
+Each correction has a cause: achievable link rates, the latency of a fabric, the time that a
+protocol's pipeline needs to fill, LL messages that take longer as they grow, and reductions in
+switches with a separate start. The numbers are in the library file, per class of GPU and per
+fabric.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ def costs(question: Question, size_bytes: Floats) -> list[Cost]:
 def _with_full_nics(all_terms: list[Terms], question: Question, buses: Buses) -> list[Terms]:
     """Trees over two nodes at the rate of the NICs, where NCCL expects more of them than of rings.
 
-    Every NIC then sends the data once, half up one tree and half down the other. NCCL's factor for their pattern and its rate of a
-    channel, of which twice as many run, decide its choice only; on V100 they hold.
+    Every NIC then sends the data once, half up one tree and half down the other. NCCL's factor for
+    their pattern and its rate of a channel, of which twice as many run, decide its choice only; on
+    V100 they hold.
     """
     machine, collective, constants = question.machine, question.collective, question.constants
     if machine.domains != 2 or machine.generation == "volta" or collective != "all_reduce":
@@ -92,32 +94,45 @@ def _with_full_nics(all_terms: list[Terms], question: Question, buses: Buses) ->
     tree, ring = ("tree", "Simple"), ("ring", "Simple")
     nccl_rates = {
         (terms.algorithm, terms.protocol): terms.rate_GBps
-        for terms in stated_terms(machine, collective, constants, search_channels(machine, constants))
+        for terms in stated_terms(
+            machine, collective, constants, search_channels(machine, constants)
+        )
     }
     if nccl_rates[tree] <= nccl_rates[ring]:
         return all_terms
     rate = buses.tree_GBps / 2 * constants.numbers("share.tree")[0]
     return [
-        replace(terms, rate_GBps=rate) if (terms.algorithm, terms.protocol) == tree else terms for terms in all_terms
+        replace(terms, rate_GBps=rate) if (terms.algorithm, terms.protocol) == tree else terms
+        for terms in all_terms
     ]
 
 
 def _with_start(cost: Cost, question: Question) -> Cost:
-    """A cost with the start-up time of typical machines over nodes beyond NCCL's constants, which describe an idle one."""
+    """A cost with the start-up time of typical machines over nodes beyond NCCL's constants, which
+    describe an idle one.
+    """
     start = question.constants.number(f"{question.fabric}.launch", 0.0)
     return replace(cost, latency_us=cost.latency_us + start)
 
 
 def _offers(question: Question, terms: Terms) -> bool:
-    """Whether the machine offers an algorithm and protocol; the environment's choice takes precedence over the fabric's defaults."""
+    """Whether the machine offers an algorithm and protocol; the environment's choice takes
+    precedence over the fabric's defaults.
+    """
     if terms.protocol == "LL128" and question.machine.inside in {"pcie", "host"}:
         return False
     fabric, collective, environment = question.fabric, question.collective, question.environment
     protocols = question.constants.texts(f"{fabric}.protocols")
     algorithms = question.constants.texts(f"{fabric}.algorithms")
-    if protocols and terms.protocol not in protocols and not environment.names_protocols(collective):
+    if (
+        protocols
+        and terms.protocol not in protocols
+        and not environment.names_protocols(collective)
+    ):
         return False
-    return not algorithms or terms.algorithm in algorithms or environment.names_algorithms(collective)
+    return (
+        not algorithms or terms.algorithm in algorithms or environment.names_algorithms(collective)
+    )
 
 
 def _ramp(size_bytes: Floats, constants: Library) -> Floats:
@@ -154,8 +169,11 @@ def _link_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buse
         else:
             rate = rate * number(f"{gpu_class}.ll_factor", 1.0)
             if class_growth:
-                # A channel's first bytes take this long, and all channels the size over their rate: the longer counts.
-                growth = np.maximum(growth - size_bytes / (1000 * rate * terms.hops * class_growth), 0.0)
+                # A channel's first bytes take this long, and all channels the size over their rate:
+                # the longer counts.
+                growth = np.maximum(
+                    growth - size_bytes / (1000 * rate * terms.hops * class_growth), 0.0
+                )
         hop = hop + (class_growth or number("correction.ll_growth")) * growth
     elif terms.protocol == "LL128":
         rate = rate * number(f"{gpu_class}.ll128_factor", 1.0)
@@ -169,7 +187,9 @@ def _link_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buse
         power = constants.numbers("correction.tree_power_factor")[protocol]
         rate = rate * tree_correction(size_bytes, terms.protocol, constants) ** power
     base = terms.base_us * constants.numbers("correction.base_factor")[protocol]
-    hop = np.maximum(hop, constants.numbers("correction.net_post")[protocol] if s.domains > 1 else 0.0)
+    hop = np.maximum(
+        hop, constants.numbers("correction.net_post")[protocol] if s.domains > 1 else 0.0
+    )
     latency = base + terms.hops * hop + terms.nets * net
     crossings = log2(s.domains) if terms.algorithm == "tree" else s.domains - 1
     if terms.protocol == "Simple":
@@ -180,7 +200,17 @@ def _link_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buse
             powers = np.log2(np.maximum(size_bytes, 1.0))
             latency = latency + np.interp(powers, 11 + np.arange(len(steps)), steps) * crossings
         rate = np.minimum(rate, number(f"{fabric}.ll_rate", inf))
-    return Cost(terms.algorithm, terms.protocol, buses.channels, latency, rate, terms.hops, hop, terms.nets, net)
+    return Cost(
+        terms.algorithm,
+        terms.protocol,
+        buses.channels,
+        latency,
+        rate,
+        terms.hops,
+        hop,
+        terms.nets,
+        net,
+    )
 
 
 def _with_fill(latency: Floats, terms: Terms, question: Question, size_bytes: Floats) -> Floats:
@@ -191,14 +221,25 @@ def _with_fill(latency: Floats, terms: Terms, question: Question, size_bytes: Fl
         return latency + number(f"{question.gpu_class}.simple_start", 0.0) * one_way
     if terms.algorithm == "ring" and question.collective == "all_reduce":
         crowded = size_bytes // (terms.channels * s.ranks) >= 64
-        latency = np.where(crowded, latency * number(f"generation.{machine.generation}.plateau"), latency)
+        latency = np.where(
+            crowded, latency * number(f"generation.{machine.generation}.plateau"), latency
+        )
     levels = log2(s.domains) if terms.algorithm == "tree" else 1.0
-    return latency + number("correction.net_start") + number(f"{question.fabric}.simple_start", 0.0) * levels
+    return (
+        latency
+        + number("correction.net_start")
+        + number(f"{question.fabric}.simple_start", 0.0) * levels
+    )
 
 
 def _switch_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buses) -> Cost:
     """The cost of a reduction in the switches of a domain and, over domains, a tree of them."""
-    constants, number, gpu_class, s = question.constants, question.constants.number, question.gpu_class, question.shape
+    constants, number, gpu_class, s = (
+        question.constants,
+        question.constants.number,
+        question.gpu_class,
+        question.shape,
+    )
     gpu = question.machine.gpu_uBps / 1e15
     large = gpu * number(f"{gpu_class}.nvls_large_share", number(f"{gpu_class}.nvls_share"))
     bus = np.where(size_bytes > number("correction.nvls_large_bytes"), large, buses.nvls_GBps)
@@ -217,10 +258,17 @@ def _switch_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Bu
 
 def _grouped_cost(question: Question, size_bytes: Floats) -> Cost:
     """The cost of concurrent sends and receives of all pairs."""
-    machine, collective, number, s = question.machine, question.collective, question.constants.number, question.shape
+    machine, collective, number, s = (
+        question.machine,
+        question.collective,
+        question.constants.number,
+        question.shape,
+    )
     gpu_class, fabric = question.gpu_class, question.fabric
     shift = collective == "send_recv"
-    gpu = (((shift and machine.peer_uBps) or machine.gpu_uBps) / 1e15 or inf) * number(f"{gpu_class}.p2p_share")
+    gpu = (((shift and machine.peer_uBps) or machine.gpu_uBps) / 1e15 or inf) * number(
+        f"{gpu_class}.p2p_share"
+    )
     peers = 1 if shift else s.ranks - 1
     start = number("correction.p2p_start") + number("correction.p2p_peer") * peers
     piece = size_bytes / (1 if shift else s.ranks)
@@ -230,15 +278,22 @@ def _grouped_cost(question: Question, size_bytes: Floats) -> Cost:
         channel_rate = np.full(len(piece), number("correction.p2p_net_rate"))
     else:
         simple_rate = number(f"{gpu_class}.p2p_channel_rate", inf)
-        channel_rate = np.where(uses_ll & (simple_rate < inf), number("correction.p2p_ll_rate"), simple_rate)
-    # A GPU then reaches its NIC over the links to its neighbours, and cannot reach another GPU's NIC.
+        channel_rate = np.where(
+            uses_ll & (simple_rate < inf), number("correction.p2p_ll_rate"), simple_rate
+        )
+    # A GPU then reaches its NIC over the links to its neighbours, and cannot reach another GPU's
+    # NIC.
     own_nic_only = machine.inside in {"pcie", "host"}
-    over_links = (s.per_domain - 1) / s.ranks if collective == "all_to_all" and not own_nic_only else sent
+    over_links = (
+        (s.per_domain - 1) / s.ranks if collective == "all_to_all" and not own_nic_only else sent
+    )
     seconds_per_GB = np.maximum(over_links / gpu, sent / (channels * channel_rate))
     latency = start + np.where(uses_ll, 0.0, number("correction.p2p_simple_start"))
     if s.domains > 1:
         remote = 1 if shift else s.ranks - s.per_domain
-        latency = np.maximum(latency + number(f"{fabric}.latency") + number("correction.p2p_net"), latency)
+        latency = np.maximum(
+            latency + number(f"{fabric}.latency") + number("correction.p2p_net"), latency
+        )
         latency = latency + number(f"{fabric}.p2p_peer", 0.0) * remote
         all_nics = machine.nic_uBps / 1e15 * number(f"{fabric}.p2p_share")
         one_nic = all_nics / machine.nics
@@ -246,24 +301,41 @@ def _grouped_cost(question: Question, size_bytes: Floats) -> Cost:
             net = 1 / one_nic
         elif collective == "all_to_all":
             net = remote / s.ranks * s.per_domain / all_nics
-        else:  # NCCL receives on a GPU's own NIC, and sends, over NVLink, on the NIC of the receiver's place in its node
-            net = remote / s.ranks / (one_nic if own_nic_only or collective == "gather" else all_nics)
+        # NCCL receives on a GPU's own NIC, and sends, over NVLink, on the NIC of the receiver's
+        # place in its node.
+        else:
+            net = (
+                remote / s.ranks / (one_nic if own_nic_only or collective == "gather" else all_nics)
+            )
         seconds_per_GB = np.maximum(seconds_per_GB, net)
     stated = search_channels(machine, question.constants)
     return Cost("grouped", "Simple", stated.channels, latency, 1 / seconds_per_GB)
 
 
-def _send_channels(question: Question, piece: Floats, peers: int) -> tuple[Floats, NDArray[np.bool_]]:
-    """Number of channels on which a GPU sends pieces to its peers, and a mask of the sizes that use LL.
+def _send_channels(
+    question: Question, piece: Floats, peers: int
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Number of channels on which a GPU sends pieces to its peers, and a mask of the sizes that use
+    LL.
 
-    As in NCCL's ``ncclTopoComputeP2pChannels`` and ``addP2pToPlan``, a message has few channels, so that messages to different ranks
-    have separate channels; the number doubles while a channel's part of a message is too long.
+    As in NCCL's ``ncclTopoComputeP2pChannels`` and ``addP2pToPlan``, a message has few channels, so
+    that messages to different ranks have separate channels; the number doubles while a channel's
+    part of a message is too long.
     """
-    machine, constants, environment, s = question.machine, question.constants, question.environment, question.shape
+    machine, constants, environment, s = (
+        question.machine,
+        question.constants,
+        question.environment,
+        question.shape,
+    )
     limit = 2 * search_channels(machine, constants).channels
     limit = max(min(limit, environment.max_channels or limit), environment.min_channels)
     total = 1 << (limit - 1).bit_length()
-    links = machine.peer_uBps / 1e15 / constants.number(f"generation.{machine.generation}.link_rate", inf)
+    links = (
+        machine.peer_uBps
+        / 1e15
+        / constants.number(f"generation.{machine.generation}.link_rate", inf)
+    )
     per_peer = 2 * max(1, int(links)) if s.per_domain > 1 else total
     if s.domains > 1:
         per_peer = min(per_peer, 1 if 2 * s.ranks > 4 * total else 2)

@@ -22,7 +22,9 @@ ALGORITHMS = {
     "pat": "pat",
 }
 LAUNCHERS = ("process-per-gpu", "one-process", "torch")
-"""What launches the operation: one process per GPU, one process for all GPUs of a node, or PyTorch."""
+"""What launches the operation: one process per GPU, one process for all GPUs of a node, or
+PyTorch.
+"""
 _COLLECTIVES = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -42,7 +44,8 @@ class Environment:
     Attributes
     ----------
     algorithms, protocols
-        ``((collective, names), ...)``: the permitted names; ``""`` stands for all other collectives. Empty: everything.
+        ``((collective, names), ...)``: the permitted names; ``""`` stands for all other
+        collectives. Empty: everything.
     nvls
         Whether reduction in switches is enabled.
     min_channels, max_channels
@@ -69,7 +72,9 @@ class Environment:
         """
         if algorithm.startswith("nvls") and not self.nvls:
             return False
-        return _allows(self.algorithms, collective, algorithm) and _allows(self.protocols, collective, protocol)
+        return _allows(self.algorithms, collective, algorithm) and _allows(
+            self.protocols, collective, protocol
+        )
 
     def names_algorithms(self, collective: str) -> bool:
         """Whether the environment restricts the algorithms of a collective."""
@@ -92,7 +97,8 @@ def _allows(limits: tuple[tuple[str, tuple[str, ...]], ...], collective: str, na
 def parse_environment(text: str) -> Environment:
     """Parse settings such as ``NCCL_ALGO=Ring,NCCL_PROTO=^LL128``, separated by commas or blanks.
 
-    ``LAUNCHER=one-process`` or ``torch`` states what launches the operation. Other variables are kept as ignored.
+    ``LAUNCHER=one-process`` or ``torch`` states what launches the operation. Other variables are
+    kept as ignored.
 
     Raises
     ------
@@ -108,9 +114,15 @@ def parse_environment(text: str) -> Environment:
     """
     matches = list(_SETTING.finditer(text))
     if text.strip() and (not matches or text[: matches[0].start()].strip()):
-        raise ConfigError(f"environment {text!r:.80}: expected settings such as 'NCCL_ALGO=Ring,NCCL_PROTO=^LL128'")
+        raise ConfigError(
+            f"environment {text!r:.80}: expected settings such as "
+            "'NCCL_ALGO=Ring,NCCL_PROTO=^LL128'"
+        )
     ends = [*(match.start() for match in matches[1:]), len(text)][: len(matches)]
-    settings = {match[1]: text[match.end() : end].strip(" ,;\t\n") for match, end in zip(matches, ends, strict=True)}
+    settings = {
+        match[1]: text[match.end() : end].strip(" ,;\t\n")
+        for match, end in zip(matches, ends, strict=True)
+    }
     return from_settings(settings)
 
 
@@ -127,7 +139,9 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
     protocol_names = {protocol.lower(): protocol for protocol in PROTOCOLS}
     protocols = _limits(remaining.pop("NCCL_PROTO", ""), protocol_names, "NCCL_PROTO")
     nvls = _whole(remaining, "NCCL_NVLS_ENABLE", 2)
-    min_channels = max(_whole(remaining, name, 0) for name in ("NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS"))
+    min_channels = max(
+        _whole(remaining, name, 0) for name in ("NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS")
+    )
     maxima = [_whole(remaining, name, 0) for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")]
     max_channels = min((maximum for maximum in maxima if maximum), default=0)
     # As NCCL, which lowers a least number above the most.
@@ -136,7 +150,9 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
     if launcher not in LAUNCHERS:
         raise ConfigError(f"unknown LAUNCHER {launcher!r}; {nearest(launcher, LAUNCHERS)}")
     ignored = tuple(f"{name}={value}" for name, value in remaining.items())
-    return Environment(algorithms, protocols, nvls != 0, min_channels, max_channels, launcher, ignored)
+    return Environment(
+        algorithms, protocols, nvls != 0, min_channels, max_channels, launcher, ignored
+    )
 
 
 def _whole(settings: dict[str, str], name: str, default: int) -> int:
@@ -148,20 +164,29 @@ def _whole(settings: dict[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def _limits(text: str, names: Mapping[str, str], variable: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _limits(
+    text: str, names: Mapping[str, str], variable: str
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """NCCL's lists: ``Ring``, ``^Tree``, or ``allreduce:Tree;broadcast:Ring``."""
     limits: dict[str, tuple[str, ...]] = {}
     for part in filter(None, text.split(";")):
         prefix, colon, names_text = part.rpartition(":")
         collective = _COLLECTIVES.get(prefix.strip().lower(), "") if colon else ""
         if colon and not collective:
-            raise ConfigError(f"{variable}: unknown collective {prefix!r}; {nearest(prefix, _COLLECTIVES)}")
+            raise ConfigError(
+                f"{variable}: unknown collective {prefix!r}; {nearest(prefix, _COLLECTIVES)}"
+            )
         names_text = names_text.strip()
         chosen = []
         for name in names_text.removeprefix("^").split(","):
             if name.strip().lower() not in names:
-                raise ConfigError(f"{variable}: unknown value {name.strip()!r}; {nearest(name.strip().lower(), names)}")
+                raise ConfigError(
+                    f"{variable}: unknown value {name.strip()!r}; "
+                    f"{nearest(name.strip().lower(), names)}"
+                )
             chosen.append(names[name.strip().lower()])
         every = tuple(dict.fromkeys(names.values()))
-        limits[collective] = tuple(name for name in every if (name in chosen) != names_text.startswith("^"))
+        limits[collective] = tuple(
+            name for name in every if (name in chosen) != names_text.startswith("^")
+        )
     return tuple(limits.items())

@@ -1,22 +1,33 @@
 """Fit a calibration to measured rows: few parameters, robust against outliers, deterministic.
 
-The launch offset for any rate is a weighted median, found without a search. Rate, growth and fabric latency are searched on a lattice, so
-that equal rows yield equal bytes. A parameter is fitted only if the rows determine it; others keep their neutral value.
+The launch offset for any rate is a weighted median, found without a search. Rate, growth and fabric
+latency are searched on a lattice, so that equal rows yield equal bytes. A parameter is fitted only
+if the rows determine it; others keep their neutral value.
 """
 
 # Why so, and not by least squares:
 #
-# - The error of a row is |log(predicted / measured)|, whose sum is minimised. Squares would let a single row disturbed by another job move
-#   all numbers; here it counts like any other row. Logarithms count 8 B and 8 GiB alike, and too slow by half like too fast by half.
-# - Launch is the only additive parameter. With the others fixed, the offset of the least sum of relative errors is the median of
-#   (measured - predicted), each row weighted by 1 / measured: exact, so a search over it would only be slower and depend on its start.
-# - The others act inside the library's choice of algorithm and protocol: the error has jumps where the choice changes, and no gradient
-#   there. The search needs none, only comparisons: a descent with steps of 128 units, then 64, down to 1.
-#   Invariant: all(abs(units[name]) <= _BOUNDS[name]), and units are integers. A point of the lattice is reached by one path of exact steps,
-#   so the same rows in another order, on another machine, give the same calibration file; the last bits of a continuous optimum would not.
-# - Parameters are added one by one and stay only for a real gain (GAIN, LEAST_GAIN). All at once they would trade with each other: with few
+# - The error of a row is |log(predicted / measured)|, whose sum is minimised. Squares would let a
+#   single row disturbed by another job move
+#   all numbers; here it counts like any other row. Logarithms count 8 B and 8 GiB alike, and too
+#   slow by half like too fast by half.
+# - Launch is the only additive parameter. With the others fixed, the offset of the least sum of
+#   relative errors is the median of
+#   (measured - predicted), each row weighted by 1 / measured: exact, so a search over it would only
+#   be slower and depend on its start.
+# - The others act inside the library's choice of algorithm and protocol: the error has jumps where
+#   the choice changes, and no gradient
+#   there. The search needs none, only comparisons: a descent with steps of 128 units, then 64, down
+#   to 1.
+#   Invariant: all(abs(units[name]) <= _BOUNDS[name]), and units are integers. A point of the
+#   lattice is reached by one path of exact steps,
+#   so the same rows in another order, on another machine, give the same calibration file; the last
+#   bits of a continuous optimum would not.
+# - Parameters are added one by one and stay only for a real gain (GAIN, LEAST_GAIN). All at once
+#   they would trade with each other: with few
 #   rows, a slow fabric looks much like a lower rate.
-# - What remains is kept as a correction by size, damped by SHARE_OF_RESIDUAL, and only for the collective and ranks that showed it.
+# - What remains is kept as a correction by size, damped by SHARE_OF_RESIDUAL, and only for the
+#   collective and ranks that showed it.
 
 from __future__ import annotations
 
@@ -30,7 +41,14 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from simcoll.errors import ConfigError, nearest
-from simcoll.libraries.calibration import LEAST, LEAST_SHARE, MOST, Calibration, Correction, in_millionths
+from simcoll.libraries.calibration import (
+    LEAST,
+    LEAST_SHARE,
+    MOST,
+    Calibration,
+    Correction,
+    in_millionths,
+)
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.prediction import choose, in_time, launch_us
@@ -56,7 +74,9 @@ PARAMETERS = ("launch", "rate", "growth", "fabric_latency")
 """In the order in which they are added to a fit."""
 
 Predictor = Callable[[Sequence[int], Calibration], Sequence[int]]
-"""Femtoseconds for sizes in bytes under a calibration; adds ``launch_fs`` once, and applies the correction."""
+"""Femtoseconds for sizes in bytes under a calibration; adds ``launch_fs`` once, and applies the
+correction.
+"""
 
 WARM_UP = 1.5
 """A first row that takes this many times its successor's time is considered warm-up."""
@@ -68,13 +88,18 @@ ROWS_FOR_CORRECTION = 6
 SHARE_OF_RESIDUAL = 0.8
 """Share of the residual that the correction absorbs; the rest is considered noise."""
 LATENCY_BYTES, EVEN = 2**16, 0.03
-"""Below this size, time is mostly latency: a correction between rows follows the predicted time, and to this degree the size."""
+"""Below this size, time is mostly latency: a correction between rows follows the predicted time,
+and to this degree the size.
+"""
 GAIN, LEAST_GAIN = 0.2, 0.005
-"""Least reduction, as a share of the mean error and of the times, for which another parameter is added."""
+"""Least reduction, as a share of the mean error and of the times, for which another parameter is
+added.
+"""
 MOST_LAUNCH_FS = 100 * 10**9
 FOLDS = 8
 
-# Step sizes of the search: the coarsest is 128 units, the finest 1. Bounds keep factors within a calibration's limits.
+# Step sizes of the search: the coarsest is 128 units, the finest 1. Bounds keep factors within a
+# calibration's limits.
 _UNITS = {"rate": 0.05 / 32, "growth": 0.35 / 32, "fabric_latency": 156_250_000}
 _BOUNDS = {"rate": 900, "growth": 180, "fabric_latency": 12_800}
 
@@ -95,7 +120,8 @@ class TimedRow(Protocol):
 class Series:
     """Measured rows of one collective on one number of ranks, with their predictor.
 
-    ``rows`` are sizes in bytes and times in femtoseconds, in order of size; ``aside`` describes the rows that the fit excludes.
+    ``rows`` are sizes in bytes and times in femtoseconds, in order of size; ``aside`` describes the
+    rows that the fit excludes.
     """
 
     collective: str
@@ -114,7 +140,9 @@ class Series:
         return dict(zip(self.sizes, self.predictor(self.sizes, calibration), strict=True))
 
     @classmethod
-    def of(cls, collective: str, nranks: int, rows: Sequence[TimedRow], predictor: Predictor) -> Series:
+    def of(
+        cls, collective: str, nranks: int, rows: Sequence[TimedRow], predictor: Predictor
+    ) -> Series:
         """Raw rows condensed: the median of each size, without a first row that is warm-up.
 
         Raises
@@ -125,20 +153,30 @@ class Series:
         times: dict[int, list[int]] = {}
         for row in rows:
             if row.size_bytes <= 0 or row.time_fs <= 0:
-                raise ConfigError(f"a fit needs sizes and times above 0, got {row.size_bytes} bytes, {row.time_fs} fs")
+                raise ConfigError(
+                    f"a fit needs sizes and times above 0, got {row.size_bytes} bytes, "
+                    f"{row.time_fs} fs"
+                )
             times.setdefault(row.size_bytes, []).append(row.time_fs)
         medians = [(size, int(median(times[size]))) for size in sorted(times)]
         aside: tuple[str, ...] = ()
         if len(medians) > 1 and medians[0][1] > WARM_UP * medians[1][1]:
             (size, time), (_, later) = medians[:2]
-            aside = (f"{format_size(size)} took {format_time(time)}, {time / later:.1f} times the next size: warm-up",)
+            aside = (
+                (
+                    f"{format_size(size)} took {format_time(time)}, {time / later:.1f} times the next "
+                    "size: warm-up"
+                ),
+            )
             medians = medians[1:]
         return cls(collective, nranks, tuple(medians), predictor, aside)
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A row predicted by a fit that excluded it: relative errors without and with the calibration."""
+    """A row predicted by a fit that excluded it: relative errors without and with the
+    calibration.
+    """
 
     collective: str
     nranks: int
@@ -156,11 +194,17 @@ class _FitRow(NamedTuple):
 
 
 def _fit_rows(series: Sequence[Series]) -> list[_FitRow]:
-    return [_FitRow(number, size, time) for number, table in enumerate(series) for size, time in table.rows]
+    return [
+        _FitRow(number, size, time)
+        for number, table in enumerate(series)
+        for size, time in table.rows
+    ]
 
 
 class _BareTimes:
-    """Predicted times without launch offset and correction, cached by the parameters that they depend on."""
+    """Predicted times without launch offset and correction, cached by the parameters that they
+    depend on.
+    """
 
     def __init__(self, series: Sequence[Series]) -> None:
         self._series = series
@@ -176,7 +220,10 @@ class _BareTimes:
 
 
 def formula(
-    collective: str, topology: Topology, library: str | Library = "nccl", environment: Environment = DEFAULT
+    collective: str,
+    topology: Topology,
+    library: str | Library = "nccl",
+    environment: Environment = DEFAULT,
 ) -> Predictor:
     """A predictor by a library's corrected formula, for all sizes at once.
 
@@ -192,7 +239,9 @@ def formula(
         question = Question(collective, machine, library, environment, calibration)
         size_bytes = np.array(sizes, float)
         costs, picks = choose(question, size_bytes)
-        times_us = np.array([cost.time_us(size_bytes) for cost in costs])[picks, np.arange(len(sizes))]
+        times_us = np.array([cost.time_us(size_bytes) for cost in costs])[
+            picks, np.arange(len(sizes))
+        ]
         launch = launch_us(question)
         return [
             calibration.corrected_fs(in_time(time + launch), collective, nranks, size)
@@ -215,7 +264,8 @@ def fit(
     Parameters
     ----------
     rows
-        Two suffice for launch offset and rate (for example 8 B and 1 GiB), six for a correction by size (also 64 KiB, 1, 8 and 64 MiB).
+        Two suffice for launch offset and rate (for example 8 B and 1 GiB), six for a correction by
+        size (also 64 KiB, 1, 8 and 64 MiB).
     predictor
         Predicts the time of a size under a calibration.
     collective, nranks
@@ -244,7 +294,9 @@ def fit_series(series: Sequence[Series], parameters: Sequence[str] | None = None
     return replace(calibration, corrections=_corrections(series, rows, bare_times, calibration))
 
 
-def left_out(series: Sequence[Series], parameters: Sequence[str] | None = None) -> tuple[LeftOut, ...]:
+def left_out(
+    series: Sequence[Series], parameters: Sequence[str] | None = None
+) -> tuple[LeftOut, ...]:
     """Predict each row by a fit without it; with many rows, an eighth is excluded at a time.
 
     Empty if a fit without some rows would have too few.
@@ -256,16 +308,22 @@ def left_out(series: Sequence[Series], parameters: Sequence[str] | None = None) 
     for fold in range(folds if len(rows) > 2 else 0):
         fit_rows = [row for number, row in enumerate(rows) if number % folds != fold]
         try:
-            calibration = _fit_parameters(fit_rows, bare_times, _parameters_of(fit_rows, parameters))
+            calibration = _fit_parameters(
+                fit_rows, bare_times, _parameters_of(fit_rows, parameters)
+            )
         except ConfigError:
             return ()
-        calibration = replace(calibration, corrections=_corrections(series, fit_rows, bare_times, calibration))
+        calibration = replace(
+            calibration, corrections=_corrections(series, fit_rows, bare_times, calibration)
+        )
         calibrated = [table.predict(calibration) for table in series]
         for row in rows[fold::folds]:
             table, size = series[row.series], row.size_bytes
             uncalibrated_error = uncalibrated[row.series][size] / row.time_fs - 1
             calibrated_error = calibrated[row.series][size] / row.time_fs - 1
-            errors = LeftOut(table.collective, table.nranks, size, uncalibrated_error, calibrated_error)
+            errors = LeftOut(
+                table.collective, table.nranks, size, uncalibrated_error, calibrated_error
+            )
             predictions.append((row.series, size, errors))
     return tuple(errors for _, _, errors in sorted(predictions, key=lambda entry: entry[:2]))
 
@@ -273,7 +331,9 @@ def left_out(series: Sequence[Series], parameters: Sequence[str] | None = None) 
 def _parameters_of(rows: Sequence[_FitRow], parameters: Sequence[str] | None) -> tuple[str, ...]:
     """The parameters to fit: those given, or those that the rows allow."""
     if not rows:
-        raise ConfigError("a fit needs at least one row with a size and a time; two for launch offset and rate")
+        raise ConfigError(
+            "a fit needs at least one row with a size and a time; two for launch offset and rate"
+        )
     if parameters is None:
         sizes = sorted({row.size_bytes for row in rows})
         ends = []
@@ -289,29 +349,40 @@ def _parameters_of(rows: Sequence[_FitRow], parameters: Sequence[str] | None) ->
             raise ConfigError(f"unknown parameter {name!r}; {nearest(name, PARAMETERS)}")
     if len(parameters) > len(rows):
         raise ConfigError(
-            f"{counted(len(rows), 'row')} cannot fit {len(parameters)} parameters ({', '.join(parameters)}); measure more sizes"
+            f"{counted(len(rows), 'row')} cannot fit {len(parameters)} parameters "
+            f"({', '.join(parameters)}); measure more sizes"
         )
     return tuple(parameters)
 
 
 def _launch(bare_times_fs: Sequence[int], rows: Sequence[_FitRow]) -> int:
-    """The offset with the least sum of relative errors: a weighted median of measured minus predicted time."""
+    """The offset with the least sum of relative errors: a weighted median of measured minus
+    predicted time.
+    """
     offsets = sorted(
-        (row.time_fs - bare_fs, 10**30 // row.time_fs) for bare_fs, row in zip(bare_times_fs, rows, strict=True)
+        (row.time_fs - bare_fs, 10**30 // row.time_fs)
+        for bare_fs, row in zip(bare_times_fs, rows, strict=True)
     )
     all_weights, passed = sum(weight for _, weight in offsets), 0
     launch_fs = offsets[-1][0]
     for position, (offset, weight) in enumerate(offsets):
         passed += weight
         if 2 * passed >= all_weights:
-            launch_fs = (offset + offsets[position + 1][0]) // 2 if 2 * passed == all_weights else offset
+            launch_fs = (
+                (offset + offsets[position + 1][0]) // 2 if 2 * passed == all_weights else offset
+            )
             break
-    return min(max(launch_fs, -int(min(bare_times_fs) * (1 - LEAST_SHARE)), -MOST_LAUNCH_FS), MOST_LAUNCH_FS)
+    return min(
+        max(launch_fs, -int(min(bare_times_fs) * (1 - LEAST_SHARE)), -MOST_LAUNCH_FS),
+        MOST_LAUNCH_FS,
+    )
 
 
 def _calibration(units: dict[str, int]) -> Calibration:
     """Rate, growth and fabric latency at a point of the lattice."""
-    rate, growth = (in_millionths(math.exp(units[name] * _UNITS[name])) for name in ("rate", "growth"))
+    rate, growth = (
+        in_millionths(math.exp(units[name] * _UNITS[name])) for name in ("rate", "growth")
+    )
     return Calibration(0, rate, units["fabric_latency"] * int(_UNITS["fabric_latency"]), growth)
 
 
@@ -319,7 +390,9 @@ _Score = tuple[float, Calibration]
 """Mean error of a calibration, and the calibration."""
 
 
-def _fit_parameters(rows: Sequence[_FitRow], bare_times: _BareTimes, parameters: Sequence[str]) -> Calibration:
+def _fit_parameters(
+    rows: Sequence[_FitRow], bare_times: _BareTimes, parameters: Sequence[str]
+) -> Calibration:
     """Search the parameters, one after another and then once more together."""
 
     def score(units: dict[str, int]) -> _Score:
@@ -347,21 +420,30 @@ def _fit_parameters(rows: Sequence[_FitRow], bare_times: _BareTimes, parameters:
 
 
 def _descend(
-    names: Sequence[str], units: dict[str, int], best: _Score, score: Callable[[dict[str, int]], _Score]
+    names: Sequence[str],
+    units: dict[str, int],
+    best: _Score,
+    score: Callable[[dict[str, int]], _Score],
 ) -> tuple[dict[str, int], _Score]:
     """Descend on the lattice with decreasing steps."""
     for step in (128, 64, 32, 16, 8, 4, 2, 1):
         for name in (*names, *names):
             for change in (step, -step):
                 moved = {**units, name: units[name] + change}
-                while abs(moved[name]) <= _BOUNDS[name] and (trial := score(moved))[0] < best[0] - 1e-9:
+                while (
+                    abs(moved[name]) <= _BOUNDS[name]
+                    and (trial := score(moved))[0] < best[0] - 1e-9
+                ):
                     units, best = moved, trial
                     moved = {**units, name: units[name] + change}
     return units, best
 
 
 def _corrections(
-    series: Sequence[Series], rows: Sequence[_FitRow], bare_times: _BareTimes, calibration: Calibration
+    series: Sequence[Series],
+    rows: Sequence[_FitRow],
+    bare_times: _BareTimes,
+    calibration: Calibration,
 ) -> tuple[Correction, ...]:
     """The residual by size, for every series with enough rows.
 
@@ -375,11 +457,15 @@ def _corrections(
             continue
         residuals = [
             math.log(row.time_fs / max(bare_fs + calibration.launch_fs, row.time_fs / 20))
-            for bare_fs, row in zip(bare_times.of(table_rows, without_launch), table_rows, strict=True)
+            for bare_fs, row in zip(
+                bare_times.of(table_rows, without_launch), table_rows, strict=True
+            )
         ]
         damped = [residuals[0], *(SHARE_OF_RESIDUAL * residual for residual in residuals[1:])]
         points = _finer([row.size_bytes for row in table_rows], damped, table, calibration)
-        bounded = ((size, min(max(math.exp(value), float(LEAST)), float(MOST))) for size, value in points)
+        bounded = (
+            (size, min(max(math.exp(value), float(LEAST)), float(MOST))) for size, value in points
+        )
         factors = tuple((size, in_millionths(factor)) for size, factor in bounded)
         corrections.append(Correction(table.collective, table.nranks, factors))
     return tuple(corrections)
@@ -388,21 +474,31 @@ def _corrections(
 def _finer(
     sizes: Sequence[int], values: Sequence[float], series: Series, calibration: Calibration
 ) -> list[tuple[int, float]]:
-    """The points with doublings of small sizes between them, whose values follow the predicted time.
+    """The points with doublings of small sizes between them, whose values follow the predicted
+    time.
 
-    From 8 B to some KiB times are nearly constant and only then grow, so the deviation at 64 KiB says little about 1 KiB.
+    From 8 B to some KiB times are nearly constant and only then grow, so the deviation at 64 KiB
+    says little about 1 KiB.
     """
-    powers = {1 << power for power in range(LATENCY_BYTES.bit_length()) if sizes[0] < 1 << power < LATENCY_BYTES}
+    powers = {
+        1 << power
+        for power in range(LATENCY_BYTES.bit_length())
+        if sizes[0] < 1 << power < LATENCY_BYTES
+    }
     grid = sorted({*sizes, *(size for size in powers if size < sizes[-1])})
     times_fs = series.predictor(grid, calibration)
-    log_time = {size: math.log(max(time_fs, 1)) for size, time_fs in zip(grid, times_fs, strict=True)}
+    log_time = {
+        size: math.log(max(time_fs, 1)) for size, time_fs in zip(grid, times_fs, strict=True)
+    }
     points = []
     for size in grid:
         upper = bisect_right(sizes, size)
         value = values[upper - 1]
         if size not in sizes:
             low, high = sizes[upper - 1], sizes[upper]
-            growth = max(log_time[size] - log_time[low], 0.0) + EVEN * math.log(size / low) / math.log(high / low)
+            growth = max(log_time[size] - log_time[low], 0.0) + EVEN * math.log(
+                size / low
+            ) / math.log(high / low)
             share = min(1.0, growth / (max(log_time[high] - log_time[low], 0.0) + EVEN))
             value += share * (values[upper] - value)
         points.append((size, value))

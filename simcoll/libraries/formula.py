@@ -1,10 +1,12 @@
-"""NCCL's cost formula: latency and rate of every algorithm and protocol, as NCCL computes them at start-up.
+"""NCCL's cost formula: latency and rate of every algorithm and protocol, as NCCL computes them at
+start-up.
 
-    time = latency + size / rate        latency = base + hops * hop + nets * net        rate = bus * ratio
+    time = latency + size / rate latency = base + hops * hop + nets * net rate = bus * ratio
 
-``hop`` is one message inside a domain, ``net`` one over the network; ``bus`` is the rate of all channels together. The constants come
-from a library file. :func:`stated_costs` is the formula as it is; :mod:`simcoll.libraries.corrected` adds what measurements show.
-Times are in microseconds and rates in GB/s (10**9 bytes per second).
+``hop`` is one message inside a domain, ``net`` one over the network; ``bus`` is the rate of all
+channels together. The constants come from a library file. :func:`stated_costs` is the formula as it
+is; :mod:`simcoll.libraries.corrected` adds what measurements show. Times are in microseconds and
+rates in GB/s (10**9 bytes per second).
 """
 
 from __future__ import annotations
@@ -42,9 +44,11 @@ ROOTED = ("broadcast", "reduce")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Time of one way to run a collective: latency in microseconds and rate in GB/s, for every size.
+    """Time of one way to run a collective: latency in microseconds and rate in GB/s, for every
+    size.
 
-    The latency contains ``hops`` sequential messages within a domain of ``hop_us`` each, and ``nets`` over the network of ``net_us`` each.
+    The latency contains ``hops`` sequential messages within a domain of ``hop_us`` each, and
+    ``nets`` over the network of ``net_us`` each.
     """
 
     algorithm: str
@@ -66,7 +70,8 @@ class Cost:
 class Terms:
     """The parts of the formula for one algorithm and protocol.
 
-    ``floor_us`` is the time of posting a message to the network, the least duration of a ring's step over nodes.
+    ``floor_us`` is the time of posting a message to the network, the least duration of a ring's
+    step over nodes.
     """
 
     algorithm: str
@@ -83,7 +88,9 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Buses:
-    """The result of the channel search: the number of channels, and their total rate by algorithm."""
+    """The result of the channel search: the number of channels, and their total rate by
+    algorithm.
+    """
 
     channels: int
     ring_GBps: float
@@ -94,7 +101,9 @@ class Buses:
 
 @dataclass(frozen=True, slots=True)
 class MachineShape:
-    """Counts in the formula: ranks, domains, ranks per domain, and the table column for the number of domains."""
+    """Counts in the formula: ranks, domains, ranks per domain, and the table column for the number
+    of domains.
+    """
 
     ranks: int
     domains: int
@@ -117,13 +126,16 @@ def _generation(machine: Machine, library: Library) -> str:
             else "whose generation the topology does not name"
         )
         raise ConfigError(
-            f"{library} has no constants for GPUs {description}; {nearest(machine.generation, generations)}"
+            f"{library} has no constants for GPUs {description}; "
+            f"{nearest(machine.generation, generations)}"
         )
     return f"generation.{machine.generation}"
 
 
 def search_channels(machine: Machine, library: Library) -> Buses:
-    """Channels and rates as NCCL's search finds them: a speed per channel from its list, one channel per NIC that rings can fill."""
+    """Channels and rates as NCCL's search finds them: a speed per channel from its list, one
+    channel per NIC that rings can fill.
+    """
     generation, s = _generation(machine, library), shape(machine)
     channels = int(library.number(f"{generation}.channels"))
     domain_rate = channels * library.numbers(f"{generation}.ring_rate")[0]
@@ -131,12 +143,16 @@ def search_channels(machine: Machine, library: Library) -> Buses:
     if s.domains == 1:
         return Buses(channels, domain_rate, domain_rate, nvls, 0.0)
     nic = machine.nic_uBps / 1e15 / max(machine.nics, 1)
-    speed = next((speed for speed in library.numbers(f"{generation}.inter_speeds") if speed <= nic), nic)
+    speed = next(
+        (speed for speed in library.numbers(f"{generation}.inter_speeds") if speed <= nic), nic
+    )
     channels = max(machine.ring_nics, 1)
     # In each ring, one GPU of a domain sends to the network instead of its neighbour.
     net = min(channels * speed, domain_rate * s.per_domain / max(s.per_domain - 1, 1))
     # A small number of fast channels is split in two.
-    if speed >= 25 and not (machine.generation in {"hopper", "blackwell"} and speed < 50 and channels > 4):
+    if speed >= 25 and not (
+        machine.generation in {"hopper", "blackwell"} and speed < 50 and channels > 4
+    ):
         channels *= 2
     tree = min(2 * net, machine.gpu_uBps / 1e15 or inf) if s.domains == 2 else net
     return Buses(channels, net, max(tree, net), nvls, net)
@@ -151,7 +167,9 @@ def _ratio(algorithm: str, collective: str, n: int, library: Library) -> float:
 
 def ring_steps(collective: str, n: int) -> int:
     """Number of steps of a ring, as NCCL counts them."""
-    return {"all_reduce": 2 * (n - 1), "all_gather": n - 1, "reduce_scatter": n - 1}.get(collective, n)
+    return {"all_reduce": 2 * (n - 1), "all_gather": n - 1, "reduce_scatter": n - 1}.get(
+        collective, n
+    )
 
 
 def _bus(algorithm: str, kind: int, machine: Machine, library: Library, buses: Buses) -> float:
@@ -181,7 +199,11 @@ def _bus(algorithm: str, kind: int, machine: Machine, library: Library, buses: B
             share_key = "share.tree_ll128_inside" if s.domains == 1 else "share.tree_ll128"
             bus = min(bus * share(share_key)[0], buses.channels * per_channel)
         return bus * (share("share.tree_pattern")[0] if s.domains > 1 else 1.0)
-    return buses.nvls_GBps if s.domains == 1 else min(buses.nvls_GBps, buses.net_GBps / (1 if s.domains == 2 else 2))
+    return (
+        buses.nvls_GBps
+        if s.domains == 1
+        else min(buses.nvls_GBps, buses.net_GBps / (1 if s.domains == 2 else 2))
+    )
 
 
 def algorithms_of(machine: Machine, collective: str) -> tuple[str, ...]:
@@ -189,11 +211,17 @@ def algorithms_of(machine: Machine, collective: str) -> tuple[str, ...]:
     if collective != "all_reduce":
         return ("ring",)
     switches = machine.switch_reduce and shape(machine).per_domain > 1
-    return ("ring", "tree", *(["nvls" if machine.domains == 1 else "nvls_tree"] if switches else []))
+    return (
+        "ring",
+        "tree",
+        *(["nvls" if machine.domains == 1 else "nvls_tree"] if switches else []),
+    )
 
 
 def stated_terms(machine: Machine, collective: str, library: Library, buses: Buses) -> list[Terms]:
-    """The parts of the formula for every algorithm and protocol of a collective with its own NCCL kernels."""
+    """The parts of the formula for every algorithm and protocol of a collective with its own NCCL
+    kernels.
+    """
     s = shape(machine)
     link = "nvlink" if machine.inside in {"nvlink", "xgmi", ""} else "pcie"
     levels = s.domains.bit_length() - 1
@@ -219,8 +247,12 @@ def stated_terms(machine: Machine, collective: str, library: Library, buses: Bus
                 hops, nets = 2 * (s.per_domain - 1), 2 * levels
             else:
                 hops, nets = 1, 2 * levels
-            rate = _bus(algorithm, kind, machine, library, buses) * _ratio(algorithm, collective, s.ranks, library)
-            terms.append(Terms(algorithm, protocol, buses.channels, base, hop, hops, net, nets, floor, rate))
+            rate = _bus(algorithm, kind, machine, library, buses) * _ratio(
+                algorithm, collective, s.ranks, library
+            )
+            terms.append(
+                Terms(algorithm, protocol, buses.channels, base, hop, hops, net, nets, floor, rate)
+            )
     return terms
 
 
@@ -228,11 +260,15 @@ def _ring_counts(collective: str, s: MachineShape) -> tuple[int, int]:
     """Number of sequential steps of a ring, and how many of them cross the network."""
     if collective in ROOTED:
         return s.ranks - 1, s.domains - 1
-    return ring_steps(collective, s.ranks), (2 if collective == "all_reduce" else 1) * (s.domains - 1)
+    return ring_steps(collective, s.ranks), (2 if collective == "all_reduce" else 1) * (
+        s.domains - 1
+    )
 
 
 def tree_correction(size_bytes: Floats, protocol: str, library: Library) -> Floats:
-    """NCCL's table of the shortfall of trees below their rate, by powers of two of the size from 64 B on."""
+    """NCCL's table of the shortfall of trees below their rate, by powers of two of the size from 64
+    B on.
+    """
     table = np.array(library.numbers(f"tree_correction.{protocol}"))
     row = np.floor(np.log2(np.maximum(size_bytes, 1.0) / 64)).astype(np.int64)
     in_table = (row >= 0) & (row < len(table))
@@ -255,7 +291,10 @@ def stated_costs(
     costs = []
     for terms in stated_terms(machine, collective, library, buses):
         latency = np.full(
-            len(size_bytes), terms.base_us + terms.hops * max(terms.hop_us, terms.floor_us) + terms.nets * terms.net_us
+            len(size_bytes),
+            terms.base_us
+            + terms.hops * max(terms.hop_us, terms.floor_us)
+            + terms.nets * terms.net_us,
         )
         rate = np.full(len(size_bytes), terms.rate_GBps)
         if by_size and terms.algorithm == "tree":
@@ -266,6 +305,10 @@ def stated_costs(
             and (terms.algorithm, terms.protocol, collective) == ("ring", "Simple", "all_reduce")
         ):
             crowded = size_bytes // (terms.channels * s.ranks) >= 64
-            latency = np.where(crowded, latency * library.number(f"{_generation(machine, library)}.plateau"), latency)
+            latency = np.where(
+                crowded,
+                latency * library.number(f"{_generation(machine, library)}.plateau"),
+                latency,
+            )
         costs.append(Cost(terms.algorithm, terms.protocol, terms.channels, latency, rate))
     return costs

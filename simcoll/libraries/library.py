@@ -1,8 +1,11 @@
-"""Library files: the constants of one version of a communication library, each with its unit and source.
+"""Library files: the constants of one version of a communication library, each with its unit and
+source.
 
-A leaf of the file is ``{ value = ..., source = "..." }``. Times and rates are text with a unit, or lists of such text; internally they are
-microseconds and GB/s (10**9 bytes per second), the units of NCCL's own cost formula. The reader is strict: an unknown key, a missing
-source or a missing unit is an error that names the place. A file that ``extends`` another inherits all values that it does not set.
+A leaf of the file is ``{ value = ..., source = "..." }``. Times and rates are text with a unit, or
+lists of such text; internally they are microseconds and GB/s (10**9 bytes per second), the units of
+NCCL's own cost formula. The reader is strict: an unknown key, a missing source or a missing unit is
+an error that names the place. A file that ``extends`` another inherits all values that it does not
+set.
 """
 
 from __future__ import annotations
@@ -64,7 +67,9 @@ def _list_of(kind: Callable[[Any, str], float]) -> Kind:
 
 def _by_protocol(value: Any, subject: str) -> tuple[float, ...]:
     if not isinstance(value, list) or len(value) != 3:
-        raise ConfigError(f"{subject}: expected three values, for LL, LL128 and Simple, got {shown(value)}")
+        raise ConfigError(
+            f"{subject}: expected three values, for LL, LL128 and Simple, got {shown(value)}"
+        )
     return tuple(_time(element, subject) for element in value)
 
 
@@ -120,7 +125,8 @@ _FACTS = FactSchema(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Library:
-    """One version of a communication library: constants by place in the file, in microseconds and GB/s.
+    """One version of a communication library: constants by place in the file, in microseconds and
+    GB/s.
 
     Attributes
     ----------
@@ -194,7 +200,11 @@ class Library:
 @lru_cache(maxsize=4096)
 def _tables(library: Library, head: str) -> tuple[str, ...]:
     """Cached, because every prediction needs it repeatedly."""
-    return tuple(dict.fromkeys(place.split(".")[1] for place in library.values if place.startswith(f"{head}.")))
+    return tuple(
+        dict.fromkeys(
+            place.split(".")[1] for place in library.values if place.startswith(f"{head}.")
+        )
+    )
 
 
 @lru_cache(maxsize=64)
@@ -222,14 +232,22 @@ def load_library(name: str | Path | Library = "nccl") -> Library:
         return name
     text = str(name)
     shipped = shipped_files("libraries")
-    fitting = [stem for stem in shipped if stem == text.replace(" ", "-") or stem.rpartition("-")[0] == text]
+    fitting = [
+        stem
+        for stem in shipped
+        if stem == text.replace(" ", "-") or stem.rpartition("-")[0] == text
+    ]
     if fitting:
-        newest = max(fitting, key=lambda stem: [int(part) for part in stem.rpartition("-")[2].split(".")])
+        newest = max(
+            fitting, key=lambda stem: [int(part) for part in stem.rpartition("-")[2].split(".")]
+        )
         return _load(shipped[newest])
     if text.endswith(".toml") or "/" in text or "\\" in text:
         return parse_library(read_file(text, MAX_FILE_BYTES), text)
     names = {*shipped, *(stem.rpartition("-")[0] for stem in shipped)}
-    raise ConfigError(f"unknown library {text!r}; {nearest(text, names)}; or give the path of a .toml file")
+    raise ConfigError(
+        f"unknown library {text!r}; {nearest(text, names)}; or give the path of a .toml file"
+    )
 
 
 def shipped_libraries() -> dict[str, str]:
@@ -252,17 +270,38 @@ def parse_library(content: Content, file: str) -> Library:
     """
     content = content_of(content, "parse_library")
     document = parse_toml(content, file)
-    heads: dict[str, Any] = {key: document.get(key, [] if key in _OPTIONAL else None) for key in _TEXTS}
+    heads: dict[str, Any] = {
+        key: document.get(key, [] if key in _OPTIONAL else None) for key in _TEXTS
+    }
     for key, head in heads.items():
-        texts = head if key == "missing" and isinstance(head, list) else [head] if head or key not in _OPTIONAL else []
+        texts = (
+            head
+            if key == "missing" and isinstance(head, list)
+            else [head]
+            if head or key not in _OPTIONAL
+            else []
+        )
         if not all(isinstance(text, str) and text.strip() for text in texts):
             raise ConfigError(f"expected text, got {shown(head)}", file=file, path=f"$.{key}")
     base = load_library(heads["extends"]) if heads["extends"] else None
     values, sources = _FACTS.read(document, file)
     name, version, borrowed = heads["name"], heads["version"], {}
     if base:
-        lent = base.borrowed if base.name == name else dict.fromkeys(base.values, str(base)) | dict(base.borrowed)
+        lent = (
+            base.borrowed
+            if base.name == name
+            else dict.fromkeys(base.values, str(base)) | dict(base.borrowed)
+        )
         borrowed = {place: lender for place, lender in lent.items() if place not in values}
         values, sources = {**base.values, **values}, {**base.sources, **sources}
     accuracy = heads["accuracy"] or ""
-    return Library(name, version, heads["description"], tuple(heads["missing"]), values, sources, borrowed, accuracy)
+    return Library(
+        name,
+        version,
+        heads["description"],
+        tuple(heads["missing"]),
+        values,
+        sources,
+        borrowed,
+        accuracy,
+    )

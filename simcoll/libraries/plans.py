@@ -1,4 +1,6 @@
-"""A library's choice for a collective of one size, as a plan that the emulator can play alongside others."""
+"""A library's choice for a collective of one size, as a plan that the emulator can play alongside
+others.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +55,15 @@ def library_play(
 ) -> tuple[Schedule, Protocol]:
     """The schedule and protocol that a library would run on all ranks of a topology.
 
-    If the emulator cannot play the library's choice, it is the next best that it can; if the library has no numbers for the machine, a ring
-    or another plain algorithm under the protocol ``ideal``.
+    If the emulator cannot play the library's choice, it is the next best that it can; if the
+    library has no numbers for the machine, a ring or another plain algorithm under the protocol
+    ``ideal``.
 
     Parameters
     ----------
     calibration
-        A calibration from measurements of this machine, without its correction by size, which is of a whole run and not of its messages.
+        A calibration from measurements of this machine, without its correction by size, which is of
+        a whole run and not of its messages.
     algorithm
         Run this algorithm instead, with the protocol of the library's choice.
 
@@ -88,9 +92,15 @@ def library_play(
 
 
 def _question(
-    kind: str, topology: Topology, library: Library, environment: Environment, calibration: Calibration | None
+    kind: str,
+    topology: Topology,
+    library: Library,
+    environment: Environment,
+    calibration: Calibration | None,
 ) -> Question | None:
-    """What is asked of the library; None if it does not offer the collective or has no numbers for the machine."""
+    """What is asked of the library; None if it does not offer the collective or has no numbers for
+    the machine.
+    """
     if kind not in COLLECTIVES:
         return None
     try:
@@ -99,8 +109,12 @@ def _question(
         return None
 
 
-def _plays(question: Question, size_bytes: int, topology: Topology) -> Iterator[tuple[Schedule, Protocol]]:
-    """The ways to run it that the emulator can play, the library's choice first; none if the library has no numbers for the machine."""
+def _plays(
+    question: Question, size_bytes: int, topology: Topology
+) -> Iterator[tuple[Schedule, Protocol]]:
+    """The ways to run it that the emulator can play, the library's choice first; none if the
+    library has no numbers for the machine.
+    """
     size = np.array([float(size_bytes)])
     try:
         candidates, picks = choose(question, size)
@@ -112,7 +126,9 @@ def _plays(question: Question, size_bytes: int, topology: Topology) -> Iterator[
         playable = play(cost, question.collective, size_bytes, topology, question.machine)
         if not isinstance(playable, str):
             protocol = playable.protocol
-            depth = min(protocol.fifo_depth, DEEPEST_FIFO)  # a FIFO of this depth holds the flow of one latency
+            depth = min(
+                protocol.fifo_depth, DEEPEST_FIFO
+            )  # a FIFO of this depth holds the flow of one latency
             launch_fs = max(0, protocol.launch_fs + launch_offset_fs)
             yield playable.schedule, replace(protocol, fifo_depth=depth, launch_fs=launch_fs)
 
@@ -152,7 +168,9 @@ def library_plan(
     return bind_size(schedule, protocol, size_bytes, imbalance)
 
 
-def bind_size(schedule: Schedule, protocol: Protocol, size_bytes: int, imbalance: float = 1.0) -> Plan:
+def bind_size(
+    schedule: Schedule, protocol: Protocol, size_bytes: int, imbalance: float = 1.0
+) -> Plan:
     """A schedule bound to a size, which is rounded down to equal chunks if large.
 
     Uneven blocks for an imbalance.
@@ -163,7 +181,10 @@ def bind_size(schedule: Schedule, protocol: Protocol, size_bytes: int, imbalance
     if count >= 64 * chunks:
         count -= count % chunks
     if imbalance > 1 and schedule.collective.kind == "all_to_all" and n > 1:
-        loaded, unloaded = round(count * imbalance), round(count * max(0.0, (n - imbalance) / (n - 1)))
+        loaded, unloaded = (
+            round(count * imbalance),
+            round(count * max(0.0, (n - imbalance) / (n - 1))),
+        )
         row = [loaded, *[unloaded] * (n - 1)]
         return bind(schedule, [row] * n, "uint8", protocol=protocol)
     return bind(schedule, count, "uint8", protocol=protocol)

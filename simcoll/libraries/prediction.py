@@ -63,7 +63,8 @@ class Prediction:
     schedule
         Title of the schedule that was played; empty if none was.
     timed_by
-        ``"events"`` if the emulator played the schedule, ``"formula"`` if the time is that of the corrected formula.
+        ``"events"`` if the emulator played the schedule, ``"formula"`` if the time is that of the
+        corrected formula.
     library
         Name and version, such as ``"nccl 2.27"``.
     bound_fs, bottleneck
@@ -103,8 +104,8 @@ _FORM = {field.name: {"str": str, "int": int}[str(field.type)] for field in fiel
 def choose(question: Question, size_bytes: Floats) -> tuple[list[Cost], Ints]:
     """The corrected costs of the permitted candidates, and the index of the choice for every size.
 
-    The choice is the fastest candidate; on fabrics where NCCL is known to follow its own estimates, and under a calibration with a tuning
-    table, it is the one preferred by those.
+    The choice is the fastest candidate; on fabrics where NCCL is known to follow its own estimates,
+    and under a calibration with a tuning table, it is the one preferred by those.
 
     Raises
     ------
@@ -115,14 +116,22 @@ def choose(question: Question, size_bytes: Floats) -> tuple[list[Cost], Ints]:
     candidates = permitted = corrected.costs(question, size_bytes)
     if not question.is_p2p:
         permitted = [
-            cost for cost in candidates if question.environment.allows(collective, cost.algorithm, cost.protocol)
+            cost
+            for cost in candidates
+            if question.environment.allows(collective, cost.algorithm, cost.protocol)
         ]
     if not permitted:
         names = ", ".join(sorted({f"{cost.algorithm} {cost.protocol}" for cost in candidates}))
-        raise ConfigError(f"the environment leaves nothing to run {collective} with; here there are {names}")
+        raise ConfigError(
+            f"the environment leaves nothing to run {collective} with; here there are {names}"
+        )
     estimates = _nccl_estimates(question, size_bytes)
-    costs = [cost for cost in permitted if (cost.algorithm, cost.protocol) in estimates] or permitted
-    times = [estimates.get((cost.algorithm, cost.protocol), cost).time_us(size_bytes) for cost in costs]
+    costs = [
+        cost for cost in permitted if (cost.algorithm, cost.protocol) in estimates
+    ] or permitted
+    times = [
+        estimates.get((cost.algorithm, cost.protocol), cost).time_us(size_bytes) for cost in costs
+    ]
     return costs, np.argmin(np.array(times), axis=0)
 
 
@@ -132,11 +141,14 @@ def _nccl_estimates(question: Question, size_bytes: Floats) -> dict[tuple[str, s
         return {}
     machine, collective, constants = question.machine, question.collective, question.constants
     calibration = question.calibration
-    log_rows = calibration.tuning_rows(collective, question.nranks, machine.domains) if calibration else ()
+    log_rows = (
+        calibration.tuning_rows(collective, question.nranks, machine.domains) if calibration else ()
+    )
     if not log_rows and constants.text(f"{question.fabric}.choice") != "nccl":
         return {}
     stated = {
-        (cost.algorithm, cost.protocol): cost for cost in stated_costs(machine, collective, size_bytes, constants)
+        (cost.algorithm, cost.protocol): cost
+        for cost in stated_costs(machine, collective, size_bytes, constants)
     }
     if not log_rows:
         return stated
@@ -152,7 +164,9 @@ def _nccl_estimates(question: Question, size_bytes: Floats) -> dict[tuple[str, s
             latency, rate = log_numbers[key]
             latency_scale = stated[key].latency_us / cost.latency_us
             rate_scale = stated[key].rate_GBps / cost.rate_GBps
-            estimates[key] = replace(cost, latency_us=latency * latency_scale, rate_GBps=rate * rate_scale)
+            estimates[key] = replace(
+                cost, latency_us=latency * latency_scale, rate_GBps=rate * rate_scale
+            )
     return estimates
 
 
@@ -171,10 +185,13 @@ def formula_time(
     Raises
     ------
     ConfigError
-        For an unknown collective, a size below 1, or a machine for which the library has no numbers.
+        For an unknown collective, a size below 1, or a machine for which the library has no
+        numbers.
     """
     size_bytes = whole_number("size_bytes", size_bytes, 1, MAX_INT64)
-    question = _question(collective, topology, ranks, load_library(library), environment, calibration)
+    question = _question(
+        collective, topology, ranks, load_library(library), environment, calibration
+    )
     prediction = _formula_prediction(_best(question, size_bytes), question, size_bytes)
     return replace(prediction, time_fs=_run_fs(prediction, question))
 
@@ -209,13 +226,18 @@ def _run_fs(prediction: Prediction, question: Question) -> int:
     time_fs = prediction.time_fs + in_time(launch_us(question))
     if not question.calibration:
         return time_fs
-    return question.calibration.corrected_fs(time_fs, question.collective, question.nranks, prediction.size_bytes)
+    return question.calibration.corrected_fs(
+        time_fs, question.collective, question.nranks, prediction.size_bytes
+    )
 
 
 def in_time(time_us: float) -> int:
     """Femtoseconds of a time in microseconds, if within the range of the clock."""
     if not time_us * 1e9 <= MAX_TIME_FS:
-        raise ConfigError(f"the predicted time is {time_us / 1e6:.6g} s; the clock ends at {MAX_TIME_FS / 1e15:.6g} s")
+        raise ConfigError(
+            f"the predicted time is {time_us / 1e6:.6g} s; the clock ends at "
+            f"{MAX_TIME_FS / 1e15:.6g} s"
+        )
     return round(time_us * 1e9)
 
 
@@ -260,12 +282,19 @@ def _question(
     environment: Environment,
     calibration: Calibration | None,
 ) -> Question:
-    """The checked question of a request; equal requests ask the same object, so that answers are remembered by it."""
+    """The checked question of a request; equal requests ask the same object, so that answers are
+    remembered by it.
+    """
     if collective not in COLLECTIVES:
-        raise ConfigError(f"no library model for collective {collective!r}; {nearest(str(collective), COLLECTIVES)}")
+        raise ConfigError(
+            f"no library model for collective {collective!r}; "
+            f"{nearest(str(collective), COLLECTIVES)}"
+        )
     machine = _machine(_part(topology, ranks))
     if sum(machine.domain_ranks) < 2:
-        raise ConfigError(f"{topology.name} has one rank here; a library moves nothing between fewer than 2")
+        raise ConfigError(
+            f"{topology.name} has one rank here; a library moves nothing between fewer than 2"
+        )
     return Question(collective, machine, library, environment, calibration)
 
 
@@ -290,7 +319,8 @@ def predict(
     ranks
         Use only the first ``ranks`` ranks of the topology.
     library
-        A shipped library (:func:`~simcoll.libraries.library.shipped_libraries`), a file, or a :class:`Library`.
+        A shipped library (:func:`~simcoll.libraries.library.shipped_libraries`), a file, or a
+        :class:`Library`.
     calibration
         A calibration from measurements of this machine.
     environment
@@ -311,14 +341,20 @@ def predict(
     expect(collective, str, "predict takes the name of a collective, such as 'all_reduce'")
     size_bytes = whole_number("size_bytes", size_bytes, 1, MAX_INT64)
     expect(topology, Topology, "predict takes a topology, made by load_topology(name)")
-    expect(environment, Environment, "predict takes an Environment, made by parse_environment(text)")
+    expect(
+        environment, Environment, "predict takes an Environment, made by parse_environment(text)"
+    )
     if ranks is not None:
         ranks = whole_number("ranks", ranks, 1)
     if calibration is not None:
         from simcoll.libraries.calibration import Calibration
 
-        expect(calibration, Calibration, "predict takes a calibration, made by load_calibration(file)")
-    question = _question(collective, topology, ranks, load_library(library), environment, calibration)
+        expect(
+            calibration, Calibration, "predict takes a calibration, made by load_calibration(file)"
+        )
+    question = _question(
+        collective, topology, ranks, load_library(library), environment, calibration
+    )
     return _predict(question, _part(topology, ranks), size_bytes)
 
 
@@ -326,7 +362,12 @@ def predict(
 def _predict(question: Question, topology: Topology, size_bytes: int) -> Prediction:
     """A prediction that is new to this process: recalled from disk, or computed."""
     library, calibration = question.library, question.calibration
-    constants_id = (library.name, library.version, library.digest, calibration.hash if calibration else "")
+    constants_id = (
+        library.name,
+        library.version,
+        library.digest,
+        calibration.hash if calibration else "",
+    )
     request_id = (question.collective, size_bytes, topology_digest(topology))
     key = key_of(*request_id, *constants_id, question.environment)
     fields_on_disk = recall(key, _FORM)
@@ -340,7 +381,9 @@ def _predict(question: Question, topology: Topology, size_bytes: int) -> Predict
     return prediction
 
 
-def _with_emulation(prediction: Prediction, best: Cost, topology: Topology, machine: Machine) -> Prediction:
+def _with_emulation(
+    prediction: Prediction, best: Cost, topology: Topology, machine: Machine
+) -> Prediction:
     """The prediction with the emulated time, if the emulator can play it, and the bound."""
     from simcoll.binding import bind
     from simcoll.bounds import lower_bound
@@ -350,14 +393,19 @@ def _with_emulation(prediction: Prediction, best: Cost, topology: Topology, mach
     collective, size = prediction.collective, prediction.size_bytes
     root, switched = 0 if collective in ROOTED else None, best.algorithm.startswith("nvls")
     certificate = _bottleneck(topology, collective, root, switched)
-    bound = lower_bound(collective, topology, size, root=root, certificate=certificate, in_network=switched)
+    bound = lower_bound(
+        collective, topology, size, root=root, certificate=certificate, in_network=switched
+    )
     prediction = replace(prediction, bound_fs=bound.time_fs, bottleneck=str(bound.bottleneck))
     playable = play(best, collective, size, topology, machine)
     if isinstance(playable, str):
         note = f"timed by the formula: {playable}"
         return replace(prediction, time_fs=max(prediction.time_fs, bound.time_fs), note=note)
     schedule = playable.schedule
-    slots = max(KINDS[collective].input_slots(topology.nranks), KINDS[collective].output_slots(topology.nranks))
+    slots = max(
+        KINDS[collective].input_slots(topology.nranks),
+        KINDS[collective].output_slots(topology.nranks),
+    )
     count, chunks = max(1, size // slots), schedule.layout.chunks
     even = max(chunks, count - count % chunks)  # equal chunks are symmetric and are played once
     change = abs(even - count) * slots * 10**6
@@ -370,7 +418,9 @@ def _with_emulation(prediction: Prediction, best: Cost, topology: Topology, mach
 
 
 @lru_cache(maxsize=256)
-def _bottleneck(topology: Topology, collective: str, root: int | None, switched: bool) -> Bottleneck:
+def _bottleneck(
+    topology: Topology, collective: str, root: int | None, switched: bool
+) -> Bottleneck:
     from simcoll.bounds import bottleneck
 
     return bottleneck(collective, topology, root=root, in_network=switched)

@@ -1,9 +1,10 @@
 """Predictions cached on disk, so that a planner does not recompute them in another process.
 
-A key is a hash of everything that a prediction depends on: the request, the library's numbers, the calibration, the environment, the
-topology with its routes, and the code. A file counts as absent if it is damaged (each has a checksum), unreadable or of another form, or
-if its time is not positive or below its own bound. An unwritable folder is not used. This is a defence against accidents: who can write
-the folder can also write a checksum, and is trusted.
+A key is a hash of everything that a prediction depends on: the request, the library's numbers, the
+calibration, the environment, the topology with its routes, and the code. A file counts as absent if
+it is damaged (each has a checksum), unreadable or of another form, or if its time is not positive
+or below its own bound. An unwritable folder is not used. This is a defence against accidents: who
+can write the folder can also write a checksum, and is trusted.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def cache_folder() -> Path | None:
 
 @cache
 def _code() -> str:
-    """Hash of the version and of the modification times of simcoll's files: a source checkout changes without a version."""
+    """Hash of the version and of the modification times of simcoll's files: a source checkout
+    changes without a version.
+    """
     package = Path(__file__).resolve().parents[1]
     stamps = [(str(path), path.stat().st_mtime_ns) for path in sorted(package.rglob("*.py"))]
     return hashlib.sha256(repr((__version__, stamps)).encode()).hexdigest()
@@ -81,7 +84,9 @@ def key_of(*parts: object) -> str:
 
 
 def recall(key: str, form: Mapping[str, type]) -> dict[str, object] | None:
-    """The fields cached under a key, if they exist, are undamaged and have the right types and possible times."""
+    """The fields cached under a key, if they exist, are undamaged and have the right types and
+    possible times.
+    """
     folder = cache_folder()
     if folder is None:
         return None
@@ -96,20 +101,29 @@ def recall(key: str, form: Mapping[str, type]) -> dict[str, object] | None:
     if not isinstance(record, dict):
         return None
     checksum = record.pop("checksum", None)
-    if record.keys() != form.keys() or any(type(record[name]) is not kind for name, kind in form.items()):
+    if record.keys() != form.keys() or any(
+        type(record[name]) is not kind for name, kind in form.items()
+    ):
         return None
     return record if checksum == _checksum(key, record) and _possible(record) else None
 
 
 def _checksum(key: str, fields: Mapping[str, object]) -> str:
-    """A hash of a key and its fields, so that neither a changed file nor a renamed one is believed."""
+    """A hash of a key and its fields, so that neither a changed file nor a renamed one is
+    believed.
+    """
     return hashlib.sha256(json.dumps([key, fields], sort_keys=True).encode()).hexdigest()
 
 
 def _possible(fields: Mapping[str, object]) -> bool:
     """Whether a time is positive, and not below its bound."""
     time_fs, bound_fs = fields.get("time_fs"), fields.get("bound_fs", 0)
-    return isinstance(time_fs, int) and isinstance(bound_fs, int) and 0 <= bound_fs <= time_fs and time_fs > 0
+    return (
+        isinstance(time_fs, int)
+        and isinstance(bound_fs, int)
+        and 0 <= bound_fs <= time_fs
+        and time_fs > 0
+    )
 
 
 def remember(key: str, fields: Mapping[str, object]) -> None:
@@ -122,7 +136,8 @@ def remember(key: str, fields: Mapping[str, object]) -> None:
     with suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            # Not synced, which would take longer than most predictions: a file that a crash damages counts as absent.
+            # Not synced, which would take longer than most predictions: a file that a crash damages
+            # counts as absent.
             part.write_bytes(json.dumps({"checksum": _checksum(key, fields), **fields}).encode())
             part.replace(target)
         finally:

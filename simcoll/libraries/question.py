@@ -1,4 +1,6 @@
-"""The question that a library model answers: which algorithm runs a collective on a machine, and how long it takes."""
+"""The question that a library model answers: which algorithm runs a collective on a machine, and
+how long it takes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ P2P = ("all_to_all", "gather", "scatter", "send_recv")
 
 
 def class_of(machine: Machine, library: Library) -> str:
-    """The class of GPU whose measured numbers apply: by GPU interconnect, by model, else by generation.
+    """The class of GPU whose measured numbers apply: by GPU interconnect, by model, else by
+    generation.
 
     Raises
     ------
@@ -31,10 +34,16 @@ def class_of(machine: Machine, library: Library) -> str:
     """
     classes = library.tables("class")
     by_model = [name for name in classes if machine.gpu in library.texts(f"class.{name}.gpus")]
-    gpu_class = machine.inside if machine.inside in {"pcie", "host"} else (by_model or [machine.generation])[0]
+    gpu_class = (
+        machine.inside
+        if machine.inside in {"pcie", "host"}
+        else (by_model or [machine.generation])[0]
+    )
     if gpu_class not in classes:
         gpu = machine.gpu or machine.generation or "unnamed"
-        raise ConfigError(f"{library} has no measured numbers for {gpu} GPUs; {nearest(gpu, classes)}")
+        raise ConfigError(
+            f"{library} has no measured numbers for {gpu} GPUs; {nearest(gpu, classes)}"
+        )
     return f"class.{gpu_class}"
 
 
@@ -50,8 +59,14 @@ def fabric_of(machine: Machine, library: Library) -> str:
         return ""
     fabrics = library.tables("fabric")
     if machine.fabric not in fabrics:
-        subject = f"fabric {machine.fabric!r}" if machine.fabric else "a topology without the trait 'fabric'"
-        raise ConfigError(f"{library} has no numbers for {subject}; {nearest(machine.fabric, fabrics)}")
+        subject = (
+            f"fabric {machine.fabric!r}"
+            if machine.fabric
+            else "a topology without the trait 'fabric'"
+        )
+        raise ConfigError(
+            f"{library} has no numbers for {subject}; {nearest(machine.fabric, fabrics)}"
+        )
     return f"fabric.{machine.fabric}"
 
 
@@ -74,13 +89,16 @@ def calibrate(library: Library, machine: Machine, calibration: Calibration | Non
         if place == f"{fabric}.steps":
             changes[place] = tuple(step * growth for step in library.numbers(place))
     if fabric:
-        changes[f"{fabric}.latency"] = library.number(f"{fabric}.latency") + calibration.fabric_latency_fs / 1e9
+        changes[f"{fabric}.latency"] = (
+            library.number(f"{fabric}.latency") + calibration.fabric_latency_fs / 1e9
+        )
     return library.with_values(changes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """A collective on a machine, under a library, an environment and a calibration; its sizes are asked one by one or as an array.
+    """A collective on a machine, under a library, an environment and a calibration; its sizes are
+    asked one by one or as an array.
 
     Attributes
     ----------
@@ -98,7 +116,9 @@ class Question:
     constants: Library = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "constants", calibrate(self.library, self.machine, self.calibration))
+        object.__setattr__(
+            self, "constants", calibrate(self.library, self.machine, self.calibration)
+        )
 
     @property
     def shape(self) -> MachineShape:

@@ -1,6 +1,8 @@
-"""Questions about clusters: sweeps and scenarios, designs, faults, measurements, tuning. Uses the emulator; nothing below uses it.
+"""Questions about clusters: sweeps and scenarios, designs, faults, measurements, tuning. Uses the
+emulator; nothing below uses it.
 
-Each folder answers one kind of question and says in its first lines what may not live there; ``names`` lists what can be named.
+Each folder answers one kind of question and says in its first lines what may not live there;
+``names`` lists what can be named.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Finds the pieces of a vector that the same transfers move, of which a proof follows one.
 
-In a pipeline every piece goes the same way, only later than its predecessor. If every transfer keeps its piece, the content of a piece
-depends only on the transfers that move it: their ends, operations and channels, in order, and which of them share a step. Pieces
-that agree in all of these end alike, so one of them stands for all.
+In a pipeline every piece goes the same way, only later than its predecessor. If every transfer
+keeps its piece, the content of a piece depends only on the transfers that move it: their ends,
+operations and channels, in order, and which of them share a step. Pieces that agree in all of these
+end alike, so one of them stands for all.
 """
 
 from __future__ import annotations
@@ -42,7 +43,12 @@ def one_of_each(schedule: Schedule) -> tuple[list[Schedule], int, int]:
     """
     layout = schedule.layout
     collective = schedule.collective
-    if layout.chunks < FEWEST or collective.nblocks != 1 or collective.in_place or layout.scratch.size:
+    if (
+        layout.chunks < FEWEST
+        or collective.nblocks != 1
+        or collective.in_place
+        or layout.scratch.size
+    ):
         return [], 0, 0
     rows, steps, transfers = _transfers(schedule)
     pieces = None if rows is None else _representatives(schedule, rows)
@@ -52,7 +58,8 @@ def one_of_each(schedule: Schedule) -> tuple[list[Schedule], int, int]:
 
 
 def _transfers(schedule: Schedule) -> tuple[_PieceTransfers | None, int, int]:
-    """All transfers chunk by chunk, in the order of their steps, and the numbers of steps and transfers.
+    """All transfers chunk by chunk, in the order of their steps, and the numbers of steps and
+    transfers.
 
     No transfers if one changes its piece, or they are many.
     """
@@ -75,11 +82,17 @@ def _transfers(schedule: Schedule) -> tuple[_PieceTransfers | None, int, int]:
     step = joined([rows.step for rows in rows_by_block])
     if ((step.src_chunk - step.dst_chunk) % layout.chunks != 0).any():
         return None, 0, 0
-    return _PieceTransfers(step, np.concatenate([rows.number for rows in rows_by_block])), number, transfers
+    return (
+        _PieceTransfers(step, np.concatenate([rows.number for rows in rows_by_block])),
+        number,
+        transfers,
+    )
 
 
 def _unroll(block: Step | Repeat, number: int) -> _PieceTransfers:
-    """The transfers of a step, or of all iterations of a repeat, chunk by chunk; the first step has this number."""
+    """The transfers of a step, or of all iterations of a repeat, chunk by chunk; the first step has
+    this number.
+    """
     if not isinstance(block, Repeat):
         step = block
         numbers = np.full(len(block), number)
@@ -91,13 +104,19 @@ def _unroll(block: Step | Repeat, number: int) -> _PieceTransfers:
             block.chunk_at(start + (place + turn * block.stride) % block.modulus).reshape(-1)
             for start, place in (block.window(chunk) for _, chunk in iteration.ends)
         )
-        step = replace(iteration.rows(np.tile(np.arange(len(iteration)), block.count)), src_chunk=src, dst_chunk=dst)
+        step = replace(
+            iteration.rows(np.tile(np.arange(len(iteration)), block.count)),
+            src_chunk=src,
+            dst_chunk=dst,
+        )
         numbers = (number + turn * len(block.steps) + inner).reshape(-1)
     return _PieceTransfers(by_chunk(step), np.repeat(numbers, step.count))
 
 
 def _representatives(schedule: Schedule, rows: _PieceTransfers) -> Ints | None:
-    """One piece of each kind, in ascending order; ``None`` for more ranks and channels than one number can tell apart."""
+    """One piece of each kind, in ascending order; ``None`` for more ranks and channels than one
+    number can tell apart.
+    """
     layout, n, (step, number) = schedule.layout, schedule.nranks, rows
     if n * n * 4 * SYNC * schedule.nchannels > 2**61:
         return None
@@ -112,12 +131,16 @@ def _representatives(schedule: Schedule, rows: _PieceTransfers) -> Ints | None:
     length = np.bincount(piece, minlength=layout.chunks)
     start = np.cumsum(length) - length
     place = np.arange(len(piece)) - start[piece]
-    key = 2 * key + ((place > 0) & (np.diff(number, prepend=-1) == 0))  # whether it shares the step of its predecessor
+    key = 2 * key + (
+        (place > 0) & (np.diff(number, prepend=-1) == 0)
+    )  # whether it shares the step of its predecessor
     sums = token_at(length, 2)
     np.add.at(sums, piece, token_at(key, 0) * (token_at(place, 1) | np.uint64(1)))
     _, first_piece, kind = np.unique(sums, return_index=True, return_inverse=True)
     # Equal sums only suggest that pieces are alike.
-    like = np.where(length == length[first_piece[kind]], first_piece[kind], np.arange(layout.chunks))
+    like = np.where(
+        length == length[first_piece[kind]], first_piece[kind], np.arange(layout.chunks)
+    )
     differs = piece[key != key[start[like[piece]] + place]]
     like[differs] = differs
     return np.flatnonzero(like == np.arange(layout.chunks))
@@ -132,7 +155,9 @@ def _restrict(schedule: Schedule, rows: _PieceTransfers, pieces: Ints) -> Schedu
     selection = np.flatnonzero(index[rows.step.dst_chunk % layout.chunks] >= 0)
     step = rows.step.rows(selection)
     number = rows.number[selection]
-    src, dst = (chunk // layout.chunks * width + index[chunk % layout.chunks] for _, chunk in step.ends)
+    src, dst = (
+        chunk // layout.chunks * width + index[chunk % layout.chunks] for _, chunk in step.ends
+    )
     few = replace(step, src_chunk=src, dst_chunk=dst)
     edges = [*np.flatnonzero(np.diff(number, prepend=-1)).tolist(), len(number)]
     steps = [few.rows(slice(*ends)) for ends in pairwise(edges)]

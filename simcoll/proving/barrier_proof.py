@@ -21,18 +21,23 @@ class _BarrierMessage(NamedTuple):
     channel: int
 
     def __str__(self) -> str:
-        return f"in step {self.step}, from rank {self.src} to rank {self.dst} (channel {self.channel})"
+        return (
+            f"in step {self.step}, from rank {self.src} to rank {self.dst} (channel {self.channel})"
+        )
 
 
 def check_barrier(schedule: Schedule) -> tuple[int, int]:
-    """Check that every rank learns of every rank's arrival; return the numbers of steps and messages.
+    """Check that every rank learns of every rank's arrival; return the numbers of steps and
+    messages.
 
-    Channels are independent: a message on one channel cannot be forwarded on another, so knowledge is kept per rank and channel.
+    Channels are independent: a message on one channel cannot be forwarded on another, so knowledge
+    is kept per rank and channel.
 
     Raises
     ------
     ScheduleError
-        Names a rank that may leave early, the last message to it, and where an arrival that does not reach it is last forwarded.
+        Names a rank that may leave early, the last message to it, and where an arrival that does
+        not reach it is last forwarded.
     """
     n, channels = schedule.nranks, schedule.nchannels
     heard = np.zeros((n * channels, -(-n // 8)), np.uint8)
@@ -48,7 +53,9 @@ def check_barrier(schedule: Schedule) -> tuple[int, int]:
     missing = np.flatnonzero((heard != complete).any(axis=1))
     if len(missing):
         rank = int(missing[0])
-        absent = np.flatnonzero(~np.unpackbits(heard[rank], bitorder="little")[:n].astype(bool)).tolist()
+        absent = np.flatnonzero(
+            ~np.unpackbits(heard[rank], bitorder="little")[:n].astype(bool)
+        ).tolist()
         _leaves_early(schedule, rank, absent)
     return steps, count
 
@@ -57,7 +64,10 @@ def _leaves_early(schedule: Schedule, rank: int, absent: list[int]) -> NoReturn:
     """Report a barrier that a rank can leave before all ranks have arrived."""
     ranks = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
     lines = [
-        f"{schedule}: rank {rank} may leave before rank {ranks} has entered: no chain of messages leads here from there"
+        (
+            f"{schedule}: rank {rank} may leave before rank {ranks} has entered: no chain of messages "
+            "leads here from there"
+        )
     ]
     incoming = _last_message(schedule, rank, forwards=False)
     forwarding = _last_message(schedule, absent[0], forwards=True)
@@ -71,7 +81,9 @@ def _leaves_early(schedule: Schedule, rank: int, absent: list[int]) -> NoReturn:
         lines.append(f"  rank {absent[0]} sends no message")
     message = incoming or forwarding
     channel = message.channel if message else 0 if schedule.nchannels == 1 else None
-    raise ScheduleError("\n".join(lines), step=message.step if message else None, rank=rank, channel=channel)
+    raise ScheduleError(
+        "\n".join(lines), step=message.step if message else None, rank=rank, channel=channel
+    )
 
 
 def _last_message(schedule: Schedule, rank: int, *, forwards: bool) -> _BarrierMessage | None:
@@ -82,9 +94,15 @@ def _last_message(schedule: Schedule, rank: int, *, forwards: bool) -> _BarrierM
     knows[rank * channels : (rank + 1) * channels] = True
     for number, step in lowered(schedule):
         src, dst = step.src_rank * channels + step.channel, step.dst_rank * channels + step.channel
-        new = knows[src] & ~knows[dst] if forwards else (step.dst_rank == rank) & (step.src_rank != rank)
+        new = (
+            knows[src] & ~knows[dst]
+            if forwards
+            else (step.dst_rank == rank) & (step.src_rank != rank)
+        )
         if new.any():
             row = int(np.flatnonzero(new)[-1])
-            last = _BarrierMessage(number, int(step.src_rank[row]), int(step.dst_rank[row]), int(step.channel[row]))
+            last = _BarrierMessage(
+                number, int(step.src_rank[row]), int(step.dst_rank[row]), int(step.channel[row])
+            )
         knows[dst[new]] = True
     return last

@@ -22,7 +22,8 @@ Row = tuple[int, int, int, int, int, int, int]  # the columns of a step
 def device_schedule(program: DeviceProgram, *, trust_relaxed: bool = False) -> Schedule:
     """Convert a program of thread blocks to a schedule, to bind, emulate and run.
 
-    Every load and store between ranks becomes a transfer on the channel of its thread block. Block sizes must be multiples of its cells.
+    Every load and store between ranks becomes a transfer on the channel of its thread block. Block
+    sizes must be multiples of its cells.
 
     Raises
     ------
@@ -45,16 +46,22 @@ def device_schedule(program: DeviceProgram, *, trust_relaxed: bool = False) -> S
         for columns in [np.array(steps.rows[level], np.int64).T]
     )
     channels = max((len(blocks) for blocks in program.blocks), default=1)
-    return Schedule(program.name, layout, partial(iter, transfer_steps), max(channels, 1), divisible=True)
+    return Schedule(
+        program.name, layout, partial(iter, transfer_steps), max(channels, 1), divisible=True
+    )
 
 
 @dataclass(slots=True)
 class _Steps:
-    """Transfers by step: each in the first step after its sources were written and its destination was read."""
+    """Transfers by step: each in the first step after its sources were written and its destination
+    was read.
+    """
 
     program: DeviceProgram
     rows: dict[int, list[Row]] = field(default_factory=dict)
-    last_read: dict[tuple[int, int], int] = field(default_factory=dict)  # last step that reads each cell
+    last_read: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  # last step that reads each cell
     last_write: dict[tuple[int, int], int] = field(default_factory=dict)
     # First step after the last meeting of each thread block.
     floor: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -85,7 +92,8 @@ class _Steps:
         if operation.name in {"gstore", "gstorepkt"}:
             self.move([(base, target) for target in operation.writes], MULTICAST, key)
             return
-        # The sum accumulates at its destination, unless an operand lies there or the result does not stay on this rank.
+        # The sum accumulates at its destination, unless an operand lies there or the result does
+        # not stay on this rank.
         total = local[0] if local else base
         if operands and total != base and (not local or total in operands):
             total = Region(rank, self.free[rank], base.count)

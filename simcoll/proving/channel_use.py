@@ -1,4 +1,6 @@
-"""Whether channels share chunks: plans of such schedules need waits beyond the order of each channel."""
+"""Whether channels share chunks: plans of such schedules need waits beyond the order of each
+channel.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ __all__ = ["ChannelUse"]
 class ChannelUse:
     """The channel that touches each chunk address, on any rank, during a proof.
 
-    One address has many chunks, one on each rank, so two channels of an address only suggest that a chunk has two. That is checked at the
-    end, chunk by chunk, in the rare schedules where it matters.
+    One address has many chunks, one on each rank, so two channels of an address only suggest that a
+    chunk has two. That is checked at the end, chunk by chunk, in the rare schedules where it
+    matters.
 
     Attributes
     ----------
@@ -28,7 +31,9 @@ class ChannelUse:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.channel = np.full(schedule.layout.size, -1, np.int64)  # of every address; -1: not touched yet
+        self.channel = np.full(
+            schedule.layout.size, -1, np.int64
+        )  # of every address; -1: not touched yet
         self.mixed = self.concurrent = False
 
     def record(self, step: Step) -> None:
@@ -57,7 +62,9 @@ class ChannelUse:
         for _, step in lowered(schedule):
             units = by_chunk(step)
             for rank, chunk in units.ends:
-                if not _record_channels(channel_of_chunk, chunk * schedule.nranks + rank, units.channel):
+                if not _record_channels(
+                    channel_of_chunk, chunk * schedule.nranks + rank, units.channel
+                ):
                     return True
         return False
 
@@ -80,4 +87,6 @@ def _record_channels(channels: Ints, places: Ints, channel: Ints) -> bool:
         return True
     channels[places] = channel
     # The second comparison finds two channels in one step.
-    return not ((previous >= 0) & (previous != channel)).any() and np.array_equal(channels.take(places), channel)
+    return not ((previous >= 0) & (previous != channel)).any() and np.array_equal(
+        channels.take(places), channel
+    )

@@ -1,7 +1,8 @@
-"""Follows some places of the vector on every rank, transfer by transfer: the data part of a proof by symmetry.
+"""Follows some places of the vector on every rank, transfer by transfer: the data part of a proof
+by symmetry.
 
-Uses lists instead of arrays: only a few transfers of a step touch the chosen places, and numpy would spend more time on calls than on
-computing.
+Uses lists instead of arrays: only a few transfers of a step touch the chosen places, and numpy
+would spend more time on calls than on computing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def follow(schedule: Schedule, vector: Vector, places: Ints, salt: bytes) -> str
     Returns
     -------
     str
-        The level of the reduction order, one of :data:`simcoll.core.proof.LEVELS`, or nothing without reductions.
+        The level of the reduction order, one of :data:`simcoll.core.proof.LEVELS`, or nothing
+        without reductions.
 
     Raises
     ------
@@ -41,7 +43,9 @@ def follow(schedule: Schedule, vector: Vector, places: Ints, salt: bytes) -> str
     n = schedule.nranks
     count = len(places)
     table = _Table(vector, places, 2 + bool(layout.scratch_slots))
-    algebra = Fingerprints(salt, n, distinct(places % layout.chunks if vector.own_block[0] else places))
+    algebra = Fingerprints(
+        salt, n, distinct(places % layout.chunks if vector.own_block[0] else places)
+    )
     contents = Contents.nothing(algebra, n * table.width)
     rank = np.repeat(np.arange(n), count)
     place = np.tile(places, n)
@@ -65,12 +69,17 @@ def follow(schedule: Schedule, vector: Vector, places: Ints, salt: bytes) -> str
         if fault:
             row, reason = fault.split(" ", 1)
             raise fail(number, int(row), reason)
-    leaves, sums, trees = np.array(cells[0], np.uint32), *(np.array(words, np.uint64) for words in cells[1:])
+    leaves, sums, trees = (
+        np.array(cells[0], np.uint32),
+        *(np.array(words, np.uint64) for words in cells[1:]),
+    )
     sees_output = vector.holds(1, rank, place)
     rank = rank[sees_output]
     place = place[sees_output]
     rows = table.rows(rank, np.ones(len(rank), np.int64), place)
-    required_leaves, required_sums, reduced = requirements(algebra, layout, rank, vector.chunks(1, place))
+    required_leaves, required_sums, reduced = requirements(
+        algebra, layout, rank, vector.chunks(1, place)
+    )
     wrong = np.flatnonzero((leaves[rows] != required_leaves) | (sums[rows] != required_sums))
     if len(wrong):
         raise fail(number, int(rows[wrong[0]]), "does not hold the right contributions at the end")
@@ -86,7 +95,9 @@ def follow(schedule: Schedule, vector: Vector, places: Ints, salt: bytes) -> str
 
 
 class _Table:
-    """Numbers the followed cells of all ranks: row ``(rank * buffers + buffer) * len(places) + index of the place``."""
+    """Numbers the followed cells of all ranks: row
+    ``(rank * buffers + buffer) * len(places) + index of the place``.
+    """
 
     def __init__(self, vector: Vector, places: Ints, buffers: int) -> None:
         self.vector = vector
@@ -112,7 +123,8 @@ def _moves(schedule: Schedule, table: _Table) -> Iterator[tuple[int, Moves]]:
         step = schedule.layout.one_address(block)
         row, place = _followed_reads(step, table)
         sources, targets = (
-            table.rows(rank[row], table.vector.layout.region(chunk[row]), place) for rank, chunk in step.ends
+            table.rows(rank[row], table.vector.layout.region(chunk[row]), place)
+            for rank, chunk in step.ends
         )
         if len(row):
             yield number, (sources.tolist(), targets.tolist(), (step.op[row] == REDUCE).tolist())
@@ -133,11 +145,14 @@ def _followed_reads(step: Step, table: _Table) -> tuple[Ints, Ints]:
 
 
 def _turns(block: Repeat, first_step: int, table: _Table) -> Iterator[tuple[int, Moves]]:
-    """Transfers of a repeat between followed cells; the iterations of each transfer solve one congruence."""
+    """Transfers of a repeat between followed cells; the iterations of each transfer solve one
+    congruence.
+    """
     modulus = block.modulus
     vector = table.vector
-    # A place of a window is touched in iteration t by the transfer at place p if p + t * stride = that place, modulo the window: one linear
-    # congruence per pair, so the iterations are computed instead of searched. Its solutions, if any, recur every ``period`` iterations.
+    # A place of a window is touched in iteration t by the transfer at place p if p + t * stride =
+    # that place, modulo the window: one linear congruence per pair, so the iterations are computed
+    # instead of searched. Its solutions, if any, recur every ``period`` iterations.
     stride = block.stride % modulus
     common = int(np.gcd(stride, modulus)) if stride else modulus
     period = modulus // common
@@ -149,7 +164,9 @@ def _turns(block: Repeat, first_step: int, table: _Table) -> Iterator[tuple[int,
         window_index = np.searchsorted(starts, start)
         chunks = block.chunk_at(starts[:, None] + np.arange(modulus))
         places = vector.at(np.zeros_like(chunks), chunks)[1]
-        from_buffer, to_buffer = (vector.layout.region(chunk) for chunk in (step.src_chunk, step.dst_chunk))
+        from_buffer, to_buffer = (
+            vector.layout.region(chunk) for chunk in (step.src_chunk, step.dst_chunk)
+        )
         for window, target in np.argwhere(table.index[places] >= 0).tolist():
             row = np.flatnonzero((window_index == window) & ((target - offset) % common == 0))
             turn = (target - offset[row]) // common * inverse % period
@@ -176,4 +193,7 @@ def _turns(block: Repeat, first_step: int, table: _Table) -> Iterator[tuple[int,
     reduces = (columns[3] == 1).tolist()
     edges = [*np.flatnonzero(np.diff(when, prepend=-1)).tolist(), len(when)]
     for begin, end in pairwise(edges):
-        yield first_step + int(when[begin]), (sources[begin:end], targets[begin:end], reduces[begin:end])
+        yield (
+            first_step + int(when[begin]),
+            (sources[begin:end], targets[begin:end], reduces[begin:end]),
+        )

@@ -1,4 +1,5 @@
-"""Proof that a schedule leaves the right contributions in every output chunk: which chunks are followed, and what the proof says.
+"""Proof that a schedule leaves the right contributions in every output chunk: which chunks are
+followed, and what the proof says.
 
 :mod:`simcoll.proving.kernel` follows and judges them.
 """
@@ -19,7 +20,14 @@ from simcoll.errors import ConfigError, ScheduleError, expect
 from simcoll.proving.alike_pieces import one_of_each
 from simcoll.proving.barrier_proof import check_barrier
 from simcoll.proving.channel_use import ChannelUse
-from simcoll.proving.kernel import SALT_BYTES, Counts, Fingerprints, Memory, by_fingerprints, check_memory
+from simcoll.proving.kernel import (
+    SALT_BYTES,
+    Counts,
+    Fingerprints,
+    Memory,
+    by_fingerprints,
+    check_memory,
+)
 from simcoll.proving.parts import parts
 from simcoll.proving.symmetry import likely, prove_by_symmetry
 
@@ -28,22 +36,27 @@ __all__ = ["EXACT_BY_DEFAULT", "verify"]
 EXACT_LIMIT = 50_000_000
 """Most contributions that a proof counts when asked to: 400 MB."""
 EXACT_BY_DEFAULT = 1 << 20
-"""Up to this number of contributions a proof counts without being asked: 10 ms at most, and at most 1.5 times a proof by fingerprints."""
+"""Up to this number of contributions a proof counts without being asked: 10 ms at most, and at most
+1.5 times a proof by fingerprints.
+"""
 
 
 def verify(schedule: Schedule, *, exact: bool | None = None, salt: bytes | None = None) -> Proof:
-    """Prove that a schedule implements its collective, for all sizes, dtypes and reductions; the proof is remembered.
+    """Prove that a schedule implements its collective, for all sizes, dtypes and reductions; the
+    proof is remembered.
 
     Parameters
     ----------
     schedule
         Any schedule.
     exact
-        Count every contribution instead of comparing fingerprints; only for small numbers of ranks. Default: if all chunks of all ranks,
-        and all chunks that are moved, could together hold at most ``EXACT_BY_DEFAULT`` contributions.
+        Count every contribution instead of comparing fingerprints; only for small numbers of ranks.
+        Default: if all chunks of all ranks, and all chunks that are moved, could together hold at
+        most ``EXACT_BY_DEFAULT`` contributions.
     salt
-        Repeats a proof by fingerprints, with the ``salt`` of that proof. It only repeats: the probability of error is that of a salt
-        that nobody knew when the schedule was written. Default: drawn anew, from the system's secure source.
+        Repeats a proof by fingerprints, with the ``salt`` of that proof. It only repeats: the
+        probability of error is that of a salt that nobody knew when the schedule was written.
+        Default: drawn anew, from the system's secure source.
 
     Returns
     -------
@@ -52,7 +65,8 @@ def verify(schedule: Schedule, *, exact: bool | None = None, salt: bytes | None 
     Raises
     ------
     ScheduleError
-        States the step, ranks, channel and chunk at fault, and the contributions found and expected.
+        States the step, ranks, channel and chunk at fault, and the contributions found and
+        expected.
     ConfigError
         When ``exact`` would need too much memory, and for a salt that is not of 32 bytes.
 
@@ -65,7 +79,8 @@ def verify(schedule: Schedule, *, exact: bool | None = None, salt: bytes | None 
     expect(schedule, Schedule, "verify takes a schedule, made by schedule(collective, algorithm)")
     if type(schedule) is not Schedule:  # its class is a property, say
         raise ConfigError(
-            f"verify takes a schedule, made by schedule(collective, algorithm); got {type(schedule).__name__}"
+            "verify takes a schedule, made by schedule(collective, algorithm); got "
+            f"{type(schedule).__name__}"
         )
     if salt is not None:
         expect(salt, bytes, "a salt is bytes, the Proof.salt of an earlier proof")
@@ -76,7 +91,9 @@ def verify(schedule: Schedule, *, exact: bool | None = None, salt: bytes | None 
         return replace(_prove(schedule, exact=exact, salt=salt), error_bits=0)
     if exact is not None:
         return _prove(schedule, exact=exact, salt=None)
-    if facts.proof is None or facts.proof.of is not facts:  # none yet, or one of a different schedule
+    if (
+        facts.proof is None or facts.proof.of is not facts
+    ):  # none yet, or one of a different schedule
         proof = schedule.keep_proof(_prove(schedule, exact=None, salt=None))
         if not facts.keeps:  # a source of the user's may be a generator that is used up
             next(schedule.blocks(), None)
@@ -93,14 +110,19 @@ def _prove(schedule: Schedule, *, exact: bool | None, salt: bytes | None) -> Pro
     elif exact and _contributions(schedule) > EXACT_LIMIT:
         layout, n = schedule.layout, schedule.nranks
         raise ConfigError(
-            f"exact proof of {schedule} would count {n * layout.output_base} contributions in {n * layout.size} chunks; use fingerprints"
+            f"exact proof of {schedule} would count {n * layout.output_base} contributions in "
+            f"{n * layout.size} chunks; use fingerprints"
         )
     salt = salt or secrets.token_bytes(SALT_BYTES)
     schedule.hold()  # the strategies look at the same steps, one after the other
     try:
         if exact:
             return _in_full(schedule, salt, exact=True)
-        return _by_symmetry(schedule, salt) or _by_parts(schedule, salt) or _in_full(schedule, salt, exact=False)
+        return (
+            _by_symmetry(schedule, salt)
+            or _by_parts(schedule, salt)
+            or _in_full(schedule, salt, exact=False)
+        )
     finally:
         schedule.release()
 
@@ -112,7 +134,9 @@ def _contributions(schedule: Schedule) -> int:
 
 
 def _is_small(schedule: Schedule) -> bool:
-    """Whether counting takes no longer than :data:`EXACT_BY_DEFAULT` allows: a function of the schedule alone."""
+    """Whether counting takes no longer than :data:`EXACT_BY_DEFAULT` allows: a function of the
+    schedule alone.
+    """
     room = EXACT_BY_DEFAULT - _contributions(schedule)
     if room < 0:  # before a pass over steps that may be large
         return False
@@ -120,7 +144,12 @@ def _is_small(schedule: Schedule) -> bool:
         if room < 0:
             return False
         steps, turns = (block.steps, block.count) if isinstance(block, Repeat) else ((block,), 1)
-        room -= turns * sum(int(step.count.sum()) for step in steps) * schedule.nranks * schedule.layout.output_base
+        room -= (
+            turns
+            * sum(int(step.count.sum()) for step in steps)
+            * schedule.nranks
+            * schedule.layout.output_base
+        )
     return room >= 0
 
 
@@ -133,13 +162,25 @@ def _in_full(schedule: Schedule, salt: bytes, *, exact: bool) -> Proof:
         result.use.check_orderable()
     order = _level(trees, consistent=consistent, switched=result.memory.switched)
     if exact:
-        return Proof("full", "exact", order, result.steps, result.transfers, shared, folds=result.memory.folds)
+        return Proof(
+            "full",
+            "exact",
+            order,
+            result.steps,
+            result.transfers,
+            shared,
+            folds=result.memory.folds,
+        )
     counts = result.steps, result.transfers
-    return by_fingerprints(schedule, "full", order, counts, salt, shared_chunks=shared, folds=result.memory.folds)
+    return by_fingerprints(
+        schedule, "full", order, counts, salt, shared_chunks=shared, folds=result.memory.folds
+    )
 
 
 class _PlayedSteps(NamedTuple):
-    """What the steps of a schedule leave: the memory after the last, the use of channels, and their own numbers."""
+    """What the steps of a schedule leave: the memory after the last, the use of channels, and their
+    own numbers.
+    """
 
     memory: Memory
     use: ChannelUse
@@ -151,7 +192,9 @@ def _follow(schedule: Schedule, salt: bytes, *, exact: bool) -> _PlayedSteps:
     """Play all steps of a schedule."""
     check_memory(schedule, exact=exact)
     n, per_rank = schedule.nranks, schedule.layout.output_base
-    memory = Memory(schedule, Counts(n, per_rank) if exact else Fingerprints(salt, n, np.arange(per_rank)))
+    memory = Memory(
+        schedule, Counts(n, per_rank) if exact else Fingerprints(salt, n, np.arange(per_rank))
+    )
     use = ChannelUse(schedule)
     transfers = steps = 0
     for number, step in lowered(schedule, as_given=True):
@@ -162,7 +205,9 @@ def _follow(schedule: Schedule, salt: bytes, *, exact: bool) -> _PlayedSteps:
 
 
 def _level(trees: Words, *, consistent: bool, switched: bool) -> str:
-    """The level of the reduction order, given the expression of each chunk that is reduced, and whether all ranks have the same."""
+    """The level of the reduction order, given the expression of each chunk that is reduced, and
+    whether all ranks have the same.
+    """
     if not len(trees):
         return ""
     if not consistent or switched:
@@ -171,7 +216,9 @@ def _level(trees: Words, *, consistent: bool, switched: bool) -> str:
 
 
 def _by_symmetry(schedule: Schedule, salt: bytes) -> Proof | None:
-    """A proof by symmetry if one is likely and fast; None if the full proof must decide or explain."""
+    """A proof by symmetry if one is likely and fast; None if the full proof must decide or
+    explain.
+    """
     if not likely(schedule):
         return None
     try:
@@ -181,7 +228,9 @@ def _by_symmetry(schedule: Schedule, salt: bytes) -> Proof | None:
 
 
 def _by_parts(schedule: Schedule, salt: bytes) -> Proof | None:
-    """A proof of one piece of each kind, or of a long vector part by part; None if the full proof must decide or explain."""
+    """A proof of one piece of each kind, or of a long vector part by part; None if the full proof
+    must decide or explain.
+    """
     kind, (some, steps, transfers) = "by symmetry", one_of_each(schedule)
     if not some:
         kind, (some, steps, transfers) = "full", parts(schedule)
@@ -205,4 +254,6 @@ def _by_parts(schedule: Schedule, salt: bytes) -> Proof | None:
     if shared:  # pieces of one kind may block each other in a step
         check_orderable(schedule)
     order = _level(np.concatenate(trees), consistent=all_consistent, switched=False)
-    return by_fingerprints(schedule, kind, order, (steps, transfers), salt, shared_chunks=shared, folds=folds)
+    return by_fingerprints(
+        schedule, kind, order, (steps, transfers), salt, shared_chunks=shared, folds=folds
+    )

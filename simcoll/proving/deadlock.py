@@ -1,9 +1,11 @@
-"""Deadlock of per-rank programs: whether all lanes finish with FIFOs of a given depth; if not, what blocks each lane.
+"""Deadlock of per-rank programs: whether all lanes finish with FIFOs of a given depth; if not, what
+blocks each lane.
 
-A program is a network of sequential processes without choices: an instruction that can run stays able to run until it does. So one
-order decides for all: if one order gets stuck, all do, in the same place. The predecessors of an instruction are known in advance
-(the previous one in its lane, the ones it waits for, the send of its message, the receive that frees a place in the FIFO), so playing
-a program is a walk through a graph, level by level.
+A program is a network of sequential processes without choices: an instruction that can run stays
+able to run until it does. So one order decides for all: if one order gets stuck, all do, in the
+same place. The predecessors of an instruction are known in advance (the previous one in its lane,
+the ones it waits for, the send of its message, the receive that frees a place in the FIFO), so
+playing a program is a walk through a graph, level by level.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Play:
     depth
         FIFO depth: 0 rendezvous, None unbounded.
     order
-        Every instruction that could run. At depth 0 the instructions joined by a message are adjacent.
+        Every instruction that could run. At depth 0 the instructions joined by a message are
+        adjacent.
     level
         Length of the longest chain of instructions before each of these; ascending.
     reached
@@ -58,19 +61,31 @@ class Play:
 
 def depth_text(depth: int | None) -> str:
     """A FIFO depth in words."""
-    return "unbounded FIFOs" if depth is None else f"FIFO depth {depth}" + (" (rendezvous)" if depth == 0 else "")
+    return (
+        "unbounded FIFOs"
+        if depth is None
+        else f"FIFO depth {depth}" + (" (rendezvous)" if depth == 0 else "")
+    )
 
 
 def local_order(wiring: Wiring) -> tuple[Ints, Ints]:
-    """Pairs of instructions of one rank that run in order: neighbours in a lane, and explicit waits."""
+    """Pairs of instructions of one rank that run in order: neighbours in a lane, and explicit
+    waits.
+    """
     later = np.flatnonzero(wiring.position > 0)
-    return np.concatenate([later - 1, wiring.code.awaited]), np.concatenate([later, wiring.code.waiter])
+    return np.concatenate([later - 1, wiring.code.awaited]), np.concatenate(
+        [later, wiring.code.waiter]
+    )
 
 
 def _chains(wiring: Wiring) -> tuple[Ints, Ints, Ints]:
-    """Chains of instructions that messages join at depth 0: first of each chain, position in it, and instructions in cycles."""
+    """Chains of instructions that messages join at depth 0: first of each chain, position in it,
+    and instructions in cycles.
+    """
     everyone = np.arange(len(wiring.lane))
-    head = np.where(wiring.incoming >= 0, wiring.sends[wiring.incoming] if len(wiring.sends) else -1, everyone)
+    head = np.where(
+        wiring.incoming >= 0, wiring.sends[wiring.incoming] if len(wiring.sends) else -1, everyone
+    )
     place = (head != everyone).astype(np.int64)
     for _ in range(len(everyone).bit_length()):  # each pass doubles the distance followed back
         if np.array_equal(head[head], head):
@@ -80,7 +95,9 @@ def _chains(wiring: Wiring) -> tuple[Ints, Ints, Ints]:
 
 
 def levels(count: int, earlier: Ints, later: Ints) -> tuple[Ints, Ints]:
-    """Sort numbers below ``count`` into levels after their predecessors; those on or behind cycles are left out."""
+    """Sort numbers below ``count`` into levels after their predecessors; those on or behind cycles
+    are left out.
+    """
     pending = np.bincount(later, minlength=count)
     later = later[np.argsort(earlier, kind="stable")]
     end = np.cumsum(np.bincount(earlier, minlength=count))
@@ -93,7 +110,9 @@ def levels(count: int, earlier: Ints, later: Ints) -> tuple[Ints, Ints]:
         np.subtract.at(pending, following, 1)
         ready = distinct(following[pending[following] == 0])
     sizes = [len(level) for level in levels]
-    return np.concatenate([np.zeros(0, np.int64), *levels]), np.repeat(np.arange(len(levels)), sizes)
+    return np.concatenate([np.zeros(0, np.int64), *levels]), np.repeat(
+        np.arange(len(levels)), sizes
+    )
 
 
 def play(wiring: Wiring, depth: int | None) -> Play:
@@ -102,7 +121,9 @@ def play(wiring: Wiring, depth: int | None) -> Play:
     earlier, later = local_order(wiring)
     if depth == 0:
         chain, place, circle = _chains(wiring)
-        order, level = levels(count, np.concatenate([chain[earlier], circle]), np.concatenate([chain[later], circle]))
+        order, level = levels(
+            count, np.concatenate([chain[earlier], circle]), np.concatenate([chain[later], circle])
+        )
         when = np.full(count, -1)
         when[order] = np.arange(len(order))
         order = np.lexsort((place, when[chain]))[np.count_nonzero(when[chain] < 0) :]
@@ -113,7 +134,8 @@ def play(wiring: Wiring, depth: int | None) -> Play:
             late = np.flatnonzero(wiring.ordinal >= depth)
             edges.append((wiring.recvs[late - depth], wiring.sends[late]))
         order, level = levels(
-            count, *(np.concatenate(columns) for columns in zip((earlier, later), *edges, strict=True))
+            count,
+            *(np.concatenate(columns) for columns in zip((earlier, later), *edges, strict=True)),
         )
     reached = np.bincount(wiring.lane[order], minlength=len(wiring.code.rank))
     return Play(depth, order, level, reached, len(order) == count)
@@ -139,7 +161,11 @@ class _Stuck:
 
         def of(neighbour: int) -> str:
             rank = int(wiring.code.rank[neighbour])
-            state = "has ended" if self.following(neighbour) < 0 else f"is at step {self.run.reached[neighbour]}"
+            state = (
+                "has ended"
+                if self.following(neighbour) < 0
+                else f"is at step {self.run.reached[neighbour]}"
+            )
             return f"rank {rank} lane {neighbour - wiring.first_lane[rank]}, which {state}"
 
         if number < 0:
@@ -148,7 +174,10 @@ class _Stuck:
         missing = awaited[~self.ran[awaited]]
         if len(missing):
             awaited_lane = int(wiring.lane[missing.min()])
-            return awaited_lane, f"waits for step {wiring.position[missing.min()]} of {of(awaited_lane)}"
+            return (
+                awaited_lane,
+                f"waits for step {wiring.position[missing.min()]} of {of(awaited_lane)}",
+            )
         incoming, outgoing = int(wiring.incoming[number]), int(wiring.outgoing[number])
         if incoming >= 0:
             send = int(wiring.sends[incoming])
@@ -183,7 +212,10 @@ def deadlock(wiring: Wiring, depth: int | None, *, because: str = "") -> NoRetur
         trail.append(following)
     circle = trail[trail.index(following) :]
     lines = [
-        f"{wiring.program}: deadlock at {depth_text(depth)}{because}: {len(stuck)} lanes are blocked",
+        (
+            f"{wiring.program}: deadlock at {depth_text(depth)}{because}: {len(stuck)} lanes are "
+            "blocked"
+        ),
         "  in a cycle:",
     ]
     lanes = circle + [lane for lane in stuck if lane not in circle]
@@ -198,5 +230,8 @@ def deadlock(wiring: Wiring, depth: int | None, *, because: str = "") -> NoRetur
     lane = circle[0]
     channel = next((c.channel for c in wiring.connections if lane in (c.sender, c.receiver)), None)
     raise ScheduleError(
-        "\n".join(lines), step=int(run.reached[lane]), rank=int(wiring.code.rank[lane]), channel=channel
+        "\n".join(lines),
+        step=int(run.reached[lane]),
+        rank=int(wiring.code.rank[lane]),
+        channel=channel,
     )

@@ -1,8 +1,9 @@
 """The order of operations in a program of thread blocks, and whether the program terminates.
 
-There are two orders. *Execution*: an operation begins after another has ended. *Data*: it also sees the other's writes. Relaxed signals
-establish only the first. Operations of one block are ordered where all its threads meet; between two such points the threads are
-independent, so only signals and waits of the same thread are ordered there.
+There are two orders. *Execution*: an operation begins after another has ended. *Data*: it also sees
+the other's writes. Relaxed signals establish only the first. Operations of one block are ordered
+where all its threads meet; between two such points the threads are independent, so only signals and
+waits of the same thread are ordered there.
 """
 
 from __future__ import annotations
@@ -33,13 +34,17 @@ class Access:
 
 @dataclass(slots=True)
 class Order:
-    """Events of a program, the order between them, and the sequence in which one run played the operations.
+    """Events of a program, the order between them, and the sequence in which one run played the
+    operations.
 
-    ``data[e]`` and ``executed[e]`` are the sets of events that precede e in either order, as bit masks.
+    ``data[e]`` and ``executed[e]`` are the sets of events that precede e in either order, as bit
+    masks.
     """
 
     events: int = 0
-    edges: list[tuple[int, int, bool]] = field(default_factory=list)  # before, after, whether data is ordered as well
+    edges: list[tuple[int, int, bool]] = field(
+        default_factory=list
+    )  # before, after, whether data is ordered as well
     played: list[tuple[int, int, int]] = field(default_factory=list)
     accesses: list[Access] = field(default_factory=list)
     packets: dict[tuple[int, int], int] = field(default_factory=dict)  # event that wrote each
@@ -52,7 +57,9 @@ class Order:
         """Add an event."""
         self.events += 1
         if self.events > MAX_EVENTS:
-            raise ConfigError(f"more than {MAX_EVENTS} events; programs of so many operations are not followed")
+            raise ConfigError(
+                f"more than {MAX_EVENTS} events; programs of so many operations are not followed"
+            )
         return self.events - 1
 
     def edge(self, earlier: int, later: int, *, data: bool = True) -> None:
@@ -81,22 +88,28 @@ class Order:
 
 def where(program: DeviceProgram, rank: int, block: int, position: int) -> str:
     """An operation in words."""
-    return f"rank {rank} thread block {block} operation {position} ({program.blocks[rank][block][position].name})"
+    return (
+        f"rank {rank} thread block {block} operation {position} "
+        f"({program.blocks[rank][block][position].name})"
+    )
 
 
-# Why one play is enough. Counters only grow, each is awaited by one block only, and a full packet stays full, so an operation that can
-# run stays able to run until it does: if one play gets stuck, every play gets stuck, at the same operations. (With two blocks that wait
-# for one counter, or more blocks at a barrier than it waits for, the faster ones would decide; these are refused.)
+# Why one play is enough. Counters only grow, each is awaited by one block only, and a full packet
+# stays full, so an operation that can run stays able to run until it does: if one play gets stuck,
+# every play gets stuck, at the same operations. (With two blocks that wait for one counter, or more
+# blocks at a barrier than it waits for, the faster ones would decide; these are refused.)
 #
-# Invariant: an edge holds in every run, not only in the one that is played. The n-th wait of a counter that starts at 0 has needed n
-# raises, but which ones? If one block raises the counter, the first n. If several do, any n of them; so the wait is ordered after all
-# if it needs all, and else after none. That is why edges of counters are drawn after the play, when the raises are complete
+# Invariant: an edge holds in every run, not only in the one that is played. The n-th wait of a
+# counter that starts at 0 has needed n raises, but which ones? If one block raises the counter, the
+# first n. If several do, any n of them; so the wait is ordered after all if it needs all, and else
+# after none. That is why edges of counters are drawn after the play, when the raises are complete
 # (`_Counters.connect`), and why the order errs only on the side of a race that is reported.
 #
-# Data is the narrower relation: it passes only along edges that all carry data, so it is not the transitive closure of anything smaller
-# that could be kept instead, and both are kept. Bit masks (32 MiB for each relation at the limit of events) and not the vector clocks of
-# :mod:`simcoll.proving.races`: these need a component for every sequential chain, and here each thread that signals begins a new chain at
-# every meeting of its block.
+# Data is the narrower relation: it passes only along edges that all carry data, so it is not the
+# transitive closure of anything smaller that could be kept instead, and both are kept. Bit masks
+# (32 MiB for each relation at the limit of events) and not the vector clocks of
+# :mod:`simcoll.proving.races`: these need a component for every sequential chain, and here each
+# thread that signals begins a new chain at every meeting of its block.
 def device_order(program: DeviceProgram) -> Order:
     """Play a program and record what orders its operations.
 
@@ -105,7 +118,8 @@ def device_order(program: DeviceProgram) -> Order:
     ScheduleError
         For a deadlock, barriers that disagree, and signals without a wait.
     ConfigError
-        For counters and semaphores that several thread blocks wait for, and for programs with too many operations.
+        For counters and semaphores that several thread blocks wait for, and for programs with too
+        many operations.
     """
     _check_barriers(program)
     order = Order()
@@ -150,7 +164,9 @@ class _BlockEvents:
     def add(self, thread: int | None = None) -> int:
         """Add an event of all threads, or of one."""
         event = self.order.event()
-        self.order.edge(self.entry if thread is None else self.threads.get(thread, self.entry), event)
+        self.order.edge(
+            self.entry if thread is None else self.threads.get(thread, self.entry), event
+        )
         self.open.append(event)
         if thread is not None:
             self.threads[thread] = event
@@ -158,11 +174,14 @@ class _BlockEvents:
 
 
 class _Counters:
-    """Signals and semaphores: their raises and waits, and the raises that each wait is sure to follow."""
+    """Signals and semaphores: their raises and waits, and the raises that each wait is sure to
+    follow.
+    """
 
     def __init__(self, program: DeviceProgram, order: Order) -> None:
         self.program, self.order = program, order
-        # For each counter, the events that raised it, by thread block, and those that waited, with the number needed.
+        # For each counter, the events that raised it, by thread block, and those that waited, with
+        # the number needed.
         self.raised: dict[Hashable, list[tuple[int, int, bool]]] = defaultdict(list)
         self.taken: dict[Hashable, list[tuple[int, int, bool]]] = defaultdict(list)
         self.waiter: dict[Hashable, int] = {}
@@ -181,7 +200,8 @@ class _Counters:
         """Record a wait that ended."""
         if self.waiter.setdefault(key, block) != block:
             raise ConfigError(
-                f"{self.program}: {location} waits for the same counter as thread block {self.waiter[key]}; "
+                f"{self.program}: {location} waits for the same counter as thread block "
+                f"{self.waiter[key]}; "
                 "which of them continues is undefined"
             )
         self.taken[key].append((block, event, data))
@@ -193,7 +213,8 @@ class _Counters:
             single = len({block for block, _, _ in raised}) <= 1
             for number, (_, event, strict) in enumerate(waits, 1):
                 needed = max(number - initial, 0)
-                # Raises of one block are ordered; of raises by several blocks, a wait is sure to follow only all of them.
+                # Raises of one block are ordered; of raises by several blocks, a wait is sure to
+                # follow only all of them.
                 sure = raised[:needed] if single else raised if needed == len(raised) else []
                 for _, cause, data in sure:
                     self.order.edge(cause, event, data=data and strict)
@@ -206,7 +227,9 @@ class _Counters:
 
 
 def _check_barriers(program: DeviceProgram) -> None:
-    """Refuse barriers that more thread blocks come to than they wait for: which of them meet would be a race."""
+    """Refuse barriers that more thread blocks come to than they wait for: which of them meet would
+    be a race.
+    """
     for rank, rank_blocks in enumerate(program.blocks):
         members: dict[int, set[int]] = defaultdict(set)
         for block, operations in enumerate(rank_blocks):
@@ -220,16 +243,23 @@ def _check_barriers(program: DeviceProgram) -> None:
                 number, count = operation.barrier
                 if len(members[number]) > count:
                     raise ScheduleError(
-                        f"{program}: {where(program, rank, block, position)}: {len(members[number])} thread blocks of the rank come to "
-                        f"barrier {number}, which waits for {count}, so which of them meet depends on their speed",
+                        f"{program}: {where(program, rank, block, position)}: "
+                        f"{len(members[number])} thread blocks of the rank come to "
+                        f"barrier {number}, which waits for {count}, so which of them meet depends "
+                        "on their speed",
                         rank=rank,
                     )
 
 
 def _play(
-    program: DeviceProgram, order: Order, counters: _Counters, blocks: dict[tuple[int, int], _BlockEvents]
+    program: DeviceProgram,
+    order: Order,
+    counters: _Counters,
+    blocks: dict[tuple[int, int], _BlockEvents],
 ) -> None:
-    """Let every block perform its operations in order until all have finished or none can proceed."""
+    """Let every block perform its operations in order until all have finished or none can
+    proceed.
+    """
     positions = dict.fromkeys(blocks, 0)
     meetings: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     moved = True
@@ -253,12 +283,15 @@ def _play(
                 _do(program, order, counters, block, operation, positions[key])
                 positions[key] += 1
                 moved = True
-    stuck = [key for key, position in positions.items() if position < len(program.blocks[key[0]][key[1]])]
+    stuck = [
+        key for key, position in positions.items() if position < len(program.blocks[key[0]][key[1]])
+    ]
     if stuck:
         _deadlock(program, stuck, positions)
     for (src, dst, number), surplus in counters.leftovers():
         raise ScheduleError(
-            f"{program}: rank {dst} never waits for {surplus} signal(s) of rank {src} on their channel {number}; "
+            f"{program}: rank {dst} never waits for {surplus} signal(s) of rank {src} on their "
+            f"channel {number}; "
             "the next run would see them",
             rank=dst,
         )
@@ -283,24 +316,37 @@ def _meet(
     if len(counts) > 1:
         rank, block = members[-1]
         raise ScheduleError(
-            f"{program}: {where(program, rank, block, positions[rank, block] - 1)}: thread blocks disagree on how many meet",
+            f"{program}: {where(program, rank, block, positions[rank, block] - 1)}: thread blocks "
+            "disagree on how many meet",
             rank=rank,
         )
 
 
 def _ready(
-    operation: DeviceOp, counters: _Counters, rank: int, filled: Mapping[tuple[int, int], int], packets: int
+    operation: DeviceOp,
+    counters: _Counters,
+    rank: int,
+    filled: Mapping[tuple[int, int], int],
+    packets: int,
 ) -> bool:
     keys: list[Hashable] = [*operation.waits, *((rank, number) for number in operation.acquires)]
     if not all(counters.can_take(key, keys.count(key)) for key in keys):
         return False
     return all(
-        (region.rank, cell) in filled for region in operation.reads if region.cell >= packets for cell in region.cells
+        (region.rank, cell) in filled
+        for region in operation.reads
+        if region.cell >= packets
+        for cell in region.cells
     )
 
 
 def _do(
-    program: DeviceProgram, order: Order, counters: _Counters, block: _BlockEvents, operation: DeviceOp, position: int
+    program: DeviceProgram,
+    order: Order,
+    counters: _Counters,
+    block: _BlockEvents,
+    operation: DeviceOp,
+    position: int,
 ) -> None:
     """Create the events of an operation."""
     location = where(program, block.rank, block.block, position)
@@ -341,13 +387,18 @@ def _do(
     for thread, number in enumerate(operation.releases):
         counters.raised[block.rank, number].append((block.block, block.add(thread), True))
     for thread, number in enumerate(operation.acquires):
-        counters.take((block.rank, number), block.block, block.add(thread), data=True, location=location)
+        counters.take(
+            (block.rank, number), block.block, block.add(thread), data=True, location=location
+        )
 
 
 def _cells(operation: DeviceOp) -> Iterator[tuple[list[tuple[int, int]], list[tuple[int, int]]]]:
     """The reads and writes of each cell of an operation; different cells are independent."""
     if operation.how == EACH:
-        groups = [([source], [target]) for source, target in zip(operation.reads, operation.writes, strict=True)]
+        groups = [
+            ([source], [target])
+            for source, target in zip(operation.reads, operation.writes, strict=True)
+        ]
     else:
         groups = [(list(operation.reads), list(operation.writes))] if operation.how else []
     for reads, writes in groups:
@@ -358,18 +409,28 @@ def _cells(operation: DeviceOp) -> Iterator[tuple[list[tuple[int, int]], list[tu
             )
 
 
-def _deadlock(program: DeviceProgram, stuck: list[tuple[int, int]], positions: dict[tuple[int, int], int]) -> NoReturn:
+def _deadlock(
+    program: DeviceProgram, stuck: list[tuple[int, int]], positions: dict[tuple[int, int], int]
+) -> NoReturn:
     lines = []
     for rank, block in stuck[:8]:
         operation = program.blocks[rank][block][positions[rank, block]]
         causes = [
             *(f"signal {number} of rank {src}" for src, _, number in operation.waits),
             *(f"semaphore {number}" for number in operation.acquires),
-            *([f"barrier {operation.barrier[0]} of {operation.barrier[1]} blocks"] if operation.barrier else []),
+            *(
+                [f"barrier {operation.barrier[0]} of {operation.barrier[1]} blocks"]
+                if operation.barrier
+                else []
+            ),
         ] or ["packets"]
-        lines.append(f"  {where(program, rank, block, positions[rank, block])} waits for {', '.join(causes)}")
+        lines.append(
+            f"  {where(program, rank, block, positions[rank, block])} waits for {', '.join(causes)}"
+        )
     remainder = f"\n  and {len(stuck) - 8} more" if len(stuck) > 8 else ""
     raise ScheduleError(
-        f"{program}: deadlock: {len(stuck)} thread blocks cannot go on\n" + "\n".join(lines) + remainder,
+        f"{program}: deadlock: {len(stuck)} thread blocks cannot go on\n"
+        + "\n".join(lines)
+        + remainder,
         rank=stuck[0][0],
     )

@@ -12,14 +12,30 @@ from typing import NoReturn, TypeVar
 import numpy as np
 
 from simcoll.arrays import Ints
-from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, Schedule, Step, fault, lowered, transfer_text
+from simcoll.core.schedule import (
+    OP_NAMES,
+    REDUCE,
+    SYNC,
+    Schedule,
+    Step,
+    fault,
+    lowered,
+    transfer_text,
+)
 from simcoll.core.step import by_chunk
 from simcoll.errors import ScheduleError, listed
 from simcoll.proving.minimal import Cell, Move, Trail, history, trail
 
 Item = TypeVar("Item", int, tuple[int, int])
 
-__all__ = ["compare_contributions", "leaves_below", "refuse", "refuse_empty", "size_mismatch", "wrong_outputs"]
+__all__ = [
+    "compare_contributions",
+    "leaves_below",
+    "refuse",
+    "refuse_empty",
+    "size_mismatch",
+    "wrong_outputs",
+]
 
 
 def leaves_below(node: int, operands: Callable[[int], Iterable[int]]) -> Counter[int]:
@@ -42,32 +58,58 @@ def leaves_below(node: int, operands: Callable[[int], Iterable[int]]) -> Counter
 def compare_contributions(
     expected: Sequence[Item], actual: Counter[Item], words: Callable[[list[Item]], str]
 ) -> list[str]:
-    """The contributions expected and found, with those that are missing, unwanted, or counted more than once."""
+    """The contributions expected and found, with those that are missing, unwanted, or counted more
+    than once.
+    """
     expected_items = frozenset(expected)
     kinds = {
         "missing": [contribution for contribution in expected if not actual[contribution]],
-        "not wanted": sorted(contribution for contribution in actual if contribution not in expected_items),
-        "counted more than once": [contribution for contribution in expected if actual[contribution] > 1],
+        "not wanted": sorted(
+            contribution for contribution in actual if contribution not in expected_items
+        ),
+        "counted more than once": [
+            contribution for contribution in expected if actual[contribution] > 1
+        ],
     }
-    ends = [f"  expected: {words(list(expected))}", f"  found:    {words(sorted(actual)) or 'nothing'}"]
+    ends = [
+        f"  expected: {words(list(expected))}",
+        f"  found:    {words(sorted(actual)) or 'nothing'}",
+    ]
     return ends + [f"  {label}: {words(items)}" for label, items in kinds.items() if items]
 
 
-def refuse(schedule: Schedule, number: int, step: Step, row: int, reason: str, *, at_source: bool = False) -> NoReturn:
-    """Refuse a transfer; ``{}`` in the reason stands for the chunk at its destination, or ``at_source``."""
+def refuse(
+    schedule: Schedule, number: int, step: Step, row: int, reason: str, *, at_source: bool = False
+) -> NoReturn:
+    """Refuse a transfer; ``{}`` in the reason stands for the chunk at its destination, or
+    ``at_source``.
+    """
     rank, chunk = (int(column[row]) for column in step.ends[0 if at_source else 1])
     complaint, transfer = (
         reason.replace("{}", _list(schedule, [(rank, chunk)])),
         transfer_text(schedule.layout, step, row),
     )
-    raise fault(number, step, row, f"{schedule}: step {number}: {complaint}\n  in {transfer}", at_source=at_source)
+    raise fault(
+        number,
+        step,
+        row,
+        f"{schedule}: step {number}: {complaint}\n  in {transfer}",
+        at_source=at_source,
+    )
 
 
 def refuse_empty(schedule: Schedule, number: int, step: Step, row: int, *, reads: bool) -> NoReturn:
     """Refuse a transfer that reads, or reduces into, a chunk that was never written."""
     later = _first_write(schedule, *(int(column[row]) for column in step.ends[0 if reads else 1]))
     verb = "reads" if reads else "reduces into"
-    refuse(schedule, number, step, row, f"{verb} {{}}, which holds nothing yet: {later}", at_source=reads)
+    refuse(
+        schedule,
+        number,
+        step,
+        row,
+        f"{verb} {{}}, which holds nothing yet: {later}",
+        at_source=reads,
+    )
 
 
 def _first_write(schedule: Schedule, rank: int, chunk: int) -> str:
@@ -75,15 +117,25 @@ def _first_write(schedule: Schedule, rank: int, chunk: int) -> str:
     for number, unresolved in enumerate(schedule.steps()):
         step = schedule.layout.one_address(unresolved)
         data = (step.op != REDUCE) & (step.op != SYNC)
-        hit = data & (step.dst_rank == rank) & (step.dst_chunk <= chunk) & (chunk < step.dst_chunk + step.count)
+        hit = (
+            data
+            & (step.dst_rank == rank)
+            & (step.dst_chunk <= chunk)
+            & (chunk < step.dst_chunk + step.count)
+        )
         if hit.any():
             row = int(np.flatnonzero(hit)[0])
-            return f"it is first written in step {number}, by {transfer_text(schedule.layout, step, row)}"
+            return (
+                f"it is first written in step {number}, by "
+                f"{transfer_text(schedule.layout, step, row)}"
+            )
     return "no transfer copies anything there"
 
 
 def size_mismatch(schedule: Schedule, number: int, step: Step, row: int) -> NoReturn:
-    """Refuse a transfer between chunks whose sizes may differ, with its contributions and those that its destination must hold."""
+    """Refuse a transfer between chunks whose sizes may differ, with its contributions and those
+    that its destination must hold.
+    """
     layout, single_row = schedule.layout, slice(row, row + 1)
     cells = step.rows(single_row).ends
     ends = [f"piece {layout.piece(*cell)[0]} of block {layout.block(*cell)[0]}" for cell in cells]
@@ -91,8 +143,14 @@ def size_mismatch(schedule: Schedule, number: int, step: Step, row: int) -> NoRe
         f"joins chunks of different sizes: {ends[0]} and {ends[1]} "
         "(blocks may have different sizes, pieces of a block differ by one element)"
     )
-    expected, actual = _contributions_at(schedule, *cells[1]), _held_before(schedule, number, step, row)
-    unpaired = schedule.collective.kind == "send_recv" and not schedule.collective.has_output(cells[1][0])[0]
+    expected, actual = (
+        _contributions_at(schedule, *cells[1]),
+        _held_before(schedule, number, step, row),
+    )
+    unpaired = (
+        schedule.collective.kind == "send_recv"
+        and not schedule.collective.has_output(cells[1][0])[0]
+    )
     if expected or unpaired:
         nothing = f"nothing, because rank {step.dst_rank[row]} is not the destination of a pair"
         reason += f"\n  expected: {_list(schedule, expected) or nothing}"
@@ -114,16 +172,23 @@ def _contributions_at(schedule: Schedule, rank: Ints, chunk: Ints) -> list[Cell]
 
 
 def _held_before(schedule: Schedule, number: int, step: Step, row: int) -> Counter[Cell] | None:
-    """Contributions that a transfer's source holds before its step; None if finding them would take too long."""
+    """Contributions that a transfer's source holds before its step; None if finding them would take
+    too long.
+    """
     rank, chunk = int(step.src_rank[row]), int(step.src_chunk[row])
-    if sum(int(earlier.count.sum()) for earlier in islice(schedule.steps(), number)) > MAX_EXPLAINED:
+    if (
+        sum(int(earlier.count.sum()) for earlier in islice(schedule.steps(), number))
+        > MAX_EXPLAINED
+    ):
         return None
     past = history(replace(schedule, source=lambda: islice(schedule.steps(), number)), rank, chunk)
     return None if past is None else past[1]
 
 
 def _contributions(schedule: Schedule, rank: int, chunk: int) -> list[Cell]:
-    source, piece = (int(column[0]) for column in schedule.layout.wanted(np.array([rank]), np.array([chunk])))
+    source, piece = (
+        int(column[0]) for column in schedule.layout.wanted(np.array([rank]), np.array([chunk]))
+    )
     return [(origin, piece) for origin in (range(schedule.nranks) if source < 0 else [source])]
 
 
@@ -136,7 +201,9 @@ MAX_LINES = 12
 
 
 def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
-    """Report output chunks with wrong contributions, with the counter-example of the one whose fault takes the fewest steps."""
+    """Report output chunks with wrong contributions, with the counter-example of the one whose
+    fault takes the fewest steps.
+    """
     n = schedule.nranks
     last = np.full(n * schedule.layout.size, -1, np.int64)
     lane = np.zeros_like(last)
@@ -154,12 +221,18 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
     wrong = f"{len(ranks)} wrong output chunk{'s' if len(ranks) != 1 else ''} in all"
     expected = _contributions(schedule, rank, chunk)
     lines = [f"{schedule}: {name} is wrong at the end ({wrong})"]
-    shows = f"  last written in step {writer}; the counter-example is steps 0..{writer} of 0..{steps - 1}"
+    shows = (
+        f"  last written in step {writer}; the counter-example is steps 0..{writer} of "
+        f"0..{steps - 1}"
+    )
     if writer < steps - 1:
         shows += ", because no later step writes it"
     past = None if total > MAX_EXPLAINED else history(schedule, rank, chunk)
     if past is None:
-        lines += [f"  expected: {_list(schedule, expected)}", shows if writer >= 0 else "  never written"]
+        lines += [
+            f"  expected: {_list(schedule, expected)}",
+            shows if writer >= 0 else "  never written",
+        ]
         lines.append(f"  (too large to explain: {total:,} transfers)")
     else:
         moves, actual = past
@@ -167,7 +240,10 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
         journey = trail(schedule, missing[0]) if missing else Trail(None, None)
         fault, reason = _fault(schedule, moves, expected, missing, journey)
         if fault >= 0:
-            lines += [f"  =>  {_describe(schedule, moves[fault], expected)}", f"          which {reason}"]
+            lines += [
+                f"  =>  {_describe(schedule, moves[fault], expected)}",
+                f"          which {reason}",
+            ]
         if missing:
             mark = "    " if fault >= 0 else "  =>"
             lines.append(f"{mark}  {_list(schedule, missing)} {_fate(schedule, journey)}")
@@ -178,12 +254,16 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
             lines += _story(schedule, moves, fault, expected)
     text = "\n".join(lines)
     if writer >= 0:
-        raise ScheduleError(text, step=writer, rank=rank, channel=int(lane[stored[chosen]]), chunk=chunk)
+        raise ScheduleError(
+            text, step=writer, rank=rank, channel=int(lane[stored[chosen]]), chunk=chunk
+        )
     # An expected contribution stopped somewhere else.
     lost = next((contribution for contribution in expected if contribution[0] != rank), expected[0])
     stop = trail(schedule, lost).last
     channel = stop.channel if stop else 0 if schedule.nchannels == 1 else None
-    raise ScheduleError(text, step=stop.step if stop else None, rank=rank, channel=channel, chunk=chunk)
+    raise ScheduleError(
+        text, step=stop.step if stop else None, rank=rank, channel=channel, chunk=chunk
+    )
 
 
 def _fate(schedule: Schedule, journey: Trail) -> str:
@@ -191,7 +271,11 @@ def _fate(schedule: Schedule, journey: Trail) -> str:
     if journey.last is None:
         return "is read by no transfer"
     last = f"gets as far as {_list(schedule, [journey.last.dst])}, in step {journey.last.step}"
-    return last if journey.overwritten is None else f"{last}; step {journey.overwritten} overwrites it there"
+    return (
+        last
+        if journey.overwritten is None
+        else f"{last}; step {journey.overwritten} overwrites it there"
+    )
 
 
 def _fault(
@@ -218,7 +302,9 @@ def _describe(schedule: Schedule, move: Move, expected: list[Cell]) -> str:
 
 
 def _story(schedule: Schedule, moves: list[Move], fault: int, expected: list[Cell]) -> list[str]:
-    """The transfers up to the first wrong one, or up to the last, each with the resulting contributions."""
+    """The transfers up to the first wrong one, or up to the last, each with the resulting
+    contributions.
+    """
     end = len(moves) if fault < 0 else fault + 1
     begin = max(0, end - MAX_LINES)
     lines = [f"      ... {begin} before"] if begin else []
@@ -232,7 +318,8 @@ def _holds(schedule: Schedule, contents: Counter[Cell], expected: list[Cell]) ->
         return "nothing"
     if {chunk for _, chunk in contents} <= {chunk for _, chunk in expected[:1]}:
         ranks = [
-            f"{rank}" + (f" ({times} times)" if times > 1 else "") for (rank, _), times in sorted(contents.items())
+            f"{rank}" + (f" ({times} times)" if times > 1 else "")
+            for (rank, _), times in sorted(contents.items())
         ]
         return f"rank {listed(ranks)}"
     return _list(schedule, sorted(contents))

@@ -1,4 +1,6 @@
-"""Arithmetic modulo the prime 2^61 - 1, on arrays of 64-bit words, and random elements of this field."""
+"""Arithmetic modulo the prime 2^61 - 1, on arrays of 64-bit words, and random elements of this
+field.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _61 = np.array(61, np.uint64)
 def _reduce(words: Words) -> Words:
     """Words below 2^64 as elements of the field: 2^61 = 1."""
     folded = (words & _PRIME) + (words >> _61)
-    return cast("Words", np.minimum(folded, folded - _PRIME))  # a negative difference wraps to a huge number
+    return cast(
+        "Words", np.minimum(folded, folded - _PRIME)
+    )  # a negative difference wraps to a huge number
 
 
 def add(x: Words, y: Words) -> Words:
@@ -43,8 +47,9 @@ def add(x: Words, y: Words) -> Words:
 def multiply(x: Words, y: Words) -> Words:
     """Product of elements of the field.
 
-    Each has 30 high and 31 low bits. The product of two high parts has the weight 2^62 = 2, the middle products have 2^31, and their bits
-    from the 30th on 2^61 = 1. The four terms below are less than 2^61, 2^32, 2^61 and 2^62, so their sum does not wrap.
+    Each has 30 high and 31 low bits. The product of two high parts has the weight 2^62 = 2, the
+    middle products have 2^31, and their bits from the 30th on 2^61 = 1. The four terms below are
+    less than 2^61, 2^32, 2^61 and 2^62, so their sum does not wrap.
 
     >>> multiply(np.array([2**60], np.uint64), np.array([6], np.uint64)).tolist()
     [3]
@@ -65,17 +70,22 @@ def _from_halves(low: Words, high: Words) -> Words:
 
 def run_sums(words: Words, starts: Ints) -> Words:
     """Sum of each run of elements, of which each begins at one of ``starts``."""
-    return _from_halves(np.add.reduceat(words & _LOW32, starts), np.add.reduceat(words >> _32, starts))
+    return _from_halves(
+        np.add.reduceat(words & _LOW32, starts), np.add.reduceat(words >> _32, starts)
+    )
 
 
 def column_sums(words: Words) -> Words:
     """Sum of each column of a matrix of elements."""
-    return _from_halves((words & _LOW32).sum(axis=0, dtype=np.uint64), (words >> _32).sum(axis=0, dtype=np.uint64))
+    return _from_halves(
+        (words & _LOW32).sum(axis=0, dtype=np.uint64), (words >> _32).sum(axis=0, dtype=np.uint64)
+    )
 
 
 def random_words(key: bytes, count: int) -> Words:
     """Independent random elements of the field, from a keyed hash.
 
-    A word of 64 random bits modulo the prime takes its eight likeliest values with probability 9 / 2^64, all others with 8 / 2^64.
+    A word of 64 random bits modulo the prime takes its eight likeliest values with probability 9 /
+    2^64, all others with 8 / 2^64.
     """
     return _reduce(np.frombuffer(hashlib.shake_128(key).digest(8 * count), "<u8").astype(np.uint64))

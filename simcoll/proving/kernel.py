@@ -1,8 +1,10 @@
-"""The trusted core: everything that the proof of a schedule's data rests on, with the arithmetic of :mod:`simcoll.proving.field`.
+"""The trusted core: everything that the proof of a schedule's data rests on, with the arithmetic of
+:mod:`simcoll.proving.field`.
 
-A proof plays the steps of a schedule and follows the *contents* of chunks. The strategies beside this module
-(:mod:`simcoll.proving.symmetry`, :mod:`simcoll.proving.alike_pieces`, :mod:`simcoll.proving.parts`) only choose which chunks to follow.
-What they choose is followed and judged here, by three things:
+A proof plays the steps of a schedule and follows the *contents* of chunks. The strategies beside
+this module (:mod:`simcoll.proving.symmetry`, :mod:`simcoll.proving.alike_pieces`,
+:mod:`simcoll.proving.parts`) only choose which chunks to follow. What they choose is followed and
+judged here, by three things:
 
 * the *algebra*: the contents of a chunk, and of the sum of two chunks;
 * the *rules* of a step: all reads come before all writes, and the transfers that are refused;
@@ -11,24 +13,29 @@ What they choose is followed and judged here, by three things:
 Contents have three parts:
 
 ``leaves``
-    The number of contributions, each as often as it was added, in integers that saturate at ``MOST_LEAVES``. No chain of additions
-    wraps it around, and no right output comes near that limit. 0: nothing was written yet.
+    The number of contributions, each as often as it was added, in integers that saturate at
+    ``MOST_LEAVES``. No chain of additions wraps it around, and no right output comes near that
+    limit. 0: nothing was written yet.
 ``sums``
-    The multiset of contributions. :class:`Fingerprints`: the sum of a token for each, modulo the prime 2^61 - 1; the tokens are drawn
-    from the salt of the proof. Two multisets of equally many contributions, fewer than ``MOST_LEAVES``, differ by a vector that is not 0
-    in the field; its product with random tokens is 0 with probability 9 / 2^64 at most. :class:`Counts`: how often each contribution
-    was added.
+    The multiset of contributions. :class:`Fingerprints`: the sum of a token for each, modulo the
+    prime 2^61 - 1; the tokens are drawn from the salt of the proof. Two multisets of equally many
+    contributions, fewer than ``MOST_LEAVES``, differ by a vector that is not 0 in the field; its
+    product with random tokens is 0 with probability 9 / 2^64 at most. :class:`Counts`: how often
+    each contribution was added.
 ``trees``
-    The expression: its brackets, without the order of two operands, because a + b and b + a have the same bits. :class:`Fingerprints`:
-    the polynomial x_r for a contribution of rank r, and y + A * B for the reduction of A and B, at a random point of the field.
-    Different expressions have different polynomials: with all x equal, each is a power of x modulo y, and its constant term is
-    divisible by y once, so it is irreducible (Eisenstein), and the factors of P - y are A and B. The degree is the number of leaves, so
-    expressions of n leaves are confused with probability 9 n / 2^64 at most (Schwartz and Zippel). :class:`Counts`: equal expressions
-    have one number, others have different ones.
+    The expression: its brackets, without the order of two operands, because a + b and b + a have
+    the same bits. :class:`Fingerprints`: the polynomial x_r for a contribution of rank r, and y + A
+    * B for the reduction of A and B, at a random point of the field. Different expressions have
+    different polynomials: with all x equal, each is a power of x modulo y, and its constant term is
+    divisible by y once, so it is irreducible (Eisenstein), and the factors of P - y are A and B.
+    The degree is the number of leaves, so expressions of n leaves are confused with probability 9 n
+    / 2^64 at most (Schwartz and Zippel). :class:`Counts`: equal expressions have one number, others
+    have different ones.
 
-A wrong schedule has a wrong output chunk, and is proved only if that very chunk looks right. So the bound for one chunk holds for the whole
-schedule, however large: 9 / 2^64 for the data, and n times as much for the order of reductions (:func:`error_bits`). It holds against an
-author who knows this code, because the salt is drawn after the schedule was written.
+A wrong schedule has a wrong output chunk, and is proved only if that very chunk looks right. So the
+bound for one chunk holds for the whole schedule, however large: 9 / 2^64 for the data, and n times
+as much for the order of reductions (:func:`error_bits`). It holds against an author who knows this
+code, because the salt is drawn after the schedule was written.
 """
 
 from __future__ import annotations
@@ -76,7 +83,8 @@ _MOST_LEAVES = np.array(MOST_LEAVES, np.uint32)
 
 
 def error_bits(nranks: int, *, reduces: bool) -> int:
-    """The greatest whole e such that a wrong schedule is proved by fingerprints with a probability of at most 2^-e.
+    """The greatest whole e such that a wrong schedule is proved by fingerprints with a probability
+    of at most 2^-e.
 
     >>> error_bits(8, reduces=False), error_bits(1024, reduces=True)
     (60, 50)
@@ -94,7 +102,9 @@ def by_fingerprints(
     shared_chunks: bool,
     folds: bool,
 ) -> Proof:
-    """The proof of a schedule whose contents were compared by fingerprints; ``followed``: its numbers of steps and transfers."""
+    """The proof of a schedule whose contents were compared by fingerprints; ``followed``: its
+    numbers of steps and transfers.
+    """
     bits = error_bits(schedule.nranks, reduces=schedule.collective.spec.reduces)
     return Proof(kind, "fingerprint", order, *followed, shared_chunks, bits, folds, salt)
 
@@ -117,11 +127,19 @@ class Fingerprints:
     def __init__(self, salt: bytes, nranks: int, chunks: Ints) -> None:
         self.nranks = nranks
         self.chunks = chunks
-        self.tokens = random_words(salt + b"tokens", nranks * len(chunks)).reshape(nranks, len(chunks))
-        self.points = random_words(salt + b"expressions", nranks + 2)  # x of every rank, y, and the y of switches
+        self.tokens = random_words(salt + b"tokens", nranks * len(chunks)).reshape(
+            nranks, len(chunks)
+        )
+        self.points = random_words(
+            salt + b"expressions", nranks + 2
+        )  # x of every rank, y, and the y of switches
 
     def _column(self, chunk: Ints) -> Ints:
-        return chunk if len(self.chunks) == self.chunks[-1] + 1 else np.searchsorted(self.chunks, chunk)
+        return (
+            chunk
+            if len(self.chunks) == self.chunks[-1] + 1
+            else np.searchsorted(self.chunks, chunk)
+        )
 
     def nothing(self, rows: int) -> tuple[Words, Words]:
         """Sums and trees of chunks that hold nothing."""
@@ -193,13 +211,18 @@ class Counts:
     def reduce_by_switch(self, operands: tuple[Words, Words], starts: Ints) -> tuple[Words, Words]:
         """Sums and trees of runs of operands."""
         ends = [*starts.tolist(), len(operands[1])]
-        trees = [self._number((-1, *sorted(operands[1][low:high].tolist()))) for low, high in pairwise(ends)]
+        trees = [
+            self._number((-1, *sorted(operands[1][low:high].tolist())))
+            for low, high in pairwise(ends)
+        ]
         return np.add.reduceat(operands[0], starts, axis=0), np.array(trees, np.uint64)
 
     def everyone(self, chunk: Ints) -> Words:
         """Sums of a contribution from every rank, of these input chunks."""
         sums, _ = self.nothing(len(chunk))
-        sums[np.arange(len(chunk))[:, None], np.arange(self.nranks) * self.per_rank + chunk[:, None]] = 1
+        sums[
+            np.arange(len(chunk))[:, None], np.arange(self.nranks) * self.per_rank + chunk[:, None]
+        ] = 1
         return sums
 
 
@@ -260,13 +283,21 @@ class Contents:
         order = np.argsort(target, kind="stable")
         target = target[order]
         starts = np.flatnonzero(np.diff(target, prepend=-1))
-        leaves = np.add.reduceat(self.leaves[order].astype(np.uint64), starts)  # fewer than 2^32 rows cannot wrap this
+        leaves = np.add.reduceat(
+            self.leaves[order].astype(np.uint64), starts
+        )  # fewer than 2^32 rows cannot wrap this
         sums, trees = self.algebra.reduce_by_switch((self.sums[order], self.trees[order]), starts)
-        return target[starts], Contents(self.algebra, np.minimum(leaves, MOST_LEAVES).astype(np.uint32), sums, trees)
+        return target[starts], Contents(
+            self.algebra, np.minimum(leaves, MOST_LEAVES).astype(np.uint32), sums, trees
+        )
 
 
-def requirements(algebra: Algebra, layout: Layout, rank: Ints, chunk: Ints) -> tuple[Leaves, Any, Ints]:
-    """The leaves and sums that outputs must hold, by the collective's definition, and the input chunk of each reduction, else -1."""
+def requirements(
+    algebra: Algebra, layout: Layout, rank: Ints, chunk: Ints
+) -> tuple[Leaves, Any, Ints]:
+    """The leaves and sums that outputs must hold, by the collective's definition, and the input
+    chunk of each reduction, else -1.
+    """
     source, piece = layout.wanted(rank, chunk)
     reduces = source < 0
     if reduces.all():
@@ -278,8 +309,11 @@ def requirements(algebra: Algebra, layout: Layout, rank: Ints, chunk: Ints) -> t
     return leaves, sums, np.where(reduces, piece, -1)
 
 
-def play_few(cells: list[list[int]], y: int, sources: list[int], targets: list[int], reduces: list[bool]) -> str:
-    """The rules of a step for a few transfers, in Python's integers: for them, numpy would take longer to call than to compute.
+def play_few(
+    cells: list[list[int]], y: int, sources: list[int], targets: list[int], reduces: list[bool]
+) -> str:
+    """The rules of a step for a few transfers, in Python's integers: for them, numpy would take
+    longer to call than to compute.
 
     Parameters
     ----------
@@ -297,9 +331,16 @@ def play_few(cells: list[list[int]], y: int, sources: list[int], targets: list[i
     """
     leaves, sums, trees = cells
     if len(set(targets)) != len(targets):
-        return f"{max(targets, key=targets.count)} is written by several transfers; only the full proof handles that"
-    values = [(leaves[row], sums[row], trees[row]) for row in sources]  # all reads come before the first write
-    for source, target, reduce, (leaf_count, total, tree) in zip(sources, targets, reduces, values, strict=True):
+        return (
+            f"{max(targets, key=targets.count)} is written by several transfers; only the full "
+            "proof handles that"
+        )
+    values = [
+        (leaves[row], sums[row], trees[row]) for row in sources
+    ]  # all reads come before the first write
+    for source, target, reduce, (leaf_count, total, tree) in zip(
+        sources, targets, reduces, values, strict=True
+    ):
         if not leaf_count:
             return f"{source} is read but holds nothing yet"
         if reduce:
@@ -325,7 +366,9 @@ def check_memory(schedule: Schedule, *, exact: bool) -> None:
     n = schedule.nranks
     contributions = n * layout.output_base
     rows = n * layout.size
-    size_bytes = rows * (8 * (contributions if exact else 1) + 16) + 8 * (layout.size + 2 * contributions)
+    size_bytes = rows * (8 * (contributions if exact else 1) + 16) + 8 * (
+        layout.size + 2 * contributions
+    )
     work = f"proving a schedule with {layout.size} chunks on each of {n} ranks"
     check_room(size_bytes, work, "cut its blocks into fewer")
 
@@ -333,8 +376,9 @@ def check_memory(schedule: Schedule, *, exact: bool) -> None:
 class Memory:
     """Every chunk of every rank during a proof, and the rules by which steps change it.
 
-    Chunk ``c`` of rank ``r`` is row ``r * strides[0] + c * strides[1]``. If one vector is cut into chunks, consecutive chunks are adjacent,
-    since they move together; otherwise one chunk of all ranks is.
+    Chunk ``c`` of rank ``r`` is row ``r * strides[0] + c * strides[1]``. If one vector is cut into
+    chunks, consecutive chunks are adjacent, since they move together; otherwise one chunk of all
+    ranks is.
 
     Attributes
     ----------
@@ -355,7 +399,9 @@ class Memory:
         self.algebra = algebra
         self.strides = (layout.size, 1) if collective.nblocks == 1 else (1, n)
         self.contents = Contents.nothing(algebra, rows)
-        self.writer = np.zeros(rows, np.uint32)  # number of the last transfer in a step that wrote each row
+        self.writer = np.zeros(
+            rows, np.uint32
+        )  # number of the last transfer in a step that wrote each row
         self.folds = self.switched = False
         for ranks in in_groups(np.flatnonzero(collective.has_input(np.arange(n))), per_rank):
             rank = np.tile(ranks, per_rank)
@@ -367,7 +413,9 @@ class Memory:
         return rank * self.strides[0] + chunk * self.strides[1]
 
     def _of_step(self, step: Step) -> tuple[Ints, Ints]:
-        """Rows of every chunk that a step reads and writes, in the order of :func:`simcoll.core.step.by_chunk`."""
+        """Rows of every chunk that a step reads and writes, in the order of
+        :func:`simcoll.core.step.by_chunk`.
+        """
         src = self.rows(step.src_rank, step.src_chunk)
         dst = self.rows(step.dst_rank, step.dst_chunk)
         if (step.count == 1).all():
@@ -387,10 +435,19 @@ class Memory:
         """
         if (step.op == SYNC).any():
             row = int(np.flatnonzero(step.op == SYNC)[0])
-            explain.refuse(self.schedule, number, step, row, "only a barrier has sync transfers", at_source=True)
+            explain.refuse(
+                self.schedule,
+                number,
+                step,
+                row,
+                "only a barrier has sync transfers",
+                at_source=True,
+            )
         parts = _parts(step)
         reads = [self._read(number, part) for part in parts]
-        if not self._writes_once(step, [dst for dst, _ in reads]) and self._check_folds(number, step):
+        if not self._writes_once(step, [dst for dst, _ in reads]) and self._check_folds(
+            number, step
+        ):
             self._write_folds(number, step, reads)
             return
         for part, (dst, contents) in zip(parts, reads, strict=True):
@@ -404,7 +461,11 @@ class Memory:
         contents = self.contents.read(src)
         if not contents.leaves.all():
             explain.refuse_empty(
-                schedule, number, by_chunk(step), int(np.flatnonzero(contents.leaves == 0)[0]), reads=True
+                schedule,
+                number,
+                by_chunk(step),
+                int(np.flatnonzero(contents.leaves == 0)[0]),
+                reads=True,
             )
         if int(step.dst_chunk.min(initial=layout.size)) < layout.output_base:
             units = by_chunk(step)
@@ -414,7 +475,11 @@ class Memory:
                 explain.refuse(schedule, number, units, row, "overwrites {}: inputs are read-only")
         if not schedule.divisible:
             # Ranges of pieces of one block have equal sizes if their first pieces do.
-            units = step if layout.collective.nblocks <= 1 and layout.scratch_pieces is None else by_chunk(step)
+            units = (
+                step
+                if layout.collective.nblocks <= 1 and layout.scratch_pieces is None
+                else by_chunk(step)
+            )
             equal = layout.same_size(units)
             if not equal.all():
                 explain.size_mismatch(schedule, number, units, int(np.flatnonzero(~equal)[0]))
@@ -425,15 +490,21 @@ class Memory:
         if 4 * len(step) < sum(map(len, rows)):  # comparing ranges is faster
             start = step.dst_rank * self.layout.size + step.dst_chunk
             return not overlaps(start, start + step.count)
-        # Each transfer writes its number; if two write to one row, one of the numbers is not there afterwards.
+        # Each transfer writes its number; if two write to one row, one of the numbers is not there
+        # afterwards.
         edges = np.cumsum([0, *map(len, rows)])
         numbers = [np.arange(*ends, dtype=np.uint32) for ends in pairwise(edges.tolist())]
         for row, number in zip(rows, numbers, strict=True):
             self.writer[row] = number
-        return all(np.array_equal(self.writer.take(row), number) for row, number in zip(rows, numbers, strict=True))
+        return all(
+            np.array_equal(self.writer.take(row), number)
+            for row, number in zip(rows, numbers, strict=True)
+        )
 
     def _check_folds(self, number: int, step: Step) -> bool:
-        """Refuse a chunk written twice in a step, except by one switch reduction or fold; return whether there is a fold."""
+        """Refuse a chunk written twice in a step, except by one switch reduction or fold; return
+        whether there is a fold.
+        """
         if (step.op == SWITCH_REDUCE).all() and (step.channel == step.channel[0]).all():
             return False
         units = by_chunk(step)
@@ -448,7 +519,9 @@ class Memory:
             (~switched & ~added, ""),
             (units.channel[row] != units.channel[previous], ", on two channels"),
             (
-                added & (units.op[previous] == REDUCE) & (units.src_rank[row] == units.src_rank[previous]),
+                added
+                & (units.op[previous] == REDUCE)
+                & (units.src_rank[row] == units.src_rank[previous]),
                 ", and from one rank: a fold takes one operand of each",
             ),
         ):
@@ -460,14 +533,18 @@ class Memory:
         return bool(added.any())
 
     def _write_folds(self, number: int, step: Step, reads: list[tuple[Ints, Contents]]) -> None:
-        """Write operands in rounds: in each round a chunk gets at most one, in the order of the fold."""
+        """Write operands in rounds: in each round a chunk gets at most one, in the order of the
+        fold.
+        """
         self.folds = True
         units = by_chunk(step)
         dst = np.concatenate([rows for rows, _ in reads])
         columns = [(contents.leaves, contents.sums, contents.trees) for _, contents in reads]
         operands = Contents(self.algebra, *map(np.concatenate, zip(*columns, strict=True)))
         order = np.lexsort((units.src_rank, units.op == REDUCE, dst))
-        begin = np.maximum.accumulate(np.where(np.diff(dst[order], prepend=-1) != 0, np.arange(len(order)), 0))
+        begin = np.maximum.accumulate(
+            np.where(np.diff(dst[order], prepend=-1) != 0, np.arange(len(order)), 0)
+        )
         # Switch operations are played in one round.
         turn = np.where(units.op[order] == SWITCH_REDUCE, 0, np.arange(len(order)) - begin)
         by_turn = order[np.argsort(turn, kind="stable")]
@@ -504,7 +581,8 @@ class Memory:
         Returns
         -------
         tuple
-            Expressions of reductions, one for each input chunk that is reduced, and whether those of each chunk are equal on all ranks.
+            Expressions of reductions, one for each input chunk that is reduced, and whether those
+            of each chunk are equal on all ranks.
 
         Raises
         ------
@@ -516,16 +594,22 @@ class Memory:
         per_rank = self.layout.output_base
         outputs = np.arange(layout.output_base, layout.scratch_base)
         faults = [np.zeros((2, 0), np.int64)]
-        first_row = np.zeros(per_rank, np.int64)  # 1 + row of the first reduction of each input chunk
+        first_row = np.zeros(
+            per_rank, np.int64
+        )  # 1 + row of the first reduction of each input chunk
         consistent = True
-        ranks = np.flatnonzero(collective.has_output(np.arange(self.schedule.nranks))).astype(np.int64)
+        ranks = np.flatnonzero(collective.has_output(np.arange(self.schedule.nranks))).astype(
+            np.int64
+        )
         for few in in_groups(ranks, collective.output_slots * layout.chunks):
             rank = np.tile(few, len(outputs))
             chunk = np.repeat(outputs, len(few))
             row = self.rows(rank, layout.canonical(rank, chunk))
             leaves, sums, reduced = requirements(self.algebra, layout, rank, chunk)
             equal = self.contents.sums.take(row, axis=0) == sums
-            right = (self.contents.leaves.take(row) == leaves) & (equal.all(axis=1) if equal.ndim > 1 else equal)
+            right = (self.contents.leaves.take(row) == leaves) & (
+                equal.all(axis=1) if equal.ndim > 1 else equal
+            )
             faults.append(np.stack([rank, chunk])[:, ~right])
             row = row[reduced >= 0]
             reduced = reduced[reduced >= 0]
@@ -541,7 +625,9 @@ class Memory:
 
 
 def _parts(step: Step) -> list[Step]:
-    """Split a step into runs of transfers with about ``PART`` chunks each; switch operations stay whole."""
+    """Split a step into runs of transfers with about ``PART`` chunks each; switch operations stay
+    whole.
+    """
     size = int(step.count.sum())
     if size <= PART or (step.op == SWITCH_REDUCE).any():
         return [step]

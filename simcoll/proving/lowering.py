@@ -1,12 +1,16 @@
-"""Lowering of a plan to per-rank instructions in lanes, the form that is checked, executed and exported.
+"""Lowering of a plan to per-rank instructions in lanes, the form that is checked, executed and
+exported.
 
-A step of a plan on a channel of a rank is a group: its messages and local operations run concurrently, and the next step starts when
-all are done. So each end of a connection gets a lane, as does each local operation of a step, and the first instruction of a lane in
-a step waits for all lanes of that channel in the previous step. Nothing else orders them, neither here nor where plans run.
+A step of a plan on a channel of a rank is a group: its messages and local operations run
+concurrently, and the next step starts when all are done. So each end of a connection gets a lane,
+as does each local operation of a step, and the first instruction of a lane in a step waits for all
+lanes of that channel in the previous step. Nothing else orders them, neither here nor where plans
+run.
 
-Sources that their own step overwrites are first copied aside, to scratch beyond that of the schedule. Several reductions into one
-chunk in one step are ordered by ascending source rank; operands of a switch, which reduces in unspecified order, keep the order of the
-plan, and the first of them is a copy.
+Sources that their own step overwrites are first copied aside, to scratch beyond that of the
+schedule. Several reductions into one chunk in one step are ordered by ascending source rank;
+operands of a switch, which reduces in unspecified order, keep the order of the plan, and the first
+of them is a copy.
 """
 
 from __future__ import annotations
@@ -47,7 +51,8 @@ class Lowering:
     code
         The instructions.
     transfer, step
-        For every instruction, the transfer of the plan that it belongs to, counted over all steps, and its step.
+        For every instruction, the transfer of the plan that it belongs to, counted over all steps,
+        and its step.
     staging
         Number of chunks beyond those of the schedule for data copied aside.
     """
@@ -86,7 +91,9 @@ def _rows(plan: Plan, mine: NDArray[np.bool_]) -> _PlanTransfers:
 
 
 class _Parts(NamedTuple):
-    """Instructions as columns: ``row`` is the transfer that each belongs to, ``phase`` 0 marks a copy aside."""
+    """Instructions as columns: ``row`` is the transfer that each belongs to, ``phase`` 0 marks a
+    copy aside.
+    """
 
     row: Ints
     rank: Ints
@@ -114,7 +121,9 @@ def _parts(
     send_to: Ints | int = -1,
 ) -> Ints:
     table = np.empty((len(_Parts._fields), len(row)), np.int64)
-    for place, values in enumerate((row, rank, role, peer, phase, op, src, dst, recv_from, send_to)):
+    for place, values in enumerate(
+        (row, rank, role, peer, phase, op, src, dst, recv_from, send_to)
+    ):
         table[place] = values
     return table
 
@@ -122,21 +131,25 @@ def _parts(
 def _count_earlier(key: Ints) -> Ints:
     """For each row, the number of earlier rows with the same key."""
     order = np.argsort(key, kind="stable")
-    begin = np.maximum.accumulate(np.where(np.diff(key[order], prepend=-1) != 0, np.arange(len(key)), 0))
+    begin = np.maximum.accumulate(
+        np.where(np.diff(key[order], prepend=-1) != 0, np.arange(len(key)), 0)
+    )
     result = np.empty(len(key), np.int64)
     result[order] = np.arange(len(key)) - begin
     return result
 
 
 def _operands(rows: _PlanTransfers, *, folds: bool) -> tuple[Ints, Ints, Ints]:
-    """Pairs (earlier, later) of overlapping reductions in one step, and the first operand of each switch operation.
+    """Pairs (earlier, later) of overlapping reductions in one step, and the first operand of each
+    switch operation.
 
-    Overlapping ranges are ordered: those of a switch as in the plan; those of reductions, if the plan ``folds``, by ascending source
-    rank, after the copy that they add to.
+    Overlapping ranges are ordered: those of a switch as in the plan; those of reductions, if the
+    plan ``folds``, by ascending source rank, after the copy that they add to.
     """
-    # Ranges that overlap, directly or through others, form a cluster: sorted by their start, a range begins a new one if it starts behind
-    # all that the ranges before it reach. The operands of a cluster form one chain, although some of them may not overlap: n - 1 waits
-    # instead of up to n * n / 2, and folds are rare enough for the order that this adds.
+    # Ranges that overlap, directly or through others, form a cluster: sorted by their start, a
+    # range begins a new one if it starts behind all that the ranges before it reach. The operands
+    # of a cluster form one chain, although some of them may not overlap: n - 1 waits instead of up
+    # to n * n / 2, and folds are rare enough for the order that this adds.
     operand = (rows.op == REDUCE) | (rows.op == SWITCH_REDUCE)
     reducing = np.flatnonzero(operand | (rows.op == COPY) if folds else operand)
     start = rows.dst_chunk[reducing]
@@ -150,25 +163,40 @@ def _operands(rows: _PlanTransfers, *, folds: bool) -> tuple[Ints, Ints, Ints]:
     cluster = np.empty(len(order), np.int64)
     cluster[order] = np.cumsum(new)
     switch = rows.op[reducing] == SWITCH_REDUCE
-    order = np.lexsort((reducing, np.where(switch, 0, rows.src_rank[reducing]), rows.op[reducing] == REDUCE, cluster))
+    order = np.lexsort(
+        (
+            reducing,
+            np.where(switch, 0, rows.src_rank[reducing]),
+            rows.op[reducing] == REDUCE,
+            cluster,
+        )
+    )
     follows = np.diff(cluster[order], prepend=-1) == 0
     chained = reducing[order]
     return chained[:-1][follows[1:]], chained[1:][follows[1:]], chained[~follows & switch[order]]
 
 
-def _instructions(rows: _PlanTransfers, mine: NDArray[np.bool_], size: int, nchannels: int) -> tuple[Ints, int]:
-    """The instructions of some ranks, as the columns of :class:`_Parts`, and the number of chunks copied aside."""
+def _instructions(
+    rows: _PlanTransfers, mine: NDArray[np.bool_], size: int, nchannels: int
+) -> tuple[Ints, int]:
+    """The instructions of some ranks, as the columns of :class:`_Parts`, and the number of chunks
+    copied aside.
+    """
     row = np.arange(len(rows.number))
     away = rows.src_rank != rows.dst_rank
     sends_here = mine[rows.src_rank]
     receives_here = mine[rows.dst_rank]
-    group = (rows.src_rank * nchannels + rows.channel) * (int(rows.step.max(initial=0)) + 1) + rows.step
+    group = (rows.src_rank * nchannels + rows.channel) * (
+        int(rows.step.max(initial=0)) + 1
+    ) + rows.step
     staged = np.flatnonzero((rows.staged == 1) & sends_here)
     count = rows.count[staged]
     aside = rows.src_chunk.copy()
     by_rank = staged[np.argsort(rows.src_rank[staged], kind="stable")]
     offset = np.cumsum(rows.count[by_rank]) - rows.count[by_rank]
-    base = np.maximum.accumulate(np.where(np.diff(rows.src_rank[by_rank], prepend=-1) != 0, offset, 0))
+    base = np.maximum.accumulate(
+        np.where(np.diff(rows.src_rank[by_rank], prepend=-1) != 0, offset, 0)
+    )
     aside[by_rank] = size + offset - base
     staging = int((aside[staged] + count - size).max(initial=0))
     sync = rows.op == SYNC
@@ -229,7 +257,9 @@ def _pairs(keys: Ints, sorted_keys: Ints) -> tuple[Ints, Ints]:
 
 
 def _each_once(waits: Waits, lane: Ints) -> tuple[Ints, Ints]:
-    """Distinct pairs of instructions, by waiter, without missing instructions and without order implied by a lane."""
+    """Distinct pairs of instructions, by waiter, without missing instructions and without order
+    implied by a lane.
+    """
     later, earlier = (np.concatenate(column) for column in zip(*waits, strict=True))
     relevant = (later >= 0) & (earlier >= 0) & (lane[later] != lane[earlier])
     count = len(lane) + 1
@@ -238,7 +268,9 @@ def _each_once(waits: Waits, lane: Ints) -> tuple[Ints, Ints]:
 
 
 def _group_waits(lane: Ints, group: Ints, step: Ints) -> tuple[Ints, Ints]:
-    """Pairs: the first instruction of a lane in a step waits for all lanes of its group in the previous step."""
+    """Pairs: the first instruction of a lane in a step waits for all lanes of its group in the
+    previous step.
+    """
     number = np.arange(len(lane))
     new = (np.diff(lane, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0)
     start = number[new]
@@ -255,7 +287,9 @@ def _group_waits(lane: Ints, group: Ints, step: Ints) -> tuple[Ints, Ints]:
 
 def lowering(plan: Plan, ranks: Sequence[int] | None = None) -> Lowering:
     """The instructions of a plan, or of some of its ranks."""
-    mine = np.ones(plan.nranks, np.bool_) if ranks is None else np.isin(np.arange(plan.nranks), ranks)
+    mine = (
+        np.ones(plan.nranks, np.bool_) if ranks is None else np.isin(np.arange(plan.nranks), ranks)
+    )
     rows = _rows(plan, mine)
     columns, staging = _instructions(rows, mine, plan.schedule.layout.size, plan.nchannels)
     parts = _Parts(*columns)
@@ -268,7 +302,10 @@ def lowering(plan: Plan, ranks: Sequence[int] | None = None) -> Lowering:
     lane = np.repeat(np.arange(len(begin)), np.diff([*begin.tolist(), len(order)]))
     step = rows.step[parts.row]
     channel = rows.channel[parts.row]
-    waits = [_group_waits(lane, parts.rank * plan.nchannels + channel, step), *_row_waits(plan, rows, parts)]
+    waits = [
+        _group_waits(lane, parts.rank * plan.nchannels + channel, step),
+        *_row_waits(plan, rows, parts),
+    ]
     code = Code(
         parts.rank[begin],
         channel[begin],
@@ -287,9 +324,11 @@ def lowering(plan: Plan, ranks: Sequence[int] | None = None) -> Lowering:
 def _row_waits(plan: Plan, rows: _PlanTransfers, parts: _Parts) -> Iterator[tuple[Ints, Ints]]:
     """Pairs (later, earlier) of instructions; -1 stands for an instruction of another rank.
 
-    Writes wait for copies aside of their step, operands for preceding operands, and transfers for the explicit waits of the plan.
+    Writes wait for copies aside of their step, operands for preceding operands, and transfers for
+    the explicit waits of the plan.
     """
-    # For each transfer, the instructions that copy aside, that send (or work locally), that receive.
+    # For each transfer, the instructions that copy aside, that send (or work locally), that
+    # receive.
     aside, sent, received = (np.full(len(rows.number), -1) for _ in range(3))
     local = parts.role == LOCAL_ROLE
     for instruction, mask in (
@@ -311,7 +350,9 @@ def _row_waits(plan: Plan, rows: _PlanTransfers, parts: _Parts) -> Iterator[tupl
     if not pairs:
         return
     wait_ends = np.array(pairs, np.int64).reshape(-1, 2).T
-    wait_ends = wait_ends[:, np.isin(wait_ends[0], rows.number) & np.isin(wait_ends[1], rows.number)]
+    wait_ends = wait_ends[
+        :, np.isin(wait_ends[0], rows.number) & np.isin(wait_ends[1], rows.number)
+    ]
     a, b = np.searchsorted(rows.number, wait_ends)
     ends = ((rows.src_rank, (aside, sent)), (rows.dst_rank, (received,)))
     for late_rank, late in ends:
@@ -333,8 +374,9 @@ def lower(plan: Plan, *, ranks: Sequence[int] | None = None) -> RankProgram:
     Returns
     -------
     RankProgram
-        A lane for each end of each connection and for each local operation that runs beside others. Sources that their own step
-        overwrites are first copied aside, to scratch beyond that of the schedule; the waits of the plan are explicit.
+        A lane for each end of each connection and for each local operation that runs beside others.
+        Sources that their own step overwrites are first copied aside, to scratch beyond that of the
+        schedule; the waits of the plan are explicit.
 
     Examples
     --------
@@ -361,7 +403,8 @@ def lower(plan: Plan, *, ranks: Sequence[int] | None = None) -> RankProgram:
 
 
 def check_lowering(plan: Plan) -> ProgramProof:
-    """Check that the waits, staging and channels of a plan order all conflicting accesses, whatever the timing.
+    """Check that the waits, staging and channels of a plan order all conflicting accesses, whatever
+    the timing.
 
     Its data is checked as well, unless sizes are so small that the plan leaves out empty chunks.
 
@@ -372,7 +415,9 @@ def check_lowering(plan: Plan) -> ProgramProof:
     """
     wiring = wire(lower(plan))
     proof, run = check_order(wiring)
-    if not plan.whole and sum(map(len, plan.steps())) != sum(len(step) for _, step in lowered(plan.schedule)):
+    if not plan.whole and sum(map(len, plan.steps())) != sum(
+        len(step) for _, step in lowered(plan.schedule)
+    ):
         return proof
     proof = check_data(wiring, run, proof)
     # A switch reduces in unspecified order, which only the proof of the schedule accounts for.

@@ -1,4 +1,6 @@
-"""The minimal counter-example: the transfers that a wrong chunk depends on, and the first fault among them."""
+"""The minimal counter-example: the transfers that a wrong chunk depends on, and the first fault
+among them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ Cell = tuple[int, int]  # (rank, chunk)
 class Move:
     """One chunk of a transfer, with the contributions that its destination holds afterwards.
 
-    ``contents`` counts ``(rank, input chunk)``; ``operands`` holds the largest count of each among the operands.
+    ``contents`` counts ``(rank, input chunk)``; ``operands`` holds the largest count of each among
+    the operands.
     """
 
     step: int
@@ -34,18 +37,24 @@ class Move:
     @property
     def duplicates(self) -> list[Cell]:
         """Contributions that the transfer counts more often than any of its operands does."""
-        return sorted(cell for cell, times in self.contents.items() if times > max(1, self.operands[cell]))
+        return sorted(
+            cell for cell, times in self.contents.items() if times > max(1, self.operands[cell])
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """End of a contribution: the last transfer that brings it to a chunk, and the step that overwrites it there."""
+    """End of a contribution: the last transfer that brings it to a chunk, and the step that
+    overwrites it there.
+    """
 
     last: Move | None
     overwritten: int | None
 
 
-def _moves(schedule: Schedule, number: int, step: Step, cells: set[Cell], *, reads: bool) -> list[Move]:
+def _moves(
+    schedule: Schedule, number: int, step: Step, cells: set[Cell], *, reads: bool
+) -> list[Move]:
     """Chunks of a step that write to (or read from) some cells."""
     size = schedule.layout.size
     rank, chunk = step.ends[0 if reads else 1]
@@ -83,7 +92,9 @@ def _storage_cell(schedule: Schedule, rank: int, chunk: int) -> Cell:
 HELD = 2**22
 """Number of transfers held at a time during the backward walk."""
 MOST_MOVES = 2**15
-"""Limit of transfers in a chunk's history; a longer one would be unreadable, and each transfer takes a kibibyte."""
+"""Limit of transfers in a chunk's history; a longer one would be unreadable, and each transfer
+takes a kibibyte.
+"""
 
 
 def _backwards(schedule: Schedule) -> Iterator[tuple[int, Step]]:
@@ -104,7 +115,8 @@ def history(schedule: Schedule, rank: int, chunk: int) -> tuple[list[Move], Coun
 
     ``None`` for more than :data:`MOST_MOVES`.
 
-    Walks back from the chunk to collect the transfers (a backward slice: Weiser, ICSE 1981), then plays only these.
+    Walks back from the chunk to collect the transfers (a backward slice: Weiser, ICSE 1981), then
+    plays only these.
     """
     target = _storage_cell(schedule, rank, chunk)
     needed, slices, count = {target}, [], 0
@@ -134,7 +146,9 @@ def _play_moves(moves: list[Move], contents: dict[Cell, Counter[Cell]]) -> Itera
         if move.op in (REDUCE, SWITCH_REDUCE) and move.dst in new:
             base = new[move.dst]
         value = new[move.dst] = base + old[move.src]
-        yield Move(move.step, move.src, move.dst, move.op, move.channel, value, base | old[move.src])
+        yield Move(
+            move.step, move.src, move.dst, move.op, move.channel, value, base | old[move.src]
+        )
     contents.update(new)
 
 

@@ -1,8 +1,10 @@
-"""Proof of per-rank programs: matched messages, no deadlock, no race, and the right contributions in every output chunk.
+"""Proof of per-rank programs: matched messages, no deadlock, no race, and the right contributions
+in every output chunk.
 
-A program without races yields the same data in every legal order, so only one order is played: level by level, since instructions
-of one level have no chunk in common. Every value is a node of an expression graph (an input, or the reduction of two nodes), from
-which the exact multiset of contributions and the order of each reduction follow.
+A program without races yields the same data in every legal order, so only one order is played:
+level by level, since instructions of one level have no chunk in common. Every value is a node of an
+expression graph (an input, or the reduction of two nodes), from which the exact multiset of
+contributions and the order of each reduction follow.
 """
 
 from __future__ import annotations
@@ -38,18 +40,20 @@ class ProgramProof:
     Attributes
     ----------
     data
-        Every output chunk was shown to hold the right contributions. False if the collective is unknown, so that only
-        matching, deadlock and races were checked.
+        Every output chunk was shown to hold the right contributions. False if the collective is
+        unknown, so that only matching, deadlock and races were checked.
     order
         One of ``LEVELS``; empty if nothing is reduced.
     steps, messages, lanes
         Their numbers.
     least_depth
-        Least FIFO depth, among those tried, at which all lanes finish; None: only with unbounded FIFOs.
+        Least FIFO depth, among those tried, at which all lanes finish; None: only with unbounded
+        FIFOs.
     depth
         FIFO depth of the program's protocol; None: unbounded.
     depth_used
-        Most messages that can be in flight on a connection with this FIFO depth; None if not counted.
+        Most messages that can be in flight on a connection with this FIFO depth; None if not
+        counted.
     protocol
         Name of the protocol.
     """
@@ -72,10 +76,14 @@ class ProgramProof:
         )
         order = f", reduction order {self.order}" if self.order else ""
         needed = depth_text(self.least_depth)
-        offered = f"{self.protocol or 'its protocol'} has {'no limit' if self.depth is None else self.depth}"
+        offered = (
+            f"{self.protocol or 'its protocol'} has "
+            f"{'no limit' if self.depth is None else self.depth}"
+        )
         used = "" if self.depth_used is None else f"uses at most {self.depth_used}, "
         return (
-            f"{verdict}: {self.messages:,} messages in {self.steps:,} steps of {self.lanes:,} lanes{order}; "
+            f"{verdict}: {self.messages:,} messages in {self.steps:,} steps of {self.lanes:,} "
+            f"lanes{order}; "
             f"needs {needed}, {used}{offered}"
         )
 
@@ -86,9 +94,11 @@ def verify_program(program: RankProgram, *, depths: Sequence[int | None] = DEPTH
     Parameters
     ----------
     program
-        An imported or lowered program. Without a collective only matching, deadlock and races are checked.
+        An imported or lowered program. Without a collective only matching, deadlock and races are
+        checked.
     depths
-        FIFO depths to try, None for unbounded. The depth of the program's own protocol is always tried.
+        FIFO depths to try, None for unbounded. The depth of the program's own protocol is always
+        tried.
 
     Returns
     -------
@@ -97,16 +107,22 @@ def verify_program(program: RankProgram, *, depths: Sequence[int | None] = DEPTH
     Raises
     ------
     ScheduleError
-        For a message without its other end, a deadlock at the FIFO depth of the protocol (with all blocked
-        lanes), a race (with both accesses), a read of memory that holds nothing, a write to a read-only input, or a
-        wrong output.
+        For a message without its other end, a deadlock at the FIFO depth of the protocol (with all
+        blocked lanes), a race (with both accesses), a read of memory that holds nothing, a write to
+        a read-only input, or a wrong output.
     ConfigError
         For an invalid FIFO depth.
     """
-    expect(program, RankProgram, "verify_program takes a program, made by load_msccl_xml(file) or lower(plan)")
+    expect(
+        program,
+        RankProgram,
+        "verify_program takes a program, made by load_msccl_xml(file) or lower(plan)",
+    )
     for depth in depths:
         if depth is not None and (type(depth) is not int or depth < 0):
-            raise ConfigError(f"FIFO depth {depth!r}: expected a whole number from 0, or None for unbounded")
+            raise ConfigError(
+                f"FIFO depth {depth!r}: expected a whole number from 0, or None for unbounded"
+            )
     wiring = wire(program)
     proof, run = check_order(wiring, depths)
     used = most_in_flight(wiring, run)
@@ -129,13 +145,17 @@ def check_order(wiring: Wiring, depths: Sequence[int | None] = DEPTHS) -> tuple[
     tried = sorted(depth for depth in {*depths, own_depth} if depth is not None)
     least_depth = next((depth for depth in tried if play(wiring, depth).complete), None)
     run = play(wiring, None)
-    if not (run.complete if own_depth is None else least_depth is not None and least_depth <= own_depth):
+    if not (
+        run.complete if own_depth is None else least_depth is not None and least_depth <= own_depth
+    ):
         protocol = f" ({program.protocol})" if program.protocol else ""
         deadlock(wiring, own_depth, because=f"{protocol}; {_enough(wiring)}")
     check_races(wiring, run)
     messages = len(wiring.sends)
     lanes = len(wiring.code.rank)
-    return ProgramProof(False, "", program.steps, messages, lanes, least_depth, own_depth, None, program.protocol), run
+    return ProgramProof(
+        False, "", program.steps, messages, lanes, least_depth, own_depth, None, program.protocol
+    ), run
 
 
 def _enough(wiring: Wiring) -> str:
@@ -143,7 +163,10 @@ def _enough(wiring: Wiring) -> str:
     if not play(wiring, None).complete:
         return "no FIFO is deep enough"
     depths = range(int(wiring.ordinal.max(initial=-1)) + 1)
-    return f"depth {bisect_left(depths, True, key=lambda depth: play(wiring, depth).complete)} is enough"
+    return (
+        f"depth {bisect_left(depths, True, key=lambda depth: play(wiring, depth).complete)} is "
+        "enough"
+    )
 
 
 class _Expressions:
@@ -174,9 +197,11 @@ class _Expressions:
         return result
 
     def expressions(self) -> Ints:
-        """A number for the expression below each node: equal ones, up to the order of two operands, have equal numbers.
+        """A number for the expression below each node: equal ones, up to the order of two operands,
+        have equal numbers.
 
-        Equal expressions have equal depths, so comparing the pairs of operands of one depth decides, from the leaves up.
+        Equal expressions have equal depths, so comparing the pairs of operands of one depth
+        decides, from the leaves up.
         """
         number = np.append(self.ranks, np.zeros(self.count - self.leaves, np.int64))
         inner = self.leaves + np.argsort(self.depth[self.leaves : self.count], kind="stable")
@@ -207,7 +232,9 @@ class _Expressions:
 
 
 class _ProgramMemory:
-    """Every rank's chunks during a play: the node that each holds (-1: none), and the instruction that wrote it."""
+    """Every rank's chunks during a play: the node that each holds (-1: none), and the instruction
+    that wrote it.
+    """
 
     def __init__(self, wiring: Wiring) -> None:
         program = wiring.program
@@ -222,11 +249,15 @@ class _ProgramMemory:
         reduces = op_where(code, "reads") & (op_where(code, "receives") | op_where(code, "updates"))
         self.values = _Expressions(np.repeat(np.arange(n), inputs), int(code.count[reduces].sum()))
         layout = program.layout
-        rank, chunk = (cells.reshape(-1) for cells in np.meshgrid(np.arange(n), np.arange(inputs), indexing="ij"))
+        rank, chunk = (
+            cells.reshape(-1)
+            for cells in np.meshgrid(np.arange(n), np.arange(inputs), indexing="ij")
+        )
         if layout is None:
             if program.in_place and program.buffers[1] < inputs:
                 raise ScheduleError(
-                    f"{program}: in place, the output holds the input, but has {program.buffers[1]} chunks for {inputs}"
+                    f"{program}: in place, the output holds the input, but has "
+                    f"{program.buffers[1]} chunks for {inputs}"
                 )
             stored = chunk + inputs * program.in_place
             has_input = np.ones(len(chunk), np.bool_)
@@ -243,7 +274,10 @@ class _ProgramMemory:
             self.alias[rank * self.chunks + chunk] = program.in_place
         else:
             rank, chunk = (
-                cells.reshape(-1) for cells in np.meshgrid(np.arange(n), np.arange(layout.scratch_base), indexing="ij")
+                cells.reshape(-1)
+                for cells in np.meshgrid(
+                    np.arange(n), np.arange(layout.scratch_base), indexing="ij"
+                )
             )
             self.alias[rank * self.chunks + chunk] = layout.canonical(rank, chunk) != chunk
 
@@ -251,13 +285,19 @@ class _ProgramMemory:
         """Refuse an instruction's access."""
         rank, chunk = divmod(cell, self.chunks)
         name = f"{place(self.wiring.program, chunk)} of rank {rank}"
-        raise self.wiring.fault(number, f"{reason.format(name)}\n  in {self.wiring.where(number)}", chunk=chunk)
+        raise self.wiring.fault(
+            number, f"{reason.format(name)}\n  in {self.wiring.where(number)}", chunk=chunk
+        )
 
     def _check_names(self, number: Ints, cell: Ints) -> None:
-        """Refuse addresses whose memory has another one in place: what is stored there would not be found under the other."""
+        """Refuse addresses whose memory has another one in place: what is stored there would not be
+        found under the other.
+        """
         alias = np.flatnonzero(self.alias[cell])
         if len(alias):
-            reason = "names {}, which in place is part of the larger buffer and must be addressed there"
+            reason = (
+                "names {}, which in place is part of the larger buffer and must be addressed there"
+            )
             self.fail(int(number[alias[0]]), int(cell[alias[0]]), reason)
 
     def read(self, number: Ints, cell: Ints) -> Ints:
@@ -266,7 +306,9 @@ class _ProgramMemory:
         nodes = self.held[cell]
         empty = np.flatnonzero(nodes < 0)
         if len(empty):
-            self.fail(int(number[empty[0]]), int(cell[empty[0]]), "reads {}, which holds nothing yet")
+            self.fail(
+                int(number[empty[0]]), int(cell[empty[0]]), "reads {}, which holds nothing yet"
+            )
         return nodes
 
     def write(self, number: Ints, cell: Ints, nodes: Ints) -> None:
@@ -274,7 +316,9 @@ class _ProgramMemory:
         self._check_names(number, cell)
         locked = np.flatnonzero(self.read_only[cell])
         if len(locked):
-            self.fail(int(number[locked[0]]), int(cell[locked[0]]), "overwrites {}: inputs are read-only")
+            self.fail(
+                int(number[locked[0]]), int(cell[locked[0]]), "overwrites {}: inputs are read-only"
+            )
         self.held[cell], self.writer[cell] = nodes, number
 
 
@@ -324,7 +368,9 @@ def check_data(wiring: Wiring, run: Play, proof: ProgramProof) -> ProgramProof:
     memory = _play_data(wiring, run)
     if program.collective is None or program.collective.kind == "barrier":
         return proof
-    return replace(proof, data=True, order=_check_outputs(memory, Layout(program.collective, program.chunks)))
+    return replace(
+        proof, data=True, order=_check_outputs(memory, Layout(program.collective, program.chunks))
+    )
 
 
 def _check_outputs(memory: _ProgramMemory, layout: Layout) -> str:
@@ -342,7 +388,8 @@ def _check_outputs(memory: _ProgramMemory, layout: Layout) -> str:
     node = memory.held[cell]
     reduced = source < 0
     right = node == np.where(reduced, -2, source * inputs + leaf)
-    # In a reduction every leaf is the same chunk on another rank. Many ranks hold the same node, which is checked only once.
+    # In a reduction every leaf is the same chunk on another rank. Many ranks hold the same node,
+    # which is checked only once.
     likely = np.flatnonzero(reduced & (node >= 0) & (values.size[node] == n))
     pairs, pair = np.unique(node[likely] * inputs + leaf[likely], return_inverse=True)
     whose, leaves = values.leaves_of(pairs // max(inputs, 1))
@@ -353,12 +400,16 @@ def _check_outputs(memory: _ProgramMemory, layout: Layout) -> str:
     if len(wrong):
         row = int(wrong[0])
         origins = range(n) if reduced[row] else (int(source[row]),)
-        _wrong_output(memory, int(cell[row]), [r * inputs + int(leaf[row]) for r in origins], len(wrong))
+        _wrong_output(
+            memory, int(cell[row]), [r * inputs + int(leaf[row]) for r in origins], len(wrong)
+        )
     return _level(leaf[reduced], values.expressions()[node[reduced]])
 
 
 def _level(chunk: Ints, tree: Ints) -> str:
-    """Level of the reduction order, from the expression of each chunk on all ranks; a rank without one has no order."""
+    """Level of the reduction order, from the expression of each chunk on all ranks; a rank without
+    one has no order.
+    """
     if not len(chunk):
         return ""
     _, first_row, group = np.unique(chunk, return_index=True, return_inverse=True)
@@ -380,7 +431,10 @@ def _wrong_output(memory: _ProgramMemory, cell: int, expected: list[int], faults
 
     location = place(wiring.program, chunk)
     lines = [
-        f"{wiring.program}: rank {rank} {location} is wrong at the end (wrong output chunks in all: {faults})",
+        (
+            f"{wiring.program}: rank {rank} {location} is wrong at the end (wrong output chunks in "
+            f"all: {faults})"
+        ),
         *compare_contributions(expected, actual, names),
         f"  last written by {wiring.where(writer)}" if writer >= 0 else "  never written",
     ]

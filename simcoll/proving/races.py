@@ -1,12 +1,15 @@
-"""Races in per-rank programs: two accesses to a chunk, one of them a write, that no message or lane orders.
+"""Races in per-rank programs: two accesses to a chunk, one of them a write, that no message or lane
+orders.
 
-Instructions are ordered by their lane, by explicit waits, and by messages: a send happens before its receive. A full FIFO that blocks a
-sender orders nothing here, because the capacity of a FIFO depends on sizes and protocol.
+Instructions are ordered by their lane, by explicit waits, and by messages: a send happens before
+its receive. A full FIFO that blocks a sender orders nothing here, because the capacity of a FIFO
+depends on sizes and protocol.
 
-In a play of the program each access is compared with the last write and the reads since then (as in FastTrack: Flanagan and Freund,
-PLDI 2009); an access ordered with these is ordered with all. Vector clocks (Lamport 1978; Mattern 1989) represent the order: for every
-instruction and lane, how far that lane must have advanced before. Most accesses are ordered within their rank, whose clocks need only
-its own lanes; the rest use clocks of the whole program.
+In a play of the program each access is compared with the last write and the reads since then (as in
+FastTrack: Flanagan and Freund, PLDI 2009); an access ordered with these is ordered with all. Vector
+clocks (Lamport 1978; Mattern 1989) represent the order: for every instruction and lane, how far
+that lane must have advanced before. Most accesses are ordered within their rank, whose clocks need
+only its own lanes; the rest use clocks of the whole program.
 """
 
 from __future__ import annotations
@@ -49,9 +52,10 @@ def _clocks(
     width
         Number of columns.
     """
-    # Level by level: no edge joins two instructions of one level, so the clocks of a level are complete before the next one takes their
-    # maxima. With the edges sorted by their later end, those that enter a level are one slice, and those of each row one run of it: one
-    # ``reduceat`` for a level. Levels are many and small, so their cuts are computed for all at once.
+    # Level by level: no edge joins two instructions of one level, so the clocks of a level are
+    # complete before the next one takes their maxima. With the edges sorted by their later end,
+    # those that enter a level are one slice, and those of each row one run of it: one ``reduceat``
+    # for a level. Levels are many and small, so their cuts are computed for all at once.
     number = run.order[rows]
     level = run.level[rows]
     row = np.full(len(wiring.lane), -1)
@@ -70,7 +74,9 @@ def _clocks(
     first_edge = np.flatnonzero(np.diff(later, prepend=-1))  # first edge of each row that has one
     firsts = np.searchsorted(first_edge, cuts).tolist()
     level_rows = pairwise([*starts, len(number)])
-    for (low, high), (low_edge, high_edge), span in zip(level_rows, pairwise(cuts), pairwise(firsts), strict=True):
+    for (low, high), (low_edge, high_edge), span in zip(
+        level_rows, pairwise(cuts), pairwise(firsts), strict=True
+    ):
         leading = first_edge[slice(*span)]
         if len(leading):
             latest = np.maximum.reduceat(clock[earlier[low_edge:high_edge]], leading - low_edge)
@@ -81,7 +87,9 @@ def _clocks(
 
 
 def _accesses(wiring: Wiring, run: Play) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Cell and instruction of every access, and whether it writes; by cell, in the order of the play."""
+    """Cell and instruction of every access, and whether it writes; by cell, in the order of the
+    play.
+    """
     code = wiring.code
     size = sum(wiring.program.buffers)
     reads = op_where(code, "reads")
@@ -117,7 +125,8 @@ def check_races(wiring: Wiring, run: Play) -> None:
     wiring
         The program.
     run
-        A complete play at any FIFO depth except 0, where instructions joined by a message share a level.
+        A complete play at any FIFO depth except 0, where instructions joined by a message share a
+        level.
 
     Raises
     ------
@@ -146,7 +155,9 @@ def check_races(wiring: Wiring, run: Play) -> None:
         )
 
 
-def _ordered_within_rank(wiring: Wiring, run: Play, earlier: Ints, later: Ints) -> NDArray[np.bool_]:
+def _ordered_within_rank(
+    wiring: Wiring, run: Play, earlier: Ints, later: Ints
+) -> NDArray[np.bool_]:
     """Mask of the pairs of instructions of one rank that are ordered within that rank."""
     code = wiring.code
     edges = local_order(wiring)
@@ -168,7 +179,9 @@ def _ordered_within_rank(wiring: Wiring, run: Play, earlier: Ints, later: Ints) 
 
 
 def _everywhere(wiring: Wiring, run: Play, lanes: Ints) -> Iterator[tuple[Ints, Clocks, Ints]]:
-    """Clocks of some lanes over the whole program, a few at a time: column of each lane, clocks, and row of each instruction."""
+    """Clocks of some lanes over the whole program, a few at a time: column of each lane, clocks,
+    and row of each instruction.
+    """
     local = local_order(wiring)
     edges = (
         np.concatenate([local[0], wiring.sends]),
@@ -182,7 +195,9 @@ def _everywhere(wiring: Wiring, run: Play, lanes: Ints) -> Iterator[tuple[Ints, 
         yield column, *_clocks(wiring, run, edges, np.arange(len(run.order)), column, len(some))
 
 
-def _ordered_by_messages(wiring: Wiring, run: Play, earlier: Ints, later: Ints) -> NDArray[np.bool_]:
+def _ordered_by_messages(
+    wiring: Wiring, run: Play, earlier: Ints, later: Ints
+) -> NDArray[np.bool_]:
     """Mask of the pairs of instructions that are ordered, possibly by messages between ranks."""
     result = np.zeros(len(later), np.bool_)
     lane = wiring.lane[earlier]
@@ -194,7 +209,9 @@ def _ordered_by_messages(wiring: Wiring, run: Play, earlier: Ints, later: Ints) 
 
 
 def most_in_flight(wiring: Wiring, run: Play) -> int:
-    """Most messages in flight on a connection with slow receivers: sends not ordered after an earlier receive."""
+    """Most messages in flight on a connection with slow receivers: sends not ordered after an
+    earlier receive.
+    """
     highest = 0
     lane = wiring.lane[wiring.recvs]
     longest = int(wiring.position.max(initial=0)) + 2
@@ -213,13 +230,21 @@ def most_in_flight(wiring: Wiring, run: Play) -> int:
 def _overlap(wiring: Wiring, number: int) -> NoReturn:
     """Refuse an instruction whose source and destination overlap without being identical."""
     code = wiring.code
-    conflict = f"races with itself: reads and writes {code.count[number]} chunks that overlap, in any order"
+    conflict = (
+        f"races with itself: reads and writes {code.count[number]} chunks that overlap, in "
+        "any order"
+    )
     chunk = int(max(code.src[number], code.dst[number]))
     raise wiring.fault(number, f"{wiring.where(number)} {conflict}", chunk=chunk)
 
 
-def _race(wiring: Wiring, cell: int, earlier: tuple[int, bool], later: tuple[int, bool]) -> NoReturn:
+def _race(
+    wiring: Wiring, cell: int, earlier: tuple[int, bool], later: tuple[int, bool]
+) -> NoReturn:
     rank, chunk = divmod(cell, sum(wiring.program.buffers))
-    lines = [f"  {wiring.where(number)} {'writes' if write else 'reads'} it" for number, write in (earlier, later)]
+    lines = [
+        f"  {wiring.where(number)} {'writes' if write else 'reads'} it"
+        for number, write in (earlier, later)
+    ]
     headline = f"race on rank {rank} {place(wiring.program, chunk)}: nothing orders these two"
     raise wiring.fault(later[0], "\n".join([headline, *lines]), chunk=chunk)

@@ -1,9 +1,11 @@
 """Conversion of a per-rank program to a schedule that gives every chunk the same values.
 
-A send and its receive become one transfer. Transfers are ordered by the hazards on the chunks that they touch and by their lanes;
-unordered ones share a step. Where a program needs the FIFO between its ranks (for example, each sends before it receives), lanes that
-keep the order of a whole thread block would wait for each other in a cycle; then each connection gets a separate lane. Where even that
-forms a cycle (two ranks swap a chunk), messages go through a scratch copy at the receiver, as they do in the FIFO.
+A send and its receive become one transfer. Transfers are ordered by the hazards on the chunks that
+they touch and by their lanes; unordered ones share a step. Where a program needs the FIFO between
+its ranks (for example, each sends before it receives), lanes that keep the order of a whole thread
+block would wait for each other in a cycle; then each connection gets a separate lane. Where even
+that forms a cycle (two ranks swap a chunk), messages go through a scratch copy at the receiver, as
+they do in the FIFO.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def _colour(units: list[frozenset[int]]) -> list[int]:
     result = []
     for ranks in units:
         channel = next(
-            c for c in range(len(units)) if not any(c in used_channels.get(rank, ()) for rank in sorted(ranks))
+            c
+            for c in range(len(units))
+            if not any(c in used_channels.get(rank, ()) for rank in sorted(ranks))
         )
         for rank in sorted(ranks):
             used_channels.setdefault(rank, set()).add(channel)
@@ -61,8 +65,12 @@ def _colour(units: list[frozenset[int]]) -> list[int]:
 
 
 def _by_blocks(wiring: Wiring) -> _Channels | None:
-    """A channel for each set of lanes joined by connections; None if a set has two lanes on one rank."""
-    from scipy.sparse import coo_array  # imports take a quarter of a second, and most proofs do not need it
+    """A channel for each set of lanes joined by connections; None if a set has two lanes on one
+    rank.
+    """
+    from scipy.sparse import (
+        coo_array,
+    )  # imports take a quarter of a second, and most proofs do not need it
     from scipy.sparse.csgraph import connected_components
 
     ranks = wiring.code.rank
@@ -74,7 +82,9 @@ def _by_blocks(wiring: Wiring) -> _Channels | None:
     if any(len(unit) != len(members) for unit, members in zip(units, ranks_of_unit, strict=True)):
         return None
     lanes = np.array(_colour(units), np.int64)[unit].tolist()
-    return _Channels("blocks", [lanes[c.sender] for c in wiring.connections], lanes, max(lanes, default=0) + 1)
+    return _Channels(
+        "blocks", [lanes[c.sender] for c in wiring.connections], lanes, max(lanes, default=0) + 1
+    )
 
 
 def _by_connections(wiring: Wiring, kind: str) -> _Channels:
@@ -104,7 +114,9 @@ class _Builder:
         self.wiring = wiring
         self.channels = channels
         self.buffered = channels.kind == "buffered"
-        self.rows: list[list[int]] = []  # the columns of a step; the destination of a message in flight is unknown
+        self.rows: list[
+            list[int]
+        ] = []  # the columns of a step; the destination of a message in flight is unknown
         self.turns: list[tuple[int, int, int]] = []  # transfer, rank, channel
         self.touches: list[tuple[int, int, int, int, bool]] = []  # as in _Touches
         self.flying: list[deque[int]] = [deque() for _ in wiring.connections]
@@ -139,11 +151,15 @@ class _Builder:
             self.touches.append((number, dst, chunk, count, False))
         self.touches.append((number, dst, chunk, count, True))
 
-    def local(self, lane: int, op: int, src: int, dst: int, count: int, channel: int | None = None) -> None:
+    def local(
+        self, lane: int, op: int, src: int, dst: int, count: int, channel: int | None = None
+    ) -> None:
         """Add a copy or reduction within a rank."""
         if count and (op == REDUCE or src != dst):
             rank = int(self.wiring.code.rank[lane])
-            number = self._open(rank, src, count, self.channels.locals[lane] if channel is None else channel)
+            number = self._open(
+                rank, src, count, self.channels.locals[lane] if channel is None else channel
+            )
             self._close(number, op, rank, dst)
 
     def send(self, connection: int, src: int, count: int) -> None:
@@ -154,7 +170,9 @@ class _Builder:
         number = self._open(ends.src, src, count, self.channels.messages[connection])
         if self.buffered:
             largest = int(self.wiring.code.count[ends.sends].max())
-            self._close(number, COPY, ends.dst, self.temporary(("fifo", connection), ends.dst, largest))
+            self._close(
+                number, COPY, ends.dst, self.temporary(("fifo", connection), ends.dst, largest)
+            )
         self.flying[connection].append(number)
 
     def receive(self, connection: int, lane: int, op: int, dst: int, count: int) -> None:
@@ -200,7 +218,9 @@ class _Builder:
             self.slots["partial", lane].append(partial)
 
     def steps(self) -> tuple[Step, ...] | None:
-        """The transfers, each in the first step after its predecessors; None if these form a cycle."""
+        """The transfers, each in the first step after its predecessors; None if these form a
+        cycle.
+        """
         transfer, rank, channel = _columns(self.turns, 3)
         order = np.lexsort((channel, rank))
         again = (np.diff(rank[order]) == 0) & (np.diff(channel[order]) == 0)
@@ -209,16 +229,23 @@ class _Builder:
         cell = touches.rank[row] * max(self.free) + touches.chunk[row] + offset
         by_cell = np.argsort(cell, kind="stable")
         writes = touches.writes[row][by_cell] == 1
-        later, earlier = (touches.transfer[row[by_cell[ends]]] for ends in hazards(cell[by_cell], writes))
+        later, earlier = (
+            touches.transfer[row[by_cell[ends]]] for ends in hazards(cell[by_cell], writes)
+        )
         predecessor = np.concatenate([transfer[order[:-1][again]], earlier])
         successor = np.concatenate([transfer[order[1:][again]], later])
         unequal = predecessor != successor
         sequence, level = levels(len(self.rows), predecessor[unequal], successor[unequal])
         columns = _columns(self.rows, 7)[:, sequence]
-        parts = np.split(columns, np.flatnonzero(np.diff(level)) + 1, axis=1) if len(sequence) else []
+        parts = (
+            np.split(columns, np.flatnonzero(np.diff(level)) + 1, axis=1) if len(sequence) else []
+        )
         if len(sequence) < len(self.rows):
             return None
-        return tuple(transfers(*part[:COUNT], count=part[COUNT], op=part[OP], channel=part[CHANNEL]) for part in parts)
+        return tuple(
+            transfers(*part[:COUNT], count=part[COUNT], op=part[OP], channel=part[CHANNEL])
+            for part in parts
+        )
 
 
 def _columns(rows: Sequence[Sequence[int]], width: int) -> Ints:
@@ -226,7 +253,9 @@ def _columns(rows: Sequence[Sequence[int]], width: int) -> Ints:
 
 
 def _ways(wiring: Wiring) -> Iterator[_Channels]:
-    """Channel assignments, from the one that keeps most of the program's order to one that always works."""
+    """Channel assignments, from the one that keeps most of the program's order to one that always
+    works.
+    """
     blocks = _by_blocks(wiring)
     if blocks is not None:
         yield blocks
@@ -245,11 +274,12 @@ def program_schedule(program: RankProgram) -> Schedule:
     Returns
     -------
     Schedule
-        Its parameter ``lanes`` names the meaning of a channel. ``blocks``: a set of thread blocks that connections join, with at
-        most one per rank, so that the order within each is kept. ``connections``: one connection, or the local operations of one
-        thread block, with the order between them left to the data; used if such a set has two thread blocks on a rank, or if
-        keeping their order needs a FIFO. ``buffered``: the same with a scratch copy of each message at its receiver. Block sizes must
-        be multiples of its chunks.
+        Its parameter ``lanes`` names the meaning of a channel. ``blocks``: a set of thread blocks
+        that connections join, with at most one per rank, so that the order within each is kept.
+        ``connections``: one connection, or the local operations of one thread block, with the order
+        between them left to the data; used if such a set has two thread blocks on a rank, or if
+        keeping their order needs a FIFO. ``buffered``: the same with a scratch copy of each message
+        at its receiver. Block sizes must be multiples of its chunks.
 
     Raises
     ------
@@ -258,13 +288,23 @@ def program_schedule(program: RankProgram) -> Schedule:
     ConfigError
         When the program's collective is unknown, or moves no data.
     """
-    expect(program, RankProgram, "program_schedule takes a program, made by load_msccl_xml(file) or lower(plan)")
+    expect(
+        program,
+        RankProgram,
+        "program_schedule takes a program, made by load_msccl_xml(file) or lower(plan)",
+    )
     if program.collective is None or program.collective.kind == "barrier":
-        reason = "no collective is known" if program.collective is None else "a barrier moves no data"
+        reason = (
+            "no collective is known" if program.collective is None else "a barrier moves no data"
+        )
         raise ConfigError(f"{program}: {reason}, so it is not a schedule")
     verify_program(program)
     wiring = wire(program)
-    run = next(candidate for depth in (0, program.fifo_depth, None) if (candidate := play(wiring, depth)).complete)
+    run = next(
+        candidate
+        for depth in (0, program.fifo_depth, None)
+        if (candidate := play(wiring, depth)).complete
+    )
     for channels in _ways(wiring):
         builder = _Builder(wiring, channels)
         for number in run.order.tolist():
@@ -274,5 +314,7 @@ def program_schedule(program: RankProgram) -> Schedule:
             slots = -(-(max(builder.free) - sum(program.buffers[:2])) // program.chunks)
             layout = Layout(program.collective, program.chunks, np.zeros(slots, np.int64))
             params = (("lanes", channels.kind),)
-            return Schedule(program.name, layout, partial(iter, steps), channels.count, params, divisible=True)
+            return Schedule(
+                program.name, layout, partial(iter, steps), channels.count, params, divisible=True
+            )
     raise InternalError(f"{wiring.program}: its operations cannot be put in order")

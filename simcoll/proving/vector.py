@@ -1,4 +1,6 @@
-"""The vector of a collective, of which every buffer holds all places or only the block of its rank."""
+"""The vector of a collective, of which every buffer holds all places or only the block of its
+rank.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,15 @@ class Vector:
 
     def chunk(self, region: int, place: int) -> int:
         """The chunk of a place in a buffer."""
-        return int(self.layout.bases()[region]) + (place % self.layout.chunks if self.own_block[region] else place)
+        return int(self.layout.bases()[region]) + (
+            place % self.layout.chunks if self.own_block[region] else place
+        )
 
     def chunks(self, region: int, place: Ints) -> Ints:
         """The chunks of places in a buffer."""
-        return int(self.layout.bases()[region]) + (place % self.layout.chunks if self.own_block[region] else place)
+        return int(self.layout.bases()[region]) + (
+            place % self.layout.chunks if self.own_block[region] else place
+        )
 
     def holds(self, region: int, rank: Ints, place: Ints) -> NDArray[np.bool_]:
         """Whether a rank has a place in a visible buffer."""
@@ -57,14 +63,18 @@ class Vector:
 
 
 def vector_of(layout: Layout) -> Vector | None:
-    """The vector of an all_reduce, an all_gather or a reduce_scatter; ``None`` for other collectives and kinds of scratch."""
+    """The vector of an all_reduce, an all_gather or a reduce_scatter; ``None`` for other
+    collectives and kinds of scratch.
+    """
     collective, scratch = layout.collective, layout.scratch
     own_block = {
         "all_reduce": (False, False, False),
         "all_gather": (True, False, False),
         "reduce_scatter": (False, True, False),
     }
-    inner = collective.in_place and collective.kind == "reduce_scatter"  # its outputs would be addressed in two ways
+    inner = (
+        collective.in_place and collective.kind == "reduce_scatter"
+    )  # its outputs would be addressed in two ways
     fits = scratch.size == 0 or (
         collective.kind == "reduce_scatter"
         and layout.scratch_pieces is None
@@ -72,4 +82,6 @@ def vector_of(layout: Layout) -> Vector | None:
     )
     if collective.kind not in own_block or inner or not fits:
         return None
-    return Vector(layout, max(collective.nblocks, 1) * layout.chunks, np.array(own_block[collective.kind]))
+    return Vector(
+        layout, max(collective.nblocks, 1) * layout.chunks, np.array(own_block[collective.kind])
+    )

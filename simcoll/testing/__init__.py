@@ -1,4 +1,5 @@
-"""Tools for testing your own algorithms: Hypothesis strategies, :func:`assert_implements`, and a pytest fixture ``emulator``.
+"""Tools for testing your own algorithms: Hypothesis strategies, :func:`assert_implements`, and a
+pytest fixture ``emulator``.
 
 Needs the extra ``test`` (``pip install simcoll[test]``); loaded on first use.
 """
@@ -27,5 +28,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":
             raise
-        raise ConfigError(f"simcoll.testing.{name} needs hypothesis: pip install simcoll[test]") from None
+        raise ConfigError(
+            f"simcoll.testing.{name} needs hypothesis: pip install simcoll[test]"
+        ) from None
     return getattr(module, name)

@@ -21,7 +21,9 @@ __all__ = ["assert_implements", "checked_run", "default_counts", "several"]
 
 
 def default_counts(schedule: Schedule) -> tuple[int, ...]:
-    """Awkward element counts per block: none, one, fewer and more than ranks or chunks, an odd number."""
+    """Awkward element counts per block: none, one, fewer and more than ranks or chunks, an odd
+    number.
+    """
     chunks, n = schedule.layout.chunks, schedule.nranks
     if schedule.divisible:
         return 0, chunks, 3 * chunks
@@ -43,7 +45,9 @@ def checked_run(plan: Plan, topology: Topology | None, seed: int = 0) -> Result:
     machine = _machine(plan) if topology is None else topology
     result = emulate(plan, machine, seed=seed)
     if result.wrong:
-        raise AssertionError(f"{plan} on {machine.name}: {result.wrong} wrong output elements (seed={seed})")
+        raise AssertionError(
+            f"{plan} on {machine.name}: {result.wrong} wrong output elements (seed={seed})"
+        )
     return result
 
 
@@ -64,8 +68,8 @@ def assert_implements(
 ) -> None:
     """Assert that a schedule implements its collective.
 
-    The schedule is proved. For each count and dtype it is bound, its lowering is checked for races and deadlock, and it is emulated on
-    data whose result is exact in any order of reduction.
+    The schedule is proved. For each count and dtype it is bound, its lowering is checked for races
+    and deadlock, and it is emulated on data whose result is exact in any order of reduction.
 
     Parameters
     ----------
@@ -78,7 +82,8 @@ def assert_implements(
     op
         As for ``bind``.
     topology
-        The topology for the emulation; default: a crossbar, whose switch reduces and multicasts if the schedule needs it.
+        The topology for the emulation; default: a crossbar, whose switch reduces and multicasts if
+        the schedule needs it.
 
     Raises
     ------
@@ -93,16 +98,24 @@ def assert_implements(
     >>> assert_implements(simcoll.schedule("all_gather", "ring", nranks=3), counts=[0, 5, [1, 0, 4]])
     """
     __tracebackhide__ = True
-    expect(schedule, Schedule, "assert_implements takes a schedule, made by schedule(collective, algorithm)")
+    expect(
+        schedule,
+        Schedule,
+        "assert_implements takes a schedule, made by schedule(collective, algorithm)",
+    )
     if topology is not None:
-        expect(topology, Topology, "assert_implements takes a topology, made by load_topology(name)")
+        expect(
+            topology, Topology, "assert_implements takes a topology, made by load_topology(name)"
+        )
     sizes = several("counts", default_counts(schedule) if counts is None else counts, "[0, 1, 7]")
     kinds = several("dtypes", dtypes, "['float32', 'int32']")
     try:
         verify(schedule)
     except SimcollError as error:
         replay = "simcoll.verify(schedule)"
-        raise AssertionError(f"{error}\nreplay: {replay}  # schedule: {_describe(schedule)}") from None
+        raise AssertionError(
+            f"{error}\nreplay: {replay}  # schedule: {_describe(schedule)}"
+        ) from None
     for count in sizes:
         for dtype in kinds:
             replay = _bound(count, dtype, op)
@@ -114,18 +127,23 @@ def assert_implements(
                 checked_run(plan, topology)
             except (SimcollError, AssertionError) as error:
                 on = "" if topology is None else f"; topology: {topology.name!r}"
-                raise AssertionError(f"{error}\nreplay: {replay}  # schedule: {_describe(schedule)}{on}") from None
+                raise AssertionError(
+                    f"{error}\nreplay: {replay}  # schedule: {_describe(schedule)}{on}"
+                ) from None
 
 
 def several(name: str, choices: Any, example: str) -> list[Any]:
     """The given choices as a list, because they are iterated more than once."""
     if not isinstance(choices, Iterable) or isinstance(choices, str):
         raise ConfigError(
-            f"{name} must be a list such as {example}, got {choices!r:.60}; did you mean [{choices!r:.60}]?"
+            f"{name} must be a list such as {example}, got {choices!r:.60}; did you mean "
+            f"[{choices!r:.60}]?"
         )
     values = list(choices)
     if not values:
-        raise ConfigError(f"{name} is empty, so nothing would be checked; expected one or more, such as {example}")
+        raise ConfigError(
+            f"{name} is empty, so nothing would be checked; expected one or more, such as {example}"
+        )
     return values
 
 
@@ -139,7 +157,8 @@ def _replay_source(count: Any, dtype: Any, op: str | Reduction, topology: Topolo
     argument = "" if topology is None else ", topology=topology"
     return (
         "from simcoll.testing import assert_implements; "
-        f"assert_implements(schedule, counts=[{_plain(count)}], dtypes=[{_kind(dtype)}], op={_operation(op)}{argument})"
+        f"assert_implements(schedule, counts=[{_plain(count)}], dtypes=[{_kind(dtype)}], "
+        f"op={_operation(op)}{argument})"
     )
 
 

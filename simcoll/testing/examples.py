@@ -21,7 +21,8 @@ def needed_params(collective: str, algorithm: str, nranks: int) -> dict[str, Any
     if nranks == 1:
         return {"topology": crossbar(1, "25 GB/s", "1 us")}
     if algorithm == "packed":
-        # On a path, each end is the root of half an all-reduce, and the ranks between are roots of nothing.
+        # On a path, each end is the root of half an all-reduce, and the ranks between are roots of
+        # nothing.
         return {"topology": torus([nranks], "25 GB/s", "1 us", wrap=False), "pieces": 2}
     rows = next((rows for rows in (2, 3) if nranks % rows == 0 and nranks > 2 * rows), 1)
     return {"topology": torus([rows, nranks // rows] if rows > 1 else [nranks], "25 GB/s", "1 us")}

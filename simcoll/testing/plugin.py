@@ -22,7 +22,8 @@ __all__ = ["emulator"]
 def emulator() -> Callable[..., Result]:
     """A function that proves a schedule, emulates it on exact data, and returns the checked result.
 
-    ``emulator(schedule, count, dtype=, op=, topology=, ranks=, protocol=, seed=)``; the default topology is a crossbar.
+    ``emulator(schedule, count, dtype=, op=, topology=, ranks=, protocol=, seed=)``; the default
+    topology is a crossbar.
     """
     return _emulate
 
@@ -41,4 +42,6 @@ def _emulate(
     # Every pytest run loads the plugin, but few need the emulator.
     from simcoll.testing.checks import checked_run
 
-    return checked_run(bind(schedule, count, dtype, op, ranks=ranks, protocol=protocol), topology, seed)
+    return checked_run(
+        bind(schedule, count, dtype, op, ranks=ranks, protocol=protocol), topology, seed
+    )

@@ -9,7 +9,18 @@ import numpy as np
 
 from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
-from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Layout, Schedule, Step, joined, lowered, transfers
+from simcoll.core.schedule import (
+    COPY,
+    REDUCE,
+    SWITCH_REDUCE,
+    SYNC,
+    Layout,
+    Schedule,
+    Step,
+    joined,
+    lowered,
+    transfers,
+)
 from simcoll.core.step import by_chunk
 
 __all__ = ["detour", "merge", "relabel_channels", "relabel_ranks", "split", "tree_schedule"]
@@ -23,7 +34,11 @@ def _steps(schedule: Schedule) -> list[Step]:
 def _like(schedule: Schedule, steps: list[Step], layout: Layout | None = None) -> Schedule:
     frozen = tuple(steps)
     return Schedule(
-        schedule.name, layout or schedule.layout, lambda: frozen, schedule.nchannels, divisible=schedule.divisible
+        schedule.name,
+        layout or schedule.layout,
+        lambda: frozen,
+        schedule.nchannels,
+        divisible=schedule.divisible,
     )
 
 
@@ -31,7 +46,9 @@ def _reads(layout: Layout, step: Step) -> Ints:
     """Chunks that a step reads, flat over the ranks, including the targets of its reductions."""
     target = step.dst_rank * layout.size + step.dst_chunk
     data = step.op != SYNC
-    reads: Ints = np.concatenate([(step.src_rank * layout.size + step.src_chunk)[data], target[step.op == REDUCE]])
+    reads: Ints = np.concatenate(
+        [(step.src_rank * layout.size + step.src_chunk)[data], target[step.op == REDUCE]]
+    )
     return reads
 
 
@@ -104,8 +121,8 @@ def relabel_channels(schedule: Schedule, permutation: Sequence[int]) -> Schedule
 def split(schedule: Schedule, index: int, mask: Sequence[bool]) -> Schedule:
     """Split step ``index`` in two: the transfers marked in ``mask``, then the others.
 
-    ``mask`` repeats if it is too short. A step stays whole if it has switch operations, or if its later part would read a chunk that the
-    first part writes.
+    ``mask`` repeats if it is too short. A step stays whole if it has switch operations, or if its
+    later part would read a chunk that the first part writes.
     """
     steps = _steps(schedule)
     selection = np.resize(np.asarray(mask, np.bool_), len(steps[index]))
@@ -127,16 +144,19 @@ def merge(schedule: Schedule, index: int) -> Schedule:
     later = steps[index + 1]
     needed = np.concatenate([_reads(layout, later), _writes(layout, later)])
     dependent = np.isin(_writes(layout, early), needed).any()
-    # The meaning of a barrier is the order of its messages; a switch joins operations that share a step.
+    # The meaning of a barrier is the order of its messages; a switch joins operations that share a
+    # step.
     if dependent or (early.op >= SYNC).any() or (later.op >= SYNC).any():
         return _like(schedule, steps)
     return _like(schedule, [*steps[:index], joined([early, later]), *steps[index + 2 :]])
 
 
 def detour(schedule: Schedule, index: int, row: int) -> Schedule:
-    """Send a transfer of step ``index`` through a new scratch slot at its destination, one step earlier.
+    """Send a transfer of step ``index`` through a new scratch slot at its destination, one step
+    earlier.
 
-    ``row`` selects the transfer, modulo the number of transfers: in place, some transfers of the step may have been dropped.
+    ``row`` selects the transfer, modulo the number of transfers: in place, some transfers of the
+    step may have been dropped.
     """
     steps = _steps(schedule)
     old = schedule.layout
@@ -151,8 +171,12 @@ def detour(schedule: Schedule, index: int, row: int) -> Schedule:
     dst = int(step.dst_rank[row])
     dst_chunk = int(step.dst_chunk[row])
     remaining = np.arange(len(step)) != row
-    same_target = (step.op == REDUCE) & (step.dst_rank == dst) & (step.dst_chunk == dst_chunk) & remaining
-    if step.op[row] == REDUCE and (step.src_rank[same_target] == dst).any():  # a fold takes one operand of each rank
+    same_target = (
+        (step.op == REDUCE) & (step.dst_rank == dst) & (step.dst_chunk == dst_chunk) & remaining
+    )
+    if (
+        step.op[row] == REDUCE and (step.src_rank[same_target] == dst).any()
+    ):  # a fold takes one operand of each rank
         return _like(schedule, steps)
     cell = np.array([dst]), np.array([dst_chunk])
     block = int(old.block(*cell)[0])
@@ -166,7 +190,9 @@ def detour(schedule: Schedule, index: int, row: int) -> Schedule:
     stop = int(layout.scratch_at(old.scratch_slots, piece if pieces is None else 0))
     channel = int(step.channel[row])
     op = int(step.op[row])
-    arrive = transfers(dst, stop, dst, dst_chunk, op=REDUCE if op == REDUCE else COPY, channel=channel)
+    arrive = transfers(
+        dst, stop, dst, dst_chunk, op=REDUCE if op == REDUCE else COPY, channel=channel
+    )
     steps[index : index + 1] = [
         transfers(src, src_chunk, dst, stop, channel=channel),
         joined([step.rows(remaining), arrive]),
@@ -190,7 +216,9 @@ def tree_schedule(collective: Collective, parents: Sequence[int], order: Sequenc
     result = layout.output()
     steps = [transfers(rank, layout.input(), rank, result)]
     if collective.kind != "broadcast":
-        steps += [transfers(child, result, parent, result, op=REDUCE) for parent, child in reversed(edges)]
+        steps += [
+            transfers(child, result, parent, result, op=REDUCE) for parent, child in reversed(edges)
+        ]
     if collective.kind != "reduce":
         steps += [transfers(parent, result, child, result) for parent, child in edges]
     return Schedule("random tree", layout, lambda: iter(steps))

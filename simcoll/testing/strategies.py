@@ -56,7 +56,8 @@ def _strategy(name: str, choice: Any, default: SearchStrategy[Any]) -> SearchStr
     """The given strategy, or the default."""
     if choice is not None and not isinstance(choice, SearchStrategy):
         raise ConfigError(
-            f"{name} must be a strategy of Hypothesis, got {choice!r:.60}; did you mean hypothesis.strategies.just({choice!r:.60})?"
+            f"{name} must be a strategy of Hypothesis, got {choice!r:.60}; did you mean "
+            f"hypothesis.strategies.just({choice!r:.60})?"
         )
     return default if choice is None else choice
 
@@ -76,8 +77,11 @@ def _collectives(
 
 
 @st.composite
-def sizes(draw: DrawFn, collective: Collective, most: int = 40) -> int | list[int] | list[list[int]]:
-    """Counts for bind: awkward numbers around the world size, uneven lists, split matrices with zero rows.
+def sizes(
+    draw: DrawFn, collective: Collective, most: int = 40
+) -> int | list[int] | list[list[int]]:
+    """Counts for bind: awkward numbers around the world size, uneven lists, split matrices with
+    zero rows.
 
     Parameters
     ----------
@@ -97,7 +101,8 @@ def sizes(draw: DrawFn, collective: Collective, most: int = 40) -> int | list[in
     empty = draw(st.sets(st.integers(0, n - 1), max_size=n))
     column = draw(st.none() | st.integers(0, n - 1))
     return [
-        [0 if src in empty or dst == column else size for dst, size in enumerate(row)] for src, row in enumerate(matrix)
+        [0 if src in empty or dst == column else size for dst, size in enumerate(row)]
+        for src, row in enumerate(matrix)
     ]
 
 
@@ -128,39 +133,58 @@ def topologies(draw: DrawFn, least: int = 1) -> Topology:
     inner = draw(st.integers(1, 4))
     outer = max(1, -(-least // inner)) + draw(st.integers(0, 1))
     if family == "boxes":
-        return boxes(outer, inner, "400 GB/s", "1 us", nics=inner, nic_bandwidth=bandwidth, nic_latency=latency)
+        return boxes(
+            outer,
+            inner,
+            "400 GB/s",
+            "1 us",
+            nics=inner,
+            nic_bandwidth=bandwidth,
+            nic_latency=latency,
+        )
     if family == "fat_tree":
-        return fat_tree(outer, inner, bandwidth, latency, oversubscription=draw(st.sampled_from([1, 2])))
+        return fat_tree(
+            outer, inner, bandwidth, latency, oversubscription=draw(st.sampled_from([1, 2]))
+        )
     return torus([outer, inner], bandwidth, latency)
 
 
 def schedules(
     wanted: SearchStrategy[Collective] | None = None, rewritten: SearchStrategy[int] | None = None
 ) -> SearchStrategy[Schedule]:
-    """Random correct schedules: an algorithm or a random tree, rewritten without changing its meaning.
+    """Random correct schedules: an algorithm or a random tree, rewritten without changing its
+    meaning.
 
     Parameters
     ----------
     wanted
         Collectives; default: all.
     rewritten
-        Number of rewrites: ranks or channels renamed, steps split or merged, detours through scratch. Default: 0 to 4.
+        Number of rewrites: ranks or channels renamed, steps split or merged, detours through
+        scratch. Default: 0 to 4.
 
     Raises
     ------
     ConfigError
         For arguments that are not strategies.
     """
-    return _schedules(_strategy("wanted", wanted, collectives()), _strategy("rewritten", rewritten, st.integers(0, 4)))
+    return _schedules(
+        _strategy("wanted", wanted, collectives()),
+        _strategy("rewritten", rewritten, st.integers(0, 4)),
+    )
 
 
 @st.composite
 def _schedules(
-    draw: DrawFn, kinds_of_collective: SearchStrategy[Collective], rewrite_count: SearchStrategy[int]
+    draw: DrawFn,
+    kinds_of_collective: SearchStrategy[Collective],
+    rewrite_count: SearchStrategy[int],
 ) -> Schedule:
     collective = draw(kinds_of_collective)
     schedule = draw(
-        _random_trees(collective) if _tree(collective) and draw(st.booleans()) else _library_schedules(collective)
+        _random_trees(collective)
+        if _tree(collective) and draw(st.booleans())
+        else _library_schedules(collective)
     )
     for _ in range(draw(rewrite_count)):
         schedule = draw(_rewrites(schedule))
@@ -189,9 +213,12 @@ def _library_schedules(draw: DrawFn, collective: Collective) -> Schedule:
     name, params = draw(st.sampled_from(served))
     chosen: dict[str, Any] = {param: 2 for param in params if draw(st.booleans())}
     try:
-        return simcoll.schedule(collective, name, **(needed_params(collective.kind, name, collective.nranks) | chosen))
+        return simcoll.schedule(
+            collective, name, **(needed_params(collective.kind, name, collective.nranks) | chosen)
+        )
     except ConfigError:
-        # The algorithm does not serve this rank count; the first one in the table serves all counts.
+        # The algorithm does not serve this rank count; the first one in the table serves all
+        # counts.
         return simcoll.schedule(collective, served[0][0])
 
 
@@ -205,7 +232,9 @@ def _rewrites(draw: DrawFn, schedule: Schedule) -> Schedule:
         return rewrites.relabel_channels(schedule, draw(st.permutations(range(schedule.nchannels))))
     index = draw(st.integers(0, len(lengths) - 1))
     if kind == "split":
-        return rewrites.split(schedule, index, draw(st.lists(st.booleans(), min_size=1, max_size=6)))
+        return rewrites.split(
+            schedule, index, draw(st.lists(st.booleans(), min_size=1, max_size=6))
+        )
     if kind == "merge":
         return rewrites.merge(schedule, index)
     return rewrites.detour(schedule, index, draw(st.integers(0, max(0, lengths[index] - 1))))

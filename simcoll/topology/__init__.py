@@ -1,9 +1,10 @@
 """Clusters as frozen graphs: links, placement of ranks, routes, and the source of every number.
 
-``graph`` holds the record, ``routing`` the vectorised routers, ``detours`` the routes around lost links, ``families``, ``direct_networks``,
-``ecmp`` and ``cluster`` the generators, ``placement`` the positions of ranks, ``orbits`` the symmetries of ranks, ``files`` and
-``file_layers`` the TOML format, ``readers`` the descriptions that other tools have of machines, and ``machine`` the facts that library
-models need. Nothing here depends on schedules or time.
+``graph`` holds the record, ``routing`` the vectorised routers, ``detours`` the routes around lost
+links, ``families``, ``direct_networks``, ``ecmp`` and ``cluster`` the generators, ``placement`` the
+positions of ranks, ``orbits`` the symmetries of ranks, ``files`` and ``file_layers`` the TOML
+format, ``readers`` the descriptions that other tools have of machines, and ``machine`` the facts
+that library models need. Nothing here depends on schedules or time.
 """
 
 from simcoll.topology.cluster import Tier

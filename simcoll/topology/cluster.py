@@ -1,8 +1,10 @@
-"""Clusters of equal nodes: one node as a small graph, its copies, and tiers of switches that join them by rail.
+"""Clusters of equal nodes: one node as a small graph, its copies, and tiers of switches that join
+them by rail.
 
-GPU g of every node sends to other nodes through its own NIC (its rail). A tier is one layer of switches: the leaf tier of a
-rail-optimised network has a switch for each rail and group of nodes, and the spine joins all of them. A switch in the model stands for
-as many real ones as necessary, perfectly balanced (aggregated uplinks).
+GPU g of every node sends to other nodes through its own NIC (its rail). A tier is one layer of
+switches: the leaf tier of a rail-optimised network has a switch for each rail and group of nodes,
+and the spine joins all of them. A switch in the model stands for as many real ones as necessary,
+perfectly balanced (aggregated uplinks).
 """
 
 from __future__ import annotations
@@ -18,14 +20,23 @@ from simcoll.errors import ConfigError
 from simcoll.topology.graph import Topology
 from simcoll.topology.links import LinkTable, assemble, room_for_links
 from simcoll.topology.routing import BoxRouter, Level, ShortestPathRouter, shortest_path_router
-from simcoll.topology.values import Quantity, checked_capacity, count, duration_fs, factor, halves_fs
+from simcoll.topology.values import (
+    Quantity,
+    checked_capacity,
+    count,
+    duration_fs,
+    factor,
+    halves_fs,
+)
 
 __all__ = ["Box", "Tier", "cluster"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Box:
-    """One node: vertices by local name, links between them, its GPUs and NICs, and the NIC of each GPU."""
+    """One node: vertices by local name, links between them, its GPUs and NICs, and the NIC of each
+    GPU.
+    """
 
     names: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -49,9 +60,11 @@ class Tier:
     rail_only
         Whether each rail has separate switches.
     latency
-        For the first tier, the one-way latency from GPU to GPU through it; for the others, the addition for crossing it.
+        For the first tier, the one-way latency from GPU to GPU through it; for the others, the
+        addition for crossing it.
     oversubscription
-        Capacity into the tier below over capacity up into this tier; 1 is non-blocking. Unused for the first tier.
+        Capacity into the tier below over capacity up into this tier; 1 is non-blocking. Unused for
+        the first tier.
     """
 
     name: str
@@ -67,7 +80,8 @@ def cluster(name: str, box: Box, nodes: int, tiers: Sequence[Tier]) -> Topology:
     Raises
     ------
     ConfigError
-        When several nodes have no NICs or no tier that joins them all, or a link exceeds the model's capacity.
+        When several nodes have no NICs or no tier that joins them all, or a link exceeds the
+        model's capacity.
     """
     nodes = count(nodes, "nodes", maximum=2**17)
     g, size = len(box.gpus), len(box.names)
@@ -106,7 +120,11 @@ def _without_nics(box: Box) -> Box:
     remaining = [v for v in range(len(box.names)) if v not in set(box.nics)]
     new = {v: i for i, v in enumerate(remaining)}
     links = LinkTable(
-        [(new[row[0]], new[row[1]], *row[2:]) for row in box.links.rows if row[0] in new and row[1] in new]
+        [
+            (new[row[0]], new[row[1]], *row[2:])
+            for row in box.links.rows
+            if row[0] in new and row[1] in new
+        ]
     )
     names, kinds = (tuple(column[v] for v in remaining) for column in (box.names, box.kinds))
     return Box(names, kinds, links, tuple(new[v] for v in box.gpus))
@@ -118,7 +136,9 @@ def _inside_router(box: Box) -> ShortestPathRouter:
     endpoints = np.array(box.gpus + box.nics, dtype=np.int64)
     forwards = np.ones(len(box.names), dtype=bool)
     forwards[endpoints] = False
-    return shortest_path_router(len(box.names), columns[0], columns[1], columns[3], endpoints, forwards)
+    return shortest_path_router(
+        len(box.names), columns[0], columns[1], columns[3], endpoints, forwards
+    )
 
 
 def _paths(name: str, box: Box, router: ShortestPathRouter, src: Ints, dst: Ints) -> Shorts:
@@ -128,7 +148,9 @@ def _paths(name: str, box: Box, router: ShortestPathRouter, src: Ints, dst: Ints
     if missing.size:
         ends = box.gpus + box.nics
         a, b = (box.names[ends[end[missing[0]]]] for end in (src, dst))
-        raise ConfigError(f"topology {name!r} is disconnected: inside a node there is no route from {a} to {b}")
+        raise ConfigError(
+            f"topology {name!r} is disconnected: inside a node there is no route from {a} to {b}"
+        )
     return paths
 
 
@@ -143,17 +165,25 @@ class _Network:
 
 
 def _network(
-    name: str, box: Box, router: ShortestPathRouter, nodes: int, tiers: tuple[Tier, ...], links_per_box: int
+    name: str,
+    box: Box,
+    router: ShortestPathRouter,
+    nodes: int,
+    tiers: tuple[Tier, ...],
+    links_per_box: int,
 ) -> _Network:
     """Switches and links of all tiers. Tables list NICs first, then GPUs."""
     tier_names = [tier.name for tier in tiers]
     if len(set(tier_names)) != len(tier_names) or {"box", "pod"} & set(tier_names):
-        raise ConfigError(f"topology {name!r}: tiers {tier_names} need distinct names, other than 'box' and 'pod'")
+        raise ConfigError(
+            f"topology {name!r}: tiers {tier_names} need distinct names, other than 'box' and 'pod'"
+        )
     size, g, cards = len(box.names), len(box.gpus), len(box.nics)
     first_vertex, first_link = nodes * size, nodes * links_per_box
     network = _Network([], LinkTable([]), [], {})
     box_of_card, rail = np.divmod(np.arange(nodes * cards), cards)
-    # For each NIC, the vertex that its traffic has reached on the way up, and the capacity into that vertex from below.
+    # For each NIC, the vertex that its traffic has reached on the way up, and the capacity into
+    # that vertex from below.
     reached = box_of_card * size + np.array(box.nics)[rail]
     inflow = {int(v): box.nic_capacity[r] for v, r in zip(reached, rail, strict=True)}
     ups, downs = _card_paths(name, box, router, nodes, links_per_box)
@@ -163,7 +193,11 @@ def _network(
         switch = first_vertex + len(network.names) + group
         network.names.extend(_switch_names(tier, group, box_of_card, rail))
         latency = halves_fs(duration_fs(tier.latency, f"latency of the {tier.name} tier"))
-        share = factor(tier.oversubscription, f"oversubscription of the {tier.name} tier") if depth else Fraction(1)
+        share = (
+            factor(tier.oversubscription, f"oversubscription of the {tier.name} tier")
+            if depth
+            else Fraction(1)
+        )
         rates: dict[int, int] = {}
         link_of: dict[int, tuple[int, int]] = {}
         arriving: dict[int, int] = {}
@@ -184,12 +218,19 @@ def _network(
         if group.max() > 0:
             network.groups[tier.name] = group[card_of_gpu]
         if tier.rail_only and tier.boxes is not None and tier.boxes < nodes:
-            network.groups["pod" if depth == 0 else f"{tier.name}_pod"] = np.arange(nodes * g) // g // tier.boxes
+            network.groups["pod" if depth == 0 else f"{tier.name}_pod"] = (
+                np.arange(nodes * g) // g // tier.boxes
+            )
         reached, inflow = switch, arriving
     if not tiers or len(inflow) != 1:
-        last = f"the {tiers[-1].name} tier has {len(inflow)} separate switches" if tiers else "there are no tiers"
+        last = (
+            f"the {tiers[-1].name} tier has {len(inflow)} separate switches"
+            if tiers
+            else "there are no tiers"
+        )
         raise ConfigError(
-            f"topology {name!r} is disconnected: {last}; expected a last tier that joins all nodes and rails"
+            f"topology {name!r} is disconnected: {last}; expected a last tier that joins all nodes "
+            "and rails"
         )
     return network
 
@@ -206,10 +247,14 @@ def _card_paths(
         tiled = np.tile(paths, (nodes, 1))
         return np.where(tiled >= 0, tiled + shift, -1).astype(np.int32)
 
-    return copies(_paths(name, box, router, gpus, cards)), copies(_paths(name, box, router, cards, gpus))
+    return copies(_paths(name, box, router, gpus, cards)), copies(
+        _paths(name, box, router, cards, gpus)
+    )
 
 
-def _tier_groups(name: str, tiers: tuple[Tier, ...], depth: int, nodes: int, box: Ints, rail: Ints) -> Ints:
+def _tier_groups(
+    name: str, tiers: tuple[Tier, ...], depth: int, nodes: int, box: Ints, rail: Ints
+) -> Ints:
     """Switch of the tier above each NIC, numbered from 0."""
     tier = tiers[depth]
     span = count(nodes if tier.boxes is None else tier.boxes, f"boxes of the {tier.name} tier")
@@ -218,8 +263,10 @@ def _tier_groups(name: str, tiers: tuple[Tier, ...], depth: int, nodes: int, box
         inner = nodes if below.boxes is None else below.boxes
         if (span < nodes and span % inner) or (tier.rail_only and not below.rail_only):
             raise ConfigError(
-                f"topology {name!r}: a switch of the {tier.name} tier must join whole switches of the {below.name} "
-                f"tier; expected boxes to be a multiple of {inner}, and rail_only only above rail_only"
+                f"topology {name!r}: a switch of the {tier.name} tier must join whole switches of "
+                f"the {below.name} "
+                f"tier; expected boxes to be a multiple of {inner}, and rail_only only above "
+                "rail_only"
             )
     rails = int(rail.max()) + 1
     key = (box // span) * rails + rail if tier.rail_only else box // span
@@ -227,11 +274,14 @@ def _tier_groups(name: str, tiers: tuple[Tier, ...], depth: int, nodes: int, box
 
 
 def _switch_names(tier: Tier, group: Ints, box: Ints, rail: Ints) -> list[str]:
-    """``spine`` for a single switch, ``leaf2`` by group of nodes, ``leaf0.rail3`` if rails have separate switches."""
+    """``spine`` for a single switch, ``leaf2`` by group of nodes, ``leaf0.rail3`` if rails have
+    separate switches.
+    """
     _, positions = np.unique(group, return_index=True)
     if len(positions) == 1:
         return [tier.name]
     return [
-        f"{tier.name}{box[f] // tier.boxes if tier.boxes else 0}" + (f".rail{rail[f]}" if tier.rail_only else "")
+        f"{tier.name}{box[f] // tier.boxes if tier.boxes else 0}"
+        + (f".rail{rail[f]}" if tier.rail_only else "")
         for f in positions
     ]

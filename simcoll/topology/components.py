@@ -10,7 +10,8 @@ __all__ = ["lowest_in_component"]
 
 
 def lowest_in_component(count: int, tail: Ints, head: Ints) -> Ints:
-    """For each of ``count`` vertices, the lowest vertex of its component; link directions do not matter.
+    """For each of ``count`` vertices, the lowest vertex of its component; link directions do not
+    matter.
 
     >>> lowest_in_component(5, np.array([4, 3]), np.array([3, 1])).tolist()
     [0, 1, 2, 1, 1]

@@ -35,17 +35,20 @@ class Multipath(Protocol):
 class DetourRouter:
     """The routes of a topology before it lost links, with detours for those that used one.
 
-    Its endpoints are the ranks of the topology that lost the links. A detour is another equal route if the original router has several
-    (:class:`Multipath`), else a shortest path, else a route over another GPU of the node (:class:`~simcoll.topology.relays.Relays`); the
-    last also comes before a route to another GPU's NIC that crosses a CPU. A detour depends only on the set of lost links, not on their
-    order, and losing a link changes no pair that did not use it, not even one on a detour.
+    Its endpoints are the ranks of the topology that lost the links. A detour is another equal route
+    if the original router has several (:class:`Multipath`), else a shortest path, else a route over
+    another GPU of the node (:class:`~simcoll.topology.relays.Relays`); the last also comes before a
+    route to another GPU's NIC that crosses a CPU. A detour depends only on the set of lost links,
+    not on their order, and losing a link changes no pair that did not use it, not even one on a
+    detour.
 
     Attributes
     ----------
     original, endpoints
         Router of the original topology, and its endpoint of each endpoint of this one.
     number
-        New number of every link of the original topology, :data:`LOST` for lost ones, and -1 for the padding at the end.
+        New number of every link of the original topology, :data:`LOST` for lost ones, and -1 for
+        the padding at the end.
     remainder
         Shortest paths over the remaining links, in new numbers; no links if there is no path.
     relays
@@ -73,7 +76,9 @@ class DetourRouter:
         for needy, at_source in ((none, False), (self.relays.over_host(routes[detour]), True)):
             rows = np.flatnonzero(needy)
             if rows.size:
-                relayed = self.relays.links(a[rows], b[rows], lambda s, t: self._direct(s, t)[0], at_source=at_source)
+                relayed = self.relays.links(
+                    a[rows], b[rows], lambda s, t: self._direct(s, t)[0], at_source=at_source
+                )
                 better = (relayed >= 0).any(axis=1)
                 routes = _replace_rows(routes, detour[rows[better]], relayed[better])
         return routes
@@ -84,7 +89,9 @@ class DetourRouter:
         routes = self.number[self.original.links(a, b)]
         broken = np.flatnonzero((routes == LOST).any(axis=1))
         if broken.size and isinstance(self.original, Multipath):
-            routes[broken] = self.number[self.original.around(a[broken], b[broken], self.number == LOST)]
+            routes[broken] = self.number[
+                self.original.around(a[broken], b[broken], self.number == LOST)
+            ]
             broken = broken[(routes[broken] == LOST).any(axis=1)]
         if not broken.size:
             return routes, broken
@@ -100,11 +107,17 @@ def _replace_rows(routes: Links, rows: Ints, detours: Links) -> Links:
 
 
 def detour_router(
-    router: Router, endpoints: Ints, present: NDArray[np.bool_], remainder: Router, relays: Relays | None
+    router: Router,
+    endpoints: Ints,
+    present: NDArray[np.bool_],
+    remainder: Router,
+    relays: Relays | None,
 ) -> DetourRouter:
-    """The router of the remaining links, from the old router, the endpoints of its ranks, and a mask of the remaining links.
+    """The router of the remaining links, from the old router, the endpoints of its ranks, and a
+    mask of the remaining links.
 
-    ``remainder`` has a route over the remaining links for every two ranks for which ``relays`` has none.
+    ``remainder`` has a route over the remaining links for every two ranks for which ``relays`` has
+    none.
     """
     number = np.append(np.where(present, np.cumsum(present) - 1, LOST), -1).astype(np.int32)
     if not isinstance(router, DetourRouter):

@@ -17,15 +17,28 @@ from simcoll.topology.families import torus
 from simcoll.topology.graph import Topology
 from simcoll.topology.links import LinkTable, add_hosts, room_for_links, switch_network
 from simcoll.topology.routing import graph_router
-from simcoll.topology.values import Quantity, checked_capacity, count, duration_fs, lengths, parse_capacity
+from simcoll.topology.values import (
+    Quantity,
+    checked_capacity,
+    count,
+    duration_fs,
+    lengths,
+    parse_capacity,
+)
 
 __all__ = ["dragonfly", "hybrid_cube_mesh", "hypercube", "hyperx"]
 
 
 def hypercube(
-    dimensions: int, bandwidth: Quantity, latency: Quantity = 0, *, name: str = "hypercube", link_kind: str = "link"
+    dimensions: int,
+    bandwidth: Quantity,
+    latency: Quantity = 0,
+    *,
+    name: str = "hypercube",
+    link_kind: str = "link",
 ) -> Topology:
-    """2**dimensions ranks that forward for each other, linked where their numbers differ in one bit.
+    """2**dimensions ranks that forward for each other, linked where their numbers differ in one
+    bit.
 
     Examples
     --------
@@ -38,9 +51,15 @@ def hypercube(
 
 
 def hybrid_cube_mesh(
-    quads: int, bandwidth: Quantity, latency: Quantity = 0, *, name: str = "hybrid-cube-mesh", link_kind: str = "nvlink"
+    quads: int,
+    bandwidth: Quantity,
+    latency: Quantity = 0,
+    *,
+    name: str = "hybrid-cube-mesh",
+    link_kind: str = "nvlink",
 ) -> Topology:
-    """Fully connected groups of four ranks; ranks with the same position in their group form a hypercube.
+    """Fully connected groups of four ranks; ranks with the same position in their group form a
+    hypercube.
 
     Two quads form a DGX-1 with P100. Ranks forward for each other.
 
@@ -52,7 +71,9 @@ def hybrid_cube_mesh(
     """
     fours = count(quads, "quads", maximum=2**16)
     if fours & (fours - 1):
-        raise ConfigError(f"quads: {fours} is not a power of two, as the hypercube between the quads needs")
+        raise ConfigError(
+            f"quads: {fours} is not a power of two, as the hypercube between the quads needs"
+        )
     capacity, delay = parse_capacity(bandwidth, "bandwidth"), duration_fs(latency, "latency")
     links, n = LinkTable([]), 4 * fours
     for quad in range(fours):
@@ -61,8 +82,17 @@ def hybrid_cube_mesh(
         for bit in range(fours.bit_length() - 1):
             neighbour = quad ^ (1 << bit)
             for place in range(4 if neighbour > quad else 0):
-                links.add_pair(4 * quad + place, 4 * neighbour + place, capacity, (delay, delay), link_kind)
-    return _graph(name, n, [f"gpu{v}" for v in range(n)], links, {"quad": np.arange(n) // 4}, gpus_forward=True)
+                links.add_pair(
+                    4 * quad + place, 4 * neighbour + place, capacity, (delay, delay), link_kind
+                )
+    return _graph(
+        name,
+        n,
+        [f"gpu{v}" for v in range(n)],
+        links,
+        {"quad": np.arange(n) // 4},
+        gpus_forward=True,
+    )
 
 
 def hyperx(
@@ -76,7 +106,8 @@ def hyperx(
     name: str = "hyperx",
     link_kind: str = "net",
 ) -> Topology:
-    """Switches on a grid, fully connected along every dimension, with ranks at each (Ahn et al., SC 2009).
+    """Switches on a grid, fully connected along every dimension, with ranks at each (Ahn et al., SC
+    2009).
 
     Parameters
     ----------
@@ -97,14 +128,18 @@ def hyperx(
     room_for_links(2 * n + switches * sum(size - 1 for size in sizes), "this HyperX")
     links = LinkTable([])
     capacity, _ = add_hosts(links, n, hosts, bandwidth, latency, link_kind)
-    capacity = parse_capacity(capacity if switch_bandwidth is None else switch_bandwidth, "switch_bandwidth")
+    capacity = parse_capacity(
+        capacity if switch_bandwidth is None else switch_bandwidth, "switch_bandwidth"
+    )
     delay = duration_fs(switch_latency, "switch_latency")
     stride = switches
     for size in sizes:
         stride //= size
         for switch in range(switches):
             for step in range(1, size - switch // stride % size):
-                links.add_pair(n + switch, n + switch + step * stride, capacity, (delay, delay), link_kind)
+                links.add_pair(
+                    n + switch, n + switch + step * stride, capacity, (delay, delay), link_kind
+                )
     names = [*(f"gpu{v}" for v in range(n)), *(f"switch{k}" for k in range(switches))]
     return _graph(name, n, names, links, {"switch": np.arange(n) // hosts})
 
@@ -124,14 +159,17 @@ def dragonfly(
     name: str = "dragonfly",
     link_kind: str = "net",
 ) -> Topology:
-    """Groups of fully connected switches, with links between all groups (Kim et al., ISCA 2008). Routes are minimal.
+    """Groups of fully connected switches, with links between all groups (Kim et al., ISCA 2008).
+    Routes are minimal.
 
     Parameters
     ----------
     hosts_per_switch, switches_per_group, global_links
-        p, a and h of the paper: ranks per switch, switches per group, links of a switch to other groups.
+        p, a and h of the paper: ranks per switch, switches per group, links of a switch to other
+        groups.
     groups
-        At most ``a h + 1``, the default. With fewer, pairs of groups have several links. Parallel links count as one.
+        At most ``a h + 1``, the default. With fewer, pairs of groups have several links. Parallel
+        links count as one.
     local_bandwidth, local_latency, global_bandwidth, global_latency
         Of the links within and between groups; bandwidths default to that of a rank's link.
 
@@ -141,14 +179,21 @@ def dragonfly(
     >>> network.nranks, int(network.groups["group"].max()) + 1, len(network.path(0, 71))
     (72, 9, 5)
     """
-    p, a = count(hosts_per_switch, "hosts_per_switch"), count(switches_per_group, "switches_per_group")
+    p, a = (
+        count(hosts_per_switch, "hosts_per_switch"),
+        count(switches_per_group, "switches_per_group"),
+    )
     ports = a * count(global_links, "global_links")
     g = count(ports + 1 if groups is None else groups, "groups", maximum=ports + 1)
     n = count(p * a * g, "number of ranks", maximum=2**20)
     links = LinkTable([])
     capacity, _ = add_hosts(links, n, p, bandwidth, latency, link_kind)
-    local_capacity = parse_capacity(capacity if local_bandwidth is None else local_bandwidth, "local_bandwidth")
-    far = parse_capacity(capacity if global_bandwidth is None else global_bandwidth, "global_bandwidth")
+    local_capacity = parse_capacity(
+        capacity if local_bandwidth is None else local_bandwidth, "local_bandwidth"
+    )
+    far = parse_capacity(
+        capacity if global_bandwidth is None else global_bandwidth, "global_bandwidth"
+    )
     delay = duration_fs(local_latency, "local_latency")
     for group in range(g):
         for a_switch, b_switch in combinations(range(n + group * a, n + group * a + a), 2):
@@ -159,23 +204,40 @@ def dragonfly(
         ends = (n + near_end[0] * a + near_end[1], n + far_end[0] * a + far_end[1])
         joined[ends] = joined.get(ends, 0) + 1
     for (low, second), parallel in joined.items():
-        links.add_pair(low, second, checked_capacity(far * parallel, "global link"), (delay, delay), link_kind)
-    names = [*(f"gpu{v}" for v in range(n)), *(f"group{k // a}.switch{k % a}" for k in range(a * g))]
+        links.add_pair(
+            low, second, checked_capacity(far * parallel, "global link"), (delay, delay), link_kind
+        )
+    names = [
+        *(f"gpu{v}" for v in range(n)),
+        *(f"group{k // a}.switch{k % a}" for k in range(a * g)),
+    ]
     levels = {"switch": np.arange(n) // p, "group": np.arange(n) // (p * a)}
-    return _graph(name, n, names, links, {level: ids for level, ids in levels.items() if g > 1 or level == "switch"})
+    return _graph(
+        name,
+        n,
+        names,
+        links,
+        {level: ids for level, ids in levels.items() if g > 1 or level == "switch"},
+    )
 
 
-def _global_links(groups: int, ports: int, per_switch: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+def _global_links(
+    groups: int, ports: int, per_switch: int
+) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Both ends, as (group, switch in it), of every link between groups.
 
-    Port q of a group leads to the group q % (g - 1) + 1 further on; remaining ports join each group to its nearest neighbours.
+    Port q of a group leads to the group q % (g - 1) + 1 further on; remaining ports join each group
+    to its nearest neighbours.
     """
     if groups == 1:
         return []
     peer_groups = groups - 1
     regular = ports // peer_groups * peer_groups
     steps = {q: q % peer_groups + 1 for q in range(regular)}
-    peers = {q: q // peer_groups * peer_groups + peer_groups - 1 - q % peer_groups for q in range(regular)}
+    peers = {
+        q: q // peer_groups * peer_groups + peer_groups - 1 - q % peer_groups
+        for q in range(regular)
+    }
     for q in range(regular, ports - 1, 2):
         distance = (q - regular) // 2 % peer_groups + 1
         steps |= {q: distance, q + 1: groups - distance}
@@ -202,5 +264,7 @@ def _graph(
     kinds = ("gpu",) * n + ("switch",) * (len(names) - n)
     columns = links.columns()
     src, dst, latency_fs = columns[0], columns[1], columns[3]
-    router = graph_router(name, tuple(names), kinds, np.arange(n), src, dst, latency_fs, gpus_forward=gpus_forward)
+    router = graph_router(
+        name, tuple(names), kinds, np.arange(n), src, dst, latency_fs, gpus_forward=gpus_forward
+    )
     return switch_network(name, n, names, links, router, groups, gpus_forward=gpus_forward)

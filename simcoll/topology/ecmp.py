@@ -1,7 +1,8 @@
-"""Two-level fat trees with every switch modelled, in one or more planes, with routes chosen by hash or spread ideally.
+"""Two-level fat trees with every switch modelled, in one or more planes, with routes chosen by hash
+or spread ideally.
 
-:func:`simcoll.topology.fat_tree` merges all spines into one, where flows never collide; here flows can collide on an uplink, as in
-real networks with ECMP.
+:func:`simcoll.topology.fat_tree` merges all spines into one, where flows never collide; here flows
+can collide on an uplink, as in real networks with ECMP.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ __all__ = ["ECMP", "ClosRouter", "clos", "hash_of", "reseed"]
 
 ECMP = ("hash", "modulo", "ideal")
 PLANE, SPINE, AGAIN = 1, 2, 3
-"""Purposes that keep the hashes of choices independent; 3 is used by placements, those from 4 on by repeated choices."""
+"""Purposes that keep the hashes of choices independent; 3 is used by placements, those from 4 on by
+repeated choices.
+"""
 
 
 def hash_of(seed: int, purpose: int, src: Ints, dst: Ints) -> Ints:
-    """Non-negative pseudo-random numbers, as a function of (seed, purpose, source, destination) only."""
+    """Non-negative pseudo-random numbers, as a function of (seed, purpose, source, destination)
+    only.
+    """
     word = np.full(src.shape, np.uint64(seed))
     for part in (np.uint64(purpose), src.astype(np.uint64), dst.astype(np.uint64)):
         with np.errstate(over="ignore"):
@@ -45,8 +50,9 @@ class ClosRouter:
 
     Plane and spine are chosen per pair.
 
-    ``up`` and ``down`` are links of each endpoint in each plane ``[n, planes]``, ``rise`` and ``fall`` those between leaf and spine
-    ``[planes, leaves, spines]``. ``seed`` None chooses by (source + destination), which spreads regular traffic evenly.
+    ``up`` and ``down`` are links of each endpoint in each plane ``[n, planes]``, ``rise`` and
+    ``fall`` those between leaf and spine ``[planes, leaves, spines]``. ``seed`` None chooses by
+    (source + destination), which spreads regular traffic evenly.
     """
 
     hosts: int
@@ -68,7 +74,8 @@ class ClosRouter:
     def around(self, src: Ints, dst: Ints, lost: NDArray[np.bool_]) -> Shorts:
         """See :class:`simcoll.topology.detours.Multipath`.
 
-        A pair chooses again, by the same rule, among the routes not yet tried, until one has no lost links.
+        A pair chooses again, by the same rule, among the routes not yet tried, until one has no
+        lost links.
         """
         choices = self.rise.shape[0] * self.rise.shape[2]
         choice, remainder = self._choice(src, dst), (src + dst) // choices
@@ -79,7 +86,9 @@ class ClosRouter:
                 break
             pair, tried, remainder = pair[broken], tried[:, broken], remainder[broken]
             choice = (
-                remainder if self.seed is None else hash_of(self.seed, AGAIN + remaining, src[pair], dst[pair])
+                remainder
+                if self.seed is None
+                else hash_of(self.seed, AGAIN + remaining, src[pair], dst[pair])
             ) % remaining
             remainder = remainder // remaining
             for earlier in np.sort(tried, axis=0):
@@ -94,7 +103,10 @@ class ClosRouter:
         if self.seed is None:
             plane, spine = (src + dst) % planes, (src + dst) // planes % spines
         else:
-            plane, spine = hash_of(self.seed, PLANE, src, dst) % planes, hash_of(self.seed, SPINE, src, dst) % spines
+            plane, spine = (
+                hash_of(self.seed, PLANE, src, dst) % planes,
+                hash_of(self.seed, SPINE, src, dst) % spines,
+            )
         choice: Ints = plane * spines + spine
         return choice
 
@@ -105,7 +117,9 @@ class ClosRouter:
         far, away = src_leaf != dst_leaf, src != dst
         columns = (
             np.where(away, self.up[src, plane], -1),
-            np.where(far, self.rise[plane, src_leaf, spine], np.where(away, self.down[dst, plane], -1)),
+            np.where(
+                far, self.rise[plane, src_leaf, spine], np.where(away, self.down[dst, plane], -1)
+            ),
             np.where(far, self.fall[plane, dst_leaf, spine], -1),
             np.where(far, self.down[dst, plane], -1),
         )
@@ -131,11 +145,13 @@ def reseed(topology: Topology, seed: int) -> Topology:
     chooser = router.original if isinstance(router, DetourRouter) else router
     if not isinstance(chooser, ClosRouter) or chooser.seed is None:
         raise ConfigError(
-            f"topology {topology.name!r}: no hash chooses its routes; expected family 'clos' with ecmp 'hash'"
+            f"topology {topology.name!r}: no hash chooses its routes; expected family 'clos' with "
+            "ecmp 'hash'"
         )
     reseeded: Router = replace(chooser, seed=check_seed(seed))
     return replace(
-        topology, router=replace(router, original=reseeded) if isinstance(router, DetourRouter) else reseeded
+        topology,
+        router=replace(router, original=reseeded) if isinstance(router, DetourRouter) else reseeded,
     )
 
 
@@ -154,7 +170,8 @@ def clos(
     name: str = "clos",
     link_kind: str = "net",
 ) -> Topology:
-    """A two-level fat tree with every leaf and spine, or several such planes with one link of every rank in each.
+    """A two-level fat tree with every leaf and spine, or several such planes with one link of every
+    rank in each.
 
     Parameters
     ----------
@@ -167,8 +184,9 @@ def clos(
     spine_latency
         Additional latency of crossing a spine.
     ecmp
-        ``"hash"`` chooses plane and spine of a pair by a hash of (seed, source, destination); ``"modulo"`` by source plus
-        destination; ``"ideal"`` spreads every message over all planes and spines, so that one plane and one spine stand for all.
+        ``"hash"`` chooses plane and spine of a pair by a hash of (seed, source, destination);
+        ``"modulo"`` by source plus destination; ``"ideal"`` spreads every message over all planes
+        and spines, so that one plane and one spine stand for all.
 
     Examples
     --------
@@ -179,11 +197,17 @@ def clos(
     if ecmp not in ECMP:
         raise ConfigError(f"ecmp: unknown {ecmp!r}; {nearest(ecmp, ECMP)}")
     seed = check_seed(seed)
-    p, roots, hosts = count(planes, "planes"), count(spines, "spines"), count(hosts_per_leaf, "hosts_per_leaf")
+    p, roots, hosts = (
+        count(planes, "planes"),
+        count(spines, "spines"),
+        count(hosts_per_leaf, "hosts_per_leaf"),
+    )
     below = count(leaves, "leaves")
     n = count(below * hosts, "number of ranks", maximum=2**20)
     capacity = parse_capacity(bandwidth, "bandwidth")
-    trunk = parse_capacity(capacity if uplink_bandwidth is None else uplink_bandwidth, "uplink_bandwidth")
+    trunk = parse_capacity(
+        capacity if uplink_bandwidth is None else uplink_bandwidth, "uplink_bandwidth"
+    )
     if ecmp == "ideal":
         share = f"{hosts * capacity}/{roots * trunk}"
         return fat_tree(
@@ -205,7 +229,9 @@ def clos(
     for plane in range(p):
         title = f"plane{plane}." if p > 1 else ""
         leaf, spine = len(names), len(names) + below
-        names += [f"{title}leaf{k}" for k in range(below)] + [f"{title}spine{k}" for k in range(roots)]
+        names += [f"{title}leaf{k}" for k in range(below)] + [
+            f"{title}spine{k}" for k in range(roots)
+        ]
         for v in range(n):
             ends[plane, v] = links.add_pair(v, leaf + v // hosts, capacity, halves, link_kind)
         for k in range(below):

@@ -1,4 +1,6 @@
-"""Families of topologies. Quantities are text with a unit (``"450 GB/s"``) or exact integers (uBps, fs)."""
+"""Families of topologies. Quantities are text with a unit (``"450 GB/s"``) or exact integers (uBps,
+fs).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from simcoll.arrays import Ints
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.cluster import Box, Tier, cluster
 from simcoll.topology.graph import Topology
-from simcoll.topology.links import LinkTable, add_hosts, assemble, checked_kind, room_for_links, switch_network
+from simcoll.topology.links import (
+    LinkTable,
+    add_hosts,
+    assemble,
+    checked_kind,
+    room_for_links,
+    switch_network,
+)
 from simcoll.topology.routing import BoxRouter, Level, TorusRouter
 from simcoll.topology.values import (
     Quantity,
@@ -34,7 +43,12 @@ INTERCONNECTS = ("switch", "mesh", "links", "pcie")
 
 
 def crossbar(
-    nranks: int, bandwidth: Quantity, latency: Quantity = 0, *, name: str = "crossbar", link_kind: str = "link"
+    nranks: int,
+    bandwidth: Quantity,
+    latency: Quantity = 0,
+    *,
+    name: str = "crossbar",
+    link_kind: str = "link",
 ) -> Topology:
     """One non-blocking switch, with a link up and a link down for every rank.
 
@@ -56,7 +70,9 @@ def crossbar(
     links = LinkTable([])
     _, ends = add_hosts(links, n, n, bandwidth, latency, checked_kind(link_kind))
     level = Level(group=np.zeros(n, dtype=np.int64), up=ends[:, :1], down=ends[:, 1:])
-    return switch_network(name, n, [*(f"gpu{v}" for v in range(n)), "switch"], links, _by_levels((level,)), {})
+    return switch_network(
+        name, n, [*(f"gpu{v}" for v in range(n)), "switch"], links, _by_levels((level,)), {}
+    )
 
 
 def fat_tree(
@@ -98,12 +114,18 @@ def fat_tree(
     levels = [Level(group=leaf, up=ends[:, :1], down=ends[:, 1:])]
     names = [*(f"gpu{v}" for v in range(n)), *(f"leaf{k}" for k in range(leaves))]
     if leaves > 1:
-        uplink = checked_capacity(hosts * capacity / factor(oversubscription, "oversubscription"), "uplink of a leaf")
+        uplink = checked_capacity(
+            hosts * capacity / factor(oversubscription, "oversubscription"), "uplink of a leaf"
+        )
         halves = halves_fs(duration_fs(spine_latency, "spine_latency"))
         trunk = np.array(
-            [links.add_pair(n + k, n + leaves, uplink, halves, kind) for k in range(leaves)], dtype=np.int32
+            [links.add_pair(n + k, n + leaves, uplink, halves, kind) for k in range(leaves)],
+            dtype=np.int32,
         )[leaf]
-        up, down = np.stack([ends[:, 0], trunk[:, 0]], axis=1), np.stack([trunk[:, 1], ends[:, 1]], axis=1)
+        up, down = (
+            np.stack([ends[:, 0], trunk[:, 0]], axis=1),
+            np.stack([trunk[:, 1], ends[:, 1]], axis=1),
+        )
         levels.append(Level(group=np.zeros(n, dtype=np.int64), up=up, down=down))
         names.append("spine")
     return switch_network(name, n, names, links, _by_levels(tuple(levels)), {"leaf": leaf})
@@ -118,10 +140,12 @@ def torus(
     name: str = "torus",
     link_kind: str = "link",
 ) -> Topology:
-    """A torus (without wrap, a grid) of ranks that forward for each other; the last dimension varies fastest.
+    """A torus (without wrap, a grid) of ranks that forward for each other; the last dimension
+    varies fastest.
 
-    Routes go dimension by dimension, in the shorter direction. A dimension of length 2 has one link, not two. Ranks that differ only in
-    dimension d are a group of level ``line<d>``; those with the same coordinate in it, a group of level ``plane<d>``.
+    Routes go dimension by dimension, in the shorter direction. A dimension of length 2 has one
+    link, not two. Ranks that differ only in dimension d are a group of level ``line<d>``; those
+    with the same coordinate in it, a group of level ``plane<d>``.
 
     Parameters
     ----------
@@ -139,9 +163,14 @@ def torus(
     sizes = lengths(dims, "dims")
     wraps = (wrap,) * len(sizes) if isinstance(wrap, bool) else wrap
     if not isinstance(wraps, (list, tuple)) or not all(isinstance(w, bool) for w in wraps):
-        raise ConfigError(f"wrap: expected true or false, or one of them for each dimension, got {wrap!r:.60}")
+        raise ConfigError(
+            f"wrap: expected true or false, or one of them for each dimension, got {wrap!r:.60}"
+        )
     if len(wraps) != len(sizes):
-        raise ConfigError(f"wrap: expected one value, or one for each of {len(sizes)} dimensions, got {len(wraps)}")
+        raise ConfigError(
+            f"wrap: expected one value, or one for each of {len(sizes)} dimensions, got "
+            f"{len(wraps)}"
+        )
     n = count(math.prod(sizes), "number of ranks", maximum=MAX_RANKS)
     room_for_links(sum((1 if k == 2 else 2) * n for k in sizes if k > 1), "this torus")
     closed = tuple(w and k > 2 for w, k in zip(wraps, sizes, strict=True))
@@ -160,10 +189,14 @@ def torus(
             to = (coordinate + step) % k
             for v in np.flatnonzero((coordinate + step == to) | ring) if k > 1 else ():
                 neighbour[d, direction, v] = v + (to[v] - coordinate[v]) * stride
-                table[d, direction, v] = links.add(int(v), int(neighbour[d, direction, v]), capacity, latency_fs, kind)
+                table[d, direction, v] = links.add(
+                    int(v), int(neighbour[d, direction, v]), capacity, latency_fs, kind
+                )
     router = TorusRouter(dims=sizes, wrap=closed, link=table, neighbour=neighbour)
     names = [f"gpu{v}" for v in range(n)]
-    return assemble(name, names, ["gpu"] * n, np.arange(n), links.columns(), router, groups, gpus_forward=True)
+    return assemble(
+        name, names, ["gpu"] * n, np.arange(n), links.columns(), router, groups, gpus_forward=True
+    )
 
 
 def boxes(
@@ -192,27 +225,32 @@ def boxes(
 ) -> Topology:
     """Nodes of GPUs, joined by a rail-optimised network.
 
-    Within a node the GPUs are joined by one switch (NVSwitch), by a full mesh, by a list of ``links`` (GPU, GPU, number of parallel
-    links), or only by PCIe; pairs without a link communicate over PCIe and CPUs. To other nodes a GPU uses the NIC of its rail. With
-    fewer NICs than GPUs, neighbours share one; with more, each GPU's NICs count as one of their total bandwidth.
+    Within a node the GPUs are joined by one switch (NVSwitch), by a full mesh, by a list of
+    ``links`` (GPU, GPU, number of parallel links), or only by PCIe; pairs without a link
+    communicate over PCIe and CPUs. To other nodes a GPU uses the NIC of its rail. With fewer NICs
+    than GPUs, neighbours share one; with more, each GPU's NICs count as one of their total
+    bandwidth.
 
     Parameters
     ----------
     gpu_bandwidth, gpu_latency
-        With a switch, of each GPU into it, and from GPU to GPU through it; otherwise of each link. Unused with PCIe alone.
+        With a switch, of each GPU into it, and from GPU to GPU through it; otherwise of each link.
+        Unused with PCIe alone.
     nodes_per_domain
-        Number of nodes that share the switches between GPUs: such a domain (a rack) is one box. Domains are filled one after the other.
+        Number of nodes that share the switches between GPUs: such a domain (a rack) is one box.
+        Domains are filled one after the other.
     nics, nic_bandwidth
         Number of NICs of a node, and the bandwidth of each, per direction.
     nic_latency
         From GPU to GPU on another node through one leaf (a PCIe tree adds its own latency).
     pcie_bandwidth, pcie_latency, gpus_per_pcie_switch
-        Of the link from a GPU or NIC to PCIe. With ``gpus_per_pcie_switch`` there is a tree: PCIe switches under ``cpus`` sockets,
-        at most 64, joined by ``cpu_bandwidth`` and ``cpu_latency``. Without, each GPU has a separate link to its NIC, by default as
-        fast as its share of the NIC.
+        Of the link from a GPU or NIC to PCIe. With ``gpus_per_pcie_switch`` there is a tree: PCIe
+        switches under ``cpus`` sockets, at most 64, joined by ``cpu_bandwidth`` and
+        ``cpu_latency``. Without, each GPU has a separate link to its NIC, by default as fast as its
+        share of the NIC.
     boxes_per_leaf, oversubscription, spine_latency
-        The network: a leaf for each rail and group of nodes (by default all, or as many as the model's links can carry), and a spine
-        above the leaves.
+        The network: a leaf for each rail and group of nodes (by default all, or as many as the
+        model's links can carry), and a spine above the leaves.
     tiers
         The tiers in full, in place of the previous three arguments and ``nic_latency``.
 
@@ -226,7 +264,8 @@ def boxes(
     nodes, span = count(nodes, "nodes", maximum=2**17), count(nodes_per_domain, "nodes_per_domain")
     if span > 1 and (interconnect != "switch" or gpus_per_pcie_switch is not None):
         raise ConfigError(
-            "nodes_per_domain: only GPUs joined by a switch, and without a PCIe tree, form a domain of several nodes"
+            "nodes_per_domain: only GPUs joined by a switch, and without a PCIe tree, form a "
+            "domain of several nodes"
         )
     ranks, domains, span = nodes * g, -(-nodes // span), min(nodes, span)
     g, nics = count(g * span, "GPUs of a domain", maximum=1024), nics * span
@@ -238,16 +277,33 @@ def boxes(
     hop = duration_fs(pcie_latency, "pcie_latency")
     if gpus_per_pcie_switch is None:
         if interconnect == "pcie":
-            raise ConfigError("interconnect 'pcie': expected gpus_per_pcie_switch, for a PCIe tree that joins the GPUs")
+            raise ConfigError(
+                "interconnect 'pcie': expected gpus_per_pcie_switch, for a PCIe tree that joins "
+                "the GPUs"
+            )
         for gpu, k in enumerate(card_of_gpu):
             table.add_pair(gpu, cards[k], pcie or card_capacity[k], halves_fs(hop), "pcie")
     else:
         if pcie is None or cpu_bandwidth is None:
-            raise ConfigError("gpus_per_pcie_switch: a PCIe tree needs pcie_bandwidth and cpu_bandwidth")
+            raise ConfigError(
+                "gpus_per_pcie_switch: a PCIe tree needs pcie_bandwidth and cpu_bandwidth"
+            )
         per_switch = count(gpus_per_pcie_switch, "gpus_per_pcie_switch", maximum=g)
-        trunk = (parse_capacity(cpu_bandwidth, "cpu_bandwidth"), duration_fs(cpu_latency, "cpu_latency"))
+        trunk = (
+            parse_capacity(cpu_bandwidth, "cpu_bandwidth"),
+            duration_fs(cpu_latency, "cpu_latency"),
+        )
         _pcie_tree(
-            table, names, kinds, g, per_switch, cards, card_of_gpu, (pcie, hop), count(cpus, "cpus", maximum=64), trunk
+            table,
+            names,
+            kinds,
+            g,
+            per_switch,
+            cards,
+            card_of_gpu,
+            (pcie, hop),
+            count(cpus, "cpus", maximum=64),
+            trunk,
         )
     box = Box(tuple(names), tuple(kinds), table, tuple(range(g)), cards, card_capacity, card_of_gpu)
     if tiers is None:
@@ -261,7 +317,9 @@ def boxes(
 
 
 def _most_below_a_leaf(domains: int, uplink: Fraction) -> int | None:
-    """The largest power of two whose total uplinks one link of the model can carry; None if all fit."""
+    """The largest power of two whose total uplinks one link of the model can carry; None if all
+    fit.
+    """
     largest = int(MAX_RATE_UBPS / uplink)
     return None if domains <= largest else 1 << max(largest.bit_length() - 1, 0)
 
@@ -273,13 +331,18 @@ def _cards(
     if nics == 0:
         return (), (), ()
     if nic_bandwidth is None:
-        raise ConfigError(f"nic_bandwidth: expected the bandwidth of each of {nics} NICs, such as '400 Gbps'")
+        raise ConfigError(
+            f"nic_bandwidth: expected the bandwidth of each of {nics} NICs, such as '400 Gbps'"
+        )
     if nics % g and g % nics:
         raise ConfigError(
-            f"nics: {nics} NICs cannot be shared equally by {g} GPUs; expected a divisor or a multiple of {g}"
+            f"nics: {nics} NICs cannot be shared equally by {g} GPUs; expected a divisor or a "
+            f"multiple of {g}"
         )
     rails = min(nics, g)
-    nic_capacity = checked_capacity(parse_capacity(nic_bandwidth, "nic_bandwidth") * (nics // rails), "nic_bandwidth")
+    nic_capacity = checked_capacity(
+        parse_capacity(nic_bandwidth, "nic_bandwidth") * (nics // rails), "nic_bandwidth"
+    )
     cards = tuple(range(len(names), len(names) + rails))
     names += [f"nic{k}" for k in range(rails)]
     kinds += ["nic"] * rails
@@ -298,12 +361,20 @@ def _interconnect(
 ) -> None:
     """Add the links between the GPUs of a node."""
     if interconnect not in INTERCONNECTS:
-        raise ConfigError(f"interconnect: unknown {interconnect!r}; {nearest(interconnect, INTERCONNECTS)}")
+        raise ConfigError(
+            f"interconnect: unknown {interconnect!r}; {nearest(interconnect, INTERCONNECTS)}"
+        )
     if interconnect == "pcie":
         return
     if bandwidth is None:
-        raise ConfigError(f"gpu_bandwidth: expected the bandwidth of interconnect {interconnect!r}, such as '450 GB/s'")
-    capacity, latency_fs = parse_capacity(bandwidth, "gpu_bandwidth"), duration_fs(latency, "gpu_latency")
+        raise ConfigError(
+            f"gpu_bandwidth: expected the bandwidth of interconnect {interconnect!r}, such as '450 "
+            "GB/s'"
+        )
+    capacity, latency_fs = (
+        parse_capacity(bandwidth, "gpu_bandwidth"),
+        duration_fs(latency, "gpu_latency"),
+    )
     if interconnect == "switch":
         names.append("nvswitch")
         kinds.append("switch")
@@ -312,19 +383,27 @@ def _interconnect(
         return
     if interconnect == "mesh":
         if g > MAX_MESH:
-            raise ConfigError(f"a mesh of {g} GPUs: at most {MAX_MESH} of a node can all be linked to each other")
+            raise ConfigError(
+                f"a mesh of {g} GPUs: at most {MAX_MESH} of a node can all be linked to each other"
+            )
         links = [(a, b, 1) for a in range(g) for b in range(a + 1, g)]
     joined: set[tuple[int, int]] = set()
     for a, b, parallel in links:
         ends = (min(a, b), max(a, b))
         if not 0 <= ends[0] < ends[1] < g or parallel < 1:
             raise ConfigError(
-                f"links: [{a}, {b}, {parallel}] is not two different GPUs of 0 to {g - 1} and a number of links"
+                f"links: [{a}, {b}, {parallel}] is not two different GPUs of 0 to {g - 1} and a "
+                "number of links"
             )
         if ends in joined:
-            raise ConfigError(f"links: GPUs {a} and {b} are listed twice; give the number of parallel links instead")
+            raise ConfigError(
+                f"links: GPUs {a} and {b} are listed twice; give the number of parallel links "
+                "instead"
+            )
         joined.add(ends)
-        table.add_pair(a, b, checked_capacity(capacity * parallel, "links"), (latency_fs, latency_fs), "nvlink")
+        table.add_pair(
+            a, b, checked_capacity(capacity * parallel, "links"), (latency_fs, latency_fs), "nvlink"
+        )
 
 
 def _pcie_tree(
@@ -339,7 +418,9 @@ def _pcie_tree(
     sockets: int,
     trunk: tuple[int, int],
 ) -> None:
-    """Add PCIe switches, sockets and the links between sockets; a NIC is attached to the switch of its first GPU."""
+    """Add PCIe switches, sockets and the links between sockets; a NIC is attached to the switch of
+    its first GPU.
+    """
     capacity, hop = pcie
     switches = -(-g // per_switch)
     first_switch = len(names)
@@ -348,15 +429,25 @@ def _pcie_tree(
     for gpu in range(g):
         table.add_pair(gpu, first_switch + gpu // per_switch, capacity, (hop, hop), "pcie")
     for k, card in enumerate(cards):
-        table.add_pair(card, first_switch + card_of_gpu.index(k) // per_switch, capacity, (hop, hop), "pcie")
+        table.add_pair(
+            card, first_switch + card_of_gpu.index(k) // per_switch, capacity, (hop, hop), "pcie"
+        )
     for k in range(switches):
         table.add_pair(
-            first_switch + k, first_switch + switches + k * sockets // switches, capacity, (hop, hop), "pcie"
+            first_switch + k,
+            first_switch + switches + k * sockets // switches,
+            capacity,
+            (hop, hop),
+            "pcie",
         )
     for a in range(sockets):
         for b in range(a + 1, sockets):
             table.add_pair(
-                first_switch + switches + a, first_switch + switches + b, trunk[0], (trunk[1], trunk[1]), "cpu"
+                first_switch + switches + a,
+                first_switch + switches + b,
+                trunk[0],
+                (trunk[1], trunk[1]),
+                "cpu",
             )
 
 

@@ -73,7 +73,9 @@ def split_values(name: str) -> tuple[str, str]:
 
 
 def _document(text: str) -> dict[str, Any]:
-    """Values after colons as a TOML document: a value that is not a number, boolean or list is text."""
+    """Values after colons as a TOML document: a value that is not a number, boolean or list is
+    text.
+    """
     document: dict[str, Any] = {}
     for part in _VALUE.split(text)[1:]:
         key, value = part.split("=", 1)
@@ -92,13 +94,17 @@ def _document(text: str) -> dict[str, Any]:
 
 
 def beside(folder: Path, name: str) -> str:
-    """The name of a topology for use by another process, with files in ``folder`` resolved first."""
+    """The name of a topology for use by another process, with files in ``folder`` resolved
+    first.
+    """
     base, values = split_values(name)
     return str((folder / base).resolve()) + values if is_file(folder / base) else name
 
 
 def layers_of(name: str) -> list[FileLayer]:
-    """The layers of a topology by name or path: its bases, the most basic first, itself, and the values after its name."""
+    """The layers of a topology by name or path: its bases, the most basic first, itself, and the
+    values after its name.
+    """
     name, values = split_values(name)
     path, file = _locate(name, Path())
     layers, chain = [_parse(_content(path, file), file)], [path]
@@ -111,13 +117,17 @@ def layers_of(name: str) -> list[FileLayer]:
             raise ConfigError(error.message, file=layers[0].file, path="$.extends") from None
         layers, chain = [layer, *layers], [*chain, path]
     if values:
-        identity = {key: text for key, text in layers[-1].document.items() if key in {"name", "description"}}
+        identity = {
+            key: text for key, text in layers[-1].document.items() if key in {"name", "description"}
+        }
         layers.append(FileLayer(layers[-1].file, identity | _document(values)))
     return layers
 
 
 def content_of(name: str) -> bytes:
-    """The content of all files of a topology and of the values after its name, in a form that can be hashed."""
+    """The content of all files of a topology and of the values after its name, in a form that can
+    be hashed.
+    """
     import msgspec  # small tables do not need it
 
     layers = [(layer.document, layer.dump) for layer in layers_of(name)]
@@ -133,20 +143,33 @@ def _base(base: object, chain: list[Path]) -> tuple[Path, FileLayer]:
     except ConfigError as error:
         raise ConfigError(error.message) from None
     if path.resolve() in [above.resolve() for above in chain]:
-        raise ConfigError(f"{base!r} leads back to {printable(str(file))}; a file cannot extend itself")
+        raise ConfigError(
+            f"{base!r} leads back to {printable(str(file))}; a file cannot extend itself"
+        )
     if len(chain) > MAX_BASES:
-        raise ConfigError(f"{base!r} would be base number {len(chain)}; expected at most {MAX_BASES}")
+        raise ConfigError(
+            f"{base!r} would be base number {len(chain)}; expected at most {MAX_BASES}"
+        )
     return path, _parse(content, file)
 
 
 def _locate(name: str, folder: Path) -> tuple[Path, str]:
-    """The file of a shipped topology, or the one at a path relative to a folder, and its name for messages."""
+    """The file of a shipped topology, or the one at a path relative to a folder, and its name for
+    messages.
+    """
     shipped = shipped_files("topologies")
     if name in shipped:
         return shipped[name], f"{name}.toml"
-    if name.endswith((".toml", ".xml", ".yml")) or "/" in name or "\\" in name or is_file(folder / name):
+    if (
+        name.endswith((".toml", ".xml", ".yml"))
+        or "/" in name
+        or "\\" in name
+        or is_file(folder / name)
+    ):
         return folder / name, str(folder / name)
-    raise ConfigError(f"unknown topology {name!r}; {nearest(name, shipped)}; or give the path of a file")
+    raise ConfigError(
+        f"unknown topology {name!r}; {nearest(name, shipped)}; or give the path of a file"
+    )
 
 
 def _content(path: Path, file: str) -> bytes:
@@ -169,14 +192,17 @@ def _parse(content: bytes, file: str) -> FileLayer:
     ):
         return FileLayer(file, {}, content)
     if len(content) > MAX_FILE_BYTES:
-        raise ConfigError(f"larger than {MAX_FILE_BYTES} bytes; is this a topology file?", file=file)
+        raise ConfigError(
+            f"larger than {MAX_FILE_BYTES} bytes; is this a topology file?", file=file
+        )
     try:
         return FileLayer(file, parse_toml(content, file))
     except ConfigError:
         if file.endswith(".toml"):
             raise
         raise ConfigError(
-            "not a topology: expected TOML, an NCCL topology dump, the output of nvidia-smi topo -m, ibnetdiscover or iblinkinfo, GraphML, "
+            "not a topology: expected TOML, an NCCL topology dump, the output of nvidia-smi topo "
+            "-m, ibnetdiscover or iblinkinfo, GraphML, "
             "a SimGrid platform, or a network.yml of ASTRA-sim",
             file=file,
         ) from None

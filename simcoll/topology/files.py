@@ -1,6 +1,7 @@
 """Topology files: a family, its parameters with units in the values, and a source for every number.
 
-The decoder is strict: an unknown key, a wrong type or a missing unit is an error that names the place.
+The decoder is strict: an unknown key, a wrong type or a missing unit is an error that names the
+place.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from simcoll.files.sourced import FactRows, FactSchema, Kind, text
 from simcoll.topology import direct_networks as direct
 from simcoll.topology import ecmp, families
 from simcoll.topology.cluster import Tier
-from simcoll.topology.file_layers import ASTRA_NETWORK, IB_LISTING, MARKED, FileLayer, layers_of, shipped_topologies
+from simcoll.topology.file_layers import (
+    ASTRA_NETWORK,
+    IB_LISTING,
+    MARKED,
+    FileLayer,
+    layers_of,
+    shipped_topologies,
+)
 from simcoll.topology.graph import LINK_KINDS, Topology
 from simcoll.topology.machine import TRAIT_VALUES
 from simcoll.topology.placement import place
@@ -68,11 +76,17 @@ _TABLES = {
 
 
 def _rate(value: Any, subject: str) -> int:
-    return parse_capacity(_expect(value, str, subject, "text with a unit such as '50 GB/s'"), subject)
+    return parse_capacity(
+        _expect(value, str, subject, "text with a unit such as '50 GB/s'"), subject
+    )
 
 
 def _time(value: Any, subject: str) -> int:
-    return 0 if value == 0 else duration_fs(_expect(value, str, subject, "text with a unit such as '1.5 us'"), subject)
+    return (
+        0
+        if value == 0
+        else duration_fs(_expect(value, str, subject, "text with a unit such as '1.5 us'"), subject)
+    )
 
 
 def _share(value: Any, subject: str) -> Fraction:
@@ -95,19 +109,27 @@ def _seed(value: Any, _subject: str) -> int:
 
 def _counts(value: Any, subject: str) -> list[int]:
     return [
-        count(number, subject) for number in _expect(value, list, subject, "a list of whole numbers such as [4, 4]")
+        count(number, subject)
+        for number in _expect(value, list, subject, "a list of whole numbers such as [4, 4]")
     ]
 
 
 def _gpu_numbers(value: Any, subject: str) -> list[int]:
-    return [count(number, subject, minimum=0) for number in _expect(value, list, subject, "a list of GPU numbers")]
+    return [
+        count(number, subject, minimum=0)
+        for number in _expect(value, list, subject, "a list of GPU numbers")
+    ]
 
 
 def _gpu_links(value: Any, subject: str) -> list[tuple[int, int, int]]:
-    rows = _expect(value, list, subject, "a list such as [[0, 1, 2]]: GPU, GPU, number of parallel links")
+    rows = _expect(
+        value, list, subject, "a list such as [[0, 1, 2]]: GPU, GPU, number of parallel links"
+    )
     for row in rows:
         if not isinstance(row, list) or [type(number) for number in row] != [int, int, int]:
-            raise ConfigError(f"{subject}: expected [GPU, GPU, number of parallel links], got {shown(row)}")
+            raise ConfigError(
+                f"{subject}: expected [GPU, GPU, number of parallel links], got {shown(row)}"
+            )
     return [tuple(row) for row in rows]
 
 
@@ -119,7 +141,13 @@ def _expect(value: Any, kind: type, subject: str, expected: str) -> Any:
 
 _from_zero = partial(count, minimum=0)
 _TIERS = FactRows(
-    {"name": text, "boxes": count, "rail_only": _flags, "latency": _time, "oversubscription": factor},
+    {
+        "name": text,
+        "boxes": count,
+        "rail_only": _flags,
+        "latency": _time,
+        "oversubscription": factor,
+    },
     required=("name",),
     labels=("a tier", "tables [[network.tiers]]"),
     make=Tier,
@@ -140,7 +168,9 @@ _ENDINGS: dict[str, Kind] = {"bandwidth": _rate, "latency": _time}
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A key of a family: the parameter that it sets, the kind of its value, and whether it is required."""
+    """A key of a family: the parameter that it sets, the kind of its value, and whether it is
+    required.
+    """
 
     parameter: str
     kind: Kind | FactRows
@@ -187,12 +217,13 @@ def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: ob
     Parameters
     ----------
     name
-        ``"dgx-h100"``, or the path of a file; further values may follow after colons, ``"dgx-h100:nic.bandwidth=100 Gbps"``.
+        ``"dgx-h100"``, or the path of a file; further values may follow after colons,
+        ``"dgx-h100:nic.bandwidth=100 Gbps"``.
     nodes
         Number of nodes, for the family boxes and for dumps; default: the file's.
     overrides
-        Values that override those of the file, with ``__`` for the dot: ``nic__bandwidth="200 Gbps"``,
-        ``network__oversubscription=2``, ``traits__fabric="roce"``.
+        Values that override those of the file, with ``__`` for the dot:
+        ``nic__bandwidth="200 Gbps"``, ``network__oversubscription=2``, ``traits__fabric="roce"``.
 
     Raises
     ------
@@ -224,7 +255,8 @@ def topology_of_job(name: str | Path, nranks: int, *, nodes: int | None = None) 
     name
         As in :func:`load_topology`.
     nranks
-        Number of ranks of the job. They occupy the first GPUs of every node, equally many on each if possible.
+        Number of ranks of the job. They occupy the first GPUs of every node, equally many on each
+        if possible.
     nodes
         Number of nodes of the job; default: the fewest that hold the ranks.
 
@@ -246,7 +278,9 @@ def topology_of_job(name: str | Path, nranks: int, *, nodes: int | None = None) 
     topology = load_topology(name, nodes=on)
     if whole_job > topology.nranks or whole_job % on:
         return topology.take(whole_job)
-    return topology.with_ranks([node * per_node + gpu for node in range(on) for gpu in range(whole_job // on)])
+    return topology.with_ranks(
+        [node * per_node + gpu for node in range(on) for gpu in range(whole_job // on)]
+    )
 
 
 def _family(layers: list[FileLayer]) -> str:
@@ -285,7 +319,8 @@ def _decode(layers: list[FileLayer], changes: Mapping[str, object]) -> Topology:
         if path not in valid:
             family_of_file = f"family {shown(family)} of {file} has no {path!r}"
             raise ConfigError(
-                f"{family_of_file}; {nearest(path, [*valid, *(f'traits.{name}' for name in TRAIT_VALUES)])}"
+                f"{family_of_file}; "
+                f"{nearest(path, [*valid, *(f'traits.{name}' for name in TRAIT_VALUES)])}"
             )
         values[path] = facts.value(value, path, None, sources)
         sources[path] = "argument"
@@ -294,14 +329,24 @@ def _decode(layers: list[FileLayer], changes: Mapping[str, object]) -> Topology:
     arguments = {keys[path].parameter: value for path, value in values.items() if path in keys}
     for path, key in keys.items():
         if key.required and path not in values:
-            raise ConfigError(f"missing; family {shown(family)} needs it", file=file, path=f"$.{path}")
+            raise ConfigError(
+                f"missing; family {shown(family)} needs it", file=file, path=f"$.{path}"
+            )
     title = str(values.get("name", Path(file).stem))
     with blamed_on(file):
         topology = _build(family, layers[0], title, arguments)
-        placement = {_PLACEMENT[path].parameter: value for path, value in values.items() if path in _PLACEMENT}
+        placement = {
+            _PLACEMENT[path].parameter: value
+            for path, value in values.items()
+            if path in _PLACEMENT
+        }
         if placement:
             topology = place(topology, **placement)
-    shares = {path.partition(".")[2]: value for path, value in values.items() if path.startswith("efficiency.")}
+    shares = {
+        path.partition(".")[2]: value
+        for path, value in values.items()
+        if path.startswith("efficiency.")
+    }
     return replace(
         topology,
         efficiency={**topology.efficiency, **shares},
@@ -312,9 +357,13 @@ def _decode(layers: list[FileLayer], changes: Mapping[str, object]) -> Topology:
 
 
 def _slot(nic: str | int, traits: Mapping[str, str], sources: dict[str, str]) -> dict[str, object]:
-    """The PCIe bandwidth of the GPU's generation, if the overriding NIC is faster than that; otherwise nothing."""
+    """The PCIe bandwidth of the GPU's generation, if the overriding NIC is faster than that;
+    otherwise nothing.
+    """
     slot = SLOTS.get(traits.get("generation", ""))
-    if slot is None or parse_capacity(nic, "nic.bandwidth") <= parse_capacity(slot, "pcie.bandwidth"):
+    if slot is None or parse_capacity(nic, "nic.bandwidth") <= parse_capacity(
+        slot, "pcie.bandwidth"
+    ):
         return {}
     sources["pcie.bandwidth"] = f"16 lanes of the PCIe of {traits['generation']}"
     return {"pcie.bandwidth": slot}
@@ -355,10 +404,15 @@ def _merge(
     traits: dict[str, str] = {}
     for layer in layers:
         if layer.document.get("family", family) != family:
-            wrong = f"{shown(layer.document['family'])} is not the family of {layers[0].file}; expected {shown(family)}, or no family here"
+            wrong = (
+                f"{shown(layer.document['family'])} is not the family of {layers[0].file}; "
+                f"expected {shown(family)}, or no family here"
+            )
             raise ConfigError(wrong, file=layer.file, path="$.family")
         new, new_sources = facts.read(layer.document, layer.file)
-        older = {place: source for place, source in sources.items() if place.partition("[")[0] not in new}
+        older = {
+            place: source for place, source in sources.items() if place.partition("[")[0] not in new
+        }
         sources = older | new_sources
         values = {path: value for path, value in values.items() if path not in _OWN} | new
         traits |= _traits(layer.document.get("traits", {}), layer.file)
@@ -368,10 +422,14 @@ def _merge(
 def _traits(table: object, file: str | None) -> dict[str, str]:
     """Facts by name, all text; names are free, and some have a fixed choice of values."""
     if not isinstance(table, dict):
-        raise ConfigError(f"expected a table [traits], got {shown(table)}", file=file, path="$.traits")
+        raise ConfigError(
+            f"expected a table [traits], got {shown(table)}", file=file, path="$.traits"
+        )
     for key, value in table.items():
         if not isinstance(value, str):
-            raise ConfigError(f"expected text, got {shown(value)}", file=file, path=f"$.traits.{key}")
+            raise ConfigError(
+                f"expected text, got {shown(value)}", file=file, path=f"$.traits.{key}"
+            )
         if value not in TRAIT_VALUES.get(key, (value,)):
             wrong = f"unknown {key} {shown(value)}; {nearest(value, TRAIT_VALUES[key])}"
             raise ConfigError(wrong, file=file, path=f"$.traits.{key}")

@@ -1,4 +1,6 @@
-"""Topologies: vertices, directed links with capacity and latency, ranks on some vertices, and routes."""
+"""Topologies: vertices, directed links with capacity and latency, ranks on some vertices, and
+routes.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ MAX_WIDTH = 120
 _MAPPINGS = ("groups", "efficiency", "traits", "sources")
 NODE_KINDS = ("gpu", "nic", "switch", "cpu", "pcie")
 LINK_KINDS = ("nvlink", "link", "pcie", "cpu", "net")
-"""Kinds of links from the fastest to the slowest; arrays hold the index. ``nvlink`` is any scale-up link (NVLink, xGMI), ``cpu`` a
-link between sockets, ``link`` one of no special kind."""
+"""Kinds of links from the fastest to the slowest; arrays hold the index. ``nvlink`` is any scale-up
+link (NVLink, xGMI), ``cpu`` a link between sockets, ``link`` one of no special kind.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,11 +49,13 @@ class Routes:
     Attributes
     ----------
     links
-        Link indices in order of travel ``[M, H]``, padded at the end with -1. The route of a rank to itself has no links.
+        Link indices in order of travel ``[M, H]``, padded at the end with -1. The route of a rank
+        to itself has no links.
     latency_fs
         Latency of the whole path ``[M]``.
     kind
-        Kind of the slowest link of the path ``[M]``, an index into :data:`LINK_KINDS`; -1 without links.
+        Kind of the slowest link of the path ``[M]``, an index into :data:`LINK_KINDS`; -1 without
+        links.
     """
 
     links: Shorts
@@ -100,11 +105,14 @@ class Topology:
     gpus_forward
         Whether routes may pass through a GPU (torus, mesh of direct links).
     groups
-        Level (``"box"``, ``"leaf"``, ...), finest first, to the group of each rank, numbered from 0.
+        Level (``"box"``, ``"leaf"``, ...), finest first, to the group of each rank, numbered from
+        0.
     efficiency
-        Measured share of the raw capacity per kind of link; default 1. Only NCCL's protocols use it.
+        Measured share of the raw capacity per kind of link; default 1. Only NCCL's protocols use
+        it.
     traits
-        Facts that protocol models need: ``{"gpu": "H100", "generation": "hopper", "cpu": "intel"}``.
+        Facts that protocol models need:
+        ``{"gpu": "H100", "generation": "hopper", "cpu": "intel"}``.
     sources
         Source of each number, by its place in the file.
     """
@@ -140,7 +148,9 @@ class Topology:
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         kind, values = by_constructor(self)
-        return kind, tuple(dict(value) if isinstance(value, MappingProxyType) else value for value in values)
+        return kind, tuple(
+            dict(value) if isinstance(value, MappingProxyType) else value for value in values
+        )
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return "simcoll.Topology", *self.__reduce__()[1]
@@ -166,7 +176,10 @@ class Topology:
             for line in (
                 f"{self.name}{self.description and ': '}{self.description}"[:MAX_WIDTH],
                 f"ranks     {self.nranks}{groups and ' in groups: '}{groups[2:]}",
-                f"vertices  {', '.join(f'{kinds[kind]} {kind}' for kind in NODE_KINDS if kinds[kind])}",
+                (
+                    "vertices  "
+                    f"{', '.join(f'{kinds[kind]} {kind}' for kind in NODE_KINDS if kinds[kind])}"
+                ),
                 f"links     {', '.join(self._links_in_words())}",
             )
         )
@@ -181,8 +194,12 @@ class Topology:
 
     @property
     def passes_gpus(self) -> bool:
-        """Whether routes may pass through a GPU: all GPUs forward, or some relay for others that have lost their NIC."""
-        return self.gpus_forward or (isinstance(self.router, DetourRouter) and self.router.relays is not None)
+        """Whether routes may pass through a GPU: all GPUs forward, or some relay for others that
+        have lost their NIC.
+        """
+        return self.gpus_forward or (
+            isinstance(self.router, DetourRouter) and self.router.relays is not None
+        )
 
     @property
     def ranks_per_node(self) -> int | None:
@@ -210,16 +227,27 @@ class Topology:
         ConfigError
             When a rank is not in 0..nranks-1 or the two arrays differ in length.
         """
-        a, b = np.atleast_1d(np.asarray(src, dtype=np.int64)), np.atleast_1d(np.asarray(dst, dtype=np.int64))
+        a, b = (
+            np.atleast_1d(np.asarray(src, dtype=np.int64)),
+            np.atleast_1d(np.asarray(dst, dtype=np.int64)),
+        )
         if a.shape != b.shape or a.ndim != 1:
-            raise ConfigError(f"routes need as many sources as destinations, got shapes {a.shape} and {b.shape}")
+            raise ConfigError(
+                f"routes need as many sources as destinations, got shapes {a.shape} and {b.shape}"
+            )
         for ranks in (a, b):
             if ranks.size and not (ranks.min() >= 0 and ranks.max() < self.nranks):
                 bad = int(ranks[(ranks < 0) | (ranks >= self.nranks)][0])
-                raise ConfigError(f"rank {bad} is not in topology {self.name!r}; expected 0 to {self.nranks - 1}")
+                raise ConfigError(
+                    f"rank {bad} is not in topology {self.name!r}; expected 0 to {self.nranks - 1}"
+                )
         links = self.router.links(self.rank_endpoints[a], self.rank_endpoints[b])
-        # Hop by hop, where -1 picks the neutral last entry: several times as fast as a sum over rows of a few hops.
-        latencies, kinds = np.append(self.link_latency_fs, 0), np.append(self.link_kind, np.int8(-1))
+        # Hop by hop, where -1 picks the neutral last entry: several times as fast as a sum over
+        # rows of a few hops.
+        latencies, kinds = (
+            np.append(self.link_latency_fs, 0),
+            np.append(self.link_kind, np.int8(-1)),
+        )
         latency, kind = np.zeros(len(links), np.int64), np.full(len(links), -1, np.int8)
         for column in links.T:
             hop = column.astype(np.intp)
@@ -228,7 +256,8 @@ class Topology:
         return Routes(links=links, latency_fs=latency, kind=kind)
 
     def with_ranks(self, endpoints: Sequence[int] | Ints) -> Topology:
-        """The same cluster with rank r at the position of rank ``endpoints[r]``; other positions hold no rank.
+        """The same cluster with rank r at the position of rank ``endpoints[r]``; other positions
+        hold no rank.
 
         Raises
         ------
@@ -241,7 +270,8 @@ class Topology:
         beyond = chosen[(chosen < 0) | (chosen >= self.nranks)]
         if beyond.size:
             raise ConfigError(
-                f"a placement may use ranks 0 to {self.nranks - 1} of topology {self.name!r}, not {beyond[0]}"
+                f"a placement may use ranks 0 to {self.nranks - 1} of topology {self.name!r}, not "
+                f"{beyond[0]}"
             )
         if distinct(chosen).size != chosen.size:
             raise ConfigError("a placement puts two ranks on one GPU; expected distinct numbers")
@@ -251,13 +281,18 @@ class Topology:
             self,
             rank_nodes=self.rank_nodes[chosen],
             rank_endpoints=self.rank_endpoints[chosen],
-            groups={level: np.unique(ids[chosen], return_inverse=True)[1] for level, ids in self.groups.items()},
+            groups={
+                level: np.unique(ids[chosen], return_inverse=True)[1]
+                for level, ids in self.groups.items()
+            },
         )
 
     def take(self, nranks: int) -> Topology:
         """The same cluster with ranks only on its first ``nranks`` GPUs."""
         if not 1 <= nranks <= self.nranks:
-            raise ConfigError(f"topology {self.name!r} has {self.nranks} GPUs; {nranks} ranks were requested")
+            raise ConfigError(
+                f"topology {self.name!r} has {self.nranks} GPUs; {nranks} ranks were requested"
+            )
         return self if nranks == self.nranks else self.with_ranks(range(nranks))
 
     def link(self, name: str) -> int:
@@ -265,10 +300,14 @@ class Topology:
         tail, arrow, head = (part.strip() for part in name.partition("->"))
         if not (tail and arrow and head):
             like = f", such as {self.link_name(0)!r}" if self.nlinks else ""
-            raise ConfigError(f"link {name!r}: expected two vertices with an arrow between them{like}")
+            raise ConfigError(
+                f"link {name!r}: expected two vertices with an arrow between them{like}"
+            )
         for end in (tail, head):
             if end not in self.node_names:
-                raise ConfigError(f"link {name!r}: no vertex {end!r}; {_near(end, self.node_names)}")
+                raise ConfigError(
+                    f"link {name!r}: no vertex {end!r}; {_near(end, self.node_names)}"
+                )
         a, b = self.node_names.index(tail), self.node_names.index(head)
         links = np.flatnonzero((self.link_src == a) & (self.link_dst == b))
         if not links.size:
@@ -277,16 +316,19 @@ class Topology:
         return int(links[0])
 
     def degrade(self, link: str | int, share: str | float | Fraction) -> Topology:
-        """The same cluster with a link (``a -> b``), both of a pair (``a <-> b``), or all at a vertex (``a``) at a share of capacity.
+        """The same cluster with a link (``a -> b``), both of a pair (``a <-> b``), or all at a
+        vertex (``a``) at a share of capacity.
 
-        At a share of 0 the link is lost, and routes that used it take a detour: another of the equal routes of a Clos network, chosen by
-        the same rule, else a shortest path, else a route over another GPU of the node, such as to the NIC of a neighbour (PXN in NCCL).
-        Links after a lost one move down by one number. The name of the result ends in ``degraded``.
+        At a share of 0 the link is lost, and routes that used it take a detour: another of the
+        equal routes of a Clos network, chosen by the same rule, else a shortest path, else a route
+        over another GPU of the node, such as to the NIC of a neighbour (PXN in NCCL). Links after a
+        lost one move down by one number. The name of the result ends in ``degraded``.
 
         Raises
         ------
         ConfigError
-            When the link does not exist, the share is not between 0 and 1, or a dead link disconnects two ranks.
+            When the link does not exist, the share is not between 0 and 1, or a dead link
+            disconnects two ranks.
 
         Examples
         --------
@@ -302,28 +344,48 @@ class Topology:
         if remaining:
             capacity = self.link_capacity_uBps.copy()
             for index in chosen:
-                capacity[index] = checked_capacity(int(capacity[index]) * remaining, "degraded link")
+                capacity[index] = checked_capacity(
+                    int(capacity[index]) * remaining, "degraded link"
+                )
             return replace(self, name=name, link_capacity_uBps=capacity)
         present = ~np.isin(np.arange(self.nlinks), chosen)
-        lost = link if isinstance(link, str) and "->" not in link else " and ".join(map(self.link_name, chosen))
+        lost = (
+            link
+            if isinstance(link, str) and "->" not in link
+            else " and ".join(map(self.link_name, chosen))
+        )
         parts = {
             name: getattr(self, name)[present]
-            for name in ("link_src", "link_dst", "link_capacity_uBps", "link_latency_fs", "link_kind")
+            for name in (
+                "link_src",
+                "link_dst",
+                "link_capacity_uBps",
+                "link_latency_fs",
+                "link_kind",
+            )
         }
         router = self.detours(present, lost)
-        return replace(self, name=name, **parts, router=router, rank_endpoints=np.arange(self.nranks))
+        return replace(
+            self, name=name, **parts, router=router, rank_endpoints=np.arange(self.nranks)
+        )
 
     def detours(self, present: NDArray[np.bool_], lost: str | None = None) -> DetourRouter:
-        """The router over some of the links, renumbered, as in :meth:`degrade`; its endpoints are the ranks.
+        """The router over some of the links, renumbered, as in :meth:`degrade`; its endpoints are
+        the ranks.
 
-        Two ranks without a path have a route without links, unless ``lost`` names the removed links.
+        Two ranks without a path have a route without links, unless ``lost`` names the removed
+        links.
 
         Raises
         ------
         ConfigError
             When ``lost`` is given and two ranks have no path.
         """
-        src, dst, latency_fs = self.link_src[present], self.link_dst[present], self.link_latency_fs[present]
+        src, dst, latency_fs = (
+            self.link_src[present],
+            self.link_dst[present],
+            self.link_latency_fs[present],
+        )
         relays = None
         if "box" in self.groups and not self.gpus_forward:
             cpu = np.array([kind == "cpu" for kind in self.node_kinds])
@@ -334,7 +396,9 @@ class Topology:
         def has_route(remainder: Router, src: Ints, dst: Ints) -> NDArray[np.bool_]:
             nonlocal needed
             needed = True
-            links = detour_router(self.router, self.rank_endpoints, present, remainder, relays).links(src, dst)
+            links = detour_router(
+                self.router, self.rank_endpoints, present, remainder, relays
+            ).links(src, dst)
             return np.asarray((links >= 0).any(axis=1) | (lost is None))
 
         remainder = graph_router(
@@ -348,10 +412,13 @@ class Topology:
             gpus_forward=self.gpus_forward,
             otherwise=None if relays is None and lost is not None else has_route,
         )
-        return detour_router(self.router, self.rank_endpoints, present, remainder, relays if needed else None)
+        return detour_router(
+            self.router, self.rank_endpoints, present, remainder, relays if needed else None
+        )
 
     def find_links(self, link: str | int) -> list[int]:
-        """The numbers of a link (``a -> b``, or its number), of both links of a pair (``a <-> b``), or of all at a vertex (``a``).
+        """The numbers of a link (``a -> b``, or its number), of both links of a pair (``a <-> b``),
+        or of all at a vertex (``a``).
 
         Raises
         ------
@@ -361,13 +428,17 @@ class Topology:
         if not isinstance(link, str):
             number = whole(link, "a link, if not a name such as 'gpu0 -> gpu1'")
             if not 0 <= number < self.nlinks:
-                raise ConfigError(f"link {number} is not in topology {self.name!r}; expected 0 to {self.nlinks - 1}")
+                raise ConfigError(
+                    f"link {number} is not in topology {self.name!r}; expected 0 to "
+                    f"{self.nlinks - 1}"
+                )
             return [number]
         if "->" not in link:
             if link.strip() not in self.node_names:
                 like = f", such as {self.link_name(0)!r}" if self.nlinks else ""
                 raise ConfigError(
-                    f"link {link!r}: expected two vertices with an arrow between them{like}, or one vertex for all its links; "
+                    f"link {link!r}: expected two vertices with an arrow between them{like}, or "
+                    "one vertex for all its links; "
                     f"{_near(link, self.node_names)}"
                 )
             vertex = self.node_names.index(link.strip())
@@ -378,15 +449,17 @@ class Topology:
         return [self.link(f"{a.strip()} -> {b.strip()}"), self.link(f"{b.strip()} -> {a.strip()}")]
 
     def to_networkx(self) -> nx.DiGraph:
-        """A ``networkx.DiGraph`` over vertex names: nodes with ``kind`` and ``rank``, edges with ``capacity_uBps``,
-        ``latency_fs``, ``kind``.
+        """A ``networkx.DiGraph`` over vertex names: nodes with ``kind`` and ``rank``, edges with
+        ``capacity_uBps``, ``latency_fs``, ``kind``.
         """
         import networkx as nx
 
         graph = nx.DiGraph(name=self.name)
         rank_of = {int(node): rank for rank, node in enumerate(self.rank_nodes)}
         for index, (name, kind) in enumerate(zip(self.node_names, self.node_kinds, strict=True)):
-            graph.add_node(name, kind=kind, **({"rank": rank_of[index]} if index in rank_of else {}))
+            graph.add_node(
+                name, kind=kind, **({"rank": rank_of[index]} if index in rank_of else {})
+            )
         for link in range(self.nlinks):
             graph.add_edge(
                 self.node_names[self.link_src[link]],

@@ -12,7 +12,13 @@ from simcoll.core.memory_limits import check_room
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.graph import LINK_KINDS, Topology
 from simcoll.topology.routing import Router
-from simcoll.topology.values import Quantity, checked_capacity, duration_fs, halves_fs, parse_capacity
+from simcoll.topology.values import (
+    Quantity,
+    checked_capacity,
+    duration_fs,
+    halves_fs,
+    parse_capacity,
+)
 
 __all__ = ["LinkTable", "add_hosts", "assemble", "checked_kind", "room_for_links", "switch_network"]
 
@@ -30,7 +36,11 @@ def room_for_links(number: int, subject: str) -> None:
     """
     if number > MAX_LINKS:
         raise ConfigError(f"{subject} has {number} links; at most {MAX_LINKS} can be made")
-    check_room(number * LINK_BYTES, f"making the {number} links of {subject}", "a smaller topology needs less")
+    check_room(
+        number * LINK_BYTES,
+        f"making the {number} links of {subject}",
+        "a smaller topology needs less",
+    )
 
 
 def checked_kind(kind: str) -> str:
@@ -42,7 +52,9 @@ def checked_kind(kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LinkTable:
-    """Links under construction: rows of (source, destination, capacity in uBps, latency in fs, kind)."""
+    """Links under construction: rows of (source, destination, capacity in uBps, latency in fs,
+    kind).
+    """
 
     rows: list[tuple[int, int, int, int, int]]
 
@@ -52,9 +64,13 @@ class LinkTable:
         self.rows.append((src, dst, capacity, latency_fs, LINK_KINDS.index(kind)))
         return len(self.rows) - 1
 
-    def add_pair(self, a: int, b: int, capacity: int, latency_fs: tuple[int, int], kind: str) -> tuple[int, int]:
+    def add_pair(
+        self, a: int, b: int, capacity: int, latency_fs: tuple[int, int], kind: str
+    ) -> tuple[int, int]:
         """Append a link in each direction, with their latencies, and return both indices."""
-        return self.add(a, b, capacity, latency_fs[0], kind), self.add(b, a, capacity, latency_fs[1], kind)
+        return self.add(a, b, capacity, latency_fs[0], kind), self.add(
+            b, a, capacity, latency_fs[1], kind
+        )
 
     def columns(self) -> Ints:
         """The five columns as an array ``[5, L]``."""
@@ -68,7 +84,10 @@ def add_hosts(
 
     Return the capacity and the links up and down.
     """
-    capacity, halves = parse_capacity(bandwidth, "bandwidth"), halves_fs(duration_fs(latency, "latency"))
+    capacity, halves = (
+        parse_capacity(bandwidth, "bandwidth"),
+        halves_fs(duration_fs(latency, "latency")),
+    )
     ends = [links.add_pair(v, n + v // hosts, capacity, halves, kind) for v in range(n)]
     return capacity, np.array(ends, np.int32)
 
@@ -85,7 +104,9 @@ def switch_network(
 ) -> Topology:
     """Build a topology whose first vertices are ranks 0..n-1, followed by switches."""
     kinds = ["gpu"] * n + ["switch"] * (len(names) - n)
-    return assemble(name, names, kinds, np.arange(n), links.columns(), router, groups, gpus_forward=gpus_forward)
+    return assemble(
+        name, names, kinds, np.arange(n), links.columns(), router, groups, gpus_forward=gpus_forward
+    )
 
 
 def assemble(
@@ -99,7 +120,9 @@ def assemble(
     *,
     gpus_forward: bool = False,
 ) -> Topology:
-    """Build a topology from vertices, the vertices of its ranks, and the columns of a table of links."""
+    """Build a topology from vertices, the vertices of its ranks, and the columns of a table of
+    links.
+    """
     return Topology(
         name=name,
         node_names=tuple(names),

@@ -1,4 +1,6 @@
-"""The machine as a communication library sees it: domains of GPUs with fast links, and the NICs between them."""
+"""The machine as a communication library sees it: domains of GPUs with fast links, and the NICs
+between them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ FABRICS = {
     "efa-p4": "AWS Elastic Fabric Adapter of the P4 instances",
     "efa-p5": "AWS Elastic Fabric Adapter from the P5 instances on",
     "slingshot": "HPE Slingshot through libfabric",
-    "slingshot-alps": "HPE Slingshot as NCCL 2.23 with aws-ofi-nccl 1.9 to 1.13 drove it on CSCS Alps",
+    "slingshot-alps": "HPE Slingshot as NCCL 2.23 with aws-ofi-nccl 1.9 to 1.13 drove it on CSCS "
+    "Alps",
     "tcpx": "Google GPUDirect-TCPX (a3-highgpu)",
     "tcpxo": "Google GPUDirect-TCPXO (a3-megagpu)",
     "socket": "TCP sockets through host memory",
@@ -32,7 +35,11 @@ GENERATIONS = {
     "mi300": "MI300X, MI325X",
     "mi355": "MI350X, MI355X",
 }
-TRAIT_VALUES = {"fabric": tuple(FABRICS), "generation": tuple(GENERATIONS), "peer_access": ("yes", "no")}
+TRAIT_VALUES = {
+    "fabric": tuple(FABRICS),
+    "generation": tuple(GENERATIONS),
+    "peer_access": ("yes", "no"),
+}
 """Traits with a fixed choice of values; all others are free text."""
 
 _NVLINK, _PCIE, _NET = (LINK_KINDS.index(kind) for kind in ("nvlink", "pcie", "net"))
@@ -42,7 +49,8 @@ _NVLINK, _PCIE, _NET = (LINK_KINDS.index(kind) for kind in ("nvlink", "pcie", "n
 class Machine:
     """Facts that select and scale the costs of a communication library.
 
-    A domain is a group of ranks that reach each other without a NIC: a node, or a rack joined by NVLink switches.
+    A domain is a group of ranks that reach each other without a NIC: a node, or a rack joined by
+    NVLink switches.
 
     Attributes
     ----------
@@ -53,22 +61,24 @@ class Machine:
     domain_ranks
         Number of ranks in each domain.
     inside
-        Connection of the ranks of a domain: ``"nvlink"``, ``"xgmi"``, ``"pcie"``, ``"host"`` (through host memory, without peer
-        access), another kind of link, or empty if each domain has one rank. It is NVLink if NVLinks alone connect all GPUs of a
-        domain.
+        Connection of the ranks of a domain: ``"nvlink"``, ``"xgmi"``, ``"pcie"``, ``"host"``
+        (through host memory, without peer access), another kind of link, or empty if each domain
+        has one rank. It is NVLink if NVLinks alone connect all GPUs of a domain.
     gpu_uBps
-        Capacity of one GPU's links of that kind towards its domain, per direction; the minimum over all ranks.
+        Capacity of one GPU's links of that kind towards its domain, per direction; the minimum over
+        all ranks.
     nics
-        Number of NICs used by the ranks of a domain, each rank its own or nearest; the minimum over all domains. Several NICs of one
-        GPU count as one.
+        Number of NICs used by the ranks of a domain, each rank its own or nearest; the minimum over
+        all domains. Several NICs of one GPU count as one.
     nic_uBps
-        Their total capacity per direction if all carry the same share of the data, as in NCCL's channels: the slowest of a domain counts
-        for each. The minimum over all domains. Both are 0 if there is only one domain.
+        Their total capacity per direction if all carry the same share of the data, as in NCCL's
+        channels: the slowest of a domain counts for each. The minimum over all domains. Both are 0
+        if there is only one domain.
     network_reduces
         Whether switches between domains reduce as well (InfiniBand SHARP).
     peer_uBps
-        Capacity of the NVLinks from one GPU to one other of its domain, behind switches of all its links; the least of all pairs, so 0
-        where two GPUs have no link to each other.
+        Capacity of the NVLinks from one GPU to one other of its domain, behind switches of all its
+        links; the least of all pairs, so 0 where two GPUs have no link to each other.
     """
 
     generation: str
@@ -91,7 +101,8 @@ class Machine:
 
     @property
     def ring_nics(self) -> int:
-        """Number of NICs of a domain that rings can fill: a ring passes every GPU, so all rings together are limited by one GPU's links.
+        """Number of NICs of a domain that rings can fill: a ring passes every GPU, so all rings
+        together are limited by one GPU's links.
 
         >>> from simcoll.topology import load_topology
         >>> rack = machine(load_topology("gb300-nvl72", nodes=36))
@@ -129,12 +140,16 @@ def machine(topology: Topology) -> Machine:
         nics=nics,
         nic_uBps=nic_uBps,
         network_reduces="sharp" in reducing,
-        peer_uBps=_peer_capacity(topology, domain, gpu_uBps) if link_name in {"nvlink", "xgmi"} else 0,
+        peer_uBps=_peer_capacity(topology, domain, gpu_uBps)
+        if link_name in {"nvlink", "xgmi"}
+        else 0,
     )
 
 
 def _domains(topology: Topology) -> Ints:
-    """The domain of each rank: its node, else the ranks that it reaches without crossing a network."""
+    """The domain of each rank: its node, else the ranks that it reaches without crossing a
+    network.
+    """
     if "box" in topology.groups:
         return topology.groups["box"]
     domain = np.full(topology.nranks, -1, dtype=np.int64)
@@ -146,7 +161,9 @@ def _domains(topology: Topology) -> Ints:
 
 
 def _inside(topology: Topology, domain: Ints) -> tuple[str, int]:
-    """The kind of link that joins the ranks of a domain, and the capacity of one GPU's links of that kind."""
+    """The kind of link that joins the ranks of a domain, and the capacity of one GPU's links of
+    that kind.
+    """
     ranks = np.arange(topology.nranks)
     first_rank = np.unique(domain, return_index=True)[1][domain]
     if np.array_equal(first_rank, ranks):
@@ -170,7 +187,9 @@ def _inside(topology: Topology, domain: Ints) -> tuple[str, int]:
 
 
 def _peer_capacity(topology: Topology, domain: Ints, gpu_uBps: int) -> int:
-    """Capacity of the NVLinks between two GPUs of a domain, the minimum over pairs; behind switches, of all links of a GPU."""
+    """Capacity of the NVLinks between two GPUs of a domain, the minimum over pairs; behind
+    switches, of all links of a GPU.
+    """
     rank = np.full(len(topology.node_names), -1, dtype=np.int64)
     rank[topology.rank_nodes] = np.arange(topology.nranks)
     src, dst = rank[topology.link_src], rank[topology.link_dst]
@@ -188,13 +207,17 @@ def _peer_capacity(topology: Topology, domain: Ints, gpu_uBps: int) -> int:
 
 def _connects(topology: Topology, links: NDArray[np.bool_], first_rank: Ints) -> bool:
     """Whether these links connect every rank with the first of its domain."""
-    part = lowest_in_component(len(topology.node_names), topology.link_src[links], topology.link_dst[links])
+    part = lowest_in_component(
+        len(topology.node_names), topology.link_src[links], topology.link_dst[links]
+    )
     part = part[topology.rank_nodes]
     return bool((part == part[first_rank]).all())
 
 
 def _outside(topology: Topology, domain: Ints) -> tuple[int, int]:
-    """The least number of NICs of a domain, and the least capacity of NICs with equal shares, over the links into the network."""
+    """The least number of NICs of a domain, and the least capacity of NICs with equal shares, over
+    the links into the network.
+    """
     domains = int(domain.max()) + 1
     if domains == 1:
         return 0, 0

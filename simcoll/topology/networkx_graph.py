@@ -34,9 +34,11 @@ def from_networkx(
 
     Routes are shortest paths by latency, then by hops, then by lowest vertex.
 
-    Nodes may carry ``kind`` (one of :data:`NODE_KINDS`) and ``rank`` (0..n-1; without any, the nodes of kind ``"gpu"`` are ranks in
-    order). Edges carry ``bandwidth`` (text, or ``capacity_uBps``), ``latency`` (text, or ``latency_fs``; default 0) and ``kind`` (one of
-    :data:`LINK_KINDS`; default ``"link"``). An undirected edge is two links; parallel edges are merged into one link.
+    Nodes may carry ``kind`` (one of :data:`NODE_KINDS`) and ``rank`` (0..n-1; without any, the
+    nodes of kind ``"gpu"`` are ranks in order). Edges carry ``bandwidth`` (text, or
+    ``capacity_uBps``), ``latency`` (text, or ``latency_fs``; default 0) and ``kind`` (one of
+    :data:`LINK_KINDS`; default ``"link"``). An undirected edge is two links; parallel edges are
+    merged into one link.
 
     Raises
     ------
@@ -64,10 +66,14 @@ def from_networkx(
     values = np.array(list(table.values()), dtype=np.int64).reshape(-1, 3)
     for level, ids in (groups or {}).items():
         if len(ids) != len(rank_nodes):
-            raise ConfigError(f"groups {level!r}: expected one group per rank ({len(rank_nodes)}), got {len(ids)}")
+            raise ConfigError(
+                f"groups {level!r}: expected one group per rank ({len(rank_nodes)}), got {len(ids)}"
+            )
     for kind_name in efficiency or {}:
         if kind_name not in LINK_KINDS:
-            raise ConfigError(f"efficiency: unknown kind of link {kind_name!r}; {nearest(kind_name, LINK_KINDS)}")
+            raise ConfigError(
+                f"efficiency: unknown kind of link {kind_name!r}; {nearest(kind_name, LINK_KINDS)}"
+            )
     router = graph_router(
         title,
         names,
@@ -82,8 +88,13 @@ def from_networkx(
     levels = {level: np.asarray(ids, dtype=np.int64) for level, ids in (groups or {}).items()}
     columns = np.concatenate([ways, values], axis=1).T
     return replace(
-        assemble(title, names, kinds, rank_nodes, columns, router, levels, gpus_forward=gpus_forward),
-        efficiency={kind: factor(share, f"efficiency of {kind}") for kind, share in (efficiency or {}).items()},
+        assemble(
+            title, names, kinds, rank_nodes, columns, router, levels, gpus_forward=gpus_forward
+        ),
+        efficiency={
+            kind: factor(share, f"efficiency of {kind}")
+            for kind, share in (efficiency or {}).items()
+        },
         traits=dict(traits or {}),
     )
 
@@ -106,7 +117,8 @@ def _edge_table(
             if parallel is not None:
                 if parallel[1:] != (latency, kind):
                     raise ConfigError(
-                        f"{link}: parallel links differ in latency or kind; they can be joined only when equal"
+                        f"{link}: parallel links differ in latency or kind; they can be joined "
+                        "only when equal"
                     )
                 capacity = checked_capacity(capacity + parallel[0], link)
             table[ends] = (capacity, latency, kind)
@@ -116,7 +128,9 @@ def _edge_table(
 def _node_kind(name: str, data: Mapping[str, Any]) -> str:
     kind = data.get("kind", "gpu" if "rank" in data else "switch")
     if kind not in NODE_KINDS:
-        raise ConfigError(f"vertex {name!r}: unknown kind {kind!r}; {nearest(str(kind), NODE_KINDS)}")
+        raise ConfigError(
+            f"vertex {name!r}: unknown kind {kind!r}; {nearest(str(kind), NODE_KINDS)}"
+        )
     return str(kind)
 
 
@@ -127,9 +141,12 @@ def _rank_nodes(names: tuple[str, ...], kinds: tuple[str, ...], ranks: list[Any]
         return np.array([i for i, kind in enumerate(kinds) if kind == "gpu"], dtype=np.int64)
     vertex_of = {rank: i for i, rank in enumerate(ranks) if rank is not None}
     n = sum(rank is not None for rank in ranks)
-    if list(range(n)) != sorted(r for r in vertex_of if isinstance(r, int) and not isinstance(r, bool)):
+    if list(range(n)) != sorted(
+        r for r in vertex_of if isinstance(r, int) and not isinstance(r, bool)
+    ):
         raise ConfigError(
-            f"vertices carry ranks {[r for r in ranks if r is not None][:8]}; expected 0 to {n - 1}, each once"
+            f"vertices carry ranks {[r for r in ranks if r is not None][:8]}; expected 0 to "
+            f"{n - 1}, each once"
         )
     return np.array([vertex_of[rank] for rank in range(n)], dtype=np.int64)
 
@@ -138,12 +155,19 @@ def _edge(link: str, data: Mapping[str, Any]) -> tuple[int, int, int]:
     """Capacity, latency and kind index of one edge."""
     bandwidth: Quantity | None = data.get("capacity_uBps", data.get("bandwidth"))
     if bandwidth is None:
-        raise ConfigError(f"{link}: no bandwidth; expected an attribute such as bandwidth='50 GB/s' (or capacity_uBps)")
+        raise ConfigError(
+            f"{link}: no bandwidth; expected an attribute such as bandwidth='50 GB/s' (or "
+            "capacity_uBps)"
+        )
     if "capacity_uBps" not in data and not isinstance(bandwidth, str):
-        raise ConfigError(f"{link}: bandwidth {bandwidth!r} has no unit; write for example '{bandwidth} GB/s'")
+        raise ConfigError(
+            f"{link}: bandwidth {bandwidth!r} has no unit; write for example '{bandwidth} GB/s'"
+        )
     latency: Quantity = data.get("latency_fs", data.get("latency", 0))
     if "latency_fs" not in data and latency and not isinstance(latency, str):
-        raise ConfigError(f"{link}: latency {latency!r} has no unit; write for example '{latency} us'")
+        raise ConfigError(
+            f"{link}: latency {latency!r} has no unit; write for example '{latency} us'"
+        )
     kind = data.get("kind", "link")
     if kind not in LINK_KINDS:
         raise ConfigError(f"{link}: unknown kind {kind!r}; {nearest(str(kind), LINK_KINDS)}")

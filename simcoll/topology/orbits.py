@@ -1,8 +1,11 @@
-"""Orbits of ranks under symmetries of a topology, which are guessed from its structure and verified link by link.
+"""Orbits of ranks under symmetries of a topology, which are guessed from its structure and verified
+link by link.
 
-Candidates are rotations of the ranks: one step along a dimension of a torus or, elsewhere, at one level of the groups, from every part (a
-GPU of a node, a node of a leaf) to the next part of its whole with the same surroundings. Switches and NICs follow their neighbours. A
-candidate counts only if it maps every link onto a link of equal capacity, so a missed symmetry costs time but never correctness.
+Candidates are rotations of the ranks: one step along a dimension of a torus or, elsewhere, at one
+level of the groups, from every part (a GPU of a node, a node of a leaf) to the next part of its
+whole with the same surroundings. Switches and NICs follow their neighbours. A candidate counts only
+if it maps every link onto a link of equal capacity, so a missed symmetry costs time but never
+correctness.
 """
 
 from __future__ import annotations
@@ -63,7 +66,9 @@ def set_orbits(topology: Topology, sets: Sequence[Ints], fixed: int | None = Non
 
 
 def symmetries(topology: Topology, fixed: int | None = None) -> tuple[Ints, ...]:
-    """Permutations of the ranks (``image[rank]``) that preserve all links and fix the rank ``fixed``."""
+    """Permutations of the ranks (``image[rank]``) that preserve all links and fix the rank
+    ``fixed``.
+    """
     cache = topology.derived.symmetries
     if fixed not in cache:
         candidates = (_extend(topology, image) for image in _turns(topology, fixed))
@@ -79,7 +84,9 @@ def symmetries(topology: Topology, fixed: int | None = None) -> tuple[Ints, ...]
 
 def _lowest_in_component(count: int, pairs: Sequence[tuple[Ints, Ints]]) -> Ints:
     """The lowest number joined to each of ``count`` numbers by the pairs."""
-    tail, head = np.concatenate([np.zeros((2, 0), np.int64), *(np.stack(pair) for pair in pairs)], axis=1)
+    tail, head = np.concatenate(
+        [np.zeros((2, 0), np.int64), *(np.stack(pair) for pair in pairs)], axis=1
+    )
     return lowest_in_component(count, tail, head)
 
 
@@ -87,7 +94,9 @@ def is_symmetry(topology: Topology, nodes: Ints) -> bool:
     """Whether a renumbering of the vertices preserves ranks, kinds, links and capacities."""
     kinds = np.array(topology.node_kinds)
     links = np.stack([topology.link_src, topology.link_dst, topology.link_capacity_uBps])
-    images = np.stack([nodes[topology.link_src], nodes[topology.link_dst], topology.link_capacity_uBps])
+    images = np.stack(
+        [nodes[topology.link_src], nodes[topology.link_dst], topology.link_capacity_uBps]
+    )
     return bool(
         np.array_equal(np.sort(nodes), np.arange(len(kinds)))
         and np.array_equal(kinds, kinds[nodes])
@@ -117,10 +126,15 @@ def _turns(topology: Topology, fixed: int | None) -> Iterator[Ints]:
 
 
 def _levels(topology: Topology) -> list[Ints]:
-    """Partitions of the ranks, from fine to coarse: the groups, and the parts of nodes that share a leaf."""
+    """Partitions of the ranks, from fine to coarse: the groups, and the parts of nodes that share a
+    leaf.
+    """
     partitions = list(topology.groups.values())
     levels = [np.arange(topology.nranks)]
-    refined = [np.unique(partitions[0] * (1 + ids.max()) + ids, return_inverse=True)[1] for ids in partitions[1:]]
+    refined = [
+        np.unique(partitions[0] * (1 + ids.max()) + ids, return_inverse=True)[1]
+        for ids in partitions[1:]
+    ]
     for ids in sorted((*refined, *partitions), key=lambda ids: -int(ids.max())):
         parts = levels[-1]
         count = 1 + int(ids.max())
@@ -133,7 +147,9 @@ def _levels(topology: Topology) -> list[Ints]:
 
 
 def _next_alike(part: Ints, coarser: Ints, look: Words) -> Ints:
-    """Map every part to the next part of its whole whose ranks look the same one by one, cyclically."""
+    """Map every part to the next part of its whole whose ranks look the same one by one,
+    cyclically.
+    """
     order = np.argsort(part, kind="stable")
     start = np.flatnonzero(np.diff(part[order], prepend=-1))
     size = np.diff(start, append=len(order))
@@ -170,7 +186,9 @@ def _looks(topology: Topology, fixed: int | None) -> Words:
 
 
 def _extend(topology: Topology, image: Ints) -> Ints | None:
-    """Image of each vertex if rank r moves to rank ``image[r]``; None if it cannot be determined."""
+    """Image of each vertex if rank r moves to rank ``image[r]``; None if it cannot be
+    determined.
+    """
     count = len(topology.node_names)
     label = np.zeros(count, np.uint64)
     label[topology.rank_nodes] = _mix(np.arange(1, topology.nranks + 1, dtype=np.uint64))

@@ -34,8 +34,9 @@ def place(
     Parameters
     ----------
     order
-        ``"compact"`` fills one group after the other, ``"round_robin"`` gives one rank to each group in turn, ``"random"``
-        shuffles all GPUs by the seed, ``"explicit"`` puts rank r on GPU ``gpus[r]``.
+        ``"compact"`` fills one group after the other, ``"round_robin"`` gives one rank to each
+        group in turn, ``"random"`` shuffles all GPUs by the seed, ``"explicit"`` puts rank r on GPU
+        ``gpus[r]``.
     nranks
         Number of ranks; default: one on every GPU (of the list).
     level
@@ -61,11 +62,15 @@ def place(
         chosen = _gpu_numbers(gpus, n)
     elif order == "random":
         shuffle = check_seed(seed)
-        chosen = np.argsort(hash_of(shuffle, PLACEMENT, np.arange(n), np.zeros(n, np.int64)), kind="stable")
+        chosen = np.argsort(
+            hash_of(shuffle, PLACEMENT, np.arange(n), np.zeros(n, np.int64)), kind="stable"
+        )
     elif order == "round_robin":
         ids = topology.groups.get(str(level or next(iter(topology.groups), "")))
         if ids is None:
-            raise ConfigError(f"placement: no groups of level {level!r}; {nearest(str(level), topology.groups)}")
+            raise ConfigError(
+                f"placement: no groups of level {level!r}; {nearest(str(level), topology.groups)}"
+            )
         order_in = np.argsort(ids, kind="stable")
         turn = np.empty(n, np.int64)
         starts = np.searchsorted(ids[order_in], np.arange(int(ids.max()) + 1))
@@ -75,7 +80,8 @@ def place(
         chosen = np.arange(n)
     if nranks is not None and count(nranks, "placement: number of ranks") > len(chosen):
         raise ConfigError(
-            f"placement: {nranks} ranks were requested, but {len(chosen)} GPUs given by topology {topology.name!r}"
+            f"placement: {nranks} ranks were requested, but {len(chosen)} GPUs given by topology "
+            f"{topology.name!r}"
         )
     return topology.with_ranks(chosen[:nranks])
 
@@ -85,5 +91,9 @@ def _gpu_numbers(gpus: Sequence[int], n: int) -> Ints:
     try:
         numbers = list(gpus)
     except TypeError:
-        raise ConfigError(f"placement: gpus: expected a list of whole numbers, got {gpus!r}") from None
-    return np.array([count(gpu, "placement: gpus", minimum=0, maximum=n - 1) for gpu in numbers], dtype=np.int64)
+        raise ConfigError(
+            f"placement: gpus: expected a list of whole numbers, got {gpus!r}"
+        ) from None
+    return np.array(
+        [count(gpu, "placement: gpus", minimum=0, maximum=n - 1) for gpu in numbers], dtype=np.int64
+    )

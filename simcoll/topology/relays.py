@@ -1,8 +1,10 @@
-"""Routes of GPUs that have lost their NIC: over another GPU of the node, as in NCCL's PXN over NVLink to a neighbour's NIC.
+"""Routes of GPUs that have lost their NIC: over another GPU of the node, as in NCCL's PXN over
+NVLink to a neighbour's NIC.
 
-A relayed route has up to three legs: within the source's node to a GPU with a path out, over the network, and within the destination's
-node from the GPU that the network reaches. Preference: one relay before two, then shorter latency, then fewer links, then a relay at
-the source, then the lower number.
+A relayed route has up to three legs: within the source's node to a GPU with a path out, over the
+network, and within the destination's node from the GPU that the network reaches. Preference: one
+relay before two, then shorter latency, then fewer links, then a relay at the source, then the lower
+number.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Relays:
     node
         Node of each endpoint.
     network, host, latency_fs
-        For every link and, last, for the padding -1: whether it leaves the node, whether it crosses a CPU, and its latency.
+        For every link and, last, for the padding -1: whether it leaves the node, whether it crosses
+        a CPU, and its latency.
     """
 
     members: Ints
@@ -61,8 +64,8 @@ class Relays:
     def links(self, src: Ints, dst: Ints, direct: Direct, *, at_source: bool = False) -> Links:
         """The best relayed route of every pair, without links if there is none.
 
-        ``direct`` yields unrelayed routes, without links if there is none. ``at_source`` allows only a relay at the source, with legs to
-        and from it that cross no CPU on the way out.
+        ``direct`` yields unrelayed routes, without links if there is none. ``at_source`` allows
+        only a relay at the source, with legs to and from it that cross no CPU on the way out.
         """
         width = self.members.shape[1]
         routes = np.full((src.size, 0), -1, np.int32)
@@ -72,12 +75,16 @@ class Relays:
             together = max(AT_ONCE // ncandidates, 1)
             for begin in range(0, pending.size, together):
                 rows = pending[begin : begin + together]
-                best = self._best(src[rows], dst[rows], direct, nrelays=nrelays, at_source=at_source)
+                best = self._best(
+                    src[rows], dst[rows], direct, nrelays=nrelays, at_source=at_source
+                )
                 routes = wider(routes, best.shape[1])
                 routes[rows, : best.shape[1]] = best
         return routes
 
-    def _best(self, src: Ints, dst: Ints, direct: Direct, *, nrelays: int, at_source: bool) -> Links:
+    def _best(
+        self, src: Ints, dst: Ints, direct: Direct, *, nrelays: int, at_source: bool
+    ) -> Links:
         """The best route of every pair over one relay, or over two."""
         entries, exits = self._candidates(src, dst, nrelays=nrelays, at_source=at_source)
         ncandidates = entries.shape[1]
@@ -117,8 +124,12 @@ class Relays:
         unused = best < 0
         return np.take_along_axis(best, np.argsort(unused, axis=1, kind="stable"), axis=1)
 
-    def _candidates(self, src: Ints, dst: Ints, *, nrelays: int, at_source: bool) -> tuple[Ints, Ints]:
-        """First and last relay of every candidate ``[pair, candidate]``; an end of the pair itself stands for no relay there."""
+    def _candidates(
+        self, src: Ints, dst: Ints, *, nrelays: int, at_source: bool
+    ) -> tuple[Ints, Ints]:
+        """First and last relay of every candidate ``[pair, candidate]``; an end of the pair itself
+        stands for no relay there.
+        """
         near_source = self.members[self.node[src]]
         near_target = self.members[self.node[dst]]
         width = near_source.shape[1]
@@ -128,7 +139,9 @@ class Relays:
         if at_source:
             return near_source, no_last
         no_first = np.repeat(src[:, None], width, axis=1)
-        return np.concatenate([near_source, no_first], axis=1), np.concatenate([no_last, near_target], axis=1)
+        return np.concatenate([near_source, no_first], axis=1), np.concatenate(
+            [no_last, near_target], axis=1
+        )
 
 
 def _uses_link_twice(route: Links) -> NDArray[np.bool_]:
@@ -142,8 +155,12 @@ def wider(routes: Links, width: int) -> Links:
     return np.pad(routes, ((0, 0), (0, max(width - routes.shape[1], 0))), constant_values=-1)
 
 
-def relays_of(node: Ints, network: NDArray[np.bool_], host: NDArray[np.bool_], latency_fs: Ints) -> Relays:
-    """Relays among endpoints of one node, from the node of each endpoint and the properties of all links."""
+def relays_of(
+    node: Ints, network: NDArray[np.bool_], host: NDArray[np.bool_], latency_fs: Ints
+) -> Relays:
+    """Relays among endpoints of one node, from the node of each endpoint and the properties of all
+    links.
+    """
     order = np.argsort(node, kind="stable")
     size = np.bincount(node)
     members = np.full((len(size), int(size.max())), -1)

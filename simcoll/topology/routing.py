@@ -1,7 +1,7 @@
 """Routing: from (source, destination) endpoints to the links between them, vectorised over pairs.
 
-A router is a frozen record of small tables with one method, ``links(src, dst)``. Endpoints are numbered in the order in which a family
-creates them; the topology maps ranks to endpoints.
+A router is a frozen record of small tables with one method, ``links(src, dst)``. Endpoints are
+numbered in the order in which a family creates them; the topology maps ranks to endpoints.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ EXACT_FLOAT = 2**53
 TABLE_LIMIT = 128
 """Up to this many ranks all routes of a graph are computed once and kept."""
 FEW_VERTICES = 64
-"""Up to this number, shortest paths are found without SciPy, whose import takes longer than a table of a few sizes."""
+"""Up to this number, shortest paths are found without SciPy, whose import takes longer than a table
+of a few sizes.
+"""
 _TOO_FINE = (
     "link latencies: the longest and the finest are too far apart for exact shortest paths; "
     "round them, for example to whole nanoseconds"
@@ -47,7 +49,9 @@ class Router(Protocol):
     """The interface through which a topology finds its routes."""
 
     def links(self, src: Ints, dst: Ints) -> Shorts:
-        """Link indices ``[M, H]`` from endpoint ``src[m]`` to ``dst[m]`` in order of travel, padded at the end with -1."""
+        """Link indices ``[M, H]`` from endpoint ``src[m]`` to ``dst[m]`` in order of travel, padded
+        at the end with -1.
+        """
         ...
 
 
@@ -55,7 +59,8 @@ class Router(Protocol):
 class Level:
     """One level of an up-and-down network: endpoints of one group share a switch.
 
-    ``up[e]`` are the links from endpoint e to the switch of its group, ``down[e]`` those back, both padded with -1.
+    ``up[e]`` are the links from endpoint e to the switch of its group, ``down[e]`` those back, both
+    padded with -1.
     """
 
     group: Ints
@@ -76,10 +81,12 @@ class Level:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoxRouter:
-    """Equal nodes with a table of internal routes (``[g, g, H]``, links of node 0), joined by levels, finest first.
+    """Equal nodes with a table of internal routes (``[g, g, H]``, links of node 0), joined by
+    levels, finest first.
 
-    A pair uses the first level whose group it shares; the last level must contain every endpoint. Without nodes (crossbar, fat tree)
-    ``pair_links`` is ``[1, 1, 0]``: every endpoint is its own node.
+    A pair uses the first level whose group it shares; the last level must contain every endpoint.
+    Without nodes (crossbar, fat tree) ``pair_links`` is ``[1, 1, 0]``: every endpoint is its own
+    node.
     """
 
     pair_links: Shorts
@@ -94,8 +101,11 @@ class BoxRouter:
     def links(self, src: Ints, dst: Ints) -> Shorts:
         """See :class:`Router`."""
         g, _, local_links = self.pair_links.shape
-        width = max([local_links, *(level.up.shape[1] + level.down.shape[1] for level in self.levels)])
-        # The last level has a route for every pair; finer levels, and finally the nodes, overwrite their own pairs.
+        width = max(
+            [local_links, *(level.up.shape[1] + level.down.shape[1] for level in self.levels)]
+        )
+        # The last level has a route for every pair; finer levels, and finally the nodes, overwrite
+        # their own pairs.
         routes = np.full((src.size, width), -1, dtype=np.int32)
         if self.levels:
             self.levels[-1].fill(routes, src, dst)
@@ -125,9 +135,10 @@ def _pack(links: Shorts) -> Shorts:
 class TorusRouter:
     """Routes dimension by dimension, in the shorter direction.
 
-    ``link[d, 0, v]`` is the link from v to its next neighbour in dimension d, ``link[d, 1, v]`` to the previous one (-1 for none);
-    ``neighbour`` holds their other ends. If both directions are equally long, even coordinates go up and odd ones down, which loads both
-    directions equally when all ranks send.
+    ``link[d, 0, v]`` is the link from v to its next neighbour in dimension d, ``link[d, 1, v]`` to
+    the previous one (-1 for none); ``neighbour`` holds their other ends. If both directions are
+    equally long, even coordinates go up and odd ones down, which loads both directions equally when
+    all ranks send.
     """
 
     dims: tuple[int, ...]
@@ -167,10 +178,12 @@ class TorusRouter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShortestPathRouter:
-    """Shortest paths by latency, then by number of links, then by lowest vertex, computed for the requested sources.
+    """Shortest paths by latency, then by number of links, then by lowest vertex, computed for the
+    requested sources.
 
-    The graph is split: an endpoint that may not forward has one vertex where links arrive and another where they leave. Edges are sorted
-    by (head, tail); ``weight`` combines latency and hop count in one exact integer.
+    The graph is split: an endpoint that may not forward has one vertex where links arrive and
+    another where they leave. Edges are sorted by (head, tail); ``weight`` combines latency and hop
+    count in one exact integer.
     """
 
     nvertices: int
@@ -202,9 +215,12 @@ class ShortestPathRouter:
             reachable = np.isfinite(distance)
             if float(distance[reachable].max()) >= EXACT_FLOAT:
                 raise ConfigError(_TOO_FINE)
-            tight = np.flatnonzero((distance[self.tail] + self.weight == distance[self.head]) & reachable[self.head])
+            tight = np.flatnonzero(
+                (distance[self.tail] + self.weight == distance[self.head]) & reachable[self.head]
+            )
             via = np.full(self.nvertices, -1, dtype=np.int64)
-            # Edges are sorted by tail within a head, and of several values written to one position the last wins: the lowest tail.
+            # Edges are sorted by tail within a head, and of several values written to one position
+            # the last wins: the lowest tail.
             via[self.head[tight[::-1]]] = tight[::-1]
             vertex = self.arrive[dst[rows_wanted]]
             backwards: list[Shorts] = []
@@ -256,7 +272,8 @@ def shortest_path_router(
     endpoints: Ints,
     forwards: NDArray[np.bool_],
 ) -> ShortestPathRouter:
-    """The PCIe bandwidth of the GPU's generation, if the overriding NIC is faster than that; otherwise nothing.
+    """The PCIe bandwidth of the GPU's generation, if the overriding NIC is faster than that;
+    otherwise nothing.
 
     Parameters
     ----------
@@ -310,7 +327,8 @@ def graph_router(
 
     ``hint`` tells the caller how to allow it.
 
-    ``otherwise`` marks pairs of ranks that have another path although this router has none, such as over another GPU of the node.
+    ``otherwise`` marks pairs of ranks that have another path although this router has none, such as
+    over another GPU of the node.
 
     Raises
     ------
@@ -322,9 +340,15 @@ def graph_router(
         forwards[rank_nodes] = False
     router = shortest_path_router(len(names), src, dst, latency_fs, rank_nodes, forwards)
     for source, missing in _unreachable(router):
-        without = missing if otherwise is None else missing[~otherwise(router, np.full(missing.size, source), missing)]
+        without = (
+            missing
+            if otherwise is None
+            else missing[~otherwise(router, np.full(missing.size, source), missing)]
+        )
         if without.size:
-            a, b = (f"rank {rank} ({names[rank_nodes[rank]]})" for rank in (source, int(without[0])))
+            a, b = (
+                f"rank {rank} ({names[rank_nodes[rank]]})" for rank in (source, int(without[0]))
+            )
             why = "" if gpus_forward else f"; GPUs do not forward traffic here{hint}"
             if otherwise is not None:
                 why = ", nor one over another GPU of its node"
@@ -343,7 +367,9 @@ def _unreachable(router: ShortestPathRouter) -> Iterator[tuple[int, Ints]]:
     graph = _csr(router.nvertices, router.tail, router.head, np.ones(router.tail.size))
     parts, part = connected_components(graph, directed=True, connection="strong")
     tail, head = part[router.tail], part[router.head]
-    between = _csr(parts, tail[tail != head], head[tail != head], np.ones(int((tail != head).sum())))
+    between = _csr(
+        parts, tail[tail != head], head[tail != head], np.ones(int((tail != head).sum()))
+    )
     # Endpoints with links into the same parts reach the same parts (except themselves).
     similar: dict[tuple[int, ...], list[int]] = {}
     for source, start in enumerate(router.leave.tolist()):

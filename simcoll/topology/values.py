@@ -1,4 +1,6 @@
-"""Topology arguments: text with units or exact integers in, exact integers out, errors for the rest."""
+"""Topology arguments: text with units or exact integers in, exact integers out, errors for the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ __all__ = [
 ]
 
 Quantity: TypeAlias = str | int
-"""Text with a unit (``"450 GB/s"``, ``"1.5 us"``), or an integer in the internal unit (uBps, fs)."""
+"""Text with a unit (``"450 GB/s"``, ``"1.5 us"``), or an integer in the internal unit (uBps,
+fs).
+"""
 
 
 def parse_capacity(value: Quantity, subject: str) -> int:
@@ -34,7 +38,11 @@ def parse_capacity(value: Quantity, subject: str) -> int:
     >>> parse_capacity("50 GB/s", "bandwidth")
     50000000000000000
     """
-    rate = value if isinstance(value, int) and not isinstance(value, bool) else parse_rate(str(value), what=subject)
+    rate = (
+        value
+        if isinstance(value, int) and not isinstance(value, bool)
+        else parse_rate(str(value), what=subject)
+    )
     return checked_capacity(rate, subject)
 
 
@@ -64,9 +72,16 @@ def duration_fs(value: Quantity, subject: str) -> int:
     >>> duration_fs("1.5 us", "latency"), duration_fs(0, "latency")
     (1500000000, 0)
     """
-    time = value if isinstance(value, int) and not isinstance(value, bool) else parse_time(str(value), what=subject)
+    time = (
+        value
+        if isinstance(value, int) and not isinstance(value, bool)
+        else parse_time(str(value), what=subject)
+    )
     if not 0 <= time <= MAX_TIME_FS:
-        raise ConfigError(f"{subject}: {shown(time)} fs is out of range; expected 0 to {MAX_TIME_FS} fs (2.5 hours)")
+        raise ConfigError(
+            f"{subject}: {shown(time)} fs is out of range; expected 0 to {MAX_TIME_FS} fs (2.5 "
+            "hours)"
+        )
     return time
 
 
@@ -96,7 +111,9 @@ def count(value: object, subject: str, *, minimum: int = 1, maximum: int = 2**31
     """A whole number in a range."""
     number = whole(value, subject)
     if not minimum <= number <= maximum:
-        raise ConfigError(f"{subject}: {shown(number)} is out of range; expected {minimum} to {maximum}")
+        raise ConfigError(
+            f"{subject}: {shown(number)} is out of range; expected {minimum} to {maximum}"
+        )
     return number
 
 
@@ -107,7 +124,9 @@ def lengths(values: Sequence[int], subject: str) -> tuple[int, ...]:
     except TypeError:
         sizes = ()
     if not sizes:
-        raise ConfigError(f"{subject}: expected at least one dimension, such as [4, 4], got {values!r}")
+        raise ConfigError(
+            f"{subject}: expected at least one dimension, such as [4, 4], got {values!r}"
+        )
     return tuple(count(value, subject) for value in sizes)
 
 
@@ -124,6 +143,10 @@ def factor(value: Ratio, subject: str, *, zero: bool = False) -> Fraction:
     else:  # a float stands for the decimal number that was written
         ratio = parse_ratio(str(value))
     if isinstance(value, bool) or ratio is None or ratio < 0 or not (ratio or zero):
-        expected = "0, or a positive number or ratio" if zero else "a positive number or ratio such as 2, 1.5 or '7:1'"
+        expected = (
+            "0, or a positive number or ratio"
+            if zero
+            else "a positive number or ratio such as 2, 1.5 or '7:1'"
+        )
         raise ConfigError(f"{subject}: expected {expected}, got {shown(value)}")
     return ratio

@@ -1,9 +1,10 @@
 """A backend for PyTorch: ``torch.distributed`` programs, unchanged, on the emulator.
 
-``import simcoll.torch`` registers the backend ``"simcoll"`` of ``torch.distributed.init_process_group``, and :func:`spawn` starts a
-program on N ranks in this process. Tensors become arrays on the same memory, and each collective becomes a call of
-:mod:`simcoll.distributed`: a proved schedule, played by the emulator. No result or time of a collective is computed here. No other
-part of simcoll imports PyTorch.
+``import simcoll.torch`` registers the backend ``"simcoll"`` of
+``torch.distributed.init_process_group``, and :func:`spawn` starts a program on N ranks in this
+process. Tensors become arrays on the same memory, and each collective becomes a call of
+:mod:`simcoll.distributed`: a proved schedule, played by the emulator. No result or time of a
+collective is computed here. No other part of simcoll imports PyTorch.
 """
 
 from __future__ import annotations

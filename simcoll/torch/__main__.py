@@ -24,7 +24,8 @@ __all__ = ["main"]
 
 app = App(
     name="python -m simcoll.torch",
-    help="Run a PyTorch script on every rank of a simulated cluster, as torchrun runs it on a real one.",
+    help="Run a PyTorch script on every rank of a simulated cluster, as torchrun runs it on a real "
+    "one.",
     help_flags=["--help", "-h"],
     version_flags=[],
     suppress_keyboard_interrupt=False,  # status_of says so
@@ -56,11 +57,13 @@ class _ScriptOptions:
     gpu
         The GPU of the time model: a shipped one, such as h100, or a file.
     device
-        cuda: scripts see the GPUs of their node, whose tensors are on the CPU; cpu: there are no GPUs.
+        cuda: scripts see the GPUs of their node, whose tensors are on the CPU; cpu: there are no
+        GPUs.
     trace
         Write the timeline of the run there: t.json or t.json.gz, for Perfetto.
     record
-        Record the run there as a workload for other topologies: a workload w.json, Chakra traces w.et, or a folder with both.
+        Record the run there as a workload for other topologies: a workload w.json, Chakra traces
+        w.et, or a folder with both.
     fault
         An event of the run, such as "t=1ms rank 3 stops"; may be repeated.
     policy
@@ -107,7 +110,9 @@ def _command(
     """
     if options.topology is None and options.nodes is not None:
         raise ConfigError("--nodes is for a --topology")
-    place = None if options.topology is None else load_topology(options.topology, nodes=options.nodes)
+    place = (
+        None if options.topology is None else load_topology(options.topology, nodes=options.nodes)
+    )
     if place is None and options.nproc is None:
         raise ConfigError("how many ranks? Give -n, or a --topology to fill")
     ranks = options.nproc if options.nproc is not None else place.nranks if place is not None else 0

@@ -1,8 +1,9 @@
 """``torch.cuda`` and ``torch.accelerator`` in ranks, for the GPUs of the simulated node.
 
-Device numbers and counts are those of the rank's node. Operators on real tensors run on the CPU in program order, so streams have no
-effect there; with a time model, streams of fake tensors are those of :mod:`simcoll.torch.compute_time`. Events read the simulated
-clock. Functions that launch custom kernels are refused.
+Device numbers and counts are those of the rank's node. Operators on real tensors run on the CPU in
+program order, so streams have no effect there; with a time model, streams of fake tensors are those
+of :mod:`simcoll.torch.compute_time`. Events read the simulated clock. Functions that launch custom
+kernels are refused.
 """
 
 from __future__ import annotations
@@ -54,18 +55,42 @@ _NOTHING = (
 _RESETS = ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached")
 _NVTX = ("range_push", "range_pop", "range_start", "range_end", "mark")
 _CAPABILITY = {
-    "v100": (7, 0), "a100": (8, 0), "h100": (9, 0), "h200": (9, 0), "b200": (10, 0), "gb200": (10, 0), "b300": (10, 3), "gb300": (10, 3),
-}  # fmt: skip
-_TENSOR_TYPES = ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
+    "v100": (7, 0),
+    "a100": (8, 0),
+    "h100": (9, 0),
+    "h200": (9, 0),
+    "b200": (10, 0),
+    "gb200": (10, 0),
+    "b300": (10, 3),
+    "gb300": (10, 3),
+}
+_TENSOR_TYPES = (
+    "Float",
+    "Double",
+    "Half",
+    "BFloat16",
+    "Byte",
+    "Char",
+    "Short",
+    "Int",
+    "Long",
+    "Bool",
+)
 
 
-def _in_programs(standard: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is another one for callers outside PyTorch, which itself computes on the CPU; its tests are programs."""
+def _in_programs(
+    standard: Callable[..., Any], replacement: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A function that is another one for callers outside PyTorch, which itself computes on the CPU;
+    its tests are programs.
+    """
 
     def function(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1).f_code.co_filename
         internal = caller.startswith(_TORCH) and not caller.startswith(_TESTS)
-        return (standard if internal or current_thread_or_none() is None else replacement)(*args, **kwargs)
+        return (standard if internal or current_thread_or_none() is None else replacement)(
+            *args, **kwargs
+        )
 
     function.__doc__ = standard.__doc__
     return function
@@ -96,8 +121,10 @@ def device_number(device: Any) -> int:
     if int(index) >= _count():
         thread = current_thread()
         raise RuntimeError(
-            f"CUDA error: invalid device ordinal: rank {thread.number} asks for device {int(index)}, and its node has {_count()}, 0 .. "
-            f"{_count() - 1}; a rank's own is LOCAL_RANK, {thread.process.environment['LOCAL_RANK']}"
+            f"CUDA error: invalid device ordinal: rank {thread.number} asks for device "
+            f"{int(index)}, and its node has {_count()}, 0 .. "
+            f"{_count() - 1}; a rank's own is LOCAL_RANK, "
+            f"{thread.process.environment['LOCAL_RANK']}"
         )
     return int(index)
 
@@ -125,7 +152,8 @@ def _nothing(*_: Any, **__: Any) -> None:
 def _refusal(name: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise ConfigError(
-            f"torch.cuda.{name} has no meaning in a simulated run: its ranks compute on the CPU, one operator after another; "
+            f"torch.cuda.{name} has no meaning in a simulated run: its ranks compute on the CPU, "
+            "one operator after another; "
             "without GPUs (--device cpu) a script may choose another way"
         )
 
@@ -180,7 +208,9 @@ class Event:
 
 
 def _stream(device: Any = None, priority: int = 0, **_: Any) -> Any:
-    """``torch.cuda.Stream``: of the simulated device with a time model; otherwise without effect."""
+    """``torch.cuda.Stream``: of the simulated device with a time model; otherwise without
+    effect.
+    """
     del device
     return torch.cpu.Stream(priority)
 
@@ -200,7 +230,11 @@ def _synchronize(device: Any = None) -> None:
 def _default_stream(device: Any = None) -> Any:
     del device
     simulated = current_thread().process.device
-    return torch.cpu.current_stream() if simulated is None else torch.cpu.Stream(device_stream=simulated.default)
+    return (
+        torch.cpu.current_stream()
+        if simulated is None
+        else torch.cpu.Stream(device_stream=simulated.default)
+    )
 
 
 def _set_stream(stream: Any) -> None:
@@ -230,7 +264,10 @@ def _properties(gpu: str) -> Callable[..., Any]:
 
 def _name(gpu: str) -> str:
     """The device name, such as ``NVIDIA H100 (simulated)``."""
-    return f"{'NVIDIA ' if gpu.partition('-')[0] in _CAPABILITY else ''}{Path(gpu).stem.upper()} (simulated)"
+    return (
+        f"{'NVIDIA ' if gpu.partition('-')[0] in _CAPABILITY else ''}{Path(gpu).stem.upper()} "
+        "(simulated)"
+    )
 
 
 def _held_bytes(_device: Any = None) -> int:
@@ -250,12 +287,17 @@ def _statistics(_device: Any = None) -> dict[str, int]:
     """``memory_stats`` without cache and allocation failures, which do not exist here."""
     sizes = {"current": _held_bytes(), "peak": _peak_bytes()}
     kinds = ("allocated", "active", "reserved", "requested")
-    byte_counters = {f"{kind}_bytes.all.{key}": size for kind in kinds for key, size in sizes.items()}
+    byte_counters = {
+        f"{kind}_bytes.all.{key}": size for kind in kinds for key, size in sizes.items()
+    }
     return byte_counters | {"num_alloc_retries": 0, "num_ooms": 0}
 
 
 def _summary(*_: Any, **__: Any) -> str:
-    return f"tensors of rank {current_thread().number}: {format_size(_held_bytes())}, peak {format_size(_peak_bytes())}"
+    return (
+        f"tensors of rank {current_thread().number}: {format_size(_held_bytes())}, peak "
+        f"{format_size(_peak_bytes())}"
+    )
 
 
 _MEMORY = {
@@ -292,7 +334,10 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (cuda.nvtx, "range", _range),
         *((cuda.profiler, name, _nothing) for name in ("start", "stop")),
         (cuda.memory, "_record_memory_history", _nothing),
-        *((cuda.memory, name, _refusal(f"memory.{name}")) for name in ("_snapshot", "_dump_snapshot")),
+        *(
+            (cuda.memory, name, _refusal(f"memory.{name}"))
+            for name in ("_snapshot", "_dump_snapshot")
+        ),
         (cuda, "can_device_access_peer", lambda *_: True),
         (cuda, "is_current_stream_capturing", lambda: False),
         (cuda, "device_count", _count),
@@ -303,7 +348,11 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (cuda, "get_device_name", lambda *_: _name(gpu)),
         (cuda, "get_device_capability", lambda *_: (properties().major, properties().minor)),
         (cuda, "get_device_properties", properties),
-        (cuda, "mem_get_info", lambda *_: (properties().total_memory - _held_bytes(), properties().total_memory)),
+        (
+            cuda,
+            "mem_get_info",
+            lambda *_: (properties().total_memory - _held_bytes(), properties().total_memory),
+        ),
         *((cuda, name, _reset_peak) for name in _RESETS),
         *((owner, name, value) for owner in (cuda, accelerator) for name, value in _MEMORY.items()),
         (cuda, "is_bf16_supported", lambda *_: properties().major >= 8),

@@ -1,4 +1,5 @@
-"""``torch.nn.SyncBatchNorm`` of scripts that find GPUs: its kernels, which PyTorch has for GPUs only, on the CPU.
+"""``torch.nn.SyncBatchNorm`` of scripts that find GPUs: its kernels, which PyTorch has for GPUs
+only, on the CPU.
 
 What ranks send each other, and when, is PyTorch's own.
 """
@@ -99,7 +100,9 @@ def _backward(
     count = counts.sum()
     slope = (_wide(x) - _along(mean, x)) * _along(inverse.square() * product / count, x)
     factor = inverse if weight is None else inverse * weight
-    return ((_wide(gradient) - _along(total / count, x) - slope) * _along(factor, x)).to(gradient.dtype)
+    return ((_wide(gradient) - _along(total / count, x) - slope) * _along(factor, x)).to(
+        gradient.dtype
+    )
 
 
 _KERNELS = {
@@ -122,7 +125,9 @@ def add_kernels(undo: ExitStack) -> None:
 @for_ranks
 def _forward(_thread: Any, _standard: Any, self: Any, x: torch.Tensor) -> Any:
     """``SyncBatchNorm.forward``, which refuses tensors of the CPU."""
-    group = (self.process_group or distributed.group.WORLD) if distributed.is_initialized() else None
+    group = (
+        (self.process_group or distributed.group.WORLD) if distributed.is_initialized() else None
+    )
     size = 1 if group is None else distributed.get_world_size(group)
     if not self.training or size == 1:
         return batchnorm._BatchNorm.forward(self, x)
@@ -132,8 +137,12 @@ def _forward(_thread: Any, _standard: Any, self: Any, x: torch.Tensor) -> Any:
     if self.track_running_stats:
         self.num_batches_tracked.add_(1)
         momentum = 1.0 / self.num_batches_tracked.item() if self.momentum is None else momentum
-    means, variances = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
-    return batchnorm.sync_batch_norm.apply(x, self.weight, self.bias, means, variances, self.eps, momentum, group, size)
+    means, variances = (
+        (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
+    )
+    return batchnorm.sync_batch_norm.apply(
+        x, self.weight, self.bias, means, variances, self.eps, momentum, group, size
+    )
 
 
 def batch_norm_replacements() -> list[tuple[Any, str, Any]]:

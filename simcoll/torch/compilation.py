@@ -1,7 +1,7 @@
 """``torch.compile`` in ranks: functions and modules are left uncompiled, and the run reports it.
 
-Compiled kernels for this machine's CPU would say nothing about a GPU; and the compiler's state and locks are per process, so a rank
-could hold a lock while the other ranks wait for it.
+Compiled kernels for this machine's CPU would say nothing about a GPU; and the compiler's state and
+locks are per process, so a rank could hold a lock while the other ranks wait for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from simcoll.torch.replacing import for_ranks
 
 __all__ = ["compile_replacements"]
 
-_FINDING = "torch.compile has no effect: the ranks' operators run one by one, as the program writes them"
+_FINDING = (
+    "torch.compile has no effect: the ranks' operators run one by one, as the program writes them"
+)
 
 
 def _note_finding() -> None:

@@ -1,8 +1,9 @@
-"""Intercept dispatched operators: count their memory, and enqueue their modelled time on streams as on a GPU.
+"""Intercept dispatched operators: count their memory, and enqueue their modelled time on streams as
+on a GPU.
 
-Fake tensors have CUDA's semantics: the program enqueues operators and collectives on streams without waiting, ordered by ``torch.cpu``'s
-streams and events (which PyTorch itself leaves without effect). With real tensors, whose values the program may read, the rank waits
-for every operator.
+Fake tensors have CUDA's semantics: the program enqueues operators and collectives on streams
+without waiting, ordered by ``torch.cpu``'s streams and events (which PyTorch itself leaves without
+effect). With real tensors, whose values the program may read, the rank waits for every operator.
 """
 
 from __future__ import annotations
@@ -35,12 +36,17 @@ _PLAIN = (torch.Tensor, FakeTensor, torch.nn.Parameter)
 
 
 class Watched(TorchDispatchMode):
-    """Dispatch mode that counts the memory of a rank's operators and, with a time model, enqueues their time on its device."""
+    """Dispatch mode that counts the memory of a rank's operators and, with a time model, enqueues
+    their time on its device.
+    """
 
     supports_higher_order_operators = True
 
     def __init__(
-        self, device: SimulatedDevice | None, costs: OperatorCosts | None, root: Watched | None = None
+        self,
+        device: SimulatedDevice | None,
+        costs: OperatorCosts | None,
+        root: Watched | None = None,
     ) -> None:
         super().__init__()
         self.device = device
@@ -53,13 +59,16 @@ class Watched(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: nothing is compiled in a run, and PyTorch would otherwise import its compiler and query it at every operator."""
+        """False: nothing is compiled in a run, and PyTorch would otherwise import its compiler and
+        query it at every operator.
+        """
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, count its memory, and enqueue its time."""
         if any(
-            not issubclass(tensor_type, _PLAIN) or tensor_type.__module__.startswith("torch.distributed")
+            not issubclass(tensor_type, _PLAIN)
+            or tensor_type.__module__.startswith("torch.distributed")
             for tensor_type in types
         ):
             return NotImplemented  # a tensor made of others, whose operators come here next
@@ -71,7 +80,11 @@ class Watched(TorchDispatchMode):
         finally:
             self.root.inside = False
         self.root.memory.note(result)
-        if self.costs is not None and func.namespace not in {"c10d", "_c10d_functional", "_c10d_functional_autograd"}:
+        if self.costs is not None and func.namespace not in {
+            "c10d",
+            "_c10d_functional",
+            "_c10d_functional_autograd",
+        }:
             self._add(self.costs, func, args, kwargs or {}, result)
         return result
 
@@ -130,7 +143,9 @@ class _Stream:
 
     def __init__(self, priority: int = -1, device_stream: DeviceStream | None = None) -> None:  # noqa: ARG002  # torch's signature
         device = _device()
-        self.device_stream: Any = device_stream if device_stream is not None or device is None else device.stream()
+        self.device_stream: Any = (
+            device_stream if device_stream is not None or device is None else device.stream()
+        )
 
     def wait_stream(self, stream: _Stream) -> None:
         """Wait for all work enqueued so far on another stream."""
@@ -196,7 +211,11 @@ def _synchronize(_device_given: Any = None) -> None:
 
 def compute_replacements() -> list[tuple[Any, str, Any]]:
     """Replacements during a run: CPU streams and events, and entry and exit of FakeTensorMode."""
-    standard, enter, leave = torch.cpu.current_stream, FakeTensorMode.__enter__, FakeTensorMode.__exit__
+    standard, enter, leave = (
+        torch.cpu.current_stream,
+        FakeTensorMode.__enter__,
+        FakeTensorMode.__exit__,
+    )
 
     def current_stream(device: Any = None) -> Any:
         if current_thread_or_none() is None:
@@ -281,11 +300,20 @@ def watch_modules() -> Iterator[None]:
 
     def leave(module: Any, _args: Any, result: Any) -> None:
         watched = _current_watch()
-        timed_call = None if watched is None or watched.modules is None else watched.modules.leave(module)
-        if watched is not None and timed_call is not None and result is not None:  # None: an exception ends the call
-            watched.add(*timed_call, fake=any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(result)))
+        timed_call = (
+            None if watched is None or watched.modules is None else watched.modules.leave(module)
+        )
+        if (
+            watched is not None and timed_call is not None and result is not None
+        ):  # None: an exception ends the call
+            watched.add(
+                *timed_call, fake=any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(result))
+            )
 
-    hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
+    hooks = (
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+    )
     try:
         yield
     finally:

@@ -1,8 +1,9 @@
-"""``torch.cuda.comm`` on tensors and emulated devices: broadcast, reduce_add, scatter and gather among the GPUs of one process.
+"""``torch.cuda.comm`` on tensors and emulated devices: broadcast, reduce_add, scatter and gather
+among the GPUs of one process.
 
-A :class:`DeviceTensor` is a tensor in CPU memory that reports a CUDA device. Arguments, results and errors are those of
-``torch.cuda.comm``; :mod:`simcoll.cuda_comm` moves the data with proved schedules. As in PyTorch, these functions are not
-differentiable.
+A :class:`DeviceTensor` is a tensor in CPU memory that reports a CUDA device. Arguments, results and
+errors are those of ``torch.cuda.comm``; :mod:`simcoll.cuda_comm` moves the data with proved
+schedules. As in PyTorch, these functions are not differentiable.
 
 >>> import torch
 >>> parts = scatter(torch.arange(5), ["cuda:0", "cuda:1"])
@@ -37,7 +38,9 @@ __all__ = [
 
 
 class DeviceTensor(torch.Tensor):
-    """A tensor on an emulated CUDA device. PyTorch's operators accept tensors of one device and preserve it."""
+    """A tensor on an emulated CUDA device. PyTorch's operators accept tensors of one device and
+    preserve it.
+    """
 
     number: int = 0
 
@@ -78,12 +81,19 @@ class DeviceTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operator and place its results on its tensors' device; a RuntimeError for tensors of two devices."""
-        numbers = {tensor.number for tensor in _flat((args, kwargs or {})) if isinstance(tensor, DeviceTensor)}
+        """Call an operator and place its results on its tensors' device; a RuntimeError for tensors
+        of two devices.
+        """
+        numbers = {
+            tensor.number
+            for tensor in _flat((args, kwargs or {}))
+            if isinstance(tensor, DeviceTensor)
+        }
         if len(numbers) > 1 and func is not torch.Tensor.copy_:
             names = " and ".join(f"cuda:{number}" for number in sorted(numbers)[:2])
             raise RuntimeError(
-                f"Expected all tensors to be on the same device, but found at least two devices, {names}!"
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{names}!"
             )
         result = super().__torch_function__(func, types, args, kwargs or {})
         for tensor in _flat(result):
@@ -112,7 +122,8 @@ def on_device(tensor: torch.Tensor, device: Any) -> DeviceTensor:
     Parameters
     ----------
     device
-        A number, ``"cuda:1"``, or a :class:`torch.device` with an index; errors as of ``torch.cuda.comm``.
+        A number, ``"cuda:1"``, or a :class:`torch.device` with an index; errors as of
+        ``torch.cuda.comm``.
     """
     device_tensor: DeviceTensor = tensor.detach().as_subclass(DeviceTensor)
     device_tensor.number = device_number(_number(device))
@@ -120,7 +131,9 @@ def on_device(tensor: torch.Tensor, device: Any) -> DeviceTensor:
 
 
 class _Arrays:
-    """Converts tensors to simcoll's device arrays, and results back: to the given tensors where they are the same."""
+    """Converts tensors to simcoll's device arrays, and results back: to the given tensors where
+    they are the same.
+    """
 
     def __init__(self) -> None:
         self._given: dict[int, torch.Tensor] = {}
@@ -131,7 +144,11 @@ class _Arrays:
         plain = tensor.as_subclass(torch.Tensor) if isinstance(tensor, DeviceTensor) else tensor
         array = array_of(plain)
         self._given[id(array)] = tensor
-        content = cuda_comm.DeviceArray(array, tensor.number) if isinstance(tensor, DeviceTensor) else array
+        content = (
+            cuda_comm.DeviceArray(array, tensor.number)
+            if isinstance(tensor, DeviceTensor)
+            else array
+        )
         self._kept.append((array, content))  # so that no other array gets its identity
         return content
 
@@ -142,7 +159,11 @@ class _Arrays:
         if original is not None:
             return original
         tensor = tensor_of(array)
-        return on_device(tensor, result.device) if isinstance(result, cuda_comm.DeviceArray) else tensor
+        return (
+            on_device(tensor, result.device)
+            if isinstance(result, cuda_comm.DeviceArray)
+            else tensor
+        )
 
 
 def _devices(devices: Iterable[Any] | None) -> list[int] | None:
@@ -150,7 +171,10 @@ def _devices(devices: Iterable[Any] | None) -> list[int] | None:
 
 
 def broadcast(
-    tensor: torch.Tensor, devices: Iterable[Any] | None = None, *, out: Sequence[torch.Tensor] | None = None
+    tensor: torch.Tensor,
+    devices: Iterable[Any] | None = None,
+    *,
+    out: Sequence[torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Copy a tensor to devices, or to the tensors ``out``; on its own device it is not copied."""
     arrays = _Arrays()
@@ -162,7 +186,9 @@ def broadcast(
 def broadcast_coalesced(
     tensors: Sequence[torch.Tensor], devices: Iterable[Any], buffer_size: int = BUFFER_BYTES
 ) -> tuple[tuple[torch.Tensor, ...], ...]:
-    """Copy several tensors of ``devices[0]`` to devices, small ones coalesced; returns the tensors of each device."""
+    """Copy several tensors of ``devices[0]`` to devices, small ones coalesced; returns the tensors
+    of each device.
+    """
     arrays = _Arrays()
     rows = cuda_comm.broadcast_coalesced(
         [arrays.of(tensor) for tensor in tensors], _devices(devices) or [], buffer_size
@@ -171,14 +197,18 @@ def broadcast_coalesced(
 
 
 def reduce_add(inputs: Sequence[torch.Tensor], destination: Any = None) -> torch.Tensor:
-    """Sum tensors of one shape on different devices, one of which is the destination (default 0)."""
+    """Sum tensors of one shape on different devices, one of which is the destination (default
+    0).
+    """
     arrays = _Arrays()
     place = None if destination is None else _number(destination)
     return arrays.back(cuda_comm.reduce_add([arrays.of(tensor) for tensor in inputs], place))
 
 
 def reduce_add_coalesced(
-    inputs: Sequence[Sequence[torch.Tensor]], destination: Any = None, buffer_size: int = BUFFER_BYTES
+    inputs: Sequence[Sequence[torch.Tensor]],
+    destination: Any = None,
+    buffer_size: int = BUFFER_BYTES,
 ) -> tuple[torch.Tensor, ...]:
     """Sum several tensors over devices, entry by entry, small ones coalesced."""
     arrays = _Arrays()
@@ -196,21 +226,33 @@ def scatter(
     *,
     out: Sequence[torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Split a tensor along a dimension, and put each chunk on a device; one on the tensor's own device is a view of it."""
+    """Split a tensor along a dimension, and put each chunk on a device; one on the tensor's own
+    device is a view of it.
+    """
     arrays = _Arrays()
     targets = None if out is None else [arrays.of(target) for target in out]
-    chunks = cuda_comm.scatter(arrays.of(tensor), _devices(devices), chunk_sizes, dim, streams, out=targets)
+    chunks = cuda_comm.scatter(
+        arrays.of(tensor), _devices(devices), chunk_sizes, dim, streams, out=targets
+    )
     return tuple(map(arrays.back, chunks))
 
 
 def gather(
-    tensors: Sequence[torch.Tensor], dim: int = 0, destination: Any = None, *, out: torch.Tensor | None = None
+    tensors: Sequence[torch.Tensor],
+    dim: int = 0,
+    destination: Any = None,
+    *,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Concatenate tensors from devices along a dimension, on a device (default 0), on the CPU, or in ``out``."""
+    """Concatenate tensors from devices along a dimension, on a device (default 0), on the CPU, or
+    in ``out``.
+    """
     arrays = _Arrays()
     place = destination
     if not isinstance(destination, (int, type(None))):
         number = _get_device_index(destination, allow_cpu=True)
         place = "cpu" if number == CPU else number
     target = None if out is None else arrays.of(out)
-    return arrays.back(cuda_comm.gather([arrays.of(tensor) for tensor in tensors], dim, place, out=target))
+    return arrays.back(
+        cuda_comm.gather([arrays.of(tensor) for tensor in tensors], dim, place, out=target)
+    )

@@ -1,7 +1,8 @@
 """Map CUDA devices to the CPU, for scripts written for GPUs.
 
-In the threads of ranks, tensors and modules of every ``cuda`` device are on the CPU, and report it. Autocast, gradient scalers, meshes,
-generators and saved files that name such a device use the CPU. Device queries are in :mod:`simcoll.torch.accelerator`.
+In the threads of ranks, tensors and modules of every ``cuda`` device are on the CPU, and report it.
+Autocast, gradient scalers, meshes, generators and saved files that name such a device use the CPU.
+Device queries are in :mod:`simcoll.torch.accelerator`.
 """
 
 from __future__ import annotations
@@ -59,16 +60,27 @@ class CudaIsCpu(TorchFunctionMode):
         if func is torch.Tensor.cuda or func is torch.Tensor.pin_memory:
             return args[0]
         if func is torch.device:
-            return torch.device("cuda", args[0]) if len(args) == 1 and _is_number(args[0]) else func(*args, **kwargs)
+            return (
+                torch.device("cuda", args[0])
+                if len(args) == 1 and _is_number(args[0])
+                else func(*args, **kwargs)
+            )
         if func is torch.Tensor.type:
-            args = tuple(arg.replace("torch.cuda.", "torch.") if isinstance(arg, str) else arg for arg in args)
+            args = tuple(
+                arg.replace("torch.cuda.", "torch.") if isinstance(arg, str) else arg
+                for arg in args
+            )
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _to_cpu(kwargs["device"])}
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         if func in _MOVES:
             position = 1 if func is torch.Tensor.to else 0
-            args = (*args[:position], *map(_to_cpu, args[position : position + 1]), *args[position + 1 :])
+            args = (
+                *args[:position],
+                *map(_to_cpu, args[position : position + 1]),
+                *args[position + 1 :],
+            )
         return func(*args, **kwargs)
 
 
@@ -80,7 +92,9 @@ class _NcclOptions(SimpleNamespace):
 
 
 class _Nccl:
-    """``torch.distributed.ProcessGroupNCCL``, which PyTorch for the CPU lacks; its options have no effect."""
+    """``torch.distributed.ProcessGroupNCCL``, which PyTorch for the CPU lacks; its options have no
+    effect.
+    """
 
     Options = _NcclOptions
 
@@ -103,7 +117,9 @@ class _Generator(metaclass=_GeneratorMeta):
     """``torch.Generator``, on the CPU."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        return torch._C.Generator(_to_cpu(device) if current_thread_or_none() is not None else device)
+        return torch._C.Generator(
+            _to_cpu(device) if current_thread_or_none() is not None else device
+        )
 
 
 def _with(standard: Callable[..., Any], *changes: Callable[[dict[str, Any]], None]) -> Any:
@@ -114,7 +130,9 @@ def _with(standard: Callable[..., Any], *changes: Callable[[dict[str, Any]], Non
         if current_thread_or_none() is not None:
             for change in changes:
                 change(kwargs)
-            args = tuple("cpu" if _is_cuda(arg) and isinstance(arg, str) else _of_device(arg) for arg in args)
+            args = tuple(
+                "cpu" if _is_cuda(arg) and isinstance(arg, str) else _of_device(arg) for arg in args
+            )
         return standard(*args, **kwargs)
 
     return function
@@ -165,7 +183,9 @@ def _data_parallel(
 
 @for_ranks
 def _checked_hook(_thread: Any, standard: Any, self: Any, hook: Any) -> None:
-    """DDP's check of a communication hook, without its requirement of CUDA and NCCL for some hooks."""
+    """DDP's check of a communication hook, without its requirement of CUDA and NCCL for some
+    hooks.
+    """
 
     def nameless_hook(*_: Any) -> None: ...
 
@@ -175,9 +195,13 @@ def _checked_hook(_thread: Any, standard: Any, self: Any, hook: Any) -> None:
 
 
 @for_ranks
-def _subgroups(_thread: Any, standard: Any, group_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
+def _subgroups(
+    _thread: Any, standard: Any, group_size: int | None = None, *args: Any, **kwargs: Any
+) -> Any:
     """``new_subgroups``, by default one group per node."""
-    return standard(torch.cuda.device_count() if group_size is None else group_size, *args, **kwargs)
+    return standard(
+        torch.cuda.device_count() if group_size is None else group_size, *args, **kwargs
+    )
 
 
 @for_ranks
@@ -198,23 +222,31 @@ def _split(
     if mine is None:
         return None
     members = [distributed.get_global_rank(parent, rank) for rank in mine]
-    return distributed.new_group(members, timeout, use_local_synchronization=True, group_desc=options.get("group_desc"))
+    return distributed.new_group(
+        members, timeout, use_local_synchronization=True, group_desc=options.get("group_desc")
+    )
 
 
 @for_ranks
 def _backward(_thread: Any, standard: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The backward pass with the device mapping active, which PyTorch would disable for the program's hooks."""
+    """The backward pass with the device mapping active, which PyTorch would disable for the
+    program's hooks.
+    """
     with CudaIsCpu():
         return standard(*args, **kwargs)
 
 
 @for_ranks
-def _load(_thread: Any, standard: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+def _load(
+    _thread: Any, standard: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any
+) -> Any:
     """``torch.load`` of tensors saved from CUDA devices, to the CPU."""
     if map_location is None or _is_cuda(map_location) or _is_number(map_location):
         map_location = _CPU
     elif isinstance(map_location, dict):
-        map_location = {key: "cpu" if _is_cuda(value) else value for key, value in map_location.items()}
+        map_location = {
+            key: "cpu" if _is_cuda(value) else value for key, value in map_location.items()
+        }
     return standard(f, map_location, *args, **kwargs)
 
 
@@ -235,17 +267,28 @@ def _autocast(
 
 
 @for_ranks
-def _asked_autocast(_thread: Any, standard: Callable[..., Any], device_type: str = "cuda", *args: Any) -> Any:
+def _asked_autocast(
+    _thread: Any, standard: Callable[..., Any], device_type: str = "cuda", *args: Any
+) -> Any:
     return standard("cpu" if _is_cuda(device_type) else device_type, *args)
 
 
 def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
-    """Owner, name and replacement of functions that take CUDA devices; ``gpu`` is the emulated GPU."""
-    amp, c10d, data_parallel = torch.amp, distributed_c10d, torch.nn.parallel.DistributedDataParallel
+    """Owner, name and replacement of functions that take CUDA devices; ``gpu`` is the emulated
+    GPU.
+    """
+    amp, c10d, data_parallel = (
+        torch.amp,
+        distributed_c10d,
+        torch.nn.parallel.DistributedDataParallel,
+    )
     changed: list[tuple[Any, str, tuple[Callable[[dict[str, Any]], None], ...]]] = [
         (fsdp.FullyShardedDataParallel, "__init__", (_on_cpu,)),
         (torch.utils.data.DataLoader, "__init__", (_drop("pin_memory", "pin_memory_device"),)),
-        *((owner, "init_device_mesh", (_use_cpu("device_type"),)) for owner in (device_mesh, distributed)),
+        *(
+            (owner, "init_device_mesh", (_use_cpu("device_type"),))
+            for owner in (device_mesh, distributed)
+        ),
         (device_mesh.DeviceMesh, "__init__", (_use_cpu("device_type"),)),
         (torch, "set_default_device", (_use_cpu("device"),)),
         *((owner, "init_process_group", (_drop("device_id"),)) for owner in (distributed, c10d)),
@@ -261,17 +304,28 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
     return [
         *accelerator_replacements(gpu),
         *((owner, key, _with(getattr(owner, key), *changes)) for owner, key, changes in changed),
-        *((owner, "_engine_run_backward", _backward(graph._engine_run_backward)) for owner in (torch.autograd, graph)),
+        *(
+            (owner, "_engine_run_backward", _backward(graph._engine_run_backward))
+            for owner in (torch.autograd, graph)
+        ),
         (torch, "Generator", _Generator),
         (torch, "load", _load(torch.load)),
-        *((owner, "new_subgroups", _subgroups(c10d.new_subgroups)) for owner in (distributed, c10d)),
+        *(
+            (owner, "new_subgroups", _subgroups(c10d.new_subgroups))
+            for owner in (distributed, c10d)
+        ),
         *((owner, "split_group", _split(c10d.split_group)) for owner in (distributed, c10d)),
         # It refuses modules on the CPU.
         (_init_utils, _CHECK, in_ranks(getattr(_init_utils, _CHECK), lambda *_: None)),
         (data_parallel, "__init__", _data_parallel(data_parallel.__init__)),
         (data_parallel, "_check_comm_hook", _checked_hook(data_parallel._check_comm_hook)),
         (amp.autocast_mode.autocast, "__init__", _autocast(amp.autocast_mode.autocast.__init__)),
-        # It refuses backward passes on the CPU, where PyTorch has no kernel for them, but the formula.
-        (flex_attention, "_validate_device", in_ranks(flex_attention._validate_device, lambda *_: None)),
+        # It refuses backward passes on the CPU, where PyTorch has no kernel for them, but the
+        # formula.
+        (
+            flex_attention,
+            "_validate_device",
+            in_ranks(flex_attention._validate_device, lambda *_: None),
+        ),
         (torch, "is_autocast_enabled", _asked_autocast(torch.is_autocast_enabled)),
     ]

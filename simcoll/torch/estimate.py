@@ -23,7 +23,8 @@ class Estimator:
     time_fs
         The time of all plans so far.
     equal_splits
-        Whether the next plan exchanges the splits of an all_to_all; all ranks are then assumed to send equal splits.
+        Whether the next plan exchanges the splits of an all_to_all; all ranks are then assumed to
+        send equal splits.
     """
 
     def __init__(self, world: World) -> None:
@@ -42,7 +43,9 @@ class Estimator:
 
 
 def estimating(handle: ProcessGroup) -> tuple[ProcessGroup, Estimator]:
-    """A handle of the same group in a separate world, and its estimator; calls on it do not affect the run."""
+    """A handle of the same group in a separate world, and its estimator; calls on it do not affect
+    the run.
+    """
     group = handle.communicator
     run = group.world
     plans = Plans(run.plans.topology, run.plans.protocol, run.plans.algorithm)

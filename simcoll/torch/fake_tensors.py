@@ -1,7 +1,8 @@
 """Collectives of fake tensors, which take simulated time and move no data.
 
-PyTorch passes fake tensors to a process group in ordinary collectives, but not in functional ones, which it answers by shape alone; and
-the reducer of DistributedDataParallel reads memory that fake tensors lack. Both are replaced during a run.
+PyTorch passes fake tensors to a process group in ordinary collectives, but not in functional ones,
+which it answers by shape alone; and the reducer of DistributedDataParallel reads memory that fake
+tensors lack. Both are replaced during a run.
 """
 
 from __future__ import annotations
@@ -65,8 +66,12 @@ class _WhenImported(MetaPathFinder):
         return spec
 
 
-def change_fake_tensors(undo: ExitStack, replace: Callable[[ExitStack, Any, str, Any], None]) -> None:
-    """Time functional collectives of fake tensors, and make DistributedDataParallel run under FakeTensorMode."""
+def change_fake_tensors(
+    undo: ExitStack, replace: Callable[[ExitStack, Any, str, Any], None]
+) -> None:
+    """Time functional collectives of fake tensors, and make DistributedDataParallel run under
+    FakeTensorMode.
+    """
     table = fake_impls.op_implementations_dict
     changes = {getattr(OPS, name).default: _answer(start) for name, start in _STARTS.items()}
     changes[OPS.wait_tensor.default] = _wait
@@ -133,13 +138,17 @@ def _on_real_tensors(standard: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _answer(start: Callable[..., Started]) -> Callable[..., Any]:
-    """Make an operator's implementation: outputs of the right shapes, with the collective in flight in a rank's thread."""
+    """Make an operator's implementation: outputs of the right shapes, with the collective in flight
+    in a rank's thread.
+    """
 
     def answer(_mode: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
         outputs, work = start(*args, **kwargs)
         thread = current_thread_or_none()
         if thread is not None:
-            thread.process.functional.update((output.untyped_storage()._cdata, work) for output in outputs)
+            thread.process.functional.update(
+                (output.untyped_storage()._cdata, work) for output in outputs
+            )
         return outputs if func._schema.returns[0].type.kind() == "ListType" else outputs[0]
 
     return answer
@@ -147,22 +156,38 @@ def _answer(start: Callable[..., Started]) -> Callable[..., Any]:
 
 def _wait(_mode: Any, _func: Any, tensor: torch.Tensor) -> torch.Tensor:
     thread = current_thread_or_none()
-    work = None if thread is None else thread.process.functional.pop(tensor.untyped_storage()._cdata, None)
+    work = (
+        None
+        if thread is None
+        else thread.process.functional.pop(tensor.untyped_storage()._cdata, None)
+    )
     if work is not None:
         work.wait()
     return tensor
 
 
 def _group(group: Any) -> Any:
-    return c10d._resolve_process_group(group) if isinstance(group, str) else dist.ProcessGroup.unbox(group)
+    return (
+        c10d._resolve_process_group(group)
+        if isinstance(group, str)
+        else dist.ProcessGroup.unbox(group)
+    )
 
 
 def _in_flight(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The Work of a collective; None outside rank programs and in ``torch.export``, where no time passes."""
-    return None if current_thread_or_none() is None or torch.compiler.is_exporting() else call(*args, **kwargs)
+    """The Work of a collective; None outside rank programs and in ``torch.export``, where no time
+    passes.
+    """
+    return (
+        None
+        if current_thread_or_none() is None or torch.compiler.is_exporting()
+        else call(*args, **kwargs)
+    )
 
 
-def _together(method: str, options: Any, op: str | None, group: Any, *tensors: Sequence[torch.Tensor]) -> Any:
+def _together(
+    method: str, options: Any, op: str | None, group: Any, *tensors: Sequence[torch.Tensor]
+) -> Any:
     """The Work of one coalesced call for several tensors."""
     options.asyncOp = True
     if op is not None:
@@ -178,21 +203,31 @@ def _all_reduce(tensors: list[torch.Tensor], op: str, group: Any) -> Started:
 
 def _all_gather(inputs: list[torch.Tensor], outputs: list[torch.Tensor], group: Any) -> Started:
     options = c10d.AllgatherOptions()
-    return outputs, _together("allgather_into_tensor_coalesced", options, None, group, outputs, inputs)
+    return outputs, _together(
+        "allgather_into_tensor_coalesced", options, None, group, outputs, inputs
+    )
 
 
-def _reduce_scatter(inputs: list[torch.Tensor], outputs: list[torch.Tensor], op: str, group: Any) -> Started:
+def _reduce_scatter(
+    inputs: list[torch.Tensor], outputs: list[torch.Tensor], op: str, group: Any
+) -> Started:
     options = c10d.ReduceScatterOptions()
-    return outputs, _together("reduce_scatter_tensor_coalesced", options, op, group, outputs, inputs)
+    return outputs, _together(
+        "reduce_scatter_tensor_coalesced", options, op, group, outputs, inputs
+    )
 
 
 def _all_to_all(source: torch.Tensor, receives: list[int], sends: list[int], group: Any) -> Started:
     output = _with_rows(source, sum(receives) if receives else source.shape[0])
-    return [output], _in_flight(dist.all_to_all_single, output, source, receives, sends, _group(group), async_op=True)
+    return [output], _in_flight(
+        dist.all_to_all_single, output, source, receives, sends, _group(group), async_op=True
+    )
 
 
 def _broadcast(tensor: torch.Tensor, root: int, group: Any) -> Started:
-    return [tensor], _in_flight(dist.broadcast, tensor, group=_group(group), group_src=root, async_op=True)
+    return [tensor], _in_flight(
+        dist.broadcast, tensor, group=_group(group), group_src=root, async_op=True
+    )
 
 
 def _with_rows(like: torch.Tensor, rows: int) -> torch.Tensor:
@@ -210,17 +245,25 @@ def _scatter_shapes(inputs: list[torch.Tensor], size: int) -> list[torch.Tensor]
 _STARTS: dict[str, Callable[..., Started]] = {
     "all_reduce": lambda tensor, op, group: _all_reduce([torch.empty_like(tensor)], op, group),
     "all_reduce_": lambda tensor, op, group: _all_reduce([tensor], op, group),
-    "all_reduce_coalesced": lambda inputs, op, group: _all_reduce(list(map(torch.empty_like, inputs)), op, group),
+    "all_reduce_coalesced": lambda inputs, op, group: _all_reduce(
+        list(map(torch.empty_like, inputs)), op, group
+    ),
     "all_reduce_coalesced_": _all_reduce,
-    "all_gather_into_tensor": lambda tensor, size, group: _all_gather([tensor], _gather_shapes([tensor], size), group),
-    "all_gather_into_tensor_out": lambda tensor, _, group, *, out: _all_gather([tensor], [out], group),
+    "all_gather_into_tensor": lambda tensor, size, group: _all_gather(
+        [tensor], _gather_shapes([tensor], size), group
+    ),
+    "all_gather_into_tensor_out": lambda tensor, _, group, *, out: _all_gather(
+        [tensor], [out], group
+    ),
     "all_gather_into_tensor_coalesced": lambda inputs, size, group: _all_gather(
         inputs, _gather_shapes(inputs, size), group
     ),
     "reduce_scatter_tensor": lambda tensor, op, size, group: _reduce_scatter(
         [tensor], _scatter_shapes([tensor], size), op, group
     ),
-    "reduce_scatter_tensor_out": lambda tensor, op, _, group, *, out: _reduce_scatter([tensor], [out], op, group),
+    "reduce_scatter_tensor_out": lambda tensor, op, _, group, *, out: _reduce_scatter(
+        [tensor], [out], op, group
+    ),
     "reduce_scatter_tensor_coalesced": lambda inputs, op, size, group: _reduce_scatter(
         inputs, _scatter_shapes(inputs, size), op, group
     ),

@@ -22,9 +22,11 @@ Handler = Callable[[int, FrameType | None], Any]
 class Interrupts:
     """Notes Ctrl-C during a run.
 
-    The interpreter raises KeyboardInterrupt in the main thread, at any line. While that thread hands over the baton to a rank and waits
-    for it, an exception would lose who has it; so then it is raised in the rank's thread, again and again until the baton is back, and
-    in the main thread afterwards. It is also raised again if it came where exceptions are lost: in a destructor, or in a callback from C++.
+    The interpreter raises KeyboardInterrupt in the main thread, at any line. While that thread
+    hands over the baton to a rank and waits for it, an exception would lose who has it; so then it
+    is raised in the rank's thread, again and again until the baton is back, and in the main thread
+    afterwards. It is also raised again if it came where exceptions are lost: in a destructor, or in
+    a callback from C++.
     """
 
     def __init__(self) -> None:
@@ -34,7 +36,9 @@ class Interrupts:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note them within this context, if it is in the main thread and SIGINT has a handler in Python."""
+        """Note them within this context, if it is in the main thread and SIGINT has a handler in
+        Python.
+        """
         usual = signal.getsignal(signal.SIGINT)
         if not callable(usual) or threading.current_thread() is not threading.main_thread():
             yield
@@ -57,7 +61,9 @@ class Interrupts:
                 raise
             _interrupt(self._rank)
 
-    def hand_over(self, rank: threading.Thread, given: _thread.LockType, returned: _thread.LockType) -> None:
+    def hand_over(
+        self, rank: threading.Thread, given: _thread.LockType, returned: _thread.LockType
+    ) -> None:
         """Hand the baton to the thread of a rank, and wait until it is back.
 
         Raises

@@ -1,7 +1,7 @@
 """Measured times of modules, which replace the times of the operators inside.
 
-The operators of a backward pass belong to the module call whose forward pass created their graph node. Nodes are numbered in order, so
-a call owns a range of numbers.
+The operators of a backward pass belong to the module call whose forward pass created their graph
+node. Nodes are numbered in order, so a call owns a range of numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from torch.utils._pytree import tree_leaves
 __all__ = ["ModuleTimes", "Times"]
 
 Times = tuple[int, int | None]
-"""Femtoseconds of a forward and of a backward pass; None: the time of the backward pass's operators."""
+"""Femtoseconds of a forward and of a backward pass; None: the time of the backward pass's
+operators.
+"""
 FORWARD, BACKWARD = 0, 1
 KEPT_CALLS = 1 << 16
 _WRAPPERS = ("module.", "_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
@@ -29,7 +31,9 @@ _WRAPPERS = ("module.", "_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrap
 
 @dataclass(slots=True, eq=False)
 class _ModuleCall:
-    """A call of a module with a measured time: its range of graph nodes, and the times still to be enqueued."""
+    """A call of a module with a measured time: its range of graph nodes, and the times still to be
+    enqueued.
+    """
 
     name: str
     pending: list[int | None]
@@ -44,8 +48,8 @@ class ModuleTimes:
     Parameters
     ----------
     measured
-        Times by a module's name in its model (``*`` matches anything) or its class name, optionally followed by the shapes of its
-        input tensors; entries with shapes take precedence.
+        Times by a module's name in its model (``*`` matches anything) or its class name, optionally
+        followed by the shapes of its input tensors; entries with shapes take precedence.
     """
 
     def __init__(self, measured: Mapping[str, Times]) -> None:
@@ -62,11 +66,16 @@ class ModuleTimes:
         if self._open is not None:
             return
         if module not in self._names:
-            self._names.update((submodule, _plain(name)) for name, submodule in module.named_modules())
+            self._names.update(
+                (submodule, _plain(name)) for name, submodule in module.named_modules()
+            )
         timed = self._time(module, args)
         if timed is not None:
             name, times = timed
-            self._open, self._opened_by = _ModuleCall(name, list(times), _get_sequence_nr(), stream), module
+            self._open, self._opened_by = (
+                _ModuleCall(name, list(times), _get_sequence_nr(), stream),
+                module,
+            )
 
     def leave(self, module: Module) -> tuple[str, int] | None:
         """End a call; returns its time if no operator has started it."""
@@ -81,7 +90,9 @@ class ModuleTimes:
         return _take_time(call, FORWARD)
 
     def of_operator(self, stream: Any) -> tuple[str, int] | None:
-        """The name and time that a call's first operator adds (later ones add nothing); None for an operator outside any call."""
+        """The name and time that a call's first operator adds (later ones add nothing); None for an
+        operator outside any call.
+        """
         call = self._open
         if call is not None:
             return (_take_time(call, FORWARD) if stream is call.stream else None) or ("", 0)
@@ -95,7 +106,9 @@ class ModuleTimes:
         return _take_time(self._calls[place], BACKWARD) or ("", 0)
 
     def _time(self, module: Module, args: Any) -> tuple[str, Times] | None:
-        shapes = " ".join(str(list(leaf.shape)) for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
+        shapes = " ".join(
+            str(list(leaf.shape)) for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)
+        )
         name = self._names.get(module, "")
         for alias in (name, *(kind.__name__ for kind in type(module).__mro__[:-2])):
             for key in (f"{alias} {shapes}", alias):
@@ -108,7 +121,9 @@ class ModuleTimes:
 def _take_time(call: _ModuleCall, direction: int) -> tuple[str, int] | None:
     """The time of a call in one direction, once."""
     time_fs, call.pending[direction] = call.pending[direction], None
-    return None if time_fs is None else ((call.name, f"backward of {call.name}")[direction], time_fs)
+    return (
+        None if time_fs is None else ((call.name, f"backward of {call.name}")[direction], time_fs)
+    )
 
 
 def _plain(name: str) -> str:

@@ -1,7 +1,8 @@
 """Per-rank copies of modules, as in separate processes.
 
-Frameworks keep per-process state in their modules: their groups, the current device. So each rank imports its own copies of pure-Python
-packages; ``sys.modules`` holds those of the running rank. A module is shared by all ranks if it
+Frameworks keep per-process state in their modules: their groups, the current device. So each rank
+imports its own copies of pure-Python packages; ``sys.modules`` holds those of the running rank. A
+module is shared by all ranks if it
 
 * belongs to Python, PyTorch, numpy or simcoll, or to what those require,
 * was loaded before the run,
@@ -9,7 +10,8 @@ packages; ``sys.modules`` holds those of the running rank. A module is shared by
 * registers a backend or a compiled library with PyTorch, or a type with another C extension,
 * is imported by a module that is shared.
 
-Operators that modules define with ``torch.library`` are each rank's own (:mod:`simcoll.torch.own_registers`).
+Operators that modules define with ``torch.library`` are each rank's own
+(:mod:`simcoll.torch.own_registers`).
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class OwnModules:
         self._chosen = None if names is None else set(names)
         self._own: set[str] = set(names or ())
         self._known = {name.partition(".")[0] for name in sys.modules} - self._own
-        self._required = set(_FOUNDATION) | {package for name in _FOUNDATION for package in _requirements(name)}
+        self._required = set(_FOUNDATION) | {
+            package for name in _FOUNDATION for package in _requirements(name)
+        }
 
     def replacements(self) -> list[tuple[Any, str, Any]]:
         """Owner, name and replacement of functions of the import system."""
@@ -78,11 +82,16 @@ class OwnModules:
             is_own = current_thread_or_none() is not None and self._is_own(name.partition(".")[0])
             return _NoLock() if is_own else standard(name)
 
-        return [(system, "_get_module_lock", module_lock), (sys, "meta_path", [self, *sys.meta_path])]
+        return [
+            (system, "_get_module_lock", module_lock),
+            (sys, "meta_path", [self, *sys.meta_path]),
+        ]
 
     def hide(self) -> dict[str, Any]:
         """Hide chosen packages that are already loaded from ``sys.modules`` during the run."""
-        names = [name for name in sys.modules if self._chosen and name.partition(".")[0] in self._chosen]
+        names = [
+            name for name in sys.modules if self._chosen and name.partition(".")[0] in self._chosen
+        ]
         return {name: sys.modules.pop(name) for name in names}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:  # noqa: ARG002  # of a meta path finder
@@ -95,10 +104,13 @@ class OwnModules:
         """Replace the modules of one rank in ``sys.modules`` by another's."""
         if last is not None:
             last.modules = {name: sys.modules.pop(name, None) for name in last.modules}
-        sys.modules.update({name: module for name, module in process.modules.items() if module is not None})
+        sys.modules.update(
+            {name: module for name, module in process.modules.items() if module is not None}
+        )
 
     def registering(self, registry: tuple[str, ...]) -> bool:
-        """Whether a shared module registers something: PyTorch itself, or one that is being imported.
+        """Whether a shared module registers something: PyTorch itself, or one that is being
+        imported.
 
         ``registry`` are the modules of the registry, whose callers count.
         """
@@ -109,20 +121,31 @@ class OwnModules:
             return True
         while frame is not None and frame.f_code.co_name != "<module>":
             frame = frame.f_back
-        return frame is not None and _name_of(frame).partition(".")[0] not in {"__main__", *self._own}
+        return frame is not None and _name_of(frame).partition(".")[0] not in {
+            "__main__",
+            *self._own,
+        }
 
     def _is_own(self, package: str) -> bool:
         if package in self._own:
             return True
-        if self._chosen is not None or package in self._known or package in self.shared or package in self.following:
+        if (
+            self._chosen is not None
+            or package in self._known
+            or package in self.shared
+            or package in self.following
+        ):
             return False
         if package in sys.stdlib_module_names or package in self._required:
             return False
         importer = _importer()
         if any(
-            importer in packages for packages in (self.shared, self.following, self._required, sys.stdlib_module_names)
+            importer in packages
+            for packages in (self.shared, self.following, self._required, sys.stdlib_module_names)
         ):
-            if importlib.machinery.PathFinder.find_spec(package) is not None:  # else only looked for
+            if (
+                importlib.machinery.PathFinder.find_spec(package) is not None
+            ):  # else only looked for
                 self.following[package] = importer
             return False
         reason = _obstacle(package)
@@ -138,7 +161,9 @@ def _name_of(frame: FrameType) -> str:
 
 
 def _obstacle(package: str) -> str | None:
-    """Why a package cannot be copied per rank; empty if it can; None if there is no such package."""
+    """Why a package cannot be copied per rank; empty if it can; None if there is no such
+    package.
+    """
     spec = importlib.machinery.PathFinder.find_spec(package)
     if spec is None:
         return None
@@ -150,7 +175,11 @@ def _obstacle(package: str) -> str | None:
     if any(file.name.endswith(suffixes) for file in files):
         return "C extension"
     sources = (file for file in files if file.suffix == ".py" and file.is_file())
-    return "registers with a C extension" if any(_REGISTERS.search(file.read_bytes()) for file in sources) else ""
+    return (
+        "registers with a C extension"
+        if any(_REGISTERS.search(file.read_bytes()) for file in sources)
+        else ""
+    )
 
 
 def _importer() -> str:

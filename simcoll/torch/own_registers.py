@@ -1,8 +1,9 @@
 """Per-rank registrations with PyTorch, whose registry is per process.
 
-Each rank's copy of a module defines the same operators. The first definition counts, and dispatches (also for fake tensors and backward)
-to the functions that the running rank has registered. When the run ends, the registry forgets what ranks have registered, but not what
-PyTorch and other shared modules have, which stay loaded.
+Each rank's copy of a module defines the same operators. The first definition counts, and dispatches
+(also for fake tensors and backward) to the functions that the running rank has registered. When the
+run ends, the registry forgets what ranks have registered, but not what PyTorch and other shared
+modules have, which stay loaded.
 """
 
 from __future__ import annotations
@@ -34,12 +35,18 @@ class _Operators:
         self._modules = modules
 
     def rank(self) -> int:
-        """The rank that registers something now; -1 outside of ranks, and while a shared module does."""
+        """The rank that registers something now; -1 outside of ranks, and while a shared module
+        does.
+        """
         thread = current_thread_or_none()
         return -1 if thread is None or self._modules.registering(_REGISTRY) else thread.number
 
-    def of_rank(self, key: tuple[str, ...], rank: int, function: Callable[..., Any]) -> Callable[..., Any] | None:
-        """Store a rank's function; the first time, returns a dispatcher to the running rank's function."""
+    def of_rank(
+        self, key: tuple[str, ...], rank: int, function: Callable[..., Any]
+    ) -> Callable[..., Any] | None:
+        """Store a rank's function; the first time, returns a dispatcher to the running rank's
+        function.
+        """
         is_new = key not in self.functions
         functions = self.functions.setdefault(key, {})
         functions[rank] = function
@@ -53,7 +60,9 @@ class _Operators:
 
 
 def register_replacements(undo: ExitStack, modules: OwnModules) -> list[tuple[Any, str, Any]]:
-    """Owner, name and replacement of functions that register operators and classes; ``undo`` removes ranks' registrations."""
+    """Owner, name and replacement of functions that register operators and classes; ``undo``
+    removes ranks' registrations.
+    """
     operators, library = _Operators(modules), torch.library.Library
     start, define = library.__init__, library.define
     implement, fake = library.impl, library._register_fake
@@ -73,7 +82,9 @@ def register_replacements(undo: ExitStack, modules: OwnModules) -> list[tuple[An
             operators.defined.add(name)
         return define(self, schema, alias_analysis, tags=tags)
 
-    def implement_for_rank(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
+    def implement_for_rank(
+        self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any
+    ) -> None:
         name = self._resolve_op_name(op_name, "impl").rpartition("::")[2]
         key = (self.ns, name, dispatch_key or self.dispatch_key)
         rank = operators.rank()
@@ -81,7 +92,9 @@ def register_replacements(undo: ExitStack, modules: OwnModules) -> list[tuple[An
         if call is not None:
             implement(self, op_name, call, dispatch_key, **options)
 
-    def fake_for_rank(self: Any, op_name: str, fn: Any, _stacklevel: int = 1, **options: Any) -> None:
+    def fake_for_rank(
+        self: Any, op_name: str, fn: Any, _stacklevel: int = 1, **options: Any
+    ) -> None:
         rank = operators.rank()
         call = fn if rank < 0 else operators.of_rank((self.ns, op_name, "fake"), rank, fn)
         if call is not None:
@@ -100,7 +113,10 @@ def register_replacements(undo: ExitStack, modules: OwnModules) -> list[tuple[An
             operators.classes.add(cls)
         add_class(cls, *args, **kwargs)
 
-    standard_classes, names = set(_pytree.SUPPORTED_NODES), set(_pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE)
+    standard_classes, names = (
+        set(_pytree.SUPPORTED_NODES),
+        set(_pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE),
+    )
     undo.callback(_forget, operators, names)
     return [
         (library, "__init__", initialize),
@@ -113,7 +129,9 @@ def register_replacements(undo: ExitStack, modules: OwnModules) -> list[tuple[An
 
 
 def _forget(operators: _Operators, names: Collection[str]) -> None:
-    """Remove what ranks have registered; ``names`` are those of serialized types that were there before."""
+    """Remove what ranks have registered; ``names`` are those of serialized types that were there
+    before.
+    """
     for name in operators.defined:
         custom_ops.OPDEF_TO_LIB.pop(name, None)
     for library in reversed(operators.libraries):
@@ -122,5 +140,9 @@ def _forget(operators: _Operators, names: Collection[str]) -> None:
         _pytree.SUPPORTED_NODES.pop(cls, None)
         _pytree.SUPPORTED_SERIALIZED_TYPES.pop(cls, None)
     serialized_types = _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
-    for name in [name for name, cls in serialized_types.items() if cls in operators.classes and name not in names]:
+    for name in [
+        name
+        for name, cls in serialized_types.items()
+        if cls in operators.classes and name not in names
+    ]:
         del serialized_types[name]

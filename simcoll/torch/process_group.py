@@ -1,7 +1,8 @@
-"""The process group that PyTorch calls, which maps each call to simcoll.distributed on the tensors' memory.
+"""The process group that PyTorch calls, which maps each call to simcoll.distributed on the tensors'
+memory.
 
-PyTorch's functions check most arguments, convert complex tensors to pairs of real ones, and wait for the returned Work unless the
-program asked for it.
+PyTorch's functions check most arguments, convert complex tensors to pairs of real ones, and wait
+for the returned Work unless the program asked for it.
 """
 
 from __future__ import annotations
@@ -49,25 +50,34 @@ class Options:
     Attributes
     ----------
     algorithm
-        Algorithm of the group's collectives, as for :func:`simcoll.distributed.spawn`. None: as passed to spawn.
+        Algorithm of the group's collectives, as for :func:`simcoll.distributed.spawn`. None: as
+        passed to spawn.
     """
 
     algorithm: Choice = None
 
 
 def create(options: Any, pg_options: Any) -> SimcollGroup:
-    """Create a rank's handle of a group, for ``torch.distributed.Backend.register_backend(extended_api=True)``."""
+    """Create a rank's handle of a group, for
+    ``torch.distributed.Backend.register_backend(extended_api=True)``.
+    """
     return SimcollGroup(options, pg_options)
 
 
 def _join(options: Any, algorithm: Choice, backend: str) -> ProcessGroup:
-    """Join the group that PyTorch creates; runs in the rank's task. ``backend`` is the name whose errors it raises."""
+    """Join the group that PyTorch creates; runs in the rank's task. ``backend`` is the name whose
+    errors it raises.
+    """
     timeout = None if options.timeout in _STANDARD_TIMEOUTS else options.timeout
     me = current_rank()
     members = tuple(options.global_ranks_in_group)
     if not members:
         ours.init_process_group(
-            backend, rank=options.group_rank, world_size=options.group_size, timeout=timeout, algorithm=algorithm
+            backend,
+            rank=options.group_rank,
+            world_size=options.group_size,
+            timeout=timeout,
+            algorithm=algorithm,
         )
         return default_group()
     limit = (timeout_fs(options.timeout), timeout is not None)
@@ -91,7 +101,9 @@ def _single(tensors: Tensors | torch.Tensor, function: str) -> torch.Tensor:
 
 
 class SimcollGroup(dist.ProcessGroup):
-    """One rank's handle of a group. Names and arguments are those of ``torch.distributed.ProcessGroup``."""
+    """One rank's handle of a group. Names and arguments are those of
+    ``torch.distributed.ProcessGroup``.
+    """
 
     def __init__(self, options: Any, pg_options: Any) -> None:
         thread, rank, size = current_thread(), options.group_rank, options.group_size
@@ -103,14 +115,21 @@ class SimcollGroup(dist.ProcessGroup):
         algorithm = (
             pg_options.algorithm if isinstance(pg_options, Options) else None
         )  # options of other backends mean nothing here
-        self._handle: ProcessGroup = self._thread.call(_join, options, algorithm, self._thread.process.backend)
+        self._handle: ProcessGroup = self._thread.call(
+            _join, options, algorithm, self._thread.process.backend
+        )
         self._name: str = options.group_id
         self._coalescing: list[RankWork] | None = None
         self._run_handle = self._handle  # while times are estimated, calls go to another
         self._estimator: Estimator | None = None
 
     def _run(
-        self, function: Callable[..., Any], *args: Any, opts: Any, results: list[torch.Tensor], **kwargs: Any
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        opts: Any,
+        results: list[torch.Tensor],
+        **kwargs: Any,
     ) -> RankWork:
         """Call a collective, and wait for it unless the caller wants the Work."""
         waits = opts is not None and not opts.asyncOp and self._coalescing is None
@@ -161,14 +180,21 @@ class SimcollGroup(dist.ProcessGroup):
         return self._run(ours.all_reduce, array_of(tensor), op, opts=opts, results=[tensor])
 
     def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any) -> RankWork:
-        """Sum sparse tensors: gather all indices and values on every rank. Blocks, as sizes have to be known first."""
+        """Sum sparse tensors: gather all indices and values on every rank. Blocks, as sizes have to
+        be known first.
+        """
         op = reduce_op_of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
         if op != ours.ReduceOp.SUM:
             raise RuntimeError(f"all_reduce of sparse tensors is a SUM; got {op}")
         mine = tensor.detach().coalesce()
         group, call = self._handle, self._thread.call
         counts = torch.zeros(self.size(), dtype=torch.int64)
-        call(ours.all_gather_into_tensor, array_of(counts), array_of(torch.tensor([mine._nnz()])), group=group)
+        call(
+            ours.all_gather_into_tensor,
+            array_of(counts),
+            array_of(torch.tensor([mine._nnz()])),
+            group=group,
+        )
         parts = []
         for part in (mine.indices().t().contiguous(), mine.values().contiguous()):
             listed = [part.new_empty((count, *part.shape[1:])) for count in counts.tolist()]
@@ -181,13 +207,22 @@ class SimcollGroup(dist.ProcessGroup):
     def broadcast(self, tensors: Tensors, opts: Any) -> RankWork:
         """Copy the root's tensor to the others."""
         tensor = _single(tensors, "broadcast")
-        return self._run(ours.broadcast, array_of(tensor), opts=opts, results=[tensor], group_src=opts.rootRank)
+        return self._run(
+            ours.broadcast, array_of(tensor), opts=opts, results=[tensor], group_src=opts.rootRank
+        )
 
     def reduce(self, tensors: Tensors, opts: Any) -> RankWork:
         """Reduce into the root's tensor."""
         tensor = _single(tensors, "reduce")
         op = reduce_op_of(opts.reduceOp)
-        return self._run(ours.reduce, array_of(tensor), op=op, opts=opts, results=[tensor], group_dst=opts.rootRank)
+        return self._run(
+            ours.reduce,
+            array_of(tensor),
+            op=op,
+            opts=opts,
+            results=[tensor],
+            group_dst=opts.rootRank,
+        )
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> RankWork:
         """Collect every rank's tensor, of any size, in a list."""
@@ -195,32 +230,71 @@ class SimcollGroup(dist.ProcessGroup):
         source = array_of(_single(inputs, "allgather"))
         return self._run(ours.all_gather, arrays_of(listed), source, opts=opts, results=listed)
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> RankWork:  # noqa: A002
+    def all_gather_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,  # noqa: A002
+        opts: Any = None,
+    ) -> RankWork:
         """Collect every rank's tensor in one tensor."""
-        return self._run(ours.all_gather_into_tensor, array_of(output), array_of(input), opts=opts, results=[output])
+        return self._run(
+            ours.all_gather_into_tensor,
+            array_of(output),
+            array_of(input),
+            opts=opts,
+            results=[output],
+        )
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> RankWork:
         """Collect every rank's tensor in a list of the root."""
         listed = list(outputs[0]) if outputs else []
         source = array_of(_single(inputs, "gather"))
-        return self._run(ours.gather, source, arrays_of(listed), opts=opts, results=listed, group_dst=opts.rootRank)
+        return self._run(
+            ours.gather,
+            source,
+            arrays_of(listed),
+            opts=opts,
+            results=listed,
+            group_dst=opts.rootRank,
+        )
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> RankWork:
         """Give every rank one tensor of the root's list."""
         output = _single(outputs, "scatter")
         listed = arrays_of(inputs[0]) if inputs else []
-        return self._run(ours.scatter, array_of(output), listed, opts=opts, results=[output], group_src=opts.rootRank)
+        return self._run(
+            ours.scatter,
+            array_of(output),
+            listed,
+            opts=opts,
+            results=[output],
+            group_src=opts.rootRank,
+        )
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> RankWork:
         """Reduce lists entry by entry, and give every rank one entry."""
         output = _single(outputs, "reduce_scatter")
         op, listed = reduce_op_of(opts.reduceOp), arrays_of(inputs[0])
-        return self._run(ours.reduce_scatter, array_of(output), listed, op, opts=opts, results=[output])
+        return self._run(
+            ours.reduce_scatter, array_of(output), listed, op, opts=opts, results=[output]
+        )
 
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> RankWork:  # noqa: A002
+    def reduce_scatter_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,  # noqa: A002
+        opts: Any,
+    ) -> RankWork:
         """Reduce tensors, and give every rank one part."""
         op = reduce_op_of(opts.reduceOp)
-        return self._run(ours.reduce_scatter_tensor, array_of(output), array_of(input), op, opts=opts, results=[output])
+        return self._run(
+            ours.reduce_scatter_tensor,
+            array_of(output),
+            array_of(input),
+            op,
+            opts=opts,
+            results=[output],
+        )
 
     def all_to_all_single(
         self,
@@ -239,7 +313,9 @@ class SimcollGroup(dist.ProcessGroup):
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RankWork:
         """Send every rank one entry of a list, and receive one from each."""
         self._equal_splits()
-        return self._run(ours.all_to_all, arrays_of(outputs), arrays_of(inputs), opts=opts, results=list(outputs))
+        return self._run(
+            ours.all_to_all, arrays_of(outputs), arrays_of(inputs), opts=opts, results=list(outputs)
+        )
 
     def barrier(self, opts: Any = None) -> RankWork:
         """Wait until all ranks have called."""
@@ -256,28 +332,51 @@ class SimcollGroup(dist.ProcessGroup):
         ]
         return self._together(works, list(tensors))
 
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RankWork:
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> RankWork:
         """All-gather several pairs of tensors."""
         works = []
         for pairs in _of_one_dtype(list(zip(outputs, inputs, strict=True)), lambda pair: pair[1]):
-            rows = zip(*(by_rank(array_of(output), self.size()) for output, _ in pairs), strict=True)
+            rows = zip(
+                *(by_rank(array_of(output), self.size()) for output, _ in pairs), strict=True
+            )
             sources = [array_of(source) for _, source in pairs]
-            works.append(self._run(all_gather_coalesced, list(map(list, rows)), sources, opts=opts, results=[]))
+            works.append(
+                self._run(
+                    all_gather_coalesced, list(map(list, rows)), sources, opts=opts, results=[]
+                )
+            )
         return self._together(works, list(outputs))
 
-    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> RankWork:
+    def allgather_coalesced(
+        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
+    ) -> RankWork:
         """Collect lists of tensors: entry r of ``outputs`` is the list of rank r."""
         targets = [arrays_of(rank_outputs) for rank_outputs in outputs]
         flat = [tensor for rank_outputs in outputs for tensor in rank_outputs]
         return self._run(all_gather_coalesced, targets, arrays_of(inputs), opts=opts, results=flat)
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> RankWork:
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any
+    ) -> RankWork:
         """Reduce-scatter several pairs of tensors."""
         works, op = [], reduce_op_of(opts.reduceOp)
         for pairs in _of_one_dtype(list(zip(outputs, inputs, strict=True)), lambda pair: pair[0]):
-            rows = zip(*(by_rank(array_of(source), self.size()) for _, source in pairs), strict=True)
+            rows = zip(
+                *(by_rank(array_of(source), self.size()) for _, source in pairs), strict=True
+            )
             targets = [array_of(output) for output, _ in pairs]
-            works.append(self._run(reduce_scatter_coalesced, targets, list(map(list, rows)), op, opts=opts, results=[]))
+            works.append(
+                self._run(
+                    reduce_scatter_coalesced,
+                    targets,
+                    list(map(list, rows)),
+                    op,
+                    opts=opts,
+                    results=[],
+                )
+            )
         return self._together(works, list(outputs))
 
     def _together(self, works: list[RankWork], results: list[torch.Tensor]) -> RankWork:
@@ -308,12 +407,16 @@ class SimcollGroup(dist.ProcessGroup):
         work.parts[0].entry.name = "recvAnySource"  # as PyTorch calls it
         return work
 
-    def _message(self, function: Callable[..., Any], tensor: torch.Tensor, tag: int, **peer: int) -> RankWork:
+    def _message(
+        self, function: Callable[..., Any], tensor: torch.Tensor, tag: int, **peer: int
+    ) -> RankWork:
         if self._estimator is not None:
             raise RuntimeError("the time estimator supports collectives only, not send and recv")
         device = self._device([tensor])
         if device is not None:
-            return self._note(self._enqueue(device, function, array_of(tensor), results=[tensor], tag=tag, **peer))
+            return self._note(
+                self._enqueue(device, function, array_of(tensor), results=[tensor], tag=tag, **peer)
+            )
         part = self._thread.call(function, array_of(tensor), group=self._handle, tag=tag, **peer)
         return self._note(RankWork(self._thread, (part,), [tensor]))
 
@@ -356,8 +459,12 @@ class SimcollGroup(dist.ProcessGroup):
     def _get_sequence_number_for_group(self) -> int:
         return self._handle.communicator.calls[self._handle.rank()]
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that names the missing ranks: see :func:`simcoll.distributed.monitored_barrier`."""
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier that names the missing ranks: see
+        :func:`simcoll.distributed.monitored_barrier`.
+        """
         self._thread.call(ours.monitored_barrier, self._handle, timeout, wait_all_ranks)
 
     def shutdown(self) -> None:
@@ -388,7 +495,9 @@ class SimcollGroup(dist.ProcessGroup):
             self._estimator.equal_splits = True
 
 
-def _of_one_dtype(entries: Sequence[Any], tensor_of: Callable[[Any], torch.Tensor]) -> list[list[Any]]:
+def _of_one_dtype(
+    entries: Sequence[Any], tensor_of: Callable[[Any], torch.Tensor]
+) -> list[list[Any]]:
     """Split into lists of equal dtype, in order of first appearance."""
     batches: dict[torch.dtype, list[Any]] = {}
     for entry in entries:

@@ -1,11 +1,14 @@
 """Per-process state that ranks in threads of one process would otherwise share.
 
-* Environment variables, the working directory and the default dtype: swapped when another rank runs, if a rank has changed them.
-* Operators of DTensor that ``loss_parallel`` and ``context_parallel`` replace, and warning filters: swapped.
+* Environment variables, the working directory and the default dtype: swapped when another rank
+  runs, if a rank has changed them.
+* Operators of DTensor that ``loss_parallel`` and ``context_parallel`` replace, and warning filters:
+  swapped.
 * Loggers and their handlers: swapped likewise; those that existed before the run stay shared.
-* The generators of ``random`` and ``numpy.random``: in the threads of ranks, the functions of these modules use the rank's generators,
-  which start from the state of the caller's.
-* ``atexit``: functions that a rank registers are called when its program ends; ``os._exit`` ends the rank.
+* The generators of ``random`` and ``numpy.random``: in the threads of ranks, the functions of these
+  modules use the rank's generators, which start from the state of the caller's.
+* ``atexit``: functions that a rank registers are called when its program ends; ``os._exit`` ends
+  the rank.
 """
 
 from __future__ import annotations
@@ -44,7 +47,10 @@ class OwnState:
     def of_rank(self, variables: Mapping[str, str]) -> OwnState:
         """The same state with a rank's environment variables."""
         state = copy.copy(self)
-        encoded = {os.environ.encodekey(name): os.environ.encodevalue(value) for name, value in variables.items()}
+        encoded = {
+            os.environ.encodekey(name): os.environ.encodevalue(value)
+            for name, value in variables.items()
+        }
         state._variables = self._variables | encoded
         state._loggers = dict(self._loggers)
         state._root = self._root | {
@@ -98,7 +104,9 @@ def _put_variables(variables: Mapping[Any, Any]) -> None:
             present[name] = text
 
 
-def call_exit_functions(functions: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]) -> None:
+def call_exit_functions(
+    functions: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]],
+) -> None:
     """Call the functions that a rank has registered with ``atexit``, latest first."""
     while functions:
         function, args, kwargs = functions.pop()
@@ -121,7 +129,9 @@ def _exit(_thread: RankThread, _: Any, status: int) -> Any:
     raise SystemExit(status)
 
 
-def _own_generator(make: Callable[[], Any], key: str, standard: Callable[..., Any]) -> Callable[..., Any]:
+def _own_generator(
+    make: Callable[[], Any], key: str, standard: Callable[..., Any]
+) -> Callable[..., Any]:
     """Replace a function of a module's hidden generator by that of the rank's generator."""
     name = standard.__name__
 
@@ -158,18 +168,26 @@ def state_replacements() -> list[tuple[Any, str, Any]]:
         generator.set_state(numpy_state)
         return generator
 
-    python_names = [name for name in random.__all__ if getattr(getattr(random, name), "__self__", None) is random._inst]
+    python_names = [
+        name
+        for name in random.__all__
+        if getattr(getattr(random, name), "__self__", None) is random._inst
+    ]
     numpy_names = [
         name
         for name in dir(np.random)
-        if name == "seed" or getattr(getattr(np.random, name), "__self__", None) is np.random.mtrand._rand
+        if name == "seed"
+        or getattr(getattr(np.random, name), "__self__", None) is np.random.mtrand._rand
     ]
     return [
         (atexit, "register", _register(atexit.register)),
         (atexit, "unregister", _unregister(atexit.unregister)),
         (os, "_exit", _exit(os._exit)),
         (os, "chdir", _change_folder(os.chdir)),
-        *((random, name, _own_generator(python_generator, "random", getattr(random, name))) for name in python_names),
+        *(
+            (random, name, _own_generator(python_generator, "random", getattr(random, name)))
+            for name in python_names
+        ),
         *(
             (np.random, name, _own_generator(numpy_generator, "numpy", getattr(np.random, name)))
             for name in numpy_names

@@ -1,10 +1,12 @@
 """``torch.profiler`` in ranks: each rank's own events, in simulated time.
 
-PyTorch's profiler is per process, and ranks share a process. So in a rank ``torch.profiler.profile`` and
-``torch.autograd.profiler.profile`` collect the operators and ``record_function`` ranges of the rank's thread with PyTorch's legacy
-per-thread collector, and the rank's communication from its flight record. Real time is meaningless here: before a thread continues
-after a wait, it inserts a mark with the simulated time into the event sequence, and each event takes its time from the last mark.
-Tables, averages and exported Chrome traces are PyTorch's own.
+PyTorch's profiler is per process, and ranks share a process. So in a rank
+``torch.profiler.profile`` and ``torch.autograd.profiler.profile`` collect the operators and
+``record_function`` ranges of the rank's thread with PyTorch's legacy per-thread collector, and the
+rank's communication from its flight record. Real time is meaningless here: before a thread
+continues after a wait, it inserts a mark with the simulated time into the event sequence, and each
+event takes its time from the last mark. Tables, averages and exported Chrome traces are PyTorch's
+own.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class _Session:
 
     def open(self) -> None:
         self.first_number, self.begin_fs = self.thread.call(_keep_all)
-        torch.autograd._enable_profiler_legacy(profiler_legacy.profile(record_shapes=self.shapes).config())
+        torch.autograd._enable_profiler_legacy(
+            profiler_legacy.profile(record_shapes=self.shapes).config()
+        )
         self.thread.awake = self.mark
         self.mark()
 
@@ -79,7 +83,9 @@ class _Session:
 
 
 def _keep_all() -> tuple[int, int]:
-    """Make the rank's flight record unbounded; returns the number of its next operation, and the time."""
+    """Make the rank's flight record unbounded; returns the number of its next operation, and the
+    time.
+    """
     me = current_rank()
     me.flight = deque(me.flight)
     return (me.flight[-1].number + 1 if me.flight else 0), me.world.now
@@ -134,7 +140,9 @@ class _ProfilerTrace:
             stack=[],
         )
         self.events.append(event)
-        self.details.append(self._event(event, "user_annotation" if start.scope() == 7 else "cpu_op", number, {}))
+        self.details.append(
+            self._event(event, "user_annotation" if start.scope() == 7 else "cpu_op", number, {})
+        )
 
     def add_operation(self, entry: Entry, backend: str) -> None:
         """Add one of the rank's operations; an unfinished one lasts until now."""
@@ -167,7 +175,9 @@ class _ProfilerTrace:
         self.events.append(event)
         self.details.append(self._event(event, "cpu_op", "communication", arguments))
 
-    def _event(self, event: Any, kind: str, track: int | str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _event(
+        self, event: Any, kind: str, track: int | str, arguments: dict[str, Any]
+    ) -> dict[str, Any]:
         times = event.time_range
         return {
             "ph": "X",
@@ -182,12 +192,20 @@ class _ProfilerTrace:
 
     def save(self, path: str) -> None:
         """Write a Chrome trace; times are simulated microseconds."""
-        process_name = {"ph": "M", "name": "process_name", "pid": self.rank, "args": {"name": f"rank {self.rank}"}}
+        process_name = {
+            "ph": "M",
+            "name": "process_name",
+            "pid": self.rank,
+            "args": {"name": f"rank {self.rank}"},
+        }
         document = {
             "schemaVersion": 1,
             "distributedInfo": {"backend": "simcoll", "rank": self.rank},
             "displayTimeUnit": "ns",
-            "traceEvents": [process_name, *sorted(self.details, key=lambda event: (event["ts"], -event["dur"]))],
+            "traceEvents": [
+                process_name,
+                *sorted(self.details, key=lambda event: (event["ts"], -event["dur"])),
+            ],
         }
         write_file(path, json.dumps(document).encode())
 
@@ -198,7 +216,8 @@ class _ProfilerTrace:
     def experimental_event_tree(self) -> Any:
         """Refuse: allocations have no simulated times."""
         raise RuntimeError(
-            "the profile of a simulated rank has operators, ranges and communication; it has no memory timeline and no event tree"
+            "the profile of a simulated rank has operators, ranges and communication; it has no "
+            "memory timeline and no event tree"
         )
 
 
@@ -209,7 +228,9 @@ def _elements(arrays: Sequence[tuple[tuple[int, ...], str]]) -> int:
 @for_ranks
 def _enable(thread: RankThread, *_: Any) -> None:
     if thread.profile is not None:
-        raise RuntimeError(f"rank {thread.number}: a profiler is open already in thread {thread.thread.name!r}")
+        raise RuntimeError(
+            f"rank {thread.number}: a profiler is open already in thread {thread.thread.name!r}"
+        )
     thread.profile = _Session(thread, shapes=True)
     thread.profile.open()
 
@@ -218,7 +239,9 @@ def _enable(thread: RankThread, *_: Any) -> None:
 def _disable(thread: RankThread, _: Any) -> Any:
     session, thread.profile = thread.profile, None
     if session is None:
-        raise RuntimeError(f"rank {thread.number}: no profiler is open in thread {thread.thread.name!r}")
+        raise RuntimeError(
+            f"rank {thread.number}: no profiler is open in thread {thread.thread.name!r}"
+        )
     return session.close()
 
 
@@ -231,7 +254,8 @@ def _exit(standard: Callable[..., Any]) -> Callable[..., Any]:
     def leave(self: Any, *args: Any) -> Any:
         result = standard(self, *args)
         if self.enabled and isinstance(self.kineto_results, _ProfilerTrace):
-            self._ensure_function_events()  # now, since PyTorch reads them as it does here during the run only
+            # Now, since PyTorch reads them as it does here during the run only.
+            self._ensure_function_events()
         return result
 
     return leave
@@ -239,7 +263,11 @@ def _exit(standard: Callable[..., Any]) -> Callable[..., Any]:
 
 def _parse(standard: Callable[..., Any]) -> Callable[..., Any]:
     def parse(self: Any, result: Any, timeout_s: float | None = None) -> Any:
-        return list(result.events) if isinstance(result, _ProfilerTrace) else standard(self, result, timeout_s)
+        return (
+            list(result.events)
+            if isinstance(result, _ProfilerTrace)
+            else standard(self, result, timeout_s)
+        )
 
     return parse
 
@@ -247,7 +275,8 @@ def _parse(standard: Callable[..., Any]) -> Callable[..., Any]:
 @for_ranks
 def _refuse_observers(*_: Any) -> Any:
     raise RuntimeError(
-        "torch.profiler.ExecutionTraceObserver records one process, and simulated ranks share theirs; use torch.profiler.profile, "
+        "torch.profiler.ExecutionTraceObserver records one process, and simulated ranks share "
+        "theirs; use torch.profiler.profile, "
         "or simcoll.torch.spawn(..., trace=PATH)"
     )
 

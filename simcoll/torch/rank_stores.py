@@ -27,7 +27,9 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 class RankStore(dist.Store):
-    """One rank's handle of the store of a run, with torch's methods: while it waits for a key, the others run."""
+    """One rank's handle of the store of a run, with torch's methods: while it waits for a key, the
+    others run.
+    """
 
     def __init__(self, thread: RankThread, shared: Any) -> None:
         super().__init__()
@@ -67,7 +69,9 @@ class RankStore(dist.Store):
 
 
 def prefix_store(prefix: str, store: Any) -> Any:
-    """A store with a key prefix; PyTorch's, in C++, would not forward all methods of a rank's store."""
+    """A store with a key prefix; PyTorch's, in C++, would not forward all methods of a rank's
+    store.
+    """
     if isinstance(store, RankStore):
         return RankStore(store.thread, PrefixStore(prefix, store.shared))
     return dist.PrefixStore(prefix, store)

@@ -1,12 +1,14 @@
 """Rank programs in threads, one of which runs at a time.
 
-PyTorch keeps much state per thread (gradient mode, the state of a backward pass, its C++ registry of groups), and calls back into
-Python from C++ frames. So a rank cannot be a greenlet here; it is a thread. The thread and the rank's task under the simulated clock
-pass a baton. The task hands it over and waits; the thread runs the program until it needs the clock (a collective, a wait), hands the
-baton back, and receives it again with the answer. Scheduling stays with :mod:`simcoll.distributed.runtime.emulated`, so a run is a
-function of its program alone.
+PyTorch keeps much state per thread (gradient mode, the state of a backward pass, its C++ registry
+of groups), and calls back into Python from C++ frames. So a rank cannot be a greenlet here; it is a
+thread. The thread and the rank's task under the simulated clock pass a baton. The task hands it
+over and waits; the thread runs the program until it needs the clock (a collective, a wait), hands
+the baton back, and receives it again with the answer. Scheduling stays with
+:mod:`simcoll.distributed.runtime.emulated`, so a run is a function of its program alone.
 
-Threads that the program starts belong to its rank, and take turns likewise (:mod:`simcoll.torch.thread_waits`).
+Threads that the program starts belong to its rank, and take turns likewise
+(:mod:`simcoll.torch.thread_waits`).
 """
 
 from __future__ import annotations
@@ -33,9 +35,21 @@ from simcoll.distributed.runtime.world import Rank, current_rank
 from simcoll.distributed.stores import DistBackendError
 from simcoll.torch.interrupts import Interrupts
 
-__all__ = ["Groups", "Process", "RankJob", "RankThread", "current_thread", "current_thread_or_none", "rank_thread_of"]
+__all__ = [
+    "Groups",
+    "Process",
+    "RankJob",
+    "RankThread",
+    "current_thread",
+    "current_thread_or_none",
+    "rank_thread_of",
+]
 
-_NOT_THE_PROGRAM = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), threading.__file__)
+_NOT_THE_PROGRAM = (
+    str(Path(__file__).parents[1]),
+    str(Path(torch.__file__).parent),
+    threading.__file__,
+)
 _MARK = "simcoll_rank_thread"
 """Attribute of a :class:`threading.Thread`: the RankThread that runs in it."""
 
@@ -111,12 +125,14 @@ class Process:
     rng_state
         State of the default random generator while another rank runs.
     state, generators, at_exit
-        Other process state (:mod:`simcoll.torch.process_state`): the snapshot while another rank runs, the generators of ``random``
-        and ``numpy.random``, and the functions registered with ``atexit``.
+        Other process state (:mod:`simcoll.torch.process_state`): the snapshot while another rank
+        runs, the generators of ``random`` and ``numpy.random``, and the functions registered with
+        ``atexit``.
     take_turn
         Called by the clock's thread before it hands the baton to one of the rank's threads.
     device, watched
-        The rank's streams (with a time model), and the mode that enqueues operators' times on them and counts memory.
+        The rank's streams (with a time model), and the mode that enqueues operators' times on them
+        and counts memory.
     functional
         Functional collectives of fake tensors in flight, by the storage of their outputs.
     cuda_device
@@ -151,7 +167,9 @@ class Process:
     watched: Any = None
     cuda_device: int = 0
     generators: dict[str, Any] = field(default_factory=dict)
-    at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+    at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = field(
+        default_factory=list
+    )
     modules: dict[str, Any] = field(default_factory=dict)
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     threads: list[RankThread] = field(default_factory=list)
@@ -184,7 +202,9 @@ class RankThread:
     def __init__(self, process: Process, thread: threading.Thread | None = None) -> None:
         self.process = process
         self.main = thread is None
-        self.thread = thread or threading.Thread(target=self.run, name=f"rank {process.number}", daemon=True)
+        self.thread = thread or threading.Thread(
+            target=self.run, name=f"rank {process.number}", daemon=True
+        )
         setattr(self.thread, _MARK, self)
         self.over = Waitable(f"the end of thread {self.thread.name!r}")
         self.starting = self._stopping = False
@@ -211,11 +231,14 @@ class RankThread:
         """Run jobs until the run ends."""
         with (
             suppress(KeyboardInterrupt),  # between two jobs, or while the run ends
-            torch.autograd.set_multithreading_enabled(False),  # backward passes call us in this thread
+            torch.autograd.set_multithreading_enabled(
+                False
+            ),  # backward passes call us in this thread
             self.process.around(),
         ):
             self._receive()
-        _unregister_all_process_groups()  # the next thread with this thread's number would find them
+        # The next thread with this thread's number would find them.
+        _unregister_all_process_groups()
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function in the rank's task, on the clock's thread, and return its result.
@@ -232,17 +255,24 @@ class RankThread:
             if caller is not None and caller.process is self.process:
                 return caller.call(function, *args, **kwargs)
             raise RuntimeError(
-                f"thread {threading.current_thread().name!r} uses a process group of rank {self.number}; only the "
-                "threads of that rank may: the one that runs its program, and those that it starts and that take turns"
+                f"thread {threading.current_thread().name!r} uses a process group of rank "
+                f"{self.number}; only the "
+                "threads of that rank may: the one that runs its program, and those that it starts "
+                "and that take turns"
             )
         if os.getpid() != self.process.pid:
             raise RuntimeError(
-                f"process {os.getpid()}, forked from rank {self.number}, calls torch.distributed; ranks of a simulated run are "
+                f"process {os.getpid()}, forked from rank {self.number}, calls torch.distributed; "
+                "ranks of a simulated run are "
                 "threads of one process, and a forked process has no simulated clock"
             )
         if self._stopping:
             raise _StoppedError
-        self._send(_ThreadRequest(functools.partial(function, *args, **kwargs), calling_site(*_NOT_THE_PROGRAM)))
+        self._send(
+            _ThreadRequest(
+                functools.partial(function, *args, **kwargs), calling_site(*_NOT_THE_PROGRAM)
+            )
+        )
         answer = self._receive()
         if self.awake is not None:
             self.awake()
@@ -286,7 +316,9 @@ class RankThread:
         return _Answer(failure=_StoppedError())
 
     def _learn_groups(self) -> None:
-        """Register groups created by other threads of the rank, as PyTorch's C++ registry is per thread."""
+        """Register groups created by other threads of the rank, as PyTorch's C++ registry is per
+        thread.
+        """
         if len(self.process.threads) < 2 and self.main:
             return
         groups = tuple(self.process.groups.pg_names.items())
@@ -301,7 +333,8 @@ class RankThread:
     def serve(self, function: Callable[[], Any]) -> Any:
         """Run a function in the thread, while the calling task carries out its requests.
 
-        Several tasks of the rank may do so: the thread runs the latest function first, and continues the others when it ends.
+        Several tasks of the rank may do so: the thread runs the latest function first, and
+        continues the others when it ends.
         """
         self._rank, self._task = current_rank(), self._task or current_task()
         job = RankJob(function)
@@ -322,7 +355,9 @@ class RankThread:
         return job.value
 
     def launch(self, function: Callable[[], Any]) -> None:
-        """Run a function in the thread, at the current simulated time, as soon as the thread waits."""
+        """Run a function in the thread, at the current simulated time, as soon as the thread
+        waits.
+        """
         if (rank := self._rank) is None:
             return
 
@@ -333,7 +368,9 @@ class RankThread:
         rank.world.tasks.launch(rank, functools.partial(self.serve, function), over)
 
     def begin(self, function: Callable[[], Any]) -> None:
-        """Run a function in the thread, which the rank has started, and end the thread afterwards."""
+        """Run a function in the thread, which the rank has started, and end the thread
+        afterwards.
+        """
         rank = current_rank()
         rank.world.tasks.launch(rank, functools.partial(self.serve, function), lambda _: self.end())
 
@@ -368,7 +405,9 @@ def _end_fork(job: RankJob) -> None:
     failure = job.failure
     status = failure.code if isinstance(failure, SystemExit) else failure is not None
     if failure is not None and not isinstance(failure, SystemExit):
-        sys.stderr.write(f"simcoll.torch: a forked process ended with {type(failure).__name__}: {failure}\n")
+        sys.stderr.write(
+            f"simcoll.torch: a forked process ended with {type(failure).__name__}: {failure}\n"
+        )
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status if isinstance(status, int) else 1)  # of a forked process
@@ -376,7 +415,9 @@ def _end_fork(job: RankJob) -> None:
 
 def rank_thread_of(thread: threading.Thread | None = None) -> RankThread | None:
     """The RankThread of a thread (default: the current one); None for other threads."""
-    if thread is None:  # threading.current_thread() would make an object for a thread that is just starting
+    if (
+        thread is None
+    ):  # threading.current_thread() would make an object for a thread that is just starting
         thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
     return getattr(thread, _MARK, None)
 
@@ -398,7 +439,8 @@ def current_thread() -> RankThread:
     thread = rank_thread_of()
     if thread is None:
         raise RuntimeError(
-            "backend 'simcoll' works in the programs that simcoll.torch.spawn(program, nprocs) starts: its ranks share a "
+            "backend 'simcoll' works in the programs that simcoll.torch.spawn(program, nprocs) "
+            "starts: its ranks share a "
             f"simulated clock in one process; this is thread {threading.current_thread().name!r}"
         )
     return thread

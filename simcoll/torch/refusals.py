@@ -1,4 +1,5 @@
-"""Functions of PyTorch that connect processes or GPUs themselves, past every process group: refused in ranks.
+"""Functions of PyTorch that connect processes or GPUs themselves, past every process group: refused
+in ranks.
 
 They would wait for processes that do not exist, or end in errors that name internals.
 """
@@ -15,7 +16,10 @@ from simcoll.torch.replacing import in_ranks
 
 __all__ = ["refusals"]
 
-_RPC = "connects processes by sockets, and the ranks of a run are threads of one process: use send, recv and object collectives"
+_RPC = (
+    "connects processes by sockets, and the ranks of a run are threads of one process: use "
+    "send, recv and object collectives"
+)
 _SYMMETRIC = "maps the memory of other GPUs, and tensors of a run are on the CPU: use collectives"
 
 

@@ -28,13 +28,19 @@ def in_ranks(standard: Any, substitute: Any) -> Any:
 
 
 def for_ranks(substitute: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
-    """Decorate ``substitute(thread, standard, *args)`` to wrap a standard function, for which it is called in ranks' threads."""
+    """Decorate ``substitute(thread, standard, *args)`` to wrap a standard function, for which it is
+    called in ranks' threads.
+    """
 
     def replacement(standard: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(standard)
         def function(*args: Any, **kwargs: Any) -> Any:
             thread = current_thread_or_none()
-            return standard(*args, **kwargs) if thread is None else substitute(thread, standard, *args, **kwargs)
+            return (
+                standard(*args, **kwargs)
+                if thread is None
+                else substitute(thread, standard, *args, **kwargs)
+            )
 
         return function
 

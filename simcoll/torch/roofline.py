@@ -1,4 +1,6 @@
-"""Time model of PyTorch operators on a GPU: a roofline of floating-point operations and bytes, or tables of measured times."""
+"""Time model of PyTorch operators on a GPU: a roofline of floating-point operations and bytes, or
+tables of measured times.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,70 @@ _FREE = {
 }
 """Operators that launch no kernel, besides views and queries."""
 _MOVES = (
-    "_adaptive_avg", "_embedding_bag", "_foreach_", "_fused_", "_log_softmax", "_pad", "_softmax", "_to_copy", "arange", "avg_pool",
-    "batch_norm", "bernoulli", "bucketize", "cat", "clone", "col2im", "constant_pad", "copy", "cum", "dot", "embedding", "eye", "fill",
-    "flip", "full", "gather", "im2col", "index", "linspace", "log_", "masked_", "max_pool", "multinomial", "mv", "native_", "new_",
-    "nll_loss", "nonzero", "normal", "one_hot", "ones", "pad", "rand", "reflection_pad", "repeat", "roll", "scalar_tensor", "scatter",
-    "select_backward", "select_scatter", "slice_backward", "slice_scatter", "split_with_sizes_copy", "stack", "tril", "triu", "unfold",
-    "uniform", "upsample", "zero",
-)  # fmt: skip
-"""Name prefixes of memory-bound operators, besides those that PyTorch tags as pointwise or reductions."""
+    "_adaptive_avg",
+    "_embedding_bag",
+    "_foreach_",
+    "_fused_",
+    "_log_softmax",
+    "_pad",
+    "_softmax",
+    "_to_copy",
+    "arange",
+    "avg_pool",
+    "batch_norm",
+    "bernoulli",
+    "bucketize",
+    "cat",
+    "clone",
+    "col2im",
+    "constant_pad",
+    "copy",
+    "cum",
+    "dot",
+    "embedding",
+    "eye",
+    "fill",
+    "flip",
+    "full",
+    "gather",
+    "im2col",
+    "index",
+    "linspace",
+    "log_",
+    "masked_",
+    "max_pool",
+    "multinomial",
+    "mv",
+    "native_",
+    "new_",
+    "nll_loss",
+    "nonzero",
+    "normal",
+    "one_hot",
+    "ones",
+    "pad",
+    "rand",
+    "reflection_pad",
+    "repeat",
+    "roll",
+    "scalar_tensor",
+    "scatter",
+    "select_backward",
+    "select_scatter",
+    "slice_backward",
+    "slice_scatter",
+    "split_with_sizes_copy",
+    "stack",
+    "tril",
+    "triu",
+    "unfold",
+    "uniform",
+    "upsample",
+    "zero",
+)
+"""Name prefixes of memory-bound operators, besides those that PyTorch tags as pointwise or
+reductions.
+"""
 
 
 class OperatorCosts:
@@ -66,9 +124,11 @@ class OperatorCosts:
     Parameters
     ----------
     gpu
-        Its measured ceilings: of matrix products and fused attention in FLOP/s, of memory in bytes per second.
+        Its measured ceilings: of matrix products and fused attention in FLOP/s, of memory in bytes
+        per second.
     measured
-        Times in femtoseconds by operator (``aten::mm``), or by operator and shapes of its tensors (``aten::mm [8, 4096] [4096, 4096]``).
+        Times in femtoseconds by operator (``aten::mm``), or by operator and shapes of its tensors
+        (``aten::mm [8, 4096] [4096, 4096]``).
     modules
         The same for the calls of modules: see :class:`~simcoll.torch.module_time.ModuleTimes`.
     """
@@ -81,8 +141,12 @@ class OperatorCosts:
         self._bandwidth = gpu.number("memory.measured", gpu.number("memory.bandwidth"))
 
     def time_fs(self, func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, bool]:
-        """The time of one operator call, and whether there is a rule for it; without a rule, the time of its bytes."""
-        inputs = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)]
+        """The time of one operator call, and whether there is a rule for it; without a rule, the
+        time of its bytes.
+        """
+        inputs = [
+            tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)
+        ]
         if self.measured:
             name = operator_name(func)
             shapes = " ".join(str(list(tensor.shape)) for tensor in inputs)
@@ -92,16 +156,25 @@ class OperatorCosts:
         outputs = [tensor for tensor in tree_leaves(result) if isinstance(tensor, torch.Tensor)]
         if _launches_nothing(func, outputs):
             return 0, True
-        moved = sum(tensor.numel() * tensor.element_size() for tensor in [*inputs, *outputs]) / self._bandwidth
+        moved = (
+            sum(tensor.numel() * tensor.element_size() for tensor in [*inputs, *outputs])
+            / self._bandwidth
+        )
         count = _FLOPS.get(getattr(func, "overloadpacket", func))
-        flops = 0.0 if count is None else count(*args, **kwargs, out_val=result) / self._rate(func, inputs)
+        flops = (
+            0.0
+            if count is None
+            else count(*args, **kwargs, out_val=result) / self._rate(func, inputs)
+        )
         return round(float(max(moved, flops)) * FS), count is not None or _moves_bytes(func)
 
     def _rate(self, func: Any, inputs: list[torch.Tensor]) -> float:
         """FLOP/s of a matrix product, convolution or attention."""
         name = operator_name(func)
         if "attention" in name:
-            measured = self.gpu.values.get("attention.backward" if "backward" in name else "attention.forward")
+            measured = self.gpu.values.get(
+                "attention.backward" if "backward" in name else "attention.forward"
+            )
             if measured is not None:
                 return measured * self.gpu.sustained
         dtype = _DTYPES.get(inputs[0].dtype)
@@ -111,14 +184,20 @@ class OperatorCosts:
 
 
 def operator_name(func: Any) -> str:
-    """The name, such as ``aten::mm``; operators that call functions, such as ``flex_attention``, have no namespace."""
+    """The name, such as ``aten::mm``; operators that call functions, such as ``flex_attention``,
+    have no namespace.
+    """
     return str(func.name() if isinstance(func, HigherOrderOperator) else func._schema.name)
 
 
 def _launches_nothing(func: Any, outputs: list[torch.Tensor]) -> bool:
     if isinstance(func, HigherOrderOperator):
         return False
-    return func.is_view or func.overloadpacket.__name__ in _FREE or not (outputs or func._schema.is_mutable)
+    return (
+        func.is_view
+        or func.overloadpacket.__name__ in _FREE
+        or not (outputs or func._schema.is_mutable)
+    )
 
 
 def _moves_bytes(func: Any) -> bool:
@@ -130,7 +209,8 @@ def _moves_bytes(func: Any) -> bool:
 
 
 def read_costs(compute: str | Path, gpu: str | Path | None) -> OperatorCosts | None:
-    """Read the costs named by ``compute``: ``"none"``, ``"roofline"``, or a file of measured operators and modules.
+    """Read the costs named by ``compute``: ``"none"``, ``"roofline"``, or a file of measured
+    operators and modules.
 
     Raises
     ------
@@ -141,10 +221,14 @@ def read_costs(compute: str | Path, gpu: str | Path | None) -> OperatorCosts | N
         return None
     file = str(compute)
     if file != "roofline" and not file.endswith(".toml"):
-        raise ConfigError(f"compute {file!r}; {nearest(file, ['none', 'roofline'])}; or a .toml file of measured times")
+        raise ConfigError(
+            f"compute {file!r}; {nearest(file, ['none', 'roofline'])}; or a .toml file of measured "
+            "times"
+        )
     if gpu is None:
         raise ConfigError(
-            "the time of operators depends on the GPU: give one, such as --gpu h100 (in Python gpu='h100')"
+            "the time of operators depends on the GPU: give one, such as --gpu h100 (in Python "
+            "gpu='h100')"
         )
     measured: dict[str, int] = {}
     modules: dict[str, Times] = {}
@@ -156,7 +240,8 @@ def read_costs(compute: str | Path, gpu: str | Path | None) -> OperatorCosts | N
             or not all(isinstance(table, dict) for table in document.values())
         ):
             raise ConfigError(
-                'expected the tables [operators], such as "aten::mm" = "1.5 ms", and [modules], such as '
+                'expected the tables [operators], such as "aten::mm" = "1.5 ms", and [modules], '
+                "such as "
                 '"Block" = { forward = "3 ms", backward = "6 ms" }',
                 file=file,
                 path="$",
@@ -173,7 +258,11 @@ def _module_times(name: str, value: Any, file: str) -> Times:
     path = f"$.modules.{name}"
     passes = value if isinstance(value, dict) else {"forward": value}
     if "forward" not in passes or not set(passes) <= {"forward", "backward"}:
-        raise ConfigError(f'expected {{ forward = "3 ms", backward = "6 ms" }}, got {value!r}', file=file, path=path)
+        raise ConfigError(
+            f'expected {{ forward = "3 ms", backward = "6 ms" }}, got {value!r}',
+            file=file,
+            path=path,
+        )
     times = {
         direction: parse_time(text, what=direction, file=file, path=f"{path}.{direction}")
         for direction, text in passes.items()

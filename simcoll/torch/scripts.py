@@ -56,7 +56,8 @@ class _NoInput(io.TextIOBase):
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]  # noqa: ARG002
         raise RuntimeError(
-            "the script reads standard input, which the ranks of a run share: give it a file or an argument"
+            "the script reads standard input, which the ranks of a run share: give it a file or an "
+            "argument"
         )
 
     read = readline
@@ -74,7 +75,9 @@ class RankScript:
     module: bool = False
 
     def code(self) -> tuple[Any, str, ModuleSpec | None]:
-        """Its code, its file and, for a module, its spec; a ConfigError if it does not exist or is not Python."""
+        """Its code, its file and, for a module, its spec; a ConfigError if it does not exist or is
+        not Python.
+        """
         try:
             if self.module:
                 spec = _find_spec(self.name)
@@ -87,11 +90,15 @@ class RankScript:
 
 
 def _find_spec(name: str) -> ModuleSpec:
-    """The spec of a module, or of a package's ``__main__``. Parent packages are not imported: each rank imports its own."""
+    """The spec of a module, or of a package's ``__main__``. Parent packages are not imported: each
+    rank imports its own.
+    """
     spec: ModuleSpec | None = None
     path: Sequence[str] | None = None
     for part in name.split("."):
-        spec = importlib._bootstrap._find_spec(part if spec is None else f"{spec.name}.{part}", path)  # type: ignore[attr-defined]
+        spec = importlib._bootstrap._find_spec(
+            part if spec is None else f"{spec.name}.{part}", path
+        )  # type: ignore[attr-defined]
         if spec is None:
             raise ImportError(f"No module named {name}")
         path = spec.submodule_search_locations or ()
@@ -102,7 +109,8 @@ def _find_spec(name: str) -> ModuleSpec:
 
 @dataclass(slots=True, eq=False)
 class _Notes:
-    """Observations for the final report: the ends of optimizer steps, and the files that ranks have written.
+    """Observations for the final report: the ends of optimizer steps, and the files that ranks have
+    written.
 
     An optimizer may step others: ``outermost`` holds, by rank, the one that started first.
     """
@@ -128,7 +136,9 @@ class _Notes:
             self.writers[str(Path(path).absolute())][thread.number] = None
 
 
-def run_script(script: RankScript, nprocs: int, *, shared: Sequence[str] = (), **guides: Any) -> int:
+def run_script(
+    script: RankScript, nprocs: int, *, shared: Sequence[str] = (), **guides: Any
+) -> int:
     """Run a script on every rank, and print a report of its times.
 
     Parameters
@@ -141,8 +151,8 @@ def run_script(script: RankScript, nprocs: int, *, shared: Sequence[str] = (), *
     Returns
     -------
     int
-        The exit status: 0, that of the first rank that called ``sys.exit``, or 1 after an exception, which is reported on
-        standard error.
+        The exit status: 0, that of the first rank that called ``sys.exit``, or 1 after an
+        exception, which is reported on standard error.
 
     Raises
     ------
@@ -155,7 +165,9 @@ def run_script(script: RankScript, nprocs: int, *, shared: Sequence[str] = (), *
 
     def program(_rank: int, _world_size: int) -> None:
         module = types.ModuleType("__main__")
-        vars(module).update(__file__=place, __builtins__=__builtins__, __spec__=spec, __package__=package)
+        vars(module).update(
+            __file__=place, __builtins__=__builtins__, __spec__=spec, __package__=package
+        )
         process = current_thread().process
         process.modules["__main__"] = sys.modules["__main__"] = module
         try:
@@ -184,13 +196,20 @@ def run_script(script: RankScript, nprocs: int, *, shared: Sequence[str] = (), *
         except Exception as error:  # noqa: BLE001  # the script's own
             sys.stderr.write(_report(error))
             return 1
-    played = f"# {counted(nprocs, 'rank')} ({printable(result.topology)}): {counted(result.operations, 'operation')}"
+    played = (
+        f"# {counted(nprocs, 'rank')} ({printable(result.topology)}): "
+        f"{counted(result.operations, 'operation')}"
+    )
     table = printable_lines(table_of(result))
-    sys.stdout.write(f"{played}, {format_time(result.time_fs)}{memory_of(result)}{_steps(notes)}\n{table}")
+    sys.stdout.write(
+        f"{played}, {format_time(result.time_fs)}{memory_of(result)}{_steps(notes)}\n{table}"
+    )
     if own_modules.shared:
         reported = own_modules.shared | own_modules.following
         reasons = own_modules.shared | {
-            name: f"imported by {importer}" for name, importer in own_modules.following.items() if importer in reported
+            name: f"imported by {importer}"
+            for name, importer in own_modules.following.items()
+            if importer in reported
         }
         shared_list = ", ".join(f"{name} ({reason})" for name, reason in sorted(reasons.items()))
         sys.stderr.write(f"simcoll.torch: modules that all ranks share: {shared_list}\n")
@@ -208,7 +227,10 @@ def _steps(notes: _Notes) -> str:
         return ""
     times = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     median = format_time(int(statistics.median(times[1:] or times)))
-    return f"; {len(times)} optimizer steps on rank 0, the first {format_time(times[0])}, the others {median} (median)"
+    return (
+        f"; {len(times)} optimizer steps on rank 0, the first {format_time(times[0])}, the "
+        f"others {median} (median)"
+    )
 
 
 def _findings(findings: Sequence[str]) -> Iterator[str]:
@@ -221,14 +243,22 @@ def _findings(findings: Sequence[str]) -> Iterator[str]:
 def _same_files(notes: _Notes, nprocs: int) -> Iterator[str]:
     for path, ranks in notes.writers.items():
         if len(ranks) > 1:
-            who = "all ranks" if len(ranks) == nprocs else f"ranks {', '.join(map(str, sorted(ranks)[:8]))}"
+            who = (
+                "all ranks"
+                if len(ranks) == nprocs
+                else f"ranks {', '.join(map(str, sorted(ranks)[:8]))}"
+            )
             remedy = "each overwriting the previous; write on one rank, or a file per rank"
             yield f"simcoll.torch: {printable(path)} was written by {who}, {remedy}\n"
 
 
 def _report(error: BaseException) -> str:
-    """The program's part of a traceback, the error, and how the run ended; each line with its rank."""
-    note_of_rank = next((note for note in getattr(error, "__notes__", []) if note.startswith("[rank")), "")
+    """The program's part of a traceback, the error, and how the run ended; each line with its
+    rank.
+    """
+    note_of_rank = next(
+        (note for note in getattr(error, "__notes__", []) if note.startswith("[rank")), ""
+    )
     return (
         _format_error(error, note_of_rank.partition(":")[0] or "[rank?]")
         + f"simcoll.torch: {note_of_rank.partition(': ')[2] or 'failed'}\n"
@@ -267,10 +297,16 @@ def _report_thread(args: threading.ExceptHookArgs) -> None:
 
 
 def _set_handler(standard: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
-    """Accept signal handlers of ranks without installing them: they belong to the process's main thread, where no rank runs."""
+    """Accept signal handlers of ranks without installing them: they belong to the process's main
+    thread, where no rank runs.
+    """
 
     def set_handler(number: int, handler: Any) -> Any:
-        return standard(number, handler) if current_thread_or_none() is None else signal.getsignal(number)
+        return (
+            standard(number, handler)
+            if current_thread_or_none() is None
+            else signal.getsignal(number)
+        )
 
     return set_handler
 
@@ -309,7 +345,10 @@ def _as_script(script: RankScript, file: str, notes: _Notes) -> Iterator[None]:
     ]
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     begin_hook = optimizer.register_optimizer_step_pre_hook(notes.begin_step)
-    end_hook, main = optimizer.register_optimizer_step_post_hook(notes.end_step), sys.modules["__main__"]
+    end_hook, main = (
+        optimizer.register_optimizer_step_post_hook(notes.end_step),
+        sys.modules["__main__"],
+    )
     previous = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
         for owner, name, value in changes:
@@ -317,7 +356,9 @@ def _as_script(script: RankScript, file: str, notes: _Notes) -> Iterator[None]:
         random.seed(0)
         np.random.seed(0)  # noqa: NPY002  # what scripts use
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="simcoll")  # findings, which are told at the end
+            warnings.filterwarnings(
+                "ignore", module="simcoll"
+            )  # findings, which are told at the end
             yield
     finally:
         for owner, name, value in previous:

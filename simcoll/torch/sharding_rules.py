@@ -1,7 +1,7 @@
 """Sharding rules that DTensor lacks: attention on the CPU, to which CUDA devices are mapped.
 
-On a GPU, PyTorch uses the flash or the memory-efficient kernel, for which DTensor has rules, and ``context_parallel`` a ring of ranks; on
-the CPU it uses another kernel.
+On a GPU, PyTorch uses the flash or the memory-efficient kernel, for which DTensor has rules, and
+``context_parallel`` a ring of ranks; on the CPU it uses another kernel.
 """
 
 from __future__ import annotations
@@ -20,11 +20,16 @@ _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-def _attention(*arguments: Any, attn_mask: Any = None, scale: Any = None) -> list[tuple[list[Any], list[Any]]]:  # noqa: ARG001
+def _attention(
+    *arguments: Any,
+    attn_mask: Any = None,
+    scale: Any = None,  # noqa: ARG001
+) -> list[tuple[list[Any], list[Any]]]:
     """Shard batches and heads of all tensors alike, unless a mask differs between them.
 
-    DTensor does not redistribute keyword tensors, so a mask has to stay whole. The tensors are the arguments before the dropout
-    probability; the forward pass has two results, the backward pass three.
+    DTensor does not redistribute keyword tensors, so a mask has to stay whole. The tensors are the
+    arguments before the dropout probability; the forward pass has two results, the backward pass
+    three.
     """
     tensors = [argument for argument in arguments if hasattr(argument, "shape")]
     results = 2 if len(tensors) == 3 else 3
@@ -42,7 +47,9 @@ def _attention(*arguments: Any, attn_mask: Any = None, scale: Any = None) -> lis
 
 
 def _in_ring(operator: Any, args: Any, kwargs: Any) -> list[DTensor]:
-    """Ring attention over a sequence sharded on a mesh: keys and values rotate in PyTorch's own order."""
+    """Ring attention over a sequence sharded on a mesh: keys and values rotate in PyTorch's own
+    order.
+    """
     if kwargs.get("attn_mask") is not None:
         raise NotImplementedError("context_parallel takes no attention masks but is_causal=True")
     mesh, sequence, scale = args[0].device_mesh, 2, kwargs.get("scale")
@@ -50,7 +57,13 @@ def _in_ring(operator: Any, args: Any, kwargs: Any) -> list[DTensor]:
     dropout, causal = (*args[len(tensors) :], 0.0, False)[:2]
     if operator is _ATTENTION:
         results = context_parallel._templated_ring_attention(
-            mesh.get_group(), sequence, operator, *tensors, is_causal=causal, dropout_p=dropout, scale=scale
+            mesh.get_group(),
+            sequence,
+            operator,
+            *tensors,
+            is_causal=causal,
+            dropout_p=dropout,
+            scale=scale,
         )
     else:
         gradient, *tensors = tensors

@@ -1,7 +1,8 @@
-"""``torch.multiprocessing.spawn`` in a script that runs on every rank: each rank is one of the processes that it would start.
+"""``torch.multiprocessing.spawn`` in a script that runs on every rank: each rank is one of the
+processes that it would start.
 
-Other processes that ``multiprocessing`` starts run as usual, without simcoll. A process group there would wait forever for processes
-that do not exist, so its rendezvous fails with an explanation.
+Other processes that ``multiprocessing`` starts run as usual, without simcoll. A process group there
+would wait forever for processes that do not exist, so its rendezvous fails with an explanation.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ class _Joined:
 
 
 def _spawn(
-    fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    *_: Any,
+    **__: Any,
 ) -> _Joined | None:
     """Call ``fn`` as the process that this rank stands for, of its node or of all."""
     environment = current_thread().process.environment
@@ -46,13 +52,17 @@ def _spawn(
             return None if join else _Joined()
     local, world = environment["LOCAL_WORLD_SIZE"], environment["WORLD_SIZE"]
     raise ConfigError(
-        f"torch.multiprocessing.spawn: nprocs={nprocs}, and the run has {world} ranks, {local} on this node; every rank runs the script "
-        f"and is one of the processes, so nprocs has to be one of these numbers: start it with -n {nprocs}"
+        f"torch.multiprocessing.spawn: nprocs={nprocs}, and the run has {world} ranks, {local} on "
+        "this node; every rank runs the script "
+        "and is one of the processes, so nprocs has to be one of these numbers: start it with -n "
+        f"{nprocs}"
     )
 
 
 def _start_process(standard: Callable[..., int]) -> Callable[..., int]:
-    """Start an interpreter for ``multiprocessing`` with a rendezvous port at which no group can form."""
+    """Start an interpreter for ``multiprocessing`` with a rendezvous port at which no group can
+    form.
+    """
 
     def start(*args: Any) -> int:
         thread = rank_thread_of()
@@ -60,7 +70,8 @@ def _start_process(standard: Callable[..., int]) -> Callable[..., int]:
         if thread is None or port is None:
             return standard(*args)
         os.environ["MASTER_PORT"] = (
-            f"none: a process that rank {thread.number} of a simulated run has started has no simulated clock, and no process group"
+            f"none: a process that rank {thread.number} of a simulated run has started has no "
+            "simulated clock, and no process group"
         )
         try:
             return standard(*args)
@@ -72,7 +83,9 @@ def _start_process(standard: Callable[..., int]) -> Callable[..., int]:
 
 def start_replacements() -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of functions that start one process per rank."""
-    module = importlib.import_module("torch.multiprocessing.spawn")  # the name in torch.multiprocessing is the function
+    module = importlib.import_module(
+        "torch.multiprocessing.spawn"
+    )  # the name in torch.multiprocessing is the function
     return [
         (util, "spawnv_passfds", _start_process(util.spawnv_passfds)),
         *(

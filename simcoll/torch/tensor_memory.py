@@ -15,12 +15,16 @@ __all__ = ["TensorMemory", "resizing"]
 
 
 class TensorMemory(RankMemory):
-    """Bytes of the storages that a rank's operators have created. Fake tensors count as if they were real."""
+    """Bytes of the storages that a rank's operators have created. Fake tensors count as if they
+    were real.
+    """
 
     __slots__ = ()
 
     def hold_arrays(self, arrays: Iterable[Array]) -> None:
-        """Do nothing: tensors are counted when they are created, not when they are passed to calls."""
+        """Do nothing: tensors are counted when they are created, not when they are passed to
+        calls.
+        """
 
     def note(self, result: Any) -> None:
         """Count storages that an operator has created or resized."""
@@ -35,7 +39,9 @@ class TensorMemory(RankMemory):
             self.hold(storage._cdata, storage, storage.nbytes())
 
 
-def resizing(standard: Callable[..., Any], current: Callable[[], TensorMemory | None]) -> Callable[..., Any]:
+def resizing(
+    standard: Callable[..., Any], current: Callable[[], TensorMemory | None]
+) -> Callable[..., Any]:
     """``UntypedStorage.resize_``, by which FSDP frees gathered parameters without an operator."""
 
     def resize(storage: torch.UntypedStorage, size: int) -> Any:

@@ -32,14 +32,23 @@ _NAMES = (
     "complex64",
     "complex128",
 )
-_EXTRA_NAMES = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
-_DTYPES: dict[torch.dtype, np.dtype[Any]] = {getattr(torch, name): np.dtype(name) for name in _NAMES} | {
-    getattr(torch, name): np.dtype(getattr(ml_dtypes, name)) for name in _EXTRA_NAMES
-}
+_EXTRA_NAMES = (
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+)
+_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
+    getattr(torch, name): np.dtype(name) for name in _NAMES
+} | {getattr(torch, name): np.dtype(getattr(ml_dtypes, name)) for name in _EXTRA_NAMES}
 
 
 class _TensorArray:
-    """Array interface of a tensor's memory; ``Tensor.numpy()`` would prevent the resizing that FSDP does."""
+    """Array interface of a tensor's memory; ``Tensor.numpy()`` would prevent the resizing that FSDP
+    does.
+    """
 
     def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]) -> None:
         self.tensor = tensor
@@ -58,24 +67,32 @@ def array_of(tensor: torch.Tensor) -> Array:
     Raises
     ------
     RuntimeError
-        For a tensor that is not dense, not on the CPU, has no memory, or has a dtype that numpy and ml_dtypes lack.
+        For a tensor that is not dense, not on the CPU, has no memory, or has a dtype that numpy and
+        ml_dtypes lack.
     """
-    if (tensor.device.type != "cpu" and not isinstance(tensor, FakeTensor)) or tensor.layout is not torch.strided:
+    if (
+        tensor.device.type != "cpu" and not isinstance(tensor, FakeTensor)
+    ) or tensor.layout is not torch.strided:
         raise RuntimeError(
-            f"backend 'simcoll' moves dense tensors on the CPU; got one of layout {tensor.layout} on {tensor.device}"
+            f"backend 'simcoll' moves dense tensors on the CPU; got one of layout {tensor.layout} "
+            f"on {tensor.device}"
         )
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is not None and isinstance(tensor, FakeTensor):
         return fake_array(tuple(tensor.shape), dtype)
     if dtype is None or tensor.is_conj() or tensor.is_neg():
         lazy = (
-            " with a pending conjugation or negation; use resolve_conj() or resolve_neg()" if dtype is not None else ""
+            " with a pending conjugation or negation; use resolve_conj() or resolve_neg()"
+            if dtype is not None
+            else ""
         )
         raise RuntimeError(f"backend 'simcoll' cannot move tensors of {tensor.dtype}{lazy}")
     if tensor.numel() == 0:
         return np.empty(tuple(tensor.shape), dtype)
     if tensor.data_ptr() == 0:
-        raise RuntimeError(f"a tensor of shape {list(tensor.shape)} has no memory: its storage was resized to 0")
+        raise RuntimeError(
+            f"a tensor of shape {list(tensor.shape)} has no memory: its storage was resized to 0"
+        )
     return np.asarray(_TensorArray(tensor.detach(), dtype)).view(dtype)
 
 

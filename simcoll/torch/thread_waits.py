@@ -1,10 +1,12 @@
 """Threads that a rank's program starts, which take turns under the simulated clock.
 
-While a run is active, ``threading``, ``queue`` and ``time`` behave as follows in the threads of ranks, and elsewhere as usual. A thread
-that a rank starts belongs to that rank, and runs when its starter waits. Waits for a condition (the basis of events, semaphores,
-barriers, queues and executors), for a lock and for the end of a thread let other threads and ranks run. Timeouts, ``time.sleep`` and
-the clocks of ``time`` use simulated time. Threads of ``multiprocessing`` and of event loops wait for other processes and for sockets, so
-they take no turns, and calls of ``torch.distributed`` are refused there.
+While a run is active, ``threading``, ``queue`` and ``time`` behave as follows in the threads of
+ranks, and elsewhere as usual. A thread that a rank starts belongs to that rank, and runs when its
+starter waits. Waits for a condition (the basis of events, semaphores, barriers, queues and
+executors), for a lock and for the end of a thread let other threads and ranks run. Timeouts,
+``time.sleep`` and the clocks of ``time`` use simulated time. Threads of ``multiprocessing`` and of
+event loops wait for other processes and for sockets, so they take no turns, and calls of
+``torch.distributed`` are refused there.
 """
 
 from __future__ import annotations
@@ -33,7 +35,13 @@ from simcoll.torch.replacing import for_ranks
 
 __all__ = ["OUTSIDE_MARK", "end_threads", "replacements"]
 
-_OUTSIDE = ("asyncio.", "multiprocessing.", "torch.multiprocessing.", "torch.utils.data.", "concurrent.futures.process")
+_OUTSIDE = (
+    "asyncio.",
+    "multiprocessing.",
+    "torch.multiprocessing.",
+    "torch.utils.data.",
+    "concurrent.futures.process",
+)
 """Modules whose threads communicate with other processes."""
 _TICK_S = 1e-3
 OUTSIDE_MARK = "simcoll_refusal"
@@ -41,7 +49,9 @@ OUTSIDE_MARK = "simcoll_refusal"
 
 
 class _Signal(Waitable):
-    """A wait for another thread; ``release`` is what :class:`threading.Condition` calls on its waiters."""
+    """A wait for another thread; ``release`` is what :class:`threading.Condition` calls on its
+    waiters.
+    """
 
     __slots__ = ()
 
@@ -78,7 +88,9 @@ def _alone(thread: RankThread) -> bool:
 
 
 class _TurnLock:
-    """A lock whose owner may wait in simulated time, so that contenders wait in simulated time too."""
+    """A lock whose owner may wait in simulated time, so that contenders wait in simulated time
+    too.
+    """
 
     def __init__(self) -> None:
         self._lock = _standard_lock()
@@ -100,7 +112,9 @@ class _TurnLock:
         while True:
             if self._owner is None:  # a thread that takes no turns: it will go on meanwhile
                 return self._lock.acquire(timeout=timeout)
-            signal = _Signal(f"a lock that thread {self._owner.thread.name!r} has", idle=not thread.main)
+            signal = _Signal(
+                f"a lock that thread {self._owner.thread.name!r} has", idle=not thread.main
+            )
             self._waiting.append(signal)
             if not _wait(thread, signal, None if timeout < 0 else timeout):
                 return False
@@ -140,7 +154,9 @@ def _recursive_lock(*_: Any) -> Any:
 
 
 @for_ranks
-def _condition_wait(thread: RankThread, standard: Callable[..., bool], self: Any, timeout: float | None = None) -> bool:
+def _condition_wait(
+    thread: RankThread, standard: Callable[..., bool], self: Any, timeout: float | None = None
+) -> bool:
     if thread.starting or _alone(thread):
         return standard(self, timeout)
     if not self._is_owned():
@@ -161,12 +177,16 @@ def _condition_wait(thread: RankThread, standard: Callable[..., bool], self: Any
 
 
 @for_ranks
-def _thread_start(parent: RankThread, standard: Callable[[threading.Thread], None], self: threading.Thread) -> None:
+def _thread_start(
+    parent: RankThread, standard: Callable[[threading.Thread], None], self: threading.Thread
+) -> None:
     if _is_outside(self):
         parent.process.outsiders.append(self)
         refusal = (
-            f"thread {self.name!r}, which rank {parent.number} has started, calls torch.distributed; threads of multiprocessing "
-            "and of event loops cannot: use threading.Thread or concurrent.futures.ThreadPoolExecutor"
+            f"thread {self.name!r}, which rank {parent.number} has started, calls "
+            "torch.distributed; threads of multiprocessing "
+            "and of event loops cannot: use threading.Thread or "
+            "concurrent.futures.ThreadPoolExecutor"
         )
         setattr(self, OUTSIDE_MARK, refusal)
         _start(parent, self, standard)
@@ -187,7 +207,9 @@ def _thread_start(parent: RankThread, standard: Callable[[threading.Thread], Non
     parent.call(child.begin, body)
 
 
-def _start(parent: RankThread, thread: threading.Thread, standard: Callable[[threading.Thread], None]) -> None:
+def _start(
+    parent: RankThread, thread: threading.Thread, standard: Callable[[threading.Thread], None]
+) -> None:
     parent.starting = True  # waits for the thread's first steps, which need no turn
     try:
         standard(thread)
@@ -198,7 +220,9 @@ def _start(parent: RankThread, thread: threading.Thread, standard: Callable[[thr
 def _is_outside(thread: threading.Thread) -> bool:
     target = getattr(thread, "_target", None)
     modules = (type(thread).__module__, str(getattr(target, "__module__", "")))
-    return any(module.startswith(_OUTSIDE) for module in modules) or thread.name.startswith("asyncio_")
+    return any(module.startswith(_OUTSIDE) for module in modules) or thread.name.startswith(
+        "asyncio_"
+    )
 
 
 def _thread_join(standard: Callable[..., None]) -> Callable[..., None]:
@@ -221,7 +245,9 @@ def _simple_queue(standard: type) -> Callable[[], Any]:
 
 
 def _module_lock(standard: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Import locks that take turns: a module may call collectives during its import, while other ranks import it too."""
+    """Import locks that take turns: a module may call collectives during its import, while other
+    ranks import it too.
+    """
     locks: dict[str, Any] = {}
 
     def module_lock(name: str) -> Any:
@@ -249,12 +275,16 @@ def _pass(thread: RankThread, seconds: float) -> None:
         _wait(thread, _Signal("the end of time.sleep", idle=True), float(seconds))
 
 
-def _select(positional: int, *, processes: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Waits for files and sockets, in real time; when nothing comes, their timeout has passed in simulated time too.
+def _select(
+    positional: int, *, processes: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Waits for files and sockets, in real time; when nothing comes, their timeout has passed in
+    simulated time too.
 
-    Otherwise a loop that waits until a simulated time, such as asyncio's, would never end. If the rank has threads that take turns,
-    the wait is polled. ``positional`` is the number of arguments before the timeout; ``processes``: while processes of multiprocessing run,
-    no simulated time passes, so that times do not depend on the speed of data loaders.
+    Otherwise a loop that waits until a simulated time, such as asyncio's, would never end. If the
+    rank has threads that take turns, the wait is polled. ``positional`` is the number of arguments
+    before the timeout; ``processes``: while processes of multiprocessing run, no simulated time
+    passes, so that times do not depend on the speed of data loaders.
     """
 
     @for_ranks
@@ -269,7 +299,9 @@ def _select(positional: int, *, processes: bool = False) -> Callable[[Callable[.
             ready = standard(*args, 0 if has_others else timeout)
             if remaining_s <= 0 or (any(ready) if isinstance(ready, tuple) else ready):
                 return ready
-            if has_others or (timeout is not None and not (processes and multiprocessing.active_children())):
+            if has_others or (
+                timeout is not None and not (processes and multiprocessing.active_children())
+            ):
                 _pass(thread, min(remaining_s, _TICK_S) if has_others else remaining_s)
             if not has_others:
                 return ready
@@ -280,13 +312,16 @@ def _select(positional: int, *, processes: bool = False) -> Callable[[Callable[.
 
 @for_ranks
 def _remove(thread: RankThread, standard: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """Remove a file after the other ranks of this time have gone on: they may have yet to read it."""
+    """Remove a file after the other ranks of this time have gone on: they may have yet to read
+    it.
+    """
     _wait(thread, _Signal("its turn to remove a file", idle=not thread.main), 0)
     standard(*args, **kwargs)
 
 
 def _clock(standard: Callable[[], Any], ticks_per_s: int | None = None) -> Callable[[], Any]:
-    """A clock that shows simulated time in ranks, starting from the real time at the start of the run.
+    """A clock that shows simulated time in ranks, starting from the real time at the start of the
+    run.
 
     Each reading takes a nanosecond, so that no rate is divided by zero.
     """
@@ -316,24 +351,42 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (queue, "time", _clock(queue.time)),  # type: ignore[attr-defined]
         (time, "sleep", _sleep(time.sleep)),
         (select, "select", _select(3)(select.select)),
-        (selectors._PollLikeSelector, "select", _select(1, processes=True)(selectors._PollLikeSelector.select)),
-        *((kind, "select", _select(1)(kind.select)) for kind in (selectors.SelectSelector, selectors.EpollSelector)),
-        (subprocess, "time", types.SimpleNamespace(sleep=time.sleep)),  # between looks at a process, in real time
+        (
+            selectors._PollLikeSelector,
+            "select",
+            _select(1, processes=True)(selectors._PollLikeSelector.select),
+        ),
+        *(
+            (kind, "select", _select(1)(kind.select))
+            for kind in (selectors.SelectSelector, selectors.EpollSelector)
+        ),
+        (
+            subprocess,
+            "time",
+            types.SimpleNamespace(sleep=time.sleep),
+        ),  # between looks at a process, in real time
         *((os, name, _remove(getattr(os, name))) for name in ("remove", "unlink")),
-        *((time, name, _clock(getattr(time, name))) for name in ("time", "monotonic", "perf_counter")),
+        *(
+            (time, name, _clock(getattr(time, name)))
+            for name in ("time", "monotonic", "perf_counter")
+        ),
         *(
             (time, f"{name}_ns", _clock(getattr(time, f"{name}_ns"), 10**9))
             for name in ("time", "monotonic", "perf_counter")
         ),
-        (importlib._bootstrap, "_get_module_lock", _module_lock(importlib._bootstrap._get_module_lock)),  # type: ignore[attr-defined]
+        (
+            importlib._bootstrap,
+            "_get_module_lock",
+            _module_lock(importlib._bootstrap._get_module_lock),
+        ),  # type: ignore[attr-defined]
     ]
 
 
 def end_threads(process: Process, *, failed: bool) -> None:
     """End the threads of a rank whose program has ended, as Python does at exit.
 
-    Work submitted to executors is finished, non-daemon threads are joined, and daemon threads are stopped; after a failure, all
-    are stopped. Runs in the rank's task.
+    Work submitted to executors is finished, non-daemon threads are joined, and daemon threads are
+    stopped; after a failure, all are stopped. Runs in the rank's task.
     """
     helpers = [thread for thread in process.threads if not thread.main]
     for thread in helpers:
@@ -347,6 +400,8 @@ def end_threads(process: Process, *, failed: bool) -> None:
         if not failed and not thread.thread.daemon:
             wait_until(thread.over)
         else:
-            _wait_in_task(thread.over, 0, explicit=True)  # those that have been told to end do so now
+            _wait_in_task(
+                thread.over, 0, explicit=True
+            )  # those that have been told to end do so now
     for thread in helpers:
         thread.abandon()

@@ -50,30 +50,36 @@ def spawn(
     policy: Policy | str = "stall",
     kwargs: Mapping[str, Any] | None = None,
 ) -> RunResult:
-    """Run ``program(rank, world_size, *args)``, a PyTorch program, on every rank, under one simulated clock.
+    """Run ``program(rank, world_size, *args)``, a PyTorch program, on every rank, under one
+    simulated clock.
 
-    All ranks run in this process, each in its own thread, one at a time, in an order that depends only on the program. Each
-    has its own random number generator (a copy of the caller's), ``RANK`` and ``LOCAL_RANK``. The program calls
-    ``torch.distributed.init_process_group("simcoll")`` and continues as on any cluster. By default only :func:`compute` and
-    communication take simulated time. Under ``FakeTensorMode`` tensors need no memory, and collectives take the same time.
+    All ranks run in this process, each in its own thread, one at a time, in an order that depends
+    only on the program. Each has its own random number generator (a copy of the caller's), ``RANK``
+    and ``LOCAL_RANK``. The program calls ``torch.distributed.init_process_group("simcoll")`` and
+    continues as on any cluster. By default only :func:`compute` and communication take simulated
+    time. Under ``FakeTensorMode`` tensors need no memory, and collectives take the same time.
 
     Parameters
     ----------
     program
         A function. Objects that it captures, such as a model, are shared by all ranks.
-    nprocs, args, kwargs, topology, protocol, algorithm, library, debug, alike, trace, record, events, policy
+    nprocs, args, kwargs, topology, protocol, algorithm, library, debug, alike, trace, record,
+    events, policy
         As for :func:`simcoll.distributed.spawn`.
     compute
-        Time model of PyTorch's operators. ``"none"``: they take no time. ``"roofline"``: floating-point operations over the GPU's
-        measured rate or bytes over its memory bandwidth, whichever is longer. Or a TOML file with times of operators and modules.
-        Operators on fake tensors are then enqueued on streams, as on a GPU; with real tensors, the rank waits for every operator.
+        Time model of PyTorch's operators. ``"none"``: they take no time. ``"roofline"``:
+        floating-point operations over the GPU's measured rate or bytes over its memory bandwidth,
+        whichever is longer. Or a TOML file with times of operators and modules. Operators on fake
+        tensors are then enqueued on streams, as on a GPU; with real tensors, the rank waits for
+        every operator.
     gpu
         A shipped GPU such as ``"h100"``, or a file.
     own_modules
-        Packages that each rank imports separately, for modules with per-process state; True: every pure-Python package that is
-        loaded during the run. See :mod:`simcoll.torch.own_modules`.
+        Packages that each rank imports separately, for modules with per-process state; True: every
+        pure-Python package that is loaded during the run. See :mod:`simcoll.torch.own_modules`.
     cuda_is_cpu
-        Show the program the GPUs of its node, whose tensors are on the CPU. See :mod:`simcoll.torch.devices`.
+        Show the program the GPUs of its node, whose tensors are on the CPU. See
+        :mod:`simcoll.torch.devices`.
 
     Returns
     -------
@@ -122,7 +128,9 @@ def spawn(
             warnings.filters = filters  # findings are warnings of the run, not of a rank
             return value
 
-        watching = contextlib.nullcontext() if costs is None or not costs.modules else watch_modules()
+        watching = (
+            contextlib.nullcontext() if costs is None or not costs.modules else watch_modules()
+        )
         with watching:
             return ours.spawn(
                 body,
@@ -142,11 +150,15 @@ def spawn(
 
 
 def _gpu_name(gpu: str | Path | None, topology: str | Path | Topology | None) -> str:
-    """The GPU that a program sees: the one given, else the one in the topology's name, else an H100."""
+    """The GPU that a program sees: the one given, else the one in the topology's name, else an
+    H100.
+    """
     if gpu is not None:
         return str(gpu)
     name = str(getattr(topology, "name", topology))
-    return next((gpu_name for gpu_name in shipped_gpus() if gpu_name.partition("-")[0] in name), "h100")
+    return next(
+        (gpu_name for gpu_name in shipped_gpus() if gpu_name.partition("-")[0] in name), "h100"
+    )
 
 
 def _run_program(thread: RankThread, job: Callable[[], Any], costs: OperatorCosts | None) -> Any:
@@ -160,13 +172,17 @@ def _run_program(thread: RankThread, job: Callable[[], Any], costs: OperatorCost
         return value
     wait_until(device.tail())
     for name, count in costs.unknown.items():
-        me.world.history.findings.append(f"operator {name} has no rule: its {count} calls were timed by their bytes")
+        me.world.history.findings.append(
+            f"operator {name} has no rule: its {count} calls were timed by their bytes"
+        )
     costs.unknown.clear()
     return value
 
 
 def _environment(rank: int, world_size: int) -> dict[str, str]:
-    """The variables that torchrun would set for a rank, with each node of the topology as a machine."""
+    """The variables that torchrun would set for a rank, with each node of the topology as a
+    machine.
+    """
     box = current_rank().world.plans.topology.groups.get("box")
     mates = [mate for mate in range(world_size) if box is None or box[mate] == box[rank]]
     variables = {
@@ -177,7 +193,9 @@ def _environment(rank: int, world_size: int) -> dict[str, str]:
         "GROUP_RANK": 0
         if box is None
         else sorted({int(box[mate]) for mate in range(world_size)}).index(int(box[rank])),
-        "GROUP_WORLD_SIZE": 1 if box is None else len({int(box[mate]) for mate in range(world_size)}),
+        "GROUP_WORLD_SIZE": 1
+        if box is None
+        else len({int(box[mate]) for mate in range(world_size)}),
         "ROLE_NAME": "default",
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": world_size,
@@ -191,7 +209,8 @@ def _environment(rank: int, world_size: int) -> dict[str, str]:
 
 
 def compute(seconds: float | str, name: str = "compute") -> None:
-    """Model computation on this rank: a number of seconds, or text such as ``"20 us"``; ``name`` is for the timeline.
+    """Model computation on this rank: a number of seconds, or text such as ``"20 us"``; ``name`` is
+    for the timeline.
 
     Raises
     ------

@@ -1,17 +1,22 @@
 """PyTorch's per-process state, which a run changes and restores.
 
 * ``distributed_c10d._world``, the groups of a process: one per rank;
-* the C++ registry of groups: one per thread (PyTorch has a mode for it), equal in all threads of a rank;
+* the C++ registry of groups: one per thread (PyTorch has a mode for it), equal in all threads of a
+  rank;
 * RPC and symmetric memory, which are refused (:mod:`simcoll.torch.refusals`);
 * threads that a rank starts, and their waits (:mod:`simcoll.torch.thread_waits`);
 * ``rendezvous``: the ranks meet in memory;
 * ``BackendConfig``: every backend name selects this backend;
 * the profiler: each rank has its own (:mod:`simcoll.torch.profiling`);
-* ``Future.wait``: waits in simulated time in a rank's thread; ``functools.cached_property`` holds no lock during a wait;
-* functional collectives of fake tensors, and DistributedDataParallel's reducer under FakeTensorMode;
+* ``Future.wait``: waits in simulated time in a rank's thread; ``functools.cached_property`` holds
+  no lock during a wait;
+* functional collectives of fake tensors, and DistributedDataParallel's reducer under
+  FakeTensorMode;
 * two C++ operators that PyTorch cannot dispatch to a group written in Python;
-* PyTorch's default random generator: that of the running rank; other process state (:mod:`simcoll.torch.process_state`);
-* modules and their registrations, if each rank has its own (:mod:`simcoll.torch.own_modules`), and CUDA devices mapped to the CPU;
+* PyTorch's default random generator: that of the running rank; other process state
+  (:mod:`simcoll.torch.process_state`);
+* modules and their registrations, if each rank has its own (:mod:`simcoll.torch.own_modules`), and
+  CUDA devices mapped to the CPU;
 * one compute thread, as torchrun sets it.
 """
 
@@ -28,7 +33,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # its functions keep the default group of their import, which has to be none
+
+# Its functions keep the default group of their import, which has to be none.
+import torch.distributed.nn.functional
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp._debug_utils import SimpleProfiler
@@ -85,7 +92,9 @@ class _WorldOfRank:
 
 
 class _BackendConfig(distributed_c10d.BackendConfig):
-    """Selects simcoll for each device in a rank's thread, except for PyTorch's ``fake`` backend, which waits for no process."""
+    """Selects simcoll for each device in a rank's thread, except for PyTorch's ``fake`` backend,
+    which waits for no process.
+    """
 
     def get_device_backend_map(self) -> dict[str, str]:
         thread, names = current_thread_or_none(), dict.fromkeys(self.device_backend_map.values())
@@ -100,7 +109,10 @@ class Ranks:
     """The threads of a run, and the process state swapped between ranks."""
 
     def __init__(
-        self, undo: contextlib.ExitStack, modules: OwnModules | None, around: Callable[[], AbstractContextManager[Any]]
+        self,
+        undo: contextlib.ExitStack,
+        modules: OwnModules | None,
+        around: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self._undo = undo
         self._modules = modules
@@ -115,7 +127,13 @@ class Ranks:
         """Start the thread of a rank; it ends with the run."""
         state = self._before.of_rank(environment)
         process = Process(
-            number, environment, self._at_start, self._take_turn, state, self._interrupts, around=self._around
+            number,
+            environment,
+            self._at_start,
+            self._take_turn,
+            state,
+            self._interrupts,
+            around=self._around,
         )
         thread = RankThread(process)
         thread.thread.start()
@@ -165,11 +183,19 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
         While another run is active.
     """
     if not _ONE_RUN.acquire(blocking=False):
-        raise RuntimeError("simcoll.torch.spawn: another run is active in this process; PyTorch allows one at a time")
+        raise RuntimeError(
+            "simcoll.torch.spawn: another run is active in this process; PyTorch allows one at a "
+            "time"
+        )
     with contextlib.ExitStack() as undo:
         undo.callback(_ONE_RUN.release)
         undo.callback(torch.set_rng_state, torch.get_rng_state())
-        for changes in (replacements, profiler_replacements, compute_replacements, compile_replacements):
+        for changes in (
+            replacements,
+            profiler_replacements,
+            compute_replacements,
+            compile_replacements,
+        ):
             _replace_all(undo, changes())
         for changes in (start_replacements, state_replacements, store_replacements, refusals):
             _replace_all(undo, changes())
@@ -197,23 +223,36 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
         thread: RankThread, _: Any, _url: str, rank: int = -1, world_size: int = -1, **_kwargs: Any
     ) -> Iterator[tuple[Any, int, int]]:
         size = int(thread.process.environment["WORLD_SIZE"])
-        yield RankStore(thread, store), thread.number if rank < 0 else rank, size if world_size < 0 else world_size
+        yield (
+            RankStore(thread, store),
+            thread.number if rank < 0 else rank,
+            size if world_size < 0 else world_size,
+        )
 
     make_group = distributed_c10d._new_process_group_helper
     _replace(undo, distributed_c10d, "_new_process_group_helper", _note_new_group(make_group))
     _replace(undo, distributed_c10d, "_world", _WorldOfRank(distributed_c10d._world))
     _replace(undo, distributed_c10d, "rendezvous", rendezvous(distributed_c10d.rendezvous))
     if distributed_c10d.default_pg_nccl_timeout is None:  # PyTorch would warn
-        _replace(undo, distributed_c10d, "default_pg_nccl_timeout", distributed_c10d.default_pg_timeout)
+        _replace(
+            undo, distributed_c10d, "default_pg_nccl_timeout", distributed_c10d.default_pg_timeout
+        )
     _replace(undo, distributed_c10d, "BackendConfig", _BackendConfig)
     _replace(undo, distributed_c10d, "PrefixStore", prefix_store)
     _change_fsdp(undo)
     _replace(undo, torch._C.Future, "wait", _wait(torch._C.Future.wait))
     counting = "_set_forward_pass_work_handle"
     _replace(undo, c10d.Reducer, counting, _count_in_join(getattr(c10d.Reducer, counting)))
-    _replace(undo, functools.cached_property, "__get__", _without_lock(functools.cached_property.__get__))
+    _replace(
+        undo, functools.cached_property, "__get__", _without_lock(functools.cached_property.__get__)
+    )
     for module in (dist, distributed_c10d):
-        _replace(undo, module, "monitored_barrier", _monitored_barrier(distributed_c10d.monitored_barrier))
+        _replace(
+            undo,
+            module,
+            "monitored_barrier",
+            _monitored_barrier(distributed_c10d.monitored_barrier),
+        )
     _replace(undo, torch.autocast, "__init__", _without_cache(torch.autocast.__init__))
     _replace(undo, torch.cuda.nccl, "version", _nccl_version(torch.cuda.nccl.version))
     _replace(undo, sys, "excepthook", sys.excepthook)  # init_process_group sets it
@@ -232,24 +271,39 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
 
 
 def _nccl_version(standard: Callable[[], Any]) -> Callable[[], Any]:
-    """The NCCL version for PyTorch's log of an error in a group called nccl, in forked processes too; no NCCL runs."""
+    """The NCCL version for PyTorch's log of an error in a group called nccl, in forked processes
+    too; no NCCL runs.
+    """
     return lambda: standard() if rank_thread_of() is None else (0, 0, 0)
 
 
 def _change_fsdp(undo: contextlib.ExitStack) -> None:
-    """Adapt FullyShardedDataParallel: on the CPU it would free a parameter that it moves, and it times all ranks in one table."""
+    """Adapt FullyShardedDataParallel: on the CPU it would free a parameter that it moves, and it
+    times all ranks in one table.
+    """
     standard_move = FlatParamHandle.to_cpu
 
     def to_cpu(handle: Any) -> Any:
         return contextlib.nullcontext() if handle.device.type == "cpu" else standard_move(handle)
 
     _replace(undo, FlatParamHandle, "to_cpu", to_cpu)
-    _replace(undo, SimpleProfiler, "profile", in_ranks(SimpleProfiler.profile, lambda _name: contextlib.nullcontext()))
+    _replace(
+        undo,
+        SimpleProfiler,
+        "profile",
+        in_ranks(SimpleProfiler.profile, lambda _name: contextlib.nullcontext()),
+    )
 
 
 @for_ranks
 def _note_new_group(
-    thread: RankThread, standard: Any, size: int, rank: int, members: list[int], *args: Any, **kwargs: Any
+    thread: RankThread,
+    standard: Any,
+    size: int,
+    rank: int,
+    members: list[int],
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Create a group, and record it in the run."""
     if members:
@@ -258,7 +312,9 @@ def _note_new_group(
 
 
 @for_ranks
-def _wait(thread: RankThread, standard: Callable[..., Any], future: torch.futures.Future[Any]) -> Any:
+def _wait(
+    thread: RankThread, standard: Callable[..., Any], future: torch.futures.Future[Any]
+) -> Any:
     """The value of a future, in simulated time."""
     if not future.done():
         thread.wait_for(future)
@@ -267,7 +323,11 @@ def _wait(thread: RankThread, standard: Callable[..., Any], future: torch.future
 
 @for_ranks
 def _monitored_barrier(
-    _thread: RankThread, standard: Any, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
+    _thread: RankThread,
+    standard: Any,
+    group: Any = None,
+    timeout: Any = None,
+    wait_all_ranks: bool = False,
 ) -> None:
     """PyTorch's function, without its restriction to the backend named gloo."""
     chosen_group = distributed_c10d.GroupMember.WORLD if group is None else group
@@ -280,8 +340,12 @@ def _monitored_barrier(
 
 
 @for_ranks
-def _count_in_join(_thread: RankThread, standard: Callable[..., None], reducer: Any, work: Any, static: bool) -> None:
-    """How many ranks still have inputs, in ``Join``: the reducer would wait in C++, where no other rank runs."""
+def _count_in_join(
+    _thread: RankThread, standard: Callable[..., None], reducer: Any, work: Any, static: bool
+) -> None:
+    """How many ranks still have inputs, in ``Join``: the reducer would wait in C++, where no other
+    rank runs.
+    """
     if not static:
         future = work.get_future()
         future.wait()
@@ -293,7 +357,9 @@ def _count_in_join(_thread: RankThread, standard: Callable[..., None], reducer: 
 def _without_lock(
     _thread: RankThread, standard: Callable[..., Any], self: Any, instance: Any, owner: Any = None
 ) -> Any:
-    """A cached property without the lock that Python before 3.12 holds while computing it, when ranks may wait in collectives."""
+    """A cached property without the lock that Python before 3.12 holds while computing it, when
+    ranks may wait in collectives.
+    """
     if instance is None:
         return standard(self, instance, owner)
     cache = vars(instance)
@@ -303,8 +369,12 @@ def _without_lock(
 
 
 @for_ranks
-def _without_cache(_thread: RankThread, standard: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-    """Disable autocast's weight cache, which is filled under a process-wide lock while a rank may wait for its operators."""
+def _without_cache(
+    _thread: RankThread, standard: Callable[..., None], self: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Disable autocast's weight cache, which is filled under a process-wide lock while a rank may
+    wait for its operators.
+    """
     standard(self, *args, **kwargs)
     self._cache_enabled = False
 
@@ -329,14 +399,21 @@ def _owner(boxed_group: Any, output: Any) -> Any:
     return group if isinstance(group, SimcollGroup) else group._get_backend(output.device)
 
 
-def _all_gather_single(output: Any, source: Any, boxed_group: Any, async_op: bool = True, timeout: int = -1) -> Any:
+def _all_gather_single(
+    output: Any, source: Any, boxed_group: Any, async_op: bool = True, timeout: int = -1
+) -> Any:
     del async_op, timeout
     owner = _owner(boxed_group, output)
     return output, _box(owner._allgather_base(output, source, c10d.AllgatherOptions()))
 
 
 def _reduce_scatter_single(
-    output: Any, source: Any, boxed_group: Any, boxed_op: Any, async_op: bool = True, timeout: int = -1
+    output: Any,
+    source: Any,
+    boxed_group: Any,
+    boxed_op: Any,
+    async_op: bool = True,
+    timeout: int = -1,
 ) -> Any:
     del async_op, timeout
     owner = _owner(boxed_group, output)

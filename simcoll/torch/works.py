@@ -15,7 +15,9 @@ from simcoll.torch.rank_threads import RankThread
 __all__ = ["RankWork"]
 
 POLL = "1 us"
-"""Simulated cost of an ``is_completed()`` poll that returns False; without it a polling loop would never advance the clock."""
+"""Simulated cost of an ``is_completed()`` poll that returns False; without it a polling loop would
+never advance the clock.
+"""
 
 
 class RankWork(dist.Work):
@@ -30,7 +32,8 @@ class RankWork(dist.Work):
     results
         The output tensors.
     device
-        The device of fake tensors, with a time model: a wait then blocks its current stream, as on a GPU.
+        The device of fake tensors, with a time model: a wait then blocks its current stream, as on
+        a GPU.
     """
 
     def __init__(
@@ -102,10 +105,13 @@ class RankWork(dist.Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the list of output tensors. Its callbacks run in the rank's thread, at the time of completion."""
+        """A future of the list of output tensors. Its callbacks run in the rank's thread, at the
+        time of completion.
+        """
         if self._future is None:
             future = self._future = torch.futures.Future()
-            future.work = self  # waiting for the future first waits for this, so that a hang names the missing ranks
+            # Waiting for the future first waits for this, so that a hang names the missing ranks.
+            future.work = self
             for part in self.parts:
                 part.rank.open_works.pop(part, None)  # the program waits for the future instead
             if self._is_over():
@@ -115,13 +121,15 @@ class RankWork(dist.Work):
             if torch._C._current_graph_task_id() == -1:  # there is no public name
                 pass
             elif torch._C._current_autograd_node() is None:
-                # In a callback at the end of the backward pass, which waits in C++ before any other callback could: with
-                # static_graph, DistributedDataParallel starts the first all-reduces there.
+                # In a callback at the end of the backward pass, which waits in C++ before any other
+                # callback could: with static_graph, DistributedDataParallel starts the first
+                # all-reduces there.
                 self.wait()
                 self._settle(future)
             else:
-                # DistributedDataParallel waits in C++ at the end of the backward pass, where no other thread could take the
-                # baton. So the pass waits earlier, in a callback that runs before that of DistributedDataParallel.
+                # DistributedDataParallel waits in C++ at the end of the backward pass, where no
+                # other thread could take the baton. So the pass waits earlier, in a callback that
+                # runs before that of DistributedDataParallel.
                 torch.autograd.Variable._execution_engine.queue_callback(future.wait)
         return self._future
 

@@ -80,10 +80,14 @@ class AstraSystem:
     left_out: tuple[str, ...]
 
     def apply_to(self, workload: Workload) -> Workload:
-        """A workload with the file's collective algorithms; without its own rules it gets the plain message model."""
+        """A workload with the file's collective algorithms; without its own rules it gets the plain
+        message model.
+        """
         operations = tuple(
             msgspec.structs.replace(operation, algorithm=self.algorithms[operation.kind])
-            if isinstance(operation, CallOperation) and not operation.algorithm and operation.kind in self.algorithms
+            if isinstance(operation, CallOperation)
+            and not operation.algorithm
+            and operation.kind in self.algorithms
             else operation
             for operation in workload.operations
         )
@@ -108,7 +112,8 @@ def parse_astra_system(content: Content, file: str | None = None) -> AstraSystem
     Raises
     ------
     ConfigError
-        For unknown keys, unsupported algorithms, algorithms that differ between dimensions, and a roofline without its numbers.
+        For unknown keys, unsupported algorithms, algorithms that differ between dimensions, and a
+        roofline without its numbers.
 
     Examples
     --------
@@ -131,19 +136,33 @@ def parse_astra_system(content: Content, file: str | None = None) -> AstraSystem
             left_out.append(f"{key} = {value!s:.40}")
         elif key not in _NEUTRAL and key not in _USED:
             raise ConfigError(
-                f"unknown key {key[:60]!r}; {nearest(key, [*_USED, *_NEUTRAL, *_LEFT_OUT])}", file=file, path="$"
+                f"unknown key {key[:60]!r}; {nearest(key, [*_USED, *_NEUTRAL, *_LEFT_OUT])}",
+                file=file,
+                path="$",
             )
     gpu = None
     if document.get("roofline-enabled", 0):
         rates = {}
         for key in ("peak-perf", "local-mem-bw"):
             value = document.get(key)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
-                raise ConfigError(f"expected a number above 0, got {shown(value)}", file=file, path=f"$.{key}")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not 0 < value < 1e9
+            ):
+                raise ConfigError(
+                    f"expected a number above 0, got {shown(value)}", file=file, path=f"$.{key}"
+                )
             rates[key] = float(value)
-        peaks = {f"{table}.{dtype}": rates["peak-perf"] * 1e12 for table in ("peak", "gemm") for dtype in DTYPE_BYTES}
+        peaks = {
+            f"{table}.{dtype}": rates["peak-perf"] * 1e12
+            for table in ("peak", "gemm")
+            for dtype in DTYPE_BYTES
+        }
         values = {**peaks, "memory.bandwidth": rates["local-mem-bw"] * 1e9}
-        gpu = Gpu("astra-sim", "an NPU of ASTRA-sim", values, dict.fromkeys(values, file or "system.json"))
+        gpu = Gpu(
+            "astra-sim", "an NPU of ASTRA-sim", values, dict.fromkeys(values, file or "system.json")
+        )
     return AstraSystem(algorithms, gpu, tuple(left_out))
 
 
@@ -186,5 +205,7 @@ def _algorithm(kind: str, value: object, key: str, file: str | None) -> str:
         )
     name = algorithms.pop()
     if name not in valid:
-        raise ConfigError(f"{shown(value)} is not here; {nearest(name, valid)}", file=file, path=f"$.{key}")
+        raise ConfigError(
+            f"{shown(value)} is not here; {nearest(name, valid)}", file=file, path=f"$.{key}"
+        )
     return valid[name]

@@ -1,9 +1,11 @@
-"""Read Chakra execution traces (MLCommons) as workloads: one file per rank, ``prefix.0.et`` and so on.
+"""Read Chakra execution traces (MLCommons) as workloads: one file per rank, ``prefix.0.et`` and so
+on.
 
-The nodes of a rank are sorted topologically, lowest number first. As in ASTRA-sim, CPU work, GPU work and collectives form one stream
-each; a node that names its stream is on that one. The messages between two ranks form another stream. Collectives of a group match in
-order, and so do messages with the same source, destination and tag. A message starts when its sender reaches it, whether or not its
-receiver has.
+The nodes of a rank are sorted topologically, lowest number first. As in ASTRA-sim, CPU work, GPU
+work and collectives form one stream each; a node that names its stream is on that one. The messages
+between two ranks form another stream. Collectives of a group match in order, and so do messages
+with the same source, destination and tag. A message starts when its sender reaches it, whether or
+not its receiver has.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ _US = 10**9
 def load_chakra(
     path: FilePath, *, gpu: Gpu | None = None, groups: Mapping[str, Sequence[int]] | None = None
 ) -> Workload:
-    """Load the traces of all ranks, given the file of one (``trace.0.et``) or their common prefix (``trace``).
+    """Load the traces of all ranks, given the file of one (``trace.0.et``) or their common prefix
+    (``trace``).
 
     Raises
     ------
@@ -68,7 +71,11 @@ def load_chakra(
     path = path_of(path, "load_chakra")
     trace_path = Path(path)
     match = _FILE.fullmatch(trace_path.name)
-    prefix = match[1] if match is not None and is_file(trace_path) else trace_path.name.removesuffix(".et")
+    prefix = (
+        match[1]
+        if match is not None and is_file(trace_path)
+        else trace_path.name.removesuffix(".et")
+    )
     paths: dict[int, Path] = {}
     try:
         entries = sorted(trace_path.parent.iterdir())
@@ -80,13 +87,20 @@ def load_chakra(
             paths[int(name_match[2])] = entry
     if not paths:
         name = printable(prefix)
-        raise ConfigError(f"there is no such file, nor {name}.0.et, {name}.1.et and so on", file=path)
+        raise ConfigError(
+            f"there is no such file, nor {name}.0.et, {name}.1.et and so on", file=path
+        )
     if len(paths) > MAX_RANKS:
         raise ConfigError(f"{len(paths)} ranks; expected at most {MAX_RANKS}", file=path)
     missing = [rank for rank in range(max(paths) + 1) if rank not in paths]
     if missing:
-        raise ConfigError(f"the file of rank {missing[0]} is missing; there are those of {len(paths)} ranks", file=path)
-    files = [(read_file(paths[rank], MAX_FILE_BYTES), str(paths[rank])) for rank in range(len(paths))]
+        raise ConfigError(
+            f"the file of rank {missing[0]} is missing; there are those of {len(paths)} ranks",
+            file=path,
+        )
+    files = [
+        (read_file(paths[rank], MAX_FILE_BYTES), str(paths[rank])) for rank in range(len(paths))
+    ]
     return parse_chakra(files, gpu=gpu, groups=groups, title=prefix)
 
 
@@ -102,20 +116,26 @@ def parse_chakra(
     Parameters
     ----------
     gpu
-        Roofline for nodes with operation and byte counts (``num_ops``, ``tensor_size``); all other nodes, and without a GPU all
-        nodes, take their recorded durations.
+        Roofline for nodes with operation and byte counts (``num_ops``, ``tensor_size``); all other
+        nodes, and without a GPU all nodes, take their recorded durations.
     groups
-        Ranks of groups by name, besides those that the files describe: ASTRA-sim keeps them in a separate file.
+        Ranks of groups by name, besides those that the files describe: ASTRA-sim keeps them in a
+        separate file.
 
     Raises
     ------
     ConfigError
-        For files that are not traces, missing or cyclic dependencies, undescribed groups, collectives over some dimensions only
-        (``involved_dim``), and ranks that contradict each other.
+        For files that are not traces, missing or cyclic dependencies, undescribed groups,
+        collectives over some dimensions only (``involved_dim``), and ranks that contradict each
+        other.
     """
     value: Any = files
-    if not isinstance(value, (list, tuple)) or not all(isinstance(file, tuple) and len(file) == 2 for file in value):
-        raise ConfigError(f"parse_chakra takes a list of (content, name) of the ranks' files; got {shown(value)}")
+    if not isinstance(value, (list, tuple)) or not all(
+        isinstance(file, tuple) and len(file) == 2 for file in value
+    ):
+        raise ConfigError(
+            f"parse_chakra takes a list of (content, name) of the ranks' files; got {shown(value)}"
+        )
     traces: Traces = []
     metadata: dict[str, Value] = {}
     for rank, (content, file) in enumerate(files):
@@ -127,7 +147,9 @@ def parse_chakra(
             traces.append(conversion.steps(nodes))
     rules = None
     if f"{OWN}protocol" in metadata:
-        rules = Rules(protocol=str(metadata[f"{OWN}protocol"]), library=str(metadata.get(f"{OWN}library", "")))
+        rules = Rules(
+            protocol=str(metadata[f"{OWN}protocol"]), library=str(metadata.get(f"{OWN}library", ""))
+        )
     return gather_traces(traces, title=title, rules=rules)
 
 
@@ -151,11 +173,15 @@ class _NodeConversion:
             try:
                 self._add(node)
             except ConfigError as error:
-                raise ConfigError(error.message, path=f"node {node.number} {node.name!r:.60}") from None
+                raise ConfigError(
+                    error.message, path=f"node {node.number} {node.name!r:.60}"
+                ) from None
         return self.converted
 
     def _add(self, node: Node) -> None:
-        needs = tuple(dict.fromkeys(step for other_node in node.after for step in self.ends[other_node]))
+        needs = tuple(
+            dict.fromkeys(step for other_node in node.after for step in self.ends[other_node])
+        )
         if node.kind in {"INVALID", "METADATA"}:
             self.ends[node.number] = needs
             return
@@ -164,7 +190,9 @@ class _NodeConversion:
         stream = self._stream(node, on_cpu=on_cpu)
         if node.kind in {"COMP", "MEM_LOAD", "MEM_STORE"}:
             time_fs = self._time(node, on_cpu=on_cpu)
-            self.converted.append(TraceStep(stream, needs, node.name, time_fs, float(_number(node, "num_ops", 0))))
+            self.converted.append(
+                TraceStep(stream, needs, node.name, time_fs, float(_number(node, "num_ops", 0)))
+            )
             return
         if on_cpu:
             raise ConfigError("communication on the CPU (is_cpu_op) cannot be played")
@@ -182,7 +210,13 @@ class _NodeConversion:
             return message_stream(*self._ends(node))
         if on_cpu:
             return "cpu"
-        kind = "communication" if node.kind == "COMM_COLL" else "memory" if node.kind.startswith("MEM") else "compute"
+        kind = (
+            "communication"
+            if node.kind == "COMM_COLL"
+            else "memory"
+            if node.kind.startswith("MEM")
+            else "compute"
+        )
         number = node.attributes.get("stream")
         return kind if number is None else f"stream {number!s:.40}"
 
@@ -194,12 +228,16 @@ class _NodeConversion:
             time = _number(node, f"{OWN}time_fs", 0)
         elif self.gpu is not None and not on_cpu and (flops or moved):
             bandwidth = self.gpu.number("memory.measured", self.gpu.number("memory.bandwidth"))
-            dtype = str(node.attributes.get("dtype", "bf16" if "peak.bf16" in self.gpu.values else "fp16"))
+            dtype = str(
+                node.attributes.get("dtype", "bf16" if "peak.bf16" in self.gpu.values else "fp16")
+            )
             time = round(max(flops / self.gpu.gemm(dtype), moved / bandwidth) * 1e15)
         else:
             time = node.duration_us * _US
             if not time and node.kind != "COMP":
-                raise ConfigError(f"{node.kind} of {moved} bytes has no duration, and no memory is modelled")
+                raise ConfigError(
+                    f"{node.kind} of {moved} bytes has no duration, and no memory is modelled"
+                )
         if time >= MAX_TIME_FS:
             raise ConfigError(f"takes {time} fs; expected less than {MAX_TIME_FS}")
         return time
@@ -211,7 +249,9 @@ class _NodeConversion:
         target = _number(node, "comm_dst", None if sends else self.rank)
         for rank in (source, target):
             if rank >= self.nranks:
-                raise ConfigError(f"rank {rank} does not exist; there are files of {self.nranks} ranks")
+                raise ConfigError(
+                    f"rank {rank} does not exist; there are files of {self.nranks} ranks"
+                )
         if source == target or self.rank != (source if sends else target):
             raise ConfigError(f"a message from rank {source} to rank {target}, on rank {self.rank}")
         return source, target
@@ -222,7 +262,13 @@ class _NodeConversion:
         place = (source, target, tag)
         self.counts[place] += 1
         name = str(node.attributes.get("pg_name", "")) or "messages"
-        return Together((*place, self.counts[place]), (source, target), "send", name, _number(node, "comm_size", None))
+        return Together(
+            (*place, self.counts[place]),
+            (source, target),
+            "send",
+            name,
+            _number(node, "comm_size", None),
+        )
 
     def _collective(self, node: Node) -> Together:
         number = _number(node, "comm_type", None)
@@ -231,7 +277,8 @@ class _NodeConversion:
         involved = node.attributes.get("involved_dim", ())
         if isinstance(involved, tuple) and not all(involved):
             raise ConfigError(
-                f"involved_dim {[int(flag) for flag in involved]}: a collective over some dimensions of ASTRA-sim's network; expected a "
+                f"involved_dim {[int(flag) for flag in involved]}: a collective over some "
+                "dimensions of ASTRA-sim's network; expected a "
                 "group, named by pg_name"
             )
         name = str(node.attributes.get("pg_name", ""))
@@ -263,9 +310,13 @@ class _NodeConversion:
         elif name in {"", "0"}:
             ranks = tuple(range(self.nranks))
         else:
-            raise ConfigError(f"nothing describes group {name!r}; {nearest(name, self.groups or ['0'])}")
+            raise ConfigError(
+                f"nothing describes group {name!r}; {nearest(name, self.groups or ['0'])}"
+            )
         if self.rank not in ranks:
-            raise ConfigError(f"rank {self.rank} is not in group {name!r} of ranks {list(ranks[:8])}")
+            raise ConfigError(
+                f"rank {self.rank} is not in group {name!r} of ranks {list(ranks[:8])}"
+            )
         return ranks
 
     def _groups_of(self, node: Node) -> None:
@@ -276,7 +327,11 @@ class _NodeConversion:
         except (ValueError, RecursionError):
             return
         for entry in entries if isinstance(entries, list) else ():
-            name, ranks = (entry.get("pg_name"), entry.get("ranks")) if isinstance(entry, dict) else (None, None)
+            name, ranks = (
+                (entry.get("pg_name"), entry.get("ranks"))
+                if isinstance(entry, dict)
+                else (None, None)
+            )
             if not isinstance(name, str) or not isinstance(ranks, list):
                 continue
             self.add_group(name, ranks or range(self.nranks))
@@ -287,11 +342,13 @@ class _NodeConversion:
         fits = all(type(rank) is int and 0 <= rank < self.nranks for rank in members)
         if not members or not fits or len(set(members)) != len(members):
             raise ConfigError(
-                f"group {name!r:.60} has ranks {list(ranks)!s:.60}; expected different ones, 0 to {self.nranks - 1}"
+                f"group {name!r:.60} has ranks {list(ranks)!s:.60}; expected different ones, 0 to "
+                f"{self.nranks - 1}"
             )
         if self.groups.setdefault(name, members) != members:
             raise ConfigError(
-                f"group {name!r:.60} is described twice, with ranks {list(self.groups[name])!s:.60} and {list(members)!s:.60}"
+                f"group {name!r:.60} is described twice, with ranks "
+                f"{list(self.groups[name])!s:.60} and {list(members)!s:.60}"
             )
 
 
@@ -302,7 +359,8 @@ def _number(node: Node, name: str, default: int | None) -> int:
         value = int(value)
     if type(value) is not int or not 0 <= value < 2**63:
         raise ConfigError(
-            f"{name}: expected a whole number of at least 0, got {'none' if value is None else shown(value)}"
+            f"{name}: expected a whole number of at least 0, got "
+            f"{'none' if value is None else shown(value)}"
         )
     return value
 
@@ -315,12 +373,16 @@ def _imbalance(node: Node) -> float:
 
 
 def _sizes(node: Node) -> tuple[tuple[int, ...], ...]:
-    """Parse uneven blocks in simcoll's attribute: numbers separated by commas, rows by semicolons."""
+    """Parse uneven blocks in simcoll's attribute: numbers separated by commas, rows by
+    semicolons.
+    """
     text = str(node.attributes.get(f"{OWN}sizes", ""))
     if not text:
         return ()
     if not re.fullmatch(r"[0-9]{1,18}([,;][0-9]{1,18})*", text):
-        raise ConfigError(f"{OWN}sizes: expected numbers with commas and semicolons between, got {text[:60]!r}")
+        raise ConfigError(
+            f"{OWN}sizes: expected numbers with commas and semicolons between, got {text[:60]!r}"
+        )
     return tuple(tuple(map(int, row.split(","))) for row in text.split(";"))
 
 
@@ -331,10 +393,14 @@ def _topological_order(nodes: Sequence[Node]) -> list[Node]:
         for needed in node.after:
             if needed not in by_number:
                 raise ConfigError(
-                    f"depends on node {needed}, which does not exist", path=f"node {node.number} {node.name!r:.60}"
+                    f"depends on node {needed}, which does not exist",
+                    path=f"node {node.number} {node.name!r:.60}",
                 )
     order = list(lowest_first({node.number: node.after for node in nodes}))
     if len(order) < len(nodes):
         stuck = min(by_number.keys() - set(order))
-        raise ConfigError("depends on itself, through other nodes", path=f"node {stuck} {by_number[stuck].name!r:.60}")
+        raise ConfigError(
+            "depends on itself, through other nodes",
+            path=f"node {stuck} {by_number[stuck].name!r:.60}",
+        )
     return [by_number[number] for number in order]

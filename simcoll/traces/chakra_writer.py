@@ -1,7 +1,8 @@
 """Write workloads, programs and plans as Chakra execution traces, one file per rank.
 
-A stream becomes dependencies: each node depends on its predecessor on the stream. Properties that the schema lacks (femtoseconds, streams,
-element types, roots, rules) are in attributes prefixed ``simcoll.``, which other readers skip.
+A stream becomes dependencies: each node depends on its predecessor on the stream. Properties that
+the schema lacks (femtoseconds, streams, element types, roots, rules) are in attributes prefixed
+``simcoll.``, which other readers skip.
 """
 
 from __future__ import annotations
@@ -38,22 +39,36 @@ def traces_of_workload(workload: Workload) -> Traces:
     Raises
     ------
     ConfigError
-        For computations with collectives inside, which have to be lowered to a program for a topology first.
+        For computations with collectives inside, which have to be lowered to a program for a
+        topology first.
     """
     traces: Traces = [[] for _ in range(workload.nranks)]
     places: dict[str, dict[int, int]] = {}
     for operation in workload.operations:
         if isinstance(operation, ComputeOperation) and operation.inside:
             raise ConfigError(
-                f"operation {operation.id!r} has collectives inside, whose pieces depend on where it runs: give the program on a topology"
+                f"operation {operation.id!r} has collectives inside, whose pieces depend on where "
+                "it runs: give the program on a topology"
             )
         steps_of = places[operation.id] = {}
         for rank, together in _parts(workload, operation):
-            needs = tuple(dict.fromkeys(places[needed][rank] for needed in operation.after if rank in places[needed]))
+            needs = tuple(
+                dict.fromkeys(
+                    places[needed][rank] for needed in operation.after if rank in places[needed]
+                )
+            )
             steps_of[rank] = len(traces[rank])
-            time, flops = (operation.time_fs, operation.flops) if isinstance(operation, ComputeOperation) else (0, 0.0)
-            time = max(time, operation.least_fs) if isinstance(operation, ComputeOperation) else time
-            traces[rank].append(TraceStep(operation.stream, needs, operation.name, time, flops, together))
+            time, flops = (
+                (operation.time_fs, operation.flops)
+                if isinstance(operation, ComputeOperation)
+                else (0, 0.0)
+            )
+            time = (
+                max(time, operation.least_fs) if isinstance(operation, ComputeOperation) else time
+            )
+            traces[rank].append(
+                TraceStep(operation.stream, needs, operation.name, time, flops, together)
+            )
     return traces
 
 
@@ -63,9 +78,14 @@ def _parts(workload: Workload, operation: Operation) -> Iterable[tuple[int, Toge
         yield from ((rank, None) for rank in workload.classes[operation.on].tolist())
         return
     if isinstance(operation, SendOperation):
-        ends = (workload.classes[operation.source].tolist(), workload.classes[operation.target].tolist())
+        ends = (
+            workload.classes[operation.source].tolist(),
+            workload.classes[operation.target].tolist(),
+        )
         for pair in zip(*ends, strict=True):
-            together = Together((operation.id, pair), pair, "send", operation.group, operation.size_bytes)
+            together = Together(
+                (operation.id, pair), pair, "send", operation.group, operation.size_bytes
+            )
             yield from ((rank, together) for rank in pair)
         return
     for ranks in workload.groups_of(operation).tolist():
@@ -112,7 +132,9 @@ class _OfProgram:
     def traces(self) -> Traces:
         program = self.program
         starts = np.broadcast_to(program.starts_fs, (program.nranks,)).tolist()
-        self.steps = [[TraceStep("start", name="start", time_fs=start)] if start else [] for start in starts]
+        self.steps = [
+            [TraceStep("start", name="start", time_fs=start)] if start else [] for start in starts
+        ]
         for number, operation in enumerate(program.operations):
             self.ends.append({})
             if isinstance(operation, Work):
@@ -127,18 +149,34 @@ class _OfProgram:
 
     def _after(self, number: int, rank: int) -> tuple[int, ...]:
         """The steps of a rank that an operation's first step depends on."""
-        needs = [step for earlier in self.program.before[number] for step in self.ends[earlier].get(rank, ())]
+        needs = [
+            step
+            for earlier in self.program.before[number]
+            for step in self.ends[earlier].get(rank, ())
+        ]
         needs += self.latest.get((rank, self.program.operations[number].stream), ())
         if not needs and self.steps[rank] and self.steps[rank][0].stream == "start":
             needs = [0]
         return tuple(dict.fromkeys(needs))
 
     def _add(
-        self, number: int, rank: int, *, time_fs: int = 0, together: Together | None = None, stream: str = ""
+        self,
+        number: int,
+        rank: int,
+        *,
+        time_fs: int = 0,
+        together: Together | None = None,
+        stream: str = "",
     ) -> int:
         operation = self.program.operations[number]
         self.steps[rank].append(
-            TraceStep(stream or operation.stream, self._after(number, rank), operation.name, time_fs, together=together)
+            TraceStep(
+                stream or operation.stream,
+                self._after(number, rank),
+                operation.name,
+                time_fs,
+                together=together,
+            )
         )
         return len(self.steps[rank]) - 1
 
@@ -171,7 +209,9 @@ class _OfProgram:
             self._end(number, rank, (self._add(number, rank, together=together),))
 
     def _messages(self, number: int, position: int, plan: Plan, ranks: list[int]) -> None:
-        """The messages of a send_recv, in which a rank may be the source of one and the destination of another."""
+        """The messages of a send_recv, in which a rank may be the source of one and the destination
+        of another.
+        """
         steps_of: dict[int, list[int]] = {rank: [] for rank in ranks}
         for pair, size in zip(plan.collective.pairs, _pair_bytes(plan), strict=True):
             ends = tuple(ranks[index] for index in pair)
@@ -179,7 +219,9 @@ class _OfProgram:
                 raise ConfigError(f"rank {ends[0]} sends to itself, which a trace has no node for")
             together = Together((number, position, pair), ends, "send", "messages", size)
             stream = self.program.operations[number].stream
-            name = stream if len(plan.collective.pairs) == 1 else f"{stream} {message_stream(*ends)}"
+            name = (
+                stream if len(plan.collective.pairs) == 1 else f"{stream} {message_stream(*ends)}"
+            )
             for rank in ends:
                 steps_of[rank].append(self._add(number, rank, together=together, stream=name))
         for rank, steps in steps_of.items():
@@ -187,10 +229,13 @@ class _OfProgram:
                 self._end(number, rank, tuple(steps))
 
     def _lower(self, number: int, position: int, plan: Plan, ranks: list[int]) -> None:
-        """Lower a plan to messages: each lane of a rank runs its steps in order, with one message per step and destination."""
+        """Lower a plan to messages: each lane of a rank runs its steps in order, with one message
+        per step and destination.
+        """
         if plan.waits:
             raise ConfigError(
-                f"a Chakra trace cannot hold {plan.schedule.title}: its messages of different channels wait for each other"
+                f"a Chakra trace cannot hold {plan.schedule.title}: its messages of different "
+                "channels wait for each other"
             )
         stream = self.program.operations[number].stream
         entry_steps = {rank: self._after(number, rank) for rank in ranks}
@@ -203,29 +248,41 @@ class _OfProgram:
                 together = (
                     None
                     if src == dst
-                    else Together((number, position, step.step, channel, ends), ends, "send", "messages", size)
+                    else Together(
+                        (number, position, step.step, channel, ends), ends, "send", "messages", size
+                    )
                 )
                 for local in dict.fromkeys((src, dst)):
-                    rank_steps, needs = self.steps[ranks[local]], lanes.get((local, channel), entry_steps[ranks[local]])
+                    rank_steps, needs = (
+                        self.steps[ranks[local]],
+                        lanes.get((local, channel), entry_steps[ranks[local]]),
+                    )
                     if together is not None:
                         rank_steps.append(TraceStep("", needs, name, together=together))
                         needs = (len(rank_steps) - 1,)
                     if together is None or (work and local == dst):
-                        rank_steps.append(TraceStep(f"{stream} channel {channel}", needs, name, work))
+                        rank_steps.append(
+                            TraceStep(f"{stream} channel {channel}", needs, name, work)
+                        )
                     next_of[local, channel].append(len(rank_steps) - 1)
             lanes.update({lane: tuple(steps) for lane, steps in next_of.items()})
         for local, rank in enumerate(ranks):
-            last = tuple(step for (owner, _), steps in lanes.items() if owner == local for step in steps)
+            last = tuple(
+                step for (owner, _), steps in lanes.items() if owner == local for step in steps
+            )
             self._end(number, rank, last or entry_steps[rank])
 
 
 def _messages_of(step: PlanStep, plan: Plan) -> dict[tuple[int, int, int], tuple[int, int]]:
-    """Bytes, and the time to reduce or copy them at the destination, by source, destination and channel."""
+    """Bytes, and the time to reduce or copy them at the destination, by source, destination and
+    channel.
+    """
     strange = np.flatnonzero(step.op >= MULTICAST)
     if len(strange):
         operation = OP_NAMES[step.op[strange[0]]]
         raise ConfigError(
-            f"{plan.schedule.title} has an operation {operation!r} of a switch; a trace has messages between two ranks"
+            f"{plan.schedule.title} has an operation {operation!r} of a switch; a trace has "
+            "messages between two ranks"
         )
     messages: dict[tuple[int, int, int], tuple[int, int]] = {}
     protocol = plan.protocol
@@ -276,18 +333,24 @@ def dump_chakra(traces: Traces, rules: Rules | None = None) -> list[bytes]:
     metadata: dict[str, Value] = {}
     if rules is not None:
         metadata = {f"{OWN}protocol": rules.protocol, f"{OWN}library": rules.library}
-    return [dump_nodes(metadata, _nodes(rank, steps, groups, tags)) for rank, steps in enumerate(traces)]
+    return [
+        dump_nodes(metadata, _nodes(rank, steps, groups, tags)) for rank, steps in enumerate(traces)
+    ]
 
 
 def _nodes(
-    rank: int, steps: list[TraceStep], groups: Mapping[tuple[int, ...], str], tags: dict[object, int]
+    rank: int,
+    steps: list[TraceStep],
+    groups: Mapping[tuple[int, ...], str],
+    tags: dict[object, int],
 ) -> list[Node]:
     """The nodes of a rank: its groups, then its steps."""
     memberships = {ranks: name for ranks, name in groups.items() if name and rank in ranks}
     nodes = []
     if memberships:
         listing = json.dumps(
-            [{"pg_name": name, "ranks": list(ranks)} for ranks, name in memberships.items()], separators=(",", ":")
+            [{"pg_name": name, "ranks": list(ranks)} for ranks, name in memberships.items()],
+            separators=(",", ":"),
         )
         nodes.append(Node(0, "## process_group:init ##", "METADATA", values=f'["{listing}"]'))
     latest: dict[str, int] = {}
@@ -317,7 +380,9 @@ def _node(
         attributes[f"{OWN}time_fs"] = step.time_fs
         if step.flops:
             attributes["num_ops"] = round(step.flops)
-        return Node(number, step.name or "compute", "COMP", needs, -(-step.time_fs // _US), attributes)
+        return Node(
+            number, step.name or "compute", "COMP", needs, -(-step.time_fs // _US), attributes
+        )
     if together.kind == "send":
         source, target = together.ranks
         attributes |= {
@@ -332,9 +397,14 @@ def _node(
         return Node(number, step.name or "message", kind, needs, 0, attributes)
     meets = together.kind == "meeting"
     size_bytes = (
-        together.size_bytes // len(together.ranks) if together.kind in {"all_gather", "gather"} else together.size_bytes
+        together.size_bytes // len(together.ranks)
+        if together.kind in {"all_gather", "gather"}
+        else together.size_bytes
     )
-    attributes |= {"comm_type": COLLECTIVES.index("barrier" if meets else together.kind), "comm_size": size_bytes}
+    attributes |= {
+        "comm_type": COLLECTIVES.index("barrier" if meets else together.kind),
+        "comm_size": size_bytes,
+    }
     if groups[together.ranks]:
         attributes["pg_name"] = groups[together.ranks]
     sizes = ";".join(",".join(map(str, row)) for row in together.sizes)

@@ -1,8 +1,9 @@
-"""Combine the traces of all ranks into a workload: equal ranks become a class, and matching steps one operation.
+"""Combine the traces of all ranks into a workload: equal ranks become a class, and matching steps
+one operation.
 
-Ranks start in one class if their steps are equal except for communication partners; classes are then refined until partners are
-equivalent too (colour refinement). Ranks of one class that communicate in a way that an operation on classes cannot express each get
-a separate class.
+Ranks start in one class if their steps are equal except for communication partners; classes are
+then refined until partners are equivalent too (colour refinement). Ranks of one class that
+communicate in a way that an operation on classes cannot express each get a separate class.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ import numpy as np
 
 from simcoll.core.order import lowest_first
 from simcoll.errors import ConfigError
-from simcoll.workload.workload import CallOperation, ComputeOperation, Operation, Rules, SendOperation, Workload
+from simcoll.workload.workload import (
+    CallOperation,
+    ComputeOperation,
+    Operation,
+    Rules,
+    SendOperation,
+    Workload,
+)
 
 if TYPE_CHECKING:
     from simcoll.traces.rank_traces import Together, Traces, TraceStep
@@ -33,8 +41,8 @@ def gather_traces(traces: Traces, *, title: str = "", rules: Rules | None = None
     Raises
     ------
     ConfigError
-        For a collective or message that some of its ranks never reach, request differently or put on different streams, and for
-        cyclic waits.
+        For a collective or message that some of its ranks never reach, request differently or put
+        on different streams, and for cyclic waits.
     """
     met = _meetings(traces)
     colours = _classes(traces, met)
@@ -50,12 +58,15 @@ def _meetings(traces: Traces) -> dict[Hashable, dict[int, int]]:
             together = step.together
             if together is None:
                 continue
-            first_rank, first_step, example = examples.setdefault(together.key, (rank, step, together))
+            first_rank, first_step, example = examples.setdefault(
+                together.key, (rank, step, together)
+            )
             if rank in met[together.key]:
                 raise ConfigError(f"rank {rank}: step {number} ({_describe(step)}) is a duplicate")
             if together != example:
                 raise ConfigError(
-                    f"rank {rank} asks for {_describe(step)}, rank {first_rank} for {_describe(first_step)}, at the same place"
+                    f"rank {rank} asks for {_describe(step)}, rank {first_rank} for "
+                    f"{_describe(first_step)}, at the same place"
                 )
             if step.stream != first_step.stream:
                 raise ConfigError(
@@ -68,7 +79,8 @@ def _meetings(traces: Traces) -> dict[Hashable, dict[int, int]]:
         if missing or len(ranks) != len(examples[key][2].ranks):
             came = ", ".join(map(str, sorted(ranks)[:8]))
             raise ConfigError(
-                f"{_describe(examples[key][1])}: rank {missing[0] if missing else max(ranks)} never comes to it; rank {came} does"
+                f"{_describe(examples[key][1])}: rank {missing[0] if missing else max(ranks)} "
+                f"never comes to it; rank {came} does"
             )
     return dict(met)
 
@@ -93,7 +105,13 @@ def _classes(traces: Traces, met: dict[Hashable, dict[int, int]]) -> list[int]:
             tuple(
                 (step.stream, step.after, step.name, step.time_fs, step.flops)
                 if step.together is None
-                else (step.stream, step.after, step.name, step.together.traits, _end(step.together, rank))
+                else (
+                    step.stream,
+                    step.after,
+                    step.name,
+                    step.together.traits,
+                    _end(step.together, rank),
+                )
                 for step in steps
             )
         )
@@ -103,7 +121,14 @@ def _classes(traces: Traces, met: dict[Hashable, dict[int, int]]) -> list[int]:
         nclasses = len(set(colours))
         summaries = {key: number_of(_parts(parts, colours)) for key, parts in met.items()}
         colours = [
-            number_of((colour, tuple(summaries[step.together.key] for step in steps if step.together is not None)))
+            number_of(
+                (
+                    colour,
+                    tuple(
+                        summaries[step.together.key] for step in steps if step.together is not None
+                    ),
+                )
+            )
             for colour, steps in zip(colours, traces, strict=True)
         ]
         if len(set(colours)) != nclasses:
@@ -111,7 +136,10 @@ def _classes(traces: Traces, met: dict[Hashable, dict[int, int]]) -> list[int]:
         split = _inexpressible(traces, met, colours)
         if not split:
             return colours
-        colours = [number_of((colour, rank)) if colour in split else colour for rank, colour in enumerate(colours)]
+        colours = [
+            number_of((colour, rank)) if colour in split else colour
+            for rank, colour in enumerate(colours)
+        ]
 
 
 def _end(together: Together, rank: int) -> int:
@@ -124,7 +152,9 @@ def _parts(parts: dict[int, int], colours: list[int]) -> tuple[Part, ...]:
     return tuple(sorted({(colours[rank], number) for rank, number in parts.items()}))
 
 
-def _inexpressible(traces: Traces, met: dict[Hashable, dict[int, int]], colours: list[int]) -> set[int]:
+def _inexpressible(
+    traces: Traces, met: dict[Hashable, dict[int, int]], colours: list[int]
+) -> set[int]:
     """The classes whose communication an operation on classes cannot express."""
     members: dict[int, list[int]] = defaultdict(list)
     for rank, colour in enumerate(colours):
@@ -165,7 +195,8 @@ class _Gathering:
         self.leaders = [members[0] for members in ranks.values()]
         width = len(str(len(self.traces) - 1))
         self.name = {
-            members[0]: f"rank {members[0]:0{width}}" + (f" and {len(members) - 1} more" if members[1:] else "")
+            members[0]: f"rank {members[0]:0{width}}"
+            + (f" and {len(members) - 1} more" if members[1:] else "")
             for members in ranks.values()
         }
         self.classes = {self.name[members[0]]: members for members in ranks.values()}
@@ -178,7 +209,9 @@ class _Gathering:
         self.parts: dict[Part, tuple[Part, ...]] = {}
         self.instances: dict[tuple[Part, ...], list[Together]] = defaultdict(list)
         for parts in self.met.values():
-            class_parts = tuple((self.leader[colour], number) for colour, number in _parts(parts, self.colours))
+            class_parts = tuple(
+                (self.leader[colour], number) for colour, number in _parts(parts, self.colours)
+            )
             rank, number = next(iter(parts.items()))
             together = self.traces[rank][number].together
             if together is not None:
@@ -215,11 +248,17 @@ class _Gathering:
                 if step.stream in latest:
                     self.previous[leader, number] = latest[step.stream]
                 latest[step.stream] = (leader, number)
-        every = [(leader, number) for leader in self.leaders for number in range(len(self.traces[leader]))]
+        every = [
+            (leader, number)
+            for leader in self.leaders
+            for number in range(len(self.traces[leader]))
+        ]
         representative = {part: min(self.parts.get(part, (part,))) for part in every}
         needs: dict[Part, set[Part]] = {part[::-1]: set() for part in representative.values()}
         for part in every:
-            needs[representative[part][::-1]] |= {representative[needed][::-1] for needed in self._needs(part)}
+            needs[representative[part][::-1]] |= {
+                representative[needed][::-1] for needed in self._needs(part)
+            }
         ordered = set()
         for number, leader in lowest_first(needs):
             ordered.add((number, leader))
@@ -228,7 +267,8 @@ class _Gathering:
             number, leader = next(part for part in needs if part not in ordered)
             step = self.traces[leader][number]
             raise ConfigError(
-                f"rank {leader}: step {number} ({_describe(step)}) is in a cycle of waits, so it can never start"
+                f"rank {leader}: step {number} ({_describe(step)}) is in a cycle of waits, so it "
+                "can never start"
             )
 
     def _add(self, part: Part) -> None:
@@ -285,10 +325,13 @@ class _Gathering:
         return name
 
     def _dependencies(self, parts: tuple[Part, ...], stream: str) -> tuple[str, ...]:
-        """The dependencies common to all classes of an operation; others become waits on the streams of their classes."""
+        """The dependencies common to all classes of an operation; others become waits on the
+        streams of their classes.
+        """
         needed = {
             leader: dict.fromkeys(
-                self.ids[leader, number_in_trace] for number_in_trace in self.traces[leader][number].after
+                self.ids[leader, number_in_trace]
+                for number_in_trace in self.traces[leader][number].after
             )
             for leader, number in parts
         }
@@ -303,16 +346,32 @@ class _Gathering:
             if private:
                 wait = self._next()
                 self.operations.append(
-                    ComputeOperation(id=wait, on=self.name[leader], time_fs=0, stream=stream, after=tuple(private))
+                    ComputeOperation(
+                        id=wait,
+                        on=self.name[leader],
+                        time_fs=0,
+                        stream=stream,
+                        after=tuple(private),
+                    )
                 )
         return tuple(shared)
 
-    def _message(self, parts: tuple[Part, ...], step: TraceStep, together: Together, needs: tuple[str, ...]) -> None:
+    def _message(
+        self, parts: tuple[Part, ...], step: TraceStep, together: Together, needs: tuple[str, ...]
+    ) -> None:
         source, target = (
-            next(self.name[leader] for leader, _ in parts if self.colours[leader] == self.colours[together.ranks[end]])
+            next(
+                self.name[leader]
+                for leader, _ in parts
+                if self.colours[leader] == self.colours[together.ranks[end]]
+            )
             for end in (0, 1)
         )
-        sizes = (0, together.size_bytes) if together.at_once and together.size_bytes else (together.size_bytes,)
+        sizes = (
+            (0, together.size_bytes)
+            if together.at_once and together.size_bytes
+            else (together.size_bytes,)
+        )
         for size in sizes:
             name = self._name_operation(parts)
             self.operations.append(
@@ -336,7 +395,10 @@ class _Gathering:
             preferred = instances[0].group
             name = next(
                 axis
-                for axis in (preferred, *(f"{preferred} ({number})" for number in range(2, len(self.groups) + 3)))
+                for axis in (
+                    preferred,
+                    *(f"{preferred} ({number})" for number in range(2, len(self.groups) + 3)),
+                )
                 if axis not in self.groups
             )
             self.groups[name] = groups

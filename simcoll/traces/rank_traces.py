@@ -1,7 +1,8 @@
-"""Per-rank traces: the common form of recorded programs and execution traces, before they are combined to a workload.
+"""Per-rank traces: the common form of recorded programs and execution traces, before they are
+combined to a workload.
 
-A rank's steps are in the order of its streams; ``after`` holds numbers of earlier steps of the same rank. The steps of a collective or
-message have the same :class:`Together` on all its ranks.
+A rank's steps are in the order of its streams; ``after`` holds numbers of earlier steps of the same
+rank. The steps of a collective or message have the same :class:`Together` on all its ranks.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class TraceStep:
     Attributes
     ----------
     stream, after, name, time_fs, flops
-        As in a :class:`~simcoll.workload.workload.ComputeOperation`; ``after`` holds numbers of earlier steps of the rank.
+        As in a :class:`~simcoll.workload.workload.ComputeOperation`; ``after`` holds numbers of
+        earlier steps of the rank.
     together
         The collective or message; None for local work.
     """

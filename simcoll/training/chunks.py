@@ -65,7 +65,9 @@ class ChunkCosts:
 
     def layer_parameters(self, layer: int) -> tuple[int, int]:
         """Parameters of a layer on one GPU: dense ones and experts'."""
-        return layer_parameters(self.design.model, self.design.parallel, moe=self.design.model.is_moe(layer))
+        return layer_parameters(
+            self.design.model, self.design.parallel, moe=self.design.model.is_moe(layer)
+        )
 
     def is_first(self, stage: int, chunk: int) -> bool:
         """Whether the chunk has the embedding."""
@@ -77,21 +79,34 @@ class ChunkCosts:
 
     @cached_property
     def turn(self) -> Callable[..., ChunkWork]:
-        """A turn of a chunk, or of some of its layers: ``"F"``, ``"B"``, ``"W"``, or ``"BW"`` for both backward parts."""
+        """A turn of a chunk, or of some of its layers: ``"F"``, ``"B"``, ``"W"``, or ``"BW"`` for
+        both backward parts.
+        """
         return cache(self._turn)
 
-    def _turn(self, kind: str, stage: int, chunk: int, layers: tuple[int, ...] | None = None) -> ChunkWork:
+    def _turn(
+        self, kind: str, stage: int, chunk: int, layers: tuple[int, ...] | None = None
+    ) -> ChunkWork:
         turn_layers = self.chunks[stage][chunk] if layers is None else layers
         chunk_layers = self.chunks[stage][chunk]
         passes = [part for layer in turn_layers for part in self._of_layer(kind, layer)]
-        has_first = self.is_first(stage, chunk) and (not chunk_layers or chunk_layers[0] in turn_layers)
+        has_first = self.is_first(stage, chunk) and (
+            not chunk_layers or chunk_layers[0] in turn_layers
+        )
         last = self.is_last(stage, chunk) and (not chunk_layers or chunk_layers[-1] in turn_layers)
-        for applies, (forward, backward) in ((has_first, self._ends.embedding), (last, self._ends.head)):
+        for applies, (forward, backward) in (
+            (has_first, self._ends.embedding),
+            (last, self._ends.head),
+        ):
             if applies and kind != "W":
                 passes.append(forward if kind == "F" else backward)
-        if kind in {"F", "B", "BW"} and not (self.is_first if kind == "F" else self.is_last)(stage, chunk):
+        if kind in {"F", "B", "BW"} and not (self.is_first if kind == "F" else self.is_last)(
+            stage, chunk
+        ):
             passes += self._arrival(
-                turn_layers == chunk_layers[:1] if kind == "F" else turn_layers == chunk_layers[-1:],
+                turn_layers == chunk_layers[:1]
+                if kind == "F"
+                else turn_layers == chunk_layers[-1:],
                 whole_chunk=turn_layers == chunk_layers,
             )
         collectives = merge_collectives([inner for part in passes for inner in part.inside])
@@ -104,11 +119,20 @@ class ChunkCosts:
         )
 
     def _arrival(self, at_end: bool, *, whole_chunk: bool) -> list[Pass]:
-        """Gather activations that arrive in pieces from another stage, before the first layer that uses them."""
+        """Gather activations that arrive in pieces from another stage, before the first layer that
+        uses them.
+        """
         design, parallel = self.design, self.design.parallel
-        if not parallel.scatter_gather or parallel.sequence_parallel or parallel.tp == 1 or not (at_end or whole_chunk):
+        if (
+            not parallel.scatter_gather
+            or parallel.sequence_parallel
+            or parallel.tp == 1
+            or not (at_end or whole_chunk)
+        ):
             return []
-        size = ELEMENT * parallel.micro_batch * (design.sequence // parallel.cp) * design.model.hidden
+        size = (
+            ELEMENT * parallel.micro_batch * (design.sequence // parallel.cp) * design.model.hidden
+        )
         return [Pass(0.0, 0.0, (Inside("all_gather", "tp", size),))]
 
     def _of_layer(self, kind: str, number: int) -> tuple[Pass, ...]:
@@ -127,15 +151,21 @@ class ChunkCosts:
             return 0.0
         layer_us = host.host_layer_us + (host.host_tp_us if design.parallel.tp > 1 else 0.0)
         experts = design.model.experts // design.parallel.ep if design.model.is_moe(layer) else 0
-        return (0.0 if design.parallel.graphs == "layer" else layer_us) + host.host_expert_us * experts
+        return (
+            0.0 if design.parallel.graphs == "layer" else layer_us
+        ) + host.host_expert_us * experts
 
     def _launches(self, kind: str) -> int:
-        """Kernel launches relative to a forward pass: a backward pass has two products for each one."""
+        """Kernel launches relative to a forward pass: a backward pass has two products for each
+        one.
+        """
         again = 1 if self.design.parallel.recompute in {"operators", "full"} else 0
         return {"F": 1, "B": 1 + again, "W": 1, "BW": 2 + again}[kind]
 
     def flops(self) -> tuple[float, float]:
-        """FLOPs of a step on all GPUs: those that the model needs, and those performed with recomputation."""
+        """FLOPs of a step on all GPUs: those that the model needs, and those performed with
+        recomputation.
+        """
         design = self.design
         steps_per_gpu = design.micro_batches * design.mesh.nranks / design.parallel.pp
         needed = performed = 0.0

@@ -25,7 +25,12 @@ from simcoll.training.gpu import Gpu, load_gpu, shipped_gpus
 from simcoll.training.hugging_face import model_from_hf
 from simcoll.training.measured_kernels import OperatorTimes, load_measured
 from simcoll.training.parallel import Parallel, layers_of_chunks
-from simcoll.training.step_calibration import UNCALIBRATED, StepCalibration, load_calibration, shipped_calibration
+from simcoll.training.step_calibration import (
+    UNCALIBRATED,
+    StepCalibration,
+    load_calibration,
+    shipped_calibration,
+)
 from simcoll.training.transformer import Model, shipped_model
 from simcoll.units import parse_size
 from simcoll.workload.mesh import Mesh, mesh_of
@@ -141,7 +146,9 @@ class Design:
     @property
     def calibrations(self) -> str:
         """The state of the calibration, and the hash of that of collectives if there is one."""
-        return self.calibration.state + (f"; collectives: calibration {self.network.hash}" if self.network else "")
+        return self.calibration.state + (
+            f"; collectives: calibration {self.network.hash}" if self.network else ""
+        )
 
     @property
     def hash(self) -> str:
@@ -209,7 +216,8 @@ def _refuse_lists(parallel: object) -> None:
     for key, value in parallel.items() if isinstance(parallel, dict) else ():
         if isinstance(value, list) and key not in {"split", "offload"}:
             raise ConfigError(
-                "a list is a space of designs, for simcoll plan; a step needs one value", path=f"$.parallel.{key}"
+                "a list is a space of designs, for simcoll plan; a step needs one value",
+                path=f"$.parallel.{key}",
             )
 
 
@@ -239,13 +247,18 @@ def _load_topology(cluster: bytes, folder: str) -> Topology:
     if table.gpus is not None:
         topology = topology.take(table.gpus)
     for rank, factor in table.slow.items():
-        if not (rank.isascii() and rank.isdecimal() and len(rank) < 12) or int(rank) >= topology.nranks:
+        if (
+            not (rank.isascii() and rank.isdecimal() and len(rank) < 12)
+            or int(rank) >= topology.nranks
+        ):
             raise ConfigError(
-                f"slow: {shown(rank)} is not a rank; expected 0 to {topology.nranks - 1}", path="$.topology.slow"
+                f"slow: {shown(rank)} is not a rank; expected 0 to {topology.nranks - 1}",
+                path="$.topology.slow",
             )
         if not 0.1 <= factor <= 100:
             raise ConfigError(
-                f"slow: rank {rank}: expected a factor of 0.1 to 100, got {factor}", path="$.topology.slow"
+                f"slow: rank {rank}: expected a factor of 0.1 to 100, got {factor}",
+                path="$.topology.slow",
             )
     return topology
 
@@ -266,14 +279,20 @@ def _assemble(record: _DesignFile, topology: Topology, folder: Path, stem: str) 
             else shipped_calibration(record.gpu.calibration)
         )
     measured = load_measured(folder / record.gpu.measured) if record.gpu.measured else None
-    network = load_network(folder / record.topology.calibration) if record.topology.calibration else None
+    network = (
+        load_network(folder / record.topology.calibration) if record.topology.calibration else None
+    )
     limit = gpu.memory_bytes
     if record.limits.memory:
         limit = min(limit, parse_size(record.limits.memory, what="memory", path="$.limits.memory"))
     parallel = record.parallel
     inner = parallel.tp * parallel.cp * parallel.pp
     dp = parallel.dp or max(1, topology.nranks // inner)
-    mesh = mesh_of(parallel.order, {"tp": parallel.tp, "cp": parallel.cp, "dp": dp, "pp": parallel.pp}, topology.nranks)
+    mesh = mesh_of(
+        parallel.order,
+        {"tp": parallel.tp, "cp": parallel.cp, "dp": dp, "pp": parallel.pp},
+        topology.nranks,
+    )
     layers_of_chunks(model, parallel)
     _divides(model, batch, parallel, dp)
     return Design(
@@ -303,20 +322,27 @@ class _Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _model(table: dict[str, Any], folder: Path) -> tuple[Model, _Batch]:
-    """Read the model (by name, from a Hugging Face file, or by its sizes) and its training parameters."""
-    batch_keys = {key: table.pop(key) for key in ("sequence", "global_batch", "dtype") if key in table}
+    """Read the model (by name, from a Hugging Face file, or by its sizes) and its training
+    parameters.
+    """
+    batch_keys = {
+        key: table.pop(key) for key in ("sequence", "global_batch", "dtype") if key in table
+    }
     try:
         batch = convert_table(batch_keys, _Batch)
     except ConfigError as error:
         raise ConfigError(error.message, path=f"$.model{(error.path or '$')[1:]}") from None
     for name in ("sequence", "global_batch"):
         if getattr(batch, name) < 1:
-            raise ConfigError(f"expected at least 1, got {getattr(batch, name)}", path=f"$.model.{name}")
+            raise ConfigError(
+                f"expected at least 1, got {getattr(batch, name)}", path=f"$.model.{name}"
+            )
     if "hf" in table:
         path = table.pop("hf")
         if table or not isinstance(path, str):
             raise ConfigError(
-                f"expected hf = 'config.json' and no sizes beside it, got {path!r} and {sorted(table)}",
+                f"expected hf = 'config.json' and no sizes beside it, got {path!r} and "
+                f"{sorted(table)}",
                 path="$.model.hf",
             )
         return model_from_hf(folder / path), batch
@@ -327,15 +353,20 @@ def _model(table: dict[str, Any], folder: Path) -> tuple[Model, _Batch]:
             raise ConfigError(error.message, path=f"$.model{(error.path or '$')[1:]}") from None
     name = table.pop("name", None)
     if not isinstance(name, str):
-        raise ConfigError("missing; expected name, hf, or the sizes from layers on", path="$.model.name")
+        raise ConfigError(
+            "missing; expected name, hf, or the sizes from layers on", path="$.model.name"
+        )
     for key in table:
         if key not in Model.__struct_fields__:
             raise ConfigError(
-                f"unknown key; {nearest(key, [*Model.__struct_fields__, 'hf', 'sequence', 'global_batch', 'dtype'])}",
+                "unknown key; "
+                f"{nearest(key, [*Model.__struct_fields__, 'hf', 'sequence', 'global_batch', 'dtype'])}",
                 path=f"$.model.{key}",
             )
     shipped = shipped_model(name)
-    return (convert_table({**msgspec.structs.asdict(shipped), **table}, Model) if table else shipped), batch
+    return (
+        convert_table({**msgspec.structs.asdict(shipped), **table}, Model) if table else shipped
+    ), batch
 
 
 def _gpu(name: str, topology: Topology, folder: Path) -> Gpu:
@@ -346,9 +377,13 @@ def _gpu(name: str, topology: Topology, folder: Path) -> Gpu:
     trait = topology.traits.get("gpu", "").lower()
     if trait not in shipped_gpus():
         description = (
-            f"topology {topology.name!r} names {trait!r}" if trait else f"topology {topology.name!r} names none"
+            f"topology {topology.name!r} names {trait!r}"
+            if trait
+            else f"topology {topology.name!r} names none"
         )
-        raise ConfigError(f"missing; {description}; {nearest(trait, shipped_gpus())}", path="$.gpu.name")
+        raise ConfigError(
+            f"missing; {description}; {nearest(trait, shipped_gpus())}", path="$.gpu.name"
+        )
     return load_gpu(trait)
 
 
@@ -358,10 +393,13 @@ def _divides(model: Model, sizes: _Batch, parallel: Parallel, dp: int) -> None:
     if sizes.global_batch % share:
         lower = sizes.global_batch // share * share
         nearest_batch = (
-            share if lower == 0 else min((lower, lower + share), key=lambda batch: abs(batch - sizes.global_batch))
+            share
+            if lower == 0
+            else min((lower, lower + share), key=lambda batch: abs(batch - sizes.global_batch))
         )
         raise ConfigError(
-            f"global_batch {sizes.global_batch} does not divide over {dp} data-parallel ranks with micro-batches of "
+            f"global_batch {sizes.global_batch} does not divide over {dp} data-parallel ranks with "
+            "micro-batches of "
             f"{parallel.micro_batch}; the nearest that does is {nearest_batch}",
             path="$.model.global_batch",
         )
@@ -389,10 +427,13 @@ def _divides(model: Model, sizes: _Batch, parallel: Parallel, dp: int) -> None:
             raise ConfigError(f"ep {parallel.ep}: the model has no experts", path="$.parallel.ep")
         if parallel.imbalance > parallel.ep:
             raise ConfigError(
-                f"imbalance {parallel.imbalance}: one of {parallel.ep} ranks has at most {parallel.ep} times the mean",
+                f"imbalance {parallel.imbalance}: one of {parallel.ep} ranks has at most "
+                f"{parallel.ep} times the mean",
                 path="$.parallel.imbalance",
             )
         divisions.append(("experts", model.experts, parallel.ep, "ep"))
     for subject, total, parts, name in divisions:
         if total % parts:
-            raise ConfigError(f"{subject} {total}: not divisible by {name} = {parts}", path="$.parallel")
+            raise ConfigError(
+                f"{subject} {total}: not divisible by {name} = {parts}", path="$.parallel"
+            )

@@ -1,6 +1,7 @@
 """GPUs: peaks, measured ceilings, memory and power from files, each number with its source.
 
-A roofline of these numbers times the operators of a model; a table of measured operators can replace it.
+A roofline of these numbers times the operators of a model; a table of measured operators can
+replace it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def _watts(value: Any, subject: str) -> float:
 def _with_unit(value: Any, subject: str, pattern: re.Pattern[str], example: str) -> float:
     match = pattern.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise ConfigError(f"{subject}: expected text with a unit such as {example}, got {shown(value)}")
+        raise ConfigError(
+            f"{subject}: expected text with a unit such as {example}, got {shown(value)}"
+        )
     return float(match[1]) * _PREFIXES[match[2]]
 
 
@@ -94,11 +97,13 @@ class Gpu:
     name, description
         Such as ``"h100"``.
     values
-        Numbers by path: ``peak.bf16`` and ``gemm.bf16`` (the highest measured rate of a dense matrix product) in FLOP/s,
-        ``attention.forward`` and ``attention.backward`` (fused attention) in FLOP/s, ``memory.size`` in bytes, ``memory.bandwidth`` and
-        ``memory.measured`` in bytes per second, ``host.bandwidth`` (from and to the host's memory, each)
-        in bytes per second, ``units.count`` (streaming multiprocessors), ``power.watts``, ``price.usd_per_hour``, and ``sustained.share``:
-        the share of the rates of single kernels that products reach in training, where the power limit lowers the clock.
+        Numbers by path: ``peak.bf16`` and ``gemm.bf16`` (the highest measured rate of a dense
+        matrix product) in FLOP/s, ``attention.forward`` and ``attention.backward`` (fused
+        attention) in FLOP/s, ``memory.size`` in bytes, ``memory.bandwidth`` and ``memory.measured``
+        in bytes per second, ``host.bandwidth`` (from and to the host's memory, each) in bytes per
+        second, ``units.count`` (streaming multiprocessors), ``power.watts``,
+        ``price.usd_per_hour``, and ``sustained.share``: the share of the rates of single kernels
+        that products reach in training, where the power limit lowers the clock.
     sources
         Source of each number.
     """
@@ -118,7 +123,9 @@ class Gpu:
         """
         value = self.values.get(place, default)
         if value is None:
-            raise ConfigError(f"GPU {self.name!r} has no number {place!r}; {nearest(place, self.values)}")
+            raise ConfigError(
+                f"GPU {self.name!r} has no number {place!r}; {nearest(place, self.values)}"
+            )
         return value
 
     def peak(self, dtype: str) -> float:
@@ -131,11 +138,16 @@ class Gpu:
         """
         if f"peak.{dtype}" not in self.values:
             dtypes = [place.partition(".")[2] for place in self.values if place.startswith("peak.")]
-            raise ConfigError(f"GPU {self.name!r} has no peak for dtype {dtype!r}; it has one for {', '.join(dtypes)}")
+            raise ConfigError(
+                f"GPU {self.name!r} has no peak for dtype {dtype!r}; it has one for "
+                f"{', '.join(dtypes)}"
+            )
         return self.values[f"peak.{dtype}"]
 
     def gemm(self, dtype: str) -> float:
-        """FLOP/s of large dense matrix products: the best measured, or four fifths of the peak without a measurement."""
+        """FLOP/s of large dense matrix products: the best measured, or four fifths of the peak
+        without a measurement.
+        """
         return self.values.get(f"gemm.{dtype}", 0.8 * self.peak(dtype)) * self.sustained
 
     @property
@@ -179,7 +191,9 @@ def load_gpu(name: str | Path) -> Gpu:
         return _load(shipped[text])
     if text.endswith(".toml") or "/" in text or "\\" in text:
         return parse_gpu(read_file(text, MAX_FILE_BYTES), text)
-    raise ConfigError(f"unknown GPU {text!r}; {nearest(text, shipped)}; or give the path of a .toml file")
+    raise ConfigError(
+        f"unknown GPU {text!r}; {nearest(text, shipped)}; or give the path of a .toml file"
+    )
 
 
 def shipped_gpus() -> dict[str, str]:
@@ -204,7 +218,9 @@ def parse_gpu(content: Content, file: str) -> Gpu:
     document = parse_toml(content, file)
     description = document.get("description", "")
     if not isinstance(description, str):
-        raise ConfigError(f"expected text, got {shown(description)}", file=file, path="$.description")
+        raise ConfigError(
+            f"expected text, got {shown(description)}", file=file, path="$.description"
+        )
     values, sources = _FACTS.read(document, file)
     for needed in ("memory.size", "memory.bandwidth"):
         if needed not in values:

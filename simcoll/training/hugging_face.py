@@ -20,8 +20,9 @@ MAX_FILE_BYTES = 2**20
 class _ModelType(NamedTuple):
     """Conventions of a model type.
 
-    ``tied`` is the library's default; ``positions`` the key of learned positions, with the number of extra ones; ``full_every``: without
-    per-layer types in the file, every n-th layer has full attention and no window (1: all, 0: none).
+    ``tied`` is the library's default; ``positions`` the key of learned positions, with the number
+    of extra ones; ``full_every``: without per-layer types in the file, every n-th layer has full
+    attention and no window (1: all, 0: none).
     """
 
     gated: bool = True
@@ -33,7 +34,8 @@ class _ModelType(NamedTuple):
 _LLAMA, _TIED, _PLAIN = _ModelType(), _ModelType(tied=True), _ModelType(gated=False)
 _PLAIN_TIED = _ModelType(gated=False, tied=True)
 _LLAMA_TYPES = (
-    "dbrx deepseek_v2 deepseek_v3 glm4 glm4_moe granite granitemoe kimi_k2 llama mistral mixtral olmo olmo2 olmoe phi3 "
+    "dbrx deepseek_v2 deepseek_v3 glm4 glm4_moe granite granitemoe kimi_k2 llama mistral mixtral "
+    "olmo olmo2 olmoe phi3 "
     "qwen2 qwen2_moe qwen3 qwen3_moe seed_oss stablelm"
 )
 _KINDS = {
@@ -79,12 +81,14 @@ _WINDOWED = ("sliding_attention", "chunked_attention")
 def model_from_hf(path: str | Path) -> Model:
     """The model of a Hugging Face ``config.json``: a decoder, dense or with experts.
 
-    Attention in chunks (Llama 4) counts as a window of the same width, which is at most twice its work.
+    Attention in chunks (Llama 4) counts as a window of the same width, which is at most twice its
+    work.
 
     Raises
     ------
     ConfigError
-        For an unreadable file, an unknown model type, layers that are not modelled, or missing sizes.
+        For an unreadable file, an unknown model type, layers that are not modelled, or missing
+        sizes.
     """
     content = read_file(path, MAX_FILE_BYTES)
     try:
@@ -94,7 +98,9 @@ def model_from_hf(path: str | Path) -> Model:
     try:
         return _model(config)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"not the config of a model: {in_words(str(error))}", file=str(path)) from None
+        raise ConfigError(
+            f"not the config of a model: {in_words(str(error))}", file=str(path)
+        ) from None
     except ConfigError as error:
         raise ConfigError(error.message, file=str(path)) from None
 
@@ -103,10 +109,13 @@ def _model(config: dict[str, Any]) -> Model:
     name = str(config.get("model_type", ""))
     if isinstance(config.get("text_config"), dict):
         raise ConfigError(
-            f"model_type {shown(name)} has several towers, of which one with text is modelled: save its text_config as a file of its own"
+            f"model_type {shown(name)} has several towers, of which one with text is modelled: "
+            "save its text_config as a file of its own"
         )
     if name not in _KINDS:
-        raise ConfigError(f"unknown model_type {shown(name)}; {nearest(name, _KINDS)}; or give the sizes in TOML")
+        raise ConfigError(
+            f"unknown model_type {shown(name)}; {nearest(name, _KINDS)}; or give the sizes in TOML"
+        )
     kind = _KINDS[name]
     for table in ("attn_config", "ffn_config"):
         if isinstance(config.get(table), dict):
@@ -124,7 +133,9 @@ def _model(config: dict[str, Any]) -> Model:
     key, offset = kind.positions
     positions = _number(config, key, 1024) + offset if key else 0
     tied = bool(config.get("tie_word_embeddings", kind.tied))
-    return msgspec.convert({**sizes, "gated": kind.gated, "tied": tied, "positions": positions, "name": name}, Model)
+    return msgspec.convert(
+        {**sizes, "gated": kind.gated, "tied": tied, "positions": positions, "name": name}, Model
+    )
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:
@@ -140,7 +151,9 @@ def _number(config: Mapping[str, Any], key: str, default: int = 0) -> int:
 
 def _one_head(name: str, config: Mapping[str, Any]) -> dict[str, int]:
     """Keys and values of one head (multi-query attention)."""
-    multi_query = (name == "falcon" and not config.get("new_decoder_architecture")) or name == "gpt_bigcode"
+    multi_query = (
+        name == "falcon" and not config.get("new_decoder_architecture")
+    ) or name == "gpt_bigcode"
     return {"kv_heads": 1} if multi_query and config.get("multi_query", True) else {}
 
 
@@ -156,28 +169,37 @@ def _experts(name: str, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> 
         expert_width = _number(sizes, "expert_ffn")
         if not expert_width or shared_width % expert_width:
             raise ConfigError(
-                f"shared_expert_intermediate_size {shared_width}: expected a multiple of moe_intermediate_size {expert_width}"
+                f"shared_expert_intermediate_size {shared_width}: expected a multiple of "
+                f"moe_intermediate_size {expert_width}"
             )
         fields["shared_experts"] = shared_width // expert_width
     plain = config.get("mlp_only_layers") or []
     if not isinstance(plain, list) or plain != list(range(len(plain))):
         raise ConfigError(
-            f"mlp_only_layers {shown(plain)}: only the first layers may be without experts; give the sizes in TOML"
+            f"mlp_only_layers {shown(plain)}: only the first layers may be without experts; give "
+            "the sizes in TOML"
         )
     if plain:
         fields["dense_layers"] = len(plain)
     frequency = config.get("moe_layer_freq", 1)
     if frequency != 1:
-        raise ConfigError(f"moe_layer_freq {shown(frequency)}: expected 1; give the sizes in TOML, with moe_every")
+        raise ConfigError(
+            f"moe_layer_freq {shown(frequency)}: expected 1; give the sizes in TOML, with moe_every"
+        )
     return fields
 
 
-def _windows(kind: _ModelType, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, int]:
+def _windows(
+    kind: _ModelType, config: Mapping[str, Any], sizes: Mapping[str, Any]
+) -> dict[str, int]:
     """The window of sliding attention, and the number of layers that have it."""
     layers, kinds = _number(sizes, "layers"), config.get("layer_types") or []
-    if not isinstance(kinds, list) or any(layer_type not in (*_WINDOWED, "full_attention") for layer_type in kinds):
+    if not isinstance(kinds, list) or any(
+        layer_type not in (*_WINDOWED, "full_attention") for layer_type in kinds
+    ):
         raise ConfigError(
-            f"layer_types {shown(kinds)}: only full_attention, sliding_attention and chunked_attention are modelled"
+            f"layer_types {shown(kinds)}: only full_attention, sliding_attention and "
+            "chunked_attention are modelled"
         )
     if not sizes.get("window") or config.get("use_sliding_window") is False:
         return {"window": 0}

@@ -22,9 +22,13 @@ __all__ = ["EndPasses", "LayerPasses", "Pass", "ends_of", "in_fs", "layer_of", "
 ELEMENT = 2
 """Bytes of an activation."""
 BIAS_FORWARD = 4 + (2 + 4 + 4) + (4 + 4) + (4 + 2)
-"""Bytes for each element of an expert's output with a bias: scaled in 32 bits, added, joined, cast (`TEGroupedMLP` in Megatron-LM)."""
+"""Bytes for each element of an expert's output with a bias: scaled in 32 bits, added, joined, cast
+(`TEGroupedMLP` in Megatron-LM).
+"""
 BIAS_BACKWARD = (2 + 4) + (4 + 2) + (2 + 2) + 2 * (4 + 4 + 4)
-"""Bytes for each element of its gradient: cast to 32 bits and back, joined, and two products with their sums, for bias and scale."""
+"""Bytes for each element of its gradient: cast to 32 bits and back, joined, and two products with
+their sums, for bias and scale.
+"""
 
 
 def in_fs(seconds: float) -> int:
@@ -71,7 +75,9 @@ class EndPasses:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Sizes of a micro-batch on one GPU: rows of activations, and the number of ranks that split norms and residuals."""
+    """Sizes of a micro-batch on one GPU: rows of activations, and the number of ranks that split
+    norms and residuals.
+    """
 
     rows: int
     hidden: int
@@ -95,18 +101,28 @@ def layer_of(design: Design, *, moe: bool) -> LayerPasses:
     forward, to_input, to_weights, flops = 0.0, 0.0, 0.0, 0.0
     for linear in linears(design.model, moe=moe):
         times, product_flops = _linear(design, roof, linear)
-        forward, to_input, to_weights = forward + times[0], to_input + times[1], to_weights + times[2]
+        forward, to_input, to_weights = (
+            forward + times[0],
+            to_input + times[1],
+            to_weights + times[2],
+        )
         flops += product_flops
     core = _attention(design, roof)
     seconds = _elementwise(design, roof, moe=moe)
     collectives = _collectives(design, (forward, to_input), core[0].seconds, moe=moe)
-    done_forward = Pass(forward + core[0].seconds + seconds[0], flops + core[0].flops, collectives[0])
-    done_input = Pass(to_input + core[1].seconds + seconds[1], flops + core[1].flops, collectives[1])
+    done_forward = Pass(
+        forward + core[0].seconds + seconds[0], flops + core[0].flops, collectives[0]
+    )
+    done_input = Pass(
+        to_input + core[1].seconds + seconds[1], flops + core[1].flops, collectives[1]
+    )
     gathers = tuple(inner for inner in collectives[0] if inner.kind == "all_gather")
     again = {
         "none": Pass(0.0, 0.0),
         "selective": core[0],
-        "operators": Pass(forward / 2 + seconds[0], flops / 2, gathers),  # outputs of other collectives are kept
+        "operators": Pass(
+            forward / 2 + seconds[0], flops / 2, gathers
+        ),  # outputs of other collectives are kept
         "full": done_forward,
     }[design.parallel.recompute]
     if design.parallel.attention == "fused" and design.parallel.recompute == "selective":
@@ -114,15 +130,26 @@ def layer_of(design: Design, *, moe: bool) -> LayerPasses:
     return LayerPasses(done_forward, done_input, Pass(to_weights, flops), again)
 
 
-def _linear(design: Design, roof: Roofline, linear: Linear) -> tuple[tuple[float, float, float], float]:
-    """Seconds on the busiest rank of the forward and both backward products of a weight matrix, and the FLOPs of one on the mean rank."""
+def _linear(
+    design: Design, roof: Roofline, linear: Linear
+) -> tuple[tuple[float, float, float], float]:
+    """Seconds on the busiest rank of the forward and both backward products of a weight matrix, and
+    the FLOPs of one on the mean rank.
+    """
     parallel, sizes = design.parallel, _sizes(design)
     rows, batch, busiest = float(sizes.rows), 1, 1.0
     inputs, outputs = linear.inputs, linear.outputs
     if linear.part == "expert":
         busiest = parallel.imbalance
         batch = design.model.experts // parallel.ep
-        rows = sizes.rows / sizes.split * design.model.top_k * parallel.ep * busiest / design.model.experts
+        rows = (
+            sizes.rows
+            / sizes.split
+            * design.model.top_k
+            * parallel.ep
+            * busiest
+            / design.model.experts
+        )
         if parallel.ep == 1 and sizes.split == 1:
             rows /= parallel.tp  # every rank has the experts, and computes a part of the tokens
     elif linear.split == "outputs":
@@ -131,11 +158,19 @@ def _linear(design: Design, roof: Roofline, linear: Linear) -> tuple[tuple[float
         inputs //= parallel.tp
     if linear.part == "router":
         rows /= sizes.split
-    cast = _casts(design, roof, linear, batch * rows * inputs, batch * rows * outputs, batch * inputs * outputs)
+    cast = _casts(
+        design,
+        roof,
+        linear,
+        batch * rows * inputs,
+        batch * rows * outputs,
+        batch * inputs * outputs,
+    )
     times = (
         roof.gemm(rows, outputs, inputs, batch=batch) + cast[0],
         roof.gemm(rows, inputs, outputs, batch=batch) + cast[1],
-        roof.gemm(inputs, outputs, rows, batch=batch) + _accumulation(design, roof, batch * inputs * outputs),
+        roof.gemm(inputs, outputs, rows, batch=batch)
+        + _accumulation(design, roof, batch * inputs * outputs),
     )
     return times, 2.0 * batch * rows / busiest * inputs * outputs
 
@@ -143,9 +178,11 @@ def _linear(design: Design, roof: Roofline, linear: Linear) -> tuple[tuple[float
 def _casts(
     design: Design, roof: Roofline, linear: Linear, inputs: float, outputs: float, weights: float
 ) -> tuple[float, float]:
-    """Casts to 8 bits for a product's forward and backward pass: each reads 16 bits and writes two copies, one transposed.
+    """Casts to 8 bits for a product's forward and backward pass: each reads 16 bits and writes two
+    copies, one transposed.
 
-    Norms write their output in 8 bits themselves. Weights are cast for every micro-batch, unless they are stored in 8 bits.
+    Norms write their output in 8 bits themselves. Weights are cast for every micro-batch, unless
+    they are stored in 8 bits.
     """
     if DTYPE_BYTES[design.dtype] > 1:
         return 0.0, 0.0
@@ -155,9 +192,11 @@ def _casts(
 
 
 def _accumulation(design: Design, roof: Roofline, parameters: float) -> float:
-    """Gradient accumulation over micro-batches: 6 bytes per parameter, besides the product's output.
+    """Gradient accumulation over micro-batches: 6 bytes per parameter, besides the product's
+    output.
 
-    For 16-bit gradients, both are read and the sum is written; for 32 bits, the product itself reads and writes the sum.
+    For 16-bit gradients, both are read and the sum is written; for 32 bits, the product itself
+    reads and writes the sum.
     """
     return roof.elementwise(6 * parameters) if design.micro_batches > 1 else 0.0
 
@@ -190,24 +229,42 @@ def _attention(design: Design, roof: Roofline) -> tuple[Pass, Pass]:
 
 
 def _elementwise(design: Design, roof: Roofline, *, moe: bool) -> tuple[float, float]:
-    """Norms, dropout with residual, activation function, and transposing heads: forward and backward.
+    """Norms, dropout with residual, activation function, and transposing heads: forward and
+    backward.
 
     Each counts the tensors that its fused kernel reads and writes.
     """
     model, parallel, sizes = design.model, design.parallel, _sizes(design)
     x = sizes.rows * sizes.hidden / sizes.split
     mask = 1 if model.dropout else 0
-    heads = sizes.rows * (model.heads * model.key_width + 2 * model.groups * model.key_width) / parallel.tp
+    heads = (
+        sizes.rows
+        * (model.heads * model.key_width + 2 * model.groups * model.key_width)
+        / parallel.tp
+    )
     wide = (3, 5) if model.gated else (2, 3)
     inner = sizes.rows * model.inner / parallel.tp
     biased = 0.0
     if moe:
         routed = sizes.rows / sizes.split * model.top_k * parallel.imbalance
-        inner = sizes.rows * model.shared_experts * model.expert_inner / parallel.tp + routed * model.expert_inner
+        inner = (
+            sizes.rows * model.shared_experts * model.expert_inner / parallel.tp
+            + routed * model.expert_inner
+        )
         x += routed * sizes.hidden / 2  # tokens are put in the order of experts, and back
         biased = routed * sizes.hidden if model.expert_bias else 0.0
-    forward = 2 * (2 * ELEMENT) * x + 2 * (3 * ELEMENT + mask) * x + wide[0] * ELEMENT * inner + 2 * ELEMENT * heads
-    backward = 2 * (3 * ELEMENT) * x + 2 * (5 * ELEMENT + mask) * x + wide[1] * ELEMENT * inner + 2 * ELEMENT * heads
+    forward = (
+        2 * (2 * ELEMENT) * x
+        + 2 * (3 * ELEMENT + mask) * x
+        + wide[0] * ELEMENT * inner
+        + 2 * ELEMENT * heads
+    )
+    backward = (
+        2 * (3 * ELEMENT) * x
+        + 2 * (5 * ELEMENT + mask) * x
+        + wide[1] * ELEMENT * inner
+        + 2 * ELEMENT * heads
+    )
     unfused_factor = design.calibration.unfused
     return (
         roof.elementwise(unfused_factor * forward + BIAS_FORWARD * biased),
@@ -228,8 +285,12 @@ def _collectives(
     return forward, backward
 
 
-def _tensor(design: Design, products: tuple[float, float]) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
-    """Collectives of tensor parallelism; with overlap, each runs beside the product of the parts that have arrived."""
+def _tensor(
+    design: Design, products: tuple[float, float]
+) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
+    """Collectives of tensor parallelism; with overlap, each runs beside the product of the parts
+    that have arrived.
+    """
     parallel, sizes = design.parallel, _sizes(design)
     if parallel.tp == 1:
         return (), ()
@@ -241,21 +302,31 @@ def _tensor(design: Design, products: tuple[float, float]) -> tuple[tuple[Inside
         (1 - 1 / parallel.tp) / 4 if parallel.overlap_tp else 0.0
     )  # of the products, beside each of four collectives
     forward, backward = (
-        (Inside("all_gather", "tp", size, 2, 1.0, hidden), Inside("reduce_scatter", "tp", size, 2, 1.0, hidden))
+        (
+            Inside("all_gather", "tp", size, 2, 1.0, hidden),
+            Inside("reduce_scatter", "tp", size, 2, 1.0, hidden),
+        )
         for hidden in (in_fs(share * seconds) for seconds in products)
     )
     return forward, backward
 
 
 def _context(design: Design, attention: float) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
-    """Exchange of keys and values between context-parallel ranks; in a ring it overlaps the attention to the previous ones."""
+    """Exchange of keys and values between context-parallel ranks; in a ring it overlaps the
+    attention to the previous ones.
+    """
     model, parallel = design.model, design.parallel
     if parallel.cp == 1:
         return (), ()
     tokens = parallel.micro_batch * design.sequence
-    keys_values = tokens * model.groups * (model.key_width + model.value_width) * ELEMENT // parallel.tp
+    keys_values = (
+        tokens * model.groups * (model.key_width + model.value_width) * ELEMENT // parallel.tp
+    )
     if parallel.context == "ulysses":
-        all_heads = keys_values + tokens * model.heads * (model.key_width + model.value_width) * ELEMENT // parallel.tp
+        all_heads = (
+            keys_values
+            + tokens * model.heads * (model.key_width + model.value_width) * ELEMENT // parallel.tp
+        )
         exchange = Inside("all_to_all", "cp", all_heads // parallel.cp // 4, 4)
         return (exchange,), (exchange,)
     hidden = in_fs(attention) if parallel.context == "ring" else 0
@@ -282,9 +353,11 @@ def _experts(design: Design, computed: float) -> tuple[tuple[Inside, ...], tuple
 
 
 def _sent_once(design: Design) -> float:
-    """Expected number of nodes (ranks, on a single node) with any of a token's experts, which are equally likely.
+    """Expected number of nodes (ranks, on a single node) with any of a token's experts, which are
+    equally likely.
 
-    Sent once to each, a token crosses the network that many times, minus the share that stays local, which equals that of its copies.
+    Sent once to each, a token crosses the network that many times, minus the share that stays
+    local, which equals that of its copies.
     """
     model, parallel = design.model, design.parallel
     ranks = design.mesh.blocks(("tp", "cp", "dp"), parallel.ep)[0][0]
@@ -292,7 +365,9 @@ def _sent_once(design: Design) -> float:
     places = len(set(node[ranks].tolist()))
     places = parallel.ep if places == 1 else places
     elsewhere = model.experts - model.experts // places
-    none = math.prod((elsewhere - choice) / (model.experts - choice) for choice in range(model.top_k))
+    none = math.prod(
+        (elsewhere - choice) / (model.experts - choice) for choice in range(model.top_k)
+    )
     return places * (1 - none)
 
 
@@ -319,15 +394,20 @@ def ends_of(design: Design) -> EndPasses:
         kind = "reduce_scatter" if parallel.sequence_parallel else "all_reduce"
         shared = (Inside(kind, "tp", round(x * ELEMENT)),)
     return EndPasses(
-        (Pass(look, 0.0, shared), Pass(spread + _accumulation(design, roof, sizes.hidden * columns), 0.0)),
+        (
+            Pass(look, 0.0, shared),
+            Pass(spread + _accumulation(design, roof, sizes.hidden * columns), 0.0),
+        ),
         (Pass(forward + loss, flops), Pass(backward + loss_backward, 2 * flops, shared)),
     )
 
 
 def optimizer_seconds(design: Design, parameters: int) -> float:
-    """Time of the optimizer's update: Adam on 32-bit state, the gradient norm, and the scaling of 16-bit gradients.
+    """Time of the optimizer's update: Adam on 32-bit state, the gradient norm, and the scaling of
+    16-bit gradients.
 
-    Reads gradient, weight and two moments, and writes the latter three and the 16-bit weight: 30 bytes; the norm reads gradients again.
+    Reads gradient, weight and two moments, and writes the latter three and the 16-bit weight: 30
+    bytes; the norm reads gradients again.
     """
     gradient = DTYPE_BYTES[design.parallel.gradients]
     nbytes = 4 * 3 * 2 + 2 + 2 * gradient + (8 if gradient < 4 else 0)

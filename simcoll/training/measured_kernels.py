@@ -56,8 +56,14 @@ class OperatorTimes:
         """A note on the number of rows in use, and the operators still timed by the roofline."""
         hits = sum(self.lookups.values())
         missing = [" ".join(key).replace("  ", " ") for key, hit in self.lookups.items() if not hit]
-        roofline = f"; by roofline {', '.join(missing[:3])}{', ...' if missing[3:] else ''}" if missing else ""
-        return f"{hits} of {len(self.times)} rows of {self.file} stand in for the roofline{roofline}"
+        roofline = (
+            f"; by roofline {', '.join(missing[:3])}{', ...' if missing[3:] else ''}"
+            if missing
+            else ""
+        )
+        return (
+            f"{hits} of {len(self.times)} rows of {self.file} stand in for the roofline{roofline}"
+        )
 
     def time_fs(self, operator: str, shape: str, dtype: str) -> int:
         """The time of an operator.
@@ -71,7 +77,8 @@ class OperatorTimes:
         if measured_fs is None:
             rows = [" ".join(key) for key in self.times]
             raise ConfigError(
-                f"{self.file} has no row {operator} {shape} {dtype}; {nearest(f'{operator} {shape} {dtype}', rows)}"
+                f"{self.file} has no row {operator} {shape} {dtype}; "
+                f"{nearest(f'{operator} {shape} {dtype}', rows)}"
             )
         return measured_fs
 
@@ -89,7 +96,8 @@ def load_measured(path: FilePath) -> OperatorTimes:
 
 
 def parse_measured(content: Content, file: str) -> OperatorTimes:
-    """Parse a table with the columns operator, shape, dtype and milliseconds; a shape is whole numbers separated by ``x``.
+    """Parse a table with the columns operator, shape, dtype and milliseconds; a shape is whole
+    numbers separated by ``x``.
 
     Raises
     ------
@@ -111,15 +119,23 @@ def parse_measured(content: Content, file: str) -> OperatorTimes:
     rows = [[cell.strip() for cell in row] for row in rows]
     if not rows or tuple(rows[0]) != COLUMNS:
         raise ConfigError(
-            f"expected the columns {','.join(COLUMNS)}, got {','.join(rows[0])[:80] if rows else 'none'}", file=file
+            f"expected the columns {','.join(COLUMNS)}, got "
+            f"{','.join(rows[0])[:80] if rows else 'none'}",
+            file=file,
         )
     times: dict[tuple[str, str, str], int] = {}
     for line, row in enumerate(rows[1:], 2):
         if not any(row):
             continue
-        if len(row) != len(COLUMNS) or not row[0] or not _SHAPE.fullmatch(row[1]) or not _NUMBER.fullmatch(row[3]):
+        if (
+            len(row) != len(COLUMNS)
+            or not row[0]
+            or not _SHAPE.fullmatch(row[1])
+            or not _NUMBER.fullmatch(row[3])
+        ):
             raise ConfigError(
-                f"expected an operator, a shape such as 8192x4096x4096, a dtype, and milliseconds; got {','.join(row)[:80]}",
+                "expected an operator, a shape such as 8192x4096x4096, a dtype, and milliseconds; "
+                f"got {','.join(row)[:80]}",
                 file=file,
                 path=f"line {line}",
             )

@@ -1,7 +1,7 @@
 """Memory of a training step on the GPUs of each stage, by part.
 
-Activations generalise Korthikanti et al., *Reducing activation recomputation in large transformer models* (2022): for their model the
-parts add up to their formulas.
+Activations generalise Korthikanti et al., *Reducing activation recomputation in large transformer
+models* (2022): for their model the parts add up to their formulas.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class StageMemory:
     activations
         Stored by the forward passes in flight for their backward passes.
     buffers
-        Gathered parameters of two layers under ZeRO-3, the activations of one layer during recomputation, and messages between stages.
+        Gathered parameters of two layers under ZeRO-3, the activations of one layer during
+        recomputation, and messages between stages.
     host
         Bytes offloaded to host memory; not part of the total.
     """
@@ -65,7 +66,9 @@ class StageMemory:
 
 
 def stage_parameters(design: Design, stage: int) -> tuple[int, int]:
-    """Parameters on one GPU of a stage before sharding: dense ones, replicated over data-parallel ranks, and experts'."""
+    """Parameters on one GPU of a stage before sharding: dense ones, replicated over data-parallel
+    ranks, and experts'.
+    """
     return _stage_parameters(design.model, design.parallel, stage)
 
 
@@ -112,20 +115,29 @@ def activation_bytes(design: Design, *, moe: bool, recompute: str | None = None)
     how = parallel.recompute if recompute is None else recompute
     t, b, s = parallel.tp, parallel.micro_batch, design.sequence // parallel.cp
     rows = b * s
-    repeats = t if parallel.sequence_parallel else 1  # what tensor parallelism alone repeats on every rank
+    repeats = (
+        t if parallel.sequence_parallel else 1
+    )  # what tensor parallelism alone repeats on every rank
     x = rows * model.hidden
     if how == "full":
         return ACTIVATION_BYTES * x // repeats
     two = ACTIVATION_BYTES
-    repeated = 2 * two * x + two * x + two * x  # inputs of both norms, of the projections, of the MLP
+    repeated = (
+        2 * two * x + two * x + two * x
+    )  # inputs of both norms, of the projections, of the MLP
     if model.dropout:
         repeated += 2 * x  # masks of the two residuals, a byte an element
     queries, keys = rows * model.heads * model.key_width, rows * model.groups * model.key_width
-    values, context = rows * model.groups * model.value_width, rows * model.heads * model.value_width
+    values, context = (
+        rows * model.groups * model.value_width,
+        rows * model.heads * model.value_width,
+    )
     inner = _inner_elements(design, rows, moe=moe)
     if (
         how == "operators"
-    ):  # input, attention, and half of the outputs of products: two of hidden size, queries to values, inner ones
+        # Input, attention, and half of the outputs of products: two of hidden size, queries to
+        # values, inner ones.
+    ):
         ways = 3 if model.gated else 2
         stored_bytes = (queries + keys + values + inner * (ways - 1) // ways) // 2 + context
         return 2 * two * x // repeats + (two * stored_bytes + 4 * rows * model.heads) // t
@@ -139,13 +151,17 @@ def activation_bytes(design: Design, *, moe: bool, recompute: str | None = None)
 
 
 def _inner_elements(design: Design, rows: int, *, moe: bool) -> int:
-    """Elements inside the MLP or the experts over all tensor-parallel ranks: input and output of the activation function."""
+    """Elements inside the MLP or the experts over all tensor-parallel ranks: input and output of
+    the activation function.
+    """
     model, parallel = design.model, design.parallel
     ways = 3 if model.gated else 2
     if not moe:
         return rows * ways * model.inner
     routed = ceil(rows * model.top_k * parallel.imbalance)  # tokens of the experts of one rank
-    return rows * ways * model.shared_experts * model.expert_inner + routed * (ways * model.expert_inner + model.hidden)
+    return rows * ways * model.shared_experts * model.expert_inner + routed * (
+        ways * model.expert_inner + model.hidden
+    )
 
 
 def chunks_in_flight(design: Design, stage: int) -> int:
@@ -175,7 +191,10 @@ def _stage(design: Design, stage: int) -> StageMemory:
             return dense * count + experts * count
         return ceil(dense * count / shard) + ceil(experts * count / min(shard, across))
 
-    weights, optimizer = stored_bytes(WEIGHT_BYTES, "parameters"), stored_bytes(OPTIMIZER_BYTES, "optimizer")
+    weights, optimizer = (
+        stored_bytes(WEIGHT_BYTES, "parameters"),
+        stored_bytes(OPTIMIZER_BYTES, "optimizer"),
+    )
     gradients = stored_bytes(int(DTYPE_BYTES[parallel.gradients]), "gradients")
     chunks = layers_of_chunks(model, parallel)[stage]
     layer_bytes = {moe: activation_bytes(design, moe=moe) for moe in (False, True)}
@@ -205,7 +224,9 @@ def _all_but_two(weights: int, chunks: tuple[tuple[int, ...], ...]) -> int:
 
 
 def offloaded_bytes(design: Design, stage: int, chunk: int) -> tuple[int, int]:
-    """Bytes of a chunk's weights, and of its activations per micro-batch, that move to and from host memory."""
+    """Bytes of a chunk's weights, and of its activations per micro-batch, that move to and from
+    host memory.
+    """
     parallel, model = design.parallel, design.model
     chunks = layers_of_chunks(model, parallel)[stage]
     weights = activations = 0
@@ -213,15 +234,21 @@ def offloaded_bytes(design: Design, stage: int, chunk: int) -> tuple[int, int]:
         dense, experts = stage_parameters(design, stage)
         count = dense + experts
         if parallel.shard == "parameters":
-            count = ceil(count / (parallel.shard_group or design.mesh.size("dp") * design.mesh.size("cp")))
+            count = ceil(
+                count / (parallel.shard_group or design.mesh.size("dp") * design.mesh.size("cp"))
+            )
         weights = _all_but_two(WEIGHT_BYTES * count, chunks) // len(chunks)
     if "activations" in parallel.offload:
-        activations = sum(activation_bytes(design, moe=model.is_moe(layer)) for layer in chunks[chunk])
+        activations = sum(
+            activation_bytes(design, moe=model.is_moe(layer)) for layer in chunks[chunk]
+        )
     return weights, activations
 
 
 def _ends(design: Design, stage: int) -> int:
-    """Activations of embedding and head: dropout masks of all micro-batches in flight; input and logits of the loss."""
+    """Activations of embedding and head: dropout masks of all micro-batches in flight; input and
+    logits of the loss.
+    """
     model, parallel = design.model, design.parallel
     rows = parallel.micro_batch * (design.sequence // parallel.cp)
     split = parallel.tp if parallel.sequence_parallel else 1
@@ -229,7 +256,9 @@ def _ends(design: Design, stage: int) -> int:
     if stage == 0 and model.dropout:
         nbytes += rows * model.hidden * min(design.micro_batches, parallel.pp) // split
     if stage == parallel.pp - 1:
-        nbytes += 2 * ACTIVATION_BYTES * rows * model.hidden // split  # input of the last norm and of the head
+        nbytes += (
+            2 * ACTIVATION_BYTES * rows * model.hidden // split
+        )  # input of the last norm and of the head
         nbytes += 4 * rows * model.vocabulary // parallel.tp
     return nbytes
 
@@ -244,8 +273,16 @@ def _buffers(design: Design, stage: int, dense: int, experts: int) -> int:
         nbytes += 2 * WEIGHT_BYTES * (dense + experts) // layers
     if parallel.recompute != "none":
         moe = any(model.is_moe(layer) for chunk in chunks for layer in chunk)
-        nbytes += activation_bytes(design, moe=moe, recompute="none") - activation_bytes(design, moe=moe)
+        nbytes += activation_bytes(design, moe=moe, recompute="none") - activation_bytes(
+            design, moe=moe
+        )
     if parallel.pp > 1:
         rows = parallel.micro_batch * (design.sequence // parallel.cp)
-        nbytes += 4 * ACTIVATION_BYTES * rows * model.hidden // (parallel.tp if parallel.sequence_parallel else 1)
+        nbytes += (
+            4
+            * ACTIVATION_BYTES
+            * rows
+            * model.hidden
+            // (parallel.tp if parallel.sequence_parallel else 1)
+        )
     return nbytes

@@ -1,4 +1,5 @@
-"""Lists of operations in TOML as workloads: work, collectives on the axes of a mesh, and messages along them.
+"""Lists of operations in TOML as workloads: work, collectives on the axes of a mesh, and messages
+along them.
 
 Ranks whose coordinates differ only along axes that no operation distinguishes form a class.
 """
@@ -29,7 +30,14 @@ from simcoll.training.measured_kernels import OperatorTimes, load_measured
 from simcoll.units import parse_size, parse_time
 from simcoll.workload.mesh import Mesh
 from simcoll.workload.stream_names import message_stream
-from simcoll.workload.workload import CallOperation, ComputeOperation, Operation, Rules, SendOperation, Workload
+from simcoll.workload.workload import (
+    CallOperation,
+    ComputeOperation,
+    Operation,
+    Rules,
+    SendOperation,
+    Workload,
+)
 
 __all__ = ["ListedWorkload", "load_operations", "operations_from"]
 
@@ -145,10 +153,18 @@ def operations_from(document: Mapping[str, Any], *, file: str = "operations") ->
         record = convert_table(dict(document), _OperationsFile)
         folder = Path(file).parent
         if record.topology is not None and record.topology.calibration:
-            raise ConfigError("is for designs, whose collectives are NCCL's", path="$.topology.calibration")
+            raise ConfigError(
+                "is for designs, whose collectives are NCCL's", path="$.topology.calibration"
+            )
         topology = None if record.topology is None else load_cluster(record.topology, folder)
-        slow = {} if record.topology is None else {int(rank): factor for rank, factor in record.topology.slow.items()}
-        return ListedWorkload(_List(record, folder, topology, Path(file).stem).workload(), topology, slow)
+        slow = (
+            {}
+            if record.topology is None
+            else {int(rank): factor for rank, factor in record.topology.slow.items()}
+        )
+        return ListedWorkload(
+            _List(record, folder, topology, Path(file).stem).workload(), topology, slow
+        )
 
 
 @dataclass(eq=False)
@@ -170,15 +186,20 @@ class _List:
         """Determine the mesh, the classes and the GPU."""
         self.mesh = Mesh(tuple(self.record.mesh.items()))
         axes = dict.fromkeys(
-            axis for work in self.record.op for axis in (*work.on, *([work.send] if work.send else ()))
+            axis
+            for work in self.record.op
+            for axis in (*work.on, *([work.send] if work.send else ()))
         )
         for axis in axes:
             if axis not in self.record.mesh:
-                raise ConfigError(f"no axis {axis!r}; {nearest(axis, self.record.mesh)}", path="$.op")
+                raise ConfigError(
+                    f"no axis {axis!r}; {nearest(axis, self.record.mesh)}", path="$.op"
+                )
         self.split_axes = tuple(axis for axis in self.record.mesh if axis in axes)
         if self.mesh.nranks > MAX_RANKS or prod(map(self.mesh.size, self.split_axes)) > MAX_CLASSES:
             raise ConfigError(
-                f"the mesh has more than {MAX_RANKS:,} ranks, or operations tell more than {MAX_CLASSES:,} classes apart",
+                f"the mesh has more than {MAX_RANKS:,} ranks, or operations tell more than "
+                f"{MAX_CLASSES:,} classes apart",
                 path="$.mesh",
             )
         self.points = [
@@ -187,7 +208,9 @@ class _List:
         ]
         self.classes = dict(zip(map(_point_name, self.points), self._classes(), strict=True))
         self.gpu: Gpu | None = None
-        name = self.record.gpu.name or ("" if self.topology is None else self.topology.traits.get("gpu", "").lower())
+        name = self.record.gpu.name or (
+            "" if self.topology is None else self.topology.traits.get("gpu", "").lower()
+        )
         if name:
             gpu_path = self.folder / name
             self.gpu = load_gpu(gpu_path if is_file(gpu_path) else name)
@@ -222,21 +245,35 @@ class _List:
     def _add(self, work: _OperationEntry) -> None:
         _check_keys(work)
         if not work.repeat >= 1 or work.repeat + len(self.operations) > MAX_OPERATIONS:
-            raise ConfigError(f"expected 1 to {MAX_OPERATIONS:,} operations in all, got {work.repeat}", path="$.repeat")
+            raise ConfigError(
+                f"expected 1 to {MAX_OPERATIONS:,} operations in all, got {work.repeat}",
+                path="$.repeat",
+            )
         if work.id in self.ids:
             raise ConfigError(f"{work.id!r} is a duplicate", path="$.id")
         points = self._points(work.on)
         needs = tuple(identifier for name in work.after for identifier in self._ids_of(name))
-        make = self._calls if work.call is not None else self._sends if work.send is not None else self._works
+        make = (
+            self._calls
+            if work.call is not None
+            else self._sends
+            if work.send is not None
+            else self._works
+        )
         for turn in range(work.repeat):
             start = len(self.operations)
-            self.operations += make(work, points, f"{work.id} {turn + 1}" if work.repeat > 1 else work.id, needs)
+            self.operations += make(
+                work, points, f"{work.id} {turn + 1}" if work.repeat > 1 else work.id, needs
+            )
             self.ids[work.id] = tuple(operation.id for operation in self.operations[start:])
-            self.classes_of[work.id] = {name for added in self.operations[start:] for name in self._classes_in(added)}
+            self.classes_of[work.id] = {
+                name for added in self.operations[start:] for name in self._classes_in(added)
+            }
         for name in work.after:
             if not self.classes_of[name] & self.classes_of[work.id]:
                 raise ConfigError(
-                    f"no rank takes part in both {name!r} and {work.id!r}; only a send or a collective makes ranks wait for others",
+                    f"no rank takes part in both {name!r} and {work.id!r}; only a send or a "
+                    "collective makes ranks wait for others",
                     path="$.after",
                 )
 
@@ -255,7 +292,8 @@ class _List:
         later = [number for number, work in enumerate(self.record.op) if work.id == name]
         if later:
             raise ConfigError(
-                f"operation {name!r} is $.op[{later[0]}], not before this one; put it first, or break the cycle",
+                f"operation {name!r} is $.op[{later[0]}], not before this one; put it first, or "
+                "break the cycle",
                 path="$.after",
             )
         raise ConfigError(f"unknown operation {name!r}; {nearest(name, self.ids)}", path="$.after")
@@ -269,7 +307,10 @@ class _List:
         matches = [
             point
             for point in self.points
-            if all(point[axis] in ((places,) if isinstance(places, int) else places) for axis, places in on.items())
+            if all(
+                point[axis] in ((places,) if isinstance(places, int) else places)
+                for axis, places in on.items()
+            )
         ]
         if not matches:
             raise ConfigError("no rank takes part: an empty list", path="$.on")
@@ -299,13 +340,17 @@ class _List:
             return parse_time(work.time, what="time", path="$.time"), flops
         if work.operator is not None:
             if self.measured is None:
-                raise ConfigError("an operator needs a table: [gpu] measured = 'operators.csv'", path="$.operator")
+                raise ConfigError(
+                    "an operator needs a table: [gpu] measured = 'operators.csv'", path="$.operator"
+                )
             return self.measured.time_fs(work.operator, work.shape, dtype), flops
         if self.gpu is None:
             raise ConfigError("flops and bytes need a GPU: [gpu] name = 'h100'", path="$.gpu.name")
         moved = 0 if work.bytes is None else parse_size(work.bytes, what="bytes", path="$.bytes")
         bandwidth = self.gpu.number("memory.measured", self.gpu.number("memory.bandwidth"))
-        return round(max(flops / self.gpu.gemm(dtype) if flops else 0.0, moved / bandwidth) * 1e15), flops
+        return round(
+            max(flops / self.gpu.gemm(dtype) if flops else 0.0, moved / bandwidth) * 1e15
+        ), flops
 
     def _calls(
         self, work: _OperationEntry, points: list[dict[str, int]], name: str, needs: tuple[str, ...]
@@ -320,7 +365,8 @@ class _List:
         members = prod(map(self.mesh.size, axes))
         if work.imbalance != 1 and (work.call != "all_to_all" or work.imbalance > members):
             raise ConfigError(
-                f"expected a load over the mean of an all_to_all, at most {members} for {members} ranks, got {work.imbalance}",
+                f"expected a load over the mean of an all_to_all, at most {members} for {members} "
+                f"ranks, got {work.imbalance}",
                 path="$.imbalance",
             )
         on = () if len(points) == len(self.points) else tuple(map(_point_name, points))
@@ -347,7 +393,9 @@ class _List:
         length = self.mesh.size(axis)
         size = _size(work)
         if not work.shift or abs(work.shift) >= length:
-            raise ConfigError(f"expected 1 to {length - 1}, or negative, got {work.shift}", path="$.shift")
+            raise ConfigError(
+                f"expected 1 to {length - 1}, or negative, got {work.shift}", path="$.shift"
+            )
         messages = defaultdict(list)
         for point in points:
             place = point[axis] + work.shift
@@ -355,7 +403,8 @@ class _List:
                 messages[point[axis]].append((point, {**point, axis: place % length}))
         if not messages:
             raise ConfigError(
-                "no rank sends: all targets are outside the mesh; set wrap = true to go around", path="$.shift"
+                "no rank sends: all targets are outside the mesh; set wrap = true to go around",
+                path="$.shift",
             )
         several = sum(map(len, messages.values())) > 1
         for pairs in messages.values():
@@ -374,12 +423,17 @@ class _List:
 
 
 def _check_keys(work: _OperationEntry) -> None:
-    """Refuse entries of no kind or of several, and keys that mean nothing beside those of the kind."""
-    set_keys = {name for name in work.__struct_fields__ if getattr(work, name) != _NOTHING.get(name)}
+    """Refuse entries of no kind or of several, and keys that mean nothing beside those of the
+    kind.
+    """
+    set_keys = {
+        name for name in work.__struct_fields__ if getattr(work, name) != _NOTHING.get(name)
+    }
     kinds = [name for name in ("call", "send", "time", "operator") if name in set_keys]
     if len(kinds) > 1 or not (kinds or set_keys & {"flops", "bytes"}):
         raise ConfigError(
-            "expected call, send, or work: time, flops and bytes, or operator and shape; exactly one of these"
+            "expected call, send, or work: time, flops and bytes, or operator and shape; exactly "
+            "one of these"
         )
     kind = kinds[0] if kinds else "flops"
     for name in work.__struct_fields__:
@@ -390,7 +444,9 @@ def _check_keys(work: _OperationEntry) -> None:
 def _size(work: _OperationEntry) -> int:
     """The bytes of a call or a message, which may be 0 but not left out."""
     if work.bytes is None:
-        raise ConfigError("missing; expected a size such as '64M'; with '0', it only orders", path="$.bytes")
+        raise ConfigError(
+            "missing; expected a size such as '64M'; with '0', it only orders", path="$.bytes"
+        )
     return parse_size(work.bytes, what="bytes", path="$.bytes")
 
 

@@ -1,8 +1,10 @@
-"""Roofline times of a transformer's kernels on one GPU: matrix products, fused attention, element-wise kernels.
+"""Roofline times of a transformer's kernels on one GPU: matrix products, fused attention,
+element-wise kernels.
 
-A matrix product is computed in tiles, one wave of tiles on all multiprocessors at a time: a partly empty last wave or row of tiles takes
-as long as a full one (NVIDIA, *Matrix multiplication background*). Small tiles reach a smaller share of the peak, because they load
-more per product. All rates are the GPU file's, times the calibration.
+A matrix product is computed in tiles, one wave of tiles on all multiprocessors at a time: a partly
+empty last wave or row of tiles takes as long as a full one (NVIDIA, *Matrix multiplication
+background*). Small tiles reach a smaller share of the peak, because they load more per product. All
+rates are the GPU file's, times the calibration.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _LOAD = 16
 SMALLEST_WAVE = 108
 """Multiprocessors of a GPU whose file lacks the number: an A100's."""
 PLAIN_SHARE = 0.6
-"""Share of the peak for fused attention without a measured rate: that of FlashAttention-2 on A100 and 3 on H100."""
+"""Share of the peak for fused attention without a measured rate: that of FlashAttention-2 on A100
+and 3 on H100.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,9 @@ class Roofline:
         """Time of a kernel that reads and writes ``nbytes`` in total."""
         return nbytes / self.memory_rate
 
-    def gemm(self, rows: float, columns: float, depth: float, *, batch: int = 1, wide: bool = False) -> float:
+    def gemm(
+        self, rows: float, columns: float, depth: float, *, batch: int = 1, wide: bool = False
+    ) -> float:
         """Time of a batch of matrix products ``[rows, depth] x [depth, columns]``.
 
         Examples
@@ -100,19 +106,29 @@ class Roofline:
         moved = batch * (DTYPE_BYTES[dtype] * (rows * depth + depth * columns) + 2 * rows * columns)
         return max(best, self.elementwise(moved))
 
-    def _measured_seconds(self, operator: str, shape: tuple[float, ...], dtype: str) -> float | None:
+    def _measured_seconds(
+        self, operator: str, shape: tuple[float, ...], dtype: str
+    ) -> float | None:
         """The measured time of an operator in seconds, if any."""
         time_fs = None if self.measured is None else self.measured.lookup(operator, shape, dtype)
         return None if time_fs is None else time_fs / FS_PER_SECOND
 
-    def attention(self, flops: float, shape: tuple[float, ...] = (), *, backward: bool = False) -> float:
-        """Time of fused attention; ``shape``: sequences, heads, queries, keys, widths of keys and of values."""
-        measured_seconds = self._measured_seconds("attention backward" if backward else "attention", shape, self.wide)
+    def attention(
+        self, flops: float, shape: tuple[float, ...] = (), *, backward: bool = False
+    ) -> float:
+        """Time of fused attention; ``shape``: sequences, heads, queries, keys, widths of keys and
+        of values.
+        """
+        measured_seconds = self._measured_seconds(
+            "attention backward" if backward else "attention", shape, self.wide
+        )
         if measured_seconds is not None:
             return measured_seconds
         place = "attention.backward" if backward else "attention.forward"
         rate = self.gpu.number(place, PLAIN_SHARE * self.gpu.peak(self.wide))
-        return flops / (rate * self.gpu.sustained * self.calibration.rate * self.calibration.attention)
+        return flops / (
+            rate * self.gpu.sustained * self.calibration.rate * self.calibration.attention
+        )
 
 
 def _relative(a: int, b: int) -> float:

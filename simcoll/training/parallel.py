@@ -1,4 +1,6 @@
-"""Parallelisation of a model: degrees of parallelism, pipeline schedule, sharding, recomputation."""
+"""Parallelisation of a model: degrees of parallelism, pipeline schedule, sharding,
+recomputation.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     Attributes
     ----------
     tp, cp, pp, ep, dp
-        Degrees of tensor, context, pipeline, expert and data parallelism; ``dp`` 0: the degree that fills the cluster. Experts are
-        distributed over ``ep`` of the ranks of tensor, context and data parallelism.
+        Degrees of tensor, context, pipeline, expert and data parallelism; ``dp`` 0: the degree that
+        fills the cluster. Experts are distributed over ``ep`` of the ranks of tensor, context and
+        data parallelism.
     order
         The axes, fastest first.
     virtual
@@ -44,46 +47,59 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     micro_batch
         Sequences per micro-batch.
     schedule
-        ``"1f1b"`` (interleaved where ``virtual`` is above 1) or ``"zero-bubble"`` (ZB-H1: the backward pass of weights fills bubbles).
+        ``"1f1b"`` (interleaved where ``virtual`` is above 1) or ``"zero-bubble"`` (ZB-H1: the
+        backward pass of weights fills bubbles).
     shard
-        Sharding over data parallelism: none (DDP), optimizer state (ZeRO-1), gradients too (ZeRO-2), parameters too (ZeRO-3, FSDP).
+        Sharding over data parallelism: none (DDP), optimizer state (ZeRO-1), gradients too
+        (ZeRO-2), parameters too (ZeRO-3, FSDP).
     shard_group
-        Ranks that share one sharded copy; 0: all of data and context parallelism. Fewer: hybrid sharding (HSDP).
+        Ranks that share one sharded copy; 0: all of data and context parallelism. Fewer: hybrid
+        sharding (HSDP).
     sequence_parallel
-        Whether norms, dropout and residuals are split along the sequence over the tensor-parallel ranks.
+        Whether norms, dropout and residuals are split along the sequence over the tensor-parallel
+        ranks.
     recompute
-        Activations recomputed in the backward pass: none; the attention core; ``"operators"``, every second matrix product of weights
-        and all that is neither a product nor attention, as in torchtitan; or whole layers.
+        Activations recomputed in the backward pass: none; the attention core; ``"operators"``,
+        every second matrix product of weights and all that is neither a product nor attention, as
+        in torchtitan; or whole layers.
     context
-        Exchange of context parallelism: keys and values around a ring, gathered, or sequence traded for heads (Ulysses).
+        Exchange of context parallelism: keys and values around a ring, gathered, or sequence traded
+        for heads (Ulysses).
     attention
         ``"fused"`` (FlashAttention) or ``"plain"``: matrix products with a softmax between.
     gradients
         Type of accumulated and reduced gradients.
     gathered
-        Type of the parameters that sharding gathers: ``"fp8"`` with 8-bit matrix products whose weights are cast before. Embedding and
-        head stay in 16 bits.
+        Type of the parameters that sharding gathers: ``"fp8"`` with 8-bit matrix products whose
+        weights are cast before. Embedding and head stay in 16 bits.
     dispatch
-        Dispatch of tokens to experts: ``"copies"``, one per expert (an all_to_all), or ``"once"`` to each node with any of the token's
-        experts, which forwards it, and within a node once to each rank (DeepEP, HybridEP).
+        Dispatch of tokens to experts: ``"copies"``, one per expert (an all_to_all), or ``"once"``
+        to each node with any of the token's experts, which forwards it, and within a node once to
+        each rank (DeepEP, HybridEP).
     exchange_units
-        Multiprocessors that exchanges of tokens take from concurrent computation: 20 as in DeepSeek-V3 (arXiv 2412.19437).
+        Multiprocessors that exchanges of tokens take from concurrent computation: 20 as in
+        DeepSeek-V3 (arXiv 2412.19437).
     graphs
-        Use of CUDA graphs, which avoid host launch time: none; ``"layer"``, layers without their experts; or the whole ``"step"``.
+        Use of CUDA graphs, which avoid host launch time: none; ``"layer"``, layers without their
+        experts; or the whole ``"step"``.
     imbalance
         Load of the most loaded expert rank, over the mean.
     buckets
-        Gradient collectives that overlap computation: ``"layer"`` by layer; a whole ``"chunk"`` of layers once its stage has finished it
-        (NeMo 2 with a pipeline); or ``"aligned"``, whole chunks at the same time on all stages (Megatron-LM's ``--align-grad-reduce``).
+        Gradient collectives that overlap computation: ``"layer"`` by layer; a whole ``"chunk"`` of
+        layers once its stage has finished it (NeMo 2 with a pipeline); or ``"aligned"``, whole
+        chunks at the same time on all stages (Megatron-LM's ``--align-grad-reduce``).
     overlap_dp, overlap_pp, overlap_ep, overlap_tp
-        Whether collectives of data parallelism, sends between stages, exchanges of tokens, and collectives of tensor parallelism with
-        ``sequence_parallel`` (part by part beside the products) overlap computation. Default: only sends, when interleaved, and only
-        while forward and backward passes alternate, as in Megatron-LM; ``overlap_pp`` true includes the pipeline's fill and drain.
+        Whether collectives of data parallelism, sends between stages, exchanges of tokens, and
+        collectives of tensor parallelism with ``sequence_parallel`` (part by part beside the
+        products) overlap computation. Default: only sends, when interleaved, and only while forward
+        and backward passes alternate, as in Megatron-LM; ``overlap_pp`` true includes the
+        pipeline's fill and drain.
     scatter_gather
-        Whether each tensor-parallel rank sends its part of the activations to the next stage, which gathers them (Megatron-LM); with
-        sequence parallelism they are split anyway.
+        Whether each tensor-parallel rank sends its part of the activations to the next stage, which
+        gathers them (Megatron-LM); with sequence parallelism they are split anyway.
     split
-        Layers of each stage and chunk: ``"even"``; ``"embeddings"``, where embedding and head count as a layer each; or a list.
+        Layers of each stage and chunk: ``"even"``; ``"embeddings"``, where embedding and head count
+        as a layer each; or a list.
     offload
         Offloaded to host memory: any of ``"weights"``, ``"activations"``, ``"optimizer"``.
 
@@ -126,37 +142,49 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
-                raise ConfigError(f"{name}: unknown {getattr(self, name)!r}; {nearest(getattr(self, name), choices)}")
+                raise ConfigError(
+                    f"{name}: unknown {getattr(self, name)!r}; "
+                    f"{nearest(getattr(self, name), choices)}"
+                )
         at_least_one = dict.fromkeys(("tp", "cp", "pp", "ep", "virtual", "micro_batch"), 1)
         for name, low in {**at_least_one, "dp": 0, "shard_group": 0, "exchange_units": 0}.items():
             if not low <= getattr(self, name) < 2**31:
-                raise ConfigError(f"{name}: expected a whole number, at least {low}, got {getattr(self, name)}")
+                raise ConfigError(
+                    f"{name}: expected a whole number, at least {low}, got {getattr(self, name)}"
+                )
         for part in self.offload:
             if part not in OFFLOADS:
                 raise ConfigError(f"offload: unknown {part!r}; {nearest(part, OFFLOADS)}")
         if not 1 <= self.imbalance < 1e6:
             raise ConfigError(f"imbalance: expected a number, at least 1, got {self.imbalance}")
         if self.virtual > 1 and (self.pp == 1 or self.schedule != "1f1b"):
-            raise ConfigError(f"virtual {self.virtual}: interleaving needs schedule '1f1b' and pp above 1")
+            raise ConfigError(
+                f"virtual {self.virtual}: interleaving needs schedule '1f1b' and pp above 1"
+            )
         if self.overlap_tp and self.tp > 1 and not self.sequence_parallel:
             raise ConfigError(
-                "overlap_tp needs sequence_parallel: a product cannot run beside an all_reduce of its own output"
+                "overlap_tp needs sequence_parallel: a product cannot run beside an all_reduce of "
+                "its own output"
             )
         if isinstance(self.split, str) and self.split not in ("even", "embeddings"):
             raise ConfigError(
-                f"split: unknown {self.split!r}; {nearest(self.split, ['even', 'embeddings'])}, or a list"
+                f"split: unknown {self.split!r}; {nearest(self.split, ['even', 'embeddings'])}, or "
+                "a list"
             )
 
     @property
     def sends_overlap(self) -> str:
-        """When sends between stages overlap computation: ``"always"``, ``"never"``, or while passes ``"alternate"``."""
+        """When sends between stages overlap computation: ``"always"``, ``"never"``, or while passes
+        ``"alternate"``.
+        """
         if self.overlap_pp is None:
             return "alternate" if self.virtual > 1 else "never"
         return "always" if self.overlap_pp else "never"
 
 
 def layers_of_chunks(model: Model, parallel: Parallel) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Layer numbers of each stage's chunks: ``[stage][chunk]``; chunk c of stage s is part ``c * pp + s`` of the model.
+    """Layer numbers of each stage's chunks: ``[stage][chunk]``; chunk c of stage s is part
+    ``c * pp + s`` of the model.
 
     Raises
     ------
@@ -184,7 +212,8 @@ def _chunks(
             raise ConfigError(f"split: expected numbers of layers of at least 0, got {min(counts)}")
         if len(counts) != parts or sum(counts) != layers:
             raise ConfigError(
-                f"split: {len(counts)} parts with {sum(counts)} layers; expected {parts} parts (pp x virtual) with {layers}"
+                f"split: {len(counts)} parts with {sum(counts)} layers; expected {parts} parts (pp "
+                f"x virtual) with {layers}"
             )
     else:
         extra = 2 if split == "embeddings" else 0
@@ -196,14 +225,19 @@ def _chunks(
             counts[0] -= 1
             counts[-1] -= 1
     starts = [sum(counts[:place]) for place in range(parts)]
-    chunks = [tuple(range(start, start + count)) for start, count in zip(starts, counts, strict=True)]
+    chunks = [
+        tuple(range(start, start + count)) for start, count in zip(starts, counts, strict=True)
+    ]
     return tuple(tuple(chunks[c * stages + s] for c in range(virtual)) for s in range(stages))
 
 
 def _uneven_error(layers: int, parts: int) -> str:
     """The error for layers that cannot be split evenly, with valid alternatives."""
     if (layers + 2) % parts == 0:
-        return f"{layers} layers do not divide into {parts} parts (pp x virtual); they do with split = 'embeddings'"
+        return (
+            f"{layers} layers do not divide into {parts} parts (pp x virtual); they do with "
+            "split = 'embeddings'"
+        )
     divisors = [count for count in range(1, layers + 1) if layers % count == 0]
     best = min(divisors, key=lambda count: (abs(count - parts), count))
     problem = f"{layers} layers do not divide into {parts} parts (pp x virtual)"

@@ -8,7 +8,8 @@ __all__ = ["PipelineTurn", "stage_order"]
 
 
 class PipelineTurn(NamedTuple):
-    """One pass of one micro-batch through one chunk: ``"F"`` forward, ``"B"`` backward, ``"W"`` weight gradients only.
+    """One pass of one micro-batch through one chunk: ``"F"`` forward, ``"B"`` backward, ``"W"``
+    weight gradients only.
 
     In schedules with separate weight gradients, ``"B"`` computes input gradients only.
     """
@@ -18,12 +19,15 @@ class PipelineTurn(NamedTuple):
     chunk: int
 
 
-def stage_order(stages: int, chunks: int, micro_batches: int, stage: int, schedule: str = "1f1b") -> list[PipelineTurn]:
+def stage_order(
+    stages: int, chunks: int, micro_batches: int, stage: int, schedule: str = "1f1b"
+) -> list[PipelineTurn]:
     """The passes of a stage in order.
 
-    One chunk: 1F1B (Narayanan et al., *Memory-efficient pipeline-parallel DNN training*). Several: interleaved, as Megatron-LM does
-    it (Narayanan et al., *Efficient large-scale language model training*). ``zero-bubble``: ZB-H1 (Qi et al., *Zero bubble pipeline
-    parallelism*), where stage s computes the weight gradients of a micro-batch after the backward pass of the s-th next one.
+    One chunk: 1F1B (Narayanan et al., *Memory-efficient pipeline-parallel DNN training*). Several:
+    interleaved, as Megatron-LM does it (Narayanan et al., *Efficient large-scale language model
+    training*). ``zero-bubble``: ZB-H1 (Qi et al., *Zero bubble pipeline parallelism*), where stage
+    s computes the weight gradients of a micro-batch after the backward pass of the s-th next one.
 
     Examples
     --------
@@ -56,7 +60,11 @@ def stage_order(stages: int, chunks: int, micro_batches: int, stage: int, schedu
 
 
 def _interleaved_turn(kind: str, turn: int, stages: int, chunks: int) -> PipelineTurn:
-    """Micro-batch and chunk of a stage's n-th forward or backward pass: rounds of ``stages`` micro-batches, chunk by chunk."""
+    """Micro-batch and chunk of a stage's n-th forward or backward pass: rounds of ``stages``
+    micro-batches, chunk by chunk.
+    """
     round_number, place = divmod(turn, stages * chunks)
     chunk, micro = divmod(place, stages)
-    return PipelineTurn(kind, round_number * stages + micro, chunk if kind == "F" else chunks - 1 - chunk)
+    return PipelineTurn(
+        kind, round_number * stages + micro, chunk if kind == "F" else chunks - 1 - chunk
+    )

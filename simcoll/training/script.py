@@ -1,7 +1,8 @@
 """The operations of a training step without their costs: order and dependencies on each stage.
 
-A script depends only on a design's :class:`ScriptShape`, so that designs which differ in sizes share one. A slot describes operations of
-equal cost; a row is one operation: its slot, its micro-batch, and the rows that it depends on.
+A script depends only on a design's :class:`ScriptShape`, so that designs which differ in sizes
+share one. A slot describes operations of equal cost; a row is one operation: its slot, its
+micro-batch, and the rows that it depends on.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ class Slot(NamedTuple):
     stage
         Stage; for a send, its source.
     work
-        For a pass ``"F"``, ``"B"``, ``"W"`` or ``"BW"``; for a send its direction; for a collective its group; for an offload the
-        kind of its pass.
+        For a pass ``"F"``, ``"B"``, ``"W"`` or ``"BW"``; for a send its direction; for a collective
+        its group; for an offload the kind of its pass.
     chunk
         Chunk of a pass; for a send, its target.
     layer
@@ -136,7 +137,9 @@ EVERY, BESIDE_LAYERS = -1, -2
 
 
 class ScriptRow(NamedTuple):
-    """An operation: the number of its slot, its micro-batch (-1: none), and the rows that it depends on."""
+    """An operation: the number of its slot, its micro-batch (-1: none), and the rows that it
+    depends on.
+    """
 
     slot: int
     micro: int
@@ -205,7 +208,9 @@ class _ScriptWriter:
         places = [0] * p
         while any(places[stage] < len(orders[stage]) for stage in range(p)):
             for stage in range(p):
-                while places[stage] < len(orders[stage]) and self._ready(stage, orders[stage][places[stage]]):
+                while places[stage] < len(orders[stage]) and self._ready(
+                    stage, orders[stage][places[stage]]
+                ):
                     self._turn(stage, *orders[stage][places[stage] : places[stage] + 2])
                     places[stage] += 1
         self._finish()
@@ -221,7 +226,9 @@ class _ScriptWriter:
         """Whether an earlier row sends the input of a pass from another stage."""
         begins = self._first if turn.kind == "F" else self._final
         return (
-            turn.kind == "W" or begins(stage, turn.chunk) or (turn.kind, turn.micro, turn.chunk, stage) in self.arrived
+            turn.kind == "W"
+            or begins(stage, turn.chunk)
+            or (turn.kind, turn.micro, turn.chunk, stage) in self.arrived
         )
 
     def _turn(self, stage: int, turn: PipelineTurn, then: PipelineTurn | None = None) -> None:
@@ -236,7 +243,9 @@ class _ScriptWriter:
         split = shape.schedule == "zero-bubble"
         work = "BW" if kind == "B" and not split else kind
         final = micro == shape.micro_batches - 1 and kind == ("W" if split else "B")
-        if (shape.gathers or (final and shape.beside and not shape.by_chunk)) and shape.layers[stage][chunk]:
+        if (shape.gathers or (final and shape.beside and not shape.by_chunk)) and shape.layers[
+            stage
+        ][chunk]:
             turn_row = self._layer_by_layer(stage, turn, work, needs, final=final)
         else:
             turn_row = self.add(Slot("turn", stage, work, chunk), needs, micro)
@@ -251,27 +260,41 @@ class _ScriptWriter:
         if kind != "W" and not ends(stage, chunk):
             self._send(stage, turn, turn_row, alternates=then is not None and then.kind != kind)
 
-    def _layer_by_layer(self, stage: int, turn: PipelineTurn, work: str, needs: tuple[int, ...], *, final: bool) -> int:
-        """Add a pass layer by layer: parameters are gathered before each layer, gradients reduced after it."""
+    def _layer_by_layer(
+        self, stage: int, turn: PipelineTurn, work: str, needs: tuple[int, ...], *, final: bool
+    ) -> int:
+        """Add a pass layer by layer: parameters are gathered before each layer, gradients reduced
+        after it.
+        """
         layers = self.shape.layers[stage][turn.chunk]
         passes: list[int] = []
         for layer in layers if turn.kind == "F" else reversed(layers):
             layer_needs = () if passes else needs
             if self.shape.gathers and turn.kind != "W":  # up to two layers ahead
-                layer_needs += self._collective("all_gather", stage, layer, (*needs, *passes[-2:-1]), turn.micro)
-            passes.append(self.add(Slot("turn", stage, work, turn.chunk, layer), layer_needs, turn.micro))
+                layer_needs += self._collective(
+                    "all_gather", stage, layer, (*needs, *passes[-2:-1]), turn.micro
+                )
+            passes.append(
+                self.add(Slot("turn", stage, work, turn.chunk, layer), layer_needs, turn.micro)
+            )
             if "W" in work and (self.shape.gathers or (final and self.shape.beside)):
                 self.synchronised[stage] += self._reduce(stage, layer, (passes[-1],), turn.micro)
         return passes[-1]
 
     def _reduce_chunks(self, stage: int, chunk: int, turn_row: int, *, final: bool) -> None:
-        """Reduce a finished chunk: at once, or when the first stage, which lags by one pass per stage in between, has finished it."""
+        """Reduce a finished chunk: at once, or when the first stage, which lags by one pass per
+        stage in between, has finished it.
+        """
         if final:
             self.waiting[stage].append((chunk, stage if self.shape.buckets == "aligned" else 0))
-        still_waiting = [(waiting_chunk, turns - 1) for waiting_chunk, turns in self.waiting[stage] if turns]
+        still_waiting = [
+            (waiting_chunk, turns - 1) for waiting_chunk, turns in self.waiting[stage] if turns
+        ]
         for waiting_chunk, turns in self.waiting[stage]:
             if not turns:
-                self.synchronised[stage] += self._reduce(stage, EVERY, (turn_row,), chunk=waiting_chunk)
+                self.synchronised[stage] += self._reduce(
+                    stage, EVERY, (turn_row,), chunk=waiting_chunk
+                )
         self.waiting[stage] = still_waiting
 
     def _fetch(self, stage: int, turn: PipelineTurn) -> tuple[int, ...]:
@@ -281,17 +304,27 @@ class _ScriptWriter:
             return ()
         work = "weights" if out is None else turn.kind
         needs = (*self.before.get(stage, ()), *(() if out is None else (out,)))
-        return (self.add(Slot("offload", stage, work, turn.chunk, stream="offload in"), needs, turn.micro),)
+        return (
+            self.add(
+                Slot("offload", stage, work, turn.chunk, stream="offload in"), needs, turn.micro
+            ),
+        )
 
     def _send(self, stage: int, turn: PipelineTurn, turn_row: int, *, alternates: bool) -> None:
-        """Send activations to the next stage, or their gradients to the previous one; whether the next pass has the other direction."""
+        """Send activations to the next stage, or their gradients to the previous one; whether the
+        next pass has the other direction.
+        """
         p, forward = self.shape.stages, turn.kind == "F"
         target = (stage + 1) % p if forward else (stage - 1) % p
         wraps = stage == p - 1 if forward else stage == 0
         chunk = turn.chunk + (wraps if forward else -wraps)
-        parity = "around" if wraps and p % 2 else str(stage % 2)  # a stream has one direction on each stage
+        parity = (
+            "around" if wraps and p % 2 else str(stage % 2)
+        )  # a stream has one direction on each stage
         send_row = self.add(
-            Slot("send", stage, turn.kind, target, stream=f"send {turn.kind} {parity}"), (turn_row,), turn.micro
+            Slot("send", stage, turn.kind, target, stream=f"send {turn.kind} {parity}"),
+            (turn_row,),
+            turn.micro,
         )
         self.arrived[turn.kind, turn.micro, chunk, target] = send_row
         overlap = self.shape.sends_overlap
@@ -305,19 +338,35 @@ class _ScriptWriter:
         return self._collective(kind, stage, layer, needs, micro, chunk)
 
     def _collective(
-        self, kind: str, stage: int, layer: int, needs: tuple[int, ...], micro: int = -1, chunk: int = -1
+        self,
+        kind: str,
+        stage: int,
+        layer: int,
+        needs: tuple[int, ...],
+        micro: int = -1,
+        chunk: int = -1,
     ) -> tuple[int, ...]:
-        """Add a collective over the ranks that hold the same parameters, which are fewer for experts."""
+        """Add a collective over the ranks that hold the same parameters, which are fewer for
+        experts.
+        """
         shape, stream = self.shape, "gather" if kind == "all_gather" else "reduce"
         added: list[int] = []
         if shape.copies:
             group = "shard" if shape.replicas else "dp"
             added.append(self.add(Slot(kind, stage, group, chunk, layer, stream), needs, micro))
             if shape.replicas and kind == "reduce_scatter":
-                added.append(self.add(Slot("all_reduce", stage, "replica", chunk, layer, stream), (added[-1],), micro))
+                added.append(
+                    self.add(
+                        Slot("all_reduce", stage, "replica", chunk, layer, stream),
+                        (added[-1],),
+                        micro,
+                    )
+                )
         chunks = shape.layers[stage] if chunk < 0 else (shape.layers[stage][chunk],)
         all_layers = {number for chunk_layers in chunks for number in chunk_layers}
-        if shape.expert_copies and shape.experts & ({layer} if layer >= 0 else all_layers if layer == EVERY else set()):
+        if shape.expert_copies and shape.experts & (
+            {layer} if layer >= 0 else all_layers if layer == EVERY else set()
+        ):
             added.append(self.add(Slot(kind, stage, "edp", chunk, layer, stream), needs, micro))
         return tuple(added)
 
@@ -335,23 +384,34 @@ class _ScriptWriter:
         return stage in {0, self.shape.stages - 1}
 
     def _finish(self) -> None:
-        """Reduce the remaining gradients, update, and gather parameters that the next step does not gather itself."""
+        """Reduce the remaining gradients, update, and gather parameters that the next step does not
+        gather itself.
+        """
         shape, last = self.shape, self.shape.stages - 1
         one_by_one = shape.gathers or shape.beside
         for stage in range(shape.stages):
             for chunk, _ in self.waiting[stage]:
-                self.synchronised[stage] += self._reduce(stage, EVERY, self.computed[stage], chunk=chunk)
+                self.synchronised[stage] += self._reduce(
+                    stage, EVERY, self.computed[stage], chunk=chunk
+                )
             if shape.by_chunk:
                 continue
             if not one_by_one or self._has_ends(stage):
                 layer = BESIDE_LAYERS if one_by_one else EVERY
                 self.synchronised[stage] += self._reduce(stage, layer, self.computed[stage])
         if shape.tied:
-            needs = (*self.synchronised[0], *self.synchronised[last], *self.computed[0], *self.computed[last])
+            needs = (
+                *self.synchronised[0],
+                *self.synchronised[last],
+                *self.computed[0],
+                *self.computed[last],
+            )
             row = self.add(Slot("all_reduce", 0, "embedding", stream="reduce"), needs)
             self.synchronised[0].append(row)
             self.synchronised[last].append(row)
         for stage in range(shape.stages):
-            update_row = self.add(Slot("update", stage), (*self.synchronised[stage], *self.last.get(stage, ())))
+            update_row = self.add(
+                Slot("update", stage), (*self.synchronised[stage], *self.last.get(stage, ()))
+            )
             if shape.shard in {"optimizer", "gradients"} and not shape.overlap_dp:
                 self._collective("all_gather", stage, EVERY, (update_row,))

@@ -33,8 +33,9 @@ def play_script(script: Script, takes: Sequence[int], overlap: Fraction = NO_OVE
 def slowed_rows(script: Script, takes: Sequence[int], overlap: Fraction) -> dict[int, int]:
     """The additional time of passes that overlap collectives of their stage, by row.
 
-    While a collective is in flight on another stream, a pass does a second's work in ``1 + overlap`` seconds. Only collectives in earlier
-    rows count: under ZeRO-3 the gathering of parameters two layers ahead, whose row comes later, does not.
+    While a collective is in flight on another stream, a pass does a second's work in
+    ``1 + overlap`` seconds. Only collectives in earlier rows count: under ZeRO-3 the gathering of
+    parameters two layers ahead, whose row comes later, does not.
     """
     slowing = _Slowing(script, overlap)
     _play(script, takes, slowing)
@@ -87,10 +88,14 @@ class _Slowing:
         self._busy: dict[int, list[tuple[int, int]]] = {}
 
     def duration_fs(self, row: int, slot: int, begin: int, work: int) -> int:
-        """The duration of a row that begins now; collectives are noted for the passes of later rows."""
+        """The duration of a row that begins now; collectives are noted for the passes of later
+        rows.
+        """
         if self._passes[slot]:
             stage = self._script.slots[slot].stage
-            busy = self._busy[stage] = [interval for interval in self._busy.get(stage, ()) if interval[1] > begin]
+            busy = self._busy[stage] = [
+                interval for interval in self._busy.get(stage, ()) if interval[1] > begin
+            ]
             duration = _stretch(begin, work, sorted(busy), self._overlap)
             if duration > work:
                 self.added_fs[row] = duration - work
@@ -102,7 +107,9 @@ class _Slowing:
 
 
 def _stretch(begin: int, work: int, busy: Sequence[tuple[int, int]], overlap: Fraction) -> int:
-    """The duration of work from ``begin`` on that slows down during the busy intervals, which are in order."""
+    """The duration of work from ``begin`` on that slows down during the busy intervals, which are
+    in order.
+    """
     time, remaining = begin, work
     for start, end in busy:
         idle = min(remaining, max(0, start - time))
@@ -119,8 +126,9 @@ def _stretch(begin: int, work: int, busy: Sequence[tuple[int, int]], overlap: Fr
 class _LaneRow(NamedTuple):
     """A row on its streams: ``lane`` on its first stage, ``second_lane`` on its second (-1: none).
 
-    ``meets``: whether the two always begin together. ``needs`` and ``second_needs`` are the ends to wait for on each: the ends of row r are
-    ``2 r`` on its first stage and ``2 r + 1`` on its second.
+    ``meets``: whether the two always begin together. ``needs`` and ``second_needs`` are the ends to
+    wait for on each: the ends of row r are ``2 r`` on its first stage and ``2 r + 1`` on its
+    second.
     """
 
     slot: int
@@ -165,5 +173,7 @@ def script_lanes(script: Script) -> _ScriptLanes:
             for stage in on
         ]
         second_lane = lanes[1] if len(on) > 1 else -1
-        rows.append(_LaneRow(row.slot, lanes[0], second_lane, slot.does == "send", needs[0], needs[-1]))
+        rows.append(
+            _LaneRow(row.slot, lanes[0], second_lane, slot.does == "send", needs[0], needs[-1])
+        )
     return _ScriptLanes(len(numbers), tuple(rows))

@@ -1,4 +1,6 @@
-"""Calibration of a GPU and its software by measured steps: a few named constants, hashed into every result."""
+"""Calibration of a GPU and its software by measured steps: a few named constants, hashed into every
+result.
+"""
 
 from __future__ import annotations
 
@@ -40,25 +42,29 @@ class StepCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     Attributes
     ----------
     rate
-        Rate of matrix products in a training step over the highest measured rate (clocks under load).
+        Rate of matrix products in a training step over the highest measured rate (clocks under
+        load).
     hbm
         Memory rate of element-wise kernels over the measured memory bandwidth.
     attention
-        Rate of the attention kernel over the measured rate of fused attention, times ``rate``: 1 is FlashAttention-2 on A100 and 3
-        on H100.
+        Rate of the attention kernel over the measured rate of fused attention, times ``rate``: 1 is
+        FlashAttention-2 on A100 and 3 on H100.
     unfused
-        Bytes moved by a layer's element-wise kernels over those of fused kernels: 1 with Transformer Engine or ``torch.compile``, more
-        in eager PyTorch.
+        Bytes moved by a layer's element-wise kernels over those of fused kernels: 1 with
+        Transformer Engine or ``torch.compile``, more in eager PyTorch.
     host_layer_us
-        Host time to launch the kernels of a layer's forward pass, in microseconds; a faster GPU waits for it.
+        Host time to launch the kernels of a layer's forward pass, in microseconds; a faster GPU
+        waits for it.
     host_tp_us
         Additional host time of a layer with collectives of tensor parallelism.
     host_expert_us
-        Additional host time of each expert on the GPU, whose products and casts are separate kernels.
+        Additional host time of each expert on the GPU, whose products and casts are separate
+        kernels.
     step_ms
         Time of a step not explained by any operation, in milliseconds.
     overlap
-        Slow-down of computation while a collective runs on the same GPU: 0.1 is a tenth. 0, the default, is off.
+        Slow-down of computation while a collective runs on the same GPU: 0.1 is a tenth. 0, the
+        default, is off.
     rows
         Number of measured steps in the fit.
     error
@@ -97,7 +103,9 @@ class StepCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     @property
     def hash(self) -> str:
         """Hash of the constants."""
-        return hashlib.sha256(repr(tuple(float(getattr(self, name)) for name in _RANGES)).encode()).hexdigest()[:16]
+        return hashlib.sha256(
+            repr(tuple(float(getattr(self, name)) for name in _RANGES)).encode()
+        ).hexdigest()[:16]
 
     @property
     def state(self) -> str:
@@ -109,7 +117,9 @@ class StepCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         if self.hash == UNCALIBRATED.hash:
             return "uncalibrated: rates of data sheets and single kernels"
         origin = f" from {self.rows} measured steps" if self.rows else ""
-        accuracy = f", {100 * self.error:.1f} % off on steps not fitted" if self.error is not None else ""
+        accuracy = (
+            f", {100 * self.error:.1f} % off on steps not fitted" if self.error is not None else ""
+        )
         return f"calibration {self.hash}{origin}{accuracy}"
 
 
@@ -135,7 +145,9 @@ def shipped_calibrations() -> dict[str, str]:
     >>> list(shipped_calibrations())
     ['fsdp-a100', 'fsdp-h100', 'megatron-a100', 'megatron-experts']
     """
-    return {name: load_calibration(path).source for name, path in shipped_files("calibrations").items()}
+    return {
+        name: load_calibration(path).source for name, path in shipped_files("calibrations").items()
+    }
 
 
 def shipped_calibration(name: str) -> StepCalibration:
@@ -151,7 +163,9 @@ def shipped_calibration(name: str) -> StepCalibration:
     """
     files = shipped_files("calibrations")
     if name not in files:
-        raise ConfigError(f"calibration {name!r} is neither a file nor shipped; {nearest(name, files)}")
+        raise ConfigError(
+            f"calibration {name!r} is neither a file nor shipped; {nearest(name, files)}"
+        )
     return load_calibration(files[name])
 
 

@@ -28,8 +28,8 @@ class StepResult(WorkloadResult):
     memory, memory_limit
         Memory of one GPU of each stage, and the limit, in bytes.
     model_flops, hardware_flops, peak_flops
-        FLOPs of matrix products in the step on all GPUs: needed by the model, and performed with recomputation; and the GPUs' peak per
-        second.
+        FLOPs of matrix products in the step on all GPUs: needed by the model, and performed with
+        recomputation; and the GPUs' peak per second.
     flops_formula
         The formula of ``model_flops``, in words.
     notes

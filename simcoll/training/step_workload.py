@@ -1,7 +1,7 @@
 """Build the workload of one training step from a design.
 
-The step begins with the first forward pass and ends when all parameters are updated (and gathered, unless the next step does that
-during its computation).
+The step begins with the first forward pass and ends when all parameters are updated (and gathered,
+unless the next step does that during its computation).
 """
 
 from __future__ import annotations
@@ -17,9 +17,23 @@ from simcoll.training.chunks import ChunkCosts
 from simcoll.training.gpu import DTYPE_BYTES
 from simcoll.training.layers import in_fs, optimizer_seconds
 from simcoll.training.memory import OPTIMIZER_BYTES, WEIGHT_BYTES, offloaded_bytes
-from simcoll.training.script import BESIDE_LAYERS, EVERY, Script, ScriptRow, Slot, script_of, shape_of
+from simcoll.training.script import (
+    BESIDE_LAYERS,
+    EVERY,
+    Script,
+    ScriptRow,
+    Slot,
+    script_of,
+    shape_of,
+)
 from simcoll.workload.mesh import Mesh
-from simcoll.workload.workload import CallOperation, ComputeOperation, Operation, SendOperation, Workload
+from simcoll.workload.workload import (
+    CallOperation,
+    ComputeOperation,
+    Operation,
+    SendOperation,
+    Workload,
+)
 
 if TYPE_CHECKING:
     from simcoll.training.design import Design
@@ -27,8 +41,10 @@ if TYPE_CHECKING:
 __all__ = ["FLOPS_FORMULA", "StepParts"]
 
 FLOPS_FORMULA = (
-    "6 for each token and each parameter of a matrix that it meets, the head included, and of attention "
-    "3 x layers x heads x (key width + value width) x sequence for each token: the causal half, less what windows leave out"
+    "6 for each token and each parameter of a matrix that it meets, the head included, and of "
+    "attention "
+    "3 x layers x heads x (key width + value width) x sequence for each token: the causal half, "
+    "less what windows leave out"
 )
 _NAMES = {"F": "forward", "B": "backward", "W": "weights", "BW": "backward"}
 
@@ -60,15 +76,22 @@ class StepParts:
         self.groups = process_groups(design.mesh, parallel.ep, parallel.shard_group)
 
     def workload(self, more_fs: Mapping[int, int] | None = None) -> Workload:
-        """Build the workload of the script; ``more``: additional time of single rows' computations."""
+        """Build the workload of the script; ``more``: additional time of single rows'
+        computations.
+        """
         longer = more_fs or {}
         slots = [self.operation(slot) for slot in self.script.slots]
-        ids = [_identity(self.script.slots[row.slot], row, number) for number, row in enumerate(self.script.rows)]
+        ids = [
+            _identity(self.script.slots[row.slot], row, number)
+            for number, row in enumerate(self.script.rows)
+        ]
         operations: list[Operation] = []
         for number, row in enumerate(self.script.rows):
             slot_operation = slots[row.slot]
             needs = tuple(ids[earlier] for earlier in row.needs)
-            operations.append(_with_identity(slot_operation, ids[number], needs, longer.get(number, 0)))
+            operations.append(
+                _with_identity(slot_operation, ids[number], needs, longer.get(number, 0))
+            )
         used = {name for operation in slots for name in _groups_in(operation)}
         needed, performed = self.costs.flops()
         return Workload(
@@ -97,7 +120,9 @@ class StepParts:
         return self._send(slot) if slot.does == "send" else self._collective(slot)
 
     def _computation(self, slot: Slot) -> ComputeOperation:
-        work = self.costs.turn(slot.work, slot.stage, slot.chunk, None if slot.layer == EVERY else (slot.layer,))
+        work = self.costs.turn(
+            slot.work, slot.stage, slot.chunk, None if slot.layer == EVERY else (slot.layer,)
+        )
         return ComputeOperation(
             id="",
             on=f"stage{slot.stage}",
@@ -114,13 +139,18 @@ class StepParts:
         if self.design.parallel.shard != "none":
             shards = self.groups["shard" if "shard" in self.groups else "dp"].shape[1]
             dense = -(-dense // shards)
-            experts = -(-experts // (self.groups["edp"].shape[1] if "edp" in self.groups else shards))
+            experts = -(
+                -experts // (self.groups["edp"].shape[1] if "edp" in self.groups else shards)
+            )
         fixed = self.design.calibration.step_ms * 1e-3
         seconds = optimizer_seconds(self.design, dense + experts)
         if (
             "optimizer" in self.design.parallel.offload
         ):  # its state comes and goes at once, part by part beside the update
-            seconds = max(seconds, OPTIMIZER_BYTES * (dense + experts) / self.design.gpu.number("host.bandwidth"))
+            seconds = max(
+                seconds,
+                OPTIMIZER_BYTES * (dense + experts) / self.design.gpu.number("host.bandwidth"),
+            )
         time_fs = in_fs(seconds + fixed)
         return ComputeOperation(id="", on=f"stage{slot.stage}", time_fs=time_fs, name="optimizer")
 
@@ -130,7 +160,9 @@ class StepParts:
         outwards, alone = slot.stream == "offload out", slot.work == "weights"
         size = (0 if outwards else weights) + (0 if alone else activations)
         time_fs = in_fs(size / self.design.gpu.number("host.bandwidth"))
-        return ComputeOperation(id="", on=f"stage{slot.stage}", time_fs=time_fs, stream=slot.stream, name=slot.stream)
+        return ComputeOperation(
+            id="", on=f"stage{slot.stage}", time_fs=time_fs, stream=slot.stream, name=slot.stream
+        )
 
     def _send(self, slot: Slot) -> SendOperation:
         design, parallel = self.design, self.design.parallel
@@ -167,7 +199,9 @@ class StepParts:
         )
 
     def _bytes(self, slot: Slot) -> float:
-        """Bytes of the gradients that a collective reduces, or of the parameters that it gathers (embedding and head in 16 bits)."""
+        """Bytes of the gradients that a collective reduces, or of the parameters that it gathers
+        (embedding and head in 16 bits).
+        """
         parallel, model = self.design.parallel, self.design.model
         reduces = slot.stream == "reduce"
         width = DTYPE_BYTES[parallel.gradients if reduces else parallel.gathered]
@@ -180,7 +214,9 @@ class StepParts:
         return width * parameters + ends * (width if reduces else max(width, WEIGHT_BYTES))
 
     def _counts(self, slot: Slot) -> tuple[int, int, int]:
-        """Parameters of a collective for a layer, chunk or stage: of layers, of embedding or head, and of experts."""
+        """Parameters of a collective for a layer, chunk or stage: of layers, of embedding or head,
+        and of experts.
+        """
         parameters_of = self.costs.layer_parameters
         if slot.layer >= 0:
             dense, experts = parameters_of(slot.layer)
@@ -215,7 +251,9 @@ def _identity(slot: Slot, row: ScriptRow, number: int) -> str:
     return f"{number}: {slot.does} {slot.work} of stage {slot.stage}{layer}{micro}"
 
 
-def _with_identity(operation: Operation, name: str, needs: tuple[str, ...], more_fs: int) -> Operation:
+def _with_identity(
+    operation: Operation, name: str, needs: tuple[str, ...], more_fs: int
+) -> Operation:
     if isinstance(operation, ComputeOperation):
         later = {"time_fs": operation.time_fs + more_fs, "least_fs": operation.least_fs + more_fs}
         return structs.replace(operation, id=name, after=needs, **later)
@@ -236,11 +274,15 @@ def stages_of(mesh: Mesh) -> dict[str, Ints]:
 
 @lru_cache(maxsize=256)
 def process_groups(mesh: Mesh, ep: int, shard_group: int) -> dict[str, Ints]:
-    """The process groups of each axis: tp, cp, dp (with cp, whose ranks hold the same parameters), ep and edp, shard and replica."""
+    """The process groups of each axis: tp, cp, dp (with cp, whose ranks hold the same parameters),
+    ep and edp, shard and replica.
+    """
     axes_groups = {"tp": mesh.groups("tp"), "cp": mesh.groups("cp"), "dp": mesh.groups("cp", "dp")}
     if ep > 1:
         axes_groups["ep"], axes_groups["edp"] = mesh.blocks(("tp", "cp", "dp"), ep)
     if 0 < shard_group < axes_groups["dp"].shape[1]:
         axes_groups["shard"], axes_groups["replica"] = mesh.blocks(("cp", "dp"), shard_group)
-    axes_groups["embedding"] = mesh.groups("pp")[:, [0, -1]] if mesh.size("pp") > 1 else mesh.groups("pp")
+    axes_groups["embedding"] = (
+        mesh.groups("pp")[:, [0, -1]] if mesh.size("pp") > 1 else mesh.groups("pp")
+    )
     return axes_groups

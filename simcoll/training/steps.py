@@ -1,6 +1,8 @@
-"""Time one training step: tier 2 emulates everything together, tier 1 times collectives once each and plays the pipeline.
+"""Time one training step: tier 2 emulates everything together, tier 1 times collectives once each
+and plays the pipeline.
 
-The exposed time of an axis is found by playing again without its bytes: an operation without bytes takes no time and only orders.
+The exposed time of an axis is found by playing again without its bytes: an operation without bytes
+takes no time and only orders.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["TrainingStep", "step"]
 
 NEARLY_FULL = 0.85
-"""Share of memory above which allocators start to defragment, so that steps take longer than predicted."""
+"""Share of memory above which allocators start to defragment, so that steps take longer than
+predicted.
+"""
 
 
 def step(design: Design, *, tier: int = 2, exposed: bool = True) -> StepResult:
@@ -39,11 +43,12 @@ def step(design: Design, *, tier: int = 2, exposed: bool = True) -> StepResult:
     Parameters
     ----------
     tier
-        1: collectives are timed once each, with all groups of the axis, and the pipeline is played with these times. 2: everything is
-        emulated together, so that operations that share links slow each other down.
+        1: collectives are timed once each, with all groups of the axis, and the pipeline is played
+        with these times. 2: everything is emulated together, so that operations that share links
+        slow each other down.
     exposed
-        Whether to find the exposed time of each axis, by playing again without it, and link utilisation. Without them, the bound
-        covers computation only.
+        Whether to find the exposed time of each axis, by playing again without it, and link
+        utilisation. Without them, the bound covers computation only.
 
     Raises
     ------
@@ -78,7 +83,9 @@ class TrainingStep:
     def _workload(self, without: Collection[str] = ()) -> Workload:
         """The workload; ``without``: axes whose bytes are removed."""
         overlap = self._overlap
-        slowed_fs = slowed_rows(self.parts.script, self._takes(without), overlap) if overlap else None
+        slowed_fs = (
+            slowed_rows(self.parts.script, self._takes(without), overlap) if overlap else None
+        )
         workload = self.parts.workload(slowed_fs)
         operations = tuple(without_axes(operation, without) for operation in workload.operations)
         return replace(workload, operations=operations) if without else workload
@@ -112,7 +119,8 @@ class TrainingStep:
     def _takes(self, without: Collection[str] = ()) -> list[int]:
         """The time of each slot."""
         operations = (
-            slow_down(self._ground, without_axes(operation, without), self.design.slow) for operation in self.slots
+            slow_down(self._ground, without_axes(operation, without), self.design.slow)
+            for operation in self.slots
         )
         return [operation_fs(operation, self._times) for operation in operations]
 
@@ -126,7 +134,9 @@ class TrainingStep:
             return self.clock(tier=tier, spans=False)
         takes = self._takes()
         takes_hash = hashlib.sha256(repr(takes).encode()).hexdigest()[:16]
-        return WorkloadRun(Clock(play_script(self.parts.script, takes, self._overlap), ()), trace_hash=takes_hash)
+        return WorkloadRun(
+            Clock(play_script(self.parts.script, takes, self._overlap), ()), trace_hash=takes_hash
+        )
 
     def result(self, *, tier: int = 2, exposed: bool = True) -> StepResult:
         """The result of the step."""
@@ -138,7 +148,10 @@ class TrainingStep:
         parts = breakdown(
             self._operation_counts,
             self._times,
-            exposed_fs={axis: time_fs - self.time_fs(tier=tier, without=(axis,)) if exposed else 0 for axis in axes},
+            exposed_fs={
+                axis: time_fs - self.time_fs(tier=tier, without=(axis,)) if exposed else 0
+                for axis in axes
+            },
             free_fs=free,
             time_fs=time_fs if exposed else None,
             order="the pipeline",
@@ -177,21 +190,25 @@ def _notes(design: Design, tier: int) -> tuple[str, ...]:
     share = memory[worst].total / design.memory_limit
     if share > 1:
         notes.append(
-            f"does not fit: stage {worst} needs {memory[worst].total / 2**30:.1f} GiB of {design.memory_limit / 2**30:.1f}"
+            f"does not fit: stage {worst} needs {memory[worst].total / 2**30:.1f} GiB of "
+            f"{design.memory_limit / 2**30:.1f}"
         )
     elif share > NEARLY_FULL:
         notes.append(
-            f"stage {worst} fills {100 * share:.0f} % of its memory: allocators slow such steps down, which is not modelled"
+            f"stage {worst} fills {100 * share:.0f} % of its memory: allocators slow such steps "
+            "down, which is not modelled"
         )
     if design.calibration.hash == UNCALIBRATED.hash:
         notes.append(
-            "uncalibrated: assumes fused kernels and the fastest attention that was measured; for eager PyTorch and Megatron, see "
+            "uncalibrated: assumes fused kernels and the fastest attention that was measured; for "
+            "eager PyTorch and Megatron, see "
             "simcoll list calibrations"
         )
     theirs = design.topology.traits.get("gpu", "").lower().replace(" ", "-")
     if theirs and not design.gpu.name.startswith(theirs):
         notes.append(
-            f"computation is that of {design.gpu.name}, and topology {design.topology.name} is one of {theirs}"
+            f"computation is that of {design.gpu.name}, and topology {design.topology.name} is one "
+            f"of {theirs}"
         )
     if not design.gpu.name.startswith(design.calibration.gpu):
         notes.append(f"the calibration is of {design.calibration.gpu}, not of {design.gpu.name}")
@@ -199,12 +216,14 @@ def _notes(design: Design, tier: int) -> tuple[str, ...]:
         notes.append(design.measured.note())
     if design.network is not None and design.network.corrections:
         notes.append(
-            "the calibration of collectives is used without its correction by size, which is not of single messages"
+            "the calibration of collectives is used without its correction by size, which is not "
+            "of single messages"
         )
     if design.slow and tier == 1:
         notes.append("tier 1 slows all ranks of a stage down as much as the slowest of them")
     if design.calibration.overlap == 0 and design.parallel.overlap_dp:
         notes.append(
-            "computation is as fast beside collectives as without; measured is 19 to 40 % slower on H100 and A100 (arXiv 2507.03114)"
+            "computation is as fast beside collectives as without; measured is 19 to 40 % slower "
+            "on H100 and A100 (arXiv 2507.03114)"
         )
     return tuple(notes)

@@ -28,8 +28,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     layers, hidden, heads, vocabulary
         Number of layers, hidden size, attention heads, and vocabulary size.
     kv_heads, head_size, ffn
-        Heads of keys and values (grouped-query attention), width of a head, and inner width of the MLP; 0: ``heads``, ``hidden / heads``
-        and four times ``hidden``.
+        Heads of keys and values (grouped-query attention), width of a head, and inner width of the
+        MLP; 0: ``heads``, ``hidden / heads`` and four times ``hidden``.
     gated
         Whether the MLP has a gate (SwiGLU): three matrices instead of two.
     tied
@@ -39,18 +39,21 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     dropout
         Whether attention and residuals have dropout, whose masks are stored.
     experts, top_k, expert_ffn, shared_experts, dense_layers
-        Routed experts per MoE layer, experts per token, their inner width, experts that see all tokens, and number of leading layers
-        with a dense MLP. No experts: a dense model.
+        Routed experts per MoE layer, experts per token, their inner width, experts that see all
+        tokens, and number of leading layers with a dense MLP. No experts: a dense model.
     expert_bias
-        Whether experts have biases. Megatron-LM adds those of their outputs in 32 bits, by separate kernels.
+        Whether experts have biases. Megatron-LM adds those of their outputs in 32 bits, by separate
+        kernels.
     moe_every
         Only every n-th layer has experts; the others have a dense MLP.
     window, windowed
-        Sliding-window attention: the most tokens that a token attends to, itself included, and the number of layers with the window;
-        0: all tokens, and all layers. It speeds up fused attention only.
+        Sliding-window attention: the most tokens that a token attends to, itself included, and the
+        number of layers with the window; 0: all tokens, and all layers. It speeds up fused
+        attention only.
     q_rank, kv_rank, rope_size, value_size
-        Multi-head latent attention: ranks of the compressed queries and of keys and values, width of the rotary part of a head
-        (besides ``head_size``), and width of a value. ``kv_rank`` 0: ordinary attention.
+        Multi-head latent attention: ranks of the compressed queries and of keys and values, width
+        of the rotary part of a head (besides ``head_size``), and width of a value. ``kv_rank`` 0:
+        ordinary attention.
 
     Examples
     --------
@@ -91,18 +94,29 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             value = getattr(self, name)
             low, high = lower_bounds.get(name, 0), upper_bounds.get(name, 2**31 - 1)
             if type(value) is int and not low <= value <= high:
-                raise ConfigError(f"model: {name}: {shown(value)} is out of range; expected {low} to {high}")
+                raise ConfigError(
+                    f"model: {name}: {shown(value)} is out of range; expected {low} to {high}"
+                )
         if not self.head_size and self.hidden % self.heads:
-            raise ConfigError(f"model: {self.heads} heads do not divide hidden {self.hidden}; give head_size")
+            raise ConfigError(
+                f"model: {self.heads} heads do not divide hidden {self.hidden}; give head_size"
+            )
         if self.kv_heads and self.heads % self.kv_heads:
-            raise ConfigError(f"model: kv_heads {self.kv_heads} does not divide the {self.heads} heads")
+            raise ConfigError(
+                f"model: kv_heads {self.kv_heads} does not divide the {self.heads} heads"
+            )
         if self.experts and not 0 < self.top_k <= self.experts:
-            raise ConfigError(f"model: top_k {self.top_k}: expected 1 to the {self.experts} experts")
+            raise ConfigError(
+                f"model: top_k {self.top_k}: expected 1 to the {self.experts} experts"
+            )
         if self.dense_layers > self.layers:
-            raise ConfigError(f"model: dense_layers {self.dense_layers}: there are {self.layers} layers")
+            raise ConfigError(
+                f"model: dense_layers {self.dense_layers}: there are {self.layers} layers"
+            )
         if self.windowed > self.layers or (self.windowed and not self.window):
             raise ConfigError(
-                f"model: windowed {self.windowed}: expected a window, and at most the {self.layers} layers"
+                f"model: windowed {self.windowed}: expected a window, and at most the "
+                f"{self.layers} layers"
             )
 
     @property
@@ -137,7 +151,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def is_moe(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has experts."""
-        return bool(self.experts) and layer >= self.dense_layers and (layer + 1) % self.moe_every == 0
+        return (
+            bool(self.experts) and layer >= self.dense_layers and (layer + 1) % self.moe_every == 0
+        )
 
     def attention_share(self, sequence: int) -> float:
         """Share of causal attention left by windows, averaged over layers."""
@@ -189,7 +205,8 @@ class Linear:
     Attributes
     ----------
     name, part
-        Its name, and the part it belongs to: ``"attention"``, ``"mlp"``, ``"router"``, or one ``"expert"``.
+        Its name, and the part it belongs to: ``"attention"``, ``"mlp"``, ``"router"``, or one
+        ``"expert"``.
     inputs, outputs
         Its sizes.
     split
@@ -205,7 +222,9 @@ class Linear:
 
 @lru_cache(maxsize=256)
 def linears(model: Model, *, moe: bool) -> tuple[Linear, ...]:
-    """The weight matrices of a layer in the order of the forward pass; one expert stands for all."""
+    """The weight matrices of a layer in the order of the forward pass; one expert stands for
+    all.
+    """
     h, heads = model.hidden, model.heads
     if model.kv_rank:
         attention = [
@@ -213,13 +232,19 @@ def linears(model: Model, *, moe: bool) -> tuple[Linear, ...]:
             Linear("queries up", "attention", model.q_rank, heads * model.key_width, "outputs"),
             Linear("keys and values down", "attention", h, model.kv_rank + model.rope_size, ""),
             Linear(
-                "keys and values up", "attention", model.kv_rank, heads * (model.head + model.value_width), "outputs"
+                "keys and values up",
+                "attention",
+                model.kv_rank,
+                heads * (model.head + model.value_width),
+                "outputs",
             ),
         ]
         if not model.q_rank:
             attention[:2] = [Linear("queries", "attention", h, heads * model.key_width, "outputs")]
     else:
-        attention = [Linear("qkv", "attention", h, (heads + 2 * model.groups) * model.head, "outputs")]
+        attention = [
+            Linear("qkv", "attention", h, (heads + 2 * model.groups) * model.head, "outputs")
+        ]
     attention.append(Linear("attention out", "attention", heads * model.value_width, h, "inputs"))
     ways = 2 if model.gated else 1
     if not moe:
@@ -254,7 +279,10 @@ def shipped_model(name: str) -> Model:
     """
     shipped = shipped_files("models")
     if name not in shipped:
-        raise ConfigError(f"unknown model {name!r}; {nearest(name, shipped)}; or give its sizes, or hf = 'config.json'")
+        raise ConfigError(
+            f"unknown model {name!r}; {nearest(name, shipped)}; or give its sizes, or hf = "
+            "'config.json'"
+        )
     return msgspec.convert({**_document(shipped[name])[0], "name": name}, Model)
 
 

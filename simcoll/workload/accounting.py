@@ -1,4 +1,6 @@
-"""Break down a workload's time: computation, communication by axis, links; remove the bytes of an axis."""
+"""Break down a workload's time: computation, communication by axis, links; remove the bytes of an
+axis.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class AxisTime:
     total_fs
         Time of its operations on the busiest class, each played alone with all groups of the axis.
     exposed_fs
-        By how much the step would be shorter without the traffic of this axis, found by playing again.
+        By how much the step would be shorter without the traffic of this axis, found by playing
+        again.
     bytes
         Bytes that a rank of the busiest class contributes to its operations.
     """
@@ -43,7 +46,9 @@ class AxisTime:
 
 
 class Breakdown(TypedDict):
-    """The parts of a time: computation, communication by axis, what bounds it, and the use of links."""
+    """The parts of a time: computation, communication by axis, what bounds it, and the use of
+    links.
+    """
 
     compute_fs: int
     axes: Mapping[str, AxisTime]
@@ -76,13 +81,19 @@ def breakdown(
     """
     ground = times.workload
     use, (carried_fs, link) = (
-        ((), (0, "")) if time_fs is None else _busiest_links(costs, ground, times.alone.plans, time_fs)
+        ((), (0, ""))
+        if time_fs is None
+        else _busiest_links(costs, ground, times.alone.plans, time_fs)
     )
     return {
         "compute_fs": _computed_fs(costs, ground),
-        "axes": {axis: _axis_time(axis, costs, times, exposed) for axis, exposed in exposed_fs.items()},
+        "axes": {
+            axis: _axis_time(axis, costs, times, exposed) for axis, exposed in exposed_fs.items()
+        },
         "bound_fs": max(free_fs, carried_fs),
-        "limit": f"computation and the order of {order}" if free_fs >= carried_fs else f"link {link}",
+        "limit": f"computation and the order of {order}"
+        if free_fs >= carried_fs
+        else f"link {link}",
         "link_use": use,
     }
 
@@ -92,7 +103,9 @@ def axes_of(costs: OperationCounts) -> tuple[str, ...]:
     axes: dict[str, None] = {}
     for operation, _ in costs:
         if isinstance(operation, ComputeOperation):
-            axes.update(dict.fromkeys(inner.group for inner in operation.inside if inner.size_bytes))
+            axes.update(
+                dict.fromkeys(inner.group for inner in operation.inside if inner.size_bytes)
+            )
         elif operation.size_bytes:
             axes[operation.group] = None
     return tuple(axes)
@@ -102,7 +115,11 @@ def without_axes(operation: Operation, axes: Collection[str]) -> Operation:
     """The same operation without the bytes of some axes."""
     if isinstance(operation, ComputeOperation):
         inners = tuple(inner for inner in operation.inside if inner.group not in axes)
-        return operation if len(inners) == len(operation.inside) else msgspec.structs.replace(operation, inside=inners)
+        return (
+            operation
+            if len(inners) == len(operation.inside)
+            else msgspec.structs.replace(operation, inside=inners)
+        )
     if operation.group not in axes:
         return operation
     if isinstance(operation, SendOperation):
@@ -112,10 +129,14 @@ def without_axes(operation: Operation, axes: Collection[str]) -> Operation:
 
 def _computed_fs(costs: OperationCounts, ground: Workload) -> int:
     """Computation of the busiest class."""
-    return _busiest([(operation, _work_fs(operation) * count) for operation, count in costs], ground)
+    return _busiest(
+        [(operation, _work_fs(operation) * count) for operation, count in costs], ground
+    )
 
 
-def _axis_time(axis: str, costs: OperationCounts, times: WorkloadTimes, exposed_fs: int) -> AxisTime:
+def _axis_time(
+    axis: str, costs: OperationCounts, times: WorkloadTimes, exposed_fs: int
+) -> AxisTime:
     """Communication of an axis on the busiest class."""
     took, sizes = [], []
     for operation, count in costs:
@@ -149,7 +170,11 @@ def _busiest_links(
     kinds: dict[int, int] = {}
     for link in order:
         kinds.setdefault(int(topology.link_kind[link]), link)
-    use = tuple((topology.link_name(link), float(needs[link] / time_fs)) for link in kinds.values() if carried[link])
+    use = tuple(
+        (topology.link_name(link), float(needs[link] / time_fs))
+        for link in kinds.values()
+        if carried[link]
+    )
     busiest_link = order[0]
     bound = int(carried[busiest_link]) * 10**21 // int(topology.link_capacity_uBps[busiest_link])
     return use, (bound, topology.link_name(busiest_link))
@@ -162,8 +187,12 @@ def _work_fs(operation: Operation) -> int:
     return max(operation.time_fs, operation.least_fs)
 
 
-def _busiest(amounts: list[tuple[Operation, int]], ground: Workload, *, source_only: bool = False) -> int:
-    """The largest sum over the operations of a class; ``source_only``: messages count at their source only."""
+def _busiest(
+    amounts: list[tuple[Operation, int]], ground: Workload, *, source_only: bool = False
+) -> int:
+    """The largest sum over the operations of a class; ``source_only``: messages count at their
+    source only.
+    """
     sums: dict[str, int] = {}
     for operation, amount in amounts:
         classes = (

@@ -1,7 +1,7 @@
 """Play a workload class by class with given times of collectives and sends.
 
-If no two collectives share a link at the same time, this equals the emulator's result to the femtosecond: streams are in order, so the
-end of each operation follows from earlier ends.
+If no two collectives share a link at the same time, this equals the emulator's result to the
+femtosecond: streams are in order, so the end of each operation follows from earlier ends.
 """
 
 from __future__ import annotations
@@ -9,9 +9,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from simcoll.workload.workload import CallOperation, ComputeOperation, Inside, Operation, SendOperation, Workload
+from simcoll.workload.workload import (
+    CallOperation,
+    ComputeOperation,
+    Inside,
+    Operation,
+    SendOperation,
+    Workload,
+)
 
-__all__ = ["Clock", "OperationDurations", "Span", "added_fs", "lost_fs", "operation_fs", "play_classes"]
+__all__ = [
+    "Clock",
+    "OperationDurations",
+    "Span",
+    "added_fs",
+    "lost_fs",
+    "operation_fs",
+    "play_classes",
+]
 
 
 class OperationDurations(Protocol):
@@ -55,7 +70,9 @@ class Clock:
 
 
 def lost_fs(inner: Inside, time_fs: int) -> int:
-    """The time that an overlapping computation loses to a collective's share of the multiprocessors."""
+    """The time that an overlapping computation loses to a collective's share of the
+    multiprocessors.
+    """
     return round(inner.share * time_fs) if inner.hidden_fs else 0
 
 
@@ -82,7 +99,12 @@ def play_classes(workload: Workload, times: OperationDurations) -> Clock:
         classes = workload.classes_of(operation)
         stream = operation.stream
         begins = {
-            name: max([free.get((name, stream), 0), *(ends[needed].get(name, 0) for needed in operation.after)])
+            name: max(
+                [
+                    free.get((name, stream), 0),
+                    *(ends[needed].get(name, 0) for needed in operation.after),
+                ]
+            )
             for name in classes
         }
         takes = operation_fs(operation, times)
@@ -104,7 +126,9 @@ def operation_fs(operation: Operation, times: OperationDurations) -> int:
     """The time of an operation in isolation; a computation includes the collectives inside."""
     if isinstance(operation, ComputeOperation):
         waits = sum(
-            inner.count * added_fs(inner, times.inside(operation, inner)) for inner in operation.inside if inner.count
+            inner.count * added_fs(inner, times.inside(operation, inner))
+            for inner in operation.inside
+            if inner.count
         )
         return max(operation.least_fs, operation.time_fs + waits)
     return times.call(operation) if isinstance(operation, CallOperation) else times.send(operation)

@@ -47,8 +47,8 @@ NOTHING = Protocol("nothing", hop_latency_fs=tuple((kind, 0) for kind in LINK_KI
 class WorkloadPlans:
     """Plans and protocols of collectives and sends on a topology, each chosen once.
 
-    Without rules, the first group of an axis chooses for all. Groups with the same placement on a cluster's nodes play the same plan
-    if all nodes are alike.
+    Without rules, the first group of an axis chooses for all. Groups with the same placement on a
+    cluster's nodes play the same plan if all nodes are alike.
 
     Attributes
     ----------
@@ -72,7 +72,9 @@ class WorkloadPlans:
     _protocols: dict[tuple[object, ...], Protocol] = field(default_factory=dict)
 
     def placement(self, groups: NDArray[np.int64]) -> bytes:
-        """The placement of groups: which of their ranks share nodes and leaves, and their positions in the nodes."""
+        """The placement of groups: which of their ranks share nodes and leaves, and their positions
+        in the nodes.
+        """
         key = groups.tobytes()
         if key not in self._placements:
             box = self.topology.groups.get("box")
@@ -87,12 +89,16 @@ class WorkloadPlans:
         first_rank = np.full(int(box.max()) + 1, self.topology.nranks)
         np.minimum.at(first_rank, box, rank)
         position = rank - first_rank[box]
-        levels = [np.unique(ids[groups], return_inverse=True)[1] for ids in self.topology.groups.values()]
+        levels = [
+            np.unique(ids[groups], return_inverse=True)[1] for ids in self.topology.groups.values()
+        ]
         levels.append(position[groups])
         return np.stack([level.reshape(-1) for level in levels]).astype(np.int32).tobytes()
 
     def place(self, ranks: NDArray[np.int64]) -> Topology:
-        """The topology of some ranks alone, shared by equal placements so that its schedules are proved once."""
+        """The topology of some ranks alone, shared by equal placements so that its schedules are
+        proved once.
+        """
         key = self.placement(ranks)
         if key not in self._places:
             self._places[key] = self.topology.with_ranks(ranks)
@@ -108,7 +114,9 @@ class WorkloadPlans:
                 self._plans[key] = make(call, ranks)
             except ConfigError as error:
                 prefix = f"operation {call.id!r}: " if call.id else ""
-                raise ConfigError(prefix + error.message, file=error.file, path=error.path) from None
+                raise ConfigError(
+                    prefix + error.message, file=error.file, path=error.path
+                ) from None
         return self._plans[key]
 
     def _by_library(self, call: CallOperation, ranks: NDArray[np.int64]) -> Plan:
@@ -118,9 +126,16 @@ class WorkloadPlans:
         algorithm = call.algorithm
         if not (call.sizes or call.root):
             return library_plan(
-                call.kind, size, place, calibration=self.calibration, imbalance=call.imbalance, algorithm=algorithm
+                call.kind,
+                size,
+                place,
+                calibration=self.calibration,
+                imbalance=call.imbalance,
+                algorithm=algorithm,
             )
-        schedule, protocol = library_play(call.kind, size, place, calibration=self.calibration, algorithm=algorithm)
+        schedule, protocol = library_play(
+            call.kind, size, place, calibration=self.calibration, algorithm=algorithm
+        )
         collective = _collective(call, len(ranks))
         if schedule.collective != collective:
             schedule = schedule_on(collective, schedule.name, place)
@@ -159,7 +174,13 @@ class WorkloadPlans:
             return programs.Send(pairs, size_bytes, stream, waits_for, protocol)
         collective = Collective("send_recv", 2, pairs=((0, 1),))
         plan = choices.plan_for(
-            self._run, collective, size_bytes, np.dtype(np.uint8), "sum", (int(pair[0]), int(pair[1])), (None,)
+            self._run,
+            collective,
+            size_bytes,
+            np.dtype(np.uint8),
+            "sum",
+            (int(pair[0]), int(pair[1])),
+            (None,),
         )
         return programs.Call(plan, pairs, stream, waits_for)
 
@@ -203,18 +224,21 @@ def lower(
 class _WorkloadLowering:
     """Turns the operations of a workload, in order, into those of a program.
 
-    Invariant: ``ends[id]`` holds the numbers of the program's operations after which a workload's operation is over on all its classes.
-    Dependencies pass through it alone, so every operation adds at least one to the program, even if it neither computes nor sends: an
-    idle call becomes a computation of no time, a message of no bytes a meeting.
+    Invariant: ``ends[id]`` holds the numbers of the program's operations after which a workload's
+    operation is over on all its classes. Dependencies pass through it alone, so every operation
+    adds at least one to the program, even if it neither computes nor sends: an idle call becomes a
+    computation of no time, a message of no bytes a meeting.
 
-    Collectives inside a computation are the reason for this pass. There is one for every layer, pass and micro-batch, so their messages
-    are avoided where that changes nothing: if ranks stay in lock step and nothing else is on the links, the time of one played alone
-    is exact (``waits``), and becomes a part of the computation. All others are played: the computation is cut into ``pieces``, over which
-    time and collectives are spread, to the femtosecond.
+    Collectives inside a computation are the reason for this pass. There is one for every layer,
+    pass and micro-batch, so their messages are avoided where that changes nothing: if ranks stay in
+    lock step and nothing else is on the links, the time of one played alone is exact (``waits``),
+    and becomes a part of the computation. All others are played: the computation is cut into
+    ``pieces``, over which time and collectives are spread, to the femtosecond.
 
-    A collective that computation hides runs on a stream of its own. The work that hides it leaves the pieces and is put beside it,
-    lengthened by ``lost``: the collective's share of the multiprocessors. If it stayed in the pieces it would run before or after the
-    collective, and hide nothing.
+    A collective that computation hides runs on a stream of its own. The work that hides it leaves
+    the pieces and is put beside it, lengthened by ``lost``: the collective's share of the
+    multiprocessors. If it stayed in the pieces it would run before or after the collective, and
+    hide nothing.
     """
 
     def __init__(
@@ -237,21 +261,30 @@ class _WorkloadLowering:
         self.durations: dict[tuple[str, int, int, int], NDArray[np.int64]] = {}
 
     def _factors(self, slow: Mapping[int, float]) -> dict[str, list[Fraction]]:
-        """The slow-down of each rank of a class with slow ranks; ranks that meet inside a computation take the slowest's."""
-        # Where waits stand for messages, nothing makes the others wait for a slow rank: so its whole group gets its factor.
+        """The slow-down of each rank of a class with slow ranks; ranks that meet inside a
+        computation take the slowest's.
+        """
+        # Where waits stand for messages, nothing makes the others wait for a slow rank: so its
+        # whole group gets its factor.
         factor = [Fraction(str(slow.get(rank, 1))) for rank in range(self.workload.nranks)]
         for group in {inner.group for _, inner in self.waits} if slow else ():
             for ranks in self.workload.groups[group].tolist():
                 slowest = max(factor[rank] for rank in ranks)
                 for rank in ranks:
                     factor[rank] = slowest
-        factors_of = {name: [factor[rank] for rank in ranks.tolist()] for name, ranks in self.ranks.items()}
-        return {name: factors for name, factors in factors_of.items() if any(by != 1 for by in factors)}
+        factors_of = {
+            name: [factor[rank] for rank in ranks.tolist()] for name, ranks in self.ranks.items()
+        }
+        return {
+            name: factors for name, factors in factors_of.items() if any(by != 1 for by in factors)
+        }
 
     def program(self) -> tuple[programs.Program, tuple[int, ...]]:
         for place, operation in enumerate(self.workload.operations):
             count = len(self.made)
-            waits_for = tuple(dict.fromkeys(number for name in operation.after for number in self.ends[name]))
+            waits_for = tuple(
+                dict.fromkeys(number for name in operation.after for number in self.ends[name])
+            )
             self.ends[operation.id] = self._operation(operation, waits_for)
             self.places += [place] * (len(self.made) - count)
         return programs.Program(self.workload.nranks, self.made), tuple(self.places)
@@ -268,9 +301,17 @@ class _WorkloadLowering:
         return self._send(operation, waits_for)
 
     def _compute(
-        self, on: str, time_fs: int, stream: str, waits_for: Iterable[int], waited: int = 0, least_fs: int = 0
+        self,
+        on: str,
+        time_fs: int,
+        stream: str,
+        waits_for: Iterable[int],
+        waited: int = 0,
+        least_fs: int = 0,
     ) -> int:
-        """Add a computation of a class and its waits, with per-rank times if some ranks are slow."""
+        """Add a computation of a class and its waits, with per-rank times if some ranks are
+        slow.
+        """
         duration: int | NDArray[np.int64] = max(time_fs + waited, least_fs)
         if on in self.slow:
             key = (on, time_fs, waited, least_fs)
@@ -280,15 +321,27 @@ class _WorkloadLowering:
             duration = self.durations[key]
         return self._add(programs.Compute(self.ranks[on], duration, stream, tuple(waits_for)))
 
-    def _computation(self, operation: ComputeOperation, waits_for: tuple[int, ...]) -> tuple[int, ...]:
-        """Add a computation; its collectives are part of its time where known, and otherwise played piece by piece."""
-        timed = [inner for inner in operation.inside if (operation.on, inner) in self.waits or not inner.size_bytes]
+    def _computation(
+        self, operation: ComputeOperation, waits_for: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Add a computation; its collectives are part of its time where known, and otherwise played
+        piece by piece.
+        """
+        timed = [
+            inner
+            for inner in operation.inside
+            if (operation.on, inner) in self.waits or not inner.size_bytes
+        ]
         played = [inner for inner in operation.inside if inner not in timed and inner.count]
         waits = {inner: self.waits[operation.on, inner] for inner in timed if inner.size_bytes}
         waited = sum(inner.count * added_fs(inner, wait) for inner, wait in waits.items())
         if not played:
             least_fs = operation.least_fs
-            return (self._compute(operation.on, operation.time_fs, operation.stream, waits_for, waited, least_fs),)
+            return (
+                self._compute(
+                    operation.on, operation.time_fs, operation.stream, waits_for, waited, least_fs
+                ),
+            )
         total_fs = max(operation.time_fs + waited, operation.least_fs)
         number = operation.pieces
         hidden_fs = sum(inner.hidden_fs * inner.count for inner in played)
@@ -301,13 +354,17 @@ class _WorkloadLowering:
                     waits_for = self._inside(operation, inner, waits_for)
         return waits_for
 
-    def _inside(self, operation: ComputeOperation, inner: Inside, waits_for: tuple[int, ...]) -> tuple[int, ...]:
+    def _inside(
+        self, operation: ComputeOperation, inner: Inside, waits_for: tuple[int, ...]
+    ) -> tuple[int, ...]:
         """Add one collective, beside the computation that hides it."""
         groups = self._groups_in(inner.group, (operation.on,))
         plan = self.plans.plan(call_inside(operation, inner), groups[0])
         if not inner.hidden_fs:
             return (self._add(programs.Call(plan, groups, operation.stream, waits_for)),)
-        call = self._add(programs.Call(plan, groups, f"{operation.stream} {inner.group}", waits_for))
+        call = self._add(
+            programs.Call(plan, groups, f"{operation.stream} {inner.group}", waits_for)
+        )
         lost_fs = self.lost.get((operation.on, inner), 0)
         work = self._compute(operation.on, inner.hidden_fs, operation.stream, waits_for, lost_fs)
         return call, work
@@ -322,12 +379,21 @@ class _WorkloadLowering:
     def _call(self, call: CallOperation, waits_for: tuple[int, ...]) -> tuple[int, ...]:
         alone = self.plans.rules is None and self.workload.groups[call.group].shape[1] == 1
         if (alone or not call.moves) and call.kind != "meeting":
-            return tuple(self._compute(name, 0, call.stream, waits_for) for name in self.workload.classes_of(call))
+            return tuple(
+                self._compute(name, 0, call.stream, waits_for)
+                for name in self.workload.classes_of(call)
+            )
         groups = self._groups_in(call.group, call.on)
         if call.kind == "meeting":
-            return (self._add(programs.Call(_meeting(groups.shape[1]), groups, call.stream, waits_for)),)
+            return (
+                self._add(programs.Call(_meeting(groups.shape[1]), groups, call.stream, waits_for)),
+            )
         if self.plans.rules is None:
-            return (self._add(programs.Call(self.plans.plan(call, groups[0]), groups, call.stream, waits_for)),)
+            return (
+                self._add(
+                    programs.Call(self.plans.plan(call, groups[0]), groups, call.stream, waits_for)
+                ),
+            )
         by_plan: dict[int, tuple[Plan, list[NDArray[np.int64]]]] = {}
         for ranks in groups:
             plan = self.plans.plan(call, ranks)
@@ -360,7 +426,9 @@ def _part(total: int, piece: int, pieces: int) -> int:
 @cache
 def _meeting(nranks: int) -> Plan:
     """Ranks meet in no time: the remainder of a message without bytes."""
-    return bind(schedule_named("barrier", "dissemination", nranks=nranks), 1, "uint8", protocol=NOTHING)
+    return bind(
+        schedule_named("barrier", "dissemination", nranks=nranks), 1, "uint8", protocol=NOTHING
+    )
 
 
 def _collective(call: CallOperation, nranks: int) -> Collective:

@@ -17,7 +17,9 @@ __all__ = ["AXES", "Mesh", "mesh_of"]
 Ranks: TypeAlias = "Ints"
 
 AXES = ("tp", "cp", "dp", "pp")
-"""Tensor, context, data and pipeline parallelism; expert parallelism divides the ranks of the first three."""
+"""Tensor, context, data and pipeline parallelism; expert parallelism divides the ranks of the first
+three.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,9 @@ class Mesh:
             if name in names[:place]:
                 raise ConfigError(f"mesh: axis {name!r} is named twice")
             if type(size) is not int or size < 1:
-                raise ConfigError(f"mesh: axis {name!r}: expected a whole number, at least 1, got {size!r}")
+                raise ConfigError(
+                    f"mesh: axis {name!r}: expected a whole number, at least 1, got {size!r}"
+                )
 
     @property
     def nranks(self) -> int:
@@ -72,7 +76,8 @@ class Mesh:
         return np.zeros(self.nranks, np.int64)
 
     def groups(self, *axes: str) -> Ranks:
-        """All groups of ranks that differ only along these axes: ``[groups, ranks]``, ranks in ascending order.
+        """All groups of ranks that differ only along these axes: ``[groups, ranks]``, ranks in
+        ascending order.
 
         Raises
         ------
@@ -91,7 +96,8 @@ class Mesh:
         return cube.transpose([*outer, *moved]).reshape(-1, members)
 
     def blocks(self, axes: tuple[str, ...], size: int) -> tuple[Ranks, Ranks]:
-        """Split each group of some axes into runs of ``size`` ranks; returns the runs, and the groups across them.
+        """Split each group of some axes into runs of ``size`` ranks; returns the runs, and the
+        groups across them.
 
         Raises
         ------
@@ -106,7 +112,9 @@ class Mesh:
         """
         rows = self.groups(*axes)
         if size < 1 or rows.shape[1] % size:
-            raise ConfigError(f"mesh: {size} does not divide the {rows.shape[1]} ranks along {' x '.join(axes)}")
+            raise ConfigError(
+                f"mesh: {size} does not divide the {rows.shape[1]} ranks along {' x '.join(axes)}"
+            )
         cut = rows.reshape(len(rows), -1, size)
         return cut.reshape(-1, size), cut.transpose(0, 2, 1).reshape(-1, cut.shape[1])
 
@@ -126,7 +134,9 @@ def mesh_of(order: str, sizes: Mapping[str, int], nranks: int) -> Mesh:
     """
     names = order.split("-")
     if sorted(names) != sorted(AXES):
-        raise ConfigError(f"order {order!r}: expected each of {', '.join(AXES)} once, such as 'tp-cp-dp-pp'")
+        raise ConfigError(
+            f"order {order!r}: expected each of {', '.join(AXES)} once, such as 'tp-cp-dp-pp'"
+        )
     mesh = Mesh(tuple((name, sizes.get(name, 1)) for name in names))
     if mesh.nranks != nranks:
         axes = " x ".join(f"{name} {size}" for name, size in mesh.axes)
@@ -134,7 +144,10 @@ def mesh_of(order: str, sizes: Mapping[str, int], nranks: int) -> Mesh:
         fits = (
             f"dp {nranks // inner} would fill it"
             if nranks % inner == 0
-            else f"no dp fills it, since {inner}, the product of the other axes, does not divide {nranks}"
+            else f"no dp fills it, since {inner}, the product of the other axes, does not divide "
+            f"{nranks}"
         )
-        raise ConfigError(f"the mesh {axes} has {mesh.nranks} ranks, the cluster {nranks} GPUs; {fits}")
+        raise ConfigError(
+            f"the mesh {axes} has {mesh.nranks} ranks, the cluster {nranks} GPUs; {fits}"
+        )
     return mesh

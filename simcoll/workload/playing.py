@@ -1,4 +1,6 @@
-"""Play a workload: tier 2 emulates everything together, tier 1 plays classes with collectives timed once each."""
+"""Play a workload: tier 2 emulates everything together, tier 1 plays classes with collectives timed
+once each.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,32 @@ from simcoll.workload.class_clock import Clock, Span, lost_fs, play_classes
 from simcoll.workload.lower import WorkloadPlans, lower
 from simcoll.workload.timing import IsolatedTimes, WorkloadTimes
 from simcoll.workload.traffic import Traffic, alike
-from simcoll.workload.workload import ComputeOperation, Inside, Operation, Rules, SendOperation, Workload
+from simcoll.workload.workload import (
+    ComputeOperation,
+    Inside,
+    Operation,
+    Rules,
+    SendOperation,
+    Workload,
+)
 
-__all__ = ["WorkloadResult", "WorkloadRun", "alone_on", "play_workload", "run_workload", "slow_down"]
+__all__ = [
+    "WorkloadResult",
+    "WorkloadRun",
+    "alone_on",
+    "play_workload",
+    "run_workload",
+    "slow_down",
+]
 
 
 @lru_cache(maxsize=64)
 def alone_on(
-    topology: Topology, *, uniform: bool, rules: Rules | None = None, calibration: Calibration | None = None
+    topology: Topology,
+    *,
+    uniform: bool,
+    rules: Rules | None = None,
+    calibration: Calibration | None = None,
 ) -> IsolatedTimes:
     """Times of single operations on a topology, shared by all steps on it."""
     return IsolatedTimes(WorkloadPlans(topology, uniform, rules, calibration))
@@ -63,16 +83,21 @@ def play_workload(
     """
     if tier not in {1, 2}:
         raise ConfigError(
-            f"tier {tier!r}: expected 1 (collectives timed once each) or 2 (everything emulated together)"
+            f"tier {tier!r}: expected 1 (collectives timed once each) or 2 (everything emulated "
+            "together)"
         )
     times = WorkloadTimes(workload, alone)
     if tier == 1:
-        changed = tuple(slow_down(workload, operation, slow or {}) for operation in workload.operations)
+        changed = tuple(
+            slow_down(workload, operation, slow or {}) for operation in workload.operations
+        )
         clock = play_classes(replace(workload, operations=changed), times)
         text = repr([(span.operation, span.on, span.begin_fs, span.end_fs) for span in clock.spans])
         return WorkloadRun(clock, trace_hash=hashlib.sha256(text.encode()).hexdigest()[:16])
     waits = _waits(workload, times)
-    program, places = lower(workload, alone.plans, waits, slow=slow, lost=_lost_times(workload, times))
+    program, places = lower(
+        workload, alone.plans, waits, slow=slow, lost=_lost_times(workload, times)
+    )
     result = emulate_program(program, alone.topology, data="none", keep=spans)
     times_of: dict[tuple[int, str], tuple[int, int]] = {}
     for number, operation in enumerate(program.operations) if spans else ():
@@ -86,19 +111,26 @@ def play_workload(
                 earlier = times_of.get((place, name), (begin, end))
                 times_of[place, name] = (min(begin, earlier[0]), max(end, earlier[1]))
     stretches = []
-    for place, name in sorted(times_of, key=lambda key: (key[0], list(workload.classes).index(key[1]))):
+    for place, name in sorted(
+        times_of, key=lambda key: (key[0], list(workload.classes).index(key[1]))
+    ):
         origin = workload.operations[place]
         begin, end = times_of[place, name]
         if isinstance(origin, SendOperation):  # it begins when both ends are there
-            begin = max(times_of[place, end_class][0] for end_class in (origin.source, origin.target))
+            begin = max(
+                times_of[place, end_class][0] for end_class in (origin.source, origin.target)
+            )
         stretches.append(Span(place, name, origin.stream, begin, end))
-    return WorkloadRun(Clock(result.time_fs, tuple(stretches)), result.classes or 0, result.path, result.trace_hash)
+    return WorkloadRun(
+        Clock(result.time_fs, tuple(stretches)), result.classes or 0, result.path, result.trace_hash
+    )
 
 
 def _waits(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside], int]:
     """Collectives inside computations whose times can be taken from isolated runs.
 
-    This holds if their links carry nothing else and all their ranks finish at once, so that ranks stay in lock step.
+    This holds if their links carry nothing else and all their ranks finish at once, so that ranks
+    stay in lock step.
     """
     traffic = Traffic(workload, times.alone.plans)
     inners: dict[str, dict[Inside, ComputeOperation]] = {}
@@ -113,7 +145,9 @@ def _waits(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside],
     concurrent = _concurrent_loads(workload, traffic, list(inners))
     waits: dict[tuple[str, Inside], int] = {}
     for on, inners_of in inners.items():
-        elsewhere = concurrent[on] + sum((load > 0) * 1 for class_name, load in loads.items() if class_name != on)
+        elsewhere = concurrent[on] + sum(
+            (load > 0) * 1 for class_name, load in loads.items() if class_name != on
+        )
         for inner, operation in inners_of.items():
             used = traffic.of(_only(operation, inner)) > 0
             if not (elsewhere[used] > 0).any() and times.together(operation, inner):
@@ -122,20 +156,30 @@ def _waits(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside],
 
 
 def _lost_times(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside], int]:
-    """The time that overlapping computations lose to collectives inside them, each lasting as long as alone."""
+    """The time that overlapping computations lose to collectives inside them, each lasting as long
+    as alone.
+    """
     hosts = {
         (operation.on, inner): operation
         for operation in workload.operations
         if isinstance(operation, ComputeOperation)
         for inner in operation.inside
     }
-    return {key: lost_fs(key[1], times.inside(operation, key[1])) for key, operation in hosts.items() if key[1].share}
+    return {
+        key: lost_fs(key[1], times.inside(operation, key[1]))
+        for key, operation in hosts.items()
+        if key[1].share
+    }
 
 
-def _concurrent_loads(workload: Workload, traffic: Traffic, classes: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-    """For each class, the number of calls and sends per link that may run while its computations wait for collectives.
+def _concurrent_loads(
+    workload: Workload, traffic: Traffic, classes: Sequence[str]
+) -> dict[str, NDArray[np.int64]]:
+    """For each class, the number of calls and sends per link that may run while its computations
+    wait for collectives.
 
-    A call of the class itself is excluded if it starts after one of its computations and the next one starts after the call.
+    A call of the class itself is excluded if it starts after one of its computations and the next
+    one starts after the call.
     """
     places: dict[str, list[int]] = {name: [] for name in classes}
     needs: dict[tuple[str, str], int] = {}
@@ -160,7 +204,12 @@ def _concurrent_loads(workload: Workload, traffic: Traffic, classes: Sequence[st
             if name in involved:
                 needed_places = [number[needed] for needed in operation.after if needed in number]
                 latest = max(
-                    (position for position in needed_places if _is_of(workload.operations[position], name)), default=-1
+                    (
+                        position
+                        for position in needed_places
+                        if _is_of(workload.operations[position], name)
+                    ),
+                    default=-1,
                 )
                 last = needs.get((name, operation.id), len(workload.operations))
                 if bisect_right(places[name], latest) == bisect_left(places[name], last):
@@ -185,7 +234,9 @@ def slow_down(workload: Workload, operation: Operation, slow: Mapping[int, float
     ranks = workload.classes[operation.on]
     factors = [by for rank, by in slow.items() if rank in ranks]
     factor = max(factors if len(factors) == len(ranks) else [*factors, 1.0])
-    return msgspec.structs.replace(operation, time_fs=int(operation.time_fs * Fraction(str(factor))))
+    return msgspec.structs.replace(
+        operation, time_fs=int(operation.time_fs * Fraction(str(factor)))
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +303,8 @@ def run_workload(
     workload
         The workload, which runs on the first ranks of the topology.
     tier
-        1: collectives are timed once each, and the order of operations is played with these times. 2: everything is emulated together.
+        1: collectives are timed once each, and the order of operations is played with these times.
+        2: everything is emulated together.
     exposed
         Whether to find the exposed time of each group, by playing again without its bytes.
     slow
@@ -278,21 +330,27 @@ def run_workload(
     """
     if workload.nranks > topology.nranks:
         raise ConfigError(
-            f"the workload has {workload.nranks} ranks; topology {topology.name!r} has {topology.nranks}: ask for more nodes"
+            f"the workload has {workload.nranks} ranks; topology {topology.name!r} has "
+            f"{topology.nranks}: ask for more nodes"
         )
     alone = alone_on(topology, uniform=False, rules=workload.rules)
 
     def play_without(*without: str, spans: bool = False) -> WorkloadRun:
         changed = replace(
-            workload, operations=tuple(without_axes(operation, without) for operation in workload.operations)
+            workload,
+            operations=tuple(without_axes(operation, without) for operation in workload.operations),
         )
-        return play_workload(changed if without else workload, alone, tier=tier, spans=spans, slow=slow)
+        return play_workload(
+            changed if without else workload, alone, tier=tier, spans=spans, slow=slow
+        )
 
     costs = _operation_counts(workload)
     full = play_without(spans=True)
     time_fs, axes = full.clock.time_fs, axes_of(costs)
     times = WorkloadTimes(workload, alone)
-    exposures = {axis: time_fs - play_without(axis).clock.time_fs if exposed else 0 for axis in axes}
+    exposures = {
+        axis: time_fs - play_without(axis).clock.time_fs if exposed else 0 for axis in axes
+    }
     free = play_without(*axes).clock.time_fs if axes else time_fs
     return WorkloadResult(
         title=workload.title,
@@ -304,7 +362,14 @@ def run_workload(
         path=full.path,
         trace_hash=full.trace_hash,
         classes=full.classes,
-        **breakdown(costs, times, exposed_fs=exposures, free_fs=free, time_fs=max(time_fs, 1), order="operations"),
+        **breakdown(
+            costs,
+            times,
+            exposed_fs=exposures,
+            free_fs=free,
+            time_fs=max(time_fs, 1),
+            order="operations",
+        ),
     )
 
 
@@ -313,7 +378,11 @@ def _operation_counts(workload: Workload) -> OperationCounts:
     examples: dict[tuple[object, ...], Operation] = {}
     counts: Counter[tuple[object, ...]] = Counter()
     for operation in workload.operations:
-        key = (*alike(operation), getattr(operation, "time_fs", 0), getattr(operation, "least_fs", 0))
+        key = (
+            *alike(operation),
+            getattr(operation, "time_fs", 0),
+            getattr(operation, "least_fs", 0),
+        )
         examples.setdefault(key, operation)
         counts[key] += 1
     return tuple((operation, counts[key]) for key, operation in examples.items())

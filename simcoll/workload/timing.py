@@ -1,4 +1,6 @@
-"""Times of a workload's collectives and sends in isolation: all groups at once, emulated once each."""
+"""Times of a workload's collectives and sends in isolation: all groups at once, emulated once
+each.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from simcoll.emulator.programs import ProgramResult
 from simcoll.libraries.prediction_cache import key_of, recall, remember, topology_digest
 from simcoll.topology import Topology
 from simcoll.workload.lower import WorkloadPlans
-from simcoll.workload.workload import CallOperation, ComputeOperation, Inside, SendOperation, Workload, call_inside
+from simcoll.workload.workload import (
+    CallOperation,
+    ComputeOperation,
+    Inside,
+    SendOperation,
+    Workload,
+    call_inside,
+)
 
 __all__ = ["IsolatedTime", "IsolatedTimes", "WorkloadTimes"]
 
@@ -28,13 +37,16 @@ class IsolatedTime:
 
 
 ENGINE = "fast" if COMPILED else "auto"
-"""From a thousand messages on, the compiled engine is about 20 times faster; few operations have fewer."""
+"""From a thousand messages on, the compiled engine is about 20 times faster; few operations have
+fewer.
+"""
 _FORM = {"time_fs": int, "together": bool}
 
 
 @dataclass(eq=False)
 class IsolatedTimes:
-    """Times of isolated operations on a topology; cached for all workloads on it, and on disk for other processes.
+    """Times of isolated operations on a topology; cached for all workloads on it, and on disk for
+    other processes.
 
     Groups with the same placement on a cluster's nodes take the same time if all nodes are alike.
 
@@ -66,12 +78,21 @@ class IsolatedTimes:
         key = ("send", pairs.shape, self.plans.placement(pairs), size_bytes)
         return self._look_up(key, lambda: self.plans.message(pairs, size_bytes, "comm", ()))
 
-    def _look_up(self, key: tuple[object, ...], make: Callable[[], programs.Operation]) -> IsolatedTime:
+    def _look_up(
+        self, key: tuple[object, ...], make: Callable[[], programs.Operation]
+    ) -> IsolatedTime:
         if key in self._times:
             return self._times[key]
         plans = self.plans
         calibration = (plans.calibration.hash,) if plans.calibration else ()
-        place = key_of("alone", topology_digest(self.topology), plans.uniform, repr(plans.rules), *calibration, *key)
+        place = key_of(
+            "alone",
+            topology_digest(self.topology),
+            plans.uniform,
+            repr(plans.rules),
+            *calibration,
+            *key,
+        )
         stored = recall(place, _FORM)
         if stored is None:
             measured = self._times[key] = self._play(make())
@@ -82,7 +103,11 @@ class IsolatedTimes:
 
     def _play(self, operation: programs.Operation) -> IsolatedTime:
         result: ProgramResult = programs.emulate_program(
-            programs.Program(self.topology.nranks, [operation]), self.topology, data="none", keep=True, engine=ENGINE
+            programs.Program(self.topology.nranks, [operation]),
+            self.topology,
+            data="none",
+            keep=True,
+            engine=ENGINE,
         )
         ends = result.end_fs(0)
         return IsolatedTime(result.time_fs, bool((ends == ends[0]).all()))
@@ -90,7 +115,9 @@ class IsolatedTimes:
 
 @dataclass(frozen=True, eq=False)
 class WorkloadTimes:
-    """The times of a workload's operations, implementing :class:`~simcoll.workload.class_clock.OperationDurations`."""
+    """The times of a workload's operations, implementing
+    :class:`~simcoll.workload.class_clock.OperationDurations`.
+    """
 
     workload: Workload
     alone: IsolatedTimes

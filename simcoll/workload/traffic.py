@@ -9,7 +9,14 @@ import numpy as np
 
 from simcoll.arrays import Ints
 from simcoll.core.plan import Plan
-from simcoll.workload.workload import CallOperation, ComputeOperation, Operation, SendOperation, Workload, call_inside
+from simcoll.workload.workload import (
+    CallOperation,
+    ComputeOperation,
+    Operation,
+    SendOperation,
+    Workload,
+    call_inside,
+)
 
 if TYPE_CHECKING:
     from simcoll.workload.lower import WorkloadPlans
@@ -33,7 +40,9 @@ class Traffic:
         if isinstance(operation, SendOperation):
             if operation.size_bytes:
                 classes = self.workload.classes
-                load += operation.size_bytes * self._routes(classes[operation.source], classes[operation.target])
+                load += operation.size_bytes * self._routes(
+                    classes[operation.source], classes[operation.target]
+                )
         elif isinstance(operation, CallOperation):
             load += self._call(operation)
         else:
@@ -49,7 +58,9 @@ class Traffic:
             if call.moves and groups.shape[1] > 1:
                 plan = self.plans.plan(call, groups[0])
                 source, target, size = self._pair_bytes(plan)
-                for sender, receiver, nbytes in zip(source.tolist(), target.tolist(), size.tolist(), strict=True):
+                for sender, receiver, nbytes in zip(
+                    source.tolist(), target.tolist(), size.tolist(), strict=True
+                ):
                     load += nbytes * self._routes(groups[:, sender], groups[:, receiver])
             self._loads[key] = load
         return self._loads[key]

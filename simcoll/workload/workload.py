@@ -1,8 +1,8 @@
 """Workloads: the computations and communications of ranks, with streams, order and dependencies.
 
-Ranks with equal behaviour form a class. Operations of one stream run on each rank in the order of the workload; ``after`` names
-operations that must finish first, on each rank those that it participates in. The file format is JSON: :func:`write_workload` and
-:func:`read_workload`.
+Ranks with equal behaviour form a class. Operations of one stream run on each rank in the order of
+the workload; ``after`` names operations that must finish first, on each rank those that it
+participates in. The file format is JSON: :func:`write_workload` and :func:`read_workload`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Inside(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     imbalance
         Load of the most loaded rank over the mean (all_to_all only).
     hidden_fs
-        Computation of the same piece that each collective overlaps: only a longer collective is waited for.
+        Computation of the same piece that each collective overlaps: only a longer collective is
+        waited for.
     share
         Share of the multiprocessors that it takes from that computation while it runs.
     """
@@ -64,7 +65,12 @@ class Inside(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 
 
 class ComputeOperation(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="compute"
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
+    tag_field="op",
+    tag="compute",
 ):
     """A computation on every rank of a class.
 
@@ -100,7 +106,14 @@ class ComputeOperation(
     flops: float = 0.0
 
 
-class CallOperation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="call"):
+class CallOperation(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
+    tag_field="op",
+    tag="call",
+):
     """A collective on every group of an axis that lies in some classes.
 
     Attributes
@@ -110,8 +123,9 @@ class CallOperation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     on
         The classes; empty: all groups.
     kind, size_bytes
-        The collective, and its size as nccl-tests counts it: the larger of a rank's input and output. Without bytes it only orders.
-        ``"meeting"``: the ranks of a group wait for each other, which takes no time.
+        The collective, and its size as nccl-tests counts it: the larger of a rank's input and
+        output. Without bytes it only orders. ``"meeting"``: the ranks of a group wait for each
+        other, which takes no time.
     group
         The axis: a name in ``Workload.groups``.
     algorithm
@@ -121,7 +135,8 @@ class CallOperation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     dtype, root
         Element type (empty: bytes), and the group rank of the root, if any.
     sizes
-        Elements of uneven blocks: one row, or a row per sender of an all_to_all; empty for even blocks.
+        Elements of uneven blocks: one row, or a row per sender of an all_to_all; empty for even
+        blocks.
     """
 
     id: str
@@ -141,7 +156,15 @@ class CallOperation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     @property
     def plan_key(self) -> tuple[object, ...]:
         """The properties that determine the plan, besides the ranks."""
-        return self.kind, self.size_bytes, self.imbalance, self.algorithm, self.dtype, self.root, self.sizes
+        return (
+            self.kind,
+            self.size_bytes,
+            self.imbalance,
+            self.algorithm,
+            self.dtype,
+            self.root,
+            self.sizes,
+        )
 
     @property
     def moves(self) -> bool:
@@ -149,7 +172,14 @@ class CallOperation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         return bool(self.size_bytes or self.sizes)
 
 
-class SendOperation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="send"):
+class SendOperation(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
+    tag_field="op",
+    tag="send",
+):
     """A message from each rank of a class to the rank at the same position in another.
 
     Attributes
@@ -190,7 +220,8 @@ def call_inside(operation: ComputeOperation, inner: Inside) -> CallOperation:
 
 
 class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Selection of plans and protocols, as :func:`simcoll.distributed.spawn` does with these arguments.
+    """Selection of plans and protocols, as :func:`simcoll.distributed.spawn` does with these
+    arguments.
 
     Attributes
     ----------
@@ -219,8 +250,8 @@ class Workload:
     operations
         In topological order.
     title, tokens, model_flops, hardware_flops
-        For results: title, tokens of the whole program, and FLOPs of matrix products needed by the model and performed with
-        recomputation.
+        For results: title, tokens of the whole program, and FLOPs of matrix products needed by the
+        model and performed with recomputation.
     rules
         Selection of plans and protocols; None: as NCCL would.
     """
@@ -265,7 +296,8 @@ class Workload:
         in_classes = member[groups]
         if (in_classes.any(axis=1) != in_classes.all(axis=1)).any() or not in_classes.any():
             raise ConfigError(
-                f"operation {call.id!r}: a group of {call.group!r} is only partly in {', '.join(call.on)}, or none is"
+                f"operation {call.id!r}: a group of {call.group!r} is only partly in "
+                f"{', '.join(call.on)}, or none is"
             )
         return groups[in_classes.all(axis=1)]
 
@@ -288,7 +320,9 @@ def _check_groups(groups: Mapping[str, NDArray[np.int64]], nranks: int) -> None:
     for name, members in groups.items():
         ranks = members.reshape(-1)
         if members.ndim != 2 or not len(ranks) or ranks.min() < 0 or ranks.max() >= nranks:
-            raise ConfigError(f"group {name!r}: expected lists of equally many ranks, 0 to {nranks - 1}")
+            raise ConfigError(
+                f"group {name!r}: expected lists of equally many ranks, 0 to {nranks - 1}"
+            )
         if len(np.unique(ranks)) != len(ranks):
             raise ConfigError(f"group {name!r}: a rank is in two groups")
 
@@ -303,13 +337,18 @@ def _check_operations(workload: Workload) -> None:
             raise ConfigError(f"{subject} is a duplicate")
         for name in workload.classes_of(operation):
             if name not in workload.classes:
-                raise ConfigError(f"{subject}: unknown class {name!r}; {nearest(name, workload.classes)}")
+                raise ConfigError(
+                    f"{subject}: unknown class {name!r}; {nearest(name, workload.classes)}"
+                )
         for needed in operation.after:
             if needed not in ids:
-                raise ConfigError(f"{subject}: after: unknown operation {needed!r}; {nearest(needed, ids)}")
+                raise ConfigError(
+                    f"{subject}: after: unknown operation {needed!r}; {nearest(needed, ids)}"
+                )
             if needed not in defined:
                 raise ConfigError(
-                    f"{subject} is after {needed!r}, which comes later: in a cycle of dependencies nothing can start"
+                    f"{subject} is after {needed!r}, which comes later: in a cycle of dependencies "
+                    "nothing can start"
                 )
         defined.add(operation.id)
         _check_sizes(workload, operation, subject)
@@ -325,36 +364,54 @@ def _check_sizes(workload: Workload, operation: Operation, subject: str) -> None
         for inner in operation.inside:
             if inner.count < 0 or inner.hidden_fs < 0 or not 0 <= inner.share < 1:
                 raise ConfigError(
-                    f"{subject}: inside: expected a count, a hidden time and a share below 1, of at least 0"
+                    f"{subject}: inside: expected a count, a hidden time and a share below 1, of "
+                    "at least 0"
                 )
-            _check_call(workload, inner.kind, inner.group, inner.size_bytes, inner.imbalance, subject)
+            _check_call(
+                workload, inner.kind, inner.group, inner.size_bytes, inner.imbalance, subject
+            )
     elif isinstance(operation, CallOperation):
         kind = "barrier" if operation.kind == "meeting" else operation.kind
-        _check_call(workload, kind, operation.group, operation.size_bytes, operation.imbalance, subject)
+        _check_call(
+            workload, kind, operation.group, operation.size_bytes, operation.imbalance, subject
+        )
         members = workload.groups[operation.group].shape[1]
         if not 0 <= operation.root < members:
-            raise ConfigError(f"{subject}: root: expected a group rank, 0 to {members - 1}, got {operation.root}")
+            raise ConfigError(
+                f"{subject}: root: expected a group rank, 0 to {members - 1}, got {operation.root}"
+            )
         _check_blocks(operation, subject)
     else:
         ends = [len(workload.classes[name]) for name in (operation.source, operation.target)]
         if ends[0] != ends[1] or operation.source == operation.target:
-            raise ConfigError(f"{subject}: expected two classes of equally many ranks, got {ends[0]} and {ends[1]}")
+            raise ConfigError(
+                f"{subject}: expected two classes of equally many ranks, got {ends[0]} and "
+                f"{ends[1]}"
+            )
         if operation.size_bytes < 0:
-            raise ConfigError(f"{subject}: size_bytes: expected at least 0, got {operation.size_bytes}")
+            raise ConfigError(
+                f"{subject}: size_bytes: expected at least 0, got {operation.size_bytes}"
+            )
 
 
-def _check_call(workload: Workload, kind: str, group: str, size_bytes: int, imbalance: float, subject: str) -> None:
+def _check_call(
+    workload: Workload, kind: str, group: str, size_bytes: int, imbalance: float, subject: str
+) -> None:
     if kind not in KINDS or kind == "send_recv":
         valid = [name for name in KINDS if name != "send_recv"]
         raise ConfigError(f"{subject}: unknown collective {kind!r}; {nearest(kind, valid)}")
     if group not in workload.groups:
         raise ConfigError(f"{subject}: unknown group {group!r}; {nearest(group, workload.groups)}")
     if size_bytes < 0 or not imbalance >= 1:
-        raise ConfigError(f"{subject}: expected a size of at least 0 and an imbalance of at least 1")
+        raise ConfigError(
+            f"{subject}: expected a size of at least 0 and an imbalance of at least 1"
+        )
 
 
 def _check_blocks(call: CallOperation, subject: str) -> None:
-    """Check the element type and uneven blocks of a call; binding checks that they fit its group."""
+    """Check the element type and uneven blocks of a call; binding checks that they fit its
+    group.
+    """
     if call.dtype:
         parse_dtype(call.dtype)
     if any(size < 0 for row in call.sizes for size in row):
@@ -408,12 +465,18 @@ def read_workload(content: Content, file: str | None = None) -> Workload:
     """
     document = decode_json(content_of(content, "read_workload"), _WorkloadFile, file)
     if document.format != FORMAT:
-        raise ConfigError(f"expected {FORMAT!r}, got {document.format!r}", file=file, path="$.format")
+        raise ConfigError(
+            f"expected {FORMAT!r}, got {document.format!r}", file=file, path="$.format"
+        )
     if not 1 <= document.nranks < 2**24:
-        raise ConfigError(f"expected 1 to {2**24 - 1} ranks, got {document.nranks}", file=file, path="$.nranks")
+        raise ConfigError(
+            f"expected 1 to {2**24 - 1} ranks, got {document.nranks}", file=file, path="$.nranks"
+        )
     for name, groups in document.groups.items():
         if len({len(group) for group in groups}) != 1:
-            raise ConfigError("expected lists of equally many ranks", file=file, path=f"$.groups.{name}")
+            raise ConfigError(
+                "expected lists of equally many ranks", file=file, path=f"$.groups.{name}"
+            )
     with blamed_on(file):
         try:
             return Workload(

@@ -1,6 +1,8 @@
-"""The all_reduce in whose order gloo adds, found by trying: part p of n begins on rank p - 1 and goes down the ring.
+"""The all_reduce in whose order gloo adds, found by trying: part p of n begins on rank p - 1 and
+goes down the ring.
 
-Sums of tensors that n divides are then gloo's to the last bit, in every type; parts of others are cut elsewhere.
+Sums of tensors that n divides are then gloo's to the last bit, in every type; parts of others are
+cut elsewhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""torch.cuda.comm's family on CuPy arrays, against the stand-in: the same semantics as on emulated devices."""
+"""torch.cuda.comm's family on CuPy arrays, against the stand-in: the same semantics as on emulated
+devices.
+"""
 
 import numpy as np
 import pytest

@@ -26,27 +26,42 @@ def cases():
     return every[:: len(every) // CASES]
 
 
-# Processes, the ranks of each, and which cases: where ranks share a process, one half with three and the other with one.
-SPLITS = [(8, "own", slice(None)), (3, "shared", slice(0, None, 2)), (1, "shared", slice(1, None, 2))]
+# Processes, the ranks of each, and which cases: where ranks share a process, one half with three
+# and the other with one.
+SPLITS = [
+    (8, "own", slice(None)),
+    (3, "shared", slice(0, None, 2)),
+    (1, "shared", slice(1, None, 2)),
+]
 
 
-@pytest.mark.parametrize(("processes", "split", "which"), SPLITS, ids=("8-own", "3-shared", "1-shared"))
+@pytest.mark.parametrize(
+    ("processes", "split", "which"), SPLITS, ids=("8-own", "3-shared", "1-shared")
+)
 def test_turns_keep_the_order_of_the_plan(processes, split, which, cases):
     wrong = []
     for case in cases[which]:
         plan = case.plan()
-        hosts = checked_hosts(plan, shared(case.nranks, processes) if split == "shared" else None, processes)
+        hosts = checked_hosts(
+            plan, shared(case.nranks, processes) if split == "shared" else None, processes
+        )
         # MPI has the lanes of every transport whose memory is the host's.
         apart = len(realcoll.LocalTransport().lanes(plan, processes)) > 1
         wrong += order_faults(case, hosts, apart=apart)
     assert wrong == []
 
 
-@pytest.mark.parametrize(("processes", "split", "which"), SPLITS, ids=("8-own", "3-shared", "1-shared"))
-def test_results_are_those_of_the_definition_the_emulator_and_mpi(processes, split, which, cases, tmp_path):
+@pytest.mark.parametrize(
+    ("processes", "split", "which"), SPLITS, ids=("8-own", "3-shared", "1-shared")
+)
+def test_results_are_those_of_the_definition_the_emulator_and_mpi(
+    processes, split, which, cases, tmp_path
+):
     # The answers are found once and not by every process.
     answered, some = tmp_path / "cases", cases[which]
-    answered.write_bytes(pickle.dumps([(case, sendable(case.plan()), answers(case)) for case in some]))
+    answered.write_bytes(
+        pickle.dumps([(case, sendable(case.plan()), answers(case)) for case in some])
+    )
     done = run_mpi(processes, PROGRAMS / "mpi_program.py", split, answered)
     assert done.returncode == 0, done.stderr
     *faults, summary = done.stdout.strip().splitlines()
@@ -59,13 +74,21 @@ def test_results_are_those_of_the_definition_the_emulator_and_mpi(processes, spl
 
 def test_perf_compares_with_mpi(tmp_path):
     path = tmp_path / "out.json"
-    done = run_mpi(4, "-m", "realcoll", "perf", "all_gather", "-b", "64", "-e", "256", "-n", "2", "-J", path)
+    done = run_mpi(
+        4, "-m", "realcoll", "perf", "all_gather", "-b", "64", "-e", "256", "-n", "2", "-J", path
+    )
     assert done.returncode == 0, done.stderr
-    table = [line.split() for line in done.stdout.splitlines() if line.strip() and not line.startswith("#")]
+    table = [
+        line.split()
+        for line in done.stdout.splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
     assert [line[0] for line in table] == ["64", "128", "256"]
     assert all(line[8] == line[12] == "0" for line in table)
     for result in json.loads(path.read_bytes())["results"]:
-        assert result["baseline"]["ratio"] == pytest.approx(result["baseline"]["time"] / result["out_of_place"]["time"])
+        assert result["baseline"]["ratio"] == pytest.approx(
+            result["baseline"]["time"] / result["out_of_place"]["time"]
+        )
 
 
 def test_bad_input_is_said_once():
@@ -77,10 +100,13 @@ def test_bad_input_is_said_once():
 def test_mpi_that_was_started_by_something_else_says_so():
     env = environment() | {"RANK": "0", "WORLD_SIZE": "2"}
     command = [sys.executable, "-m", "realcoll", "perf", "all_reduce", "-t", "mpi"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=env, check=False
+    )
     assert done.returncode == 2
     assert re.fullmatch(
-        r"realcoll: 2 processes were started \(torchrun\), but .* knows of this one only: .*\n", done.stderr
+        r"realcoll: 2 processes were started \(torchrun\), but .* knows of this one only: .*\n",
+        done.stderr,
     )
 
 

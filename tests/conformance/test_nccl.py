@@ -1,4 +1,5 @@
-"""NCCL: the suite on a GPU where there is one, and always a stand-in that checks the sequence of calls.
+"""NCCL: the suite on a GPU where there is one, and always a stand-in that checks the sequence of
+calls.
 
 :mod:`tests.conformance.test_local` has the suite on the stand-in.
 """
@@ -22,7 +23,9 @@ from realcoll.transports.kernels import bfloat16_source, float32_source, pair_ta
 from tests.support.conformance_cases import check_alone, select
 from tests.support.fake_cupy import alone, install
 
-needs_gpu = pytest.mark.skipif(not gpu_is_here(), reason="needs a GPU, CuPy and libnccl: pip install '.[cuda12]'")
+needs_gpu = pytest.mark.skipif(
+    not gpu_is_here(), reason="needs a GPU, CuPy and libnccl: pip install '.[cuda12]'"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +47,9 @@ def test_gpu_gives_the_results_of_the_emulator(options):
 
 
 def ring(n=2, **params):
-    return simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True, **params), n, "float32")
+    return simcoll.bind(
+        simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True, **params), n, "float32"
+    )
 
 
 def test_a_step_is_one_group_then_its_reductions(fake):
@@ -61,7 +66,9 @@ def test_a_step_is_one_group_then_its_reductions(fake):
 
 def test_memory_that_only_messages_use_is_kept(fake):
     nccl, log = fake
-    prepared = realcoll.prepare(simcoll.bind(simcoll.schedule("barrier", nranks=5), 0), realcoll.NcclTransport())
+    prepared = realcoll.prepare(
+        simcoll.bind(simcoll.schedule("barrier", nranks=5), 0), realcoll.NcclTransport()
+    )
     gc.collect()
     prepared.run()  # the stand-in looks where each message goes
     assert nccl.memory
@@ -84,15 +91,21 @@ def test_a_graph_is_captured_once_and_launched_from_then_on(fake):
     for _ in range(4):
         prepared.run()
     assert [word for word in log if word in ("begin_capture", "end_capture", "launch")] == [
-        "begin_capture", "end_capture", "launch", "launch", "launch",
-    ]  # fmt: skip
+        "begin_capture",
+        "end_capture",
+        "launch",
+        "launch",
+        "launch",
+    ]
 
 
 def test_an_error_of_nccl_aborts_and_is_told(fake):
     nccl, _ = fake
     prepared = realcoll.prepare(ring(), realcoll.NcclTransport())
     nccl.failing = "unhandled cuda error"
-    with pytest.raises(realcoll.FaultError, match="all_reduce n=2 in place: NCCL: unhandled cuda error"):
+    with pytest.raises(
+        realcoll.FaultError, match="all_reduce n=2 in place: NCCL: unhandled cuda error"
+    ):
         prepared.run()
     assert [comm.aborted for comm in nccl.comms] == [True]
     with pytest.raises(realcoll.FaultError, match="of no use after an earlier failure"):
@@ -114,7 +127,9 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch, fake):
     with pytest.raises(realcoll.MissingError, match="nvidia-nccl-cu12"):
         realcoll.NcclTransport()
     install(monkeypatch)
-    monkeypatch.setattr(sys.modules["cupy.cuda"].nvrtc, "getVersion", lambda: importlib.import_module("no_nvrtc"))
+    monkeypatch.setattr(
+        sys.modules["cupy.cuda"].nvrtc, "getVersion", lambda: importlib.import_module("no_nvrtc")
+    )
     with pytest.raises(realcoll.MissingError, match="nvidia-cuda-nvrtc-cu12"):
         realcoll.NcclTransport()
     install(monkeypatch, devices=0)
@@ -126,7 +141,9 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch, fake):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
+@pytest.mark.parametrize(
+    "dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
+)
 def test_the_table_of_8_bit_floats(dtype):
     kind = np.dtype(getattr(ml_dtypes, dtype))
     table = pair_table("sum", kind)
@@ -135,8 +152,11 @@ def test_the_table_of_8_bit_floats(dtype):
     assert table.shape == (65536,)
 
 
-# 17 and 241 have more bits than these types keep; 512 is beyond the range of one; expected: the nearest value to the true quotient.
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
+# 17 and 241 have more bits than these types keep; 512 is beyond the range of one; expected: the
+# nearest value to the true quotient.
+@pytest.mark.parametrize(
+    "dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
+)
 @pytest.mark.parametrize("n", [2, 17, 241, 512])
 def test_the_table_of_averages(dtype, n):
     kind = np.dtype(getattr(ml_dtypes, dtype))
@@ -147,7 +167,9 @@ def test_the_table_of_averages(dtype, n):
         assert abs(found - value / n) == np.abs(finite - value / n).min()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "complex64", "complex128"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "complex64", "complex128"]
+)
 def test_averages_of_kernels_have_the_bits_of_the_host(dtype, fake):
     kind = simcoll.core.reduction.parse_dtype(dtype)
     for n in (3, 49, 257, 2049):
@@ -185,7 +207,9 @@ def test_the_kernels_of_ours_compiled_for_the_host_give_the_bits_of_numpy(name, 
     other = "float" if op == "divide" else letter  # the number of ranks is a float32
     (tmp_path / "k.c").write_text(f"{binary32(letter, other)}{source} ts[i] = t; }} }}\n")
     subprocess.run(
-        ["cc", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-o", "k.so", "k.c", "-lm"], cwd=tmp_path, check=True
+        ["cc", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-o", "k.so", "k.c", "-lm"],
+        cwd=tmp_path,
+        check=True,
     )
     library = ctypes.CDLL(str(tmp_path / "k.so"))
     rng, bits = np.random.default_rng(0), np.dtype(f"u{kind.itemsize}")
@@ -197,12 +221,22 @@ def test_the_kernels_of_ours_compiled_for_the_host_give_the_bits_of_numpy(name, 
     if op == "divide" and name == "bfloat16":
         right = rng.integers(0, 2**32, left.size, dtype=np.uint32).view(np.float32)
         right[::3] = rng.integers(1, 2**20, right[::3].size)
-    call = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum, "divide": np.divide}[op]
+    call = {
+        "sum": np.add,
+        "product": np.multiply,
+        "min": np.minimum,
+        "max": np.maximum,
+        "divide": np.divide,
+    }[op]
     with np.errstate(all="ignore"):
         want = call(left.view(kind), right).astype(kind)
         nan = np.isnan(want)
     got = left.copy()
-    library.run(got.ctypes.data_as(ctypes.c_void_p), right.ctypes.data_as(ctypes.c_void_p), ctypes.c_long(got.size))
+    library.run(
+        got.ctypes.data_as(ctypes.c_void_p),
+        right.ctypes.data_as(ctypes.c_void_p),
+        ctypes.c_long(got.size),
+    )
     with np.errstate(all="ignore"):
         assert np.isnan(got.view(kind)[nan]).all()
     assert np.array_equal(got[~nan], want[~nan].view(bits))
@@ -215,10 +249,17 @@ def test_the_kernels_of_ours_compile_for_a_gpu_and_keep_small_numbers(name, op):
     kind = "unsigned short" if name == "bfloat16" else "float"
     other = "float" if op == "divide" else kind
     body = (bfloat16_source if name == "bfloat16" else float32_source)(op)
-    begin = f'extern "C" __global__ void k({kind} *ts, const {other} *rs) {{ {kind} &t = ts[threadIdx.x]; {other} r = rs[threadIdx.x];'
+    begin = (
+        f'extern "C" __global__ void k({kind} *ts, const {other} *rs) {{ {kind} &t = '
+        f"ts[threadIdx.x]; {other} r = rs[threadIdx.x];"
+    )
     program = nvrtc.createProgram(f"{kernels.EXACT}{begin}{body} }}", "k.cu", (), ())
     nvrtc.compileProgram(program, ("-arch=compute_90", "-ftz=true"))  # as CuPy does
     instructions = set(re.findall(r"\b[a-z]+[a-z.]*\.f32", nvrtc.getPTX(program).decode()))
     # Whether a number is NaN does not depend on it.
-    assert {word for word in instructions if ".ftz" in word} <= {"abs.ftz.f32", "setp.gtu.ftz.f32", "setp.nan.ftz.f32"}
+    assert {word for word in instructions if ".ftz" in word} <= {
+        "abs.ftz.f32",
+        "setp.gtu.ftz.f32",
+        "setp.nan.ftz.f32",
+    }
     assert instructions & {"add.rn.f32", "mul.rn.f32", "div.rn.f32", "setp.lt.f32"}

@@ -1,4 +1,6 @@
-"""One file of rank programs gives the same arrays and finds the same faults on the emulator, on threads and on MPI processes."""
+"""One file of rank programs gives the same arrays and finds the same faults on the emulator, on
+threads and on MPI processes.
+"""
 
 import re
 import socket
@@ -39,7 +41,9 @@ def test_the_program_calls_everything_and_its_order_of_adding_shows():
     ]
     same = {"all_gather_single", "reduce_scatter_single"}
     assert [name for name in collectives if f"dist.{name}" not in source and name not in same] == []
-    other = dist.spawn(every_call.program, 4, algorithm={"all_reduce": "ring", "reduce": "chain"}).returns
+    other = dist.spawn(
+        every_call.program, 4, algorithm={"all_reduce": "ring", "reduce": "chain"}
+    ).returns
     assert {part for part, _, _ in differences(other, emulated(4))} >= {"reductions"}
 
 
@@ -61,50 +65,82 @@ def test_arrays_are_equal_on_processes(n, tmp_path, monkeypatch):
     assert differences(decode((tmp_path / "returns").read_bytes()), emulated(n)) == []
 
 
-MISMATCH = "RuntimeError: Detected mismatch between collectives on ranks: call 0 on group 0 (default_pg): "
+MISMATCH = (
+    "RuntimeError: Detected mismatch between collectives on ranks: call 0 on group 0 (default_pg): "
+)
 TIMEOUT = r"RuntimeError: Operation timed out! Timed out waiting \d+ms for "
 ENDED = "RuntimeError: rank 1 has ended its program\n  "
 CLOSED = "RuntimeError: Connection closed by peer: rank 1 ended with ValueError: enough\n  "
 # What each rank must be told, as a pattern of the beginning; no rank else is told anything.
 TOLD = {
-    "other_size": dict.fromkeys((0, 1, 2), re.escape(f"{MISMATCH}they differ in number of elements\n  rank 0: all_reduce [2] ")),
-    "other_function": dict.fromkeys((0, 1, 2), re.escape(f"{MISMATCH}they differ in function, op, root\n  rank 0: all_reduce ")),
+    "other_size": dict.fromkeys(
+        (0, 1, 2),
+        re.escape(f"{MISMATCH}they differ in number of elements\n  rank 0: all_reduce [2] "),
+    ),
+    "other_function": dict.fromkeys(
+        (0, 1, 2), re.escape(f"{MISMATCH}they differ in function, op, root\n  rank 0: all_reduce ")
+    ),
     "other_dtype": dict.fromkeys((0, 1, 2), re.escape(f"{MISMATCH}they differ in dtype\n")),
     "other_op": dict.fromkeys((0, 1, 2), re.escape(f"{MISMATCH}they differ in op\n")),
-    "other_algorithm": dict.fromkeys((0, 1, 2), re.escape(f"{MISMATCH}they differ in the schedule\n")),
+    "other_algorithm": dict.fromkeys(
+        (0, 1, 2), re.escape(f"{MISMATCH}they differ in the schedule\n")
+    ),
     "other_splits": dict.fromkeys(
         (0, 1, 2), re.escape(f"{MISMATCH}rank 1 sends 2 elements to rank 0, which expects 1\n")
     ),
-    "other_mesh": dict.fromkeys((0, 1, 2), r"RuntimeError: DeviceMesh \(number 1\) differs between ranks: rank \d asked for "),
-    "late": dict.fromkeys((0, 2), TIMEOUT + r"barrier operation to complete: barrier \(call 0 .* waits for rank 1$"),
+    "other_mesh": dict.fromkeys(
+        (0, 1, 2),
+        r"RuntimeError: DeviceMesh \(number 1\) differs between ranks: rank \d asked for ",
+    ),
+    "late": dict.fromkeys(
+        (0, 2), TIMEOUT + r"barrier operation to complete: barrier \(call 0 .* waits for rank 1$"
+    ),
     "late_for_wait": dict.fromkeys((0, 2), TIMEOUT + r"all_reduce operation .* waits for rank 1$"),
     "late_for_roll": {
-        0: r"RuntimeError: \[Rank 0\]: Rank 1 failed to pass monitoredBarrier in 400 ms\n Original exception: .* rank 1$",
+        0: r"RuntimeError: \[Rank 0\]: Rank 1 failed to pass monitoredBarrier in 400 ms\n Original "
+        r"exception: .* rank 1$",
         2: "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors ",
     },
-    "no_send": {0: r"RuntimeError: Timed out waiting \d+ms for recv operation .* recv from rank 1, .* waits for a send$"},
+    "no_send": {
+        0: r"RuntimeError: Timed out waiting \d+ms for recv operation .* recv from rank 1, .* "
+        r"waits for a send$"
+    },
     "ended": dict.fromkeys((0, 2), f"{ENDED}barrier .* waits for rank "),
-    "raised": {1: "ValueError: enough", **dict.fromkeys((0, 2), f"{CLOSED}barrier .* waits for rank ")},
+    "raised": {
+        1: "ValueError: enough",
+        **dict.fromkeys((0, 2), f"{CLOSED}barrier .* waits for rank "),
+    },
     "raised_before_message": {1: "ValueError: enough", 0: f"{CLOSED}recv from rank 1, tag 0"},
     "ended_before_message": {0: "RuntimeError: rank 1 has ended its program"},
     "other_message": dict.fromkeys(
-        (0, 1), "RuntimeError: rank 0 sends 2 elements of float64 with tag 0; rank 1 receives 3 of float64$"
+        (0, 1),
+        "RuntimeError: rank 0 sends 2 elements of float64 with tag 0; rank 1 receives 3 of "
+        "float64$",
     ),
-    "touched": {1: "RuntimeError: the output buffer of all_reduce .* was changed while the operation was in flight"},
-}  # fmt: skip
+    "touched": {
+        1: "RuntimeError: the output buffer of all_reduce .* was changed while the operation was "
+        "in flight"
+    },
+}
 
 
 def wrongly_told(found):
-    """Cases and ranks that were not told what they must be; and ranks on which a run did not fail."""
+    """Cases and ranks that were not told what they must be; and ranks on which a run did not
+    fail.
+    """
     wrong = []
     for rank, cases in enumerate(found):
         assert set(cases) == {*TOLD, "other_group"}
         for case, expected in TOLD.items():
             own, run = cases[case]
             said = own.get(rank, "")
-            if not (re.match(expected[rank], said, re.DOTALL) if rank in expected else said == "") or not run:
+            if (
+                not (re.match(expected[rank], said, re.DOTALL) if rank in expected else said == "")
+                or not run
+            ):
                 wrong.append((case, rank, said, run))
-    # Who is told first that the groups differ depends on who is first; somebody is, and nobody goes on.
+    # Who is told first that the groups differ depends on who is first; somebody is, and nobody goes
+    # on.
     groups = [cases["other_group"][0].get(rank, "") for rank, cases in enumerate(found)]
     assert any("new_group (number 1) differs between ranks: rank " in said for said in groups)
     assert all(groups)
@@ -142,7 +178,8 @@ def test_ranks_in_different_places_meet_at_the_store_of_their_url(scheme, tmp_pa
         store = dist.distributed_c10d._get_default_store()
         work = dist.all_reduce(np.ones(2), async_op=True)
         if rank == 1:
-            # Rank 0 needs this rank's part of the sum before it sets the key, which this rank waits for.
+            # Rank 0 needs this rank's part of the sum before it sets the key, which this rank waits
+            # for.
             assert store.get("key") == b"value"
             work.wait()
         else:

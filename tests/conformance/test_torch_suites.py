@@ -1,4 +1,6 @@
-"""A part of PyTorch's own distributed tests on the backend ``simcoll``; the whole is a command (:mod:`tests.conformance.torch_suites`)."""
+"""A part of PyTorch's own distributed tests on the backend ``simcoll``; the whole is a command
+(:mod:`tests.conformance.torch_suites`).
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ def test_tests_of_gpus_find_some():
     pytest.importorskip("expecttest")
     from tests.conformance.torch_suites import run
 
-    names = ("test_average_parameters", "test_ddp_grad_div_uneven_inputs", "test_ddp_static_graph_nested_types")
+    names = (
+        "test_average_parameters",
+        "test_ddp_grad_div_uneven_inputs",
+        "test_ddp_static_graph_nested_types",
+    )
     assert run("simcoll with GPUs", "simcoll", 4, names) == dict.fromkeys(names, "pass")
 
 
@@ -47,7 +53,12 @@ def test_marks_by_name_are_taken_off():
     pytest.importorskip("expecttest")
     from tests.conformance.torch_suites import FOR_NAMES, unmarked
 
-    names = ("test_all_reduce_coalesced_full_group_sum", "test_monitored_barrier_gloo", "test_ddp_device", FOR_NAMES)
+    names = (
+        "test_all_reduce_coalesced_full_group_sum",
+        "test_monitored_barrier_gloo",
+        "test_ddp_device",
+        FOR_NAMES,
+    )
     under_gloo = dict.fromkeys(names, "pass") | {"test_ddp_device": "skip"}
     outcomes = unmarked(under_gloo, dict.fromkeys(names, "skip"), 4)
     assert outcomes == dict.fromkeys(names[:2], "pass") | dict.fromkeys(names[2:], "skip")

@@ -1,9 +1,11 @@
-"""Training programs, unchanged, on gloo between processes and on simcoll: losses, and sums of parameters on every rank.
+"""Training programs, unchanged, on gloo between processes and on simcoll: losses, and sums of
+parameters on every rank.
 
-``python -m tests.conformance.torch_programs --ranks 2 4`` plays every script of ``programs/`` on both, and prints a table of the largest
-relative differences. Other scripts can be named instead; on each rank they print its number, then numbers. They find GPUs on simcoll.
-With ``--algorithm tests.conformance.gloo_order:all_reduce`` all_reduces add in gloo's order: all of them, or only those of the scripts
-named by ``--ordered``.
+``python -m tests.conformance.torch_programs --ranks 2 4`` plays every script of ``programs/`` on
+both, and prints a table of the largest relative differences. Other scripts can be named instead; on
+each rank they print its number, then numbers. They find GPUs on simcoll. With
+``--algorithm tests.conformance.gloo_order:all_reduce`` all_reduces add in gloo's order: all of
+them, or only those of the scripts named by ``--ordered``.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = [Path(__file__).parent / "programs" / f"{name}.py" for name in ("gpt", "diffusion", "four_axes", "zero1")]
+PROGRAMS = [
+    Path(__file__).parent / "programs" / f"{name}.py"
+    for name in ("gpt", "diffusion", "four_axes", "zero1")
+]
 
 
 def _forked(body, output):
@@ -51,7 +56,11 @@ def _gloo(script, arguments, ranks, folder):
 
     def rank_of(rank):
         sys.argv, sys.path[0] = [str(script), *arguments], str(script.parent)
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+        os.environ |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(ranks),
+        }
         os.environ |= {"LOCAL_WORLD_SIZE": str(ranks), "RANK": str(rank), "LOCAL_RANK": str(rank)}
         runpy.run_path(str(script), run_name="__main__")
 
@@ -67,7 +76,9 @@ def _simcoll(script, arguments, ranks, folder, options=()):
     import simcoll.torch.__main__ as command
 
     output = folder / "output"
-    if _ended(_forked(lambda: command.main(["-n", str(ranks), *options, str(script), *arguments]), output)):
+    if _ended(
+        _forked(lambda: command.main(["-n", str(ranks), *options, str(script), *arguments]), output)
+    ):
         raise RuntimeError(f"{script.name} failed on simcoll, on {ranks} ranks")
     return output.read_text()
 
@@ -82,21 +93,37 @@ def _numbers(text, ranks):
 
 def play(player, scripts, ranks, algorithm=None, ordered=()):
     """For every script, the numbers of every rank, in this process."""
-    for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim"):  # once, before ranks are forked
+    for name in (
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+        "torch.distributed.optim",
+    ):  # once, before ranks are forked
         importlib.import_module(name)
     found = []
     for script in scripts:
         with tempfile.TemporaryDirectory() as made:
             (work := Path(made) / "work").mkdir()
-            options = ["--algorithm", algorithm] if algorithm and script in (ordered or scripts) else []
+            options = (
+                ["--algorithm", algorithm] if algorithm and script in (ordered or scripts) else []
+            )
             run = _gloo if player == "gloo" else functools.partial(_simcoll, options=options)
             found.append(_numbers(run(script, [str(work)], ranks, Path(made)), ranks))
     return found
 
 
 def run(players, scripts, ranks, algorithm=None, ordered=()):
-    """The same for every player, in a process of its own, which imports PyTorch once for all of them."""
-    words = [sys.executable, "-W", "ignore", "-m", "tests.conformance.torch_programs", "--play", *players]
+    """The same for every player, in a process of its own, which imports PyTorch once for all of
+    them.
+    """
+    words = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tests.conformance.torch_programs",
+        "--play",
+        *players,
+    ]
     words += [] if algorithm is None else ["--algorithm", algorithm]
     words += ["--ordered", *map(str, ordered)] if ordered else []
     words += ["--ranks", str(ranks), "--", *map(str, scripts)]
@@ -117,14 +144,25 @@ def difference(ours, theirs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16])
-    parser.add_argument("--play", nargs="+", choices=["gloo", "simcoll"], help="only play, here, and print the numbers")
+    parser.add_argument(
+        "--play",
+        nargs="+",
+        choices=["gloo", "simcoll"],
+        help="only play, here, and print the numbers",
+    )
     parser.add_argument("--algorithm", help="what collectives run on simcoll, where it serves")
-    parser.add_argument("--ordered", type=Path, nargs="+", default=[], help="the scripts that use it; default all")
+    parser.add_argument(
+        "--ordered", type=Path, nargs="+", default=[], help="the scripts that use it; default all"
+    )
     parser.add_argument("scripts", nargs="*", type=Path, help="instead of those of the project")
     options = parser.parse_args()
-    scripts, ordered = ([each.resolve() for each in some] for some in (options.scripts or PROGRAMS, options.ordered))
+    scripts, ordered = (
+        [each.resolve() for each in some] for some in (options.scripts or PROGRAMS, options.ordered)
+    )
     if options.play:
-        found = [play(one, scripts, options.ranks[0], options.algorithm, ordered) for one in options.play]
+        found = [
+            play(one, scripts, options.ranks[0], options.algorithm, ordered) for one in options.play
+        ]
         sys.stdout.write(json.dumps(found) + "\n")
         return
     print("| ranks |", " | ".join(each.stem for each in scripts), "|")

@@ -1,13 +1,15 @@
 """PyTorch's own distributed tests, played on the backend ``simcoll``, beside gloo on this machine.
 
-``python -m tests.conformance.torch_suites --ranks 4`` runs ``torch.testing._internal.distributed.distributed_test``, which ships with
-PyTorch, four times: on gloo between processes; on simcoll under gloo's name, so that nothing is skipped because of the name; on
-simcoll under its own; and so with GPUs, as scripts find them.
-Every test has a process of its own, so that a crash or a hang is one test's. It prints a line for every
-difference, and a table. Profiling is on, as the tests have it. PyTorch skips tests by the name of the backend or for want of a GPU;
-``--skipped`` plays only those that a name alone keeps out. The last line counts tests that PyTorch marks for gloo's name also under
-simcoll's, but for those whose code knows some names only. Nothing else that ships has tests of process groups: the multi-threaded
-suites are base classes without tests, and those of RPC need agents that no process group has.
+``python -m tests.conformance.torch_suites --ranks 4`` runs
+``torch.testing._internal.distributed.distributed_test``, which ships with PyTorch, four times: on
+gloo between processes; on simcoll under gloo's name, so that nothing is skipped because of the
+name; on simcoll under its own; and so with GPUs, as scripts find them. Every test has a process of
+its own, so that a crash or a hang is one test's. It prints a line for every difference, and a
+table. Profiling is on, as the tests have it. PyTorch skips tests by the name of the backend or for
+want of a GPU; ``--skipped`` plays only those that a name alone keeps out. The last line counts
+tests that PyTorch marks for gloo's name also under simcoll's, but for those whose code knows some
+names only. Nothing else that ships has tests of process groups: the multi-threaded suites are base
+classes without tests, and those of RPC need agents that no process group has.
 """
 
 from __future__ import annotations
@@ -34,15 +36,24 @@ from pathlib import Path
 
 LIMIT_S = 120
 """A test that takes longer hangs."""
-RUNS = (("gloo", "gloo"), ("simcoll", "gloo"), ("simcoll", "simcoll"), ("simcoll with GPUs", "simcoll"))
+RUNS = (
+    ("gloo", "gloo"),
+    ("simcoll", "gloo"),
+    ("simcoll", "simcoll"),
+    ("simcoll with GPUs", "simcoll"),
+)
 """Who plays the tests, and under which name."""
 KNOWN = {
-    "test_ddp_apply_optim_in_backward": "at 3 ranks a third before and after the sum differs by 1.6e-6; 1.3e-6 is allowed",
-    "test_ddp_logging_data_cpu": "expects the logged name gloo; PyTorch would then look for the threads of gloo's C++ class",
+    "test_ddp_apply_optim_in_backward": "at 3 ranks a third before and after the sum differs by "
+    "1.6e-6; 1.3e-6 is allowed",
+    "test_ddp_logging_data_cpu": "expects the logged name gloo; PyTorch would then look for the "
+    "threads of gloo's C++ class",
 }
 """Why tests fail that fail, by the beginnings of their names."""
 SMALLER = {"test_ddp_uneven_inputs": (1000, 40)}
-"""Numbers that tests are played with, for PyTorch's: convolutions of 1000 x 1000 images on 4 ranks are 10^15 operations, hours on a CPU."""
+"""Numbers that tests are played with, for PyTorch's: convolutions of 1000 x 1000 images on 4 ranks
+are 10^15 operations, hours on a CPU.
+"""
 FOR_NAMES = "test_accumulate_gradients_no_sync"
 """The beginning of the tests whose code, and not only a mark, is for some names."""
 KNOWN_SKIPPED = {
@@ -75,8 +86,14 @@ def _suite():
 def _names(module, suite):
     """The tests of the suite and, with their classes, those of its module that need no ranks."""
     names = unittest.TestLoader().getTestCaseNames
-    own = [each for each in vars(module).values() if getattr(each, "__module__", None) == module.__name__]
-    alone = [each for each in own if isinstance(each, type) and each.__bases__ == (unittest.TestCase,)]
+    own = [
+        each
+        for each in vars(module).values()
+        if getattr(each, "__module__", None) == module.__name__
+    ]
+    alone = [
+        each for each in own if isinstance(each, type) and each.__bases__ == (unittest.TestCase,)
+    ]
     return [*names(suite), *(f"{each.__name__}.{name}" for each in alone for name in names(each))]
 
 
@@ -100,7 +117,11 @@ def _outcome(body, skips):
     except SystemExit as end:
         return "skip" if end.code in skips else "pass" if not end.code else f"sys.exit({end.code})"
     except BaseException as error:  # noqa: BLE001  # whatever a test raises is its result
-        where = [frame for frame in traceback.extract_tb(error.__traceback__) if "distributed_test" in frame.filename]
+        where = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if "distributed_test" in frame.filename
+        ]
         line = f" (line {where[-1].lineno})" if where else ""
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{line}"
     return "pass"
@@ -127,7 +148,9 @@ def _steps(module, test, name, backend, destroy):
     import torch.distributed as dist
     from torch.testing._internal import common_utils
 
-    timeout = module.timedelta(seconds=module.CUSTOM_PG_TIMEOUT.get(name, module.default_pg_timeout))
+    timeout = module.timedelta(
+        seconds=module.CUSTOM_PG_TIMEOUT.get(name, module.default_pg_timeout)
+    )
     size = int(os.environ["WORLD_SIZE"])
     dist.init_process_group(backend, test.init_method, timeout, size, test.rank)
     test._barrier()
@@ -145,7 +168,9 @@ def _on_simcoll(name, backend, path, *, gpus=False):
     module, suite, skips = _suite()
     module.os = _ProcessOfRank()
     barrier = threading.Barrier(int(os.environ["WORLD_SIZE"]))
-    module.Barrier.sync = classmethod(lambda *_, **__: barrier.wait())  # the standard one waits in real time
+    module.Barrier.sync = classmethod(
+        lambda *_, **__: barrier.wait()
+    )  # the standard one waits in real time
     _made_smaller(suite, name)
     outcomes = {}
 
@@ -170,7 +195,9 @@ def _on_gloo(name, backend, path):
         pid = os.fork()
         if pid == 0:
             test = _prepared(suite, name, rank, path)
-            said = _outcome(lambda test=test: _steps(module, test, name, backend, destroy=False), skips)
+            said = _outcome(
+                lambda test=test: _steps(module, test, name, backend, destroy=False), skips
+            )
             os.write(write, said.encode())
             os._exit(0)
         os.close(write)
@@ -220,7 +247,9 @@ def _one(player, name, backend):
 
 
 def play(player, backend, only=None, *, skipped=False):
-    """The outcome of every test, by name, in this process, whose environment is set; with ``skipped`` of those that PyTorch skips."""
+    """The outcome of every test, by name, in this process, whose environment is set; with
+    ``skipped`` of those that PyTorch skips.
+    """
     module, suite, _ = _suite()
     module.initialize_temp_directories()
     if player != "gloo":
@@ -237,7 +266,11 @@ def play(player, backend, only=None, *, skipped=False):
 
 def run(player, backend, ranks, only=(), *, skipped=False):
     """The outcome of every test, by name, in another process."""
-    environment = os.environ | {"BACKEND": backend, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    environment = os.environ | {
+        "BACKEND": backend,
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+    }
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         environment["MASTER_PORT"] = str(free.getsockname()[1])
@@ -260,8 +293,12 @@ def run(player, backend, ranks, only=(), *, skipped=False):
 
 
 def unmarked(under_gloo, under_own, ranks):
-    """The outcomes under the own name, where what PyTorch plays under gloo's and marks as none of simcoll's is played, too."""
-    left = [test for test, said in under_gloo.items() if said != "skip" and under_own[test] == "skip"]
+    """The outcomes under the own name, where what PyTorch plays under gloo's and marks as none of
+    simcoll's is played, too.
+    """
+    left = [
+        test for test, said in under_gloo.items() if said != "skip" and under_own[test] == "skip"
+    ]
     left = [test for test in left if not test.startswith(FOR_NAMES)]
     return under_own | (run("simcoll", "simcoll", ranks, left, skipped=True) if left else {})
 
@@ -277,10 +314,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument(
-        "--play", choices=[player for player, _ in RUNS], help="play the tests here; the environment has the rest"
+        "--play",
+        choices=[player for player, _ in RUNS],
+        help="play the tests here; the environment has the rest",
     )
     parser.add_argument("--no-gloo", action="store_true", help="only simcoll")
-    parser.add_argument("--skipped", action="store_true", help="only what PyTorch skips by the name of the backend")
+    parser.add_argument(
+        "--skipped", action="store_true", help="only what PyTorch skips by the name of the backend"
+    )
     parser.add_argument("only", nargs="*", help="names of tests; by default all")
     options = parser.parse_args()
     if importlib.util.find_spec("expecttest") is None:
@@ -293,7 +334,9 @@ def main():
     for player, name in RUNS[1 if options.no_gloo else 0 :]:
         begin = time.monotonic()
         rows[player, name] = run(player, name, options.ranks, options.only, skipped=options.skipped)
-        sys.stderr.write(f"{player} as {name}: {counts(rows[player, name])}, {time.monotonic() - begin:.0f} s\n")
+        sys.stderr.write(
+            f"{player} as {name}: {counts(rows[player, name])}, {time.monotonic() - begin:.0f} s\n"
+        )
     if not options.skipped:
         with_marks = rows["simcoll", "gloo"], rows["simcoll", "simcoll"]
         rows["simcoll", "simcoll, without marks by name"] = unmarked(*with_marks, options.ranks)
@@ -301,9 +344,14 @@ def main():
         for test, said in outcomes.items():
             if said not in ("pass", "skip"):
                 reasons = KNOWN_SKIPPED if options.skipped else KNOWN
-                reason = next((why for begin, why in reasons.items() if test.startswith(begin)), said)
+                reason = next(
+                    (why for begin, why in reasons.items() if test.startswith(begin)), said
+                )
                 print(f"{player} as {name}: {test}: {reason}")
-    print(f"| {options.ranks} ranks | pass | fail | skip | crashed or hung |\n|---|---:|---:|---:|---:|")
+    print(
+        f"| {options.ranks} ranks | pass | fail | skip | crashed or hung |\n"
+        "|---|---:|---:|---:|---:|"
+    )
     for (player, name), outcomes in rows.items():
         print(f"| {player}, called {name} |", " | ".join(map(str, counts(outcomes))), "|")
 

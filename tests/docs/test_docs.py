@@ -1,8 +1,8 @@
 """Every example in the README and the documentation runs and prints what it says.
 
-A ``python`` block is executed, all blocks of a file top to bottom in one namespace; a ``text`` block right after one is
-what it prints. In a ``console`` block a line ``$ simcoll ...`` is run, and the lines up to the next ``$`` are what it
-prints. ``...`` stands for anything.
+A ``python`` block is executed, all blocks of a file top to bottom in one namespace; a ``text``
+block right after one is what it prints. In a ``console`` block a line ``$ simcoll ...`` is run, and
+the lines up to the next ``$`` are what it prints. ``...`` stands for anything.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```$", re.MULTILINE | re.DOTAL
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block: its language, text, first line; ``follows``: only blank lines since the block before."""
+    """A fenced block: its language, text, first line; ``follows``: only blank lines since the block
+    before.
+    """
 
     language: str
     text: str
@@ -51,7 +53,10 @@ def blocks(page):
 
 def same(shown, printed):
     """Whether output is as shown, but for trailing blanks and what ``...`` stands for."""
-    want, got = ("\n".join(line.rstrip() for line in text.strip("\n").splitlines()) + "\n" for text in (shown, printed))
+    want, got = (
+        "\n".join(line.rstrip() for line in text.strip("\n").splitlines()) + "\n"
+        for text in (shown, printed)
+    )
     return doctest.OutputChecker().check_output(want, got, doctest.ELLIPSIS)
 
 
@@ -79,12 +84,18 @@ def commands(block):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("at_root")
-@pytest.mark.parametrize("page", [p for p in PAGES if p.exists()], ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p.exists()], ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_examples(page, monkeypatch):
-    """Code and commands run in the order of the page, so that one may use the files of the other."""
+    """Code and commands run in the order of the page, so that one may use the files of the
+    other.
+    """
     monkeypatch.setenv("COLUMNS", "120")
     if page.name == "pytorch.md":
-        pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simcoll[torch]'")
+        pytest.importorskip(
+            "torch", reason="PyTorch is not installed: pip install 'simcoll[torch]'"
+        )
     namespace, printed, wrong = {"__name__": "__main__"}, "", []
     for block in blocks(page):
         if block.language == "python":
@@ -121,7 +132,9 @@ def run(line):
     else:
         return None
     out = io.StringIO()
-    slow_machine = mock.patch("simcoll.cli.progress.LINE_S", 3600.0)  # whose lines of progress no page shows
+    slow_machine = mock.patch(
+        "simcoll.cli.progress.LINE_S", 3600.0
+    )  # whose lines of progress no page shows
     with (
         slow_machine,
         contextlib.redirect_stdout(out),
@@ -135,7 +148,8 @@ def run(line):
 def test_blocks_are_found_as_written(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
-        "a\n```python\nx = 1\n```\n\n```text\n1\n```\nb\n  ```console\n  $ simcoll a \\\n      b\n  out ...\n  ```\n"
+        "a\n```python\nx = 1\n```\n\n```text\n1\n```\nb\n  ```console\n  $ simcoll a \\\n      b\n"
+        "  out ...\n  ```\n"
     )
     found = blocks(page)
     assert [(b.language, b.line, b.follows) for b in found] == [

@@ -21,12 +21,17 @@ MODULES = sorted(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples(name, monkeypatch):
-    # Before each docstring doctest resets a debugger, which looks at every file that the process has read lines of.
+    # Before each docstring doctest resets a debugger, which looks at every file that the process
+    # has read lines of.
     monkeypatch.setattr(linecache, "checkcache", lambda *_: None)
     # What drives hardware, or PyTorch, needs packages that not every machine has.
     if name.startswith("simcoll.torch"):
-        pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simcoll[torch]'")
-    module = importlib.import_module(name) if name.startswith("simcoll") else pytest.importorskip(name)
+        pytest.importorskip(
+            "torch", reason="PyTorch is not installed: pip install 'simcoll[torch]'"
+        )
+    module = (
+        importlib.import_module(name) if name.startswith("simcoll") else pytest.importorskip(name)
+    )
     assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0
 
 

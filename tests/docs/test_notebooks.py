@@ -1,7 +1,8 @@
 """Every notebook runs from top to bottom and shows the outputs that it stores.
 
-The cells run here without a kernel: a line of text is compared with what a cell prints, and the forms of its last expression (text, a
-table, a picture) with those that the object gives a notebook. ``pytest --bless`` stores what was printed; review the diff.
+The cells run here without a kernel: a line of text is compared with what a cell prints, and the
+forms of its last expression (text, a table, a picture) with those that the object gives a notebook.
+``pytest --bless`` stores what was printed; review the diff.
 """
 
 from __future__ import annotations
@@ -58,11 +59,24 @@ def outputs_of(source, namespace, number):
             value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), namespace)
     outputs = []
     if printed.getvalue():
-        outputs.append({"name": "stdout", "output_type": "stream", "text": lines(printed.getvalue())})
+        outputs.append(
+            {"name": "stdout", "output_type": "stream", "text": lines(printed.getvalue())}
+        )
     if value is not None:
-        shown = {form: lines(getattr(value, method)()) for form, method in FORMS.items() if hasattr(value, method)}
+        shown = {
+            form: lines(getattr(value, method)())
+            for form, method in FORMS.items()
+            if hasattr(value, method)
+        }
         data = {**shown, "text/plain": lines(repr(value))}
-        outputs.append({"data": data, "execution_count": number, "metadata": {}, "output_type": "execute_result"})
+        outputs.append(
+            {
+                "data": data,
+                "execution_count": number,
+                "metadata": {},
+                "output_type": "execute_result",
+            }
+        )
     return outputs
 
 
@@ -77,7 +91,10 @@ def test_a_notebook_shows_what_its_cells_give(path, request):
     notebook = json.loads(path.read_text(encoding="utf-8"))
     namespace = {"__name__": "__main__"}
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    shown = [outputs_of("".join(cell["source"]), namespace, number) for number, cell in enumerate(code, 1)]
+    shown = [
+        outputs_of("".join(cell["source"]), namespace, number)
+        for number, cell in enumerate(code, 1)
+    ]
     if request.config.getoption("--bless"):
         for number, (cell, outputs) in enumerate(zip(code, shown, strict=True), 1):
             cell |= {"outputs": outputs, "execution_count": number}

@@ -1,4 +1,6 @@
-"""The documentation hangs together: links lead somewhere, every page and every public name is found."""
+"""The documentation hangs together: links lead somewhere, every page and every public name is
+found.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from simcoll.algorithms import ALGORITHMS
 from simcoll.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "benchmarks" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def links(page):
@@ -59,7 +65,10 @@ def test_the_readme_fits_on_a_screen():
 
 
 ALGORITHM_PAGE = ROOT / "docs" / "reference" / "algorithms.md"
-HEAD = "| collective | algorithm | ranks | topologies | parameters | order | time |\n|---|---|---|---|---|---|---|\n"
+HEAD = (
+    "| collective | algorithm | ranks | topologies | parameters | order | time |\n"
+    "|---|---|---|---|---|---|---|\n"
+)
 
 
 def test_the_table_of_algorithms_is_printed_from_the_registry(request):
@@ -69,7 +78,8 @@ def test_the_table_of_algorithms_is_printed_from_the_registry(request):
     after = rest.partition("\n\n")[2]
     rows = [
         f"| {found.collective} | `{found.name}` | {found.ranks} | {found.topologies} | "
-        f"{', '.join(f'`{name}`' for name in found.params) or '-'} | {found.order or '-'} | {found.cost} |"
+        f"{', '.join(f'`{name}`' for name in found.params) or '-'} | {found.order or '-'} | "
+        f"{found.cost} |"
         for found in ALGORITHMS
     ]
     printed = f"{before}{HEAD}{chr(10).join(rows)}\n\n{after}"

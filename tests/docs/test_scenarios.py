@@ -1,11 +1,13 @@
-"""Every shipped scenario: the same in two processes with different hash seeds, and as fast as last time.
+"""Every shipped scenario: the same in two processes with different hash seeds, and as fast as last
+time.
 
-The golden times are compared exactly. When a change of the model or of an algorithm is meant to change them, run
+The golden times are compared exactly. When a change of the model or of an algorithm is meant to
+change them, run
 
     python -m pytest tests/docs/test_scenarios.py --bless
 
-and review the diff of ``tests/docs/golden``. To be quick, a scenario runs at no more than ``SIZES`` of its sizes, always with
-the smallest and the largest.
+and review the diff of ``tests/docs/golden``. To be quick, a scenario runs at no more than ``SIZES``
+of its sizes, always with the smallest and the largest.
 """
 
 from __future__ import annotations
@@ -80,7 +82,10 @@ def test_golden_times(name, request):
     if request.config.getoption("--bless"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(played(ROOT / "scenarios" / f"{name}.toml"), indent=1) + "\n")
-    assert path.exists(), f"no golden times of {name}; python -m pytest tests/docs/test_scenarios.py --bless makes them"
+    assert path.exists(), (
+        f"no golden times of {name}; python -m pytest tests/docs/test_scenarios.py --bless makes "
+        "them"
+    )
     assert played(ROOT / "scenarios" / f"{name}.toml") == json.loads(path.read_text())
 
 

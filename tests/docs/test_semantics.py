@@ -1,7 +1,8 @@
-"""docs/reference/semantics.md: which statement of torch.distributed's documentation which test holds, and what differs.
+"""docs/reference/semantics.md: which statement of torch.distributed's documentation which test
+holds, and what differs.
 
-``statements.toml`` has the statements. The docstring of a test, in any folder, begins with the rows that it holds: ``AR-01 AR-02: what
-is stated``. ``pytest --bless`` rewrites the page.
+``statements.toml`` has the statements. The docstring of a test, in any folder, begins with the rows
+that it holds: ``AR-01 AR-02: what is stated``. ``pytest --bless`` rewrites the page.
 """
 
 from __future__ import annotations
@@ -60,7 +61,11 @@ def held():
     found = {}
     for path in sorted(TESTS.rglob("test_*.py"), key=lambda path: path.name):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            match = ROWS.match(ast.get_docstring(node) or "") if isinstance(node, ast.FunctionDef) else None
+            match = (
+                ROWS.match(ast.get_docstring(node) or "")
+                if isinstance(node, ast.FunctionDef)
+                else None
+            )
             if match and node.name.startswith("test"):
                 for row in match[1].split():
                     found.setdefault(row, []).append(f"`{path.stem}::{node.name}`")
@@ -79,7 +84,11 @@ def page():
     tests = held()
     lines = [HEAD.format(held=len(tests), rows=len(STATEMENTS))]
     for prefix, section in TABLE.items():
-        lines += [f"\n## {section['title']}\n", "| row | | statement | test, or difference |", "|---|---|---|---|"]
+        lines += [
+            f"\n## {section['title']}\n",
+            "| row | | statement | test, or difference |",
+            "|---|---|---|---|",
+        ]
         lines += [line(row, tests) for row in STATEMENTS if row.split("-")[0] == prefix]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,6 @@
-"""Every number in a shipped file has a source: of machines, GPUs, libraries, models and calibrations, whatever files there are."""
+"""Every number in a shipped file has a source: of machines, GPUs, libraries, models and
+calibrations, whatever files there are.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,21 @@ LOADED = {
     "libraries": (shipped_libraries, load_library),
     "models": (shipped_models, shipped_model),
 }
-SOURCED = [path for folder in ("topologies", "gpus", "libraries") for path in sorted((ROOT / folder).glob("*.toml"))]
+SOURCED = [
+    path
+    for folder in ("topologies", "gpus", "libraries")
+    for path in sorted((ROOT / folder).glob("*.toml"))
+]
 # One source says where all numbers of the file are from.
 OF_ONE_SOURCE = [
-    path for folder in ("models", "calibrations", "libraries/mpi") for path in sorted((ROOT / folder).glob("*.toml"))
+    path
+    for folder in ("models", "calibrations", "libraries/mpi")
+    for path in sorted((ROOT / folder).glob("*.toml"))
 ]
 NO_NUMBERS = {"$.nodes", "$.wrap", "$.version", "$.description"}
-"""Not measured: how many nodes there are if none are asked for, whether a torus closes, a version, prose that begins with a digit."""
+"""Not measured: how many nodes there are if none are asked for, whether a torus closes, a version,
+prose that begins with a digit.
+"""
 
 
 def name(path):
@@ -33,7 +43,9 @@ def name(path):
 
 
 def unsourced(value, place="$"):
-    """Places of numbers, or of quantities, that are not beside a source, and of sources that say nothing."""
+    """Places of numbers, or of quantities, that are not beside a source, and of sources that say
+    nothing.
+    """
     if isinstance(value, dict):
         if "value" in value:
             if not str(value.get("source", "")).strip():

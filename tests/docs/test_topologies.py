@@ -1,4 +1,6 @@
-"""Every shipped topology loads, names a source for every number, routes, and carries a small all_reduce that is right."""
+"""Every shipped topology loads, names a source for every number, routes, and carries a small
+all_reduce that is right.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ def row(name):
         f"{seen.gpu_uBps / 1e15:g}" if seen.inside else "-",
         nodes,
     ]
-    cells += [f"{seen.nic_uBps / 1e15:g}" if network else "-", f"`{seen.fabric}`" if network else "-"]
+    cells += [
+        f"{seen.nic_uBps / 1e15:g}" if network else "-",
+        f"`{seen.fabric}`" if network else "-",
+    ]
     return f"| {' | '.join(map(str, cells))} |"
 
 
@@ -57,7 +62,9 @@ def section(path):
     for table, entries in document.items():
         for key, entry in entries.items() if isinstance(entries, dict) else ():
             if isinstance(entry, dict):
-                value = "the list in the file" if isinstance(entry["value"], list) else entry["value"]
+                value = (
+                    "the list in the file" if isinstance(entry["value"], list) else entry["value"]
+                )
                 lines.append(f"* `{table}.{key}` {value}: {entry['source']}")
     return lines if lines[-1] else lines[:-1]
 
@@ -69,7 +76,13 @@ def test_the_page_of_machines_is_printed_from_the_files(request):
     head = page.read_text().partition("|---|---|---|---|---|---|---|\n")
     machines = [path for path in FILES if "box" in simcoll.load_topology(path.stem).groups]
     sections = ["\n".join(section(path)) for path in machines]
-    printed = "".join(head[:2]) + "\n".join(row(path.stem) for path in machines) + "\n\n" + "\n\n".join(sections) + "\n"
+    printed = (
+        "".join(head[:2])
+        + "\n".join(row(path.stem) for path in machines)
+        + "\n\n"
+        + "\n\n".join(sections)
+        + "\n"
+    )
     if request.config.getoption("--bless"):
         page.write_text(printed)
     assert page.read_text() == printed
@@ -78,7 +91,9 @@ def test_the_page_of_machines_is_printed_from_the_files(request):
 @pytest.mark.parametrize("values", [FABRICS, GENERATIONS])
 def test_the_page_lists_the_values_of_traits(values):
     rows = "\n".join(f"| `{name}` | {meaning} |" for name, meaning in values.items())
-    assert f"|---|---|\n{rows}\n\n" in (ROOT / "docs" / "reference" / "topology-file.md").read_text()
+    assert (
+        f"|---|---|\n{rows}\n\n" in (ROOT / "docs" / "reference" / "topology-file.md").read_text()
+    )
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
@@ -91,9 +106,16 @@ def test_every_number_has_a_source(path):
             elif isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
                 for number, entry in enumerate(value):
                     yield from bare(entry, f"{inside}[{number}]")
-            elif not isinstance(value, dict) and inside not in ("$.nodes", "$.network.boxes_per_leaf"):
+            elif not isinstance(value, dict) and inside not in (
+                "$.nodes",
+                "$.network.boxes_per_leaf",
+            ):
                 number = isinstance(value, int | float) and not isinstance(value, bool)
-                if number or (isinstance(value, str) and value[:1].isdigit() and not inside.startswith("$.desc")):
+                if number or (
+                    isinstance(value, str)
+                    and value[:1].isdigit()
+                    and not inside.startswith("$.desc")
+                ):
                     yield inside
             elif isinstance(value, dict) and not str(value.get("source", "")).strip():
                 yield inside

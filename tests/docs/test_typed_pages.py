@@ -36,7 +36,13 @@ def test_the_whole_check_calls_it():
 
 
 def test_what_the_users_program_gives_is_stored_as_its_types_say():
-    assert users_program.shares == [0, Fraction(1, 2), Fraction(1, 4), Fraction(1, 4), *3 * [Fraction(3, 2)]]
+    assert users_program.shares == [
+        0,
+        Fraction(1, 2),
+        Fraction(1, 4),
+        Fraction(1, 4),
+        *3 * [Fraction(3, 2)],
+    ]
     assert {type(share) for share in users_program.shares} == {Fraction}
     assert users_program.usable == (("net", Fraction(9, 10)), ("pcie", Fraction(1, 2)))
     assert users_program.hops == (("net", 10**9),)
@@ -56,7 +62,9 @@ def test_what_the_users_program_gives_is_stored_as_its_types_say():
 def test_wrong_types_are_refused_and_accepted_ones_are_not(tmp_path):
     pytest.importorskip("mypy", reason="mypy is not installed: pip install 'simcoll[dev]'")
     assert PROGRAM.name in write_modules(tmp_path)
-    (tmp_path / "wrong.py").write_text("from simcoll.types import Slow\nSlow('0', [2])\nSlow(0, 2).factor.upper()\n")
+    (tmp_path / "wrong.py").write_text(
+        "from simcoll.types import Slow\nSlow('0', [2])\nSlow(0, 2).factor.upper()\n"
+    )
     said, status = check(tmp_path, [PROGRAM.name, "wrong.py"])
     assert status == 1
     assert said.count("error:") == 3

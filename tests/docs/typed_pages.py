@@ -1,9 +1,12 @@
-"""``python -m tests.docs.typed_pages``: ``mypy --strict`` on every Python example of the README and the documentation.
+"""``python -m tests.docs.typed_pages``: ``mypy --strict`` on every Python example of the README and
+the documentation.
 
-``users_program.py`` is checked as well: what the constructors of public records accept. Each page becomes one module, its blocks in
-their order and on their lines, outside of the project, so that simcoll is the installed package, as for a user. Two settings are not
-those of a user's program: a page may define a name twice, because it shows several programs of one name; and modules without types, or
-with types that take a minute to read, count as untyped (``simcoll_check`` has types, but nothing can mark a module in one file so).
+``users_program.py`` is checked as well: what the constructors of public records accept. Each page
+becomes one module, its blocks in their order and on their lines, outside of the project, so that
+simcoll is the installed package, as for a user. Two settings are not those of a user's program: a
+page may define a name twice, because it shows several programs of one name; and modules without
+types, or with types that take a minute to read, count as untyped (``simcoll_check`` has types, but
+nothing can mark a module in one file so).
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ def module_of(page):
 
 
 def write_modules(folder):
-    """Write the user's program and the module of every page with examples; the names of their files."""
+    """Write the user's program and the module of every page with examples; the names of their
+    files.
+    """
     shutil.copy(PROGRAM, folder)
     names = [PROGRAM.name]
     for page in PAGES:

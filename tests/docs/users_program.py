@@ -1,4 +1,6 @@
-"""What a user may give to the constructors of public records, all of it accepted by ``mypy --strict`` and by the constructors."""
+"""What a user may give to the constructors of public records, all of it accepted by
+``mypy --strict`` and by the constructors.
+"""
 
 from __future__ import annotations
 

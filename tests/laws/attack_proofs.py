@@ -1,8 +1,10 @@
-"""Directed attacks on every prover: ``python -m tests.laws.attack_proofs [--seconds 60] [--seed 1] [--only NAME] [--round K]``.
+"""Directed attacks on every prover:
+``python -m tests.laws.attack_proofs [--seconds 60] [--seed 1] [--only NAME] [--round K]``.
 
-Unlike random mutants, these aim at the arithmetic and the representation. Every attack has false variants, which must be refused with
-one of the two errors for people, and true twins, which must be proved; players that share nothing with the provers say which is which.
-Prints a table by attack, and a line that replays each failure; the exit status is 1 if there is any. One round of all is in
+Unlike random mutants, these aim at the arithmetic and the representation. Every attack has false
+variants, which must be refused with one of the two errors for people, and true twins, which must be
+proved; players that share nothing with the provers say which is which. Prints a table by attack,
+and a line that replays each failure; the exit status is 1 if there is any. One round of all is in
 ``tests/laws/test_attack_proofs.py``.
 """
 
@@ -24,12 +26,20 @@ from tests.support import (
 )
 from tests.support.attack_cases import Attack, outcome
 
-PARTS = (attacks_on_sums, attacks_on_columns, attacks_on_state, attacks_on_shortcuts, attacks_on_programs)
+PARTS = (
+    attacks_on_sums,
+    attacks_on_columns,
+    attacks_on_state,
+    attacks_on_shortcuts,
+    attacks_on_programs,
+)
 ATTACKS: tuple[Attack, ...] = tuple(attack for part in PARTS for attack in part.ATTACKS)
 MOST_SHOWN = 200
 
 
-def attempts(attack: Attack, seed: int, number: int, *, quick: bool) -> Iterator[tuple[object, str, str, str]]:
+def attempts(
+    attack: Attack, seed: int, number: int, *, quick: bool
+) -> Iterator[tuple[object, str, str, str]]:
     """Try all cases of a round: the case's truth, its label, the prover, and the outcome."""
     rng = random.Random(f"{attack.name} {seed} {number}")
     for case in attack.cases(rng, quick):
@@ -45,23 +55,34 @@ def attempts(attack: Attack, seed: int, number: int, *, quick: bool) -> Iterator
 def table(tallies: dict[str, Counter]) -> str:
     """The outcome, in Markdown."""
     lines = [
-        "| attack | false variants refused | true twins proved | beyond a stated limit | failures |",
+        (
+            "| attack | false variants refused | true twins proved | beyond a stated limit | failures "
+            "|"
+        ),
         "|---|---:|---:|---:|---:|",
     ]
     total = Counter()
     for name, tally in tallies.items():
         total.update(tally)
         lines.append(
-            f"| {name} | {tally['refused']:,} | {tally['proved']:,} | {tally['declined']:,} | {tally['failure']:,} |"
+            f"| {name} | {tally['refused']:,} | {tally['proved']:,} | {tally['declined']:,} | "
+            f"{tally['failure']:,} |"
         )
     lines.append(
-        f"| **all** | **{total['refused']:,}** | **{total['proved']:,}** | **{total['declined']:,}** | **{total['failure']:,}** |"
+        f"| **all** | **{total['refused']:,}** | **{total['proved']:,}** | "
+        f"**{total['declined']:,}** | **{total['failure']:,}** |"
     )
     return "\n".join(lines)
 
 
 def run(
-    attacks: list[Attack], seed: int, seconds: float, *, quick: bool = False, only_round: int | None = None, say=print
+    attacks: list[Attack],
+    seed: int,
+    seconds: float,
+    *,
+    quick: bool = False,
+    only_round: int | None = None,
+    say=print,
 ) -> dict[str, Counter]:
     """Rounds of all attacks until the time is over, at least one."""
     tallies = {attack.name: Counter() for attack in attacks}
@@ -76,10 +97,14 @@ def run(
                 if kind == "failure" and len(said) < MOST_SHOWN and words not in said:
                     said.add(words)
                     twin = "true twin" if right is True else "false variant"
-                    say(f"FAILED {attack.name!r} / {twin} {label!r} / {prover}: {result.split(': ', 1)[-1]}")
+                    say(
+                        f"FAILED {attack.name!r} / {twin} {label!r} / {prover}: "
+                        f"{result.split(': ', 1)[-1]}"
+                    )
                     mode = " --quick" if quick else ""
                     say(
-                        f"  replay: python -m tests.laws.attack_proofs --only {attack.name!r} --seed {seed} --round {number}{mode}"
+                        f"  replay: python -m tests.laws.attack_proofs --only {attack.name!r} "
+                        f"--seed {seed} --round {number}{mode}"
                     )
             if time.monotonic() > end and number:
                 return tallies

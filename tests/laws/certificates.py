@@ -1,10 +1,13 @@
-"""Certificates of every shipped algorithm, and certificates with faults, put to three judges that share no code.
+"""Certificates of every shipped algorithm, and certificates with faults, put to three judges that
+share no code.
 
-``python -m tests.laws.certificates [COUNT] [SEED]`` first has every shipped algorithm of 1 to 16 ranks, and the program that each is
-lowered to, checked by ``simcoll-check``. Then COUNT certificates (default a million) get a fault each in what was proved, in what is
-claimed about it, or in how it is said to be proved. The checker, the prover (which reads the schedule back) and the judge of the tests
-must agree on each; a yes to what the judge calls wrong is the worst that can happen. ``1 SEED --only 17`` repeats mutant 17 of a seed and
-prints it. The exit status is 1 if any two disagreed. Slices are in ``tests/laws/test_certificates.py``.
+``python -m tests.laws.certificates [COUNT] [SEED]`` first has every shipped algorithm of 1 to 16
+ranks, and the program that each is lowered to, checked by ``simcoll-check``. Then COUNT
+certificates (default a million) get a fault each in what was proved, in what is claimed about it,
+or in how it is said to be proved. The checker, the prover (which reads the schedule back) and the
+judge of the tests must agree on each; a yes to what the judge calls wrong is the worst that can
+happen. ``1 SEED --only 17`` repeats mutant 17 of a seed and prints it. The exit status is 1 if any
+two disagreed. Slices are in ``tests/laws/test_certificates.py``.
 """
 
 from __future__ import annotations
@@ -60,7 +63,9 @@ def check_algorithm(algorithm, ranks, *, lowered: bool = True, most: int = MAX_M
 
 @dataclass(slots=True)
 class Verdicts:
-    """How many mutants were right and wrong, by what was done to them, and every disagreement, with what replays it."""
+    """How many mutants were right and wrong, by what was done to them, and every disagreement, with
+    what replays it.
+    """
 
     right: Counter = field(default_factory=Counter)
     wrong: Counter = field(default_factory=Counter)
@@ -81,12 +86,16 @@ def judge_mutant(number: int, seed: int, verdicts: Verdicts) -> None:
     for name in done:
         (verdicts.wrong if faults else verdicts.right)[name] += 1
     place, said = f"1 {seed} --only {number} ({', '.join(done)})", {}
-    for who, decide in (("checker", lambda: checked(json.dumps(record))), ("prover", lambda: proved(record))):
+    for who, decide in (
+        ("checker", lambda: checked(json.dumps(record))),
+        ("prover", lambda: proved(record)),
+    ):
         try:
             said[who] = decide()
         except Exception as error:  # noqa: BLE001 - anything but a verdict is a defect
             verdicts.lines.append(
-                f"{place}: the {who} raises {type(error).__name__}: {error!s:.200}; the judge: {faults!r}"
+                f"{place}: the {who} raises {type(error).__name__}: {error!s:.200}; the judge: "
+                f"{faults!r}"
             )
     for who, refusal in said.items():
         if faults and not refusal:
@@ -97,7 +106,9 @@ def judge_mutant(number: int, seed: int, verdicts: Verdicts) -> None:
 
 
 def _stricter(who: str, record) -> bool:
-    """Whether more is asked than the judge looks at: the checker, a symmetry; the prover, data that no collective is known for."""
+    """Whether more is asked than the judge looks at: the checker, a symmetry; the prover, data that
+    no collective is known for.
+    """
     if who == "prover":
         return record["collective"] is None
     return record["subject"] == "schedule" and record["proof"]["kind"] != "full"
@@ -124,7 +135,10 @@ def sweep(most_ranks: int, say) -> None:
     total = Counter()
     for algorithm in ALGORITHMS:
         total += check_algorithm(algorithm, range(1, most_ranks + 1))
-        say(f"{algorithm.name} {algorithm.collective}: {dict(total)} so far, {time.process_time():.0f} CPU s")
+        say(
+            f"{algorithm.name} {algorithm.collective}: {dict(total)} so far, "
+            f"{time.process_time():.0f} CPU s"
+        )
 
 
 def main() -> int:
@@ -143,7 +157,8 @@ def main() -> int:
         record, done = mutant(asked.only, asked.seed)
         say(json.dumps(record))
         say(
-            f"{', '.join(done)}\njudge: {judge(record)}\nprover: {proved(record)}\nchecker: {checked(json.dumps(record))}"
+            f"{', '.join(done)}\njudge: {judge(record)}\nprover: {proved(record)}\n"
+            f"checker: {checked(json.dumps(record))}"
         )
         return 0
     if asked.ranks:
@@ -152,7 +167,10 @@ def main() -> int:
     for name in sorted({*verdicts.right, *verdicts.wrong}):
         say(f"{name}: {verdicts.wrong[name]:,} wrong, {verdicts.right[name]:,} right")
     yes, other = verdicts.false_yes, len(verdicts.lines) - verdicts.false_yes
-    say(f"{asked.count:,} mutants: {yes} false yes, {other} other disagreements, {time.process_time():.0f} CPU s")
+    say(
+        f"{asked.count:,} mutants: {yes} false yes, {other} other disagreements, "
+        f"{time.process_time():.0f} CPU s"
+    )
     return 1 if verdicts.lines else 0
 
 

@@ -1,9 +1,10 @@
 """Every launcher against every fault of every process in every phase.
 
-``python -m tests.laws.fault_matrix [--launchers ...] [--timeout 3]`` starts three ranks for each cell; one of them, or the launcher, gets
-SIGKILL, SIGSTOP or SIGINT in a phase. All processes of the job must have ended in the time of docs/reference/ending.md (a stopped
-process itself counts from its SIGCONT on), with no name in /dev/shm and no temporary file left, and where a rank was killed or stopped
-somebody must have named it. A slice is in ``tests/laws/test_faults_end.py``.
+``python -m tests.laws.fault_matrix [--launchers ...] [--timeout 3]`` starts three ranks for each
+cell; one of them, or the launcher, gets SIGKILL, SIGSTOP or SIGINT in a phase. All processes of the
+job must have ended in the time of docs/reference/ending.md (a stopped process itself counts from
+its SIGCONT on), with no name in /dev/shm and no temporary file left, and where a rank was killed or
+stopped somebody must have named it. A slice is in ``tests/laws/test_faults_end.py``.
 """
 
 from __future__ import annotations
@@ -31,10 +32,23 @@ START_S = 60.0
 LAUNCHERS = {
     "realcoll": ("mpi", [sys.executable, "-m", "realcoll", "launch", "-n", str(N)]),
     "mpiexec": ("mpi", [MPIEXEC, "-n", str(N), sys.executable]),
-    "simcoll": ("store", [sys.executable, "-m", "simcoll.distributed.launch", "--standalone", "--use-env", "--nproc-per-node", str(N)]),
-}  # fmt: skip
+    "simcoll": (
+        "store",
+        [
+            sys.executable,
+            "-m",
+            "simcoll.distributed.launch",
+            "--standalone",
+            "--use-env",
+            "--nproc-per-node",
+            str(N),
+        ],
+    ),
+}
 MORE_S = {"realcoll": 20.0, "mpiexec": 20.0, "simcoll": 25.0}
-"""Seconds beyond the timeout after which everything has ended, as docs/reference/ending.md states."""
+"""Seconds beyond the timeout after which everything has ended, as docs/reference/ending.md
+states.
+"""
 FAULTS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT)
 
 
@@ -98,7 +112,15 @@ def play(cell, timeout_s):
         tempfile.TemporaryDirectory() as scratch,
         tempfile.TemporaryFile() as said,
     ):
-        words = ["tests/support/phases.py", folder, kind, cell.victim, cell.phase, str(int(cell.fault)), str(timeout_s)]
+        words = [
+            "tests/support/phases.py",
+            folder,
+            kind,
+            cell.victim,
+            cell.phase,
+            str(int(cell.fault)),
+            str(timeout_s),
+        ]
         path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         environment = os.environ | {
             "PYTHONPATH": path,
@@ -106,7 +128,9 @@ def play(cell, timeout_s):
             MARK: mark.partition("=")[2],
             "OMP_NUM_THREADS": "1",
         }
-        job = subprocess.Popen([*command, *words], cwd=ROOT, env=environment, stdout=said, stderr=said)
+        job = subprocess.Popen(
+            [*command, *words], cwd=ROOT, env=environment, stdout=said, stderr=said
+        )
         place, launcher = Path(folder), cell.victim == "launcher"
 
         def reached():
@@ -128,10 +152,13 @@ def play(cell, timeout_s):
         ended = _until(bound_s, lambda: job.poll() is not None and not _marked(mark.encode()))
         seconds = time.monotonic() - begin
         if not ended and cell.fault == signal.SIGSTOP:
-            # All but the stopped one and the launcher, which waits for it, and what waits with them.
+            # All but the stopped one and the launcher, which waits for it, and what waits with
+            # them.
             helps = not launcher or cell.launcher == "mpiexec"
             late = {
-                pid for pid in _marked(mark.encode()) if pid not in held and not _waits_for(pid, stopped, helps=helps)
+                pid
+                for pid in _marked(mark.encode())
+                if pid not in held and not _waits_for(pid, stopped, helps=helps)
             }
             if late:
                 wrong.append(f"{len(late)} processes still there beside the stopped one")
@@ -156,14 +183,23 @@ def play(cell, timeout_s):
             wrong.append(f"temporary files left: {', '.join(left)}")
         if _is_to_be_named(cell) and f"rank {cell.victim}" not in text:
             wrong.append("nobody names the rank")
-        silenced = cell.launcher == "mpiexec" and cell.fault != signal.SIGSTOP  # in the middle of a line
-        if not silenced and "Traceback" in text and "KeyboardInterrupt" not in text and "Error:" not in text:
+        silenced = (
+            cell.launcher == "mpiexec" and cell.fault != signal.SIGSTOP
+        )  # in the middle of a line
+        if (
+            not silenced
+            and "Traceback" in text
+            and "KeyboardInterrupt" not in text
+            and "Error:" not in text
+        ):
             wrong.append(f"a traceback: {text.strip().splitlines()[-1]}")
     return Outcome(seconds, tuple(wrong))
 
 
 def _waits_for(pid, stopped, *, helps):
-    """Whether a process is an ancestor of the stopped one, or (``helps``) its child, the helper of a rank or of MPICH's launcher."""
+    """Whether a process is an ancestor of the stopped one, or (``helps``) its child, the helper of
+    a rank or of MPICH's launcher.
+    """
     with contextlib.suppress(OSError):
         for child in stopped:
             parent = child
@@ -171,12 +207,17 @@ def _waits_for(pid, stopped, *, helps):
                 parent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
                 if parent == pid:
                     return True
-        return helps and int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) in stopped
+        return (
+            helps
+            and int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) in stopped
+        )
     return False
 
 
 def _is_to_be_named(cell):
-    """Whether somebody must name the victim: not after the end of the common work, and MPICH's launcher ends all before they can speak."""
+    """Whether somebody must name the victim: not after the end of the common work, and MPICH's
+    launcher ends all before they can speak.
+    """
     silenced = cell.launcher == "mpiexec" and cell.fault != signal.SIGSTOP
     return cell.victim != "launcher" and cell.phase != "end" and not silenced
 
@@ -193,7 +234,10 @@ def main() -> int:
         count += 1
         bad += bool(outcome.wrong)
         worst[cell.launcher] = max(worst[cell.launcher], outcome.seconds)
-        line = f"{cell.launcher:<9} {cell.fault.name:<8} {cell.victim:<9} {cell.phase:<6} {outcome.seconds:6.1f} s"
+        line = (
+            f"{cell.launcher:<9} {cell.fault.name:<8} {cell.victim:<9} {cell.phase:<6} "
+            f"{outcome.seconds:6.1f} s"
+        )
         print(line, "; ".join(outcome.wrong) or "ok", flush=True)
     print(
         f"{count} cells, {bad} wrong; longest, timeout {asked.timeout:g} s:",

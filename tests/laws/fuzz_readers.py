@@ -1,8 +1,11 @@
-"""Every reader against damaged files: ``python -m tests.laws.fuzz_readers [--inputs 1000000] [--seed 1] [--shard 1/2] [--keep FOLDER]``.
+"""Every reader against damaged files:
+``python -m tests.laws.fuzz_readers [--inputs 1000000] [--seed 1] [--shard 1/2] [--keep FOLDER]``.
 
-Prints how many were accepted, refused with one clear error, and anything else, by reader; the exit status is 1 if there is anything else.
-``--shard 1/2`` and ``--shard 2/2`` together are the whole. Findings are kept in a folder, and each is made again by
-``tests.support.fuzzing.damaged(reader, seed, number)``. A slice of it is in ``tests/laws/test_readers.py``.
+Prints how many were accepted, refused with one clear error, and anything else, by reader; the exit
+status is 1 if there is anything else. ``--shard 1/2`` and ``--shard 2/2`` together are the whole.
+Findings are kept in a folder, and each is made again by
+``tests.support.fuzzing.damaged(reader, seed, number)``. A slice of it is in
+``tests/laws/test_readers.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ def table(tally: Tally, readers: list[str], inputs: int, seconds: float) -> str:
     found = {name: sum(finding.reader == name for finding in tally.findings) for name in readers}
     for name, other in found.items():
         counts = (tally.accepted[name], tally.refused[name], other)
-        lines.append(f"| {name} | {sum(counts):,} | " + " | ".join(f"{count:,}" for count in counts) + " |")
+        lines.append(
+            f"| {name} | {sum(counts):,} | " + " | ".join(f"{count:,}" for count in counts) + " |"
+        )
     counts = (inputs, tally.accepted.total(), tally.refused.total(), len(tally.findings))
     lines.append("| **all** | " + " | ".join(f"**{count:,}**" for count in counts) + " |")
     return "\n".join([*lines, "", f"{seconds:.0f} CPU seconds"])
@@ -57,13 +62,20 @@ def main() -> int:
             fuzz(name, numbers, asked.seed, tally)
             done += len(numbers)
             for finding in tally.findings[known:]:
-                print(f"FOUND {name}, seed {asked.seed}, number {finding.number}: {finding.what}", flush=True)
+                print(
+                    f"FOUND {name}, seed {asked.seed}, number {finding.number}: {finding.what}",
+                    flush=True,
+                )
                 if asked.keep:
                     asked.keep.mkdir(parents=True, exist_ok=True)
-                    (asked.keep / f"{name}-{asked.seed}-{finding.number}").write_bytes(finding.content)
+                    (asked.keep / f"{name}-{asked.seed}-{finding.number}").write_bytes(
+                        finding.content
+                    )
         if first % (4 * BLOCK) == 0:
             print(
-                f"{done:,} inputs, {len(tally.findings)} findings, {time.process_time() - begin:.0f} CPU s", flush=True
+                f"{done:,} inputs, {len(tally.findings)} findings, "
+                f"{time.process_time() - begin:.0f} CPU s",
+                flush=True,
             )
     print(table(tally, asked.readers, done, time.process_time() - begin))
     return 1 if tally.findings else 0

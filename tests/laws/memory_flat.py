@@ -1,6 +1,8 @@
-"""Memory stays flat over many runs: ``python -m tests.laws.memory_flat [--runs 10000]``; a slice is in ``tests/laws/test_processes.py``.
+"""Memory stays flat over many runs: ``python -m tests.laws.memory_flat [--runs 10000]``; a slice is
+in ``tests/laws/test_processes.py``.
 
-Each kind of run has a process, which plays them in ten blocks; from the third block on it may not grow by more than :data:`MOST_KIB`.
+Each kind of run has a process, which plays them in ten blocks; from the third block on it may not
+grow by more than :data:`MOST_KIB`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ def grown(kind, runs):
     command = [sys.executable, "-m", "tests.support.memory", kind, str(runs), str(BLOCKS)]
     path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True
+        command,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     sizes = list(map(int, done.stdout.split()))
     return sizes, sizes[-1] - sizes[WARM - 1]
@@ -39,7 +46,11 @@ def main() -> int:
         sizes, more = grown(kind, asked.runs)
         wrong += more > MOST_KIB
         shown = " ".join(f"{size / 1024:.1f}" for size in sizes)
-        print(f"{kind}: {asked.runs:,} runs, MiB after each tenth: {shown}; {more:+} KiB from the third on", flush=True)
+        print(
+            f"{kind}: {asked.runs:,} runs, MiB after each tenth: {shown}; {more:+} KiB from the "
+            "third on",
+            flush=True,
+        )
     return 1 if wrong else 0
 
 

@@ -58,7 +58,16 @@ def test_engines_agree_on_events():
     for seed in range(100):
         took_part.update(event_cases.compare("events", seed))
     assert took_part["fast"] >= 80
-    happened = ("changed", "aborted", "stuck", "another way", "LinkShare", "Background", "Slow", "Stop")
+    happened = (
+        "changed",
+        "aborted",
+        "stuck",
+        "another way",
+        "LinkShare",
+        "Background",
+        "Slow",
+        "Stop",
+    )
     assert min(took_part[what] for what in happened) >= 3, took_part
 
 
@@ -70,7 +79,9 @@ def test_the_sample_has_every_cost_and_coincidence():
         steps = list(plan.steps())
         seen["jitter"] += bool(protocol.jitter_fs)
         seen["fifo"] += bool(protocol.fifo_depth)
-        seen["occupied"] += bool(protocol.fifo_depth and max(dict(protocol.occupancy_fs).values(), default=0) > 5)
+        seen["occupied"] += bool(
+            protocol.fifo_depth and max(dict(protocol.occupancy_fs).values(), default=0) > 5
+        )
         seen["added latency"] += bool(protocol.hop_latency_fs and protocol.add_path_latency)
         seen["replaced latency"] += bool(protocol.hop_latency_fs and not protocol.add_path_latency)
         seen["capped"] += bool(protocol.channel_rate_uBps)

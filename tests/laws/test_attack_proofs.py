@@ -1,4 +1,6 @@
-"""One round of every directed attack: false variants are refused, true twins proved. ``tests/laws/attack_proofs.py`` plays on."""
+"""One round of every directed attack: false variants are refused, true twins proved.
+``tests/laws/attack_proofs.py`` plays on.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def test_attacks_have_names_of_their_own():
 
 
 def test_a_reduced_basis_has_short_vectors_of_the_same_lattice():
-    # Rows (1, 0, 5000) and (0, 1, 7001): 5 * 7001 = 7 * 5000 + 5, and no combination of smaller numbers comes as near to 0.
+    # Rows (1, 0, 5000) and (0, 1, 7001): 5 * 7001 = 7 * 5000 + 5, and no combination of smaller
+    # numbers comes as near to 0.
     short, other = short_basis([[1, 0, 5000], [0, 1, 7001]])
     assert short in ([-7, 5, 5], [7, -5, -5])
     assert all(row[2] == 5000 * row[0] + 7001 * row[1] for row in (short, other))
@@ -53,6 +56,8 @@ def test_the_player_knows_brackets():
 
 
 def test_the_table_counts():
-    text = table({"one": dict.fromkeys(("refused", "proved"), 3) | dict.fromkeys(("declined", "failure"), 0)})
+    text = table(
+        {"one": dict.fromkeys(("refused", "proved"), 3) | dict.fromkeys(("declined", "failure"), 0)}
+    )
     assert "| one | 3 | 3 | 0 | 0 |" in text
     assert "| **all** | **3** | **3** | **0** | **0** |" in text

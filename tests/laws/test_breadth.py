@@ -1,6 +1,8 @@
-"""Every collective in every form: place, sizes, roots, groups, reductions and dtypes, in combinations that cover all pairs.
+"""Every collective in every form: place, sizes, roots, groups, reductions and dtypes, in
+combinations that cover all pairs.
 
-What is compared with is a definition on lists of numbers, written here from the names of the collectives.
+What is compared with is a definition on lists of numbers, written here from the names of the
+collectives.
 """
 
 from __future__ import annotations
@@ -33,9 +35,26 @@ NAMES = {
 }
 WORLD = crossbar(9, "50 GB/s", "1 us")
 DTYPES = [
-    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
-    "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "complex64", "complex128",
-]  # fmt: skip
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "complex64",
+    "complex128",
+]
 OPS = [*REDUCTIONS, "avg", simcoll.types.premul_sum(2)]
 
 
@@ -45,7 +64,9 @@ def collective_of(kind, n, root=None, *, in_place=False):
 
 
 def inputs_of(plan):
-    """Small whole numbers that differ by rank and place: sums of four of 0..2, and products of four of 1..2, are exact in float8."""
+    """Small whole numbers that differ by rank and place: sums of four of 0..2, and products of four
+    of 1..2, are exact in float8.
+    """
     result = []
     for rank in range(plan.nranks):
         mixed = (np.arange(plan.view(rank, 0)[2]) * 3 + 5 * rank) % 7
@@ -59,7 +80,13 @@ def blocks_of(plan, rank, values):
     sizes, n = plan.sizes, plan.nranks
     kind, each = plan.collective.kind, np.arange(n)
     if kind in ("reduce_scatter", "scatter", "all_to_all"):
-        lengths = [sizes] * n if isinstance(sizes, int) else sizes[rank * n + each] if kind == "all_to_all" else sizes
+        lengths = (
+            [sizes] * n
+            if isinstance(sizes, int)
+            else sizes[rank * n + each]
+            if kind == "all_to_all"
+            else sizes
+        )
         return np.split(values, np.cumsum(lengths)[:-1])
     return [values]
 
@@ -70,20 +97,35 @@ def reduced(op, dtype, parts):
     values = [part.astype(wide) for part in parts]
     name = op if isinstance(op, str) else op.name
     if dtype.kind == "b":
-        fold = {"sum": np.any, "max": np.any, "bor": np.any, "product": np.all, "min": np.all, "band": np.all}
+        fold = {
+            "sum": np.any,
+            "max": np.any,
+            "bor": np.any,
+            "product": np.all,
+            "min": np.all,
+            "band": np.all,
+        }
         stack = np.array(parts)
         return fold[name](stack, axis=0) if name in fold else np.logical_xor.reduce(stack)
     functions = {
-        "product": lambda a, b: a * b, "min": np.minimum, "max": np.maximum,
-        "band": lambda a, b: a & b, "bor": lambda a, b: a | b, "bxor": lambda a, b: a ^ b,
-    }  # fmt: skip
+        "product": lambda a, b: a * b,
+        "min": np.minimum,
+        "max": np.maximum,
+        "band": lambda a, b: a & b,
+        "bor": lambda a, b: a | b,
+        "bxor": lambda a, b: a ^ b,
+    }
     factor = 2 if name == "premul_sum" else 1
     total = values[0] * factor if factor > 1 else values[0]
     for value in values[1:]:
         total = functions[name](total, value) if name in functions else total + value * factor
     if name == "avg":
         # Whole numbers are cut off towards zero; the sums here are not negative.
-        total = total // len(parts) if dtype.kind in "iu" else total.astype(dtype) / dtype.type(len(parts))
+        total = (
+            total // len(parts)
+            if dtype.kind in "iu"
+            else total.astype(dtype) / dtype.type(len(parts))
+        )
     return total.astype(dtype)
 
 
@@ -175,10 +217,14 @@ def test_every_root(kind):
 PAIRS = [(0, 3), (3, 0), (1, 1)]
 
 
-@pytest.mark.parametrize("pairs", [PAIRS, [], [(r, (r + 1) % 4) for r in range(4)], [(3, 1)]], ids=str)
+@pytest.mark.parametrize(
+    "pairs", [PAIRS, [], [(r, (r + 1) % 4) for r in range(4)], [(3, 1)]], ids=str
+)
 def test_any_pairs(pairs):
     for in_place in (False, True):
-        schedule = simcoll.schedule(Collective("send_recv", 4, pairs=tuple(pairs), in_place=in_place), "direct")
+        schedule = simcoll.schedule(
+            Collective("send_recv", 4, pairs=tuple(pairs), in_place=in_place), "direct"
+        )
         run(schedule, 5)
         run(schedule, [3, 0, 2, 7], ranks=[6, 1, 8, 0])
 
@@ -186,7 +232,9 @@ def test_any_pairs(pairs):
 @pytest.mark.parametrize("name", ["dissemination", "tree", "linear"])
 def test_barriers_of_groups(name):
     for n in (1, 2, 5):
-        plan = simcoll.bind(simcoll.schedule("barrier", name, nranks=n), 0, ranks=list(range(8, 8 - n, -1)))
+        plan = simcoll.bind(
+            simcoll.schedule("barrier", name, nranks=n), 0, ranks=list(range(8, 8 - n, -1))
+        )
         check_lowering(plan)
         assert (simcoll.emulate(plan, WORLD).time_fs > 0) == (n > 1)
 
@@ -204,7 +252,8 @@ def defined(op, dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_reduction_on_every_dtype(dtype):
-    # Each collective that reduces takes its turn: every (dtype, op), (dtype, collective) and (op, collective) comes up.
+    # Each collective that reduces takes its turn: every (dtype, op), (dtype, collective) and (op,
+    # collective) comes up.
     for position, op in enumerate(OPS):
         kind = REDUCING[(position + DTYPES.index(dtype)) % len(REDUCING)]
         name = NAMES[kind][position % 3]
@@ -213,7 +262,9 @@ def test_every_reduction_on_every_dtype(dtype):
             run(schedule, 5, dtype, op)
         else:
             with pytest.raises(
-                ConfigError, match=rf"reduction '{op if isinstance(op, str) else op.name}' .*{dtype}|defined on bool"
+                ConfigError,
+                match=rf"reduction '{op if isinstance(op, str) else op.name}' .*{dtype}|defined on "
+                r"bool",
             ):
                 simcoll.bind(schedule, 5, dtype, op)
 
@@ -223,7 +274,9 @@ def test_every_reduction_on_every_dtype(dtype):
 def test_every_dtype_moves(dtype):
     for position, kind in enumerate(MOVING):
         if not KINDS[kind].reduces:
-            schedule = simcoll.schedule(collective_of(kind, 3, in_place=position % 2 == 0), NAMES[kind][0])
+            schedule = simcoll.schedule(
+                collective_of(kind, 3, in_place=position % 2 == 0), NAMES[kind][0]
+            )
             run(schedule, 4, dtype)
 
 
@@ -234,8 +287,12 @@ def test_the_pairs_are_all_covered():
         for position in range(len(OPS))
         if defined(OPS[position], parse_dtype(DTYPES[d]))
     ]
-    assert {(kind, d) for kind, d, _ in combinations} == set(itertools.product(REDUCING, range(len(DTYPES))))
-    assert {(kind, p) for kind, _, p in combinations} == set(itertools.product(REDUCING, range(len(OPS))))
+    assert {(kind, d) for kind, d, _ in combinations} == set(
+        itertools.product(REDUCING, range(len(DTYPES)))
+    )
+    assert {(kind, p) for kind, _, p in combinations} == set(
+        itertools.product(REDUCING, range(len(OPS)))
+    )
 
 
 def test_the_exact_dtypes_come_from_ml_dtypes():
@@ -248,7 +305,11 @@ def test_the_exact_dtypes_come_from_ml_dtypes():
     [
         ("float32", "band", "reduction 'band' needs an integer or bool dtype, got float32"),
         ("bfloat16", "bxor", "reduction 'bxor' needs an integer or bool dtype, got bfloat16"),
-        ("complex64", "max", "reduction 'max' is not defined on complex64: complex numbers have no order"),
+        (
+            "complex64",
+            "max",
+            "reduction 'max' is not defined on complex64: complex numbers have no order",
+        ),
         ("bool", "avg", "reduction 'avg' is not defined on bool"),
         ("int32", simcoll.types.premul_sum(0.5), "premul_sum(0.5) needs a whole factor on int32"),
         (
@@ -269,9 +330,21 @@ def test_the_error_where_a_reduction_is_not_defined(dtype, op, words):
 @pytest.mark.parametrize(
     ("kind", "count", "words"),
     [
-        ("all_reduce", [1, 2, 3], "all_reduce of 3 ranks takes one whole number; got counts of shape (3,)"),
-        ("all_gather", [1, 2], "takes one whole number or counts of shape (3,); got counts of shape (2,)"),
-        ("all_to_all", [1, 2, 3], "takes one whole number or counts of shape (3, 3); got counts of shape (3,)"),
+        (
+            "all_reduce",
+            [1, 2, 3],
+            "all_reduce of 3 ranks takes one whole number; got counts of shape (3,)",
+        ),
+        (
+            "all_gather",
+            [1, 2],
+            "takes one whole number or counts of shape (3,); got counts of shape (2,)",
+        ),
+        (
+            "all_to_all",
+            [1, 2, 3],
+            "takes one whole number or counts of shape (3, 3); got counts of shape (3,)",
+        ),
         ("all_to_all", [[1, 2, 3], [1, 2], [1]], "a square matrix of whole numbers"),
         ("scatter", [1, -1, 2], "count -1 is negative"),
         ("gather", [1.5, 2, 3], "counts must be whole numbers"),
@@ -304,12 +377,16 @@ def test_overwriting_an_input_out_of_place_is_an_error():
         # All outputs are right; then rank 1 copies its result over its own input.
         back = simcoll.transfers(1, good.layout.output(1 if kind == "all_gather" else 0), 1, 0)
         steps = [*good.steps(), back]
-        spoiled = simcoll.Schedule("spoiled", good.layout, lambda steps=steps: steps, good.nchannels)
+        spoiled = simcoll.Schedule(
+            "spoiled", good.layout, lambda steps=steps: steps, good.nchannels
+        )
         with pytest.raises(ScheduleError, match="inputs are read-only") as error:
             simcoll.bind(spoiled, 6)
         assert (error.value.rank, error.value.chunk, error.value.step) == (1, 0, len(steps) - 1)
 
 
 def test_a_factor_scales_nothing_where_nothing_is_reduced():
-    plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), 4, "float32", simcoll.types.premul_sum(3))
+    plan = simcoll.bind(
+        simcoll.schedule("all_gather", "ring", nranks=3), 4, "float32", simcoll.types.premul_sum(3)
+    )
     assert simcoll.emulate(plan, crossbar(3, "1 GB/s")).wrong == 0

@@ -27,7 +27,8 @@ def test_a_slice_keeps_every_promise_and_sees_everything():
 
 LINK, STOP, STALL = LinkShare(0, 0, 0, 10**9), Stop(2, 10**6), Policy()
 NAMED = (
-    "RuntimeError: Operation timed out! Timed out waiting 1000ms for reduce operation to complete: reduce waits for "
+    "RuntimeError: Operation timed out! Timed out waiting 1000ms for reduce operation to "
+    "complete: reduce waits for "
 )
 
 
@@ -44,7 +45,9 @@ NAMED = (
 def test_wrong_ends_under_events_are_noticed(events, told, said):
     case = replace(TWO, faults=())
     with pytest.raises(BrokenPromiseError, match=said):
-        judge_events(case, events, STALL, told, "raised" if len(told) == 3 else "", "words", Counter())
+        judge_events(
+            case, events, STALL, told, "raised" if len(told) == 3 else "", "words", Counter()
+        )
     judge_events(case, [STOP], STALL, {0: "done", 1: NAMED + "rank 2"}, "", "words", Counter())
 
 
@@ -59,7 +62,8 @@ TWO = Case(3, steps=(Step("broadcast", root=2), Step("all_reduce")), faults=(Fau
 def test_fates_by_hand():
     # Rank 1 is missing from the sum, which all need.
     assert fates(TWO, patient=True) == {0: 1, 1: 1, 2: 1}
-    # Nobody but the root is needed for a broadcast, so others may get through without rank 1, and may not.
+    # Nobody but the root is needed for a broadcast, so others may get through without rank 1, and
+    # may not.
     early = replace(TWO, steps=TWO.steps[:1], faults=(Fault("dies", 1, 0),))
     assert fates(early, patient=True) == {0: 1, 1: 0, 2: 1}
     assert fates(early, patient=False) == {0: 0, 1: 0, 2: 0}
@@ -69,7 +73,11 @@ def test_a_root_whose_call_differs_may_be_through_before_the_others_come():
     odd = replace(TWO, steps=TWO.steps[:1], faults=(Fault("mismatch", 2, 0),))
     assert fates(odd, patient=True) == {0: 0, 1: 0, 2: 1}
     assert fates(odd, patient=False) == {0: 0, 1: 0, 2: 0}
-    told = "DistBackendError: Detected mismatch between collectives on ranks: call 0\n  rank 0: a\n  rank 2: b"
+    told = (
+        "DistBackendError: Detected mismatch between collectives on ranks: call 0\n"
+        "  rank 0: a\n"
+        "  rank 2: b"
+    )
     judge_events(odd, [LINK], STALL, {0: told, 1: told, 2: told}, "", "words", Counter())
     judge_events(odd, [LINK], STALL, {0: told, 1: told, 2: "done"}, "", "words", Counter())
 
@@ -88,7 +96,7 @@ OWN, BLAMED = (
         {1: OWN, 2: BLAMED},
         {0: BLAMED.replace("1", "7"), 1: OWN, 2: "done"},
     ],
-)  # fmt: skip
+)
 def test_wrong_ends_are_noticed(told):
     with pytest.raises(BrokenPromiseError):
         judge(TWO, told, "", Counter())

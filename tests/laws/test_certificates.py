@@ -1,4 +1,5 @@
-"""Every shipped algorithm has a certificate that the checker confirms, and no certificate with a fault gets a false yes.
+"""Every shipped algorithm has a certificate that the checker confirms, and no certificate with a
+fault gets a false yes.
 
 Slices; ``python -m tests.laws.certificates`` does all of it, with a million mutants.
 """
@@ -23,7 +24,9 @@ from tests.support.certificate_mutants import SAMPLES, folding, stock
 
 TURNS = 5
 MOST = 200
-"""Chunks moved by the schedules that are checked here: larger ones take most of the time of the whole sweep."""
+"""Chunks moved by the schedules that are checked here: larger ones take most of the time of the
+whole sweep.
+"""
 MUTANTS = 10_000
 
 
@@ -39,7 +42,8 @@ def test_three_or_four_ranks(algorithm):
 @pytest.mark.slow
 @pytest.mark.parametrize("turn", range(TURNS))
 def test_other_ranks_and_programs(turn):
-    # Every algorithm meets every number of ranks of its turn; over all algorithms, all numbers come up.
+    # Every algorithm meets every number of ranks of its turn; over all algorithms, all numbers come
+    # up.
     done = Counter()
     for number, algorithm in enumerate(ALGORITHMS):
         if number % TURNS == turn:
@@ -115,4 +119,6 @@ def test_the_judge_accepts_what_is_mutated():
 
 
 def test_a_mutant_is_the_same_each_time():
-    assert [mutant(number, 5) for number in range(20)] == [mutant(number, 5) for number in range(20)]
+    assert [mutant(number, 5) for number in range(20)] == [
+        mutant(number, 5) for number in range(20)
+    ]

@@ -1,4 +1,6 @@
-"""Docstrings describe the code as it is: their parameters and attributes exist, their errors are exceptions, and no line repeats."""
+"""Docstrings describe the code as it is: their parameters and attributes exist, their errors are
+exceptions, and no line repeats.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def entries(lines, section):
     """The unindented lines below a heading, up to the next heading."""
     if section not in lines:
         return
-    for line, after in zip(lines[lines.index(section) + 2 :], [*lines[lines.index(section) + 3 :], ""], strict=True):
+    for line, after in zip(
+        lines[lines.index(section) + 2 :], [*lines[lines.index(section) + 3 :], ""], strict=True
+    ):
         if re.fullmatch("-{3,}", after):
             return
         if line and not line.startswith(" "):
@@ -52,12 +56,19 @@ def wrong(node, lines, errors):
             yield from (line for each in names if each not in known(node))
     for line in entries(lines, "Raises"):
         yield from (line for each in line.split(", ") if each.split(".")[-1] not in errors)
-    yield from (line for line, after in itertools.pairwise(lines) if line == after and len(line) > 20)
+    yield from (
+        line for line, after in itertools.pairwise(lines) if line == after and len(line) > 20
+    )
 
 
 @pytest.fixture(scope="module")
 def errors():
-    classes = {each.name for path in MODULES for each in ast.walk(tree(path)) if isinstance(each, ast.ClassDef)}
+    classes = {
+        each.name
+        for path in MODULES
+        for each in ast.walk(tree(path))
+        if isinstance(each, ast.ClassDef)
+    }
     return classes | set(dir(builtins)) | {"PicklingError"}
 
 
@@ -75,9 +86,16 @@ def test_docstrings_describe_the_code(errors):
 
 @pytest.mark.parametrize(
     ("section", "line"),
-    [("Parameters", "The first number."), ("Raises", "For a large number."), ("Parameters", "a, c")],
+    [
+        ("Parameters", "The first number."),
+        ("Raises", "For a large number."),
+        ("Parameters", "a, c"),
+    ],
 )
 def test_what_it_would_find(section, line):
-    text = f'def add(a, b):\n    """Add.\n\n    {section}\n    ------\n    {line}\n        A word.\n    """\n'
+    text = (
+        f'def add(a, b):\n    """Add.\n\n    {section}\n    ------\n    {line}\n'
+        '        A word.\n    """\n'
+    )
     (node,) = ast.parse(text).body
     assert list(wrong(node, ast.get_docstring(node).splitlines(), {"ValueError"})) == [line]

@@ -1,4 +1,6 @@
-"""A slice of ``python -m tests.laws.fault_matrix``: a fault ends everything in the time that is stated, and leaves nothing."""
+"""A slice of ``python -m tests.laws.fault_matrix``: a fault ends everything in the time that is
+stated, and leaves nothing.
+"""
 
 import signal
 

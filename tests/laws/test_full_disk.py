@@ -1,6 +1,8 @@
-"""A disk that is really full: a tmpfs of 64 KiB, where one can be mounted; every writer leaves what was there, and says so in one line.
+"""A disk that is really full: a tmpfs of 64 KiB, where one can be mounted; every writer leaves what
+was there, and says so in one line.
 
-Where none can be mounted these are skipped, and ``tests/unit/files/test_output.py`` has the limit of a file's size in its place.
+Where none can be mounted these are skipped, and ``tests/unit/files/test_output.py`` has the limit
+of a file's size in its place.
 """
 
 import subprocess
@@ -29,10 +31,14 @@ def full(tmp_path):
     place = tmp_path / "disk"
     place.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)],
+        capture_output=True,
+        check=False,
     )
     if mounted.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode(errors='replace').strip()}")
+        pytest.skip(
+            f"no tmpfs can be mounted here: {mounted.stderr.decode(errors='replace').strip()}"
+        )
     try:
         (place / "ballast").write_bytes(b"x" * (48 << 10))
         yield place
@@ -52,18 +58,24 @@ def _flight(path):
 def _timeline(path):
     plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=32), count=4096)
     trace = Trace(plan, crossbar(32, "50 GB/s"))
-    write_file(path, trace.content(emulate(plan, crossbar(32, "50 GB/s"), data="none", observer=trace)))
+    write_file(
+        path, trace.content(emulate(plan, crossbar(32, "50 GB/s"), data="none", observer=trace))
+    )
 
 
 def _rank_timeline(path):
-    dist.spawn(lambda *_: [dist.all_reduce(np.zeros(1)) for _ in range(200)] and None, 4, trace=path)
+    dist.spawn(
+        lambda *_: [dist.all_reduce(np.zeros(1)) for _ in range(200)] and None, 4, trace=path
+    )
 
 
 @pytest.mark.parametrize("write", [_schedule, _flight, _timeline, _rank_timeline])
 def test_functions(write, full):
     target = full / "mine.json"
     target.write_bytes(OLD)
-    with pytest.raises(ConfigError, match=r"mine\.json: cannot be written: No space left on device"):
+    with pytest.raises(
+        ConfigError, match=r"mine\.json: cannot be written: No space left on device"
+    ):
         write(target)
     assert sorted(path.name for path in full.iterdir()) == ["ballast", "mine.json"]
     assert target.read_bytes() == OLD
@@ -80,7 +92,10 @@ kind = "all_reduce"
 begin = "1M"
 end = "1M"
 """
-COMMANDS = {"run": ("results.json", []), "faults": ("faults.svg", ["--seeds", "2", "--kind", "flap"])}
+COMMANDS = {
+    "run": ("results.json", []),
+    "faults": ("faults.svg", ["--seeds", "2", "--kind", "flap"]),
+}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -26,7 +26,10 @@ from simcoll.topology import crossbar
         ({"src_rank": "a"}, "src_rank must be whole numbers"),
         ({"src_rank": 2**70}, "src_rank must be whole numbers"),
         ({"src_rank": [[0], [1, 2]]}, "src_rank must be whole numbers"),
-        ({"src_rank": [0, 1], "dst_rank": [0, 1, 2]}, "must broadcast together; got shapes src_rank"),
+        (
+            {"src_rank": [0, 1], "dst_rank": [0, 1, 2]},
+            "must broadcast together; got shapes src_rank",
+        ),
         ({"op": 7}, "op 7 is unknown"),
         ({"op": 256}, "op 256 is unknown"),
         ({"op": -1}, "op -1 is unknown"),
@@ -41,20 +44,45 @@ def test_transfers_refuse(arguments, says):
 @pytest.mark.parametrize(
     ("kind", "nranks", "arguments", "says"),
     [
-        ("broadcast", 3, (1, np.zeros((2, 2), int)), r"one such list for each of the 3 ranks; got shape \(2, 2\)"),
+        (
+            "broadcast",
+            3,
+            (1, np.zeros((2, 2), int)),
+            r"one such list for each of the 3 ranks; got shape \(2, 2\)",
+        ),
         ("broadcast", 3, (1, np.zeros((3, 1, 1), int)), r"got shape \(3, 1, 1\)"),
         ("all_gather", 3, (1, 2), r"scratch must be a list .*; got shape \(\)"),
-        ("all_gather", 3, (1, [9]), "scratch must lie in 0..2, the blocks of the collective; got 9"),
+        (
+            "all_gather",
+            3,
+            (1, [9]),
+            "scratch must lie in 0..2, the blocks of the collective; got 9",
+        ),
         ("all_gather", 3, (1, [0, -1]), "scratch must lie in 0..2, .*; got -1"),
         ("all_reduce", 3, (1, [1]), "scratch must lie in 0..0"),
         ("barrier", 3, (1, [1]), "scratch must lie in 0..0"),
         ("all_gather", 3, (1, [0.5]), "scratch must be whole numbers"),
         ("all_gather", 3, (1, ["0"]), "scratch must be whole numbers"),
         ("all_gather", 3, (1, [[0], [1, 2]]), "scratch must be whole numbers"),
-        ("all_gather", 3, (1, np.array([2**63], np.uint64)), "scratch must be whole numbers of 64 bits"),
-        ("all_gather", 3, (2, [0], [2]), "scratch_pieces must lie in 0..1, the pieces of a block; got 2"),
+        (
+            "all_gather",
+            3,
+            (1, np.array([2**63], np.uint64)),
+            "scratch must be whole numbers of 64 bits",
+        ),
+        (
+            "all_gather",
+            3,
+            (2, [0], [2]),
+            "scratch_pieces must lie in 0..1, the pieces of a block; got 2",
+        ),
         ("all_gather", 3, (2, [0], [0.5]), "scratch_pieces must be whole numbers"),
-        ("all_gather", 3, (2, [0], [0, 1]), r"scratch_pieces must have the shape of scratch, \(1,\); got \(2,\)"),
+        (
+            "all_gather",
+            3,
+            (2, [0], [0, 1]),
+            r"scratch_pieces must have the shape of scratch, \(1,\); got \(2,\)",
+        ),
     ],
 )
 def test_layouts_that_cannot_be(kind, nranks, arguments, says):
@@ -75,7 +103,9 @@ def test_layouts_hold_plain_numbers():
 @pytest.mark.parametrize("number", [0, -1, 1.5, "2", True, None, 2**60])
 def test_channels_are_counted(number):
     with pytest.raises(ConfigError, match="mine: nchannels must be a whole number from 1 to"):
-        Schedule("mine", Layout(simcoll.Collective("broadcast", 2)), lambda: RIGHT, nchannels=number)
+        Schedule(
+            "mine", Layout(simcoll.Collective("broadcast", 2)), lambda: RIGHT, nchannels=number
+        )
 
 
 def test_a_schedule_has_a_layout():
@@ -111,7 +141,9 @@ def test_a_schedule_has_a_layout():
 )
 def test_repeats_that_cannot_be(change, says):
     with pytest.raises(ConfigError, match=says):
-        Repeat(**({"steps": (RIGHT[0],), "count": 2, "stride": 0, "base": 0, "modulus": 1} | change))
+        Repeat(
+            **({"steps": (RIGHT[0],), "count": 2, "stride": 0, "base": 0, "modulus": 1} | change)
+        )
 
 
 def test_a_repeat_that_lists_other_chunks_than_it_moves():
@@ -188,7 +220,9 @@ def test_a_source_that_changes_is_refused(second, at):
             for _ in range(9):
                 list(plan.steps())
 
-        with pytest.raises(ScheduleError, match=rf"from step or repeat number {at} on; it must be a function"):
+        with pytest.raises(
+            ScheduleError, match=rf"from step or repeat number {at} on; it must be a function"
+        ):
             run()
 
 
@@ -217,7 +251,9 @@ def test_a_source_is_a_function(source):
         broadcast(source)
 
 
-@pytest.mark.parametrize(("result", "says"), [(None, "source returns None"), ([(0, 0, 1, 1)], "source yields")])
+@pytest.mark.parametrize(
+    ("result", "says"), [(None, "source returns None"), ([(0, 0, 1, 1)], "source yields")]
+)
 def test_a_source_yields_steps(result, says):
     with pytest.raises(ConfigError, match=says):
         simcoll.verify(broadcast(lambda: result))
@@ -230,7 +266,11 @@ def test_every_schedule_survives_its_file(algorithm):
         try:
             extra = {"box": n} if algorithm.topologies == "boxes" else {}
             extra |= needed_params(algorithm.collective, algorithm.name, n)
-            pairs = tuple((rank, (rank + 1) % n) for rank in range(n)) if algorithm.collective == "send_recv" else ()
+            pairs = (
+                tuple((rank, (rank + 1) % n) for rank in range(n))
+                if algorithm.collective == "send_recv"
+                else ()
+            )
             collective = simcoll.Collective(algorithm.collective, n, pairs=pairs)
             schedule = simcoll.schedule(collective, algorithm.name, **extra)
         except ConfigError:
@@ -242,14 +282,27 @@ def test_every_schedule_survives_its_file(algorithm):
 
 def displayed(name="mine", blocks=None, **fields):
     blocks = RIGHT if blocks is None else blocks
-    return Schedule(name, Layout(simcoll.Collective("broadcast", 2)), lambda: iter(blocks), **fields)
+    return Schedule(
+        name, Layout(simcoll.Collective("broadcast", 2)), lambda: iter(blocks), **fields
+    )
 
 
 @pytest.mark.parametrize(
     ("value", "read"),
-    [(0.5, 0.5), (True, True), (None, None), ("x", "x"), ((1, 2), (1, 2)), (("a", "b"), ("a", "b")), ([1], (1,)),
-     ((("a", 1), (2,)), (("a", 1), (2,))), (np.int64(3), 3), (np.float32(0.5), 0.5), (np.arange(2), (0, 1))],
-)  # fmt: skip
+    [
+        (0.5, 0.5),
+        (True, True),
+        (None, None),
+        ("x", "x"),
+        ((1, 2), (1, 2)),
+        (("a", "b"), ("a", "b")),
+        ([1], (1,)),
+        ((("a", 1), (2,)), (("a", 1), (2,))),
+        (np.int64(3), 3),
+        (np.float32(0.5), 0.5),
+        (np.arange(2), (0, 1)),
+    ],
+)
 def test_parameters_survive_the_file(value, read):
     schedule = displayed(params=(("alpha", value),))
     again = parse_schedule(dump_schedule(schedule))
@@ -258,9 +311,13 @@ def test_parameters_survive_the_file(value, read):
     assert again.content_hash() == schedule.content_hash()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), b"x", {1}, {"a": 1}, object(), [[[1]]], 1j])
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), b"x", {1}, {"a": 1}, object(), [[[1]]], 1j]
+)
 def test_parameters_that_no_file_holds(value):
-    with pytest.raises(ConfigError, match=r"a schedule file cannot (keep the params .* of|hold) 'mine'"):
+    with pytest.raises(
+        ConfigError, match=r"a schedule file cannot (keep the params .* of|hold) 'mine'"
+    ):
         dump_schedule(displayed(params=(("alpha", value),)))
 
 
@@ -272,7 +329,10 @@ def test_parameters_that_no_file_holds(value):
         ({"name": "\ud800"}, "cannot hold"),
         ({"name": 5}, "expected text"),
         ({"nchannels": 70_000}, "channels must lie in 1..65536, got 70000"),
-        ({"blocks": [Repeat((RIGHT[0],), 2**25, 0, 0, 1)]}, "repeats expand to more than 2,097,152 steps"),
+        (
+            {"blocks": [Repeat((RIGHT[0],), 2**25, 0, 0, 1)]},
+            "repeats expand to more than 2,097,152 steps",
+        ),
     ],
 )
 def test_schedules_that_no_file_holds(fields, says, tmp_path):
@@ -300,14 +360,39 @@ RING = json.loads(dump_schedule(simcoll.schedule("all_reduce", "ring", nranks=3)
 @pytest.mark.parametrize(
     "change",
     [
-        {"chunks": 2**62}, {"chunks": 2**63}, {"name": "a\x00b"}, {"name": "x" * 201},
-        {"collective": {"kind": "all_reduce", "nranks": 2**63 - 1}}, {"collective": {"kind": "all_reduce", "nranks": 2**24}},
-        {"blocks": [{**RING["blocks"][1], "base": 2**62}]}, {"blocks": [{**RING["blocks"][1], "modulus": 2**62}]},
-        {"blocks": [{**RING["blocks"][1], "repeat": 2**24, "steps": RING["blocks"][1]["steps"] * 100}]},
-        *({"blocks": [{"steps": [{"src_rank": [0], "src_chunk": chunk, "dst_rank": [1], "dst_chunk": 3, "count": count}]}]}
-          for chunk, count in ((2**63 - 1, 1), (0, 2**63 - 1), (0, -(2**63)), (2**62, 2**62))),
+        {"chunks": 2**62},
+        {"chunks": 2**63},
+        {"name": "a\x00b"},
+        {"name": "x" * 201},
+        {"collective": {"kind": "all_reduce", "nranks": 2**63 - 1}},
+        {"collective": {"kind": "all_reduce", "nranks": 2**24}},
+        {"blocks": [{**RING["blocks"][1], "base": 2**62}]},
+        {"blocks": [{**RING["blocks"][1], "modulus": 2**62}]},
+        {
+            "blocks": [
+                {**RING["blocks"][1], "repeat": 2**24, "steps": RING["blocks"][1]["steps"] * 100}
+            ]
+        },
+        *(
+            {
+                "blocks": [
+                    {
+                        "steps": [
+                            {
+                                "src_rank": [0],
+                                "src_chunk": chunk,
+                                "dst_rank": [1],
+                                "dst_chunk": 3,
+                                "count": count,
+                            }
+                        ]
+                    }
+                ]
+            }
+            for chunk, count in ((2**63 - 1, 1), (0, 2**63 - 1), (0, -(2**63)), (2**62, 2**62))
+        ),
     ],
-)  # fmt: skip
+)
 def test_files_with_huge_numbers(change):
     with pytest.raises((ConfigError, ScheduleError)):
         parse_schedule(json.dumps(RING | change))
@@ -320,9 +405,17 @@ def test_files_that_are_not_text():
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"launch_fs": -1}, {"launch_fs": 1.5}, {"header_bytes": -1}, {"fifo_depth": -1}, {"wire_factor": 0}, {"wire_factor": -1},
-     {"wire_factor": "x"}, {"hop_latency_fs": (("net", -1),)}],
-)  # fmt: skip
+    [
+        {"launch_fs": -1},
+        {"launch_fs": 1.5},
+        {"header_bytes": -1},
+        {"fifo_depth": -1},
+        {"wire_factor": 0},
+        {"wire_factor": -1},
+        {"wire_factor": "x"},
+        {"hop_latency_fs": (("net", -1),)},
+    ],
+)
 def test_protocols_that_cannot_be(arguments):
     with pytest.raises(ConfigError):
         Protocol("mine", **arguments)
@@ -330,7 +423,10 @@ def test_protocols_that_cannot_be(arguments):
 
 def test_half_a_byte_on_the_wire():
     plan = simcoll.bind(
-        simcoll.schedule("broadcast", "tree", nranks=2), 1000, "int8", protocol=Protocol("half", wire_factor=0.5)
+        simcoll.schedule("broadcast", "tree", nranks=2),
+        1000,
+        "int8",
+        protocol=Protocol("half", wire_factor=0.5),
     )
     result = simcoll.emulate(plan, crossbar(2, "1 GB/s"))
     assert (result.time_us, result.bound.time_fs) == (0.5, 5 * 10**8)
@@ -343,7 +439,8 @@ def test_factors_that_are_not_numbers(factor):
 
 
 @pytest.mark.parametrize(
-    ("factor", "dtype"), [(1e300, "float32"), (1000, "int8"), (1e39, "bfloat16"), (1e300, "complex64")]
+    ("factor", "dtype"),
+    [(1e300, "float32"), (1000, "int8"), (1e39, "bfloat16"), (1e300, "complex64")],
 )
 def test_factors_that_do_not_fit(factor, dtype):
     schedule = simcoll.schedule("all_reduce", "ring", nranks=2)
@@ -352,7 +449,10 @@ def test_factors_that_do_not_fit(factor, dtype):
 
 
 def test_what_is_said_twice():
-    with pytest.raises(ConfigError, match=r"cannot be given together with a Collective .*; set them on the Collective"):
+    with pytest.raises(
+        ConfigError,
+        match=r"cannot be given together with a Collective .*; set them on the Collective",
+    ):
         simcoll.schedule(simcoll.Collective("all_reduce", 4), "ring", nranks=5)
 
 
@@ -387,7 +487,10 @@ def test_arguments_of_other_types():
         ((["ring"],), "unknown collective"),
         (("all_reduce", 3), "unknown algorithm 3"),
         (("all_reduce", ""), "unknown algorithm ''"),
-        (("all_reduce", ["ring"]), r"unknown algorithm \['ring'\] for all_reduce; did you mean 'ring'"),
+        (
+            ("all_reduce", ["ring"]),
+            r"unknown algorithm \['ring'\] for all_reduce; did you mean 'ring'",
+        ),
     ],
 )
 def test_names_are_text(arguments, says):
@@ -399,13 +502,16 @@ def test_parameters_of_any_whole_type():
     plain = simcoll.schedule("all_reduce", "hierarchical", nranks=8, box=4)
     assert str(simcoll.schedule("all_reduce", nranks=8, box=np.int64(4), pieces=None)) == str(plain)
     torus = simcoll.schedule("all_reduce", "torus", nranks=6, dims=(2, 3))
-    assert str(simcoll.schedule("all_reduce", "torus", nranks=6, dims=np.array([2, 3]))) == str(torus)
+    assert str(simcoll.schedule("all_reduce", "torus", nranks=6, dims=np.array([2, 3]))) == str(
+        torus
+    )
     assert simcoll.schedule("all_reduce", "ring", nranks=4, channels=None).nchannels == 1
 
 
 def test_a_parameter_that_others_have():
     with pytest.raises(
-        ConfigError, match=r"'rabenseifner' .* no parameter 'pieces'; valid: channels; ring, .* have it"
+        ConfigError,
+        match=r"'rabenseifner' .* no parameter 'pieces'; valid: channels; ring, .* have it",
     ):
         simcoll.schedule("all_reduce", nranks=8, pieces=2)
 
@@ -422,7 +528,9 @@ def test_in_place_is_true_or_false(place):
         simcoll.schedule("all_reduce", nranks=4, in_place=place)
 
 
-@pytest.mark.parametrize(("name", "meant"), [("add", "sum"), ("mean", "avg"), ("prod", "product"), ("xor", "bxor")])
+@pytest.mark.parametrize(
+    ("name", "meant"), [("add", "sum"), ("mean", "avg"), ("prod", "product"), ("xor", "bxor")]
+)
 def test_reductions_by_their_other_names(name, meant):
     with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
         simcoll.bind(simcoll.schedule("all_reduce", nranks=2), 4, "int32", name)
@@ -430,6 +538,11 @@ def test_reductions_by_their_other_names(name, meant):
 
 def test_a_schedule_that_leaves_its_buffer_is_not_even_bound_unproved():
     layout = Layout(simcoll.Collective("all_reduce", 2), 2, [0], [1])
-    steps = [transfers(0, 0, 1, layout.scratch_at(0), count=2), transfers(0, layout.scratch_at(0), 1, 2, count=4)]
-    with pytest.raises(ScheduleError, match=r"destination chunks 4..5 on rank 1 do not lie in one buffer"):
+    steps = [
+        transfers(0, 0, 1, layout.scratch_at(0), count=2),
+        transfers(0, layout.scratch_at(0), 1, 2, count=4),
+    ]
+    with pytest.raises(
+        ScheduleError, match=r"destination chunks 4..5 on rank 1 do not lie in one buffer"
+    ):
         simcoll.bind(Schedule("mine", layout, lambda: steps), 8, unproved=True)

@@ -1,4 +1,6 @@
-"""What small input may cost: one clear error at once, where a reader could take gigabytes, hours, or fall over."""
+"""What small input may cost: one clear error at once, where a reader could take gigabytes, hours,
+or fall over.
+"""
 
 import json
 import random
@@ -36,7 +38,11 @@ MOVE = {"src_rank": [0], "src_chunk": 0, "dst_rank": [1], "dst_chunk": 0}
 def short(value):
     """The name of a case whose value may be of any size."""
     return (
-        type(value).__name__ if isinstance(value, (int, float, list, dict)) else None if callable(value) else value[:16]
+        type(value).__name__
+        if isinstance(value, (int, float, list, dict))
+        else None
+        if callable(value)
+        else value[:16]
     )
 
 
@@ -50,7 +56,20 @@ BIG = 10**5000
 
 
 @pytest.mark.parametrize(
-    "text", ["1e9999999999", "1e-9999999", "1e31", "1_0", "１:２", "٣", "1/0", "inf", "nan", "--1", "1:2:3"]
+    "text",
+    [
+        "1e9999999999",
+        "1e-9999999",
+        "1e31",
+        "1_0",
+        "１:２",
+        "٣",
+        "1/0",
+        "inf",
+        "nan",
+        "--1",
+        "1:2:3",
+    ],
 )
 def test_ratios_are_read_as_every_other_number(text):
     with pytest.raises(ConfigError, match="expected a positive number or ratio"):
@@ -70,7 +89,9 @@ def test_digits_are_those_that_everybody_can_read(text):
 
 @pytest.mark.parametrize("parse", [parse_size, parse_rate, parse_time])
 @pytest.mark.parametrize(
-    "value", [BIG, -BIG, "9" * 10**6, "x" * 10**6, [[[[[[BIG]]]]]], {"a": {"b": {"c": {}}}}], ids=short
+    "value",
+    [BIG, -BIG, "9" * 10**6, "x" * 10**6, [[[[[[BIG]]]]]], {"a": {"b": {"c": {}}}}],
+    ids=short,
 )
 def test_no_message_is_as_long_as_its_input(parse, value):
     with pytest.raises(ConfigError) as error:
@@ -128,7 +149,14 @@ def test_keys_and_texts_of_usual_length_are_read():
 
 @pytest.mark.parametrize("number", ["9" * 4000, "0x" + "f" * 5000, "-" + "9" * 4000], ids=short)
 @pytest.mark.parametrize(
-    "line", ["nranks={}", "bandwidth={}", "nranks=2\nbandwidth='1 GB/s'\nlatency={}", "name={}", "traits.x={}"]
+    "line",
+    [
+        "nranks={}",
+        "bandwidth={}",
+        "nranks=2\nbandwidth='1 GB/s'\nlatency={}",
+        "name={}",
+        "traits.x={}",
+    ],
 )
 def test_numbers_of_a_thousand_digits_in_a_topology(number, line, tmp_path):
     path = tmp_path / "mine.toml"
@@ -150,7 +178,8 @@ def test_numbers_of_a_thousand_digits_in_a_scenario(text, tmp_path):
 def test_scenarios_have_few_algorithms(tmp_path):
     scenario, path = load_scenario("first-look")
     many = type(scenario)(
-        **{f: getattr(scenario, f) for f in scenario.__struct_fields__} | {"algorithms": ["ring"] * 3000}
+        **{f: getattr(scenario, f) for f in scenario.__struct_fields__}
+        | {"algorithms": ["ring"] * 3000}
     )
     with pytest.raises(ConfigError, match=r"\$\.algorithms: 3000 entries; at most 256"):
         sweep_of(many, str(path))
@@ -203,7 +232,9 @@ LIMITS = XmlLimits(depth=4, elements=10, attributes=3, letters=20)
     ids=["attribute", "comment", "attributes", "brackets", "tag", "instruction", "section"],
 )
 def test_a_token_of_megabytes_is_not_read_to_its_end(parse, text):
-    with pytest.raises(ConfigError, match=r"a tag or comment of more than 65536 bytes|more than|not well-formed"):
+    with pytest.raises(
+        ConfigError, match=r"a tag or comment of more than 65536 bytes|more than|not well-formed"
+    ):
         parse(text())
 
 
@@ -215,7 +246,10 @@ def test_a_token_of_megabytes_is_not_read_to_its_end(parse, text):
         (b'<a b="1" c="1" d="1" e="1"/>', "a: an element may have 3 attributes"),
         (b'<a b="%s"/>' % (b"1" * 21), "a: an element may have 3 attributes of 20 characters"),
         (b"<a/><a/>", "line 1: not well-formed XML: junk after document element"),
-        (b'<!DOCTYPE a [<!ENTITY b "c">]><a/>', "document type definitions and entities are not allowed"),
+        (
+            b'<!DOCTYPE a [<!ENTITY b "c">]><a/>',
+            "document type definitions and entities are not allowed",
+        ),
         (b'<?xml version="1.0" encoding="no-such"?><a/>', "not"),
         (b"", "not well-formed XML: no element found"),
     ],
@@ -234,8 +268,14 @@ def test_text_and_tokens_across_pieces_are_read():
     assert parse_xml('<a b="é"/>'.encode("utf-16"), LIMITS).get("b") == "é"
 
 
-DUMP = '<system version="1"><cpu numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85">{}</cpu></system>'
-GPU = '<pci busid="g{0}" link_width="{2}" link_speed="16.0 GT/s PCIe"><gpu dev="{0}" sm="90" rank="{1}">{3}</gpu></pci>'
+DUMP = (
+    '<system version="1"><cpu numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" '
+    'modelid="85">{}</cpu></system>'
+)
+GPU = (
+    '<pci busid="g{0}" link_width="{2}" link_speed="16.0 GT/s PCIe"><gpu dev="{0}" sm="90" '
+    'rank="{1}">{3}</gpu></pci>'
+)
 
 
 @pytest.mark.parametrize(
@@ -245,16 +285,23 @@ GPU = '<pci busid="g{0}" link_width="{2}" link_speed="16.0 GT/s PCIe"><gpu dev="
         (GPU.format(0, "٣", 16, ""), "rank='٣' is not a whole number"),
         (GPU.format(0, 0, "1_6", ""), "link_width='1_6' is not a whole number"),
         (GPU.format(0, "9" * 30, 16, ""), "is not a whole number"),
-        ("".join(GPU.format(i, i, 16, "") for i in range(1100)), "more than 1024 GPUs; is this the dump of one node"),
+        (
+            "".join(GPU.format(i, i, 16, "") for i in range(1100)),
+            "more than 1024 GPUs; is this the dump of one node",
+        ),
         (
             GPU.format(0, 0, 16, "")
             + "".join(
-                f'<pci busid="n{i}"><nic><net name="n{i}" dev="{i}" speed="100000"/></nic></pci>' for i in range(1100)
+                f'<pci busid="n{i}"><nic><net name="n{i}" dev="{i}" speed="100000"/></nic></pci>'
+                for i in range(1100)
             ),
             "more than 1024 network cards",
         ),
         (f"{GPU.format(0, 0, 16, '')}</cpu>{'<cpu/>' * 100}<cpu>", "more than 64 CPUs"),
-        (GPU.format(0, 0, 16, "")[:-6] + f'<nic/><x y="{"z" * 5000}"/></pci>', "an element may have"),
+        (
+            GPU.format(0, 0, 16, "")[:-6] + f'<nic/><x y="{"z" * 5000}"/></pci>',
+            "an element may have",
+        ),
     ],
     ids=short,
 )
@@ -272,8 +319,13 @@ def test_the_nearest_cards_are_those_of_a_search(seed):
     for i in range(12):
         parent = chance.randrange(len(dump.names))
         dump.up[dump.vertex(f"v{i}", "pcie")] = parent
-    dump.cards.extend(nccl_xml._Card(chance.randrange(len(dump.names)), None, 1) for _ in range(chance.randint(1, 6)))
-    near = {vertex: {dump.up[vertex]} for vertex in dump.up} | {root: {*roots} - {root} for root in roots}
+    dump.cards.extend(
+        nccl_xml._Card(chance.randrange(len(dump.names)), None, 1)
+        for _ in range(chance.randint(1, 6))
+    )
+    near = {vertex: {dump.up[vertex]} for vertex in dump.up} | {
+        root: {*roots} - {root} for root in roots
+    }
     for vertex, above in dump.up.items():
         near[above].add(vertex)
     reach = nccl_xml._reach(dump)
@@ -312,9 +364,18 @@ def pcie_tree(sockets):
         (lambda: pcie_tree(8388607), "cpus: 8388607 is out of range; expected 1 to 64"),
         (lambda: hyperx([4000], 2, "1 GB/s"), "this HyperX has 16012000 links"),
         (lambda: clos(4000, 100, 2000, "1 GB/s"), "this Clos network has 16800000 links"),
-        (lambda: simcoll.schedule("all_reduce", "ring", nranks=8, pieces=10**6), "at least 1 and at most 65536"),
-        (lambda: simcoll.schedule("all_reduce", "ring", nranks=8, channels=10**6), "at least 1 and at most 65536"),
-        (lambda: parse_schedule(ring_with(blocks=[{"steps": [MOVE], "repeat": 2**24}])), "more than 2,097,152 steps"),
+        (
+            lambda: simcoll.schedule("all_reduce", "ring", nranks=8, pieces=10**6),
+            "at least 1 and at most 65536",
+        ),
+        (
+            lambda: simcoll.schedule("all_reduce", "ring", nranks=8, channels=10**6),
+            "at least 1 and at most 65536",
+        ),
+        (
+            lambda: parse_schedule(ring_with(blocks=[{"steps": [MOVE], "repeat": 2**24}])),
+            "more than 2,097,152 steps",
+        ),
     ],
 )
 def test_work_that_would_take_minutes_is_refused_before_it_begins(make, says):
@@ -339,7 +400,9 @@ def spawned():
 
 def executed():
     schedule = simcoll.schedule("all_reduce", "recursive_doubling", nranks=2)
-    realcoll.execute(simcoll.bind(schedule, 1 << 20, unproved=True), [np.zeros(1 << 20, "float32")] * 2)
+    realcoll.execute(
+        simcoll.bind(schedule, 1 << 20, unproved=True), [np.zeros(1 << 20, "float32")] * 2
+    )
 
 
 def emulated():
@@ -351,10 +414,19 @@ def emulated():
 @pytest.mark.parametrize(
     ("work", "says"),
     [
-        (proof_of(2**31 - 4), r"proving a schedule with \d+ chunks on each of 4 ranks takes 544 GiB"),
+        (
+            proof_of(2**31 - 4),
+            r"proving a schedule with \d+ chunks on each of 4 ranks takes 544 GiB",
+        ),
         (proof_of(2**17), "proving a schedule"),
-        (lambda: simcoll.verify(simcoll.schedule("all_to_all", nranks=1 << 14)), "proving a schedule"),
-        (lambda: simcoll.verify(simcoll.schedule("all_gather", nranks=64), exact=True), "proving a schedule"),
+        (
+            lambda: simcoll.verify(simcoll.schedule("all_to_all", nranks=1 << 14)),
+            "proving a schedule",
+        ),
+        (
+            lambda: simcoll.verify(simcoll.schedule("all_gather", nranks=64), exact=True),
+            "proving a schedule",
+        ),
         (lambda: torus([64, 64], "1 GB/s"), "making the 16384 links of this torus takes"),
         (emulated, "moving exact data takes"),
         (executed, "the buffers of 2 ranks takes"),
@@ -372,7 +444,8 @@ def test_readers_of_toml_and_xml_are_the_limited_ones():
         str(path.relative_to(root))
         for path in root.rglob("*.py")
         if re.search(
-            r"^ *import tomllib|tomllib\.load|defusedxml|xml\.etree\.ElementTree import (?!Element(?:, SubElement)?$)",
+            r"^ *import tomllib|tomllib\.load|defusedxml|xml\.etree\.ElementTree import "
+            r"(?!Element(?:, SubElement)?$)",
             path.read_text(),
             re.MULTILINE,
         )

@@ -1,4 +1,5 @@
-"""Every broken variant of every shipped schedule that an independent judge calls wrong must be rejected by the proof.
+"""Every broken variant of every shipped schedule that an independent judge calls wrong must be
+rejected by the proof.
 
 A sample; ``python benchmarks/mutants.py`` judges every mutant.
 """
@@ -19,12 +20,26 @@ from tests.support.judge import ORACLES, right, weakly_caught
 from tests.support.mutants import originals, rebuilt, rows_of
 
 EVERY = 251
-"""Of the mutants of an algorithm every so many are judged, or fewer of those with more than ``9 * EVERY`` transfers."""
+"""Of the mutants of an algorithm every so many are judged, or fewer of those with more than
+``9 * EVERY`` transfers.
+"""
 KINDS = {
-    "channel changed", "count changed", "direction swapped", "drop", "duplicate", "in place flipped", "reduce flipped",
-    "split over channels", "step moved", "steps merged", "steps swapped", "two transfers swapped", "wrong chunk",
-    "wrong destination", "wrong source",
-}  # fmt: skip
+    "channel changed",
+    "count changed",
+    "direction swapped",
+    "drop",
+    "duplicate",
+    "in place flipped",
+    "reduce flipped",
+    "split over channels",
+    "step moved",
+    "steps merged",
+    "steps swapped",
+    "two transfers swapped",
+    "wrong chunk",
+    "wrong destination",
+    "wrong source",
+}
 
 
 def named(algorithm):
@@ -55,7 +70,9 @@ def test_all_kinds_of_faults_are_made():
     whole = judged(simcoll.schedule("all_reduce", "ring", nranks=2, channels=2))
     assert set(whole.mutants) | set(tally.mutants) == KINDS
     assert whole.missed == []
-    assert whole.mutants["drop"] == sum(map(len, rows_of(simcoll.schedule("all_reduce", "ring", nranks=2, channels=2))))
+    assert whole.mutants["drop"] == sum(
+        map(len, rows_of(simcoll.schedule("all_reduce", "ring", nranks=2, channels=2)))
+    )
 
 
 def played(collective, steps, channels=1, scratch=0):
@@ -68,31 +85,42 @@ LOAD = transfers([0, 1], 0, [0, 1], 1)
 
 
 def test_the_judge_sees_what_one_order_hides():
-    # On two channels nothing but the plan's waits orders the loads and the exchange: a judge of the plan needs them.
+    # On two channels nothing but the plan's waits orders the loads and the exchange: a judge of the
+    # plan needs them.
     cross = transfers([0, 1], 0, [1, 0], 1, op=REDUCE, channel=1)
     assert right(played(AR2, [LOAD, cross], channels=2), 3)
-    # Swapped in one step, each side is copied aside first; without that one of the two would read the other's result.
+    # Swapped in one step, each side is copied aside first; without that one of the two would read
+    # the other's result.
     swap = transfers([0, 1], 1, [1, 0], 1, op=REDUCE)
     assert right(played(AR2, [LOAD, swap]), 3)
-    assert not right(played(AR2, [LOAD, transfers(0, 1, 1, 1, op=REDUCE), transfers(1, 1, 0, 1, op=REDUCE)]), 3)
+    assert not right(
+        played(AR2, [LOAD, transfers(0, 1, 1, 1, op=REDUCE), transfers(1, 1, 0, 1, op=REDUCE)]), 3
+    )
 
 
 def test_a_copy_set_aside_waits_for_other_channels():
-    # Channel 1 brings what channel 0 then swaps: the copies that the swap makes must not be made before.
+    # Channel 1 brings what channel 0 then swaps: the copies that the swap makes must not be made
+    # before.
     steps = [
-        transfers([0, 1], 0, [1, 0], 2, channel=1), transfers([0, 1], 2, [1, 0], 2),
-        transfers([0, 1], 0, [1, 0], 1), transfers([0, 1], 2, [0, 1], 1, op=REDUCE),
-    ]  # fmt: skip
+        transfers([0, 1], 0, [1, 0], 2, channel=1),
+        transfers([0, 1], 2, [1, 0], 2),
+        transfers([0, 1], 0, [1, 0], 1),
+        transfers([0, 1], 2, [0, 1], 1, op=REDUCE),
+    ]
     schedule = played(AR2, steps, channels=2, scratch=1)
     verify(schedule)
     assert right(schedule, 5)
 
 
 def test_weaker_oracles_miss_what_the_multiset_sees():
-    # Rank 0 counted twice and rank 1 not at all, rank 0 counted four times, and the other way round.
+    # Rank 0 counted twice and rank 1 not at all, rank 0 counted four times, and the other way
+    # round.
     twice = played(AR2, [transfers(0, 0, [0, 1], 1), transfers(0, 0, [0, 1], 1, op=REDUCE)])
     assert weakly_caught(twice) == dict(zip(ORACLES, (False, True, True, True), strict=True))
-    zero = played(AR2, [LOAD, transfers([0, 1], 0, [1, 0], 1, op=REDUCE), transfers(0, 0, [0, 1], 1, op=REDUCE)])
+    zero = played(
+        AR2,
+        [LOAD, transfers([0, 1], 0, [1, 0], 1, op=REDUCE), transfers(0, 0, [0, 1], 1, op=REDUCE)],
+    )
     assert weakly_caught(zero) == dict(zip(ORACLES, (True, False, False, True), strict=True))
 
 

@@ -30,7 +30,9 @@ def shared():
 
 
 def hashes(number):
-    """Trace hashes of runs that share a plan and a machine, by the reference, by what is chosen, and of a rank program."""
+    """Trace hashes of runs that share a plan and a machine, by the reference, by what is chosen,
+    and of a rank program.
+    """
 
     def program(rank, _world_size):
         x = np.full(7, rank)
@@ -66,7 +68,9 @@ def in_a_child(work):
     """What ``work`` returns in a forked process, as text."""
     there, back = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads, which is what is tested here
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of fork beside threads, which is what is tested here
         child = os.fork()
     if child == 0:
         try:
@@ -134,7 +138,9 @@ def test_a_connection_does_not_go_with_a_fork():
     store = dist.TCPStore("127.0.0.1", 0, world_size=1, is_master=True)
     try:
         store.set("key", "value")
-        assert "belongs to the process that forked this one; use clone()" in in_a_child(lambda: store.get("key"))
+        assert "belongs to the process that forked this one; use clone()" in in_a_child(
+            lambda: store.get("key")
+        )
         assert in_a_child(lambda: store.clone().get("key")) == "b'value'"
         assert store.get("key") == b"value"
     finally:

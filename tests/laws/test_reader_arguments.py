@@ -1,4 +1,6 @@
-"""Every ``load_`` function takes the path of a file, every ``parse_`` function the content of one; all else is refused in words."""
+"""Every ``load_`` function takes the path of a file, every ``parse_`` function the content of one;
+all else is refused in words.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from simcoll.errors import ConfigError, ScheduleError
-from simcoll.formats import dump_msccl_xml, load_algorithm, load_msccl_xml, parse_algorithm, parse_msccl_xml
+from simcoll.formats import (
+    dump_msccl_xml,
+    load_algorithm,
+    load_msccl_xml,
+    parse_algorithm,
+    parse_msccl_xml,
+)
 from simcoll.formats.schedules.schedule_json import dump_schedule, load_schedule, parse_schedule
 from simcoll.tuning import schedule
 
@@ -25,11 +33,15 @@ NAMED = {
     "load_mpi_library",
     "load_topology",
 }
-"""Functions that load something else than a file, or what has a name; they have tests of their own."""
+"""Functions that load something else than a file, or what has a name; they have tests of their
+own.
+"""
 
 
 def readers(start, kind):
-    """``(module, name, further required arguments)`` of the functions whose first argument is a path or a content."""
+    """``(module, name, further required arguments)`` of the functions whose first argument is a
+    path or a content.
+    """
     for path in sorted((ROOT / "simcoll").rglob("*.py")):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for each in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -71,7 +83,9 @@ def test_all_readers_are_here():
                 assert each.name in here | NAMED
 
 
-@pytest.mark.parametrize("given", [b"{}", b"", bytearray(b"{}"), None, 3, ["a"], Named(b"bytes")], ids=repr)
+@pytest.mark.parametrize(
+    "given", [b"{}", b"", bytearray(b"{}"), None, 3, ["a"], Named(b"bytes")], ids=repr
+)
 @pytest.mark.parametrize(("module", "name", "missing"), LOADERS)
 def test_what_is_no_path_is_refused(module, name, missing, given):
     with pytest.raises(ConfigError, match=f"^{name} takes the path of a file, got ") as error:
@@ -100,7 +114,9 @@ def test_every_kind_of_path_is_taken(module, name, missing, tmp_path):
 def test_what_is_no_content_is_refused(module, name, missing):
     parse = function_of(module, name)
     for given in (None, 3, Path("file.json"), ["a"]):
-        with pytest.raises(ConfigError, match=f"^{name} takes the content of a file, as bytes or text; got "):
+        with pytest.raises(
+            ConfigError, match=f"^{name} takes the content of a file, as bytes or text; got "
+        ):
             parse(given, *missing * ("file",))
 
 
@@ -129,5 +145,8 @@ def test_paths_and_contents_give_the_same(tmp_path):
     ):
         path = tmp_path / name
         shown = {str(load(each)) for each in (path, str(path), Named(str(path)))}
-        shown |= {str(parse(each)) for each in (path.read_bytes(), path.read_text(), memoryview(path.read_bytes()))}
+        shown |= {
+            str(parse(each))
+            for each in (path.read_bytes(), path.read_text(), memoryview(path.read_bytes()))
+        }
         assert len(shown) == 1

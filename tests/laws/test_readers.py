@@ -1,4 +1,6 @@
-"""Readers and damaged files: a slice of ``python -m tests.laws.fuzz_readers``, and inputs that have got through before."""
+"""Readers and damaged files: a slice of ``python -m tests.laws.fuzz_readers``, and inputs that have
+got through before.
+"""
 
 import json
 from functools import cache
@@ -7,7 +9,16 @@ import pytest
 
 from simcoll.formats.recognise import TITLES, recognise
 from simcoll.formats.tuners.tuner_files import TUNER_FORMATS
-from tests.support.fuzzing import DESIGN, MODEL, READERS, WITHOUT_READER, Tally, damaged, fuzz, judged
+from tests.support.fuzzing import (
+    DESIGN,
+    MODEL,
+    READERS,
+    WITHOUT_READER,
+    Tally,
+    damaged,
+    fuzz,
+    judged,
+)
 
 SLICE = 60
 LONG, DIGITS = b"A" * 5000, b"9" * 5000
@@ -44,7 +55,10 @@ NCCL_TESTS = next(seed for seed in READERS["log"].seeds() if b'"results"' in see
 CORPUS = {
     "a number that Python does not print": ("gpu", b"[memory]\nsize = " + DIGITS),
     "a name that no file can have": ("design", DESIGN.replace(b"dgx-h100", LONG)),
-    "the same beside a scenario": ("scenario", READERS["scenario"].seeds()[0].replace(b'name = "', b'name = "' + LONG)),
+    "the same beside a scenario": (
+        "scenario",
+        READERS["scenario"].seeds()[0].replace(b'name = "', b'name = "' + LONG),
+    ),
     "the same beside a sweep": ("sweep", READERS["sweep"].seeds()[0].replace(b"dgx-h100", LONG)),
     "a rank of 5,000 digits": ("design", DESIGN.replace(b'"3"', b'"' + DIGITS + b'"')),
     "an infinite factor": ("design", DESIGN.replace(b"1.1", b"inf")),
@@ -52,18 +66,33 @@ CORPUS = {
     "eight million sockets": ("topology", SOCKETS),
     "a node of 1,024 GPUs, all linked to each other": ("topology", MESH),
     "GPUs below a network card": ("nccl-topology", BELOW_A_CARD),
-    "an expert's size in words": ("model", json.dumps(MODEL | {"shared_expert_intermediate_size": "x"}).encode()),
+    "an expert's size in words": (
+        "model",
+        json.dumps(MODEL | {"shared_expert_intermediate_size": "x"}).encode(),
+    ),
     "an expert of no size": ("model", json.dumps(MODEL | {"moe_intermediate_size": 0.5}).encode()),
-    "types of NumPy's own grammar": ("scenario", SCENARIO.replace(b"bfloat16", b"9223372036854775808bfloat16")),
+    "types of NumPy's own grammar": (
+        "scenario",
+        SCENARIO.replace(b"bfloat16", b"9223372036854775808bfloat16"),
+    ),
     "types with an underscore": ("scenario", SCENARIO.replace(b"bfloat16", b"1_0")),
     "a type with an open bracket": ("scenario", SCENARIO.replace(b"bfloat16", b"3f4,(")),
-    "sixteen thousand stages": ("operations", READERS["operations"].seeds()[0].replace(b"pp = 2", b"pp = 16384")),
+    "sixteen thousand stages": (
+        "operations",
+        READERS["operations"].seeds()[0].replace(b"pp = 2", b"pp = 16384"),
+    ),
     "XML comments without an end": ("recognise", b"<!--" * 200_000),
     "XML declarations without an end": ("recognise", b"<!a" * 200_000),
     "lines of number signs": ("recognise", (b"#" * 400 + b"\n") * 4000),
     "lines of launchers without ranks": ("log", (b"mpirun " * 2340 + b"\n") * 200),
-    "a root of 5,000 digits": ("log", NCCL_TESTS.replace(b'"root": -1', b'"root": "' + DIGITS + b'"')),
-    "a time of 400 digits": ("log", NCCL_TESTS.replace(b'"time": 10.0', b'"time": 1' + b"0" * 400, 1)),
+    "a root of 5,000 digits": (
+        "log",
+        NCCL_TESTS.replace(b'"root": -1', b'"root": "' + DIGITS + b'"'),
+    ),
+    "a time of 400 digits": (
+        "log",
+        NCCL_TESTS.replace(b'"time": 10.0', b'"time": 1' + b"0" * 400, 1),
+    ),
     "a size of 400 digits": ("log", NCCL_TESTS.replace(b'"size": 8', b'"size": 1' + b"0" * 400)),
     "an algorithm of 5,000 digits": (
         "log",
@@ -75,13 +104,16 @@ CORPUS = {
 @cache
 def fuzzed():
     """The kinds of the sound files that are damaged, without those of readers of several kinds."""
-    own = [reader.seeds() for name, reader in READERS.items() if name not in {"algorithm", "recognise"}]
+    own = [
+        reader.seeds() for name, reader in READERS.items() if name not in {"algorithm", "recognise"}
+    ]
     return {recognise(bytes(seed)) for seeds in own for seed in seeds}
 
 
 @pytest.mark.parametrize("kind", TITLES)
 def test_every_kind_of_file_is_fuzzed(kind):
-    # A kind that is new needs a reader with sound files in tests/support/fuzzing.py, or an entry in WITHOUT_READER there.
+    # A kind that is new needs a reader with sound files in tests/support/fuzzing.py, or an entry in
+    # WITHOUT_READER there.
     assert kind in fuzzed() or WITHOUT_READER[kind]
 
 
@@ -91,7 +123,12 @@ def test_every_format_of_a_tuner_is_fuzzed(name):
 
 
 def test_nothing_is_left_out_that_has_a_reader():
-    several = {"toml", "json", "binary", "text"}  # what is read where it is expected, without being recognised
+    several = {
+        "toml",
+        "json",
+        "binary",
+        "text",
+    }  # what is read where it is expected, without being recognised
     assert WITHOUT_READER.keys() & fuzzed() <= several
     assert WITHOUT_READER.keys() <= TITLES.keys()
 

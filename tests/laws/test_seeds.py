@@ -27,7 +27,10 @@ kind = "all_reduce"
 begin = "1K"
 end = "1K"
 """
-SWEEP = 'title = "a"\ntopologies = ["pair.toml"]\ncollectives = ["all_reduce"]\nalgorithms = ["ring"]\nsizes = ["1K"]\njitter = "1us"\n'
+SWEEP = (
+    'title = "a"\ntopologies = ["pair.toml"]\ncollectives = ["all_reduce"]\n'
+    'algorithms = ["ring"]\nsizes = ["1K"]\njitter = "1us"\n'
+)
 TREE = clos(2, 4, 2, "1 GB/s")
 TAKERS = {
     "data": lambda seed: simcoll.emulate(PLAN, crossbar(2, "1 GB/s"), seed=seed),
@@ -59,7 +62,22 @@ def test_functions(take):
             PAIR.replace("nranks = 2", "nranks = 4") + '[placement]\norder = "random"\nseed = {}\n',
             ["perf", "all_reduce", "-t", "t.toml", "-e", "1K"],
         ),
-        ("", "", ["perf", "all_reduce", "-t", "pair.toml", "-e", "1K", "--jitter", "1us", "--seed", "{}"]),
+        (
+            "",
+            "",
+            [
+                "perf",
+                "all_reduce",
+                "-t",
+                "pair.toml",
+                "-e",
+                "1K",
+                "--jitter",
+                "1us",
+                "--seed",
+                "{}",
+            ],
+        ),
     ],
     ids=["scenario", "sweep", "topology", "option"],
 )

@@ -1,4 +1,6 @@
-"""Every server goes on serving whatever one peer sends; a slice of ``python -m tests.laws.fuzz_frames``, and attacks on the board."""
+"""Every server goes on serving whatever one peer sends; a slice of
+``python -m tests.laws.fuzz_frames``, and attacks on the board.
+"""
 
 import os
 import socket
@@ -33,7 +35,10 @@ def test_the_watch_sees_a_server_that_fails():
         time.sleep(0.05)
     assert slow.longest_s - slow.own_s < 0.4
     assert slow.longest_s >= 0.4
-    assert (wrong.failed, broken.failed[0]) == (["wrong answer"], "ZeroDivisionError('division by zero')")
+    assert (wrong.failed, broken.failed[0]) == (
+        ["wrong answer"],
+        "ZeroDivisionError('division by zero')",
+    )
 
 
 def answer(sock, line):
@@ -79,7 +84,10 @@ def test_the_board_has_an_end(door, monkeypatch):
         assert b"rc=-1" in answer(sock, b"cmd=put kvsname=j key=" + b"k" * 65 + b" value=v\n")
         assert b"rc=-1" in answer(sock, b"cmd=put kvsname=j key=k value=" + b"v" * 1025 + b"\n")
         monkeypatch.setattr(pmi, "MAX_BOARD_BYTES", 3000)
-        replies = [answer(sock, b"cmd=put kvsname=j key=%d value=" % i + b"v" * 1000 + b"\n") for i in range(4)]
+        replies = [
+            answer(sock, b"cmd=put kvsname=j key=%d value=" % i + b"v" * 1000 + b"\n")
+            for i in range(4)
+        ]
         assert [b"rc=0" in reply for reply in replies] == [True, True, False, False]
 
 

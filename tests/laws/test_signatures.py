@@ -1,4 +1,6 @@
-"""The constructor that type checkers see of a record that accepts more than it stores takes the fields of the record."""
+"""The constructor that type checkers see of a record that accepts more than it stores takes the
+fields of the record.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def declared():
             if "def __init__" not in text or "TYPE_CHECKING" not in text:
                 continue
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            for record in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)):
+            for record in (
+                node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)
+            ):
                 for branch in record.body:
                     if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING":
                         for each in branch.body:
@@ -55,9 +59,14 @@ def test_it_takes_the_fields(module, name, arguments):
     optional = [
         field.name
         for field in fields
-        if field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        if field.default is not dataclasses.MISSING
+        or field.default_factory is not dataclasses.MISSING
     ]
     assert names[len(names) - len(arguments.defaults) :] == optional
-    for field, default in zip(fields[len(fields) - len(optional) :], arguments.defaults, strict=True):
+    for field, default in zip(
+        fields[len(fields) - len(optional) :], arguments.defaults, strict=True
+    ):
         if field.default is not dataclasses.MISSING:
-            assert eval(ast.unparse(default), vars(importlib.import_module(module))) == field.default
+            assert (
+                eval(ast.unparse(default), vars(importlib.import_module(module))) == field.default
+            )

@@ -1,4 +1,6 @@
-"""The independent checker against damage: always a status, never a traceback, and no yes that a plain player contradicts."""
+"""The independent checker against damage: always a status, never a traceback, and no yes that a
+plain player contradicts.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,35 @@ from collections import Counter, deque
 import pytest
 
 from simcoll_check import Unreadable, Wrong, check, main
-from tests.support.certificates_by_hand import chain, contributions, direct, exchange, ring, slots, unrolled
+from tests.support.certificates_by_hand import (
+    chain,
+    contributions,
+    direct,
+    exchange,
+    ring,
+    slots,
+    unrolled,
+)
 
 SEEDS = [
-    ring(3), ring(4, "by symmetry"), unrolled(ring(3)), exchange(), chain(3), direct("all_to_all", 3, chunks=2),
-    direct("reduce_scatter", 3, in_place=True), direct("send_recv", 3, pairs=[(0, 1), (2, 0)]), direct("barrier", 3),
-    direct("gather", 3, root=1, in_place=True), direct("broadcast", 4, root=2),
-]  # fmt: skip
+    ring(3),
+    ring(4, "by symmetry"),
+    unrolled(ring(3)),
+    exchange(),
+    chain(3),
+    direct("all_to_all", 3, chunks=2),
+    direct("reduce_scatter", 3, in_place=True),
+    direct("send_recv", 3, pairs=[(0, 1), (2, 0)]),
+    direct("barrier", 3),
+    direct("gather", 3, root=1, in_place=True),
+    direct("broadcast", 4, root=2),
+]
 
 
 def verdict(certificate):
-    """0 right, 1 wrong, 2 unreadable, with a moderate text and in moderate time; any other exception is a failure."""
+    """0 right, 1 wrong, 2 unreadable, with a moderate text and in moderate time; any other
+    exception is a failure.
+    """
     start = time.process_time()
     try:
         status, words = 0, check(certificate)
@@ -36,17 +56,27 @@ def verdict(certificate):
 
 
 class Player:
-    """Memory as multisets of (rank, input slot, piece), played as the format says, and nothing checked on the way."""
+    """Memory as multisets of (rank, input slot, piece), played as the format says, and nothing
+    checked on the way.
+    """
 
     def __init__(self, certificate):
         self.certificate = certificate
         collective = certificate["collective"]
-        self.kind, self.n, self.chunks = collective["kind"], collective["nranks"], certificate["chunks"]
+        self.kind, self.n, self.chunks = (
+            collective["kind"],
+            collective["nranks"],
+            certificate["chunks"],
+        )
         self.root, self.in_place = collective.get("root", 0), collective.get("in_place", False)
         self.pairs = collective.get("pairs", ())
         self.inputs, self.outputs = (count * self.chunks for count in slots(self.kind, self.n))
         self.memory = {}
-        givers = {"broadcast": [self.root], "scatter": [self.root], "send_recv": [pair[0] for pair in self.pairs]}
+        givers = {
+            "broadcast": [self.root],
+            "scatter": [self.root],
+            "send_recv": [pair[0] for pair in self.pairs],
+        }
         for rank in givers.get(self.kind, range(self.n)):
             for chunk in range(self.inputs):
                 leaf = (rank, chunk // self.chunks, chunk % self.chunks)
@@ -58,7 +88,9 @@ class Player:
         if not self.in_place or rooted or self.kind in ("all_to_all", "send_recv"):
             return rank, chunk
         if self.inputs <= self.outputs and chunk < self.inputs:
-            return rank, self.inputs + chunk + (rank * self.chunks if self.outputs > self.inputs else 0)
+            return rank, self.inputs + chunk + (
+                rank * self.chunks if self.outputs > self.inputs else 0
+            )
         if self.inputs > self.outputs and self.inputs <= chunk < self.inputs + self.outputs:
             return rank, chunk - self.inputs + rank * self.chunks
         return rank, chunk
@@ -75,11 +107,18 @@ class Player:
 
     def schedule(self):
         for block in self.certificate["blocks"]:
-            base, modulus, stride = block.get("base", 0), block.get("modulus", 1), block.get("stride", 0)
+            base, modulus, stride = (
+                block.get("base", 0),
+                block.get("modulus", 1),
+                block.get("stride", 0),
+            )
             for turn in range(block.get("repeat", 1)):
                 for one in block["steps"]:
                     self.step(
-                        one, lambda c, t=turn, b=base, m=modulus, s=stride: c - (c - b) % m + ((c - b) % m + t * s) % m
+                        one,
+                        lambda c, t=turn, b=base, m=modulus, s=stride: (
+                            c - (c - b) % m + ((c - b) % m + t * s) % m
+                        ),
                     )
         return self.right()
 
@@ -91,15 +130,24 @@ class Player:
             return values if isinstance(values, list) else [values] * length
 
         rows = zip(
-            column("src_rank", 0), map(shifted, column("src_chunk", 0)), column("dst_rank", 0), map(shifted, column("dst_chunk", 0)),
-            column("count", 1), column("op", "copy"), strict=True,
-        )  # fmt: skip
+            column("src_rank", 0),
+            map(shifted, column("src_chunk", 0)),
+            column("dst_rank", 0),
+            map(shifted, column("dst_chunk", 0)),
+            column("count", 1),
+            column("op", "copy"),
+            strict=True,
+        )
         new = {}
         for a, source, b, target, count, op in sorted(rows, key=lambda row: row[5] == "reduce"):
             for k in range(count):
                 cell = self.cell(b, target + k)
                 value = self.memory[self.cell(a, source + k)]
-                new[cell] = new.get(cell, self.memory.get(cell, Counter())) + value if op == "reduce" else value
+                new[cell] = (
+                    new.get(cell, self.memory.get(cell, Counter())) + value
+                    if op == "reduce"
+                    else value
+                )
         self.memory |= new
 
     def program(self, rng):
@@ -113,14 +161,25 @@ class Player:
         done, wires = Counter(), {}
         while any(code for *_, code in lanes):
             ready = [
-                lane for lane in lanes
-                if lane[3] and all(done[lane[0], other] > place for other, place in lane[3][0].get("waits", []))
-                and (lane[3][0].get("recv_from") is None or wires.get((lane[3][0]["recv_from"], lane[0], lane[2])))
-            ]  # fmt: skip
+                lane
+                for lane in lanes
+                if lane[3]
+                and all(
+                    done[lane[0], other] > place for other, place in lane[3][0].get("waits", [])
+                )
+                and (
+                    lane[3][0].get("recv_from") is None
+                    or wires.get((lane[3][0]["recv_from"], lane[0], lane[2]))
+                )
+            ]
             rank, number, channel, code = rng.choice(ready)
             one = code.popleft()
             done[rank, number] += 1
-            received = wires[one["recv_from"], rank, channel].popleft() if one.get("recv_from") is not None else None
+            received = (
+                wires[one["recv_from"], rank, channel].popleft()
+                if one.get("recv_from") is not None
+                else None
+            )
             results = []
             for k in range(one.get("count", 1) if one["op"] != "nop" else 0):
                 parts = [received[k]] if received is not None else []
@@ -130,7 +189,9 @@ class Player:
                     parts.append(self.memory[self.cell(rank, one["dst"] + k)])
                 results.append(sum(parts, Counter()))
             if one["op"] not in ("send", "nop", "recv_reduce_send"):
-                self.memory |= {self.cell(rank, one["dst"] + k): value for k, value in enumerate(results)}
+                self.memory |= {
+                    self.cell(rank, one["dst"] + k): value for k, value in enumerate(results)
+                }
             if one.get("send_to") is not None:
                 wires.setdefault((rank, one["send_to"], channel), deque()).append(results)
         return self.right()
@@ -146,12 +207,20 @@ def play(certificate, rng):
 
 def places(value, path=()):
     yield path
-    for key, entry in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, entry in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
         yield from places(entry, (*path, key))
 
 
 def mutant(certificate, rng):
-    """A copy with one to three changes: numbers, texts, entries dropped, doubled, swapped, copied from elsewhere."""
+    """A copy with one to three changes: numbers, texts, entries dropped, doubled, swapped, copied
+    from elsewhere.
+    """
     other = copy.deepcopy(certificate)
     for _ in range(rng.choice((1, 1, 2, 3))):
         path = rng.choice([path for path in places(other) if path])
@@ -162,7 +231,9 @@ def mutant(certificate, rng):
         change = rng.randrange(8)
         if change < 3 and isinstance(value, int):
             holder[key] = (
-                value + rng.choice((-1, 1, 1, 2, -(2**63), 2**31)) if not isinstance(value, bool) else not value
+                value + rng.choice((-1, 1, 1, 2, -(2**63), 2**31))
+                if not isinstance(value, bool)
+                else not value
             )
         elif change == 3:
             del holder[key]
@@ -172,7 +243,9 @@ def mutant(certificate, rng):
             where = rng.randrange(len(holder))
             holder[key], holder[where] = holder[where], holder[key]
         elif change == 6:
-            holder[key] = rng.choice((None, "reduce", "copy", "any", [], {}, 0, -1, True, 1e9, "\x1b"))
+            holder[key] = rng.choice(
+                (None, "reduce", "copy", "any", [], {}, 0, -1, True, 1e9, "\x1b")
+            )
         else:
             source = rng.choice([place for place in places(certificate) if place])
             donor = certificate

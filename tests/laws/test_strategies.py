@@ -1,4 +1,6 @@
-"""What is followed decides nothing: proofs by symmetry, of one piece of each kind and part by part say what counting every chunk says."""
+"""What is followed decides nothing: proofs by symmetry, of one piece of each kind and part by part
+say what counting every chunk says.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def eager(monkeypatch):
 
 
 def shipped(algorithm, nranks):
-    """The schedules of an algorithm, plain, and in pieces on two channels if it has such parameters."""
+    """The schedules of an algorithm, plain, and in pieces on two channels if it has such
+    parameters.
+    """
     for extra in ({}, PIECES):
         params = needed_params(algorithm.collective, algorithm.name, nranks) | extra
         if algorithm.name == "hierarchical":
@@ -47,7 +51,9 @@ def shipped(algorithm, nranks):
 
 
 def verdict(route, schedule):
-    """The order level that a strategy proves, empty without reductions; None if it refuses or does not apply."""
+    """The order level that a strategy proves, empty without reductions; None if it refuses or does
+    not apply.
+    """
     schedule, salt = replace(schedule), bytes(32)
     try:
         if route == "symmetry":
@@ -61,7 +67,9 @@ def verdict(route, schedule):
                 proof = data._by_parts(schedule, salt)
     except ScheduleError:
         return None
-    return None if proof is None else (proof.order, proof.steps, proof.transfers, proof.shared_chunks)
+    return (
+        None if proof is None else (proof.order, proof.steps, proof.transfers, proof.shared_chunks)
+    )
 
 
 def counted(schedule):
@@ -73,14 +81,22 @@ def counted(schedule):
 
 
 def broken(schedule, rng):
-    """The schedule with one field of one transfer of one iteration changed; the iterations before it stay a repeat."""
+    """The schedule with one field of one transfer of one iteration changed; the iterations before
+    it stay a repeat.
+    """
     blocks = list(schedule.source())
-    filled = [k for k, block in enumerate(blocks) if (block.count if isinstance(block, Repeat) else len(block))]
+    filled = [
+        k
+        for k, block in enumerate(blocks)
+        if (block.count if isinstance(block, Repeat) else len(block))
+    ]
     at = filled[rng.integers(len(filled))]
     block = blocks[at]
     if isinstance(block, Repeat):
         turn = int(rng.integers(block.count))
-        steps = list(replace(block).unrolled())[turn * len(block.steps) : (turn + 1) * len(block.steps)]
+        steps = list(replace(block).unrolled())[
+            turn * len(block.steps) : (turn + 1) * len(block.steps)
+        ]
         later = list(block.unrolled())[(turn + 1) * len(block.steps) :]
         before, after = [replace(block, count=turn)], later
     else:
@@ -100,7 +116,9 @@ def broken(schedule, rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: f"{algorithm.collective}-{algorithm.name}")
+@pytest.mark.parametrize(
+    "algorithm", ALGORITHMS, ids=lambda algorithm: f"{algorithm.collective}-{algorithm.name}"
+)
 def test_every_strategy_says_what_counting_says(algorithm, eager):
     rng = np.random.default_rng(20261128)
     for nranks in range(1, 17):

@@ -1,4 +1,5 @@
-"""What no proof covers is marked in every output, or does not get there: GOAL programs, wrong schedules, plans bound without a proof.
+"""What no proof covers is marked in every output, or does not get there: GOAL programs, wrong
+schedules, plans bound without a proof.
 
 Tables, scenarios and sweeps with GOAL programs are in ``tests/unit/planning/test_programs.py``.
 """
@@ -81,7 +82,13 @@ def test_a_plan_without_a_proof_is_marked(unproved):
     result = simcoll.emulate(plan, MACHINE, observer=trace)
     program = Program(4, [Call(plan)])
     messages = b"".join(dump_chakra(traces_of_program(program, lowered=True)))
-    told = [str(plan), repr(result), result.proof, repr(simcoll.emulate(program, MACHINE)), messages.decode("latin-1"),
-            trace.document(result)["otherData"]["proof"]]  # fmt: skip
+    told = [
+        str(plan),
+        repr(result),
+        result.proof,
+        repr(simcoll.emulate(program, MACHINE)),
+        messages.decode("latin-1"),
+        trace.document(result)["otherData"]["proof"],
+    ]
     assert ["unproved" in each for each in told] == [unproved] * len(told)
     assert "unproved" in str(goal_of(plan))

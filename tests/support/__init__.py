@@ -1,1 +1,3 @@
-"""What tests share: judges, cases, stand-ins, and the programs that tests start in processes of their own."""
+"""What tests share: judges, cases, stand-ins, and the programs that tests start in processes of
+their own.
+"""

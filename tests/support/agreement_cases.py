@@ -10,7 +10,15 @@ from simcoll.algorithms import ALGORITHMS
 from simcoll.binding import bind
 from simcoll.core.collective import Collective
 from simcoll.core.protocol import Protocol
-from simcoll.core.schedule import MULTICAST, REDUCE, SWITCH_REDUCE, Layout, Repeat, Schedule, transfers
+from simcoll.core.schedule import (
+    MULTICAST,
+    REDUCE,
+    SWITCH_REDUCE,
+    Layout,
+    Repeat,
+    Schedule,
+    transfers,
+)
 from simcoll.emulator import emulate
 from simcoll.emulator.fast_way import play_every, plays_in_lockstep
 from simcoll.emulator.folding.quotient import no_quotient
@@ -33,15 +41,19 @@ class TableRouter:
 
 
 def table_topology(rng, nranks, nlinks, width, copies=1):
-    """Random links, random routes (no link twice), ``copies`` of both, twisted: a cover of the topology of one copy.
+    """Random links, random routes (no link twice), ``copies`` of both, twisted: a cover of the
+    topology of one copy.
 
-    Rank r of copy i is number ``r + i * nranks``, links likewise. A route of copy i starts there and goes to the copy
-    that a random permutation says, over copies of its links that random permutations say.
+    Rank r of copy i is number ``r + i * nranks``, links likewise. A route of copy i starts there
+    and goes to the copy that a random permutation says, over copies of its links that random
+    permutations say.
     """
     table = np.full((nranks * copies, nranks * copies, width), -1, np.int32)
     capacity = rng.integers(1, 40, nlinks) * rng.choice([10**12, 10**15, 3 * 10**14 + 7], nlinks)
     latency = rng.choice([0, 1, 10**6, 10**9, 1_234_567], nlinks)
-    reach = np.zeros((copies, nranks, nranks), np.int64)  # copy of the receiver, by copy of the sender
+    reach = np.zeros(
+        (copies, nranks, nranks), np.int64
+    )  # copy of the receiver, by copy of the sender
     for src in range(nranks):
         for dst in range(nranks):
             if src == dst:
@@ -53,7 +65,9 @@ def table_topology(rng, nranks, nlinks, width, copies=1):
             for hop, link in enumerate(route):
                 twist = rng.permutation(copies)
                 for copy in range(copies):
-                    table[src + copy * nranks, dst + reach[copy, src, dst] * nranks, hop] = link + twist[copy] * nlinks
+                    table[src + copy * nranks, dst + reach[copy, src, dst] * nranks, hop] = (
+                        link + twist[copy] * nlinks
+                    )
     total, links = nranks * copies, nlinks * copies
     return reach, Topology(
         name="table",
@@ -79,7 +93,11 @@ def random_protocol(rng, jitter=True):
 
     def by_kind(*values):
         """A value for some kinds of links."""
-        return tuple((kind, values[int(rng.integers(0, len(values)))]) for kind in LINK_KINDS if rng.random() < 0.5)
+        return tuple(
+            (kind, values[int(rng.integers(0, len(values)))])
+            for kind in LINK_KINDS
+            if rng.random() < 0.5
+        )
 
     return Protocol(
         "random",
@@ -136,7 +154,9 @@ def switch_rows(rng, nranks, channels):
 
 
 def _by_hand(rng, nranks, reach):
-    """A schedule of random steps, lifted to the copies that ``reach`` tells of, with some of them repeated."""
+    """A schedule of random steps, lifted to the copies that ``reach`` tells of, with some of them
+    repeated.
+    """
     copies, channels = len(reach), int(rng.integers(1, 4))
     total = nranks * copies
     layout = Layout(Collective("all_to_all", total))
@@ -152,7 +172,11 @@ def _by_hand(rng, nranks, reach):
             op=op,
             channel=channel,
         )
-        blocks.append(Repeat((step,), int(rng.integers(1, 6)), 0, 0, layout.size) if rng.random() < 0.4 else step)
+        blocks.append(
+            Repeat((step,), int(rng.integers(1, 6)), 0, 0, layout.size)
+            if rng.random() < 0.4
+            else step
+        )
     return Schedule("random", layout, lambda: blocks, channels)
 
 
@@ -172,15 +196,23 @@ def dag_case(rng):
 def lift_case(rng):
     """A cover: copies of random steps on copies of random links."""
     nranks, copies = int(rng.integers(2, 5)), int(rng.integers(2, 6))
-    reach, topology = table_topology(rng, nranks, int(rng.integers(1, 7)), int(rng.integers(1, 4)), copies)
+    reach, topology = table_topology(
+        rng, nranks, int(rng.integers(1, 7)), int(rng.integers(1, 4)), copies
+    )
     schedule = _by_hand(rng, nranks, reach)
     return bind(
-        schedule, int(rng.integers(1, 99999)), "uint8", protocol=random_protocol(rng, jitter=False), unproved=True
+        schedule,
+        int(rng.integers(1, 99999)),
+        "uint8",
+        protocol=random_protocol(rng, jitter=False),
+        unproved=True,
     ), topology
 
 
 def alone_case(rng):
-    """Permutations, repeated with other chunks, on links of their own: mostly, flows do not meet."""
+    """Permutations, repeated with other chunks, on links of their own: mostly, flows do not
+    meet.
+    """
     nranks, pieces, channels = (int(rng.integers(*limits)) for limits in ((2, 8), (1, 8), (1, 3)))
     layout, rank = Layout(Collective("all_reduce", nranks), chunks=pieces), np.arange(nranks)
     ring = rng.random() < 0.5
@@ -193,7 +225,9 @@ def alone_case(rng):
             dst = src
         chunk = layout.output(0, rng.integers(0, pieces, nranks))
         op, channel = int(rng.integers(0, 2)) * REDUCE, int(rng.integers(0, channels))
-        other = chunk if pieces == 1 else (chunk - layout.output_base + 1) % pieces + layout.output_base
+        other = (
+            chunk if pieces == 1 else (chunk - layout.output_base + 1) % pieces + layout.output_base
+        )
         return transfers(src[some], chunk[some], dst[some], other[some], op=op, channel=channel)
 
     blocks = [
@@ -206,15 +240,23 @@ def alone_case(rng):
         )
         for _ in range(int(rng.integers(1, 5)))
     ]
-    wide = 1000 if rng.random() < 0.3 else 1  # a link in the middle, which never binds where it is wide
+    wide = (
+        1000 if rng.random() < 0.3 else 1
+    )  # a link in the middle, which never binds where it is wide
     table = np.full((nranks, nranks, 3), -1, np.int32)
     table[..., 0], table[..., 1], table[..., 2] = rank[:, None], nranks + rank, 2 * nranks
     if rng.random() < 0.6:
         table = table[..., :2]
     table[rank, rank] = -1
-    capacity = rng.integers(1, 40, 2 * nranks) * rng.choice([10**12, 10**15, 3 * 10**14 + 7], 2 * nranks)
+    capacity = rng.integers(1, 40, 2 * nranks) * rng.choice(
+        [10**12, 10**15, 3 * 10**14 + 7], 2 * nranks
+    )
     _, topology = table_topology(rng, nranks, 2 * nranks + 1, 1)
-    topology = replace(topology, link_capacity_uBps=np.append(capacity, 5 * 10**15 * wide), router=TableRouter(table))
+    topology = replace(
+        topology,
+        link_capacity_uBps=np.append(capacity, 5 * 10**15 * wide),
+        router=TableRouter(table),
+    )
     plan = bind(
         Schedule("alone", layout, lambda: blocks, channels),
         int(rng.choice([pieces, 7 * pieces, 1000, 99991])),
@@ -247,13 +289,17 @@ def algorithm_case(rng):
     topology = machines[int(rng.integers(0, len(machines)))]
     topology = replace(topology, traits={**topology.traits, "switch_reduce": "yes"})
     count = int(rng.choice([0, 1, n - 1, n, 1000, 65536, 99991]))
-    return simcoll.bind(schedule, count, "uint8", "max", protocol=random_protocol(rng), unproved=True), topology
+    return simcoll.bind(
+        schedule, count, "uint8", "max", protocol=random_protocol(rng), unproved=True
+    ), topology
 
 
 def case(kind, seed):
     """Plan and topology of a case."""
     rng = np.random.default_rng([seed, KINDS.index(kind)])
-    return {"dag": dag_case, "lift": lift_case, "algorithm": algorithm_case, "alone": alone_case}[kind](rng)
+    return {"dag": dag_case, "lift": lift_case, "algorithm": algorithm_case, "alone": alone_case}[
+        kind
+    ](rng)
 
 
 def occupied(kind, seed):
@@ -268,11 +314,19 @@ def outcome(plan, topology, **how):
         result = emulate(plan, topology, data="none", bound=False, keep=True, **how)
     except ConfigError as error:
         return str(error), None
-    return (result.time_fs, result.messages, result.bytes_moved, result.trace_hash, result.done_fs.tolist()), result
+    return (
+        result.time_fs,
+        result.messages,
+        result.bytes_moved,
+        result.trace_hash,
+        result.done_fs.tolist(),
+    ), result
 
 
 def compare(kind, seed):
-    """Run a case on every engine; returns what took part, or raises AssertionError with a line that repeats it."""
+    """Run a case on every engine; returns what took part, or raises AssertionError with a line that
+    repeats it.
+    """
     plan, topology = case(kind, seed)
     replay = f"replay: python tests/support/run_agreement.py --kind {kind} --first {seed} --cases 1"
     expected, _ = outcome(plan, topology, engine="simpy", quotient=False)
@@ -288,12 +342,20 @@ def compare(kind, seed):
         if plays_in_lockstep(request):
             ways.append("lock-step")
             loops = play_every(request)
-            told = (loops.time_fs, loops.messages, loops.bytes_moved, loops.trace_hash, loops.done_fs.tolist())
+            told = (
+                loops.time_fs,
+                loops.messages,
+                loops.bytes_moved,
+                loops.trace_hash,
+                loops.done_fs.tolist(),
+            )
             assert told == expected, f"the loops differ from simpy\n{replay}"
     if not no_quotient(plan):
         got, result = outcome(plan, topology, quotient=True)
         folds = result is not None and result.classes is not None
-        assert isinstance(expected, str) or got == expected, f"the quotient differs from simpy\n{replay}"
+        assert isinstance(expected, str) or got == expected, (
+            f"the quotient differs from simpy\n{replay}"
+        )
         if folds:
             ways.append("quotient" if result.classes < result.messages else "quotient without gain")
     return ways

@@ -1,4 +1,6 @@
-"""Cases of directed attacks on provers: false variants and true twins, and how each prover is tried on them."""
+"""Cases of directed attacks on provers: false variants and true twins, and how each prover is tried
+on them.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,23 @@ import simcoll
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.formats.schedules.certificate import certificate_bytes
 from simcoll.proving import check_lowering, lower, verify_device_program, verify_program
-from tests.support.attack_certificates import certificate, checker_words, has_checker, program_certificate
+from tests.support.attack_certificates import (
+    certificate,
+    checker_words,
+    has_checker,
+    program_certificate,
+)
 from tests.support.exact_player import LEVELS, Verdict, WrongError, verdict_on
-from tests.support.program_player import ProgramPlayer, verdict_on_device_program, verdict_on_program
+from tests.support.program_player import (
+    ProgramPlayer,
+    verdict_on_device_program,
+    verdict_on_program,
+)
 
 MOST_LOWERED = 2_500
-"""Up to this many single-chunk transfers a schedule is also lowered to a program and that is proved."""
+"""Up to this many single-chunk transfers a schedule is also lowered to a program and that is
+proved.
+"""
 MOST_CHECKED = 60_000
 """Up to this many transfers the independent checker is asked as well."""
 WEAKER = "weaker"
@@ -33,7 +46,9 @@ class UnaffectedError(Exception):
 
 
 class Trial(NamedTuple):
-    """One prover on one case; ``prove`` returns its proof or refuses. ``may_decline``: it may also say that a true twin is beyond it."""
+    """One prover on one case; ``prove`` returns its proof or refuses. ``may_decline``: it may also
+    say that a true twin is beyond it.
+    """
 
     prover: str
     prove: Callable[[], Any]
@@ -43,7 +58,8 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A false variant, a true twin, or (``WEAKER``) a right subject for which a prover might claim too strong an order.
+    """A false variant, a true twin, or (``WEAKER``) a right subject for which a prover might claim
+    too strong an order.
 
     ``verdict`` is that of an independent player, which must agree.
     """
@@ -87,21 +103,39 @@ def outcome(case: Case, trial: Trial, verdict: Verdict) -> Outcome:
         return Outcome("failure", f"refused, though right: {str(error).splitlines()[0]:.160}")
     except Exception as error:  # noqa: BLE001
         return Outcome(
-            "failure", f"ended in {type(error).__name__}: {str(error).splitlines()[0] if str(error) else '':.160}"
+            "failure",
+            f"ended in {type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else '':.160}",
         )
     if case.right is False:
         return Outcome("failure", f"PROVED, though wrong ({verdict.reason:.80}): {proof!s:.120}")
     order = getattr(proof, "order", None)
     if trial.orders and order is not None and order != verdict.order:
-        said = "claims too strong an order" if level(order) > level(verdict.order) else "claims too weak an order"
+        said = (
+            "claims too strong an order"
+            if level(order) > level(verdict.order)
+            else "claims too weak an order"
+        )
         return Outcome("failure", f"{said}: {order or 'none'} instead of {verdict.order or 'none'}")
     return Outcome("refused" if case.right == WEAKER else "proved")
 
 
-def schedule(collective, steps, *, chunks=1, scratch=(), pieces=None, channels=1, divisible=False, name="attack"):
+def schedule(
+    collective,
+    steps,
+    *,
+    chunks=1,
+    scratch=(),
+    pieces=None,
+    channels=1,
+    divisible=False,
+    name="attack",
+):
     """A schedule of a list of blocks, or of a function that yields them."""
     slots = np.array(scratch, np.int64)
-    layout = simcoll.Layout(collective, chunks, slots, None if pieces is None else np.array(pieces, np.int64))
+    layout = simcoll.Layout(
+        collective, chunks, slots, None if pieces is None else np.array(pieces, np.int64)
+    )
     blocks = list(steps) if not callable(steps) else steps
     source = blocks if callable(blocks) else (lambda: blocks)
     return simcoll.Schedule(name, layout, source, channels, (), divisible)
@@ -110,7 +144,12 @@ def schedule(collective, steps, *, chunks=1, scratch=(), pieces=None, channels=1
 def with_blocks(subject, blocks, channels=None):
     """A schedule with the same layout and other blocks."""
     return simcoll.Schedule(
-        "attack", subject.layout, lambda: blocks, channels or subject.nchannels, (), subject.divisible
+        "attack",
+        subject.layout,
+        lambda: blocks,
+        channels or subject.nchannels,
+        (),
+        subject.divisible,
     )
 
 
@@ -132,8 +171,9 @@ def count_for(subject) -> int:
 def lowered_proof(subject, right):
     """The proof of a plan's program without that of the schedule.
 
-    A few wrong schedules have a right program: one that breaks the rule against two writes, for instance, where the program writes in
-    an order that happens to be right. Then the player of programs says so.
+    A few wrong schedules have a right program: one that breaks the rule against two writes, for
+    instance, where the program writes in an order that happens to be right. Then the player of
+    programs says so.
     """
     plan = simcoll.bind(subject, count_for(subject), "float64", unproved=True)
     proof = check_lowering(plan)
@@ -142,8 +182,12 @@ def lowered_proof(subject, right):
     return proof
 
 
-def schedule_case(label, right, make, *, exact=True, lowering=True, checker=True, may_decline=False) -> Case:
-    """Try every prover of schedules on what ``make`` makes afresh, unless that is refused already."""
+def schedule_case(
+    label, right, make, *, exact=True, lowering=True, checker=True, may_decline=False
+) -> Case:
+    """Try every prover of schedules on what ``make`` makes afresh, unless that is refused
+    already.
+    """
     trials = [
         Trial("verify", lambda: simcoll.verify(make()), may_decline),
         Trial("verify by fingerprints", lambda: simcoll.verify(make(), exact=False), may_decline),
@@ -155,10 +199,15 @@ def schedule_case(label, right, make, *, exact=True, lowering=True, checker=True
         return Case(label, right, tuple(trials[:1]), lambda: Verdict(bool(right), "", why))
     size, barrier = size_of(subject), subject.collective.kind == "barrier"
     if exact:
-        trials.append(Trial("verify by counts", lambda: simcoll.verify(make(), exact=True), may_decline=True))
+        trials.append(
+            Trial("verify by counts", lambda: simcoll.verify(make(), exact=True), may_decline=True)
+        )
     if lowering and not barrier and size <= MOST_LOWERED and subject.layout.size < 10**6:
-        # Operands of a switch keep the order of the plan there, so the level of the program may be higher.
-        trials.append(Trial("check_lowering", lambda: lowered_proof(make(), right), may_decline, orders=False))
+        # Operands of a switch keep the order of the plan there, so the level of the program may be
+        # higher.
+        trials.append(
+            Trial("check_lowering", lambda: lowered_proof(make(), right), may_decline, orders=False)
+        )
     verdicts: list[Verdict] = []
 
     def verdict() -> Verdict:
@@ -167,8 +216,18 @@ def schedule_case(label, right, make, *, exact=True, lowering=True, checker=True
         return verdicts[0]
 
     if checker and size <= MOST_CHECKED and has_checker():
-        trials.append(Trial("simcoll_check", lambda: checker_words(certificate(make(), verdict())), may_decline=True))
-        trials.append(Trial("its certificate", lambda: certified_proof(make(), simcoll.verify), may_decline=True))
+        trials.append(
+            Trial(
+                "simcoll_check",
+                lambda: checker_words(certificate(make(), verdict())),
+                may_decline=True,
+            )
+        )
+        trials.append(
+            Trial(
+                "its certificate", lambda: certified_proof(make(), simcoll.verify), may_decline=True
+            )
+        )
     return Case(label, right, tuple(trials), verdict)
 
 
@@ -180,7 +239,9 @@ def certified_proof(subject, prove):
 
 
 def program_case(label, right, make, like=None) -> Case:
-    """Try the prover of per-rank programs; ``make`` may refuse as well. The player judges ``like()`` instead, if blocks."""
+    """Try the prover of per-rank programs; ``make`` may refuse as well. The player judges
+    ``like()`` instead, if blocks.
+    """
 
     def verdict() -> Verdict:
         try:
@@ -199,7 +260,11 @@ def program_case(label, right, make, like=None) -> Case:
     trials = [Trial("verify_program", lambda: verify_program(make()))]
     if has_checker():
         trials.append(Trial("simcoll_check", check, may_decline=True))
-        trials.append(Trial("its certificate", lambda: certified_proof(make(), verify_program), may_decline=True))
+        trials.append(
+            Trial(
+                "its certificate", lambda: certified_proof(make(), verify_program), may_decline=True
+            )
+        )
     return Case(label, right, tuple(trials), verdict)
 
 
@@ -213,7 +278,12 @@ def device_case(label, right, make, seed=1) -> Case:
             return Verdict(False, "", str(error))
         return verdict_on_device_program(program, seed)
 
-    return Case(label, right, (Trial("verify_device_program", lambda: verify_device_program(make())),), verdict)
+    return Case(
+        label,
+        right,
+        (Trial("verify_device_program", lambda: verify_device_program(make())),),
+        verdict,
+    )
 
 
 def used_case(label, right, make, change) -> Case:

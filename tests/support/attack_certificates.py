@@ -1,4 +1,6 @@
-"""Writes certificates of attacked schedules apart from the package, and asks the independent checker about them."""
+"""Writes certificates of attacked schedules apart from the package, and asks the independent
+checker about them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ OPS = ("copy", "reduce", "sync", "multicast", "switch_reduce")
 
 def collective_of(collective) -> dict:
     """The definition of a collective, with the keys that apply to it."""
-    subject = {"kind": collective.kind, "nranks": collective.nranks, "in_place": collective.in_place}
+    subject = {
+        "kind": collective.kind,
+        "nranks": collective.nranks,
+        "in_place": collective.in_place,
+    }
     if collective.root is not None:
         subject["root"] = collective.root
     if collective.pairs:
@@ -61,7 +67,9 @@ def certificate(subject, verdict, **changes) -> dict:
         for rows in rows_by_step(kept_blocks):
             steps += bool(rows)
             for a, b, c, d, _, op, _ in rows:
-                transfers += not (op == COPY and (a, means.canonical(a, b)) == (c, means.canonical(c, d)))
+                transfers += not (
+                    op == COPY and (a, means.canonical(a, b)) == (c, means.canonical(c, d))
+                )
     order = verdict.order if verdict.right else "any" if means.reduces else ""
     return {
         "format": "simcoll-certificate",
@@ -73,16 +81,26 @@ def certificate(subject, verdict, **changes) -> dict:
         "channels": subject.nchannels,
         "divisible": subject.divisible,
         "scratch": np.asarray(layout.scratch).tolist(),
-        "scratch_pieces": None if layout.scratch_pieces is None else np.asarray(layout.scratch_pieces).tolist(),
+        "scratch_pieces": None
+        if layout.scratch_pieces is None
+        else np.asarray(layout.scratch_pieces).tolist(),
         "blocks": blocks,
         "proof": {"kind": "full"},
-        "claims": {"order": order, "steps": steps, "transfers": transfers, "shared_chunks": True, "folds": True},
+        "claims": {
+            "order": order,
+            "steps": steps,
+            "transfers": transfers,
+            "shared_chunks": True,
+            "folds": True,
+        },
         **changes,
     }
 
 
 def program_certificate(program, verdict, player, **changes) -> dict:
-    """The certificate of a per-rank program: of its true claims, or of the weakest ones if it is wrong."""
+    """The certificate of a per-rank program: of its true claims, or of the weakest ones if it is
+    wrong.
+    """
     ranks, messages = [], 0
     for lanes in program.lanes:
         ranks.append([])
@@ -96,12 +114,27 @@ def program_certificate(program, verdict, player, **changes) -> dict:
                     "count": int(instruction.count),
                 }
                 row |= {"waits": [list(map(int, wait)) for wait in instruction.waits]}
-                row |= {"recv_from": int(instruction.recv_from), "send_to": int(instruction.send_to)}
+                row |= {
+                    "recv_from": int(instruction.recv_from),
+                    "send_to": int(instruction.send_to),
+                }
                 # Only what an operation uses can be written.
-                rows.append({key: value for key, value in row.items() if row["op"] in USERS.get(key, (row["op"],))})
+                rows.append(
+                    {
+                        key: value
+                        for key, value in row.items()
+                        if row["op"] in USERS.get(key, (row["op"],))
+                    }
+                )
                 messages += "send_to" in rows[-1]
             ranks[-1].append({"channel": int(lane.channel), "instructions": rows})
-    order = verdict.order if verdict.right else "any" if Definition(program.collective, program.chunks).reduces else ""
+    order = (
+        verdict.order
+        if verdict.right
+        else "any"
+        if Definition(program.collective, program.chunks).reduces
+        else ""
+    )
     least = player.least_depth() if player is not None else 0
     return {
         "format": "simcoll-certificate",
@@ -110,7 +143,13 @@ def program_certificate(program, verdict, player, **changes) -> dict:
         "name": "attack",
         "collective": collective_of(program.collective),
         "chunks": program.chunks,
-        "claims": {"data": True, "order": order, "least_depth": least, "steps": None, "messages": messages},
+        "claims": {
+            "data": True,
+            "order": order,
+            "least_depth": least,
+            "steps": None,
+            "messages": messages,
+        },
         "program": {
             "nranks": program.nranks,
             "buffers": list(map(int, program.buffers)),
@@ -124,9 +163,29 @@ def program_certificate(program, verdict, player, **changes) -> dict:
 
 
 USERS = {
-    "src": ("send", "recv_reduce_send", "recv_reduce_copy", "recv_reduce_copy_send", "copy", "reduce"),
-    "dst": ("recv", "recv_copy_send", "recv_reduce_copy", "recv_reduce_copy_send", "copy", "reduce"),
-    "recv_from": ("recv", "recv_copy_send", "recv_reduce_send", "recv_reduce_copy", "recv_reduce_copy_send"),
+    "src": (
+        "send",
+        "recv_reduce_send",
+        "recv_reduce_copy",
+        "recv_reduce_copy_send",
+        "copy",
+        "reduce",
+    ),
+    "dst": (
+        "recv",
+        "recv_copy_send",
+        "recv_reduce_copy",
+        "recv_reduce_copy_send",
+        "copy",
+        "reduce",
+    ),
+    "recv_from": (
+        "recv",
+        "recv_copy_send",
+        "recv_reduce_send",
+        "recv_reduce_copy",
+        "recv_reduce_copy_send",
+    ),
     "send_to": ("send", "recv_copy_send", "recv_reduce_send", "recv_reduce_copy_send"),
 }
 """Operations that use a field."""

@@ -1,4 +1,6 @@
-"""Directed attacks on representation: types and byte orders of columns, shared memory, numbers at limits, repeats, aliases."""
+"""Directed attacks on representation: types and byte orders of columns, shared memory, numbers at
+limits, repeats, aliases.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,22 @@ from tests.support.attack_cases import (
 from tests.support.exact_player import Verdict, verdict_on
 
 NAMES = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel")
-TYPES = ("i1", "u1", "<i2", ">i2", "<u2", ">u2", "<i4", ">i4", "<u4", ">u4", "<i8", ">i8", "<u8", ">u8")
+TYPES = (
+    "i1",
+    "u1",
+    "<i2",
+    ">i2",
+    "<u2",
+    ">u2",
+    "<i4",
+    ">i4",
+    "<u4",
+    ">u4",
+    "<i8",
+    ">i8",
+    "<u8",
+    ">u8",
+)
 ODD_TYPES = ("O", "f2", "<f4", ">f8", "c16", "m8[s]", "U3", "S2")
 
 
@@ -41,12 +58,16 @@ SHAPES = {
     "plain": lambda column, dtype: column.astype(dtype),
     "every second": lambda column, dtype: np.repeat(column.astype(dtype), 2)[::2],
     "backwards": lambda column, dtype: column.astype(dtype)[::-1].copy()[::-1],
-    "a column of a table": lambda column, dtype: np.stack([column, column + 1]).T.astype(dtype)[:, 0],
+    "a column of a table": lambda column, dtype: np.stack([column, column + 1]).T.astype(dtype)[
+        :, 0
+    ],
     "unaligned": unaligned,
     "a subclass": lambda column, dtype: column.astype(dtype).view(Labelled),
     "masked": lambda column, dtype: np.ma.masked_array(column.astype(dtype)),
     "read-only": lambda column, dtype: np.frombuffer(column.astype(dtype).tobytes(), dtype),
-    "a field of a record": lambda column, dtype: np.rec.fromarrays([column.astype(dtype), column], names="a,b")["a"],
+    "a field of a record": lambda column, dtype: np.rec.fromarrays(
+        [column.astype(dtype), column], names="a,b"
+    )["a"],
 }
 
 
@@ -62,9 +83,14 @@ def rewritten_block(block, shape, dtype, through_transfers=False):
     """A block with its columns in another type and memory, where their values fit."""
     if isinstance(block, Repeat):
         return dataclasses.replace(
-            block, steps=tuple(rewritten_block(step, shape, dtype, through_transfers) for step in block.steps)
+            block,
+            steps=tuple(
+                rewritten_block(step, shape, dtype, through_transfers) for step in block.steps
+            ),
         )
-    columns = [SHAPES[shape](column, dtype) if fits(column, dtype) else column for column in block.columns]
+    columns = [
+        SHAPES[shape](column, dtype) if fits(column, dtype) else column for column in block.columns
+    ]
     if through_transfers:
         return transfers(**dict(zip(NAMES, columns, strict=True)))
     return Step(*columns)
@@ -92,35 +118,47 @@ def direct_reduce(n, chunks):
     """An all_reduce of whole vectors, each rank to each other."""
     empty = schedule(Collective("all_reduce", n), [], chunks=chunks)
     inp, out, r = empty.layout.input(), empty.layout.output(), np.arange(n)
-    steps = [transfers(r, inp, (r + k) % n, out, count=chunks, op=REDUCE if k else 0) for k in range(n)]
+    steps = [
+        transfers(r, inp, (r + k) % n, out, count=chunks, op=REDUCE if k else 0) for k in range(n)
+    ]
     return empty, steps
 
 
 def columns(rng, quick):
-    """Columns of every integer type, byte order and memory layout, with rows whose addresses wrap in a narrow type."""
+    """Columns of every integer type, byte order and memory layout, with rows whose addresses wrap
+    in a narrow type.
+    """
     for dtype in rng.sample(TYPES, 4 if quick else len(TYPES)):
         shape, plain = rng.choice(sorted(SHAPES)), right_schedule(rng, 16)
         for through in (False, True):
             label = f"{plain}, {dtype}, {shape}{', transfers()' * through}"
 
             def make(plain=plain, shape=shape, dtype=dtype, through=through):
-                return with_blocks(plain, [rewritten_block(block, shape, dtype, through) for block in plain.blocks()])
+                return with_blocks(
+                    plain,
+                    [rewritten_block(block, shape, dtype, through) for block in plain.blocks()],
+                )
 
             yield schedule_case(label, True, make, exact=False, may_decline=shape == "masked")
     for dtype in rng.sample(TYPES[:-4], 3 if quick else 8):
         bits = 8 * np.dtype(dtype).itemsize
-        if bits == 32:  # too large to prove: an address that wraps must be refused as no chunk at all
+        if (
+            bits == 32
+        ):  # too large to prove: an address that wraps must be refused as no chunk at all
             continue
         n = rng.randint(6, 9)
         chunks = rng.randint(17, 24) if bits == 8 else 2 ** (bits - 3) // 3
         empty, steps = direct_reduce(n, chunks)
         size = empty.layout.size
-        # A write into an output whose address, wrapped to so few bits, is an input of rank 0, where it would change nothing.
+        # A write into an output whose address, wrapped to so few bits, is an input of rank 0, where
+        # it would change nothing.
         spots = [
             (rank, chunk)
             for rank in range(1, n)
             for chunk in range(chunks, 2 * chunks)
-            if rank < 2 ** (bits - 1) and chunk < 2 ** (bits - 1) and (rank * size + chunk) % 2**bits < chunks
+            if rank < 2 ** (bits - 1)
+            and chunk < 2 ** (bits - 1)
+            and (rank * size + chunk) % 2**bits < chunks
         ]
         if not spots:
             continue
@@ -129,7 +167,13 @@ def columns(rng, quick):
         place = chunk - chunks
         for which in ("dst", "src"):
             wrong = Step(
-                zero, zero + place, np.array([rank], dtype), np.array([chunk], dtype), one, np.zeros(1, np.int8), zero
+                zero,
+                zero + place,
+                np.array([rank], dtype),
+                np.array([chunk], dtype),
+                one,
+                np.zeros(1, np.int8),
+                zero,
             )
             if which == "src":
                 # The right value is read where the address wraps to, a wrong one where it says.
@@ -153,7 +197,9 @@ def columns(rng, quick):
         yield schedule_case(
             f"{dtype}, the same without it",
             True,
-            lambda e=empty, s=steps, d=dtype: with_blocks(e, [rewritten_block(step, "plain", d) for step in s]),
+            lambda e=empty, s=steps, d=dtype: with_blocks(
+                e, [rewritten_block(step, "plain", d) for step in s]
+            ),
             exact=bits == 8,
             lowering=bits == 8,
             checker=bits == 8,
@@ -166,13 +212,20 @@ def columns(rng, quick):
                 # Other kinds of numbers may be refused in words, but never misread.
                 def prove(empty=empty, blocks=blocks, dtype=dtype, through=through):
                     try:
-                        return simcoll.verify(with_blocks(empty, [odd_step(step, dtype, through) for step in blocks]))
+                        return simcoll.verify(
+                            with_blocks(empty, [odd_step(step, dtype, through) for step in blocks])
+                        )
                     except ScheduleError as error:
                         raise ConfigError(str(error)) from error
 
                 verdict = Verdict(right, "any" if right else "", "a wrong destination")
                 trial = Trial("verify", prove, may_decline=True)
-                yield Case(f"{dtype}, {label}{', transfers()' * through}", right, (trial,), lambda v=verdict: v)
+                yield Case(
+                    f"{dtype}, {label}{', transfers()' * through}",
+                    right,
+                    (trial,),
+                    lambda v=verdict: v,
+                )
 
 
 def odd_step(step, dtype, through):
@@ -188,7 +241,9 @@ def chain_of(n, pieces):
 
 
 def views(rng, quick):
-    """Arrays that change between the steps of one pass: the step that was yielded is what counts."""
+    """Arrays that change between the steps of one pass: the step that was yielded is what
+    counts.
+    """
     for pieces in (rng.randint(2, 6), rng.choice((128, 150))):
         n = rng.randint(3, 5)
         empty = chain_of(n, pieces)
@@ -224,14 +279,21 @@ def views(rng, quick):
         ):
             for late in (True, False):
                 label = (
-                    f"{name}, {pieces} pieces, n={n}, {'set after the yield' if late else 'cleared after the yield'}"
+                    f"{name}, {pieces} pieces, n={n}, "
+                    f"{'set after the yield' if late else 'cleared after the yield'}"
                 )
-                make = lambda e=empty, s=steps, l=late, w=wrap: dataclasses.replace(e, source=lambda: s(l, wrap=w))  # noqa: E731
-                yield schedule_case(label, not late, make, exact=pieces < 100, lowering=pieces < 100, checker=False)
+                make = lambda e=empty, s=steps, l=late, w=wrap: dataclasses.replace(  # noqa: E731
+                    e, source=lambda: s(l, wrap=w)
+                )
+                yield schedule_case(
+                    label, not late, make, exact=pieces < 100, lowering=pieces < 100, checker=False
+                )
 
 
 def memory(rng, quick):
-    """Memory of columns that changes after the proof: bases of views, buffers, mapped files, repeated and overlapping elements."""
+    """Memory of columns that changes after the proof: bases of views, buffers, mapped files,
+    repeated and overlapping elements.
+    """
     n, pieces = rng.randint(3, 5), rng.choice((2, 3, 128))
 
     def holders():
@@ -269,8 +331,16 @@ def memory(rng, quick):
                     target, clear = next((a, c) for k, a, c in holders() if k == name)
                     return _chain_in(n, pieces, target, clear, through)
 
-                label = f"{name}{', transfers()' * through}, {pieces} pieces{'' if changes else ', left alone'}"
-                yield used_case(label, not changes, make, (lambda s: s.source.clear()) if changes else (lambda _: None))
+                label = (
+                    f"{name}{', transfers()' * through}, {pieces} "
+                    f"pieces{'' if changes else ', left alone'}"
+                )
+                yield used_case(
+                    label,
+                    not changes,
+                    make,
+                    (lambda s: s.source.clear()) if changes else (lambda _: None),
+                )
     yield from _unlocked(rng)
     yield from _overlapping()
 
@@ -293,8 +363,18 @@ class Chain:
         target[:] = np.arange(n)[:, None]
         one, zero = np.ones(pieces, np.int64), np.zeros(pieces, np.int64)
         for k in range(n):
-            columns = (zero + max(k - 1, 0), inp if k == 0 else out, target[k], out, one, zero.astype(np.int8), zero)
-            self.steps.append(transfers(**dict(zip(NAMES, columns, strict=True))) if through else Step(*columns))
+            columns = (
+                zero + max(k - 1, 0),
+                inp if k == 0 else out,
+                target[k],
+                out,
+                one,
+                zero.astype(np.int8),
+                zero,
+            )
+            self.steps.append(
+                transfers(**dict(zip(NAMES, columns, strict=True))) if through else Step(*columns)
+            )
 
     def __call__(self):
         return self.steps
@@ -313,7 +393,9 @@ def _unlocked(rng):
             column.base for step in s.steps() for column in step.columns if column.base is not None
         ],
         "an order": lambda s: [
-            block.order for block in s.blocks() if isinstance(block, Repeat) and block.order is not None
+            block.order
+            for block in s.blocks()
+            if isinstance(block, Repeat) and block.order is not None
         ],
         "scratch": lambda s: [s.layout.scratch, s.layout.scratch.base],
         "a plan's sizes": lambda s: [simcoll.bind(s, 5).sizes, simcoll.bind(s, 5).ranks],
@@ -333,7 +415,9 @@ def _unlocked(rng):
         layout, r = empty.layout, np.arange(3)
         first = transfers(r, layout.input(), r, layout.output(r))
         aside = transfers(r, layout.input(), r, layout.scratch_at(r))
-        order = np.array([layout.scratch_at(s) for s in range(3)] + [layout.output(s) for s in range(3)])
+        order = np.array(
+            [layout.scratch_at(s) for s in range(3)] + [layout.output(s) for s in range(3)]
+        )
         passed = Repeat(
             (
                 transfers(r, layout.scratch_at(r), (r + 1) % 3, layout.scratch_at(r)),
@@ -349,7 +433,9 @@ def _unlocked(rng):
         return with_blocks(empty, steps)
 
     for name, arrays in kinds.items():
-        yield used_case(f"{name}, unlocked and overwritten", False, make, lambda s, a=arrays: unlock(s, a))
+        yield used_case(
+            f"{name}, unlocked and overwritten", False, make, lambda s, a=arrays: unlock(s, a)
+        )
     yield used_case("nothing unlocked", True, make, lambda _: None)
 
 
@@ -361,7 +447,9 @@ def _overlapping():
     for right in (True, False):
         empty = schedule(Collective("all_gather", 5), [])
         first = transfers(window, 0, window, 1 + window)
-        passed = [transfers(window, 1 + (window - k) % 5, shifted, 1 + (window - k) % 5) for k in range(4)]
+        passed = [
+            transfers(window, 1 + (window - k) % 5, shifted, 1 + (window - k) % 5) for k in range(4)
+        ]
         if not right:
             passed[2] = transfers(window, 1 + (window - 2) % 5, window, 1 + (window - 2) % 5)
         one, zero = np.broadcast_to(np.int64(1), 5), np.broadcast_to(np.int64(0), 5)
@@ -378,7 +466,9 @@ def _overlapping():
             for s in [first, *passed]
         ]
         yield schedule_case(
-            f"overlapping columns, {'right' if right else 'wrong'}", right, lambda e=empty, s=shared: with_blocks(e, s)
+            f"overlapping columns, {'right' if right else 'wrong'}",
+            right,
+            lambda e=empty, s=shared: with_blocks(e, s),
         )
 
 
@@ -393,7 +483,9 @@ def wrong_somewhere(rng, blocks):
     row = rng.randrange(len(columns[2]))
     columns[2][row] = (columns[2][row] + 1) % max(3, int(columns[2].max()) + 1)
     inner[place] = Step(*columns)
-    blocks[at] = dataclasses.replace(block, steps=tuple(inner)) if isinstance(block, Repeat) else inner[0]
+    blocks[at] = (
+        dataclasses.replace(block, steps=tuple(inner)) if isinstance(block, Repeat) else inner[0]
+    )
     return blocks
 
 
@@ -409,9 +501,15 @@ def pieces_chain(n, pieces):
 
 
 def numbers(rng, quick):
-    """Ranks, chunks, counts and channels near 2^31, 2^32, 2^63 and 2^64, whose low bits are those of a right transfer."""
+    """Ranks, chunks, counts and channels near 2^31, 2^32, 2^63 and 2^64, whose low bits are those
+    of a right transfer.
+    """
     plain = right_schedule(rng, 6)
-    far = [2**k for k in (8, 16, 31, 32, 40, 53, 62)] + [-(2**k) for k in (8, 16, 31, 32, 62, 63)] + [2**63 - 1, -1]
+    far = (
+        [2**k for k in (8, 16, 31, 32, 40, 53, 62)]
+        + [-(2**k) for k in (8, 16, 31, 32, 62, 63)]
+        + [2**63 - 1, -1]
+    )
     whole = list(plain.steps())
     yield schedule_case(f"{plain}", True, lambda: with_blocks(plain, whole), exact=False)
     unsigned = [2**64 - 2**k for k in (8, 32, 63)]
@@ -422,7 +520,9 @@ def numbers(rng, quick):
             k = NAMES.index(name)
             row = rng.randrange(len(columns[k]))
             number = int(columns[k][row]) + more
-            number = min(number, 2**64 - 1) if more >= 2**63 else max(min(number, 2**63 - 1), -(2**63))
+            number = (
+                min(number, 2**64 - 1) if more >= 2**63 else max(min(number, 2**63 - 1), -(2**63))
+            )
             numbers = [int(value) for value in columns[k].tolist()]
             numbers[row] = number
             if number == int(columns[k][row]):
@@ -435,10 +535,17 @@ def numbers(rng, quick):
 
                 def make(at=at, k=k, numbers=numbers, kind=kind, columns=columns, through=through):
                     changed = [*columns[:k], np.array(numbers, kind), *columns[k + 1 :]]
-                    step = transfers(**dict(zip(NAMES, changed, strict=True))) if through else Step(*changed)
+                    step = (
+                        transfers(**dict(zip(NAMES, changed, strict=True)))
+                        if through
+                        else Step(*changed)
+                    )
                     return with_blocks(plain, [*whole[:at], step, *whole[at + 1 :]])
 
-                yield refused_case(f"{plain}: {name} {int(columns[k][row])} + {more}{', transfers()' * through}", make)
+                yield refused_case(
+                    f"{plain}: {name} {int(columns[k][row])} + {more}{', transfers()' * through}",
+                    make,
+                )
     yield from _far_layouts()
 
 
@@ -448,23 +555,32 @@ def refused_case(label, make) -> Case:
     return Case(
         label,
         False,
-        (Trial("verify", lambda: simcoll.verify(make())), Trial("exact", lambda: simcoll.verify(make(), exact=True))),
+        (
+            Trial("verify", lambda: simcoll.verify(make())),
+            Trial("exact", lambda: simcoll.verify(make(), exact=True)),
+        ),
         lambda: verdict,
     )
 
 
 def _far_layouts():
-    """Sizes beyond the limits of a layout, which are refused in words, and one whose low bits they share."""
+    """Sizes beyond the limits of a layout, which are refused in words, and one whose low bits they
+    share.
+    """
     for chunks, n in ((2**40, 2), (2**40 + 1, 2), (2**62, 2), (2**63, 3), (2**64 + 1000, 2)):
 
         def make(chunks=chunks, n=n):
             empty = schedule(Collective("broadcast", n), [], chunks=chunks)
-            return with_blocks(empty, [transfers(0, 0, [0, 1], empty.layout.output(), count=chunks - 1)])
+            return with_blocks(
+                empty, [transfers(0, 0, [0, 1], empty.layout.output(), count=chunks - 1)]
+            )
 
         yield refused_case(f"{chunks} chunks, the last one missing", make)
     small = schedule(Collective("broadcast", 2), [], chunks=1000)
     yield schedule_case(
-        "1000 chunks", True, lambda: with_blocks(small, [transfers(0, 0, [0, 1], small.layout.output(), count=1000)])
+        "1000 chunks",
+        True,
+        lambda: with_blocks(small, [transfers(0, 0, [0, 1], small.layout.output(), count=1000)]),
     )
 
 
@@ -477,7 +593,9 @@ def repeats(rng, quick):
         blocks = list(plain.blocks())
         place = rng.choice([k for k, block in enumerate(blocks) if isinstance(block, Repeat)])
         block = blocks[place]
-        times = rng.choice((1, -1, 2**33 // n, -(2**33) // n, rng.randrange(2**40 // (2 * block.modulus))))
+        times = rng.choice(
+            (1, -1, 2**33 // n, -(2**33) // n, rng.randrange(2**40 // (2 * block.modulus)))
+        )
         same = {
             "stride": block.stride + times * block.modulus,
             "base": block.base - abs(times) * block.modulus,
@@ -497,15 +615,24 @@ def repeats(rng, quick):
             ("base", block.base - block.modulus // 2),
         ]
         for field, value in rng.sample(sorted(same.items()), 1 if quick else 3):
-            changed = block.unrolled() if field == "unrolled" else [dataclasses.replace(block, **{field: value})]
+            changed = (
+                block.unrolled()
+                if field == "unrolled"
+                else [dataclasses.replace(block, **{field: value})]
+            )
             steps = [*blocks[:place], *changed, *blocks[place + 1 :]]
             yield schedule_case(
-                f"{kind} ring n={n}: {field} {value}", True, lambda p=plain, s=steps: with_blocks(p, s), exact=False
+                f"{kind} ring n={n}: {field} {value}",
+                True,
+                lambda p=plain, s=steps: with_blocks(p, s),
+                exact=False,
             )
         for field, value in rng.sample(other, 2 if quick else len(other)):
             try:
                 changed = dataclasses.replace(block, **{field: value})
-            except simcoll.types.SimcollError:  # windows that do not fit their order are refused when they are made
+            except (
+                simcoll.types.SimcollError
+            ):  # windows that do not fit their order are refused when they are made
                 continue
             steps = [*blocks[:place], changed, *blocks[place + 1 :]]
             if not verdict_on(with_blocks(plain, steps)).right:
@@ -527,8 +654,12 @@ def _windows(rng, quick):
         layout, r = empty.layout, np.arange(n)
         modulus = rng.choice([m for m in range(1, pieces + 1) if pieces % m == 0])
         near = rng.choice((0, 1, -1, modulus - 1, rng.randint(-pieces, pieces)))
-        stride = near + modulus * rng.choice((0, 1, -1, 2**40 // modulus - 2, -(2**40 // modulus - 2), 2**31))
-        base = rng.choice((0, 0, modulus, -modulus, -modulus * (2**39 // modulus), rng.randint(-3, 3)))
+        stride = near + modulus * rng.choice(
+            (0, 1, -1, 2**40 // modulus - 2, -(2**40 // modulus - 2), 2**31)
+        )
+        base = rng.choice(
+            (0, 0, modulus, -modulus, -modulus * (2**39 // modulus), rng.randint(-3, 3))
+        )
         starts = np.arange(0, pieces, modulus)
         start = starts + rng.randrange(modulus)
         count = rng.choice((modulus, modulus, modulus - 1, modulus + 1, 1))
@@ -560,14 +691,26 @@ def _windows(rng, quick):
                 for k in range(1, n)
             ]
         else:
-            inner = [transfers(0, layout.output() + start, k, layout.output() + start) for k in range(1, n)]
+            inner = [
+                transfers(0, layout.output() + start, k, layout.output() + start)
+                for k in range(1, n)
+            ]
         if not count:
             continue
 
         def make(
-            empty=empty, load=load, inner=inner, count=count, stride=stride, base=base, modulus=modulus, order=order
+            empty=empty,
+            load=load,
+            inner=inner,
+            count=count,
+            stride=stride,
+            base=base,
+            modulus=modulus,
+            order=order,
         ):
-            return with_blocks(empty, [load, Repeat(tuple(inner), count, stride, base, modulus, order)])
+            return with_blocks(
+                empty, [load, Repeat(tuple(inner), count, stride, base, modulus, order)]
+            )
 
         try:
             right = verdict_on(make()).right
@@ -575,19 +718,27 @@ def _windows(rng, quick):
             continue
         if tally[right] < (3 if quick else 12):
             tally[right] += 1
-            windows = f"stride {stride}, base {base}, modulus {modulus}{', order' * (order is not None)}"
+            windows = (
+                f"stride {stride}, base {base}, modulus {modulus}{', order' * (order is not None)}"
+            )
             label = f"{empty.collective} {pieces} pieces: {count} times, {windows}"
             yield schedule_case(label, right, make, exact=pieces < 100)
 
 
 def aliases(rng, quick):
-    """In-place collectives, whose cells have two addresses: written through both, read through either, added to themselves."""
+    """In-place collectives, whose cells have two addresses: written through both, read through
+    either, added to themselves.
+    """
     n, chunks = rng.randint(2, 5), rng.choice((1, 2))
     r = np.arange(n)
     gather = schedule(Collective("all_gather", n, in_place=True), [], chunks=chunks)
     lay = gather.layout
-    spread = [transfers(r, lay.output(r), (r + k) % n, lay.output(r), count=chunks) for k in range(1, n)]
-    by_input = [transfers(r, lay.input(0), (r + k) % n, lay.output(r), count=chunks) for k in range(1, n)]
+    spread = [
+        transfers(r, lay.output(r), (r + k) % n, lay.output(r), count=chunks) for k in range(1, n)
+    ]
+    by_input = [
+        transfers(r, lay.input(0), (r + k) % n, lay.output(r), count=chunks) for k in range(1, n)
+    ]
     yes = {
         "read as output": spread,
         "read as input": by_input,
@@ -598,16 +749,27 @@ def aliases(rng, quick):
     peer = (r + 1) % n
     no = {
         "added to itself": [twice, *spread],
-        "overwritten through the input": [transfers(peer, lay.output(r), r, lay.input(0), count=chunks), *spread],
-        "overwritten at the end": [*spread, transfers(r, lay.output(peer), r, lay.input(0), count=chunks)],
+        "overwritten through the input": [
+            transfers(peer, lay.output(r), r, lay.input(0), count=chunks),
+            *spread,
+        ],
+        "overwritten at the end": [
+            *spread,
+            transfers(r, lay.output(peer), r, lay.input(0), count=chunks),
+        ],
         "both addresses in one step": [
             *spread,
             transfers(
-                [1 % n] * 2, [int(lay.output(0))] * 2, [0, 0], [int(lay.input(0)), int(lay.output(0))], count=chunks
+                [1 % n] * 2,
+                [int(lay.output(0))] * 2,
+                [0, 0],
+                [int(lay.input(0)), int(lay.output(0))],
+                count=chunks,
             ),
         ],
         "the own block of another": [
-            transfers(r, lay.input(0), (r + k) % n, lay.output((r + k) % n), count=chunks) for k in range(1, n)
+            transfers(r, lay.input(0), (r + k) % n, lay.output((r + k) % n), count=chunks)
+            for k in range(1, n)
         ],
     }
     if n == 2:
@@ -626,33 +788,58 @@ def aliases(rng, quick):
     aside = transfers(r, lay.input(), r, lay.scratch_at(0), count=chunks)
     ends = (lay.input(), lay.output())
     adds = [
-        transfers(r, lay.scratch_at(0), (r + k) % n, rng.choice(ends), count=chunks, op=REDUCE) for k in range(1, n)
+        transfers(r, lay.scratch_at(0), (r + k) % n, rng.choice(ends), count=chunks, op=REDUCE)
+        for k in range(1, n)
     ]
     doubled = transfers(r, lay.input(), r, lay.output(), count=chunks, op=REDUCE)
-    late = [transfers(r, ends[k % 2], (r + k) % n, ends[1 - k % 2], count=chunks, op=REDUCE) for k in range(1, n)]
-    yield schedule_case(f"all_reduce n={n}: either address", True, lambda: with_blocks(total, [aside, *adds]))
+    late = [
+        transfers(r, ends[k % 2], (r + k) % n, ends[1 - k % 2], count=chunks, op=REDUCE)
+        for k in range(1, n)
+    ]
     yield schedule_case(
-        f"all_reduce n={n}: doubled through the alias", False, lambda: with_blocks(total, [doubled, aside, *adds])
+        f"all_reduce n={n}: either address", True, lambda: with_blocks(total, [aside, *adds])
     )
     yield schedule_case(
-        f"all_reduce n={n}: doubled at the end", False, lambda: with_blocks(total, [aside, *adds, doubled])
+        f"all_reduce n={n}: doubled through the alias",
+        False,
+        lambda: with_blocks(total, [doubled, aside, *adds]),
     )
-    yield schedule_case(f"all_reduce n={n}: reads sums for inputs", n == 2, lambda: with_blocks(total, late))
+    yield schedule_case(
+        f"all_reduce n={n}: doubled at the end",
+        False,
+        lambda: with_blocks(total, [aside, *adds, doubled]),
+    )
+    yield schedule_case(
+        f"all_reduce n={n}: reads sums for inputs", n == 2, lambda: with_blocks(total, late)
+    )
     scatter = schedule(Collective("reduce_scatter", n, in_place=True), [], chunks=chunks)
     lay = scatter.layout
     adds = [
-        transfers(r, lay.input((r + k) % n), (r + k) % n, lay.output(), count=chunks, op=REDUCE) for k in range(1, n)
+        transfers(r, lay.input((r + k) % n), (r + k) % n, lay.output(), count=chunks, op=REDUCE)
+        for k in range(1, n)
     ]
     other = [
-        transfers(r, lay.input((r + k) % n), (r + k) % n, lay.input((r + k) % n), count=chunks, op=REDUCE)
+        transfers(
+            r, lay.input((r + k) % n), (r + k) % n, lay.input((r + k) % n), count=chunks, op=REDUCE
+        )
         for k in range(1, n)
     ]
     foreign = [*adds, transfers(r, lay.input(r), (r + 1) % n, lay.input(r), count=chunks)]
-    yield schedule_case(f"reduce_scatter n={n}: into the output", True, lambda: with_blocks(scatter, adds))
-    yield schedule_case(f"reduce_scatter n={n}: into the own input", True, lambda: with_blocks(scatter, other))
-    yield schedule_case(f"reduce_scatter n={n}: into another input", False, lambda: with_blocks(scatter, foreign))
-    outside = dataclasses.replace(scatter, layout=simcoll.Layout(Collective("reduce_scatter", n), chunks))
-    yield schedule_case(f"reduce_scatter n={n}: the same out of place", False, lambda: with_blocks(outside, other))
+    yield schedule_case(
+        f"reduce_scatter n={n}: into the output", True, lambda: with_blocks(scatter, adds)
+    )
+    yield schedule_case(
+        f"reduce_scatter n={n}: into the own input", True, lambda: with_blocks(scatter, other)
+    )
+    yield schedule_case(
+        f"reduce_scatter n={n}: into another input", False, lambda: with_blocks(scatter, foreign)
+    )
+    outside = dataclasses.replace(
+        scatter, layout=simcoll.Layout(Collective("reduce_scatter", n), chunks)
+    )
+    yield schedule_case(
+        f"reduce_scatter n={n}: the same out of place", False, lambda: with_blocks(outside, other)
+    )
 
 
 ATTACKS = (

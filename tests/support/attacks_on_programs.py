@@ -1,4 +1,6 @@
-"""Directed attacks on the provers of programs: per-rank programs, MSCCL XML, and programs of thread blocks (MSCCL++ plans)."""
+"""Directed attacks on the provers of programs: per-rank programs, MSCCL XML, and programs of thread
+blocks (MSCCL++ plans).
+"""
 
 from __future__ import annotations
 
@@ -70,11 +72,17 @@ def program_wraps(rng, quick):
     for _ in range(2 if quick else 5):
         kind, n = rng.choice(KINDS), rng.randint(2, 4)
         times = rng.choice([1 + 2**k for k in DOUBLINGS] + [1 + P61, 1 + 2**64 * P61, P61 + 2])
-        program = as_records(lower(simcoll.bind(scaled_collective(kind, n, times), 3, unproved=True)))
+        program = as_records(
+            lower(simcoll.bind(scaled_collective(kind, n, times), 3, unproved=True))
+        )
         yield program_case(f"{kind} n={n} {times} times", False, lambda p=program: p)
         more = rng.choice(DOUBLINGS)
-        program = as_records(lower(simcoll.bind(scaled_collective(kind, n, 1, more=more), 3, unproved=True)))
-        yield program_case(f"{kind} n={n} once, helper doubled {more} times", True, lambda p=program: p)
+        program = as_records(
+            lower(simcoll.bind(scaled_collective(kind, n, 1, more=more), 3, unproved=True))
+        )
+        yield program_case(
+            f"{kind} n={n} once, helper doubled {more} times", True, lambda p=program: p
+        )
 
 
 def program_brackets(rng, quick):
@@ -102,7 +110,9 @@ def narrow_fields(rng, quick):
             Lane(
                 0,
                 (
-                    Instruction("copy", kind(src), kind(dst) if dst <= limit_of(kind) else dst, kind(count)),
+                    Instruction(
+                        "copy", kind(src), kind(dst) if dst <= limit_of(kind) else dst, kind(count)
+                    ),
                     *more,
                     Instruction("send", big, -1, big, send_to=1),
                 ),
@@ -133,7 +143,10 @@ def narrow_fields(rng, quick):
             f"{kind.__name__} chunk {far} and count 100",
             lambda k=kind, f=far: program(f, 300, 100, k if f <= 2**31 else int, (rest,)),
         )
-        yield refusal(f"{kind.__name__} count {limit}", lambda k=kind, c=limit: program(200, 300, k(c), int, (rest,)))
+        yield refusal(
+            f"{kind.__name__} count {limit}",
+            lambda k=kind, c=limit: program(200, 300, k(c), int, (rest,)),
+        )
     for number in (2**31, 2**32, 2**63, 2**64, -1, -(2**31), -(2**63)):
         yield refusal(f"source {number}", lambda x=number: program(x, 300, 300))
         yield refusal(f"count {number}", lambda x=number: program(0, 300, x))
@@ -155,8 +168,27 @@ def program_of_thirds(kind, big, collective):
     third = kind(100)
     first = tuple(Instruction("copy", at, big + at, third) for at in (0, 100, 200))
     lanes = (
-        (Lane(0, (*first, *(Instruction("send", big + at, -1, third, send_to=kind(1)) for at in (0, 100, 200)))),),
-        (Lane(0, tuple(Instruction("recv", -1, big + at, third, recv_from=kind(0)) for at in (0, 100, 200))),),
+        (
+            Lane(
+                0,
+                (
+                    *first,
+                    *(
+                        Instruction("send", big + at, -1, third, send_to=kind(1))
+                        for at in (0, 100, 200)
+                    ),
+                ),
+            ),
+        ),
+        (
+            Lane(
+                0,
+                tuple(
+                    Instruction("recv", -1, big + at, third, recv_from=kind(0))
+                    for at in (0, 100, 200)
+                ),
+            ),
+        ),
     )
     return RankProgram("attack", 2, lanes, (big, big, 0), collective, big)
 
@@ -172,33 +204,54 @@ def refusal(label, make) -> Case:
 
 
 def exchange(messages, depth, reduces=False):
-    """Two ranks that both send some messages before they receive: an all_gather of that many pieces."""
+    """Two ranks that both send some messages before they receive: an all_gather of that many
+    pieces.
+    """
     lanes = []
     for rank in range(2):
         other = 1 - rank
         load = [Instruction("copy", 0, messages * (1 + rank), messages)]
         out = [Instruction("send", piece, -1, 1, send_to=other) for piece in range(messages)]
         into = [
-            Instruction("recv", -1, messages * (1 + other) + piece, 1, recv_from=other) for piece in range(messages)
+            Instruction("recv", -1, messages * (1 + other) + piece, 1, recv_from=other)
+            for piece in range(messages)
         ]
         lanes.append((Lane(0, (*load, *out, *into)),))
     return RankProgram(
-        "attack", 2, tuple(lanes), (messages, 2 * messages, 0), Collective("all_gather", 2), messages, fifo_depth=depth
+        "attack",
+        2,
+        tuple(lanes),
+        (messages, 2 * messages, 0),
+        Collective("all_gather", 2),
+        messages,
+        fifo_depth=depth,
     )
 
 
 def fifos(rng, quick):
-    """Programs that need a depth, at that depth and just below; and depths at the limits of numbers."""
+    """Programs that need a depth, at that depth and just below; and depths at the limits of
+    numbers.
+    """
     for messages in rng.sample((1, 2, 3, 8, 9, 31, 64), 2 if quick else 5):
         for depth in (messages, messages + 1, None, 2**31, 2**63, 2**64):
-            yield depth_case(f"{messages} messages, depth {depth}", True, lambda m=messages, d=depth: exchange(m, d))
+            yield depth_case(
+                f"{messages} messages, depth {depth}",
+                True,
+                lambda m=messages, d=depth: exchange(m, d),
+            )
         for depth in {0, messages - 1, messages // 2}:
-            yield depth_case(f"{messages} messages, depth {depth}", False, lambda m=messages, d=depth: exchange(m, d))
+            yield depth_case(
+                f"{messages} messages, depth {depth}",
+                False,
+                lambda m=messages, d=depth: exchange(m, d),
+            )
     n = rng.randint(3, 6)
     ring = simcoll.schedule("all_gather", "ring", nranks=n)
     whole = as_records(lower(simcoll.bind(ring, 3)))
     for depth in (0, 1, 2):
-        yield depth_case(f"ring n={n}, depth {depth}", True, lambda d=depth: replace(whole, fifo_depth=d))
+        yield depth_case(
+            f"ring n={n}, depth {depth}", True, lambda d=depth: replace(whole, fifo_depth=d)
+        )
     joined = one_lane(whole)
     for depth in (0, 1, 2, 8):
         program = replace(joined, fifo_depth=depth)
@@ -231,7 +284,9 @@ def depth_case(label, right, make) -> Case:
 
 
 def lanes(rng, quick):
-    """Waits that are missing, turned round or in a cycle; messages that meet the wrong partner; ranges that overlap themselves."""
+    """Waits that are missing, turned round or in a cycle; messages that meet the wrong partner;
+    ranges that overlap themselves.
+    """
     for _ in range(2 if quick else 6):
         program = plain_program(rng)
         yield program_case(f"{program}", True, lambda p=program: p)
@@ -269,14 +324,18 @@ def lanes(rng, quick):
                 case "itself":
                     changed = (replace(instruction, src=instruction.dst),)
                 case "other rank":
-                    changed = (replace(instruction, send_to=(instruction.send_to + 1) % program.nranks),)
+                    changed = (
+                        replace(instruction, send_to=(instruction.send_to + 1) % program.nranks),
+                    )
                 case "not reduced":
                     changed = (
                         replace(
                             instruction,
-                            op={"recv_reduce_copy": "recv", "reduce": "copy", "recv": "recv_reduce_copy"}.get(
-                                instruction.op, "nop"
-                            ),
+                            op={
+                                "recv_reduce_copy": "recv",
+                                "reduce": "copy",
+                                "recv": "recv_reduce_copy",
+                            }.get(instruction.op, "nop"),
                         ),
                     )
                 case _:
@@ -284,7 +343,9 @@ def lanes(rng, quick):
             if what == "twice":
                 subject = _twice(program, rank, lane, position)
             else:
-                subject = lambda p=program, r=rank, l=lane, k=position, c=changed: edited_program(p, r, l, k, *c)  # noqa: E731
+                subject = lambda p=program, r=rank, l=lane, k=position, c=changed: edited_program(  # noqa: E731
+                    p, r, l, k, *c
+                )
             case = program_case("", True, subject)
             verdict = case.verdict()
             yield program_case(
@@ -299,33 +360,49 @@ def _twice(program, rank, lane, position):
     """The last instruction of a lane once more; others would shift the numbers that waits name."""
     last = len(program.lanes[rank][lane].instructions) - 1
     instruction = program.lanes[rank][lane].instructions[last]
-    return lambda: edited_program(program, rank, lane, last, instruction, replace(instruction, waits=()))
+    return lambda: edited_program(
+        program, rank, lane, last, instruction, replace(instruction, waits=())
+    )
 
 
 def _overlaps():
-    """Copies within one buffer whose source and destination overlap: racing with themselves unless they are identical."""
+    """Copies within one buffer whose source and destination overlap: racing with themselves unless
+    they are identical.
+    """
     for shift, right in ((0, True), (1, False), (2, False), (3, True)):
-        copies = (Instruction("copy", 0, 3, 3), Instruction("copy", 0, 6, 3), Instruction("copy", 6, 6 + shift, 3))
+        copies = (
+            Instruction("copy", 0, 3, 3),
+            Instruction("copy", 0, 6, 3),
+            Instruction("copy", 6, 6 + shift, 3),
+        )
         lane = (Lane(0, copies),)
         program = RankProgram("attack", 1, (lane,), (3, 3, 6), Collective("all_reduce", 1), 3)
-        yield program_case(f"three chunks onto themselves shifted by {shift}", right, lambda p=program: p)
+        yield program_case(
+            f"three chunks onto themselves shifted by {shift}", right, lambda p=program: p
+        )
 
 
 def xml(steps, coll="allreduce", chunks=1, protocol="Simple", inplace=0, scratch=4):
-    """The text of an algorithm file; ``steps[gpu][block]`` is ``(send, recv, rows)``, with rows as :func:`step` makes them."""
+    """The text of an algorithm file; ``steps[gpu][block]`` is ``(send, recv, rows)``, with rows as
+    :func:`step` makes them.
+    """
     gpus = []
     outputs = {"allgather": len(steps) * chunks}.get(coll, chunks)
     for gpu, blocks in enumerate(steps):
         texts = []
         for block, (send, recv, rows) in enumerate(blocks):
             lines = [
-                f'<step s="{s}" type="{kind}" srcbuf="{a}" srcoff="{b}" dstbuf="{c}" dstoff="{d}" cnt="{count}" '
+                f'<step s="{s}" type="{kind}" srcbuf="{a}" srcoff="{b}" dstbuf="{c}" dstoff="{d}" '
+                f'cnt="{count}" '
                 f'depid="{dep}" deps="{at}" hasdep="{has}"/>'
                 for s, (kind, a, b, c, d, count, dep, at, has) in enumerate(rows)
             ]
-            texts.append(f'<tb id="{block}" send="{send}" recv="{recv}" chan="0">{"".join(lines)}</tb>')
+            texts.append(
+                f'<tb id="{block}" send="{send}" recv="{recv}" chan="0">{"".join(lines)}</tb>'
+            )
         gpus.append(
-            f'<gpu id="{gpu}" i_chunks="{chunks}" o_chunks="{outputs}" s_chunks="{scratch}">{"".join(texts)}</gpu>'
+            f'<gpu id="{gpu}" i_chunks="{chunks}" o_chunks="{outputs}" '
+            f's_chunks="{scratch}">{"".join(texts)}</gpu>'
         )
     return (
         f'<algo name="attack" proto="{protocol}" nchannels="1" nchunksperloop="{chunks}" '
@@ -339,15 +416,25 @@ def step(kind, a, b, c, d, count=1, dep=-1, at=-1, has=0):
 
 
 def files(rng, quick):
-    """MSCCL XML by hand: doublings, dependencies that are missing, offsets and counts at their limits."""
+    """MSCCL XML by hand: doublings, dependencies that are missing, offsets and counts at their
+    limits.
+    """
     doublings = rng.choice(DOUBLINGS)
-    times = rng.choice([1 + 2**k for k in (8, 16, 31, 32, 53, 61, 62, 63, 64)] + [1 + P61, 1 + 2**64 * P61])
+    times = rng.choice(
+        [1 + 2**k for k in (8, 16, 31, 32, 53, 61, 62, 63, 64)] + [1 + P61, 1 + 2**64 * P61]
+    )
 
     def sums(multiple, more=0):
-        """Both ranks send their input aside and add both; the own one is added ``multiple`` times."""
+        """Both ranks send their input aside and add both; the own one is added ``multiple``
+        times.
+        """
         gpus = []
         for gpu in range(2):
-            rows = [step("s", "i", 0, "s", 0), step("r", "i", 0, "s", 0), step("cpy", "i", 0, "s", 1)]
+            rows = [
+                step("s", "i", 0, "s", 0),
+                step("r", "i", 0, "s", 0),
+                step("cpy", "i", 0, "s", 1),
+            ]
             started = False
             for bit in range(multiple.bit_length()):
                 if multiple >> bit & 1:
@@ -358,7 +445,9 @@ def files(rng, quick):
             gpus.append([(1 - gpu, 1 - gpu, rows)])
         return xml(gpus)
 
-    yield program_case(f"once, helper doubled {doublings} times", True, lambda: parse_msccl_xml(sums(1, doublings)))
+    yield program_case(
+        f"once, helper doubled {doublings} times", True, lambda: parse_msccl_xml(sums(1, doublings))
+    )
     yield program_case(f"{times} times", False, lambda: parse_msccl_xml(sums(times)))
     yield program_case("twice", False, lambda: parse_msccl_xml(sums(2)))
 
@@ -415,7 +504,8 @@ def handshake(n, rank, number):
 def direct(n, orders, extra=(), *, first=True, last=True):
     """An all_reduce in which each rank folds the inputs of all ranks in an order of its own.
 
-    Memory of a rank: input, output, a cell of scratch. ``extra[r]``: operations of rank r after its fold.
+    Memory of a rank: input, output, a cell of scratch. ``extra[r]``: operations of rank r after its
+    fold.
     """
     blocks = []
     for rank in range(n):
@@ -434,7 +524,10 @@ def doublings_of(rank, times, *, discarded=None):
     """Double the output again and again; or a cell of scratch."""
     cell = 2 if discarded is not None else 1
     begin = (
-        [DeviceOp("copy", FOLD, (Region(rank, 0, 1),), (Region(rank, 2, 1),)), DeviceOp("nop", fence=True)]
+        [
+            DeviceOp("copy", FOLD, (Region(rank, 0, 1),), (Region(rank, 2, 1),)),
+            DeviceOp("nop", fence=True),
+        ]
         if discarded is not None
         else []
     )
@@ -446,15 +539,21 @@ def doublings_of(rank, times, *, discarded=None):
 
 
 def devices(rng, quick):
-    """Programs of thread blocks: folds with missing and double operands, doublings, brackets, and handshakes that are missing."""
+    """Programs of thread blocks: folds with missing and double operands, doublings, brackets, and
+    handshakes that are missing.
+    """
     n = rng.randint(2, 5)
     straight = [list(range(n))] * n
     mirrored = [[1, 0, *range(2, n)] if rank == n - 1 else list(range(n)) for rank in range(n)]
     yield device_case(f"n={n}", True, lambda: direct(n, straight))
-    yield device_case(f"n={n}, one rank begins the other way round", True, lambda: direct(n, mirrored))
+    yield device_case(
+        f"n={n}, one rank begins the other way round", True, lambda: direct(n, mirrored)
+    )
     if n > 2:
         turned = [list(range(n))[::-1] if rank == 1 else list(range(n)) for rank in range(n)]
-        yield device_case(f"n={n}, one rank in the other direction", True, lambda: direct(n, turned))
+        yield device_case(
+            f"n={n}, one rank in the other direction", True, lambda: direct(n, turned)
+        )
     a, b = rng.sample(range(n), 2)
     for label, reads in (
         ("one missing", [s for s in range(n) if s != a]),
@@ -465,14 +564,17 @@ def devices(rng, quick):
         yield device_case(f"n={n}, {label}", False, lambda r=rows: direct(n, r))
     times = rng.choice(DOUBLINGS)
     yield device_case(
-        f"n={n}, doubled {times} times", False, lambda: direct(n, straight, [doublings_of(r, times) for r in range(n)])
+        f"n={n}, doubled {times} times",
+        False,
+        lambda: direct(n, straight, [doublings_of(r, times) for r in range(n)]),
     )
     yield device_case(
         f"n={n}, scratch doubled {times} times",
         True,
         lambda: direct(n, straight, [doublings_of(r, times, discarded=True) for r in range(n)]),
     )
-    # A rank that does not wait reads inputs that are not there yet, or lets others read inputs that are there no more.
+    # A rank that does not wait reads inputs that are not there yet, or lets others read inputs that
+    # are there no more.
     for label, program in (
         ("nobody waits at the end", lambda: direct(n, straight, last=False)),
         ("a signal without a wait", lambda: with_lone_signal(direct(n, straight))),
@@ -504,7 +606,11 @@ def _plans(rng):
             "channels": [],
             "remote_buffer_refs": [],
             "ops": [
-                {"name": "copy", "src_buff": [region("i", 0)], "dst_buff": [region("o", changes.get("target", 0))]},
+                {
+                    "name": "copy",
+                    "src_buff": [region("i", 0)],
+                    "dst_buff": [region("o", changes.get("target", 0))],
+                },
                 {"name": "nop"},
                 *changes.get("more", []),
             ],
@@ -564,7 +670,8 @@ def _plans(rng):
                 False,
                 (
                     Trial(
-                        "verify_device_program", lambda c=changed: verify_device_program(parse_mscclpp_plan(c.encode()))
+                        "verify_device_program",
+                        lambda c=changed: verify_device_program(parse_mscclpp_plan(c.encode())),
                     ),
                 ),
                 lambda: Verdict(False, "", "no such number"),

@@ -1,4 +1,6 @@
-"""Directed attacks on what stands for the whole: symmetries, pieces of one kind, parts of a vector, channels, certificates."""
+"""Directed attacks on what stands for the whole: symmetries, pieces of one kind, parts of a vector,
+channels, certificates.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,17 @@ def altered_step(rng, step, layout, nranks, channels):
     row = rng.randrange(len(step))
     src_rank, src_chunk, dst_rank, dst_chunk, count, op, channel = columns
     what = rng.choice(
-        ("dst_rank", "src_rank", "chunks", "src_chunk", "op", "dropped", "channel", "shortened", "swapped")
+        (
+            "dst_rank",
+            "src_rank",
+            "chunks",
+            "src_chunk",
+            "op",
+            "dropped",
+            "channel",
+            "shortened",
+            "swapped",
+        )
     )
     piece = rng.choice((1, -1, layout.size // 3))
     if what == "dst_rank":
@@ -49,13 +61,28 @@ def altered_step(rng, step, layout, nranks, channels):
 
 
 def split_repeat(block: Repeat, turn: int) -> tuple[list, list, list]:
-    """A repeat as what comes before one of its iterations, the steps of that iteration, and what comes after."""
+    """A repeat as what comes before one of its iterations, the steps of that iteration, and what
+    comes after.
+    """
     steps = list(block.unrolled())
     width = len(block.steps)
-    before = [Repeat(block.steps, turn, block.stride, block.base, block.modulus, block.order)] if turn else []
+    before = (
+        [Repeat(block.steps, turn, block.stride, block.base, block.modulus, block.order)]
+        if turn
+        else []
+    )
     rest = steps[(turn + 1) * width : (turn + 2) * width]
     after = (
-        [Repeat(tuple(rest), block.count - turn - 1, block.stride, block.base, block.modulus, block.order)]
+        [
+            Repeat(
+                tuple(rest),
+                block.count - turn - 1,
+                block.stride,
+                block.base,
+                block.modulus,
+                block.order,
+            )
+        ]
         if rest
         else []
     )
@@ -63,9 +90,13 @@ def split_repeat(block: Repeat, turn: int) -> tuple[list, list, list]:
 
 
 def rings(rng, quick):
-    """Symmetric schedules broken in one transfer of one iteration, of all iterations, or beside them."""
+    """Symmetric schedules broken in one transfer of one iteration, of all iterations, or beside
+    them.
+    """
     kind = rng.choice(("all_reduce", "all_gather", "reduce_scatter"))
-    n = rng.choice((64, 65, 67) if quick else (64, 72, 100, 128, 200 if kind == "all_gather" else 150))
+    n = rng.choice(
+        (64, 65, 67) if quick else (64, 72, 100, 128, 200 if kind == "all_gather" else 150)
+    )
     channels = rng.choice((1, 1, 2))
     plain = simcoll.schedule(kind, "ring", nranks=n, channels=channels)
     wide = simcoll.Schedule("attack", plain.layout, plain.source, max(channels, 2))
@@ -75,12 +106,22 @@ def rings(rng, quick):
     before, one, after = split_repeat(blocks[place], rng.randrange(blocks[place].count))
     whole = [*blocks[:place], *before, *one, *after, *blocks[place + 1 :]]
     label = f"{kind} ring n={n} channels={channels}"
-    yield schedule_case(f"{label}, one iteration apart", True, lambda: with_blocks(wide, whole), exact=False)
+    yield schedule_case(
+        f"{label}, one iteration apart", True, lambda: with_blocks(wide, whole), exact=False
+    )
     for way in ("one iteration", "all iterations", "another step", "added"):
         if way == "one iteration":
             inner = rng.randrange(len(one))
             step, what = altered_step(rng, one[inner], plain.layout, n, 2)
-            steps = [*blocks[:place], *before, *one[:inner], step, *one[inner + 1 :], *after, *blocks[place + 1 :]]
+            steps = [
+                *blocks[:place],
+                *before,
+                *one[:inner],
+                step,
+                *one[inner + 1 :],
+                *after,
+                *blocks[place + 1 :],
+            ]
         elif way == "all iterations":
             block = blocks[place]
             inner = rng.randrange(len(block.steps))
@@ -102,7 +143,8 @@ def rings(rng, quick):
             step, what = altered_step(rng, blocks[at], plain.layout, n, 2)
             steps = [*blocks[:at], step, *blocks[at + 1 :]]
         else:
-            # One more transfer between two chunks of one size: at the end, or between two iterations.
+            # One more transfer between two chunks of one size: at the end, or between two
+            # iterations.
             chunk = rng.randrange(plain.layout.output_base, plain.layout.size)
             a, b = rng.sample(range(n), 2)
             extra = transfers(a, chunk, b, chunk, op=rng.choice((0, REDUCE)))
@@ -115,14 +157,24 @@ def rings(rng, quick):
 
 def by_player(label, subject, **some) -> Case:
     """A case whose truth the player tells."""
-    return schedule_case(label, verdict_on(subject).right, lambda: with_blocks(subject, list(subject.source())), **some)
+    return schedule_case(
+        label,
+        verdict_on(subject).right,
+        lambda: with_blocks(subject, list(subject.source())),
+        **some,
+    )
 
 
 def routes(n, pieces, kind):
     """The transfers of every piece of a pipeline along a chain: ``(turn, src, dst, op)``."""
     up = [(k, k, k + 1, REDUCE if kind == "all_reduce" else 0) for k in range(n - 1)]
-    down = [(n - 1 + k, n - 1 - k, n - 2 - k, 0) for k in range(n - 1)] if kind == "all_reduce" else []
-    return [[(piece + 1 + turn, src, dst, op, 0) for turn, src, dst, op in up + down] for piece in range(pieces)]
+    down = (
+        [(n - 1 + k, n - 1 - k, n - 2 - k, 0) for k in range(n - 1)] if kind == "all_reduce" else []
+    )
+    return [
+        [(piece + 1 + turn, src, dst, op, 0) for turn, src, dst, op in up + down]
+        for piece in range(pieces)
+    ]
 
 
 def pipeline(kind, n, pieces, moves):
@@ -141,11 +193,15 @@ def pipeline(kind, n, pieces, moves):
 
 
 def pieces(rng, quick):
-    """Pipelines of many pieces, one of which differs in one transfer, its order, or the steps that its transfers share."""
+    """Pipelines of many pieces, one of which differs in one transfer, its order, or the steps that
+    its transfers share.
+    """
     kind, n = rng.choice(("broadcast", "all_reduce")), rng.randint(3, 6)
     many = rng.choice((128, 129, 160)) if quick else rng.choice((128, 200, 513))
     plain = routes(n, many, kind)
-    yield schedule_case(f"{kind} n={n}, {many} pieces", True, lambda: pipeline(kind, n, many, plain), exact=False)
+    yield schedule_case(
+        f"{kind} n={n}, {many} pieces", True, lambda: pipeline(kind, n, many, plain), exact=False
+    )
     for _ in range(6 if quick else 14):
         moves = [list(route) for route in plain]
         piece, at = rng.randrange(many), rng.randrange(len(plain[0]))
@@ -186,11 +242,17 @@ def pieces(rng, quick):
         if what == "other end" and route[at][1] == route[at][2]:
             continue
         subject = pipeline(kind, n, many, moves)
-        yield by_player(f"{kind} n={n}, {many} pieces: {what} at transfer {at} of piece {piece}", subject, exact=False)
+        yield by_player(
+            f"{kind} n={n}, {many} pieces: {what} at transfer {at} of piece {piece}",
+            subject,
+            exact=False,
+        )
 
 
 def long_vectors(rng, quick):
-    """Vectors so long that they are proved part by part, with one chunk missing or added twice near the edge of a part."""
+    """Vectors so long that they are proved part by part, with one chunk missing or added twice near
+    the edge of a part.
+    """
     chunks = (2**14 if quick else 2**21) + rng.randrange(1, 99)
     for kind in ("broadcast",) if quick else ("broadcast", "all_reduce"):
         empty = schedule(Collective(kind, 2), [], chunks=chunks)
@@ -200,33 +262,56 @@ def long_vectors(rng, quick):
         edges = [(a, b - a) for a, b in pairwise(cuts)]
         for what in ("whole", "missing", "twice"):
             start, count = (
-                np.array(c) for c in zip(*[e for e in edges if what != "missing" or e[0] != spot], strict=True)
+                np.array(c)
+                for c in zip(*[e for e in edges if what != "missing" or e[0] != spot], strict=True)
             )
             if kind == "broadcast":
-                load, more = transfers(0, 0, 0, out, count=chunks), transfers(0, start, 1, out + start, count=count)
+                load, more = (
+                    transfers(0, 0, 0, out, count=chunks),
+                    transfers(0, start, 1, out + start, count=count),
+                )
                 last = transfers(0, spot, 1, out + spot, op=REDUCE) if what == "twice" else None
             else:
                 load = transfers(r, 0, r, out, count=chunks)
                 src, dst = np.repeat([0, 1], len(start)), np.repeat([1, 0], len(start))
                 more = transfers(
-                    src, np.tile(start, 2), dst, out + np.tile(start, 2), count=np.tile(count, 2), op=REDUCE
+                    src,
+                    np.tile(start, 2),
+                    dst,
+                    out + np.tile(start, 2),
+                    count=np.tile(count, 2),
+                    op=REDUCE,
                 )
                 last = transfers(0, spot, 1, out + spot, op=REDUCE) if what == "twice" else None
             steps = [load, more, *([last] if last is not None else [])]
-            verdict = Verdict(what == "whole", "position-independent" if kind == "all_reduce" else "", what)
+            verdict = Verdict(
+                what == "whole", "position-independent" if kind == "all_reduce" else "", what
+            )
             # May be declined, in words, where the machine has too little memory left.
-            trial = Trial("verify", lambda e=empty, s=steps: simcoll.verify(with_blocks(e, s)), may_decline=True)
-            yield Case(f"{kind}, {chunks} chunks, chunk {spot} {what}", what == "whole", (trial,), lambda v=verdict: v)
+            trial = Trial(
+                "verify",
+                lambda e=empty, s=steps: simcoll.verify(with_blocks(e, s)),
+                may_decline=True,
+            )
+            yield Case(
+                f"{kind}, {chunks} chunks, chunk {spot} {what}",
+                what == "whole",
+                (trial,),
+                lambda v=verdict: v,
+            )
 
 
 def channels(rng, quick):
-    """Thousands of channels with a piece each, one of them broken; and barriers whose news arrive on other channels than they leave on."""
+    """Thousands of channels with a piece each, one of them broken; and barriers whose news arrive
+    on other channels than they leave on.
+    """
     n, many = 3, rng.randint(300, 500) if quick else rng.choice((1000, 2500, 4000))
     empty = schedule(Collective("all_gather", n), [], chunks=many, channels=many)
     layout, r, lane = empty.layout, np.arange(n)[:, None], np.arange(many)
     load = transfers(r, layout.input(0, lane), r, layout.output(r, lane), channel=lane)
     turns = [
-        (r + 0 * lane, layout.output((r - k) % n, lane), (r + 1) % n + 0 * lane, lane + 0 * r) for k in range(n - 1)
+        (r + 0 * lane, layout.output((r - k) % n, lane), (r + 1) % n + 0 * lane, lane + 0 * r)
+        for k in range(n - 1)
     ]
     steps = [load, *(transfers(a, b, c, b, channel=d) for a, b, c, d in turns)]
     # Kept short where the channel numbers alone would make the lowering long.
@@ -258,11 +343,18 @@ def _barriers(rng):
         "all on the last channel": [many - 1] * rounds,
     }
     for name, channel in lanes.items():
-        steps = [transfers(r, 0, (r + 2**k) % n, 0, op=SYNC, channel=channel[k]) for k in range(rounds)]
+        steps = [
+            transfers(r, 0, (r + 2**k) % n, 0, op=SYNC, channel=channel[k]) for k in range(rounds)
+        ]
         yield by_player(f"barrier n={n}, {name}", with_blocks(empty, steps), exact=False)
     lone = rng.randrange(n)
-    steps = [transfers(r, 0, (r + 2**k) % n, 0, op=SYNC, channel=np.where(r == lone, 1, 0)) for k in range(rounds)]
-    yield by_player(f"barrier n={n}, one rank on another channel", with_blocks(empty, steps), exact=False)
+    steps = [
+        transfers(r, 0, (r + 2**k) % n, 0, op=SYNC, channel=np.where(r == lone, 1, 0))
+        for k in range(rounds)
+    ]
+    yield by_player(
+        f"barrier n={n}, one rank on another channel", with_blocks(empty, steps), exact=False
+    )
     short = [transfers(r, 0, (r + 2**k) % n, 0, op=SYNC) for k in range(rounds)]
     short[-1] = Step(*(np.delete(column, lone) for column in short[-1].columns))
     yield by_player(f"barrier n={n}, one message missing", with_blocks(empty, short), exact=False)
@@ -274,12 +366,19 @@ def certificate_case(label, right, make) -> Iterator[Case]:
     """Ask the checker about a certificate."""
     if has_checker():
         verdict = Verdict(right, "", label)
-        yield Case(label, right, (Trial("simcoll_check", lambda: checker_words(make())),), lambda: verdict)
+        yield Case(
+            label, right, (Trial("simcoll_check", lambda: checker_words(make())),), lambda: verdict
+        )
 
 
 def renumberings(rng, quick):
-    """Certificates of proofs by symmetry whose renumbering is none, or does not fit, or whose schedule is broken in one place."""
-    kind, n = rng.choice(("all_reduce", "all_gather", "reduce_scatter")), rng.choice((4, 6, 8, 12, 16))
+    """Certificates of proofs by symmetry whose renumbering is none, or does not fit, or whose
+    schedule is broken in one place.
+    """
+    kind, n = (
+        rng.choice(("all_reduce", "all_gather", "reduce_scatter")),
+        rng.choice((4, 6, 8, 12, 16)),
+    )
     plain = simcoll.schedule(kind, "ring", nranks=n)
     whole = certificate(plain, verdict_on(plain))
     whole["claims"] |= {"shared_chunks": False, "folds": False}
@@ -305,7 +404,9 @@ def renumberings(rng, quick):
             symmetry["place"] = place = back
     yield from certificate_case(f"{kind} ring n={n}", True, proof())
     yield from certificate_case(
-        f"{kind} ring n={n}, nothing renumbered", True, proof(rank=[list(range(n))], place=list(range(places)))
+        f"{kind} ring n={n}, nothing renumbered",
+        True,
+        proof(rank=[list(range(n))], place=list(range(places))),
     )
     a, b = rng.sample(range(n), 2)
     doubled, swapped = list(forward), list(forward)
@@ -340,17 +441,23 @@ def renumberings(rng, quick):
     for label, changes in wrong.items():
         if label != "steps of two" or n % 2 == 0:
             yield from certificate_case(f"{kind} ring n={n}: {label}", False, proof(**changes))
-    place_of = rng.choice([k for k, block in enumerate(plain.blocks()) if isinstance(block, Repeat)])
+    place_of = rng.choice(
+        [k for k, block in enumerate(plain.blocks()) if isinstance(block, Repeat)]
+    )
     blocks = list(plain.blocks())
     before, one, after = split_repeat(blocks[place_of], rng.randrange(blocks[place_of].count))
     for _ in range(4):
         step, what = altered_step(rng, one[0], plain.layout, n, 1)
-        broken = with_blocks(plain, [*blocks[:place_of], *before, step, *one[1:], *after, *blocks[place_of + 1 :]])
+        broken = with_blocks(
+            plain, [*blocks[:place_of], *before, step, *one[1:], *after, *blocks[place_of + 1 :]]
+        )
         if not verdict_on(broken).right:
             false = certificate(broken, verdict_on(broken))
             false["claims"] = {**whole["claims"], "transfers": false["claims"]["transfers"]}
             yield from certificate_case(
-                f"{kind} ring n={n}, one iteration: {what}", False, lambda c=false: {**c, "proof": symmetry}
+                f"{kind} ring n={n}, one iteration: {what}",
+                False,
+                lambda c=false: {**c, "proof": symmetry},
             )
 
 
@@ -358,7 +465,9 @@ def claims(rng, quick):
     """Certificates that claim too much, and numbers that are written in other ways."""
     plain = rng.choice(
         [
-            simcoll.schedule("all_reduce", rng.choice(("ring", "tree", "rabenseifner")), nranks=rng.randint(3, 6)),
+            simcoll.schedule(
+                "all_reduce", rng.choice(("ring", "tree", "rabenseifner")), nranks=rng.randint(3, 6)
+            ),
             simcoll.schedule("reduce_scatter", "ring", nranks=rng.randint(2, 6)),
             simcoll.schedule("all_gather", "bruck", nranks=rng.randint(2, 6)),
         ]
@@ -414,10 +523,15 @@ def _hidden_facts(rng):
     whole = certificate(subject, verdict_on(subject))
     for folds in (True, False):
         yield from certificate_case(
-            f"folds: {folds}", folds, lambda f=folds: {**whole, "claims": {**whole["claims"], "folds": f}}
+            f"folds: {folds}",
+            folds,
+            lambda f=folds: {**whole, "claims": {**whole["claims"], "folds": f}},
         )
     lanes = schedule(Collective("reduce", n), [], channels=2)
-    steps = [transfers(0, 0, 0, 1), *[transfers(s, 0, 0, 1, op=REDUCE, channel=s % 2) for s in range(1, n)]]
+    steps = [
+        transfers(0, 0, 0, 1),
+        *[transfers(s, 0, 0, 1, op=REDUCE, channel=s % 2) for s in range(1, n)],
+    ]
     shared = with_blocks(lanes, steps)
     content = certificate(shared, verdict_on(shared))
     for claim in (True, False):
@@ -431,8 +545,12 @@ def _hidden_facts(rng):
 ATTACKS = (
     Attack("rings", "symmetric schedules broken in one transfer", rings),
     Attack("pieces", "pipelines in which one piece differs", pieces),
-    Attack("long vectors", "vectors that are proved part by part, with one chunk wrong", long_vectors),
-    Attack("channels", "thousands of channels, one of them broken; barriers on many channels", channels),
+    Attack(
+        "long vectors", "vectors that are proved part by part, with one chunk wrong", long_vectors
+    ),
+    Attack(
+        "channels", "thousands of channels, one of them broken; barriers on many channels", channels
+    ),
     Attack("renumberings", "certificates whose renumbering is none or does not fit", renumberings),
     Attack("claims", "certificates that claim too much, and numbers written in other ways", claims),
 )

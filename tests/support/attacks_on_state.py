@@ -1,4 +1,6 @@
-"""Directed attacks on what a proof remembers: sources with state, subclasses, arrays of plans, threads, stale proofs."""
+"""Directed attacks on what a proof remembers: sources with state, subclasses, arrays of plans,
+threads, stale proofs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ from tests.support.attack_cases import (
     used_case,
     with_blocks,
 )
-from tests.support.attacks_on_columns import pieces_chain, rewritten_block, right_schedule, wrong_somewhere
+from tests.support.attacks_on_columns import (
+    pieces_chain,
+    rewritten_block,
+    right_schedule,
+    wrong_somewhere,
+)
 from tests.support.exact_player import Verdict, verdict_on
 
 
@@ -56,9 +63,15 @@ def caller_in(*modules):
 
 
 def sources(rng, quick):
-    """Generators with state: other steps on a later pass, from a certain caller, in a thread, or equal steps in other types."""
+    """Generators with state: other steps on a later pass, from a certain caller, in a thread, or
+    equal steps in other types.
+    """
     main = threading.main_thread()
-    subjects = (right_schedule(rng, 5, 3), simcoll.schedule("all_reduce", "ring", nranks=64), pieces_chain(3, 128))
+    subjects = (
+        right_schedule(rng, 5, 3),
+        simcoll.schedule("all_reduce", "ring", nranks=64),
+        pieces_chain(3, 128),
+    )
     for plain in rng.sample(subjects, 2) if quick else subjects:
         right = list(plain.blocks())
         variants = {
@@ -76,13 +89,17 @@ def sources(rng, quick):
             "in another thread": lambda _: threading.current_thread() is not main,
             "once proved": has_proof,
         }
-        for when in rng.sample(sorted(whens), (1 if plain.nranks > 9 else 3) if quick else len(whens)):
+        for when in rng.sample(
+            sorted(whens), (1 if plain.nranks > 9 else 3) if quick else len(whens)
+        ):
             what = rng.choice(sorted(variants))
             wrong = variants[what]
 
             def prove(when=whens[when], wrong=wrong, plain=plain, right=right):
                 source = Source(right, wrong, when)
-                subject = simcoll.Schedule("attack", plain.layout, source, plain.nchannels, (), plain.divisible)
+                subject = simcoll.Schedule(
+                    "attack", plain.layout, source, plain.nchannels, (), plain.divisible
+                )
                 source.schedule = subject
                 proof = simcoll.verify(subject)
                 errors = []
@@ -114,7 +131,9 @@ def sources(rng, quick):
 
             def make(remake=remake, plain=plain, right=right):
                 source = Source(right, right, lambda _: False)
-                subject = simcoll.Schedule("attack", plain.layout, source, plain.nchannels, (), plain.divisible)
+                subject = simcoll.Schedule(
+                    "attack", plain.layout, source, plain.nchannels, (), plain.divisible
+                )
                 source.right = [remake(block) for block in right]
                 return subject
 
@@ -138,7 +157,9 @@ def _iterators(rng):
     once = iter(blocks)
 
     def prove():
-        subject = simcoll.Schedule("attack", plain.layout, lambda: once, plain.nchannels, (), plain.divisible)
+        subject = simcoll.Schedule(
+            "attack", plain.layout, lambda: once, plain.nchannels, (), plain.divisible
+        )
         simcoll.verify(subject)
         still_right(subject)
         raise UnaffectedError
@@ -149,25 +170,39 @@ def _iterators(rng):
         (Trial("verify, then use", prove),),
         lambda: Verdict(False, "", "its second pass is empty"),
     )
-    make = lambda: simcoll.Schedule("attack", plain.layout, lambda: iter(blocks), plain.nchannels, (), plain.divisible)  # noqa: E731
+    make = lambda: simcoll.Schedule(  # noqa: E731
+        "attack", plain.layout, lambda: iter(blocks), plain.nchannels, (), plain.divisible
+    )
     yield used_case("a new iterator for every pass", True, make, lambda _: None)
 
 
 def _same_bytes():
-    """Other steps whose bytes are the same: another byte order, or another division into columns."""
+    """Other steps whose bytes are the same: another byte order, or another division into
+    columns.
+    """
     empty = schedule(Collective("all_gather", 2), [], chunks=1)
     column = lambda *values: np.array(values, np.int64)  # noqa: E731
     right = [transfers([0, 1], 0, [0, 1], [1, 2]), transfers([0, 1], 0, [1, 0], [1, 2])]
     swapped = [Step(*(c.view(c.dtype.newbyteorder(">")) for c in step.columns)) for step in right]
     short = [
-        Step(column(0, 1), column(0, 0), column(1, 1), column(1, 1), column(1, 1), np.zeros(2, np.int8), column(0, 0)),
+        Step(
+            column(0, 1),
+            column(0, 0),
+            column(1, 1),
+            column(1, 1),
+            column(1, 1),
+            np.zeros(2, np.int8),
+            column(0, 0),
+        ),
         right[1],
     ]
     for name, wrong in (("byte order", swapped), ("other columns", short)):
 
         def make(wrong=wrong):
             return simcoll.Schedule(
-                "attack", empty.layout, Source(right, wrong, lambda s: s.schedule.known.proof is not None)
+                "attack",
+                empty.layout,
+                Source(right, wrong, lambda s: s.schedule.known.proof is not None),
             )
 
         def prove(make=make):
@@ -187,7 +222,9 @@ def _same_bytes():
 
 
 def subclasses(rng, quick):
-    """Subclasses that say one thing to one reader and another to the next; what runs must be what was proved."""
+    """Subclasses that say one thing to one reader and another to the next; what runs must be what
+    was proved.
+    """
     plain = simcoll.schedule("all_reduce", "ring", nranks=rng.choice((3, 5, 64)))
     blocks = list(plain.blocks())
     state = {"lies": False}
@@ -205,7 +242,11 @@ def subclasses(rng, quick):
 
     class LyingArray(np.ndarray):
         def astype(self, *a, **k):
-            return np.zeros(self.shape, np.int64) if state["lies"] else np.asarray(self).astype(*a, **k)
+            return (
+                np.zeros(self.shape, np.int64)
+                if state["lies"]
+                else np.asarray(self).astype(*a, **k)
+            )
 
         def __getitem__(self, key):
             return np.asarray(self)[key] * 0 if state["lies"] else np.asarray(self)[key]
@@ -230,18 +271,26 @@ def subclasses(rng, quick):
     def numbers_of(block):
         if not isinstance(block, Repeat):
             return block
-        return dataclasses.replace(block, count=LyingNumber(block.count), stride=LyingNumber(block.stride))
+        return dataclasses.replace(
+            block, count=LyingNumber(block.count), stride=LyingNumber(block.stride)
+        )
 
     def of_class(parent, **methods):
-        """Like the given record, of a class that overrides some methods; None where its class cannot be overridden."""
+        """Like the given record, of a class that overrides some methods; None where its class
+        cannot be overridden.
+        """
         try:
             child = type("Lying", (parent,), methods)
         except TypeError:
             return None
-        return lambda one: child(*(getattr(one, field.name) for field in dataclasses.fields(one) if field.init))
+        return lambda one: child(
+            *(getattr(one, field.name) for field in dataclasses.fields(one) if field.init)
+        )
 
     def many(record, among):
-        return lambda: None if record is None else with_blocks(plain, [record(one) for one in among])
+        return lambda: (
+            None if record is None else with_blocks(plain, [record(one) for one in among])
+        )
 
     step_of = of_class(Step, columns=property(lying_columns))
     repeat_of = of_class(Repeat, unrolled=lying_steps)
@@ -249,7 +298,11 @@ def subclasses(rng, quick):
     makers = {
         "steps": many(step_of, list(plain.steps())),
         "repeats": many(repeat_of, [block for block in blocks if isinstance(block, Repeat)]),
-        "layouts": lambda: None if layout_of is None else dataclasses.replace(plain, layout=layout_of(plain.layout)),
+        "layouts": lambda: (
+            None
+            if layout_of is None
+            else dataclasses.replace(plain, layout=layout_of(plain.layout))
+        ),
         "arrays": lambda: with_blocks(plain, [arrays_of(block) for block in blocks]),
         "numbers": lambda: with_blocks(plain, [numbers_of(block) for block in blocks]),
     }
@@ -260,14 +313,19 @@ def subclasses(rng, quick):
             return make()
 
         yield lying_case(
-            f"n={plain.nranks}, {name} that lie once proved", False, truthful, lambda: state.update(lies=True)
+            f"n={plain.nranks}, {name} that lie once proved",
+            False,
+            truthful,
+            lambda: state.update(lies=True),
         )
         if name in ("arrays", "numbers"):
             yield lying_case(f"n={plain.nranks}, {name} that do not", True, truthful, lambda: None)
 
 
 def lying_case(label, right, make, lie) -> Case:
-    """Prove, begin to lie, then use; subclasses may also be refused in words when they are given."""
+    """Prove, begin to lie, then use; subclasses may also be refused in words when they are
+    given.
+    """
 
     def prove():
         subject = make()
@@ -281,12 +339,17 @@ def lying_case(label, right, make, lie) -> Case:
         return proof
 
     return Case(
-        label, right, (Trial("verify, then use", prove, orders=False),), lambda: Verdict(bool(right), "", "it lies")
+        label,
+        right,
+        (Trial("verify, then use", prove, orders=False),),
+        lambda: Verdict(bool(right), "", "it lies"),
     )
 
 
 def plans(rng, quick):
-    """Arrays of plans, changed after the proof: what a plan says it does is what it does, or the change is refused."""
+    """Arrays of plans, changed after the proof: what a plan says it does is what it does, or the
+    change is refused.
+    """
     from simcoll.topology import crossbar
 
     kind = rng.choice(("all_gather", "reduce_scatter"))
@@ -301,7 +364,9 @@ def plans(rng, quick):
     }
 
     def plan_of():
-        return simcoll.bind(simcoll.schedule(kind, "ring", nranks=n), [rng.randint(1, 9) for _ in range(n)])
+        return simcoll.bind(
+            simcoll.schedule(kind, "ring", nranks=n), [rng.randint(1, 9) for _ in range(n)]
+        )
 
     def spoil(arrays):
         for array in arrays:
@@ -324,7 +389,8 @@ def plans(rng, quick):
                 result = simcoll.emulate(plan, machine)
                 if result.wrong or result.time_fs != whole.time_fs:
                     raise WrongAtRunError(
-                        f"{result.wrong} wrong elements, {result.time_fs} fs instead of {whole.time_fs}"
+                        f"{result.wrong} wrong elements, {result.time_fs} fs instead of "
+                        f"{whole.time_fs}"
                     )
                 raise UnaffectedError
 
@@ -345,7 +411,11 @@ def plans(rng, quick):
 def threads(rng, quick):
     """One schedule that many threads prove and use at once."""
     plain = rng.choice(
-        (right_schedule(rng, 6, 3), simcoll.schedule("all_reduce", "ring", nranks=64), pieces_chain(3, 128))
+        (
+            right_schedule(rng, 6, 3),
+            simcoll.schedule("all_reduce", "ring", nranks=64),
+            pieces_chain(3, 128),
+        )
     )
     blocks = list(plain.blocks())
     wrong = wrong_somewhere(rng, blocks)
@@ -363,7 +433,10 @@ def threads(rng, quick):
                 except Exception as error:  # noqa: BLE001
                     errors.append(error)
 
-            crowd, interval = [threading.Thread(target=use) for _ in range(8)], sys.getswitchinterval()
+            crowd, interval = (
+                [threading.Thread(target=use) for _ in range(8)],
+                sys.getswitchinterval(),
+            )
             sys.setswitchinterval(1e-6)  # many more turns of the threads than usual
             try:
                 for thread in crowd:
@@ -373,7 +446,9 @@ def threads(rng, quick):
             finally:
                 sys.setswitchinterval(interval)
             if errors and proofs:
-                raise WrongAtRunError(f"{len(proofs)} threads proved it, {len(errors)} did not: {errors[0]}")
+                raise WrongAtRunError(
+                    f"{len(proofs)} threads proved it, {len(errors)} did not: {errors[0]}"
+                )
             if errors:
                 raise errors[0]
             return proofs[0]
@@ -420,13 +495,25 @@ def stale(rng, quick):
         subject.source.wrong = True
         return subject
 
-    wrong = {f"{name}, its source changed": lambda s, d=double: spoilt(d(s)) for name, double in doubles.items()}
-    wrong |= {f"its source changed, then {name}": lambda s, d=double: d(spoilt(s)) for name, double in doubles.items()}
+    wrong = {
+        f"{name}, its source changed": lambda s, d=double: spoilt(d(s))
+        for name, double in doubles.items()
+    }
     wrong |= {
-        "another source": lambda s: dataclasses.replace(s, source=lambda: iter(list(s.steps())[1:])),
-        "another layout": lambda s: dataclasses.replace(s, layout=simcoll.Layout(Collective("all_gather", n), 2)),
+        f"its source changed, then {name}": lambda s, d=double: d(spoilt(s))
+        for name, double in doubles.items()
+    }
+    wrong |= {
+        "another source": lambda s: dataclasses.replace(
+            s, source=lambda: iter(list(s.steps())[1:])
+        ),
+        "another layout": lambda s: dataclasses.replace(
+            s, layout=simcoll.Layout(Collective("all_gather", n), 2)
+        ),
         "another collective": lambda s: (
-            dataclasses.replace(s, layout=simcoll.Layout(Collective("gather", n, 0, in_place=True), 1))
+            dataclasses.replace(
+                s, layout=simcoll.Layout(Collective("gather", n, 0, in_place=True), 1)
+            )
             if n > 1
             else None
         ),

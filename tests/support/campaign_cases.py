@@ -1,6 +1,8 @@
-"""Random rank programs with random faults on random machines, each a value made from one seed, and the fate of each rank by a model.
+"""Random rank programs with random faults on random machines, each a value made from one seed, and
+the fate of each rank by a model.
 
-The model knows only which steps need which ranks: a rank that is missing from a step takes those down that wait for it there.
+The model knows only which steps need which ranks: a rank that is missing from a step takes those
+down that wait for it there.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ TIMEOUT_S = 1.0
 
 @dataclass(frozen=True)
 class Step:
-    """One step: what, on which group (0: all ranks), and after which pause of each member; ``later`` leaves the wait to a later step."""
+    """One step: what, on which group (0: all ranks), and after which pause of each member;
+    ``later`` leaves the wait to a later step.
+    """
 
     kind: str
     group: int = 0
@@ -51,8 +55,9 @@ class Fault:
 class Case:
     """A program, its faults, and where it runs.
 
-    ``lost`` are links by number, with the share that is left; ``costs`` is a seed, or none; ``timed`` gives operations a timeout that a
-    fault exceeds; ``events`` is the seed of those that happen while it runs, and while the engines play its collectives, or none.
+    ``lost`` are links by number, with the share that is left; ``costs`` is a seed, or none;
+    ``timed`` gives operations a timeout that a fault exceeds; ``events`` is the seed of those that
+    happen while it runs, and while the engines play its collectives, or none.
     """
 
     n: int
@@ -76,11 +81,17 @@ class Case:
         members = self.members(step)
         if step.kind != "send":
             return members
-        return tuple(dict.fromkeys((members[step.root % len(members)], members[(step.root + 1) % len(members)])))
+        return tuple(
+            dict.fromkeys(
+                (members[step.root % len(members)], members[(step.root + 1) % len(members)])
+            )
+        )
 
     @property
     def broken(self):
-        """The steps in which a rank's call differs from those of others, and this rank: of kinds and groups in which this can be told."""
+        """The steps in which a rank's call differs from those of others, and this rank: of kinds
+        and groups in which this can be told.
+        """
         found = {}
         for fault in self.faults:
             step, takers = self.steps[fault.step], self.takers(self.steps[fault.step])
@@ -137,7 +148,8 @@ def drawn(seed):
     )
     links = whole_machine(case).nlinks
     lost = tuple(
-        (int(rng.integers(0, links)), str(rng.choice(["0", "1/3", "9/10"]))) for _ in range(int(rng.integers(0, 3)))
+        (int(rng.integers(0, links)), str(rng.choice(["0", "1/3", "9/10"])))
+        for _ in range(int(rng.integers(0, 3)))
     )
     return replace(case, lost=lost, faults=_faults(rng, n, len(steps)))
 
@@ -148,7 +160,8 @@ def _faults(rng, n, steps):
 
     kind = str(
         rng.choice(
-            ["none", "slow", "late", "mismatch", "dies", "ends", "two"], p=[0.2, 0.1, 0.15, 0.15, 0.15, 0.1, 0.15]
+            ["none", "slow", "late", "mismatch", "dies", "ends", "two"],
+            p=[0.2, 0.1, 0.15, 0.15, 0.15, 0.1, 0.15],
         )
     )
     if kind == "none":
@@ -164,7 +177,9 @@ def whole_machine(case):
     n = case.n
     return {
         "crossbar": lambda: crossbar(n, "50 GB/s", "1 us"),
-        "boxes": lambda: boxes(-(-n // 2), 2, "400 GB/s", "1 us", nics=2, nic_bandwidth="50 GB/s", nic_latency="3 us"),
+        "boxes": lambda: boxes(
+            -(-n // 2), 2, "400 GB/s", "1 us", nics=2, nic_bandwidth="50 GB/s", nic_latency="3 us"
+        ),
         "fat_tree": lambda: fat_tree(-(-n // 3), 3, "25 GB/s", "2 us", oversubscription=2),
         "torus": lambda: torus([2, -(-n // 2)], "25 GB/s", "500 ns"),
         "clos": lambda: clos(-(-n // 2), 2, 2, "50 GB/s", "1 us", seed=n),
@@ -172,7 +187,9 @@ def whole_machine(case):
 
 
 def machine(case):
-    """The machine of a case, and how many of its losses cut ranks off, which it then has not suffered."""
+    """The machine of a case, and how many of its losses cut ranks off, which it then has not
+    suffered.
+    """
     found, refused = whole_machine(case), 0
     for link, share in case.lost:
         try:
@@ -190,11 +207,12 @@ def protocol(case):
 
 
 def fates(case, *, patient):
-    """For each rank the step at which it ends, by its own fault or because it waits there for one that has; ``len(steps)`` if it does not.
+    """For each rank the step at which it ends, by its own fault or because it waits there for one
+    that has; ``len(steps)`` if it does not.
 
-    A ``patient`` rank waits only for ranks whose data it must have, which gives the latest end; else for all that take part in a step,
-    which gives the earliest. A rank issues a step before it waits. It waits in every step that is not ``later``, for that one and all that
-    it has left open.
+    A ``patient`` rank waits only for ranks whose data it must have, which gives the latest end;
+    else for all that take part in a step, which gives the earliest. A rank issues a step before it
+    waits. It waits in every step that is not ``later``, for that one and all that it has left open.
     """
     end = len(case.steps)
     own = dict.fromkeys(range(case.n), end)
@@ -220,8 +238,8 @@ def _waits_in_vain(case, rank, own, fate, *, patient):
             return number - 0.5  # it waits for what is open before it begins anew
         waits_for = needed(step, takers, rank) if patient else takers
         odd = case.broken.get(number)
-        # One whose own fault comes at a step does not issue it; one that waits in vain there does. One whose call differs may
-        # be through before the others come, if it needs nothing of them.
+        # One whose own fault comes at a step does not issue it; one that waits in vain there does.
+        # One whose call differs may be through before the others come, if it needs nothing of them.
         alone = all(other == rank for other in waits_for)
         unmet |= (
             (odd == rank and not alone)
@@ -252,7 +270,9 @@ def needed(step, takers, rank):
 
 
 def shrunk(case, fails):
-    """A smaller case that still fails: without steps, faults, lost links, groups, costs and ranks that do not matter."""
+    """A smaller case that still fails: without steps, faults, lost links, groups, costs and ranks
+    that do not matter.
+    """
     smaller = True
     while smaller:
         smaller = False
@@ -284,10 +304,23 @@ def _smaller(case):
         groups = tuple(tuple(rank for rank in group if rank < last) for group in case.groups)
         if all(groups):
             yield replace(case, n=last, groups=groups, lost=())
-    for change in ({"costs": None}, {"algorithm": None}, {"machine": "crossbar"}, {"timed": True}, {"events": None}):
+    for change in (
+        {"costs": None},
+        {"algorithm": None},
+        {"machine": "crossbar"},
+        {"timed": True},
+        {"events": None},
+    ):
         if any(getattr(case, key) != value for key, value in change.items()):
             yield replace(case, **change)
     for number, step in enumerate(case.steps):
         for change in ({"count": 1}, {"pause": 0}, {"later": False}, {"root": 0}, {"group": 0}):
             if any(getattr(step, key) != value for key, value in change.items()):
-                yield replace(case, steps=(*case.steps[:number], replace(step, **change), *case.steps[number + 1 :]))
+                yield replace(
+                    case,
+                    steps=(
+                        *case.steps[:number],
+                        replace(step, **change),
+                        *case.steps[number + 1 :],
+                    ),
+                )

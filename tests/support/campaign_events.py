@@ -1,4 +1,6 @@
-"""Cases of the campaign under events: links that go down, ranks that slow down or stop, in rank programs and on both engines."""
+"""Cases of the campaign under events: links that go down, ranks that slow down or stop, in rank
+programs and on both engines.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,15 @@ from tests.support.event_cases import outcome, random_events, random_policy
 def _heal(events):
     """Whether everything is as before in the end."""
     return all(
-        not isinstance(event, Stop) and (event.for_fs is not None or getattr(event, "share", 1)) for event in events
+        not isinstance(event, Stop) and (event.for_fs is not None or getattr(event, "share", 1))
+        for event in events
     )
 
 
 def disturbed(case, kind, plan, place, times, seen):
-    """Play a collective while links fail and ranks are slow or stop; what heals must come to its end."""
+    """Play a collective while links fail and ranks are slow or stop; what heals must come to its
+    end.
+    """
     rng = np.random.default_rng([case.events, 7])
     events = random_events(rng, plan.nranks, place, times)
     policy = random_policy(rng, int(times.max(initial=1)))
@@ -43,11 +48,15 @@ def disturbed(case, kind, plan, place, times, seen):
             raise BrokenPromiseError(f"{words}: all is healed, and yet {result.cut}")
     else:
         seen["came to its end under events"] += 1
-        seen["retried and went on"] += policy.retries > 0 and result.time_fs > int(times.max(initial=0))
+        seen["retried and went on"] += policy.retries > 0 and result.time_fs > int(
+            times.max(initial=0)
+        )
 
 
 def drawn_events(case, healthy):
-    """Events at and between the times of what the program does when nothing happens, and the policy."""
+    """Events at and between the times of what the program does when nothing happens, and the
+    policy.
+    """
     rng = np.random.default_rng([case.events, 11])
     ends = [time for record in healthy.records for time in (record.begin_fs, record.end_fs)]
     times = np.array([*ends, *healthy.finish_fs], np.int64)
@@ -58,12 +67,19 @@ def drawn_events(case, healthy):
 
 
 def under_events(case, healthy, seen):
-    """Play the program of a case, with or without its faults, while events happen; ``healthy`` is the run without either."""
+    """Play the program of a case, with or without its faults, while events happen; ``healthy`` is
+    the run without either.
+    """
     case = replace(case, faults=()) if case.events // 4 % 2 else case
     events, policy = drawn_events(case, healthy)
     how = {"backend": ("gloo", "nccl")[case.events // 2 % 2], "events": events, "policy": policy}
-    calm = not any(isinstance(event, Stop) for event in events) or (policy.kind != "abort" and not policy.timeout_fs)
-    lasting = any(isinstance(event, LinkShare) and not event.share and event.for_fs is None for event in events)
+    calm = not any(isinstance(event, Stop) for event in events) or (
+        policy.kind != "abort" and not policy.timeout_fs
+    )
+    lasting = any(
+        isinstance(event, LinkShare) and not event.share and event.for_fs is None
+        for event in events
+    )
     heals = calm and not lasting
     words = f"{how['backend']} under {'; '.join(map(str, events))}; {policy}"
     told, raised, result = spawned(case, seen, heals=heals, **how)
@@ -78,7 +94,9 @@ def under_events(case, healthy, seen):
 
 
 def judge_events(case, events, policy, told, raised, words, seen):
-    """Every rank has the right data, or a documented error with a cause that exists; without a lasting cause nobody fails."""
+    """Every rank has the right data, or a documented error with a cause that exists; without a
+    lasting cause nobody fails.
+    """
     own = {fault.rank: fault.kind for fault in case.faults}
     stops = {event.rank for event in events if isinstance(event, Stop)}
     slow = {event.rank for event in events if isinstance(event, Slow)} | {
@@ -102,7 +120,9 @@ def judge_events(case, events, policy, told, raised, words, seen):
             _blames(said, ok, {*own, *stops, *slow, *(failed - {rank})}, words)
             seen[f"under events: {ok[0]}"] += 1
         if not ok:
-            raise BrokenPromiseError(f"{words}: rank {rank}, whose last step is {last[rank]} of {end}: {said}")
+            raise BrokenPromiseError(
+                f"{words}: rank {rank}, whose last step is {last[rank]} of {end}: {said}"
+            )
     may_fail = case.faults or not _heal(events) or policy.kind == "abort" or policy.timeout_fs
     if not may_fail and (raised or set(told.values()) != {"done"}):
         raise BrokenPromiseError(f"{words}: all is healed, and yet {told}; {raised}")
@@ -115,4 +135,6 @@ def _blames(said, found, culprits, words):
         raise BrokenPromiseError(f"{words}: an error that is not documented: {said}")
     link = re.search(r"down: [^:\n]+", said)
     if not (found[1] & culprits or link):
-        raise BrokenPromiseError(f"{words}: ranks {sorted(found[1])} are blamed, none of {sorted(culprits)}: {said}")
+        raise BrokenPromiseError(
+            f"{words}: ranks {sorted(found[1])} are blamed, none of {sorted(culprits)}: {said}"
+        )

@@ -1,8 +1,10 @@
 """Play a case of the campaign and hold it to its promises.
 
-No hang; every rank ends with the right data or a documented error that names a rank at fault; no clock runs backwards; a second run tells
-and takes the same; all engines agree on a collective of the case, message by message; and afterwards the same ranks, or those that are
-left, come to a right result again, and the program without its faults, too. Programs under events: :mod:`tests.support.campaign_events`.
+No hang; every rank ends with the right data or a documented error that names a rank at fault; no
+clock runs backwards; a second run tells and takes the same; all engines agree on a collective of
+the case, message by message; and afterwards the same ranks, or those that are left, come to a right
+result again, and the program without its faults, too. Programs under events:
+:mod:`tests.support.campaign_events`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def judge(case, told, raised, seen):
             ok = first[rank] < end and named(said)
         if not ok:
             raise BrokenPromiseError(
-                f"rank {rank}, which by the model ends between steps {first[rank]} and {last[rank]} of {end}: {said}"
+                f"rank {rank}, which by the model ends between steps {first[rank]} and "
+                f"{last[rank]} of {end}: {said}"
             )
         if isinstance(ok, tuple):
             seen[ok[0]] += 1
@@ -60,7 +63,9 @@ def engines(case, seen):
             made = simcoll.schedule(kind, case.algorithm or "direct", nranks=case.n)
         except ConfigError:
             continue  # the algorithm does not serve this collective, or not so many ranks
-        plan = simcoll.bind(made, 0 if kind == "barrier" else 1000, "uint8", "max", protocol=costs, unproved=True)
+        plan = simcoll.bind(
+            made, 0 if kind == "barrier" else 1000, "uint8", "max", protocol=costs, unproved=True
+        )
         whole, result = outcome(plan, place, engine="simpy", quotient=False)
         for how in ({"engine": "fast", "quotient": False}, {"quotient": True}):
             got, played = outcome(plan, place, **how)
@@ -73,7 +78,9 @@ def engines(case, seen):
 
 
 def play(case, seen=None):
-    """Hold one case to all promises; returns what was seen, or raises a :class:`BrokenPromiseError`."""
+    """Hold one case to all promises; returns what was seen, or raises a
+    :class:`BrokenPromiseError`.
+    """
     seen = Counter() if seen is None else seen
     with deadline():
         refused = machine(case)[1]
@@ -86,7 +93,10 @@ def play(case, seen=None):
         if again != told:
             raise BrokenPromiseError(f"a second run tells {again}, the first {told}")
         if result is not None:
-            if repeated is None or (repeated.trace_hash, repeated.finish_fs) != (result.trace_hash, result.finish_fs):
+            if repeated is None or (repeated.trace_hash, repeated.finish_fs) != (
+                result.trace_hash,
+                result.finish_fs,
+            ):
                 raise BrokenPromiseError("a second run has another trace")
             if any(record.end_fs < record.begin_fs for record in result.records):
                 raise BrokenPromiseError("an operation ended before it began")
@@ -97,14 +107,18 @@ def play(case, seen=None):
         if case.faults:
             told, raised, result = spawned(replace(case, faults=()), Counter())
             if raised or set(told.values()) != {"done"}:
-                raise BrokenPromiseError(f"the program without its faults, afterwards: {told}; {raised}")
+                raise BrokenPromiseError(
+                    f"the program without its faults, afterwards: {told}; {raised}"
+                )
         if case.events is not None:
             under_events(case, result, seen)
     return seen
 
 
 def broken(case):
-    """Whether a case breaks a promise, and which; any other exception that comes out is one, too."""
+    """Whether a case breaks a promise, and which; any other exception that comes out is one,
+    too.
+    """
     try:
         play(case)
     except Exception as error:  # noqa: BLE001
@@ -118,6 +132,8 @@ def report(seed, case):
     kind = first.partition(":")[0]
     small = shrunk(case, lambda one: broken(one).partition(":")[0] == kind)
     return (
-        f"seed {seed}: {first}\nshrunk to {len(small.steps)} steps on {small.n} ranks: {broken(small)}\n"
-        f"replay: python -m tests.laws.campaign --seed {seed}\nreplay: python -m tests.laws.campaign --case '{small.text()}'"
+        f"seed {seed}: {first}\n"
+        f"shrunk to {len(small.steps)} steps on {small.n} ranks: {broken(small)}\n"
+        f"replay: python -m tests.laws.campaign --seed {seed}\n"
+        f"replay: python -m tests.laws.campaign --case '{small.text()}'"
     )

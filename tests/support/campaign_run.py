@@ -1,4 +1,6 @@
-"""The rank programs of the campaign: how a rank plays a case, what it may be told, and how it comes to a right result again."""
+"""The rank programs of the campaign: how a rank plays a case, what it may be told, and how it comes
+to a right result again.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,20 @@ DOCUMENTED = {
     "peer raised": r"Connection closed by peer: rank (\d+) ended with ",
     "peer stopped": r"Connection closed by peer: rank (\d+) stopped at ",
     "message given up": r"the message of (rank \d+ to rank \d+) was given up at .*: down: ",
-    "link is down": r"Timed out waiting \d+ms for .* waits for data;.* a message of (rank \d+ to rank \d+) waits",
-    "data of a rank that stopped": r"Timed out waiting \d+ms for .* waits for data; rank (\d+) stopped at ",
-    "data of a rank that called last": r"Timed out waiting \d+ms for .* waits for data; rank ([\d, and]+) called last, ",
+    "link is down": r"Timed out waiting \d+ms for .* waits for data;.* a message of (rank \d+ to "
+    r"rank \d+) waits",
+    "data of a rank that stopped": r"Timed out waiting \d+ms for .* waits for data; rank (\d+) "
+    r"stopped at ",
+    "data of a rank that called last": r"Timed out waiting \d+ms for .* waits for data; rank ([\d, "
+    r"and]+) called last, ",
     "operation timed out": r"Timed out waiting \d+ms for .* waits for ranks? ([\d, and]+)",
     "message timed out": r"Timed out waiting \d+ms for .*(?:recv from|send to) rank (\d+)",
-    "meeting timed out": r"Timed out waiting \d+ms for init_process_group waits for ranks? ([\d, and]+)",
+    "meeting timed out": r"Timed out waiting \d+ms for init_process_group waits for ranks? ([\d, "
+    r"and]+)",
     "store timed out": r"wait timeout after \d+ms, keys: /campaign/\d+/of rank (\d+)",
     "told of a mismatch": r"Detected mismatch between collectives on ranks: .*",
     "hang": r"Hang at [^:]+: no event is left, ",
-}  # fmt: skip
+}
 
 
 EACH = {
@@ -76,7 +82,9 @@ class _Rank:
     def clock(self):
         now = dist.emulated_time()
         if now < self.last_s:
-            raise BrokenPromiseError(f"rank {self.rank}: the clock went from {self.last_s} to {now}")
+            raise BrokenPromiseError(
+                f"rank {self.rank}: the clock went from {self.last_s} to {now}"
+            )
         self.last_s = now
 
     def begin(self):
@@ -91,7 +99,9 @@ class _Rank:
                 work.wait()
             self.clock()
             if not np.array_equal(result, want):
-                raise BrokenPromiseError(f"rank {self.rank}, step {number}: got {result[:8]}, expected {want[:8]}")
+                raise BrokenPromiseError(
+                    f"rank {self.rank}, step {number}: got {result[:8]}, expected {want[:8]}"
+                )
 
     def play(self):
         faults = {fault.step: fault for fault in self.case.faults if fault.rank == self.rank}
@@ -127,7 +137,9 @@ class _Rank:
             if here == root:
                 store.set(key, value)
             elif store.get(key) != value:
-                raise BrokenPromiseError(f"rank {self.rank}, step {number}: the store has another value")
+                raise BrokenPromiseError(
+                    f"rank {self.rank}, step {number}: the store has another value"
+                )
         elif step.kind == "send":
             if len(takers) == 2:
                 self.message(number, step, takers)
@@ -138,7 +150,9 @@ class _Rank:
             self.seen["waits later"] += step.later
             if extra:
                 self.differs(step, members, root)
-            works, result = issue(step.kind, number, members, here, step.count, step.op, root, self.groups[step.group])
+            works, result = issue(
+                step.kind, number, members, here, step.count, step.op, root, self.groups[step.group]
+            )
             want = expected(step.kind, number, members, here, step.count, step.op, root)
             self.open.append((works, result, want, number))
         if number in self.case.broken or not step.later:
@@ -152,7 +166,9 @@ class _Rank:
         got = np.zeros(step.count, np.int64)
         dist.recv(got, takers[0])
         if not np.array_equal(got, sent):
-            raise BrokenPromiseError(f"rank {self.rank}, step {number}: received {got[:8]}, expected {sent[:8]}")
+            raise BrokenPromiseError(
+                f"rank {self.rank}, step {number}: received {got[:8]}, expected {sent[:8]}"
+            )
 
     def differs(self, step, members, root):
         """The call of the rank at fault: an element more than those of the others."""
@@ -166,7 +182,9 @@ class _Rank:
 
 
 def _healed(rank, left, spare, calm_s):
-    """Come to a right result again when all events are over: all ranks anew, or those that are left in a group of their own."""
+    """Come to a right result again when all events are over: all ranks anew, or those that are left
+    in a group of their own.
+    """
     dist.compute(max(0.0, calm_s - dist.emulated_time()))
     if spare is None:
         dist.destroy_process_group()
@@ -178,13 +196,21 @@ def _healed(rank, left, spare, calm_s):
 
 
 def spawned(case, seen, *, heals=True, backend=None, events=(), policy="stall"):
-    """Run the program once: what each rank came to, its error if any, and the result of the run or None."""
+    """Run the program once: what each rank came to, its error if any, and the result of the run or
+    None.
+    """
     told, place = {}, machine(case)[0]
     gone = {fault.rank for fault in case.faults if fault.kind in ("dies", "ends")}
     gone |= {event.rank for event in events if isinstance(event, Stop)}
     left = [rank for rank in range(case.n) if rank not in gone]
-    calm_s = 1e-15 * max((event.at_fs + (getattr(event, "for_fs", 0) or 0) for event in events), default=0)
-    heals = heals and bool(case.faults or events) and not any(step.kind == "reinit" for step in case.steps)
+    calm_s = 1e-15 * max(
+        (event.at_fs + (getattr(event, "for_fs", 0) or 0) for event in events), default=0
+    )
+    heals = (
+        heals
+        and bool(case.faults or events)
+        and not any(step.kind == "reinit" for step in case.steps)
+    )
 
     def program(rank, _world_size):
         course = _Rank(case, rank, seen, backend)
@@ -207,9 +233,15 @@ def spawned(case, seen, *, heals=True, backend=None, events=(), policy="stall"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # works that a rank at fault left open
             result = dist.spawn(
-                program, case.n, topology=place, protocol=protocol(case), algorithm=case.algorithm, init=False,
-                events=events, policy=policy,
-            )  # fmt: skip
+                program,
+                case.n,
+                topology=place,
+                protocol=protocol(case),
+                algorithm=case.algorithm,
+                init=False,
+                events=events,
+                policy=policy,
+            )
     except (BrokenPromiseError, ConfigError, InternalError):
         raise
     except Exception as error:  # noqa: BLE001
@@ -218,7 +250,9 @@ def spawned(case, seen, *, heals=True, backend=None, events=(), policy="stall"):
 
 
 def named(text):
-    """The kind of documented error, and the ranks that it names; None for an error that is not documented."""
+    """The kind of documented error, and the ranks that it names; None for an error that is not
+    documented.
+    """
     for kind, pattern in DOCUMENTED.items():
         found = re.search(pattern, text, re.DOTALL)
         if found:

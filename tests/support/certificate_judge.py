@@ -1,6 +1,8 @@
-"""A judge of certificates for the tests: exact and slow, written from the description of the file, apart from prover and checker.
+"""A judge of certificates for the tests: exact and slow, written from the description of the file,
+apart from prover and checker.
 
-Contributions are counted in dictionaries, expressions are nested tuples, and what happens before what is a set for each instruction.
+Contributions are counted in dictionaries, expressions are nested tuples, and what happens before
+what is a set for each instruction.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def check_claims(record) -> None:
     for name, fact in facts.items():
         claimed = claims[name]
         if name == "order":
-            fits = (claimed == "") == (fact == "") and (not claimed or LEVELS.index(claimed) <= LEVELS.index(fact))
+            fits = (claimed == "") == (fact == "") and (
+                not claimed or LEVELS.index(claimed) <= LEVELS.index(fact)
+            )
         else:  # sharing and folding may be claimed where there is none: more caution, not less
             fits = claimed == fact or (name in {"shared_chunks", "folds"} and claimed)
         require(fits, f"{name} is claimed to be {claimed!r}; it is {fact!r}")
@@ -45,7 +49,9 @@ def require(holds, reason) -> None:
 
 
 class Room:
-    """The memory of every rank of a collective: which cell an address is, what it may hold, and what it must hold at the end."""
+    """The memory of every rank of a collective: which cell an address is, what it may hold, and
+    what it must hold at the end.
+    """
 
     def __init__(self, collective, chunks) -> None:
         self.kind, self.n = collective["kind"], collective["nranks"]
@@ -62,7 +68,13 @@ class Room:
         for end in (0, 1):
             require(len({pair[end] for pair in pairs}) == len(pairs), "a rank in two pairs")
         self.source_of = {dst: src for src, dst in pairs}
-        few = {"broadcast": (1, 1), "reduce": (1, 1), "all_reduce": (1, 1), "send_recv": (1, 1), "barrier": (0, 0)}
+        few = {
+            "broadcast": (1, 1),
+            "reduce": (1, 1),
+            "all_reduce": (1, 1),
+            "send_recv": (1, 1),
+            "barrier": (0, 0),
+        }
         wide = {
             "all_gather": (1, n),
             "gather": (1, n),
@@ -71,7 +83,10 @@ class Room:
             "all_to_all": (n, n),
         }
         self.inputs, self.outputs = (few | wide)[self.kind]
-        self.output_base, self.scratch_base = self.inputs * chunks, (self.inputs + self.outputs) * chunks
+        self.output_base, self.scratch_base = (
+            self.inputs * chunks,
+            (self.inputs + self.outputs) * chunks,
+        )
 
     def given(self, rank) -> bool:
         """Whether a rank has input."""
@@ -162,8 +177,12 @@ class Room:
                 slot, piece = divmod(at, self.chunks)
                 counts, tree = memory.get(self.cell(rank, self.output_base + at), (None, None))
                 wanted = self.wanted(rank, slot, piece)
-                require(counts == wanted, f"output {at} of rank {rank} holds {counts}, not {wanted}")
-                trees.setdefault((rank, at) if self.kind == "reduce_scatter" else at, set()).add(tree)
+                require(
+                    counts == wanted, f"output {at} of rank {rank} holds {counts}, not {wanted}"
+                )
+                trees.setdefault((rank, at) if self.kind == "reduce_scatter" else at, set()).add(
+                    tree
+                )
         if self.kind not in REDUCES:
             return ""
         if any(len(each) > 1 for each in trees.values()):
@@ -196,7 +215,9 @@ def columns(step):
     length = len(step["src_rank"])
     given = {"count": 1, "op": "copy", "channel": 0} | step
     names = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel")
-    full = [given[name] if isinstance(given[name], list) else [given[name]] * length for name in names]
+    full = [
+        given[name] if isinstance(given[name], list) else [given[name]] * length for name in names
+    ]
     require(all(len(column) == length for column in full), "columns of unequal length")
     require(length > 0, "a step without transfers")
     return list(zip(*full, strict=True))
@@ -224,7 +245,9 @@ class Windows:
         require(block.get("repeat", 1) >= 0 and self.modulus >= 1, "repeat or modulus")
         if self.order is not None:
             require(len(set(self.order)) == len(self.order) > 0 <= min(self.order), "order")
-            require(len(self.order) % self.modulus == 0 == self.base % self.modulus, "windows of order")
+            require(
+                len(self.order) % self.modulus == 0 == self.base % self.modulus, "windows of order"
+            )
 
     def shifted(self, chunk, turn):
         if self.order is not None:
@@ -242,17 +265,23 @@ def of_schedule(record):
     channels, n = record.get("channels", 1), room.n
     require(channels >= 1, "no channels")
     memory, trees = room.start(), Trees()
-    touched, facts = {}, {"steps": 0, "transfers": 0, "shared_chunks": False, "folds": False, "switched": False}
+    touched, facts = (
+        {},
+        {"steps": 0, "transfers": 0, "shared_chunks": False, "folds": False, "switched": False},
+    )
     heard = {(rank, channel): {rank} for rank in range(n) for channel in range(channels)}
     for rows in unrolled(record):
         facts["steps"] += 1
         for src, _, dst, _, _, op, channel in rows:
             require(
-                0 <= src < n and 0 <= dst < n and 0 <= channel < channels and op in OPS, "no such rank, channel or op"
+                0 <= src < n and 0 <= dst < n and 0 <= channel < channels and op in OPS,
+                "no such rank, channel or op",
             )
             require((op == "sync") == (room.kind == "barrier"), f"{op} in {room.kind}")
         if room.kind == "barrier":
-            news = [((dst, channel), set(heard[src, channel])) for src, _, dst, _, _, _, channel in rows]
+            news = [
+                ((dst, channel), set(heard[src, channel])) for src, _, dst, _, _, _, channel in rows
+            ]
             for key, ranks in news:
                 heard[key] |= ranks
             facts["transfers"] += len(rows)
@@ -261,7 +290,9 @@ def of_schedule(record):
     if room.kind == "barrier":
         for rank in range(n):
             require(
-                set().union(*(heard[rank, channel] for channel in range(channels))) == set(range(n)), "leaves early"
+                set().union(*(heard[rank, channel] for channel in range(channels)))
+                == set(range(n)),
+                "leaves early",
             )
         facts["order"] = ""
     else:
@@ -277,19 +308,44 @@ class Sizes:
         n, self.room = room.n, room
         scratch, pieces = record.get("scratch", []), record.get("scratch_pieces")
         self.scratch = scratch if scratch and isinstance(scratch[0], list) else [scratch] * n
-        require(len(self.scratch) == n and len({len(row) for row in self.scratch}) == 1, "rows of scratch")
-        blocks = {"all_to_all": n * n, "broadcast": 1, "reduce": 1, "all_reduce": 1, "barrier": 1}.get(room.kind, n)
-        require(all(0 <= block < blocks for row in self.scratch for block in row), "a block of scratch")
+        require(
+            len(self.scratch) == n and len({len(row) for row in self.scratch}) == 1,
+            "rows of scratch",
+        )
+        blocks = {
+            "all_to_all": n * n,
+            "broadcast": 1,
+            "reduce": 1,
+            "all_reduce": 1,
+            "barrier": 1,
+        }.get(room.kind, n)
+        require(
+            all(0 <= block < blocks for row in self.scratch for block in row), "a block of scratch"
+        )
         self.pieces = None
         if pieces is not None:
             self.pieces = pieces if pieces and isinstance(pieces[0], list) else [pieces] * n
-            require([len(row) for row in self.pieces] == [len(row) for row in self.scratch], "rows of pieces")
-            require(all(0 <= piece < room.chunks for row in self.pieces for piece in row), "a piece of scratch")
+            require(
+                [len(row) for row in self.pieces] == [len(row) for row in self.scratch],
+                "rows of pieces",
+            )
+            require(
+                all(0 <= piece < room.chunks for row in self.pieces for piece in row),
+                "a piece of scratch",
+            )
         each = room.chunks if self.pieces is None else 1
-        self.bounds = (0, room.output_base, room.scratch_base, room.scratch_base + each * len(self.scratch[0]))
+        self.bounds = (
+            0,
+            room.output_base,
+            room.scratch_base,
+            room.scratch_base + each * len(self.scratch[0]),
+        )
 
     def buffer(self, chunk):
-        return next((which for which in range(3) if self.bounds[which] <= chunk < self.bounds[which + 1]), None)
+        return next(
+            (which for which in range(3) if self.bounds[which] <= chunk < self.bounds[which + 1]),
+            None,
+        )
 
     def size_class(self, rank, chunk):
         where = self.buffer(chunk)
@@ -297,7 +353,9 @@ class Sizes:
         if where == SCRATCH and self.pieces is not None:
             return self.scratch[rank][at], self.pieces[rank][at]
         slot, piece = divmod(at, self.room.chunks)
-        return (self.scratch[rank][slot] if where == SCRATCH else self.room.block(rank, where, slot)), piece
+        return (
+            self.scratch[rank][slot] if where == SCRATCH else self.room.block(rank, where, slot)
+        ), piece
 
 
 def play_step(record, room, sizes, rows, memory, trees, touched, facts) -> None:
@@ -307,10 +365,16 @@ def play_step(record, room, sizes, rows, memory, trees, touched, facts) -> None:
         require(count >= 1, "count")
         for chunk in (sc, dc):
             where = sizes.buffer(chunk)
-            require(where is not None and chunk + count <= sizes.bounds[where + 1], f"chunk {chunk} leaves its buffer")
+            require(
+                where is not None and chunk + count <= sizes.bounds[where + 1],
+                f"chunk {chunk} leaves its buffer",
+            )
         if not record.get("divisible", False):
             for k in range(count):
-                require(sizes.size_class(src, sc + k) == sizes.size_class(dst, dc + k), "chunks of different size")
+                require(
+                    sizes.size_class(src, sc + k) == sizes.size_class(dst, dc + k),
+                    "chunks of different size",
+                )
         ends = [(room.cell(src, sc + k), room.cell(dst, dc + k)) for k in range(count)]
         if room.in_place and op == "copy" and ends[0][0] == ends[0][1]:
             continue
@@ -344,7 +408,10 @@ def written_value(cell, into, memory, trees, facts):
     adds = sorted((src, read) for _, src, read, _, op, _ in into if op == "reduce")
     others = [move for move in into if move[4] != "reduce"]
     require(len(others) <= 1, f"{cell} is written twice")
-    require(len({src for src, _ in adds}) == len(adds), f"a fold into {cell} takes two operands of a rank")
+    require(
+        len({src for src, _ in adds}) == len(adds),
+        f"a fold into {cell} takes two operands of a rank",
+    )
     if adds and others:
         require(others[0][4] == "copy", f"{cell} is written twice")
     if others:
@@ -367,7 +434,12 @@ def check_orderable(kept) -> None:
             if op == "reduce":
                 reads.setdefault(written, set()).add((number, channel))
     waits = {
-        number: {other for _, written in ends for other, beside in reads.get(written, ()) if beside != channel}
+        number: {
+            other
+            for _, written in ends
+            for other, beside in reads.get(written, ())
+            if beside != channel
+        }
         for number, (channel, _, ends) in enumerate(kept)
     }
     try:
@@ -376,7 +448,13 @@ def check_orderable(kept) -> None:
         raise Wrong("channels overwrite what each other read, in a cycle") from None
 
 
-RECEIVES = {"recv", "recv_copy_send", "recv_reduce_send", "recv_reduce_copy", "recv_reduce_copy_send"}
+RECEIVES = {
+    "recv",
+    "recv_copy_send",
+    "recv_reduce_send",
+    "recv_reduce_copy",
+    "recv_reduce_copy_send",
+}
 SENDS = {"send", "recv_copy_send", "recv_reduce_send", "recv_reduce_copy_send"}
 READS = {"send", "recv_reduce_send", "recv_reduce_copy", "recv_reduce_copy_send", "copy", "reduce"}
 WRITES = {"recv", "recv_copy_send", "recv_reduce_copy", "recv_reduce_copy_send", "copy", "reduce"}
@@ -386,7 +464,9 @@ def of_program(record):
     """The facts of a program, or what is wrong with it."""
     program, collective = record["program"], record["collective"]
     n, size = program["nranks"], sum(program["buffers"])
-    require(n >= 1 and len(program["ranks"]) == n and min(program["buffers"]) >= 0, "ranks or buffers")
+    require(
+        n >= 1 and len(program["ranks"]) == n and min(program["buffers"]) >= 0, "ranks or buffers"
+    )
     require(collective is None or collective["nranks"] == n, "nranks")
     depth = program["fifo_depth"]
     require(depth is None or depth >= 0, "FIFO depth")
@@ -395,7 +475,9 @@ def of_program(record):
     require(completes(each, before, matched, depth), f"deadlock at FIFO depth {depth}")
     order = list(TopologicalSorter(happens(before, matched)).static_order())
     check_races(each, order, happens(before, matched))
-    check_least(record["claims"]["least_depth"], depth, lambda at: completes(each, before, matched, at))
+    check_least(
+        record["claims"]["least_depth"], depth, lambda at: completes(each, before, matched, at)
+    )
     facts = {"messages": len(matched), "steps": None, "data": collective is not None, "order": ""}
     if collective is not None:
         facts["order"] = data_of(record, each, order, {recv: send for send, recv, *_ in matched})
@@ -425,7 +507,10 @@ def instructions_of(program, n, size):
                 require(count >= 0, "count")
                 for uses, end in ((RECEIVES, "recv_from"), (SENDS, "send_to")):
                     if op in uses:
-                        require(0 <= given.get(end, -1) < n and given[end] != rank, f"{end} no other rank")
+                        require(
+                            0 <= given.get(end, -1) < n and given[end] != rank,
+                            f"{end} no other rank",
+                        )
                 for uses, end in ((READS, "src"), (WRITES, "dst")):
                     if op in uses and count:
                         require(0 <= given.get(end, -1) <= size - count, f"{end} of no chunk")
@@ -433,7 +518,10 @@ def instructions_of(program, n, size):
                 before[key] = {(rank, number, position - 1)} if position else set()
                 for other, at in given.get("waits", ()):
                     exists = 0 <= other < len(lanes) and 0 <= at < len(lanes[other]["instructions"])
-                    require(exists and not (other == number and at >= position), "waits for no instruction")
+                    require(
+                        exists and not (other == number and at >= position),
+                        "waits for no instruction",
+                    )
                     before[key].add((rank, other, at))
     return each, before
 
@@ -506,13 +594,17 @@ def check_races(each, order, graph) -> None:
         op, count = given["op"], given["count"]
         if op in READS and op in WRITES and count:
             require(
-                given["src"] == given["dst"] or abs(given["src"] - given["dst"]) >= count, f"{key} races with itself"
+                given["src"] == given["dst"] or abs(given["src"] - given["dst"]) >= count,
+                f"{key} races with itself",
             )
         for uses, end, writes in ((READS, "src", False), (WRITES, "dst", True)):
             for k in range(count) if op in uses else ():
                 cell = key[0], given[end] + k
                 for other, also in touching.get(cell, ()):
-                    require(not (writes or also) or other in past[key] or other == key, f"{key} and {other} race")
+                    require(
+                        not (writes or also) or other in past[key] or other == key,
+                        f"{key} and {other} race",
+                    )
                 touching.setdefault(cell, set()).add((key, writes))
 
 
@@ -521,7 +613,9 @@ def data_of(record, each, order, sender):
     room, trees = Room(record["collective"], record["chunks"]), Trees()
     require(record["program"]["in_place"] == room.in_place, "in_place differs")
     require(
-        list(record["program"]["buffers"][:2]) == [room.output_base, room.scratch_base - room.output_base], "buffers"
+        list(record["program"]["buffers"][:2])
+        == [room.output_base, room.scratch_base - room.output_base],
+        "buffers",
     )
     memory, sent = room.start(), {}
     for key in order:
@@ -530,14 +624,20 @@ def data_of(record, each, order, sender):
         values = list(sent[sender[key]]) if op in RECEIVES else [None] * count
         if op in READS:
             for k in range(count):
-                require(room.cell(rank, given["src"] + k) == (rank, given["src"] + k), f"{key} reads an alias")
+                require(
+                    room.cell(rank, given["src"] + k) == (rank, given["src"] + k),
+                    f"{key} reads an alias",
+                )
                 own = memory.get((rank, given["src"] + k))
                 require(own is not None, f"{key} reads a chunk that holds nothing")
                 values[k] = own if values[k] is None else trees.reduced(own, values[k])
         if op in WRITES:
             for k, value in enumerate(values):
                 cell = rank, given["dst"] + k
-                require(room.writable(cell) and room.cell(*cell) == cell, f"{key} overwrites an input, or an alias")
+                require(
+                    room.writable(cell) and room.cell(*cell) == cell,
+                    f"{key} overwrites an input, or an alias",
+                )
                 if op == "reduce":
                     require(cell in memory, f"{key} reduces into a chunk that holds nothing")
                     value = trees.reduced(memory[cell], value)  # noqa: PLW2901

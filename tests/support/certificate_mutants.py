@@ -1,6 +1,8 @@
-"""Certificates with faults: of what was proved, of what is claimed about it, and of how it is said to be proved.
+"""Certificates with faults: of what was proved, of what is claimed about it, and of how it is said
+to be proved.
 
-Some mutations change nothing that counts (a repeat unrolled, rows in another order, a weaker claim), so that not all are wrong.
+Some mutations change nothing that counts (a repeat unrolled, rows in another order, a weaker
+claim), so that not all are wrong.
 """
 
 from __future__ import annotations
@@ -29,15 +31,34 @@ from tests.support.mutants import originals
 
 SAMPLES = Path(__file__).resolve().parents[1] / "unit/formats/data"
 MOST_MOVES = 120
-"""Limit of the transfers of the certificates that are mutated: a fault needs no more, and all three judges are faster."""
+"""Limit of the transfers of the certificates that are mutated: a fault needs no more, and all three
+judges are faster.
+"""
 NAMES = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel")
 LEVELS = ("", "any", "rank-consistent", "run-consistent", "position-independent")
 KINDS = (
-    "broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all", "send_recv", "barrier",
-)  # fmt: skip
+    "broadcast",
+    "reduce",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "send_recv",
+    "barrier",
+)
 PROGRAM_OPS = (
-    "nop", "send", "recv", "recv_copy_send", "recv_reduce_send", "recv_reduce_copy", "recv_reduce_copy_send", "copy", "reduce",
-)  # fmt: skip
+    "nop",
+    "send",
+    "recv",
+    "recv_copy_send",
+    "recv_reduce_send",
+    "recv_reduce_copy",
+    "recv_reduce_copy_send",
+    "copy",
+    "reduce",
+)
 
 
 def _small(schedule) -> bool:
@@ -66,7 +87,9 @@ def folding():
         others = src != dst
         first = transfers(rank, 0, rank, 1)
         second = transfers(src[others], 0, dst[others], 1, op="reduce")
-        yield Schedule("own first", layout, lambda first=first, second=second: iter((first, second)))
+        yield Schedule(
+            "own first", layout, lambda first=first, second=second: iter((first, second))
+        )
         at_once = transfers(src, 0, dst, 1, op=np.where(src == 0, 0, 1))
         yield Schedule("from rank 0 on", layout, lambda step=at_once: iter((step,)))
 
@@ -82,10 +105,15 @@ def programs():
         if proof.data and program.steps <= MOST_MOVES:
             yield program
     for kind, name, n, protocol in (
-        ("all_reduce", "ring", 3, "Simple"), ("all_gather", "recursive_doubling", 4, "LL"), ("reduce_scatter", "direct", 3, "LL128"),
-        ("all_reduce", "double_tree", 3, "Simple"), ("all_to_all", "direct", 3, "Simple"),
-    ):  # fmt: skip
-        yield parse_algorithm(dump_msccl_xml(simcoll.schedule(kind, name, nranks=n), protocol=protocol))
+        ("all_reduce", "ring", 3, "Simple"),
+        ("all_gather", "recursive_doubling", 4, "LL"),
+        ("reduce_scatter", "direct", 3, "LL128"),
+        ("all_reduce", "double_tree", 3, "Simple"),
+        ("all_to_all", "direct", 3, "Simple"),
+    ):
+        yield parse_algorithm(
+            dump_msccl_xml(simcoll.schedule(kind, name, nranks=n), protocol=protocol)
+        )
 
 
 def mutated(text, rng):
@@ -146,7 +174,9 @@ def _row_change(place, change):
 
 def _rank(record, rng, old):
     n = record["collective"]["nranks"]
-    return rng.choice((rng.randrange(n), (old + 1) % n, (old - 1) % n, n if rng.random() < 0.1 else old))
+    return rng.choice(
+        (rng.randrange(n), (old + 1) % n, (old - 1) % n, n if rng.random() < 0.1 else old)
+    )
 
 
 def _chunk(record, rng, old):
@@ -242,7 +272,15 @@ def cut_in_two(record, rng):
     row = rng.choice(long)
     rows = [each for each in _rows(step) if each != row]
     half = rng.randrange(1, row[4])
-    rest = [row[0], row[1] + half, row[2], row[3] + half, row[4] - half, row[5], rng.choice((row[6], row[6], 0, 1))]
+    rest = [
+        row[0],
+        row[1] + half,
+        row[2],
+        row[3] + half,
+        row[4] - half,
+        row[5],
+        rng.choice((row[6], row[6], 0, 1)),
+    ]
     record["claims"]["transfers"] += 1
     return _put(step, [*rows, [*row[:4], half, *row[5:]], rest])
 
@@ -302,7 +340,9 @@ def repeat_changed(record, rng):
         order = block.get("order")
         if order is None:
             return None
-        block["order"] = rng.choice((None, order[1:] + order[:1], order[::-1], order[:-1], [*order[1:], order[0] + 1]))
+        block["order"] = rng.choice(
+            (None, order[1:] + order[:1], order[::-1], order[:-1], [*order[1:], order[0] + 1])
+        )
     else:
         block[name] = block.get(name, int(name == "modulus")) + rng.choice((-1, 1, 2))
     return True
@@ -315,7 +355,12 @@ def repeat_made(record, rng):
         return None
     block = rng.choice(plain)
     modulus = rng.choice((1, record["chunks"], record["chunks"] * 2))
-    block |= {"repeat": rng.choice((0, 1, 1, 2)), "stride": rng.randrange(modulus + 1), "base": 0, "modulus": modulus}
+    block |= {
+        "repeat": rng.choice((0, 1, 1, 2)),
+        "stride": rng.randrange(modulus + 1),
+        "base": 0,
+        "modulus": modulus,
+    }
     return True
 
 
@@ -391,7 +436,9 @@ def claims_strengthened(record, rng):
 
 
 def counts_mended(record, rng):
-    """Claims that count as the steps do, so that another fault is not hidden behind a wrong count."""
+    """Claims that count as the steps do, so that another fault is not hidden behind a wrong
+    count.
+    """
     steps = list(unrolled(record))
     record["claims"] |= {"steps": len(steps), "transfers": sum(map(len, steps))}
     return True
@@ -404,20 +451,31 @@ def proof_changed(record, rng):
         wide = chunks if record["collective"]["kind"] == "all_reduce" else n * chunks
         if not 1 <= n <= 16 or not 1 <= wide <= 64:
             return None
-        places = [(place + rng.choice((0, 1, chunks))) % wide for place in range(wide)] if rng.random() < 0.3 else None
+        places = (
+            [(place + rng.choice((0, 1, chunks))) % wide for place in range(wide)]
+            if rng.random() < 0.3
+            else None
+        )
         over = rng.choice((0, 1, 1))
         if places is None:
             by = over * (wide // n if wide % n == 0 else 1)
             places = [(place + by) % wide for place in range(wide)]
         record["proof"] = {
-            "kind": "by symmetry", "rank": [[(rank + over) % n for rank in range(n)]], "lane": 0, "place": places,
-        }  # fmt: skip
+            "kind": "by symmetry",
+            "rank": [[(rank + over) % n for rank in range(n)]],
+            "lane": 0,
+            "place": places,
+        }
         return True
     name = rng.choice(("rank", "lane", "place", "kind"))
     if name == "kind":
         record["proof"] = {"kind": "full"}
     elif name == "lane":
-        lanes = proof["lane"] if isinstance(proof["lane"], list) else [proof["lane"]] * len(proof["place"])
+        lanes = (
+            proof["lane"]
+            if isinstance(proof["lane"], list)
+            else [proof["lane"]] * len(proof["place"])
+        )
         lanes[rng.randrange(len(lanes))] = rng.randrange(len(proof["rank"]) + 1)
         proof["lane"] = lanes
     else:
@@ -435,17 +493,30 @@ def proof_changed(record, rng):
 ROWS = tuple(
     _row_change(place, change)
     for place, change in enumerate((_rank, _chunk, _rank, _chunk, _count, _op, _channel))
-)  # fmt: skip
+)
 OF_SCHEDULE = (
-    ROWS, ROWS, ROWS,
-    (dropped, step_dropped, doubled, moved, both_chunks, turned_round, steps_swapped, step_again, steps_merged),
+    ROWS,
+    ROWS,
+    ROWS,
+    (
+        dropped,
+        step_dropped,
+        doubled,
+        moved,
+        both_chunks,
+        turned_round,
+        steps_swapped,
+        step_again,
+        steps_merged,
+    ),
     (dropped, doubled, moved, both_chunks, turned_round),
     (shuffled, cut_in_two, all_unrolled),
     (repeat_changed, repeat_made),
     (collective_changed, layout_changed),
-    (claim_changed, claims_strengthened), (counts_mended,),
+    (claim_changed, claims_strengthened),
+    (counts_mended,),
     (proof_changed,),
-)  # fmt: skip
+)
 
 
 def _some_lane(record, rng):
@@ -458,7 +529,13 @@ def instruction_changed(record, rng):
     if lane is None:
         return None
     instruction = rng.choice(lane["instructions"])
-    name = rng.choice([name for name in ("op", "src", "dst", "count", "recv_from", "send_to") if name in instruction])
+    name = rng.choice(
+        [
+            name
+            for name in ("op", "src", "dst", "count", "recv_from", "send_to")
+            if name in instruction
+        ]
+    )
     if name == "op":
         instruction["op"] = rng.choice(PROGRAM_OPS)
         for name in ("src", "dst"):  # so that most operations have what they need
@@ -500,15 +577,20 @@ def message_gone(record, rng):
     """Both ends of the last message of a connection."""
     ranks = record["program"]["ranks"]
     sends = [
-        (rank, given["send_to"], lane["channel"]) for rank, lanes in enumerate(ranks) for lane in lanes
-        for given in lane["instructions"] if "send_to" in given
-    ]  # fmt: skip
+        (rank, given["send_to"], lane["channel"])
+        for rank, lanes in enumerate(ranks)
+        for lane in lanes
+        for given in lane["instructions"]
+        if "send_to" in given
+    ]
     if not sends:
         return None
     src, dst, channel = rng.choice(sends)
     for rank, name, peer in ((src, "send_to", dst), (dst, "recv_from", src)):
         for lane in ranks[rank]:
-            at = [place for place, given in enumerate(lane["instructions"]) if given.get(name) == peer]
+            at = [
+                place for place, given in enumerate(lane["instructions"]) if given.get(name) == peer
+            ]
             if lane["channel"] == channel and at:
                 lane["instructions"].pop(at[-1])
     record["claims"]["messages"] -= 1
@@ -517,8 +599,12 @@ def message_gone(record, rng):
 
 def waits_gone(record, rng):
     waiting = [
-        given for lanes in record["program"]["ranks"] for lane in lanes for given in lane["instructions"] if given.get("waits")
-    ]  # fmt: skip
+        given
+        for lanes in record["program"]["ranks"]
+        for lane in lanes
+        for given in lane["instructions"]
+        if given.get("waits")
+    ]
     if not waiting:
         return None
     given = rng.choice(waiting)
@@ -559,9 +645,12 @@ def program_changed(record, rng):
 
 OF_PROGRAM = (
     (instruction_changed, instructions_swapped, instruction_gone, instruction_again, message_gone),
-    (instruction_changed, instructions_swapped, message_gone), (waits_gone, wait_more), (waits_gone, wait_more),
-    (program_changed,), (claim_changed, claims_strengthened, collective_changed),
-)  # fmt: skip
+    (instruction_changed, instructions_swapped, message_gone),
+    (waits_gone, wait_more),
+    (waits_gone, wait_more),
+    (program_changed,),
+    (claim_changed, claims_strengthened, collective_changed),
+)
 
 
 def loaded(record):
@@ -570,7 +659,9 @@ def loaded(record):
     collective = None
     if given is not None:
         pairs = tuple(map(tuple, given.get("pairs", ())))
-        collective = Collective(given["kind"], given["nranks"], given.get("root"), pairs, given.get("in_place", False))
+        collective = Collective(
+            given["kind"], given["nranks"], given.get("root"), pairs, given.get("in_place", False)
+        )
     if record["subject"] == "program":
         return _program(record, collective)
     pieces = record.get("scratch_pieces")
@@ -581,15 +672,22 @@ def loaded(record):
         None if pieces is None else np.array(pieces),
     )
     blocks = [_block(block) for block in record["blocks"]]
-    return Schedule("mutant", layout, lambda: iter(blocks), record["channels"], (), record["divisible"])
+    return Schedule(
+        "mutant", layout, lambda: iter(blocks), record["channels"], (), record["divisible"]
+    )
 
 
 def _block(block):
     steps = tuple(
-        transfers(*given[:4], count=given[4], op=[OP_NAMES.index(op) for op in given[5]], channel=given[6])
+        transfers(
+            *given[:4], count=given[4], op=[OP_NAMES.index(op) for op in given[5]], channel=given[6]
+        )
         for given in (list(map(list, zip(*columns(step), strict=True))) for step in block["steps"])
     )
-    repeat = (block.get(name, default) for name, default in (("repeat", 1), ("stride", 0), ("base", 0), ("modulus", 1)))
+    repeat = (
+        block.get(name, default)
+        for name, default in (("repeat", 1), ("stride", 0), ("base", 0), ("modulus", 1))
+    )
     order = block.get("order")
     return Repeat(steps, *repeat, None if order is None else np.array(order, np.int64))
 
@@ -601,9 +699,16 @@ def _program(record, collective):
         for own in program["ranks"]
     )
     return RankProgram(
-        "mutant", program["nranks"], lanes, tuple(program["buffers"]), collective, record["chunks"], program["in_place"],
-        program["protocol"], program["fifo_depth"],
-    )  # fmt: skip
+        "mutant",
+        program["nranks"],
+        lanes,
+        tuple(program["buffers"]),
+        collective,
+        record["chunks"],
+        program["in_place"],
+        program["protocol"],
+        program["fifo_depth"],
+    )
 
 
 def _instruction(given):
@@ -627,12 +732,22 @@ def _depths(claims):
 
 
 def proved(record) -> str:
-    """What simcoll says against a certificate: its proof refuses, or finds other facts than are claimed; empty if nothing."""
+    """What simcoll says against a certificate: its proof refuses, or finds other facts than are
+    claimed; empty if nothing.
+    """
     claims = record["claims"]
     try:
         subject = loaded(record)
-        proof = verify(subject) if isinstance(subject, Schedule) else verify_program(subject, depths=_depths(claims))
-    except (simcoll.ConfigError, simcoll.ScheduleError, Wrong) as error:  # Wrong: columns that are no columns
+        proof = (
+            verify(subject)
+            if isinstance(subject, Schedule)
+            else verify_program(subject, depths=_depths(claims))
+        )
+    except (
+        simcoll.ConfigError,
+        simcoll.ScheduleError,
+        Wrong,
+    ) as error:  # Wrong: columns that are no columns
         return f"{error}"
     facts = {"order": proof.order}
     if isinstance(proof, ProgramProof):

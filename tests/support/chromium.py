@@ -1,4 +1,6 @@
-"""Chromium without a window, spoken to over its own pipes (the DevTools protocol): what a page asks for, prints and says."""
+"""Chromium without a window, spoken to over its own pipes (the DevTools protocol): what a page asks
+for, prints and says.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +15,53 @@ import time
 import pytest
 
 CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
 )
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: apt install chromium)")
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs Chromium (Debian: apt install chromium)"
+)
 
 
 class Browser:
     """One page of one browser.
 
-    ``requests`` has the URLs that it asked for, ``said`` what was written to its console, errors and warnings included.
+    ``requests`` has the URLs that it asked for, ``said`` what was written to its console, errors
+    and warnings included.
     """
 
     def __init__(self, folder):
         to_read, to_write, from_read, from_write = *os.pipe(), *os.pipe()
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions",
-                 "--disable-background-networking", "--disable-component-update", "--window-size=1280,1000", "--remote-debugging-pipe",
-                 f"--user-data-dir={folder}/profile"]  # fmt: skip
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--disable-extensions",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--window-size=1280,1000",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={folder}/profile",
+        ]
         # Chromium reads descriptor 3 and writes 4; ours are moved out of their way.
         low = to_read, from_write
         to_read, from_write = (fcntl.fcntl(each, fcntl.F_DUPFD, 10) for each in low)
         for each in low:
             os.close(each)
-        command = ["bash", "-c", f'exec "$@" 3<&{to_read} 4>&{from_write}', "bash", CHROMIUM, *flags]
+        command = [
+            "bash",
+            "-c",
+            f'exec "$@" 3<&{to_read} 4>&{from_write}',
+            "bash",
+            CHROMIUM,
+            *flags,
+        ]
         self.process = subprocess.Popen(
             command,
             pass_fds=(to_read, from_write),
@@ -44,7 +71,10 @@ class Browser:
         )
         os.close(to_read)
         os.close(from_write)
-        self.out, self.into = os.fdopen(from_read, "rb", buffering=0), os.fdopen(to_write, "wb", buffering=0)
+        self.out, self.into = (
+            os.fdopen(from_read, "rb", buffering=0),
+            os.fdopen(to_write, "wb", buffering=0),
+        )
         self.number, self.rest, self.session = 0, b"", None
         self.requests, self.said = [], []
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
@@ -86,10 +116,14 @@ class Browser:
         elif message.get("method") == "Log.entryAdded":
             self.said.append(told["entry"]["text"])
         elif message.get("method") == "Runtime.consoleAPICalled":
-            self.said.append(" ".join(str(each.get("value", each.get("description"))) for each in told["args"]))
+            self.said.append(
+                " ".join(str(each.get("value", each.get("description"))) for each in told["args"])
+            )
         elif message.get("method") == "Runtime.exceptionThrown":
             self.said.append(
-                told["exceptionDetails"].get("exception", {}).get("description", told["exceptionDetails"]["text"])
+                told["exceptionDetails"]
+                .get("exception", {})
+                .get("description", told["exceptionDetails"]["text"])
             )
         return message
 
@@ -105,28 +139,44 @@ class Browser:
             time.sleep(0.05)
 
     def value(self, expression):
-        return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+        return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)[
+            "result"
+        ].get("value")
 
     def press(self, key, code=None, text=""):
         for kind in ("keyDown", "keyUp"):
-            self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=code or key, text=text if kind == "keyDown" else "",
-                     windowsVirtualKeyCode={"Tab": 9, "Enter": 13, " ": 32, "ArrowDown": 40}.get(key, 0))  # fmt: skip
+            self.ask(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=code or key,
+                text=text if kind == "keyDown" else "",
+                windowsVirtualKeyCode={"Tab": 9, "Enter": 13, " ": 32, "ArrowDown": 40}.get(key, 0),
+            )
 
     def scheme(self, name):
-        self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+        self.ask(
+            "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}]
+        )
 
     def picture(self, whole=True):
         """A PNG."""
         return base64.b64decode(
-            self.ask("Page.captureScreenshot", captureBeyondViewport=whole, **self._clip(whole))["data"]
+            self.ask("Page.captureScreenshot", captureBeyondViewport=whole, **self._clip(whole))[
+                "data"
+            ]
         )
 
     def _clip(self, whole):
         if not whole:
             return {}
         size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
+        return {
+            "clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        }
 
     def printed(self):
         """A PDF, of the page size that the page asks for."""
-        return base64.b64decode(self.ask("Page.printToPDF", preferCSSPageSize=True, printBackground=True)["data"])
+        return base64.b64decode(
+            self.ask("Page.printToPDF", preferCSSPageSize=True, printBackground=True)["data"]
+        )

@@ -1,4 +1,6 @@
-"""What collectives mean, written down sequentially: the data of every step, the result of every member, and the call that makes it."""
+"""What collectives mean, written down sequentially: the data of every step, the result of every
+member, and the call that makes it.
+"""
 
 import numpy as np
 
@@ -80,13 +82,18 @@ def issue(kind, number, members, here, count, op, root, group):
             return [dist.all_to_all_single(whole, x, **kw)], whole
         case "gather":
             mine = here == root
-            return [dist.gather(part, split if mine else None, group_dst=root, **kw)], whole if mine else np.zeros(
-                0, np.int64
-            )
+            return [
+                dist.gather(part, split if mine else None, group_dst=root, **kw)
+            ], whole if mine else np.zeros(0, np.int64)
         case "scatter":
             out = np.zeros(count, np.int64)
             return [
-                dist.scatter(out, list(x.reshape(size, count)) if here == root else None, group_src=root, **kw)
+                dist.scatter(
+                    out,
+                    list(x.reshape(size, count)) if here == root else None,
+                    group_src=root,
+                    **kw,
+                )
             ], out
         case "ring":
             out = np.zeros(count, np.int64)

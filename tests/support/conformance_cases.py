@@ -1,4 +1,6 @@
-"""What every transport must do alike: a selection of cases in which every two choices that go together meet, and the check of one case."""
+"""What every transport must do alike: a selection of cases in which every two choices that go
+together meet, and the check of one case.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,21 @@ RANKS = (1, 2, 3, 4, 5, 7, 8)
 MOST = 8
 COUNTS = ("0", "1", "n-1", "n", "n+1", "257")
 DTYPES = (
-    "float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int32", "int64",
-    "uint64", "bool", "complex64", "complex128",
-)  # fmt: skip
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "int8",
+    "uint8",
+    "int32",
+    "int64",
+    "uint64",
+    "bool",
+    "complex64",
+    "complex128",
+)
 OPS = ("sum", "product", "min", "max", "band", "bor", "bxor", "avg", "premul_sum")
 ROOTS = ("first", "last", "middle")
 PLACES = ("straight", "reversed", "apart")
@@ -53,7 +67,16 @@ class Case:
     place: str
 
     def __str__(self) -> str:
-        parts = (*self.algorithm, self.nranks, self.count, self.dtype, self.op, self.root, self.in_place, self.place)
+        parts = (
+            *self.algorithm,
+            self.nranks,
+            self.count,
+            self.dtype,
+            self.op,
+            self.root,
+            self.in_place,
+            self.place,
+        )
         return "-".join(map(str, parts))
 
     def plan(self) -> simcoll.types.Plan | None:
@@ -75,29 +98,47 @@ def _plan(case: Case) -> simcoll.types.Plan | None:
     if kind == "barrier":
         count = 0
     op: Any = simcoll.types.premul_sum(2) if case.op == "premul_sum" else case.op
-    ranks = {"straight": range(n), "reversed": range(n - 1, -1, -1), "apart": [r * MOST // n for r in range(n)]}
+    ranks = {
+        "straight": range(n),
+        "reversed": range(n - 1, -1, -1),
+        "apart": [r * MOST // n for r in range(n)],
+    }
     if not KINDS[kind].reduces and case.op != "sum":
         return None  # without a reduction there is only one
     try:
         parse_reduction(op, parse_dtype(case.dtype))
-        schedule = simcoll.schedule(kind, name, nranks=n, root=root, in_place=case.in_place, **params)
-        return simcoll.bind(schedule, count, case.dtype, op, ranks=list(ranks[case.place]), unproved=True)
+        schedule = simcoll.schedule(
+            kind, name, nranks=n, root=root, in_place=case.in_place, **params
+        )
+        return simcoll.bind(
+            schedule, count, case.dtype, op, ranks=list(ranks[case.place]), unproved=True
+        )
     except simcoll.ConfigError:
         return None
 
 
 def _choices() -> dict[str, tuple[Any, ...]]:
     algorithms = tuple((found.collective, found.name) for found in ALGORITHMS)
-    return dict(zip(FACTORS, (algorithms, RANKS, COUNTS, DTYPES, OPS, ROOTS, (False, True), PLACES), strict=True))
+    return dict(
+        zip(
+            FACTORS,
+            (algorithms, RANKS, COUNTS, DTYPES, OPS, ROOTS, (False, True), PLACES),
+            strict=True,
+        )
+    )
 
 
 def _pairs(case: Case) -> set[tuple[str, Any, str, Any]]:
-    return {(a, getattr(case, a), b, getattr(case, b)) for a, b in itertools.combinations(FACTORS, 2)}
+    return {
+        (a, getattr(case, a), b, getattr(case, b)) for a, b in itertools.combinations(FACTORS, 2)
+    }
 
 
 @cache
 def select(seed: int = 0) -> tuple[Case, ...]:
-    """Cases such that every legal pair of choices occurs: each still missing pair gets a case, with the rest at random."""
+    """Cases such that every legal pair of choices occurs: each still missing pair gets a case, with
+    the rest at random.
+    """
     choices, rng, cases = _choices(), random.Random(seed), []
     covered: set[tuple[str, Any, str, Any]] = set()
     for first, second in itertools.combinations(FACTORS, 2):
@@ -105,7 +146,10 @@ def select(seed: int = 0) -> tuple[Case, ...]:
             if (first, one, second, two) in covered:
                 continue
             for _ in range(40):
-                picked = {name: rng.choice(values) for name, values in choices.items()} | {first: one, second: two}
+                picked = {name: rng.choice(values) for name, values in choices.items()} | {
+                    first: one,
+                    second: two,
+                }
                 if not KINDS[picked["algorithm"][0]].reduces and "op" not in {first, second}:
                     picked["op"] = "sum"
                 case = Case(**picked)
@@ -136,11 +180,17 @@ def ordered_inputs(plan: simcoll.types.Plan) -> list[np.ndarray]:
     result = []
     for rank in range(plan.nranks):
         rng = np.random.default_rng([3, rank])
-        values = rng.standard_normal(plan.view(rank, 0)[2]) * 10.0 ** rng.integers(-3, 3, plan.view(rank, 0)[2])
+        values = rng.standard_normal(plan.view(rank, 0)[2]) * 10.0 ** rng.integers(
+            -3, 3, plan.view(rank, 0)[2]
+        )
         with np.errstate(all="ignore"):
             result.append(
                 (
-                    values * (1 + 1j) if plan.dtype.kind == "c" else abs(values) if plan.dtype.kind == "u" else values
+                    values * (1 + 1j)
+                    if plan.dtype.kind == "c"
+                    else abs(values)
+                    if plan.dtype.kind == "u"
+                    else values
                 ).astype(plan.dtype)
             )
     return result
@@ -151,7 +201,9 @@ def same_bits(got: np.ndarray, want: np.ndarray) -> bool:
 
 
 turns_of = lru_cache(maxsize=16)(part)
-"""In place of ``realcoll.executor.part``, so that executors play the very turns that are read back here."""
+"""In place of ``realcoll.executor.part``, so that executors play the very turns that are read back
+here.
+"""
 
 
 def order_faults(case: Case, hosts: tuple[int, ...], *, apart: bool) -> list[str]:
@@ -160,11 +212,19 @@ def order_faults(case: Case, hosts: tuple[int, ...], *, apart: bool) -> list[str
     try:
         _check_lowering(case)
         proof, _ = check_order(
-            wire(program_of(plan, [turns_of(plan, hosts, p, apart=apart) for p in range(max(hosts) + 1)]))
+            wire(
+                program_of(
+                    plan, [turns_of(plan, hosts, p, apart=apart) for p in range(max(hosts) + 1)]
+                )
+            )
         )
     except simcoll.ScheduleError as error:
         return [str(error)]
-    return [] if proof.least_depth == 0 else [f"{plan}: turns need {proof.least_depth} messages in flight"]
+    return (
+        []
+        if proof.least_depth == 0
+        else [f"{plan}: turns need {proof.least_depth} messages in flight"]
+    )
 
 
 @cache
@@ -186,12 +246,18 @@ class Kept:
 
 
 def sendable(plan: simcoll.types.Plan) -> simcoll.types.Plan:
-    """The plan with its steps in place of the algorithm that makes them, which takes longer and imports more."""
-    return replace(plan, schedule=replace(plan.schedule, source=Kept(tuple(plan.schedule.blocks()))))
+    """The plan with its steps in place of the algorithm that makes them, which takes longer and
+    imports more.
+    """
+    return replace(
+        plan, schedule=replace(plan.schedule, source=Kept(tuple(plan.schedule.blocks())))
+    )
 
 
 def answers(case: Case) -> list[Outputs]:
-    """The outputs of all ranks: by the definition from exact data and, where there is data, by the emulator from data whose order shows."""
+    """The outputs of all ranks: by the definition from exact data and, where there is data, by the
+    emulator from data whose order shows.
+    """
     plan = case.plan()
     with np.errstate(all="ignore"):
         expected = expected_outputs(plan, exact_inputs(plan))
@@ -200,10 +266,17 @@ def answers(case: Case) -> list[Outputs]:
         return [expected, emulate(plan, machine(), data=ordered_inputs(plan), bound=False).outputs]
 
 
-def check(case: Case, plan: simcoll.types.Plan, transport: Any, wanted: Sequence[Outputs], **options: Any) -> list[str]:
-    """What is wrong with a case on a transport, as seen by this process; ``wanted`` are its :func:`answers`."""
+def check(
+    case: Case, plan: simcoll.types.Plan, transport: Any, wanted: Sequence[Outputs], **options: Any
+) -> list[str]:
+    """What is wrong with a case on a transport, as seen by this process; ``wanted`` are its
+    :func:`answers`.
+    """
     prepared = realcoll.prepare(plan, transport, **options)
-    oracles = (exact_inputs, np.array_equal, "the definition"), (ordered_inputs, same_bits, "the emulator")
+    oracles = (
+        (exact_inputs, np.array_equal, "the definition"),
+        (ordered_inputs, same_bits, "the emulator"),
+    )
     faults = []
     for (inputs, same, oracle), outputs in zip(oracles, wanted, strict=False):
         prepared.load(inputs(plan))

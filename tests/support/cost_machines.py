@@ -1,6 +1,7 @@
 """The machines to which costs of algorithms refer, and the times of algorithms on them.
 
-Rates are such that up to sixteen messages share a port, and sizes such that pieces and shares divide, without a remainder.
+Rates are such that up to sixteen messages share a port, and sizes such that pieces and shares
+divide, without a remainder.
 """
 
 from __future__ import annotations
@@ -44,23 +45,36 @@ def _switched(topology: Topology) -> Topology:
 
 
 def _crossbar(n: int) -> Site:
-    return Site(lambda latency: _switched(crossbar(n, f"{RATE} B/s", latency)), {"n": n, "b": PER_BYTE})
+    return Site(
+        lambda latency: _switched(crossbar(n, f"{RATE} B/s", latency)), {"n": n, "b": PER_BYTE}
+    )
 
 
 def _torus(*dims: int) -> Site:
     n = 1
     for size in dims:
         n *= size
-    symbols = {"n": n, "b": PER_BYTE, "dims": dims, "links": 2 * len(dims), "diameter": sum(size // 2 for size in dims)}
+    symbols = {
+        "n": n,
+        "b": PER_BYTE,
+        "dims": dims,
+        "links": 2 * len(dims),
+        "diameter": sum(size // 2 for size in dims),
+    }
     return Site(lambda latency: torus(dims, f"{RATE} B/s", latency), symbols)
 
 
 def _boxes(nodes: int, box: int) -> Site:
     def machine(latency: int) -> Topology:
         inside, rail = f"{RATE} B/s", f"{SLOW_RATE} B/s"
-        return _switched(boxes(nodes, box, inside, latency, nics=box, nic_bandwidth=rail, nic_latency=latency))
+        return _switched(
+            boxes(nodes, box, inside, latency, nics=box, nic_bandwidth=rail, nic_latency=latency)
+        )
 
-    return Site(machine, {"n": nodes * box, "box": box, "nodes": nodes, "b_box": PER_BYTE, "b_net": SLOW_PER_BYTE})
+    return Site(
+        machine,
+        {"n": nodes * box, "box": box, "nodes": nodes, "b_box": PER_BYTE, "b_net": SLOW_PER_BYTE},
+    )
 
 
 def _mesh(n: int) -> Site:
@@ -78,7 +92,7 @@ SITES: Mapping[str, list[Site]] = {
     "mesh": [_mesh(n) for n in (3, 5, 7, 8)],
     "boxes": [_boxes(*sizes) for sizes in ((2, 2), (2, 4), (3, 4), (4, 2), (4, 4), (8, 2))],
     "any": [_crossbar(5), _torus(3, 3), _torus(2, 4), _boxes(2, 4)],
-}  # fmt: skip
+}
 assert SITES.keys() == MACHINES.keys()
 
 SERVED: Mapping[str, Callable[[int], bool]] = {
@@ -92,7 +106,9 @@ SERVED: Mapping[str, Callable[[int], bool]] = {
 
 
 LATENCIES_FS, BYTES_FS = 10**15, 10**6
-"""Latencies of a message: those of a run in which they are most of the time, and in which they are next to nothing."""
+"""Latencies of a message: those of a run in which they are most of the time, and in which they are
+next to nothing.
+"""
 
 
 def complaints(algorithm: Algorithm) -> list[str]:
@@ -102,10 +118,16 @@ def complaints(algorithm: Algorithm) -> list[str]:
     if cost.formula is not None:
         for latency_fs in (LATENCIES_FS, BYTES_FS):
             ratios = [
-                (_ratio(algorithm, cost.formula, site, params, latency_fs), site.symbols["n"], params)
+                (
+                    _ratio(algorithm, cost.formula, site, params, latency_fs),
+                    site.symbols["n"],
+                    params,
+                )
                 for site, params in cases(algorithm, 1)
             ]
-            found += _outside(ratios, 1 + EXACT, ATTAINED if cost.at_most else 1 - EXACT, every=not cost.at_most)
+            found += _outside(
+                ratios, 1 + EXACT, ATTAINED if cost.at_most else 1 - EXACT, every=not cost.at_most
+            )
     if cost.limit is not None:
         ratios = [
             (_ratio(algorithm, cost.limit, site, params, 0), site.symbols["n"], params)
@@ -115,17 +137,23 @@ def complaints(algorithm: Algorithm) -> list[str]:
     return found
 
 
-def _outside(ratios: list[tuple[float, int, Any]], most: float, least: float, *, every: bool) -> list[str]:
+def _outside(
+    ratios: list[tuple[float, int, Any]], most: float, least: float, *, every: bool
+) -> list[str]:
     """Ratios of times to formulas that are too large or, of every one or of all, too small."""
     assert len(ratios) >= 3, "a cost is compared on several machines"
     wrong = [row for row in ratios if row[0] > most or (every and row[0] < least)]
     if not every and max(ratios, key=lambda row: row[0])[0] < least:
         wrong = ratios
-    return [f"n={n}, {params}: the time is {ratio:.4f} of the formula" for ratio, n, params in wrong]
+    return [
+        f"n={n}, {params}: the time is {ratio:.4f} of the formula" for ratio, n, params in wrong
+    ]
 
 
 def cases(algorithm: Algorithm, pieces: int) -> list[tuple[Site, dict[str, Any]]]:
-    """The machines of an algorithm, with several values of the parameters that its formula names, and others at their simplest."""
+    """The machines of an algorithm, with several values of the parameters that its formula names,
+    and others at their simplest.
+    """
     cost = parse_cost(algorithm.cost)
     named = cost.formula.symbols if cost.formula is not None and pieces == 1 else frozenset()
     found = []
@@ -143,15 +171,22 @@ def cases(algorithm: Algorithm, pieces: int) -> list[tuple[Site, dict[str, Any]]
         names = [name for name in algorithm.params if name in values]
         for choice in product(*(values[name] for name in names)):
             params = dict(zip(names, choice, strict=True))
-            if SERVED[algorithm.ranks](site.symbols["n"]) and cost.holds({**site.symbols, **params}):
-                found.append((site, {name: value for name, value in params.items() if value is not None}))
+            if SERVED[algorithm.ranks](site.symbols["n"]) and cost.holds(
+                {**site.symbols, **params}
+            ):
+                found.append(
+                    (site, {name: value for name, value in params.items() if value is not None})
+                )
     return found
 
 
-def _ratio(algorithm: Algorithm, formula: Formula, site: Site, params: Mapping[str, Any], latency_fs: int) -> float:
+def _ratio(
+    algorithm: Algorithm, formula: Formula, site: Site, params: Mapping[str, Any], latency_fs: int
+) -> float:
     """The emulated time over that of the formula.
 
-    On a crossbar every reduction counts. Elsewhere a formula may leave them out, and then they take no time.
+    On a crossbar every reduction counts. Elsewhere a formula may leave them out, and then they take
+    no time.
     """
     n, kind = site.symbols["n"], algorithm.collective
     per_byte = REDUCED_FS if "g" in formula.symbols or algorithm.machine == "crossbar" else 0
@@ -159,7 +194,9 @@ def _ratio(algorithm: Algorithm, formula: Formula, site: Site, params: Mapping[s
     schedule = algorithm.build(Collective(kind, n, pairs=pairs), **params)
     blocks = n if kind in {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"} else 1
     size = 0 if kind == "barrier" else n * BYTES
-    plan = simcoll.bind(schedule, size // blocks, "uint8", protocol=ideal(reduce_as_per_byte=per_byte * 1000))
+    plan = simcoll.bind(
+        schedule, size // blocks, "uint8", protocol=ideal(reduce_as_per_byte=per_byte * 1000)
+    )
     in_bound = "bound" in formula.symbols
     result = simcoll.emulate(plan, site.machine(latency_fs), data="none", bound=in_bound)
     values = {**site.symbols, **params, "a": latency_fs, "g": per_byte, "s": size}

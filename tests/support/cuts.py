@@ -33,10 +33,11 @@ def dgx(nodes, gpu, nic, per_box=8):
     return boxes(nodes, per_box, f"{gpu} GB/s", nics=per_box, nic_bandwidth=f"{nic} GB/s")
 
 
-# Exact ratios in seconds per gigabyte, ranks inside, and the all-reduce algorithm bandwidth (GB/s) of the optimal
-# LP or of reduce-scatter plus all-gather where they agree. All-gather ratios come from max-flow with rational
-# arithmetic (ForestColl, arXiv 2402.06787, and closed forms: crossbar (N-1)/b, d-regular (N-1)/(d b), boxes
-# max((N-1)/(a+c), (N-g)/(g c)), fat tree max((N-1)/b, (N-p) s/(p b))).
+# Exact ratios in seconds per gigabyte, ranks inside, and the all-reduce algorithm bandwidth (GB/s)
+# of the optimal LP or of reduce-scatter plus all-gather where they agree. All-gather ratios come
+# from max-flow with rational arithmetic (ForestColl, arXiv 2402.06787, and closed forms: crossbar
+# (N-1)/b, d-regular (N-1)/(d b), boxes max((N-1)/(a+c), (N-g)/(g c)), fat tree max((N-1)/b, (N-p)
+# s/(p b))).
 ORACLES = {
     "crossbar-4": (lambda: crossbar(4, "300 GB/s"), "1/100", 3, 200.0),
     "dgx-a100": (lambda: load_topology("dgx-a100"), "7/300", 7, 171.428571),
@@ -56,7 +57,8 @@ ORACLES = {
     "ring-4-one-way": (lambda: one_way_ring(4), "3/25", 3, 16.666667),
     "ring-8": (lambda: torus([8], "25 GB/s"), "7/50", 7, 28.571429),
     "ring-5": (lambda: torus([5], "25 GB/s"), "2/25", 4, 31.25),
-    # On a path the optimum of all-reduce is 25, more than reduce-scatter plus all-gather (16.7 and 15).
+    # On a path the optimum of all-reduce is 25, more than reduce-scatter plus all-gather (16.7 and
+    # 15).
     "path-4": (lambda: torus([4], "25 GB/s", wrap=False), "3/25", 3, 25.0),
     "path-6": (lambda: torus([6], "25 GB/s", wrap=False), "1/5", 5, 25.0),
     "torus-3x3": (lambda: torus([3, 3], "25 GB/s"), "2/25", 8, 56.25),
@@ -72,8 +74,28 @@ ORACLES = {
     "mi300x": (lambda: load_topology("mi300x"), "1/64", 7, 256.0),
     "dgx-1v": (dgx1v_without_pcie, "7/150", 7, 85.714286),
     "fat-tree-2x4-1:1": (lambda: fat_tree(2, 4, "50 GB/s"), "7/50", 7, 28.571429),
-    "fat-tree-2x4-2:1": (lambda: fat_tree(2, 4, "50 GB/s", oversubscription=2), "7/50", 7, 28.571429),
-    "fat-tree-4x4-2:1": (lambda: fat_tree(4, 4, "50 GB/s", oversubscription=2), "3/10", 15, 26.666667),
-    "fat-tree-4x8-2:1": (lambda: fat_tree(4, 8, "50 GB/s", oversubscription=2), "31/50", 31, 25.806452),
-    "fat-tree-4x8-16:1": (lambda: fat_tree(4, 8, "800 GB/s", oversubscription=16), "3/50", 24, 266.666667),
+    "fat-tree-2x4-2:1": (
+        lambda: fat_tree(2, 4, "50 GB/s", oversubscription=2),
+        "7/50",
+        7,
+        28.571429,
+    ),
+    "fat-tree-4x4-2:1": (
+        lambda: fat_tree(4, 4, "50 GB/s", oversubscription=2),
+        "3/10",
+        15,
+        26.666667,
+    ),
+    "fat-tree-4x8-2:1": (
+        lambda: fat_tree(4, 8, "50 GB/s", oversubscription=2),
+        "31/50",
+        31,
+        25.806452,
+    ),
+    "fat-tree-4x8-16:1": (
+        lambda: fat_tree(4, 8, "800 GB/s", oversubscription=16),
+        "3/50",
+        24,
+        266.666667,
+    ),
 }

@@ -1,4 +1,6 @@
-"""Ways to damage a file: each changes bytes in place, by chance and by words of other sound files."""
+"""Ways to damage a file: each changes bytes in place, by chance and by words of other sound
+files.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,52 @@ import re
 __all__ = ["WAYS"]
 
 WORDS = [
-    b"0", b"-1", b"1", b"2147483647", b"2147483648", b"9223372036854775807", b"9223372036854775808", b"1e400", b"-0.0", b"0.9", b"nan",
-    b"inf", b"1_0", b"0x10", b"9" * 5000, b"1e-300", b"true", b"null", b"[]", b"{}", b'""', b'"0"', b"\xef\xbc\x95", b"\xd9\xa3", b"\x00",
-    b"\xff\xfe", b"\xed\xa0\x80", b"\x1b[2J", b"\xe2\x80\xae", b"<!DOCTYPE a>", b"&amp;", b"&x;", b"--", b"-->", b"<!--", b"'''", b'"""',
-    b"a.b.c", b"[[", b"]]", b" " * 300, b"\n" * 50, b"(" * 200, b"[" * 200, b"A" * 70_000,
-]  # fmt: skip
+    b"0",
+    b"-1",
+    b"1",
+    b"2147483647",
+    b"2147483648",
+    b"9223372036854775807",
+    b"9223372036854775808",
+    b"1e400",
+    b"-0.0",
+    b"0.9",
+    b"nan",
+    b"inf",
+    b"1_0",
+    b"0x10",
+    b"9" * 5000,
+    b"1e-300",
+    b"true",
+    b"null",
+    b"[]",
+    b"{}",
+    b'""',
+    b'"0"',
+    b"\xef\xbc\x95",
+    b"\xd9\xa3",
+    b"\x00",
+    b"\xff\xfe",
+    b"\xed\xa0\x80",
+    b"\x1b[2J",
+    b"\xe2\x80\xae",
+    b"<!DOCTYPE a>",
+    b"&amp;",
+    b"&x;",
+    b"--",
+    b"-->",
+    b"<!--",
+    b"'''",
+    b'"""',
+    b"a.b.c",
+    b"[[",
+    b"]]",
+    b" " * 300,
+    b"\n" * 50,
+    b"(" * 200,
+    b"[" * 200,
+    b"A" * 70_000,
+]
 _TOKENS = re.compile(rb'"[^"\n]{0,80}"|[A-Za-z_][\w.-]*|-?\d[\d.eE+-]*|[^\w\s]|\s+')
 
 
@@ -57,7 +100,9 @@ def _token(data, chance, seeds):
     token = _TOKENS.search(data, begin)
     if token:
         other = _TOKENS.search(source := chance.choice(seeds), chance.randrange(len(source) or 1))
-        data[slice(*token.span())] = other[0] if other and chance.random() < 0.5 else chance.choice(WORDS)
+        data[slice(*token.span())] = (
+            other[0] if other and chance.random() < 0.5 else chance.choice(WORDS)
+        )
 
 
 def _number(data, chance, _seeds):
@@ -67,7 +112,16 @@ def _number(data, chance, _seeds):
         found = chance.choice(numbers)
         value = int(found[0][:18])
         new = chance.choice(
-            (value + 1, value - 1, -value, value * 2, value**2, 0, 1 << chance.randrange(70), chance.randrange(100))
+            (
+                value + 1,
+                value - 1,
+                -value,
+                value * 2,
+                value**2,
+                0,
+                1 << chance.randrange(70),
+                chance.randrange(100),
+            )
         )
         data[slice(*found.span())] = str(new).encode()
 

@@ -1,4 +1,6 @@
-"""Modules that are imported when a test first uses them: importing PyTorch takes longer than collecting all tests."""
+"""Modules that are imported when a test first uses them: importing PyTorch takes longer than
+collecting all tests.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,8 @@ class Deferred:
         self._name = name
 
     def __getattr__(self, attribute: str) -> object:
-        if attribute.startswith(("__", "_mock")) or "pytest" in attribute:  # asked of every global at collection
+        if (
+            attribute.startswith(("__", "_mock")) or "pytest" in attribute
+        ):  # asked of every global at collection
             raise AttributeError(attribute)
         return getattr(import_module(self._name), attribute)

@@ -1,4 +1,6 @@
-"""Random runs with random events, on which both engines must agree to the last message and the last word of a cut."""
+"""Random runs with random events, on which both engines must agree to the last message and the last
+word of a cut.
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -45,14 +47,18 @@ def random_events(rng, nranks, topology, times):
 
     # Mostly few kinds at once, so that most runs come to their end.
     kinds = rng.choice(
-        ["down", "share", "background", "slow", "stop"], int(rng.integers(1, 4)), p=[0.35, 0.25, 0.2, 0.16, 0.04]
+        ["down", "share", "background", "slow", "stop"],
+        int(rng.integers(1, 4)),
+        p=[0.35, 0.25, 0.2, 0.16, 0.04],
     )
     found = []
     for _ in range(int(rng.integers(1, 9))):
         kind, rank = rng.choice(kinds), int(rng.integers(0, nranks))
         link = links_of(rng, topology) if topology.nlinks else None
         if kind == "slow" or (link is None and kind != "stop"):
-            found.append(Slow(rank, Fraction(int(rng.integers(7, 40)), int(rng.integers(1, 8))), *window()))
+            found.append(
+                Slow(rank, Fraction(int(rng.integers(7, 40)), int(rng.integers(1, 8))), *window())
+            )
         elif kind == "stop":
             found.append(Stop(rank, time()))
         elif kind == "background":
@@ -108,12 +114,21 @@ def outcome(plan, topology, events, policy, **how):
         result = emulate(plan, topology, **HEALTHY, events=events, policy=policy, **how)
     except ConfigError as error:
         return str(error), None
-    told = (result.time_fs, result.messages, result.bytes_moved, result.trace_hash, result.done_fs.tolist(), result.cut)
+    told = (
+        result.time_fs,
+        result.messages,
+        result.bytes_moved,
+        result.trace_hash,
+        result.done_fs.tolist(),
+        result.cut,
+    )
     return told, result
 
 
 def compare(kind, seed):
-    """Run a case on both engines; returns what happened, or raises AssertionError with a line that repeats it."""
+    """Run a case on both engines; returns what happened, or raises AssertionError with a line that
+    repeats it.
+    """
     try:
         plan, topology, events, policy = case(seed)
     except ConfigError:  # nothing to change: the plan cannot be played at all
@@ -126,9 +141,13 @@ def compare(kind, seed):
         return ["error"]
     if two.engine != "fast":
         return ["simpy alone"]
-    unseen = emulate(plan, topology, **HEALTHY | {"keep": False}, events=events, policy=policy, engine="fast")
+    unseen = emulate(
+        plan, topology, **HEALTHY | {"keep": False}, events=events, policy=policy, engine="fast"
+    )
     told = (unseen.time_fs, unseen.messages, unseen.bytes_moved, unseen.trace_hash, unseen.cut)
-    assert told == (*expected[:4], expected[5]), f"fast differs when nobody asks for single times\n{replay}"
+    assert told == (*expected[:4], expected[5]), (
+        f"fast differs when nobody asks for single times\n{replay}"
+    )
     whole = emulate(plan, topology, **HEALTHY, engine="fast", quotient=False)
     ways = ["fast", policy.kind, *Counter(type(event).__name__ for event in events)]
     if policy.kind == "re-route":

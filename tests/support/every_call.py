@@ -1,4 +1,5 @@
-"""A rank program that uses all of the interface: ``every_call.py RANKS FILE`` runs it and writes what all ranks ended with.
+"""A rank program that uses all of the interface: ``every_call.py RANKS FILE`` runs it and writes
+what all ranks ended with.
 
 The same file runs on the emulator and, with SIMCOLL_BACKEND=mpi under mpiexec, on processes.
 """
@@ -13,13 +14,26 @@ import numpy as np
 import simcoll.distributed as dist
 from simcoll.distributed.runtime.objects import encode
 
-DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.int32, np.uint8, np.int64)
+DTYPES = (
+    np.float32,
+    np.float64,
+    np.float16,
+    ml_dtypes.bfloat16,
+    ml_dtypes.float8_e4m3fn,
+    np.int32,
+    np.uint8,
+    np.int64,
+)
 
 
 def data(rank, size, dtype=np.float64, seed=0):
     """Numbers whose sums depend on the order of adding."""
     values = np.random.default_rng([seed, rank]).normal(size=size) * 10 ** (rank % 3)
-    return values.astype(np.complex128).astype(dtype) if np.dtype(dtype).kind == "c" else values.astype(dtype)
+    return (
+        values.astype(np.complex128).astype(dtype)
+        if np.dtype(dtype).kind == "c"
+        else values.astype(dtype)
+    )
 
 
 def reductions(rank, n):
@@ -90,11 +104,16 @@ def movements(rank, n):
 
 
 def in_flight(rank, n):
-    """Operations of two groups, begun in another order on odd ranks, and of one group, waited for backwards."""
+    """Operations of two groups, begun in another order on odd ranks, and of one group, waited for
+    backwards.
+    """
     one, two = dist.new_group(), dist.new_group(algorithm="ring")
     x, y = data(rank, 100), data(rank, 100, seed=1)
     pairs = [(one, x), (two, y)]
-    works = [dist.all_reduce(tensor, group=group, async_op=True) for group, tensor in (pairs, pairs[::-1])[rank % 2]]
+    works = [
+        dist.all_reduce(tensor, group=group, async_op=True)
+        for group, tensor in (pairs, pairs[::-1])[rank % 2]
+    ]
     dist.compute(1e-4)
     for work in works[::-1]:
         assert work.wait()
@@ -225,7 +244,9 @@ def program(rank, world_size):
     ended = {}
     for part in PARTS:
         arrays = [np.asarray(array) for array in part(rank, world_size)]
-        ended[part.__name__] = [[array.dtype.name, list(array.shape), array.tobytes()] for array in arrays]
+        ended[part.__name__] = [
+            [array.dtype.name, list(array.shape), array.tobytes()] for array in arrays
+        ]
     return ended
 
 

@@ -1,7 +1,9 @@
-"""An independent player of schedules for the directed attacks: exact multisets, exact expressions, and every rule of a step.
+"""An independent player of schedules for the directed attacks: exact multisets, exact expressions,
+and every rule of a step.
 
-It shares no arithmetic with the prover: contributions are counted with Python's integers, expressions are nested pairs that are numbered
-when they first occur, repeats are unrolled here, and the collectives are defined here. It is slow, and says yes or no.
+It shares no arithmetic with the prover: contributions are counted with Python's integers,
+expressions are nested pairs that are numbered when they first occur, repeats are unrolled here, and
+the collectives are defined here. It is slow, and says yes or no.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ INT64 = range(-(2**63), 2**63)
 
 
 class Verdict(NamedTuple):
-    """Whether a subject is right, the level of its reduction order, and the first reason against it."""
+    """Whether a subject is right, the level of its reduction order, and the first reason against
+    it.
+    """
 
     right: bool
     order: str
@@ -29,7 +33,9 @@ class WrongError(Exception):
 
 
 class Expressions:
-    """Numbers nested pairs of operands: equal expressions have equal numbers, and nothing else has."""
+    """Numbers nested pairs of operands: equal expressions have equal numbers, and nothing else
+    has.
+    """
 
     def __init__(self) -> None:
         self.numbers = {}
@@ -57,11 +63,17 @@ def multiset_sum(left: dict[int, int], right: dict[int, int]) -> dict[int, int]:
 
 
 class Definition:
-    """One collective of the ten: who has input, which blocks the slots hold, and what the outputs must hold."""
+    """One collective of the ten: who has input, which blocks the slots hold, and what the outputs
+    must hold.
+    """
 
     def __init__(self, collective, chunks: int) -> None:
         self.kind, self.n, self.root = collective.kind, collective.nranks, collective.root
-        self.pairs, self.in_place, self.chunks = dict(map(tuple, collective.pairs)), collective.in_place, chunks
+        self.pairs, self.in_place, self.chunks = (
+            dict(map(tuple, collective.pairs)),
+            collective.in_place,
+            chunks,
+        )
         n = self.n
         self.inputs, self.outputs = {
             "all_gather": (1, n),
@@ -133,7 +145,9 @@ class Definition:
         """Whether a (canonical) cell is an input that is not also an output."""
         if cell >= self.inputs * self.chunks:
             return False
-        return not (self.aliased(rank) and self.outputs < self.inputs and cell // self.chunks == rank)
+        return not (
+            self.aliased(rank) and self.outputs < self.inputs and cell // self.chunks == rank
+        )
 
 
 def integers(column) -> list[int]:
@@ -187,7 +201,9 @@ class Player:
         self.scratch = self.output + self.means.outputs * self.chunks
         slots = np.asarray(layout.scratch).tolist()
         rows = slots if slots and isinstance(slots[0], list) else [slots] * self.n
-        pieces = None if layout.scratch_pieces is None else np.asarray(layout.scratch_pieces).tolist()
+        pieces = (
+            None if layout.scratch_pieces is None else np.asarray(layout.scratch_pieces).tolist()
+        )
         if pieces is not None and not (pieces and isinstance(pieces[0], list)):
             pieces = [pieces] * self.n
         self.slots, self.pieces, self.width = rows, pieces, 1 if pieces is not None else self.chunks
@@ -216,7 +232,12 @@ class Player:
         """The cells of a range, which must lie in one buffer."""
         if not 0 <= rank < self.n:
             raise WrongError(f"no rank {rank}")
-        if count < 1 or chunk < 0 or chunk + count > self.size or self.buffer(chunk) != self.buffer(chunk + count - 1):
+        if (
+            count < 1
+            or chunk < 0
+            or chunk + count > self.size
+            or self.buffer(chunk) != self.buffer(chunk + count - 1)
+        ):
             raise WrongError(f"range {chunk}+{count} is not in a buffer")
         return [(rank, chunk + offset) for offset in range(count)]
 
@@ -231,9 +252,13 @@ class Player:
             for source, target in zip(
                 self.cells(src, src_chunk, count), self.cells(dst, dst_chunk, count), strict=True
             ):
-                if not self.schedule.divisible and self.size_class(*source) != self.size_class(*target):
+                if not self.schedule.divisible and self.size_class(*source) != self.size_class(
+                    *target
+                ):
                     raise WrongError(f"{source} and {target} may differ in size")
-                a, b = ((rank, self.means.canonical(rank, chunk)) for rank, chunk in (source, target))
+                a, b = (
+                    (rank, self.means.canonical(rank, chunk)) for rank, chunk in (source, target)
+                )
                 if a != b or op != COPY:
                     moves.append((row, a, b, op, channel))
         return moves
@@ -266,10 +291,18 @@ class Player:
                 counts = multiset_sum(counts, more)
             return counts, self.expressions.switch([tree for *_, (_, tree) in operands])
         plain = [value for op, _, _, value in operands if op != REDUCE]
-        added = sorted(((rank, value) for op, rank, _, value in operands if op == REDUCE), key=lambda pair: pair[0])
+        added = sorted(
+            ((rank, value) for op, rank, _, value in operands if op == REDUCE),
+            key=lambda pair: pair[0],
+        )
         if len(operands) > 1:
             ranks = [rank for rank, _ in added]
-            if len(plain) > 1 or MULTICAST in ops or len(channels) > 1 or len(set(ranks)) < len(ranks):
+            if (
+                len(plain) > 1
+                or MULTICAST in ops
+                or len(channels) > 1
+                or len(set(ranks)) < len(ranks)
+            ):
                 raise WrongError(f"{target} is written twice")
         if not plain and target not in self.contents:
             raise WrongError(f"{target} is reduced into but holds nothing")
@@ -286,7 +319,10 @@ class Player:
                 for piece in range(self.chunks):
                     chunk = self.output + slot * self.chunks + piece
                     counts, tree = self.contents.get((rank, means.canonical(rank, chunk)), ({}, -1))
-                    wanted = {r * self.output + s * self.chunks + piece: 1 for r, s in means.wanted(rank, slot)}
+                    wanted = {
+                        r * self.output + s * self.chunks + piece: 1
+                        for r, s in means.wanted(rank, slot)
+                    }
                     if counts != wanted:
                         raise WrongError(f"rank {rank} output {slot}.{piece}")
                     name = means.wanted(rank, slot)[0][1], piece
@@ -297,7 +333,11 @@ class Player:
             return LEVELS[0]
         if self.switched:
             return LEVELS[1]
-        return LEVELS[3] if len({tree for forms in trees.values() for tree in forms}) == 1 else LEVELS[2]
+        return (
+            LEVELS[3]
+            if len({tree for forms in trees.values() for tree in forms}) == 1
+            else LEVELS[2]
+        )
 
 
 def _check_orderable(moves: list[tuple]) -> None:

@@ -1,4 +1,5 @@
-"""A stand-in for CuPy and NCCL on numpy: it checks the order of calls and the pairing of messages to oneself.
+"""A stand-in for CuPy and NCCL on numpy: it checks the order of calls and the pairing of messages
+to oneself.
 
 It says nothing about hardware.
 """
@@ -212,12 +213,22 @@ def _towards_zero(values, n):
 
 def alone(monkeypatch):
     """No launcher has started this process."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
+    for name in (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "PMI_RANK",
+        "PMI_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "SLURM_PROCID",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
 def install(monkeypatch, devices=1):
-    """Put the stand-in where ``import cupy`` finds it; returns the NCCL module and the log of calls."""
+    """Put the stand-in where ``import cupy`` finds it; returns the NCCL module and the log of
+    calls.
+    """
     log = []
     cupy, cuda = types.ModuleType("cupy"), types.ModuleType("cupy.cuda")
     nccl = Nccl(log)
@@ -229,7 +240,9 @@ def install(monkeypatch, devices=1):
     cuda.runtime = types.SimpleNamespace(
         getDeviceCount=lambda: devices,
         CUDARuntimeError=type("CUDARuntimeError", (RuntimeError,), {}),
-        memcpy=lambda target, source, size, kind: ctypes.memmove(target, source, size) if kind == 4 else None,
+        memcpy=lambda target, source, size, kind: (
+            ctypes.memmove(target, source, size) if kind == 4 else None
+        ),
         deviceSynchronize=lambda: log.append("synchronize"),
     )
 
@@ -263,7 +276,16 @@ def install(monkeypatch, devices=1):
 
         return call
 
-    for name in ("add", "multiply", "minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor", "true_divide"):
+    for name in (
+        "add",
+        "multiply",
+        "minimum",
+        "maximum",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "true_divide",
+    ):
         setattr(cupy, name, logged(getattr(np, name)))
     for name, module in (("cupy", cupy), ("cupy.cuda", cuda), ("cupy.cuda.nccl", nccl)):
         monkeypatch.setitem(sys.modules, name, module)

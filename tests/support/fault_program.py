@@ -15,8 +15,11 @@ import realcoll
 import simcoll
 from realcoll.start import mpi_start
 
-# Where a rank is late, the others must not be too, whatever else the machine does; all other faults are seen without waiting.
-LATE_S = dict.fromkeys(("sleeps", "absent", "raises"), 5.0)  # one that raises waits for the others at its end
+# Where a rank is late, the others must not be too, whatever else the machine does; all other faults
+# are seen without waiting.
+LATE_S = dict.fromkeys(
+    ("sleeps", "absent", "raises"), 5.0
+)  # one that raises waits for the others at its end
 LATE_AT_THE_START_S = 15.0
 VICTIM = 1
 
@@ -41,14 +44,18 @@ def main():
     (report / f"{os.getpid()}.pid").touch()
     process = int(os.environ["PMI_RANK"])
     if process == VICTIM and case == "killed while MPI starts":
-        mpi_start.load_mpi = die  # the others are in MPI_Init by now, and MPICH has made their shared memory
+        mpi_start.load_mpi = (
+            die  # the others are in MPI_Init by now, and MPICH has made their shared memory
+        )
     start_s = 60.0
     if case == "absent from the start":
         start_s = LATE_AT_THE_START_S
         if process == VICTIM:
             time.sleep(600)
     try:
-        transport = realcoll.MpiTransport(timeout_s=LATE_S.get(case, 120.0), start_timeout_s=start_s)
+        transport = realcoll.MpiTransport(
+            timeout_s=LATE_S.get(case, 120.0), start_timeout_s=start_s
+        )
     except realcoll.FaultError as error:
         (report / str(process)).write_text(f"{list(error.ranks)} {error}")
         sys.exit(1)

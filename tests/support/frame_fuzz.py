@@ -19,12 +19,35 @@ from tests.support.hostile_doors import MeetingDoor, StoreDoor
 
 __all__ = ["SERVERS", "Watch", "fuzz"]
 
-HUGE = (0, 1, 511, 512, 513, 1 << 16, 1 << 20, (1 << 20) + 1, 1 << 26, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
+HUGE = (
+    0,
+    1,
+    511,
+    512,
+    513,
+    1 << 16,
+    1 << 20,
+    (1 << 20) + 1,
+    1 << 26,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+)
 PIECES = (
-    b"\x91" * 300, b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff",
-    b"\xcb\x7f\xf8" + b"\0" * 6, b"\xcb\x7f\xf0" + b"\0" * 6, b"\xcf" + b"\xff" * 8, b"\xd3" + b"\x80" + b"\0" * 7, b"\xc1", b"\x80",
-    b"\x00", b"\xff" * 40,
-)  # fmt: skip
+    b"\x91" * 300,
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff",
+    b"\xdb\xff\xff\xff\xff",
+    b"\xc6\xff\xff\xff\xff",
+    b"\xcb\x7f\xf8" + b"\0" * 6,
+    b"\xcb\x7f\xf0" + b"\0" * 6,
+    b"\xcf" + b"\xff" * 8,
+    b"\xd3" + b"\x80" + b"\0" * 7,
+    b"\xc1",
+    b"\x80",
+    b"\x00",
+    b"\xff" * 40,
+)
 """Nested, without end, not a number, infinite, too large, and not MessagePack at all."""
 HELLO = bytes(encode(Hello("simcoll-store/2", b"n" * 32, b"p" * 32)))
 
@@ -37,16 +60,33 @@ def _sound(verb):
 REQUESTS = [_sound(verb) for verb in Verb]
 SAYINGS = [
     bytes(encode(each))
-    for each in (Join(3), Join(0), Meet("a", (3, 4), b"v", 0.01), Meet("b", (0, 3), b"", 1e8), Fail("x"), Bye())
+    for each in (
+        Join(3),
+        Join(0),
+        Meet("a", (3, 4), b"v", 0.01),
+        Meet("b", (0, 3), b"", 1e8),
+        Fail("x"),
+        Bye(),
+    )
 ]
 LINES = [
-    b"cmd=put kvsname=j key=a value=b\n", b"cmd=get kvsname=j key=a\n", b"cmd=barrier_in\n", b"cmd=init pmi_version=1 pmi_subversion=1\n",
-    b"cmd=finalize\n", b"cmd=get_maxes\n", b"cmd=abort\n", b"=\n", b"cmd\n", b" value=\n",
-]  # fmt: skip
+    b"cmd=put kvsname=j key=a value=b\n",
+    b"cmd=get kvsname=j key=a\n",
+    b"cmd=barrier_in\n",
+    b"cmd=init pmi_version=1 pmi_subversion=1\n",
+    b"cmd=finalize\n",
+    b"cmd=get_maxes\n",
+    b"cmd=abort\n",
+    b"=\n",
+    b"cmd\n",
+    b" value=\n",
+]
 
 
 def starved_s():
-    """For each thread of this process, how long it was ready to run while others had the processors (run_delay of the kernel)."""
+    """For each thread of this process, how long it was ready to run while others had the processors
+    (run_delay of the kernel).
+    """
     found = {}
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
@@ -58,7 +98,8 @@ def starved_s():
 class Watch:
     """A client of a server that asks for something all the time, and the longest it had to wait.
 
-    ``own_s`` is the longest without the time for which one of our threads waited for a processor: that which waited most.
+    ``own_s`` is the longest without the time for which one of our threads waited for a processor:
+    that which waited most.
     """
 
     works: object
@@ -87,9 +128,13 @@ class Watch:
                 self.failed.append(repr(error))
             took_s = time.monotonic() - begin
             idle_s = max(
-                (most - before[thread] for thread, most in starved_s().items() if thread in before), default=0.0
+                (most - before[thread] for thread, most in starved_s().items() if thread in before),
+                default=0.0,
             )
-            self.longest_s, self.own_s = max(self.longest_s, took_s), max(self.own_s, took_s - idle_s)
+            self.longest_s, self.own_s = (
+                max(self.longest_s, took_s),
+                max(self.own_s, took_s - idle_s),
+            )
             self.asked += 1
             if not fine:
                 self.failed.append("wrong answer")
@@ -188,7 +233,9 @@ def _damaged(data, chance):
 
 
 def fuzz(name, count, seed):
-    """Send so many damaged frames; the watch over the other clients. A connection gets few: the first that makes no sense ends it."""
+    """Send so many damaged frames; the watch over the other clients. A connection gets few: the
+    first that makes no sense ends it.
+    """
     make, opened, seeds = SERVERS[name]
     chance = random.Random(f"{seed} {name}")
     with make() as door, Watch(door.works) as watch:
@@ -201,6 +248,8 @@ def fuzz(name, count, seed):
                     with contextlib.suppress(OSError):
                         sock.settimeout(0.05)
                         sock.sendall(
-                            _damaged(chance.choice(own), chance) if chance.random() < 0.9 else chance.choice(own)
+                            _damaged(chance.choice(own), chance)
+                            if chance.random() < 0.9
+                            else chance.choice(own)
                         )
     return watch

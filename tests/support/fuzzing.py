@@ -1,4 +1,5 @@
-"""Damaged files for every reader, from sound ones; nothing but ConfigError and ScheduleError may come back.
+"""Damaged files for every reader, from sound ones; nothing but ConfigError and ScheduleError may
+come back.
 
 A mutation is a function of (seed, reader, number), so every input can be made again.
 """
@@ -44,11 +45,21 @@ from simcoll.planning.designs.space import load_space
 from simcoll.planning.reliability.goodput import goodput_grid
 from simcoll.planning.sweeps.scenario import load_scenario, scenario_topology, sweep_of
 from simcoll.planning.sweeps.sweep_grid import load_sweep, sweep_grid
-from simcoll.planning.tuners.nccl_graphs import channels_of_log, channels_schedule, connection_lines, fit_lines
+from simcoll.planning.tuners.nccl_graphs import (
+    channels_of_log,
+    channels_schedule,
+    connection_lines,
+    fit_lines,
+)
 from simcoll.proving import verify_device_program
 from simcoll.topology import load_topology
 from simcoll.topology.readers.astra_network import parse_astra_network
-from simcoll.topology.readers.graph_files import graphml_text, parse_graphml, parse_simgrid, simgrid_text
+from simcoll.topology.readers.graph_files import (
+    graphml_text,
+    parse_graphml,
+    parse_simgrid,
+    simgrid_text,
+)
 from simcoll.topology.readers.ib_fabric import parse_ib_fabric
 from simcoll.topology.readers.nccl_xml import parse_nccl_xml
 from simcoll.topology.readers.smi_matrix import parse_smi_matrix
@@ -66,7 +77,16 @@ from simcoll.workload.workload import Rules, read_workload, write_workload
 from tests.support import fabrics, nccl_logs, nccl_reports
 from tests.support.damage import WAYS
 
-__all__ = ["READERS", "WITHOUT_READER", "Finding", "Tally", "damaged", "fuzz", "judged", "schedules"]
+__all__ = [
+    "READERS",
+    "WITHOUT_READER",
+    "Finding",
+    "Tally",
+    "damaged",
+    "fuzz",
+    "judged",
+    "schedules",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = (ConfigError, ScheduleError, ObjectDecodingError)
@@ -95,7 +115,9 @@ def _at_path(load, ending):
 
 
 def _proved(parse):
-    """A reader whose small results, of few steps, are proved as well: the proof must survive them, too."""
+    """A reader whose small results, of few steps, are proved as well: the proof must survive them,
+    too.
+    """
 
     def read(content):
         found = parse(content, None)
@@ -120,9 +142,12 @@ def _sweep(path):
 
 
 OSU = (
-    b"mpirun -n 36 -x UCX_TLS=rc ./osu_alltoall\n# OSU MPI All-to-All Personalized Exchange Latency Test v7.5\n# Datatype: MPI_CHAR.\n"
-    b"# Size       Avg Latency(us)        Validation\n1                      10.29        Pass\n2         10.56        Pass\n\n"
-    b"# OSU NCCL-CUDA Allreduce Latency Test v7.5\n# Size       Avg Latency(us)\n1073741824           8955.18\n"
+    b"mpirun -n 36 -x UCX_TLS=rc ./osu_alltoall\n"
+    b"# OSU MPI All-to-All Personalized Exchange Latency Test v7.5\n# Datatype: MPI_CHAR.\n"
+    b"# Size       Avg Latency(us)        Validation\n1                      10.29        Pass\n"
+    b"2         10.56        Pass\n\n"
+    b"# OSU NCCL-CUDA Allreduce Latency Test v7.5\n# Size       Avg Latency(us)\n"
+    b"1073741824           8955.18\n"
 )
 
 
@@ -132,13 +157,30 @@ def _logs():
     yield "\n".join(nccl_logs.one_line(numbers)).encode()
     yield (ROOT / "docs" / "howto" / "two-nodes.log").read_bytes()
     yield OSU
-    yield json.dumps({
-        "version": 1, "args": ["./all_reduce_perf", "-b", "8"], "env": ["NCCL_ALGO=Ring"], "nccl_version": 22703,
-        "config": {"nranks": 2, "ngpus": 1, "devices": [{"rank": 0, "hostname": "a", "pid": 1, "device_info": "H100"}]},
-        "results": [{"size": 8, "count": 2, "type": "float", "redop": "sum", "root": -1,
-                     "out_of_place": {"time": 10.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0},
-                     "in_place": {"time": 10.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0}}],
-    }).encode()  # fmt: skip
+    yield json.dumps(
+        {
+            "version": 1,
+            "args": ["./all_reduce_perf", "-b", "8"],
+            "env": ["NCCL_ALGO=Ring"],
+            "nccl_version": 22703,
+            "config": {
+                "nranks": 2,
+                "ngpus": 1,
+                "devices": [{"rank": 0, "hostname": "a", "pid": 1, "device_info": "H100"}],
+            },
+            "results": [
+                {
+                    "size": 8,
+                    "count": 2,
+                    "type": "float",
+                    "redop": "sum",
+                    "root": -1,
+                    "out_of_place": {"time": 10.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0},
+                    "in_place": {"time": 10.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0},
+                }
+            ],
+        }
+    ).encode()
 
 
 def _nccl_channels(path):
@@ -198,19 +240,38 @@ def _written(target):
 
 
 MODEL = {
-    "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100, "num_key_value_heads": 2,
-    "intermediate_size": 128, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 64, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+    "tie_word_embeddings": False,
+}
 SWEEP = b"""title = "t"\ntopologies = ["dgx-h100"]\ncollectives = ["all_reduce"]\nsizes = { begin = "8", end = "1M", factor = 4 }
 nodes = [1, 2]\nalgorithms = ["ring:channels=2"]\nprotocols = ["LL"]\nseeds = [0, 1]\njitter = "1 us"\n"""
 LATENT = {
-    "model_type": "deepseek_v3", "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": 8,
-}  # fmt: skip
+    "model_type": "deepseek_v3",
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "q_lora_rank": 8,
+}
 WINDOWS = {
-    "model_type": "gemma3_text", "sliding_window": 16, "layer_types": ["full_attention", "sliding_attention"], "mlp_only_layers": [0],
-    "sliding_window_pattern": 2, "attn_config": {"kv_n_heads": 2}, "max_window_layers": 1,
-}  # fmt: skip
+    "model_type": "gemma3_text",
+    "sliding_window": 16,
+    "layer_types": ["full_attention", "sliding_attention"],
+    "mlp_only_layers": [0],
+    "sliding_window_pattern": 2,
+    "attn_config": {"kv_n_heads": 2},
+    "max_window_layers": 1,
+}
 DESIGN = b"""[model]\nlayers = 2\nhidden = 64\nheads = 4\nvocabulary = 128\nsequence = 32\nglobal_batch = 8
 [topology]\nname = "dgx-h100"\nslow = { "3" = 1.1 }\n[parallel]\ntp = 2\npp = 2\nmicro_batch = 1\n"""
 OBJECTS = [["foo", 12, {1: 2}, (3, {4}), None, 2.5, b"x", 10**30, 1j, range(4)], {"a": [{"b": ()}]}]
@@ -226,7 +287,11 @@ class Reader:
 
 VECTOR = (((4, 2), "Float"),)
 FLIGHT = dump_flight_record(
-    FlightRecord("2.4", (("0", (0, 1)),), (FlightEntry("0", 1, "nccl:all_reduce", VECTOR, VECTOR, "started"),))
+    FlightRecord(
+        "2.4",
+        (("0", (0, 1)),),
+        (FlightEntry("0", 1, "nccl:all_reduce", VECTOR, VECTOR, "started"),),
+    )
 )
 NCCL_GRAPH = b"""<graphs version="1"><graph id="0" pattern="4" speedintra="12" speedinter="12" typeintra="SYS">
 <channel><gpu dev="0"/><gpu dev="a"/></channel></graph></graphs>"""
@@ -244,75 +309,162 @@ TRACES = [
 ALONE = [
     TraceStep("a", name="w", time_fs=10**9, flops=8.0),
     TraceStep("a", (0,), together=Together("s", (0,), "all_reduce", "dp", 4096, dtype="bfloat16")),
-    TraceStep("b", (0, 1), together=Together("v", (0,), "all_to_all", "ep", 64, sizes=((64,),))), TraceStep("c", (2,), name="x", time_fs=5),
-]  # fmt: skip
+    TraceStep("b", (0, 1), together=Together("v", (0,), "all_to_all", "ep", 64, sizes=((64,),))),
+    TraceStep("c", (2,), name="x", time_fs=5),
+]
 READERS = {
-    **{each.name: Reader(_proved(each.read), partial(_written, each)) for each in FORMATS if each.write is not None},
+    **{
+        each.name: Reader(_proved(each.read), partial(_written, each))
+        for each in FORMATS
+        if each.write is not None
+    },
     "nccl-graph": Reader(parse_nccl_graphs, lambda: [NCCL_GRAPH]),
     "flight-record": Reader(
-        lambda content: findings({0: parse_flight_record(content)}), lambda: [FLIGHT, pickle.dumps(json.loads(FLIGHT))]
+        lambda content: findings({0: parse_flight_record(content)}),
+        lambda: [FLIGHT, pickle.dumps(json.loads(FLIGHT))],
     ),
     "smi-matrix": Reader(
-        lambda content: parse_smi_matrix(content, nvlink_bandwidth="25 GB/s", pcie_bandwidth="32 GB/s", cpu_bandwidth="20 GB/s"),
+        lambda content: parse_smi_matrix(
+            content, nvlink_bandwidth="25 GB/s", pcie_bandwidth="32 GB/s", cpu_bandwidth="20 GB/s"
+        ),
         lambda: [b"     GPU0 GPU1 GPU2\nGPU0 X NV4 SYS\nGPU1 NV4 X SYS\nGPU2 SYS SYS X\n"],
     ),
     "graphml": Reader(parse_graphml, lambda: [graphml_text(load_topology("dgx-h100", nodes=1))]),
     "simgrid": Reader(parse_simgrid, lambda: [simgrid_text(load_topology("crossbar"))]),
     **{
-        f"tuner-{name}": Reader(TUNER_FORMATS[name].parse, lambda name=name: [TUNER_FORMATS[name].dump(
-            [Rule("all_reduce", 0, 4096, "tree" if name == "nccl-csv" else "han", "ll" if name == "nccl-csv" else ""),
-             Rule("all_reduce", 4097, -1, "ring" if name == "nccl-csv" else "tuned", "simple" if name == "nccl-csv" else "")])])
+        f"tuner-{name}": Reader(
+            TUNER_FORMATS[name].parse,
+            lambda name=name: [
+                TUNER_FORMATS[name].dump(
+                    [
+                        Rule(
+                            "all_reduce",
+                            0,
+                            4096,
+                            "tree" if name == "nccl-csv" else "han",
+                            "ll" if name == "nccl-csv" else "",
+                        ),
+                        Rule(
+                            "all_reduce",
+                            4097,
+                            -1,
+                            "ring" if name == "nccl-csv" else "tuned",
+                            "simple" if name == "nccl-csv" else "",
+                        ),
+                    ]
+                )
+            ],
+        )
         for name in TUNER_FORMATS
     },
     "ras": Reader(
         lambda content: ras_findings(parse_ras(content)),
-        lambda: [nccl_reports.ras({0: 9, 1: 5}, missing=[(2, {"considered_dead": True})], status=[(1, {"async_error": 6})])],
+        lambda: [
+            nccl_reports.ras(
+                {0: 9, 1: 5},
+                missing=[(2, {"considered_dead": True})],
+                status=[(1, {"async_error": 6})],
+            )
+        ],
     ),
     "inspector": Reader(
         lambda content: inspector_findings(parse_inspector(content)),
-        lambda: [nccl_reports.inspector([nccl_reports.call(r, n) for n in range(3) for r in range(4)], each) for each in (None, 1)],
+        lambda: [
+            nccl_reports.inspector(
+                [nccl_reports.call(r, n) for n in range(3) for r in range(4)], each
+            )
+            for each in (None, 1)
+        ],
     ),
     "ib-fabric": Reader(
-        lambda content: parse_ib_fabric(content, nvlink_bandwidth="100 GB/s", pcie_bandwidth="50 GB/s").route([0], [0]),
+        lambda content: parse_ib_fabric(
+            content, nvlink_bandwidth="100 GB/s", pcie_bandwidth="50 GB/s"
+        ).route([0], [0]),
         lambda: [write(*fabrics.fat_tree()) for write in (fabrics.discovered, fabrics.linked)],
     ),
     "nccl-log": Reader(_at_path(_nccl_channels, ".log"), _nccl_logs),
-    "algorithm": Reader(_proved(parse_algorithm), lambda: [READERS[name].seeds()[0] for name in ("schedule", "msccl", "goal")]),
+    "algorithm": Reader(
+        _proved(parse_algorithm),
+        lambda: [READERS[name].seeds()[0] for name in ("schedule", "msccl", "goal")],
+    ),
     "recognise": Reader(
-        recognise, lambda: [seed for name in ("schedule", "msccl", "goal", "log", "topology") for seed in READERS[name].seeds()]
+        recognise,
+        lambda: [
+            seed
+            for name in ("schedule", "msccl", "goal", "log", "topology")
+            for seed in READERS[name].seeds()
+        ],
     ),
     "nccl-topology": Reader(parse_nccl_xml, lambda: _of_folder("docs/howto/four-gpu-box.xml")),
     "topology": Reader(_at_path(load_topology, ".toml"), lambda: _of_folder("topologies/*.toml")),
     "scenario": Reader(_at_path(_scenario, ".toml"), lambda: _of_folder("scenarios/*.toml")),
     "sweep": Reader(_at_path(_sweep, ".toml"), lambda: [SWEEP]),
-    "plan": Reader(_at_path(lambda path: load_space(path).points(1), ".toml"), lambda: _of_folder("scenarios/plans/*.toml")),
-    "goodput": Reader(_at_path(goodput_grid, ".toml"), lambda: _of_folder("scenarios/goodput/*.toml")),
-    "library": Reader(lambda content: parse_library(content, "file"), lambda: _of_folder("libraries/*.toml")),
-    "calibration": Reader(parse_calibration, lambda: [calibration_toml(Calibration(launch_fs=-15 * 10**8)).encode()]),
+    "plan": Reader(
+        _at_path(lambda path: load_space(path).points(1), ".toml"),
+        lambda: _of_folder("scenarios/plans/*.toml"),
+    ),
+    "goodput": Reader(
+        _at_path(goodput_grid, ".toml"), lambda: _of_folder("scenarios/goodput/*.toml")
+    ),
+    "library": Reader(
+        lambda content: parse_library(content, "file"), lambda: _of_folder("libraries/*.toml")
+    ),
+    "calibration": Reader(
+        parse_calibration, lambda: [calibration_toml(Calibration(launch_fs=-15 * 10**8)).encode()]
+    ),
     "log": Reader(_at_path(load_log, ".log"), lambda: list(_logs())),
     "environment": Reader(
         lambda content: parse_environment(content.decode(errors="replace")),
-        lambda: [b"NCCL_ALGO=Ring,Tree,NCCL_PROTO=^LL128", b"NCCL_NVLS_ENABLE=0 NCCL_MIN_CTAS=4 LAUNCHER=torch"],
+        lambda: [
+            b"NCCL_ALGO=Ring,Tree,NCCL_PROTO=^LL128",
+            b"NCCL_NVLS_ENABLE=0 NCCL_MIN_CTAS=4 LAUNCHER=torch",
+        ],
     ),
     "gpu": Reader(lambda content: parse_gpu(content, "file"), lambda: _of_folder("gpus/*.toml")),
-    "design": Reader(_at_path(load_design, ".toml"), lambda: [DESIGN, *_of_folder("designs/*.toml")]),
-    "astra-network": Reader(parse_astra_network, lambda: [
-        b"# dimensions\ntopology: [ Ring, Switch ]\nnpus_count: [ 4, 2 ]  # NPUs\nbandwidth: [ 50.0, 25 ]\nlatency: [ 500.0, 1e3 ]\n",
-        b"topology: [ FullyConnected ]\nnpus_count: [ 4 ]\nbandwidth: [ 50.0 ]\nlatency: [ 0 ]\n",
-    ]),
+    "design": Reader(
+        _at_path(load_design, ".toml"), lambda: [DESIGN, *_of_folder("designs/*.toml")]
+    ),
+    "astra-network": Reader(
+        parse_astra_network,
+        lambda: [
+            (
+                b"# dimensions\ntopology: [ Ring, Switch ]\nnpus_count: [ 4, 2 ]  # NPUs\n"
+                b"bandwidth: [ 50.0, 25 ]\nlatency: [ 500.0, 1e3 ]\n"
+            ),
+            (
+                b"topology: [ FullyConnected ]\nnpus_count: [ 4 ]\nbandwidth: [ 50.0 ]\n"
+                b"latency: [ 0 ]\n"
+            ),
+        ],
+    ),
     "astra-system": Reader(
         parse_astra_system,
-        lambda: [b'{"all-reduce-implementation": ["ring"], "roofline-enabled": 1, "peak-perf": 9.5, "local-mem-bw": 1600}'],
+        lambda: [
+            (
+                b'{"all-reduce-implementation": ["ring"], "roofline-enabled": 1, "peak-perf": 9.5, '
+                b'"local-mem-bw": 1600}'
+            )
+        ],
     ),
-    "chakra": Reader(lambda content: parse_chakra([(content, "t.0.et")]), lambda: dump_chakra([ALONE], Rules())),
-    "workload": Reader(read_workload, lambda: [write_workload(gather_traces(TRACES, rules=Rules()))]),
-    "operations": Reader(_at_path(load_operations, ".toml"), lambda: _of_folder("docs/howto/experts.toml")),
+    "chakra": Reader(
+        lambda content: parse_chakra([(content, "t.0.et")]), lambda: dump_chakra([ALONE], Rules())
+    ),
+    "workload": Reader(
+        read_workload, lambda: [write_workload(gather_traces(TRACES, rules=Rules()))]
+    ),
+    "operations": Reader(
+        _at_path(load_operations, ".toml"), lambda: _of_folder("docs/howto/experts.toml")
+    ),
     "measured": Reader(
-        lambda content: parse_measured(content, "file"), lambda: [b"operator,shape,dtype,milliseconds\ngemm,8x8,bf16,0.5\nadd,,fp32,1e-3\n"]
+        lambda content: parse_measured(content, "file"),
+        lambda: [b"operator,shape,dtype,milliseconds\ngemm,8x8,bf16,0.5\nadd,,fp32,1e-3\n"],
     ),
-    "model": Reader(_at_path(model_from_hf, ".json"), lambda: [json.dumps(MODEL | more).encode() for more in ({}, LATENT, WINDOWS)]),
+    "model": Reader(
+        _at_path(model_from_hf, ".json"),
+        lambda: [json.dumps(MODEL | more).encode() for more in ({}, LATENT, WINDOWS)],
+    ),
     "objects": Reader(decode, lambda: [encode(each) for each in OBJECTS]),
-}  # fmt: skip
+}
 
 WITHOUT_READER = {
     "mscclpp-old": "recognised so that the reader of plans can refuse it by name",
@@ -380,7 +532,9 @@ def judged(name, content):
     try:
         READERS[name].read(content)
     except EXPECTED as error:
-        return "" if len(str(error)) < 2 * MOST_LETTERS else f"a message of {len(str(error))} letters"
+        return (
+            "" if len(str(error)) < 2 * MOST_LETTERS else f"a message of {len(str(error))} letters"
+        )
     except _Slow:
         return f"more than {SLOW_S:g} CPU seconds"
     except Exception as error:  # noqa: BLE001  that is what is looked for

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counts per kind of fault, and the wrong mutants that were accepted, each with what replays it."""
+    """Counts per kind of fault, and the wrong mutants that were accepted, each with what replays
+    it.
+    """
 
     mutants: Counter = field(default_factory=Counter)
     wrong: Counter = field(default_factory=Counter)
@@ -38,8 +40,8 @@ class Tally:
 def judged(schedule: Schedule, every: int = 1, offset: int = 0) -> Tally:
     """Prove and judge every so many mutants of a schedule.
 
-    ``wrong``: wrong by the judge; ``rejected``: and rejected by the proof; ``strict``: right in every order played, and rejected all
-    the same; ``weak``: wrong, and seen by each weaker oracle.
+    ``wrong``: wrong by the judge; ``rejected``: and rejected by the proof; ``strict``: right in
+    every order played, and rejected all the same; ``weak``: wrong, and seen by each weaker oracle.
     """
     tally = Tally()
     for number, kind, mutant in _taken(schedule, every, offset):
@@ -57,9 +59,11 @@ def judged(schedule: Schedule, every: int = 1, offset: int = 0) -> Tally:
 
 
 def gate(schedules: Sequence[Schedule], every: int) -> tuple[list[tuple[str, str, int]], bool]:
-    """The accepted mutants that the judge calls wrong, as in ``missed`` of :func:`judged`; and whether it calls any wrong.
+    """The accepted mutants that the judge calls wrong, as in ``missed`` of :func:`judged`; and
+    whether it calls any wrong.
 
-    A mutant that the proof rejects cannot be missed, so that once the judge has called one wrong it need not see them.
+    A mutant that the proof rejects cannot be missed, so that once the judge has called one wrong it
+    need not see them.
     """
     missed, sees = [], False
     for position, schedule in enumerate(schedules):

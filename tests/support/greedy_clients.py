@@ -1,6 +1,8 @@
-"""Clients that know the secret and want as much of a store's server as they can get, while another one uses it.
+"""Clients that know the secret and want as much of a store's server as they can get, while another
+one uses it.
 
-Each plays in a process of its own: ``python -m tests.support.greedy_clients PORT ATTACK BYTES`` says that it is ready, and goes on.
+Each plays in a process of its own: ``python -m tests.support.greedy_clients PORT ATTACK BYTES``
+says that it is ready, and goes on.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ ATTACKS = {"waits": _waits, "appends": _appends, "sets": _sets, "reads": _reads}
 
 
 def attack(name, seconds, size_bytes=50 << 20):
-    """The watch over another client of the server for so many seconds of an attack with values of so many bytes."""
+    """The watch over another client of the server for so many seconds of an attack with values of
+    so many bytes.
+    """
     with StoreDoor() as door:
         command = [sys.executable, "-m", __name__, str(door.address[1]), name, str(size_bytes)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as attacker:

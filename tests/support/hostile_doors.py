@@ -52,7 +52,9 @@ class StoreDoor:
 
     def __init__(self, secret="", **limits):
         self.secret = secret
-        self.store = TCPStore("127.0.0.1", 0, is_master=True, secret=secret, limits=Limits(**limits))
+        self.store = TCPStore(
+            "127.0.0.1", 0, is_master=True, secret=secret, limits=Limits(**limits)
+        )
         self.address = ("127.0.0.1", self.store.port)
 
     def __enter__(self):
@@ -88,7 +90,10 @@ class MeetingDoor:
         self.secret = secret
         self.host = Host(5, token=secret, limits=replace(LIMITS, **limits))
         self.address = self.host.address
-        self.seats = [join(self.address, i, 5, token=secret, host=self.host if i == 0 else None) for i in range(3)]
+        self.seats = [
+            join(self.address, i, 5, token=secret, host=self.host if i == 0 else None)
+            for i in range(3)
+        ]
         self.count = 0
 
     def __enter__(self):

@@ -1,8 +1,9 @@
 """An independent judge of schedules, for the mutation gate: it knows no proof, it plays.
 
-Transfers move whole numbers in random orders that the lanes, the explicit waits and the staging of the plan allow, both with senders
-that wait for their receivers and with senders that run ahead. The results are compared with a definition of the collectives written
-here. Four weaker oracles, each a common way to test a collective, play one order only.
+Transfers move whole numbers in random orders that the lanes, the explicit waits and the staging of
+the plan allow, both with senders that wait for their receivers and with senders that run ahead. The
+results are compared with a definition of the collectives written here. Four weaker oracles, each a
+common way to test a collective, play one order only.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ ORACLES = ("all ones", "value = rank", "set of contributors", "multiset, one ord
 
 
 def definition(collective: Collective, inputs: list, mask: int = MASK) -> list:
-    """Outputs from inputs, each a list of blocks (lists of numbers), straight from the names of the collectives."""
+    """Outputs from inputs, each a list of blocks (lists of numbers), straight from the names of the
+    collectives.
+    """
     n, root = collective.nranks, collective.root
     ranks = range(n)
 
     def total(block):
-        return [sum(values) & mask for values in zip(*(inputs[r][block] for r in ranks), strict=True)]
+        return [
+            sum(values) & mask for values in zip(*(inputs[r][block] for r in ranks), strict=True)
+        ]
 
     match collective.kind:
         case "broadcast":
@@ -75,9 +80,17 @@ class Game:
         channels, switches = plan.nchannels, {}
         for step in plan.steps():
             columns = (
-                step.src_rank, step.src_buffer, step.src_offset, step.dst_rank, step.dst_buffer, step.dst_offset,
-                step.elements, step.op, step.channel, step.staged,
-            )  # fmt: skip
+                step.src_rank,
+                step.src_buffer,
+                step.src_offset,
+                step.dst_rank,
+                step.dst_buffer,
+                step.dst_offset,
+                step.elements,
+                step.op,
+                step.channel,
+                step.staged,
+            )
             rows = zip(*(c.tolist() for c in columns), strict=True)
             for src, sb, so, dst, db, do, length, op, channel, staged in rows:
                 (source, room), (target, space) = self.base[src][sb], self.base[dst][db]
@@ -90,17 +103,31 @@ class Game:
                         turns.append((step.step, []))
                     turns[-1][1].append(number)
                 self.moves.append((*lanes, source + so, target + do, length, op, staged))
-                # What a switch reduces for one rank arrives there at once, when the last operand has reached the switch.
-                leader = switches.setdefault((step.step, channel, dst), number) if op == SWITCH_REDUCE else number
+                # What a switch reduces for one rank arrives there at once, when the last operand
+                # has reached the switch.
+                leader = (
+                    switches.setdefault((step.step, channel, dst), number)
+                    if op == SWITCH_REDUCE
+                    else number
+                )
                 self.leader.append(leader)
                 self.members.setdefault(leader, []).append(number)
                 self.step_of.append(step.step)
-        # beside: staged transfers that must be copied aside before each one writes; blocks: the other way round.
-        turns = {(lane, when): turn for lane, entered in self.lanes.items() for when, turn in entered}
+        # beside: staged transfers that must be copied aside before each one writes; blocks: the
+        # other way round.
+        turns = {
+            (lane, when): turn for lane, entered in self.lanes.items() for when, turn in entered
+        }
         self.beside, self.blocks = [], [[] for _ in self.moves]
         for number, (_, receiver, *_) in enumerate(self.moves):
             turn = turns[receiver, self.step_of[number]]
-            self.beside.append([other for other in turn if self.moves[other][0] == receiver and self.moves[other][6]])
+            self.beside.append(
+                [
+                    other
+                    for other in turn
+                    if self.moves[other][0] == receiver and self.moves[other][6]
+                ]
+            )
             for other in self.beside[-1]:
                 self.blocks[other].append(number)
         # added: reductions into what a copy of their step writes come after it.
@@ -108,17 +135,25 @@ class Game:
         copies = {}
         for number, (_, _, _, target, length, op, _) in enumerate(self.moves):
             if op == COPY:
-                copies |= {(self.step_of[number], cell): number for cell in range(target, target + length)}
+                copies |= {
+                    (self.step_of[number], cell): number for cell in range(target, target + length)
+                }
         for number, (_, _, _, target, length, op, _) in enumerate(self.moves):
             if op == REDUCE:
                 cells = range(target, target + length)
-                found = {copies[self.step_of[number], cell] for cell in cells if (self.step_of[number], cell) in copies}
+                found = {
+                    copies[self.step_of[number], cell]
+                    for cell in cells
+                    if (self.step_of[number], cell) in copies
+                }
                 self.copied[number] = len(found)
                 for copy in found:
                     self.added[copy].append(number)
 
     def _needs(self, eager: bool) -> tuple[list[list[int]], dict, dict]:
-        """How much every transfer waits for in each phase, and those that wait for it; the same for all plays of a kind."""
+        """How much every transfer waits for in each phase, and those that wait for it; the same for
+        all plays of a kind.
+        """
         if eager in self.needs:
             return self.needs[eager]
         moves, leader = self.moves, self.leader
@@ -143,8 +178,9 @@ class Game:
     def play(self, memory: list[int], rng: random.Random, *, eager: bool) -> bool:
         """Do all transfers in a random legal order; False for a deadlock.
 
-        A transfer reads, then writes. One whose source its own step overwrites is first copied aside: when its lane has entered the
-        step and what it must wait for in earlier steps is done, but before that lane writes anything in the step.
+        A transfer reads, then writes. One whose source its own step overwrites is first copied
+        aside: when its lane has entered the step and what it must wait for in earlier steps is
+        done, but before that lane writes anything in the step.
         """
         moves, lanes, leader = self.moves, self.lanes, self.leader
         needs, waiters, early = self._needs(eager)
@@ -225,13 +261,21 @@ class Game:
             return
         values = held.pop(number)
         if op == REDUCE:
-            values = [(a + b) & MASK for a, b in zip(memory[target : target + length], values, strict=True)]
+            values = [
+                (a + b) & MASK
+                for a, b in zip(memory[target : target + length], values, strict=True)
+            ]
         memory[target : target + length] = values
 
 
 def right(schedule: Schedule, seed: int, plays: int = PLAYS) -> bool:
-    """The judge: whether every order played leaves the definition's result, and inputs that are not outputs as they were."""
-    collective, count = schedule.collective, 2 * schedule.layout.chunks + (0 if schedule.divisible else 1)
+    """The judge: whether every order played leaves the definition's result, and inputs that are not
+    outputs as they were.
+    """
+    collective, count = (
+        schedule.collective,
+        2 * schedule.layout.chunks + (0 if schedule.divisible else 1),
+    )
     try:
         plan = bind(schedule, count, "uint64", unproved=True)
     except ScheduleError:  # it leaves its buffers
@@ -256,7 +300,9 @@ def right(schedule: Schedule, seed: int, plays: int = PLAYS) -> bool:
         if not game.play(memory, rng, eager=turn % 2 == 1):
             return False
         for (given, made), blocks in zip(spans, definition(collective, inputs), strict=True):
-            if blocks is not None and memory[made.start : made.stop] != [value for block in blocks for value in block]:
+            if blocks is not None and memory[made.start : made.stop] != [
+                value for block in blocks for value in block
+            ]:
                 return False
             kept = [cell for cell in given if cell not in made] if blocks is not None else given
             if any(memory[cell] != before[cell] for cell in kept):
@@ -265,23 +311,31 @@ def right(schedule: Schedule, seed: int, plays: int = PLAYS) -> bool:
 
 
 def _barrier_holds(plan: Plan) -> bool:
-    """A receiver learns what the sender's lane knew before the step; a lane knows what came in on it, and its own entry."""
+    """A receiver learns what the sender's lane knew before the step; a lane knows what came in on
+    it, and its own entry.
+    """
     known, everyone = {}, frozenset(range(plan.nranks))
     for step in plan.steps():
         columns = (step.src_rank, step.dst_rank, step.channel, step.op)
         rows = [row for row in zip(*(c.tolist() for c in columns), strict=True) if row[3] == SYNC]
-        news = [(dst, channel, known.get((src, channel), {src}) | {src}) for src, dst, channel, _ in rows]
+        news = [
+            (dst, channel, known.get((src, channel), {src}) | {src})
+            for src, dst, channel, _ in rows
+        ]
         for rank, channel, what in news:
             known[rank, channel] = known.get((rank, channel), {rank}) | what
     return all(
-        {r}.union(*(what for (rank, _), what in known.items() if rank == r)) == everyone for r in range(plan.nranks)
+        {r}.union(*(what for (rank, _), what in known.items() if rank == r)) == everyone
+        for r in range(plan.nranks)
     )
 
 
 def weakly_caught(schedule: Schedule) -> dict[str, bool]:
-    """Which of the weaker oracles sees that a schedule is wrong, in one order: step by step, every read before every write.
+    """Which of the weaker oracles sees that a schedule is wrong, in one order: step by step, every
+    read before every write.
 
-    A chunk holds the count of every contribution as the digits of one number, from which each oracle's value follows.
+    A chunk holds the count of every contribution as the digits of one number, from which each
+    oracle's value follows.
     """
     collective, layout, n = schedule.collective, schedule.layout, schedule.nranks
     if collective.kind == "barrier":
@@ -312,10 +366,16 @@ def weakly_caught(schedule: Schedule) -> dict[str, bool]:
             if got == want:
                 continue
             digits = [
-                np.frombuffer((v % (1 << width)).to_bytes(width // 8, "little"), np.uint8).astype(int)
+                np.frombuffer((v % (1 << width)).to_bytes(width // 8, "little"), np.uint8).astype(
+                    int
+                )
                 for v in (got, want)
             ]
-            views = ([d.sum() for d in digits], [d @ owner for d in digits], [(d > 0).tolist() for d in digits])
+            views = (
+                [d.sum() for d in digits],
+                [d @ owner for d in digits],
+                [(d > 0).tolist() for d in digits],
+            )
             for oracle, (a, b) in zip(ORACLES, views, strict=False):
                 caught[oracle] |= bool(a != b)
             caught[ORACLES[-1]] = True
@@ -325,8 +385,13 @@ def weakly_caught(schedule: Schedule) -> dict[str, bool]:
 def _one_order(memory: list, place: list, step) -> None:
     columns = (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.count, step.op)
     news = []  # copies come first
-    for src, src_chunk, dst, dst_chunk, count, op in zip(*(c.tolist() for c in columns), strict=True):
-        news += [(dst, place[dst][dst_chunk + k], memory[src][place[src][src_chunk + k]], op) for k in range(count)]
+    for src, src_chunk, dst, dst_chunk, count, op in zip(
+        *(c.tolist() for c in columns), strict=True
+    ):
+        news += [
+            (dst, place[dst][dst_chunk + k], memory[src][place[src][src_chunk + k]], op)
+            for k in range(count)
+        ]
     switched = set()
     for rank, chunk, value, op in sorted(news, key=lambda item: item[3] == REDUCE):
         added = op == REDUCE or (rank, chunk) in switched

@@ -1,7 +1,9 @@
-"""The LogGOPS model as LogGOPSim plays it, for GOAL programs: an oracle for the order that a program states.
+"""The LogGOPS model as LogGOPSim plays it, for GOAL programs: an oracle for the order that a
+program states.
 
-A send occupies its processor for o and its NIC for g + (s - 1) G; L later its message arrives, and occupies the receiver for
-o + (s - 1) G. Whole numbers, as there (T. Hoefler, T. Schneider, A. Lumsdaine, LogGOPSim, LSAP 2010). Eager messages, no O.
+A send occupies its processor for o and its NIC for g + (s - 1) G; L later its message arrives, and
+occupies the receiver for o + (s - 1) G. Whole numbers, as there (T. Hoefler, T. Schneider, A.
+Lumsdaine, LogGOPSim, LSAP 2010). Eager messages, no O.
 """
 
 import heapq
@@ -15,7 +17,9 @@ def last_end(goal, *, L, o, g, G):
     """When the last operation ends."""
     rank, serial = goal.rank.tolist(), count()
     waits, after = defaultdict(int), defaultdict(list)
-    for later, earlier, begun in zip(goal.later.tolist(), goal.earlier.tolist(), goal.at_start.tolist(), strict=True):
+    for later, earlier, begun in zip(
+        goal.later.tolist(), goal.earlier.tolist(), goal.at_start.tolist(), strict=True
+    ):
         waits[later] += 1
         after[earlier, begun].append(later)
     cpu, sending, receiving = defaultdict(int), defaultdict(int), defaultdict(int)

@@ -1,4 +1,6 @@
-"""Memory of a process that plays many runs: ``python -m tests.support.memory KIND RUNS BLOCKS`` prints resident KiB after each block."""
+"""Memory of a process that plays many runs: ``python -m tests.support.memory KIND RUNS BLOCKS``
+prints resident KiB after each block.
+"""
 
 import itertools
 import sys
@@ -30,7 +32,9 @@ def varied():
         )[number % 3]
         plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), count=number)
         events = [f"t={number}ns {place.link_name(0)} = 1/2 for 1us"] if number % 2 else []
-        emulate(plan, place, engine=("simpy", "auto")[number % 2], events=events, bound=number % 8 == 0)
+        emulate(
+            plan, place, engine=("simpy", "auto")[number % 2], events=events, bound=number % 8 == 0
+        )
 
     return (lambda number=number: run(number) for number in itertools.count(1))
 

@@ -1,4 +1,6 @@
-"""Starting real MPI processes; tests that need them are skipped where mpi4py or an MPI library is missing."""
+"""Starting real MPI processes; tests that need them are skipped where mpi4py or an MPI library is
+missing.
+"""
 
 import os
 import shutil
@@ -12,10 +14,13 @@ import pytest
 import simcoll
 
 PROGRAMS = Path(__file__).parent
-MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+MPIEXEC = shutil.which(
+    "mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+)
 
 needs_mpi = pytest.mark.skipif(
-    MPIEXEC is None or find_spec("mpi4py") is None, reason="needs mpi4py and an MPI library: pip install '.[mpi]'"
+    MPIEXEC is None or find_spec("mpi4py") is None,
+    reason="needs mpi4py and an MPI library: pip install '.[mpi]'",
 )
 
 
@@ -27,4 +32,6 @@ def environment():
 
 def run_mpi(processes, *arguments):
     command = [MPIEXEC, "-n", str(processes), sys.executable, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment(), check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=environment(), check=False
+    )

@@ -1,7 +1,9 @@
-"""What one MPI process of the suite does: ``mpi_program.py SPLIT CASES``; prints what is wrong, one line each, and how much was done.
+"""What one MPI process of the suite does: ``mpi_program.py SPLIT CASES``; prints what is wrong, one
+line each, and how much was done.
 
-CASES is a file of cases with their plans and answers, which take longer to find than all else. SPLIT ``own``: a rank a process, against
-MPI's own collectives too. ``shared``: as many ranks as the case wants on the processes there are.
+CASES is a file of cases with their plans and answers, which take longer to find than all else.
+SPLIT ``own``: a rank a process, against MPI's own collectives too. ``shared``: as many ranks as the
+case wants on the processes there are.
 """
 
 import pickle
@@ -26,12 +28,20 @@ def vendor_faults(cases, transport):
     """Whether MPI's own collectives give what the definition gives, on exact data."""
     mpi, faults, done = load_mpi(), [], 0
     world = transport.comm
-    comms = {n: world.Create_group(world.group.Incl(range(n))) for n in RANKS if world.rank < n <= world.size}
+    comms = {
+        n: world.Create_group(world.group.Incl(range(n)))
+        for n in RANKS
+        if world.rank < n <= world.size
+    }
     for case, plan, (expected, *_) in cases:
         if case.in_place or plan.nranks > world.size or world.rank >= plan.nranks:
             continue
         rank, inputs = world.rank, exact_inputs(plan)
-        source = inputs[rank] if inputs[rank].size else np.zeros(max(1, plan.view(rank, 0)[2]), plan.dtype)
+        source = (
+            inputs[rank]
+            if inputs[rank].size
+            else np.zeros(max(1, plan.view(rank, 0)[2]), plan.dtype)
+        )
         target = np.zeros(plan.view(rank, 1)[2], plan.dtype)
         call = mpi_collective(mpi, comms[plan.nranks], plan, source, target)
         if call is None or plan.count == 0:
@@ -53,7 +63,11 @@ def main():
     faults, vendor = [], 0
     for case, plan, wanted in cases:
         faults += check(
-            case, plan, transport, wanted, placement=shared(case.nranks, size) if split == "shared" else None
+            case,
+            plan,
+            transport,
+            wanted,
+            placement=shared(case.nranks, size) if split == "shared" else None,
         )
     if split == "own":
         more, vendor = vendor_faults(cases, transport)
@@ -62,7 +76,10 @@ def main():
     if transport.control.process == 0:
         found = sorted({fault for faults, _ in everything for fault in faults})
         print("\n".join(found[:20]))
-        print(f"{len(cases)} cases, {len(found)} faults, {sum(done for _, done in everything)} vendor calls")
+        print(
+            f"{len(cases)} cases, {len(found)} faults, {sum(done for _, done in everything)} "
+            "vendor calls"
+        )
     transport.close()
 
 

@@ -1,4 +1,6 @@
-"""Shipped algorithms to MSCCL XML and back: the same proof, and the same data bit for bit, or a refusal that names why."""
+"""Shipped algorithms to MSCCL XML and back: the same proof, and the same data bit for bit, or a
+refusal that names why.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,17 @@ class Trips:
 
 def made(found, nranks, *, in_place=False):
     """The schedule of an algorithm; None where it does not serve so many ranks."""
-    pairs = tuple((rank, (rank + 1) % nranks) for rank in range(nranks)) if found.collective == "send_recv" else ()
+    pairs = (
+        tuple((rank, (rank + 1) % nranks) for rank in range(nranks))
+        if found.collective == "send_recv"
+        else ()
+    )
     collective = Collective(found.collective, nranks, pairs=pairs, in_place=in_place)
     box = {"box": 2} if found.name == "hierarchical" else {}
     try:
-        return simcoll.schedule(collective, found.name, **needed_params(found.collective, found.name, nranks), **box)
+        return simcoll.schedule(
+            collective, found.name, **needed_params(found.collective, found.name, nranks), **box
+        )
     except ConfigError:
         return None
 
@@ -44,10 +52,14 @@ def outputs(schedule, elements):
     plan = simcoll.bind(schedule, elements, "float32")
     rng = np.random.default_rng(5)
     inputs = [
-        rng.standard_normal(plan.visible_elements()[rank, 0]).astype(np.float32) if plan.has(rank, 0) else None
+        rng.standard_normal(plan.visible_elements()[rank, 0]).astype(np.float32)
+        if plan.has(rank, 0)
+        else None
         for rank in range(plan.nranks)
     ]
-    return emulate(plan, crossbar(plan.nranks, "50 GB/s", "1 us"), data=inputs, bound=False, engine="simpy").outputs
+    return emulate(
+        plan, crossbar(plan.nranks, "50 GB/s", "1 us"), data=inputs, bound=False, engine="simpy"
+    ).outputs
 
 
 def check_trip(schedule):
@@ -64,17 +76,23 @@ def check_trip(schedule):
 
 
 def expected_refusal(schedule):
-    """What a refusal must say; empty for a schedule that the format has words for, within its limits."""
+    """What a refusal must say; empty for a schedule that the format has words for, within its
+    limits.
+    """
     collective = schedule.collective
     if collective.kind not in SPOKEN:
         return f"the runtimes have no {collective.kind}"
     if any((step.op > 1).any() for step in schedule.steps()):
         return "operation '"
-    return "no all_to_all in place" if collective.kind == "all_to_all" and collective.in_place else ""
+    return (
+        "no all_to_all in place" if collective.kind == "all_to_all" and collective.in_place else ""
+    )
 
 
 def trips(nranks, *, in_place):
-    """Every shipped algorithm that serves so many ranks, there and back; a refusal that is not expected is raised."""
+    """Every shipped algorithm that serves so many ranks, there and back; a refusal that is not
+    expected is raised.
+    """
     found = Trips()
     for algorithm in ALGORITHMS:
         schedule = made(algorithm, nranks, in_place=in_place)
@@ -92,5 +110,7 @@ def trips(nranks, *, in_place):
                 raise
             found.refused[name] = str(error)
         else:
-            raise AssertionError(f"{name} of {nranks} ranks was written; expected a refusal: {said}")
+            raise AssertionError(
+                f"{name} of {nranks} ranks was written; expected a refusal: {said}"
+            )
     return found

@@ -58,15 +58,26 @@ def step_of(rows: list[Row]) -> Step:
         return np.array([getattr(row, name) for row in rows], np.int64)
 
     return transfers(
-        column("src"), column("src_chunk"), column("dst"), column("dst_chunk"),
-        count=column("count"), op=column("op"), channel=column("channel"),
-    )  # fmt: skip
+        column("src"),
+        column("src_chunk"),
+        column("dst"),
+        column("dst_chunk"),
+        count=column("count"),
+        op=column("op"),
+        channel=column("channel"),
+    )
 
 
 def rebuilt(
-    schedule: Schedule, rows: Rows, *, in_place: bool | None = None, kept: Mapping[int, Step] | None = None
+    schedule: Schedule,
+    rows: Rows,
+    *,
+    in_place: bool | None = None,
+    kept: Mapping[int, Step] | None = None,
 ) -> Schedule:
-    """A schedule with the layout of another and these transfers; ``kept``: steps that are made, by the identity of their rows."""
+    """A schedule with the layout of another and these transfers; ``kept``: steps that are made, by
+    the identity of their rows.
+    """
     kept = kept or {}
     steps = [kept[id(step)] if id(step) in kept else step_of(step) for step in rows]
     layout = schedule.layout
@@ -82,7 +93,10 @@ def mutants(schedule: Schedule) -> Iterator[tuple[str, Callable[[], Schedule]]]:
     """``(kind of fault, what makes the schedule)`` of every variant with one fault."""
     rows = rows_of(schedule)
     kept = {id(step): step_of(step) for step in rows}  # a fault is in one step or two
-    yield "in place flipped", lambda: rebuilt(schedule, rows, in_place=not schedule.collective.in_place)
+    yield (
+        "in place flipped",
+        lambda: rebuilt(schedule, rows, in_place=not schedule.collective.in_place),
+    )
     for kind, changed in _faults(schedule, rows):
         yield kind, partial(_made, schedule, changed, kept)
 
@@ -112,7 +126,9 @@ def _merged(rows: Rows, s: int) -> Rows:
 
 
 def _put(rows: Rows, s: int, i: int, *changes: Changes, at: int | None = None) -> Rows:
-    """Without transfer i of step s; at the end of that step or another, the transfer with each of these changes."""
+    """Without transfer i of step s; at the end of that step or another, the transfer with each of
+    these changes.
+    """
     result = list(rows)
     result[s] = [r for k, r in enumerate(rows[s]) if k != i]
     place = s if at is None else at
@@ -131,7 +147,9 @@ def _exchanged(rows: Rows, first: tuple[int, int], second: tuple[int, int]) -> R
     return result
 
 
-def _placed(schedule: Schedule, rows: Rows, s: int, i: int, row: Row) -> Iterator[tuple[str, Callable[[], Rows]]]:
+def _placed(
+    schedule: Schedule, rows: Rows, s: int, i: int, row: Row
+) -> Iterator[tuple[str, Callable[[], Rows]]]:
     """A transfer left out, done again, at another time, between other ranks, on another channel."""
     n, put = schedule.nranks, partial(_put, rows, s, i)
     yield "drop", put
@@ -144,10 +162,16 @@ def _placed(schedule: Schedule, rows: Rows, s: int, i: int, row: Row) -> Iterato
     for at in sorted({s - 1, s + 1, 0, len(rows) - 1} - {s}):
         if 0 <= at < len(rows):
             yield "step moved", partial(put, {}, at=at)
-    yield "channel changed", partial(put, {"channel": (row.channel + 1) % max(2, schedule.nchannels)})
+    yield (
+        "channel changed",
+        partial(put, {"channel": (row.channel + 1) % max(2, schedule.nchannels)}),
+    )
     later = (s + 1 + i) % len(rows)
     if later != s and rows[later]:
-        yield "two transfers swapped", partial(_exchanged, rows, (s, i), (later, i % len(rows[later])))
+        yield (
+            "two transfers swapped",
+            partial(_exchanged, rows, (s, i), (later, i % len(rows[later]))),
+        )
 
 
 def _changed(schedule: Schedule, row: Row) -> Iterator[tuple[str, tuple[Changes, ...]]]:
@@ -156,7 +180,15 @@ def _changed(schedule: Schedule, row: Row) -> Iterator[tuple[str, tuple[Changes,
     yield "wrong chunk", ({"src_chunk": (row.src_chunk + 1) % size},)
     yield "wrong chunk", ({"dst_chunk": (row.dst_chunk + size - 1) % size},)
     for over in (1, chunks):
-        yield "wrong chunk", ({"src_chunk": (row.src_chunk + over) % size, "dst_chunk": (row.dst_chunk + over) % size},)
+        yield (
+            "wrong chunk",
+            (
+                {
+                    "src_chunk": (row.src_chunk + over) % size,
+                    "dst_chunk": (row.dst_chunk + over) % size,
+                },
+            ),
+        )
     for op in (COPY, REDUCE, SWITCH_REDUCE):
         if op != row.op and (op != SWITCH_REDUCE or row.op == REDUCE):
             yield "reduce flipped", ({"op": op},)
@@ -164,22 +196,35 @@ def _changed(schedule: Schedule, row: Row) -> Iterator[tuple[str, tuple[Changes,
     if row.count > 1:
         yield "count changed", ({"count": row.count - 1},)
         half = row.count // 2
-        rest = {"src_chunk": row.src_chunk + half, "dst_chunk": row.dst_chunk + half, "count": row.count - half}
+        rest = {
+            "src_chunk": row.src_chunk + half,
+            "dst_chunk": row.dst_chunk + half,
+            "count": row.count - half,
+        }
         rest["channel"] = (row.channel + 1) % max(2, schedule.nchannels)
         yield "split over channels", ({"count": half}, rest)
 
 
-def collective_of(kind: str, nranks: int, root: int | None = None, *, in_place: bool = False) -> Collective:
+def collective_of(
+    kind: str, nranks: int, root: int | None = None, *, in_place: bool = False
+) -> Collective:
     """A collective of each kind; a send_recv shifts by one."""
     pairs = tuple((r, (r + 1) % nranks) for r in range(nranks)) if kind == "send_recv" else ()
     return Collective(kind, nranks, root=root, pairs=pairs, in_place=in_place)
 
 
-def originals(sizes: tuple[int, ...] = SIZES, algorithms: tuple[Algorithm, ...] = ALGORITHMS) -> Iterator[Schedule]:
-    """Every shipped algorithm: plain, with two channels, with two pieces, in place, and with the last rank as root."""
+def originals(
+    sizes: tuple[int, ...] = SIZES, algorithms: tuple[Algorithm, ...] = ALGORITHMS
+) -> Iterator[Schedule]:
+    """Every shipped algorithm: plain, with two channels, with two pieces, in place, and with the
+    last rank as root.
+    """
     for algorithm in algorithms:
         params = algorithm.params
-        variants: list[dict[str, int]] = [{}, *({name: 2} for name in ("channels", "pieces") if name in params)]
+        variants: list[dict[str, int]] = [
+            {},
+            *({name: 2} for name in ("channels", "pieces") if name in params),
+        ]
         if "box" in params and algorithm.topologies != "any":
             variants.append({"box": 2})
         for n in sizes:
@@ -193,7 +238,9 @@ def originals(sizes: tuple[int, ...] = SIZES, algorithms: tuple[Algorithm, ...] 
 def _built(
     algorithm: Algorithm, n: int, extra: dict[str, int], root: int | None, *, in_place: bool
 ) -> Iterator[Schedule]:
-    """The schedule, or none where the algorithm does not serve it; one that needs a box gets boxes of two."""
+    """The schedule, or none where the algorithm does not serve it; one that needs a box gets boxes
+    of two.
+    """
     collective = collective_of(algorithm.collective, n, root, in_place=in_place)
     extra = needed_params(algorithm.collective, algorithm.name, n) | extra
     for more in ({}, {"box": 2}):

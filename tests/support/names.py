@@ -1,6 +1,8 @@
-"""Counts of names that fit any value, of names that occur twice, and of dense files; the counts of the whole package may only fall.
+"""Counts of names that fit any value, of names that occur twice, and of dense files; the counts of
+the whole package may only fall.
 
-``python -m tests.support.names`` prints them, and writes them to ``tests/laws/names.json`` if none has grown.
+``python -m tests.support.names`` prints them, and writes them to ``tests/laws/names.json`` if none
+has grown.
 """
 
 from __future__ import annotations
@@ -16,20 +18,32 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BASELINE = ROOT / "tests" / "laws" / "names.json"
 FILLER_WORDS = (
-    "found each own made known given here there asked told held where which first other whole at before after taken kept left one "
-    "both these alike near beside over under apart inside outside anew same those everywhere more most least wanted shown meant said "
-    "read written counted named sought seen done rest way many much usual back way along what others got thing stuff item placed lie "
+    "found each own made known given here there asked told held where which first other whole at "
+    "before after taken kept left one "
+    "both these alike near beside over under apart inside outside anew same those everywhere more "
+    "most least wanted shown meant said "
+    "read written counted named sought seen done rest way many much usual back way along what "
+    "others got thing stuff item placed lie "
     "now either such"
 )
 FILLER = frozenset(FILLER_WORDS.split())
-"""Names that fit any value: as the whole name of a variable or parameter, they say nothing of it."""
+"""Names that fit any value: as the whole name of a variable or parameter, they say nothing of
+it.
+"""
 IRREGULAR_WORDS = (
-    "told said made kept held taken seen found given known left lost met shown written read put cut sent met played"
+    "told said made kept held taken seen found given known left lost met shown "
+    "written read put cut sent met played"
 )
 IRREGULAR = frozenset(IRREGULAR_WORDS.split())
 LAYOUT = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER,
-}  # fmt: skip
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
 MOST_TOKENS = 12
 """Mean number of tokens on a line of code, above which a file is dense."""
 
@@ -50,14 +64,26 @@ def is_participle(name: str) -> bool:
 
 
 def tokens_a_line(text: str) -> float:
-    """Mean number of tokens on a line of code; docstrings count as one token, comments and blank lines as none."""
-    tokens = [token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type not in LAYOUT]
+    """Mean number of tokens on a line of code; docstrings count as one token, comments and blank
+    lines as none.
+    """
+    tokens = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in LAYOUT
+    ]
     return len(tokens) / max(len({token.start[0] for token in tokens}), 1)
 
 
 def count_names() -> dict:
     """All counts of the two packages."""
-    filler, participles, classes, modules, dense = Counter(), 0, defaultdict(set), defaultdict(set), []
+    filler, participles, classes, modules, dense = (
+        Counter(),
+        0,
+        defaultdict(set),
+        defaultdict(set),
+        [],
+    )
     for package in ("simcoll", "realcoll"):
         for path in sorted((ROOT / package).rglob("*.py")):
             text = path.read_text(encoding="utf-8")
@@ -76,7 +102,9 @@ def count_names() -> dict:
         "participles": participles,
         "classes": sorted(name for name, paths in classes.items() if len(paths) > 1),
         "modules": sorted(
-            name for name, paths in modules.items() if len(paths) > 1 and name not in {"__init__", "__main__", "run"}
+            name
+            for name, paths in modules.items()
+            if len(paths) > 1 and name not in {"__init__", "__main__", "run"}
         ),
         "dense": dense,
     }
@@ -90,7 +118,10 @@ def grown(counts: dict, baseline: dict) -> list[str]:
         if count > baseline["filler"].get(word, 0)
     ]
     if counts["participles"] > baseline["participles"]:
-        words.append(f"functions named by a participle: {counts['participles']}, {baseline['participles']} before")
+        words.append(
+            f"functions named by a participle: {counts['participles']}, {baseline['participles']} "
+            "before"
+        )
     for kind in ("classes", "modules", "dense"):
         words += [f"{kind}: {name}" for name in counts[kind] if name not in baseline[kind]]
     return words
@@ -102,7 +133,9 @@ def main() -> int:
         print(
             f"{kind}: {sum(value.values()) if isinstance(value, dict) else value if isinstance(value, int) else len(value)}"
         )
-    growth = grown(counts, json.loads(BASELINE.read_text(encoding="utf-8"))) if BASELINE.exists() else []
+    growth = (
+        grown(counts, json.loads(BASELINE.read_text(encoding="utf-8"))) if BASELINE.exists() else []
+    )
     print("\n".join(growth))
     if not growth:
         BASELINE.write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")

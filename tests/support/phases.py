@@ -1,7 +1,9 @@
-"""A job with phases, in which one of its processes meets a fault: ``phases.py FOLDER KIND VICTIM PHASE SIGNAL TIMEOUT``.
+"""A job with phases, in which one of its processes meets a fault:
+``phases.py FOLDER KIND VICTIM PHASE SIGNAL TIMEOUT``.
 
-KIND is ``mpi`` (realcoll over MPI) or ``store`` (ranks that meet at a TCPStore). A rank that reaches the phase says so in the folder; the
-victim, if it is a rank, then gets the signal from itself; the others go on.
+KIND is ``mpi`` (realcoll over MPI) or ``store`` (ranks that meet at a TCPStore). A rank that
+reaches the phase says so in the folder; the victim, if it is a rank, then gets the signal from
+itself; the others go on.
 """
 
 import atexit
@@ -14,7 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-FOLDER, KIND, VICTIM, PHASE, SIGNAL = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5])
+FOLDER, KIND, VICTIM, PHASE, SIGNAL = (
+    Path(sys.argv[1]),
+    sys.argv[2],
+    sys.argv[3],
+    sys.argv[4],
+    int(sys.argv[5]),
+)
 TIMEOUT_S = float(sys.argv[6])
 RANK = int(os.environ.get("PMI_RANK") or os.environ["RANK"])
 

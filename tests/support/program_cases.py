@@ -34,10 +34,16 @@ def random_call(rng, nranks, protocols):
     protocol = protocols[int(rng.integers(0, len(protocols)))]
     if rng.random() < 0.5 and size > 1:
         schedule = _by_hand(rng, size, np.zeros((1, size, size), np.int64))
-        return bind(schedule, int(rng.integers(0, 9999)), "uint8", protocol=protocol, unproved=True), size
-    kind = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")[int(rng.integers(0, 5))]
+        return bind(
+            schedule, int(rng.integers(0, 9999)), "uint8", protocol=protocol, unproved=True
+        ), size
+    kind = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")[
+        int(rng.integers(0, 5))
+    ]
     name = {"all_to_all": "direct", "broadcast": "tree"}.get(kind, "ring")
-    return simcoll.bind(simcoll.schedule(kind, name, nranks=size), int(rng.integers(0, 9999)), protocol=protocol), size
+    return simcoll.bind(
+        simcoll.schedule(kind, name, nranks=size), int(rng.integers(0, 9999)), protocol=protocol
+    ), size
 
 
 def random_operation(rng, nranks, protocols, number):
@@ -58,7 +64,13 @@ def random_operation(rng, nranks, protocols, number):
     if not apart.any():
         return Compute([0], 5, stream, after)
     pairs = np.stack([src, dst], axis=1)[apart]
-    return Send(pairs, int(rng.integers(0, 99999)), stream, after, protocols[int(rng.integers(0, len(protocols)))])
+    return Send(
+        pairs,
+        int(rng.integers(0, 99999)),
+        stream,
+        after,
+        protocols[int(rng.integers(0, len(protocols)))],
+    )
 
 
 def program_case(rng):
@@ -67,7 +79,10 @@ def program_case(rng):
     _, topology = table_topology(rng, nranks, int(rng.integers(1, 9)), int(rng.integers(1, 5)))
     jitter = rng.random() < 0.3  # with which nothing folds
     protocols = [random_protocol(rng, jitter=jitter) for _ in range(int(rng.integers(1, 4)))]
-    operations = [random_operation(rng, nranks, protocols, number) for number in range(int(rng.integers(1, 16)))]
+    operations = [
+        random_operation(rng, nranks, protocols, number)
+        for number in range(int(rng.integers(1, 16)))
+    ]
     starts = rng.choice([0, 0, 7, 10**9], nranks) if rng.random() < 0.5 else 0
     return Program(nranks, operations, starts), topology
 
@@ -76,19 +91,31 @@ def machine(rng, nodes, box):
     """Nodes on a fat tree with some of: oversubscription, degraded links, odd placement."""
     gbps = f"{int(rng.integers(1, 90))} GB/s"
     topology = boxes(
-        nodes, box, "400 GB/s", "1 us", nics=box, nic_bandwidth=gbps, nic_latency="3 us", spine_latency="1 us",
-        boxes_per_leaf=int(rng.integers(1, nodes + 1)), oversubscription=int(rng.choice([1, 1, 2, 4])),
-    )  # fmt: skip
+        nodes,
+        box,
+        "400 GB/s",
+        "1 us",
+        nics=box,
+        nic_bandwidth=gbps,
+        nic_latency="3 us",
+        spine_latency="1 us",
+        boxes_per_leaf=int(rng.integers(1, nodes + 1)),
+        oversubscription=int(rng.choice([1, 1, 2, 4])),
+    )
     if rng.random() < 0.3:
         link = int(rng.integers(0, topology.nlinks))
         topology = topology.degrade(link, float(rng.choice([0.1, 0.5, 0.9])))
     if rng.random() < 0.4:
-        topology = place(topology, str(rng.choice(["random", "round_robin"])), seed=int(rng.integers(0, 99)))
+        topology = place(
+            topology, str(rng.choice(["random", "round_robin"])), seed=int(rng.integers(0, 99))
+        )
     return topology
 
 
 def mesh_of(rng, nranks):
-    """All ranks by (stage, data, expert or context, tensor), with sizes and an order of the axes at random."""
+    """All ranks by (stage, data, expert or context, tensor), with sizes and an order of the axes at
+    random.
+    """
     sizes = [1, 1, 1, 1]
     for prime in (2, 3, 5):
         while nranks % (prime * np.prod(sizes)) == 0:
@@ -113,15 +140,20 @@ class Step:
         self.ranks = [fixed(self.mesh[stage].reshape(-1)) for stage in stages]
         self.groups = {
             axis: [
-                fixed(np.moveaxis(self.mesh[stage], at, -1).reshape(-1, self.mesh.shape[at + 1])) for stage in stages
+                fixed(np.moveaxis(self.mesh[stage], at, -1).reshape(-1, self.mesh.shape[at + 1]))
+                for stage in stages
             ]
             for at, axis in enumerate(("data", "middle", "tensor"))
         }
-        self.protocols = [(nccl("Simple"), nccl("LL128"), IDEAL, random_protocol(rng))[i] for i in rng.permutation(4)]
+        self.protocols = [
+            (nccl("Simple"), nccl("LL128"), IDEAL, random_protocol(rng))[i]
+            for i in rng.permutation(4)
+        ]
         slow = np.ones(nranks)
         slow[rng.integers(0, nranks)] = rng.choice([1, 1, 1.1])
         self.times = [
-            fixed((10**9 * int(rng.integers(1, 3000)) * slow[ranks]).astype(np.int64)) for ranks in self.ranks
+            fixed((10**9 * int(rng.integers(1, 3000)) * slow[ranks]).astype(np.int64))
+            for ranks in self.ranks
         ]
         self.plans = {axis: self._plan(axis) for axis in ("tensor", "middle", "data", "gather")}
         self.operations = []
@@ -133,10 +165,22 @@ class Step:
         protocol, count = self.protocols[int(rng.integers(0, 2))], int(rng.integers(1, 1 << 20))
         if axis == "middle" and rng.random() < 0.7:
             counts = rng.integers(0, count, (n, n)).tolist() if rng.random() < 0.5 else count
-            return simcoll.bind(simcoll.schedule("all_to_all", "direct", nranks=n), counts, "uint8", protocol=protocol)
-        kind = {"tensor": "all_reduce", "middle": "all_gather", "data": "reduce_scatter", "gather": "all_gather"}[axis]
+            return simcoll.bind(
+                simcoll.schedule("all_to_all", "direct", nranks=n),
+                counts,
+                "uint8",
+                protocol=protocol,
+            )
+        kind = {
+            "tensor": "all_reduce",
+            "middle": "all_gather",
+            "data": "reduce_scatter",
+            "gather": "all_gather",
+        }[axis]
         channels = {"channels": 2} if rng.random() < 0.3 else {}
-        return simcoll.bind(simcoll.schedule(kind, "ring", nranks=n, **channels), count, "uint8", protocol=protocol)
+        return simcoll.bind(
+            simcoll.schedule(kind, "ring", nranks=n, **channels), count, "uint8", protocol=protocol
+        )
 
     def put(self, operation):
         """Its number."""
@@ -174,7 +218,9 @@ class Step:
         if self.groups["data"][0].shape[1] > 1:
             for stage in stages:
                 for _ in range(int(self.rng.integers(1, 3))):
-                    reduced = self.put(Call(self.plans["data"], self.groups["data"][stage], "data", last[stage]))
+                    reduced = self.put(
+                        Call(self.plans["data"], self.groups["data"][stage], "data", last[stage])
+                    )
                 self.put(Call(self.plans["gather"], self.groups["data"][stage], "data", reduced))
         return self.operations
 
@@ -190,7 +236,9 @@ def step_case(rng):
 
 
 def tree_topology(rng):
-    """Switches in two or three levels; links as wide as all below them, but for a micro-byte per second or a factor."""
+    """Switches in two or three levels; links as wide as all below them, but for a micro-byte per
+    second or a factor.
+    """
     graph, parents = nx.DiGraph(), {}
 
     def join(name, parent, up, down):
@@ -226,10 +274,14 @@ def tree_case(rng):
     operations = []
     for number in range(int(rng.integers(1, 5))):
         size = int(rng.integers(1, n + 1))
-        kind, name = (("all_to_all", "direct"), ("all_reduce", "ring"), ("all_gather", "ring"))[int(rng.integers(0, 3))]
+        kind, name = (("all_to_all", "direct"), ("all_reduce", "ring"), ("all_gather", "ring"))[
+            int(rng.integers(0, 3))
+        ]
         count = int(rng.integers(1, 200))
         protocol = protocols[int(rng.random() < 0.2)]
-        plan = simcoll.bind(simcoll.schedule(kind, name, nranks=size), count, "uint8", protocol=protocol)
+        plan = simcoll.bind(
+            simcoll.schedule(kind, name, nranks=size), count, "uint8", protocol=protocol
+        )
         operations.append(Call(plan, random_groups(rng, n, size), str(number)))
     return Program(n, operations), topology
 
@@ -247,14 +299,24 @@ def outcome(program, topology, **how):
     except ConfigError as error:
         return str(error), None
     spans = [
-        (result.begin_fs(number).tolist(), result.end_fs(number).tolist()) for number in range(len(program.operations))
+        (result.begin_fs(number).tolist(), result.end_fs(number).tolist())
+        for number in range(len(program.operations))
     ]
-    told = (result.time_fs, result.messages, result.bytes_moved, result.trace_hash, result.done_fs.tolist(), spans)
+    told = (
+        result.time_fs,
+        result.messages,
+        result.bytes_moved,
+        result.trace_hash,
+        result.done_fs.tolist(),
+        spans,
+    )
     return told, result
 
 
 def compare(kind, seed):
-    """Run a case on every engine; returns what took part, or raises AssertionError with a line that repeats it."""
+    """Run a case on every engine; returns what took part, or raises AssertionError with a line that
+    repeats it.
+    """
     program, topology = program_of(kind, seed)
     if kind == "tree":
         return compare_links(program, topology, seed)
@@ -270,9 +332,15 @@ def compare(kind, seed):
         told = (unseen.time_fs, unseen.messages, unseen.bytes_moved, unseen.trace_hash)
         assert told == expected[:4], f"fast differs when nobody asks for single times\n{replay}"
     got, result = outcome(program, topology, quotient=True)
-    assert isinstance(expected, str) or got == expected, f"the quotient differs from simpy\n{replay}"
+    assert isinstance(expected, str) or got == expected, (
+        f"the quotient differs from simpy\n{replay}"
+    )
     if result is not None and result.classes is not None:
-        ways.append("quotient" if result.path.split()[1] != result.path.split()[-2] else "quotient without gain")
+        ways.append(
+            "quotient"
+            if result.path.split()[1] != result.path.split()[-2]
+            else "quotient without gain"
+        )
     return ways
 
 
@@ -285,5 +353,7 @@ def compare_links(program, topology, seed):
     except ConfigError:  # no share, or no time
         return ["refused"]
     replay = f"replay: python tests/support/run_agreement.py --kind tree --first {seed} --cases 1"
-    assert (whole.time_fs, whole.done_fs.tolist()) == (fewer.time_fs, fewer.done_fs.tolist()), replay
+    assert (whole.time_fs, whole.done_fs.tolist()) == (fewer.time_fs, fewer.done_fs.tolist()), (
+        replay
+    )
     return ["fewer links" if lowered.dropped.any() else "all links"]

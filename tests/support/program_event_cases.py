@@ -1,4 +1,6 @@
-"""Random programs with random events, on which both engines must agree to the last message and the last word of a cut."""
+"""Random programs with random events, on which both engines must agree to the last message and the
+last word of a cut.
+"""
 
 from collections import Counter
 
@@ -14,7 +16,9 @@ KINDS = ("program-events",)
 
 
 def case(seed):
-    """Program, topology, events and policy of a case, and the run without events; no events where it cannot be played at all."""
+    """Program, topology, events and policy of a case, and the run without events; no events where
+    it cannot be played at all.
+    """
     program, topology = program_cases.program_of(("program", "step")[seed % 2], seed)
     whole, healthy = program_cases.outcome(program, topology, engine="simpy")
     if healthy is None:
@@ -31,15 +35,26 @@ def outcome(program, topology, **how):
         result = emulate(program, topology, data="none", keep=True, **how)
     except ConfigError as error:
         return str(error), None
-    told = [result.time_fs, result.messages, result.bytes_moved, result.trace_hash, result.done_fs.tolist(), result.cut]
+    told = [
+        result.time_fs,
+        result.messages,
+        result.bytes_moved,
+        result.trace_hash,
+        result.done_fs.tolist(),
+        result.cut,
+    ]
     if result.cut is None:
         numbers = range(len(program.operations))
-        told += [(result.begin_fs(number).tolist(), result.end_fs(number).tolist()) for number in numbers]
+        told += [
+            (result.begin_fs(number).tolist(), result.end_fs(number).tolist()) for number in numbers
+        ]
     return told, result
 
 
 def compare(kind, seed):
-    """Run a case on both engines; returns what happened, or raises AssertionError with a line that repeats it."""
+    """Run a case on both engines; returns what happened, or raises AssertionError with a line that
+    repeats it.
+    """
     program, topology, events, policy, whole = case(seed)
     if not events:
         return ["refused"]
@@ -58,5 +73,17 @@ def compare(kind, seed):
         f"fast differs when nobody asks for single times\n{replay}"
     )
     jittered = any(call.plan.protocol.jitter_fs for _, call in _calls(program))
-    ways = ["fast", *["jitter"] * jittered, policy.kind, *Counter(type(event).__name__ for event in events)]
-    return [*ways, one.cut.kind if one.cut is not None else "changed" if one.trace_hash != whole[3] else "same"]
+    ways = [
+        "fast",
+        *["jitter"] * jittered,
+        policy.kind,
+        *Counter(type(event).__name__ for event in events),
+    ]
+    return [
+        *ways,
+        one.cut.kind
+        if one.cut is not None
+        else "changed"
+        if one.trace_hash != whole[3]
+        else "same",
+    ]

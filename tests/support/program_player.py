@@ -1,7 +1,9 @@
-"""Independent players of per-rank programs and of programs of thread blocks, for the directed attacks.
+"""Independent players of per-rank programs and of programs of thread blocks, for the directed
+attacks.
 
-A per-rank program is judged by its order: messages are matched, blocked lanes found by playing them, races by the set of everything that
-surely happened before an instruction. Thread blocks are played many times in random legal orders, and every order must give right data.
+A per-rank program is judged by its order: messages are matched, blocked lanes found by playing
+them, races by the set of everything that surely happened before an instruction. Thread blocks are
+played many times in random legal orders, and every order must give right data.
 """
 
 from __future__ import annotations
@@ -9,7 +11,14 @@ from __future__ import annotations
 import random
 
 from simcoll.core.device_program import EACH
-from tests.support.exact_player import LEVELS, Definition, Expressions, Verdict, WrongError, multiset_sum
+from tests.support.exact_player import (
+    LEVELS,
+    Definition,
+    Expressions,
+    Verdict,
+    WrongError,
+    multiset_sum,
+)
 
 # receives, sends, reads src, writes dst, reads dst
 OPS = {
@@ -55,7 +64,10 @@ class ProgramPlayer:
     def check(self, rank: int, instruction) -> None:
         receives, sends, reads, writes, _ = OPS[instruction.op]
         count, src, dst = int(instruction.count), int(instruction.src), int(instruction.dst)
-        for used, peer in ((receives, int(instruction.recv_from)), (sends, int(instruction.send_to))):
+        for used, peer in (
+            (receives, int(instruction.recv_from)),
+            (sends, int(instruction.send_to)),
+        ):
             if used and (not 0 <= peer < self.program.nranks or peer == rank):
                 raise WrongError("no such peer")
         for used, chunk in ((reads, src), (writes, dst)):
@@ -93,13 +105,15 @@ class ProgramPlayer:
             ready = {
                 number
                 for number in left
-                if all(other in done for other in self.before[number]) and self.fed(number, depth, done)
+                if all(other in done for other in self.before[number])
+                and self.fed(number, depth, done)
             }
             while depth == 0:
                 lone = {
                     number
                     for number in ready
-                    if self.sender.get(number, number) not in ready or self.receiver.get(number, number) not in ready
+                    if self.sender.get(number, number) not in ready
+                    or self.receiver.get(number, number) not in ready
                 }
                 if not lone:
                     break
@@ -132,7 +146,10 @@ class ProgramPlayer:
         """Refuse two accesses of a chunk, one a write, that nothing orders."""
         past, touched = {}, {}
         for number in order:
-            earlier = [*self.before[number], *([self.sender[number]] if number in self.sender else [])]
+            earlier = [
+                *self.before[number],
+                *([self.sender[number]] if number in self.sender else []),
+            ]
             past[number] = 0
             for other in earlier:
                 past[number] |= past[other] | 1 << other
@@ -156,7 +173,10 @@ class ProgramPlayer:
         outputs, expressions, contents, sent = means.inputs * program.chunks, Expressions(), {}, {}
         for rank in filter(means.has_input, range(program.nranks)):
             for chunk in range(outputs):
-                contents[rank, means.canonical(rank, chunk)] = {rank * outputs + chunk: 1}, expressions.leaf(rank)
+                contents[rank, means.canonical(rank, chunk)] = (
+                    {rank * outputs + chunk: 1},
+                    expressions.leaf(rank),
+                )
         for number in order:
             rank, _, instruction = self.code[number]
             receives, sends, reads, writes, updates = OPS[instruction.op]
@@ -204,7 +224,9 @@ def outcome(means: Definition, n: int, contents: dict, *, switched: bool = False
         return LEVELS[0]
     if switched:
         return LEVELS[1]
-    return LEVELS[3] if len({tree for forms in trees.values() for tree in forms}) == 1 else LEVELS[2]
+    return (
+        LEVELS[3] if len({tree for forms in trees.values() for tree in forms}) == 1 else LEVELS[2]
+    )
 
 
 def verdict_on_program(program) -> Verdict:
@@ -212,7 +234,9 @@ def verdict_on_program(program) -> Verdict:
     try:
         player = ProgramPlayer(program)
         order = player.order(None)
-        if order is None or (program.fifo_depth is not None and player.order(program.fifo_depth) is None):
+        if order is None or (
+            program.fifo_depth is not None and player.order(program.fifo_depth) is None
+        ):
             return Verdict(False, "", "deadlock")
         player.check_races(order)
         return Verdict(True, player.play(order), "")
@@ -221,14 +245,20 @@ def verdict_on_program(program) -> Verdict:
 
 
 def verdict_on_device_program(program, seed: int, plays: int = 12) -> Verdict:
-    """The verdict on a program of thread blocks without packets, proxies and switches, whose blocks meet at fences."""
+    """The verdict on a program of thread blocks without packets, proxies and switches, whose blocks
+    meet at fences.
+    """
     rng, levels = random.Random(seed), set()
     try:
         for _ in range(plays):
             levels.add(_device_play(program, rng))
     except WrongError as wrong:
         return Verdict(False, "", str(wrong))
-    return Verdict(len(levels) == 1, min(levels, key=("", *LEVELS).index), "the order varies" * (len(levels) > 1))
+    return Verdict(
+        len(levels) == 1,
+        min(levels, key=("", *LEVELS).index),
+        "the order varies" * (len(levels) > 1),
+    )
 
 
 def _device_play(program, rng: random.Random) -> str:
@@ -236,9 +266,20 @@ def _device_play(program, rng: random.Random) -> str:
     inputs, expressions, contents = means.inputs * program.cells, Expressions(), {}
     for rank in filter(means.has_input, range(program.nranks)):
         for cell in range(inputs):
-            contents[rank, means.canonical(rank, cell)] = {rank * inputs + cell: 1}, expressions.leaf(rank)
-    raised = {(rank, n): int(v) for rank, values in enumerate(program.semaphores) for n, v in enumerate(values)}
-    blocks = [(rank, list(operations)) for rank, lists in enumerate(program.blocks) for operations in lists]
+            contents[rank, means.canonical(rank, cell)] = (
+                {rank * inputs + cell: 1},
+                expressions.leaf(rank),
+            )
+    raised = {
+        (rank, n): int(v)
+        for rank, values in enumerate(program.semaphores)
+        for n, v in enumerate(values)
+    }
+    blocks = [
+        (rank, list(operations))
+        for rank, lists in enumerate(program.blocks)
+        for operations in lists
+    ]
     places = [0] * len(blocks)
     while True:
         ready = []
@@ -256,7 +297,11 @@ def _device_play(program, rng: random.Random) -> str:
             rank, operations = blocks[number]
             if operations[places[number]].barrier is not None:
                 meeting.setdefault((rank, operations[places[number]].barrier), []).append(number)
-        steps = [(number, needs) for number, needs in ready if blocks[number][1][places[number]].barrier is None]
+        steps = [
+            (number, needs)
+            for number, needs in ready
+            if blocks[number][1][places[number]].barrier is None
+        ]
         full = [members for (_, (_, many)), members in meeting.items() if len(members) == many]
         if not steps and not full:
             break
@@ -271,7 +316,10 @@ def _device_play(program, rng: random.Random) -> str:
         for key in needs:
             raised[key] -= 1
         _device_write(operation, contents, expressions, means)
-        for key in [*operation.signals, *((rank, instruction) for instruction in operation.releases)]:
+        for key in [
+            *operation.signals,
+            *((rank, instruction) for instruction in operation.releases),
+        ]:
             raised[key] = raised.get(key, 0) + 1
     if any(place < len(operations) for place, (_, operations) in zip(places, blocks, strict=True)):
         raise WrongError("deadlock")

@@ -1,4 +1,6 @@
-"""An engine that plays what a formula knows: a ring on a crossbar, where nothing shares a link. The contributing page shows it."""
+"""An engine that plays what a formula knows: a ring on a crossbar, where nothing shares a link. The
+contributing page shows it.
+"""
 
 import numpy as np
 
@@ -20,11 +22,20 @@ class RingFormula:
         plan, topology = request.plan, request.topology
         if (plan.schedule.name, plan.collective.kind, plan.nchannels) != ("ring", "all_reduce", 1):
             return f"formula: no ring all_reduce of one channel, but {plan.schedule.title}"
-        if request.storage or request.observer or request.timeline or request.keep or request.quotient:
+        if (
+            request.storage
+            or request.observer
+            or request.timeline
+            or request.keep
+            or request.quotient
+        ):
             return "formula: more than the time is asked for"
         if plan.protocol != ideal() or plan.sizes % plan.schedule.layout.chunks:
             return "formula: steps of different length"
-        if topology.nlinks != 2 * topology.nranks or len(set(topology.link_capacity_uBps.tolist())) > 1:
+        if (
+            topology.nlinks != 2 * topology.nranks
+            or len(set(topology.link_capacity_uBps.tolist())) > 1
+        ):
             return f"formula: {topology.name} is no crossbar"
         return None
 

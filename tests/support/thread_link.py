@@ -1,4 +1,6 @@
-"""Ranks in threads that exchange control messages, for tests without MPI. Data is moved by the emulator's own data plane."""
+"""Ranks in threads that exchange control messages, for tests without MPI. Data is moved by the
+emulator's own data plane.
+"""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -53,7 +55,9 @@ class ThreadLink:
             if key not in self.office.outputs:
                 inputs = [arrived[other] for other in range(plan.nranks)]
                 place = crossbar(int(plan.ranks.max()) + 1, "50 GB/s", "1 us")
-                self.office.outputs[key] = simcoll.emulate(plan, place, data=inputs, bound=False).outputs
+                self.office.outputs[key] = simcoll.emulate(
+                    plan, place, data=inputs, bound=False
+                ).outputs
             return self.office.outputs[key][rank]
 
     def give_up(self, reason):
@@ -61,7 +65,9 @@ class ThreadLink:
 
 
 def on_threads(function, size):
-    """What ``function(rank, run)`` returns on every thread; ``run(program)`` runs a rank program among them."""
+    """What ``function(rank, run)`` returns on every thread; ``run(program)`` runs a rank program
+    among them.
+    """
     offices = []
     lock, turns = threading.Lock(), [0] * size
 
@@ -72,9 +78,14 @@ def on_threads(function, size):
                     offices.append(Office(size))
                 office = offices[turns[rank]]
                 turns[rank] += 1
-            return dist.run_rank(program, rank, size, backend="threads", link=ThreadLink(office, rank))
+            return dist.run_rank(
+                program, rank, size, backend="threads", link=ThreadLink(office, rank)
+            )
 
         return function(rank, run)
 
     with ThreadPoolExecutor(size) as pool:
-        return [future.result(timeout=120) for future in [pool.submit(thread, rank) for rank in range(size)]]
+        return [
+            future.result(timeout=120)
+            for future in [pool.submit(thread, rank) for rank in range(size)]
+        ]

@@ -9,7 +9,9 @@ from simcoll.core.rank_program import Instruction, Lane, RankProgram
 
 
 class _Reader:
-    """The program of a process, made of its turns; its memory is its ranks', then staging memory, in elements."""
+    """The program of a process, made of its turns; its memory is its ranks', then staging memory,
+    in elements.
+    """
 
     def __init__(self, plan, made):
         self.item = plan.dtype.itemsize
@@ -18,8 +20,13 @@ class _Reader:
         self.channels: list[int] = []
         self.starts: dict[tuple[int, int], int] = {}
         self.size = 0
-        sizes = {(rank, buffer): int(count) for (rank, buffer), count in np.ndenumerate(plan.buffer_elements())}
-        sizes |= {(STAGING, lane): -(-size // self.item) for lane, size in enumerate(made.staging_bytes)}
+        sizes = {
+            (rank, buffer): int(count)
+            for (rank, buffer), count in np.ndenumerate(plan.buffer_elements())
+        }
+        sizes |= {
+            (STAGING, lane): -(-size // self.item) for lane, size in enumerate(made.staging_bytes)
+        }
         for place, size in sizes.items():
             self.starts[place] = self.size
             self.size += size
@@ -43,7 +50,9 @@ class _Reader:
         own, item = ("turn", -1, lane), self.item
         spot = self.add(own, waits, Instruction("nop", count=0))
         for target, source in turn.aside:
-            spot = self.add(own, (), Instruction("copy", self.at(source), self.at(target), source[3] // item))
+            spot = self.add(
+                own, (), Instruction("copy", self.at(source), self.at(target), source[3] // item)
+            )
         under_way = []
         local = [source for source, peer, _ in turn.sends if peer == process]
         for number, (target, peer, channel) in enumerate(turn.recvs):
@@ -61,24 +70,40 @@ class _Reader:
         spot = self.add(own, under_way, Instruction("nop", count=0))
         for reduces, target, source in turn.afterwards:
             name = "reduce" if reduces else "copy"
-            spot = self.add(own, (), Instruction(name, self.at(source), self.at(target), source[3] // item))
+            spot = self.add(
+                own, (), Instruction(name, self.at(source), self.at(target), source[3] // item)
+            )
         return spot
 
 
 def program_of(plan, parts):
-    """All processes' parts read back as a program, in which a process is a rank and an element a chunk."""
+    """All processes' parts read back as a program, in which a process is a rank and an element a
+    chunk.
+    """
     readers = [_Reader(plan, made) for made in parts]
     for process, (reader, made) in enumerate(zip(readers, parts, strict=True)):
         done: dict[tuple[int, int], tuple[int, int]] = {}
-        turns = [(turn.step, lane, index) for lane, own in enumerate(made.lanes) for index, turn in enumerate(own)]
+        turns = [
+            (turn.step, lane, index)
+            for lane, own in enumerate(made.lanes)
+            for index, turn in enumerate(own)
+        ]
         for _, lane, index in sorted(turns):
             turn = made.lanes[lane][index]
-            before = [done[each] for each in turn.waits] + ([done[lane, index - 1]] if index else [])
+            before = [done[each] for each in turn.waits] + (
+                [done[lane, index - 1]] if index else []
+            )
             done[lane, index] = reader.turn(lane, turn, process, before)
     lanes = tuple(
-        tuple(Lane(channel, tuple(code)) for channel, code in zip(reader.channels, reader.code, strict=True))
+        tuple(
+            Lane(channel, tuple(code))
+            for channel, code in zip(reader.channels, reader.code, strict=True)
+        )
         for reader in readers
     )
     return RankProgram(
-        f"{plan.schedule} in {len(parts)} processes", len(parts), lanes, (max(r.size for r in readers), 0, 0)
+        f"{plan.schedule} in {len(parts)} processes",
+        len(parts),
+        lanes,
+        (max(r.size for r in readers), 0, 0),
     )

@@ -1,4 +1,5 @@
-"""Rank programs that cannot end well, one run after the other: ``wrong_calls.py RANKS FOLDER`` writes what every rank was told.
+"""Rank programs that cannot end well, one run after the other: ``wrong_calls.py RANKS FOLDER``
+writes what every rank was told.
 
 They run on the emulator, on threads and on MPI processes. At least three ranks; rank 1 is at fault.
 """
@@ -125,9 +126,25 @@ def touched(rank):
 
 
 CASES = (
-    other_size, other_function, other_dtype, other_op, other_algorithm, other_splits, other_group, other_mesh, late, late_for_wait,
-    late_for_roll, no_send, ended, raised, raised_before_message, ended_before_message, other_message, touched,
-)  # fmt: skip
+    other_size,
+    other_function,
+    other_dtype,
+    other_op,
+    other_algorithm,
+    other_splits,
+    other_group,
+    other_mesh,
+    late,
+    late_for_wait,
+    late_for_roll,
+    no_send,
+    ended,
+    raised,
+    raised_before_message,
+    ended_before_message,
+    other_message,
+    touched,
+)
 
 
 def told(case, run):
@@ -149,6 +166,9 @@ def told(case, run):
 
 
 if __name__ == "__main__":
-    found = {case.__name__: told(case, lambda program: dist.spawn(program, int(sys.argv[1]))) for case in CASES}
+    found = {
+        case.__name__: told(case, lambda program: dist.spawn(program, int(sys.argv[1])))
+        for case in CASES
+    }
     final = dist.spawn(lambda rank, _: rank, int(sys.argv[1]))
     Path(sys.argv[2], str(min(final.own_ranks))).write_bytes(encode(found))

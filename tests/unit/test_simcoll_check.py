@@ -1,4 +1,6 @@
-"""The independent checker: certificates made by hand, right and wrong in one place each, and hostile files."""
+"""The independent checker: certificates made by hand, right and wrong in one place each, and
+hostile files.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,9 @@ def test_a_wrong_chunk_is_found_with_and_without_sizes(kind):
         columns(c)["src_chunk"][0] ^= 1
 
     wrong(changed(right, move), "step 0", "not the same piece of a block")
-    wrong(changed(right, lambda c: (move(c), c.update(divisible=True))), "at the end", "input chunk")
+    wrong(
+        changed(right, lambda c: (move(c), c.update(divisible=True))), "at the end", "input chunk"
+    )
 
 
 @pytest.mark.parametrize("kind", REDUCING)
@@ -170,7 +174,9 @@ def unrolled_folds(certificate):
         steps[where].append(row)
         used[where].add(row[2:4])
     return schedule(
-        certificate["collective"], [{"steps": [step(rows)]} for rows in steps], order=certificate["claims"]["order"]
+        certificate["collective"],
+        [{"steps": [step(rows)]} for rows in steps],
+        order=certificate["claims"]["order"],
     )
 
 
@@ -179,7 +185,10 @@ def test_doublings_do_not_wrap(times):
     # x += x for a number of times: modulo 2^64, 64 of them are nothing.
     rows = [(0, 0, 0, 2, "copy"), (1, 0, 0, 2, "reduce")]
     blocks = [{"steps": [step([row])]} for row in rows]
-    doubling = {"steps": [step([(0, 0, 0, 1, "copy")])]}, {"steps": [step([(0, 1, 0, 1, "reduce")])], "repeat": times}
+    doubling = (
+        {"steps": [step([(0, 0, 0, 1, "copy")])]},
+        {"steps": [step([(0, 1, 0, 1, "reduce")])], "repeat": times},
+    )
     collective = {"kind": "reduce", "nranks": 2, "root": 0}
     moved = [{"steps": [step([(0, 2, 0, 1, "reduce")])]}]
     certificate = schedule(collective, [*doubling, *blocks, *moved], order="any", scratch=[0])
@@ -187,15 +196,22 @@ def test_doublings_do_not_wrap(times):
     # The same without the doublings is right.
     check(
         schedule(
-            collective, [*blocks, {"steps": [step([(0, 2, 0, 1, "copy")])]}], order="position-independent", scratch=[0]
+            collective,
+            [*blocks, {"steps": [step([(0, 2, 0, 1, "copy")])]}],
+            order="position-independent",
+            scratch=[0],
         )
     )
 
 
 def test_fibonacci_counts_do_not_wrap():
     blocks = [{"steps": [step([(0, 0, 0, 1, "copy"), (1, 0, 0, 2, "copy")])]}]
-    blocks += [{"steps": [step([(0, 2, 0, 1, "reduce")]), step([(0, 1, 0, 2, "reduce")])], "repeat": 5000}]
-    certificate = schedule({"kind": "reduce", "nranks": 2, "root": 0}, blocks, order="any", scratch=[0])
+    blocks += [
+        {"steps": [step([(0, 2, 0, 1, "reduce")]), step([(0, 1, 0, 2, "reduce")])], "repeat": 5000}
+    ]
+    certificate = schedule(
+        {"kind": "reduce", "nranks": 2, "root": 0}, blocks, order="any", scratch=[0]
+    )
     wrong(certificate, "at the end", "...")
 
 
@@ -217,7 +233,8 @@ def test_writing_inputs_and_reading_nothing_is_found():
         "rank 1 chunk 1",
         "but holds nothing",
     )
-    # In place: an all_gather's own slot may be written, the input of a reduce_scatter only where it is the output.
+    # In place: an all_gather's own slot may be written, the input of a reduce_scatter only where it
+    # is the output.
     collective = {"kind": "reduce_scatter", "nranks": 2, "in_place": True}
     right = [{"steps": [step([(1, 0, 0, 2, "reduce"), (0, 1, 1, 2, "reduce")])]}]
     check(schedule(collective, right, order="position-independent"))
@@ -227,9 +244,15 @@ def test_writing_inputs_and_reading_nothing_is_found():
         "input",
     )
     # The root's input only; other ranks of a broadcast have none.
-    wrong(schedule({"kind": "broadcast", "nranks": 2}, [{"steps": [step([(1, 0, 1, 1, "copy")])]}]), "rank 1 chunk 0")
     wrong(
-        schedule({"kind": "broadcast", "nranks": 2, "in_place": True}, [{"steps": [step([(0, 0, 1, 0, "copy")])]}]),
+        schedule({"kind": "broadcast", "nranks": 2}, [{"steps": [step([(1, 0, 1, 1, "copy")])]}]),
+        "rank 1 chunk 0",
+    )
+    wrong(
+        schedule(
+            {"kind": "broadcast", "nranks": 2, "in_place": True},
+            [{"steps": [step([(0, 0, 1, 0, "copy")])]}],
+        ),
         "rank 1 chunk 0 is an input",
     )
 
@@ -237,27 +260,47 @@ def test_writing_inputs_and_reading_nothing_is_found():
 def test_outputs_of_others_are_workspace_in_place():
     rows = [(2, 0, 1, 1, "copy"), (1, 0, 1, 1, "reduce"), (1, 1, 0, 1, "reduce")]
     blocks = [{"steps": [step([row])]} for row in rows]
-    right = schedule({"kind": "reduce", "nranks": 3, "in_place": True}, blocks, order="position-independent")
+    right = schedule(
+        {"kind": "reduce", "nranks": 3, "in_place": True}, blocks, order="position-independent"
+    )
     check(right)
-    wrong(changed(right, lambda c: c["blocks"][0]["steps"][0].update(dst_chunk=[0])), "rank 1 chunk 0 is an input")
+    wrong(
+        changed(right, lambda c: c["blocks"][0]["steps"][0].update(dst_chunk=[0])),
+        "rank 1 chunk 0 is an input",
+    )
 
 
 def test_what_does_not_exist_is_found():
     for row in [
-        (2, 0, 0, 1, "copy"), (0, 0, 2, 1, "copy"), (0, 2, 0, 1, "copy"), (0, 0, 1, 2, "copy"), (0, 0, 1, 1, "add"),
-        (0, 0, 1, 1, "sync"), (0, 0, 1, 1, "copy", 1), (0, 0, 1, 1, "copy", 0, 2), (0, 0, 1, 0, "copy", 0, 3),
-        (0, 2**62, 1, 1, "copy"), (2**62, 0, 1, 1, "copy"), (0, 0, 1, 1, "copy", 2**63 - 1),
-    ]:  # fmt: skip
+        (2, 0, 0, 1, "copy"),
+        (0, 0, 2, 1, "copy"),
+        (0, 2, 0, 1, "copy"),
+        (0, 0, 1, 2, "copy"),
+        (0, 0, 1, 1, "add"),
+        (0, 0, 1, 1, "sync"),
+        (0, 0, 1, 1, "copy", 1),
+        (0, 0, 1, 1, "copy", 0, 2),
+        (0, 0, 1, 0, "copy", 0, 3),
+        (0, 2**62, 1, 1, "copy"),
+        (2**62, 0, 1, 1, "copy"),
+        (0, 0, 1, 1, "copy", 2**63 - 1),
+    ]:
         full = [*row, 0, 1][:5] + list(row[5:] or [0]) + ([1] if len(row) < 7 else [])
         wrong(
-            schedule({"kind": "all_reduce", "nranks": 2}, [{"steps": [step([full])]}], order="any"), "step 0", "no such"
+            schedule({"kind": "all_reduce", "nranks": 2}, [{"steps": [step([full])]}], order="any"),
+            "step 0",
+            "no such",
         )
     # Ranges that begin in one buffer and end in another, at either end.
     for row in ((0, 0, 1, 3, "copy", 0, 2), (0, 1, 1, 4, "copy", 0, 2), (0, 4, 1, 3, "copy", 0, 2)):
         blocks = [{"steps": [step([row])]}]
         collective = {"kind": "all_reduce", "nranks": 2}
-        wrong(schedule(collective, blocks, chunks=2, order="any", scratch=[0], divisible=True), "no such")
-    # A range that leaves the input of an all_gather in place would lie in its output after the alias is resolved.
+        wrong(
+            schedule(collective, blocks, chunks=2, order="any", scratch=[0], divisible=True),
+            "no such",
+        )
+    # A range that leaves the input of an all_gather in place would lie in its output after the
+    # alias is resolved.
     certificate = schedule(
         {"kind": "all_gather", "nranks": 2, "in_place": True},
         [{"steps": [step([(0, 0, 1, 1, "copy", 0, 2)])]}],
@@ -274,7 +317,9 @@ def test_scratch_of_ranks_and_pieces():
         (0, 2, 0, 1, "copy"),
         (1, 2, 0, 1, "reduce"),
     ]
-    blocks = [{"steps": [step([row])]} for row in rows] + [{"steps": [step([(0, 1, 1, 1, "copy")])]}]
+    blocks = [{"steps": [step([row])]} for row in rows] + [
+        {"steps": [step([(0, 1, 1, 1, "copy")])]}
+    ]
     collective = {"kind": "all_reduce", "nranks": 2}
     for more in (
         {"scratch": [0]},
@@ -286,9 +331,16 @@ def test_scratch_of_ranks_and_pieces():
     wrong(schedule(collective, blocks, order="any", scratch=[[0], []]), "step 1", "no such")
     wrong(schedule(collective, blocks[2:], order="any", scratch=[[], [0]]), "step 0", "no such")
     for more in (
-        {"scratch": [1]}, {"scratch": [[0]]}, {"scratch": [0, [0]]}, {"scratch": [[0], 0]}, {"scratch_pieces": [0]},
-        {"scratch": [0], "scratch_pieces": [1]}, {"scratch": [0], "scratch_pieces": []}, {"scratch": [-1]}, {"scratch": [True]},
-    ):  # fmt: skip
+        {"scratch": [1]},
+        {"scratch": [[0]]},
+        {"scratch": [0, [0]]},
+        {"scratch": [[0], 0]},
+        {"scratch_pieces": [0]},
+        {"scratch": [0], "scratch_pieces": [1]},
+        {"scratch": [0], "scratch_pieces": []},
+        {"scratch": [-1]},
+        {"scratch": [True]},
+    ):
         unreadable(schedule(collective, blocks, order="any", **more), "scratch")
 
 
@@ -307,7 +359,11 @@ def test_blocks_of_different_ranks_do_not_mix():
 
 def fold(rows, **claims):
     return schedule(
-        {"kind": "reduce", "nranks": 3, "root": 0}, [{"steps": [step(rows)]}], order="any", channels=2, claims=claims
+        {"kind": "reduce", "nranks": 3, "root": 0},
+        [{"steps": [step(rows)]}],
+        order="any",
+        channels=2,
+        claims=claims,
     )
 
 
@@ -318,7 +374,10 @@ def test_rules_of_folds():
     wrong(fold(rows), "claims.folds")
     wrong(fold([*rows, (2, 0, 0, 1, "reduce", 0)], folds=True), "written twice")
     wrong(fold([*rows, (2, 0, 0, 1, "copy", 0)], folds=True), "written twice")
-    wrong(fold([rows[0], rows[1], (2, 0, 0, 1, "reduce", 1)], folds=True, shared_chunks=True), "written twice")
+    wrong(
+        fold([rows[0], rows[1], (2, 0, 0, 1, "reduce", 1)], folds=True, shared_chunks=True),
+        "written twice",
+    )
     wrong(fold([(0, 0, 0, 1, "multicast", 0), *rows[1:]], folds=True), "written twice")
     wrong(fold([*rows[:2], (2, 0, 0, 1, "switch_reduce", 0)], folds=True), "written twice")
     wrong(fold(rows[1:], folds=True), "but holds nothing")
@@ -328,13 +387,21 @@ def test_a_fold_adds_in_the_order_of_ranks():
     collective = {"kind": "all_reduce", "nranks": 3}
     one = [(0, 0, 0, 1, "copy"), (1, 0, 0, 1, "reduce"), (2, 0, 0, 1, "reduce")]
     spread = [(0, 1, 1, 1, "copy"), (0, 1, 2, 1, "copy")]
-    steps = [[(1, 0, 1, 1, "copy")], [(0, 0, 1, 1, "reduce")], [(2, 0, 1, 1, "reduce")], [(1, 1, 2, 1, "copy")]]
+    steps = [
+        [(1, 0, 1, 1, "copy")],
+        [(0, 0, 1, 1, "reduce")],
+        [(2, 0, 1, 1, "reduce")],
+        [(1, 1, 2, 1, "copy")],
+    ]
     blocks = [{"steps": [step(rows)]} for rows in ([*one], *steps)]
     claims = {"folds": True}
     check(schedule(collective, blocks, order="position-independent", claims=claims))
     check(
         schedule(
-            collective, [{"steps": [step(one)]}, {"steps": [step(spread)]}], order="position-independent", claims=claims
+            collective,
+            [{"steps": [step(one)]}, {"steps": [step(spread)]}],
+            order="position-independent",
+            claims=claims,
         )
     )
     steps[1], steps[2] = steps[2], steps[1]  # (1 + 2) + 0 has other brackets than (0 + 1) + 2
@@ -344,12 +411,23 @@ def test_a_fold_adds_in_the_order_of_ranks():
 
 
 def test_the_order_of_rows_has_no_meaning():
-    rows = [(source, 0, rank, 1, "reduce" if source else "copy") for rank in range(2) for source in range(3)]
+    rows = [
+        (source, 0, rank, 1, "reduce" if source else "copy")
+        for rank in range(2)
+        for source in range(3)
+    ]
     rest = [(1, 1, 2, 1, "copy")]
     for mixed in (rows, rows[:3] + rows[:2:-1], rows[::-1]):
         blocks = [{"steps": [step(mixed)]}, {"steps": [step(rest)]}]
         claims = {"folds": True}
-        check(schedule({"kind": "all_reduce", "nranks": 3}, blocks, order="position-independent", claims=claims))
+        check(
+            schedule(
+                {"kind": "all_reduce", "nranks": 3},
+                blocks,
+                order="position-independent",
+                claims=claims,
+            )
+        )
 
 
 def test_rules_of_switches():
@@ -362,10 +440,19 @@ def test_rules_of_switches():
     wrong(schedule(collective, [{"steps": [step(up[:-1])]}], order="any"), "-1 of rank 2")
     mixed = [*up[:-1], (2, 0, 2, 1, "switch_reduce", 1)]
     wrong(
-        schedule(collective, [{"steps": [step(mixed)]}], order="any", channels=2, claims={"shared_chunks": True}),
+        schedule(
+            collective,
+            [{"steps": [step(mixed)]}],
+            order="any",
+            channels=2,
+            claims={"shared_chunks": True},
+        ),
         "written twice",
     )
-    wrong(schedule(collective, [{"steps": [step([*up[:-1], (2, 0, 2, 1, "copy", 0)])]}], order="any"), "written twice")
+    wrong(
+        schedule(collective, [{"steps": [step([*up[:-1], (2, 0, 2, 1, "copy", 0)])]}], order="any"),
+        "written twice",
+    )
     # A switch that adds two, or passes on one, is not a transfer that does so.
     pair = [(0, 0, 0, 1, "switch_reduce"), (1, 0, 0, 1, "switch_reduce")]
     own = [(0, 0, 1, 1, "copy"), (1, 0, 1, 1, "reduce")]
@@ -374,7 +461,10 @@ def test_rules_of_switches():
     for steps in ([pair + own], [pair, single]):
         blocks = [{"steps": [step(rows)]} for rows in steps]
         check(schedule(of_two, blocks, order="any", claims={"folds": True}))
-        wrong(schedule(of_two, blocks, order="rank-consistent", claims={"folds": True}), "claims.order")
+        wrong(
+            schedule(of_two, blocks, order="rank-consistent", claims={"folds": True}),
+            "claims.order",
+        )
     many = [pair, *[[(0, 1, 0, 1, "switch_reduce")]] * 9, [(0, 1, 1, 1, "copy")]]
     check(schedule(of_two, [{"steps": [step(rows)]} for rows in many], order="rank-consistent"))
     # One operand is itself, where there are no brackets to compare.
@@ -384,12 +474,18 @@ def test_rules_of_switches():
     # The old content of the destination does not count.
     check(
         schedule(
-            collective, [{"steps": [step([(0, 0, 0, 1, "copy", 0)])]}, {"steps": [step(up)]}], order="rank-consistent"
+            collective,
+            [{"steps": [step([(0, 0, 0, 1, "copy", 0)])]}, {"steps": [step(up)]}],
+            order="rank-consistent",
         )
     )
     down = [(0, 1, rank, 1, "multicast", 0) for rank in (1, 2)]
     one = [(rank, 0, 0, 1, "switch_reduce", 0) for rank in range(3)]
-    check(schedule(collective, [{"steps": [step(one)]}, {"steps": [step(down)]}], order="rank-consistent"))
+    check(
+        schedule(
+            collective, [{"steps": [step(one)]}, {"steps": [step(down)]}], order="rank-consistent"
+        )
+    )
 
 
 def test_channels_that_share_chunks():
@@ -431,16 +527,34 @@ def test_channels_do_not_wait_for_each_other_in_a_cycle():
 
 @pytest.mark.parametrize("key", ["steps", "transfers"])
 def test_counts_are_compared(key):
-    for right in (ring(4), ring(4, "by symmetry"), direct("all_gather", 3, in_place=True), direct("barrier", 3)):
+    for right in (
+        ring(4),
+        ring(4, "by symmetry"),
+        direct("all_gather", 3, in_place=True),
+        direct("barrier", 3),
+    ):
         for off in (-1, 1):
-            wrong(changed(right, lambda c, off=off: c["claims"].update({key: c["claims"][key] + off})), "claims")
+            wrong(
+                changed(
+                    right, lambda c, off=off: c["claims"].update({key: c["claims"][key] + off})
+                ),
+                "claims",
+            )
 
 
 def test_levels_that_claim_too_much():
-    wrong(changed(ring(4), lambda c: c["claims"].update(order="position-independent")), "claims.order")
-    wrong(changed(ring(4, "by symmetry"), lambda c: c["claims"].update(order="position-independent")), "claims.order")
     wrong(
-        changed(direct("all_reduce", 3, in_place=True), lambda c: c["claims"].update(order="rank-consistent")),
+        changed(ring(4), lambda c: c["claims"].update(order="position-independent")), "claims.order"
+    )
+    wrong(
+        changed(ring(4, "by symmetry"), lambda c: c["claims"].update(order="position-independent")),
+        "claims.order",
+    )
+    wrong(
+        changed(
+            direct("all_reduce", 3, in_place=True),
+            lambda c: c["claims"].update(order="rank-consistent"),
+        ),
         "claims.order",
     )
     for right, level in (
@@ -449,7 +563,9 @@ def test_levels_that_claim_too_much():
         (direct("all_gather", 2), "any"),
         (direct("barrier", 2), "any"),
     ):
-        wrong(changed(right, lambda c, level=level: c["claims"].update(order=level)), "claims.order")
+        wrong(
+            changed(right, lambda c, level=level: c["claims"].update(order=level)), "claims.order"
+        )
 
 
 def test_barriers():
@@ -463,12 +579,17 @@ def test_barriers():
         schedule({"kind": "barrier", "nranks": n}, other, channels=2), "may leave before"
     )  # channels do not tell each other
     check(schedule({"kind": "barrier", "nranks": n}, [other[1], *blocks], channels=2))
-    both = [{"steps": [step([(0, 0, 1, 0, "sync"), (1, 0, 2, 0, "sync"), (2, 0, 0, 0, "sync")])]}] * 2
+    both = [
+        {"steps": [step([(0, 0, 1, 0, "sync"), (1, 0, 2, 0, "sync"), (2, 0, 0, 0, "sync")])]}
+    ] * 2
     check(schedule({"kind": "barrier", "nranks": 3}, both))
     wrong(
         schedule({"kind": "barrier", "nranks": 3}, both[:1]), "may leave before"
     )  # messages of a step are simultaneous
-    wrong(schedule({"kind": "barrier", "nranks": 2}, [{"steps": [step([(0, 0, 1, 0, "copy")])]}]), "no such")
+    wrong(
+        schedule({"kind": "barrier", "nranks": 2}, [{"steps": [step([(0, 0, 1, 0, "copy")])]}]),
+        "no such",
+    )
     check(schedule({"kind": "barrier", "nranks": 1}, []))
 
 
@@ -479,7 +600,13 @@ def test_repeats_with_an_order():
     collective = {"kind": "broadcast", "nranks": 2}
 
     def certificate(**more):
-        block = {"steps": [step(row)], "repeat": 3, "stride": 2, "modulus": 3, "order": [0, 2, 1, 3, 5, 4]} | more
+        block = {
+            "steps": [step(row)],
+            "repeat": 3,
+            "stride": 2,
+            "modulus": 3,
+            "order": [0, 2, 1, 3, 5, 4],
+        } | more
         return schedule(collective, [block, *rest], chunks=3)
 
     check(certificate())
@@ -497,7 +624,9 @@ def test_repeats_with_an_order():
         unreadable(certificate(**more), "whole windows")
     unreadable(certificate(order=[0, 2, 1, 3, 5, 5]), "order")
     unreadable(certificate(modulus=0), "modulus")
-    assert "in 1 steps" in check(schedule(collective, [{"steps": [step(row)], "repeat": 0}, *rest_all()], chunks=3))
+    assert "in 1 steps" in check(
+        schedule(collective, [{"steps": [step(row)], "repeat": 0}, *rest_all()], chunks=3)
+    )
 
 
 def rest_all():
@@ -541,8 +670,16 @@ def test_transfers_of_many_places_are_compared_place_by_place():
     right = outside(5)
     check(right)
     check(changed(right, lambda c: c.update(proof={"kind": "full"})))
-    wrong(changed(right, lambda c: columns(c).update(count=[5, 5, 4, 5, 5])), "step 0", "does not map place")
-    wrong(changed(right, lambda c: columns(c).update(src_rank=[0, 1, 2, 3, 3])), "step 0", "does not map place")
+    wrong(
+        changed(right, lambda c: columns(c).update(count=[5, 5, 4, 5, 5])),
+        "step 0",
+        "does not map place",
+    )
+    wrong(
+        changed(right, lambda c: columns(c).update(src_rank=[0, 1, 2, 3, 3])),
+        "step 0",
+        "does not map place",
+    )
     # The same transfer twice, at places that are followed and at one that is not.
     for row in range(5):
         for number in (0, 4):
@@ -553,19 +690,36 @@ def test_transfers_of_many_places_are_compared_place_by_place():
             twice["claims"]["transfers"] += 1
             wrong(twice, f"step {number}", "does not map place")
     more = {"src_rank": list(range(5)) * 2, "dst_rank": list(range(5)) * 2}
-    wrong(changed(right, lambda c: (columns(c).update(more), c["claims"].update(transfers=55))), "step 0")
+    wrong(
+        changed(right, lambda c: (columns(c).update(more), c["claims"].update(transfers=55))),
+        "step 0",
+    )
 
 
 def test_renumberings_that_are_none():
     right = ring(4, "by symmetry")
     for key, value in (
-        ("rank", [[1, 2, 3, 3]]), ("rank", [[1, 2, 3]]), ("rank", []), ("place", [1, 2, 3, 3]), ("place", [1, 2, 3]),
-        ("lane", [0, 0, 0]), ("lane", [0, 0, 0, 1]), ("lane", 1), ("rank", [[1, 2, 3, 4]]), ("place", [1, 2, 3, 4]),
-    ):  # fmt: skip
-        wrong(changed(right, lambda c, key=key, value=value: c["proof"].update({key: value})), "permutation")
+        ("rank", [[1, 2, 3, 3]]),
+        ("rank", [[1, 2, 3]]),
+        ("rank", []),
+        ("place", [1, 2, 3, 3]),
+        ("place", [1, 2, 3]),
+        ("lane", [0, 0, 0]),
+        ("lane", [0, 0, 0, 1]),
+        ("lane", 1),
+        ("rank", [[1, 2, 3, 4]]),
+        ("place", [1, 2, 3, 4]),
+    ):
+        wrong(
+            changed(right, lambda c, key=key, value=value: c["proof"].update({key: value})),
+            "permutation",
+        )
     wrong(changed(right, lambda c: c["proof"].update(place=[0, 1, 2, 3])), "does not map")
     wrong(changed(right, lambda c: c["proof"].update(rank=[[0, 1, 2, 3]])), "does not map")
-    wrong(changed(right, lambda c: c["proof"].update(rank=[[1, 2, 3, 0]] * 2, lane=[0, 0, 1, 1])), "another lane")
+    wrong(
+        changed(right, lambda c: c["proof"].update(rank=[[1, 2, 3, 0]] * 2, lane=[0, 0, 1, 1])),
+        "another lane",
+    )
     # The identity is a symmetry of everything; every place is then followed.
     check(changed(right, lambda c: c["proof"].update(rank=[[0, 1, 2, 3]], place=[0, 1, 2, 3])))
     for kind in ("broadcast", "all_to_all", "barrier", "send_recv"):
@@ -587,29 +741,54 @@ def test_symmetric_gathers_and_scatters():
     for kind in ("all_gather", "reduce_scatter"):
         for n in (2, 3, 4):
             after = [(rank + 1) % n for rank in range(n)]
-            certificate = unrolled_folds(direct(kind, n)) if kind == "reduce_scatter" else direct(kind, n)
+            certificate = (
+                unrolled_folds(direct(kind, n)) if kind == "reduce_scatter" else direct(kind, n)
+            )
             proof = {"kind": "by symmetry", "rank": [after], "lane": 0, "place": after}
             if kind == "all_gather":
                 check(changed(certificate, lambda c, proof=proof: c.update(proof=proof)))
                 still = proof | {"place": list(range(n))}
                 wrong(changed(certificate, lambda c, still=still: c.update(proof=still)), "block")
             else:  # everybody begins with rank 0, which no rotation keeps
-                wrong(changed(certificate, lambda c, proof=proof: c.update(proof=proof)), "does not map")
-    unreadable(changed(direct("reduce_scatter", 2, in_place=True), lambda c: c.update(proof=proof)), "in place")
+                wrong(
+                    changed(certificate, lambda c, proof=proof: c.update(proof=proof)),
+                    "does not map",
+                )
+    unreadable(
+        changed(direct("reduce_scatter", 2, in_place=True), lambda c: c.update(proof=proof)),
+        "in place",
+    )
 
 
 def test_a_symmetric_schedule_keeps_places():
-    # Right, but what is at one place comes from another, so that one place does not tell about its orbit.
-    swapped = [(0, 0, 1, 3, "copy"), (0, 1, 1, 2, "copy"), (0, 0, 0, 2, "copy"), (0, 1, 0, 3, "copy")]
+    # Right, but what is at one place comes from another, so that one place does not tell about its
+    # orbit.
+    swapped = [
+        (0, 0, 1, 3, "copy"),
+        (0, 1, 1, 2, "copy"),
+        (0, 0, 0, 2, "copy"),
+        (0, 1, 0, 3, "copy"),
+    ]
     again = [(1, 3, 1, 4, "copy"), (1, 2, 1, 5, "copy")]
     last = [(1, 4, 1, 2, "copy"), (1, 5, 1, 3, "copy")]
-    add = [(1, 0, 1, 2, "reduce"), (1, 1, 1, 3, "reduce"), (1, 0, 0, 2, "reduce"), (1, 1, 0, 3, "reduce")]
+    add = [
+        (1, 0, 1, 2, "reduce"),
+        (1, 1, 1, 3, "reduce"),
+        (1, 0, 0, 2, "reduce"),
+        (1, 1, 0, 3, "reduce"),
+    ]
     blocks = [{"steps": [step(rows)]} for rows in (swapped, again, last, add)]
     collective = {"kind": "all_reduce", "nranks": 2}
-    right = schedule(collective, blocks, chunks=2, order="position-independent", scratch=[0], divisible=True)
+    right = schedule(
+        collective, blocks, chunks=2, order="position-independent", scratch=[0], divisible=True
+    )
     check(right)
     scratchless = schedule(
-        collective, [{"steps": [step([(0, 0, 0, 3, "copy")])]}], chunks=2, order="any", divisible=True
+        collective,
+        [{"steps": [step([(0, 0, 0, 3, "copy")])]}],
+        chunks=2,
+        order="any",
+        divisible=True,
     )
     proof = {"kind": "by symmetry", "rank": [[0, 1]], "place": [0, 1]}
     wrong(changed(scratchless, lambda c: c.update(proof=proof)), "not the same piece")
@@ -618,11 +797,19 @@ def test_a_symmetric_schedule_keeps_places():
 
 def test_folds_are_not_symmetric():
     n = 3
-    rows = [(source, place, rank, n + place, "copy" if source == rank else "reduce")
-            for rank in range(n) for place in range(n) for source in range(n)]  # fmt: skip
+    rows = [
+        (source, place, rank, n + place, "copy" if source == rank else "reduce")
+        for rank in range(n)
+        for place in range(n)
+        for source in range(n)
+    ]
     after = [1, 2, 0]
     certificate = schedule(
-        {"kind": "all_reduce", "nranks": n}, [{"steps": [step(rows)]}], chunks=n, order="any", claims={"folds": True}
+        {"kind": "all_reduce", "nranks": n},
+        [{"steps": [step(rows)]}],
+        chunks=n,
+        order="any",
+        claims={"folds": True},
     )
     check(certificate)
     proof = {"kind": "by symmetry", "rank": [after], "lane": 0, "place": after}
@@ -644,11 +831,16 @@ def test_messages_that_do_not_match():
     wrong(changed(right, lambda c: code(c, 0)[0].pop("send_to")), "peer")
     wrong(changed(right, lambda c: code(c, 0)[2].update(send_to=1)), "peer")
     wrong(changed(right, lambda c: code(c, 0)[2].update(op="swap")), "no such instruction")
-    wrong(changed(right, lambda c: code(c, 0)[2].update(waits=[[0, 7]])), "no such instruction, or wait")
+    wrong(
+        changed(right, lambda c: code(c, 0)[2].update(waits=[[0, 7]])),
+        "no such instruction, or wait",
+    )
     wrong(changed(right, lambda c: c["claims"].update(messages=3)), "claims.messages")
 
     def split(c):  # two lanes send on one connection
-        c["program"]["ranks"][0].append({"channel": 0, "instructions": [{"op": "send", "src": 0, "send_to": 1}]})
+        c["program"]["ranks"][0].append(
+            {"channel": 0, "instructions": [{"op": "send", "src": 0, "send_to": 1}]}
+        )
         code(c, 1).insert(2, {"op": "recv", "dst": 1, "recv_from": 0})
         c["claims"]["messages"] = 3
 
@@ -659,7 +851,11 @@ def test_deadlocks_and_least_depths():
     right = exchange()
     check(changed(right, lambda c: c["program"].update(fifo_depth=1)))
     check(changed(right, lambda c: c["program"].update(fifo_depth=None)))
-    wrong(changed(right, lambda c: c["program"].update(fifo_depth=0)), "deadlock at FIFO depth 0", "cycle")
+    wrong(
+        changed(right, lambda c: c["program"].update(fifo_depth=0)),
+        "deadlock at FIFO depth 0",
+        "cycle",
+    )
     wrong(changed(right, lambda c: c["claims"].update(least_depth=0)), "least_depth")
     wrong(changed(right, lambda c: c["claims"].update(least_depth=2)), "least_depth")
     wrong(changed(right, lambda c: c["claims"].update(least_depth=None)), "least_depth")
@@ -678,17 +874,33 @@ def burst(messages, least, depth):
     ranks = []
     for rank in range(2):
         sends = [{"op": "send", "src": k, "send_to": 1 - rank} for k in range(messages)]
-        receives = [{"op": "recv", "dst": messages * (2 - rank) + k, "recv_from": 1 - rank} for k in range(messages)]
+        receives = [
+            {"op": "recv", "dst": messages * (2 - rank) + k, "recv_from": 1 - rank}
+            for k in range(messages)
+        ]
         copies = [{"op": "copy", "src": 0, "dst": messages * (1 + rank), "count": messages}]
         ranks.append([(0, [*sends, *receives, *copies])])
     return program(
-        {"kind": "all_gather", "nranks": 2}, ranks, [messages, 2 * messages, 0], chunks=messages, depth=depth, least=least,
+        {"kind": "all_gather", "nranks": 2},
+        ranks,
+        [messages, 2 * messages, 0],
+        chunks=messages,
+        depth=depth,
+        least=least,
         messages=2 * messages,
-    )  # fmt: skip
+    )
 
 
 def test_depths_of_bursts():
-    for messages, least, depth in ((1, 1, 2), (2, 2, 2), (3, 8, 8), (3, 3, 3), (8, 8, 8), (9, None, None), (9, 9, 9)):
+    for messages, least, depth in (
+        (1, 1, 2),
+        (2, 2, 2),
+        (3, 8, 8),
+        (3, 3, 3),
+        (8, 8, 8),
+        (9, None, None),
+        (9, 9, 9),
+    ):
         check(burst(messages, least, depth))
     for messages, least, depth in (
         (3, 2, 8),
@@ -705,7 +917,9 @@ def test_depths_of_bursts():
 def test_a_chain_that_nobody_starts_is_a_deadlock():
     code_of = [{"op": "recv_copy_send", "dst": 1, "recv_from": 1, "send_to": 1}]
     other = [{"op": "recv_copy_send", "dst": 1, "recv_from": 0, "send_to": 0}]
-    certificate = program(None, [[(0, code_of)], [(0, other)]], [1, 1, 0], depth=0, least=0, messages=2)
+    certificate = program(
+        None, [[(0, code_of)], [(0, other)]], [1, 1, 0], depth=0, least=0, messages=2
+    )
     wrong(certificate, "cycle")
 
 
@@ -715,7 +929,13 @@ def races(waits):
         (0, [{"op": "copy", "src": 0, "dst": 2}]),
         (1, [{"op": "copy", "src": 2, "dst": 1, **({"waits": [[0, 0]]} if waits else {})}]),
     ]
-    return program({"kind": "all_reduce", "nranks": 1}, [lanes], [1, 1, 1], order="position-independent", least=0)
+    return program(
+        {"kind": "all_reduce", "nranks": 1},
+        [lanes],
+        [1, 1, 1],
+        order="position-independent",
+        least=0,
+    )
 
 
 def test_races():
@@ -725,13 +945,20 @@ def test_races():
     def overlap(c):
         code(c, 0)[0].update(src=0, dst=1, count=2)
 
-    wide = program(None, [[(0, [{"op": "copy", "src": 0, "dst": 2, "count": 2}])]], [4, 0, 0], least=0)
+    wide = program(
+        None, [[(0, [{"op": "copy", "src": 0, "dst": 2, "count": 2}])]], [4, 0, 0], least=0
+    )
     check(wide)
     wrong(changed(wide, overlap), "overlap")
     check(changed(wide, lambda c: code(c, 0)[0].update(src=2)))  # onto itself
     # A write that comes long after a read in the usual order, but does not wait for it.
     reader = [{"op": "copy", "src": 0, "dst": 2}, {"op": "copy", "src": 2, "dst": 1}]
-    writer = [{"op": "nop", "waits": [[0, 0]]}, {"op": "nop"}, {"op": "nop"}, {"op": "copy", "src": 0, "dst": 2}]
+    writer = [
+        {"op": "nop", "waits": [[0, 0]]},
+        {"op": "nop"},
+        {"op": "nop"},
+        {"op": "copy", "src": 0, "dst": 2},
+    ]
     late = program(None, [[(0, reader), (1, writer)]], [1, 1, 1], least=0)
     wrong(late, "race")
     check(changed(late, lambda c: code(c, 0, 1)[0].update(waits=[[0, 1]])))
@@ -739,19 +966,29 @@ def test_races():
     sends = [{"op": "send", "src": 2, "send_to": 1}, {"op": "send", "src": 2, "send_to": 1}]
     certificate = program(
         None,
-        [[(0, sends), (1, [{"op": "copy", "src": 0, "dst": 2}])], [(0, [{"op": "recv", "dst": 2, "recv_from": 0}] * 2)]],
-        [2, 0, 1], depth=1, least=0, messages=2,
-    )  # fmt: skip
+        [
+            [(0, sends), (1, [{"op": "copy", "src": 0, "dst": 2}])],
+            [(0, [{"op": "recv", "dst": 2, "recv_from": 0}] * 2)],
+        ],
+        [2, 0, 1],
+        depth=1,
+        least=0,
+        messages=2,
+    )
     wrong(certificate, "race")
 
 
 def test_a_message_orders_accesses():
     ranks = [
-        [(0, [{"op": "copy", "src": 0, "dst": 2}, {"op": "send", "src": 2, "send_to": 1}]),
-         (1, [{"op": "recv", "dst": 1, "recv_from": 1}, {"op": "copy", "src": 2, "dst": 3}])],
-        [(0, [{"op": "recv", "dst": 2, "recv_from": 0}, {"op": "nop", "waits": [[1, 0]]}]),
-         (1, [{"op": "send", "src": 0, "send_to": 0, "waits": [[0, 0]]}])],
-    ]  # fmt: skip
+        [
+            (0, [{"op": "copy", "src": 0, "dst": 2}, {"op": "send", "src": 2, "send_to": 1}]),
+            (1, [{"op": "recv", "dst": 1, "recv_from": 1}, {"op": "copy", "src": 2, "dst": 3}]),
+        ],
+        [
+            (0, [{"op": "recv", "dst": 2, "recv_from": 0}, {"op": "nop", "waits": [[1, 0]]}]),
+            (1, [{"op": "send", "src": 0, "send_to": 0, "waits": [[0, 0]]}]),
+        ],
+    ]
     right = program(None, ranks, [1, 1, 2], least=0, messages=2)
     check(right)
     wrong(changed(right, lambda c: code(c, 1, 1)[0].pop("waits")), "race")
@@ -764,10 +1001,15 @@ def test_wrong_data_of_programs():
     wrong(changed(right, lambda c: code(c, 2)[0].update(src=9)), "no such")
     wrong(changed(right, lambda c: code(c, 2)[0].pop("src")), "no such")
     wrong(
-        changed(right, lambda c: code(c, 1).append({"op": "reduce", "src": 0, "dst": 1})), "at the end", "+1 of rank 1"
+        changed(right, lambda c: code(c, 1).append({"op": "reduce", "src": 0, "dst": 1})),
+        "at the end",
+        "+1 of rank 1",
     )
     wrong(
-        changed(right, lambda c: code(c, 1)[0].update(op="recv_reduce_copy_send", dst=1, src=0, count=0)), "sends and"
+        changed(
+            right, lambda c: code(c, 1)[0].update(op="recv_reduce_copy_send", dst=1, src=0, count=0)
+        ),
+        "sends and",
     )
     wrong(changed(right, lambda c: c["claims"].update(order="")), "claims.order")
     wrong(changed(right, lambda c: c["claims"].update(data=False)), "claims")
@@ -785,16 +1027,32 @@ def test_order_levels_of_programs():
         others = [(rank + 1) % 3, (rank + 2) % 3]
         lanes = [(0, [{"op": "send", "src": 0, "send_to": other}]) for other in others]
         adds = [{"op": "copy", "src": 0, "dst": 1}]
-        adds += [{"op": "recv_reduce_copy", "src": 1, "dst": 1, "recv_from": other} for other in others]
+        adds += [
+            {"op": "recv_reduce_copy", "src": 1, "dst": 1, "recv_from": other} for other in others
+        ]
         ranks.append([*lanes, (0, adds)])
-    certificate = program({"kind": "all_reduce", "nranks": 3}, ranks, [1, 1, 0], order="any", least=0, messages=6)
+    certificate = program(
+        {"kind": "all_reduce", "nranks": 3}, ranks, [1, 1, 0], order="any", least=0, messages=6
+    )
     check(certificate)
-    wrong(changed(certificate, lambda c: c["claims"].update(order="rank-consistent")), "claims.order")
+    wrong(
+        changed(certificate, lambda c: c["claims"].update(order="rank-consistent")), "claims.order"
+    )
 
 
 def test_programs_in_place_use_one_address():
-    ranks = [[(0, [{"op": "send", "src": 1, "send_to": 1}, {"op": "recv_reduce_copy", "src": 1, "dst": 1, "recv_from": 1}])],
-             [(0, [{"op": "recv_reduce_copy_send", "src": 1, "dst": 1, "recv_from": 0, "send_to": 0}])]]  # fmt: skip
+    ranks = [
+        [
+            (
+                0,
+                [
+                    {"op": "send", "src": 1, "send_to": 1},
+                    {"op": "recv_reduce_copy", "src": 1, "dst": 1, "recv_from": 1},
+                ],
+            )
+        ],
+        [(0, [{"op": "recv_reduce_copy_send", "src": 1, "dst": 1, "recv_from": 0, "send_to": 0}])],
+    ]
     collective = {"kind": "all_reduce", "nranks": 2, "in_place": True}
     double = program(collective, ranks, [1, 1, 0], order="any", least=1, messages=2, in_place=True)
     wrong(double, "+1 of rank 0")
@@ -882,7 +1140,13 @@ def test_bombs_are_not_unpacked(members, tmp_path, capsys):
 
 
 def test_files_that_are_none(tmp_path, capsys):
-    for path in (tmp_path, tmp_path / "missing", tmp_path / "missing\x1b[31m\u202e", "a\0b", "\udcff"):
+    for path in (
+        tmp_path,
+        tmp_path / "missing",
+        tmp_path / "missing\x1b[31m\u202e",
+        "a\0b",
+        "\udcff",
+    ):
         assert status(path, capsys)[0] == 2
 
 
@@ -902,10 +1166,15 @@ def test_control_characters_never_reach_the_terminal(tmp_path, capsys):
         assert (number, "name" in line) == (2, True)
         path.write_text(json.dumps(changed(ring(2), lambda c, name=name: c.update({name: 1}))))
         assert status(path, capsys)[0] == 2
-        path.write_text(json.dumps(changed(ring(2), lambda c, name=name: columns(c).update(op=name))))
+        path.write_text(
+            json.dumps(changed(ring(2), lambda c, name=name: columns(c).update(op=name)))
+        )
         assert status(path, capsys)[0] in (1, 2)
     path.write_text(
-        json.dumps(changed(ring(2), lambda c: c.update(name="Schöner Ring 環")), ensure_ascii=False), encoding="utf-8"
+        json.dumps(
+            changed(ring(2), lambda c: c.update(name="Schöner Ring 環")), ensure_ascii=False
+        ),
+        encoding="utf-8",
     )
     assert status(path, capsys)[0] == 0
 
@@ -913,16 +1182,39 @@ def test_control_characters_never_reach_the_terminal(tmp_path, capsys):
 def places(value, path=()):
     """Every place in a document."""
     yield path
-    for key, entry in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, entry in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
         yield from places(entry, (*path, key))
 
 
 @pytest.mark.parametrize(
-    "right", [ring(2, "by symmetry"), exchange(), direct("send_recv", 2)], ids=["ring", "program", "pairs"]
+    "right",
+    [ring(2, "by symmetry"), exchange(), direct("send_recv", 2)],
+    ids=["ring", "program", "pairs"],
 )
 def test_values_of_wrong_types_are_unreadable(right):
     for path in places(right):
-        for value in (None, True, 1.5, "x", [], {}, [[]], -1, 2**63, 10**5000, [None], float("nan"), [1.0], [[True]]):
+        for value in (
+            None,
+            True,
+            1.5,
+            "x",
+            [],
+            {},
+            [[]],
+            -1,
+            2**63,
+            10**5000,
+            [None],
+            float("nan"),
+            [1.0],
+            [[True]],
+        ):
             other = copy.deepcopy(right)
             holder = other
             for key in path[:-1]:
@@ -932,7 +1224,11 @@ def test_values_of_wrong_types_are_unreadable(right):
             else:
                 other = value
             if accepted(other):  # what was right before, or of another shape that is right as well
-                assert other == right or value in (True, None, [], "x") or path[-1] in ("base", "stride"), (path, value)
+                assert (
+                    other == right
+                    or value in (True, None, [], "x")
+                    or path[-1] in ("base", "stride")
+                ), (path, value)
 
 
 def accepted(certificate):
@@ -976,11 +1272,20 @@ def test_a_key_that_occurs_twice_is_unreadable():
 
 
 def test_other_versions_and_formats_are_unreadable():
-    for key, value in (("version", 2), ("version", True), ("version", 1.0), ("format", "simcoll-schedule"), ("subject", "plan"),
-                       ("subject", ["schedule"]), ("proof", {"kind": "by hand"})):  # fmt: skip
+    for key, value in (
+        ("version", 2),
+        ("version", True),
+        ("version", 1.0),
+        ("format", "simcoll-schedule"),
+        ("subject", "plan"),
+        ("subject", ["schedule"]),
+        ("proof", {"kind": "by hand"}),
+    ):
         unreadable(changed(ring(2), lambda c, key=key, value=value: c.update({key: value})))
     for kind in ("allreduce", "", "__class__"):
-        unreadable(changed(ring(2), lambda c, kind=kind: c["collective"].update(kind=kind)), "collective")
+        unreadable(
+            changed(ring(2), lambda c, kind=kind: c["collective"].update(kind=kind)), "collective"
+        )
 
 
 def test_roots_and_pairs():
@@ -988,16 +1293,28 @@ def test_roots_and_pairs():
     unreadable(changed(ring(2), lambda c: c["collective"].update(pairs=[[0, 1]])), "pairs")
     unreadable(changed(direct("broadcast", 2), lambda c: c["collective"].update(root=2)), "root")
     for pairs in ([[0, 2]], [[0]], [[0, 1], [0, 0]], [[0, 1], [1, 1]], [[0, 1, 1]], [[]]):
-        unreadable(changed(direct("send_recv", 2), lambda c, pairs=pairs: c["collective"].update(pairs=pairs)), "pairs")
+        unreadable(
+            changed(
+                direct("send_recv", 2), lambda c, pairs=pairs: c["collective"].update(pairs=pairs)
+            ),
+            "pairs",
+        )
 
 
 def test_limits_are_said(monkeypatch):
     limits = {
-        "MAX_RANKS": (3, ring(4)), "MAX_CELLS": (31, ring(4)), "MAX_MOVES": (23, ring(4)), "MAX_STEP": (3, ring(4)),
-        "MAX_MOVES_BY_SYMMETRY": (23, ring(4, "by symmetry")), "MAX_SUMS": (11, ring(4)), "MAX_PARTS": (27, ring(4)),
-        "MAX_HEARD": (15, direct("barrier", 4)), "MAX_INSTRUCTIONS": (5, exchange()), "MAX_BYTES": (500, ring(4)),
+        "MAX_RANKS": (3, ring(4)),
+        "MAX_CELLS": (31, ring(4)),
+        "MAX_MOVES": (23, ring(4)),
+        "MAX_STEP": (3, ring(4)),
+        "MAX_MOVES_BY_SYMMETRY": (23, ring(4, "by symmetry")),
+        "MAX_SUMS": (11, ring(4)),
+        "MAX_PARTS": (27, ring(4)),
+        "MAX_HEARD": (15, direct("barrier", 4)),
+        "MAX_INSTRUCTIONS": (5, exchange()),
+        "MAX_BYTES": (500, ring(4)),
         "MAX_LISTS": (10, ring(4)),
-    }  # fmt: skip
+    }
     for name, (limit, certificate) in limits.items():
         data = json.dumps(certificate).encode()
         check(data)
@@ -1008,10 +1325,14 @@ def test_limits_are_said(monkeypatch):
     huge = changed(ring(2), lambda c: c["blocks"][0].update(repeat=2**62))
     unreadable(huge, "above the limits")
     unreadable(changed(ring(2), lambda c: c.update(chunks=2**62)), "above the limits")
-    unreadable(changed(ring(2), lambda c: c.update(scratch=[0] * 100, chunks=2**40)), "above the limits")
+    unreadable(
+        changed(ring(2), lambda c: c.update(scratch=[0] * 100, chunks=2**40)), "above the limits"
+    )
     unreadable(changed(ring(2), lambda c: columns(c).update(count=2**62)), "above the limits")
     unreadable(changed(ring(2), lambda c: c["collective"].update(nranks=2**62)))
-    wrong(changed(direct("barrier", 2), lambda c: c.update(chunks=2**62)) | {"blocks": []}, "claims")
+    wrong(
+        changed(direct("barrier", 2), lambda c: c.update(chunks=2**62)) | {"blocks": []}, "claims"
+    )
     idle = changed(ring(2), lambda c: c["blocks"].append({"steps": [], "repeat": 2**62}))
     check(idle)
 
@@ -1043,23 +1364,32 @@ def test_the_file_is_short_and_needs_only_the_standard_library():
 @pytest.mark.slow
 def test_it_runs_alone_in_an_empty_folder(tmp_path):
     (tmp_path / "simcoll_check.py").write_bytes(FILE.read_bytes())
-    cases = {"right": (0, ring(4)), "wrong": (1, changed(ring(4), lambda c: c["blocks"].pop())), "not": (2, {})}
+    cases = {
+        "right": (0, ring(4)),
+        "wrong": (1, changed(ring(4), lambda c: c["blocks"].pop())),
+        "not": (2, {}),
+    }
     for name, (expected, certificate) in cases.items():
         (tmp_path / "c.json").write_text(json.dumps(certificate))
         command = [sys.executable, "-I", "-S", "simcoll_check.py", "c.json"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
         assert (done.returncode, done.stderr) == (expected, ""), name
         assert name in done.stdout or expected == 2
         assert "'simcoll" not in done.stdout
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells the peak of a process")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="Linux tells the peak of a process"
+)
 def test_a_large_ring_needs_little_memory(tmp_path):
     # 256 ranks here; 1,024 ranks take sixteen times as long and 90 MB.
     (tmp_path / "ring.json").write_text(json.dumps(ring(256, "by symmetry")))
     code_text = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import simcoll_check; status = simcoll_check.main(sys.argv[2:]);"
+        "import sys; sys.path.insert(0, sys.argv[1]); import simcoll_check; status = "
+        "simcoll_check.main(sys.argv[2:]);"
         " print(status, open('/proc/self/status').read().partition('VmHWM:')[2].split()[0])"
     )
     command = [sys.executable, "-I", "-c", code_text, str(FILE.parent), str(tmp_path / "ring.json")]

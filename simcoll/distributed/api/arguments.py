@@ -38,8 +38,9 @@ __all__ = [
 def as_array(value: Any, parameter: str = "tensor") -> Array:
     """View the memory of a tensor as an array.
 
-    Accepted are an ndarray, a buffer (``bytearray``, ``array.array``), and an object with ``__array__`` or DLPack that
-    shares its memory, such as a torch CPU tensor; anything else is a TypeError.
+    Accepted are an ndarray, a buffer (``bytearray``, ``array.array``), and an object with
+    ``__array__`` or DLPack that shares its memory, such as a torch CPU tensor; anything else is a
+    TypeError.
     """
     if isinstance(value, np.ndarray):
         return value
@@ -47,7 +48,8 @@ def as_array(value: Any, parameter: str = "tensor") -> Array:
     array = None if plain else array_on(value)
     if array is None:
         raise TypeError(
-            f"Invalid function argument. Expected parameter `{parameter}` of type torch.Tensor but got {type(value)} instead."
+            f"Invalid function argument. Expected parameter `{parameter}` of type torch.Tensor but "
+            f"got {type(value)} instead."
             " Pass a numpy array, or an object that shares its memory (buffer protocol, DLPack)."
         )
     return array
@@ -57,7 +59,8 @@ def as_arrays(values: Any, parameter: str) -> list[Array]:
     """View the memory of each tensor of a list as an array; a TypeError for anything else."""
     if not isinstance(values, list):
         raise TypeError(
-            f"Invalid function argument. Expected parameter `{parameter}` of type List[torch.Tensor] but got {type(values)} "
+            f"Invalid function argument. Expected parameter `{parameter}` of type "
+            f"List[torch.Tensor] but got {type(values)} "
             "instead."
         )
     return [as_array(value, parameter) for value in values]
@@ -68,13 +71,17 @@ def contiguous(array: Array) -> bool:
     return array.flags.c_contiguous or isinstance(array, FakeArray)
 
 
-def root_of(group: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None) -> int:
+def root_of(
+    group: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None
+) -> int:
     """The group rank of a root or peer, given by either its global rank or its group rank."""
     if global_rank is not None and group_rank is not None:
         raise ValueError("Can't specify both group_rank and global_rank")
     if group_rank is not None:
         if not 0 <= group_rank < group.size():
-            raise RuntimeError(f"invalid root rank: {group_rank}; {group!r} has group ranks 0..{group.size() - 1}")
+            raise RuntimeError(
+                f"invalid root rank: {group_rank}; {group!r} has group ranks 0..{group.size() - 1}"
+            )
         return group_rank
     if global_rank is None:
         if default is None:
@@ -103,11 +110,17 @@ def call_on(
     root: int | None = None,
     size: int | None = None,
 ) -> CollectiveCall:
-    """The call of a collective on one tensor per rank, with blocks of ``size`` elements (default: the whole tensor)."""
+    """The call of a collective on one tensor per rank, with blocks of ``size`` elements (default:
+    the whole tensor).
+    """
     if algorithm is None and (op is None or op.factor is None):
-        return _call_on(name, kind, array.shape, array.dtype, None if op is None else op.name, root, size)
+        return _call_on(
+            name, kind, array.shape, array.dtype, None if op is None else op.name, root, size
+        )
     blocks = array.size if size is None else size
-    return CollectiveCall(name, kind, blocks, array.dtype, shapes_of([array]), op, root, algorithm=algorithm)
+    return CollectiveCall(
+        name, kind, blocks, array.dtype, shapes_of([array]), op, root, algorithm=algorithm
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -123,7 +136,13 @@ def _call_on(
     """The same call for all ranks, which need not be compared then."""
     blocks = math.prod(shape) if size is None else size
     return CollectiveCall(
-        name, kind, blocks, dtype, _list_shapes((shape,), 1), None if op is None else Reduction(op), root
+        name,
+        kind,
+        blocks,
+        dtype,
+        _list_shapes((shape,), 1),
+        None if op is None else Reduction(op),
+        root,
     )
 
 
@@ -133,7 +152,8 @@ def one_dtype(arrays: Sequence[Array], function: str) -> np.dtype[Any]:
     mismatch = next((array for array in arrays if array.dtype != dtype), None)
     if mismatch is not None:
         raise ValueError(
-            f"Invalid usage of tensors with different dtypes in {function}: {dtype.name} and {mismatch.dtype.name}"
+            f"Invalid usage of tensors with different dtypes in {function}: {dtype.name} and "
+            f"{mismatch.dtype.name}"
         )
     return dtype
 
@@ -143,7 +163,8 @@ def one_per_rank(tensors: Any, parameter: str, group: ProcessGroup) -> list[Arra
     arrays = as_arrays(tensors, parameter)
     if len(arrays) != group.size():
         raise RuntimeError(
-            f"{parameter}: tensor list size {len(arrays)} does not match world size {group.size()}; expected one tensor per rank"
+            f"{parameter}: tensor list size {len(arrays)} does not match world size "
+            f"{group.size()}; expected one tensor per rank"
         )
     return arrays
 
@@ -155,7 +176,9 @@ def sizes_of(arrays: Sequence[Array]) -> int | tuple[int, ...]:
 
 
 def check_list_of_root(tensors: Any, parameter: str, side: str, *, mine: bool) -> bool:
-    """Refuse a list that is missing on the ``side`` (source or destination) rank, or given on any other."""
+    """Refuse a list that is missing on the ``side`` (source or destination) rank, or given on any
+    other.
+    """
     if mine and not tensors:
         raise ValueError(f"Argument ``{parameter}`` must be specified on {side} rank.")
     if tensors and not mine:
@@ -169,7 +192,8 @@ def check_alike(arrays: Sequence[Array], like: Array, parameter: str, function: 
     for index, array in enumerate(arrays):
         if array.size != like.size:
             raise RuntimeError(
-                f"invalid tensor size at index {index} of {parameter} (expected {like.shape}, got {array.shape}): all tensors "
+                f"invalid tensor size at index {index} of {parameter} (expected {like.shape}, got "
+                f"{array.shape}): all tensors "
                 "must have the same size"
             )
 
@@ -178,22 +202,31 @@ def check_whole(combined: Array, part: Array, n: int, combined_name: str, part_n
     """Refuse a concatenated tensor whose size is not ``n`` times one rank's part."""
     if combined.size != n * part.size:
         raise RuntimeError(
-            f"{combined_name} tensor size must be equal to world_size times {part_name} tensor size: {combined.size} elements "
+            f"{combined_name} tensor size must be equal to world_size times {part_name} tensor "
+            f"size: {combined.size} elements "
             f"{list(combined.shape)} is not {n} x {part.size} {list(part.shape)}"
         )
 
 
 def split_sizes(array: Array, splits: Sequence[int] | None, n: int) -> tuple[int, ...]:
-    """The number of elements for each rank, from its number of rows (an equal share without ``splits``)."""
+    """The number of elements for each rank, from its number of rows (an equal share without
+    ``splits``).
+    """
     rows = array.shape[0] if array.ndim else array.size
     if not splits:
         if rows % n:
-            raise RuntimeError(f"Tensor's dim 0 does not divide equally across group size: {rows} rows, {n} ranks")
+            raise RuntimeError(
+                f"Tensor's dim 0 does not divide equally across group size: {rows} rows, {n} ranks"
+            )
         splits = [rows // n] * n
     if len(splits) != n:
-        raise RuntimeError(f"Number of tensor splits not equal to group size: {len(splits)} splits, {n} ranks")
+        raise RuntimeError(
+            f"Number of tensor splits not equal to group size: {len(splits)} splits, {n} ranks"
+        )
     if sum(splits) != rows or min(splits) < 0:
-        raise RuntimeError(f"Split sizes doesn't match total dim 0 size: {list(splits)} and {rows} rows")
+        raise RuntimeError(
+            f"Split sizes doesn't match total dim 0 size: {list(splits)} and {rows} rows"
+        )
     row_size = array.size // rows if rows else 0
     return tuple(int(split) * row_size for split in splits)
 
@@ -202,5 +235,6 @@ def check_length(inputs: Sequence[Any], group: ProcessGroup) -> None:
     """Refuse an input list without exactly one entry per rank."""
     if len(inputs) != group.size():
         raise RuntimeError(
-            f"Incorrect input list size {len(inputs)}. Input list size should be {group.size()}, same as size of the process group."
+            f"Incorrect input list size {len(inputs)}. Input list size should be {group.size()}, "
+            "same as size of the process group."
         )

@@ -41,23 +41,30 @@ class Backend(str):
     XCCL = "xccl"
     UNDEFINED = "undefined"
 
-    # Other packages register their backends on import, before any world exists: this table belongs to the process.
+    # Other packages register their backends on import, before any world exists: this table belongs
+    # to the process.
     _makers: ClassVar[dict[str, tuple[Callable[..., Any], bool]]] = {}
 
     def __new__(cls, name: str) -> Any:
-        """The name in lower case, which must be a string; that it exists is checked when a group is made."""
+        """The name in lower case, which must be a string; that it exists is checked when a group is
+        made.
+        """
         if not isinstance(name, str):
             raise ValueError(f"Backend constructor parameter must be string-ish, got {name!r}")  # noqa: TRY004  # as torch
         return name.lower()
 
     @classmethod
     def register_backend(
-        cls, name: str, func: Callable[..., Any], extended_api: bool = False, devices: str | list[str] | None = None
+        cls,
+        name: str,
+        func: Callable[..., Any],
+        extended_api: bool = False,
+        devices: str | list[str] | None = None,
     ) -> None:
         """Make ``init_process_group(name)`` call ``func(store, rank, world_size, timeout)``.
 
-        ``func`` returns an object with a method ``execute(plan, rank, data)``, which plays one rank's part of a plan and returns
-        its output; or None to leave execution to the emulator.
+        ``func`` returns an object with a method ``execute(plan, rank, data)``, which plays one
+        rank's part of a plan and returns its output; or None to leave execution to the emulator.
 
         Parameters
         ----------
@@ -66,14 +73,15 @@ class Backend(str):
         func
             Makes the backend of one rank.
         extended_api
-            ``func`` takes ``(options, pg_options)``; ``options`` is a mapping with store, group_rank, group_size, timeout,
-            group_id and global_ranks_in_group.
+            ``func`` takes ``(options, pg_options)``; ``options`` is a mapping with store,
+            group_rank, group_size, timeout, group_id and global_ranks_in_group.
         devices
             Kinds of devices; cpu and cuda if not given, with a warning.
         """
         if devices is None:
             warnings.warn(
-                f"Device capability of {name} unspecified, assuming `cpu` and `cuda`. Please specify it via the `devices` argument.",
+                f"Device capability of {name} unspecified, assuming `cpu` and `cuda`. Please "
+                "specify it via the `devices` argument.",
                 UserWarning,
                 stacklevel=2,
             )
@@ -82,17 +90,21 @@ class Backend(str):
 
     @classmethod
     def maker(cls, name: str) -> tuple[Callable[..., Any], bool] | None:
-        """The function that makes a backend, which must be registered; None for the emulator, which also serves gloo and nccl."""
+        """The function that makes a backend, which must be registered; None for the emulator, which
+        also serves gloo and nccl.
+        """
         if name in cls._makers:
             return cls._makers[name]
         if name in (cls.EMULATOR, cls.GLOO, cls.NCCL, cls.UNDEFINED) or ":" in name:
             return None
         if name in (cls.MPI, cls.UCC, cls.XCCL):
             raise RuntimeError(
-                f"Distributed package doesn't have {name.upper()} built in. Register it, or use 'emulator'; gloo and nccl are emulated."
+                f"Distributed package doesn't have {name.upper()} built in. Register it, or use "
+                "'emulator'; gloo and nccl are emulated."
             )
         raise ValueError(
-            f"Unknown backend type {name}; {nearest(name, [cls.EMULATOR, cls.GLOO, cls.NCCL, *cls._makers])}"
+            f"Unknown backend type {name}; "
+            f"{nearest(name, [cls.EMULATOR, cls.GLOO, cls.NCCL, *cls._makers])}"
         )
 
 
@@ -102,7 +114,9 @@ def is_available() -> bool:
 
 
 is_gloo_available = is_nccl_available = is_available
-"""Whether a group can be made with ``backend="gloo"`` or ``"nccl"``: always True, since they are emulated."""
+"""Whether a group can be made with ``backend="gloo"`` or ``"nccl"``: always True, since they are
+emulated.
+"""
 
 
 def is_mpi_available() -> bool:
@@ -121,19 +135,26 @@ def is_torchelastic_launched() -> bool:
 
 
 def get_default_backend_for_device(device: Any) -> str:
-    """The default backend for ``"cpu"`` or ``"cuda"``, with or without an index; a ValueError for other devices."""
+    """The default backend for ``"cpu"`` or ``"cuda"``, with or without an index; a ValueError for
+    other devices.
+    """
     kind = str(device).split(":", 1)[0]
     if kind not in _DEVICES:
-        raise ValueError(f"Default backend not registered for device : {device}; {nearest(kind, _DEVICES)}")
+        raise ValueError(
+            f"Default backend not registered for device : {device}; {nearest(kind, _DEVICES)}"
+        )
     return _DEVICES[kind]
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """Rank of this process on its machine, from the launcher's ``LOCAL_RANK``; a RuntimeError without that and a fallback."""
+    """Rank of this process on its machine, from the launcher's ``LOCAL_RANK``; a RuntimeError
+    without that and a fallback.
+    """
     local_rank = os.environ.get("LOCAL_RANK", fallback_rank)
     if local_rank is None:
         raise RuntimeError(
-            "LOCAL_RANK is not in the environment. Consider passing fallback_rank to allow `get_node_local_rank` to work, "
+            "LOCAL_RANK is not in the environment. Consider passing fallback_rank to allow "
+            "`get_node_local_rank` to work, "
             "assuming you are not running in an environment with multiple local ranks."
         )
     return int(local_rank)

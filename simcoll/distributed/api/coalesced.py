@@ -41,7 +41,8 @@ def by_rank(array: Array, size: int) -> list[Array]:
     """
     if not contiguous(array) or array.size % size:
         raise RuntimeError(
-            f"a tensor of {list(array.shape)} elements has to be contiguous and divide into {size} equal parts, one for each rank"
+            f"a tensor of {list(array.shape)} elements has to be contiguous and divide into {size} "
+            "equal parts, one for each rank"
         )
     return list(array.reshape(size, -1))
 
@@ -52,7 +53,9 @@ def all_reduce_coalesced(
     """Reduce tensors of one dtype in place, as one tensor."""
     reduction = op if isinstance(op, Reduction) else check_op(op, arrays[0].dtype, "all_reduce")
     size = sum(array.size for array in arrays)
-    call = CollectiveCall("all_reduce_coalesced", "all_reduce", size, arrays[0].dtype, _shapes(arrays), reduction)
+    call = CollectiveCall(
+        "all_reduce_coalesced", "all_reduce", size, arrays[0].dtype, _shapes(arrays), reduction
+    )
     return play(group, call, arrays, arrays, arrays, async_op=async_op)
 
 
@@ -65,28 +68,44 @@ def all_gather_coalesced(
         sum(array.size for array in rank_outputs) != size for rank_outputs in outputs
     ):
         raise RuntimeError(
-            f"all_gather_coalesced: expected room for {size} elements of each of {group.size()} ranks, got "
+            f"all_gather_coalesced: expected room for {size} elements of each of {group.size()} "
+            "ranks, got "
             f"{[sum(array.size for array in rank_outputs) for rank_outputs in outputs]}"
         )
-    call = CollectiveCall("all_gather_coalesced", "all_gather", size, inputs[0].dtype, _shapes(inputs))
+    call = CollectiveCall(
+        "all_gather_coalesced", "all_gather", size, inputs[0].dtype, _shapes(inputs)
+    )
     targets = [array for rank_outputs in outputs for array in rank_outputs]
     return play(group, call, inputs, targets, targets, async_op=async_op)
 
 
 def reduce_scatter_coalesced(
-    outputs: list[Array], inputs: list[list[Array]], op: ReduceOp | Reduction, group: ProcessGroup, *, async_op: bool
+    outputs: list[Array],
+    inputs: list[list[Array]],
+    op: ReduceOp | Reduction,
+    group: ProcessGroup,
+    *,
+    async_op: bool,
 ) -> Work | None:
     """Reduce tensors of one dtype; rank r gets the reduction of all ranks' ``inputs[r]``."""
-    reduction = op if isinstance(op, Reduction) else check_op(op, outputs[0].dtype, "reduce_scatter")
+    reduction = (
+        op if isinstance(op, Reduction) else check_op(op, outputs[0].dtype, "reduce_scatter")
+    )
     size = sum(array.size for array in outputs)
     if any(sum(array.size for array in rank_inputs) != size for rank_inputs in inputs):
         raise RuntimeError(
-            f"reduce_scatter_coalesced: expected {size} elements for each of {group.size()} ranks, got "
+            f"reduce_scatter_coalesced: expected {size} elements for each of {group.size()} ranks, "
+            "got "
             f"{[sum(array.size for array in rank_inputs) for rank_inputs in inputs]}"
         )
     sources = [array for rank_inputs in inputs for array in rank_inputs]
     call = CollectiveCall(
-        "reduce_scatter_coalesced", "reduce_scatter", size, outputs[0].dtype, _shapes(sources), reduction
+        "reduce_scatter_coalesced",
+        "reduce_scatter",
+        size,
+        outputs[0].dtype,
+        _shapes(sources),
+        reduction,
     )
     return play(group, call, sources, outputs, outputs, async_op=async_op)
 
@@ -104,11 +123,15 @@ class Coalesced:
 
 
 @contextlib.contextmanager
-def coalescing(group: Any = None, device: Any = None, async_ops: bool = False) -> Iterator[Coalesced]:  # noqa: ARG001  # torch's signature
+def coalescing(
+    group: Any = None,
+    device: Any = None,  # noqa: ARG001 - in the signature of torch
+    async_ops: bool = False,
+) -> Iterator[Coalesced]:
     """Defer the collectives of a block to its end, and merge like ones into one operation.
 
-    All-reduces, all-gathers of single tensors and reduce-scatters of single tensors are merged by dtype and operator. All others
-    start in order, without waiting for each other.
+    All-reduces, all-gathers of single tensors and reduce-scatters of single tensors are merged by
+    dtype and operator. All others start in order, without waiting for each other.
 
     Parameters
     ----------
@@ -123,7 +146,9 @@ def coalescing(group: Any = None, device: Any = None, async_ops: bool = False) -
     process_group = group or default_group()
     me = current_rank()
     if process_group.communicator in me.coalescing:
-        raise ValueError("ProcessGroup has non-empty op list at the start of coalescing: blocks cannot be nested")
+        raise ValueError(
+            "ProcessGroup has non-empty op list at the start of coalescing: blocks cannot be nested"
+        )
     calls = me.coalescing[process_group.communicator] = []
     together = Coalesced()
     try:
@@ -133,8 +158,13 @@ def coalescing(group: Any = None, device: Any = None, async_ops: bool = False) -
     batches: dict[Any, list[tuple[CollectiveCall, list[Array], list[Array]]]] = {}
     for entry in calls:
         call = entry[0]
-        single = call.kind == "all_reduce" or call.name in ("all_gather_into_tensor", "reduce_scatter_tensor")
-        batches.setdefault((call.kind, call.dtype, call.op) if single else id(entry), []).append(entry)
+        single = call.kind == "all_reduce" or call.name in (
+            "all_gather_into_tensor",
+            "reduce_scatter_tensor",
+        )
+        batches.setdefault((call.kind, call.dtype, call.op) if single else id(entry), []).append(
+            entry
+        )
     for batch in batches.values():
         work = _start(process_group, batch)
         if work is not None:
@@ -143,7 +173,9 @@ def coalescing(group: Any = None, device: Any = None, async_ops: bool = False) -
         together.wait()
 
 
-def _start(group: ProcessGroup, batch: list[tuple[CollectiveCall, list[Array], list[Array]]]) -> Work | None:
+def _start(
+    group: ProcessGroup, batch: list[tuple[CollectiveCall, list[Array], list[Array]]]
+) -> Work | None:
     """Start one call, or several like calls as one."""
     call, sources, targets = batch[0]
     if len(batch) == 1:

@@ -1,8 +1,10 @@
-"""The collectives, with torch's names, argument order and defaults. Each call plays a proved schedule.
+"""The collectives, with torch's names, argument order and defaults. Each call plays a proved
+schedule.
 
-All take ``group`` (None: the default group), ``async_op`` (return a Work instead of waiting) and ``algorithm`` (a name or a
-schedule; None: the group's, else the run's). :func:`simcoll.distributed.api.arguments.as_array` says what may be passed as a
-tensor. A rank outside the group gets a warning and None.
+All take ``group`` (None: the default group), ``async_op`` (return a Work instead of waiting) and
+``algorithm`` (a name or a schedule; None: the group's, else the run's).
+:func:`simcoll.distributed.api.arguments.as_array` says what may be passed as a tensor. A rank
+outside the group gets a warning and None.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ def broadcast(
     *,
     algorithm: Choice = None,
 ) -> Work | MaybeNone:
-    """Copy the tensor of one rank (global rank ``src``, or group rank ``group_src``) to all others."""
+    """Copy the tensor of one rank (global rank ``src``, or group rank ``group_src``) to all
+    others.
+    """
     array = as_array(tensor)
     if (process_group := member_of(group, "broadcast")) is None:
         return None
@@ -76,7 +80,12 @@ def broadcast(
 
 
 def all_reduce(
-    tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
+    tensor: Any,
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: Choice = None,
 ) -> Work | MaybeNone:
     """Reduce the tensors of all ranks; every rank gets the same bits."""
     array = as_array(tensor)
@@ -106,14 +115,26 @@ def reduce(
     root = root_of(process_group, dst, group_dst)
     call = call_on(array, "reduce", "reduce", algorithm, reduction, root)
     return play(
-        process_group, call, [array], [array] if process_group.rank() == root else [], [tensor], async_op=async_op
+        process_group,
+        call,
+        [array],
+        [array] if process_group.rank() == root else [],
+        [tensor],
+        async_op=async_op,
     )
 
 
 def all_gather(
-    tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
+    tensor_list: Any,
+    tensor: Any,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: Choice = None,
 ) -> Work | MaybeNone:
-    """Collect the tensors of all ranks, in group order, in a list on every rank. Sizes may differ between ranks."""
+    """Collect the tensors of all ranks, in group order, in a list on every rank. Sizes may differ
+    between ranks.
+    """
     outputs, array = as_arrays(tensor_list, "tensor_list"), as_array(tensor)
     if (process_group := member_of(group, "all_gather")) is None:
         return None
@@ -122,23 +143,39 @@ def all_gather(
     own_output = outputs[process_group.rank()]
     if own_output.size != array.size:
         raise RuntimeError(
-            f"invalid tensor size at index {process_group.rank()} (expected {array.shape}, got {own_output.shape}): "
+            f"invalid tensor size at index {process_group.rank()} (expected {array.shape}, got "
+            f"{own_output.shape}): "
             f"rank {process_group.rank()} puts its own tensor there"
         )
-    call = CollectiveCall("all_gather", "all_gather", sizes_of(outputs), dtype, shapes_of(outputs), algorithm=algorithm)
+    call = CollectiveCall(
+        "all_gather",
+        "all_gather",
+        sizes_of(outputs),
+        dtype,
+        shapes_of(outputs),
+        algorithm=algorithm,
+    )
     return play(process_group, call, [array], outputs, tensor_list, async_op=async_op)
 
 
 def all_gather_into_tensor(
-    output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False, *, algorithm: Choice = None
+    output_tensor: Any,
+    input_tensor: Any,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    algorithm: Choice = None,
 ) -> Work | MaybeNone:
-    """Collect the tensors of all ranks in one, concatenated along dimension 0 or stacked along a new dimension."""
+    """Collect the tensors of all ranks in one, concatenated along dimension 0 or stacked along a
+    new dimension.
+    """
     output, array = as_array(output_tensor, "output_tensor"), as_array(input_tensor, "input_tensor")
     if (process_group := member_of(group, "all_gather_into_tensor")) is None:
         return None
     if output.dtype != array.dtype:
         raise RuntimeError(
-            f"output tensor must have the same type as input tensor: {output.dtype.name}, {array.dtype.name}"
+            f"output tensor must have the same type as input tensor: {output.dtype.name}, "
+            f"{array.dtype.name}"
         )
     check_whole(output, array, process_group.size(), "output", "input")
     call = call_on(array, "all_gather_into_tensor", "all_gather", algorithm)
@@ -155,13 +192,17 @@ def gather(
     *,
     algorithm: Choice = None,
 ) -> Work | MaybeNone:
-    """Collect the tensors of all ranks, in group order, in a list on one rank (default: global rank 0)."""
+    """Collect the tensors of all ranks, in group order, in a list on one rank (default: global rank
+    0).
+    """
     array = as_array(tensor)
     if (process_group := member_of(group, "gather")) is None:
         return None
     root = root_of(process_group, dst, group_dst, default=0)
     outputs: list[Array] = []
-    if check_list_of_root(gather_list, "gather_list", "destination", mine=process_group.rank() == root):
+    if check_list_of_root(
+        gather_list, "gather_list", "destination", mine=process_group.rank() == root
+    ):
         outputs = one_per_rank(gather_list, "gather_list", process_group)
         check_alike(outputs, array, "gather_list", "gather")
     call = call_on(array, "gather", "gather", algorithm, root=root)
@@ -184,7 +225,9 @@ def scatter(
         return None
     root = root_of(process_group, src, group_src, default=0)
     inputs: list[Array] = []
-    if check_list_of_root(scatter_list, "scatter_list", "source", mine=process_group.rank() == root):
+    if check_list_of_root(
+        scatter_list, "scatter_list", "source", mine=process_group.rank() == root
+    ):
         inputs = as_arrays(scatter_list, "scatter_list")
         check_length(inputs, process_group)
         check_alike(inputs, array, "scatter_list", "scatter")
@@ -208,16 +251,24 @@ def reduce_scatter(
         return None
     if len(inputs) != process_group.size():
         raise RuntimeError(
-            f"invalid input tensor list size, must be world size: got {len(inputs)}, world size {process_group.size()}"
+            f"invalid input tensor list size, must be world size: got {len(inputs)}, world size "
+            f"{process_group.size()}"
         )
     dtype = one_dtype([array, *inputs], "reduce_scatter")
     own_input = inputs[process_group.rank()]
     if own_input.size != array.size:
         raise RuntimeError(
-            f"output tensor has {list(array.shape)}, but entry {process_group.rank()} of the input list has {list(own_input.shape)}"
+            f"output tensor has {list(array.shape)}, but entry {process_group.rank()} of the input "
+            f"list has {list(own_input.shape)}"
         )
     call = CollectiveCall(
-        "reduce_scatter", "reduce_scatter", sizes_of(inputs), dtype, shapes_of(inputs), reduction, algorithm=algorithm
+        "reduce_scatter",
+        "reduce_scatter",
+        sizes_of(inputs),
+        dtype,
+        shapes_of(inputs),
+        reduction,
+        algorithm=algorithm,
     )
     return play(process_group, call, inputs, [array], [output], async_op=async_op)
 
@@ -231,17 +282,22 @@ def reduce_scatter_tensor(
     *,
     algorithm: Choice = None,
 ) -> Work | MaybeNone:
-    """Reduce part i of the inputs of all ranks on rank i; parts are concatenated or stacked along dimension 0."""
+    """Reduce part i of the inputs of all ranks on rank i; parts are concatenated or stacked along
+    dimension 0.
+    """
     array, source = as_array(output, "output"), as_array(input, "input")
     reduction = check_op(op, array.dtype, "reduce_scatter_tensor")
     if (process_group := member_of(group, "reduce_scatter_tensor")) is None:
         return None
     if array.dtype != source.dtype:
         raise RuntimeError(
-            f"input tensor must be the same type as the output tensor: {source.dtype.name}, {array.dtype.name}"
+            f"input tensor must be the same type as the output tensor: {source.dtype.name}, "
+            f"{array.dtype.name}"
         )
     check_whole(source, array, process_group.size(), "input", "output")
-    call = call_on(source, "reduce_scatter_tensor", "reduce_scatter", algorithm, reduction, size=array.size)
+    call = call_on(
+        source, "reduce_scatter_tensor", "reduce_scatter", algorithm, reduction, size=array.size
+    )
     return play(process_group, call, [source], [array], [output], async_op=async_op)
 
 
@@ -259,7 +315,9 @@ def all_to_all_single(
     *,
     algorithm: Choice = None,
 ) -> Work | MaybeNone:
-    """Split the input along dimension 0, send part i to rank i, and concatenate the parts received."""
+    """Split the input along dimension 0, send part i to rank i, and concatenate the parts
+    received.
+    """
     target, source = as_array(output, "output"), as_array(input, "input")
     if (process_group := member_of(group, "all_to_all_single")) is None:
         return None
@@ -269,7 +327,9 @@ def all_to_all_single(
     n = process_group.size()
     splits = (split_sizes(source, input_split_sizes, n), split_sizes(target, output_split_sizes, n))
     shapes = f"{shapes_of([source])} -> {shapes_of([target])}"
-    call = CollectiveCall("all_to_all_single", "all_to_all", (), dtype, shapes, splits=splits, algorithm=algorithm)
+    call = CollectiveCall(
+        "all_to_all_single", "all_to_all", (), dtype, shapes, splits=splits, algorithm=algorithm
+    )
     return play(process_group, call, [source], [target], [output], async_op=async_op)
 
 
@@ -290,7 +350,9 @@ def all_to_all(
     inputs = one_per_rank(input_tensor_list, "input_tensor_list", process_group)
     dtype = one_dtype([*outputs, *inputs], "all_to_all")
     splits = (tuple(array.size for array in inputs), tuple(array.size for array in outputs))
-    call = CollectiveCall("all_to_all", "all_to_all", (), dtype, shapes_of(inputs), splits=splits, algorithm=algorithm)
+    call = CollectiveCall(
+        "all_to_all", "all_to_all", (), dtype, shapes_of(inputs), splits=splits, algorithm=algorithm
+    )
     return play(process_group, call, inputs, outputs, output_tensor_list, async_op=async_op)
 
 

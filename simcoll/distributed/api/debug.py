@@ -43,7 +43,8 @@ def monitored_barrier(
     Raises
     ------
     RuntimeError
-        After the timeout: on group rank 0 with the missing ranks, on the others with a pointer to rank 0.
+        After the timeout: on group rank 0 with the missing ranks, on the others with a pointer to
+        rank 0.
     TypeError
         For a timeout that is not a timedelta; a float counts as seconds, with a warning.
     """
@@ -51,7 +52,9 @@ def monitored_barrier(
         return
     if isinstance(timeout, float):
         warnings.warn(
-            "Please specify timeout arg as a timedelta. Converting a float of seconds.", UserWarning, stacklevel=2
+            "Please specify timeout arg as a timedelta. Converting a float of seconds.",
+            UserWarning,
+            stacklevel=2,
         )
         timeout = timedelta(seconds=timeout)
     span = DEFAULT_TIMEOUT if timeout is None else timeout
@@ -65,12 +68,22 @@ def monitored_barrier(
     except RuntimeError:
         missing = [group.group_rank[member] for member in roll.missing()]
         # Numbers are group ranks, as in torch.
-        subject = f"Ranks {', '.join(map(str, missing))}" if wait_all_ranks else f"Rank {missing[0] if missing else ''}"
+        subject = (
+            f"Ranks {', '.join(map(str, missing))}"
+            if wait_all_ranks
+            else f"Rank {missing[0] if missing else ''}"
+        )
         if rank != 0 or not missing:
-            subject = f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."
+            subject = (
+                f"Rank {rank} successfully reached monitoredBarrier, but received errors "
+                "while waiting for send/recv from rank 0."
+            )
             text = f"{subject} Please check rank 0 logs for faulty rank."
         elif not limit:
-            text = f"[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms\n Original exception: {roll.waits_for()}"
+            text = (
+                "[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms\n"
+                f" Original exception: {roll.waits_for()}"
+            )
         else:
             text = (
                 f"[Rank 0]: {subject} failed to pass monitoredBarrier in {limit // 10**12} ms\n"
@@ -83,7 +96,9 @@ def monitored_barrier(
 
 
 class DebugLevel(enum.Enum):
-    """Torch's levels. They do not change what simcoll checks; ``spawn(debug=False)`` turns the costly checks off."""
+    """Torch's levels. They do not change what simcoll checks; ``spawn(debug=False)`` turns the
+    costly checks off.
+    """
 
     OFF = 0
     INFO = 1
@@ -94,15 +109,20 @@ def _from_environment() -> DebugLevel:
     text = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper()
     if text not in DebugLevel.__members__:
         raise ValueError(
-            f"The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL. Got {text!r}; {nearest(text, DebugLevel.__members__)}"
+            f"The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL. Got {text!r}; "
+            f"{nearest(text, DebugLevel.__members__)}"
         )
     return DebugLevel[text]
 
 
 def get_debug_level() -> DebugLevel:
-    """The level set by this rank, else by ``TORCH_DISTRIBUTED_DEBUG``; a ValueError for an invalid variable."""
+    """The level set by this rank, else by ``TORCH_DISTRIBUTED_DEBUG``; a ValueError for an invalid
+    variable.
+    """
     me = current_rank_or_none()
-    return _from_environment() if me is None or me.debug_level is None else DebugLevel(me.debug_level)
+    return (
+        _from_environment() if me is None or me.debug_level is None else DebugLevel(me.debug_level)
+    )
 
 
 def set_debug_level(level: DebugLevel) -> None:
@@ -111,7 +131,9 @@ def set_debug_level(level: DebugLevel) -> None:
 
 
 def set_debug_level_from_env() -> None:
-    """Set this rank's level from ``TORCH_DISTRIBUTED_DEBUG``; a ValueError for an invalid variable."""
+    """Set this rank's level from ``TORCH_DISTRIBUTED_DEBUG``; a ValueError for an invalid
+    variable.
+    """
     set_debug_level(_from_environment())
 
 
@@ -130,6 +152,8 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: int = 3600) -> None:  # 
     if me.breakpoints <= skip:
         return
     if get_rank() == rank:
-        sys.stderr.write(f"\n!!! breakpoint on rank {rank}: type 'up' for the frame that called !!!\n\n")
+        sys.stderr.write(
+            f"\n!!! breakpoint on rank {rank}: type 'up' for the frame that called !!!\n\n"
+        )
         pdb.Pdb().set_trace(sys._getframe(1))  # noqa: SLF001
     barrier()

@@ -36,7 +36,8 @@ def _check_names(names: Sequence[str] | None, ndim: int) -> tuple[str, ...] | No
         )
     if len(set(names)) != len(names):
         raise RuntimeError(
-            f"Each mesh_dim_name must be unique. Found repeated mesh_dim_name in mesh_dim_names {tuple(names)}"
+            "Each mesh_dim_name must be unique. Found repeated mesh_dim_name in mesh_dim_names "
+            f"{tuple(names)}"
         )
     return tuple(names)
 
@@ -44,14 +45,16 @@ def _check_names(names: Sequence[str] | None, ndim: int) -> tuple[str, ...] | No
 def _check_device(device_type: str) -> str:
     if ":" in device_type:
         raise RuntimeError(
-            f"Device type with index is not supported but got {device_type}. If you maintained a `torch.device` object, it's "
+            f"Device type with index is not supported but got {device_type}. If you maintained a "
+            "`torch.device` object, it's "
             "recommended to pass in `device.type`."
         )
     return device_type
 
 
 class DeviceMesh:
-    """A grid of ranks, with a group for each row of each dimension. All ranks of the default group create it together.
+    """A grid of ranks, with a group for each row of each dimension. All ranks of the default group
+    create it together.
 
     Parameters
     ----------
@@ -65,7 +68,8 @@ class DeviceMesh:
     Raises
     ------
     RuntimeError
-        For a mesh larger than the world, names that do not fit, or different meshes on different ranks.
+        For a mesh larger than the world, names that do not fit, or different meshes on different
+        ranks.
     ValueError
         For repeated or nonexistent ranks.
     """
@@ -100,7 +104,8 @@ class DeviceMesh:
         size = get_world_size()
         if self.mesh.size > size:
             raise RuntimeError(
-                f"Mesh should not be bigger than default world size {size}, but found {self.mesh.size} ranks!"
+                f"Mesh should not be bigger than default world size {size}, but found "
+                f"{self.mesh.size} ranks!"
             )
         me = current_rank()
         number, grid = count(me, "mesh"), str(self.mesh.tolist())
@@ -109,14 +114,20 @@ class DeviceMesh:
 
     def _make_groups(self) -> list[ProcessGroup | None]:
         world = group.WORLD
-        if self.mesh.ndim == 1 and world is not None and self.mesh.tolist() == list(range(world.size())):
+        if (
+            self.mesh.ndim == 1
+            and world is not None
+            and self.mesh.tolist() == list(range(world.size()))
+        ):
             return [world]
         groups: list[ProcessGroup | None] = []
         for dim in range(self.mesh.ndim):
             rows = np.moveaxis(self.mesh, dim, -1).reshape(-1, self.mesh.shape[dim])
             name = self.mesh_dim_names[dim] if self.mesh_dim_names else str(dim)
             row_groups = [new_group(row.tolist(), group_desc=f"mesh_{name}") for row in rows]
-            groups.append(next((handle for handle in row_groups if isinstance(handle, ProcessGroup)), None))
+            groups.append(
+                next((handle for handle in row_groups if isinstance(handle, ProcessGroup)), None)
+            )
         return groups
 
     @staticmethod
@@ -127,11 +138,15 @@ class DeviceMesh:
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> DeviceMesh:
-        """A mesh of existing groups: one group, or one per dimension; a ValueError when they do not fit the mesh."""
+        """A mesh of existing groups: one group, or one per dimension; a ValueError when they do not
+        fit the mesh.
+        """
         if isinstance(group, ProcessGroup):
             ranks = get_process_group_ranks(group)
             if mesh is not None and np.array(mesh).tolist() != ranks:
-                raise ValueError(f"Invalid mesh {np.array(mesh).tolist()} for ProcessGroup with ranks {ranks}")
+                raise ValueError(
+                    f"Invalid mesh {np.array(mesh).tolist()} for ProcessGroup with ranks {ranks}"
+                )
             return DeviceMesh(device_type, ranks, mesh_dim_names=mesh_dim_names, _groups=[group])
         groups = list(group)
         if not groups:
@@ -142,7 +157,8 @@ class DeviceMesh:
         grid = np.array(mesh, np.int64)
         if grid.ndim != len(groups):
             raise ValueError(
-                f"Expects mesh with ndim equal to number of ProcessGroups but got mesh {grid.tolist()} and {len(groups)} ProcessGroups"
+                "Expects mesh with ndim equal to number of ProcessGroups but got mesh "
+                f"{grid.tolist()} and {len(groups)} ProcessGroups"
             )
         return DeviceMesh(device_type, grid, mesh_dim_names=mesh_dim_names, _groups=groups)
 
@@ -164,26 +180,34 @@ class DeviceMesh:
         if mesh_dim is None:
             if self.mesh.ndim > 1:
                 raise RuntimeError(
-                    f"Found the DeviceMesh have {self.mesh.ndim} dimensions. Optional kwarg `mesh_dim` needs to be specified when "
+                    f"Found the DeviceMesh have {self.mesh.ndim} dimensions. Optional kwarg "
+                    "`mesh_dim` needs to be specified when "
                     "device_mesh.ndim > 1."
                 )
             return 0
         if isinstance(mesh_dim, str):
             names = self.mesh_dim_names or ()
             if mesh_dim not in names:
-                raise KeyError(f"Mesh dimension '{mesh_dim}' does not exist; {nearest(mesh_dim, names)}")
+                raise KeyError(
+                    f"Mesh dimension '{mesh_dim}' does not exist; {nearest(mesh_dim, names)}"
+                )
             return names.index(mesh_dim)
         if not -self.mesh.ndim <= mesh_dim < self.mesh.ndim:
-            raise IndexError(f"mesh dimension {mesh_dim} is out of range; the mesh has {self.mesh.ndim}")
+            raise IndexError(
+                f"mesh dimension {mesh_dim} is out of range; the mesh has {self.mesh.ndim}"
+            )
         return mesh_dim % self.mesh.ndim
 
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
-        """The calling rank's group along a dimension (optional for one-dimensional meshes); a RuntimeError outside the mesh."""
+        """The calling rank's group along a dimension (optional for one-dimensional meshes); a
+        RuntimeError outside the mesh.
+        """
         dim = self._dim(mesh_dim)
         process_group = self._groups[dim] if self._groups else None
         if process_group is None:
             raise RuntimeError(
-                f"rank {self._rank} is not in the mesh {self.mesh.tolist()}, or the mesh was made without groups"
+                f"rank {self._rank} is not in the mesh {self.mesh.tolist()}, or the mesh was made "
+                "without groups"
             )
         return process_group
 
@@ -197,7 +221,9 @@ class DeviceMesh:
         return tuple(int(index) for index in positions[0]) if len(positions) else None
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """The calling rank's index along a dimension (optional for one-dimensional meshes); a RuntimeError outside the mesh."""
+        """The calling rank's index along a dimension (optional for one-dimensional meshes); a
+        RuntimeError outside the mesh.
+        """
         return self._coordinate()[self._dim(mesh_dim)]
 
     def _coordinate(self) -> tuple[int, ...]:
@@ -220,12 +246,21 @@ class DeviceMesh:
         dims = [self._dim(name) for name in chosen]
         if dims != sorted(set(dims)):
             raise KeyError(
-                f"Mesh dim names {chosen} should be in ascending order. Valid mesh_dim_names are {self.mesh_dim_names}."
+                f"Mesh dim names {chosen} should be in ascending order. Valid mesh_dim_names are "
+                f"{self.mesh_dim_names}."
             )
         coordinate = self._coordinate()
-        index = tuple(slice(None) if dim in dims else coordinate[dim] for dim in range(self.mesh.ndim))
+        index = tuple(
+            slice(None) if dim in dims else coordinate[dim] for dim in range(self.mesh.ndim)
+        )
         groups = [self._groups[dim] for dim in dims] if self._groups else []
-        return DeviceMesh(self.device_type, self.mesh[index], mesh_dim_names=chosen, _groups=groups, _root=self._root)
+        return DeviceMesh(
+            self.device_type,
+            self.mesh[index],
+            mesh_dim_names=chosen,
+            _groups=groups,
+            _root=self._root,
+        )
 
     def _flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
         """Flatten to a one-dimensional mesh, registered by name with the root mesh; all ranks call.
@@ -252,13 +287,21 @@ class DeviceMesh:
         if existing is not None and existing.mesh.tolist() == ranks:
             return existing
         if existing is not None or name in (self._root.mesh_dim_names or ()):
-            raise ValueError(f"'{name}' already exists in the mesh {self._root!r}; choose another mesh_dim_name")
+            raise ValueError(
+                f"'{name}' already exists in the mesh {self._root!r}; choose another mesh_dim_name"
+            )
         process_group = None
         if self.get_coordinate() is not None:
             world = group.WORLD
             covers_world = world is not None and ranks == list(range(world.size()))
             process_group = world if covers_world else group_among(ranks, f"mesh_{name}")
-        flat = DeviceMesh(self.device_type, ranks, mesh_dim_names=(name,), _groups=[process_group], _root=self._root)
+        flat = DeviceMesh(
+            self.device_type,
+            ranks,
+            mesh_dim_names=(name,),
+            _groups=[process_group],
+            _root=self._root,
+        )
         self._flattened[name] = flat
         return flat
 
@@ -276,7 +319,9 @@ class DeviceMesh:
 def init_device_mesh(
     device_type: str, mesh_shape: Sequence[int], *, mesh_dim_names: Sequence[str] | None = None
 ) -> DeviceMesh:
-    """Make a mesh of the given shape from the first ranks, in row-major order; raises as :class:`DeviceMesh` does."""
+    """Make a mesh of the given shape from the first ranks, in row-major order; raises as
+    :class:`DeviceMesh` does.
+    """
     _check_device(device_type)
     _check_names(mesh_dim_names, len(mesh_shape))
     mesh = np.arange(math.prod(mesh_shape), dtype=np.int64).reshape(tuple(mesh_shape))

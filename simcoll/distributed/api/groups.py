@@ -6,7 +6,12 @@ import warnings
 from typing import Any
 
 from simcoll.distributed.api.backends import Backend
-from simcoll.distributed.runtime.world import NOT_INITIALIZED, ProcessGroup, current_rank, current_rank_or_none
+from simcoll.distributed.runtime.world import (
+    NOT_INITIALIZED,
+    ProcessGroup,
+    current_rank,
+    current_rank_or_none,
+)
 
 __all__ = [
     "GroupMember",
@@ -47,7 +52,9 @@ class _CurrentWorld(type):
 
 
 class GroupMember(metaclass=_CurrentWorld):
-    """``GroupMember.WORLD``: the default group. ``GroupMember.NON_GROUP_MEMBER``: the result of new_group on other ranks."""
+    """``GroupMember.WORLD``: the default group. ``GroupMember.NON_GROUP_MEMBER``: the result of
+    new_group on other ranks.
+    """
 
     NON_GROUP_MEMBER = _OUTSIDE
 
@@ -65,7 +72,9 @@ def default_group() -> ProcessGroup:
 
 
 def default_store() -> Any:
-    """The default group's store: the one given to init_process_group, else one shared by all emulated ranks."""
+    """The default group's store: the one given to init_process_group, else one shared by all
+    emulated ranks.
+    """
     default_group()
     me = current_rank()
     return me.world.default_store() if me.store is None else me.store
@@ -79,10 +88,13 @@ def _resolve(group: Any) -> ProcessGroup | None:
     if group is GroupMember.NON_GROUP_MEMBER:
         return None
     if not isinstance(group, ProcessGroup):
-        raise ValueError(f"Invalid process group specified: {group!r}; expected what new_group returned")  # noqa: TRY004  # as torch
+        raise ValueError(  # noqa: TRY004 - as PyTorch
+            f"Invalid process group specified: {group!r}; expected what new_group returned"
+        )
     if group.global_rank != default.global_rank:
         raise ValueError(
-            f"Invalid process group specified: {group!r} is the handle of rank {group.global_rank}, used on rank {default.global_rank}"
+            f"Invalid process group specified: {group!r} is the handle of rank "
+            f"{group.global_rank}, used on rank {default.global_rank}"
         )
     if default.global_rank in group.communicator.destroyed:
         raise ValueError(f"Group {group!r} is not registered: it was destroyed on this rank")
@@ -92,12 +104,14 @@ def _resolve(group: Any) -> ProcessGroup | None:
 def member_of(group: Any, operation: str, depth: int = 3) -> ProcessGroup | None:
     """The group passed to a call (None: the default); None, with a warning, on a rank outside it.
 
-    ``depth`` is the number of frames from this function to the program's line: 3 if the program calls the function that calls this.
+    ``depth`` is the number of frames from this function to the program's line: 3 if the program
+    calls the function that calls this.
     """
     process_group = default_group() if group is None else _resolve(group)
     if process_group is None:
         warnings.warn(
-            f"Running {operation} on global rank {current_rank().number} which does not belong to the given group.",
+            f"Running {operation} on global rank {current_rank().number} which does not belong to "
+            "the given group.",
             UserWarning,
             stacklevel=depth,
         )
@@ -140,16 +154,23 @@ def get_backend_config(group: Any = None) -> str:
 
 
 def _beyond_default(group: Any) -> ProcessGroup | None:
-    """A group other than the default one; None for the default group, in which torch does not check ranks."""
+    """A group other than the default one; None for the default group, in which torch does not check
+    ranks.
+    """
     if not isinstance(group, ProcessGroup):
-        text = f"Group {group!r} is not registered, please create group with torch.distributed.new_group API"
+        text = (
+            f"Group {group!r} is not registered, please create group with "
+            "torch.distributed.new_group API"
+        )
         raise ValueError(text)  # noqa: TRY004  # as torch
     _resolve(group)
     return None if group.communicator.name == "0" else group
 
 
 def get_group_rank(group: Any, global_rank: int) -> int:
-    """The group rank of a global rank; a ValueError outside the group. The default group returns it unchecked, as torch does."""
+    """The group rank of a global rank; a ValueError outside the group. The default group returns it
+    unchecked, as torch does.
+    """
     process_group = _beyond_default(group)
     return global_rank if process_group is None else rank_in_group(process_group, global_rank)
 
@@ -159,19 +180,23 @@ def rank_in_group(process_group: ProcessGroup, global_rank: int) -> int:
     if global_rank not in process_group.communicator.group_rank:
         members = list(process_group.communicator.members)
         raise ValueError(
-            f"Global rank {global_rank} is not part of group {process_group.group_name} with ranks {members}"
+            f"Global rank {global_rank} is not part of group {process_group.group_name} with ranks "
+            f"{members}"
         )
     return process_group.communicator.group_rank[global_rank]
 
 
 def get_global_rank(group: Any, group_rank: int) -> int:
-    """The global rank of a group rank; a ValueError if there is none. The default group returns it unchecked, as torch does."""
+    """The global rank of a group rank; a ValueError if there is none. The default group returns it
+    unchecked, as torch does.
+    """
     process_group = _beyond_default(group)
     if process_group is None:
         return group_rank
     if not 0 <= group_rank < process_group.size():
         raise ValueError(
-            f"Group rank {group_rank} is not part of group {process_group.group_name} with {process_group.size()} ranks"
+            f"Group rank {group_rank} is not part of group {process_group.group_name} with "
+            f"{process_group.size()} ranks"
         )
     return process_group.communicator.members[group_rank]
 

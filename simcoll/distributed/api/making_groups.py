@@ -26,7 +26,9 @@ def count(me: Rank, kind: str) -> int:
     return me.created[kind]
 
 
-def _checked_ranks(ranks: Sequence[int] | None, world_size: int, *, sort_ranks: bool) -> tuple[int, ...]:
+def _checked_ranks(
+    ranks: Sequence[int] | None, world_size: int, *, sort_ranks: bool
+) -> tuple[int, ...]:
     if ranks is None:
         return tuple(range(world_size))
     chosen = [int(rank) for rank in ranks]
@@ -36,12 +38,14 @@ def _checked_ranks(ranks: Sequence[int] | None, world_size: int, *, sort_ranks: 
         raise ValueError(f"ranks list must not contain duplicate entries, got {chosen}")
     if len(chosen) > world_size:
         raise ValueError(
-            "the new group's world size should be less or equal to the world size set by init_process_group"
+            "the new group's world size should be less or equal to the world size set by "
+            "init_process_group"
         )
     for rank in chosen:
         if not 0 <= rank < world_size:
             raise ValueError(
-                f"Rank {rank} is out of range. Valid ranks are 0 to {world_size - 1} (world_size={world_size})"
+                f"Rank {rank} is out of range. Valid ranks are 0 to {world_size - 1} "
+                f"(world_size={world_size})"
             )
     return tuple(sorted(chosen) if sort_ranks else chosen)
 
@@ -138,7 +142,9 @@ def group_of(
     else:
         meeting.check()
         return GroupMember.NON_GROUP_MEMBER
-    communicator = shared_group(me, label, chosen, limit, name, algorithm, desc=group_desc or "undefined")
+    communicator = shared_group(
+        me, label, chosen, limit, name, algorithm, desc=group_desc or "undefined"
+    )
     me.groups.append(_make_handle(me, communicator, span, pg_options, meeting))
     return me.groups[-1]
 
@@ -162,7 +168,8 @@ def shared_group(
 ) -> Communicator:
     """The record that the ranks of a group share; the first rank makes it.
 
-    Each rank numbers its own groups, so disjoint groups may share a name. Overlapping groups of one name are a disagreement.
+    Each rank numbers its own groups, so disjoint groups may share a name. Overlapping groups of one
+    name are a disagreement.
     """
     groups, key = me.world.groups, f"{me.generation}/{name}"
     namesakes = groups.setdefault(key, [])
@@ -170,7 +177,8 @@ def shared_group(
         (
             candidate
             for candidate in namesakes
-            if me.number in candidate.group_rank or not candidate.group_rank.keys().isdisjoint(members)
+            if me.number in candidate.group_rank
+            or not candidate.group_rank.keys().isdisjoint(members)
         ),
         None,
     )
@@ -178,22 +186,32 @@ def shared_group(
         if algorithm is None and me.default is not None:
             algorithm = me.default.communicator.algorithm
         unique = f"{key}/{len(namesakes)}" if namesakes else key
-        communicator = Communicator(me.world, name, unique, desc, members, *limit, backend, algorithm)
+        communicator = Communicator(
+            me.world, name, unique, desc, members, *limit, backend, algorithm
+        )
         namesakes.append(communicator)
     if communicator.members is not members and communicator.members != members:
         raise RuntimeError(
-            f"new_group differs between ranks: rank {me.number} makes group {name} of {list(members)}, which another rank made of "
-            f"{list(communicator.members)}; all ranks have to make the same groups in the same order"
+            f"new_group differs between ranks: rank {me.number} makes group {name} of "
+            f"{list(members)}, which another rank made of "
+            f"{list(communicator.members)}; all ranks have to make the same groups in the same "
+            "order"
         )
     return communicator
 
 
 def _make_handle(
-    me: Rank, communicator: Communicator, timeout: timedelta, pg_options: Any, meeting: Meeting | None
+    me: Rank,
+    communicator: Communicator,
+    timeout: timedelta,
+    pg_options: Any,
+    meeting: Meeting | None,
 ) -> ProcessGroup:
-    """One rank's handle of a group, with its executor: a registered backend's, the link's between processes, or None.
+    """One rank's handle of a group, with its executor: a registered backend's, the link's between
+    processes, or None.
 
-    Between processes, the backend names that the emulator serves select the backend that connects the processes.
+    Between processes, the backend names that the emulator serves select the backend that connects
+    the processes.
     """
     name = communicator.backend
     maker = None if name == me.world.home else Backend.maker(name)
@@ -227,7 +245,8 @@ def _leave_groups(me: Rank) -> None:
 
 
 def destroy_process_group(group: Any = None) -> None:
-    """Destroy a group on this rank; the default group stands for all. Operations of other members may still finish.
+    """Destroy a group on this rank; the default group stands for all. Operations of other members
+    may still finish.
 
     Raises
     ------
@@ -251,7 +270,9 @@ def destroy_process_group(group: Any = None) -> None:
 
 
 def close_store(me: Rank) -> None:
-    """Drop a rank's default store; a store that init_process_group made closes with its last user."""
+    """Drop a rank's default store; a store that init_process_group made closes with its last
+    user.
+    """
     own_store, me.store, me.own_store = me.own_store, None, None
     if own_store is not None:
         own_store.users.pop(me.number, None)
@@ -273,7 +294,9 @@ def set_default_group(
     name = Backend(backend)
     span = DEFAULT_TIMEOUT if timeout is None else timeout
     limit = (timeout_fs(span), timeout is not None)
-    communicator = shared_group(rank, "0", rank.world.everyone, limit, name, algorithm, desc="default_pg")
+    communicator = shared_group(
+        rank, "0", rank.world.everyone, limit, name, algorithm, desc="default_pg"
+    )
     rank.default = _make_handle(rank, communicator, span, pg_options, meeting)
     rank.implicit = implicit
 
@@ -293,9 +316,10 @@ def init_process_group(
 ) -> None:
     """Create the default group, and wait until all ranks have called.
 
-    No rendezvous is needed, because the ranks are already known; arguments are checked as torch checks them. The store of an
-    init method is made nevertheless: a TCPStore and its server, or a FileStore; for ``env://`` if ``MASTER_ADDR`` and
-    ``MASTER_PORT`` are set. Emulated ranks share one store, which closes when all have destroyed the group.
+    No rendezvous is needed, because the ranks are already known; arguments are checked as torch
+    checks them. The store of an init method is made nevertheless: a TCPStore and its server, or a
+    FileStore; for ``env://`` if ``MASTER_ADDR`` and ``MASTER_PORT`` are set. Emulated ranks share
+    one store, which closes when all have destroyed the group.
 
     Raises
     ------
@@ -318,16 +342,24 @@ def init_process_group(
         Backend.maker(name)
     check_choice(algorithm)
     index = str(device_id).partition(":")[2]
-    if device_id is not None and (isinstance(device_id, int) or str(device_id).startswith("cpu") or not index):
-        raise ValueError("init_process_group device_id parameter must be an accelerator with an index")
+    if device_id is not None and (
+        isinstance(device_id, int) or str(device_id).startswith("cpu") or not index
+    ):
+        raise ValueError(
+            "init_process_group device_id parameter must be an accelerator with an index"
+        )
     if store is not None:
         check_store_arguments(init_method, rank, world_size)
     elif init_method is not None and not init_method.startswith("env://"):
         rank, world_size = parse_init_method(init_method, rank, world_size)
-    for parameter, value, expected in (("rank", rank, me.number), ("world_size", world_size, len(me.world.ranks))):
+    for parameter, value, expected in (
+        ("rank", rank, me.number),
+        ("world_size", world_size, len(me.world.ranks)),
+    ):
         if value not in (-1, expected):
             raise ValueError(
-                f"init_process_group: {parameter}={value}, but this program was spawned with {parameter}={expected}"
+                f"init_process_group: {parameter}={value}, but this program was spawned with "
+                f"{parameter}={expected}"
             )
     if me.default is not None:
         _leave_groups(me)
@@ -336,10 +368,18 @@ def init_process_group(
     url = (init_method or "").split("?")[0]
     key, subject = f"init_process_group {me.generation}", f"{name} {url}".strip()
     meeting = me.world.meet(me, Arrival(key, "init_process_group", me.world.everyone, subject))
-    wait_until(meeting, timeout_fs(DEFAULT_TIMEOUT if timeout is None else timeout), explicit=timeout is not None)
+    wait_until(
+        meeting,
+        timeout_fs(DEFAULT_TIMEOUT if timeout is None else timeout),
+        explicit=timeout is not None,
+    )
     if store is not None:
         me.store = store
-    elif url and not (url.startswith("env://") and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()):
+    elif url and not (
+        url.startswith("env://") and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    ):
         me.own_store = me.world.open_store(me, url, timeout)
         me.store = me.own_store.store
-    set_default_group(me, name, timeout=timeout, pg_options=pg_options, algorithm=algorithm, meeting=meeting)
+    set_default_group(
+        me, name, timeout=timeout, pg_options=pg_options, algorithm=algorithm, meeting=meeting
+    )

@@ -1,7 +1,8 @@
 """Collectives of Python objects, which exchange sizes first and encoded bytes second.
 
-Plain data (numbers, text, bytes, lists, dicts, numpy arrays ...) needs no pickle. Anything else does, and unpickling runs code
-of the sender's choice: only with ``trusted=True``, or ``SIMCOLL_TRUSTED_PICKLE=1`` in the environment.
+Plain data (numbers, text, bytes, lists, dicts, numpy arrays ...) needs no pickle. Anything else
+does, and unpickling runs code of the sender's choice: only with ``trusted=True``, or
+``SIMCOLL_TRUSTED_PICKLE=1`` in the environment.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def _pad(data: Bytes, size: int) -> Bytes:
     return np.concatenate([data, np.zeros(size - data.size, np.uint8)])
 
 
-def _decode(object_list: list[Any], parts: Iterable[Bytes], sizes: Sizes, trusted: bool | None) -> None:
+def _decode(
+    object_list: list[Any], parts: Iterable[Bytes], sizes: Sizes, trusted: bool | None
+) -> None:
     """Decode into a list the object at the start of each part."""
     for index, (part, size) in enumerate(zip(parts, sizes.tolist(), strict=True)):
         object_list[index] = decode(part[:size].tobytes(), trusted=trusted)
@@ -54,11 +57,17 @@ def _decode(object_list: list[Any], parts: Iterable[Bytes], sizes: Sizes, truste
 
 def _split(object_list: list[Any], data: Bytes, sizes: Sizes, trusted: bool | None) -> None:
     """Decode into a list the objects stored back to back."""
-    _decode(object_list, [data[begin:] for begin in (np.cumsum(sizes) - sizes).tolist()], sizes, trusted)
+    _decode(
+        object_list, [data[begin:] for begin in (np.cumsum(sizes) - sizes).tolist()], sizes, trusted
+    )
 
 
 def _gather(
-    object_list: list[Any] | None, obj: Any, group: ProcessGroup, root: int | None, trusted: bool | None
+    object_list: list[Any] | None,
+    obj: Any,
+    group: ProcessGroup,
+    root: int | None,
+    trusted: bool | None,
 ) -> None:
     """Collect one object per rank, on the root or on all ranks."""
     (data,), size = _encode([obj], trusted)
@@ -66,7 +75,11 @@ def _gather(
     with move_always():
         all_gather(list(sizes[:, None]), size, group)
         largest = int(sizes.max())
-        parts = [np.zeros(largest, np.uint8) for _ in sizes] if root is None or group.rank() == root else None
+        parts = (
+            [np.zeros(largest, np.uint8) for _ in sizes]
+            if root is None or group.rank() == root
+            else None
+        )
         if root is None:
             all_gather(parts, _pad(data, largest), group)
         else:
@@ -75,7 +88,9 @@ def _gather(
         _decode(object_list, parts, sizes, trusted)
 
 
-def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, *, trusted: bool | None = None) -> None:
+def all_gather_object(
+    object_list: list[Any], obj: Any, group: Any = None, *, trusted: bool | None = None
+) -> None:
     """Collect one object per rank, in group order, in every rank's list; further entries are kept.
 
     Raises
@@ -96,7 +111,8 @@ def gather_object(
     *,
     trusted: bool | None = None,
 ) -> None:
-    """Collect one object per rank, in group order, in the list of one rank (default: global rank 0).
+    """Collect one object per rank, in group order, in the list of one rank (default: global rank
+    0).
 
     Raises
     ------
@@ -106,7 +122,9 @@ def gather_object(
     if (process_group := member_of(group, "gather_object")) is None:
         return
     root = root_of(process_group, dst, group_dst, default=0)
-    check_list_of_root(object_gather_list, "gather_list", "destination", mine=process_group.rank() == root)
+    check_list_of_root(
+        object_gather_list, "gather_list", "destination", mine=process_group.rank() == root
+    )
     _gather(object_gather_list, obj, process_group, root, trusted)
 
 
@@ -127,7 +145,9 @@ def broadcast_object_list(
         return
     root = root_of(process_group, src, group_src, default=0)
     mine = process_group.rank() == root
-    parts, sizes = _encode(object_list, trusted) if mine else ([], np.zeros(len(object_list), np.int64))
+    parts, sizes = (
+        _encode(object_list, trusted) if mine else ([], np.zeros(len(object_list), np.int64))
+    )
     with move_always():
         broadcast(sizes, group=process_group, group_src=root)
         data = _concatenate(parts) if mine else np.zeros(int(sizes.sum()), np.uint8)
@@ -145,7 +165,8 @@ def scatter_object_list(
     *,
     trusted: bool | None = None,
 ) -> None:
-    """Give every rank one object of a root's list (default: global rank 0), as its own list's first entry.
+    """Give every rank one object of a root's list (default: global rank 0), as its own list's first
+    entry.
 
     Raises
     ------
@@ -155,7 +176,9 @@ def scatter_object_list(
     if (process_group := member_of(group, "scatter_object_list")) is None:
         return
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
-        raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
+        raise ValueError(
+            "Expected argument scatter_object_output_list to be a list of size at least 1."
+        )
     root = root_of(process_group, src, group_src, default=0)
     mine = process_group.rank() == root
     if mine and scatter_object_input_list is None:
@@ -169,7 +192,10 @@ def scatter_object_list(
         broadcast(largest, group=process_group, group_src=root)
         part, size = np.zeros(int(largest[0]), np.uint8), np.zeros(1, np.int64)
         scatter(
-            part, [_pad(data, part.size) for data in encoded] if mine else None, group=process_group, group_src=root
+            part,
+            [_pad(data, part.size) for data in encoded] if mine else None,
+            group=process_group,
+            group_src=root,
         )
         scatter(size, list(sizes[:, None]) if mine else None, group=process_group, group_src=root)
     _decode(scatter_object_output_list, [part], size, trusted)
@@ -205,11 +231,17 @@ def recv_object_list(
     *,
     trusted: bool | None = None,
 ) -> int:
-    """Receive objects, from any rank unless one is named; returns the sender's global rank, -1 outside the group."""
+    """Receive objects, from any rank unless one is named; returns the sender's global rank, -1
+    outside the group.
+    """
     if (process_group := member_of(group, "recv_object_list")) is None:
         return -1
     sizes = np.zeros(len(object_list), np.int64)
-    source = {} if src is None and group_src is None else {"group_src": root_of(process_group, src, group_src)}
+    source = (
+        {}
+        if src is None and group_src is None
+        else {"group_src": root_of(process_group, src, group_src)}
+    )
     with move_always():
         sender = recv(sizes, group=process_group, **source)
         data = np.zeros(int(sizes.sum()), np.uint8)

@@ -18,15 +18,19 @@ __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 
 
 _ITSELF = {
-    "send": "Invalid destination rank: destination rank should not be the same as the rank of the current process.",
-    "recv": "Invalid source rank: source rank should not be the same as the rank of the current process.",
+    "send": "Invalid destination rank: destination rank should not be the same as the rank of the "
+    "current process.",
+    "recv": "Invalid source rank: source rank should not be the same as the rank of the current "
+    "process.",
 }
 
 
 def _post(
     called: str, tensor: Any, ranks: tuple[int | None, int | None], group: Any, tag: int
 ) -> tuple[ProcessGroup, Work] | None:
-    """Post a send or a receive, unless outside the group; ``ranks`` gives the peer by its global rank or its group rank."""
+    """Post a send or a receive, unless outside the group; ``ranks`` gives the peer by its global
+    rank or its group rank.
+    """
     array, sends, blocks = as_array(tensor), called in {"send", "isend"}, called in {"send", "recv"}
     fake = is_fake([array], timed=current_rank().world.timed)
     if not contiguous(array):
@@ -47,7 +51,9 @@ def _post(
     partner = "any rank" if peer is None else f"rank {shared.members[peer]}"
     direction = f"to {partner}" if sends else f"from {partner}"
     counterpart = "its recv" if sends else "a send"
-    work.reason = lambda _: f"{name} {direction}, tag {tag}, on {shared} ({work.entry.site}) waits for {counterpart}"
+    work.reason = lambda _: (
+        f"{name} {direction}, tag {tag}, on {shared} ({work.entry.site}) waits for {counterpart}"
+    )
     if not blocks:
         work.rank.open_works[work] = None
         if shared.world.debug and not fake:
@@ -61,7 +67,11 @@ def _post(
 
 
 def isend(
-    tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None
+    tensor: Any,
+    dst: int | None = None,
+    group: Any = None,
+    tag: int = 0,
+    group_dst: int | None = None,
 ) -> Work | MaybeNone:
     """Start a send. A rank may send to itself."""
     posted = _post("isend", tensor, (dst, group_dst), group, tag)
@@ -69,14 +79,24 @@ def isend(
 
 
 def irecv(
-    tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None
+    tensor: Any,
+    src: int | None = None,
+    group: Any = None,
+    tag: int = 0,
+    group_src: int | None = None,
 ) -> Work | MaybeNone:
     """Start a receive, from any rank if neither ``src`` nor ``group_src`` is given."""
     posted = _post("irecv", tensor, (src, group_src), group, tag)
     return None if posted is None else posted[1]
 
 
-def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
+def send(
+    tensor: Any,
+    dst: int | None = None,
+    group: Any = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> None:
     """Send, and wait until the receiver has the data.
 
     Raises
@@ -86,11 +106,19 @@ def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, g
     """
     posted = _post("send", tensor, (dst, group_dst), group, tag)
     if posted is None:
-        raise ValueError("Invalid process group specified: this rank is not in the group that it sends on")
+        raise ValueError(
+            "Invalid process group specified: this rank is not in the group that it sends on"
+        )
     posted[1].wait()
 
 
-def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
+def recv(
+    tensor: Any,
+    src: int | None = None,
+    group: Any = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> int:
     """Receive into the tensor, and return the global rank of the sender; -1 outside the group.
 
     Raises
@@ -130,7 +158,8 @@ class P2POp:
     ) -> None:
         if op not in (isend, irecv):
             raise ValueError(
-                "Invalid ``op``. Expected ``op`` to be of type ``torch.distributed.isend`` or ``torch.distributed.irecv``."
+                "Invalid ``op``. Expected ``op`` to be of type ``torch.distributed.isend`` or "
+                "``torch.distributed.irecv``."
             )
         as_array(tensor)
         self.op = op
@@ -138,7 +167,9 @@ class P2POp:
         self.group = group
         self.tag = tag
         if (process_group := member_of(group, "P2POp")) is None:
-            raise ValueError("Invalid process group specified: this rank is not in the group of a P2POp")
+            raise ValueError(
+                "Invalid process group specified: this rank is not in the group of a P2POp"
+            )
         self.group_peer = root_of(process_group, peer, group_peer)
         self.peer = process_group.communicator.members[self.group_peer]
 
@@ -151,15 +182,25 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     ValueError
         For anything but a non-empty list of P2POp of one group.
     """
-    if not isinstance(p2p_op_list, list) or not p2p_op_list or not all(isinstance(op, P2POp) for op in p2p_op_list):
+    if (
+        not isinstance(p2p_op_list, list)
+        or not p2p_op_list
+        or not all(isinstance(op, P2POp) for op in p2p_op_list)
+    ):
         raise ValueError(
-            "Invalid ``p2p_op_list``. Each op is expected to to be of type ``torch.distributed.P2POp``."
+            "Invalid ``p2p_op_list``. Each op is expected to to be of type "
+            "``torch.distributed.P2POp``."
             " Expected a list with at least one."
         )
     if any(op.group is not p2p_op_list[0].group for op in p2p_op_list):
         raise ValueError("All ops need to use the same group.")
     get_rank(p2p_op_list[0].group)
     return [
-        op.op(op.tensor, group=op.group, tag=op.tag, **{"group_dst" if op.op is isend else "group_src": op.group_peer})
+        op.op(
+            op.tensor,
+            group=op.group,
+            tag=op.tag,
+            **{"group_dst" if op.op is isend else "group_src": op.group_peer},
+        )
         for op in p2p_op_list
     ]

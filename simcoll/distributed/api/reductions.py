@@ -20,7 +20,8 @@ _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_
 
 @dataclass(frozen=True, slots=True, init=False)
 class ReduceOp:
-    """A reduction: ``SUM``, ``AVG``, ``PRODUCT``, ``MIN``, ``MAX``, ``BAND``, ``BOR``, ``BXOR`` or ``PREMUL_SUM``.
+    """A reduction: ``SUM``, ``AVG``, ``PRODUCT``, ``MIN``, ``MAX``, ``BAND``, ``BOR``, ``BXOR`` or
+    ``PREMUL_SUM``.
 
     ``AVG`` divides the sum by the number of ranks. :func:`premul_sum` makes a ``PREMUL_SUM``.
 
@@ -72,14 +73,24 @@ def premul_sum(factor: Any) -> ReduceOp:
 
 
 def check_op(op: Any, dtype: np.dtype[Any], function: str) -> Reduction:
-    """The reduction of an operator; raises as torch does if the dtype or the function does not support it."""
+    """The reduction of an operator; raises as torch does if the dtype or the function does not
+    support it.
+    """
     if not isinstance(op, ReduceOp):
-        raise TypeError(f"{function}(): op must be a ReduceOp such as ReduceOp.SUM, got {op!r} ({type(op).__name__})")
+        raise TypeError(
+            f"{function}(): op must be a ReduceOp such as ReduceOp.SUM, got {op!r} "
+            f"({type(op).__name__})"
+        )
     if op.name == "PREMUL_SUM" and op.factor is None:
-        raise TypeError(f"{function}(): ReduceOp.PREMUL_SUM needs its factor: pass premul_sum(factor)")
+        raise TypeError(
+            f"{function}(): ReduceOp.PREMUL_SUM needs its factor: pass premul_sum(factor)"
+        )
     if dtype.kind == "c" and op.name not in ("SUM", "AVG", "PREMUL_SUM"):
         kind = ValueError if function == "all_reduce" else RuntimeError
-        raise kind(f"{function} does not support RedOpType.{op.name} on complex tensors; use SUM, AVG or PREMUL_SUM")
+        raise kind(
+            f"{function} does not support RedOpType.{op.name} on complex tensors; use SUM, AVG or "
+            "PREMUL_SUM"
+        )
     if op.name in ("BAND", "BOR", "BXOR") and dtype.kind not in "biu":
         raise RuntimeError(f"Cannot use ReduceOp.{op.name} with non-integral dtype {dtype.name}")
     if op.name in ("AVG", "PREMUL_SUM") and dtype.kind == "b":

@@ -14,14 +14,20 @@ __all__ = ["new_subgroups", "new_subgroups_by_enumeration", "split_group"]
 
 def group_among(ranks: Sequence[int], desc: str) -> ProcessGroup:
     """Create a group by a call of its members only."""
-    process_group: ProcessGroup = group_of(ranks, None, None, group_desc=desc, sort_ranks=False, callers=ranks)
+    process_group: ProcessGroup = group_of(
+        ranks, None, None, group_desc=desc, sort_ranks=False, callers=ranks
+    )
     return process_group
 
 
 def new_subgroups(
-    group_size: int | None = None, group: Any = None, timeout: timedelta | None = None, backend: str | None = None
+    group_size: int | None = None,
+    group: Any = None,
+    timeout: timedelta | None = None,
+    backend: str | None = None,
 ) -> tuple[Any, list[Any]]:
-    """Divide a group (default: all ranks) into groups of ``group_size`` consecutive ranks; returns this rank's, and all.
+    """Divide a group (default: all ranks) into groups of ``group_size`` consecutive ranks; returns
+    this rank's, and all.
 
     All ranks of the group call.
     """
@@ -29,11 +35,16 @@ def new_subgroups(
     size = len(members) if group_size is None else group_size
     if not 0 < size <= len(members):
         raise ValueError(
-            f"The arg 'group_size' ({size}) must be at least 1 and not exceed the world size ({len(members)})"
+            f"The arg 'group_size' ({size}) must be at least 1 and not exceed the world size "
+            f"({len(members)})"
         )
     if len(members) % size:
-        raise ValueError(f"The world size ({len(members)}) must be divisible by 'group_size={size}'")
-    return _subgroups([members[i : i + size] for i in range(0, len(members), size)], timeout, backend, members)
+        raise ValueError(
+            f"The world size ({len(members)}) must be divisible by 'group_size={size}'"
+        )
+    return _subgroups(
+        [members[i : i + size] for i in range(0, len(members), size)], timeout, backend, members
+    )
 
 
 def split_group(
@@ -66,32 +77,46 @@ def split_group(
             raise ValueError("the split group cannot be empty")
         if len(set(part)) != len(part) or not assigned.isdisjoint(part):
             raise ValueError(
-                f"the split group cannot have duplicate ranks, got {[list(subgroup) for subgroup in split_ranks]}"
+                "the split group cannot have duplicate ranks, got "
+                f"{[list(subgroup) for subgroup in split_ranks]}"
             )
         if not all(0 <= rank < len(parents) for rank in part):
-            raise ValueError(f"split_ranks has {list(part)}; expected ranks of the group, 0..{len(parents) - 1}")
+            raise ValueError(
+                f"split_ranks has {list(part)}; expected ranks of the group, 0..{len(parents) - 1}"
+            )
         assigned.update(part)
         ranks = [parents[rank] for rank in sorted(part)]
-        process_group = group_of(ranks, timeout, backend, pg_options, group_desc=group_desc, callers=parents)
+        process_group = group_of(
+            ranks, timeout, backend, pg_options, group_desc=group_desc, callers=parents
+        )
         mine = process_group if isinstance(process_group, ProcessGroup) else mine
     return mine
 
 
 def new_subgroups_by_enumeration(
-    ranks_per_subgroup_list: Sequence[Sequence[int]], timeout: timedelta | None = None, backend: str | None = None
+    ranks_per_subgroup_list: Sequence[Sequence[int]],
+    timeout: timedelta | None = None,
+    backend: str | None = None,
 ) -> tuple[Any, list[Any]]:
-    """Create one group per list of disjoint ranks; returns this rank's group (None if it is in none), and all."""
+    """Create one group per list of disjoint ranks; returns this rank's group (None if it is in
+    none), and all.
+    """
     return _subgroups(ranks_per_subgroup_list, timeout, backend, None)
 
 
 def _subgroups(
-    lists: Sequence[Sequence[int]], timeout: timedelta | None, backend: str | None, callers: Sequence[int] | None
+    lists: Sequence[Sequence[int]],
+    timeout: timedelta | None,
+    backend: str | None,
+    callers: Sequence[int] | None,
 ) -> tuple[Any, list[Any]]:
     subgroup_of: dict[int, int] = {}
     for number, ranks in enumerate(lists):
         for rank in ranks:
             if rank in subgroup_of:
-                raise ValueError(f"Rank {rank} has appeared in both subgroup {subgroup_of[rank]} and {number}")
+                raise ValueError(
+                    f"Rank {rank} has appeared in both subgroup {subgroup_of[rank]} and {number}"
+                )
             subgroup_of[rank] = number
     groups = [group_of(list(ranks), timeout, backend, callers=callers) for ranks in lists]
     mine = next((handle for handle in groups if isinstance(handle, ProcessGroup)), None)

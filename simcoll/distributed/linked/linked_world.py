@@ -1,11 +1,12 @@
-"""The world of a rank in a separate process: control messages, a real clock, and the ranks that it waits for.
+"""The world of a rank in a separate process: control messages, a real clock, and the ranks that it
+waits for.
 
-Every event that needs all ranks (a collective, a new group, a barrier, the end) is a :class:`Meeting`: each arriving rank
-notifies the others, and continues when all have arrived. So each process knows by itself which ranks are missing, have called
-something else or have ended.
+Every event that needs all ranks (a collective, a new group, a barrier, the end) is a
+:class:`Meeting`: each arriving rank notifies the others, and continues when all have arrived. So
+each process knows by itself which ranks are missing, have called something else or have ended.
 
-There is one thread. While a program waits, the world reads control messages and advances the operations in flight in turn;
-while the program computes, nothing progresses.
+There is one thread. While a program waits, the world reads control messages and advances the
+operations in flight in turn; while the program computes, nothing progresses.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Ending(msgspec.Struct, frozen=True, array_like=True):
     text
         For operations that wait for it.
     error_type, message
-        Name and text of the error; without one, ``message`` is the type of a return value that cannot be sent.
+        Name and text of the error; without one, ``message`` is the type of a return value that
+        cannot be sent.
     value
         The return value, encoded.
     after_failure
@@ -91,12 +93,15 @@ class _LinkExecutor:
 
 
 class LinkedWorld:
-    """The world of one rank whose peers are other processes; time is this process's clock since the common start.
+    """The world of one rank whose peers are other processes; time is this process's clock since the
+    common start.
 
     The topology only serves algorithms that depend on it; nothing is emulated.
     """
 
-    def __init__(self, control: ControlMessages, plans: Plans, *, debug: bool, history: History | None = None) -> None:
+    def __init__(
+        self, control: ControlMessages, plans: Plans, *, debug: bool, history: History | None = None
+    ) -> None:
         control.open()
         self.control = control
         self.debug = debug
@@ -113,7 +118,9 @@ class LinkedWorld:
         self.endings: dict[int, Ending] = {}
         self._meetings: dict[str, Meeting] = {}
         self._mailboxes: dict[str, RemoteMailbox] = {}
-        self._early: dict[str, list[tuple[int, list[Any]]]] = {}  # sends to mailboxes that are not made yet
+        self._early: dict[
+            str, list[tuple[int, list[Any]]]
+        ] = {}  # sends to mailboxes that are not made yet
         self.tasks = Tasks()
         self._polling: list[Task] = []
         self._numbers = 0
@@ -123,14 +130,20 @@ class LinkedWorld:
     # What rank programs ask
 
     def meet(self, me: Rank, arrival: Arrival) -> Meeting:
-        """Arrive at a meeting and notify the other ranks; a rank without a message of its own proposes a stream."""
+        """Arrive at a meeting and notify the other ranks; a rank without a message of its own
+        proposes a stream.
+        """
         meeting = self._meetings.setdefault(arrival.key, Meeting())
         meeting.event = arrival.event
         meeting.expected = self.everyone if arrival.expected is None else tuple(arrival.expected)
         subject = arrival.subject if isinstance(arrival.subject, list) else str(arrival.subject)
-        message = msgspec.msgpack.encode([subject, self.new_stream() if arrival.value is None else arrival.value])
+        message = msgspec.msgpack.encode(
+            [subject, self.new_stream() if arrival.value is None else arrival.value]
+        )
         recipients = meeting.expected if arrival.tell is None else arrival.tell
-        self.control.send((rank for rank in recipients if rank != me.number), "meet", arrival.key, message)
+        self.control.send(
+            (rank for rank in recipients if rank != me.number), "meet", arrival.key, message
+        )
         self._arrive(arrival.key, me.number, message)
         return meeting
 
@@ -154,14 +167,23 @@ class LinkedWorld:
         """Whether the program of some rank has failed."""
         return any(ending.error_type for ending in self.endings.values())
 
-    def issue(self, group: ProcessGroup, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool) -> Work:
-        """Play a call over the group's executor; the ranks compare calls in debug mode, and where sizes may differ."""
+    def issue(
+        self, group: ProcessGroup, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool
+    ) -> Work:
+        """Play a call over the group's executor; the ranks compare calls in debug mode, and where
+        sizes may differ.
+        """
         if group.executor is None:
             raise InternalError(f"{group!r} has no executor between processes")
         if call.fake:
-            raise RuntimeError(f"{call}: fake tensors are for the emulator; here ranks are processes, which move data")
+            raise RuntimeError(
+                f"{call}: fake tensors are for the emulator; here ranks are processes, which move "
+                "data"
+            )
         announce = self.debug or call.splits is not None
-        return execute(group, group.executor, me, call, buffers, guard=guard and self.debug, announce=announce)
+        return execute(
+            group, group.executor, me, call, buffers, guard=guard and self.debug, announce=announce
+        )
 
     def mailbox(self, group: ProcessGroup) -> RemoteMailbox:
         """The mailbox of a group, with the control messages that arrived before it existed."""
@@ -174,18 +196,23 @@ class LinkedWorld:
         return mailbox
 
     def executor(self, meeting: Meeting | None) -> _LinkExecutor:
-        """The executor over the link; its stream is the number proposed by the meeting's lowest rank."""
+        """The executor over the link; its stream is the number proposed by the meeting's lowest
+        rank.
+        """
         return _LinkExecutor(self, 0 if meeting is None else meeting.values[min(meeting.expected)])
 
     def default_store(self) -> Store:
         """Refuse: processes share no store by default."""
         raise RuntimeError(
-            "there is no default store: call init_process_group with a store, or init_method='tcp://...' or 'file://...'"
+            "there is no default store: call init_process_group with a store, or "
+            "init_method='tcp://...' or 'file://...'"
         )
 
     def open_store(self, me: Rank, url: str, timeout: timedelta | None) -> OwnStore:
         """The store of a URL, made for this rank alone."""
-        store = rendezvous(url, rank=me.number, world_size=len(self.everyone), timeout=timeout).store
+        store = rendezvous(
+            url, rank=me.number, world_size=len(self.everyone), timeout=timeout
+        ).store
         return OwnStore(store, {me.number: None})
 
     def new_stream(self) -> int:
@@ -206,15 +233,27 @@ class LinkedWorld:
                 value = encode(me.value)
             except Exception:  # noqa: BLE001  # pickle may raise anything; the others learn that it could not be sent
                 message = type(me.value).__name__
-        ending = Ending(text, error_type, message, max(0, me.finish_fs), value, self.has_failures, me.memory.peak_bytes)
+        ending = Ending(
+            text,
+            error_type,
+            message,
+            max(0, me.finish_fs),
+            value,
+            self.has_failures,
+            me.memory.peak_bytes,
+        )
         return self.meet(me, Arrival(_END, "the end of the programs", None, value=ending))
 
     def _refuse_early(self) -> None:
-        """Refuse sends to groups on which this rank has never received, once its program has ended."""
+        """Refuse sends to groups on which this rank has never received, once its program has
+        ended.
+        """
         if self.me.number in self.ended:
             for key, messages in self._early.items():
                 for sender, (_, *content) in messages:
-                    self.control.send([sender], "clear", key, content[-1], self.ended[self.me.number])
+                    self.control.send(
+                        [sender], "clear", key, content[-1], self.ended[self.me.number]
+                    )
             self._early.clear()
 
     # The clock
@@ -243,7 +282,9 @@ class LinkedWorld:
             self.poll()
 
     def poll(self) -> None:
-        """Advance the other tasks by one round; a RuntimeError if a process has died, since the wait might never end."""
+        """Advance the other tasks by one round; a RuntimeError if a process has died, since the
+        wait might never end.
+        """
         task = current_task()
         if task is None:
             raise InternalError("poll outside of a rank program")
@@ -254,7 +295,9 @@ class LinkedWorld:
             raise RuntimeError(lost)
 
     def run(self) -> None:
-        """Run rounds until all tasks have ended; after a failure, operations in flight get a few seconds."""
+        """Run rounds until all tasks have ended; after a failure, operations in flight get a few
+        seconds.
+        """
         limit: float = math.inf
         try:
             with np.errstate(all="ignore"):
@@ -282,8 +325,12 @@ class LinkedWorld:
         if lost or self.now >= self.tasks.deadline_fs:
             tasks = self.tasks
             tasks.interrupt(self.now, lost)
-            waits = [task for task in tasks.live if task.waiting is not None and task not in tasks.ready]
-            tasks.deadline_fs = min((task.deadline_fs for task in waits if task.deadline_fs >= 0), default=math.inf)
+            waits = [
+                task for task in tasks.live if task.waiting is not None and task not in tasks.ready
+            ]
+            tasks.deadline_fs = min(
+                (task.deadline_fs for task in waits if task.deadline_fs >= 0), default=math.inf
+            )
         busy = bool(news or self.tasks.ready)
         self.tasks.run_ready()
         polling, self._polling = self._polling, []
@@ -291,7 +338,9 @@ class LinkedWorld:
             if not task.dead:
                 task.switch()
         self._quiet = 0 if busy or self.tasks.ready else self._quiet + 1
-        if self._quiet > EAGER_ROUNDS:  # leave the processor to others, for longer when nothing has happened for long
+        if (
+            self._quiet > EAGER_ROUNDS
+        ):  # leave the processor to others, for longer when nothing has happened for long
             time.sleep(LONG_REST_S if self._quiet > 20 * EAGER_ROUNDS else REST_S)
         elif self._quiet:
             os.sched_yield()

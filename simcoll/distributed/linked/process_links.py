@@ -1,7 +1,9 @@
-"""Ranks in separate processes: the interface of a real backend, and control messages between processes.
+"""Ranks in separate processes: the interface of a real backend, and control messages between
+processes.
 
-A backend moves two things: small control messages that coordinate the ranks, and the data of plans. The control protocol is
-defined in :mod:`simcoll.distributed.linked.linked_world`, once for all backends.
+A backend moves two things: small control messages that coordinate the ranks, and the data of plans.
+The control protocol is defined in :mod:`simcoll.distributed.linked.linked_world`, once for all
+backends.
 """
 
 from __future__ import annotations
@@ -18,12 +20,22 @@ from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 from simcoll.errors import ConfigError, nearest
 
-__all__ = ["BACKEND_VARIABLE", "EMULATOR", "HOMES", "ControlMessages", "Link", "connect_processes", "place_of"]
+__all__ = [
+    "BACKEND_VARIABLE",
+    "EMULATOR",
+    "HOMES",
+    "ControlMessages",
+    "Link",
+    "connect_processes",
+    "place_of",
+]
 
 EMULATOR = "emulator"
 BACKEND_VARIABLE = "SIMCOLL_BACKEND"
 HOMES = {"mpi": "realcoll.mpi_link"}
-"""The modules of backends for real processes, imported when a run asks for one by name. Each has a function ``connect``."""
+"""The modules of backends for real processes, imported when a run asks for one by name. Each has a
+function ``connect``.
+"""
 
 
 class Link(Protocol):
@@ -42,7 +54,9 @@ class Link(Protocol):
     def death_notice(self) -> str:
         """A sentence that names a process that died; empty if none has."""
 
-    def execute(self, plan: Plan, rank: int, data: Array, stream: int, poll: Callable[[], None]) -> Array | None:
+    def execute(
+        self, plan: Plan, rank: int, data: Array, stream: int, poll: Callable[[], None]
+    ) -> Array | None:
         """Play one rank's part of a plan, from its input to its output.
 
         Parameters
@@ -56,8 +70,8 @@ class Link(Protocol):
         stream
             A tag equal on all ranks of the plan, and unique among concurrent plans.
         poll
-            Called repeatedly while the plan waits, so that other operations progress. It raises when the wait can no longer
-            succeed.
+            Called repeatedly while the plan waits, so that other operations progress. It raises
+            when the wait can no longer succeed.
         """
 
     def give_up(self, reason: str) -> None:
@@ -65,7 +79,9 @@ class Link(Protocol):
 
 
 class ControlMessages:
-    """Control messages of a process, sorted by run: a process may start several runs, and ranks may be in different ones."""
+    """Control messages of a process, sorted by run: a process may start several runs, and ranks may
+    be in different ones.
+    """
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -75,9 +91,13 @@ class ControlMessages:
 
     @property
     def link(self) -> Link:
-        """The link; a RuntimeError in a process that this one has forked, which must not speak for it."""
+        """The link; a RuntimeError in a process that this one has forked, which must not speak for
+        it.
+        """
         if os.getpid() != self._pid:
-            raise RuntimeError("the link to the other ranks belongs to the process that forked this one")
+            raise RuntimeError(
+                "the link to the other ranks belongs to the process that forked this one"
+            )
         return self._link
 
     def open(self) -> None:
@@ -93,7 +113,10 @@ class ControlMessages:
     def receive(self) -> list[tuple[int, list[Any]]]:
         """The control messages that have arrived for this run."""
         arrived = self._early
-        arrived += ((sender, msgspec.msgpack.decode(message)) for sender, message in self.link.receive_control())
+        arrived += (
+            (sender, msgspec.msgpack.decode(message))
+            for sender, message in self.link.receive_control()
+        )
         self._early = [(sender, content) for sender, content in arrived if content[0] > self._run]
         return [(sender, content[1:]) for sender, content in arrived if content[0] == self._run]
 
@@ -105,14 +128,19 @@ def _connection(name: str) -> ControlMessages:
 
 
 def connect_processes(name: str, world_size: int | None = None) -> ControlMessages:
-    """The connection of this process by a backend, made once; a ConfigError if the number of processes differs."""
+    """The connection of this process by a backend, made once; a ConfigError if the number of
+    processes differs.
+    """
     if name not in HOMES:
-        raise ConfigError(f"no backend {name!r} runs ranks in processes; {nearest(name, [EMULATOR, *HOMES])}")
+        raise ConfigError(
+            f"no backend {name!r} runs ranks in processes; {nearest(name, [EMULATOR, *HOMES])}"
+        )
     connection = _connection(name)
     size = connection.link.world_size
     if world_size not in (None, size):
         raise ConfigError(
-            f"{world_size} ranks were asked for, but backend {name!r} has {size} process{'es' if size > 1 else ''}; "
+            f"{world_size} ranks were asked for, but backend {name!r} has {size} "
+            f"process{'es' if size > 1 else ''}; "
             f"start {world_size}, for example: mpiexec -n {world_size} python program.py"
         )
     return connection

@@ -1,6 +1,8 @@
-"""Messages between processes: the sender announces, the receiver matches and answers, then the data follows.
+"""Messages between processes: the sender announces, the receiver matches and answers, then the data
+follows.
 
-As on the emulator, a send waits for its receive and both ends report a mismatch. The data moves as a plan of two ranks.
+As on the emulator, a send waits for its receive and both ends report a mismatch. The data moves as
+a plan of two ranks.
 """
 
 from __future__ import annotations
@@ -69,14 +71,27 @@ class RemoteMailbox(MatchingMailbox):
         own_rank = self.group.group_rank[self._world.me.number]
         if kind == "send":
             notice = _SendNotice(*content)
-            self.post(End(True, notice.rank, own_rank, notice.tag, notice.size, notice.dtype, None, notice.stream))
+            self.post(
+                End(
+                    True,
+                    notice.rank,
+                    own_rank,
+                    notice.tag,
+                    notice.size,
+                    notice.dtype,
+                    None,
+                    notice.stream,
+                )
+            )
             return
         stream, error = content
         end = self._announced.pop(stream)
         if error:
             end.local_work.over(error)
         else:
-            receive = End(False, self.group.group_rank[sender], own_rank, end.tag, end.size, end.dtype, None)
+            receive = End(
+                False, self.group.group_rank[sender], own_rank, end.tag, end.size, end.dtype, None
+            )
             self._start(end, receive)
 
     def _match(self, send: End, receive: End) -> None:
@@ -99,7 +114,9 @@ class RemoteMailbox(MatchingMailbox):
                 end.work.entry.started_fs = begin_fs
 
         def body() -> Array | None:
-            data = np.zeros(0, plan.dtype) if send.work is None else send.work.sources[0].reshape(-1)
+            data = (
+                np.zeros(0, plan.dtype) if send.work is None else send.work.sources[0].reshape(-1)
+            )
             part = 0 if send.work is not None else 1
             return world.control.link.execute(plan, part, data, send.number, world.poll)
 
@@ -117,7 +134,9 @@ class RemoteMailbox(MatchingMailbox):
         world.tasks.launch(world.me, body, over)
 
     def settle(self) -> None:
-        """Fail the receives from ranks that have ended; after this rank's own end, refuse new arrivals."""
+        """Fail the receives from ranks that have ended; after this rank's own end, refuse new
+        arrivals.
+        """
         world, members = self._world, self.group.members
         own_rank = world.me.number
         for waiting in self._receives.values():
@@ -128,7 +147,8 @@ class RemoteMailbox(MatchingMailbox):
                 ):
                     waiting.remove(end)
                     end.local_work.over(
-                        f"{world.ended.get(peers[0], 'all other ranks have ended')}\n  {end.local_work.waits_for()}"
+                        f"{world.ended.get(peers[0], 'all other ranks have ended')}\n"
+                        f"  {end.local_work.waits_for()}"
                     )
         if own_rank in world.ended:
             for waiting in self._sends.values():

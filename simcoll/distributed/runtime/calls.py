@@ -20,7 +20,15 @@ Splits = tuple[tuple[int, ...], tuple[int, ...]]
 
 __all__ = ["ASPECTS", "CollectiveCall", "End", "matrix", "without_data"]
 
-ASPECTS = ("function", "number of elements", "dtype", "op", "root", "algorithm", "whether tensors are fake")
+ASPECTS = (
+    "function",
+    "number of elements",
+    "dtype",
+    "op",
+    "root",
+    "algorithm",
+    "whether tensors are fake",
+)
 
 
 class CollectiveCall(msgspec.Struct, frozen=True, eq=False):
@@ -33,7 +41,8 @@ class CollectiveCall(msgspec.Struct, frozen=True, eq=False):
     kind
         The collective that implements it.
     sizes
-        Elements per block, as :func:`simcoll.core.plan.bind` takes them; for an all_to_all with splits ``()``.
+        Elements per block, as :func:`simcoll.core.plan.bind` takes them; for an all_to_all with
+        splits ``()``.
     shape
         Shapes, as messages show them.
     splits
@@ -94,7 +103,8 @@ def without_data(call: CollectiveCall) -> CollectiveCall:
 class End:
     """A posted send or receive of ``rank``; ``peer`` is None for a receive from any rank.
 
-    ``number`` identifies a send between processes; ``work`` is None when the rank runs in another process.
+    ``number`` identifies a send between processes; ``work`` is None when the rank runs in another
+    process.
     """
 
     sends: bool
@@ -117,4 +127,6 @@ class End:
 
 def matrix(rows: Sequence[Sequence[int]]) -> Any:
     """The sizes of an all_to_all, by sender and receiver; one number when they are equal."""
-    return rows[0][0] if len({size for row in rows for size in row}) == 1 else tuple(map(tuple, rows))
+    return (
+        rows[0][0] if len({size for row in rows for size in row}) == 1 else tuple(map(tuple, rows))
+    )

@@ -19,9 +19,23 @@ from simcoll.distributed.runtime.calls import ASPECTS, CollectiveCall, matrix, w
 from simcoll.distributed.runtime.device import start_of_calls
 from simcoll.distributed.runtime.fake import is_fake
 from simcoll.distributed.runtime.records import Entry, buffers_of, calling_site
-from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, Waitable, list_ranks, wait_until
+from simcoll.distributed.runtime.tasks import (
+    Arrival,
+    Meeting,
+    Task,
+    Waitable,
+    list_ranks,
+    wait_until,
+)
 from simcoll.distributed.runtime.work import Work, timeout_fs
-from simcoll.distributed.runtime.world import Buffers, Communicator, Executor, ProcessGroup, Rank, current_rank
+from simcoll.distributed.runtime.world import (
+    Buffers,
+    Communicator,
+    Executor,
+    ProcessGroup,
+    Rank,
+    current_rank,
+)
 from simcoll.libraries.choices import plan_for
 from simcoll.units import format_time
 
@@ -29,11 +43,15 @@ __all__ = ["CollectiveOperation", "begin", "deliver", "execute", "plan_of", "pla
 
 SHOWN_RANKS = 64
 LINGER_FS = 3 * 10**14
-"""How long a rank that has seen a mismatched call waits for the others, to name them in its report."""
+"""How long a rank that has seen a mismatched call waits for the others, to name them in its
+report.
+"""
 
 
 def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bool = False) -> Work:
-    """The Work of a call, noted in the rank's flight record; a RuntimeError when the group has failed before."""
+    """The Work of a call, noted in the rank's flight record; a RuntimeError when the group has
+    failed before.
+    """
     if group.failure is not None:
         raise group.raises(group.failure)
     for target in buffers[1]:
@@ -44,10 +62,19 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
     now, history = world.now, world.history
     inputs = buffers_of(buffers[0])
     outputs = inputs if buffers[1] is buffers[0] else buffers_of(buffers[1])
-    # The program is above the collective, play, the world's issue, that of a stream, and this function; messages have two fewer.
+    # The program is above the collective, play, the world's issue, that of a stream, and this
+    # function; messages have two fewer.
     site = calling_site(above=4 if p2p else 6)
     entry = Entry(
-        (group.name, group.desc), name, counters[group_rank], p2p, inputs, outputs, group.timeout_fs, now, site
+        (group.name, group.desc),
+        name,
+        counters[group_rank],
+        p2p,
+        inputs,
+        outputs,
+        group.timeout_fs,
+        now,
+        site,
     )
     counters[group_rank] += 1
     entry.number = me.flight[-1].number + 1 if me.flight else 0
@@ -57,14 +84,27 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
         me.memory.hold_arrays(buffers[1])
     if history.timeline is not None:
         history.timeline.operations.append((me.number, entry))
-    work = Work(me, name, *buffers, entry, now + group.timeout_fs, group.explicit, group.raises, start_of_calls.get())
+    work = Work(
+        me,
+        name,
+        *buffers,
+        entry,
+        now + group.timeout_fs,
+        group.explicit,
+        group.raises,
+        start_of_calls.get(),
+    )
     if history.recording is not None:
         history.recording.begin(work)
     return work
 
 
-def plan_of(group: Communicator, call: CollectiveCall, sizes: Any, members: tuple[int, ...] | None = None) -> Plan:
-    """The plan of a call with the ``sizes`` that all ranks agreed on; for other members, if given."""
+def plan_of(
+    group: Communicator, call: CollectiveCall, sizes: Any, members: tuple[int, ...] | None = None
+) -> Plan:
+    """The plan of a call with the ``sizes`` that all ranks agreed on; for other members, if
+    given.
+    """
     plans = group.world.plans
     collective = Collective(call.kind, len(group.members), root=call.root)
     op = call.op.pairwise if call.op is not None else "sum"
@@ -73,7 +113,9 @@ def plan_of(group: Communicator, call: CollectiveCall, sizes: Any, members: tupl
 
 
 def deliver(work: Work, call: CollectiveCall, values: Array | None, nranks: int) -> str | None:
-    """Fill a call's outputs from a plan's flat output; returns a violation found in watched buffers, if any."""
+    """Fill a call's outputs from a plan's flat output; returns a violation found in watched
+    buffers, if any.
+    """
     error = work.violation() if work.rank.watched_works else None
     if error is None and values is not None:
         if call.op is not None:
@@ -103,7 +145,9 @@ class CollectiveOperation:
 
     def missing(self) -> Sequence[int]:
         """Global ranks whose calls are still awaited."""
-        return [member for number, member in enumerate(self.group.members) if number not in self.calls]
+        return [
+            member for number, member in enumerate(self.group.members) if number not in self.calls
+        ]
 
     def describe(self, work: Work) -> str:
         """The event that the rank of a Work waits for."""
@@ -111,7 +155,9 @@ class CollectiveOperation:
         missing = self.missing()
         if missing:
             return f"{self.what(rank)} waits for rank {list_ranks(missing)}"
-        return f"{self.what(rank)} waits for data{self.group.world.hindrances() or self._last_call()}"
+        return (
+            f"{self.what(rank)} waits for data{self.group.world.hindrances() or self._last_call()}"
+        )
 
     def _last_call(self) -> str:
         """The ranks that called last, and how long ago; empty where this process runs one rank."""
@@ -119,11 +165,19 @@ class CollectiveOperation:
         if len(called) < len(self.group.members):
             return ""
         last = max(called)
-        late = [member for member, at_fs in zip(self.group.members, called, strict=True) if at_fs == last]
-        return f"; rank {list_ranks(late)} called last, {format_time(self.group.world.now - last)} ago"
+        late = [
+            member
+            for member, at_fs in zip(self.group.members, called, strict=True)
+            if at_fs == last
+        ]
+        return (
+            f"; rank {list_ranks(late)} called last, {format_time(self.group.world.now - last)} ago"
+        )
 
     def known_plan(self, call: CollectiveCall) -> Plan | None:
-        """The plan of a call, unless it depends on the other ranks' splits; the last call's, if it is repeated."""
+        """The plan of a call, unless it depends on the other ranks' splits; the last call's, if it
+        is repeated.
+        """
         group = self.group
         if call.splits is not None:
             return None
@@ -132,21 +186,32 @@ class CollectiveOperation:
         return group.planned[1]
 
     def join_splits(self, splits: Sequence[tuple[Sequence[int], Sequence[int]]]) -> str | None:
-        """Make the plan of an all_to_all from every rank's splits; returns the first disagreement of two, as a sentence."""
+        """Make the plan of an all_to_all from every rank's splits; returns the first disagreement
+        of two, as a sentence.
+        """
         for a, (sends, _) in enumerate(splits):
             for b, (_, receives) in enumerate(splits):
                 if sends[b] != receives[a]:
-                    return f"rank {a} sends {sends[b]} elements to rank {b}, which expects {receives[a]}"
-        self.plan = plan_of(self.group, self.calls[min(self.calls)], matrix([sends for sends, _ in splits]))
+                    return (
+                        f"rank {a} sends {sends[b]} elements to rank {b}, which expects "
+                        f"{receives[a]}"
+                    )
+        self.plan = plan_of(
+            self.group, self.calls[min(self.calls)], matrix([sends for sends, _ in splits])
+        )
         return None
 
     def refusal(self, reports: Mapping[int, tuple[str, Any]], reason: str) -> str:
-        """The error that lists each rank's call and its source line, from the ``reports`` by group rank."""
+        """The error that lists each rank's call and its source line, from the ``reports`` by group
+        rank.
+        """
         members = self.group.members
         lines = [f"Detected mismatch between collectives on ranks: {self.where}: {reason}"]
         for rank, member in enumerate(members[:SHOWN_RANKS]):
             call, site = reports.get(rank, ("has not called", None))
-            lines.append(f"  rank {member}: {call}" + (f"    at {site}" if site is not None else ""))
+            lines.append(
+                f"  rank {member}: {call}" + (f"    at {site}" if site is not None else "")
+            )
         if len(members) > SHOWN_RANKS:
             lines.append(f"  ... and {len(members) - SHOWN_RANKS} more")
         return "\n".join(lines)
@@ -179,7 +244,9 @@ class _Executed(CollectiveOperation):
         """Announce the call to the other ranks."""
         call = self.calls[self.group_rank]
         schedule = "" if self.plan is None else self.plan.schedule.content_hash()
-        announcement = _Announced(str(call), str(self.works[self.group_rank].entry.site), *(call.splits or ((), ())))
+        announcement = _Announced(
+            str(call), str(self.works[self.group_rank].entry.site), *(call.splits or ((), ()))
+        )
         subject = [*map(repr, call.aspects()), schedule]
         key, members = f"call {self.group.key} {self.sequence}", self.group.members
         self.agreement = self.group.world.meet(
@@ -197,13 +264,19 @@ class _Executed(CollectiveOperation):
             self._agree(self.agreement)
         plan = self.plan or plan_of(group, call, self._all_sizes(call))
         begin_fs = work.entry.started_fs = group.world.now
-        data = np.concatenate([np.zeros(0, call.dtype), *(source.reshape(-1) for source in work.sources)])
+        data = np.concatenate(
+            [np.zeros(0, call.dtype), *(source.reshape(-1) for source in work.sources)]
+        )
         if call.op is not None:
             data = call.op.prepared(data)
-        error = deliver(work, call, self.executor.execute(plan, self.group_rank, data), len(group.members))
+        error = deliver(
+            work, call, self.executor.execute(plan, self.group_rank, data), len(group.members)
+        )
         if error is not None:
             raise RuntimeError(error)
-        group.world.history.add(group.name, self.sequence, call.name, plan, (begin_fs, group.world.now))
+        group.world.history.add(
+            group.name, self.sequence, call.name, plan, (begin_fs, group.world.now)
+        )
 
     def _agree(self, agreement: Meeting) -> None:
         """Wait until all ranks have made the same call."""
@@ -217,25 +290,38 @@ class _Executed(CollectiveOperation):
             while agreement.missing() and world.now < limit:
                 world.poll()
             rows = list(agreement.subjects.values())
-            aspects = [name for i, name in enumerate(ASPECTS) if any(row[i] != rows[0][i] for row in rows)]
+            aspects = [
+                name for i, name in enumerate(ASPECTS) if any(row[i] != rows[0][i] for row in rows)
+            ]
             wrong = f"they differ in {', '.join(aspects) or 'the schedule'}"
         announcements = {
-            group.group_rank[rank]: msgspec.convert(value, _Announced) for rank, value in agreement.values.items()
+            group.group_rank[rank]: msgspec.convert(value, _Announced)
+            for rank, value in agreement.values.items()
         }
         if wrong is None and self.calls[self.group_rank].splits is not None:
             wrong = self.join_splits(
-                [(announcements[rank].sends, announcements[rank].receives) for rank in range(len(announcements))]
+                [
+                    (announcements[rank].sends, announcements[rank].receives)
+                    for rank in range(len(announcements))
+                ]
             )
         if wrong is not None:
-            reports = {rank: (announcement.call, announcement.site) for rank, announcement in announcements.items()}
+            reports = {
+                rank: (announcement.call, announcement.site)
+                for rank, announcement in announcements.items()
+            }
             group.failure = group.failure or self.refusal(reports, wrong)
             raise RuntimeError(group.failure) from None
 
     def _all_sizes(self, call: CollectiveCall) -> Any:
         """Collect the splits of an all_to_all whose calls were not announced."""
         sizes = np.array(() if call.splits is None else call.splits[0], np.int64)
-        plan = plan_of(self.group, CollectiveCall("splits", "all_gather", sizes.size, sizes.dtype), sizes.size)
-        rows = np.asarray(self.executor.execute(plan, self.group_rank, sizes)).reshape(sizes.size, sizes.size)
+        plan = plan_of(
+            self.group, CollectiveCall("splits", "all_gather", sizes.size, sizes.dtype), sizes.size
+        )
+        rows = np.asarray(self.executor.execute(plan, self.group_rank, sizes)).reshape(
+            sizes.size, sizes.size
+        )
         return matrix([tuple(row) for row in rows.tolist()])
 
 
@@ -249,11 +335,17 @@ def execute(
     guard: bool,
     announce: bool,
 ) -> Work:
-    """Put a call on its group's stream in this process; ``announce`` notifies the other ranks first."""
+    """Put a call on its group's stream in this process; ``announce`` notifies the other ranks
+    first.
+    """
     shared = group.communicator
     work = begin(shared, me, call.name, buffers)
     operation = _Executed(
-        shared, work.entry.sequence, executor=executor, group_rank=group.rank(), predecessor=shared.turn
+        shared,
+        work.entry.sequence,
+        executor=executor,
+        group_rank=group.rank(),
+        predecessor=shared.turn,
     )
     operation.plan = operation.known_plan(call)
     operation.calls[operation.group_rank], operation.works[operation.group_rank] = call, work
@@ -284,7 +376,8 @@ def play(
 ) -> Work | None:
     """Run a checked call: ``sources``, concatenated, are its input; its output fills ``targets``.
 
-    ``results`` are the caller's own objects for the outputs. Inside a block of `coalescing` it is only noted.
+    ``results`` are the caller's own objects for the outputs. Inside a block of `coalescing` it is
+    only noted.
     """
     me = current_rank()
     pending = me.coalescing.get(group.communicator) if me.coalescing else None

@@ -1,7 +1,8 @@
 """Streams of a rank's emulated accelerator, with the semantics of CUDA streams.
 
-A stream executes in order: operators that take time, waits for events of other streams, waits for collectives. As with NCCL, a
-collective starts on a rank when the stream it was called on reaches it.
+A stream executes in order: operators that take time, waits for events of other streams, waits for
+collectives. As with NCCL, a collective starts on a rank when the stream it was called on reaches
+it.
 """
 
 from __future__ import annotations
@@ -46,12 +47,16 @@ class DeviceStream:
         def start(completion: Waitable) -> None:
             begin_fs = world.now
             if timeline is not None:
-                timeline.computed.append(RankSpan(self.rank.number, name, begin_fs, begin_fs + duration_fs))
+                timeline.computed.append(
+                    RankSpan(self.rank.number, name, begin_fs, begin_fs + duration_fs)
+                )
             world.later(begin_fs + duration_fs, completion.finish)
 
         recording = world.history.recording
         if recording is not None:
-            self.tail_past = recording.enqueue(self.rank.number, self.label, duration_fs, name, self.tail_past)
+            self.tail_past = recording.enqueue(
+                self.rank.number, self.label, duration_fs, name, self.tail_past
+            )
         self._then(start)
 
     def wait(self, event: Waitable) -> None:
@@ -60,7 +65,9 @@ class DeviceStream:
         if recorded and event.causes is not None:
             self.tail_past = {**self.tail_past, **event.causes.get(self.rank.number, {})}
         if recorded or not event.done or event.error is not None:
-            self._then(lambda completion: event.when_done(lambda: completion.finish(event.error)), event)
+            self._then(
+                lambda completion: event.when_done(lambda: completion.finish(event.error)), event
+            )
 
     def _then(self, start: Callable[[Waitable], None], event: Waitable | None = None) -> None:
         predecessor, completion = self.tail, _Enqueued(self, event)
@@ -87,7 +94,11 @@ class _Enqueued(Waitable):
 
     def waits_for(self) -> str:
         """The stream, and what it is waiting for, if anything."""
-        return self.label if self.event is None else f"{self.label}, which waits for {self.event.waits_for()}"
+        return (
+            self.label
+            if self.event is None
+            else f"{self.label}, which waits for {self.event.waits_for()}"
+        )
 
 
 class SimulatedDevice:

@@ -1,7 +1,8 @@
 """The world of emulated ranks: greenlets under one simulated clock.
 
-Rank programs run one at a time. At each timestamp the fabric's events are handled first, then the ranks that they woke, in
-ascending order, until none can continue; then the fabric computes its rates. So a run is a function of its program alone.
+Rank programs run one at a time. At each timestamp the fabric's events are handled first, then the
+ranks that they woke, in ascending order, until none can continue; then the fabric computes its
+rates. So a run is a function of its program alone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ from simcoll.distributed.runtime.rank_classes import RankClasses
 from simcoll.distributed.runtime.recording import Recording
 from simcoll.distributed.runtime.run_events import Faults
 from simcoll.distributed.runtime.run_timeline import RankSpan
-from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, Tasks, Waitable, current_task, wait_until
+from simcoll.distributed.runtime.tasks import (
+    Arrival,
+    Meeting,
+    Task,
+    Tasks,
+    Waitable,
+    current_task,
+    wait_until,
+)
 from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.runtime.world import Buffers, Communicator, OwnStore, ProcessGroup, Rank
 from simcoll.distributed.stores import HashStore, Store
@@ -42,7 +51,9 @@ PROGRAMS = EventPriority(5)
 """After the events of a timestamp, before the fabric computes its rates (priority 10)."""
 
 REPEATED_HANGS = 100
-"""Reports of one hang that a program may catch, and idle polls that its threads may make meanwhile, before it is stopped."""
+"""Reports of one hang that a program may catch, and idle polls that its threads may make meanwhile,
+before it is stopped.
+"""
 
 SHOWN_RANKS = 64
 
@@ -62,7 +73,8 @@ class EmulatedWorld:
     Parameters
     ----------
     plans
-        With the topology and protocol of the run; a protocol's name is that of the pattern of each schedule.
+        With the topology and protocol of the run; a protocol's name is that of the pattern of each
+        schedule.
     timed
         Whether the run is only timed, and moves no data.
     rank_classes
@@ -101,7 +113,9 @@ class EmulatedWorld:
         fabric = Fabric(self.calendar, capacities, topology.link_name, patience_fs=patience)
         self.everyone = tuple(range(nranks))
         self.ranks = [Rank(number, self) for number in self.everyone]
-        self.emulator = Emulator(topology, self.calendar, fabric, self.history, steady=events is None)
+        self.emulator = Emulator(
+            topology, self.calendar, fabric, self.history, steady=events is None
+        )
         self._alone = alone
         self._streams: dict[Communicator, Streams] = {}
         self._mailboxes: dict[Communicator, EmulatedMailbox] = {}
@@ -132,7 +146,10 @@ class EmulatedWorld:
         meeting = self._meetings.get(key)
         if meeting is None:
             meeting = self._meetings[key] = Meeting()
-            meeting.event, meeting.expected = arrival.event, () if expected is None or self._alone else tuple(expected)
+            meeting.event, meeting.expected = (
+                arrival.event,
+                () if expected is None or self._alone else tuple(expected),
+            )
         if self.history.recording is not None:
             self.history.recording.meet(me.number, arrival, meeting)
         meeting.arrive(me.number, arrival.subject, arrival.value)
@@ -141,7 +158,9 @@ class EmulatedWorld:
             del self._meetings[key]
         return meeting
 
-    def issue(self, group: ProcessGroup, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool) -> Work:
+    def issue(
+        self, group: ProcessGroup, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool
+    ) -> Work:
         """Start a call on the emulator, or on the registered backend of its group."""
         guard = guard and self.debug
         if group.executor is not None:
@@ -155,7 +174,9 @@ class EmulatedWorld:
         """The group's mailbox, which matches sends with receives; registered backends have none."""
         communicator = group.communicator
         if group.executor is not None:
-            raise RuntimeError(f"backend {communicator.backend!r} has no point-to-point operations here")
+            raise RuntimeError(
+                f"backend {communicator.backend!r} has no point-to-point operations here"
+            )
         if communicator not in self._mailboxes:
             self._mailboxes[communicator] = EmulatedMailbox(communicator, self.emulator)
         return self._mailboxes[communicator]
@@ -210,7 +231,9 @@ class EmulatedWorld:
 
     def hindrances(self) -> str:
         """Describe stopped ranks, and messages stalled at links that are down."""
-        lines = [] if self._faults is None else [*self._faults.stop_notices(), *self._faults.waiting()]
+        lines = (
+            [] if self._faults is None else [*self._faults.stop_notices(), *self._faults.waiting()]
+        )
         return "".join(f"; {line}" for line in lines[:SHOWN_RANKS])
 
     def later(self, time_fs: int, action: Callable[[], None]) -> None:
@@ -239,7 +262,9 @@ class EmulatedWorld:
         """Run all tasks to their ends."""
         tasks, unsettled = self.tasks, self.emulator.unsettled
         try:
-            with np.errstate(all="ignore"):  # arithmetic of reductions is IEEE's and wraps, as on a GPU
+            with np.errstate(
+                all="ignore"
+            ):  # arithmetic of reductions is IEEE's and wraps, as on a GPU
                 while True:
                     if tasks.ready and not self._asked:
                         self._schedule_tasks()
@@ -270,10 +295,13 @@ class EmulatedWorld:
             self._faults.overdue(late)
 
     def _plan_expiry(self, upcoming: float) -> None:
-        """Schedule the next deadline if it comes before the next event and a task still waits for it."""
-        # Only the earliest deadline is ever on the calendar, and only if nothing else comes before it. With an event for every
-        # wait, the calendar would not be empty before the longest timeout, and an empty calendar is how a hang is seen at once.
-        # Then a deadline is no reason to go on, unless a program has asked for this timeout (_may_expire).
+        """Schedule the next deadline if it comes before the next event and a task still waits for
+        it.
+        """
+        # Only the earliest deadline is ever on the calendar, and only if nothing else comes before
+        # it. With an event for every wait, the calendar would not be empty before the longest
+        # timeout, and an empty calendar is how a hang is seen at once. Then a deadline is no reason
+        # to go on, unless a program has asked for this timeout (_may_expire).
         tasks = self.tasks
         waiting = [task for task in tasks.live if task.waiting is not None]
         times = [task.deadline_fs for task in waiting if task.deadline_fs >= 0]
@@ -288,11 +316,19 @@ class EmulatedWorld:
         self.calendar.at(int(deadline), lambda _: tasks.interrupt(self.now), None)
 
     def _may_expire(self, waiting: list[Task]) -> bool:
-        """Whether an explicit timeout will end a wait, other than the endlessly repeated ones of idle waits."""
+        """Whether an explicit timeout will end a wait, other than the endlessly repeated ones of
+        idle waits.
+        """
         busy = _busy(waiting)
         blocked = {id(task.waiting) for task in busy}
-        self._idle_rounds, self._blocked = (self._idle_rounds + 1 if blocked == self._blocked else 0), blocked
-        return any(self._expires(task) for task in (busy if self._idle_rounds > REPEATED_HANGS else waiting))
+        self._idle_rounds, self._blocked = (
+            (self._idle_rounds + 1 if blocked == self._blocked else 0),
+            blocked,
+        )
+        return any(
+            self._expires(task)
+            for task in (busy if self._idle_rounds > REPEATED_HANGS else waiting)
+        )
 
     def _expires(self, task: Task) -> bool:
         """Whether a wait may time out although no other event is left."""
@@ -303,14 +339,18 @@ class EmulatedWorld:
         live = sorted(self.tasks.live, key=lambda task: task.order)
         waiting = [task for task in live if task.waiting is not None]
         if self._may_expire(waiting):
-            self.tasks.deadline_fs = min(task.deadline_fs for task in waiting if self._expires(task))
+            self.tasks.deadline_fs = min(
+                task.deadline_fs for task in waiting if self._expires(task)
+            )
             return
         report = self._hang_report(waiting)
         for task in _busy(waiting) or waiting:
             task.hangs += 1
             if task.hangs > REPEATED_HANGS:
                 task.throw()
-                task.failure = RuntimeError(f"stopped after it caught this {REPEATED_HANGS} times: {report}")
+                task.failure = RuntimeError(
+                    f"stopped after it caught this {REPEATED_HANGS} times: {report}"
+                )
                 task.close()
                 continue
             task.interrupt = report
@@ -318,7 +358,9 @@ class EmulatedWorld:
 
     def _hang_report(self, waiting: list[Task]) -> str:
         gone = next((rank for rank in self.ranks if rank.failure is not None), None)
-        ended = [str(rank.number) for rank in self.ranks if rank.finish_fs >= 0 and rank.failure is None]
+        ended = [
+            str(rank.number) for rank in self.ranks if rank.finish_fs >= 0 and rank.failure is None
+        ]
         if gone is None:
             stuck = len({task.owner.number for task in waiting})
             who = "1 rank waits" if stuck == 1 else f"{stuck} ranks wait"
@@ -326,9 +368,17 @@ class EmulatedWorld:
         else:
             name = type(gone.failure).__name__
             lines = [f"{PEER_ENDED}: rank {gone.number} ended with {name}: {gone.failure}"]
-        lines += [] if self._faults is None else [f"  {line}" for line in self._faults.waiting()[:SHOWN_RANKS]]
+        lines += (
+            []
+            if self._faults is None
+            else [f"  {line}" for line in self._faults.waiting()[:SHOWN_RANKS]]
+        )
         sample = waiting[:SHOWN_RANKS]
-        lines += [f"  rank {task.owner.number}: {task.waiting.waits_for()}" for task in sample if task.waiting]
+        lines += [
+            f"  rank {task.owner.number}: {task.waiting.waits_for()}"
+            for task in sample
+            if task.waiting
+        ]
         if len(waiting) > len(sample):
             lines.append(f"  ... and {len(waiting) - len(sample)} more")
         if ended:
@@ -341,7 +391,9 @@ def _busy(waiting: list[Task]) -> list[Task]:
 
 
 class RankWaiter:
-    """The :class:`simcoll.distributed.stores.Waiter` of emulated ranks; timeouts count on the emulated clock."""
+    """The :class:`simcoll.distributed.stores.Waiter` of emulated ranks; timeouts count on the
+    emulated clock.
+    """
 
     __slots__ = ("_recording", "_waiting")
 

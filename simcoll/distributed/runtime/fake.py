@@ -18,30 +18,41 @@ __all__ = ["FakeArray", "fake_array", "is_fake", "move_always"]
 
 
 class FakeArray(np.ndarray[Any, Any]):
-    """An array without storage: all its elements share one; arithmetic gives fake arrays of the right shape and dtype."""
+    """An array without storage: all its elements share one; arithmetic gives fake arrays of the
+    right shape and dtype.
+    """
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any
+    ) -> Any:
         """Shape and dtype of an elementwise operation."""
         if method != "__call__" or ufunc.signature is not None:
             raise TypeError(f"a fake array has no elements: {ufunc.__name__}.{method} needs them")
-        scalars = [np.zeros((), operand.dtype) if isinstance(operand, np.ndarray) else operand for operand in inputs]
+        scalars = [
+            np.zeros((), operand.dtype) if isinstance(operand, np.ndarray) else operand
+            for operand in inputs
+        ]
         with np.errstate(all="ignore"):
             outcome = ufunc(*scalars, **kwargs)
         if out is not None:
             return out[0] if len(out) == 1 else out
         shape = np.broadcast_shapes(*(getattr(operand, "shape", ()) for operand in inputs))
         results = [
-            fake_array(shape, scalar.dtype) for scalar in (outcome if isinstance(outcome, tuple) else (outcome,))
+            fake_array(shape, scalar.dtype)
+            for scalar in (outcome if isinstance(outcome, tuple) else (outcome,))
         ]
         return tuple(results) if isinstance(outcome, tuple) else results[0]
 
-    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:  # numpy's protocol
+    def __array_function__(
+        self, func: Any, types: Any, args: Any, kwargs: Any
+    ) -> Any:  # numpy's protocol
         """Refuse functions that need elements."""
         raise TypeError(f"a fake array has no elements: numpy.{func.__name__} needs them")
 
 
 def fake_array(shape: int | Sequence[int], dtype: Any = "float32") -> FakeArray:
-    """An array with a shape and a dtype, but no memory; collectives of fake arrays are timed and move nothing.
+    """An array with a shape and a dtype, but no memory; collectives of fake arrays are timed and
+    move nothing.
 
     Raises
     ------
@@ -71,7 +82,9 @@ _ALWAYS_MOVED: ContextVar[bool] = ContextVar("simcoll_always_moved", default=Fal
 
 @contextmanager
 def move_always() -> Iterator[None]:
-    """Move data inside the block even in a timed-only run, for content that the program needs (object collectives)."""
+    """Move data inside the block even in a timed-only run, for content that the program needs
+    (object collectives).
+    """
     token = _ALWAYS_MOVED.set(True)
     try:
         yield

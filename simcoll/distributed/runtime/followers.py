@@ -1,4 +1,6 @@
-"""Followers in an operation: they enter with their leaders, and a leader continues when its whole class has left."""
+"""Followers in an operation: they enter with their leaders, and a leader continues when its whole
+class has left.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Followers:
 
     def play(self, plans: Iterable[Plan], label: tuple[str, int, str]) -> None:
         """Start the operation in the corresponding groups of followers."""
-        self.elsewhere = [Playing(self.emulator, plan, label, self.leave_follower, fake=True) for plan in plans]
+        self.elsewhere = [
+            Playing(self.emulator, plan, label, self.leave_follower, fake=True) for plan in plans
+        ]
         for leader, ranks in self.classes.items():
             self._classes[leader] = _Class(len(ranks) * (1 + len(self.elsewhere)))
             self._leader.update(dict.fromkeys(ranks, leader))

@@ -40,11 +40,16 @@ class Record:
 
     def __str__(self) -> str:
         size = format_size(self.size_bytes)
-        return f"{self.name} #{self.sequence} of group {self.group}: {self.schedule}, {size}, {self.messages} messages"
+        return (
+            f"{self.name} #{self.sequence} of group {self.group}: {self.schedule}, {size}, "
+            f"{self.messages} messages"
+        )
 
 
 class _Unhashed(NamedTuple):
-    """A finished operation, by its group, sequence number and name; its hash is computed together with others."""
+    """A finished operation, by its group, sequence number and name; its hash is computed together
+    with others.
+    """
 
     label: tuple[str, int, str]
     plan: Plan
@@ -96,8 +101,12 @@ class History:
         messages: int = 0,
         trace_hash: MovedHash | str = "",
     ) -> None:
-        """Add a finished operation; ``times_fs`` is its begin and end, by which a MovedHash is moved when it is needed."""
-        self._unhashed.append(_Unhashed((group, sequence, name), plan, messages, times_fs, trace_hash))
+        """Add a finished operation; ``times_fs`` is its begin and end, by which a MovedHash is
+        moved when it is needed.
+        """
+        self._unhashed.append(
+            _Unhashed((group, sequence, name), plan, messages, times_fs, trace_hash)
+        )
         self._waiting += 1 + messages
         if self._waiting > HASHED_TOGETHER:
             self._settle()
@@ -120,7 +129,9 @@ class History:
         return self._digest
 
     def _settle(self) -> None:
-        """Hash the operations since the last time; those that repeat one another together, which takes half the time."""
+        """Hash the operations since the last time; those that repeat one another together, which
+        takes half the time.
+        """
         added, self._unhashed, self._waiting = self._unhashed, [], 0
         begins: defaultdict[MovedHash, list[int]] = defaultdict(list)
         for operation in added:

@@ -15,7 +15,13 @@ from simcoll.distributed.runtime.plans_in_flight import Emulator, Playing
 from simcoll.distributed.runtime.world import Communicator
 from simcoll.libraries.choices import plan_for
 
-__all__ = ["EmulatedMailbox", "MatchingMailbox", "deliver_message", "message_name", "plan_of_message"]
+__all__ = [
+    "EmulatedMailbox",
+    "MatchingMailbox",
+    "deliver_message",
+    "message_name",
+    "plan_of_message",
+]
 
 
 class MatchingMailbox:
@@ -29,7 +35,9 @@ class MatchingMailbox:
     def post(self, end: End) -> None:
         """Post a send or receive, and match it with the first counterpart that fits."""
         key = (end.peer if end.sends else end.rank, end.tag)
-        mine, counterparts = (self._sends, self._receives) if end.sends else (self._receives, self._sends)
+        mine, counterparts = (
+            (self._sends, self._receives) if end.sends else (self._receives, self._sends)
+        )
         for counterpart in counterparts.get(key, ()):
             send, receive = (end, counterpart) if end.sends else (counterpart, end)
             if receive.peer is None or receive.peer == send.rank:
@@ -49,16 +57,22 @@ class MatchingMailbox:
                 work.over(error)
 
     def _misfit(self, send: End, receive: End) -> str | None:
-        """The reason why a send and a receive cannot match, if any. Only debug mode refuses receives that are too long."""
+        """The reason why a send and a receive cannot match, if any. Only debug mode refuses
+        receives that are too long.
+        """
         shorter = send.size < receive.size and not self.group.world.debug
         members = self.group.members
         if send.fake != receive.fake:
             fake, real = (send, receive) if send.fake else (receive, send)
-            return f"the tensor of rank {members[fake.rank]} is fake, that of rank {members[real.rank]} has data"
+            return (
+                f"the tensor of rank {members[fake.rank]} is fake, that of rank "
+                f"{members[real.rank]} has data"
+            )
         if send.dtype == receive.dtype and (send.size == receive.size or shorter):
             return None
         return (
-            f"rank {members[send.rank]} sends {send.size} elements of {send.dtype} with tag {send.tag}; "
+            f"rank {members[send.rank]} sends {send.size} elements of {send.dtype} with tag "
+            f"{send.tag}; "
             f"rank {members[receive.rank]} receives {receive.size} of {receive.dtype}"
         )
 
@@ -79,7 +93,11 @@ class EmulatedMailbox(MatchingMailbox):
         """Fail the messages, waiting or moving, that involve any of some group ranks."""
         for queues in (self._sends, self._receives):
             for queue in queues.values():
-                for end in [end for end in queue if end.peer in ranks or end.rank in ranks or end.peer is None]:
+                for end in [
+                    end
+                    for end in queue
+                    if end.peer in ranks or end.rank in ranks or end.peer is None
+                ]:
                     queue.remove(end)
                     if end.work is not None:
                         end.work.over(error)
@@ -112,11 +130,19 @@ class EmulatedMailbox(MatchingMailbox):
         label = (self.group.name, work.entry.sequence, message_name(self.group, send, receive))
         followers, rank_classes = None, self.group.world.rank_classes
         if rank_classes is not None:
-            pairs = rank_classes.pairs_like(*(self.group.members[end.rank] for end in (send, receive)))
-            followers = Followers(rank_classes, self._emulator, {rank: (rank,) for rank in range(plan.nranks)}, leave)
+            pairs = rank_classes.pairs_like(
+                *(self.group.members[end.rank] for end in (send, receive))
+            )
+            followers = Followers(
+                rank_classes, self._emulator, {rank: (rank,) for rank in range(plan.nranks)}, leave
+            )
             followers.play((plan_of_pair(self.group, pair, send) for pair in pairs), label)
         playing = Playing(
-            self._emulator, plan, label, leave if followers is None else followers.leave_group, fake=send.fake
+            self._emulator,
+            plan,
+            label,
+            leave if followers is None else followers.leave_group,
+            fake=send.fake,
         )
         for rank in range(plan.nranks):
             playing.enter(rank, work.sources)
@@ -150,5 +176,9 @@ def plan_of_pair(group: Communicator, pair: tuple[int, int], send: End) -> Plan:
     """The plan of a message like ``send`` between two global ranks."""
     to_itself = pair[0] == pair[1]
     endpoints = pair[:1] if to_itself else pair
-    collective = Collective("send_recv", len(endpoints), pairs=((0, 0),) if to_itself else ((0, 1),))
-    return plan_for(group.world.plans, collective, send.size, parse_dtype(send.dtype), "sum", endpoints, (None,))
+    collective = Collective(
+        "send_recv", len(endpoints), pairs=((0, 0),) if to_itself else ((0, 1),)
+    )
+    return plan_for(
+        group.world.plans, collective, send.size, parse_dtype(send.dtype), "sum", endpoints, (None,)
+    )

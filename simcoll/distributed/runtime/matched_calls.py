@@ -1,8 +1,8 @@
 """The collectives of a group on the emulator: matching, comparing and playing calls.
 
-A group is a stream: a rank enters an operation once it has called and its part of the previous operation has finished. It does
-not wait for the other ranks' calls; only transfers that involve a rank that has not called wait. Operations of different groups
-overlap and share the links.
+A group is a stream: a rank enters an operation once it has called and its part of the previous
+operation has finished. It does not wait for the other ranks' calls; only transfers that involve a
+rank that has not called wait. Operations of different groups overlap and share the links.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from typing import Any
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 from simcoll.distributed.runtime.calls import CollectiveCall
-from simcoll.distributed.runtime.collective_calls import CollectiveOperation, begin, deliver, plan_of
+from simcoll.distributed.runtime.collective_calls import (
+    CollectiveOperation,
+    begin,
+    deliver,
+    plan_of,
+)
 from simcoll.distributed.runtime.followers import Followers
 from simcoll.distributed.runtime.plans_in_flight import Emulator, Playing
 from simcoll.distributed.runtime.work import Work
@@ -27,7 +32,9 @@ __all__ = ["Streams"]
 
 @dataclass(eq=False)
 class Streams:
-    """A group's operations on the emulator: one stream per rank, and the operations that await further calls."""
+    """A group's operations on the emulator: one stream per rank, and the operations that await
+    further calls.
+    """
 
     group: Communicator
     emulator: Emulator
@@ -87,7 +94,9 @@ class _Matched(CollectiveOperation):
     followers: Followers | None = None
 
     def match(self, rank: int, call: CollectiveCall, work: Work) -> None:
-        """Record the call of a rank, and compare it with the first one, which determines the plan."""
+        """Record the call of a rank, and compare it with the first one, which determines the
+        plan.
+        """
         if self.first_call is None:
             self.first_call, self.aspects, self.plan = call, call.aspects(), self.known_plan(call)
         elif call is not self.first_call and call.aspects() != self.aspects:
@@ -104,7 +113,9 @@ class _Matched(CollectiveOperation):
                 self._join_splits()
 
     def _join_splits(self) -> None:
-        wrong = self.join_splits([self.calls[rank].splits or ((), ()) for rank in range(len(self.calls))])
+        wrong = self.join_splits(
+            [self.calls[rank].splits or ((), ()) for rank in range(len(self.calls))]
+        )
         if wrong is not None:
             self._refuse(wrong)
         elif self.plan is not None:
@@ -115,11 +126,15 @@ class _Matched(CollectiveOperation):
         """Report a disagreement to every rank, once all have called or no more calls can come."""
         if not self.failed:
             reference = next(iter(self.calls.values()))
-            aspects = dict.fromkeys(aspect for call in self.calls.values() for aspect in call.differences(reference))
+            aspects = dict.fromkeys(
+                aspect for call in self.calls.values() for aspect in call.differences(reference)
+            )
             self._refuse(f"they differ in {', '.join(aspects)}")
 
     def _refuse(self, reason: str) -> None:
-        reports = {rank: (str(call), self.works[rank].entry.site) for rank, call in self.calls.items()}
+        reports = {
+            rank: (str(call), self.works[rank].entry.site) for rank, call in self.calls.items()
+        }
         self.streams.fail(self.refusal(reports, reason), self.sequence)
 
     def fail(self, error: str) -> None:
@@ -132,7 +147,9 @@ class _Matched(CollectiveOperation):
             work.over(error)
 
     def enter(self, rank: int) -> None:
-        """Let a rank enter whose stream has reached the operation, once its device stream has too."""
+        """Let a rank enter whose stream has reached the operation, once its device stream has
+        too.
+        """
         work = self.works[rank]
         gate = work.gate
         if gate is not None and not gate.done:
@@ -164,7 +181,9 @@ class _Matched(CollectiveOperation):
         if rank_classes is not None:
             self.followers = Followers(rank_classes, streams.emulator, streams.together, leave)
             groups = rank_classes.like(self.group.members)
-            self.followers.play((plan_of(self.group, call, call.sizes, members) for members in groups), label)
+            self.followers.play(
+                (plan_of(self.group, call, call.sizes, members) for members in groups), label
+            )
             leave = self.followers.leave_group
         return Playing(streams.emulator, plan, label, leave, self._close, fake=call.fake)
 

@@ -1,8 +1,9 @@
 """Objects as bytes, for object collectives and stores: plain data, or pickle on request.
 
-Plain data is None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, numpy arrays and
-scalars (and those of ml_dtypes), nested in any way; it comes back with the same types. The encoding is MessagePack with
-extension types for what MessagePack lacks. Decoding it runs no code from the sender. Unpickling can, so both sides have to opt in.
+Plain data is None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set,
+frozenset, range, numpy arrays and scalars (and those of ml_dtypes), nested in any way; it comes
+back with the same types. The encoding is MessagePack with extension types for what MessagePack
+lacks. Decoding it runs no code from the sender. Unpickling can, so both sides have to opt in.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ MAX_DEPTH = 64
 _ATOMS = frozenset({type(None), bool, float, str, bytes})
 _PLAIN, _PICKLE = b"\x00", b"\x01"
 _OPT_IN = (
-    f"pass trusted=True, or set {TRUSTED_VARIABLE}=1, on all ranks to use pickle (which runs code of the sender's)"
+    f"pass trusted=True, or set {TRUSTED_VARIABLE}=1, on all ranks to use pickle (which "
+    "runs "
+    "code of the sender's)"
 )
 
 
@@ -67,7 +70,8 @@ def encode(thing: object, *, trusted: bool | None = None) -> bytes:
     Raises
     ------
     ObjectEncodingError
-        The object contains something other than plain data; the text says where, and how to opt in to pickle.
+        The object contains something other than plain data; the text says where, and how to opt in
+        to pickle.
     pickle.PicklingError, AttributeError, TypeError
         ``trusted``, and the object cannot be pickled.
 
@@ -84,25 +88,35 @@ def encode(thing: object, *, trusted: bool | None = None) -> bytes:
     try:
         return _PLAIN + _pack(thing)
     except UnicodeEncodeError as error:
-        raise ObjectEncodingError(f"the str {error.object[:40]!r} has no UTF-8 form; {_OPT_IN}") from error
+        raise ObjectEncodingError(
+            f"the str {error.object[:40]!r} has no UTF-8 form; {_OPT_IN}"
+        ) from error
 
 
 def decode(data: bytes | bytearray | memoryview, *, trusted: bool | None = None) -> Any:
-    """Decode what `encode` made; arrays are writable copies. An ObjectDecodingError for a pickle that is not ``trusted``."""
+    """Decode what `encode` made; arrays are writable copies. An ObjectDecodingError for a pickle
+    that is not ``trusted``.
+    """
     data = bytes(data)
     how, body = data[:1], data[1:]
     if how == _PICKLE:
         if not _is_trusted(trusted):
-            raise ObjectDecodingError(f"the sender used pickle, which this rank does not trust; {_OPT_IN}")
+            raise ObjectDecodingError(
+                f"the sender used pickle, which this rank does not trust; {_OPT_IN}"
+            )
         return pickle.loads(body)  # noqa: S301  the caller has opted in
     if how != _PLAIN:
-        raise ObjectDecodingError(f"these {len(data)} bytes are not an encoded object: they begin with {data[:8]!r}")
+        raise ObjectDecodingError(
+            f"these {len(data)} bytes are not an encoded object: they begin with {data[:8]!r}"
+        )
     try:
         return _unpack(body)
     except RecursionError as error:
         raise ObjectDecodingError("the encoded object is nested too deeply") from error
     except (ValueError, TypeError, struct.error, OverflowError, MemoryError) as error:
-        raise ObjectDecodingError(f"these {len(data)} bytes are not an encoded object: {error}") from error
+        raise ObjectDecodingError(
+            f"these {len(data)} bytes are not an encoded object: {error}"
+        ) from error
 
 
 def _is_trusted(trusted: bool | None) -> bool:
@@ -112,8 +126,8 @@ def _is_trusted(trusted: bool | None) -> bool:
 # Encoding
 
 
-# The path to an object from the outermost one: the path to its container, and its place there. Made into text only for
-# an error.
+# The path to an object from the outermost one: the path to its container, and its place there. Made
+# into text only for an error.
 _Way = tuple["_Way", str, object] | None
 
 
@@ -131,7 +145,9 @@ def _pack(obj: object, path: _Way = None, depth: int = 0) -> bytes:
 
 
 def _plain(obj: object, path: _Way, depth: int) -> object:
-    """Convert an object to MessagePack's types. Exact types only: a subclass would come back as its base."""
+    """Convert an object to MessagePack's types. Exact types only: a subclass would come back as its
+    base.
+    """
     kind = type(obj)
     if kind in _ATOMS:
         return obj
@@ -139,7 +155,11 @@ def _plain(obj: object, path: _Way, depth: int) -> object:
         number = cast("int", obj)
         length = number.bit_length() // 8 + 1
         fits = -(1 << 63) <= number < 1 << 64
-        return number if fits else _ext(_ExtensionKind.INTEGER, number.to_bytes(length, "big", signed=True))
+        return (
+            number
+            if fits
+            else _ext(_ExtensionKind.INTEGER, number.to_bytes(length, "big", signed=True))
+        )
     if depth > MAX_DEPTH:
         raise _refusal(path, f"is nested more than {MAX_DEPTH} deep, or contains itself")
     if isinstance(obj, (np.ndarray, np.generic)):
@@ -150,13 +170,18 @@ def _plain(obj: object, path: _Way, depth: int) -> object:
         case dict() if kind is dict:
             keys = [_plain(key, (path, " key {!r}", key), depth + 1) for key in obj]
             values = [_plain(value, (path, "[{!r}]", key), depth + 1) for key, value in obj.items()]
-            if any(isinstance(key, msgspec.msgpack.Ext) for key in keys):  # not a key that a MessagePack map can have
+            if any(
+                isinstance(key, msgspec.msgpack.Ext) for key in keys
+            ):  # not a key that a MessagePack map can have
                 return _ext(_ExtensionKind.DICT, msgspec.msgpack.encode([keys, values]))
             return dict(zip(keys, values, strict=True))
         case set() | frozenset() if kind in {set, frozenset}:
             # Sorted by their bytes: the same set gives the same bytes in every process.
             items = sorted(_pack(entry, (path, " element {!r}", entry), depth + 1) for entry in obj)
-            return _ext(_ExtensionKind.SET if kind is set else _ExtensionKind.FROZENSET, msgspec.msgpack.encode(items))
+            return _ext(
+                _ExtensionKind.SET if kind is set else _ExtensionKind.FROZENSET,
+                msgspec.msgpack.encode(items),
+            )
         case tuple() if kind is tuple:
             return _ext(_ExtensionKind.TUPLE, _pack(list(obj), path, depth))
         case complex() if kind is complex:
@@ -181,7 +206,9 @@ def _array(array: np.ndarray[Any, Any] | np.generic, path: _Way) -> msgspec.msgp
     if name != dtype.str and name not in _extra_dtypes():
         raise _refusal(path, f"is an array of {dtype}, which is not plain data")
     body = msgspec.msgpack.encode([name, list(array.shape), array.tobytes()])
-    return _ext(_ExtensionKind.ARRAY if isinstance(array, np.ndarray) else _ExtensionKind.SCALAR, body)
+    return _ext(
+        _ExtensionKind.ARRAY if isinstance(array, np.ndarray) else _ExtensionKind.SCALAR, body
+    )
 
 
 _NUMPY_DTYPE = re.compile(r"[<>|=][biufcSUmM]\d{1,6}(\[\d*[A-Za-zμ]{1,7}\])?")
@@ -191,7 +218,9 @@ def _extra_dtypes() -> dict[str, np.dtype[Any]]:
     """The types of ml_dtypes by name, such as bfloat16."""
     import ml_dtypes
 
-    classes = (member for name, member in sorted(vars(ml_dtypes).items()) if isinstance(member, type))
+    classes = (
+        member for name, member in sorted(vars(ml_dtypes).items()) if isinstance(member, type)
+    )
     return {name.__name__: np.dtype(name) for name in classes if issubclass(name, np.generic)}
 
 
@@ -237,7 +266,9 @@ def _array_of(data: memoryview) -> np.ndarray[Any, Any]:
     if dtype is None:
         raise ValueError(f"unknown dtype {name!r}")
     if any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize != len(elements):
-        raise ValueError(f"{len(elements)} bytes are not an array of {dtype} with shape {tuple(shape)}")
+        raise ValueError(
+            f"{len(elements)} bytes are not an array of {dtype} with shape {tuple(shape)}"
+        )
     array = np.empty(tuple(shape), dtype)
     if elements:
         array.reshape(-1).view(np.uint8)[:] = np.frombuffer(elements, np.uint8)

@@ -48,7 +48,8 @@ class Emulator:
     steady
         Whether links and ranks never change, so that recorded takes can be replayed.
     playing, following
-        Plans in flight: the number being simulated, and those replaying a take. At most one of the two is non-empty.
+        Plans in flight: the number being simulated, and those replaying a take. At most one of the
+        two is non-empty.
     drawn
         Messages with jitter so far, which numbers the next draw.
     """
@@ -98,14 +99,25 @@ class Emulator:
 
 
 class PlanStage:
-    """Staging buffers of a plan, separate from the caller's; each rank's input is copied in on arrival.
+    """Staging buffers of a plan, separate from the caller's; each rank's input is copied in on
+    arrival.
 
-    ``inputs`` and ``outputs`` hold a flat array per rank; ``None`` where there is none, and everywhere if they are fake.
-    ``links`` are the topology links that the plan uses. ``prepared`` can be reused by every run of the plan; with jitter only
-    ``placement`` can.
+    ``inputs`` and ``outputs`` hold a flat array per rank; ``None`` where there is none, and
+    everywhere if they are fake. ``links`` are the topology links that the plan uses. ``prepared``
+    can be reused by every run of the plan; with jitter only ``placement`` can.
     """
 
-    __slots__ = ("inputs", "links", "outputs", "placement", "plan", "pool", "prepared", "size_bytes", "storage")
+    __slots__ = (
+        "inputs",
+        "links",
+        "outputs",
+        "placement",
+        "plan",
+        "pool",
+        "prepared",
+        "size_bytes",
+        "storage",
+    )
 
     def __init__(self, emulator: Emulator, plan: Plan, *, fake: bool) -> None:
         self.plan = plan
@@ -122,13 +134,26 @@ class PlanStage:
             self.inputs = [view if view.size else None for view in self.pool.visible(INPUT)]
             has = plan.collective.has_output(np.arange(plan.nranks)).tolist()
             self.outputs = [
-                view if has_output else None for view, has_output in zip(self.pool.visible(OUTPUT), has, strict=True)
+                view if has_output else None
+                for view, has_output in zip(self.pool.visible(OUTPUT), has, strict=True)
             ]
             self.size_bytes = int(plan.buffer_elements().sum()) * plan.dtype.itemsize
-        self.placement: Placement | None = add_caps(plan, emulator.fabric) if plan.protocol.jitter_fs else None
-        few = self.placement is None and plan.proof is not None and plan.proof.transfers <= KEPT_TRANSFERS
-        self.prepared = PreparedPlan(plan, emulator.topology, emulator.fabric, self.storage) if few else None
-        used = () if self.prepared is None else (column for step in self.prepared.steps for column in step.columns)
+        self.placement: Placement | None = (
+            add_caps(plan, emulator.fabric) if plan.protocol.jitter_fs else None
+        )
+        few = (
+            self.placement is None
+            and plan.proof is not None
+            and plan.proof.transfers <= KEPT_TRANSFERS
+        )
+        self.prepared = (
+            PreparedPlan(plan, emulator.topology, emulator.fabric, self.storage) if few else None
+        )
+        used = (
+            ()
+            if self.prepared is None
+            else (column for step in self.prepared.steps for column in step.columns)
+        )
         shared = emulator.topology.nlinks
         self.links = frozenset(link for column in used for link in column[2] if link < shared)
 
@@ -137,7 +162,8 @@ class PlanStage:
 class Playing:
     """A plan in flight: ranks enter with their inputs, and leave with their outputs.
 
-    Its times come from a take or from a player, and a plan that follows a take has to be able to change to a player at any moment.
+    Its times come from a take or from a player, and a plan that follows a take has to be able to
+    change to a player at any moment.
 
     Parameters
     ----------
@@ -152,16 +178,20 @@ class Playing:
     """
 
     # What gives the times:
-    #   following  _take is set and _player is not; the log is a prefix of the take's, whose next event is on the calendar.
-    #   behind     The take was given up: _player is set, and Emulator.catch_up simulates from begin_fs to now. The player
-    #              repeats the logged entries, so its ranks leave at the logged times once more; until they have, they are in
+    #   following  _take is set and _player is not; the log is a prefix of the take's, whose next
+    #              event is on the calendar.
+    #   behind     The take was given up: _player is set, and Emulator.catch_up simulates from
+    #              begin_fs to now. The player
+    #   repeats the logged entries, so its ranks leave at the logged times once more; until they
+    #   have, they are in
     #              _early, and those departures are not reported again.
     #   playing    _player is set, and every departure comes from it.
-    # Invariant: either every plan in flight follows a take, or none does. So catching up replays all of them together on a
-    # fabric without other messages, and it cannot contradict what ranks have seen: no logged event is later than now, and up to
-    # now every plan did what its take says. If a player disagrees with its take all the same, that is an InternalError, never
-    # another time. A take could keep the state of its player instead, to continue from it; but that state is spread over the
-    # fabric's flows, and a take is only entries, departures and a hash.
+    # Invariant: either every plan in flight follows a take, or none does. So catching up replays
+    # all of them together on a fabric without other messages, and it cannot contradict what ranks
+    # have seen: no logged event is later than now, and up to now every plan did what its take says.
+    # If a player disagrees with its take all the same, that is an InternalError, never another
+    # time. A take could keep the state of its player instead, to continue from it; but that state
+    # is spread over the fabric's flows, and a take is only entries, departures and a hash.
     emulator: Emulator
     plan: Plan
     label: tuple[str, int, str]
@@ -187,7 +217,11 @@ class Playing:
         self._stage = stage = emulator.stage(self.plan, fake=self.fake)
         if stage.prepared is None:
             emulator.links.crowd_all(self)
-        alone = emulator.steady and stage.prepared is not None and emulator.links.take(self, stage.links)
+        alone = (
+            emulator.steady
+            and stage.prepared is not None
+            and emulator.links.take(self, stage.links)
+        )
         takes = emulator.takes.of(self.plan) if alone and not emulator.playing else []
         if takes:
             self._take = takes[-1]
@@ -224,13 +258,19 @@ class Playing:
         if staged is not None:
             self._stale, begin = True, 0
             for source in sources:
-                place = staged if source.size == staged.size else staged[begin : begin + source.size]
+                place = (
+                    staged if source.size == staged.size else staged[begin : begin + source.size]
+                )
                 place[...] = source if source.ndim == 1 else source.reshape(-1)
                 begin += source.size
             if op is not None and op.factor is not None:
                 staged[...] = op.prepared(staged)
         log, event = self._log, (self.emulator.calendar.now - self.begin_fs, rank, False)
-        if self._take is not None and self._take.log[len(log)] != event and not self._finds_take(event):
+        if (
+            self._take is not None
+            and self._take.log[len(log)] != event
+            and not self._finds_take(event)
+        ):
             self.emulator.catch_up()
         log.append(event)
         if self._take is not None:
@@ -243,7 +283,9 @@ class Playing:
     # Following a take
 
     def _finds_take(self, event: Event) -> bool:
-        """Follow another take, with the same history and this entry; returns whether there is one."""
+        """Follow another take, with the same history and this entry; returns whether there is
+        one.
+        """
         log = (*self._log, event)
         for take in self.emulator.takes.of(self.plan):
             if take.log[: len(log)] == log:
@@ -290,15 +332,24 @@ class Playing:
         self._take, self._behind = None, True
         self._early = {rank for _, rank, leaves in self._log if leaves}
         self._player = player = self._play()
-        return [(self.begin_fs + after_fs, player.enter, rank) for after_fs, rank, leaves in self._log if not leaves]
+        return [
+            (self.begin_fs + after_fs, player.enter, rank)
+            for after_fs, rank, leaves in self._log
+            if not leaves
+        ]
 
     def caught_up(self) -> None:
         """Check that the simulation has reached the point of the abandoned take."""
         self._behind, now = False, self.emulator.calendar.now
-        gone = [rank for after_fs, rank, leaves in self._log if leaves and self.begin_fs + after_fs < now]
+        gone = [
+            rank
+            for after_fs, rank, leaves in self._log
+            if leaves and self.begin_fs + after_fs < now
+        ]
         if not self._early.isdisjoint(gone):
             raise InternalError(
-                f"{self.label}: ranks {sorted(self._early & set(gone))} left a take, but not its player"
+                f"{self.label}: ranks {sorted(self._early & set(gone))} left a take, but not its "
+                "player"
             )
 
     # Ends
@@ -308,7 +359,9 @@ class Playing:
             self._early.remove(rank)
             self._close_when_over()
         elif self._behind and not self.stopped:
-            raise InternalError(f"{self.label}: rank {rank} left its player, but not the take that was followed")
+            raise InternalError(
+                f"{self.label}: rank {rank} left its player, but not the take that was followed"
+            )
         elif not self.stopped:
             self._leave((self.emulator.calendar.now - self.begin_fs, rank, True))
 
@@ -346,7 +399,11 @@ class Playing:
             player, emulator.playing = self._player, emulator.playing - 1
             player.check()
             ledger = player.ledger
-            end_fs, messages, trace_hash = max(ledger.time_fs, begin_fs), ledger.messages, ledger.hash.hexdigest()
+            end_fs, messages, trace_hash = (
+                max(ledger.time_fs, begin_fs),
+                ledger.messages,
+                ledger.hash.hexdigest(),
+            )
             if alone and ledger.columns is not None:
                 emulator.takes.add(take_of(self.plan, self._log, begin_fs, ledger))
         emulator.history.add(*self.label, self.plan, (begin_fs, end_fs), messages, trace_hash)

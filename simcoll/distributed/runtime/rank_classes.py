@@ -1,8 +1,8 @@
 """Classes of symmetric ranks: the program of one rank, the leader, runs for its whole class.
 
-The other ranks of a class, the followers, make each call of their leader at the same time: in the leader's group, or in the
-corresponding group of their own. All their transfers are played. A call completes on the leader when it has completed on the whole
-class; the largest spread is recorded.
+The other ranks of a class, the followers, make each call of their leader at the same time: in the
+leader's group, or in the corresponding group of their own. All their transfers are played. A call
+completes on the leader when it has completed on the whole class; the largest spread is recorded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class RankClasses:
     leader
         The leader of every rank: the lowest of its class.
     skew_fs
-        The largest difference between the completion times of one call within a class; 0 for exact symmetry.
+        The largest difference between the completion times of one call within a class; 0 for exact
+        symmetry.
     """
 
     def __init__(self, leader: Sequence[int]) -> None:
@@ -52,7 +53,8 @@ class RankClasses:
         Raises
         ------
         RuntimeError
-            When the leader of a member is not in the group, so that no program would make the member's calls.
+            When the leader of a member is not in the group, so that no program would make the
+            member's calls.
         """
         place = {member: number for number, member in enumerate(members)}
         classes: dict[int, list[int]] = {}
@@ -60,14 +62,17 @@ class RankClasses:
             leading = self.leader[member]
             if leading not in place:
                 raise RuntimeError(
-                    f"rank {member} does what rank {leading} does, which is not in the group {list(members)}; "
+                    f"rank {member} does what rank {leading} does, which is not in the group "
+                    f"{list(members)}; "
                     "a group of ranks that are alike must have their leaders as members"
                 )
             classes.setdefault(place[leading], []).append(number)
         return dict(classes)
 
     def like(self, members: Sequence[int]) -> list[tuple[int, ...]]:
-        """The leaderless groups of the same mesh dimension whose members have the same classes, rank by rank."""
+        """The leaderless groups of the same mesh dimension whose members have the same classes,
+        rank by rank.
+        """
         pattern = [self.leader[member] for member in members]
         return [
             group
@@ -80,7 +85,9 @@ class RankClasses:
         dimension: list[tuple[int, ...]] = []
         grouped_ranks: set[int] = set()
         for group in self._groups:
-            if not grouped_ranks.isdisjoint(group) or (dimension and len(dimension[0]) != len(group)):
+            if not grouped_ranks.isdisjoint(group) or (
+                dimension and len(dimension[0]) != len(group)
+            ):
                 if members in dimension:
                     break
                 dimension, grouped_ranks = [], set()
@@ -89,9 +96,13 @@ class RankClasses:
         return dimension if members in dimension else []
 
     def pairs_like(self, source: int, target: int) -> list[tuple[int, int]]:
-        """The pairs of followers that exchange the same message, matched by position in their classes."""
+        """The pairs of followers that exchange the same message, matched by position in their
+        classes.
+        """
         pair = self._classes[self.leader[source]], self._classes[self.leader[target]]
-        places = tuple(ranks.index(rank) for ranks, rank in zip(pair, (source, target), strict=True))
+        places = tuple(
+            ranks.index(rank) for ranks, rank in zip(pair, (source, target), strict=True)
+        )
         if pair[0] is pair[1] or len(pair[0]) != len(pair[1]) or places[0] != places[1]:
             return []
         return [(a, b) for a, b in zip(*pair, strict=True) if a != source]
@@ -107,17 +118,24 @@ def read_classes(alike: str | Sequence[Sequence[int]], nranks: int) -> RankClass
     """
     if isinstance(alike, str):
         if alike != "all":
-            raise ConfigError(f'alike {alike!r}: expected "all", or lists of ranks such as [range(0, 8), range(8, 16)]')
+            raise ConfigError(
+                f'alike {alike!r}: expected "all", or lists of ranks such as [range(0, 8), '
+                "range(8, 16)]"
+            )
         return RankClasses([0] * nranks)
     leader = list(range(nranks))
     class_of: dict[int, int] = {}
     for number, ranks in enumerate(map(list, alike)):
         for rank in ranks:
             if rank not in range(nranks):
-                raise ConfigError(f"alike: rank {rank!r} of class {number} does not exist; expected 0 to {nranks - 1}")
+                raise ConfigError(
+                    f"alike: rank {rank!r} of class {number} does not exist; expected 0 to "
+                    f"{nranks - 1}"
+                )
             if rank in class_of:
                 raise ConfigError(
-                    f"alike: rank {rank} is in classes {class_of[rank]} and {number}; expected one class each"
+                    f"alike: rank {rank} is in classes {class_of[rank]} and {number}; expected one "
+                    "class each"
                 )
             class_of[rank], leader[rank] = number, min(ranks)
     return RankClasses(leader)

@@ -29,7 +29,9 @@ class RankMemory:
 
     def __init__(self) -> None:
         self.held_bytes = self.peak_bytes = 0
-        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}  # by a number that the owner has while it is alive
+        self._known: dict[
+            int, tuple[weakref.ref[Any], int]
+        ] = {}  # by a number that the owner has while it is alive
 
     def hold_arrays(self, arrays: Iterable[Array]) -> None:
         """Count these arrays, or the arrays that they are views of, until they are freed."""
@@ -46,7 +48,11 @@ class RankMemory:
         entry = self._known.get(address)
         known_bytes = 0 if entry is None else entry[1]
         if entry is None or size_bytes != known_bytes:
-            reference = weakref.ref(owner, functools.partial(self._gone, address)) if entry is None else entry[0]
+            reference = (
+                weakref.ref(owner, functools.partial(self._gone, address))
+                if entry is None
+                else entry[0]
+            )
             self._known[address] = reference, size_bytes
             self.held_bytes += size_bytes - known_bytes
             self.peak_bytes = max(self.peak_bytes, self.held_bytes)

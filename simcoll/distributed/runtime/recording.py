@@ -1,8 +1,9 @@
 """Record a run as a workload: the operations of each rank and their dependencies.
 
-An operation is recorded when its rank issues it, and depends on everything that the issuing task has waited for. The recording thus
-keeps the program's order but not its times, and can be replayed on other machines. A task's knowledge is a vector clock: for each
-stream, the last operation known to have finished. Waitables carry it from the task that finishes them to those that wait.
+An operation is recorded when its rank issues it, and depends on everything that the issuing task
+has waited for. The recording thus keeps the program's order but not its times, and can be replayed
+on other machines. A task's knowledge is a vector clock: for each stream, the last operation known
+to have finished. Waitables carry it from the task that finishes them to those that wait.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class _RecordedGroup(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Noted:
-    """A recorded operation of a rank, with its dependencies and the ``gate`` of its accelerator's stream.
+    """A recorded operation of a rank, with its dependencies and the ``gate`` of its accelerator's
+    stream.
 
     ``together`` and the lane of a message are filled in once its partners are known.
     """
@@ -85,10 +87,11 @@ class Recording:
 
     def note_resumption(self, task: Task, waitable: Waitable) -> None:
         """Record that a task continues after a waitable."""
-        # Invariant: a past holds the last operation on each stream that everything later depends on, and none that another
-        # one of it implies. Operations of a stream are in order, so the highest number stands for all before it.
-        # An operation that implies an entry of the past replaces it; otherwise each operation would name a predecessor on every
-        # stream that its rank has used so far.
+        # Invariant: a past holds the last operation on each stream that everything later depends
+        # on, and none that another one of it implies. Operations of a stream are in order, so the
+        # highest number stands for all before it. An operation that implies an entry of the past
+        # replaces it; otherwise each operation would name a predecessor on every stream that its
+        # rank has used so far.
         rank = task.owner.number
         history = self.ranks[rank]
         causes = history.past if waitable.causes is None else waitable.causes.get(rank, {})
@@ -102,11 +105,19 @@ class Recording:
             history.waited.setdefault(number, len(history.waited))
 
     def _note(self, rank: int, stream: str, extra: Iterable[int] = (), **traits: Any) -> int:
-        """Add an operation that depends on the running task's past and ``extra``; returns its number."""
+        """Add an operation that depends on the running task's past and ``extra``; returns its
+        number.
+        """
         task = current_task()
         history = self.ranks[rank]
-        past = task.past.values() if task is not None and task.owner.number == rank else history.past.values()
-        history.noted.append(_Noted(stream, tuple(past), gate=tuple(extra), passed=len(history.waited), **traits))
+        past = (
+            task.past.values()
+            if task is not None and task.owner.number == rank
+            else history.past.values()
+        )
+        history.noted.append(
+            _Noted(stream, tuple(past), gate=tuple(extra), passed=len(history.waited), **traits)
+        )
         return len(history.noted) - 1
 
     # What ranks do
@@ -120,15 +131,23 @@ class Recording:
         pause.causes = {rank: {stream: number}}
 
     def enqueue(self, rank: int, stream: str, duration_fs: int, name: str, tail: Past) -> Past:
-        """Record an operator on an accelerator's stream whose tail implies the past ``tail``; returns what the new tail implies."""
+        """Record an operator on an accelerator's stream whose tail implies the past ``tail``;
+        returns what the new tail implies.
+        """
         return {stream: self._note(rank, stream, tail.values(), name=name, time_fs=duration_fs)}
 
     def begin(self, work: Work) -> None:
         """Record that a rank issues an operation, or posts a send or receive."""
         rank = work.rank.number
-        gate = {} if work.gate is None or work.gate.causes is None else work.gate.causes.get(rank, {})
+        gate = (
+            {} if work.gate is None or work.gate.causes is None else work.gate.causes.get(rank, {})
+        )
         number = self._note(
-            rank, f"operation {len(self.ranks[rank].noted)}", gate.values(), name=work.name, is_request=True
+            rank,
+            f"operation {len(self.ranks[rank].noted)}",
+            gate.values(),
+            name=work.name,
+            is_request=True,
         )
         work.causes = {rank: {self.ranks[rank].noted[number].stream: number}}
 
@@ -146,15 +165,23 @@ class Recording:
         pair = (group.members[send.rank], group.members[receive.rank])
         size = send.size * parse_dtype(send.dtype).itemsize
         if pair[0] == pair[1] or not size:
-            self.unsaid[f"rank {pair[0]} sends {'to itself' if pair[0] == pair[1] else 'a message without bytes'}"] = (
-                None
-            )
+            self.unsaid[
+                f"rank {pair[0]} sends "
+                f"{'to itself' if pair[0] == pair[1] else 'a message without bytes'}"
+            ] = None
             return
         self._messages += 1
-        together = Together(("message", self._messages), pair, "send", "messages", size, at_once=True)
-        ends = [(rank, *self._of(rank, end.local_work)) for rank, end in zip(pair, (send, receive), strict=True)]
+        together = Together(
+            ("message", self._messages), pair, "send", "messages", size, at_once=True
+        )
+        ends = [
+            (rank, *self._of(rank, end.local_work))
+            for rank, end in zip(pair, (send, receive), strict=True)
+        ]
         lane = next(
-            lane for lane in range(self._messages) if all(self._is_free(rank, noted, lane) for rank, noted, _ in ends)
+            lane
+            for lane in range(self._messages)
+            if all(self._is_free(rank, noted, lane) for rank, noted, _ in ends)
         )
         for rank, noted, number in ends:
             lanes = self.ranks[rank].lanes
@@ -180,9 +207,13 @@ class Recording:
         meeting.causes[rank] = {"meetings": number}
 
     def waits_for_key(self, rank: int, now_fs: int) -> None:
-        """Record that a rank waits for a key of a store, unless no time has passed, when the wait orders nothing."""
+        """Record that a rank waits for a key of a store, unless no time has passed, when the wait
+        orders nothing.
+        """
         if now_fs > 0:
-            self.unsaid[f"rank {rank} waits for a key of a store after the program has begun to take time"] = None
+            self.unsaid[
+                f"rank {rank} waits for a key of a store after the program has begun to take time"
+            ] = None
 
     def _of(self, rank: int, work: Work) -> tuple[_Noted, int]:
         number = next(iter((work.causes or {})[rank].values()))
@@ -196,14 +227,18 @@ class Recording:
         Raises
         ------
         ConfigError
-            For operations that a workload cannot express: messages to oneself or without bytes, waits for store keys, calls on
-            registered backends, protocols and algorithms not given by name.
+            For operations that a workload cannot express: messages to oneself or without bytes,
+            waits for store keys, calls on registered backends, protocols and algorithms not given
+            by name.
         """
         if self.unsaid:
-            raise ConfigError(f"the run cannot be recorded as a workload: {'; '.join(list(self.unsaid)[:8])}")
+            raise ConfigError(
+                f"the run cannot be recorded as a workload: {'; '.join(list(self.unsaid)[:8])}"
+            )
         if not isinstance(self.plans.protocol, str):
             raise ConfigError(
-                f"the run cannot be recorded as a workload: its protocol {self.plans.protocol.name!r} has no name that finds it again"
+                "the run cannot be recorded as a workload: its protocol "
+                f"{self.plans.protocol.name!r} has no name that finds it again"
             )
         names, rows = self._names(), self._rows()
         traces = [self._steps(rank, names, rows) for rank in range(len(self.ranks))]
@@ -220,25 +255,36 @@ class Recording:
         members_of: dict[str, set[int]] = {}
         names = {}
         for key, group in self.groups.items():
-            base = group.desc if group.desc not in {"", "undefined"} else f"group of {len(group.members)}"
+            base = (
+                group.desc
+                if group.desc not in {"", "undefined"}
+                else f"group of {len(group.members)}"
+            )
             number = 1
-            while not members_of.setdefault(name := base if number == 1 else f"{base} ({number})", set()).isdisjoint(
-                group.members
-            ):
+            while not members_of.setdefault(
+                name := base if number == 1 else f"{base} ({number})", set()
+            ).isdisjoint(group.members):
                 number += 1
             members_of[name] |= set(group.members)
             names[f"group {key}"] = name
         return names
 
     def _steps(
-        self, rank: int, names: Mapping[str, str], rows: Mapping[Hashable, dict[int, tuple[int, ...]]]
+        self,
+        rank: int,
+        names: Mapping[str, str],
+        rows: Mapping[Hashable, dict[int, tuple[int, ...]]],
     ) -> list[TraceStep]:
         """The operations of a rank, without unmatched sends and receives."""
         steps: list[TraceStep] = []
         place: dict[int, tuple[int, ...]] = {}
         for number, noted in enumerate(self.ranks[rank].noted):
-            called = tuple(dict.fromkeys(step for cause in noted.predecessors for step in place[cause]))
-            predecessors = tuple(dict.fromkeys((*called, *(step for cause in noted.gate for step in place[cause]))))
+            called = tuple(
+                dict.fromkeys(step for cause in noted.predecessors for step in place[cause])
+            )
+            predecessors = tuple(
+                dict.fromkeys((*called, *(step for cause in noted.gate for step in place[cause])))
+            )
             together = noted.together
             if noted.is_request and together is None:
                 place[number] = predecessors
@@ -246,13 +292,21 @@ class Recording:
             stream = noted.lane or names.get(noted.stream, noted.stream)
             if together is not None and noted.stream in names:
                 together = replace(together, group=stream)
-                if noted.sends is not None:  # no rank begins before all have called: only then are the blocks known
+                if (
+                    noted.sends is not None
+                ):  # no rank begins before all have called: only then are the blocks known
                     together = replace(together, **_all_to_all_sizes(together, rows[together.key]))
-                    meeting = Together(("called", together.key), together.ranks, "meeting", "meetings", 0)
-                    steps.append(TraceStep(f"calls of {stream}", called, noted.name, together=meeting))
+                    meeting = Together(
+                        ("called", together.key), together.ranks, "meeting", "meetings", 0
+                    )
+                    steps.append(
+                        TraceStep(f"calls of {stream}", called, noted.name, together=meeting)
+                    )
                     predecessors = (len(steps) - 1, *predecessors)
             place[number] = (len(steps),)
-            steps.append(TraceStep(stream, predecessors, noted.name, noted.time_fs, together=together))
+            steps.append(
+                TraceStep(stream, predecessors, noted.name, noted.time_fs, together=together)
+            )
         return steps
 
     def _rows(self) -> dict[Hashable, dict[int, tuple[int, ...]]]:
@@ -266,18 +320,24 @@ class Recording:
 
 
 def _together(group: _RecordedGroup, call: CollectiveCall, sequence: int, plans: Plans) -> Together:
-    """A collective in the terms of a workload; the blocks of an all_to_all with splits are added later."""
+    """A collective in the terms of a workload; the blocks of an all_to_all with splits are added
+    later.
+    """
     n = len(group.members)
     dtype = "uint8" if call.dtype.kind == "b" else call.dtype.name
     collective = Collective(call.kind, n, root=call.root)
     key = ("call", group.key, sequence)
     algorithm = _algorithm(group, call, plans)
     if isinstance(call.sizes, int):
-        size = call.sizes * call.dtype.itemsize * max(collective.input_slots, collective.output_slots)
+        size = (
+            call.sizes * call.dtype.itemsize * max(collective.input_slots, collective.output_slots)
+        )
         sizes: tuple[tuple[int, ...], ...] = () if size else ((0,),)
     else:
         size, sizes = sum(call.sizes) * call.dtype.itemsize, (call.sizes,)
-    return Together(key, group.members, call.kind, "", size, dtype, call.root or 0, sizes, algorithm)
+    return Together(
+        key, group.members, call.kind, "", size, dtype, call.root or 0, sizes, algorithm
+    )
 
 
 def _all_to_all_sizes(together: Together, rows: dict[int, tuple[int, ...]]) -> dict[str, Any]:
@@ -286,7 +346,9 @@ def _all_to_all_sizes(together: Together, rows: dict[int, tuple[int, ...]]) -> d
     n, itemsize = len(together.ranks), parse_dtype(together.dtype).itemsize
     if isinstance(sizes, int):
         return {"size_bytes": sizes * n * itemsize, "sizes": () if sizes else ((0,),)}
-    largest = max(*(sum(row) for row in sizes), *(sum(row[column] for row in sizes) for column in range(n)))
+    largest = max(
+        *(sum(row) for row in sizes), *(sum(row[column] for row in sizes) for column in range(n))
+    )
     return {"size_bytes": largest * itemsize, "sizes": sizes}
 
 
@@ -304,10 +366,13 @@ def _algorithm(group: _RecordedGroup, call: CollectiveCall, plans: Plans) -> str
             continue
         if not isinstance(choice, str):
             raise ConfigError(
-                f"{call.name}: recorded programs name their algorithms; got a {'schedule' if isinstance(choice, Schedule) else 'function'}"
+                f"{call.name}: recorded programs name their algorithms; got a "
+                f"{'schedule' if isinstance(choice, Schedule) else 'function'}"
             )
         if position == 0 or any(
-            algorithm.name == choice for algorithm in ALGORITHMS if algorithm.collective == call.kind
+            algorithm.name == choice
+            for algorithm in ALGORITHMS
+            if algorithm.collective == call.kind
         ):
             return choice
     return ""
@@ -327,10 +392,15 @@ def _follow(rank: int, steps: list[TraceStep], rank_classes: RankClasses) -> lis
         )
         own_ranks = next((ranks for ranks in counterparts if rank in ranks), None)
         if own_ranks is not None:
-            followed_steps.append(replace(step, together=replace(shared, key=(shared.key, own_ranks), ranks=own_ranks)))
+            followed_steps.append(
+                replace(
+                    step, together=replace(shared, key=(shared.key, own_ranks), ranks=own_ranks)
+                )
+            )
             continue
         raise ConfigError(
-            f"the run cannot be recorded as a workload: rank {rank} has no {shared.kind} like that of {list(shared.ranks)[:8]}"
+            f"the run cannot be recorded as a workload: rank {rank} has no {shared.kind} like that "
+            f"of {list(shared.ranks)[:8]}"
         )
     return followed_steps
 
@@ -348,8 +418,14 @@ def _without_idle_meetings(traces: Traces) -> Traces:
         place: dict[int, tuple[int, ...]] = {}
         remaining_steps: list[TraceStep] = []
         for number, step in enumerate(steps):
-            predecessors = tuple(dict.fromkeys(dependency for cause in step.after for dependency in place[cause]))
-            idle = step.together is not None and step.together.kind == "meeting" and step.together.key not in late
+            predecessors = tuple(
+                dict.fromkeys(dependency for cause in step.after for dependency in place[cause])
+            )
+            idle = (
+                step.together is not None
+                and step.together.kind == "meeting"
+                and step.together.key not in late
+            )
             place[number] = () if idle else (len(remaining_steps),)
             if not idle:
                 remaining_steps.append(replace(step, after=predecessors))

@@ -19,7 +19,16 @@ from simcoll.arrays import Array
 
 Described = tuple[tuple[tuple[int, ...], str], ...]
 
-__all__ = ["Entry", "Flight", "Site", "asked_from", "buffers_of", "calling_site", "document", "new_flight"]
+__all__ = [
+    "Entry",
+    "Flight",
+    "Site",
+    "asked_from",
+    "buffers_of",
+    "calling_site",
+    "document",
+    "new_flight",
+]
 
 KEPT = 2000
 _HERE = str(Path(__file__).parents[1])
@@ -62,7 +71,9 @@ def _site(function: str, file: str, line: int) -> Site:
 
 
 def calling_site(*folders: str, above: int = 1) -> Site:
-    """The innermost stack frame outside these folders (default: outside this package); the first ``above`` frames are inside."""
+    """The innermost stack frame outside these folders (default: outside this package); the first
+    ``above`` frames are inside.
+    """
     site = asked_from.get()
     if site is not None:
         return site
@@ -87,7 +98,9 @@ def _describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Described:
     return ((shape, dtype.name),)  # a name is composed every time
 
 
-class Entry(msgspec.Struct, eq=False, gc=False):  # every call makes one: C makes it in half the time
+class Entry(
+    msgspec.Struct, eq=False, gc=False
+):  # every call makes one: C makes it in half the time
     """One operation of one rank; inputs and outputs by shape and dtype, times -1 until known."""
 
     group: tuple[str, str]
@@ -106,9 +119,17 @@ class Entry(msgspec.Struct, eq=False, gc=False):  # every call makes one: C make
 
     def fields(self) -> dict[str, Any]:
         """The entry in PyTorch's field names; times in nanoseconds of the emulated clock."""
-        state = "completed" if self.completed_fs >= 0 else "started" if self.started_fs >= 0 else "scheduled"
+        state = (
+            "completed"
+            if self.completed_fs >= 0
+            else "started"
+            if self.started_fs >= 0
+            else "scheduled"
+        )
         fields = {
-            "frames": [{"name": self.site.function, "filename": self.site.file, "line": self.site.line}],
+            "frames": [
+                {"name": self.site.function, "filename": self.site.file, "line": self.site.line}
+            ],
             "record_id": self.number,
             "pg_id": int(self.group[0]) if self.group[0].isdigit() else 0,
             "process_group": list(self.group),
@@ -156,14 +177,19 @@ def document(flight: Flight, groups: list[tuple[str, str, tuple[int, ...]]]) -> 
         group_entries = [entry for entry in entries if entry.group[0] == name and not entry.p2p]
         status[name] = {
             "last_enqueued_collective": max((e.sequence + 1 for e in group_entries), default=-1),
-            "last_started_collective": max((e.sequence + 1 for e in group_entries if e.started_fs >= 0), default=-1),
+            "last_started_collective": max(
+                (e.sequence + 1 for e in group_entries if e.started_fs >= 0), default=-1
+            ),
             "last_completed_collective": max(
                 (e.sequence + 1 for e in group_entries if e.completed_fs >= 0), default=-1
             ),
         }
     return {
         "version": "2.4",
-        "pg_config": {name: {"name": name, "desc": desc, "ranks": str(list(ranks))} for name, desc, ranks in groups},
+        "pg_config": {
+            name: {"name": name, "desc": desc, "ranks": str(list(ranks))}
+            for name, desc, ranks in groups
+        },
         "pg_status": status,
         "entries": [entry.fields() for entry in entries],
     }

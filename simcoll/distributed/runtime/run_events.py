@@ -49,8 +49,9 @@ class Emulated(Protocol):
 class Faults:
     """The events of a world of emulated ranks.
 
-    A rank that stops ends where it is. In groups with a backend other than nccl the other ranks notice at once, as through
-    gloo's closed connections: operations with the stopped rank raise. Under nccl they wait until the group's timeout.
+    A rank that stops ends where it is. In groups with a backend other than nccl the other ranks
+    notice at once, as through gloo's closed connections: operations with the stopped rank raise.
+    Under nccl they wait until the group's timeout.
     """
 
     def __init__(self, world: Emulated, timeline: Timeline, whole_uBps: Sequence[int]) -> None:
@@ -59,7 +60,9 @@ class Faults:
         emulator = world.emulator
         emulator.pace = timeline.pace
         emulator.detours = detours = Detours(timeline.topology) if timeline.detours else None
-        ways: tuple[Any, ...] = ([detours], functools.partial(links_now, detours)) if detours else ()
+        ways: tuple[Any, ...] = (
+            ([detours], functools.partial(links_now, detours)) if detours else ()
+        )
         course = CapacityTimeline(timeline, whole_uBps)
         LinkChanges(course, emulator.fabric, lambda: not world.tasks.live, *ways).start()
         for rank, at_fs in timeline.pace.stops() if timeline.pace else []:
@@ -76,11 +79,15 @@ class Faults:
         """Stop a rank where it is."""
         world, rank = self._world, self._world.ranks[number]
         self._stopped[number] = world.now
-        if rank.finish_fs >= 0:  # its program had ended; operations that it began wait for it for ever
+        if (
+            rank.finish_fs >= 0
+        ):  # its program had ended; operations that it began wait for it for ever
             return
         rank.finish_fs = world.now
         rank.failure = RuntimeError(f"it stopped at {format_time(world.now)}")
-        world.history.findings.append(f"rank {number} stopped at {format_time(world.now)}, as an event says")
+        world.history.findings.append(
+            f"rank {number} stopped at {format_time(world.now)}, as an event says"
+        )
         for task in [task for task in world.tasks.live if task.owner is rank]:
             task.throw()
             world.tasks.live.pop(task, None)
@@ -103,12 +110,17 @@ class Faults:
         for links, ends in [stalled for flow in late.items for stalled in self._each(flow)]:
             for group in groups:
                 if group.failure is None and all(end in group.group_rank for end in ends):
-                    error = f"the message of rank {ends[0]} to rank {ends[1]} {verdict}: down: {links}"
+                    error = (
+                        f"the message of rank {ends[0]} to rank {ends[1]} {verdict}: down: {links}"
+                    )
                     world.fail_group(group, error, *ends)
 
     def stop_notices(self) -> list[str]:
         """The ranks that have stopped, in words."""
-        return [f"rank {number} stopped at {format_time(at_fs)}" for number, at_fs in self._stopped.items()]
+        return [
+            f"rank {number} stopped at {format_time(at_fs)}"
+            for number, at_fs in self._stopped.items()
+        ]
 
     def waiting(self) -> list[str]:
         """The messages stalled at links that are down, in words."""

@@ -1,4 +1,6 @@
-"""The timeline of a run: each rank's computation, communication and waits, and its exposed communication."""
+"""The timeline of a run: each rank's computation, communication and waits, and its exposed
+communication.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ class RankSummary:
 
     def __str__(self) -> str:
         return (
-            f"rank {self.rank}: {format_time(self.total_fs)}, compute {format_time(self.compute_fs)}, "
+            f"rank {self.rank}: {format_time(self.total_fs)}, compute "
+            f"{format_time(self.compute_fs)}, "
             f"communication {format_time(self.communication_fs)} (exposed: {self._exposure_text}), "
             f"idle {format_time(self.idle_fs)}, memory {format_memory(self.peak_bytes)}"
         )
@@ -69,7 +72,12 @@ class RankSummary:
     @property
     def _exposure_text(self) -> str:
         """The exposed time of each group as text."""
-        return ", ".join(f"{format_time(time)} of {group}" for group, time in self.exposed_fs.items() if time) or "none"
+        return (
+            ", ".join(
+                f"{format_time(time)} of {group}" for group, time in self.exposed_fs.items() if time
+            )
+            or "none"
+        )
 
 
 @dataclass(slots=True)
@@ -105,7 +113,9 @@ class RunTimeline:
         """Break down the time of a rank."""
         leader = self.leader[rank]
         spans = [span for span in self.computed if span.rank == leader]
-        return self._summary(rank, spans, [entry for owner, entry in self.operations if owner == leader])
+        return self._summary(
+            rank, spans, [entry for owner, entry in self.operations if owner == leader]
+        )
 
     def table(self) -> str:
         """The summaries of all ranks, one line for equal ones; at most 16 lines."""
@@ -115,7 +125,10 @@ class RunTimeline:
             spans[span.rank].append(span)
         for owner, entry in self.operations:
             entries[owner].append(entry)
-        cells = {rank: self._summary(rank, spans[rank], entries[rank]).cells for rank in dict.fromkeys(self.leader)}
+        cells = {
+            rank: self._summary(rank, spans[rank], entries[rank]).cells
+            for rank in dict.fromkeys(self.leader)
+        }
         classes: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
         for rank, leader in enumerate(self.leader):
             classes[cells[leader]].append(rank)
@@ -125,12 +138,16 @@ class RunTimeline:
         hidden = sum(len(ranks) for ranks in [*classes.values()][MAX_ROWS:])
         return "\n".join([*lines, *([f"and {hidden} ranks more"] if hidden else [])])
 
-    def _summary(self, rank: int, spans: Sequence[RankSpan], entries: Sequence[Entry]) -> RankSummary:
+    def _summary(
+        self, rank: int, spans: Sequence[RankSpan], entries: Sequence[Entry]
+    ) -> RankSummary:
         compute = union_of((span.begin_fs, span.end_fs) for span in spans)
         groups: defaultdict[str, list[Interval]] = defaultdict(list)
         for entry in entries:
             if entry.completed_fs >= 0:
-                groups[": ".join(dict.fromkeys(entry.group))].append((entry.started_fs, entry.completed_fs))
+                groups[": ".join(dict.fromkeys(entry.group))].append(
+                    (entry.started_fs, entry.completed_fs)
+                )
         flying = {name: union_of(intervals) for name, intervals in groups.items()}
         every = union_of(interval for intervals in flying.values() for interval in intervals)
         total = max(self.finish_fs[rank], every[-1][1] if every else 0)
@@ -140,7 +157,10 @@ class RunTimeline:
             total,
             _length(compute),
             _length(every),
-            {name: _length(intervals) - overlap(intervals, compute) for name, intervals in flying.items()},
+            {
+                name: _length(intervals) - overlap(intervals, compute)
+                for name, intervals in flying.items()
+            },
             total - _length(busy),
             self.peak_bytes[rank],
         )

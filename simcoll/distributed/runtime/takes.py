@@ -1,8 +1,11 @@
-"""Takes: recorded executions of plans, replayed when their ranks enter at the same relative times again.
+"""Takes: recorded executions of plans, replayed when their ranks enter at the same relative times
+again.
 
-A plan that shares its links with nothing else takes exactly the same course, to the femtosecond, whenever its ranks enter at the same
-offsets from the first entry. So a recorded take is replayed instead of simulating the plan again. If an entry deviates, or other traffic
-reaches the links, the time since the first entry is simulated after all, which is sound because no rank has yet seen a later event.
+A plan that shares its links with nothing else takes exactly the same course, to the femtosecond,
+whenever its ranks enter at the same offsets from the first entry. So a recorded take is replayed
+instead of simulating the plan again. If an entry deviates, or other traffic reaches the links, the
+time since the first entry is simulated after all, which is sound because no rank has yet seen a
+later event.
 """
 
 from __future__ import annotations
@@ -50,9 +53,17 @@ class Take:
 
 def take_of(plan: Plan, log: Iterable[Event], begin_fs: int, ledger: Ledger) -> Take:
     """Make a take from a finished execution, whose ledger kept its columns."""
-    columns = np.concatenate(ledger.columns, axis=1) if ledger.columns else np.zeros((7, 0), np.int64)
+    columns = (
+        np.concatenate(ledger.columns, axis=1) if ledger.columns else np.zeros((7, 0), np.int64)
+    )
     columns[4:] -= begin_fs
-    return Take(plan, tuple(log), max(0, ledger.time_fs - begin_fs), ledger.messages, MovedHash(list(columns)))
+    return Take(
+        plan,
+        tuple(log),
+        max(0, ledger.time_fs - begin_fs),
+        ledger.messages,
+        MovedHash(list(columns)),
+    )
 
 
 @dataclass(slots=True)
@@ -75,7 +86,9 @@ class Takes:
         while len(takes) > KEPT:
             self.messages -= takes.pop(0).messages
         while self.messages > KEPT_MESSAGES:
-            self.messages -= sum(discarded.messages for discarded in self.takes.pop(next(iter(self.takes))))
+            self.messages -= sum(
+                discarded.messages for discarded in self.takes.pop(next(iter(self.takes)))
+            )
 
 
 @dataclass(slots=True)
@@ -87,7 +100,11 @@ class Links:
 
     def take(self, user: Hashable, links: Iterable[int]) -> bool:
         """Register a user of some links; returns whether it shares none of them."""
-        sharers = dict.fromkeys(self.users[link] for link in links if link in self.users) if self.users else {}
+        sharers = (
+            dict.fromkeys(self.users[link] for link in links if link in self.users)
+            if self.users
+            else {}
+        )
         if sharers or self.crowd:
             self.crowd.update(sharers)
             self.crowd[user] = None
@@ -95,7 +112,9 @@ class Links:
         return not sharers
 
     def crowd_all(self, user: Hashable) -> None:
-        """Register a user that may use any link, so that until it leaves every user shares its links."""
+        """Register a user that may use any link, so that until it leaves every user shares its
+        links.
+        """
         self.crowd.update(dict.fromkeys(self.users.values()))
         self.crowd[user] = None
 

@@ -32,10 +32,12 @@ _order = operator.attrgetter("order")
 
 
 class Waitable:
-    """Something that will finish: a Work, a future, a meeting of ranks, or the event named by ``label``.
+    """Something that will finish: a Work, a future, a meeting of ranks, or the event named by
+    ``label``.
 
-    ``raises`` is the class of its errors. ``idle`` marks waits that may last for ever (a worker thread's, for example), which do not
-    count as hanging. ``causes`` (recorded runs): by rank and stream, the last operations that its completion implies; None: unknown.
+    ``raises`` is the class of its errors. ``idle`` marks waits that may last for ever (a worker
+    thread's, for example), which do not count as hanging. ``causes`` (recorded runs): by rank and
+    stream, the last operations that its completion implies; None: unknown.
     """
 
     __slots__ = ("causes", "done", "error", "idle", "label", "raises", "watchers")
@@ -89,8 +91,8 @@ class TaskClock(Protocol):
 
 
 class Owner(Protocol):
-    """The rank whose program a task runs: its number and world, its open asynchronous operations, those with watched buffers,
-    and its memory.
+    """The rank whose program a task runs: its number and world, its open asynchronous operations,
+    those with watched buffers, and its memory.
     """
 
     @property
@@ -113,7 +115,12 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
     """A rank's program or callback, which runs until it blocks."""
 
     def __init__(
-        self, hub: greenlet.greenlet, owner: Owner, number: int, body: Callable[[], Any], on_end: Callable[[Task], None]
+        self,
+        hub: greenlet.greenlet,
+        owner: Owner,
+        number: int,
+        body: Callable[[], Any],
+        on_end: Callable[[Task], None],
     ) -> None:
         super().__init__(parent=hub)
         self.owner = owner
@@ -152,7 +159,8 @@ class Tasks:
     horizon_fs
         No wait expires later than this.
     on_waited
-        Called after every wait with the task, the waitable, its description when the wait began, and that time.
+        Called after every wait with the task, the waitable, its description when the wait began,
+        and that time.
     on_passed
         Called whenever a task continues after a waitable, whether it had to block or not.
     """
@@ -173,7 +181,9 @@ class Tasks:
         on_end: Callable[[Task], None],
         past: Mapping[str, int] | None = None,
     ) -> None:
-        """Start a program now; ``on_end`` is called when it ends. ``past`` is its recorded past (default: its starter's)."""
+        """Start a program now; ``on_end`` is called when it ends. ``past`` is its recorded past
+        (default: its starter's).
+        """
         self._number += 1
 
         def retire(task: Task) -> None:
@@ -199,7 +209,9 @@ class Tasks:
                 task.switch()
 
     def interrupt(self, now: int, lost: str = "") -> None:
-        """Interrupt waits past their deadlines, which then raise; all waits, if a process has died."""
+        """Interrupt waits past their deadlines, which then raise; all waits, if a process has
+        died.
+        """
         for task in list(self.live):
             waiting = task.waiting
             if waiting is not None and not waiting.done and (lost or 0 <= task.deadline_fs <= now):
@@ -234,9 +246,14 @@ def past_of(owner: Owner) -> dict[str, int]:
 
 
 def wait_until(
-    waitable: Waitable, timeout_fs: int | None = None, *, explicit: bool = False, deadline_fs: int | None = None
+    waitable: Waitable,
+    timeout_fs: int | None = None,
+    *,
+    explicit: bool = False,
+    deadline_fs: int | None = None,
 ) -> None:
-    """Block the running task until a waitable has finished, at most for a timeout or until a deadline.
+    """Block the running task until a waitable has finished, at most for a timeout or until a
+    deadline.
 
     Raises
     ------
@@ -312,7 +329,8 @@ class Arrival:
 
 
 class Meeting(Waitable):
-    """A synchronisation point of ranks, which takes no simulated time, since nothing crosses the network.
+    """A synchronisation point of ranks, which takes no simulated time, since nothing crosses the
+    network.
 
     Attributes
     ----------
@@ -349,10 +367,16 @@ class Meeting(Waitable):
     def waits_for(self) -> str:
         """The missing ranks."""
         missing = self.missing()
-        return f"{self.event} waits for rank {list_ranks(missing)}" if missing else f"{self.event} waits for data"
+        return (
+            f"{self.event} waits for rank {list_ranks(missing)}"
+            if missing
+            else f"{self.event} waits for data"
+        )
 
     def settle(self, ended: Mapping[int, str]) -> None:
-        """Finish if all ranks have arrived, if they disagree, or if one never can: ``ended`` says why."""
+        """Finish if all ranks have arrived, if they disagree, or if one never can: ``ended`` says
+        why.
+        """
         if not self.event:
             return
         if self.clash is not None:
@@ -361,7 +385,9 @@ class Meeting(Waitable):
             text = f"{self.event} differs between ranks: {difference}"
             self.finish(text)
             self.error = text  # also for ranks that come after the others have gone on
-        elif ended and not self.done and (gone := [rank for rank in self.missing() if rank in ended]):
+        elif (
+            ended and not self.done and (gone := [rank for rank in self.missing() if rank in ended])
+        ):
             self.finish(f"{ended[gone[0]]}\n  {self.waits_for()}")
         elif len(self.subjects) >= len(self.expected) and not self.missing():
             self.finish()

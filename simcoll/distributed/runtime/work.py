@@ -20,7 +20,8 @@ def timeout_fs(timeout: Any) -> int:
     """A timedelta in femtoseconds; a TypeError for anything else."""
     if not isinstance(timeout, timedelta):
         raise TypeError(
-            f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r} ({type(timeout).__name__})"
+            f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r} "
+            f"({type(timeout).__name__})"
         )
     return (timeout // timedelta(microseconds=1)) * 10**9
 
@@ -43,7 +44,9 @@ class Future:
         return self._over.done
 
     def value(self) -> Any:
-        """The value; a RuntimeError before it is done. If it failed, the failure itself is raised."""
+        """The value; a RuntimeError before it is done. If it failed, the failure itself is
+        raised.
+        """
         if not self._over.done:
             raise RuntimeError("value() of a future that is not done; wait() for it")
         if self._failure is not None:
@@ -101,7 +104,9 @@ def _poison(arrays: Iterable[Array]) -> None:
 
 
 class Work(Waitable):
-    """One rank's handle of an operation, as ``async_op=True``, ``isend`` and ``irecv`` return it."""
+    """One rank's handle of an operation, as ``async_op=True``, ``isend`` and ``irecv`` return
+    it.
+    """
 
     __slots__ = (
         "_checks",
@@ -152,13 +157,19 @@ class Work(Waitable):
     def guard(self) -> None:
         """Watch the buffers while the operation is in flight.
 
-        Inputs get a checksum. Outputs are filled with a pattern that shows when they are read too early; inputs that
-        share memory with them are copied first.
+        Inputs get a checksum. Outputs are filled with a pattern that shows when they are read too
+        early; inputs that share memory with them are copied first.
         """
-        shared = [any(np.may_share_memory(source, target) for target in self.targets) for source in self.sources]
-        self._watched = [source for source, in_place in zip(self.sources, shared, strict=True) if not in_place]
+        shared = [
+            any(np.may_share_memory(source, target) for target in self.targets)
+            for source in self.sources
+        ]
+        self._watched = [
+            source for source, in_place in zip(self.sources, shared, strict=True) if not in_place
+        ]
         self.sources = [
-            source.copy() if in_place else source for source, in_place in zip(self.sources, shared, strict=True)
+            source.copy() if in_place else source
+            for source, in_place in zip(self.sources, shared, strict=True)
         ]
         _poison(self.targets)
         self._checks = (_checksum(self._watched), _checksum(self.targets))
@@ -170,10 +181,14 @@ class Work(Waitable):
             return None
         checksums, watched = self._checks, self._watched
         self._unwatch()
-        for side, arrays, expected in (("input", watched, checksums[0]), ("output", self.targets, checksums[1])):
+        for side, arrays, expected in (
+            ("input", watched, checksums[0]),
+            ("output", self.targets, checksums[1]),
+        ):
             if _checksum(arrays) != expected:
                 return (
-                    f"the {side} buffer of {self.name} (issued at {self.entry.site}) was changed while the operation was in"
+                    f"the {side} buffer of {self.name} (issued at {self.entry.site}) was changed "
+                    "while the operation was in"
                     " flight; call wait() before touching it"
                 )
         return None
@@ -185,9 +200,12 @@ class Work(Waitable):
     def received_beside(self, receive: Work) -> None:
         """Account for another receive into the same tensor, which is not a change by the program.
 
-        PyTorch's pipelines receive twice into one tensor to set up connections; the last message stays.
+        PyTorch's pipelines receive twice into one tensor to set up connections; the last message
+        stays.
         """
-        if self._checks is not None and any(np.may_share_memory(a, b) for a in self.targets for b in receive.targets):
+        if self._checks is not None and any(
+            np.may_share_memory(a, b) for a in self.targets for b in receive.targets
+        ):
             self._checks = self._checks[0], _checksum(self.targets)
 
     def fill(self, values: Array) -> None:
@@ -223,7 +241,10 @@ class Work(Waitable):
     def timeout_message(self, waited_fs: int) -> str:
         """Torch's message for a timeout, with the missing ranks."""
         prefix = "" if self.entry.p2p else "Operation timed out! "
-        return f"{prefix}Timed out waiting {waited_fs // 10**12}ms for {self.name} operation to complete: {self.waits_for()}"
+        return (
+            f"{prefix}Timed out waiting {waited_fs // 10**12}ms for {self.name} operation to "
+            f"complete: {self.waits_for()}"
+        )
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the operation has finished.
@@ -271,10 +292,13 @@ class Work(Waitable):
             self.wait()
 
     def source_rank(self) -> int:
-        """Group rank of the sender of a receive; a RuntimeError for anything but a finished receive."""
+        """Group rank of the sender of a receive; a RuntimeError for anything but a finished
+        receive.
+        """
         if self.sender is None:
             raise RuntimeError(
-                "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."
+                "sourceRank() may only be called on work objects that correspond to a recv or "
+                "recv-from-any call."
             )
         return self.sender
 

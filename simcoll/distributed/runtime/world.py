@@ -1,7 +1,8 @@
 """A world: the ranks of a run, their groups, and the services that rank programs use.
 
-:class:`World` has two implementations: :class:`simcoll.distributed.runtime.emulated.EmulatedWorld`, where all ranks share this
-process and a simulated clock, and :class:`simcoll.distributed.linked.linked_world.LinkedWorld`, where each rank is a separate process.
+:class:`World` has two implementations: :class:`simcoll.distributed.runtime.emulated.EmulatedWorld`,
+where all ranks share this process and a simulated clock, and
+:class:`simcoll.distributed.linked.linked_world.LinkedWorld`, where each rank is a separate process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.rank_classes import RankClasses
 from simcoll.distributed.runtime.rank_memory import RankMemory
 from simcoll.distributed.runtime.records import Flight, new_flight
-from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, TaskClock, Waitable, current_task
+from simcoll.distributed.runtime.tasks import (
+    Arrival,
+    Meeting,
+    Task,
+    TaskClock,
+    Waitable,
+    current_task,
+)
 from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.stores import Store
 from simcoll.distributed.stores.store_errors import DistBackendError
@@ -40,7 +48,9 @@ __all__ = [
     "current_rank_or_none",
 ]
 
-NOT_INITIALIZED = "Default process group has not been initialized, please make sure to call init_process_group."
+NOT_INITIALIZED = (
+    "Default process group has not been initialized, please make sure to call init_process_group."
+)
 
 
 class Executor(Protocol):
@@ -96,11 +106,17 @@ class World(TaskClock, Protocol):
     def meet(self, me: Rank, arrival: Arrival) -> Meeting:
         """Arrive at a meeting."""
 
-    def issue(self, group: ProcessGroup, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool) -> Work:
-        """Match a call with the other ranks' calls and start it; ``guard`` watches the buffers (debug mode)."""
+    def issue(
+        self, group: ProcessGroup, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool
+    ) -> Work:
+        """Match a call with the other ranks' calls and start it; ``guard`` watches the buffers
+        (debug mode).
+        """
 
     def mailbox(self, group: ProcessGroup) -> Mailbox:
-        """The mailbox of the group's sends and receives; a RuntimeError when its backend has none."""
+        """The mailbox of the group's sends and receives; a RuntimeError when its backend has
+        none.
+        """
 
     def executor(self, meeting: Meeting | None) -> Executor | None:
         """The executor of a group that was made at a meeting; None for the emulator."""
@@ -207,7 +223,10 @@ class ProcessGroup:
         return self.communicator.desc
 
     def __repr__(self) -> str:
-        return f"<ProcessGroup {self.group_name} ({self.group_desc}): rank {self.rank()} of {self.size()}>"
+        return (
+            f"<ProcessGroup {self.group_name} ({self.group_desc}): rank {self.rank()} of "
+            f"{self.size()}>"
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -252,7 +271,9 @@ class Rank:
     own_store: OwnStore | None = None
     open_works: dict[Work, None] = field(default_factory=dict)
     watched_works: dict[Work, None] = field(default_factory=dict)
-    coalescing: dict[Communicator, list[tuple[CollectiveCall, list[Array], list[Array]]]] = field(default_factory=dict)
+    coalescing: dict[Communicator, list[tuple[CollectiveCall, list[Array], list[Array]]]] = field(
+        default_factory=dict
+    )
     debug_level: int | None = None
     breakpoints: int = 0
     value: Any = None
@@ -272,5 +293,7 @@ def current_rank() -> Rank:
     caller = getcurrent()
     task: Task | None = caller if type(caller) is Task else current_task()
     if task is None:
-        raise ValueError(f"{NOT_INITIALIZED} (This code is not in a rank program: start those with spawn.)")
+        raise ValueError(
+            f"{NOT_INITIALIZED} (This code is not in a rank program: start those with spawn.)"
+        )
     return task.owner  # type: ignore[return-value]

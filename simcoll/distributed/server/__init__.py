@@ -1,1 +1,3 @@
-"""One server for stores and meetings: frames, introductions, limits, and the thread that serves them."""
+"""One server for stores and meetings: frames, introductions, limits, and the thread that serves
+them.
+"""

@@ -1,8 +1,9 @@
 """Message framing, the authentication handshake, and limits on clients.
 
-A frame is a 4-byte length (big-endian) and a body of MessagePack. Messages are records with declared types, so decoding neither
-nests without bound nor allocates memory for bytes that have not arrived. Both sides prove that they know the secret without
-sending it: the server greets with a nonce, the client answers with its own nonce and a proof over both, the server with its proof.
+A frame is a 4-byte length (big-endian) and a body of MessagePack. Messages are records with
+declared types, so decoding neither nests without bound nor allocates memory for bytes that have not
+arrived. Both sides prove that they know the secret without sending it: the server greets with a
+nonce, the client answers with its own nonce and a proof over both, the server with its proof.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def encode(message: msgspec.Struct) -> bytearray:
     try:
         _LENGTH.pack_into(frame, 0, len(frame) - HEAD_BYTES)
     except struct.error as error:
-        raise MalformedError(f"a message of {len(frame) - HEAD_BYTES} bytes is longer than a frame can be") from error
+        raise MalformedError(
+            f"a message of {len(frame) - HEAD_BYTES} bytes is longer than a frame can be"
+        ) from error
     return frame
 
 
@@ -81,8 +84,12 @@ def body_length(buffer: bytes | bytearray) -> int | None:
     return _LENGTH.unpack_from(buffer)[0] if len(buffer) >= HEAD_BYTES else None
 
 
-def take_message(arrived: bytearray, most_bytes: int, decoder: msgspec.msgpack.Decoder[Sent]) -> Sent | None:
-    """Take the message whose frame begins here, of at most that many bytes; None until all of it has arrived."""
+def take_message(
+    arrived: bytearray, most_bytes: int, decoder: msgspec.msgpack.Decoder[Sent]
+) -> Sent | None:
+    """Take the message whose frame begins here, of at most that many bytes; None until all of it
+    has arrived.
+    """
     length = body_length(arrived)
     if length is not None and length > most_bytes:
         raise MalformedError(f"it has {length} bytes; the limit is {most_bytes}")
@@ -101,8 +108,12 @@ class FrameChannel:
     sock: socket.socket
     arrived: bytearray = field(default_factory=bytearray)
 
-    def receive(self, decoder: msgspec.msgpack.Decoder[Sent], most_bytes: int, until_s: float | None = None) -> Sent:
-        """The next message, of at most that many bytes; an OSError when ``time.monotonic()`` passes ``until_s``."""
+    def receive(
+        self, decoder: msgspec.msgpack.Decoder[Sent], most_bytes: int, until_s: float | None = None
+    ) -> Sent:
+        """The next message, of at most that many bytes; an OSError when ``time.monotonic()`` passes
+        ``until_s``.
+        """
         while (message := take_message(self.arrived, most_bytes, decoder)) is None:
             if until_s is not None:
                 # One deadline for the whole frame: a sender that drips cannot stretch it.
@@ -122,10 +133,11 @@ BACKLOG = 1024
 class Limits:
     """Bounds on a server's memory and on its clients' time, in bytes and seconds.
 
-    ``max_message_bytes`` bounds one request or reply, ``max_bytes`` and ``max_keys`` what a store keeps,
-    ``max_buffered_bytes`` everything that has arrived or waits to be sent, over all connections.
-    A connection has ``handshake_s`` to introduce itself and ``request_s`` to finish a request it has begun or to take its
-    reply; ``idle_s`` (None: no limit) is how long it may stay silent while nothing is owed to it.
+    ``max_message_bytes`` bounds one request or reply, ``max_bytes`` and ``max_keys`` what a store
+    keeps, ``max_buffered_bytes`` everything that has arrived or waits to be sent, over all
+    connections. A connection has ``handshake_s`` to introduce itself and ``request_s`` to finish a
+    request it has begun or to take its reply; ``idle_s`` (None: no limit) is how long it may stay
+    silent while nothing is owed to it.
     """
 
     max_connections: int = 16_384
@@ -180,13 +192,19 @@ _GREETINGS = msgspec.msgpack.Decoder(Greeting)
 _ANSWERS: msgspec.msgpack.Decoder[Welcome | Refusal] = msgspec.msgpack.Decoder(Welcome | Refusal)
 
 
-def proof(secret: bytes, service: str, who: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
+def proof(
+    secret: bytes, service: str, who: bytes, server_nonce: bytes, client_nonce: bytes
+) -> bytes:
     """Proof of knowing the secret: HMAC-SHA256 (RFC 2104) over service, side and both nonces."""
-    return hmac.digest(secret, b"|".join((service.encode(), who, server_nonce, client_nonce)), hashlib.sha256)
+    return hmac.digest(
+        secret, b"|".join((service.encode(), who, server_nonce, client_nonce)), hashlib.sha256
+    )
 
 
 def introduce(channel: FrameChannel, service: str, secret: bytes, patience_s: float) -> int:
-    """Authenticate with a server, which must be the expected one and know the secret; returns its message size limit."""
+    """Authenticate with a server, which must be the expected one and know the secret; returns its
+    message size limit.
+    """
     until_s = time.monotonic() + patience_s
     try:
         greeting = channel.receive(_GREETINGS, HELLO_BYTES, until_s)
@@ -196,13 +214,17 @@ def introduce(channel: FrameChannel, service: str, secret: bytes, patience_s: fl
         raise RefusedError(f"the server there offers {greeting.service}, not {service}")
     mine = secrets.token_bytes(32)
     try:
-        channel.sock.sendall(encode(Hello(service, mine, proof(secret, service, b"client", greeting.nonce, mine))))
+        channel.sock.sendall(
+            encode(Hello(service, mine, proof(secret, service, b"client", greeting.nonce, mine)))
+        )
         answer = channel.receive(_ANSWERS, HELLO_BYTES, until_s)
     except (OSError, MalformedError) as error:
         raise RefusedError(f"the connection broke: {error}") from error
     if isinstance(answer, Refusal):
         raise RefusedError(f"refused: {answer.why}")
-    if not secrets.compare_digest(answer.proof, proof(secret, service, b"server", greeting.nonce, mine)):
+    if not secrets.compare_digest(
+        answer.proof, proof(secret, service, b"server", greeting.nonce, mine)
+    ):
         raise RefusedError("the server does not know the shared secret")
     return answer.max_message_bytes
 

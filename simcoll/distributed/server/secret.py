@@ -1,7 +1,9 @@
-"""The shared secret of a job, by which its processes authenticate, and the rule for servers without one.
+"""The shared secret of a job, by which its processes authenticate, and the rule for servers without
+one.
 
-simcoll's launchers generate it. Under other launchers (mpirun, srun, torchrun) it comes from a file that only its owner can read, or
-from a variable. An identifier that others can guess or list, such as a batch job's number, is not a secret.
+simcoll's launchers generate it. Under other launchers (mpirun, srun, torchrun) it comes from a file
+that only its owner can read, or from a variable. An identifier that others can guess or list, such
+as a batch job's number, is not a secret.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ __all__ = ["FILE_VARIABLE", "VARIABLE", "check_reach", "is_own_file", "job_secre
 VARIABLE = "SIMCOLL_SECRET"
 FILE_VARIABLE = "SIMCOLL_SECRET_FILE"
 LEAST_LETTERS, MOST_BYTES = 16, 4096
-MAKE_ONE = f"(umask 077; head -c 32 /dev/urandom | base64 > secret); export {FILE_VARIABLE}=$PWD/secret"
+MAKE_ONE = (
+    f"(umask 077; head -c 32 /dev/urandom | base64 > secret); export {FILE_VARIABLE}=$PWD/secret"
+)
 
 
 def new_secret() -> str:
@@ -28,7 +32,8 @@ def new_secret() -> str:
 
 
 def job_secret(environment: Mapping[str, str]) -> str:
-    """The secret in ``SIMCOLL_SECRET``, or in the file that ``SIMCOLL_SECRET_FILE`` names; empty without either.
+    """The secret in ``SIMCOLL_SECRET``, or in the file that ``SIMCOLL_SECRET_FILE`` names; empty
+    without either.
 
     Raises
     ------
@@ -41,19 +46,25 @@ def job_secret(environment: Mapping[str, str]) -> str:
     if not path:
         return ""
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        descriptor = os.open(
+            path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        )
     except OSError as error:
         raise ConfigError(f"the job's secret cannot be read: {error.strerror}", file=path) from None
     try:
         if not is_own_file(descriptor):
-            why = "others may read or replace the job's secret; expected a file of your own with mode 0600: chmod 600"
+            why = (
+                "others may read or replace the job's secret; expected a file of your own with "
+                "mode 0600: chmod 600"
+            )
             raise ConfigError(why, file=path)
         content = os.read(descriptor, MOST_BYTES + 1).strip()
     finally:
         os.close(descriptor)
     if not LEAST_LETTERS <= len(content) <= MOST_BYTES or not content.isascii():
         raise ConfigError(
-            f"expected a secret of {LEAST_LETTERS} to {MOST_BYTES} ASCII characters; {MAKE_ONE}", file=path
+            f"expected a secret of {LEAST_LETTERS} to {MOST_BYTES} ASCII characters; {MAKE_ONE}",
+            file=path,
         )
     return content.decode("ascii")
 
@@ -62,7 +73,11 @@ def is_own_file(descriptor: int) -> bool:
     """Whether an open file is a regular file of this user, without access for others."""
     status = os.fstat(descriptor)
     mine = not hasattr(os, "getuid") or status.st_uid == os.getuid()
-    return stat.S_ISREG(status.st_mode) and mine and not (hasattr(os, "getuid") and status.st_mode & 0o077)
+    return (
+        stat.S_ISREG(status.st_mode)
+        and mine
+        and not (hasattr(os, "getuid") and status.st_mode & 0o077)
+    )
 
 
 def check_reach(address: str, secret: str | bytes) -> None:
@@ -84,6 +99,7 @@ def check_reach(address: str, secret: str | bytes) -> None:
     if secret or ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         return
     raise ConfigError(
-        f"without a secret only this machine is served, and others can reach {address}: give all processes of the job the same "
+        f"without a secret only this machine is served, and others can reach {address}: give all "
+        "processes of the job the same "
         f"{VARIABLE}, or a file of mode 0600 that all can read: {MAKE_ONE}"
     )

@@ -1,6 +1,8 @@
-"""The server: one thread with an asyncio loop, one service, and bounds on all that a client can make it hold.
+"""The server: one thread with an asyncio loop, one service, and bounds on all that a client can
+make it hold.
 
-A client that sends nonsense, too much, or too slowly loses its connection; the others do not notice.
+A client that sends nonsense, too much, or too slowly loses its connection; the others do not
+notice.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ _SPARE_DESCRIPTORS = 32
 
 
 class Service(Protocol):
-    """The application behind a server, called on the server's thread; an exception closes the client's connection."""
+    """The application behind a server, called on the server's thread; an exception closes the
+    client's connection.
+    """
 
     name: str
     decoder: msgspec.msgpack.Decoder[Any]
@@ -86,7 +90,9 @@ class Peer:
         self._account()
 
     def park(self, held_bytes: int | None) -> None:
-        """Take no further message from this client, whose request holds that many bytes, until it is parked with None."""
+        """Take no further message from this client, whose request holds that many bytes, until it
+        is parked with None.
+        """
         self.waiting, self._parked_bytes = held_bytes is not None, held_bytes or 0
         self._account()
 
@@ -99,7 +105,9 @@ class Peer:
         self._server.loop.call_soon(self._guard, action)
 
     def in_turn(self, action: Callable[[Peer], None]) -> None:
-        """Call an action for this client, unless it is in line already: of all that are, one for each look at what has arrived."""
+        """Call an action for this client, unless it is in line already: of all that are, one for
+        each look at what has arrived.
+        """
         if not self.in_line:
             self.in_line = True
             self._server.line_up(self, action)
@@ -129,7 +137,9 @@ class Peer:
         self._server.forget(self)
 
     def refuse(self, why: str) -> None:
-        """Report an error to the client and close: after malformed input the stream cannot be resynchronised."""
+        """Report an error to the client and close: after malformed input the stream cannot be
+        resynchronised.
+        """
         self.send(frames.Refusal(why))
         self._leaving = True
         if not self._outbox:
@@ -143,7 +153,9 @@ class Peer:
         self.send(frames.Greeting(self._server.service.name, self._nonce))
 
     def is_late(self, now_s: float, limits: frames.Limits) -> bool:
-        """Whether the client has exceeded a deadline: for its hello, a started request, or taking a reply."""
+        """Whether the client has exceeded a deadline: for its hello, a started request, or taking a
+        reply.
+        """
         busy = bool(self._outbox) or (bool(self._inbox) and not self.waiting)
         if not self.known:
             limit_s: float | None = limits.handshake_s
@@ -180,7 +192,9 @@ class Peer:
         self._server.loop.add_reader(self._descriptor, self._guard, Peer._receive)
 
     def _send_some(self, data: bytearray) -> int:
-        """The number of bytes accepted by the socket; all of them if the client has disconnected."""
+        """The number of bytes accepted by the socket; all of them if the client has
+        disconnected.
+        """
         try:
             return self._sock.send(memoryview(data)[:_SEND_BYTES])
         except (BlockingIOError, InterruptedError):
@@ -211,7 +225,9 @@ class Peer:
         self._server.make_room()
 
     def _advance(self) -> None:
-        """Serve a small request at once; what is large, or was sent ahead, waits for this client's turn."""
+        """Serve a small request at once; what is large, or was sent ahead, waits for this client's
+        turn.
+        """
         if self.in_line:
             return
         if len(self._inbox) > LIGHT_BYTES:
@@ -240,7 +256,9 @@ class Peer:
         service, secret = self._server.service.name, self._server.secret
         if hello.service != service:
             raise frames.MalformedError(f"this server offers {service}, not {hello.service}")
-        if not secrets.compare_digest(hello.proof, frames.proof(secret, service, b"client", self._nonce, hello.nonce)):
+        if not secrets.compare_digest(
+            hello.proof, frames.proof(secret, service, b"client", self._nonce, hello.nonce)
+        ):
             self.refuse("the shared secret is missing or wrong")
             return
         self._server.trust(self)
@@ -263,7 +281,9 @@ class Server(threading.Thread):
         Shared with all clients.
     """
 
-    def __init__(self, listener: socket.socket, service: Service, limits: frames.Limits, secret: bytes) -> None:
+    def __init__(
+        self, listener: socket.socket, service: Service, limits: frames.Limits, secret: bytes
+    ) -> None:
         super().__init__(name=f"{service.name.partition('/')[0]}-server", daemon=True)
         self.address: Any = listener.getsockname()
         self.service = service
@@ -274,7 +294,9 @@ class Server(threading.Thread):
         self._listener = listener
         self._peers: dict[Peer, None] = {}
         self._line: deque[tuple[Peer, Callable[[Peer], None]]] = deque()
-        self._strangers: dict[Peer, None] = {}  # of the peers, those that have not introduced themselves
+        self._strangers: dict[
+            Peer, None
+        ] = {}  # of the peers, those that have not introduced themselves
         files = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1
         free = max(files - _SPARE_DESCRIPTORS, files // 2) if files >= 0 else 1 << 16
         self._most_peers = min(limits.max_connections, free)
@@ -291,7 +313,9 @@ class Server(threading.Thread):
             return True
 
     def release(self) -> None:
-        """Drop a holder; the last one stops the server and waits for its thread and sockets to end."""
+        """Drop a holder; the last one stops the server and waits for its thread and sockets to
+        end.
+        """
         if os.getpid() != self._pid:
             return  # a forked child: the thread, and the duty to stop it, stayed with the parent
         with self._holders_lock:
@@ -347,7 +371,9 @@ class Server(threading.Thread):
         self.service.drop(peer)
 
     def make_room(self) -> None:
-        """Close the connections with the largest buffers until the rest fits, so that small requests always get through."""
+        """Close the connections with the largest buffers until the rest fits, so that small
+        requests always get through.
+        """
         while self.buffered_bytes > self.limits.max_buffered_bytes:
             max(self._peers, key=lambda peer: peer.held_bytes).close()
 
@@ -391,4 +417,6 @@ class Server(threading.Thread):
         now_s = time.monotonic()
         for peer in [peer for peer in self._peers if peer.is_late(now_s, self.limits)]:
             peer.close()
-        self.loop.call_later(min(_SWEEP_S, self.limits.handshake_s / 4, self.limits.request_s / 4), self._sweep)
+        self.loop.call_later(
+            min(_SWEEP_S, self.limits.handshake_s / 4, self.limits.request_s / 4), self._sweep
+        )

@@ -1,6 +1,7 @@
 """Start worker processes with torchrun's environment, which end together.
 
-Each worker runs in its own session, so that its descendants can be ended with it, and does not outlive a killed launcher.
+Each worker runs in its own session, so that its descendants can be ended with it, and does not
+outlive a killed launcher.
 """
 
 from __future__ import annotations
@@ -61,13 +62,18 @@ class ProcessJob:
                 raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")
         if not 0 <= self.node_rank < self.nnodes:
             raise ConfigError(
-                f"node_rank must be 0 to {self.nnodes - 1} (nnodes is {self.nnodes}), got {self.node_rank}"
+                f"node_rank must be 0 to {self.nnodes - 1} (nnodes is {self.nnodes}), got "
+                f"{self.node_rank}"
             )
         if not 0 <= self.master_port < 65_536:
-            raise ConfigError(f"master_port must be 1 to 65535, or 0 for a free one, got {self.master_port}")
+            raise ConfigError(
+                f"master_port must be 1 to 65535, or 0 for a free one, got {self.master_port}"
+            )
         if self.master_port == 0:
             if self.nnodes != 1:
-                raise ConfigError("master_port 0 is for one machine: the others could not know the port")
+                raise ConfigError(
+                    "master_port 0 is for one machine: the others could not know the port"
+                )
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 object.__setattr__(self, "master_port", probe.getsockname()[1])
@@ -139,8 +145,8 @@ def run_workers(
 
     Returns
     -------
-    0 if all workers succeed; else the exit status of the first that fails (128 + signal if it was killed), or 128 + the
-    signal that this process received.
+    0 if all workers succeed; else the exit status of the first that fails (128 + signal if it was
+    killed), or 128 + the signal that this process received.
     """
     started: list[tuple[Worker, subprocess.Popen[bytes]]] = []
     with _noting_signals() as signals:
@@ -184,7 +190,9 @@ def _end_with(launcher: int) -> Callable[[], None] | None:
     return ask
 
 
-def _first_failure(started: _Started, signals: Sequence[int], attend: Callable[[float], object]) -> int:
+def _first_failure(
+    started: _Started, signals: Sequence[int], attend: Callable[[float], object]
+) -> int:
     running = list(started)
     while running:
         if signals:
@@ -195,9 +203,15 @@ def _first_failure(started: _Started, signals: Sequence[int], attend: Callable[[
             if status is None:
                 continue
             if status != 0:
-                fate = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+                fate = (
+                    f"was killed by {signal.Signals(-status).name}"
+                    if status < 0
+                    else f"exited with status {status}"
+                )
                 full = " (is /dev/shm full?)" if status == -getattr(signal, "SIGBUS", 0) else ""
-                sys.stderr.write(f"{worker.title}, process {process.pid}) {fate}{full}; ending the others\n")
+                sys.stderr.write(
+                    f"{worker.title}, process {process.pid}) {fate}{full}; ending the others\n"
+                )
                 return 128 - status if status < 0 else status
             process.wait()
             running.remove(child)
@@ -256,8 +270,8 @@ def _signal_all(processes: Iterable[subprocess.Popen[bytes]], how: signal.Signal
 def _noting_signals() -> Iterator[list[int]]:
     """Record signals that would end this process, since its workers must end first.
 
-    The handler must not raise (KeyboardInterrupt included): an exception inside Popen leaves a lock held, and the next wait never
-    returns.
+    The handler must not raise (KeyboardInterrupt included): an exception inside Popen leaves a lock
+    held, and the next wait never returns.
     """
     noted: list[int] = []
 

@@ -14,7 +14,8 @@ __all__ = ["write_recording"]
 
 
 def write_recording(path: str | Path, result: RunResult) -> None:
-    """Write a recorded run: ``w.json``, a workload; ``w.et``, a Chakra trace per rank; else a folder with both.
+    """Write a recorded run: ``w.json``, a workload; ``w.et``, a Chakra trace per rank; else a
+    folder with both.
 
     Raises
     ------
@@ -27,7 +28,9 @@ def write_recording(path: str | Path, result: RunResult) -> None:
     stem = target.stem if target.suffix == ".et" else "trace"
     files = {}
     if target.suffix != ".et":
-        files[target.name if target.suffix == ".json" else "workload.json"] = write_workload(workload)
+        files[target.name if target.suffix == ".json" else "workload.json"] = write_workload(
+            workload
+        )
     if target.suffix != ".json":
         traces = dump_chakra(traces_of_workload(workload), workload.rules)
         files |= {f"{stem}.{rank}.et": content for rank, content in enumerate(traces)}

@@ -39,8 +39,8 @@ __all__ = [
 class RunResult:
     """The result of a run of rank programs.
 
-    Where ranks are processes, times are on each process's clock since the common start, operations and records are this
-    rank's, and there is neither a trace hash nor a message count.
+    Where ranks are processes, times are on each process's clock since the common start, operations
+    and records are this rank's, and there is neither a trace hash nor a message count.
 
     Attributes
     ----------
@@ -57,16 +57,19 @@ class RunResult:
     records
         The first 100,000 operations, in order of completion.
     findings
-        Problems short of an error: a Work that was never waited for, a return value that could not be sent.
+        Problems short of an error: a Work that was never waited for, a return value that could not
+        be sent.
     skew_fs
-        With classes of symmetric ranks, the largest difference between completion times of one call within a class.
+        With classes of symmetric ranks, the largest difference between completion times of one call
+        within a class.
     peak_bytes
-        Peak bytes of each rank's arrays or tensors. PyTorch programs count all tensors that operators make; others count arrays
-        passed to calls, and fake arrays.
+        Peak bytes of each rank's arrays or tensors. PyTorch programs count all tensors that
+        operators make; others count arrays passed to calls, and fake arrays.
     timeline
         Each rank's computation, communication and waits, if spawn was called with ``trace=``.
     workload
-        The recorded run, if spawn was called with ``record=``: play it with :func:`simcoll.planning.run_workload`.
+        The recorded run, if spawn was called with ``record=``: play it with
+        :func:`simcoll.planning.run_workload`.
     """
 
     time_fs: int
@@ -95,26 +98,40 @@ class RunResult:
         return tuple(self._flights)
 
     def flight_record(self, rank: int) -> dict[str, Any]:
-        """The flight record of a rank of this process, with the fields of PyTorch's Flight Recorder."""
+        """The flight record of a rank of this process, with the fields of PyTorch's Flight
+        Recorder.
+        """
         if rank not in self._flights:
-            listed = ", ".join(map(str, [*self._flights][:4])) + (", ..." if len(self._flights) > 4 else "")
-            raise ConfigError(f"flight record of rank {rank!r}: this process has those of rank {listed}")
+            listed = ", ".join(map(str, [*self._flights][:4])) + (
+                ", ..." if len(self._flights) > 4 else ""
+            )
+            raise ConfigError(
+                f"flight record of rank {rank!r}: this process has those of rank {listed}"
+            )
         return document(*self._flights[rank])
 
     def write_flight_record(self, rank: int, path: str | Path) -> None:
-        """Write the flight record of a rank as JSON; a ConfigError if that fails, which keeps an old file."""
+        """Write the flight record of a rank as JSON; a ConfigError if that fails, which keeps an
+        old file.
+        """
         write_file(path, f"{json.dumps(self.flight_record(rank), indent=1)}\n".encode())
 
 
 def memory_of(result: RunResult) -> str:
-    """The largest peak memory of a rank, for a run's summary line; empty where nothing was counted."""
+    """The largest peak memory of a rank, for a run's summary line; empty where nothing was
+    counted.
+    """
     peak_bytes = max(result.peak_bytes)
     return f", at most {format_memory(peak_bytes)} of tensors on a rank" if peak_bytes else ""
 
 
 def table_of(result: RunResult) -> str:
     """The table of a timeline, each line prefixed with ``#``; empty without a timeline."""
-    return "" if result.timeline is None else "".join(f"# {line}\n" for line in result.timeline.table().splitlines())
+    return (
+        ""
+        if result.timeline is None
+        else "".join(f"# {line}\n" for line in result.timeline.table().splitlines())
+    )
 
 
 # Each thread has a context, so this is no state that others could see.
@@ -142,12 +159,15 @@ def leftovers(world: World) -> None:
                 world.history.failures.append(rank.failure)
             state = "" if work.done else ", and it never ended"
             world.history.findings.append(
-                f"rank {rank.number}: the Work of {work.name} issued at {work.entry.site} was never waited for{state}"
+                f"rank {rank.number}: the Work of {work.name} issued at {work.entry.site} was "
+                f"never waited for{state}"
             )
 
 
 def raise_first(failures: list[BaseException], ranks: Sequence[Rank]) -> NoReturn:
-    """Raise the first failure, and clear the list: errors refer to frames, and these to ranks, which must not refer back."""
+    """Raise the first failure, and clear the list: errors refer to frames, and these to ranks,
+    which must not refer back.
+    """
     failure = failures[0]
     failures.clear()
     for rank in ranks:
@@ -172,7 +192,11 @@ def result_of(
     leaders = world.everyone if world.rank_classes is None else world.rank_classes.leader
     peaks = tuple(world.ranks[number].memory.peak_bytes for number in leaders)
     if history.timeline is not None:
-        history.timeline.finish_fs, history.timeline.peak_bytes, history.timeline.leader = tuple(finish), peaks, leaders
+        history.timeline.finish_fs, history.timeline.peak_bytes, history.timeline.leader = (
+            tuple(finish),
+            peaks,
+            leaders,
+        )
     for finding in history.findings[:8]:
         warnings.warn(finding, UserWarning, stacklevel=4)
     result = RunResult(
@@ -188,7 +212,9 @@ def result_of(
         skew_fs=0 if world.rank_classes is None else world.rank_classes.skew_fs,
         peak_bytes=peaks,
         timeline=history.timeline,
-        workload=None if history.recording is None else history.recording.workload(world.rank_classes),
+        workload=None
+        if history.recording is None
+        else history.recording.workload(world.rank_classes),
         _flights={rank.number: flight_of(rank) for rank in own_ranks},
     )
     results = _COLLECTED.get()
@@ -200,5 +226,8 @@ def result_of(
 def flight_of(rank: Rank) -> tuple[Flight, Groups]:
     """The operations and groups that a rank's flight record shows."""
     groups: Groups = [("0", "default_pg", tuple(range(len(rank.world.ranks))))]
-    groups += [(group.communicator.name, group.communicator.desc, group.communicator.members) for group in rank.groups]
+    groups += [
+        (group.communicator.name, group.communicator.desc, group.communicator.members)
+        for group in rank.groups
+    ]
     return rank.flight, groups

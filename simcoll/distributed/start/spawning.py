@@ -17,7 +17,13 @@ from simcoll.core.protocol import Protocol
 from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.api.making_groups import close_store, set_default_group
 from simcoll.distributed.linked.linked_world import LinkedWorld
-from simcoll.distributed.linked.process_links import EMULATOR, ControlMessages, Link, connect_processes, place_of
+from simcoll.distributed.linked.process_links import (
+    EMULATOR,
+    ControlMessages,
+    Link,
+    connect_processes,
+    place_of,
+)
 from simcoll.distributed.runtime.emulated import EmulatedWorld, RankWaiter
 from simcoll.distributed.runtime.fake import fake_array
 from simcoll.distributed.runtime.history import History
@@ -29,7 +35,13 @@ from simcoll.distributed.runtime.run_timeline import RunTimeline
 from simcoll.distributed.runtime.tasks import Arrival, Task, current_task, wait_until
 from simcoll.distributed.runtime.world import Rank, World, current_rank
 from simcoll.distributed.start.recording_files import write_recording
-from simcoll.distributed.start.results import RunResult, flight_of, leftovers, raise_first, result_of
+from simcoll.distributed.start.results import (
+    RunResult,
+    flight_of,
+    leftovers,
+    raise_first,
+    result_of,
+)
 from simcoll.distributed.start.timeline_file import write_timeline
 from simcoll.distributed.stores import PollingWaiter, use_waiter
 from simcoll.emulator.events import Event, Policy, timeline_of
@@ -39,7 +51,15 @@ from simcoll.libraries.library import load_library
 from simcoll.topology import Topology, crossbar, load_topology
 from simcoll.units import FS_PER_SECOND, MAX_TIME_FS, format_time, parse_time
 
-__all__ = ["RunResult", "compute", "emulated_time", "fake_array", "flight_record", "run_rank", "spawn"]
+__all__ = [
+    "RunResult",
+    "compute",
+    "emulated_time",
+    "fake_array",
+    "flight_record",
+    "run_rank",
+    "spawn",
+]
 
 MAX_RANKS = 1 << 16
 DATA = ("exact", "none")
@@ -65,52 +85,60 @@ def spawn(
     policy: Policy | str = "stall",
     kwargs: Mapping[str, Any] | None = None,
 ) -> RunResult:
-    """Run ``program(rank, world_size, *args)`` on every rank, under one simulated clock, or for real.
+    """Run ``program(rank, world_size, *args)`` on every rank, under one simulated clock, or for
+    real.
 
     Parameters
     ----------
     program
-        An ordinary blocking function. All ranks run in this process, one at a time, in an order that depends only on the
-        program. With a real backend this process runs one rank, and every process of the job calls spawn.
+        An ordinary blocking function. All ranks run in this process, one at a time, in an order
+        that depends only on the program. With a real backend this process runs one rank, and every
+        process of the job calls spawn.
     nprocs
         World size; with a real backend, the number of processes.
     args, kwargs
         Further arguments of the program.
     topology
-        Name, file or Topology with at least ``nprocs`` ranks; nodes are added as needed. None: a crossbar with 50 GB/s per
-        rank and 1 us. With a real backend it only guides the algorithms.
+        Name, file or Topology with at least ``nprocs`` ranks; nodes are added as needed. None: a
+        crossbar with 50 GB/s per rank and 1 us. With a real backend it only guides the algorithms.
     protocol
-        Costs of a message: ``ideal``, ``LL``, ``LL128``, ``Simple``, or a :class:`simcoll.types.Protocol`.
+        Costs of a message: ``ideal``, ``LL``, ``LL128``, ``Simple``, or a
+        :class:`simcoll.types.Protocol`.
     algorithm
-        Algorithm of the collectives: a name (used where it applies), a schedule, a mapping from collective to one of these, or
-        a function of (collective, ranks, bytes). None: latency-optimal for small sizes, bandwidth-optimal for large ones.
+        Algorithm of the collectives: a name (used where it applies), a schedule, a mapping from
+        collective to one of these, or a function of (collective, ranks, bytes). None:
+        latency-optimal for small sizes, bandwidth-optimal for large ones.
     library
-        Without an algorithm: emulate the choices and the speed of a communication library, such as ``"nccl"``.
+        Without an algorithm: emulate the choices and the speed of a communication library, such as
+        ``"nccl"``.
     backend
-        ``"mpi"``: ranks are the processes that ``mpiexec`` started. None: the environment variable ``SIMCOLL_BACKEND``,
-        else the emulator. Other names run on the emulator, and get_backend returns them; a registered backend plays the
-        collectives of every rank.
+        ``"mpi"``: ranks are the processes that ``mpiexec`` started. None: the environment variable
+        ``SIMCOLL_BACKEND``, else the emulator. Other names run on the emulator, and get_backend
+        returns them; a registered backend plays the collectives of every rank.
     init
         Give every rank a default group. A program that calls init_process_group itself replaces it.
     debug
         Guard the buffers of asynchronous operations, and refuse receives that are too long.
     data
-        ``"none"``: collectives and messages only take time, and leave tensors as they are, which may then be
-        :func:`fake_array`; object collectives work as always.
+        ``"none"``: collectives and messages only take time, and leave tensors as they are, which
+        may then be :func:`fake_array`; object collectives work as always.
     alike
-        Classes of symmetric ranks, as lists of ranks, or ``"all"``: only the program of the lowest rank of each class runs, and the
-        others make its calls at the same time. A call completes when it has completed on the whole class; ``RunResult.skew_fs`` is
-        the largest spread.
+        Classes of symmetric ranks, as lists of ranks, or ``"all"``: only the program of the lowest
+        rank of each class runs, and the others make its calls at the same time. A call completes
+        when it has completed on the whole class; ``RunResult.skew_fs`` is the largest spread.
     trace
-        Keep a timeline of the run, ``RunResult.timeline``; with a path, write it there: a file for Perfetto (``t.json`` or
-        ``t.json.gz``), or a folder with a file per rank, as PyTorch's profiler writes them. Not for real backends.
+        Keep a timeline of the run, ``RunResult.timeline``; with a path, write it there: a file for
+        Perfetto (``t.json`` or ``t.json.gz``), or a folder with a file per rank, as PyTorch's
+        profiler writes them. Not for real backends.
     record
-        Record the run as a workload, ``RunResult.workload``, for other topologies; with a path, write it there: ``w.json``, Chakra
-        traces ``w.et``, or a folder with both. Not for real backends.
+        Record the run as a workload, ``RunResult.workload``, for other topologies; with a path,
+        write it there: ``w.json``, Chakra traces ``w.et``, or a folder with both. Not for real
+        backends.
     events, policy
-        Faults and traffic during the run, and the treatment of bytes at a dead link, as for :func:`simcoll.emulate`. A rank that
-        stops ends where it is, and returns None. Under backend nccl the others get a DistBackendError after their group's timeout,
-        under other backends a RuntimeError at once.
+        Faults and traffic during the run, and the treatment of bytes at a dead link, as for
+        :func:`simcoll.emulate`. A rank that stops ends where it is, and returns None. Under backend
+        nccl the others get a DistBackendError after their group's timeout, under other backends a
+        RuntimeError at once.
 
     Raises
     ------
@@ -145,7 +173,8 @@ def spawn(
         raise ConfigError(f"backend {place!r} runs for real: events= are for the emulator")
     if place != EMULATOR and (data != "exact" or trace or record or alike is not None):
         raise ConfigError(
-            f"backend {place!r} runs for real: data='none', alike=, trace= and record= are for the emulator"
+            f"backend {place!r} runs for real: data='none', alike=, trace= and record= are for the "
+            "emulator"
         )
 
     def body(rank: int) -> Any:
@@ -154,11 +183,20 @@ def spawn(
     if place != EMULATOR and current_task() is None:
         linked = LinkedWorld(connect_processes(place, nprocs), plans, debug=debug)
         return _linked_run(linked, body, (backend or linked.home) if init else None)
-    history = History(timeline=RunTimeline() if trace else None, recording=Recording(nprocs, plans) if record else None)
+    history = History(
+        timeline=RunTimeline() if trace else None,
+        recording=Recording(nprocs, plans) if record else None,
+    )
     classes = None if alike is None else read_classes(alike, nprocs)
     timed = data == "none"
     world = EmulatedWorld(
-        nprocs, plans, debug=debug, timed=timed, rank_classes=classes, history=history, events=happens
+        nprocs,
+        plans,
+        debug=debug,
+        timed=timed,
+        rank_classes=classes,
+        history=history,
+        events=happens,
     )
     result = _emulated_run(world, body, (backend or EMULATOR) if init else None)
     if not isinstance(trace, bool):
@@ -188,7 +226,9 @@ def _play(
     leftovers(world)
 
 
-def _emulated_run(world: EmulatedWorld, program: Callable[[int], Any], backend: str | None) -> RunResult:
+def _emulated_run(
+    world: EmulatedWorld, program: Callable[[int], Any], backend: str | None
+) -> RunResult:
     """Run all ranks here; raises the first failure of a program, if any."""
     waiter = RankWaiter(world.history.recording)
 
@@ -207,20 +247,27 @@ def _emulated_run(world: EmulatedWorld, program: Callable[[int], Any], backend: 
     return result_of(world, own_ranks, finish, returns, last_fs=history.end_fs, trace_hash=digest)
 
 
-def _linked_run(world: LinkedWorld, program: Callable[[int], Any], backend: str | None) -> RunResult:
+def _linked_run(
+    world: LinkedWorld, program: Callable[[int], Any], backend: str | None
+) -> RunResult:
     """Run the rank of this process; raises the error of the first rank that failed."""
     me = world.me
     _run_until_all_end(world, lambda: program(me.number), backend)
     returns = []
     for rank in world.everyone:
         end = world.endings[rank]
-        returns.append(me.value if rank == me.number else None if end.value is None else decode(end.value))
+        returns.append(
+            me.value if rank == me.number else None if end.value is None else decode(end.value)
+        )
         world.ranks[rank].memory.peak_bytes = end.peak_bytes
         if end.value is None:
             world.history.findings.append(
-                f"rank {rank} returned a {end.message}, which cannot be sent: the other ranks see None"
+                f"rank {rank} returned a {end.message}, which cannot be sent: the other ranks see "
+                "None"
             )
-    return result_of(world, [me], [world.endings[rank].finish_fs for rank in world.everyone], returns)
+    return result_of(
+        world, [me], [world.endings[rank].finish_fs for rank in world.everyone], returns
+    )
 
 
 START_FS = 60 * 10**15
@@ -230,12 +277,18 @@ AFTER_FAILURE_FS = 5 * 10**15
 
 
 def _run_until_all_end(world: LinkedWorld, program: Callable[[], Any], backend: str | None) -> None:
-    """Run this rank's program, and wait until all others have ended; raises the error of the first rank that failed."""
+    """Run this rank's program, and wait until all others have ended; raises the error of the first
+    rank that failed.
+    """
 
     def body(me: Rank) -> None:
         # Operations in flight proceed while a store waits.
         use_waiter(PollingWaiter(sleep=lambda _: world.poll()))
-        wait_until(world.meet(me, Arrival("start", "the start of the programs", None)), START_FS, explicit=True)
+        wait_until(
+            world.meet(me, Arrival("start", "the start of the programs", None)),
+            START_FS,
+            explicit=True,
+        )
         world.start_clock()
         try:
             me.value = program()
@@ -261,14 +314,19 @@ def _run_until_all_end(world: LinkedWorld, program: Callable[[], Any], backend: 
 
 
 def _failure(world: LinkedWorld) -> BaseException | None:
-    """The earliest failure by the ranks' clocks; another rank's is rebuilt from its name and text."""
+    """The earliest failure by the ranks' clocks; another rank's is rebuilt from its name and
+    text.
+    """
     me, endings = world.me, world.endings
-    failed = sorted((end.after_failure, end.finish_fs, rank) for rank, end in endings.items() if end.error_type)
+    failed = sorted(
+        (end.after_failure, end.finish_fs, rank) for rank, end in endings.items() if end.error_type
+    )
     culprit = failed[0][2] if failed else me.number
     if culprit == me.number:
         if me.failure is not None:
             me.failure.add_note(
-                f"[rank{culprit}]: raised by the program of rank {culprit} at {format_time(max(0, me.finish_fs))}"
+                f"[rank{culprit}]: raised by the program of rank {culprit} at "
+                f"{format_time(max(0, me.finish_fs))}"
             )
         return me.failure
     end = endings[culprit]
@@ -278,9 +336,12 @@ def _failure(world: LinkedWorld) -> BaseException | None:
         and issubclass(error_class, Exception)
         and not issubclass(error_class, (OSError, UnicodeError))
     )
-    error: BaseException = error_class(end.message) if is_builtin else RuntimeError(f"{end.error_type}: {end.message}")
+    error: BaseException = (
+        error_class(end.message) if is_builtin else RuntimeError(f"{end.error_type}: {end.message}")
+    )
     error.add_note(
-        f"[rank{culprit}]: raised by the program of rank {culprit}, in another process, at {format_time(end.finish_fs)}"
+        f"[rank{culprit}]: raised by the program of rank {culprit}, in another process, at "
+        f"{format_time(end.finish_fs)}"
     )
     return error
 
@@ -298,21 +359,23 @@ def run_rank(
 ) -> Any:
     """Run the program of one rank in this process or thread.
 
-    A program gives the same arrays as under :func:`simcoll.distributed.spawn`: collectives are the same plans.
+    A program gives the same arrays as under :func:`simcoll.distributed.spawn`: collectives are the
+    same plans.
 
     Parameters
     ----------
     program
         Called with the rank, the world size and ``args``.
     backend
-        A registered backend, which plays the collectives; there are no point-to-point operations. With a link, only the name
-        that get_backend returns.
+        A registered backend, which plays the collectives; there are no point-to-point operations.
+        With a link, only the name that get_backend returns.
     store
         The rank's default store.
     algorithm
         As for :func:`simcoll.distributed.spawn`.
     link
-        A :class:`~simcoll.distributed.linked.process_links.Link` to the processes of the other ranks; everything works over it.
+        A :class:`~simcoll.distributed.linked.process_links.Link` to the processes of the other
+        ranks; everything works over it.
 
     Returns
     -------
@@ -330,20 +393,26 @@ def run_rank(
     plans = Plans(_topology(None, world_size), "ideal", algorithm)
     if link is not None:
         if (link.rank, link.world_size) != (rank, world_size):
-            raise ConfigError(f"rank {rank} of {world_size}: the link is that of rank {link.rank} of {link.world_size}")
+            raise ConfigError(
+                f"rank {rank} of {world_size}: the link is that of rank {link.rank} of "
+                f"{link.world_size}"
+            )
         world = LinkedWorld(ControlMessages(link), plans, debug=True, history=History(0))
         world.me.store = store
         _run_until_all_end(world, lambda: program(rank, world_size, *args), backend)
         return world.me.value
     if Backend.maker(backend) is None:
         raise ValueError(
-            f"backend {backend!r} is emulated: use spawn; run_rank takes backends that register_backend has registered"
+            f"backend {backend!r} is emulated: use spawn; run_rank takes backends that "
+            "register_backend has registered"
         )
     alone = EmulatedWorld(world_size, plans, debug=False, history=History(0), alone=True)
     me = alone.ranks[rank]
     me.store = store
     set_default_group(me, backend, implicit=True)
-    alone.tasks.launch(me, lambda: program(rank, world_size, *args), functools.partial(_note_end, me))
+    alone.tasks.launch(
+        me, lambda: program(rank, world_size, *args), functools.partial(_note_end, me)
+    )
     alone.run()
     if me.failure is not None:
         raise me.failure
@@ -363,7 +432,9 @@ def _topology(source: str | Path | Topology | None, nprocs: int) -> Topology:
         with contextlib.suppress(ConfigError):
             place = load_topology(source, nodes=math.ceil(nprocs / box_ranks))
     if place.nranks < nprocs:
-        raise ConfigError(f"topology {place.name!r} has {place.nranks} ranks{nodes}; {nprocs} were asked for")
+        raise ConfigError(
+            f"topology {place.name!r} has {place.nranks} ranks{nodes}; {nprocs} were asked for"
+        )
     return place
 
 
@@ -375,7 +446,8 @@ def _note_end(rank: Rank, task: Task) -> None:
     if rank.failure is not None:
         rank.world.history.failures.append(rank.failure)
         rank.failure.add_note(
-            f"[rank{rank.number}]: raised by the program of rank {rank.number} at {format_time(rank.world.now)}"
+            f"[rank{rank.number}]: raised by the program of rank {rank.number} at "
+            f"{format_time(rank.world.now)}"
         )
 
 
@@ -385,14 +457,18 @@ def flight_record() -> dict[str, Any]:
 
 
 def emulated_time() -> float:
-    """Seconds on the simulated clock; for ranks in processes, on the local clock since the common start."""
+    """Seconds on the simulated clock; for ranks in processes, on the local clock since the common
+    start.
+    """
     return current_rank().world.now / 1e15
 
 
 def compute(seconds: float | str, name: str = "compute") -> None:
-    """Model computation on this rank: a number of seconds, or text such as ``"20 us"``; ``name`` is for the timeline.
+    """Model computation on this rank: a number of seconds, or text such as ``"20 us"``; ``name`` is
+    for the timeline.
 
-    Where ranks are processes it takes as long on the real clock, and operations in flight proceed meanwhile.
+    Where ranks are processes it takes as long on the real clock, and operations in flight proceed
+    meanwhile.
 
     Raises
     ------
@@ -404,6 +480,8 @@ def compute(seconds: float | str, name: str = "compute") -> None:
     else:
         most_s = MAX_TIME_FS // FS_PER_SECOND
         if not 0 <= seconds <= most_s:  # not a number is not either
-            raise ConfigError(f"compute: seconds={shown(seconds)}; expected 0 to {most_s}, which is 2.5 hours")
+            raise ConfigError(
+                f"compute: seconds={shown(seconds)}; expected 0 to {most_s}, which is 2.5 hours"
+            )
         duration = round(seconds * 1e15)
     current_rank().world.pause(duration, name)

@@ -1,6 +1,7 @@
 """Timelines in Trace Event Format, with the field names of PyTorch's profiler.
 
-Perfetto and chrome://tracing show them; holistic trace analysis reads a folder with one file per rank.
+Perfetto and chrome://tracing show them; holistic trace analysis reads a folder with one file per
+rank.
 """
 
 from __future__ import annotations
@@ -39,11 +40,14 @@ BUSIEST = 16
 POINTS = 1000
 """Values of a counter over the run."""
 WHOLE_US_FROM_FS = 1000 * FS_PER_US
-"""Length of a run from which files of ranks have whole microseconds: holistic trace analysis cuts fractions off events."""
+"""Length of a run from which files of ranks have whole microseconds: holistic trace analysis cuts
+fractions off events.
+"""
 
 
 def write_timeline(path: str | Path, result: RunResult, topology: Topology) -> None:
-    """Write the timeline of a run: a file, compressed if it ends in ``.gz``; or a folder of ``rank-N.json.gz``.
+    """Write the timeline of a run: a file, compressed if it ends in ``.gz``; or a folder of
+    ``rank-N.json.gz``.
 
     Raises
     ------
@@ -58,7 +62,11 @@ def write_timeline(path: str | Path, result: RunResult, topology: Topology) -> N
     tick_fs = 1 if one_file or result.time_fs < WHOLE_US_FROM_FS else FS_PER_US
     by_rank = {rank: _Events(timeline, rank, critical, tick_fs).events for rank in result.own_ranks}
     shared = [*_arrows(timeline, by_rank.values()), *_counters(timeline, topology, result.time_fs)]
-    covered = sum(piece.end_fs - piece.begin_fs for piece in critical) / result.time_fs if result.time_fs else 0.0
+    covered = (
+        sum(piece.end_fs - piece.begin_fs for piece in critical) / result.time_fs
+        if result.time_fs
+        else 0.0
+    )
     about = {
         "topology": result.topology,
         "time_us": result.time_fs / FS_PER_US,
@@ -71,7 +79,9 @@ def write_timeline(path: str | Path, result: RunResult, topology: Topology) -> N
             *(event for rank_events in by_rank.values() for event in rank_events),
             *shared,
         ]
-        content = _encode_document({"otherData": about, "traceEvents": events}, compressed=target.suffix == ".gz")
+        content = _encode_document(
+            {"otherData": about, "traceEvents": events}, compressed=target.suffix == ".gz"
+        )
         write_files(target.parent, {target.name: content})
         return
     target.mkdir(parents=True, exist_ok=True)
@@ -112,16 +122,20 @@ class _Slice(NamedTuple):
 
 
 class _Events:
-    """The events of one rank: a track for compute, one for waits, and one for each group; more where operations overlap.
+    """The events of one rank: a track for compute, one for waits, and one for each group; more
+    where operations overlap.
 
     Times are rounded to ticks.
     """
 
-    def __init__(self, timeline: RunTimeline, rank: int, critical: Sequence[Piece], tick_fs: int) -> None:
+    def __init__(
+        self, timeline: RunTimeline, rank: int, critical: Sequence[Piece], tick_fs: int
+    ) -> None:
         self.rank, self._tick_fs = rank, tick_fs
         own_pieces = [piece for piece in critical if piece.rank == rank]
         self._critical = {
-            (piece.operation, piece.begin_fs if piece.operation == COMPUTE else 0) for piece in own_pieces
+            (piece.operation, piece.begin_fs if piece.operation == COMPUTE else 0)
+            for piece in own_pieces
         }
         self.events: list[Event] = []
         self._tracks: dict[int, list[int]] = {}  # until when each track of a stream is taken
@@ -160,20 +174,35 @@ class _Events:
         return stream
 
     def _name(self, track: int, name: str) -> None:
-        self.events.append({"ph": "M", "name": "thread_name", "pid": self.rank, "tid": track, "args": {"name": name}})
+        self.events.append(
+            {
+                "ph": "M",
+                "name": "thread_name",
+                "pid": self.rank,
+                "tid": track,
+                "args": {"name": name},
+            }
+        )
 
     def _add(self, stream: int, slices: Iterable[_Slice]) -> None:
         busy_until: list[int] = []
         for interval in sorted(slices, key=lambda interval: (interval.begin_fs, interval.end_fs)):
             track = next(
-                (track for track, free_fs in enumerate(busy_until) if free_fs <= interval.begin_fs), len(busy_until)
+                (track for track, free_fs in enumerate(busy_until) if free_fs <= interval.begin_fs),
+                len(busy_until),
             )
             busy_until[track : track + 1] = [interval.end_fs]
             details = {"stream": stream + track, "device": self.rank, **interval.arguments}
             self.events.append(self._event(stream + track, interval._replace(arguments=details)))
 
     def _event(self, track: int, interval: _Slice) -> Event:
-        event = {"ph": "X", "cat": interval.category, "name": interval.name, "pid": self.rank, "tid": track}
+        event = {
+            "ph": "X",
+            "cat": interval.category,
+            "name": interval.name,
+            "pid": self.rank,
+            "tid": track,
+        }
         arguments = interval.arguments
         operation = arguments.get("External id", COMPUTE)
         begin_fs = interval.begin_fs if operation == COMPUTE else 0
@@ -182,7 +211,12 @@ class _Events:
             arguments = {**arguments, "critical": True}
         start_fs = self._round(interval.begin_fs)
         stop_fs = self._round(interval.end_fs)
-        return {**event, "ts": start_fs / FS_PER_US, "dur": (stop_fs - start_fs) / FS_PER_US, "args": arguments}
+        return {
+            **event,
+            "ts": start_fs / FS_PER_US,
+            "dur": (stop_fs - start_fs) / FS_PER_US,
+            "args": arguments,
+        }
 
     def _round(self, time_fs: int) -> int:
         """The nearest tick."""
@@ -194,7 +228,9 @@ def _elements(buffers: Sequence[tuple[tuple[int, ...], str]]) -> int:
 
 
 def _arguments(entry: Entry, rank: int) -> Event:
-    """The arguments that PyTorch's profiler records for a collective, and the ID for its flow arrows."""
+    """The arguments that PyTorch's profiler records for a collective, and the ID for its flow
+    arrows.
+    """
     buffers = entry.inputs or entry.outputs
     return {
         "Collective name": entry.name,
@@ -223,11 +259,20 @@ def _arrows(timeline: RunTimeline, by_rank: Iterable[list[Event]]) -> Iterable[E
         if begin is not None and end is not None:
             arrow = {"name": "message", "cat": "message", "id": number}
             yield {**arrow, "ph": "s", "pid": source, "tid": begin["tid"], "ts": begin["ts"]}
-            yield {**arrow, "ph": "f", "bp": "e", "pid": target, "tid": end["tid"], "ts": end["ts"] + end["dur"]}
+            yield {
+                **arrow,
+                "ph": "f",
+                "bp": "e",
+                "pid": target,
+                "tid": end["tid"],
+                "ts": end["ts"] + end["dur"],
+            }
 
 
 def _counters(timeline: RunTimeline, topology: Topology, time_fs: int) -> Iterable[Event]:
-    """Utilisation counters of the busiest links, with each plan's bytes spread evenly over its time in flight."""
+    """Utilisation counters of the busiest links, with each plan's bytes spread evenly over its time
+    in flight.
+    """
     loads: dict[int, Floats] = {}
     for plan, _ in timeline.played:
         if id(plan) not in loads:
@@ -252,7 +297,12 @@ def _counters(timeline: RunTimeline, topology: Topology, time_fs: int) -> Iterab
         for point, value in enumerate(np.append(np.round(used, 4), 0).tolist()):
             if value != last:
                 name = f"link {topology.link_name(link)}"
-                counter = {"ph": "C", "name": name, "pid": -1, "ts": time_fs / FS_PER_US * point / POINTS}
+                counter = {
+                    "ph": "C",
+                    "name": name,
+                    "pid": -1,
+                    "ts": time_fs / FS_PER_US * point / POINTS,
+                }
                 yield {**counter, "args": {"share in use": value}}
             last = value
 

@@ -1,4 +1,6 @@
-"""The critical path of a run of rank programs: a chain of computations and operations, each started by the end of its predecessor."""
+"""The critical path of a run of rank programs: a chain of computations and operations, each started
+by the end of its predecessor.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ COMPUTE = -1
 
 
 class Piece(NamedTuple):
-    """An interval of a rank in a computation, or in an operation since the arrival of its last rank."""
+    """An interval of a rank in a computation, or in an operation since the arrival of its last
+    rank.
+    """
 
     rank: int
     begin_fs: int
@@ -36,7 +40,10 @@ def critical_pieces(timeline: RunTimeline) -> list[Piece]:
         ending[piece.rank, piece.end_fs].append(piece)
     last = max(pieces, key=lambda piece: (piece.end_fs, -piece.rank), default=None)
     return path_back(
-        last, lambda piece: (piece_before for rank in piece.ranks for piece_before in ending[rank, piece.begin_fs])
+        last,
+        lambda piece: (
+            piece_before for rank in piece.ranks for piece_before in ending[rank, piece.begin_fs]
+        ),
     )
 
 
@@ -48,10 +55,18 @@ def _pieces(timeline: RunTimeline) -> Iterator[Piece]:
     for number, pair in enumerate(timeline.messages):
         ends |= {(rank, entry.number): number for rank, entry in pair}
     for rank, entry in timeline.operations:
-        key = ends.setdefault((rank, entry.number), (entry.group[0], entry.name, entry.sequence, entry.p2p))
+        key = ends.setdefault(
+            (rank, entry.number), (entry.group[0], entry.name, entry.sequence, entry.p2p)
+        )
         together[key].append((rank, entry.started_fs))
     for rank, entry in timeline.operations:
         if entry.completed_fs >= 0:
             members = together[ends[rank, entry.number]]
             begin = max(started for _, started in members)
-            yield Piece(rank, begin, entry.completed_fs, entry.number, tuple(sorted({who for who, _ in members})))
+            yield Piece(
+                rank,
+                begin,
+                entry.completed_fs,
+                entry.number,
+                tuple(sorted({who for who, _ in members})),
+            )

@@ -1,8 +1,9 @@
 """Key-value stores, through which ranks rendezvous and coordinate.
 
-One semantics (`store_table`), one interface (`store`), and four places for the data: this process (HashStore), a file (FileStore), a
-server (TCPStore), a namespace of another store (PrefixStore). Stores do not depend on groups, collectives or the emulator; a runtime
-that must not block supplies its own `Waiter`.
+One semantics (`store_table`), one interface (`store`), and four places for the data: this process
+(HashStore), a file (FileStore), a server (TCPStore), a namespace of another store (PrefixStore).
+Stores do not depend on groups, collectives or the emulator; a runtime that must not block supplies
+its own `Waiter`.
 """
 
 from __future__ import annotations

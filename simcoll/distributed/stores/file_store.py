@@ -1,8 +1,9 @@
 """FileStore: a store in a file that the processes of one machine share.
 
-The file is a log of the operations that changed the store, which each process replays. After a header line, each record is the length
-and CRC-32 of a request (`wire`) and the request. Writers append under an exclusive file lock, which the kernel releases when a
-process dies; the next writer truncates a record that a dying process left unfinished.
+The file is a log of the operations that changed the store, which each process replays. After a
+header line, each record is the length and CRC-32 of a request (`wire`) and the request. Writers
+append under an exclusive file lock, which the kernel releases when a process dies; the next writer
+truncates a record that a dying process left unfinished.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class _StoreLog:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, request: StoreRequest, patience_s: float, *, create: bool = False) -> Answer:
-        """Catch up with the file, apply one operation, and append it if it is a change; ``patience_s`` bounds the wait for the lock."""
+        """Catch up with the file, apply one operation, and append it if it is a change;
+        ``patience_s`` bounds the wait for the lock.
+        """
         writing = request.code.changes
         with self.lock:
             if not writing and self._is_current():
@@ -62,7 +65,9 @@ class _StoreLog:
                 return result
 
     def leave(self, world_size: int, pid: int) -> None:
-        """Deregister a user (not a forked child), and remove the file with the last of ``world_size``."""
+        """Deregister a user (not a forked child), and remove the file with the last of
+        ``world_size``.
+        """
         if os.getpid() != pid:
             return
         # A missing file needs no leaving.
@@ -83,7 +88,9 @@ class _StoreLog:
         return cast("int", self.table.apply(request))
 
     def _is_current(self) -> bool:
-        """Whether the file's length is unchanged since the last replay, the common case of reads."""
+        """Whether the file's length is unchanged since the last replay, the common case of
+        reads.
+        """
         try:
             status = os.stat(self.path)  # noqa: PTH116
         except OSError:
@@ -101,7 +108,9 @@ class _StoreLog:
         start, offset = self.position, 0
         if start == 0:
             if data and not FIRST_LINE.startswith(data[: len(FIRST_LINE)]):
-                raise DistStoreError(f"{self.path} is not the file of a FileStore: it begins with {data[:20]!r}")
+                raise DistStoreError(
+                    f"{self.path} is not the file of a FileStore: it begins with {data[:20]!r}"
+                )
             self.position = offset = len(FIRST_LINE) if len(data) >= len(FIRST_LINE) else 0
         while (end := self._record_end(data, offset)) is not None:
             self._play(data[offset + _RECORD.size : end])
@@ -111,7 +120,9 @@ class _StoreLog:
             os.ftruncate(file, self.position)
 
     def _record_end(self, data: bytes, offset: int) -> int | None:
-        """The end of the record at a position; None at the end of the file, or where a writer died."""
+        """The end of the record at a position; None at the end of the file, or where a writer
+        died.
+        """
         if self.position == 0 or len(data) - offset < _RECORD.size:
             return None
         length, checksum = cast("tuple[int, int]", _RECORD.unpack_from(data, offset))
@@ -130,15 +141,23 @@ class _StoreLog:
             request.check()
             self.table.apply(request)
         except ValueError as error:
-            raise DistStoreError(f"{self.path}: the record at byte {self.position} makes no sense: {error}") from error
+            raise DistStoreError(
+                f"{self.path}: the record at byte {self.position} makes no sense: {error}"
+            ) from error
 
     def _append(self, file: int, request: StoreRequest) -> None:
         body = msgspec.msgpack.encode(request)
-        record = (FIRST_LINE if self.position == 0 else b"") + _RECORD.pack(len(body), zlib.crc32(body)) + body
+        record = (
+            (FIRST_LINE if self.position == 0 else b"")
+            + _RECORD.pack(len(body), zlib.crc32(body))
+            + body
+        )
         try:
             written_bytes = 0
             while written_bytes < len(record):
-                written_bytes += os.pwrite(file, record[written_bytes:], self.position + written_bytes)
+                written_bytes += os.pwrite(
+                    file, record[written_bytes:], self.position + written_bytes
+                )
         except OSError as error:
             # The table is ahead of the file: forget it, and play the file again next time.
             self.inode = None
@@ -148,7 +167,9 @@ class _StoreLog:
 
 @contextlib.contextmanager
 def _lock_file(path: str, patience_s: float, *, exclusive: bool, create: bool) -> Iterator[int]:
-    """Open and lock the file; a new open each time also excludes other threads and forked processes."""
+    """Open and lock the file; a new open each time also excludes other threads and forked
+    processes.
+    """
     if sys.platform == "win32":
         raise DistStoreError("FileStore needs the file locks of a POSIX system; use a TCPStore")
     import fcntl
@@ -164,7 +185,8 @@ def _lock_file(path: str, patience_s: float, *, exclusive: bool, create: bool) -
                     break
                 if time.monotonic() > until_s:
                     raise DistStoreError(
-                        f"cannot use {path} as a store: another process, perhaps a stopped one, has kept it locked for {patience_s:g} s"
+                        f"cannot use {path} as a store: another process, perhaps a stopped one, "
+                        f"has kept it locked for {patience_s:g} s"
                     )
                 time.sleep(0.001)
             # The last user may have removed the file between opening and locking.
@@ -180,10 +202,16 @@ def _lock_file(path: str, patience_s: float, *, exclusive: bool, create: bool) -
 
 def _open(path: str, create: bool) -> int:
     try:
-        how = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        how = (
+            os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        )
         file = os.open(path, how, 0o600)
     except FileNotFoundError as error:
-        why = "its directory does not exist" if create else "it was removed while the store was in use"
+        why = (
+            "its directory does not exist"
+            if create
+            else "it was removed while the store was in use"
+        )
         raise DistStoreError(f"cannot use {path} as a store: {why}") from error
     except OSError as error:
         reason = "it is a link" if error.errno == errno.ELOOP else error.strerror
@@ -204,7 +232,8 @@ class FileStore(Store):
     file_name
         The file; created if it does not exist, in an existing directory.
     world_size
-        Number of stores that use the file: the last one to close removes it. Zero or less: the file is kept.
+        Number of stores that use the file: the last one to close removes it. Zero or less: the file
+        is kept.
 
     Raises
     ------
@@ -213,7 +242,8 @@ class FileStore(Store):
 
     Notes
     -----
-    `delete_key` is supported, queues are not (NotImplementedError). The file grows with every change.
+    `delete_key` is supported, queues are not (NotImplementedError). The file grows with every
+    change.
     """
 
     def __init__(self, file_name: str | os.PathLike[str], world_size: int = -1) -> None:
@@ -223,7 +253,11 @@ class FileStore(Store):
         self._path = os.fspath(file_name)
         self._world_size = world_size
         self._log = _StoreLog(self._path)
-        self._log.run(StoreRequest(Verb.COUNT, 1, keys=("members",)), self.timeout.total_seconds(), create=True)
+        self._log.run(
+            StoreRequest(Verb.COUNT, 1, keys=("members",)),
+            self.timeout.total_seconds(),
+            create=True,
+        )
         self._released = weakref.finalize(self, self._log.leave, world_size, os.getpid())
 
     @property
@@ -232,9 +266,13 @@ class FileStore(Store):
         return self._path
 
     def call(self, request: StoreRequest, timeout_s: float | None = None) -> Answer:
-        """Catch up with the file and carry out the operation; a change is in the file when this returns."""
+        """Catch up with the file and carry out the operation; a change is in the file when this
+        returns.
+        """
         if request.code in _QUEUES:
-            raise NotImplementedError("queue support is not implemented by FileStore; use HashStore or TCPStore")
+            raise NotImplementedError(
+                "queue support is not implemented by FileStore; use HashStore or TCPStore"
+            )
         if timeout_s is not None:
             return call_and_wait(self, self.waiter or PollingWaiter(), request, timeout_s)
         result = self._log.run(request, self.timeout.total_seconds())

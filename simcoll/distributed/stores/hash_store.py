@@ -55,7 +55,8 @@ class HashStore(Store):
 
 
 class PrefixStore(Store):
-    """A namespace of another store: key ``k`` is ``prefix/k`` there. Timeout and waiter are the underlying store's.
+    """A namespace of another store: key ``k`` is ``prefix/k`` there. Timeout and waiter are the
+    underlying store's.
 
     A TypeError if the prefix is not a str, or the store no Store.
 
@@ -68,7 +69,9 @@ class PrefixStore(Store):
     def __init__(self, prefix: str, store: Store) -> None:
         super().__init__()
         if not isinstance(store, Store):
-            raise TypeError(f"PrefixStore needs a Store, got {store!r} of type {type(store).__name__}")
+            raise TypeError(
+                f"PrefixStore needs a Store, got {store!r} of type {type(store).__name__}"
+            )
         self._prefix = key_text(prefix)
         self._store = store
 
@@ -101,9 +104,13 @@ class PrefixStore(Store):
         return self._store.call(msgspec.structs.replace(request, keys=keys), timeout_s)
 
     def list_keys(self) -> list[str]:
-        """The keys with this prefix, without it, sorted. (`num_keys` counts the underlying store's.)"""
+        """The keys with this prefix, without it, sorted. (`num_keys` counts the underlying
+        store's.)
+        """
         start = f"{self._prefix}/"
-        return sorted(key.removeprefix(start) for key in self._store.list_keys() if key.startswith(start))
+        return sorted(
+            key.removeprefix(start) for key in self._store.list_keys() if key.startswith(start)
+        )
 
     def has_extended_api(self) -> bool:
         """As of the underlying store."""

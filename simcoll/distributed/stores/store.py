@@ -1,11 +1,12 @@
 """`Store`: the methods common to all stores, each of them one `Request`.
 
-torch programs test ``isinstance(store, Store)`` and pass any store to any function, so unlike elsewhere in simcoll this is a class
-with subclasses. A custom store implements one method, `call`.
+torch programs test ``isinstance(store, Store)`` and pass any store to any function, so unlike
+elsewhere in simcoll this is a class with subclasses. A custom store implements one method, `call`.
 
-A runtime that plays many ranks in one thread must not block the thread. It calls `use_waiter` at the start of each rank's greenlet
-with a `Waiter` that parks the rank and lets the others run; stores used in that greenlet wait through it. (``store.waiter = ...``
-does the same for one store everywhere.)
+A runtime that plays many ranks in one thread must not block the thread. It calls `use_waiter` at
+the start of each rank's greenlet with a `Waiter` that parks the rank and lets the others run;
+stores used in that greenlet wait through it. (``store.waiter = ...`` does the same for one store
+everywhere.)
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Protocol, Self, TypeVar, cast
 
-from simcoll.distributed.stores.store_errors import DistNetworkError, DistStoreError, QueueEmptyError
+from simcoll.distributed.stores.store_errors import (
+    DistNetworkError,
+    DistStoreError,
+    QueueEmptyError,
+)
 from simcoll.distributed.stores.wire import NOT_READY, Answer, StoreRequest, Verb
 from simcoll.errors import listed
 
@@ -48,7 +53,9 @@ class Waiter(Protocol):
     """
 
     def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until ``ready()`` is True; False if it is not within ``timeout_s`` seconds (it is tried at least once)."""
+        """Wait until ``ready()`` is True; False if it is not within ``timeout_s`` seconds (it is
+        tried at least once).
+        """
         ...
 
     def notify(self) -> None:
@@ -61,7 +68,9 @@ WAITER_HERE: ContextVar[Waiter | None] = ContextVar("simcoll_store_waiter", defa
 
 
 def use_waiter(waiter: Waiter | None) -> None:
-    """Make stores used in this context (greenlet, thread) wait through ``waiter``; None restores their own waiters."""
+    """Make stores used in this context (greenlet, thread) wait through ``waiter``; None restores
+    their own waiters.
+    """
     WAITER_HERE.set(waiter)
 
 
@@ -72,7 +81,9 @@ class ThreadWaiter:
         self._changed = threading.Condition()
 
     def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
-        """Try under the condition's lock, so that no change is missed between a failed try and the wait."""
+        """Try under the condition's lock, so that no change is missed between a failed try and the
+        wait.
+        """
         with self._changed:
             return self._changed.wait_for(ready, min(timeout_s, threading.TIMEOUT_MAX))
 
@@ -83,9 +94,13 @@ class ThreadWaiter:
 
 
 class PollingWaiter:
-    """Polls for changes by other processes, with ``sleep`` pauses that grow from 0.5 ms to ``longest_s``."""
+    """Polls for changes by other processes, with ``sleep`` pauses that grow from 0.5 ms to
+    ``longest_s``.
+    """
 
-    def __init__(self, longest_s: float = 0.01, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, longest_s: float = 0.01, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self._longest_s = longest_s
         self._sleep = sleep
 
@@ -126,32 +141,43 @@ def _value_bytes(value: object) -> bytes:
         return key_text(value).encode()
     if isinstance(value, bytes):
         return value
-    raise TypeError(f"a store's value must be str or bytes, got {value!r} of type {type(value).__name__}")
+    raise TypeError(
+        f"a store's value must be str or bytes, got {value!r} of type {type(value).__name__}"
+    )
 
 
-def _several(values: object, expectation: str, convert: Callable[[object], _Item]) -> tuple[_Item, ...]:
-    if type(values) not in {list, tuple} and (isinstance(values, (str, bytes)) or not isinstance(values, Sequence)):
+def _several(
+    values: object, expectation: str, convert: Callable[[object], _Item]
+) -> tuple[_Item, ...]:
+    if type(values) not in {list, tuple} and (
+        isinstance(values, (str, bytes)) or not isinstance(values, Sequence)
+    ):
         raise TypeError(f"{expectation}, got {values!r} of type {type(values).__name__}")
     return tuple(map(convert, cast("Sequence[object]", values)))
 
 
 def _amount(amount: object) -> int:
     if isinstance(amount, bool) or not isinstance(amount, int):
-        raise TypeError(f"the amount to add must be an int, got {amount!r} of type {type(amount).__name__}")
+        raise TypeError(
+            f"the amount to add must be an int, got {amount!r} of type {type(amount).__name__}"
+        )
     if not -_INT64 <= amount < _INT64:
         raise ValueError(f"the amount to add must fit in 64 bits, got {amount}")
     return amount
 
 
 def _seconds(timeout: object) -> float:
-    """A timeout in seconds, from a timedelta or a float of seconds (torch's binding refuses an int)."""
+    """A timeout in seconds, from a timedelta or a float of seconds (torch's binding refuses an
+    int).
+    """
     if isinstance(timeout, timedelta):
         length = timeout.total_seconds()
     elif isinstance(timeout, float):
         length = timeout
     else:
         raise TypeError(
-            f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r} of type {type(timeout).__name__}"
+            f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r} of type "
+            f"{type(timeout).__name__}"
         )
     if not 0 <= length <= timedelta.max.total_seconds():
         raise ValueError(f"a timeout must be 0 or more seconds, got {timeout}")
@@ -161,8 +187,9 @@ def _seconds(timeout: object) -> float:
 class Store:
     """A key-value store visible to all ranks.
 
-    Keys are str; values are stored from str or bytes and returned as bytes. Methods that wait do so for at most `timeout`, then
-    raise DistStoreError; a timeout of zero tries once. Wrong types raise TypeError. All methods are thread-safe.
+    Keys are str; values are stored from str or bytes and returned as bytes. Methods that wait do so
+    for at most `timeout`, then raise DistStoreError; a timeout of zero tries once. Wrong types
+    raise TypeError. All methods are thread-safe.
     """
 
     def __init__(self) -> None:
@@ -183,12 +210,19 @@ class Store:
         raise RuntimeError("Not implemented.")
 
     def _ask(
-        self, verb: Verb, keys: object = (), values: object = (), amount: object = 0, timeout_s: float | None = None
+        self,
+        verb: Verb,
+        keys: object = (),
+        values: object = (),
+        amount: object = 0,
+        timeout_s: float | None = None,
     ) -> Any:
         """Check the arguments of an operation and call it."""
         checked = _several(keys, "keys must be a list of str", key_text)
         contents = _several(values, "values must be a list of str or bytes", _value_bytes)
-        return self.call(StoreRequest(verb, _amount(amount), keys=checked, values=contents), timeout_s)
+        return self.call(
+            StoreRequest(verb, _amount(amount), keys=checked, values=contents), timeout_s
+        )
 
     @property
     def waiter(self) -> Waiter | None:
@@ -283,8 +317,12 @@ class Store:
         return cast("bool", self._ask(Verb.CHECK, keys))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all these keys (or queues) exist, for at most ``timeout`` (None: the store's)."""
-        self._ask(Verb.WAIT, keys, timeout_s=self._patience_s() if timeout is None else _seconds(timeout))
+        """Wait until all these keys (or queues) exist, for at most ``timeout`` (None: the
+        store's).
+        """
+        self._ask(
+            Verb.WAIT, keys, timeout_s=self._patience_s() if timeout is None else _seconds(timeout)
+        )
 
     def delete_key(self, key: str) -> bool:
         """Remove a key or queue; returns whether it existed."""
@@ -329,7 +367,9 @@ class Store:
 
 
 def call_and_wait(store: Store, waiter: Waiter, request: StoreRequest, timeout_s: float) -> Answer:
-    """Retry an operation through a waiter until it is ready; a DistStoreError after ``timeout_s`` seconds."""
+    """Retry an operation through a waiter until it is ready; a DistStoreError after ``timeout_s``
+    seconds.
+    """
     answer: Answer = NOT_READY
 
     def ready() -> bool:
@@ -348,6 +388,8 @@ def timed_out(store: Store, keys: Sequence[str], timeout_s: float) -> DistStoreE
         # A queue that is waited for may have a value of the same name.
         # Nor is its end meanwhile, with the process that keeps it, what this error is about.
         with suppress(DistNetworkError):
-            keys = [key for key in keys if not store.call(StoreRequest(Verb.CHECK, keys=(key,)))] or keys
+            keys = [
+                key for key in keys if not store.call(StoreRequest(Verb.CHECK, keys=(key,)))
+            ] or keys
     names = listed(f"/{key}" for key in keys)
     return DistStoreError(f"wait timeout after {round(timeout_s * 1000)}ms, keys: {names}")

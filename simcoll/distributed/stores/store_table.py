@@ -1,8 +1,10 @@
-"""The table behind every store: the semantics of each operation, without waiting, locking or sockets.
+"""The table behind every store: the semantics of each operation, without waiting, locking or
+sockets.
 
-A store turns a method call into a `Request`; `Table.apply` carries it out and returns the answer or, for an operation that waits
-for keys, `NOT_READY`. HashStore applies requests under a lock, FileStore replays them from a file, and TCPStore's server applies
-those that it receives, so all stores have the same semantics.
+A store turns a method call into a `Request`; `Table.apply` carries it out and returns the answer
+or, for an operation that waits for keys, `NOT_READY`. HashStore applies requests under a lock,
+FileStore replays them from a file, and TCPStore's server applies those that it receives, so all
+stores have the same semantics.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ def _entry_bytes(key: str, value: bytes) -> int:
 class StoreTable:
     """Keys and values, queues, and the store's own counters.
 
-    ``max_keys`` and ``max_bytes`` (of keys and values, with `ENTRY_BYTES` for the bookkeeping of each) bound it; None is
-    no bound. An entry of a queue counts as a key. ``size_bytes`` is the size of the entries, ``queued`` how many are in queues.
+    ``max_keys`` and ``max_bytes`` (of keys and values, with `ENTRY_BYTES` for the bookkeeping of
+    each) bound it; None is no bound. An entry of a queue counts as a key. ``size_bytes`` is the
+    size of the entries, ``queued`` how many are in queues.
 
     >>> table = StoreTable()
     >>> table.apply(StoreRequest(Verb.ADD, 3, keys=("n",)))
@@ -54,7 +57,8 @@ class StoreTable:
 
         Returns
         -------
-        The operation's answer, or `NOT_READY` when keys it waits for are missing (nothing has changed then).
+        The operation's answer, or `NOT_READY` when keys it waits for are missing (nothing has
+        changed then).
 
         Raises
         ------
@@ -76,7 +80,9 @@ class StoreTable:
         return None
 
     def moved_bytes(self, request: StoreRequest) -> int:
-        """About how many bytes an operation moves besides those that come with it; to look for a key counts as some."""
+        """About how many bytes an operation moves besides those that come with it; to look for a
+        key counts as some.
+        """
         key = request.keys[0] if request.keys else ""
         match request.code:
             case Verb.MULTI_GET | Verb.WAIT | Verb.CHECK if len(request.keys) > SUMMED:
@@ -106,10 +112,17 @@ class StoreTable:
         if self.max_keys is not None and added_keys > 0:
             key_count = len(self.values) + self.queued
             if key_count + added_keys > self.max_keys:
-                raise DistStoreError(f"the store is full: it holds {key_count} keys and may hold {self.max_keys}")
-        if self.max_bytes is not None and added_bytes > 0 and self.size_bytes + added_bytes > self.max_bytes:
+                raise DistStoreError(
+                    f"the store is full: it holds {key_count} keys and may hold {self.max_keys}"
+                )
+        if (
+            self.max_bytes is not None
+            and added_bytes > 0
+            and self.size_bytes + added_bytes > self.max_bytes
+        ):
             raise DistStoreError(
-                f"the store is full: it holds {self.size_bytes} bytes, {added_bytes} more would pass its {self.max_bytes}"
+                f"the store is full: it holds {self.size_bytes} bytes, {added_bytes} more would "
+                f"pass its {self.max_bytes}"
             )
         self.size_bytes += added_bytes
 
@@ -131,10 +144,14 @@ class StoreTable:
         key, amount = request.keys[0], request.number
         old = self.values.get(key, b"0")
         if not _NUMBER.fullmatch(old):
-            raise ValueError(f"store.add: the value of key {key!r} is not a number (stoll): {bytes(old[:40])!r}")
+            raise ValueError(
+                f"store.add: the value of key {key!r} is not a number (stoll): {bytes(old[:40])!r}"
+            )
         new = int(old) + amount
         if not -(1 << 63) <= new < 1 << 63:
-            raise ValueError(f"store.add: {int(old)} + {amount} at key {key!r} does not fit in 64 bits")
+            raise ValueError(
+                f"store.add: {int(old)} + {amount} at key {key!r} does not fit in 64 bits"
+            )
         self._assign(key, str(new).encode())
         return new
 
@@ -173,13 +190,18 @@ class StoreTable:
 
     def _multi_get(self, request: StoreRequest) -> Answer:
         return (
-            [self._value(key) for key in request.keys] if all(key in self.values for key in request.keys) else NOT_READY
+            [self._value(key) for key in request.keys]
+            if all(key in self.values for key in request.keys)
+            else NOT_READY
         )
 
     def _multi_set(self, request: StoreRequest) -> None:
         keys, values = request.keys, request.values
         if len(keys) != len(values):
-            raise ValueError(f"multi_set needs as many values as keys, got {len(keys)} keys and {len(values)} values")
+            raise ValueError(
+                f"multi_set needs as many values as keys, got {len(keys)} keys and {len(values)} "
+                "values"
+            )
         # All or nothing.
         entries = dict(zip(keys, values, strict=True))
         added = sum(
@@ -225,7 +247,11 @@ class StoreTable:
         if not -(1 << 63) <= new < 1 << 63:
             raise ValueError(f"the counter {key!r} does not fit in 64 bits")
         if request.number:
-            if self.max_keys is not None and key not in self.counters and len(self.counters) >= self.max_keys:
+            if (
+                self.max_keys is not None
+                and key not in self.counters
+                and len(self.counters) >= self.max_keys
+            ):
                 raise DistStoreError(f"the store is full: it has {self.max_keys} counters")
             self.counters[key] = new
         return new

@@ -48,7 +48,8 @@ Answer = None | bool | int | bytes | list[bytes] | list[str] | _NotReady
 class Verb(enum.IntEnum):
     """Operations of a store, by their numbers on the wire and in the file.
 
-    Each value also has the numbers of keys and values, whether the operation changes the table, and the type of its answer.
+    Each value also has the numbers of keys and values, whether the operation changes the table, and
+    the type of its answer.
     """
 
     keys: int | None
@@ -73,7 +74,9 @@ class Verb(enum.IntEnum):
     QUEUE_LEN = 15, 1, 0, False, "number"
     COUNT = 16, 1, 0, True, "number"  # of the store's own (its members), which is no key
 
-    def __new__(cls, number: int, keys: int | None, values: int | None, changes: bool, answer: str) -> Self:
+    def __new__(
+        cls, number: int, keys: int | None, values: int | None, changes: bool, answer: str
+    ) -> Self:
         """Keep the shape of the operation beside its number."""
         verb = int.__new__(cls, number)
         verb._value_ = number
@@ -117,7 +120,9 @@ class StoreRequest(_Fields, frozen=True, tag=1):
             ("values", len(self.values), self.code.values),
         ):
             if expected is not None and actual != expected:
-                raise ValueError(f"{self.code.name.lower()} takes {expected} {subject}, got {actual}")
+                raise ValueError(
+                    f"{self.code.name.lower()} takes {expected} {subject}, got {actual}"
+                )
 
 
 class Reply(_Fields, frozen=True, tag=1):
@@ -132,7 +137,11 @@ class Reply(_Fields, frozen=True, tag=1):
             return cls(Status.OK, values=(answer,))
         if isinstance(answer, list):
             keys = tuple(entry for entry in answer if isinstance(entry, str))
-            return cls(Status.OK, keys=keys, values=tuple(entry for entry in answer if isinstance(entry, bytes)))
+            return cls(
+                Status.OK,
+                keys=keys,
+                values=tuple(entry for entry in answer if isinstance(entry, bytes)),
+            )
         return cls(Status.OK, number=int(answer or 0))
 
     @classmethod
@@ -159,7 +168,9 @@ class Reply(_Fields, frozen=True, tag=1):
             errors = {Status.VALUE_ERROR: ValueError(why), Status.STORE_ERROR: DistStoreError(why)}
             raise errors.get(self.code, DistNetworkError(unknown))
         if verb.answer == "value" and len(self.values) != 1:
-            raise DistNetworkError(f"the store's server answered {verb.name} with {len(self.values)} values")
+            raise DistNetworkError(
+                f"the store's server answered {verb.name} with {len(self.values)} values"
+            )
         match verb.answer:
             case "number":
                 return self.number

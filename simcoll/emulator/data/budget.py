@@ -9,19 +9,26 @@ from simcoll.core.plan import INPUT, Plan
 __all__ = ["check_exact", "exact_bytes"]
 
 GENERATED_WHOLE, GENERATED_REAL = 24, 48
-"""Temporary bytes per element while one rank's data is generated (:func:`simcoll.core.reference.exact_inputs`)."""
+"""Temporary bytes per element while one rank's data is generated
+(:func:`simcoll.core.reference.exact_inputs`).
+"""
 
 
 def check_exact(needed_bytes: int) -> None:
     """Refuse exact data that does not fit in memory, with a ConfigError that states both sizes."""
-    check_room(needed_bytes, "moving exact data", "data='none' gives only the time, a smaller count needs less")
+    check_room(
+        needed_bytes,
+        "moving exact data",
+        "data='none' gives only the time, a smaller count needs less",
+    )
 
 
 def exact_bytes(plan: Plan, *, inputs_exist: bool = False) -> int:
     """Peak memory for moving and checking data.
 
-    The inputs are generated first, unless ``inputs_exist``. Then they move through the buffers of all ranks, with copies of the data
-    in flight. Finally the outputs are compared with the expected ones.
+    The inputs are generated first, unless ``inputs_exist``. Then they move through the buffers of
+    all ranks, with copies of the data in flight. Finally the outputs are compared with the expected
+    ones.
     """
     inputs, outputs = plan.visible_elements().T
     stored = plan.buffer_elements()
@@ -33,7 +40,9 @@ def exact_bytes(plan: Plan, *, inputs_exist: bool = False) -> int:
     moving = (buffers + in_flight) * plan.dtype.itemsize
     if inputs_exist:
         return moving
-    generating = (GENERATED_WHOLE if plan.dtype.kind in "iub" else GENERATED_REAL) * int(inputs.max(initial=0))
+    generating = (GENERATED_WHOLE if plan.dtype.kind in "iub" else GENERATED_REAL) * int(
+        inputs.max(initial=0)
+    )
     checking = (buffers + _total(outputs)) * plan.dtype.itemsize + (plan.dtype.itemsize + 1) * int(
         outputs.max(initial=0)
     )

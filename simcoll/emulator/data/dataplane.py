@@ -38,13 +38,17 @@ class BufferPlace:
 
 
 class FoldedPlace(BufferPlace):
-    """A place that several reductions of one step write; each waits for its predecessors in the fold.
+    """A place that several reductions of one step write; each waits for its predecessors in the
+    fold.
 
-    Floating-point sums depend on the order of their terms. The plan therefore fixes the order of a fold, and the bits of a result are
-    the same on every machine, although messages arrive in an order that depends on its speed. A value that arrives early is set aside
-    as a copy (its source may change meanwhile). The alternative, to make the message itself wait, would let data decide about time.
+    Floating-point sums depend on the order of their terms. The plan therefore fixes the order of a
+    fold, and the bits of a result are the same on every machine, although messages arrive in an
+    order that depends on its speed. A value that arrives early is set aside as a copy (its source
+    may change meanwhile). The alternative, to make the message itself wait, would let data decide
+    about time.
 
-    Invariant: ``early`` is the number of predecessors that have not been written, and a place has a ``value`` only while it is above 0.
+    Invariant: ``early`` is the number of predecessors that have not been written, and a place has a
+    ``value`` only while it is above 0.
     """
 
     __slots__ = ("before", "behind", "early", "value")
@@ -77,8 +81,8 @@ class FoldedPlace(BufferPlace):
 class Storage:
     """The buffers of all ranks during a run.
 
-    Out of place, inputs are used without a copy, behind read-only views. All other memory starts with a pattern (NaN, or odd integers)
-    that reveals reads of unwritten memory.
+    Out of place, inputs are used without a copy, behind read-only views. All other memory starts
+    with a pattern (NaN, or odd integers) that reveals reads of unwritten memory.
 
     Parameters
     ----------
@@ -129,7 +133,8 @@ class Storage:
     def places(self, step: PlanStep) -> list[BufferPlace | None]:
         """The views of every transfer of a step; ``None`` for those without data."""
         op = self._plan.op
-        # A switch reduction ignores the old content of its destination: the first of its transfers copies, the others combine.
+        # A switch reduction ignores the old content of its destination: the first of its transfers
+        # copies, the others combine.
         combines = (step.op == REDUCE) | (step.op == SWITCH_REDUCE)
         for group in switch_groups(step):
             combines[group[0]] = False
@@ -139,7 +144,9 @@ class Storage:
         targets = self._slices(step.dst_rank, step.dst_buffer, step.dst_offset, step.elements)
         codes, staged, combining = step.op.tolist(), step.staged.tolist(), combines.tolist()
         places = [
-            None if code == SYNC else kind(sources[row], targets[row], staged[row], op, combining[row])
+            None
+            if code == SYNC
+            else kind(sources[row], targets[row], staged[row], op, combining[row])
             for row, code in enumerate(codes)
         ]
         for later_row, earlier_row in pairs:
@@ -150,7 +157,10 @@ class Storage:
 
     def _slices(self, rank: Ints, buffer: Array, offset: Ints, elements: Ints) -> list[Array]:
         """The views of one end of every transfer."""
-        stores = [self._buffers[name][number] for name, number in zip(rank.tolist(), buffer.tolist(), strict=True)]
+        stores = [
+            self._buffers[name][number]
+            for name, number in zip(rank.tolist(), buffer.tolist(), strict=True)
+        ]
         bounds = zip(stores, offset.tolist(), (offset + elements).tolist(), strict=True)
         return [store[begin:end] for store, begin, end in bounds]
 
@@ -173,17 +183,22 @@ class Storage:
     def play(self) -> None:
         """Move all data in step order, without a clock.
 
-        Every order that the plan allows yields the same bits, since the plan orders all transfers that share a chunk.
+        Every order that the plan allows yields the same bits, since the plan orders all transfers
+        that share a chunk.
         """
         for step in self._plan.steps():
             pairs = [
-                (place, place.source.copy() if place.staged else place.source) for place in self.places(step) if place
+                (place, place.source.copy() if place.staged else place.source)
+                for place in self.places(step)
+                if place
             ]
             for place, value in pairs:
                 place.write(value)
 
     def outputs(self) -> tuple[Array | None, ...]:
-        """Output of each rank after the run; ``None`` where the collective gives it none. Call it once."""
+        """Output of each rank after the run; ``None`` where the collective gives it none. Call it
+        once.
+        """
         has = self._plan.collective.has_output(np.arange(self._plan.nranks)).tolist()
         result: list[Array | None] = []
         for rank, store in enumerate(self._buffers):
@@ -201,13 +216,16 @@ def _check_input(values: Array | None, rank: int, length: int, dtype: np.dtype[A
     array = np.asarray(values)
     if array.dtype != dtype or array.size != length:
         raise ConfigError(
-            f"rank {rank} needs {length} elements of {dtype.name} as input; got {array.size} of {array.dtype.name}"
+            f"rank {rank} needs {length} elements of {dtype.name} as input; got {array.size} of "
+            f"{array.dtype.name}"
         )
     return array.reshape(-1)
 
 
 def blank_memory(count: int, dtype: np.dtype[Any]) -> Array:
-    """Memory filled with a pattern (NaN, or odd integers) that reveals reads of unwritten elements."""
+    """Memory filled with a pattern (NaN, or odd integers) that reveals reads of unwritten
+    elements.
+    """
     array = np.empty(count, dtype)
     if dtype.kind in "iu":
         array.view(np.uint8)[:] = 0xA5

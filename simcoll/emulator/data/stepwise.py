@@ -2,8 +2,8 @@
 
 For checks of many ranks, and for plans that are played often.
 
-The buffers of all ranks form one array. A step first reads everything that it sends, then writes it. Transfers that write the same
-elements are written in several passes, in the order of the fold.
+The buffers of all ranks form one array. A step first reads everything that it sends, then writes
+it. Transfers that write the same elements are written in several passes, in the order of the fold.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ COMBINED = 1 << 18
 
 
 def data_errors(plan: Plan, seed: int = 0) -> int:
-    """Move generated data through a plan; count the output elements that differ from the collective's definition."""
+    """Move generated data through a plan; count the output elements that differ from the
+    collective's definition.
+    """
     inputs = exact_inputs(plan, seed)
     expected = expected_outputs(plan, inputs)
     inputs.reverse()  # they are freed when all have been copied
@@ -57,7 +59,8 @@ def move_inputs(plan: Plan, inputs: Iterable[Array]) -> tuple[Array | None, ...]
 class _TransferGroup(NamedTuple):
     """Similar transfers of one step: of equal length, and all copied or all combined.
 
-    ``sources`` and ``targets`` are their first elements; no two write the same element. Kept targets may be a slice.
+    ``sources`` and ``targets`` are their first elements; no two write the same element. Kept
+    targets may be a slice.
     """
 
     sources: Ints
@@ -72,7 +75,8 @@ class BufferPool:
     Attributes
     ----------
     buffers
-        Views of the array: input, output and scratch of every rank. They start with a pattern that reveals reads of unwritten memory.
+        Views of the array: input, output and scratch of every rank. They start with a pattern that
+        reveals reads of unwritten memory.
     """
 
     __slots__ = ("_array", "_first", "_plan", "_steps_in_place", "_views", "buffers")
@@ -150,12 +154,16 @@ class BufferPool:
         target = starts[step.dst_rank[rows], step.dst_buffer[rows]] + step.dst_offset[rows]
         switched = bool((step.op == SWITCH_REDUCE).any())
         combines = step.op[rows] == REDUCE
-        if switched:  # the first transfer of a switch reduction copies: the old content does not count
+        if (
+            switched
+        ):  # the first transfer of a switch reduction copies: the old content does not count
             followers = step.op == SWITCH_REDUCE
             followers[[group[0] for group in switch_groups(step)]] = False
             combines |= followers[rows]
         turn = np.zeros(len(length), np.int64)
-        if switched or self._plan.schedule.known.folds:  # only these write an element twice in a step
+        if (
+            switched or self._plan.schedule.known.folds
+        ):  # only these write an element twice in a step
             if _overlap(target, length):
                 row = np.repeat(np.arange(len(length)), length)
                 offset = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)
@@ -164,15 +172,22 @@ class BufferPool:
             turn = _turns(target)
         kind = (turn * 2 + combines) * (int(length.max()) + 1) + length
         groups: list[Any] = (
-            [np.flatnonzero(kind == value) for value in distinct(kind)] if (kind != kind[0]).any() else [slice(None)]
+            [np.flatnonzero(kind == value) for value in distinct(kind)]
+            if (kind != kind[0]).any()
+            else [slice(None)]
         )
         return [
-            _TransferGroup(source[mine], target[mine], int(length[mine][0]), bool(combines[mine][0])) for mine in groups
+            _TransferGroup(
+                source[mine], target[mine], int(length[mine][0]), bool(combines[mine][0])
+            )
+            for mine in groups
         ]
 
 
 def _in_place(moves: _TransferGroup) -> _TransferGroup:
-    """The same transfers with a slice as targets, if these are at equal distances: they are then written without a copy."""
+    """The same transfers with a slice as targets, if these are at equal distances: they are then
+    written without a copy.
+    """
     order = np.argsort(moves.targets)
     targets = moves.targets[order]
     gaps = np.diff(targets)

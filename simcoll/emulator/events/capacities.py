@@ -20,11 +20,15 @@ class CapacityTimeline:
     whole_uBps
         Undisturbed capacity of every link of the run; the links of the topology come first.
     companions
-        For links of the topology, further links that take the same share: a protocol's part of the link.
+        For links of the topology, further links that take the same share: a protocol's part of the
+        link.
     """
 
     def __init__(
-        self, timeline: Timeline, whole_uBps: Sequence[int], companions: Mapping[int, Sequence[int]] | None = None
+        self,
+        timeline: Timeline,
+        whole_uBps: Sequence[int],
+        companions: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self.timeline = timeline
         self._whole, self._companions = whole_uBps, companions or {}

@@ -17,7 +17,9 @@ SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class CutMessage:
-    """A message with bytes in flight over a dead link: its number, its ends, and the links that were down."""
+    """A message with bytes in flight over a dead link: its number, its ends, and the links that
+    were down.
+    """
 
     message: int
     src: int
@@ -32,8 +34,9 @@ class Cut:
     Attributes
     ----------
     kind
-        ``"aborted"``: bytes met a dead link, and the policy ended the run, at once or after a timeout. ``"stuck"``: nothing more could
-        happen, because a link stays down or a rank has stopped.
+        ``"aborted"``: bytes met a dead link, and the policy ended the run, at once or after a
+        timeout. ``"stuck"``: nothing more could happen, because a link stays down or a rank has
+        stopped.
     time_fs
         Time of the abort, or completion time of the last message.
     messages
@@ -56,7 +59,9 @@ class Cut:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks at fault: the ends of the messages that waited for a dead link, and the stopped ranks."""
+        """The ranks at fault: the ends of the messages that waited for a dead link, and the stopped
+        ranks.
+        """
         ends = {rank for message in self.messages for rank in (message.src, message.dst)}
         return tuple(sorted(ends.union(self.stopped)))
 
@@ -69,14 +74,17 @@ class Cut:
         causes = []
         if self.messages:
             messages = [f"{m.message} (rank {m.src} -> {m.dst})" for m in self.messages]
-            causes.append(f"down: {listed(self.links, SHOWN)}; cut off: message {listed(messages, SHOWN)}")
+            causes.append(
+                f"down: {listed(self.links, SHOWN)}; cut off: message {listed(messages, SHOWN)}"
+            )
         if self.stopped:
             causes.append(f"stopped: rank {listed(self.stopped, SHOWN)}")
         waiting = [rank for rank in self.waiting if rank not in self.stopped]
         waits = f"; waiting: rank {listed(waiting, SHOWN)}" if waiting else ""
         return printable(
             f"{self.kind} at {format_time(self.time_fs)}: {'; '.join(causes)}{waits}; "
-            f"{format_size(self.delivered_bytes)} delivered, {format_size(self.dropped_bytes)} dropped"
+            f"{format_size(self.delivered_bytes)} delivered, {format_size(self.dropped_bytes)} "
+            "dropped"
         )
 
 
@@ -89,7 +97,9 @@ def cut_at(
     *,
     aborted: bool,
 ) -> Cut:
-    """The record of a run that ended at ``time_fs``; ``payload_bytes`` are the bytes delivered and dropped."""
+    """The record of a run that ended at ``time_fs``; ``payload_bytes`` are the bytes delivered and
+    dropped.
+    """
     stops = [] if timeline.pace is None else timeline.pace.stops()
     # In a stuck run, all events have happened.
     stopped = [rank for rank, at_fs in stops if (at_fs <= time_fs if aborted else rank in waiting)]

@@ -1,4 +1,6 @@
-"""Event types (links that lose capacity, ranks that slow down or stop), and the policy for bytes that meet a dead link."""
+"""Event types (links that lose capacity, ranks that slow down or stop), and the policy for bytes
+that meet a dead link.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,16 @@ __all__ = ["POLICIES", "Background", "Event", "LinkShare", "Policy", "Slow", "St
 
 POLICIES = ("stall", "re-route", "abort")
 MOST_ABOVE, MOST_BELOW = 10**9, 10**6
-"""Limits of a factor's numerator and denominator, so that a time in femtoseconds times a factor can be computed in 64 bits."""
+"""Limits of a factor's numerator and denominator, so that a time in femtoseconds times a factor can
+be computed in 64 bits.
+"""
 
 
 def _check_time(time_fs: object, quantity: str) -> None:
     if not isinstance(time_fs, int) or isinstance(time_fs, bool) or not 0 <= time_fs <= MAX_TIME_FS:
         raise ConfigError(
-            f"{quantity} of an event: expected femtoseconds from 0 to {MAX_TIME_FS}, a whole number; got {shown(time_fs)}"
+            f"{quantity} of an event: expected femtoseconds from 0 to {MAX_TIME_FS}, a whole "
+            f"number; got {shown(time_fs)}"
         )
 
 
@@ -29,7 +34,10 @@ def _check_window(at_fs: int, for_fs: int | None) -> None:
     if for_fs is not None:
         _check_time(for_fs, "duration")
         if not for_fs:
-            raise ConfigError("duration of an event: expected more than 0; omit it for an event that lasts to the end")
+            raise ConfigError(
+                "duration of an event: expected more than 0; omit it for an event that lasts to "
+                "the end"
+            )
 
 
 def _share(value: Ratio, subject: str) -> Fraction:
@@ -50,7 +58,8 @@ class LinkShare:
     Attributes
     ----------
     link
-        Name, such as ``"box0.gpu3 -> box0.nic3"``, with ``<->`` for both directions; a vertex, for all its links; or a link's number.
+        Name, such as ``"box0.gpu3 -> box0.nic3"``, with ``<->`` for both directions; a vertex, for
+        all its links; or a link's number.
     share
         Share of the capacity, from 0 (down) to 1: a fraction, a number, or text such as ``"1/2"``.
     at_fs, for_fs
@@ -69,7 +78,9 @@ class LinkShare:
 
     if TYPE_CHECKING:
 
-        def __init__(self, link: str | int, share: Ratio, at_fs: int = 0, for_fs: int | None = None) -> None: ...
+        def __init__(
+            self, link: str | int, share: Ratio, at_fs: int = 0, for_fs: int | None = None
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         _check_window(self.at_fs, self.for_fs)
@@ -81,7 +92,8 @@ class LinkShare:
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """Background traffic that takes a share of some links for a while; attributes as in :class:`LinkShare`.
+    """Background traffic that takes a share of some links for a while; attributes as in
+    :class:`LinkShare`.
 
     >>> print(Background("leaf0 -> spine1", "1/4"))
     t=0 leaf0 -> spine1 background 1/4
@@ -94,14 +106,17 @@ class Background:
 
     if TYPE_CHECKING:
 
-        def __init__(self, link: str | int, share: Ratio, at_fs: int = 0, for_fs: int | None = None) -> None: ...
+        def __init__(
+            self, link: str | int, share: Ratio, at_fs: int = 0, for_fs: int | None = None
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         _check_window(self.at_fs, self.for_fs)
         share = _share(self.share, f"background on link {shown(self.link)}")
         if share == 1:
             raise ConfigError(
-                f"background on link {shown(self.link)}: expected less than all of it; a link that is down has the share 0"
+                f"background on link {shown(self.link)}: expected less than all of it; a link that "
+                "is down has the share 0"
             )
         object.__setattr__(self, "share", share)
 
@@ -116,7 +131,8 @@ def _check_rank(rank: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A slowdown of a rank's own work: computation, copies, reductions, and overheads of sending and receiving.
+    """A slowdown of a rank's own work: computation, copies, reductions, and overheads of sending
+    and receiving.
 
     Attributes
     ----------
@@ -140,7 +156,9 @@ class Slow:
 
     if TYPE_CHECKING:
 
-        def __init__(self, rank: int, factor: Ratio, at_fs: int = 0, for_fs: int | None = None) -> None: ...
+        def __init__(
+            self, rank: int, factor: Ratio, at_fs: int = 0, for_fs: int | None = None
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         _check_rank(self.rank)
@@ -148,7 +166,8 @@ class Slow:
         exact = factor(self.factor, f"factor of rank {self.rank}")
         if exact < 1 or exact.numerator > MOST_ABOVE or exact.denominator > MOST_BELOW:
             raise ConfigError(
-                f"factor of rank {self.rank}: expected 1 or more, with a numerator up to {MOST_ABOVE} and a denominator up to "
+                f"factor of rank {self.rank}: expected 1 or more, with a numerator up to "
+                f"{MOST_ABOVE} and a denominator up to "
                 f"{MOST_BELOW}; got {shown(str(self.factor))}"
             )
         object.__setattr__(self, "factor", exact)
@@ -186,11 +205,11 @@ class Policy:
     Attributes
     ----------
     kind
-        ``"stall"``: they wait until the link is back. ``"re-route"``: they take another route if there is one, and otherwise wait.
-        ``"abort"``: the run ends.
+        ``"stall"``: they wait until the link is back. ``"re-route"``: they take another route if
+        there is one, and otherwise wait. ``"abort"``: the run ends.
     timeout_fs, retries
-        As on an RDMA NIC: a message that has waited for ``timeout_fs``, and again after each of ``retries`` retries, ends the run. A
-        timeout of 0 means none.
+        As on an RDMA NIC: a message that has waited for ``timeout_fs``, and again after each of
+        ``retries`` retries, ends the run. A timeout of 0 means none.
 
     Examples
     --------
@@ -206,15 +225,22 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.kind not in POLICIES:
-            raise ConfigError(f"policy {shown(self.kind)} is not known; {nearest(str(self.kind), POLICIES)}")
+            raise ConfigError(
+                f"policy {shown(self.kind)} is not known; {nearest(str(self.kind), POLICIES)}"
+            )
         _check_time(self.timeout_fs, "timeout")
         _check_time(self.retries, "retries")
         if (self.retries and not self.timeout_fs) or (self.kind == "abort" and self.timeout_fs):
             raise ConfigError(
-                f"policy {self.kind!r}: expected {'no timeout' if self.kind == 'abort' else 'retries only with a timeout'}"
+                f"policy {self.kind!r}: expected "
+                f"{'no timeout' if self.kind == 'abort' else 'retries only with a timeout'}"
             )
         limit = 0 if self.kind == "abort" else (self.timeout_fs * (self.retries + 1) or MAX_TIME_FS)
         object.__setattr__(self, "limit_fs", min(limit, MAX_TIME_FS))
 
     def __str__(self) -> str:
-        return f"{self.kind} {exact_time(self.timeout_fs)} x {self.retries}" if self.timeout_fs else self.kind
+        return (
+            f"{self.kind} {exact_time(self.timeout_fs)} x {self.retries}"
+            if self.timeout_fs
+            else self.kind
+        )

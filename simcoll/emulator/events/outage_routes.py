@@ -16,8 +16,9 @@ __all__ = ["Detours"]
 class Detours:
     """The routes of a topology while some of its links are down.
 
-    A message whose route has such a link takes the detour given by :meth:`simcoll.topology.Topology.degrade`; without a detour it keeps
-    its route. The result depends only on the set of links that are down.
+    A message whose route has such a link takes the detour given by
+    :meth:`simcoll.topology.Topology.degrade`; without a detour it keeps its route. The result
+    depends only on the set of links that are down.
 
     Parameters
     ----------
@@ -59,5 +60,9 @@ class Detours:
         if not route:
             return planned
         caps = [link for link in planned if link >= topology.nlinks and link not in self._own]
-        shares = [] if self._shares is None else [link for link in self._shares[route].tolist() if link >= 0]
+        shares = (
+            []
+            if self._shares is None
+            else [link for link in self._shares[route].tolist() if link >= 0]
+        )
         return (*caps, *route, *shares)

@@ -14,7 +14,9 @@ from simcoll.emulator.events.windows import windows
 __all__ = ["Pace", "Stretch", "paces"]
 
 Stretch = tuple[int, int, int]
-"""Start time, and the ratio ``up / down`` by which work takes longer from then on; 0 for ``up``: it never ends."""
+"""Start time, and the ratio ``up / down`` by which work takes longer from then on; 0 for ``up``: it
+never ends.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,8 @@ class Pace:
     def end(self, rank: int, now_fs: int, work_fs: int) -> int | None:
         """End of work that a rank begins now; ``None``: never.
 
-        In each stretch the work takes ``up / down`` times as long, rounded up; the work done before the next stretch is rounded
-        down.
+        In each stretch the work takes ``up / down`` times as long, rounded up; the work done before
+        the next stretch is rounded down.
         """
         stretches = self.stretches.get(rank)
         if stretches is None:
@@ -55,11 +57,17 @@ class Pace:
 
     def stops(self) -> list[tuple[int, int]]:
         """Ranks that stop, with the times."""
-        return [(rank, course[-1][0]) for rank, course in sorted(self.stretches.items()) if not course[-1][1]]
+        return [
+            (rank, course[-1][0])
+            for rank, course in sorted(self.stretches.items())
+            if not course[-1][1]
+        ]
 
     def of(self, ranks: Sequence[int]) -> Pace:
         """The paces of some ranks, renumbered."""
-        return Pace({new: self.stretches[old] for new, old in enumerate(ranks) if old in self.stretches})
+        return Pace(
+            {new: self.stretches[old] for new, old in enumerate(ranks) if old in self.stretches}
+        )
 
 
 def paces(events: Iterable[Slow | Stop]) -> Pace:

@@ -12,7 +12,8 @@ from simcoll.units import parse_time
 __all__ = ["parse_event", "parse_events", "parse_policy"]
 
 FORMS = (
-    "'t=1ms gpu0 -> gpu1 = 0 for 2ms', 't=1ms gpu0 <-> gpu1 background 1/4', 't=1ms rank 3 slower 1.5 for 2ms' "
+    "'t=1ms gpu0 -> gpu1 = 0 for 2ms', 't=1ms gpu0 <-> gpu1 background 1/4', 't=1ms rank 3 slower "
+    "1.5 for 2ms' "
     "or 't=1ms rank 3 stops'"
 )
 MOST_EVENTS = 100_000
@@ -86,14 +87,17 @@ def parse_events(events: Sequence[Event | str]) -> tuple[Event, ...]:
         raise ConfigError(f"events: expected a list, got {shown(events)} alone; put it in brackets")
     parsed: list[Event] = []
     for event in events:
-        parsed.append(event if isinstance(event, (LinkShare, Background, Slow, Stop)) else parse_event(event))
+        parsed.append(
+            event if isinstance(event, (LinkShare, Background, Slow, Stop)) else parse_event(event)
+        )
         if len(parsed) > MOST_EVENTS:
             raise ConfigError(f"more than {MOST_EVENTS} events in one run; expected fewer")
     return tuple(parsed)
 
 
 def parse_policy(policy: Policy | str) -> Policy:
-    """Parse a policy as written on the command line: ``"stall"``, ``"stall 67ms x 7"``, ``"re-route"``, ``"abort"``.
+    """Parse a policy as written on the command line: ``"stall"``, ``"stall 67ms x 7"``,
+    ``"re-route"``, ``"abort"``.
 
     Raises
     ------

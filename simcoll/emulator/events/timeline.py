@@ -1,4 +1,6 @@
-"""Events on a topology: the remaining share of each link over time, the paces of ranks, and the policy."""
+"""Events on a topology: the remaining share of each link over time, the paces of ranks, and the
+policy.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,8 @@ class Timeline:
         capacity_uBps = int(whole_uBps * share)
         if share and not capacity_uBps:
             raise ConfigError(
-                f"link {self.topology.link_name(link)}: a share of {share} of {whole_uBps} micro-bytes per second rounds to nothing; "
+                f"link {self.topology.link_name(link)}: a share of {share} of {whole_uBps} "
+                "micro-bytes per second rounds to nothing; "
                 "a link that is down has the share 0"
             )
         return capacity_uBps
@@ -81,13 +84,14 @@ def timeline_of(
 ) -> Timeline | None:
     """The events of a run of ``nranks`` ranks on a topology; ``None`` if there are none.
 
-    Of several shares of a link at a time the lowest applies, and background traffic takes its total share of that; of several paces of
-    a rank the slowest applies.
+    Of several shares of a link at a time the lowest applies, and background traffic takes its total
+    share of that; of several paces of a rank the slowest applies.
 
     Raises
     ------
     ConfigError
-        For a link or a rank that does not exist, and for background traffic that takes all of a link.
+        For a link or a rank that does not exist, and for background traffic that takes all of a
+        link.
     """
     parsed, rule = parse_events(events), parse_policy(policy)
     if not parsed:
@@ -113,13 +117,20 @@ def timeline_of(
     return Timeline(topology, rule, changes, paces(on_ranks) if on_ranks else None, len(parsed))
 
 
-def _share_at(topology: Topology, link: int, time: int, active: Sequence[LinkShare | Background]) -> Fraction:
+def _share_at(
+    topology: Topology, link: int, time: int, active: Sequence[LinkShare | Background]
+) -> Fraction:
     """The remaining share of a link while some events are active."""
-    share = min((event.share for event in active if isinstance(event, LinkShare)), default=Fraction(1))
-    background = sum((event.share for event in active if isinstance(event, Background)), Fraction(0))
+    share = min(
+        (event.share for event in active if isinstance(event, LinkShare)), default=Fraction(1)
+    )
+    background = sum(
+        (event.share for event in active if isinstance(event, Background)), Fraction(0)
+    )
     if background >= 1:
         raise ConfigError(
-            f"link {topology.link_name(link)}: from {exact_time(time)} on background traffic takes {background} of it; "
+            f"link {topology.link_name(link)}: from {exact_time(time)} on background traffic takes "
+            f"{background} of it; "
             "expected a total below 1"
         )
     return share * (1 - background)

@@ -21,7 +21,9 @@ Each = TypeVar("Each", bound=Window)
 
 
 def windows(events: Sequence[Each]) -> Iterator[tuple[int, list[Each]]]:
-    """Every time at which a window begins or ends, ascending, with the windows active from then on."""
+    """Every time at which a window begins or ends, ascending, with the windows active from then
+    on.
+    """
     begins: dict[int, list[int]] = {}
     ends: dict[int, list[int]] = {}
     for number, event in enumerate(events):

@@ -1,7 +1,8 @@
 """The event queue of the fast engine: a heap of distinct times, each with its slots.
 
-Collectives move in rounds, so thousands of slots often share a time; a heap of distinct times pays its logarithm once for all of
-them. A hash table maps a time to its slots, which form a doubly linked list, so a slot can be removed without a search.
+Collectives move in rounds, so thousands of slots often share a time; a heap of distinct times pays
+its logarithm once for all of them. A hash table maps a time to its slots, which form a doubly
+linked list, so a slot can be removed without a search.
 """
 
 from __future__ import annotations
@@ -132,7 +133,9 @@ def next_time(s: State) -> bool:
         position = find(s, time)
         head = s.table_head[position]
         drop_key(s, position)
-        if head >= 0:  # unlinked slots leave empty times: removing one from inside the heap would cost more
+        if (
+            head >= 0
+        ):  # unlinked slots leave empty times: removing one from inside the heap would cost more
             r[NOW] = time
             r[CHAIN] = head
             return True

@@ -5,7 +5,13 @@ from __future__ import annotations
 from simcoll.arrays import Ints
 from simcoll.emulator.fast.calendar import unlink
 from simcoll.emulator.fast.compiled import SOURCES, entry
-from simcoll.emulator.fast.rates import FS_PER_SECOND_UBPS, find_private_rate, part_links, put_in_queue, put_on_links
+from simcoll.emulator.fast.rates import (
+    FS_PER_SECOND_UBPS,
+    find_private_rate,
+    part_links,
+    put_in_queue,
+    put_on_links,
+)
 from simcoll.emulator.fast.state import FLOW, NOW, STARTED, State
 
 __all__ = ["change", "move"]
@@ -37,7 +43,9 @@ def move(s: State, slots: Ints, entries: Ints, links: Ints, _sources: int = SOUR
         flows, fresh = s.phase[m] == FLOW, s.finish_fs[m] < 0
         if flows:
             if s.rate[m] > 0:
-                s.remaining[m] -= float(s.rate[m]) * float(r[NOW] - s.since_fs[m]) / FS_PER_SECOND_UBPS
+                s.remaining[m] -= (
+                    float(s.rate[m]) * float(r[NOW] - s.since_fs[m]) / FS_PER_SECOND_UBPS
+                )
             if s.cover[m] < 0 and not fresh and s.key[m] > r[NOW]:
                 unlink(s, m)
                 s.key[m] = 0

@@ -12,7 +12,18 @@ from simcoll.emulator.events.outage_routes import Detours
 from simcoll.emulator.events.pace import Pace
 from simcoll.emulator.fast.changes import change, move
 from simcoll.emulator.fast.room import more_hops, more_slots, replace_arrays
-from simcoll.emulator.fast.state import CHANGE, EVENT, MAX, MOVES_FLOWS, MOVING, NOW, PACED, PATIENCE, TICK, State
+from simcoll.emulator.fast.state import (
+    CHANGE,
+    EVENT,
+    MAX,
+    MOVES_FLOWS,
+    MOVING,
+    NOW,
+    PACED,
+    PATIENCE,
+    TICK,
+    State,
+)
 from simcoll.emulator.steps.timed import StepShape, Timed
 
 __all__ = ["BlockRoutes", "Changes"]
@@ -46,12 +57,16 @@ class Changes:
         Routes around links that are down.
     """
 
-    def __init__(self, course: CapacityTimeline, ranks: int, stride: int, routes: BlockRoutes | None = None) -> None:
+    def __init__(
+        self, course: CapacityTimeline, ranks: int, stride: int, routes: BlockRoutes | None = None
+    ) -> None:
         self._course = course
         self._ranks, self._stride = ranks, stride
         self._routes = routes
         pace = course.timeline.pace
-        self._stops = sorted((at_fs, rank) for rank, at_fs in pace.stops()) if pace is not None else []
+        self._stops = (
+            sorted((at_fs, rank) for rank, at_fs in pace.stops()) if pace is not None else []
+        )
         self._tick = 0
 
     def begin(self, machine: DisturbedMachine) -> None:
@@ -90,7 +105,11 @@ class Changes:
         while (time := self._course.next_fs) is not None and time <= now_fs:
             capacities |= self._course.step()
         if capacities:
-            change(s, np.array(list(capacities), np.int64), np.array(list(capacities.values()), np.int64))
+            change(
+                s,
+                np.array(list(capacities), np.int64),
+                np.array(list(capacities.values()), np.int64),
+            )
             s.reg[MOVES_FLOWS] = self._routes is not None
         while self._stops and self._stops[0][0] <= now_fs:
             lane = self._stops.pop(0)[1] * self._stride
@@ -107,10 +126,17 @@ class Changes:
 def _stretches(pace: Pace, ranks: int) -> dict[str, Ints]:
     """The paces of ranks as arrays."""
     by_rank = [pace.stretches.get(rank, ()) for rank in range(ranks)]
-    columns = np.array([stretch for stretches in by_rank for stretch in stretches], np.int64).reshape(-1, 3).T
+    columns = (
+        np.array([stretch for stretches in by_rank for stretch in stretches], np.int64)
+        .reshape(-1, 3)
+        .T
+    )
     begins = np.cumsum([0, *map(len, by_rank)])
     names = ("pace_first", "pace_from", "pace_up", "pace_down")
-    return {name: np.ascontiguousarray(column) for name, column in zip(names, (begins, *columns), strict=True)}
+    return {
+        name: np.ascontiguousarray(column)
+        for name, column in zip(names, (begins, *columns), strict=True)
+    }
 
 
 class BlockRoutes:
@@ -132,7 +158,9 @@ class BlockRoutes:
         self._links_now: dict[StepShape, Links] = {}
         self._planned: dict[int, Ints] = {}  # first hops of a block's slots
         self._current: dict[int, Links] = {}
-        self._detour_hops: dict[tuple[int, int], int] = {}  # first hop of a block's detours, by width
+        self._detour_hops: dict[
+            tuple[int, int], int
+        ] = {}  # first hop of a block's detours, by width
 
     def note_block(self, machine: DisturbedMachine, block: int) -> None:
         """Note the planned routes of a block, and apply detours at once."""
@@ -167,7 +195,9 @@ class BlockRoutes:
         rows = np.flatnonzero(broken)
         ends = (self._endpoints[ranks[rows]].tolist() for ranks in (shape.src, shape.dst))
         planned = (tuple(link for link in row if link >= 0) for row in links[rows].tolist())
-        detours = [self._detours.links(src, dst, row) for src, dst, row in zip(*ends, planned, strict=True)]
+        detours = [
+            self._detours.links(src, dst, row) for src, dst, row in zip(*ends, planned, strict=True)
+        ]
         width = max([links.shape[1], *map(len, detours)])
         table = np.pad(links, ((0, 0), (0, width - links.shape[1])), constant_values=-1)
         for row, detour in zip(rows.tolist(), detours, strict=True):

@@ -1,4 +1,6 @@
-"""Compile functions where numba is installed and its compiler is not turned off; elsewhere run them as plain Python."""
+"""Compile functions where numba is installed and its compiler is not turned off; elsewhere run them
+as plain Python.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def _disables_compiling() -> bool:
 
 
 def _turned_off() -> bool:
-    """Whether numba's own switch for debugging is set, read as numba reads it, without the half second that loading numba takes."""
+    """Whether numba's own switch for debugging is set, read as numba reads it, without the half
+    second that loading numba takes.
+    """
     if "numba" in sys.modules or Path(".numba_config.yaml").exists():
         return _disables_compiling()
     try:
@@ -57,7 +61,10 @@ def _compiler_absence() -> tuple[str, str]:
         remedy = "pip install 'simcoll[fast]'"
         return f"numba is not installed; {remedy} makes this faster", remedy
     if _turned_off():
-        return f"{SWITCH} turns numba's compiler off", f"unset {SWITCH}, which turns its compiler off"
+        return (
+            f"{SWITCH} turns numba's compiler off",
+            f"unset {SWITCH}, which turns its compiler off",
+        )
     return "", ""
 
 
@@ -69,12 +76,12 @@ COMPILED = not UNCOMPILED
 
 _FILES = [*sorted(Path(__file__).parent.glob("*.py")), Path(roles.__file__)]
 SOURCES = crc32(b"".join(path.read_bytes() for path in _FILES))
-"""Default of the last parameter of every entry point: a checksum of all files of compiled code, which are those of this package and the
-constants that it shares with the other engines.
+"""Default of the last parameter of every entry point: a checksum of all files of compiled code,
+which are those of this package and the constants that it shares with the other engines.
 
-Numba invalidates a cached function when its own file changes, but not when the file of a function that it calls does, so the cache
-must see all files in the signature. All functions share one value: if their defaults differ, numba calls all but the first
-function at a hundred times the cost.
+Numba invalidates a cached function when its own file changes, but not when the file of a function
+that it calls does, so the cache must see all files in the signature. All functions share one value:
+if their defaults differ, numba calls all but the first function at a hundred times the cost.
 """
 
 
@@ -85,9 +92,13 @@ def _jit(function: Function, **options: Any) -> Function:
 
     import simcoll.emulator.fast.state_type  # noqa: F401  (numba learns of the state)
 
-    # Without reference counts (_nrt), passing arrays to a helper is free; nothing compiled here allocates.
+    # Without reference counts (_nrt), passing arrays to a helper is free; nothing compiled here
+    # allocates.
     if _disables_compiling():
-        raise ConfigError(f"{SWITCH} was set after simcoll had found numba's compiler on; set it before, or leave it")
+        raise ConfigError(
+            f"{SWITCH} was set after simcoll had found numba's compiler on; set it before, or "
+            "leave it"
+        )
     settings: Any = {"error_model": "numpy", "_nrt": False, **options}
     ready: Any = numba.njit(**settings)(function)
     compiled = ready.compile
@@ -102,7 +113,9 @@ def _jit(function: Function, **options: Any) -> Function:
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Let Ctrl-C wait: LLVM loses an exception that comes in one of its calls, and numba then fails in another way."""
+    """Let Ctrl-C wait: LLVM loses an exception that comes in one of its calls, and numba then fails
+    in another way.
+    """
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
@@ -125,7 +138,8 @@ def part(function: Function) -> Function:
 def entry(function: Function) -> Function:
     """Mark a loop that Python calls; it releases the GIL, since it may run for minutes.
 
-    The compiled code is cached on disk where numba finds a writable place: next to the module, or in the user's cache.
+    The compiled code is cached on disk where numba finds a writable place: next to the module, or
+    in the user's cache.
     """
     try:
         ready: Any = _jit(function, nogil=True, cache=True)
@@ -138,15 +152,18 @@ def entry(function: Function) -> Function:
 
 
 def _tolerant_load(cache_of: Any) -> Callable[[Any, Any], Any]:
-    """Load a function from numba's cache, or nothing if another version of simcoll left what this one cannot read.
+    """Load a function from numba's cache, or nothing if another version of simcoll left what this
+    one cannot read.
 
-    An index names the modules of the types in its signatures, and a later version may have moved them. Numba would end in an
-    ImportError at every start; emptied, the index is written anew by the compilation that follows.
+    An index names the modules of the types in its signatures, and a later version may have moved
+    them. Numba would end in an ImportError at every start; emptied, the index is written anew by
+    the compilation that follows.
     """
 
     def load(signature: Any, context: Any) -> Any:
         try:
-            # As numba does it, but without all that it prepares for compiling (0.3 s), which a compilation prepares itself.
+            # As numba does it, but without all that it prepares for compiling (0.3 s), which a
+            # compilation prepares itself.
             return cache_of._load_overload(signature, context)  # noqa: SLF001
         except (ImportError, AttributeError, EOFError, TypeError, ValueError, UnpicklingError):
             cache_of.flush()
@@ -157,7 +174,9 @@ def _tolerant_load(cache_of: Any) -> Callable[[Any, Any], Any]:
 
 @contextmanager
 def announce_compiling(function: Callable[..., Any]) -> Iterator[None]:
-    """Print a note on stderr, once in a process, if a function has to be compiled within this context."""
+    """Print a note on stderr, once in a process, if a function has to be compiled within this
+    context.
+    """
     if not COMPILED:
         yield
         return
@@ -167,12 +186,18 @@ def announce_compiling(function: Callable[..., Any]) -> Iterator[None]:
         if begun.data["dispatcher"] is function:
             _tell()
 
-    listener = type("Announcement", (event.Listener,), {"on_start": tell, "on_end": lambda _listener, _event: None})
+    listener = type(
+        "Announcement",
+        (event.Listener,),
+        {"on_start": tell, "on_end": lambda _listener, _event: None},
+    )
     with event.install_listener("numba:compile", listener()):
         yield
 
 
 @cache
 def _tell() -> None:
-    sys.stderr.write("simcoll: compiling the fast engine, which takes some seconds the first time\n")
+    sys.stderr.write(
+        "simcoll: compiling the fast engine, which takes some seconds the first time\n"
+    )
     sys.stderr.flush()

@@ -50,7 +50,8 @@ class Remains:
     Attributes
     ----------
     aborted, time_fs
-        Whether flows had waited too long, and the time of that; otherwise the completion time of the last message.
+        Whether flows had waited too long, and the time of that; otherwise the completion time of
+        the last message.
     numbers, done_fs
         Completed messages of unfinished steps, and their completion times.
     messages, delivered_bytes, dropped_bytes
@@ -83,12 +84,18 @@ def remains(machine: StepMachine) -> Remains:
     s = machine.state
     aborted = int(s.reg[STOP]) == CUT
     # Slots of unfinished steps, and the numbers of their messages.
-    blocks = [(block, step) for block, step in enumerate(machine.contents) if step is not None and s.block_left[block]]
+    blocks = [
+        (block, step)
+        for block, step in enumerate(machine.contents)
+        if step is not None and s.block_left[block]
+    ]
     slots, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     on_wire, last = 0, machine.time_fs
     for block, step in blocks:
         block_slots = int(s.block_base[block]) + np.arange(len(step))
-        ended = np.isin(s.phase[block_slots], (POST, ARRIVED, FINISHED, LATE)) & (s.delay_fs[block_slots] >= 0)
+        ended = np.isin(s.phase[block_slots], (POST, ARRIVED, FINISHED, LATE)) & (
+            s.delay_fs[block_slots] >= 0
+        )
         on_wire += int(s.wire[block_slots][~ended].sum())
         if step.role in {MOVES, LAUNCHES}:
             last = max([last, *s.done_fs[block_slots[s.phase[block_slots] == FINISHED]].tolist()])
@@ -98,14 +105,18 @@ def remains(machine: StepMachine) -> Remains:
     slot, number = np.concatenate(slots), np.concatenate(numbers)
     if machine.loaded_wire - on_wire != s.reg[DELIVERED]:
         raise InternalError(
-            f"links delivered {s.reg[DELIVERED]} bytes; flows that have ended had {machine.loaded_wire - on_wire}"
+            f"links delivered {s.reg[DELIVERED]} bytes; flows that have ended had "
+            f"{machine.loaded_wire - on_wire}"
         )
     complete = s.phase[slot] == FINISHED
     trace = TraceHash(s.sums.tolist())
     trace.add(
         [
             number[complete],
-            *(column[slot[complete]] for column in (s.src, s.dst, s.size, s.start_fs, s.end_fs, s.done_fs)),
+            *(
+                column[slot[complete]]
+                for column in (s.src, s.dst, s.size, s.start_fs, s.end_fs, s.done_fs)
+            ),
         ]
     )
     open_bytes, unloaded = int(s.size[slot[~complete]].sum()), list(_steps_ahead(machine))
@@ -118,7 +129,9 @@ def remains(machine: StepMachine) -> Remains:
         sum(machine.bytes_by_op) - open_bytes,
         open_bytes + sum(times * sum(step.bytes_by_op) for step, times in unloaded),
         trace.hexdigest(),
-        tuple(_waiting(machine, dict(zip(slot.tolist(), number.tolist(), strict=True)), late=aborted)),
+        tuple(
+            _waiting(machine, dict(zip(slot.tolist(), number.tolist(), strict=True)), late=aborted)
+        ),
     )
 
 
@@ -129,7 +142,9 @@ def _steps_ahead(machine: StepMachine) -> Iterator[tuple[Timed, int]]:
     yield from machine.steps
 
 
-def _waiting(machine: StepMachine, number: dict[int, int], *, late: bool) -> Iterator[WaitingMessage]:
+def _waiting(
+    machine: StepMachine, number: dict[int, int], *, late: bool
+) -> Iterator[WaitingMessage]:
     """Messages whose flows wait: all, or only those that have waited too long."""
     s = machine.state
     waits = (s.phase == FLOW) & (s.rate == 0) & (not late or s.finish_fs <= s.reg[NOW])

@@ -62,8 +62,9 @@ AHEAD_ROWS, AHEAD_STEPS = 2048, 256
 """Limits of loading ahead, so that one call of the loops is worth its cost."""
 
 SPARE = 2048
-"""Least growth of slots and hops, up to four times as many in long runs: each growth costs as much as playing a hundred
-messages."""
+"""Least growth of slots and hops, up to four times as many in long runs: each growth costs as much
+as playing a hundred messages.
+"""
 
 
 class StepMachine:
@@ -84,8 +85,8 @@ class StepMachine:
     waits
         Pairs of messages, in order, the first of which waits for the second.
     on_step
-        Called for every finished step with the number of its first message and the start, end and done times of its messages
-        (temporary views).
+        Called for every finished step with the number of its first message and the start, end and
+        done times of its messages (temporary views).
     changes
         The changes by events during the run.
     """
@@ -105,7 +106,10 @@ class StepMachine:
     ) -> None:
         self.steps = _singles(steps)
         self.rest_of_run: tuple[Timed, int] | None = None
-        self.waits = waits or (np.zeros(0, np.int64), np.zeros(0, np.int64))  # later and earlier messages
+        self.waits = waits or (
+            np.zeros(0, np.int64),
+            np.zeros(0, np.int64),
+        )  # later and earlier messages
         self.sees_all = bool(on_step or len(self.waits[0]))
         self.on_step = on_step
         self.bytes_by_op = [0, 0, 0, 0, 0]
@@ -117,10 +121,16 @@ class StepMachine:
         self.hops_used = 0
         self.free: dict[int, dict[Timed, list[int]]] = {}
         self.spare = min(max(SPARE, int(lane_steps.sum())), 4 * SPARE)
-        self.latest: tuple[StepShape | None, Ints] = None, np.zeros(0, np.int64)  # and the connections of its rows
+        self.latest: tuple[StepShape | None, Ints] = (
+            None,
+            np.zeros(0, np.int64),
+        )  # and the connections of its rows
         self.ring_used = 0
         self.lanes_seen = np.zeros(len(lane_steps), np.int32)
-        self.connections = np.zeros(0, np.int64), np.zeros(0, np.int64)  # names, ascending, and numbers
+        self.connections = (
+            np.zeros(0, np.int64),
+            np.zeros(0, np.int64),
+        )  # names, ascending, and numbers
         self.live: dict[int, tuple[int, int]] = {}  # blocks in flight by first message: block, rows
         self.state = new_state(capacities_uBps, lane_steps, launch_fs, fifo=fifo)
         self.state.reg[HASHED] = hashed
@@ -195,7 +205,8 @@ class StepMachine:
                 if steps:
                     break
                 raise InternalError(
-                    f"lane {lane} expects {self.state.lane_left[lane]} more steps, but the plan has ended"
+                    f"lane {lane} expects {self.state.lane_left[lane]} more steps, but the plan "
+                    "has ended"
                 )
             count = min(times, AHEAD_STEPS - steps, max(1, -(-(AHEAD_ROWS - rows) // len(timed))))
             self.rest_of_run = (timed, times - count) if times > count else None
@@ -217,13 +228,19 @@ class StepMachine:
             self.bytes_by_op[op] += times * moved
 
     def _offer(self) -> None:
-        """Let the loops reload a repeated step themselves, unless each iteration must be reported."""
+        """Let the loops reload a repeated step themselves, unless each iteration must be
+        reported.
+        """
         if self.rest_of_run is not None and not self.sees_all:
-            self.state.reg[CONTENT], self.state.reg[AGAIN] = id(self.rest_of_run[0]), self.rest_of_run[1]
+            self.state.reg[CONTENT], self.state.reg[AGAIN] = (
+                id(self.rest_of_run[0]),
+                self.rest_of_run[1],
+            )
 
     def _block(self, timed: Timed) -> int:
         """A block that can hold a step."""
-        # Sizes are powers of two, so that a block fits many steps; one that already holds this step need not be filled.
+        # Sizes are powers of two, so that a block fits many steps; one that already holds this step
+        # need not be filled.
         size = 1 << (len(timed) - 1).bit_length()
         pool = self.free.setdefault(size, {})
         mine = timed if timed in pool else next(iter(pool), None)
@@ -245,7 +262,9 @@ class StepMachine:
         self.hop_room.append(0)
         self.slots_used += size
         if self.slots_used > len(self.state.phase):
-            self.state = more_slots(self.state, self.slots_used + max(self.spare, self.slots_used // 2))
+            self.state = more_slots(
+                self.state, self.slots_used + max(self.spare, self.slots_used // 2)
+            )
         if block >= len(self.state.block_base):
             self.state = extend_arrays(self.state, PER_BLOCK, 2 * block + 64)
         self.state.block_base[block] = base
@@ -259,16 +278,23 @@ class StepMachine:
         base, rows, shape = int(self.state.block_base[block]), len(timed), timed.shape
         self._give_hops(block, int(np.count_nonzero(shape.links >= 0)))
         s, slots = self.state, slice(base, base + rows)
-        # Its address identifies the content: ``contents`` keeps it alive, so no other step can have the address.
+        # Its address identifies the content: ``contents`` keeps it alive, so no other step can have
+        # the address.
         s.block_rows[block], s.block_content[block] = rows, id(timed)
         s.block_role[block], s.block_connected[block] = timed.role, timed.uses_connections
-        s.delay_fs[slots], s.busy_fs[slots], s.wire[slots] = timed.delay_fs, timed.busy_fs, timed.wire
+        s.delay_fs[slots], s.busy_fs[slots], s.wire[slots] = (
+            timed.delay_fs,
+            timed.busy_fs,
+            timed.wire,
+        )
         s.post_fs[slots], s.size[slots] = timed.post_fs, timed.size
         if previous is not None and previous.shape is shape:
             return
         s.sender[slots], s.receiver[slots] = shape.sender, shape.receiver
         s.src[slots], s.dst[slots] = shape.src, shape.dst
-        s.rule[slots] = RULES.get(timed.role, np.where((timed.delay_fs >= 0) & (timed.depth > 0), EAGER, BOTH))
+        s.rule[slots] = RULES.get(
+            timed.role, np.where((timed.delay_fs >= 0) & (timed.depth > 0), EAGER, BOTH)
+        )
         if shape.leader is not None:
             following = partners(shape.leader)
             s.partner[slots] = np.where(following >= 0, base + following, -1)
@@ -286,14 +312,18 @@ class StepMachine:
             self._connect(slots, timed)
 
     def _give_hops(self, block: int, hops: int) -> None:
-        """Allocate a block's hops; a smaller earlier allocation is abandoned, which bounds the total."""
+        """Allocate a block's hops; a smaller earlier allocation is abandoned, which bounds the
+        total.
+        """
         if hops <= self.hop_room[block]:
             return
         self.state.block_hop[block] = self.hops_used
         self.hop_room[block] = max(hops, 2 * self.hop_room[block])
         self.hops_used += self.hop_room[block]
         if self.hops_used > len(self.state.link):
-            self.state = more_hops(self.state, self.hops_used + max(self.spare, self.hops_used // 2))
+            self.state = more_hops(
+                self.state, self.hops_used + max(self.spare, self.hops_used // 2)
+            )
 
     def _connect(self, slots: slice, timed: Timed) -> None:
         """Number the connections of a block, and allocate new ones."""
@@ -308,7 +338,11 @@ class StepMachine:
         registry, numbers = self.connections
         new = distinct[np.append(registry, -1)[np.searchsorted(registry, distinct)] != distinct]
         if len(new):
-            begin, end, place_of_new = len(registry), len(registry) + len(new), np.searchsorted(registry, new)
+            begin, end, place_of_new = (
+                len(registry),
+                len(registry) + len(new),
+                np.searchsorted(registry, new),
+            )
             numbers = np.insert(numbers, place_of_new, np.arange(begin, end))
             registry = np.insert(registry, place_of_new, new)
             self.connections = registry, numbers
@@ -323,12 +357,15 @@ class StepMachine:
         self.state.connection[slots] = self.latest[1]
 
     def _wait(self, blocks: list[int], first_message: int, rows: int) -> None:
-        """Make the messages of newly loaded blocks wait for earlier ones; ``first_message`` is their first message."""
+        """Make the messages of newly loaded blocks wait for earlier ones; ``first_message`` is
+        their first message.
+        """
         for turn, block in enumerate(blocks):
             self.live[first_message + turn * rows] = block, rows
         bounds = np.array([first_message, first_message + len(blocks) * rows], self.waits[0].dtype)
         begin, end = np.searchsorted(self.waits[0], bounds)
-        # Steps are loaded in order, so these numbers ascend; a message whose whole step has finished is in none of the blocks.
+        # Steps are loaded in order, so these numbers ascend; a message whose whole step has
+        # finished is in none of the blocks.
         starts = np.fromiter(self.live, np.int64, len(self.live))
         block, length = np.array(list(self.live.values()), np.int64).T
         base = self.state.block_base[block].astype(np.int64) - starts
@@ -336,7 +373,11 @@ class StepMachine:
         holder = np.searchsorted(starts, earlier, side="right") - 1
         lives = (holder >= 0) & (earlier < (starts + length)[holder])
         later, earlier, holder = later[lives], earlier[lives], holder[lives]
-        wait_for(self.state, base[holder] + earlier, base[np.searchsorted(starts, later, side="right") - 1] + later)
+        wait_for(
+            self.state,
+            base[holder] + earlier,
+            base[np.searchsorted(starts, later, side="right") - 1] + later,
+        )
 
     def _take_back(self) -> None:
         s = self.state
@@ -357,7 +398,9 @@ class StepMachine:
                 del self.live[first_message]
             if self.on_step is not None:
                 slots = slice(int(s.block_base[block]), int(s.block_base[block]) + len(content))
-                self.on_step(first_message, content, s.start_fs[slots], s.end_fs[slots], s.done_fs[slots])
+                self.on_step(
+                    first_message, content, s.start_fs[slots], s.end_fs[slots], s.done_fs[slots]
+                )
             self.free[self.room[block]].setdefault(content, []).append(block)
 
 

@@ -11,7 +11,9 @@ __all__ = ["index_block", "index_blocks", "private_rates", "wait_for"]
 
 
 @entry
-def index_block(s: State, block: int, links: Shorts, weight: Shorts, count: Shorts, _sources: int = SOURCES) -> None:
+def index_block(
+    s: State, block: int, links: Shorts, weight: Shorts, count: Shorts, _sources: int = SOURCES
+) -> None:
     """List the hops of a block by message, and its messages by lane.
 
     ``weight`` is empty if all weights are 1; ``count`` has a zero for every lane, before and after.
@@ -20,7 +22,9 @@ def index_block(s: State, block: int, links: Shorts, weight: Shorts, count: Shor
 
 
 @entry
-def index_blocks(s: State, firsts: Ints, links: Shorts, weight: Shorts, count: Shorts, _sources: int = SOURCES) -> None:
+def index_blocks(
+    s: State, firsts: Ints, links: Shorts, weight: Shorts, count: Shorts, _sources: int = SOURCES
+) -> None:
     """Do the same for all blocks, whose rows begin at ``firsts``, with consecutive hops."""
     for block in range(len(firsts)):
         end = _index(s, block, firsts[block], links, weight, count)
@@ -29,7 +33,9 @@ def index_blocks(s: State, firsts: Ints, links: Shorts, weight: Shorts, count: S
 
 
 @part
-def _index(s: State, block: int, first_row: int, links: Shorts, weight: Shorts, count: Shorts) -> int:
+def _index(
+    s: State, block: int, first_row: int, links: Shorts, weight: Shorts, count: Shorts
+) -> int:
     """Index one block, whose rows begin at ``first_row``; return the hop after its last."""
     base, rows = s.block_base[block], s.block_rows[block]
     hop: int = s.block_hop[block]

@@ -87,8 +87,12 @@ def _number_by_sorting(words: Words) -> tuple[Ints, Ints]:
 
 
 @entry
-def _number(words: Words, table: Shorts, names: Ints, first_rows: Ints, _sources: int = SOURCES) -> int:
-    """Fill in the numbers and first rows of all words; ``table`` holds a number plus 1, or 0 if empty. Return the number of groups."""
+def _number(
+    words: Words, table: Shorts, names: Ints, first_rows: Ints, _sources: int = SOURCES
+) -> int:
+    """Fill in the numbers and first rows of all words; ``table`` holds a number plus 1, or 0 if
+    empty. Return the number of groups.
+    """
     mask, count = np.uint64(len(table) - 1), 0
     for row in range(len(words)):
         word = words[row]
@@ -136,7 +140,8 @@ def _positions(names: Ints, counts: Ints, place: Ints, _sources: int = SOURCES) 
 def lists_equal(pairs: Sequence[tuple[Array, Array]], model: Ints) -> bool:
     """Whether every owner has the same multiset of values as its model.
 
-    ``pairs`` are columns of owners, where -1 is none, and of values, both below 2**31; ``model`` has an owner for each owner.
+    ``pairs`` are columns of owners, where -1 is none, and of values, both below 2**31; ``model``
+    has an owner for each owner.
 
     >>> lists_equal([(np.array([0, 1]), np.array([5, 5]))], np.array([0, 0]))
     True
@@ -158,7 +163,9 @@ def lists_equal(pairs: Sequence[tuple[Array, Array]], model: Ints) -> bool:
 
 
 def _equal_counts(pairs: Sequence[tuple[Array, Array]], model: Ints, width: int) -> bool:
-    """:func:`lists_equal` for few owners, and values below ``width``, by a table of how often each owner has each value."""
+    """:func:`lists_equal` for few owners, and values below ``width``, by a table of how often each
+    owner has each value.
+    """
     count = np.zeros((len(model) + 1, width), np.int32)  # the last row is for those of none
     for owner, values in pairs:
         _tally(_short(owner), _short(values), count)
@@ -171,7 +178,8 @@ def _in_bulk(pairs: Sequence[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
     if len(short) < 2:
         return [*pairs]
     joined = tuple(
-        np.concatenate([np.asarray(column, np.int32) for column in columns]) for columns in zip(*short, strict=True)
+        np.concatenate([np.asarray(column, np.int32) for column in columns])
+        for columns in zip(*short, strict=True)
     )
     return [(joined[0], joined[1]), *(pair for pair in pairs if len(pair[0]) >= BULK)]
 
@@ -211,7 +219,9 @@ def _count(owners: Shorts, count: Ints, _sources: int = SOURCES) -> None:
 
 
 @entry
-def _place(owners: Shorts, values: Shorts, end: Ints, value: Shorts, _sources: int = SOURCES) -> None:
+def _place(
+    owners: Shorts, values: Shorts, end: Ints, value: Shorts, _sources: int = SOURCES
+) -> None:
     """Place values by owner; ``end`` holds the next free position of each."""
     for row in range(len(owners)):
         owner = owners[row]
@@ -222,7 +232,9 @@ def _place(owners: Shorts, values: Shorts, end: Ints, value: Shorts, _sources: i
 
 @entry
 def _equal(value: Shorts, end: Ints, model: Ints, tally: Shorts, _sources: int = SOURCES) -> bool:
-    """Count the values of each owner against those of its model; the tally is all 0 before and after."""
+    """Count the values of each owner against those of its model; the tally is all 0 before and
+    after.
+    """
     for owner in range(len(model)):
         twin = model[owner]
         begin, twin_begin = end[owner - 1] if owner else 0, end[twin - 1] if twin else 0

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from simcoll.arrays import Ints
 from simcoll.emulator.fast.compiled import SOURCES, entry, part
-from simcoll.emulator.fast.state import EAGER, MEMBER, NEXT_ID, NEXT_NUMBER, SWITCHED, WAIT, WAITING, State
+from simcoll.emulator.fast.state import (
+    EAGER,
+    MEMBER,
+    NEXT_ID,
+    NEXT_NUMBER,
+    SWITCHED,
+    WAIT,
+    WAITING,
+    State,
+)
 from simcoll.emulator.steps.roles import MOVES
 
 __all__ = ["load", "load_block"]

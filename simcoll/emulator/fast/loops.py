@@ -1,4 +1,6 @@
-"""The loops of the fast engine: messages become ready, flow and finish until Python must supply more steps."""
+"""The loops of the fast engine: messages become ready, flow and finish until Python must supply
+more steps.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,9 @@ __all__ = ["run"]
 def _push(s: State, m: int) -> None:
     """Queue a slot to proceed before anything else happens.
 
-    A stack replaces calls of :func:`_next`: parts of a loop are inlined into their callers, so every further call would be a further
-    copy, which costs more compile time than the stack costs here.
+    A stack replaces calls of :func:`_next`: parts of a loop are inlined into their callers, so
+    every further call would be a further copy, which costs more compile time than the stack costs
+    here.
     """
     s.moving[s.reg[MOVING]] = m
     s.reg[MOVING] += 1
@@ -77,7 +80,9 @@ def _meet_need(s: State, m: int) -> None:
 
 @part
 def _next(s: State, m: int) -> None:
-    """Schedule the next time of a slot whose phase has changed. The only such place, so that it is compiled once."""
+    """Schedule the next time of a slot whose phase has changed. The only such place, so that it is
+    compiled once.
+    """
     phase, eager = s.phase[m], False
     work, rank, extra = 0, -1, 0  # the rank's own work, at its pace, plus a further delay
     if phase == WAITING and s.delay_fs[m] >= 0:
@@ -188,10 +193,24 @@ def _retire(s: State, block: int) -> None:
     for row in range(rows):
         m = base + row
         a += row_hash(
-            SEED_A, first_number + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m]
+            SEED_A,
+            first_number + row,
+            s.src[m],
+            s.dst[m],
+            s.size[m],
+            s.start_fs[m],
+            s.end_fs[m],
+            s.done_fs[m],
         )
         b += row_hash(
-            SEED_B, first_number + row, s.src[m], s.dst[m], s.size[m], s.start_fs[m], s.end_fs[m], s.done_fs[m]
+            SEED_B,
+            first_number + row,
+            s.src[m],
+            s.dst[m],
+            s.size[m],
+            s.start_fs[m],
+            s.end_fs[m],
+            s.done_fs[m],
         )
     s.sums[0], s.sums[1] = a, b
 
@@ -216,7 +235,8 @@ def _done(s: State, m: int) -> None:
     if sender != receiver:
         _leave(s, receiver)
     if rule == SWITCHED and s.partner[m] >= 0:
-        # Only the leader of a switch operation has a flow; its partners finish one after the other with the same times.
+        # Only the leader of a switch operation has a flow; its partners finish one after the other
+        # with the same times.
         partner = s.partner[m]
         s.start_fs[partner], s.end_fs[partner] = s.start_fs[m], s.end_fs[m]
         s.phase[partner] = POST
@@ -241,7 +261,9 @@ def _arrive(s: State, m: int) -> bool:
     s.phase[m] = LATE
     _push(s, m)
     sender = s.sender[m]
-    if sender != s.receiver[m]:  # in a quotient both ends may be in one class, which leaves when the message is done
+    if (
+        sender != s.receiver[m]
+    ):  # in a quotient both ends may be in one class, which leaves when the message is done
         _leave(s, sender)
     return False
 
@@ -258,7 +280,9 @@ def _handle(s: State, m: int) -> None:
             join(s, m)
             return
     elif phase == FLOW:
-        if s.rate[m] == 0:  # it has waited its full time for a link; settling checks whether it still waits
+        if (
+            s.rate[m] == 0
+        ):  # it has waited its full time for a link; settling checks whether it still waits
             s.started[r[STARTED]] = m
             r[STARTED] += 1
             return
@@ -302,10 +326,13 @@ def _load_again(s: State) -> bool:
 
 @entry
 def run(s: State, _sources: int = SOURCES) -> int:
-    """Run until everything is finished, a lane needs a step not yet loaded, or a check fails; return the reason."""
+    """Run until everything is finished, a lane needs a step not yet loaded, or a check fails;
+    return the reason.
+    """
     r = s.reg
     while True:
-        # All events of a timestamp and their zero-delay consequences come first; only then are rates settled, once.
+        # All events of a timestamp and their zero-delay consequences come first; only then are
+        # rates settled, once.
         while True:
             if r[MOVING] > 0:
                 r[MOVING] -= 1

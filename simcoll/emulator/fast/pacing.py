@@ -1,4 +1,6 @@
-"""Work of ranks that slow down or stop: :class:`simcoll.emulator.events.pace.Pace` in compiled code."""
+"""Work of ranks that slow down or stop: :class:`simcoll.emulator.events.pace.Pace` in compiled
+code.
+"""
 
 from __future__ import annotations
 

@@ -1,28 +1,36 @@
 """Max-min fair rates in the fast engine: a unique fixpoint, whatever the order of updates.
 
-The textbook computes these rates in rounds over all links (:mod:`simcoll.emulator.model` states them so). Rounds would visit
-every link in use whenever a flow starts or ends, although most starts and ends change few rates. Instead every link keeps a *level*,
-and :func:`settle` repairs what the flows of one timestamp have disturbed:
+The textbook computes these rates in rounds over all links (:mod:`simcoll.emulator.model` states
+them so). Rounds would visit every link in use whenever a flow starts or ends, although most starts
+and ends change few rates. Instead every link keeps a *level*, and :func:`settle` repairs what the
+flows of one timestamp have disturbed:
 
-    Invariant, after settle: the level of a link is the water level of its capacity and, for each of its flows, the lowest level among
-    the flow's other links; the rate of a flow is the lowest level of its links.
+    Invariant, after settle: the level of a link is the water level of its capacity and, for each of
+    its flows, the lowest level among the flow's other links; the rate of a flow is the lowest level
+    of its links.
 
-The model proves that only the max-min levels satisfy this. So repairs may be made in any order, a queue in the order of arrival
-suffices, and a link that a change cannot reach (:func:`_notices`) is never looked at.
+The model proves that only the max-min levels satisfy this. So repairs may be made in any order, a
+queue in the order of arrival suffices, and a link that a change cannot reach (:func:`_notices`) is
+never looked at.
 
-**Private hops.** On a link with a single flow the level is the capacity, independently of the flow's other limits. Such hops of a flow
-are condensed into one number, ``private_rate``; only shared links have levels, flow counts and summed rates. Most hops are private in
-a good schedule. The price: the numbers of a link are stale while it is private, so the flow that joins second restores them
-(:func:`put_on_links`). It must not touch the level if the link is queued. Then others left at this very timestamp, their dependents
-were computed from the old level, and :func:`_spread` tells them of the new one only if it sees the two differ.
+**Private hops.** On a link with a single flow the level is the capacity, independently of the
+flow's other limits. Such hops of a flow are condensed into one number, ``private_rate``; only
+shared links have levels, flow counts and summed rates. Most hops are private in a good schedule.
+The price: the numbers of a link are stale while it is private, so the flow that joins second
+restores them (:func:`put_on_links`). It must not touch the level if the link is queued. Then others
+left at this very timestamp, their dependents were computed from the old level, and :func:`_spread`
+tells them of the new one only if it sees the two differ.
 
-**Timers.** Each start or end on a link gives all of its flows a new end, so a calendar entry per flow would be rewritten again and
-again. One link *covers* each flow instead: that at which settle gave the flow its rate. The link has one entry, for the first end of
-the flows that it covers. A flow may be covered by another link later, and the entry of the first then fires for nothing; this
-is cheaper than finding it, and the next settle sets it again. A new flow that changes no level has its own entry.
+**Timers.** Each start or end on a link gives all of its flows a new end, so a calendar entry per
+flow would be rewritten again and again. One link *covers* each flow instead: that at which settle
+gave the flow its rate. The link has one entry, for the first end of the flows that it covers. A
+flow may be covered by another link later, and the entry of the first then fires for nothing; this
+is cheaper than finding it, and the next settle sets it again. A new flow that changes no level has
+its own entry.
 
-**Bytes.** The remaining bytes of a flow are rounded, so every engine must update them at the same moments: only when the integer rate
-changes, never when a timer fires or a level returns to what it was.
+**Bytes.** The remaining bytes of a flow are rounded, so every engine must update them at the same
+moments: only when the integer rate changes, never when a timer fires or a level returns to what it
+was.
 """
 
 from __future__ import annotations
@@ -84,10 +92,14 @@ def put_on_links(s: State, m: int) -> None:
         s.next_flow[e] = neighbour
         s.head[l] = e
         if neighbour >= 0:
-            if s.shared[neighbour] == 0:  # the first flow was alone here, so the link's numbers are stale
+            if (
+                s.shared[neighbour] == 0
+            ):  # the first flow was alone here, so the link's numbers are stale
                 if (
                     s.queued[l] == 0
-                ):  # otherwise others left just now, and dependents of the link still have its old level
+                    # Otherwise others left just now, and dependents of the link still have its old
+                    # level.
+                ):
                     s.level[l] = _alone(s, neighbour)
                 s.flows[l] = s.weight[neighbour]
                 s.used[l] = s.rate[s.owner[neighbour]] * s.weight[neighbour]
@@ -184,8 +196,8 @@ def _water_level(s: State, l: int) -> int:
         e = s.next_flow[e]
     if lowest >= level:
         return level
-    # Flows with lower limits elsewhere leave capacity to the others, so the level rises until it excludes no further flow. Every
-    # pass excludes at least one, or is the last.
+    # Flows with lower limits elsewhere leave capacity to the others, so the level rises until it
+    # excludes no further flow. Every pass excludes at least one, or is the last.
     while count:
         level = spare // n
         survivors = 0
@@ -206,18 +218,24 @@ def _water_level(s: State, l: int) -> int:
 
 @part
 def _notices(s: State, l: int, lower: int, new: int, old: int) -> bool:
-    """Whether a change of another link's level from ``old`` to ``new`` can change the level of shared link ``l``."""
-    # A level depends only on limits below it: those at or above it leave their flows at the level, however high they are.
-    # A link at MAX limits none of its flows; it still limits none when they are limited more elsewhere.
+    """Whether a change of another link's level from ``old`` to ``new`` can change the level of
+    shared link ``l``.
+    """
+    # A level depends only on limits below it: those at or above it leave their flows at the level,
+    # however high they are. A link at MAX limits none of its flows; it still limits none when they
+    # are limited more elsewhere.
     level = s.level[l]
     return bool(lower < level and (level < MAX or new >= old))
 
 
 @part
 def _spread(s: State) -> int:
-    """Propagate levels to the fixpoint; return the number of links that changed or lost their timer's flow."""
+    """Propagate levels to the fixpoint; return the number of links that changed or lost their
+    timer's flow.
+    """
     r = s.reg
-    # The queue is a ring with room for every link: the flag ``queued`` keeps each link from being in it twice.
+    # The queue is a ring with room for every link: the flag ``queued`` keeps each link from being
+    # in it twice.
     front, waiting = 0, r[DIRTY]
     changed, links = 0, len(s.level)
     while waiting > 0:
@@ -229,7 +247,9 @@ def _spread(s: State) -> int:
             continue
         old = s.level[l]
         new = _water_level(s, l)
-        if new == old and s.key[l] != r[NOW]:  # a timer that fires now must be set again even if the level is the same
+        if (
+            new == old and s.key[l] != r[NOW]
+        ):  # a timer that fires now must be set again even if the level is the same
             continue
         s.level[l] = new
         if s.marked[l] == 0:

@@ -1,4 +1,6 @@
-"""The loop of lock-step runs (:mod:`simcoll.emulator.lockstep`): each step's times from those of earlier steps."""
+"""The loop of lock-step runs (:mod:`simcoll.emulator.lockstep`): each step's times from those of
+earlier steps.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,20 @@ NUMBER, TIMES, STRIDE, DEPTH, JITTER = range(5)
 """Settings of a run: number of the first message, repetitions, stride, FIFO depth, and jitter."""
 
 BY_SENDER, BY_RECEIVER, LATEST, CROWDED = range(4)
-"""Rows of a link: its only sending lane, its only receiving lane (-1: none yet, -2: several), its latest step, and whether two flows
-met in a step."""
+"""Rows of a link: its only sending lane, its only receiving lane (-1: none yet, -2: several), its
+latest step, and whether two flows met in a step.
+"""
 
 
 @entry
 def claim(
-    links: Links, flows: Ints, sender: Ints, receiver: Ints, step: int, of: Ints, _sources: int = SOURCES
+    links: Links,
+    flows: Ints,
+    sender: Ints,
+    receiver: Ints,
+    step: int,
+    of: Ints,
+    _sources: int = SOURCES,
 ) -> None:
     """Record in ``of``, [4, links], which lanes own the flows of a step.
 
@@ -66,10 +75,11 @@ def advance(
 ) -> None:
     """Play some steps repeatedly.
 
-    ``lanes`` is [3, lanes]. ``rings`` holds, for every connection, when its latest messages were consumed, and ``counts`` their number.
-    ``fixed`` is [8, rows] over all steps, which begin at ``begins``. ``varying`` is [payloads, 3, rows], and ``window`` maps places to
-    payloads. ``settings``: number of the first message, repetitions, stride, FIFO depth, and jitter. ``done_fs`` receives all completion
-    times, if it has room.
+    ``lanes`` is [3, lanes]. ``rings`` holds, for every connection, when its latest messages were
+    consumed, and ``counts`` their number. ``fixed`` is [8, rows] over all steps, which begin at
+    ``begins``. ``varying`` is [payloads, 3, rows], and ``window`` maps places to payloads.
+    ``settings``: number of the first message, repetitions, stride, FIFO depth, and jitter.
+    ``done_fs`` receives all completion times, if it has room.
     """
     number, times, stride = settings[NUMBER], settings[TIMES], settings[STRIDE]
     depth, jitter = settings[DEPTH], settings[JITTER]
@@ -83,7 +93,11 @@ def advance(
                 row = natural(index)
                 s, r = natural(fixed[SENDER, row]), natural(fixed[RECEIVER, row])
                 payload = natural(window[natural(fixed[PLACE, row] + shift)])
-                delay, flow, post = fixed[DELAY, row], varying[payload, FLOW, row], varying[payload, POST, row]
+                delay, flow, post = (
+                    fixed[DELAY, row],
+                    varying[payload, FLOW, row],
+                    varying[payload, POST, row],
+                )
                 if delay >= 0 and jitter > 0:
                     draw = mix_word(np.uint64(number + row - begin) ^ seed) % np.uint64(jitter + 1)
                     delay += np.int64(draw)
@@ -107,7 +121,11 @@ def advance(
                     rings[place] = max(finish + delay, lanes[ENTERED, r])
                     completion = rings[place] + post
                 lanes[LEFT, r] = max(lanes[LEFT, r], completion)
-                step_times[START, row], step_times[END, row], step_times[DONE, row] = start, finish, completion
+                step_times[START, row], step_times[END, row], step_times[DONE, row] = (
+                    start,
+                    finish,
+                    completion,
+                )
             for index in range(begin, end):
                 row = natural(index)
                 s, r = natural(fixed[SENDER, row]), natural(fixed[RECEIVER, row])
@@ -118,7 +136,11 @@ def advance(
                 message = number + row - begin
                 size = varying[natural(window[natural(fixed[PLACE, row] + shift)]), SIZE, row]
                 src, dst = fixed[SRC, row], fixed[DST, row]
-                start, finish, completion = step_times[START, row], step_times[END, row], step_times[DONE, row]
+                start, finish, completion = (
+                    step_times[START, row],
+                    step_times[END, row],
+                    step_times[DONE, row],
+                )
                 a += row_hash(SEED_A, message, src, dst, size, start, finish, completion)
                 b += row_hash(SEED_B, message, src, dst, size, start, finish, completion)
             if len(done_fs):

@@ -1,6 +1,7 @@
 """A round of colour refinement: hashes of lanes and links enter those of messages, and vice versa.
 
-All hashes are mix_word words, so those of a multiset may be added; a factor tells different parts apart.
+All hashes are mix_word words, so those of a multiset may be added; a factor tells different parts
+apart.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ __all__ = ["Colours", "spread", "tie_hashes"]
 
 
 RECEIVED, LEADS, AWAITED = SALTS
-"""Factors of what a lane receives, and of the operation and the earlier messages to which a message is tied."""
+"""Factors of what a lane receives, and of the operation and the earlier messages to which a message
+is tied.
+"""
 SPREAD_ROWS = 1 << 16
 """Number of messages whose links are converted at a time."""
 
@@ -32,10 +35,20 @@ class Colours(NamedTuple):
     ways: Words
 
 
-def spread(shape: StepShape, cost: Words, ways: Ints, marks: Words, old: Colours, new: Colours, message: Words) -> None:
-    """Add the hashes of a step's messages, computed from old colours, to the new colours; fill in the hashes.
+def spread(
+    shape: StepShape,
+    cost: Words,
+    ways: Ints,
+    marks: Words,
+    old: Colours,
+    new: Colours,
+    message: Words,
+) -> None:
+    """Add the hashes of a step's messages, computed from old colours, to the new colours; fill in
+    the hashes.
 
-    ``ways`` is the connection of each message, and ``marks`` a hash of the messages tied to it; both are empty where there are none.
+    ``ways`` is the connection of each message, and ``marks`` a hash of the messages tied to it;
+    both are empty where there are none.
     """
     if not COMPILED:
         message[:] = _spread(shape, cost, ways, marks, old, new)
@@ -48,7 +61,9 @@ def spread(shape: StepShape, cost: Words, ways: Ints, marks: Words, old: Colours
     size = len(cost) if shape.linked is not None else SPREAD_ROWS
     for begin in range(0, len(cost), size):
         rows = slice(begin, begin + size)
-        links = np.require(shape.links if shape.linked is not None else shape.links[rows], np.int32, ["C", "W"])
+        links = np.require(
+            shape.links if shape.linked is not None else shape.links[rows], np.int32, ["C", "W"]
+        )
         _add(
             sender[rows],
             receiver[rows],
@@ -63,7 +78,9 @@ def spread(shape: StepShape, cost: Words, ways: Ints, marks: Words, old: Colours
         )
 
 
-def _spread(shape: StepShape, cost: Words, ways: Ints, marks: Words, old: Colours, new: Colours) -> Words:
+def _spread(
+    shape: StepShape, cost: Words, ways: Ints, marks: Words, old: Colours, new: Colours
+) -> Words:
     """:func:`spread` by numpy."""
     message = cost + old.lanes[shape.sender] + old.lanes[shape.receiver] * RECEIVED
     rows = slice(None) if shape.linked is None else shape.linked
@@ -130,7 +147,9 @@ def _add(
 
 
 def tie_hashes(messages: Words, leader: Ints, later: Array, earlier: Array) -> Words:
-    """Hashes of messages, mixed with those of the messages that they are tied to (:class:`simcoll.emulator.folding.partition.Ties`)."""
+    """Hashes of messages, mixed with those of the messages that they are tied to
+    (:class:`simcoll.emulator.folding.partition.Ties`).
+    """
     operations = np.zeros_like(messages)
     if COMPILED:
         hashes = np.empty_like(messages)

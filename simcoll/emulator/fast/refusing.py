@@ -17,8 +17,15 @@ __all__ = ["check_clock", "check_end", "refuse"]
 def check_clock(s: State) -> None:
     """Refuse flows that end beyond the range of the clock."""
     beyond = np.flatnonzero((s.phase == FLOW) & (s.rate > 0) & (s.finish_fs == MAX))
-    ends = zip(s.since_fs[beyond].tolist(), s.remaining[beyond].tolist(), s.rate[beyond].tolist(), strict=True)
-    checked_time(min((since + flow_delay_fs(remaining, rate) for since, remaining, rate in ends), default=0))
+    ends = zip(
+        s.since_fs[beyond].tolist(),
+        s.remaining[beyond].tolist(),
+        s.rate[beyond].tolist(),
+        strict=True,
+    )
+    checked_time(
+        min((since + flow_delay_fs(remaining, rate) for since, remaining, rate in ends), default=0)
+    )
 
 
 def check_end(s: State, wire: int) -> None:
@@ -26,7 +33,8 @@ def check_end(s: State, wire: int) -> None:
     stuck = int(np.count_nonzero(s.lane_left) + np.count_nonzero(s.lane_pending))
     if stuck or (np.array(wire % 2**64, np.uint64).view(np.int64) != s.reg[DELIVERED]):
         raise InternalError(
-            f"{stuck} lanes are stuck at {s.reg[NOW]} fs; links delivered {s.reg[DELIVERED]} of {wire} bytes"
+            f"{stuck} lanes are stuck at {s.reg[NOW]} fs; links delivered {s.reg[DELIVERED]} of "
+            f"{wire} bytes"
         )
 
 
@@ -35,15 +43,19 @@ def refuse(s: State, stop: int, link_name: Callable[[int], str]) -> NoReturn:
     culprit, now_fs = int(s.reg[ARGUMENT]), int(s.reg[NOW])
     if stop == NO_RATE:
         hops = range(s.entry[culprit], s.entry[culprit] + s.hops[culprit])
-        flows = {int(s.link[e]): int(s.flows[s.link[e]] if s.shared[e] else s.weight[e]) for e in hops}
+        flows = {
+            int(s.link[e]): int(s.flows[s.link[e]] if s.shared[e] else s.weight[e]) for e in hops
+        }
         link = min(flows, key=lambda l: int(s.capacity[l]) // flows[l])
         raise ConfigError(
-            f"link {link_name(link)}: {flows[link]} flows share {s.capacity[link]} micro-bytes per second, which "
+            f"link {link_name(link)}: {flows[link]} flows share {s.capacity[link]} micro-bytes per "
+            "second, which "
             "leaves nothing for each; expected a larger capacity"
         )
     if stop == CLOCK:
         check_clock(s)
         checked_time(now_fs + max(culprit, MAX - now_fs + 1))
     raise InternalError(
-        f"link {link_name(culprit)} carries {s.used[culprit]} uBps of {s.capacity[culprit]} at {now_fs} fs"
+        f"link {link_name(culprit)} carries {s.used[culprit]} uBps of {s.capacity[culprit]} at "
+        f"{now_fs} fs"
     )

@@ -91,10 +91,31 @@ PER_BLOCK = (
     "block_content",
     "retired",
 )
-PER_LANE = ("lane_left", "lane_pending", "lane_free", "lane_block", "lane_head", "lane_tail", "stack")
-PER_LINK = ("capacity", "level", "used", "flows", "head", "queued", "marked", "queue", "changed", "touched")
+PER_LANE = (
+    "lane_left",
+    "lane_pending",
+    "lane_free",
+    "lane_block",
+    "lane_head",
+    "lane_tail",
+    "stack",
+)
+PER_LINK = (
+    "capacity",
+    "level",
+    "used",
+    "flows",
+    "head",
+    "queued",
+    "marked",
+    "queue",
+    "changed",
+    "touched",
+)
 MOST_ENTRIES = 2**31 - 1
-"""Entries are numbered by int32, which halves the memory and doubles the share that fits in a cache."""
+"""Entries are numbered by int32, which halves the memory and doubles the share that fits in a
+cache.
+"""
 LEAST_TIMES = 4096
 """Room for times in addition to two per slot, where there are many slots."""
 PER_CONNECTION = ("ring_base", "ring_size", "ring_count", "ring_done")
@@ -102,7 +123,9 @@ PLACES = {name: place for place, name in enumerate(State._fields)}
 PER_HOP = ("link", "owner", "weight", "shared", "next_flow", "last_flow")
 
 
-def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int, *, fifo: bool, slots: int = 0) -> State:
+def new_state(
+    capacities_uBps: Ints, lane_steps: Ints, launch_fs: int, *, fifo: bool, slots: int = 0
+) -> State:
     """The arrays of a new run.
 
     The first slots are the timers of the links and, with a FIFO, of the lanes.
@@ -113,10 +136,16 @@ def new_state(capacities_uBps: Ints, lane_steps: Ints, launch_fs: int, *, fifo: 
     timers = links + (lanes if fifo else 0)
     all_slots = timers + slots
     _check_room(all_slots, 4, "messages")
-    sizes = dict.fromkeys(PER_LANE, lanes) | dict.fromkeys(PER_LINK, links) | dict.fromkeys(PER_SLOT, all_slots)
+    sizes = (
+        dict.fromkeys(PER_LANE, lanes)
+        | dict.fromkeys(PER_LINK, links)
+        | dict.fromkeys(PER_SLOT, all_slots)
+    )
     sizes |= dict.fromkeys(PER_NODE, 2 * all_slots)
     sizes |= {"reg": REGISTERS, "sums": 2, "heap": 64, "table_key": 128, "table_head": 128}
-    s = _with_table(State(**{name: np.zeros(sizes.get(name, 0), kind) for name, kind in DTYPES.items()}))
+    s = _with_table(
+        State(**{name: np.zeros(sizes.get(name, 0), kind) for name, kind in DTYPES.items()})
+    )
     s.reg[NOW] = s.reg[LAST] = launch_fs
     s.reg[CHAIN] = s.reg[EDGE] = s.reg[PATIENCE] = -1
     s.capacity[:] = capacities_uBps
@@ -151,7 +180,9 @@ def replace_arrays(state: State, arrays: dict[str, Array]) -> State:
 
 def _with_table(state: State) -> State:
     """The state with a table of the addresses of its arrays."""
-    return state._replace(table=np.array([_place(array) for array in state[:-1]], np.int64).reshape(-1))
+    return state._replace(
+        table=np.array([_place(array) for array in state[:-1]], np.int64).reshape(-1)
+    )
 
 
 def _place(array: Array) -> tuple[int, int]:
@@ -184,7 +215,8 @@ def more_rings(state: State, entries: int) -> State:
 def _check_room(count: int, entries: int, contents: str) -> None:
     if count * entries > MOST_ENTRIES:
         raise ConfigError(
-            f"{count} {contents} at once are too many for the fast engine; expected no more than {MOST_ENTRIES // entries}; "
+            f"{count} {contents} at once are too many for the fast engine; expected no more than "
+            f"{MOST_ENTRIES // entries}; "
             "engine='simpy' has no such limit"
         )
 

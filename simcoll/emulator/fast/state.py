@@ -1,11 +1,13 @@
 """The arrays of the fast engine's loops.
 
-A message in flight is a *slot*; the slots of a step are a contiguous *block*. A flow is a slot whose *hops*, one per link on its route,
-are in the lists of their links; the hops of a block are contiguous, too. The first slots are timers instead of messages. Slot l belongs
-to link l: it fires when the first of the flows that the link *covers* ends, so these flows need no calendar entries. With a FIFO the
-timers of lanes follow, each of which fires when the overhead of all messages that its lane sent has passed. With events, one slot
-ticks at event times, and a flow with the rate 0 waits for a link that is down: it "finishes" when it has waited too long. A *node* is
-a lane's part in a step. Scalars live in ``reg``.
+A message in flight is a *slot*; the slots of a step are a contiguous *block*. A flow is a slot
+whose *hops*, one per link on its route, are in the lists of their links; the hops of a block are
+contiguous, too. The first slots are timers instead of messages. Slot l belongs to link l: it fires
+when the first of the flows that the link *covers* ends, so these flows need no calendar entries.
+With a FIFO the timers of lanes follow, each of which fires when the overhead of all messages that
+its lane sent has passed. With events, one slot ticks at event times, and a flow with the rate 0
+waits for a link that is down: it "finishes" when it has waited too long. A *node* is a lane's part
+in a step. Scalars live in ``reg``.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ WORD = 32
 NOW, CHAIN, HEAP, STACK, DONE, LAST, RETIRED, STARTED, DIRTY, DELIVERED = range(10)
 STOP, ARGUMENT, HASHED, EDGE, MOVING, SETTLED, NEXT_ID, NEXT_NUMBER = range(10, 18)
 AGAIN, CONTENT, TOUCHED = range(18, 21)
-# The next time at which events change something; whether flows must be moved, and whether work has paces; how long a flow may wait
-# for a link that is down, -1: no link is ever down.
+# The next time at which events change something; whether flows must be moved, and whether work has
+# paces; how long a flow may wait for a link that is down, -1: no link is ever down.
 EVENT, MOVES_FLOWS, PACED, PATIENCE, REGISTERS = range(21, 26)
 # Reasons for the loop to stop.
 IDLE, NEED_STEP, FULL, NO_RATE, CLOCK, OVER, CHANGE, MOVE, CUT = range(9)
@@ -139,7 +141,8 @@ class State(NamedTuple):
     ring_done: Ints  # records
     edge_next: Shorts
     edge_slot: Shorts
-    # paces of ranks: a rank's stretches, their start times, and the ratio ``up / down`` (``up`` 0: stopped)
+    # paces of ranks: a rank's stretches, their start times, and the ratio ``up / down`` (``up`` 0:
+    # stopped)
     pace_first: Ints
     pace_from: Ints
     pace_up: Ints
@@ -149,8 +152,12 @@ class State(NamedTuple):
 
 
 DTYPES = {
-    name: {"Ints": np.int64, "Shorts": np.int32, "Bytes": np.int8, "Words": np.uint64, "Reals": np.float64}[
-        kind.__forward_arg__
-    ]
+    name: {
+        "Ints": np.int64,
+        "Shorts": np.int32,
+        "Bytes": np.int8,
+        "Words": np.uint64,
+        "Reals": np.float64,
+    }[kind.__forward_arg__]
     for name, kind in State.__annotations__.items()
 }

@@ -1,8 +1,10 @@
-"""The state as compiled code sees it: one pointer to a table with the address and length of every array.
+"""The state as compiled code sees it: one pointer to a table with the address and length of every
+array.
 
-For numba, a tuple of arrays is a value of several hundred numbers, which every function that takes it copies; LLVM spent nine tenths of
-the compile time on removing these copies. Integers are read as int64 whatever their storage type, so that every function is compiled
-only once. Indices are used as they are, since none is negative.
+For numba, a tuple of arrays is a value of several hundred numbers, which every function that takes
+it copies; LLVM spent nine tenths of the compile time on removing these copies. Integers are read as
+int64 whatever their storage type, so that every function is compiled only once. Indices are used as
+they are, since none is negative.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.core.imputils import lower_builtin, lower_getattr_generic
-from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_getattr, infer_global, signature
+from numba.core.typing.templates import (
+    AbstractTemplate,
+    AttributeTemplate,
+    infer_getattr,
+    infer_global,
+    signature,
+)
 from numba.extending import NativeValue, models, register_model, typeof_impl, unbox
 from numba.np.numpy_support import from_dtype
 
@@ -108,7 +116,9 @@ class _Get(AbstractTemplate):
 @infer_global(operator.setitem)
 class _Set(AbstractTemplate):
     def generic(self, args: Any, _keywords: Any) -> Any:
-        return signature(types.none, args[0], types.intp, args[0].dtype) if _is_access(args) else None
+        return (
+            signature(types.none, args[0], types.intp, args[0].dtype) if _is_access(args) else None
+        )
 
 
 @infer_global(len)

@@ -24,7 +24,14 @@ def mix_word(value: np.uint64) -> np.uint64:
 
 @part
 def row_hash(
-    seed: np.uint64, number: int, src: int, dst: int, size: int, start_fs: int, end_fs: int, done_fs: int
+    seed: np.uint64,
+    number: int,
+    src: int,
+    dst: int,
+    size: int,
+    start_fs: int,
+    end_fs: int,
+    done_fs: int,
 ) -> np.uint64:
     """See :mod:`simcoll.emulator.digest`."""
     state = mix_word((seed ^ np.uint64(number)) + seed)
@@ -45,14 +52,20 @@ def hash_classes(
     times: tuple[Ints, Ints, Ints],
     _sources: int = SOURCES,
 ) -> None:
-    """Add the messages of a step from ``begin`` on, given source, destination and size of each, and start, end and done of its class."""
+    """Add the messages of a step from ``begin`` on, given source, destination and size of each, and
+    start, end and done of its class.
+    """
     src, dst, size = ends
     start_fs, end_fs, done_fs = times
     a, b = sums[0], sums[1]
     for row in range(len(names)):
         m = names[row]
-        a += row_hash(SEED_A, begin + row, src[row], dst[row], size[row], start_fs[m], end_fs[m], done_fs[m])
-        b += row_hash(SEED_B, begin + row, src[row], dst[row], size[row], start_fs[m], end_fs[m], done_fs[m])
+        a += row_hash(
+            SEED_A, begin + row, src[row], dst[row], size[row], start_fs[m], end_fs[m], done_fs[m]
+        )
+        b += row_hash(
+            SEED_B, begin + row, src[row], dst[row], size[row], start_fs[m], end_fs[m], done_fs[m]
+        )
     sums[0], sums[1] = a, b
 
 
@@ -67,8 +80,9 @@ def hash_steps(
 ) -> None:
     """Add all messages of a run.
 
-    ``steps`` is [3, steps]: the pattern of each, and its first message and class. The rows of pattern p begin at
-    ``patterns[p]``; ``ends`` are source, destination and class of each row, and ``times`` size, start, end and done of all classes.
+    ``steps`` is [3, steps]: the pattern of each, and its first message and class. The rows of
+    pattern p begin at ``patterns[p]``; ``ends`` are source, destination and class of each row, and
+    ``times`` size, start, end and done of all classes.
     """
     src, dst, name = ends
     size = times[0]
@@ -79,6 +93,24 @@ def hash_steps(
         number, classes = steps[1, step] - first_row, steps[2, step]
         for row in range(first_row, patterns[steps[0, step] + 1]):
             m = classes + name[row]
-            a += row_hash(SEED_A, number + row, src[row], dst[row], size[m], start_fs[m], end_fs[m], done_fs[m])
-            b += row_hash(SEED_B, number + row, src[row], dst[row], size[m], start_fs[m], end_fs[m], done_fs[m])
+            a += row_hash(
+                SEED_A,
+                number + row,
+                src[row],
+                dst[row],
+                size[m],
+                start_fs[m],
+                end_fs[m],
+                done_fs[m],
+            )
+            b += row_hash(
+                SEED_B,
+                number + row,
+                src[row],
+                dst[row],
+                size[m],
+                start_fs[m],
+                end_fs[m],
+                done_fs[m],
+            )
     sums[0], sums[1] = a, b

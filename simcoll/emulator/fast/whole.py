@@ -1,4 +1,5 @@
-"""A run whose steps are all loaded in advance, so the loops never return to Python; it can be repeated.
+"""A run whose steps are all loaded in advance, so the loops never return to Python; it can be
+repeated.
 
 Only costs and capacities are new in each run. Arrays that a run changes are restored.
 """
@@ -16,7 +17,14 @@ from simcoll.emulator.fast.filling import index_blocks, private_rates, wait_for
 from simcoll.emulator.fast.loading import load
 from simcoll.emulator.fast.loops import run
 from simcoll.emulator.fast.refusing import check_clock, check_end, refuse
-from simcoll.emulator.fast.room import PER_BLOCK, PER_HOP, edges, extend_arrays, larger_calendar, new_state
+from simcoll.emulator.fast.room import (
+    PER_BLOCK,
+    PER_HOP,
+    edges,
+    extend_arrays,
+    larger_calendar,
+    new_state,
+)
 from simcoll.emulator.fast.state import BOTH, FULL, HASHED, IDLE, LAST, NOW, SWITCHED, State
 from simcoll.emulator.steps.joint import partners
 
@@ -46,14 +54,17 @@ CHANGED = (
     "queued",
     "marked",
 )
-"""Arrays that a run changes and the next one reads; at the end the calendar is empty, and no hop is shared."""
+"""Arrays that a run changes and the next one reads; at the end the calendar is empty, and no hop is
+shared.
+"""
 
 
 class Sheet(NamedTuple):
     """All steps of a run without FIFOs: the distinct ones row by row, and their order.
 
-    ``begins`` is the first row of each distinct step, plus the total; ``order`` lists step numbers. ``leader`` is as in
-    :class:`simcoll.emulator.steps.timed.StepShape`, but a row number over all steps; message ``later[i]`` waits for message ``earlier[i]``.
+    ``begins`` is the first row of each distinct step, plus the total; ``order`` lists step numbers.
+    ``leader`` is as in :class:`simcoll.emulator.steps.timed.StepShape`, but a row number over all
+    steps; message ``later[i]`` waits for message ``earlier[i]``.
     """
 
     begins: Ints
@@ -80,7 +91,9 @@ class SheetCosts(NamedTuple):
 
 
 class Whole:
-    """The loaded steps of a sheet; ``lane_steps`` as for :class:`simcoll.emulator.fast.driver.StepMachine`."""
+    """The loaded steps of a sheet; ``lane_steps`` as for
+    :class:`simcoll.emulator.fast.driver.StepMachine`.
+    """
 
     def __init__(self, sheet: Sheet, links: int, lane_steps: Ints, *, hashed: bool) -> None:
         rows = np.diff(sheet.begins)[sheet.order]
@@ -116,11 +129,17 @@ class Whole:
             leader = sheet.leader[row]
             s.leader[slots] = np.where((leader >= 0) & (leader != row), leader + to_slot, -1)
             s.rule[slots][leader >= 0] = SWITCHED
-        links, weight = (np.require(column, np.int32, ["C", "W"]) for column in (sheet.links, sheet.weight))
-        index_blocks(s, sheet.begins[sheet.order], links, weight, np.zeros(len(s.lane_left), np.int32))
+        links, weight = (
+            np.require(column, np.int32, ["C", "W"]) for column in (sheet.links, sheet.weight)
+        )
+        index_blocks(
+            s, sheet.begins[sheet.order], links, weight, np.zeros(len(s.lane_left), np.int32)
+        )
         return s
 
-    def play(self, costs: SheetCosts, capacity: Ints, launch_fs: int, link_name: Callable[[int], str]) -> State:
+    def play(
+        self, costs: SheetCosts, capacity: Ints, launch_fs: int, link_name: Callable[[int], str]
+    ) -> State:
         """Run to the end; return the state, which is valid until the next run.
 
         Raises

@@ -1,6 +1,8 @@
-"""The certificate of a partition: a comparison of the numbers themselves, whatever the partition came from.
+"""The certificate of a partition: a comparison of the numbers themselves, whatever the partition
+came from.
 
-:mod:`simcoll.emulator.folding.partition` says what has to hold, and why the times of a class are then equal.
+:mod:`simcoll.emulator.folding.partition` says what has to hold, and why the times of a class are
+then equal.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ __all__ = ["certify"]
 WIDE = 64
 """With more columns, rows are compared as bytes, one by one."""
 COMPARED_ROWS = 1 << 20
-"""Number of message links compared at a time, which bounds memory; every comparison has a cost proportional to all links."""
+"""Number of message links compared at a time, which bounds memory; every comparison has a cost
+proportional to all links.
+"""
 NOT_ALIKE = (
     "lanes of one class take part in different messages",
     "links of one class carry different messages",
@@ -36,15 +40,25 @@ NOT_ALIKE = (
 
 
 def _alike_lists(pairs: Sequence[tuple[Array, Array]], owner_class: Ints) -> bool:
-    """Whether all owners of a class have the same multiset of values, from columns of owners and values."""
+    """Whether all owners of a class have the same multiset of values, from columns of owners and
+    values.
+    """
     from simcoll.emulator.fast.grouping import lists_equal  # imports numba
 
-    return lists_equal(pairs, first_of(owner_class, int(owner_class.max(initial=-1)) + 1)[owner_class])
+    return lists_equal(
+        pairs, first_of(owner_class, int(owner_class.max(initial=-1)) + 1)[owner_class]
+    )
 
 
-def _not_a_partition(patterns: Sequence[Timed], capacity: Ints, partition: Partition, connections: int) -> str:
-    """Why the given numbers are not classes of all lanes, links and connections; empty if they are."""
-    used_lanes = 1 + max((int(max(s.shape.sender.max(), s.shape.receiver.max())) for s in patterns), default=-1)
+def _not_a_partition(
+    patterns: Sequence[Timed], capacity: Ints, partition: Partition, connections: int
+) -> str:
+    """Why the given numbers are not classes of all lanes, links and connections; empty if they
+    are.
+    """
+    used_lanes = 1 + max(
+        (int(max(s.shape.sender.max(), s.shape.receiver.max())) for s in patterns), default=-1
+    )
     given = [("lane", partition.lanes, used_lanes), ("link", partition.links, len(capacity))]
     if partition.connections is not None:
         given.append(("connection", partition.connections, connections))
@@ -59,9 +73,11 @@ def _not_a_partition(patterns: Sequence[Timed], capacity: Ints, partition: Parti
 def certify(
     patterns: Sequence[Timed], capacity: Ints, partition: Partition, ties: Ties | None = None
 ) -> list[Shorts] | str:
-    """The class of every message of each step, numbered from 0 within it; or the reason why the partition fails.
+    """The class of every message of each step, numbered from 0 within it; or the reason why the
+    partition fails.
 
-    With connections, the messages of one connection have classes in their order; leaders of switch operations come first.
+    With connections, the messages of one connection have classes in their order; leaders of switch
+    operations come first.
     """
     lanes, links, ways = partition.lanes, partition.links, partition.connections
     numbers, places, count = connections_in_order(patterns)
@@ -71,7 +87,9 @@ def certify(
         return refused
     if not patterns:
         return "the plan moves nothing"
-    if not np.array_equal(capacity[first_of(links, int(links.max(initial=-1)) + 1)][links], capacity):
+    if not np.array_equal(
+        capacity[first_of(links, int(links.max(initial=-1)) + 1)][links], capacity
+    ):
         return "links of one class have different capacities"
     found: list[Shorts] = []
     lists, held = _Lists([], [], []), 0
@@ -79,9 +97,17 @@ def certify(
     padded = padded.astype(np.int16 if padded.max() < 1 << 15 else np.int32)
     for some, run in runs_of_steps(patterns):
         here = slice(begins[some[0]], begins[some[-1] + 1])
-        ordered = (places[some[0]], ways[numbers[some[0]]]) if run.uses_connections and ways is not None else ()
+        ordered = (
+            (places[some[0]], ways[numbers[some[0]]])
+            if run.uses_connections and ways is not None
+            else ()
+        )
         every = (dense if ordered else alike)(
-            *((np.repeat(some, np.diff(begins[some[0] : some[-1] + 2])),) if len(some) > 1 else ordered),
+            *(
+                (np.repeat(some, np.diff(begins[some[0] : some[-1] + 2])),)
+                if len(some) > 1
+                else ordered
+            ),
             run.delay_fs,
             run.busy_fs,
             run.wire,
@@ -107,13 +133,17 @@ def certify(
         first += before
     if ties is not None:
         begins = np.cumsum([0, *(int(names.max()) + 1 for names in found)]).tolist()
-        if refused := ties.broken(np.concatenate([names + begin for names, begin in zip(found, begins, strict=False)])):
+        if refused := ties.broken(
+            np.concatenate([names + begin for names, begin in zip(found, begins, strict=False)])
+        ):
             return refused
     return found
 
 
 def _crossed(shape: StepShape, classes: Array) -> Sequence[Array]:
-    """The link classes of each message in order, as columns; as one column if few messages have links."""
+    """The link classes of each message in order, as columns; as one column if few messages have
+    links.
+    """
     crossed = classes[shape.links]
     crossed.sort(axis=1)
     if shape.linked is None:
@@ -128,7 +158,9 @@ def _crossed(shape: StepShape, classes: Array) -> Sequence[Array]:
 
 
 class _Lists(NamedTuple):
-    """Multisets of messages at lanes, links and connections: columns of owners and of message classes."""
+    """Multisets of messages at lanes, links and connections: columns of owners and of message
+    classes.
+    """
 
     lanes: list[tuple[Array, Array]]
     links: list[tuple[Array, Array]]

@@ -14,7 +14,9 @@ __all__ = ["ExpandedHash", "Expansion"]
 
 
 class ExpandedHash:
-    """The :class:`simcoll.emulator.digest.TraceHash` of all messages, in compiled code where available."""
+    """The :class:`simcoll.emulator.digest.TraceHash` of all messages, in compiled code where
+    available.
+    """
 
     __slots__ = ("_hash", "_sums")
 
@@ -22,7 +24,9 @@ class ExpandedHash:
         self._sums = np.zeros(2, np.uint64)
         self._hash = TraceHash()
 
-    def add(self, begin: int, step: Timed, names: Shorts, start: Ints, end: Ints, done: Ints) -> None:
+    def add(
+        self, begin: int, step: Timed, names: Shorts, start: Ints, end: Ints, done: Ints
+    ) -> None:
         """Add a step whose messages are numbered from ``begin``.
 
         ``names`` are their classes, and the times are per class.
@@ -43,7 +47,11 @@ class ExpandedHash:
 
     def hexdigest(self) -> str:
         """32 hexadecimal digits."""
-        return "".join(f"{int(value):016x}" for value in self._sums) if COMPILED else self._hash.hexdigest()
+        return (
+            "".join(f"{int(value):016x}" for value in self._sums)
+            if COMPILED
+            else self._hash.hexdigest()
+        )
 
 
 class Expansion:
@@ -56,7 +64,9 @@ class Expansion:
         self.hash = ExpandedHash()
 
     def __call__(self, first: int, _timed: Timed, start: Ints, end: Ints, done: Ints) -> None:
-        """Take the times of a step's classes; ``first`` is the step's first message in the quotient."""
+        """Take the times of a step's classes; ``first`` is the step's first message in the
+        quotient.
+        """
         place = int(np.searchsorted(self.first_small, first))
         begin = int(self.first_large[place])
         which = int(self.which[place])

@@ -1,7 +1,8 @@
-"""Loaded runs: all steps of a run, or of one message of every class, loaded into the compiled loops and played again and again.
+"""Loaded runs: all steps of a run, or of one message of every class, loaded into the compiled loops
+and played again and again.
 
-Only message costs and link capacities are new in a run; the loops then play it without returning to Python
-(:mod:`simcoll.emulator.fast.whole`).
+Only message costs and link capacities are new in a run; the loops then play it without returning to
+Python (:mod:`simcoll.emulator.fast.whole`).
 """
 
 from __future__ import annotations
@@ -31,13 +32,19 @@ if TYPE_CHECKING:
 __all__ = ["MOST_SLOTS", "LoadedOutcome", "LoadedRun", "classes_run", "fits", "slim", "whole_run"]
 
 MOST_SLOTS = 1 << 17
-"""Most messages of a run, or of its classes, that are loaded at a time: they take some 600 bytes each, so 79 MB."""
+"""Most messages of a run, or of its classes, that are loaded at a time: they take some 600 bytes
+each, so 79 MB.
+"""
 MOST_JOINED = 1 << 26
-"""Most links of switch operations: every message has room for those of the largest operation, at 8 bytes, so 512 MB at the worst."""
+"""Most links of switch operations: every message has room for those of the largest operation, at 8
+bytes, so 512 MB at the worst.
+"""
 
 
 class LoadedOutcome(NamedTuple):
-    """The outcome of a loaded run; ``trace_hash`` is empty if it was not computed, ``classes`` ``None`` if every message was played."""
+    """The outcome of a loaded run; ``trace_hash`` is empty if it was not computed, ``classes``
+    ``None`` if every message was played.
+    """
 
     time_fs: int
     trace_hash: str
@@ -78,7 +85,9 @@ class LoadedRun:
             self.capacities[plan.protocol] = capacity, name
         capacity, name = self.capacities[plan.protocol]
         if self.links is not None and self.members is not None:
-            caps = np.ones(len(self.members) - len(capacity), np.int64)  # absent under this protocol
+            caps = np.ones(
+                len(self.members) - len(capacity), np.int64
+            )  # absent under this protocol
             capacity = np.append(capacity, caps)[self.links]
         costs = self._costs(plan.protocol, cache_key(plan)[1])
         state = self.whole.play(costs, capacity, plan.protocol.launch_fs, self._names(name))
@@ -98,7 +107,11 @@ class LoadedRun:
 
     def _names(self, name: Callable[[int], str]) -> Callable[[int], str]:
         links = self.links
-        return name if links is None else lambda link: f"class {link}, for example {name(int(links[link]))}"
+        return (
+            name
+            if links is None
+            else lambda link: f"class {link}, for example {name(int(links[link]))}"
+        )
 
     def _hash(self, state: State) -> str:
         """The trace hash over all messages; empty if they are too many."""
@@ -122,14 +135,18 @@ def _hexdigest(sums: Array) -> str:
 def fits(request: Request) -> bool:
     """Whether all messages of a run are few enough to be loaded."""
     seen = request.summary
-    wide = seen.switched and _largest(seen.groups or turns(request.plan)) * seen.messages > MOST_JOINED
+    wide = (
+        seen.switched and _largest(seen.groups or turns(request.plan)) * seen.messages > MOST_JOINED
+    )
     return seen.messages <= MOST_SLOTS and not wide
 
 
 def _largest(groups: Iterable[Group]) -> int:
     """Number of transfers of the largest switch operation."""
     leaders = (step.leader for steps, _ in groups for step in steps if step.leader is not None)
-    return max((int(np.bincount(leader[leader >= 0]).max(initial=0)) for leader in leaders), default=0)
+    return max(
+        (int(np.bincount(leader[leader >= 0]).max(initial=0)) for leader in leaders), default=0
+    )
 
 
 def whole_run(request: Request) -> LoadedRun:
@@ -153,7 +170,9 @@ def whole_run(request: Request) -> LoadedRun:
 
 
 def slim(classes: Folding, *, hashed: bool) -> Folding:
-    """The classes with the inputs of the trace hash, if there is to be one, instead of the patterns."""
+    """The classes with the inputs of the trace hash, if there is to be one, instead of the
+    patterns.
+    """
     quotient = classes.quotient
     if not quotient.patterns:
         return classes
@@ -162,27 +181,38 @@ def slim(classes: Folding, *, hashed: bool) -> Folding:
 
 
 def classes_run(request: Request, classes: Folding, *, all_caps: bool) -> LoadedRun:
-    """A run with one message of every class; ``all_caps``: the classes hold also where channels have caps."""
+    """A run with one message of every class; ``all_caps``: the classes hold also where channels
+    have caps.
+    """
     from simcoll.emulator.fast.whole import Whole  # imports numba
 
     quotient = classes.quotient
-    order = np.concatenate([np.tile(np.array(numbers, np.int64), times) for numbers, times in quotient.groups])
+    order = np.concatenate(
+        [np.tile(np.array(numbers, np.int64), times) for numbers, times in quotient.groups]
+    )
     sheet = _sheet(quotient.steps, order, quotient.waits)
     if all_caps and not request.plan.protocol.channel_rate_uBps:
         sheet = _without(sheet, quotient.links >= request.topology.nlinks)
     whole = Whole(sheet, len(quotient.links), quotient.lane_steps, hashed=False)
-    return LoadedRun(whole, classes.rows, sheet.leader, quotient.links, quotient.members, classes.ends)
+    return LoadedRun(
+        whole, classes.rows, sheet.leader, quotient.links, quotient.members, classes.ends
+    )
 
 
 def _ends(quotient: Quotient) -> Ends:
     small, large, which = quotient.starts()
     begins = _begins(quotient.patterns)
     columns = zip(
-        *((p.shape.src, p.shape.dst, names) for p, names in zip(quotient.patterns, quotient.classes, strict=True)),
+        *(
+            (p.shape.src, p.shape.dst, names)
+            for p, names in zip(quotient.patterns, quotient.classes, strict=True)
+        ),
         strict=True,
     )
     return Ends(
-        np.stack([which, large, small]), begins, *(np.concatenate(column).astype(np.int32) for column in columns)
+        np.stack([which, large, small]),
+        begins,
+        *(np.concatenate(column).astype(np.int32) for column in columns),
     )
 
 
@@ -233,4 +263,6 @@ def _without(sheet: Sheet, left_out: NDArray[np.bool_]) -> Sheet:
     """The sheet without some links."""
     links = np.where(np.append(left_out, False)[sheet.links], -1, sheet.links)
     order = np.argsort(links < 0, axis=1, kind="stable")
-    return sheet._replace(links=np.take_along_axis(links, order, 1), weight=np.take_along_axis(sheet.weight, order, 1))
+    return sheet._replace(
+        links=np.take_along_axis(links, order, 1), weight=np.take_along_axis(sheet.weight, order, 1)
+    )

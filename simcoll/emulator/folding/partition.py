@@ -1,23 +1,26 @@
 """Partitions of lanes and links into symmetry classes, found by colour refinement.
 
-**Claim.** Suppose that every step gives each lane of a class the same messages, that each link of a class carries the same messages
-(messages are the same if their costs and the classes of their lanes and links are equal), and that the links of a class have equal
-capacity. Then all messages of a class have the same times. With a FIFO, connections have classes, too: every step gives each
-connection of a class the same messages in the same order, and messages are the same only if, in addition, the classes of their
-connections and their positions in that order are equal.
+**Claim.** Suppose that every step gives each lane of a class the same messages, that each link of a
+class carries the same messages (messages are the same if their costs and the classes of their lanes
+and links are equal), and that the links of a class have equal capacity. Then all messages of a
+class have the same times. With a FIFO, connections have classes, too: every step gives each
+connection of a class the same messages in the same order, and messages are the same only if, in
+addition, the classes of their connections and their positions in that order are equal.
 
-**Why.** By induction over the times of events. Whether a lane enters a step depends only on when its messages of earlier steps were
-done or flowed, and how long they kept it busy. Whether a message is ready depends only on its two lanes and, with a FIFO, on the
-message some places before it on its connection; that has the same class throughout a class, since the connections of one class have
-the same messages in every step. The rates depend only on the capacities and on how many flows of each kind are on each link. All
-of that is equal within a class, and the arithmetic is exact.
+**Why.** By induction over the times of events. Whether a lane enters a step depends only on when
+its messages of earlier steps were done or flowed, and how long they kept it busy. Whether a message
+is ready depends only on its two lanes and, with a FIFO, on the message some places before it on its
+connection; that has the same class throughout a class, since the connections of one class have the
+same messages in every step. The rates depend only on the capacities and on how many flows of each
+kind are on each link. All of that is equal within a class, and the arithmetic is exact.
 
-Messages can be tied to each other: a switch handles several at a time, or one waits for others. Messages are then the same only if
-the messages of their operation (one of which leads) and those that they wait for are the same, because the operation begins, and the
-wait ends, for all at the same time.
+Messages can be tied to each other: a switch handles several at a time, or one waits for others.
+Messages are then the same only if the messages of their operation (one of which leads) and those
+that they wait for are the same, because the operation begins, and the wait ends, for all at the
+same time.
 
-Refinement uses 64-bit hashes, and a partition may come from any source; :mod:`simcoll.emulator.folding.certification` compares the numbers
-themselves.
+Refinement uses 64-bit hashes, and a partition may come from any source;
+:mod:`simcoll.emulator.folding.certification` compares the numbers themselves.
 """
 
 from __future__ import annotations
@@ -52,7 +55,9 @@ __all__ = [
 
 NONE = np.zeros(0, np.int64)
 SHORT_ROWS = 1 << 13
-"""Number of rows below which steps are joined to runs: each step costs microseconds a dozen times."""
+"""Number of rows below which steps are joined to runs: each step costs microseconds a dozen
+times.
+"""
 JOINED_ROWS = 1 << 19
 """Up to this number of rows steps are joined, since runs are copies."""
 FEW = 256
@@ -61,7 +66,9 @@ TOO_LITTLE = "too little symmetry: more than a quarter of the lanes differ"
 
 
 class Ties(NamedTuple):
-    """Ties between rows of distinct steps: each row's switch leader or -1, and pairs of rows, the first of which waits for the second."""
+    """Ties between rows of distinct steps: each row's switch leader or -1, and pairs of rows, the
+    first of which waits for the second.
+    """
 
     leader: Ints
     later: Ints
@@ -85,7 +92,9 @@ class Ties(NamedTuple):
         leaders = np.flatnonzero(own)
         operation = np.full(len(names) + 1, -1, np.int32)  # the last entry is for messages of none
         operation[leaders] = np.arange(len(leaders))
-        if not lists_equal([(operation[self.leader], names)], operation[one[leaders]].astype(np.int64)):
+        if not lists_equal(
+            [(operation[self.leader], names)], operation[one[leaders]].astype(np.int64)
+        ):
             return "switch operations of one class have different messages"
         if len(self.later) and not lists_equal([(self.later, names[self.earlier])], one):
             return "messages of one class wait for different ones"
@@ -94,9 +103,11 @@ class Ties(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition:
-    """The class of every lane, every link, and with a FIFO every connection (in their order), numbered from 0.
+    """The class of every lane, every link, and with a FIFO every connection (in their order),
+    numbered from 0.
 
-    ``marks`` distinguish rows of distinct steps that are tied to others; ``rounds`` is the number of rounds that refinement took.
+    ``marks`` distinguish rows of distinct steps that are tied to others; ``rounds`` is the number
+    of rounds that refinement took.
     """
 
     lanes: Ints
@@ -123,7 +134,8 @@ def dense(*columns: Ints) -> Ints:
 
 
 def alike(*columns: NDArray[Any]) -> Ints:
-    """Number the distinct rows of some columns from 0 by hashes, then verify the rows against the numbers.
+    """Number the distinct rows of some columns from 0 by hashes, then verify the rows against the
+    numbers.
 
     >>> import numpy as np
     >>> len(set(alike(np.array([7, 7, 5]), np.array([1, 1, 1])).tolist()))
@@ -150,7 +162,8 @@ def first_of(names: Array, count: int) -> Ints:
 
 
 def connections_in_order(patterns: Sequence[Timed]) -> tuple[list[Ints], list[Ints], int]:
-    """For every step, each message's connection and its position there within the step; and the number of connections.
+    """For every step, each message's connection and its position there within the step; and the
+    number of connections.
 
     A step without connections gets empty arrays.
     """
@@ -177,7 +190,9 @@ def _connections(step: Timed, lanes: int) -> Ints:
 
 
 def in_one(tables: Iterable[Sequence[Array]]) -> list[Array]:
-    """The columns of several tables, one table after the other; columns of one value that take no memory still take none."""
+    """The columns of several tables, one table after the other; columns of one value that take no
+    memory still take none.
+    """
     return [_joined(parts) for parts in zip(*tables, strict=True)]
 
 
@@ -188,12 +203,19 @@ def _joined(parts: Sequence[Array]) -> Array:
 
 
 def runs_of_steps(patterns: Sequence[Timed]) -> list[tuple[range, Timed]]:
-    """The steps, with runs of short ones that have nothing but links and costs joined to one step, and their numbers."""
+    """The steps, with runs of short ones that have nothing but links and costs joined to one step,
+    and their numbers.
+    """
     rows = sum(map(len, patterns))
 
     def kind(number: int) -> tuple[int, ...]:
         step, shape = patterns[number], patterns[number].shape
-        plain = len(step) < SHORT_ROWS and not step.uses_connections and shape.leader is None and shape.linked is None
+        plain = (
+            len(step) < SHORT_ROWS
+            and not step.uses_connections
+            and shape.leader is None
+            and shape.linked is None
+        )
         return (shape.links.shape[1],) if plain and rows <= JOINED_ROWS else (-1, number)
 
     found = []
@@ -204,9 +226,16 @@ def runs_of_steps(patterns: Sequence[Timed]) -> list[tuple[range, Timed]]:
             shapes = [step.shape for step in steps]
             sender, receiver = in_one((shape.sender, shape.receiver) for shape in shapes)
             shape = StepShape(
-                sender, receiver, sender, receiver, np.concatenate([shape.links for shape in shapes]), NONE
+                sender,
+                receiver,
+                sender,
+                receiver,
+                np.concatenate([shape.links for shape in shapes]),
+                NONE,
             )
-            delay, busy, wire, post = in_one((step.delay_fs, step.busy_fs, step.wire, step.post_fs) for step in steps)
+            delay, busy, wire, post = in_one(
+                (step.delay_fs, step.busy_fs, step.wire, step.post_fs) for step in steps
+            )
             steps = [Timed(shape, delay, busy, wire, post, sender, ())]
         found.append((range(numbers[0], numbers[-1] + 1), steps[0]))
     return found
@@ -224,7 +253,9 @@ def _hashed(names: Ints, salt: np.uint64) -> Hashes:
 
 
 def _words(count: int, salt: np.uint64) -> Hashes:
-    """Hashes of numbers below ``count``, apart from those of lanes and links, to which they are added."""
+    """Hashes of numbers below ``count``, apart from those of lanes and links, to which they are
+    added.
+    """
     return mix(_hashed(np.arange(count), salt))
 
 
@@ -236,7 +267,9 @@ def refine(
     most_rounds: int | None = None,
     ties: Ties | None = None,
 ) -> Partition | str:
-    """The coarsest partition by colour refinement, or the limit exceeded: ``most_classes`` of lanes, or ``most_rounds``."""
+    """The coarsest partition by colour refinement, or the limit exceeded: ``most_classes`` of
+    lanes, or ``most_rounds``.
+    """
     from simcoll.emulator.fast.refining import Colours, spread  # imports numba
 
     lanes, links = np.zeros(nlanes, np.int64), dense(capacity)
@@ -246,23 +279,35 @@ def refine(
     begins = np.cumsum([0, *map(len, patterns)])
     marks, kinds = np.zeros(begins[-1] if ties else 0, np.uint64), 0
     runs = runs_of_steps(patterns)
-    messages = np.empty(begins[-1] if ties else max((len(step) for _, step in runs), default=0), np.uint64)
+    messages = np.empty(
+        begins[-1] if ties else max((len(step) for _, step in runs), default=0), np.uint64
+    )
     # Equal numbers mean equal costs only within a step, and a step is compared only with itself.
     every, fixed = _words(len(patterns), SALTS[1]), []
     for some, step in runs:
         costs = step.delay_fs, step.busy_fs, step.wire, step.post_fs
         names = alike(*costs, *places[some[0] : some[0] + step.uses_connections])
         fixed.append(_words(int(names.max(initial=-1)) + 1, SALTS[0])[names])
-        fixed[-1] += np.repeat(every[some[0] : some[-1] + 1], np.diff(begins[some[0] : some[-1] + 2]))
+        fixed[-1] += np.repeat(
+            every[some[0] : some[-1] + 1], np.diff(begins[some[0] : some[-1] + 2])
+        )
     # Every round except the last increases the number of classes.
-    for turn in range(nlanes + len(links) + count + len(marks) + 2 if most_rounds is None else most_rounds):
+    for turn in range(
+        nlanes + len(links) + count + len(marks) + 2 if most_rounds is None else most_rounds
+    ):
         old = Colours(_hashed(lanes, SALTS[0]), _hashed(links, SALTS[1]), _hashed(ways, SALTS[2]))
         new = Colours(*(hashes.copy() for hashes in old))
         for (some, step), cost in zip(runs, fixed, strict=True):
             connected = numbers[some[0]] if step.uses_connections else NONE
             here = slice(begins[some[0]], begins[some[-1] + 1])
             spread(
-                step.shape, cost, connected, marks[here], old, new, messages[here] if ties else messages[: len(step)]
+                step.shape,
+                cost,
+                connected,
+                marks[here],
+                old,
+                new,
+                messages[here] if ties else messages[: len(step)],
             )
         lanes, lane_count = _colour(new.lanes)
         links, link_count = _colour(new.links)
@@ -272,7 +317,8 @@ def refine(
         same = (lane_count, link_count, way_count) == counts
         counts = lane_count, link_count, way_count
         if ties:
-            # Marks are counted only where lanes and links are as before; otherwise another round follows anyway.
+            # Marks are counted only where lanes and links are as before; otherwise another round
+            # follows anyway.
             before = (kinds or _colour(marks)[1]) if same else 0
             marks = ties.marked(messages)
             names, kinds = _colour(marks) if same else (NONE, 0)

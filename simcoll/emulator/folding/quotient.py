@@ -1,7 +1,8 @@
 """The quotient of a plan: symmetric lanes, links and messages are played once per class.
 
-The quotient has exactly the times of the plan (:mod:`simcoll.emulator.folding.partition` proves why), so the times of every message
-follow by expansion. If no partition is certified, or the model has state beyond lanes and links, the result is the reason.
+The quotient has exactly the times of the plan (:mod:`simcoll.emulator.folding.partition` proves
+why), so the times of every message follow by expansion. If no partition is certified, or the model
+has state beyond lanes and links, the result is the reason.
 """
 
 from __future__ import annotations
@@ -15,13 +16,21 @@ from simcoll.arrays import Array, Ints, Shorts
 from simcoll.core.plan import Plan
 from simcoll.core.step import distinct
 from simcoll.emulator.folding.certification import certify
-from simcoll.emulator.folding.partition import Partition, Ties, connections_in_order, first_of, refine
+from simcoll.emulator.folding.partition import (
+    Partition,
+    Ties,
+    connections_in_order,
+    first_of,
+    refine,
+)
 from simcoll.emulator.steps.timed import StepShape, Timed
 
 __all__ = ["Quotient", "fold", "folded", "no_quotient"]
 
 MOST_ROWS = 1 << 24
-"""Limit of messages of distinct steps, over all of which every round of refinement passes, at 0.4 us a message: 7 s."""
+"""Limit of messages of distinct steps, over all of which every round of refinement passes, at 0.4
+us a message: 7 s.
+"""
 NO_WAITS = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
@@ -42,7 +51,8 @@ class Quotient:
     links, members
         One link of every class, and the class of every link.
     waits
-        Pairs of messages of the quotient, the first of which waits for the second; only for steps that do not repeat.
+        Pairs of messages of the quotient, the first of which waits for the second; only for steps
+        that do not repeat.
     rounds
         Number of rounds in which its classes were found.
     """
@@ -61,7 +71,10 @@ class Quotient:
     @property
     def messages(self) -> int:
         """Number of messages in the quotient."""
-        return sum(times * sum(len(self.steps[number]) for number in numbers) for numbers, times in self.groups)
+        return sum(
+            times * sum(len(self.steps[number]) for number in numbers)
+            for numbers, times in self.groups
+        )
 
     def stream(self) -> Iterator[tuple[tuple[Timed, ...], int]]:
         """The steps, in the form that the fast engine takes."""
@@ -69,8 +82,12 @@ class Quotient:
             yield tuple(self.steps[number] for number in numbers), times
 
     def starts(self) -> tuple[Ints, Ints, Ints]:
-        """For every step in order: the number of its first message in the quotient and in the plan, and its distinct step."""
-        which = np.concatenate([np.tile(np.array(numbers, np.int64), times) for numbers, times in self.groups])
+        """For every step in order: the number of its first message in the quotient and in the plan,
+        and its distinct step.
+        """
+        which = np.concatenate(
+            [np.tile(np.array(numbers, np.int64), times) for numbers, times in self.groups]
+        )
         small = np.array([len(step) for step in self.steps], np.int64)[which]
         large = np.array([len(step) for step in self.patterns], np.int64)[which]
         return np.cumsum(small) - small, np.cumsum(large) - large, which
@@ -96,8 +113,9 @@ def fold(
 ) -> Quotient | str:
     """The quotient of timed steps, or the reason why there is none.
 
-    ``worth_it``: give up if it would save little. ``patience``: the limit of refinement rounds. ``waits``: pairs of messages, the first
-    of which waits for the second; without it, switch operations are refused as well.
+    ``worth_it``: give up if it would save little. ``patience``: the limit of refinement rounds.
+    ``waits``: pairs of messages, the first of which waits for the second; without it, switch
+    operations are refused as well.
     """
     numbers: dict[Timed, int] = {}
     groups: list[tuple[tuple[int, ...], int]] = []
@@ -116,11 +134,15 @@ def fold(
     if waits is None and switched:
         return "switches multicast or reduce"
     if waits is not None and (switched or len(waits[0])):
-        if len(waits[0]) and rows < sum(times * sum(len(patterns[each]) for each in group) for group, times in groups):
+        if len(waits[0]) and rows < sum(
+            times * sum(len(patterns[each]) for each in group) for group, times in groups
+        ):
             return "messages of different channels wait for each other in steps that repeat"
         ties = Ties(_leaders(patterns), *waits)
     nlanes = len(lane_steps)
-    partition = refine(patterns, capacity, nlanes, nlanes // 4 if worth_it else nlanes, patience, ties)
+    partition = refine(
+        patterns, capacity, nlanes, nlanes // 4 if worth_it else nlanes, patience, ties
+    )
     if isinstance(partition, str):
         return partition
     return folded(patterns, tuple(groups), capacity, lane_steps, partition, ties)
@@ -158,10 +180,21 @@ def folded(
     waits = NO_WAITS
     if ties is not None and len(ties.later):
         begins = np.cumsum([0, *map(len, steps)])
-        every = np.concatenate([names + begin for names, begin in zip(classes, begins.tolist(), strict=False)])
-        waits = np.divmod(distinct(every[ties.later] * begins[-1] + every[ties.earlier]), begins[-1])
+        every = np.concatenate(
+            [names + begin for names, begin in zip(classes, begins.tolist(), strict=False)]
+        )
+        waits = np.divmod(
+            distinct(every[ties.later] * begins[-1] + every[ties.earlier]), begins[-1]
+        )
     return Quotient(
-        groups, patterns, tuple(steps), tuple(classes), *of_classes, partition.links, waits, partition.rounds
+        groups,
+        patterns,
+        tuple(steps),
+        tuple(classes),
+        *of_classes,
+        partition.links,
+        waits,
+        partition.rounds,
     )
 
 
@@ -173,13 +206,18 @@ def _representatives(classes: Array) -> Ints:
 def _weights(
     patterns: Sequence[Timed], classes: Sequence[Shorts], partition: Partition, link_of: Ints
 ) -> tuple[Ints, Ints, int]:
-    """Number of messages of each class on one link of each class: sorted keys (link class, message class), counts, radix."""
+    """Number of messages of each class on one link of each class: sorted keys (link class, message
+    class), counts, radix.
+    """
     total = sum(int(names.max()) + 1 for names in classes)
     chosen = np.zeros(len(partition.links), np.bool_)
     chosen[link_of] = True
     keys, first = [], 0
     for step, names in zip(patterns, classes, strict=True):
-        links, own = step.shape.links, names if step.shape.linked is None else names[step.shape.linked]
+        links, own = (
+            step.shape.links,
+            names if step.shape.linked is None else names[step.shape.linked],
+        )
         here = (links >= 0) & chosen[links]
         message = np.broadcast_to(first + own[:, None], links.shape)[here]
         keys.append(partition.links[links[here]] * total + message)
@@ -194,7 +232,10 @@ def _ways(patterns: tuple[Timed, ...], partition: Partition) -> list[Ints | None
     if classes is None:
         return [None] * len(patterns)
     numbers = connections_in_order(patterns)[0]
-    return [classes[own] if step.uses_connections else None for step, own in zip(patterns, numbers, strict=True)]
+    return [
+        classes[own] if step.uses_connections else None
+        for step, own in zip(patterns, numbers, strict=True)
+    ]
 
 
 def _image(
@@ -216,12 +257,26 @@ def _image(
     weight = np.ones(links.shape, np.int64)
     if len(keys):
         wanted = links * total + first + np.arange(len(row))[:, None]
-        weight = np.where(links >= 0, counts[np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)], 1)
+        weight = np.where(
+            links >= 0, counts[np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)], 1
+        )
     lanes = partition.lanes
     sender, receiver = lanes[shape.sender[row]], lanes[shape.receiver[row]]
     connection = None if connections is None else connections[row]
-    leader = None if shape.leader is None else np.where(shape.leader[row] >= 0, names[shape.leader[row]], -1)
-    image = StepShape(sender, receiver, sender, receiver, links.astype(np.int32), weight, connection, leader)
+    leader = (
+        None
+        if shape.leader is None
+        else np.where(shape.leader[row] >= 0, names[shape.leader[row]], -1)
+    )
+    image = StepShape(
+        sender, receiver, sender, receiver, links.astype(np.int32), weight, connection, leader
+    )
     nothing = tuple(0 for _ in step.bytes_by_op)
-    costs = (step.delay_fs[row], step.busy_fs[row], step.wire[row], step.post_fs[row], step.size[row])
+    costs = (
+        step.delay_fs[row],
+        step.busy_fs[row],
+        step.wire[row],
+        step.post_fs[row],
+        step.size[row],
+    )
     return Timed(image, *costs, nothing, step.depth, step.role)

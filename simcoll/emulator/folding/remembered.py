@@ -1,14 +1,16 @@
 """What a run of a schedule leaves for the next one: the one memory of the emulator.
 
-The first run of a schedule derives steps, routes, classes and waits. All of these hold for every protocol and, with equal chunks, for
-every size, so they are stored beside the schedule, and the next run computes only costs. :class:`Remembered` has, by :class:`RunKey`,
-the classes (:class:`simcoll.emulator.folding.unpriced.Folding`) and the steps loaded into the compiled loops
+The first run of a schedule derives steps, routes, classes and waits. All of these hold for every
+protocol and, with equal chunks, for every size, so they are stored beside the schedule, and the
+next run computes only costs. :class:`Remembered` has, by :class:`RunKey`, the classes
+(:class:`simcoll.emulator.folding.unpriced.Folding`) and the steps loaded into the compiled loops
 (:class:`simcoll.emulator.folding.loaded_run.LoadedRun`).
 
-Invariant: memory never decides what a user reads. A request is played in the same way, and has the same result, whatever was played
-before; memory decides how long that takes. So a remembered answer is that which the request would find alone: a key has all that
-classes depend on, a limit (of classes, of rounds) is checked against the answer although it has been found, and the classes with which
-a run plays for its own sake are not told.
+Invariant: memory never decides what a user reads. A request is played in the same way, and has the
+same result, whatever was played before; memory decides how long that takes. So a remembered answer
+is that which the request would find alone: a key has all that classes depend on, a limit (of
+classes, of rounds) is checked against the answer although it has been found, and the classes with
+which a run plays for its own sake are not told.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Schedule
 from simcoll.emulator.engine_choice import MOST_HASHED
 from simcoll.emulator.fast.compiled import COMPILED
-from simcoll.emulator.folding.loaded_run import MOST_SLOTS, LoadedRun, classes_run, fits, slim, whole_run
+from simcoll.emulator.folding.loaded_run import (
+    MOST_SLOTS,
+    LoadedRun,
+    classes_run,
+    fits,
+    slim,
+    whole_run,
+)
 from simcoll.emulator.folding.partition import TOO_LITTLE, out_of_patience
 from simcoll.emulator.folding.unpriced import Folding, find_classes
 from simcoll.emulator.request import Request
@@ -55,22 +64,30 @@ __all__ = [
 ]
 
 EVERY, CLASSES, CLASSES_OF_ALL_CAPS = "every message", "classes", "classes for all caps"
-"""Kinds of loaded runs. Classes for all caps were found as if the protocol capped channels, so that protocols with caps and without
-share them."""
+"""Kinds of loaded runs. Classes for all caps were found as if the protocol capped channels, so that
+protocols with caps and without share them.
+"""
 TOO_MANY_CLASSES = f"more than {MOST_SLOTS} classes"
 MOST_KEYS = 16
-"""Runs of one schedule that are remembered, the latest: a table needs up to six at a time (three kinds of caps, equal chunks and the
-current others), and a user who tries a thousand machines on one schedule needs none of them again."""
+"""Runs of one schedule that are remembered, the latest: a table needs up to six at a time (three
+kinds of caps, equal chunks and the current others), and a user who tries a thousand machines on one
+schedule needs none of them again.
+"""
 FEWEST_FOLDED = 1 << 12
-"""Up to this number of messages, classes are not worth finding: at 4,096 to 5,120, a loaded run of all messages takes 0.8 to 1.0 ms, one of
-classes 0.2 to 0.3 ms, and finding them 2 to 11 ms, which ten runs must win back."""
+"""Up to this number of messages, classes are not worth finding: at 4,096 to 5,120, a loaded run of
+all messages takes 0.8 to 1.0 ms, one of classes 0.2 to 0.3 ms, and finding them 2 to 11 ms, which
+ten runs must win back.
+"""
 LEAST_A_STEP = 64
-"""Least average number of messages a step for the same: each step has its own cost, folded or not (ring of 48 ranks, 48 a step: 0.8 ms for
-all messages, 0.3 ms for a sixth of them)."""
+"""Least average number of messages a step for the same: each step has its own cost, folded or not
+(ring of 48 ranks, 48 a step: 0.8 ms for all messages, 0.3 ms for a sixth of them).
+"""
 MANY_UNEVEN = 1 << 15
-"""Up to this number, messages of unequal chunks are played one by one, because their classes hold for one size only. The same holds for
-switch operations in a run that may be the only one; beyond, the links of all operations cost more than finding classes (switch of 128
-ranks, 32,640 messages: 103 ms and 13 ms; nvls_tree of 32 ranks, 33,792: 18 and 18; of 128 ranks, 138,240: 110 and 68)."""
+"""Up to this number, messages of unequal chunks are played one by one, because their classes hold
+for one size only. The same holds for switch operations in a run that may be the only one; beyond,
+the links of all operations cost more than finding classes (switch of 128 ranks, 32,640 messages:
+103 ms and 13 ms; nvls_tree of 32 ranks, 33,792: 18 and 18; of 128 ranks, 138,240: 110 and 68).
+"""
 
 
 class RunKey(NamedTuple):
@@ -79,7 +96,8 @@ class RunKey(NamedTuple):
     Attributes
     ----------
     sizes
-        The sizes, unless all chunks are equal (:func:`simcoll.emulator.steps.step_columns.cache_key`).
+        The sizes, unless all chunks are equal
+        (:func:`simcoll.emulator.steps.step_columns.cache_key`).
     topology, ranks
         The machine, and the endpoints of all ranks.
     caps
@@ -103,9 +121,18 @@ def key_of(plan: Plan, topology: Topology) -> RunKey | None:
     sizes, protocol = cache_key(plan)[0], plan.protocol
     if sizes is None:
         return None
-    shares = (dict(topology.efficiency) if protocol.use_efficiency else {}) | dict(protocol.link_shares)
+    shares = (dict(topology.efficiency) if protocol.use_efficiency else {}) | dict(
+        protocol.link_shares
+    )
     caps = bool(protocol.channel_rate_uBps), bool(protocol.rank_rate_uBps)
-    return RunKey(sizes, topology, plan.ranks.tobytes(), caps, protocol.fifo_depth, tuple(sorted(shares.items())))
+    return RunKey(
+        sizes,
+        topology,
+        plan.ranks.tobytes(),
+        caps,
+        protocol.fifo_depth,
+        tuple(sorted(shares.items())),
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -142,10 +169,14 @@ class Runs:
         self.lock = Lock()
 
     def at(self, key: RunKey) -> Remembered:
-        """What is remembered for a key; other uneven sizes, and the oldest of many keys, are forgotten."""
+        """What is remembered for a key; other uneven sizes, and the oldest of many keys, are
+        forgotten.
+        """
         with self.lock:
             if key not in self.by_key:
-                some = {old: kept for old, kept in self.by_key.items() if old.sizes in {EVEN, key.sizes}}
+                some = {
+                    old: kept for old, kept in self.by_key.items() if old.sizes in {EVEN, key.sizes}
+                }
                 self.by_key = dict(list(some.items())[1 - MOST_KEYS :])
                 self.by_key[key] = Remembered()
             return self.by_key[key]
@@ -156,12 +187,16 @@ runs_of: FactStore[Schedule, Runs] = FactStore(Runs)
 
 
 def recall(plan: Plan, topology: Topology) -> Remembered:
-    """What earlier runs left for this one; nothing, and nothing for a later one, if block sizes differ."""
+    """What earlier runs left for this one; nothing, and nothing for a later one, if block sizes
+    differ.
+    """
     key = key_of(plan, topology)
     return Remembered() if key is None else runs_of(plan.schedule).at(key)
 
 
-memory_of: FactStore[Request, Remembered] = FactStore(lambda request: recall(request.plan, request.topology))
+memory_of: FactStore[Request, Remembered] = FactStore(
+    lambda request: recall(request.plan, request.topology)
+)
 """What earlier runs left for a request."""
 
 
@@ -174,7 +209,9 @@ def forget_sizes(schedule: Schedule) -> None:
 
 
 def loadable(request: Request) -> bool:
-    """Whether a run could be loaded: timing only, compiled, without state beyond lanes and links."""
+    """Whether a run could be loaded: timing only, compiled, without state beyond lanes and
+    links.
+    """
     watched = request.storage or request.observer or request.timeline or request.keep
     if watched or request.quotient is not None or not COMPILED:
         return False
@@ -183,12 +220,16 @@ def loadable(request: Request) -> bool:
 
 
 def is_one_of_many(request: Request) -> bool:
-    """Whether the request says that what this run derives serves another: with equal chunks any, else one of the same sizes."""
+    """Whether the request says that what this run derives serves another: with equal chunks any,
+    else one of the same sizes.
+    """
     return request.protocols - (not request.even) > 0
 
 
 def classes_first(request: Request) -> bool:
-    """Whether classes are worth finding because the run repeats, or has many switch operations, whose links are many."""
+    """Whether classes are worth finding because the run repeats, or has many switch operations,
+    whose links are many.
+    """
     if not loadable(request) or not is_many(request):
         return False
     seen = request.summary
@@ -198,7 +239,9 @@ def classes_first(request: Request) -> bool:
 def is_many(request: Request) -> bool:
     """Whether playing known classes is faster than playing every message."""
     seen = request.summary
-    return seen.messages > max(FEWEST_FOLDED if request.even else MANY_UNEVEN, LEAST_A_STEP * seen.steps)
+    return seen.messages > max(
+        FEWEST_FOLDED if request.even else MANY_UNEVEN, LEAST_A_STEP * seen.steps
+    )
 
 
 def hash_limit(request: Request) -> int:
@@ -221,8 +264,9 @@ def classes_of(
 ) -> Folding | str:
     """The classes of a run, from memory if they are there; or the reason why there are none.
 
-    The answer does not depend on the memory. ``plan``: that of the request, maybe with further caps. ``expanded``: the times of all
-    messages will be needed, ``hashed``: their trace hash. Other parameters as in :func:`simcoll.emulator.folding.quotient.fold`.
+    The answer does not depend on the memory. ``plan``: that of the request, maybe with further
+    caps. ``expanded``: the times of all messages will be needed, ``hashed``: their trace hash.
+    Other parameters as in :func:`simcoll.emulator.folding.quotient.fold`.
     """
     seen = request.summary
     entry = recall(plan, request.topology)
@@ -233,7 +277,9 @@ def classes_of(
         quotient = known.quotient
         if worth_it and len(quotient.lane_steps) > _most_lanes(seen.lane_steps):
             return TOO_LITTLE
-        return known if patience is None or quotient.rounds <= patience else out_of_patience(patience)
+        return (
+            known if patience is None or quotient.rounds <= patience else out_of_patience(patience)
+        )
     classes = find_classes(
         plan,
         request.topology,
@@ -249,12 +295,16 @@ def classes_of(
 
 
 def _most_lanes(lane_steps: Ints) -> int:
-    """The largest number of lane classes with which a quotient is worth it: a quarter, or it would save little."""
+    """The largest number of lane classes with which a quotient is worth it: a quarter, or it would
+    save little.
+    """
     return len(lane_steps) // 4
 
 
 def folded_rows(request: Request) -> Folding | str:
-    """The classes of a run as if its protocol capped channels, if they are few enough to be loaded; or why there are none."""
+    """The classes of a run as if its protocol capped channels, if they are few enough to be loaded;
+    or why there are none.
+    """
     plan = request.plan
     if request.summary.switched:
         check_switches(plan, request.topology)
@@ -305,7 +355,11 @@ def run_of_all(request: Request) -> AbstractContextManager[LoadedRun | None]:
     if ready is not None and ready.ends is not None:
         return run_of_classes(request, None)
     if EVERY not in entry.loaded:
-        if is_many(request) and seen.messages <= hash_limit(request) and isinstance(folded_rows(request), Folding):
+        if (
+            is_many(request)
+            and seen.messages <= hash_limit(request)
+            and isinstance(folded_rows(request), Folding)
+        ):
             return run_of_classes(request, None)
         if not fits(request):
             return nullcontext(None)
@@ -314,7 +368,9 @@ def run_of_all(request: Request) -> AbstractContextManager[LoadedRun | None]:
 
 @contextmanager
 def _lent(request: Request, kind: str, load: Callable[[], LoadedRun]) -> Iterator[LoadedRun]:
-    """A loaded run of a kind, from memory if no other thread plays it, and back there unless the run fails."""
+    """A loaded run of a kind, from memory if no other thread plays it, and back there unless the
+    run fails.
+    """
     entry = memory_of(request)
     with entry.lock:  # of several threads one gets it, and the others load their own
         run = entry.loaded.pop(kind, None)
@@ -334,7 +390,8 @@ def _lent(request: Request, kind: str, load: Callable[[], LoadedRun]) -> Iterato
 
 
 def count_run(request: Request) -> bool:
-    """Count a run; return whether what it derives serves another one, since one like it came before or is going to come.
+    """Count a run; return whether what it derives serves another one, since one like it came before
+    or is going to come.
 
     False for runs that cannot be loaded.
     """

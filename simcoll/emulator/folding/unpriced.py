@@ -1,8 +1,10 @@
-"""Classes of messages without costs, which hold for every protocol and, with equal chunks, for every size.
+"""Classes of messages without costs, which hold for every protocol and, with equal chunks, for
+every size.
 
-Messages are classified by the terms of their cost: size, operation, operands, and latency and kind of their route. Messages with equal
-terms cost the same under every protocol, so a certified partition holds for all protocols, provided that the links of each class have
-equal capacity. Protocol-dependent costs are then computed for one message of each class.
+Messages are classified by the terms of their cost: size, operation, operands, and latency and kind
+of their route. Messages with equal terms cost the same under every protocol, so a certified
+partition holds for all protocols, provided that the links of each class have equal capacity.
+Protocol-dependent costs are then computed for one message of each class.
 """
 
 from __future__ import annotations
@@ -29,11 +31,15 @@ __all__ = ["CostTerms", "Ends", "Folding", "UnpricedRows", "find_classes"]
 LINKS_OF_SHORT_NUMBERS = 1 << 15
 """Below this number of links, 16 bits number them: links take most of the memory of a fold."""
 CAP = -1
-"""Capacity of a cap link while classes are sought, minus its kind: no link of a topology has it, so classes hold for all rates."""
+"""Capacity of a cap link while classes are sought, minus its kind: no link of a topology has it, so
+classes hold for all rates.
+"""
 
 
 class Ends(NamedTuple):
-    """The inputs of the trace hash apart from times, in the form of :func:`simcoll.emulator.fast.trace_hashing.hash_steps`."""
+    """The inputs of the trace hash apart from times, in the form of
+    :func:`simcoll.emulator.fast.trace_hashing.hash_steps`.
+    """
 
     steps: Ints
     patterns: Ints
@@ -44,19 +50,29 @@ class Ends(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnpricedRows:
-    """Messages of distinct steps without their costs: their moves and routes, for chunks of ``each`` bytes."""
+    """Messages of distinct steps without their costs: their moves and routes, for chunks of
+    ``each`` bytes.
+    """
 
     moves: Moves
     routes: Routes
     each: int
 
     def price(self, protocol: Protocol, each: int) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        """Delay (-1 within a rank), busy time, wire bytes, post time, and size of every message, with chunks of ``each`` bytes."""
+        """Delay (-1 within a rank), busy time, wire bytes, post time, and size of every message,
+        with chunks of ``each`` bytes.
+        """
         moves = self.moves
         size = moves.size_bytes // self.each * each
         local = moves.src_rank == moves.dst_rank
         costs = message_costs(size, moves.op, local, self.routes, protocol, 0, moves.operands)
-        return np.where(local, -1, costs.delay_fs), costs.busy_fs, costs.wire_bytes, costs.post_fs, size
+        return (
+            np.where(local, -1, costs.delay_fs),
+            costs.busy_fs,
+            costs.wire_bytes,
+            costs.post_fs,
+            size,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +82,8 @@ class Folding:
     Attributes
     ----------
     quotient
-        Its steps carry numbers of cost terms instead of costs; its patterns keep only what an expansion needs, or nothing.
+        Its steps carry numbers of cost terms instead of costs; its patterns keep only what an
+        expansion needs, or nothing.
     rows
         One message of each class, over all steps.
     ends
@@ -89,9 +106,15 @@ class Folding:
         for step in quotient.steps:
             here, first = slice(first, first + len(step)), first + len(step)
             delay, busy, wire, post, payload = (column[here] for column in columns)
-            steps.append(Timed(step.shape, delay, busy, wire, post, payload, step.bytes_by_op, step.depth))
-        patterns = tuple(replace(step, size=step.size // self.rows.each * each) for step in quotient.patterns)
-        return replace(quotient, steps=tuple(steps), patterns=patterns, capacity=capacity[quotient.links])
+            steps.append(
+                Timed(step.shape, delay, busy, wire, post, payload, step.bytes_by_op, step.depth)
+            )
+        patterns = tuple(
+            replace(step, size=step.size // self.rows.each * each) for step in quotient.patterns
+        )
+        return replace(
+            quotient, steps=tuple(steps), patterns=patterns, capacity=capacity[quotient.links]
+        )
 
 
 class CostTerms(StepTimer):
@@ -100,7 +123,9 @@ class CostTerms(StepTimer):
     Also keeps their moves, and unless ``sparse`` their routes.
     """
 
-    def __init__(self, protocol: Protocol, topology: Topology, placement: Placement, *, sparse: bool = False) -> None:
+    def __init__(
+        self, protocol: Protocol, topology: Topology, placement: Placement, *, sparse: bool = False
+    ) -> None:
         super().__init__(protocol, topology, placement, joint=True, sparse=sparse)
         self.moves: dict[Timed, Moves] = {}
         self.routes: dict[Timed, Routes] = {}
@@ -123,7 +148,9 @@ class CostTerms(StepTimer):
         for step, (routes, shape) in zip(steps, ways, strict=True):
             label, first = labels[first : first + step.rows], first + step.rows
             none = np.broadcast_to(np.int64(0), label.shape)
-            timed = Timed(shape, label, none, none, none, step.size_bytes, (0,) * 5, self.protocol.fifo_depth)
+            timed = Timed(
+                shape, label, none, none, none, step.size_bytes, (0,) * 5, self.protocol.fifo_depth
+            )
             self.moves[timed] = step
             if not self.sparse:
                 self.routes[timed] = routes
@@ -143,7 +170,8 @@ def find_classes(
 ) -> Folding | str:
     """The classes of a run, or the reason why there are none.
 
-    ``expanded``: keep what the times of all messages need. Other parameters as in :func:`simcoll.emulator.folding.quotient.fold`.
+    ``expanded``: keep what the times of all messages need. Other parameters as in
+    :func:`simcoll.emulator.folding.quotient.fold`.
     """
     capacity, placement, _ = all_links(plan, topology)
     timer = CostTerms(plan.protocol, topology, placement, sparse=True)
@@ -151,17 +179,25 @@ def find_classes(
         timer.link_kind = np.int16
     groups = seen.groups
     if waits is not None and len(waits[0]):  # equal steps wait for different messages
-        groups = [((step._replace(),), 1) for some, times in groups or turns(plan) for step in some * times]
+        groups = [
+            ((step._replace(),), 1)
+            for some, times in groups or turns(plan)
+            for step in some * times
+        ]
     stream = timed_steps(plan, topology, placement, groups, timer)
     capacity = _without_rates(plan, topology, capacity)
-    quotient = fold(stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience, waits=waits)
+    quotient = fold(
+        stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience, waits=waits
+    )
     if isinstance(quotient, str):
         return quotient
     return _folding(quotient, timer, cache_key(plan)[1], expanded=expanded)
 
 
 def _without_rates(plan: Plan, topology: Topology, capacity: Ints) -> Ints:
-    """Capacities in which cap links have one number for each kind, so that the classes hold for all rates."""
+    """Capacities in which cap links have one number for each kind, so that the classes hold for all
+    rates.
+    """
     of_channels = 2 * plan.nranks * plan.nchannels if plan.protocol.channel_rate_uBps else 0
     capacity = capacity.copy()
     capacity[topology.nlinks :] = CAP
@@ -171,7 +207,9 @@ def _without_rates(plan: Plan, topology: Topology, capacity: Ints) -> Ints:
 
 def _folding(found: Quotient, timer: CostTerms, each: int, *, expanded: bool) -> Folding:
     steps = zip((timer.moves[pattern] for pattern in found.patterns), found.classes, strict=True)
-    moves = joined_moves([step.some(first_of(names, int(names.max()) + 1)) for step, names in steps])
+    moves = joined_moves(
+        [step.some(first_of(names, int(names.max()) + 1)) for step, names in steps]
+    )
     ends = timer.placement.endpoints[moves.src_rank], timer.placement.endpoints[moves.dst_rank]
     patterns = tuple(map(_without_costs, found.patterns)) if expanded else ()
     kept = replace(found, patterns=patterns, classes=found.classes if expanded else ())

@@ -1,7 +1,8 @@
 """Programs: many collectives, messages and computations on streams, with dependencies.
 
-``operations`` and ``program`` define the types, ``run`` plays them, and ``program_result`` is the record. ``program_player`` plays each
-operation with a separate player under SimPy; ``step_lowering`` turns a program into timed steps, which ``compiled_programs`` gives to the
+``operations`` and ``program`` define the types, ``run`` plays them, and ``program_result`` is the
+record. ``program_player`` plays each operation with a separate player under SimPy;
+``step_lowering`` turns a program into timed steps, which ``compiled_programs`` gives to the
 compiled engine, whole or folded. Both use the lanes and links of ``resources``.
 """
 
@@ -10,4 +11,13 @@ from simcoll.emulator.programs.program import Program
 from simcoll.emulator.programs.program_result import ProgramResult
 from simcoll.emulator.programs.run import ProgramObserver, emulate_program
 
-__all__ = ["Call", "Compute", "Operation", "Program", "ProgramObserver", "ProgramResult", "Send", "emulate_program"]
+__all__ = [
+    "Call",
+    "Compute",
+    "Operation",
+    "Program",
+    "ProgramObserver",
+    "ProgramResult",
+    "Send",
+    "emulate_program",
+]

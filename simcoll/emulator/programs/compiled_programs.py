@@ -25,9 +25,11 @@ __all__ = ["ProgramOutcome", "play_all", "play_classes"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProgramOutcome:
-    """The outcome of a run: time and hash, the number of classes played, and with ``keep`` the times of messages and operations.
+    """The outcome of a run: time and hash, the number of classes played, and with ``keep`` the
+    times of messages and operations.
 
-    A run that events cut off has a ``cut``, the number of completed ``messages``, and no times of operations.
+    A run that events cut off has a ``cut``, the number of completed ``messages``, and no times of
+    operations.
     """
 
     time_fs: int
@@ -57,7 +59,9 @@ class _ProgramTimes:
             sequence += [numbers.setdefault(step, len(numbers)) for step in group] * times
         self.patterns = tuple(numbers)
         self.which = np.array(sequence, np.int64)
-        small = np.array([len(step) for step in (quotient.steps if quotient else self.patterns)], np.int64)
+        small = np.array(
+            [len(step) for step in (quotient.steps if quotient else self.patterns)], np.int64
+        )
         large = np.array([len(step) * (step.role == MOVES) for step in self.patterns], np.int64)
         self.first = np.cumsum(small[self.which]) - small[self.which]
         self.number = np.cumsum(large[self.which]) - large[self.which]
@@ -68,7 +72,9 @@ class _ProgramTimes:
         }
         self.marked: dict[tuple[int, int], Ints] = {}
 
-    def __call__(self, first_row: int, step: Timed, start_fs: Ints, end_fs: Ints, done_fs: Ints) -> None:
+    def __call__(
+        self, first_row: int, step: Timed, start_fs: Ints, end_fs: Ints, done_fs: Ints
+    ) -> None:
         """Take the times of a finished step."""
         place = int(np.searchsorted(self.first, first_row, "right")) - 1
         if place in self.marks:
@@ -91,7 +97,9 @@ class _ProgramTimes:
             begin, end = ((operation, kind) for kind in (BEGINS, ENDS))
             names = None
             if self.quotient is not None:
-                begin_names, end_names = (self.quotient.classes[self.which[places[mark]]] for mark in (begin, end))
+                begin_names, end_names = (
+                    self.quotient.classes[self.which[places[mark]]] for mark in (begin, end)
+                )
                 names = begin_names, end_names
             times[operation] = OperationTimes(self.marked[begin], self.marked[end], names)
         return times
@@ -101,48 +109,80 @@ def play_all(lowered: Lowered, *, keep: bool, timeline: Timeline | None = None) 
     """Play every row with the compiled loops, including events."""
     from simcoll.emulator.fast.driver import StepMachine  # imports numba
 
-    resources, expansion = lowered.resources, _ProgramTimes(lowered, None, keep=keep) if keep else None
+    resources, expansion = (
+        lowered.resources,
+        _ProgramTimes(lowered, None, keep=keep) if keep else None,
+    )
     changes = None if timeline is None else changes_during(resources, timeline)
     machine = StepMachine(
-        resources.capacity, lowered.lane_steps, lowered.drawn(), fifo=resources.fifo, on_step=expansion, changes=changes
+        resources.capacity,
+        lowered.lane_steps,
+        lowered.drawn(),
+        fifo=resources.fifo,
+        on_step=expansion,
+        changes=changes,
     )
     machine.play(resources.link_name)
     if timeline is not None and not machine.through:
-        record, cut = cut_of_machine(timeline, machine, resources.link_name, resources.stride, sum(lowered.bytes_by_op))
+        record, cut = cut_of_machine(
+            timeline, machine, resources.link_name, resources.stride, sum(lowered.bytes_by_op)
+        )
         done_fs = None if expansion is None else expansion.done_fs
         if done_fs is not None:
             done_fs[record.numbers] = record.done_fs
-        return ProgramOutcome(cut.time_fs, record.trace_hash, None, done_fs, cut=cut, messages=record.messages)
+        return ProgramOutcome(
+            cut.time_fs, record.trace_hash, None, done_fs, cut=cut, messages=record.messages
+        )
     if machine.messages != lowered.rows or tuple(machine.bytes_by_op) != lowered.bytes_by_op:
         raise InternalError(
-            f"{machine.messages} rows moved {machine.bytes_by_op} bytes; the program has {lowered.rows} and {lowered.bytes_by_op}"
+            f"{machine.messages} rows moved {machine.bytes_by_op} bytes; the program has "
+            f"{lowered.rows} and {lowered.bytes_by_op}"
         )
     return _times(machine.time_fs, machine.hexdigest(), None, expansion, keep=keep)
 
 
-def play_classes(lowered: Lowered, *, keep: bool, expand: bool, worth_it: bool) -> ProgramOutcome | str:
+def play_classes(
+    lowered: Lowered, *, keep: bool, expand: bool, worth_it: bool
+) -> ProgramOutcome | str:
     """Play one row of every class, or return the reason why not; ``expand``: with a trace hash."""
     from simcoll.emulator.fast.driver import StepMachine  # imports numba
 
     resources = lowered.resources
     quotient = fold(
-        without_links(lowered.stream, lowered.dropped), resources.capacity, lowered.lane_steps, worth_it=worth_it
+        without_links(lowered.stream, lowered.dropped),
+        resources.capacity,
+        lowered.lane_steps,
+        worth_it=worth_it,
     )
     if isinstance(quotient, str):
         return quotient
     expansion = _ProgramTimes(lowered, quotient, keep=keep) if keep or expand else None
     machine = StepMachine(
-        quotient.capacity, quotient.lane_steps, quotient.stream(), fifo=resources.fifo, hashed=False, on_step=expansion
+        quotient.capacity,
+        quotient.lane_steps,
+        quotient.stream(),
+        fifo=resources.fifo,
+        hashed=False,
+        on_step=expansion,
     )
-    machine.play(lambda link: f"class {link}, for example {resources.link_name(int(quotient.links[link]))}")
+    machine.play(
+        lambda link: f"class {link}, for example {resources.link_name(int(quotient.links[link]))}"
+    )
     if machine.messages != quotient.messages:
-        raise InternalError(f"{machine.messages} of {quotient.messages} rows of the quotient are done")
+        raise InternalError(
+            f"{machine.messages} of {quotient.messages} rows of the quotient are done"
+        )
     trace_hash = expansion.hash.hexdigest() if expansion else ""
     return _times(machine.time_fs, trace_hash, machine.messages, expansion, keep=keep)
 
 
 def _times(
-    time_fs: int, trace_hash: str, classes: int | None, expansion: _ProgramTimes | None, *, keep: bool
+    time_fs: int,
+    trace_hash: str,
+    classes: int | None,
+    expansion: _ProgramTimes | None,
+    *,
+    keep: bool,
 ) -> ProgramOutcome:
     """The outcome of a run."""
     if expansion is None or not keep:

@@ -1,4 +1,6 @@
-"""Operations of programs: computations, collectives and messages of many ranks, on streams, with dependencies."""
+"""Operations of programs: computations, collectives and messages of many ranks, on streams, with
+dependencies.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def times_of(subject: str, values: int | ArrayLike, count: int) -> int | Ints:
         return whole_number(subject, values, 0, MAX_TIME_FS)
     times = _read_only(subject, values, 1)
     if len(times) != count:
-        raise ConfigError(f"{subject} must be one time, or one for each of {count} ranks; got {len(times)}")
+        raise ConfigError(
+            f"{subject} must be one time, or one for each of {count} ranks; got {len(times)}"
+        )
     if count and times.min() < 0:
         raise ConfigError(f"{subject} must be at least 0, got {times.min()}")
     return times
@@ -58,7 +62,9 @@ def _after(predecessors: After) -> tuple[int | str, ...]:
     except (TypeError, ValueError):
         entries = None
     if entries is None or any(isinstance(entry, (bool, float)) for entry in predecessors):
-        raise ConfigError(f"after must be numbers or names of earlier operations, got {predecessors!r:.60}")
+        raise ConfigError(
+            f"after must be numbers or names of earlier operations, got {predecessors!r:.60}"
+        )
     return entries
 
 
@@ -80,15 +86,16 @@ class Compute:
     stream
         Name of the operation's stream.
     after
-        Operations that must finish before this one begins, on the ranks that both share: their numbers in the program, or their
-        names.
+        Operations that must finish before this one begins, on the ranks that both share: their
+        numbers in the program, or their names.
     name
         Used in ``after``, messages and timelines.
 
     Raises
     ------
     ConfigError
-        For ranks that are not a list of different whole numbers, and for durations that are negative or of the wrong number.
+        For ranks that are not a list of different whole numbers, and for durations that are
+        negative or of the wrong number.
 
     Examples
     --------
@@ -103,11 +110,18 @@ class Compute:
     name: str = ""
 
     def __init__(
-        self, ranks: ArrayLike, duration_fs: int | ArrayLike, stream: str = "compute", after: After = (), name: str = ""
+        self,
+        ranks: ArrayLike,
+        duration_fs: int | ArrayLike,
+        stream: str = "compute",
+        after: After = (),
+        name: str = "",
     ) -> None:
         _set(self, stream, after, name)
         object.__setattr__(self, "ranks", _read_only("ranks of a Compute", ranks, 1))
-        object.__setattr__(self, "duration_fs", times_of("duration_fs", duration_fs, len(self.ranks)))
+        object.__setattr__(
+            self, "duration_fs", times_of("duration_fs", duration_fs, len(self.ranks))
+        )
 
     def __repr__(self) -> str:
         return _describe(self)
@@ -120,9 +134,11 @@ class Call:
     Parameters
     ----------
     plan
-        The collective of every group, made by :func:`simcoll.bind`; it includes its protocol. The plan's own placement is ignored.
+        The collective of every group, made by :func:`simcoll.bind`; it includes its protocol. The
+        plan's own placement is ignored.
     groups
-        The ranks of every group: ``[groups, plan.nranks]``, without duplicates. Default: one group, the plan's own ``ranks``.
+        The ranks of every group: ``[groups, plan.nranks]``, without duplicates. Default: one group,
+        the plan's own ``ranks``.
     stream, after, name
         As in :class:`Compute`.
 
@@ -146,14 +162,20 @@ class Call:
     name: str = ""
 
     def __init__(
-        self, plan: Plan, groups: ArrayLike | None = None, stream: str = "comm", after: After = (), name: str = ""
+        self,
+        plan: Plan,
+        groups: ArrayLike | None = None,
+        stream: str = "comm",
+        after: After = (),
+        name: str = "",
     ) -> None:
         expect(plan, Plan, "a Call takes a plan, made by bind(schedule, count)")
         _set(self, stream, after, name)
         matrix = _read_only("groups of a Call", plan.ranks[None] if groups is None else groups, 2)
         if matrix.shape[1] != plan.nranks or not matrix.size:
             raise ConfigError(
-                f"groups of {plan.collective} are lists of {plan.nranks} ranks; got a matrix of shape {matrix.shape}"
+                f"groups of {plan.collective} are lists of {plan.nranks} ranks; got a matrix of "
+                f"shape {matrix.shape}"
             )
         object.__setattr__(self, "plan", plan)
         object.__setattr__(self, "groups", matrix)
@@ -174,7 +196,8 @@ class Send:
     Parameters
     ----------
     pairs
-        ``[pairs, 2]``: source and destination. A rank may be the source of one pair and the destination of one.
+        ``[pairs, 2]``: source and destination. A rank may be the source of one pair and the
+        destination of one.
     nbytes
         Size of every message.
     stream, after, name
@@ -185,7 +208,8 @@ class Send:
     Raises
     ------
     ConfigError
-        For pairs that are not a matrix of two columns, a rank that is the source or destination of two pairs, and negative sizes.
+        For pairs that are not a matrix of two columns, a rank that is the source or destination of
+        two pairs, and negative sizes.
 
     Examples
     --------
@@ -213,7 +237,9 @@ class Send:
         _set(self, stream, after, name)
         matrix = _read_only("pairs of a Send", pairs, 2)
         if matrix.shape[1] != 2 or not matrix.size:
-            raise ConfigError(f"pairs of a Send are (source, destination); got a matrix of shape {matrix.shape}")
+            raise ConfigError(
+                f"pairs of a Send are (source, destination); got a matrix of shape {matrix.shape}"
+            )
         chosen = find_protocol(protocol) if isinstance(protocol, str) else protocol
         if not isinstance(chosen, Protocol):
             raise ConfigError(f"protocol must be a name or a Protocol, got {protocol!r:.60}")
@@ -223,7 +249,9 @@ class Send:
         object.__setattr__(self, "call", self._call())
 
     def _call(self) -> Call:
-        """The equivalent collective: send_recv of two ranks by every pair, or of all ranks if pairs share ranks."""
+        """The equivalent collective: send_recv of two ranks by every pair, or of all ranks if pairs
+        share ranks.
+        """
         ordered = np.sort(self.pairs, axis=None)
         if (ordered[1:] != ordered[:-1]).all():
             plan, groups = _send_recv(((0, 1),), self.nbytes, self.protocol), self.pairs
@@ -240,11 +268,14 @@ class Send:
             different, times = np.unique(ranks, return_counts=True)
             if (times > 1).any():
                 raise ConfigError(
-                    f"rank {different[times > 1][0]} is the {end} of two pairs of a Send; expected at most one"
+                    f"rank {different[times > 1][0]} is the {end} of two pairs of a Send; expected "
+                    "at most one"
                 )
         loops = self.pairs[self.pairs[:, 0] == self.pairs[:, 1]]
         if len(loops):
-            raise ConfigError(f"rank {loops[0, 0]} sends to itself; work inside a rank is a Compute")
+            raise ConfigError(
+                f"rank {loops[0, 0]} sends to itself; work inside a rank is a Compute"
+            )
 
     @property
     def ranks(self) -> Ints:
@@ -292,5 +323,9 @@ def _describe(operation: Operation, kind: str = "") -> str:
         groups, size = operation.groups.shape
         ranks = f"{kind} by {groups} groups of {size} ranks"
     else:
-        ranks = f"{len(operation.pairs)} pairs" if isinstance(operation, Send) else f"{len(operation.ranks)} ranks"
+        ranks = (
+            f"{len(operation.pairs)} pairs"
+            if isinstance(operation, Send)
+            else f"{len(operation.ranks)} ranks"
+        )
     return f"<{title} of {ranks} on stream {operation.stream!r}>"

@@ -11,7 +11,14 @@ from numpy.typing import ArrayLike
 from simcoll.arrays import Ints
 from simcoll.core.numbers import whole_number
 from simcoll.core.plan import Plan
-from simcoll.emulator.programs.operations import Call, Compute, Operation, Send, rank_array, times_of
+from simcoll.emulator.programs.operations import (
+    Call,
+    Compute,
+    Operation,
+    Send,
+    rank_array,
+    times_of,
+)
 from simcoll.errors import ConfigError, expect
 
 __all__ = ["Program"]
@@ -21,9 +28,9 @@ __all__ = ["Program"]
 class Program:
     """A program of operations of many ranks. Play it with :func:`simcoll.emulate`.
 
-    A stream of a rank performs its operations in the order of the program. On a rank, an operation begins when the previous one on its
-    stream has finished there, as well as all those in ``after`` that the rank takes part in. Ranks interact only in collectives and
-    messages.
+    A stream of a rank performs its operations in the order of the program. On a rank, an operation
+    begins when the previous one on its stream has finished there, as well as all those in ``after``
+    that the rank takes part in. Ranks interact only in collectives and messages.
 
     Parameters
     ----------
@@ -42,8 +49,8 @@ class Program:
     Raises
     ------
     ConfigError
-        For ranks that do not exist or occur twice in one operation, and for operations that follow themselves, later ones (as in any
-        cycle), or ones that do not exist.
+        For ranks that do not exist or occur twice in one operation, and for operations that follow
+        themselves, later ones (as in any cycle), or ones that do not exist.
 
     Examples
     --------
@@ -67,23 +74,31 @@ class Program:
     starts_fs: int | Ints = 0
     before: tuple[tuple[int, ...], ...] = field(init=False)
 
-    def __init__(self, nranks: int, operations: Sequence[Operation], starts_fs: int | ArrayLike = 0) -> None:
+    def __init__(
+        self, nranks: int, operations: Sequence[Operation], starts_fs: int | ArrayLike = 0
+    ) -> None:
         object.__setattr__(self, "nranks", whole_number("nranks of a Program", nranks, 1))
         try:
             listed = tuple(operations)
         except TypeError:
-            raise ConfigError(f"operations of a Program must be a list, got {operations!r:.60}") from None
+            raise ConfigError(
+                f"operations of a Program must be a list, got {operations!r:.60}"
+            ) from None
         object.__setattr__(self, "operations", listed)
         object.__setattr__(self, "starts_fs", times_of("starts_fs", starts_fs, self.nranks))
         self._check_ranks()
         object.__setattr__(self, "before", self._before())
 
     def _check_ranks(self) -> None:
-        """Refuse ranks that do not exist or occur twice in an operation; arrays shared by operations are checked once."""
+        """Refuse ranks that do not exist or occur twice in an operation; arrays shared by
+        operations are checked once.
+        """
         checked: dict[int, Ints] = {}
         for number, operation in enumerate(self.operations):
             if not isinstance(operation, (Compute, Call, Send)):
-                raise ConfigError(f"operation {number} must be a Compute, Call or Send, got {operation!r:.60}")
+                raise ConfigError(
+                    f"operation {number} must be a Compute, Call or Send, got {operation!r:.60}"
+                )
             array = rank_array(operation)
             if id(array) in checked:
                 continue
@@ -92,10 +107,14 @@ class Program:
             subject = f"operation {number} {operation!r}"
             if len(ranks) and (ranks[0] < 0 or ranks[-1] >= self.nranks):
                 bad = ranks[0] if ranks[0] < 0 else ranks[-1]
-                raise ConfigError(f"{subject} has rank {bad}; the program has ranks 0 to {self.nranks - 1}")
+                raise ConfigError(
+                    f"{subject} has rank {bad}; the program has ranks 0 to {self.nranks - 1}"
+                )
             twice = ranks[1:][ranks[1:] == ranks[:-1]]
             if len(twice):
-                raise ConfigError(f"{subject} has rank {twice[0]} twice; a rank takes part in an operation once")
+                raise ConfigError(
+                    f"{subject} has rank {twice[0]} twice; a rank takes part in an operation once"
+                )
 
     def _before(self) -> tuple[tuple[int, ...], ...]:
         """Numbers of the operations that each operation follows."""
@@ -116,14 +135,17 @@ class Program:
             numbers = by_name.get(target, [])
             if len(numbers) != 1:
                 raise ConfigError(
-                    f"{subject} comes after {target!r}, a name that {len(numbers)} operations have; expected 1"
+                    f"{subject} comes after {target!r}, a name that {len(numbers)} operations "
+                    "have; expected 1"
                 )
             target = numbers[0]
         if not 0 <= target < number:
             raise ConfigError(
-                f"{subject} comes after operation {target}; expected an earlier one, 0 to {number - 1}"
+                f"{subject} comes after operation {target}; expected an earlier one, 0 to "
+                f"{number - 1}"
                 if number
-                else f"{subject} comes after operation {target}; the first operation comes after none"
+                else f"{subject} comes after operation {target}; the first operation comes after "
+                "none"
             )
         return target
 
@@ -132,7 +154,10 @@ class Program:
         """A program of concurrent plans, each with its own placement and stream."""
         for plan in plans:
             expect(plan, Plan, "emulate takes a plan, a list of plans, or a program")
-        calls = [Call(plan, stream=f"plan {number}", name=f"plan {number}") for number, plan in enumerate(plans)]
+        calls = [
+            Call(plan, stream=f"plan {number}", name=f"plan {number}")
+            for number, plan in enumerate(plans)
+        ]
         return cls(1 + max((int(plan.ranks.max()) for plan in plans), default=0), calls)
 
     def __repr__(self) -> str:

@@ -1,4 +1,6 @@
-"""Events during a program: the changes in both engines, and the record of a run that cannot reach its end."""
+"""Events during a program: the changes in both engines, and the record of a run that cannot reach
+its end.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def _check_ways(resources: Resources, timeline: Timeline) -> None:
     """Refuse detours if messages cross further links that stand for parts of their routes."""
     if timeline.detours and resources.shares:
         raise ConfigError(
-            "policy re-route: the protocols of this program leave different shares of its links to data, so that its messages keep their "
+            "policy re-route: the protocols of this program leave different shares of its links to "
+            "data, so that its messages keep their "
             "routes; expected stall or abort"
         )
 
@@ -59,9 +62,13 @@ class ProgramEvents:
 
     def begin(self, fabric: Fabric, is_over: Callable[[], bool]) -> None:
         """Schedule the changes of links."""
-        course = CapacityTimeline(self.timeline, self._ground.capacity.tolist(), self._ground.companions())
+        course = CapacityTimeline(
+            self.timeline, self._ground.capacity.tolist(), self._ground.companions()
+        )
         ways: tuple[Any, ...] = (
-            () if self.detours is None else ([self.detours], functools.partial(links_now, self.detours))
+            ()
+            if self.detours is None
+            else ([self.detours], functools.partial(links_now, self.detours))
         )
         LinkChanges(course, fabric, is_over, *ways).start()
 
@@ -93,4 +100,6 @@ class ProgramEvents:
             for message, links in stranded_messages(fabric, self.detours, late)
         ]
         when = time_fs if late is None else fabric.calendar.now
-        return cut_at(self.timeline, when, messages, waiting, payload_bytes, aborted=late is not None)
+        return cut_at(
+            self.timeline, when, messages, waiting, payload_bytes, aborted=late is not None
+        )

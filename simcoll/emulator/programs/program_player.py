@@ -1,4 +1,6 @@
-"""The reference engine for programs: a player for every group of every collective, under one SimPy clock."""
+"""The reference engine for programs: a player for every group of every collective, under one SimPy
+clock.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ HASH_BATCH = 4096
 
 
 class HashedRow(NamedTuple):
-    """A completed transfer or computation as the trace hash takes it; a computation has equal ranks and no bytes."""
+    """A completed transfer or computation as the trace hash takes it; a computation has equal ranks
+    and no bytes.
+    """
 
     message: int
     src: int
@@ -52,9 +56,11 @@ class ProgramPlayer:
     program, topology
         The program, and the machine that runs it.
     storages
-        Buffers of every group of every collective, by operation and group number; a missing group moves no data.
+        Buffers of every group of every collective, by operation and group number; a missing group
+        moves no data.
     watch
-        Called for every completed transfer and computation: operation, group, time of readiness, and the hashed row.
+        Called for every completed transfer and computation: operation, group, time of readiness,
+        and the hashed row.
     timeline
         Events during the run; ``None`` if there are none.
 
@@ -79,7 +85,10 @@ class ProgramPlayer:
         self.events = None if timeline is None else ProgramEvents(resources, timeline)
         patience = None if timeline is None else timeline.policy.limit_fs
         self.fabric = Fabric(
-            Calendar(simpy.Environment()), resources.capacity.tolist(), resources.link_name, patience_fs=patience
+            Calendar(simpy.Environment()),
+            resources.capacity.tolist(),
+            resources.link_name,
+            patience_fs=patience,
         )
         self.cut: Cut | None = None
         self.calendar = self.fabric.calendar
@@ -92,7 +101,9 @@ class ProgramPlayer:
         self.end_fs: list[dict[int, int]] = [{} for _ in program.operations]
         self.recent: dict[tuple[str, object], dict[tuple[int, int, int], list[Message]]] = {}
         self.players: list[Player] = []
-        self.names: dict[int, Callable[[int], int]] = {}  # numbering of messages, by the lanes of their senders
+        self.names: dict[
+            int, Callable[[int], int]
+        ] = {}  # numbering of messages, by the lanes of their senders
         self.needs: list[dict[int, int]] = []
         self.followers: dict[tuple[int, int], list[int]] = {}
         self._order()
@@ -107,9 +118,15 @@ class ProgramPlayer:
             self.needs.append({})
             for rank in ranks:
                 earlier = {
-                    predecessor for predecessor in self.program.before[number] if rank in self.needs[predecessor]
+                    predecessor
+                    for predecessor in self.program.before[number]
+                    if rank in self.needs[predecessor]
                 }
-                earlier |= {latest[operation.stream, rank]} if (operation.stream, rank) in latest else set()
+                earlier |= (
+                    {latest[operation.stream, rank]}
+                    if (operation.stream, rank) in latest
+                    else set()
+                )
                 self.needs[number][rank] = len(earlier)
                 for predecessor in sorted(earlier):
                     self.followers.setdefault((predecessor, rank), []).append(number)
@@ -153,7 +170,9 @@ class ProgramPlayer:
 
         def finish(when: tuple[int, int, int]) -> None:
             rank, begin, end = when
-            self._count(number, 0, begin, HashedRow(base + place[rank], rank, rank, 0, begin, begin, end))
+            self._count(
+                number, 0, begin, HashedRow(base + place[rank], rank, rank, 0, begin, begin, end)
+            )
             self._over(number, rank)
 
         return work
@@ -194,7 +213,9 @@ class ProgramPlayer:
         """Note that a rank of a group has done its part."""
         self._over(number, ranks[local])
 
-    def _observer(self, number: int, group: int, ranks: list[int], starts: Ints, count: int) -> Callable[..., None]:
+    def _observer(
+        self, number: int, group: int, ranks: list[int], starts: Ints, count: int
+    ) -> Callable[..., None]:
         """An observer of the transfers of one group."""
 
         def report(
@@ -212,12 +233,19 @@ class ProgramPlayer:
         ) -> None:
             name = self._name(number, group, starts, count, message)
             self.bytes_by_op[op] += size
-            self._count(number, group, ready, HashedRow(name, ranks[src], ranks[dst], size, start, end, done_fs))
+            self._count(
+                number,
+                group,
+                ready,
+                HashedRow(name, ranks[src], ranks[dst], size, start, end, done_fs),
+            )
 
         return report
 
     def _name(self, number: int, group: int, starts: Ints, count: int, message: int) -> int:
-        """The program's number of a message of one group: the groups of an operation are interleaved step by step."""
+        """The program's number of a message of one group: the groups of an operation are
+        interleaved step by step.
+        """
         step = int(np.searchsorted(starts, message, "right")) - 1
         rows_before, rows = int(starts[step]), int(starts[step + 1] - starts[step])
         return self.first[number] + rows_before * count + group * rows + message - rows_before
@@ -277,21 +305,36 @@ class ProgramPlayer:
         self._hash()
         self.time_fs = max([self.time_fs, *(player.ledger.time_fs for player in self.players)])
         if missing and self.events is not None:
-            waiting = {rank for number in missing for rank in self.needs[number] if rank not in self.end_fs[number]}
-            payload = sum(self.bytes_by_op), sum(player.ledger.dropped_bytes for player in self.players)
-            self.cut = self.events.early_end(self.fabric, late, self.time_fs, self._number, sorted(waiting), payload)
+            waiting = {
+                rank
+                for number in missing
+                for rank in self.needs[number]
+                if rank not in self.end_fs[number]
+            }
+            payload = (
+                sum(self.bytes_by_op),
+                sum(player.ledger.dropped_bytes for player in self.players),
+            )
+            self.cut = self.events.early_end(
+                self.fabric, late, self.time_fs, self._number, sorted(waiting), payload
+            )
             self.time_fs = self.cut.time_fs
             return
         for player in self.players:
             player.check()
         if missing or self.messages != self.first[-1]:
             raise InternalError(
-                f"operations {missing[:8]} are not over; {self.messages} of {self.first[-1]} messages are"
+                f"operations {missing[:8]} are not over; {self.messages} of {self.first[-1]} "
+                "messages are"
             )
 
     def _open_operations(self) -> list[int]:
         """Operations that have not finished on all of their ranks."""
-        return [number for number, needs in enumerate(self.needs) if len(self.end_fs[number]) != len(needs)]
+        return [
+            number
+            for number, needs in enumerate(self.needs)
+            if len(self.end_fs[number]) != len(needs)
+        ]
 
     def _at_rest(self, rank: int) -> bool:
         return self.events is not None and self.events.at_rest(rank, self.calendar.now)

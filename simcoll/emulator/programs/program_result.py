@@ -53,8 +53,9 @@ class ProgramResult:
     messages, bytes_moved
         Number of transfers and computations, and the payload of the transfers.
     trace_hash
-        Hash of everything that happened (:mod:`simcoll.emulator.digest`); messages are numbered by operation, step and group. Empty for
-        a quotient of more than a million messages without ``keep``.
+        Hash of everything that happened (:mod:`simcoll.emulator.digest`); messages are numbered by
+        operation, step and group. Empty for a quotient of more than a million messages without
+        ``keep``.
     classes
         Number of rows of the quotient that were played; ``None`` if all were.
     done_fs
@@ -62,12 +63,13 @@ class ProgramResult:
     data
         ``"exact"`` (generated and checked) or ``"none"``: timing only.
     wrong
-        Output elements of all collectives that differ from their definition; ``None`` if not checked.
+        Output elements of all collectives that differ from their definition; ``None`` if not
+        checked.
     wall_s
         Wall-clock seconds of the run on this machine; part of no hash.
     cut
-        Where and why events ended the run early; ``messages`` and ``bytes_moved`` then cover the run until there, ``done_fs`` is -1 for the
-        rest, and there are no times of operations.
+        Where and why events ended the run early; ``messages`` and ``bytes_moved`` then cover the
+        run until there, ``done_fs`` is -1 for the rest, and there are no times of operations.
     """
 
     program: Program
@@ -100,7 +102,8 @@ class ProgramResult:
     def unproved(self) -> bool:
         """Whether a collective of the program has no proof."""
         return any(
-            isinstance(operation, Call) and operation.plan.proof is None for operation in self.program.operations
+            isinstance(operation, Call) and operation.plan.proof is None
+            for operation in self.program.operations
         )
 
     def begin_fs(self, operation: int) -> Ints:
@@ -122,9 +125,13 @@ class ProgramResult:
         if self.cut is not None:
             raise ConfigError(f"a run that ended early has no times of operations: {self.cut}")
         if self._times is None:
-            raise ConfigError("times of operations are kept by emulate(program, topology, keep=True)")
+            raise ConfigError(
+                "times of operations are kept by emulate(program, topology, keep=True)"
+            )
         if not 0 <= operation < count:
-            raise ConfigError(f"there is no operation {operation}; the program has 0 to {count - 1}")
+            raise ConfigError(
+                f"there is no operation {operation}; the program has 0 to {count - 1}"
+            )
         none = np.zeros(0, np.int64)
         return self._times[operation].of_ranks() if operation in self._times else (none, none)
 
@@ -152,4 +159,6 @@ class ProgramResult:
 
     def __repr__(self) -> str:
         title = f"{self.program}{', unproved' if self.unproved else ''}"
-        return printable(f"<ProgramResult: {title}, {format_time(self.time_fs)} on {self.topology.name}>")
+        return printable(
+            f"<ProgramResult: {title}, {format_time(self.time_fs)} on {self.topology.name}>"
+        )

@@ -16,10 +16,11 @@ MAX_EVENTS = 200_000
 
 
 class ProgramTrace:
-    """Records the messages and work of a program; pass it as ``emulate(program, ..., observer=trace)``.
+    """Records the messages and work of a program; pass it as
+    ``emulate(program, ..., observer=trace)``.
 
-    Each rank is a process with tracks for each stream: its work, and the messages that it sends and receives. See
-    ``docs/reference/trace.md``.
+    Each rank is a process with tracks for each stream: its work, and the messages that it sends and
+    receives. See ``docs/reference/trace.md``.
 
     Parameters
     ----------
@@ -47,13 +48,19 @@ class ProgramTrace:
         streams = dict.fromkeys(operation.stream for operation in program.operations)
         self._lanes = {stream: number for number, stream in enumerate(streams)}
 
-    def __call__(self, operation: int, group: int, message: int, src: int, dst: int, size: int, *times: int) -> None:
-        """Record a message; the arguments are those of :class:`simcoll.planning.ProgramObserver`."""
+    def __call__(
+        self, operation: int, group: int, message: int, src: int, dst: int, size: int, *times: int
+    ) -> None:
+        """Record a message; the arguments are those of
+        :class:`simcoll.planning.ProgramObserver`.
+        """
         self._seen += 1
         if message < MAX_EVENTS // 2:  # two events for each
             self._rows.append(TraceRow(message, operation, src, dst, group, 0, size, *times))
 
-    def document(self, result: ProgramResult, about: dict[str, Any] | None = None) -> dict[str, Any]:
+    def document(
+        self, result: ProgramResult, about: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """The trace as a JSON object; ``about`` adds entries to ``otherData``."""
         entries: dict[str, Any] = {
             "topology": self._topology.name,
@@ -66,16 +73,22 @@ class ProgramTrace:
             entries["proof"] = "unproved"
         entries |= about or {}
         if self._seen > len(self._rows):
-            entries["truncated"] = f"only the first {len(self._rows)} of {self._seen} transfers are in this file"
+            entries["truncated"] = (
+                f"only the first {len(self._rows)} of {self._seen} transfers are in this file"
+            )
         ranks = list(range(self._program.nranks))
-        return trace_document(self._from_launch(), self._topology, ranks, result.time_fs, entries, self._describe)
+        return trace_document(
+            self._from_launch(), self._topology, ranks, result.time_fs, entries, self._describe
+        )
 
     def content(self, result: ProgramResult, about: dict[str, Any] | None = None) -> bytes:
         """The compressed trace. Equal runs give equal bytes."""
         return compress(self.document(result, about))
 
     def _from_launch(self) -> list[TraceRow]:
-        """Messages, starting when their operations began: a protocol's launch precedes the readiness of a message."""
+        """Messages, starting when their operations began: a protocol's launch precedes the
+        readiness of a message.
+        """
         ends = {(rank, row.done_fs) for row in self._rows for rank in (row.src, row.dst)}
         rows = []
         for row in self._rows:

@@ -29,10 +29,11 @@ def call_of(operation: Operation) -> Call | None:
 class Resources:
     """Lanes and links of a program on a topology.
 
-    A stream has as many lanes on a rank as its collective with the most channels. Calls with one protocol on one stream share their
-    FIFOs and the links that cap their rates. Protocols may leave different shares of a link to data: the link's capacity is then the
-    largest, and the calls with a smaller share cross one more link with that share's capacity. Protocols with equal shares cross the
-    same one.
+    A stream has as many lanes on a rank as its collective with the most channels. Calls with one
+    protocol on one stream share their FIFOs and the links that cap their rates. Protocols may leave
+    different shares of a link to data: the link's capacity is then the largest, and the calls with
+    a smaller share cross one more link with that share's capacity. Protocols with equal shares
+    cross the same one.
 
     Attributes
     ----------
@@ -54,7 +55,8 @@ class Resources:
     def __init__(self, program: Program, topology: Topology) -> None:
         if program.nranks > topology.nranks:
             raise ConfigError(
-                f"the program has {program.nranks} ranks; topology {topology.name!r} has {topology.nranks}"
+                f"the program has {program.nranks} ranks; topology {topology.name!r} has "
+                f"{topology.nranks}"
             )
         self.program, self.topology = program, topology
         self.channels: dict[str, int] = {}
@@ -66,7 +68,9 @@ class Resources:
             if call is not None:
                 calls[operation.stream, call.plan.protocol] = None
         widths = list(self.channels.values())
-        self.offset = dict(zip(self.channels, [sum(widths[:number]) for number in range(len(widths))], strict=True))
+        self.offset = dict(
+            zip(self.channels, [sum(widths[:number]) for number in range(len(widths))], strict=True)
+        )
         self.stride = sum(widths)
         protocols = dict.fromkeys(protocol for _, protocol in calls)
         self.queued = [protocol for protocol in protocols if protocol.fifo_depth]
@@ -78,7 +82,11 @@ class Resources:
         """Compute the capacities of all links."""
         topology, nranks = self.topology, self.program.nranks
         left_to_data = {protocol: shared_capacities(topology, protocol) for protocol in protocols}
-        capacity = np.max(list(left_to_data.values()), axis=0) if left_to_data else topology.link_capacity_uBps
+        capacity = (
+            np.max(list(left_to_data.values()), axis=0)
+            if left_to_data
+            else topology.link_capacity_uBps
+        )
         capacities, base = [with_slack(topology, capacity)], topology.nlinks
         self.shares: dict[Protocol, Shorts] = {}
         by_shares: dict[bytes, Shorts] = {}
@@ -107,7 +115,9 @@ class Resources:
         self.capacity = np.concatenate(capacities)
 
     def companions(self) -> dict[int, list[int]]:
-        """For links of the topology, the links that stand for shares of them, which an event changes as well."""
+        """For links of the topology, the links that stand for shares of them, which an event
+        changes as well.
+        """
         by_link: dict[int, dict[int, None]] = {}
         for shares in self.shares.values():
             for link in np.flatnonzero(shares >= 0).tolist():

@@ -45,7 +45,9 @@ DATA = ("auto", "exact", "none")
 
 
 class ProgramObserver(Protocol):
-    """A callback for every transfer and computation of a program, in the order in which steps complete."""
+    """A callback for every transfer and computation of a program, in the order in which steps
+    complete.
+    """
 
     def __call__(
         self,
@@ -61,7 +63,9 @@ class ProgramObserver(Protocol):
         done_fs: int,
         /,
     ) -> None:
-        """Report that a transfer was ready, flowed from ``src`` to ``dst``, and was done; a computation has equal ranks."""
+        """Report that a transfer was ready, flowed from ``src`` to ``dst``, and was done; a
+        computation has equal ranks.
+        """
 
 
 def emulate_program(
@@ -80,13 +84,22 @@ def emulate_program(
     """Play a program; :func:`simcoll.emulate` describes the arguments."""
     expect(topology, Topology, "emulate takes a topology, made by load_topology(name)")
     if data not in DATA:
-        raise ConfigError(f"data {data!r:.60} is not known for programs; {nearest(str(data), DATA)}")
+        raise ConfigError(
+            f"data {data!r:.60} is not known for programs; {nearest(str(data), DATA)}"
+        )
     check_engine(engine, quotient)
     moves = _moves_data(program, data)
     timeline = timeline_of(events, policy, topology, program.nranks)
     began = perf_counter()
     engine_name, why, lowered = _choose(
-        program, topology, engine, quotient, watched=observer is not None, moves=moves, keep=keep, timeline=timeline
+        program,
+        topology,
+        engine,
+        quotient,
+        watched=observer is not None,
+        moves=moves,
+        keep=keep,
+        timeline=timeline,
     )
     wrong: int | None = None
     if engine_name == "quotient" and lowered is not None:
@@ -100,17 +113,24 @@ def emulate_program(
         played = play_all(lowered, keep=keep, timeline=timeline)
         result = _result(program, topology, why, lowered, played, perf_counter() - began)
         if moves and result.cut is None:
-            wrong = sum(data_errors(plan, inputs_seed) for _, plan, inputs_seed in _groups(program, seed))
+            wrong = sum(
+                data_errors(plan, inputs_seed) for _, plan, inputs_seed in _groups(program, seed)
+            )
     else:
         storages: dict[tuple[int, int], Storage] = {}
         if moves:
             for group, plan, inputs_seed in _groups(program, seed):
                 storages[group] = Storage(plan, exact_inputs(plan, inputs_seed))
-        result = _play_simpy(program, topology, why, storages, observer, keep=keep, timeline=timeline)
+        result = _play_simpy(
+            program, topology, why, storages, observer, keep=keep, timeline=timeline
+        )
         result = replace(result, wall_s=perf_counter() - began)
         if moves and result.cut is None:
             wrong = sum(
-                count_wrong(storages[group].outputs(), expected_outputs(plan, exact_inputs(plan, inputs_seed)))
+                count_wrong(
+                    storages[group].outputs(),
+                    expected_outputs(plan, exact_inputs(plan, inputs_seed)),
+                )
                 for group, plan, inputs_seed in _groups(program, seed)
             )
     return replace(result, data="exact", wrong=wrong) if moves and result.cut is None else result
@@ -146,7 +166,9 @@ def _choose(
     keep: bool,
     timeline: Timeline | None,
 ) -> tuple[str, str, Lowered | None]:
-    """``"simpy"``, ``"fast"`` or ``"quotient"``, the reason, and the program's steps unless SimPy plays it."""
+    """``"simpy"``, ``"fast"`` or ``"quotient"``, the reason, and the program's steps unless SimPy
+    plays it.
+    """
     if engine == "simpy":
         return "simpy", ASKED, None
     if watched:
@@ -155,7 +177,11 @@ def _choose(
         if deep := deep_fifo(call.plan.protocol.fifo_depth):
             return "simpy", deep, None
         if call.plan.waits:
-            return "simpy", f"operation {number} has messages of different channels that wait for each other", None
+            return (
+                "simpy",
+                f"operation {number} has messages of different channels that wait for each other",
+                None,
+            )
         if timeline is not None and timeline.pace is not None and summary(call.plan).switched:
             return "simpy", PACED, None
     # A rank may stop just when its last operation ends, which only a later row can detect.
@@ -187,7 +213,12 @@ def _unlike(lowered: Lowered, timeline: Timeline | None) -> str:
 
 
 def _result(
-    program: Program, topology: Topology, why: str, lowered: Lowered, played: ProgramOutcome, wall_s: float
+    program: Program,
+    topology: Topology,
+    why: str,
+    lowered: Lowered,
+    played: ProgramOutcome,
+    wall_s: float,
 ) -> ProgramResult:
     """The record of a compiled run."""
     cut = played.cut
@@ -227,7 +258,9 @@ def _play_simpy(
         if observer is not None:
             observer(operation, group, *row[:4], ready_fs, *row[4:])
 
-    conductor = ProgramPlayer(program, topology, storages, watch if keep or observer is not None else None, timeline)
+    conductor = ProgramPlayer(
+        program, topology, storages, watch if keep or observer is not None else None, timeline
+    )
     conductor.play()
     times = None
     if keep and conductor.cut is None:
@@ -235,11 +268,14 @@ def _play_simpy(
         for number, operation in enumerate(program.operations):
             ranks = rank_array(operation).reshape(-1).tolist()
             begin, end = (
-                [by_rank[number][rank] for rank in ranks] for by_rank in (conductor.begin_fs, conductor.end_fs)
+                [by_rank[number][rank] for rank in ranks]
+                for by_rank in (conductor.begin_fs, conductor.end_fs)
             )
             times[number] = OperationTimes(np.array(begin, np.int64), np.array(end, np.int64))
     messages = range(conductor.first[-1])
-    completion_fs = np.array([done_fs.get(message, -1) for message in messages], np.int64) if keep else None
+    completion_fs = (
+        np.array([done_fs.get(message, -1) for message in messages], np.int64) if keep else None
+    )
     return ProgramResult(
         program,
         topology,
@@ -256,7 +292,9 @@ def _play_simpy(
 
 
 def _groups(program: Program, seed: int) -> Iterator[tuple[tuple[int, int], Plan, int]]:
-    """Operation and group number of every group of every collective, its plan, and the seed of its inputs, which is unique."""
+    """Operation and group number of every group of every collective, its plan, and the seed of its
+    inputs, which is unique.
+    """
     for number, call in _calls(program):
         for group in range(len(call.groups)):
             yield (number, group), call.plan, seed + (number << 20) + group

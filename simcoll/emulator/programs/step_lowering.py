@@ -1,8 +1,9 @@
 """Lowering of a program to timed steps, for the compiled engine and the quotient.
 
-All ranks of an operation are rows of the same steps. Every stream of a rank has a first lane, on which its operations follow each
-other; further channels of a collective fork from it and join it again by messages without bytes. A dependency is two rows, like events
-on a GPU: the first stream makes a record, and the second waits for it.
+All ranks of an operation are rows of the same steps. Every stream of a rank has a first lane, on
+which its operations follow each other; further channels of a collective fork from it and join it
+again by messages without bytes. A dependency is two rows, like events on a GPU: the first stream
+makes a record, and the second waits for it.
 """
 
 from __future__ import annotations
@@ -52,13 +53,16 @@ class Lowered:
     lane_steps
         Number of steps of every lane.
     marks
-        For every operation, the positions in the stream of the rows at which its ranks begin and end; empty unless requested.
+        For every operation, the positions in the stream of the rows at which its ranks begin and
+        end; empty unless requested.
     steps, messages, rows, bytes_by_op
-        Number of steps; of transfers and computations; of all rows, including those that only order; and payload.
+        Number of steps; of transfers and computations; of all rows, including those that only
+        order; and payload.
     distinct
         Number of rows of distinct steps.
     jittered
-        For groups of the stream, by ``id``, whose messages have jitter: the inputs to time them again with jitter.
+        For groups of the stream, by ``id``, whose messages have jitter: the inputs to time them
+        again with jitter.
     """
 
     resources: Resources
@@ -74,20 +78,25 @@ class Lowered:
     jittered: dict[int, tuple[StepTimer, list[Moves]]]
 
     def drawn(self) -> Iterator[Steps]:
-        """The stream with jitter, which depends on a message's number: groups with jitter are repeated one by one."""
+        """The stream with jitter, which depends on a message's number: groups with jitter are
+        repeated one by one.
+        """
         first_message = 0
         for group, times in self.stream:
             rows = sum(len(step) for step in group if step.role == MOVES)
             if id(group) in self.jittered:
                 timer, moves = self.jittered[id(group)]
-                yield from ((tuple(timer(moves, first_message + turn * rows)), 1) for turn in range(times))
+                yield from (
+                    (tuple(timer(moves, first_message + turn * rows)), 1) for turn in range(times)
+                )
             else:
                 yield group, times
             first_message += times * rows
 
 
 def lower(program: Program, topology: Topology, *, marked: bool = False) -> Lowered:
-    """The timed steps of a program; ``marked``: with rows that record when operations begin and end.
+    """The timed steps of a program; ``marked``: with rows that record when operations begin and
+    end.
 
     Raises
     ------
@@ -117,7 +126,9 @@ def lower(program: Program, topology: Topology, *, marked: bool = False) -> Lowe
     return _count(builder, tuple(stream), marks)
 
 
-def _count(builder: _StepBuilder, stream: tuple[Steps, ...], marks: dict[int, tuple[int, int]]) -> Lowered:
+def _count(
+    builder: _StepBuilder, stream: tuple[Steps, ...], marks: dict[int, tuple[int, int]]
+) -> Lowered:
     """The result with its numbers of steps and rows."""
     resources = builder.resources
     comes: dict[Timed, int] = {}
@@ -131,7 +142,9 @@ def _count(builder: _StepBuilder, stream: tuple[Steps, ...], marks: dict[int, tu
         if step.shape.receiver is not lanes:
             lanes = np.unique(np.concatenate([lanes, step.shape.receiver]))
         lane_steps[lanes] += times
-        moved = [total + times * added for total, added in zip(moved, step.bytes_by_op, strict=True)]
+        moved = [
+            total + times * added for total, added in zip(moved, step.bytes_by_op, strict=True)
+        ]
     dropped = never_bind((step.shape for step in comes), resources.capacity)
     return Lowered(
         resources,
@@ -160,24 +173,42 @@ class _StepBuilder:
         self.jittered: dict[int, tuple[StepTimer, list[Moves]]] = {}
 
     def _once(self, key: tuple[Any, ...], *referents: Any, make: Callable[[], Any]) -> Any:
-        """The value for a key, made on first use; the key may contain addresses of ``referents``."""
+        """The value for a key, made on first use; the key may contain addresses of
+        ``referents``.
+        """
         if key not in self.known:
             self.kept += referents
             self.known[key] = make()
         return self.known[key]
 
-    def local(self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, peer: str = "") -> tuple[Timed, ...]:
+    def local(
+        self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, peer: str = ""
+    ) -> tuple[Timed, ...]:
         """A row for each rank on the first lane of a stream, with a duration."""
-        key = ("local", id(ranks), stream, post_fs if isinstance(post_fs, int) else id(post_fs), role, peer)
+        key = (
+            "local",
+            id(ranks),
+            stream,
+            post_fs if isinstance(post_fs, int) else id(post_fs),
+            role,
+            peer,
+        )
         steps: tuple[Timed, ...] = self._once(
-            key, ranks, post_fs, make=partial(self._local, ranks.reshape(-1), stream, post_fs, role, peer)
+            key,
+            ranks,
+            post_fs,
+            make=partial(self._local, ranks.reshape(-1), stream, post_fs, role, peer),
         )
         return steps
 
-    def _local(self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, peer: str) -> tuple[Timed, ...]:
+    def _local(
+        self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, peer: str
+    ) -> tuple[Timed, ...]:
         lanes, count, connection = self.resources.lane(ranks, stream), len(ranks), None
         if role in {RECORDS, WAITS}:
-            connection = self.resources.records(ranks, *((stream, peer) if role == RECORDS else (peer, stream)))
+            connection = self.resources.records(
+                ranks, *((stream, peer) if role == RECORDS else (peer, stream))
+            )
         shape = StepShape(lanes, lanes, ranks, ranks, *_no_links(count), connection)
         nothing, post = np.zeros(count, np.int64), np.broadcast_to(np.int64(post_fs), (count,))
         return (Timed(shape, nothing - 1, nothing, nothing, post, nothing, NOTHING, 0, role),)
@@ -221,20 +252,27 @@ class _StepBuilder:
         if waiting.size:
             yield self.local(waiting, stream, protocol.launch_fs, LAUNCHES), 1
         aside = self._once(
-            ("aside", id(groups), stream, channels), groups, make=lambda: self._aside(groups, stream, channels)
+            ("aside", id(groups), stream, channels),
+            groups,
+            make=lambda: self._aside(groups, stream, channels),
         )
         if aside:
             yield aside, 1
         if (stream, protocol) not in self.timers:
             placement = self.resources.world_placement(stream, protocol)
             calm = replace(protocol, jitter_fs=0)
-            self.timers[stream, protocol] = StepTimer(calm, self.resources.topology, placement, joint=True)
+            self.timers[stream, protocol] = StepTimer(
+                calm, self.resources.topology, placement, joint=True
+            )
         timer = self.timers[stream, protocol]
         for group, times in steps:
             spread = [_spread(step, groups) for step in group]
             timed = tuple(timer(spread, 0))
             if protocol.jitter_fs:
-                self.jittered[id(timed)] = StepTimer(protocol, timer.topology, timer.placement, joint=True), spread
+                self.jittered[id(timed)] = (
+                    StepTimer(protocol, timer.topology, timer.placement, joint=True),
+                    spread,
+                )
             yield timed, times
         if aside:
             yield aside, 1
@@ -259,7 +297,9 @@ def _spread(step: Moves, groups: Ints) -> Moves:
     """A step of a plan performed by all groups, group after group, with ranks of the program."""
     count = len(groups)
     src, dst = groups[:, step.src_rank].reshape(-1), groups[:, step.dst_rank].reshape(-1)
-    channel, size, operands = (np.tile(column, count) for column in (step.channel, step.size_bytes, step.operands))
+    channel, size, operands = (
+        np.tile(column, count) for column in (step.channel, step.size_bytes, step.operands)
+    )
     leader = step.leader
     if leader is not None:
         base = step.rows * np.arange(count)[:, None]
@@ -268,11 +308,13 @@ def _spread(step: Moves, groups: Ints) -> Moves:
 
 
 def _dependencies(resources: Resources, builder: _StepBuilder) -> list[list[tuple[Timed, ...]]]:
-    """The steps of records and waits that follow every operation; the last entry precedes all operations.
+    """The steps of records and waits that follow every operation; the last entry precedes all
+    operations.
 
-    The n-th wait of a stream of a rank for another matches the n-th record that the other makes for it, so a dependency that an earlier
-    one between the same two streams implies needs neither. A wait comes right after the preceding operation on its stream, possibly long
-    before the record: a waiting lane requests no further steps.
+    The n-th wait of a stream of a rank for another matches the n-th record that the other makes for
+    it, so a dependency that an earlier one between the same two streams implies needs neither. A
+    wait comes right after the preceding operation on its stream, possibly long before the record: a
+    waiting lane requests no further steps.
     """
     program = resources.program
     records: list[list[tuple[Timed, ...]]] = [[] for _ in range(len(program.operations) + 1)]
@@ -289,17 +331,26 @@ def _dependencies(resources: Resources, builder: _StepBuilder) -> list[list[tupl
             peer_members = rank_array(predecessor)
             key = id(peer_members), id(members)
             if key not in shared:
-                shared[key] = members if peer_members is members else np.intersect1d(peer_members, members)
+                shared[key] = (
+                    members if peer_members is members else np.intersect1d(peer_members, members)
+                )
             ranks = shared[key]
-            latest_wait = waited.setdefault((predecessor.stream, operation.stream), np.full(program.nranks, -1))
+            latest_wait = waited.setdefault(
+                (predecessor.stream, operation.stream), np.full(program.nranks, -1)
+            )
             new = latest_wait[ranks] < earlier
             if not new.all():
                 ranks = ranks[new]
             if ranks.size:
                 latest_wait[ranks] = earlier
-                records[earlier].append(builder.local(ranks, predecessor.stream, 0, RECORDS, operation.stream))
+                records[earlier].append(
+                    builder.local(ranks, predecessor.stream, 0, RECORDS, operation.stream)
+                )
                 waits[latest_here[ranks].max()].append(
                     builder.local(ranks, operation.stream, 0, WAITS, predecessor.stream)
                 )
         latest_here[members] = number
-    return [[*record_steps, *wait_steps] for record_steps, wait_steps in zip(records, waits, strict=True)]
+    return [
+        [*record_steps, *wait_steps]
+        for record_steps, wait_steps in zip(records, waits, strict=True)
+    ]

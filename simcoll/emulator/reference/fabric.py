@@ -1,7 +1,8 @@
 """The clock and the links: flows that share link capacity max-min fairly, driven by SimPy.
 
-A fabric is independent of collectives. The player of a plan, background traffic and user processes may share one fabric and one
-SimPy environment if the environment's clock counts integer femtoseconds from 0.
+A fabric is independent of collectives. The player of a plan, background traffic and user processes
+may share one fabric and one SimPy environment if the environment's clock counts integer
+femtoseconds from 0.
 """
 
 from __future__ import annotations
@@ -13,15 +14,21 @@ from typing import Any
 import simpy
 from simpy.events import EventPriority
 
-from simcoll.emulator.model import UNLIMITED, checked_time, flow_delay_fs, remaining_bytes, water_level
+from simcoll.emulator.model import (
+    UNLIMITED,
+    checked_time,
+    flow_delay_fs,
+    remaining_bytes,
+    water_level,
+)
 from simcoll.errors import ConfigError, InternalError
 from simcoll.units import MAX_TIME_FS
 
 __all__ = ["Calendar", "Fabric", "OverdueError"]
 
 LAST = EventPriority(10)
-"""SimPy orders events by time, then priority, then insertion: an event of this priority follows all others of its
-timestamp.
+"""SimPy orders events by time, then priority, then insertion: an event of this priority follows all
+others of its timestamp.
 """
 
 NEVER = 2**200
@@ -31,7 +38,8 @@ NEVER = 2**200
 class Calendar:
     """Actions by time, with one SimPy event for each distinct time.
 
-    Actions of one time run in insertion order, and may add more at the same time; nothing in the model depends on that order.
+    Actions of one time run in insertion order, and may add more at the same time; nothing in the
+    model depends on that order.
     """
 
     __slots__ = ("_buckets", "env")
@@ -65,8 +73,11 @@ class Calendar:
         """Call an action at the end of the current timestamp."""
         _Settle(self.env, action)
 
-    def again(self, begin_fs: int, happened: Iterable[tuple[int, Callable[[Any], None], Any]]) -> None:
-        """Replay the time from ``begin_fs`` until now, with only the actions given, by time, which were left out before.
+    def again(
+        self, begin_fs: int, happened: Iterable[tuple[int, Callable[[Any], None], Any]]
+    ) -> None:
+        """Replay the time from ``begin_fs`` until now, with only the actions given, by time, which
+        were left out before.
 
         Their consequences before now happen during this call; the rest are scheduled.
         """
@@ -103,7 +114,9 @@ class _Settle(simpy.Event):
 
 
 class OverdueError(Exception):
-    """Flows have waited too long for links that are down; ``items`` identifies them as :meth:`Fabric.transfer` does."""
+    """Flows have waited too long for links that are down; ``items`` identifies them as
+    :meth:`Fabric.transfer` does.
+    """
 
     def __init__(self, items: list[Any]) -> None:
         super().__init__(f"{len(items)} flows")
@@ -113,9 +126,21 @@ class OverdueError(Exception):
 class _Flow:
     """Bytes in flight."""
 
-    __slots__ = ("arrived", "finish_fs", "left", "links", "owner", "rate", "since_fs", "size", "wake_fs")
+    __slots__ = (
+        "arrived",
+        "finish_fs",
+        "left",
+        "links",
+        "owner",
+        "rate",
+        "since_fs",
+        "size",
+        "wake_fs",
+    )
 
-    def __init__(self, links: tuple[int, ...], size: int, arrived: Callable[[Any], None], owner: Any) -> None:
+    def __init__(
+        self, links: tuple[int, ...], size: int, arrived: Callable[[Any], None], owner: Any
+    ) -> None:
         self.links = links
         self.size = size
         self.left = float(size)
@@ -138,7 +163,8 @@ class Fabric:
     link_name
         Name of a link, for messages.
     patience_fs
-        How long a flow may wait for a link that is down; 0: not at all; ``None``: no link is ever down.
+        How long a flow may wait for a link that is down; 0: not at all; ``None``: no link is ever
+        down.
 
     Attributes
     ----------
@@ -193,7 +219,9 @@ class Fabric:
         return self.calendar.env
 
     def add_links(self, capacities_uBps: Sequence[int], link_name: Callable[[int], str]) -> int:
-        """Add links; return the index of the first. ``link_name`` is called with the position within this call."""
+        """Add links; return the index of the first. ``link_name`` is called with the position
+        within this call.
+        """
         base, count = len(self._capacity), len(capacities_uBps)
         self._names.append((base, link_name))
         self._capacity.extend(capacities_uBps)
@@ -207,8 +235,12 @@ class Fabric:
         base, name = next(entry for entry in reversed(self._names) if entry[0] <= link)
         return name(link - base)
 
-    def transfer(self, links: tuple[int, ...], size_bytes: int, arrived: Callable[[Any], None], owner: Any) -> None:
-        """Start a flow; call ``arrived(owner)`` when its last byte has left, at once if it has no bytes or links."""
+    def transfer(
+        self, links: tuple[int, ...], size_bytes: int, arrived: Callable[[Any], None], owner: Any
+    ) -> None:
+        """Start a flow; call ``arrived(owner)`` when its last byte has left, at once if it has no
+        bytes or links.
+        """
         if not size_bytes or not links:
             self.calendar.at(self.calendar.now, arrived, owner)
             return
@@ -228,7 +260,9 @@ class Fabric:
             self._ask()
 
     def reroute(self, links_of: Callable[[Any], tuple[int, ...]]) -> None:
-        """Move the remaining bytes of flows to other links at the end of the timestamp; ``links_of`` maps a flow's owner to its links."""
+        """Move the remaining bytes of flows to other links at the end of the timestamp;
+        ``links_of`` maps a flow's owner to its links.
+        """
         self._links_of = links_of
         if not self._asked:
             self._ask()
@@ -240,7 +274,9 @@ class Fabric:
             if links == flow.links:
                 continue
             self._take_off(flow)
-            if flow.rate or self._waiting.pop(flow, None) is not None:  # otherwise it has only just started
+            if (
+                flow.rate or self._waiting.pop(flow, None) is not None
+            ):  # otherwise it has only just started
                 self._started.append(flow)
             if flow.rate:
                 flow.left = remaining_bytes(flow.left, flow.rate, now_fs - flow.since_fs)
@@ -294,16 +330,23 @@ class Fabric:
         for link in touched:
             if self._used[link] > capacity[link]:
                 raise InternalError(
-                    f"link {self.link_name(link)} carries {self._used[link]} uBps of {capacity[link]} at {now_fs} fs"
+                    f"link {self.link_name(link)} carries {self._used[link]} uBps of "
+                    f"{capacity[link]} at {now_fs} fs"
                 )
         if self._late:
             self._late = False
-            late = [flow.owner for flow, since in self._waiting.items() if now_fs - since >= (self._patience or 0)]
+            late = [
+                flow.owner
+                for flow, since in self._waiting.items()
+                if now_fs - since >= (self._patience or 0)
+            ]
             if late:
                 raise OverdueError(late)
 
     def _spread(self, queue: deque[int]) -> dict[int, None]:
-        """Propagate levels from the queued links to the fixpoint; return the links whose level changed."""
+        """Propagate levels from the queued links to the fixpoint; return the links whose level
+        changed.
+        """
         flows, level, capacity = self._flows, self._level, self._capacity
         changed: dict[int, None] = {}
         queued = set(queue)
@@ -312,7 +355,10 @@ class Fabric:
             queued.discard(link)
             on_link = flows[link]
             limits = [
-                min([level[neighbour] for neighbour in flow.links if neighbour != link], default=UNLIMITED)
+                min(
+                    [level[neighbour] for neighbour in flow.links if neighbour != link],
+                    default=UNLIMITED,
+                )
                 for flow in on_link
             ]
             old = level[link]
@@ -336,7 +382,8 @@ class Fabric:
                 return
             link = min(flow.links, key=self._level.__getitem__)
             raise ConfigError(
-                f"link {self.link_name(link)}: {len(self._flows[link])} flows share {self._capacity[link]} micro-bytes "
+                f"link {self.link_name(link)}: {len(self._flows[link])} flows share "
+                f"{self._capacity[link]} micro-bytes "
                 "per second, which leaves nothing for each; expected a larger capacity"
             )
         if self._waiting:

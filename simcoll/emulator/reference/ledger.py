@@ -39,7 +39,9 @@ class Observer(Protocol):
         done_fs: int,
         /,
     ) -> None:
-        """Report that a transfer was ready, its flow started and ended, and it was done, at these times."""
+        """Report that a transfer was ready, its flow started and ended, and it was done, at these
+        times.
+        """
 
 
 class _Transfer(NamedTuple):
@@ -69,7 +71,8 @@ class Ledger:
     dropped_bytes
         Payload of the messages that will never complete.
     columns
-        Batches of the hashed columns, if a list collects them: id, source, destination, bytes, start, end, done.
+        Batches of the hashed columns, if a list collects them: id, source, destination, bytes,
+        start, end, done.
     """
 
     def __init__(self, summary: PlanSummary, observer: Observer | None, *, keep: bool) -> None:
@@ -93,7 +96,9 @@ class Ledger:
         self._add(block.step, messages)
 
     def end_early(self, blocks: Iterable[MessageBlock], unloaded: Iterable[PlanStep]) -> None:
-        """Account for a run that ends early: for steps in progress, and for those that no rank has reached."""
+        """Account for a run that ends early: for steps in progress, and for those that no rank has
+        reached.
+        """
         for block in blocks:
             if not block.messages:
                 continue  # complete and accounted for, although one of its lanes has stopped
@@ -151,5 +156,6 @@ class Ledger:
             raise InternalError(f"moved {moved} bytes by {OP_NAMES}; the plan has {planned}")
         if sum(moved) + self.dropped_bytes != sum(planned):
             raise InternalError(
-                f"delivered {sum(moved)} bytes and dropped {self.dropped_bytes}; the plan has {sum(planned)}"
+                f"delivered {sum(moved)} bytes and dropped {self.dropped_bytes}; the plan has "
+                f"{sum(planned)}"
             )

@@ -22,7 +22,8 @@ class LinkChanges:
     fabric
         The fabric of the links.
     detours, links_of
-        Routes around links that are down, and the links for a flow's owner; without them flows keep their routes.
+        Routes around links that are down, and the links for a flow's owner; without them flows keep
+        their routes.
     is_over
         Whether everything is done, so that no more changes are needed.
     """

@@ -1,4 +1,6 @@
-"""Messages of plan steps: routes and costs of a whole step at once, then one record per transfer."""
+"""Messages of plan steps: routes and costs of a whole step at once, then one record per
+transfer.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,24 @@ from simcoll.emulator.steps.step_columns import moves_of
 from simcoll.emulator.steps.timed import StepTimer
 from simcoll.topology import Topology
 
-__all__ = ["Bundle", "LaneState", "Message", "MessageBlock", "PreparedStep", "blocks", "prepared_steps", "where_stuck"]
+__all__ = [
+    "Bundle",
+    "LaneState",
+    "Message",
+    "MessageBlock",
+    "PreparedStep",
+    "blocks",
+    "prepared_steps",
+    "where_stuck",
+]
 
 
 class LaneState:
-    """A channel of a rank: its coming messages in step order, and the number unfinished in its current step.
+    """A channel of a rank: its coming messages in step order, and the number unfinished in its
+    current step.
 
-    ``place`` is its endpoint of the topology; ``free_fs`` the time at which the overhead of all messages sent so far ends.
+    ``place`` is its endpoint of the topology; ``free_fs`` the time at which the overhead of all
+    messages sent so far ends.
     """
 
     __slots__ = ("channel", "entered", "free_fs", "pending", "place", "queue", "rank", "steps_left")
@@ -55,7 +68,8 @@ class MessageBlock:
 class Message:
     """A transfer in flight.
 
-    ``needs`` counts the conditions that keep the message from being ready, ``source_needs`` those that keep its source from being read.
+    ``needs`` counts the conditions that keep the message from being ready, ``source_needs`` those
+    that keep its source from being read.
     """
 
     __slots__ = (
@@ -114,7 +128,8 @@ class Message:
 
 
 class Bundle:
-    """Transfers that a switch joins into one flow (a multicast or a reduction), which starts when all are ready.
+    """Transfers that a switch joins into one flow (a multicast or a reduction), which starts when
+    all are ready.
 
     ``links`` are those of all paths, without duplicates.
     """
@@ -129,8 +144,12 @@ class Bundle:
         self.wire = max(message.wire for message in messages)
 
 
-def _ways_up(placement: Placement, topology: Topology, step: PlanStep, rows: list[int]) -> list[int]:
-    """The links to the switch of ranks that contribute to their own reduction: such an operand goes up like the others."""
+def _ways_up(
+    placement: Placement, topology: Topology, step: PlanStep, rows: list[int]
+) -> list[int]:
+    """The links to the switch of ranks that contribute to their own reduction: such an operand goes
+    up like the others.
+    """
     if step.op[rows[0]] != SWITCH_REDUCE:
         return []
     local = [row for row in rows if step.src_rank[row] == step.dst_rank[row]]
@@ -148,8 +167,9 @@ def _ways_up(placement: Placement, topology: Topology, step: PlanStep, rows: lis
 class PreparedStep:
     """One step of a plan with all data for its messages; it can be played repeatedly.
 
-    ``columns`` has a row per message: sender's and receiver's lane, links, delay, busy, wire bytes, post, place. ``switched`` has the
-    rows of every switch operation, and its links beyond those of the paths; ``wire_bytes`` counts each operation once.
+    ``columns`` has a row per message: sender's and receiver's lane, links, delay, busy, wire bytes,
+    post, place. ``switched`` has the rows of every switch operation, and its links beyond those of
+    the paths; ``wire_bytes`` counts each operation once.
     """
 
     step: PlanStep
@@ -167,7 +187,8 @@ def prepared_steps(
 ) -> Iterator[PreparedStep]:
     """Stream the steps of a plan that move anything, with routes and costs.
 
-    ``placement`` numbers the lanes; ``number`` maps a message of the plan to the number that determines its jitter.
+    ``placement`` numbers the lanes; ``number`` maps a message of the plan to the number that
+    determines its jitter.
     """
     timer, first_message, shape = StepTimer(plan.protocol, topology, placement), 0, None
     paths: list[tuple[int, ...]] = []
@@ -177,7 +198,10 @@ def prepared_steps(
         if timed.shape is not shape:  # a ring has the same peers in every step
             shape = timed.shape
             full = bool((shape.links >= 0).all())
-            paths = [tuple(row) if full else tuple(l for l in row if l >= 0) for row in shape.links.tolist()]
+            paths = [
+                tuple(row) if full else tuple(l for l in row if l >= 0)
+                for row in shape.links.tolist()
+            ]
         columns = zip(
             shape.sender.tolist(),
             shape.receiver.tolist(),
@@ -224,8 +248,10 @@ def where_stuck(lane: LaneState) -> str:
             peer = message.receiver if lane is message.sender else message.sender
             peer_step = "no step" if peer.entered is None else f"step {peer.entered.step.step}"
             return (
-                f"{place} is in step {lane.entered.step.step}, waiting for message {message.id} (rank "
-                f"{message.sender.rank} -> {message.receiver.rank}, {message.needs} conditions open); "
+                f"{place} is in step {lane.entered.step.step}, waiting for message {message.id} "
+                "(rank "
+                f"{message.sender.rank} -> {message.receiver.rank}, {message.needs} conditions "
+                "open); "
                 f"rank {peer.rank} channel {peer.channel} is in {peer_step}"
             )
     return f"{place} is in step {lane.entered.step.step}, with {lane.steps_left} steps left"

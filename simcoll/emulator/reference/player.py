@@ -1,7 +1,8 @@
 """The reference engine: plays a plan on a fabric under the SimPy clock, with or without data.
 
-It follows :mod:`simcoll.emulator.model` and streams the plan: a step is loaded when the first lane needs it and dropped when its
-last message is done, so memory grows with the steps in flight, not with the length of the schedule.
+It follows :mod:`simcoll.emulator.model` and streams the plan: a step is loaded when the first lane
+needs it and dropped when its last message is done, so memory grows with the steps in flight, not
+with the length of the schedule.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ NEVER = 2**200
 
 
 def links_now(detours: Detours | None, flow: Message | Bundle) -> tuple[int, ...]:
-    """The current links of a flow: the planned route, or a detour around dead links. A switch operation has no detour."""
+    """The current links of a flow: the planned route, or a detour around dead links. A switch
+    operation has no detour.
+    """
     if detours is None or isinstance(flow, Bundle):
         return flow.links
     return detours.links(flow.sender.place, flow.receiver.place, flow.links)
@@ -76,14 +79,16 @@ class Player:
     pace
         Of ranks that slow down or stop; ``None``: no rank does.
     detours, number
-        Routes around links that are down (``None``: messages keep their routes); message numbers for the jitter.
+        Routes around links that are down (``None``: messages keep their routes); message numbers
+        for the jitter.
 
     Attributes
     ----------
     ledger, lanes
         Accounts of completed work; the lanes of all ranks.
     steps, messages, switched
-        Steps of the plan that move anything, and their transfers; whether switches multicast or reduce in the plan.
+        Steps of the plan that move anything, and their transfers; whether switches multicast or
+        reduce in the plan.
     finished
         SimPy event that succeeds when the last transfer is done.
     """
@@ -111,7 +116,9 @@ class Player:
         self.finished: simpy.Event = fabric.env.event()
         self._calendar = fabric.calendar
         self._depth = plan.protocol.fifo_depth
-        self._summary = replace(plan_summary or (summary(plan) if prepared is None else prepared.summary), groups=None)
+        self._summary = replace(
+            plan_summary or (summary(plan) if prepared is None else prepared.summary), groups=None
+        )
         self.steps, self.messages = self._summary.steps, self._summary.messages
         self.switched = self._summary.switched
         if self.switched:
@@ -128,7 +135,9 @@ class Player:
         streamed = (
             prepared.steps
             if prepared
-            else prepared_steps(plan, topology, storage, placement or add_caps(plan, fabric), number)
+            else prepared_steps(
+                plan, topology, storage, placement or add_caps(plan, fabric), number
+            )
         )
         self._blocks = blocks(streamed, self.lanes)
         self._on_leave = on_leave
@@ -137,7 +146,9 @@ class Player:
             self._busy_lanes[lane.rank] += lane.steps_left > 0
         self._recent = {} if recent is None else recent
         self._waits = plan.waits
-        self._awaited = frozenset(message for earlier_messages in self._waits.values() for message in earlier_messages)
+        self._awaited = frozenset(
+            message for earlier_messages in self._waits.values() for message in earlier_messages
+        )
         self._completed: set[int] = set()  # awaited messages that are done
         self._waiters: dict[int, list[Message]] = {}
         self._wire_bytes = 0
@@ -152,7 +163,9 @@ class Player:
             self._calendar.at(begin, self._finish, None)
 
     def enter(self, rank: int) -> None:
-        """Let the lanes of one rank enter their first step at launch; the alternative to :meth:`start`."""
+        """Let the lanes of one rank enter their first step at launch; the alternative to
+        :meth:`start`.
+        """
         launch_fs = self.plan.protocol.launch_fs
         begin = self._calendar.now + launch_fs
         if launch_fs or not self._busy_lanes[rank]:  # otherwise its messages set the time
@@ -189,7 +202,9 @@ class Player:
             self._meet_need(message)
 
     def _meet_source_need(self, message: Message) -> None:
-        """Set a staged source aside as soon as it is certain to hold the data that the step must read."""
+        """Set a staged source aside as soon as it is certain to hold the data that the step must
+        read.
+        """
         message.source_needs -= 1
         if not message.source_needs and message.place is not None and message.place.staged:
             message.payload = message.place.source.copy()
@@ -199,7 +214,8 @@ class Player:
         block = next(self._blocks, None)
         if block is None:
             raise InternalError(
-                f"rank {lane.rank} channel {lane.channel} expects {lane.steps_left} more steps, but the plan has ended"
+                f"rank {lane.rank} channel {lane.channel} expects {lane.steps_left} more steps, "
+                "but the plan has ended"
             )
         self._wire_bytes += block.wire_bytes
         for message in block.messages:
@@ -218,12 +234,16 @@ class Player:
                         self._waiters.setdefault(earlier, []).append(message)
 
     def _follow(self, message: Message) -> None:
-        """Make a message wait until the message ``fifo_depth`` before it on its connection is consumed."""
+        """Make a message wait until the message ``fifo_depth`` before it on its connection is
+        consumed.
+        """
         recent = self._recent.setdefault(self._connection(message), [])
         if len(recent) == self._depth:
             predecessor = recent.pop(0)
             if not predecessor.consumed:
-                predecessor.follower = partial(self._meet_need, message)  # may belong to another player
+                predecessor.follower = partial(
+                    self._meet_need, message
+                )  # may belong to another player
                 message.needs += 1
         recent.append(message)
 
@@ -237,9 +257,16 @@ class Player:
         return message.sender.place, message.receiver.place, message.sender.channel
 
     def _work(
-        self, lane: LaneState, work_fs: int, action: Callable[[Any], None], argument: Any, more_fs: int = 0
+        self,
+        lane: LaneState,
+        work_fs: int,
+        action: Callable[[Any], None],
+        argument: Any,
+        more_fs: int = 0,
     ) -> None:
-        """Call ``action(argument)`` after a rank's work and a further delay; never, if the rank stops before."""
+        """Call ``action(argument)`` after a rank's work and a further delay; never, if the rank
+        stops before.
+        """
         now_fs = self._calendar.now
         end = now_fs + work_fs if self._pace is None else self._pace.end(lane.rank, now_fs, work_fs)
         if end is not None:
@@ -256,14 +283,21 @@ class Player:
         if bundle is not None:
             bundle.needs -= 1
             if not bundle.needs:
-                ends = [self._work_end(m.sender, m.busy_fs) + m.delay_fs - m.busy_fs for m in bundle.messages]
+                ends = [
+                    self._work_end(m.sender, m.busy_fs) + m.delay_fs - m.busy_fs
+                    for m in bundle.messages
+                ]
                 self._at(max(ends), self._flow_bundle, bundle)
         elif message.sender is message.receiver:
             message.start_fs = message.end_fs = now_fs
             self._work(message.receiver, message.post_fs, self._done, message)
         elif self._depth:
             lane = message.sender
-            busy = now_fs + message.busy_fs if self._pace is None else self._work_end(lane, message.busy_fs)
+            busy = (
+                now_fs + message.busy_fs
+                if self._pace is None
+                else self._work_end(lane, message.busy_fs)
+            )
             lane.free_fs = max(lane.free_fs, busy)
             self._flow(message)
         else:
@@ -294,7 +328,11 @@ class Player:
         now_fs = self._calendar.now
         for message in bundle.messages:
             message.end_fs = now_fs
-        self._at(max(self._work_end(m.receiver, m.post_fs) for m in bundle.messages), self._bundle_done, bundle)
+        self._at(
+            max(self._work_end(m.receiver, m.post_fs) for m in bundle.messages),
+            self._bundle_done,
+            bundle,
+        )
 
     def _bundle_done(self, bundle: Bundle) -> None:
         for message in bundle.messages:
@@ -388,7 +426,9 @@ class Player:
         stuck = [lane for lane in self.lanes if lane.steps_left or lane.pending]
         if stuck or not self.ledger.complete:
             listed = "\n".join(where_stuck(lane) for lane in stuck[:8])
-            raise InternalError(f"{len(stuck)} lanes are stuck at {self._calendar.now} fs:\n{listed}")
+            raise InternalError(
+                f"{len(stuck)} lanes are stuck at {self._calendar.now} fs:\n{listed}"
+            )
         self.ledger.close()
 
     def end_early(self) -> list[int]:
@@ -401,8 +441,12 @@ class Player:
         """
         lanes = self.lanes
         entered = [lane.entered for lane in lanes if lane.entered is not None]
-        reached = dict.fromkeys([*entered, *(message.block for lane in lanes for message in lane.queue)])
-        self.ledger.end_early([block for block in reached if block.left], (block.step for block in self._blocks))
+        reached = dict.fromkeys(
+            [*entered, *(message.block for lane in lanes for message in lane.queue)]
+        )
+        self.ledger.end_early(
+            [block for block in reached if block.left], (block.step for block in self._blocks)
+        )
         self.ledger.close()
         return sorted({lane.rank for lane in lanes if lane.steps_left or lane.pending})
 
@@ -416,5 +460,6 @@ class Player:
         """
         if self.fabric.delivered_bytes != self._wire_bytes:
             raise InternalError(
-                f"links delivered {self.fabric.delivered_bytes} bytes; the plan puts {self._wire_bytes} on them"
+                f"links delivered {self.fabric.delivered_bytes} bytes; the plan puts "
+                f"{self._wire_bytes} on them"
             )

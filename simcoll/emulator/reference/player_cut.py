@@ -30,14 +30,18 @@ def until_end(fabric: Fabric) -> list[Any] | None:
 def stranded_messages(
     fabric: Fabric, detours: Detours | None, late: list[Any] | None
 ) -> Iterator[tuple[Message, tuple[str, ...]]]:
-    """The messages that wait for links that are down, or waited too long (``late``), each with the names of these links."""
+    """The messages that wait for links that are down, or waited too long (``late``), each with the
+    names of these links.
+    """
     for flow in fabric.waiting() if late is None else late:
         links = tuple(sorted(map(fabric.link_name, fabric.down(links_now(detours, flow)))))
         for message in flow.messages if isinstance(flow, Bundle) else [flow]:
             yield message, links
 
 
-def cut_of_player(timeline: Timeline, player: Player, detours: Detours | None, late: list[Any] | None) -> Cut:
+def cut_of_player(
+    timeline: Timeline, player: Player, detours: Detours | None, late: list[Any] | None
+) -> Cut:
     """The record of a SimPy run that ended early; ``late`` as from :func:`until_end`."""
     fabric = player.fabric
     stranded = stranded_messages(fabric, detours, late)

@@ -18,9 +18,13 @@ class PreparedPlan:
 
     __slots__ = ("steps", "summary")
 
-    def __init__(self, plan: Plan, topology: Topology, fabric: Fabric, storage: Storage | None) -> None:
+    def __init__(
+        self, plan: Plan, topology: Topology, fabric: Fabric, storage: Storage | None
+    ) -> None:
         self.summary: PlanSummary = summary(plan)
-        self.steps: tuple[PreparedStep, ...] = tuple(prepared_steps(plan, topology, storage, add_caps(plan, fabric)))
+        self.steps: tuple[PreparedStep, ...] = tuple(
+            prepared_steps(plan, topology, storage, add_caps(plan, fabric))
+        )
 
 
 def add_caps(plan: Plan, fabric: Fabric) -> Placement:

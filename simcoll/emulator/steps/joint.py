@@ -1,4 +1,6 @@
-"""Switch operations as single flows: all links and costs of their transfers at the *leader*, the first transfer."""
+"""Switch operations as single flows: all links and costs of their transfers at the *leader*, the
+first transfer.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,15 @@ MARKED = 1 << 26
 """Up to this number of pairs of an operation and a link, marking is faster than sorting."""
 
 
-def joint_links(leader: Ints, links: Shorts, raised: Ints, up: Shorts, linked: Ints | None = None) -> Shorts:
-    """The links of all transfers of an operation in the row of its leader, without duplicates, and none in its other rows.
+def joint_links(
+    leader: Ints, links: Shorts, raised: Ints, up: Shorts, linked: Ints | None = None
+) -> Shorts:
+    """The links of all transfers of an operation in the row of its leader, without duplicates, and
+    none in its other rows.
 
-    ``leader`` is -1 for rows of no operation, which keep their links; the rows ``raised`` have the links ``up`` in addition. If ``linked``
-    rows are given, all leaders and all rows of no operation, the result has only those.
+    ``leader`` is -1 for rows of no operation, which keep their links; the rows ``raised`` have the
+    links ``up`` in addition. If ``linked`` rows are given, all leaders and all rows of no
+    operation, the result has only those.
     """
     base = 1 + int(max(links.max(initial=0), up.max(initial=0)))
     leaders = np.flatnonzero(leader == np.arange(len(leader)))
@@ -37,7 +43,9 @@ def joint_links(leader: Ints, links: Shorts, raised: Ints, up: Shorts, linked: I
     return joint
 
 
-def _links_by_sorting(leaders: Ints, base: int, leader: Ints, links: Shorts, raised: Ints, up: Shorts) -> list[Ints]:
+def _links_by_sorting(
+    leaders: Ints, base: int, leader: Ints, links: Shorts, raised: Ints, up: Shorts
+) -> list[Ints]:
     """The links of each operation, ascending, without duplicates; all are below ``base``."""
     pairs = []
     for owners, columns in ((leader, links), (leader[raised], up)):
@@ -50,8 +58,12 @@ def _links_by_sorting(leaders: Ints, base: int, leader: Ints, links: Shorts, rai
     return np.split(link, np.searchsorted(rows, leaders[1:]))
 
 
-def _links_by_marking(leaders: Ints, base: int, leader: Ints, links: Shorts, raised: Ints, up: Shorts) -> list[Ints]:
-    """The same for few leaders. Rows without a leader mark the last row of the table, and padding (-1) the last column."""
+def _links_by_marking(
+    leaders: Ints, base: int, leader: Ints, links: Shorts, raised: Ints, up: Shorts
+) -> list[Ints]:
+    """The same for few leaders. Rows without a leader mark the last row of the table, and padding
+    (-1) the last column.
+    """
     width = base + 1
     marks = np.zeros((len(leaders) + 1) * width, np.bool_)
     place = np.full(len(leader) + 1, len(leaders) * width)
@@ -78,7 +90,8 @@ def joint_costs(
         np.maximum.at(largest, leader[rows], column[rows])
         peaks.append(largest)
     delay_fs, wire, post_fs = (
-        np.where(leader >= 0, peak, column) for peak, column in zip(peaks, (delay_fs, wire, post_fs), strict=True)
+        np.where(leader >= 0, peak, column)
+        for peak, column in zip(peaks, (delay_fs, wire, post_fs), strict=True)
     )
     return delay_fs, busy_fs, wire, post_fs
 

@@ -15,7 +15,8 @@ __all__ = ["Caps", "Placement", "placement_of"]
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """Links that a protocol adds: an outgoing and an incoming one per channel of each rank if it caps channels, then likewise per rank.
+    """Links that a protocol adds: an outgoing and an incoming one per channel of each rank if it
+    caps channels, then likewise per rank.
 
     ``first_link`` is the index of the first among all links.
     """
@@ -36,7 +37,10 @@ class Caps:
         """Columns of the cap links that each message crosses."""
         channels, base, columns = self.nchannels, self.first_link, []
         if self.protocol.channel_rate_uBps:
-            columns += [base + 2 * (src * channels + channel), base + 2 * (dst * channels + channel) + 1]
+            columns += [
+                base + 2 * (src * channels + channel),
+                base + 2 * (dst * channels + channel) + 1,
+            ]
             base += 2 * self.nranks * channels
         if self.protocol.rank_rate_uBps:
             columns += [base + 2 * src, base + 2 * dst + 1]
@@ -64,7 +68,8 @@ class Placement:
     caps, capped
         The links that cap rates, and each rank's number there.
     shares
-        For every link of the topology, the link that stands for the protocol's share of it, or -1; ``None`` if there is none.
+        For every link of the topology, the link that stands for the protocol's share of it, or -1;
+        ``None`` if there is none.
     connections
         ``(lanes, first_number)``: with them connections are numbered
         ``first_number + sender * lanes + receiver``; ``None``: lane pairs name them.

@@ -2,26 +2,32 @@
 
 Fewer links remain to level, and fewer distinguish classes.
 
-**Claim.** Let every flow on link l also cross some link of a set U, and let l have at least the total capacity of U plus ``SLACK``.
-Then the rates of all flows are the same without l.
+**Claim.** Let every flow on link l also cross some link of a set U, and let l have at least the
+total capacity of U plus ``SLACK``. Then the rates of all flows are the same without l.
 
-**Why.** Compare the rounds of the model with l and without it, and suppose that they have been equal so far. Let L be the lowest share
-in the next round without l. Each link u has a share of at least L, so its remaining capacity is at least L times its flows that have
-no rate yet. The remaining capacity of l is at least that of all U together plus ``SLACK``, because the flows on l that have a rate
-take no more from l than from U. That is at least L n + SLACK for its n flows without a rate. So the share of l is at least
-L + SLACK // n > L, because a run has fewer than ``SLACK`` flows at a time; l is not settled in this round, which is therefore the same
-with and without it. (Without the slack this fails: a link of 10 behind links of 3, 3 and 4 gives each of three flows 10 // 3 = 3.)
+**Why.** Compare the rounds of the model with l and without it, and suppose that they have been
+equal so far. Let L be the lowest share in the next round without l. Each link u has a share of at
+least L, so its remaining capacity is at least L times its flows that have no rate yet. The
+remaining capacity of l is at least that of all U together plus ``SLACK``, because the flows on l
+that have a rate take no more from l than from U. That is at least L n + SLACK for its n flows
+without a rate. So the share of l is at least L + SLACK // n > L, because a run has fewer than
+``SLACK`` flows at a time; l is not settled in this round, which is therefore the same with and
+without it. (Without the slack this fails: a link of 10 behind links of 3, 3 and 4 gives each of
+three flows 10 // 3 = 3.)
 
-**No circle of excuses.** A link of U may be dropped in turn, by its own set. Every link is wider than each of its excuses, so drop
-the widest first: its excuses are all still there, and the claim applies to what remains, again and again. Therefore every link
-can be judged with all others present, and in any order.
+**No circle of excuses.** A link of U may be dropped in turn, by its own set. Every link is wider
+than each of its excuses, so drop the widest first: its excuses are all still there, and the claim
+applies to what remains, again and again. Therefore every link can be judged with all others
+present, and in any order.
 
-**Which U.** Any set is sound; one of small total capacity drops more links. The best hits every flow on l with the least capacity, a
-weighted hitting set, which is hard. Two choices fit trees, where the links that feed a link, or that it feeds, are together as wide as
-it: for each flow on l the narrowest link before l on its route, or for each the narrowest after l. They are not mixed: each is a cut on
-one side of l, while a mixture counts links on both sides. Only routes are used to find them, so a link is dropped for the flows of
-these steps, not for all traffic. (A link exactly as wide as its feeders passes because :func:`simcoll.emulator.model.with_slack` has
-added ``SLACK`` to its capacity.)
+**Which U.** Any set is sound; one of small total capacity drops more links. The best hits every
+flow on l with the least capacity, a weighted hitting set, which is hard. Two choices fit trees,
+where the links that feed a link, or that it feeds, are together as wide as it: for each flow on l
+the narrowest link before l on its route, or for each the narrowest after l. They are not mixed:
+each is a cut on one side of l, while a mixture counts links on both sides. Only routes are used to
+find them, so a link is dropped for the flows of these steps, not for all traffic. (A link exactly
+as wide as its feeders passes because :func:`simcoll.emulator.model.with_slack` has added ``SLACK``
+to its capacity.)
 """
 
 from __future__ import annotations
@@ -47,14 +53,21 @@ JOINED = 64
 def never_bind(
     shapes: Iterable[StepShape], capacity: Ints, candidates: NDArray[np.bool_] | None = None
 ) -> NDArray[np.bool_]:
-    """Mask of the links, all or the ``candidates`` ones, that can never bind the flows of some steps."""
-    routes = _join_by_width([*{id(shape.links): shape.links for shape in shapes if shape.links.size}.values()])
+    """Mask of the links, all or the ``candidates`` ones, that can never bind the flows of some
+    steps.
+    """
+    routes = _join_by_width(
+        [*{id(shape.links): shape.links for shape in shapes if shape.links.size}.values()]
+    )
     candidates = np.ones(len(capacity), np.bool_) if candidates is None else candidates.copy()
     never = np.zeros(len(capacity), np.bool_)
     for turn in (1, -1):
         if not candidates.any():
             break
-        pairs = [np.zeros(0, np.int64), *(_excuses(links[:, ::turn], capacity, candidates) for links in routes)]
+        pairs = [
+            np.zeros(0, np.int64),
+            *(_excuses(links[:, ::turn], capacity, candidates) for links in routes),
+        ]
         link, excuse = np.divmod(_distinct(np.concatenate(pairs)), len(capacity) + 1)
         never |= _never_binding(link, excuse, capacity)
         candidates &= ~never
@@ -80,7 +93,9 @@ def _distinct(keys: Ints) -> Ints:
 
 
 def _excuses(links: Shorts, capacity: Ints, candidates: NDArray[np.bool_]) -> Ints:
-    """Pairs of a candidate link and the narrowest link before it on a route; one past the last link stands for none."""
+    """Pairs of a candidate link and the narrowest link before it on a route; one past the last link
+    stands for none.
+    """
     none = len(capacity)
     wide = np.append(capacity, np.iinfo(np.int64).max)
     candidate = np.append(candidates, False)  # -1 is no link
@@ -107,7 +122,9 @@ def _never_binding(link: Ints, excuse: Ints, capacity: Ints) -> NDArray[np.bool_
     own_high, own_low = capacity >> 32, capacity & LOW
     unexcused = np.zeros(len(capacity), np.bool_)
     unexcused[link[excuse == len(capacity)]] = True
-    fits: NDArray[np.bool_] = used & ~unexcused & ((high < own_high) | ((high == own_high) & (low <= own_low)))
+    fits: NDArray[np.bool_] = (
+        used & ~unexcused & ((high < own_high) | ((high == own_high) & (low <= own_low)))
+    )
     return fits
 
 

@@ -17,7 +17,9 @@ __all__ = ["all_links", "check_switches"]
 
 
 def all_links(plan: Plan, topology: Topology) -> tuple[Ints, Placement, Callable[[int], str]]:
-    """Capacities of all links, including those that cap rates; the placement of ranks; and link names."""
+    """Capacities of all links, including those that cap rates; the placement of ranks; and link
+    names.
+    """
     capacity = np.array(effective_capacities(topology, plan.protocol), np.int64)
     links = topology.nlinks
     placement = placement_of(plan, links)
@@ -41,6 +43,7 @@ def check_switches(plan: Plan, topology: Topology) -> None:
     """
     if "switch_reduce" not in topology.traits:
         raise ConfigError(
-            f"{plan.schedule.title} needs switches that reduce and multicast, which topology {topology.name!r} does "
+            f"{plan.schedule.title} needs switches that reduce and multicast, which topology "
+            f"{topology.name!r} does "
             "not have (trait switch_reduce)"
         )

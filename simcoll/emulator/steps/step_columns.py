@@ -45,7 +45,9 @@ REMEMBERED_ROWS = 1 << 19
 SLIM_ROWS = 1 << 16
 """From this number of rows on, columns are stored as one value if it is the only one."""
 EVEN = (-1, 1)
-"""The cache key of equal chunks, for chunks of one byte; other keys are a count and the bytes of an element."""
+"""The cache key of equal chunks, for chunks of one byte; other keys are a count and the bytes of an
+element.
+"""
 
 
 class Moves(NamedTuple):
@@ -67,14 +69,17 @@ class Moves(NamedTuple):
     def some(self, rows: Array) -> Moves:
         """A subset of the transfers, none of which belongs to a switch operation."""
         src, dst, channel = self.src_rank[rows], self.dst_rank[rows], self.channel[rows]
-        return Moves(src, dst, channel, self.size_bytes[rows], self.op[rows], self.operands[rows], None)
+        return Moves(
+            src, dst, channel, self.size_bytes[rows], self.op[rows], self.operands[rows], None
+        )
 
 
 class Spinning(NamedTuple):
     """Steps that repeat between the same ranks with rotating payloads.
 
-    In iteration t, row r of step i has the payload ``payloads[window[(places[i][r] + t * stride) % m]]``, where ``window`` holds the m
-    places of a window twice over.
+    In iteration t, row r of step i has the payload
+    ``payloads[window[(places[i][r] + t * stride) % m]]``, where ``window`` holds the m places of a
+    window twice over.
     """
 
     steps: tuple[Moves, ...]  # with the payloads of the first iteration
@@ -111,8 +116,8 @@ class Spinning(NamedTuple):
 class PlanSummary:
     """Counts from a first pass over a plan.
 
-    ``rows`` counts the transfers of distinct steps; ``groups`` keeps the :func:`turns` if they are few; ``switched``: some transfers
-    between ranks are switch operations.
+    ``rows`` counts the transfers of distinct steps; ``groups`` keeps the :func:`turns` if they are
+    few; ``switched``: some transfers between ranks are switch operations.
     """
 
     lane_steps: Ints
@@ -125,7 +130,9 @@ class PlanSummary:
 
 
 summaries_of: FactStore[Schedule, dict[tuple[int, int], PlanSummary]] = FactStore(lambda _: {})
-"""The first passes over plans of a schedule, by :func:`cache_key`: with equal chunks, and with the latest other sizes."""
+"""The first passes over plans of a schedule, by :func:`cache_key`: with equal chunks, and with the
+latest other sizes.
+"""
 
 
 def forget_unequal(schedule: Schedule) -> None:
@@ -148,15 +155,27 @@ def _even(plan: Plan) -> bool:
 
 
 def _is_steady(plan: Plan, block: Step | Repeat) -> bool:
-    """Whether all iterations of a repeat take the same time: equal chunks, and no transfer that an alias can remove."""
+    """Whether all iterations of a repeat take the same time: equal chunks, and no transfer that an
+    alias can remove.
+    """
     if not isinstance(block, Repeat) or not _even(plan):
         return False
-    return not (plan.collective.in_place and any((step.src_rank == step.dst_rank).any() for step in block.steps))
+    return not (
+        plan.collective.in_place
+        and any((step.src_rank == step.dst_rank).any() for step in block.steps)
+    )
 
 
 def moves_of(plan: Plan, step: PlanStep) -> Moves:
     """The columns of a step that time depends on."""
-    fixed = (step.src_rank, step.dst_rank, step.channel, step.size_bytes, step.op, _operands(plan, step))
+    fixed = (
+        step.src_rank,
+        step.dst_rank,
+        step.channel,
+        step.size_bytes,
+        step.op,
+        _operands(plan, step),
+    )
     return Moves(*fixed, _leaders(step))
 
 
@@ -193,24 +212,42 @@ def _without_empty(plan: Plan, step: Step, size_bytes: Ints) -> Iterator[Moves]:
 def _slim(column: Ints) -> Ints:
     """The column, which takes no memory if it is long and all its values are equal."""
     return (
-        np.broadcast_to(column[0], column.shape) if len(column) > SLIM_ROWS and (column == column[0]).all() else column
+        np.broadcast_to(column[0], column.shape)
+        if len(column) > SLIM_ROWS and (column == column[0]).all()
+        else column
     )
 
 
 def _turns_alone(plan: Plan, block: Repeat) -> bool:
-    """Whether the transfers of a repeat are single chunks in every iteration: no fold, no alias that could remove one."""
+    """Whether the transfers of a repeat are single chunks in every iteration: no fold, no alias
+    that could remove one.
+    """
     separate = not plan.schedule.known.folds and not plan.collective.in_place
-    return separate and all((step.count == 1).all() and (step.op < SYNC).all() for step in block.steps)
+    return separate and all(
+        (step.count == 1).all() and (step.op < SYNC).all() for step in block.steps
+    )
 
 
 def _moving_turns(plan: Plan, block: Repeat, lengths: Ints) -> Iterator[Moves]:
-    """The non-empty transfers of each iteration, from the elements of every chunk; equal steps share one object while they are few."""
+    """The non-empty transfers of each iteration, from the elements of every chunk; equal steps
+    share one object while they are few.
+    """
     full = [
-        Moves(step.src_rank, step.dst_rank, step.channel, step.count, step.op, _operands(plan, step), None)
+        Moves(
+            step.src_rank,
+            step.dst_rank,
+            step.channel,
+            step.count,
+            step.op,
+            _operands(plan, step),
+            None,
+        )
         for step in block.steps
     ]
     places = [_turning(block, step.src_chunk, lengths) for step in block.steps]
-    periods = [_period(table.reshape(-1, 2 * block.modulus)[:, : block.modulus]) for table, _ in places]
+    periods = [
+        _period(table.reshape(-1, 2 * block.modulus)[:, : block.modulus]) for table, _ in places
+    ]
     recent: dict[tuple[int, int], Moves] = {}
     recent_rows = 0
     for turn in range(block.count):
@@ -231,18 +268,26 @@ def _moving_turns(plan: Plan, block: Repeat, lengths: Ints) -> Iterator[Moves]:
 
 
 def _turning(block: Repeat, chunk: Ints, lengths: Ints) -> tuple[Ints, Ints]:
-    """Elements of chunks, and each transfer's place there for a shift of 0; every window is stored twice in a row."""
+    """Elements of chunks, and each transfer's place there for a shift of 0; every window is stored
+    twice in a row.
+    """
     start, place = block.window(chunk)
     starts, window = np.unique(start, return_inverse=True)
     windows = block.chunk_at(starts[:, None] + np.arange(block.modulus))
-    table = lengths.take(windows, mode="clip")  # a window may leave the buffers where no transfer does
+    table = lengths.take(
+        windows, mode="clip"
+    )  # a window may leave the buffers where no transfer does
     return np.tile(table, 2).reshape(-1), 2 * block.modulus * window + place
 
 
 def _period(windows: Ints) -> int:
     """The smallest shift that leaves all windows unchanged."""
     width = windows.shape[1]
-    return next(k for k in range(1, width + 1) if width % k == 0 and (np.roll(windows, k, axis=1) == windows).all())
+    return next(
+        k
+        for k in range(1, width + 1)
+        if width % k == 0 and (np.roll(windows, k, axis=1) == windows).all()
+    )
 
 
 def _operands(plan: Plan, step: Step | PlanStep) -> Ints:
@@ -269,7 +314,9 @@ def spinning(plan: Plan) -> Iterator[Group | Spinning]:
                     if steps and block.count:
                         yield steps, block.count
             continue
-        for block_spins, stretch in groupby(blocks, lambda block: isinstance(block, Repeat) and not _even(plan)):
+        for block_spins, stretch in groupby(
+            blocks, lambda block: isinstance(block, Repeat) and not _even(plan)
+        ):
             if not block_spins:
                 yield from _merge_runs(plan, stretch)
                 continue
@@ -282,7 +329,9 @@ def spinning(plan: Plan) -> Iterator[Group | Spinning]:
 
 
 def _merge_runs(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Group]:
-    """Steps one by one; runs of steps that differ only in chunks (as in a ring with numbered blocks) become one repeated step."""
+    """Steps one by one; runs of steps that differ only in chunks (as in a ring with numbered
+    blocks) become one repeated step.
+    """
     last, times = None, 0
     for step in _moves(plan, blocks):
         if last is not None and same_moves(step, last):
@@ -297,22 +346,30 @@ def _merge_runs(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Group]:
 
 def _spins(plan: Plan, block: Repeat) -> Spinning | None:
     """A repeat whose single chunks have one of two non-zero sizes; ``None`` for others."""
-    # A count that is no multiple of the chunks makes some chunks one element larger. A repeat moves along its chunks, so no two
-    # iterations have the same sizes, and unrolling it costs as many columns as it has iterations: a ring of 1,024 ranks has 2,046.
-    # But the sizes only rotate: in iteration t a transfer moves the chunk at (place + t * stride) mod m of a window of m chunks. If
-    # every transfer sees the same sizes in its window, one window and each row's place in it describe all iterations. Each None below is
-    # a case in which an iteration is more than a rotation.
+    # A count that is no multiple of the chunks makes some chunks one element larger. A repeat moves
+    # along its chunks, so no two iterations have the same sizes, and unrolling it costs as many
+    # columns as it has iterations: a ring of 1,024 ranks has 2,046. But the sizes only rotate: in
+    # iteration t a transfer moves the chunk at (place + t * stride) mod m of a window of m chunks.
+    # If every transfer sees the same sizes in its window, one window and each row's place in it
+    # describe all iterations. Each None below is a case in which an iteration is more than a
+    # rotation.
     layout = plan.schedule.layout
     listed = layout.scratch_pieces is not None or block.order is not None
     if not isinstance(plan.sizes, int) or listed or plan.sizes < layout.chunks:
         return None
     smaller, piece = plan.sizes // layout.chunks, np.arange(layout.chunks)
-    larger = (piece + 1) * plan.sizes // layout.chunks - piece * plan.sizes // layout.chunks - smaller
+    larger = (
+        (piece + 1) * plan.sizes // layout.chunks - piece * plan.sizes // layout.chunks - smaller
+    )
     payloads = np.array([smaller, smaller + 1], np.int64) * plan.dtype.itemsize
     window: Ints | None = None
     steps, places = [], []
     for step in block.steps:
-        if (step.src_rank == step.dst_rank).any() or (step.count != 1).any() or (step.op > REDUCE).any():
+        if (
+            (step.src_rank == step.dst_rank).any()
+            or (step.count != 1).any()
+            or (step.op > REDUCE).any()
+        ):
             return None
         plain = layout.one_address(step)
         if plan.schedule.known.folds and in_fold_order(plain, layout.size) is not plain:
@@ -329,12 +386,22 @@ def _spins(plan: Plan, block: Repeat) -> Spinning | None:
             return None
         size = payloads[window[place]]
         steps.append(
-            Moves(step.src_rank, step.dst_rank, step.channel, size, step.op, np.broadcast_to(1, size.shape), None)
+            Moves(
+                step.src_rank,
+                step.dst_rank,
+                step.channel,
+                size,
+                step.op,
+                np.broadcast_to(1, size.shape),
+                None,
+            )
         )
         places.append(place)
     if window is None:
         return None
-    return Spinning(tuple(steps), tuple(places), payloads, np.tile(window, 2), block.count, block.stride)
+    return Spinning(
+        tuple(steps), tuple(places), payloads, np.tile(window, 2), block.count, block.stride
+    )
 
 
 def bytes_by_op(step: Moves) -> tuple[int, ...]:
@@ -347,20 +414,24 @@ def bytes_by_op(step: Moves) -> tuple[int, ...]:
 
 
 def cache_key(plan: Plan) -> tuple[tuple[int, int] | None, int]:
-    """The cache key for facts about a plan's steps (``None``: not cached), and the bytes per chunk for which they hold.
+    """The cache key for facts about a plan's steps (``None``: not cached), and the bytes per chunk
+    for which they hold.
 
     Equal chunks share one key for all sizes, which are multiples of those of one-byte chunks.
     """
     if not isinstance(plan.sizes, int):
         return None, 1
-    chunk_bytes = plan.sizes // plan.schedule.layout.chunks * plan.dtype.itemsize if _even(plan) else 0
+    chunk_bytes = (
+        plan.sizes // plan.schedule.layout.chunks * plan.dtype.itemsize if _even(plan) else 0
+    )
     return (EVEN, chunk_bytes) if chunk_bytes else ((plan.sizes, plan.dtype.itemsize), 1)
 
 
 def summary(plan: Plan) -> PlanSummary:
     """Pass once over a plan, or recall the result for the same schedule.
 
-    With equal chunks, the results are those of one-byte chunks, scaled; with others, only the latest sizes are remembered.
+    With equal chunks, the results are those of one-byte chunks, scaled; with others, only the
+    latest sizes are remembered.
     """
     key, chunk_bytes = cache_key(plan)
     if key is None:
@@ -369,7 +440,11 @@ def summary(plan: Plan) -> PlanSummary:
     counts = summaries.get(key)
     if counts is None:
         plan.expect_waits()
-        unit = replace(plan, sizes=plan.schedule.layout.chunks, dtype=np.dtype(np.int8)) if key == EVEN else plan
+        unit = (
+            replace(plan, sizes=plan.schedule.layout.chunks, dtype=np.dtype(np.int8))
+            if key == EVEN
+            else plan
+        )
         counts = _count(unit)
         forget_unequal(plan.schedule)
         summaries[key] = counts if counts.rows <= REMEMBERED_ROWS else replace(counts, groups=None)
@@ -385,12 +460,20 @@ def _scale(counts: PlanSummary, chunk_bytes: int) -> PlanSummary:
             for step in group:
                 if id(step) not in large:
                     large[id(step)] = step._replace(size_bytes=step.size_bytes * chunk_bytes)
-        groups = [(tuple(large[id(step)] for step in group), times) for group, times in counts.groups]
-    return replace(counts, bytes_by_op=tuple(moved * chunk_bytes for moved in counts.bytes_by_op), groups=groups)
+        groups = [
+            (tuple(large[id(step)] for step in group), times) for group, times in counts.groups
+        ]
+    return replace(
+        counts,
+        bytes_by_op=tuple(moved * chunk_bytes for moved in counts.bytes_by_op),
+        groups=groups,
+    )
 
 
 def _facts(plan: Plan, step: Moves) -> tuple[Ints, tuple[int, ...], bool]:
-    """Lanes that take part in a step, its payload by operation, and whether it has switch operations."""
+    """Lanes that take part in a step, its payload by operation, and whether it has switch
+    operations.
+    """
     part = np.zeros(plan.nranks * plan.nchannels, np.bool_)
     for rank in (step.src_rank, step.dst_rank):
         part[rank * plan.nchannels + step.channel] = True
@@ -418,13 +501,19 @@ def _count(plan: Plan) -> PlanSummary:
             lane_steps[lanes] += times
             steps += times
             messages += step.rows * times
-            added = group.bytes_by_op(number) if isinstance(group, Spinning) else [times * nbytes for nbytes in payload]
+            added = (
+                group.bytes_by_op(number)
+                if isinstance(group, Spinning)
+                else [times * nbytes for nbytes in payload]
+            )
             moved = [sum(pair) for pair in zip(moved, added, strict=True)]
             switched = switched or by_switch
         if rows > KEPT_ROWS or (spins and rows > UNROLLED_ROWS):
             groups, facts_of = None, {}
         elif isinstance(group, Spinning):
-            groups = None if groups is None else [*groups, *(((step,), 1) for step in group.unroll())]
+            groups = (
+                None if groups is None else [*groups, *(((step,), 1) for step in group.unroll())]
+            )
         elif groups is not None:
             groups.append(group)
             facts_of |= fresh  # as long as groups keep them

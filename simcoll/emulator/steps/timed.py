@@ -22,10 +22,20 @@ from simcoll.topology import Routes, Topology
 
 Key = tuple[bytes, ...]
 
-__all__ = ["StepShape", "StepTimer", "Timed", "batches", "joined_moves", "joined_routes", "timed_steps"]
+__all__ = [
+    "StepShape",
+    "StepTimer",
+    "Timed",
+    "batches",
+    "joined_moves",
+    "joined_routes",
+    "timed_steps",
+]
 
 BATCH_ROWS = 1 << 13
-"""Number of messages of small steps that are routed and costed together: each numpy call costs microseconds."""
+"""Number of messages of small steps that are routed and costed together: each numpy call costs
+microseconds.
+"""
 ROUTED_ROWS = 1 << 16
 """Number of messages of a large step that are routed together."""
 REMEMBERED_ROWS = 1 << 18
@@ -36,10 +46,11 @@ REMEMBERED_ROWS = 1 << 18
 class StepShape:
     """Senders, receivers and links of a step.
 
-    ``sender`` and ``receiver`` are lanes; ``links`` is ``[rows, hops]``, padded with -1, and ``weight``, of the same shape, is the
-    number of such flows on one such link. ``connection`` numbers connections if lane pairs do not identify them. ``leader`` is, for each
-    row of a switch operation, the operation's first row, which carries the joint flow; else -1. ``linked`` lists the rows of
-    ``links``, in order, if the other rows have no links.
+    ``sender`` and ``receiver`` are lanes; ``links`` is ``[rows, hops]``, padded with -1, and
+    ``weight``, of the same shape, is the number of such flows on one such link. ``connection``
+    numbers connections if lane pairs do not identify them. ``leader`` is, for each row of a switch
+    operation, the operation's first row, which carries the joint flow; else -1. ``linked`` lists
+    the rows of ``links``, in order, if the other rows have no links.
     """
 
     sender: Ints
@@ -62,7 +73,8 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timed:
-    """One step with its costs. ``delay_fs`` (see :class:`simcoll.emulator.model.Costs`) is -1 for a transfer within a rank.
+    """One step with its costs. ``delay_fs`` (see :class:`simcoll.emulator.model.Costs`) is -1 for a
+    transfer within a rank.
 
     ``depth`` is that of the FIFOs, 0 for rendezvous. ``role`` is ``MOVES`` for transfers and work;
     :mod:`simcoll.emulator.fast.state` lists the further roles in programs.
@@ -90,12 +102,18 @@ class Timed:
 class StepTimer:
     """Assigns routes and costs to steps in batches; an unchanged step yields the same object again.
 
-    ``placement`` positions ranks and channels. ``joint``: the transfers of a switch operation are one flow, that of its leader;
-    ``sparse``: its other rows have no row of links.
+    ``placement`` positions ranks and channels. ``joint``: the transfers of a switch operation are
+    one flow, that of its leader; ``sparse``: its other rows have no row of links.
     """
 
     def __init__(
-        self, protocol: Protocol, topology: Topology, placement: Placement, *, joint: bool = False, sparse: bool = False
+        self,
+        protocol: Protocol,
+        topology: Topology,
+        placement: Placement,
+        *,
+        joint: bool = False,
+        sparse: bool = False,
     ) -> None:
         self.protocol = protocol
         self.joint = joint
@@ -116,7 +134,9 @@ class StepTimer:
         new = {id(step): step for step in steps if id(step) not in self.timed}
         if new:
             fresh = self._time(list(new.values()), first_message)
-            self.timed |= {name: (step, timed) for (name, step), timed in zip(new.items(), fresh, strict=True)}
+            self.timed |= {
+                name: (step, timed) for (name, step), timed in zip(new.items(), fresh, strict=True)
+            }
             self.timed_rows += sum(step.rows for step in new.values())
         timed = [self.timed[id(step)][1] for step in steps]
         while self.timed_rows > REMEMBERED_ROWS and len(self.timed) > 1:
@@ -135,10 +155,20 @@ class StepTimer:
         for step, (_, shape) in zip(steps, routed, strict=True):
             rows, begin = slice(begin, begin + step.rows), begin + step.rows
             if self.last is None or self.protocol.jitter_fs or not same_moves(step, self.last[0]):
-                fixed = (delay[rows], costs.busy_fs[rows], costs.wire_bytes[rows], costs.post_fs[rows])
+                fixed = (
+                    delay[rows],
+                    costs.busy_fs[rows],
+                    costs.wire_bytes[rows],
+                    costs.post_fs[rows],
+                )
                 if shape.leader is not None:
                     fixed = joint_costs(shape.leader, *fixed)
-                self.last = step, Timed(shape, *fixed, step.size_bytes, bytes_by_op(step), self.protocol.fifo_depth)
+                self.last = (
+                    step,
+                    Timed(
+                        shape, *fixed, step.size_bytes, bytes_by_op(step), self.protocol.fifo_depth
+                    ),
+                )
             timed.append(self.last[1])
         return timed
 
@@ -147,7 +177,10 @@ class StepTimer:
         if len(steps) == 1 and steps[0].rows > REMEMBERED_ROWS:
             return list(self._routes(steps))
         keys = [
-            tuple(b"" if column is None else column.tobytes() for column in (*step[:3], step.leader)) for step in steps
+            tuple(
+                b"" if column is None else column.tobytes() for column in (*step[:3], step.leader)
+            )
+            for step in steps
         ]
         new = {key: step for key, step in zip(keys, steps, strict=True) if key not in self.routed}
         if new:
@@ -172,7 +205,9 @@ class StepTimer:
         for step in steps:
             rows, begin = slice(begin, begin + step.rows), begin + step.rows
             ones = np.broadcast_to(np.int64(1), links[rows].shape)
-            shape = StepShape(sender[rows], receiver[rows], step.src_rank, step.dst_rank, links[rows], ones)
+            shape = StepShape(
+                sender[rows], receiver[rows], step.src_rank, step.dst_rank, links[rows], ones
+            )
             if connection is not None:
                 shape = replace(shape, connection=connection[rows])
             if self.joint and step.leader is not None:
@@ -180,7 +215,9 @@ class StepTimer:
             yield Routes(routes.links[rows], routes.latency_fs[rows], routes.kind[rows]), shape
 
     def _route(self, src: Ints, dst: Ints, channel: Ints) -> tuple[Routes, Shorts]:
-        """Routes with their first link, and all links, of messages; in blocks, which saves memory and time."""
+        """Routes with their first link, and all links, of messages; in blocks, which saves memory
+        and time.
+        """
         placement, routes, links = self.placement, [], np.zeros((len(src), 0), self.link_kind)
         for begin in range(0, len(src), ROUTED_ROWS):
             rows = slice(begin, begin + ROUTED_ROWS)
@@ -188,7 +225,9 @@ class StepTimer:
             route = self.topology.route(placement.endpoints[a], placement.endpoints[b])
             crossed = placement.links(a, b, channel[rows], route.links)
             if crossed.shape[1] > links.shape[1]:  # in the first block, and rarely later
-                links = np.pad(links, ((0, 0), (0, crossed.shape[1] - links.shape[1])), constant_values=-1)
+                links = np.pad(
+                    links, ((0, 0), (0, crossed.shape[1] - links.shape[1])), constant_values=-1
+                )
             links[rows, : crossed.shape[1]] = crossed
             routes.append(replace(route, links=route.links[:, :1].copy()))
         return joined_routes(routes), links
@@ -202,14 +241,24 @@ class StepTimer:
         peer[leader[far]] = step.src_rank[far]
         contributors = contributors[peer[leader[contributors]] >= 0]
         ranks = self.placement.endpoints
-        up = self.topology.route(ranks[step.src_rank[contributors]], ranks[peer[leader[contributors]]]).links[:, :1]
+        up = self.topology.route(
+            ranks[step.src_rank[contributors]], ranks[peer[leader[contributors]]]
+        ).links[:, :1]
         shares = self.placement.shares
         if shares is not None:
             up = np.concatenate([up, np.where(up >= 0, shares[up], -1)], axis=1)
-        linked = np.flatnonzero((leader < 0) | (leader == np.arange(len(leader)))) if self.sparse else None
+        linked = (
+            np.flatnonzero((leader < 0) | (leader == np.arange(len(leader))))
+            if self.sparse
+            else None
+        )
         links = joint_links(leader, shape.links, contributors, up, linked)
         return replace(
-            shape, links=links, weight=np.broadcast_to(np.int64(1), links.shape), leader=leader, linked=linked
+            shape,
+            links=links,
+            weight=np.broadcast_to(np.int64(1), links.shape),
+            leader=leader,
+            linked=linked,
         )
 
 
@@ -220,18 +269,23 @@ def joined_moves(steps: Sequence[Moves]) -> Moves:
 
 
 def joined_routes(routes: list[Routes]) -> Routes:
-    """The routes of all messages of some steps, with only the first link, which suffices for costs."""
+    """The routes of all messages of some steps, with only the first link, which suffices for
+    costs.
+    """
     if len(routes) == 1:
         return routes[0]
     links = [
-        part.links[:, :1] if part.links.shape[1] else np.full((len(part.kind), 1), -1, np.int32) for part in routes
+        part.links[:, :1] if part.links.shape[1] else np.full((len(part.kind), 1), -1, np.int32)
+        for part in routes
     ]
     latency, kind = [part.latency_fs for part in routes], [part.kind for part in routes]
     return Routes(np.concatenate(links), np.concatenate(latency), np.concatenate(kind))
 
 
 def batches(groups: Iterable[Group], *, unrolled: bool) -> Iterator[tuple[list[Moves], int]]:
-    """Steps grouped for joint processing, with their repetitions; repeats iteration by iteration with ``unrolled``."""
+    """Steps grouped for joint processing, with their repetitions; repeats iteration by iteration
+    with ``unrolled``.
+    """
     batch: list[Moves] = []
     rows = 0
     for group, times in groups:
@@ -260,7 +314,8 @@ def timed_steps(
 ) -> Iterator[tuple[tuple[Timed, ...], int]]:
     """The groups of :func:`turns` with routes and costs; steps that do not repeat come one by one.
 
-    ``groups`` are those of :func:`simcoll.emulator.steps.step_columns.summary`, if kept; ``timer`` may supply columns other than costs.
+    ``groups`` are those of :func:`simcoll.emulator.steps.step_columns.summary`, if kept; ``timer``
+    may supply columns other than costs.
     """
     make, first_message = timer or StepTimer(plan.protocol, topology, placement, joint=True), 0
     groups = turns(plan) if groups is None else groups

@@ -20,18 +20,19 @@ EVENTS_PER_TRANSFER = 2
 
 
 class Trace:
-    """Records the transfers of one run; pass it as ``emulate(..., observer=trace)``, then :meth:`write` it.
+    """Records the transfers of one run; pass it as ``emulate(..., observer=trace)``, then
+    :meth:`write` it.
 
-    The format is the Trace Event Format (JSON, compressed): a process per rank, with a track per channel and direction, or several
-    where transfers overlap. See ``docs/reference/trace.md``.
+    The format is the Trace Event Format (JSON, compressed): a process per rank, with a track per
+    channel and direction, or several where transfers overlap. See ``docs/reference/trace.md``.
 
     Parameters
     ----------
     plan, topology
         The run, for names.
     max_events
-        Limit of transfer events to keep. The first transfers in schedule order are kept, and the file states when there were
-        more.
+        Limit of transfer events to keep. The first transfers in schedule order are kept, and the
+        file states when there were more.
     """
 
     __slots__ = ("_kept", "_limit", "_plan", "_rows", "_seen", "_topology")
@@ -46,7 +47,9 @@ class Trace:
         self._seen = 0
 
     def __call__(self, message: int, /, *columns: int) -> None:
-        """Record a transfer; the arguments are those of :class:`simcoll.emulator.reference.ledger.Observer`."""
+        """Record a transfer; the arguments are those of
+        :class:`simcoll.emulator.reference.ledger.Observer`.
+        """
         self._seen += 1
         if message < self._limit:
             self._rows.append(TraceRow(message, *columns))
@@ -54,7 +57,9 @@ class Trace:
     def document(self, result: Result, run: str = "") -> dict[str, Any]:
         """The trace as a JSON object."""
         about = self._about(result) | ({"run": run} if run else {})
-        return trace_document(self._rows, self._topology, self._plan.ranks.tolist(), result.time_fs, about, _describe)
+        return trace_document(
+            self._rows, self._topology, self._plan.ranks.tolist(), result.time_fs, about, _describe
+        )
 
     def write(self, path: str | Path, result: Result) -> None:
         """Write the compressed trace; equal runs yield equal bytes.
@@ -67,7 +72,9 @@ class Trace:
         write_file(path, self.content(result))
 
     def content(self, result: Result, *, run: str = "") -> bytes:
-        """The compressed trace, as :meth:`write` writes it; ``run`` labels the results that it belongs to."""
+        """The compressed trace, as :meth:`write` writes it; ``run`` labels the results that it
+        belongs to.
+        """
         return compress(self.document(result, run))
 
     def _about(self, result: Result) -> dict[str, Any]:
@@ -84,7 +91,8 @@ class Trace:
         }
         if self._seen > len(self._rows):
             about["truncated"] = (
-                f"only the first {len(self._rows)} of {self._seen} transfers, in schedule order, are in this file"
+                f"only the first {len(self._rows)} of {self._seen} transfers, in schedule order, "
+                "are in this file"
             )
         return about
 

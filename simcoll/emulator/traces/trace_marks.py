@@ -1,4 +1,6 @@
-"""Trace annotations beside the spans: send-receive arrows, link utilisation, and the critical path."""
+"""Trace annotations beside the spans: send-receive arrows, link utilisation, and the critical
+path.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,16 @@ import numpy as np
 
 from simcoll.topology import Topology
 
-__all__ = ["MOST_LINKS", "RED", "arrows", "counters", "critical_messages", "link_counters", "path_back", "summary"]
+__all__ = [
+    "MOST_LINKS",
+    "RED",
+    "arrows",
+    "counters",
+    "critical_messages",
+    "link_counters",
+    "path_back",
+    "summary",
+]
 
 Piece = TypeVar("Piece", bound="tuple[Any, ...]")
 FS_PER_US = 10**9
@@ -37,9 +48,11 @@ class TraceRow(NamedTuple):
 
 
 def critical_messages(rows: Sequence[TraceRow]) -> list[int]:
-    """The critical path: transfers each of which waited for the previous one, up to the last to end, in order of time.
+    """The critical path: transfers each of which waited for the previous one, up to the last to
+    end, in order of time.
 
-    A transfer waits for one that ended on a rank of its own at the moment when it became ready; of several, the lowest number counts.
+    A transfer waits for one that ended on a rank of its own at the moment when it became ready; of
+    several, the lowest number counts.
     """
     by_done: dict[tuple[int, int], list[TraceRow]] = defaultdict(list)
     for row in sorted(rows):
@@ -57,7 +70,8 @@ def critical_messages(rows: Sequence[TraceRow]) -> list[int]:
 def path_back(last: Piece | None, predecessors: Callable[[Piece], Iterable[Piece]]) -> list[Piece]:
     """Pieces of time each of which waited for the previous one, up to ``last``, in order of time.
 
-    ``predecessors`` lists the possible predecessors of a piece; the least one counts, and none is visited twice.
+    ``predecessors`` lists the possible predecessors of a piece; the least one counts, and none is
+    visited twice.
     """
     path: dict[Piece, None] = {}
     while last is not None:
@@ -76,14 +90,27 @@ def arrows(spans: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         send = sends[message]
         shared = {"cat": "message", "name": "message", "id": message}
         yield {"ph": "s", **shared, "pid": send["pid"], "tid": send["tid"], "ts": send["ts"]}
-        yield {"ph": "f", "bp": "e", **shared, "pid": span["pid"], "tid": span["tid"], "ts": span["ts"] + span["dur"]}
+        yield {
+            "ph": "f",
+            "bp": "e",
+            **shared,
+            "pid": span["pid"],
+            "tid": span["tid"],
+            "ts": span["ts"] + span["dur"],
+        }
 
 
 def link_counters(
     rows: Sequence[TraceRow], topology: Topology, ranks: Sequence[int], process: int
 ) -> Iterator[dict[str, Any]]:
-    """Counters of the payload of the busiest links over time, each message at its mean rate, in GB/s."""
-    moving = [row for row in sorted(rows) if row.src != row.dst and row.end_fs > row.start_fs and row.size_bytes]
+    """Counters of the payload of the busiest links over time, each message at its mean rate, in
+    GB/s.
+    """
+    moving = [
+        row
+        for row in sorted(rows)
+        if row.src != row.dst and row.end_fs > row.start_fs and row.size_bytes
+    ]
     if not moving:
         return
     ends = np.array([[ranks[row.src], ranks[row.dst]] for row in moving], np.int64)
@@ -104,7 +131,9 @@ def link_counters(
     yield from counters(changes, topology, process)
 
 
-def counters(changes: Mapping[int, Mapping[int, float]], topology: Topology, process: int) -> Iterator[dict[str, Any]]:
+def counters(
+    changes: Mapping[int, Mapping[int, float]], topology: Topology, process: int
+) -> Iterator[dict[str, Any]]:
     """Counters of links from their rate changes, in GB/s, by link and femtosecond."""
     if not changes:
         return

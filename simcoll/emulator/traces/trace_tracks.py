@@ -8,7 +8,14 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from simcoll.emulator.traces.trace_marks import RED, TraceRow, arrows, critical_messages, link_counters, summary
+from simcoll.emulator.traces.trace_marks import (
+    RED,
+    TraceRow,
+    arrows,
+    critical_messages,
+    link_counters,
+    summary,
+)
 from simcoll.topology import Topology
 
 __all__ = ["FS_PER_US", "compress", "trace_document"]
@@ -102,14 +109,18 @@ def _processes(topology: Topology, ranks: Sequence[int]) -> Iterable[dict[str, A
 
 
 def _tracks(spans: dict[tuple[int, int, str], list[_TrackSpan]]) -> list[dict[str, Any]]:
-    """Complete events, each on the first free track of its lane, so that events of a track never overlap."""
+    """Complete events, each on the first free track of its lane, so that events of a track never
+    overlap.
+    """
     events: list[dict[str, Any]] = []
     next_track: dict[int, int] = {}
     for (rank, _, lane), group in sorted(spans.items(), key=lambda entry: entry[0]):
         free_at: list[int] = []
         base = next_track.get(rank, 0)
         for span in sorted(group, key=lambda span: (span.begin, span.args["message"])):
-            row = next((row for row, free in enumerate(free_at) if free <= span.begin), len(free_at))
+            row = next(
+                (row for row, free in enumerate(free_at) if free <= span.begin), len(free_at)
+            )
             place = {"pid": rank, "tid": base + row}
             if row == len(free_at):
                 free_at.append(span.end)

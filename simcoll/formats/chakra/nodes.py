@@ -1,7 +1,9 @@
-"""The encoding of Chakra execution traces: one rank's metadata and nodes as length-prefixed protocol buffers.
+"""The encoding of Chakra execution traces: one rank's metadata and nodes as length-prefixed
+protocol buffers.
 
-The messages are ``GlobalMetadata``, ``Node`` and ``AttributeProto`` of MLCommons' ``et_def.proto`` (package ChakraProtoMsg). They nest
-only three levels deep, so the reader needs neither recursion nor generated code; unknown fields are skipped, as the format requires.
+The messages are ``GlobalMetadata``, ``Node`` and ``AttributeProto`` of MLCommons' ``et_def.proto``
+(package ChakraProtoMsg). They nest only three levels deep, so the reader needs neither recursion
+nor generated code; unknown fields are skipped, as the format requires.
 """
 
 from __future__ import annotations
@@ -18,7 +20,16 @@ Value = bool | int | float | str | bytes | tuple[bool, ...]
 
 __all__ = ["MAX_NODES", "NODE_TYPES", "Node", "dump_nodes", "is_chakra", "parse_nodes"]
 
-NODE_TYPES = ("INVALID", "METADATA", "MEM_LOAD", "MEM_STORE", "COMP", "COMM_SEND", "COMM_RECV", "COMM_COLL")
+NODE_TYPES = (
+    "INVALID",
+    "METADATA",
+    "MEM_LOAD",
+    "MEM_STORE",
+    "COMP",
+    "COMM_SEND",
+    "COMM_RECV",
+    "COMM_COLL",
+)
 MAX_NODES = 4_000_000
 MAX_ATTRIBUTES = 1000
 VERSION = "0.0.4"
@@ -71,7 +82,8 @@ def parse_nodes(content: Content, file: str | None = None) -> tuple[dict[str, Va
     Raises
     ------
     ConfigError
-        With the position, for bytes that are not such messages, too many messages, duplicate IDs, and nodes without a type.
+        With the position, for bytes that are not such messages, too many messages, duplicate IDs,
+        and nodes without a type.
 
     Examples
     --------
@@ -86,7 +98,9 @@ def parse_nodes(content: Content, file: str | None = None) -> tuple[dict[str, Va
 
     def refuse(reason: str) -> NoReturn:
         subject = "the metadata" if not count else f"node {count - 1}"
-        raise ConfigError(f"not a Chakra execution trace: {reason}", file=file, path=f"{subject} at byte {offset}")
+        raise ConfigError(
+            f"not a Chakra execution trace: {reason}", file=file, path=f"{subject} at byte {offset}"
+        )
 
     while offset < len(content):
         try:
@@ -120,7 +134,11 @@ def is_chakra(content: bytes) -> bool:
             return False
         length, text_begin = _varint(content, begin + 1, begin + size)
         version = content[text_begin : text_begin + length]
-        return text_begin + length <= begin + size and 0 < length < 32 and version.replace(b".", b"").isalnum()
+        return (
+            text_begin + length <= begin + size
+            and 0 < length < 32
+            and version.replace(b".", b"").isalnum()
+        )
     except _Broken:
         return False
 
@@ -135,11 +153,15 @@ def _varint(content: bytes, offset: int, end: int) -> tuple[int, int]:
         if byte < 128:
             return value & 2**64 - 1, offset
         shift += 7
-    raise _Broken("a number that does not end" if offset >= end else "a number of more than 10 bytes")
+    raise _Broken(
+        "a number that does not end" if offset >= end else "a number of more than 10 bytes"
+    )
 
 
 def _fields(content: bytes, offset: int, end: int) -> Iterator[tuple[tuple[int, int], int, int]]:
-    """Yield number and wire type of every field, with its value, or the start and end of its bytes."""
+    """Yield number and wire type of every field, with its value, or the start and end of its
+    bytes.
+    """
     while offset < end:
         tag, offset = _varint(content, offset, end)
         number, kind = tag >> 3, tag & 7
@@ -154,7 +176,9 @@ def _fields(content: bytes, offset: int, end: int) -> Iterator[tuple[tuple[int, 
         else:
             raise _Broken(f"field {number} has wire type {kind}")
         if size > end - offset:
-            raise _Broken(f"field {number} has {size} bytes, with {end - offset} left in its message")
+            raise _Broken(
+                f"field {number} has {size} bytes, with {end - offset} left in its message"
+            )
         yield (number, kind), offset, offset + size
         offset += size
 
@@ -196,7 +220,9 @@ def _node(content: bytes, offset: int, end: int) -> Node:
                 _attribute(content, value, stop, attributes)
     if not 0 <= kind_number < len(NODE_TYPES):
         raise _Broken(f"node type {kind_number}; expected 0 to {len(NODE_TYPES) - 1}")
-    return Node(number, name, NODE_TYPES[kind_number], tuple(dependencies), duration, attributes, values)
+    return Node(
+        number, name, NODE_TYPES[kind_number], tuple(dependencies), duration, attributes, values
+    )
 
 
 def _text_of(content: bytes, offset: int, end: int) -> str:
@@ -295,11 +321,17 @@ def _attribute_bytes(name: str, value: Value) -> bytes:
         return head + _number(_DOUBLE << 3 | _FIXED64) + struct.pack("<d", value)
     if isinstance(value, tuple):
         return head + _bytes(_BOOLS, _bytes(1, bytes(value)))
-    return head + (_bytes(_STRING, value.encode()) if isinstance(value, str) else _bytes(_RAW, value))
+    return head + (
+        _bytes(_STRING, value.encode()) if isinstance(value, str) else _bytes(_RAW, value)
+    )
 
 
 def _node_bytes(node: Node) -> bytes:
-    parts = [_whole(1, node.number), _bytes(2, node.name.encode()), _whole(3, NODE_TYPES.index(node.kind))]
+    parts = [
+        _whole(1, node.number),
+        _bytes(2, node.name.encode()),
+        _whole(3, NODE_TYPES.index(node.kind)),
+    ]
     if node.after:
         parts.append(_bytes(5, b"".join(map(_number, node.after))))
     parts.append(_whole(7, node.duration_us))

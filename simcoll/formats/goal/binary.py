@@ -1,8 +1,9 @@
 """Binary GOAL, as LogGOPSim's ``txt2bin`` writes it and LogGOPSim and ATLAHS read it.
 
-Little endian: a cookie, the number of ranks, the highest cpu and nic; start and end of each rank, counted from after the cookie; then for
-each rank its number of operations and of independent ones, the latter's numbers, 39 bytes per operation, and the numbers of its dependent
-operations: first those that wait for its end, then those that wait for its start.
+Little endian: a cookie, the number of ranks, the highest cpu and nic; start and end of each rank,
+counted from after the cookie; then for each rank its number of operations and of independent ones,
+the latter's numbers, 39 bytes per operation, and the numbers of its dependent operations: first
+those that wait for its end, then those that wait for its start.
 """
 
 from __future__ import annotations
@@ -39,10 +40,14 @@ _ANY = 2**32 - 1
 
 
 def goal_binary(goal: Goal) -> bytes:
-    """Write GOAL in binary, byte for byte as ``txt2bin`` writes the text of :func:`~simcoll.formats.goal.language.goal_text`."""
+    """Write GOAL in binary, byte for byte as ``txt2bin`` writes the text of
+    :func:`~simcoll.formats.goal.language.goal_text`.
+    """
     # Dependents of an operation: done before begun, each in the order in which they are written.
     by_earlier = np.lexsort((goal.at_start, goal.earlier))
-    earlier, later, begun = (column[by_earlier] for column in (goal.earlier, goal.later, goal.at_start))
+    earlier, later, begun = (
+        column[by_earlier] for column in (goal.earlier, goal.later, goal.at_start)
+    )
     total = len(goal.kind)
     nodes = np.zeros(total, _NODE)
     nodes["waits"] = np.bincount(goal.later, minlength=total)
@@ -82,7 +87,8 @@ def parse_goal_binary(content: Content, file: str | None = None) -> Goal:
     Raises
     ------
     ConfigError
-        With the rank, for numbers that contradict each other, lie outside the file, or name ranks and operations that do not exist.
+        With the rank, for numbers that contradict each other, lie outside the file, or name ranks
+        and operations that do not exist.
     """
     content = content_of(content, "parse_goal_binary")
     data = np.frombuffer(content, np.uint8)
@@ -109,13 +115,18 @@ def parse_goal_binary(content: Content, file: str | None = None) -> Goal:
         body_begin = begin + 8 + 4 * roots
         body_end = body_begin + _NODE.itemsize * count
         if body_end > end or (end - body_end) % 4:
-            refuse(f"{count} operations, {roots} of them first, do not fit into {end - begin} bytes", rank)
+            refuse(
+                f"{count} operations, {roots} of them first, do not fit into {end - begin} bytes",
+                rank,
+            )
         operations = body[body_begin:body_end].view(_NODE)
         waiting = body[body_end:end].view("<u4").astype(np.int64)
         rank_orders = _orders(operations, waiting)
         if isinstance(rank_orders, str):
             refuse(rank_orders, rank)
-        if not np.array_equal(body[begin + 8 : body_begin].view("<u4"), np.flatnonzero(operations["waits"] == 0)):
+        if not np.array_equal(
+            body[begin + 8 : body_begin].view("<u4"), np.flatnonzero(operations["waits"] == 0)
+        ):
             refuse("the list of operations that wait for nothing is wrong", rank)
         orders.append(rank_orders + np.array([[start[-1]], [start[-1]], [0]]))
         nodes.append(operations)
@@ -127,7 +138,9 @@ def parse_goal_binary(content: Content, file: str | None = None) -> Goal:
     if fault is not None:
         description, operation = fault
         refuse(description, int(np.searchsorted(start, operation, "right")) - 1)
-    peer, tag = (np.where(every[name] == _ANY, -1, every[name].astype(np.int64)) for name in ("peer", "tag"))
+    peer, tag = (
+        np.where(every[name] == _ANY, -1, every[name].astype(np.int64)) for name in ("peer", "tag")
+    )
     later, earlier, begun = np.concatenate(orders, axis=1)
     return Goal(
         np.array(start, np.int64),
@@ -145,8 +158,14 @@ def parse_goal_binary(content: Content, file: str | None = None) -> Goal:
 
 def _orders(operations: np.ndarray, waiting: np.ndarray) -> np.ndarray | str:
     """Rows ``later, earlier, at_start`` of one rank; or a description of what is wrong."""
-    counts = np.stack([operations["done"], operations["begun"]], axis=1).astype(np.int64).reshape(-1)
-    firsts = np.stack([operations["first_done"], operations["first_begun"]], axis=1).astype(np.int64).reshape(-1)
+    counts = (
+        np.stack([operations["done"], operations["begun"]], axis=1).astype(np.int64).reshape(-1)
+    )
+    firsts = (
+        np.stack([operations["first_done"], operations["first_begun"]], axis=1)
+        .astype(np.int64)
+        .reshape(-1)
+    )
     if int(counts.sum()) != len(waiting):
         return f"{int(counts.sum())} orders are announced and {len(waiting)} given"
     some = counts > 0

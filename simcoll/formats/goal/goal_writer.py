@@ -1,4 +1,6 @@
-"""Write plans as GOAL: messages and local work of each rank, in the order that the proof requires."""
+"""Write plans as GOAL: messages and local work of each rank, in the order that the proof
+requires.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ FS_PER_NS = 10**6
 def goal_of(plan: Plan) -> Goal:
     """Convert a plan to GOAL, with reductions and copies as computations in nanoseconds.
 
-    The tag of a message is its channel. A message without data, as in a barrier, has 1 byte, GOAL's minimum. Local work that takes no
-    time under the plan's protocol is a ``calc 0``, which preserves the order.
+    The tag of a message is its channel. A message without data, as in a barrier, has 1 byte, GOAL's
+    minimum. Local work that takes no time under the plan's protocol is a ``calc 0``, which
+    preserves the order.
 
     Raises
     ------
@@ -33,13 +36,16 @@ def goal_of(plan: Plan) -> Goal:
         strange = np.flatnonzero(step.op >= MULTICAST)
         if len(strange):
             raise ConfigError(
-                f"GOAL cannot hold {plan.schedule}: step {step.step} has an operation {OP_NAMES[step.op[strange[0]]]!r} of a switch; "
+                f"GOAL cannot hold {plan.schedule}: step {step.step} has an operation "
+                f"{OP_NAMES[step.op[strange[0]]]!r} of a switch; "
                 "it has messages between two ranks"
             )
     lowered = lowering(plan)
     code, count = lowered.code, len(lowered.code.op)
     rows = [(step.size_bytes, step.channel) for step in plan.steps()]
-    size, tag = (np.concatenate([row[index] for row in rows] or [np.zeros(0, np.int64)]) for index in (0, 1))
+    size, tag = (
+        np.concatenate([row[index] for row in rows] or [np.zeros(0, np.int64)]) for index in (0, 1)
+    )
     size, tag = size[lowered.transfer], tag[lowered.transfer]
     traits = {
         trait: np.array([getattr(OPS[name], trait) for name in NAMES])[code.op]
@@ -48,9 +54,14 @@ def goal_of(plan: Plan) -> Goal:
     sends, receives = traits["sends"], traits["receives"]
     reduces = (receives & traits["reads"]) | traits["updates"]
     copies = traits["writes"] & traits["reads"]
-    cost = np.where(reduces, plan.protocol.reduce_as_per_byte, np.where(copies, plan.protocol.copy_as_per_byte, 0))
+    cost = np.where(
+        reduces,
+        plan.protocol.reduce_as_per_byte,
+        np.where(copies, plan.protocol.copy_as_per_byte, 0),
+    )
     nanoseconds = np.array(
-        [round(int(c) * int(s) / 1000 / FS_PER_NS) for c, s in zip(cost, size, strict=True)], np.int64
+        [round(int(c) * int(s) / 1000 / FS_PER_NS) for c, s in zip(cost, size, strict=True)],
+        np.int64,
     )
     message = sends | receives
     # What arrived is reduced by an operation of its own.
@@ -78,7 +89,9 @@ def goal_of(plan: Plan) -> Goal:
     start = np.searchsorted(np.repeat(rank_of, 1 + extra), np.arange(plan.nranks + 1))
     columns = dict(zip(("peer", "size", "tag", "cpu", "nic"), values[1:], strict=True))
     at_start = np.zeros(len(later), np.bool_)
-    return Goal(start, values[0].astype(np.int8), later=later, earlier=earlier, at_start=at_start, **columns)
+    return Goal(
+        start, values[0].astype(np.int8), later=later, earlier=earlier, at_start=at_start, **columns
+    )
 
 
 def bind_bytes(schedule: Schedule, size: int, dtype: str) -> Plan:
@@ -95,7 +108,8 @@ def bind_bytes(schedule: Schedule, size: int, dtype: str) -> Plan:
     count, remainder = divmod(size, slots * plan.dtype.itemsize)
     if remainder:
         raise ConfigError(
-            f"size {size} is not {slots} block(s) of whole elements of {plan.dtype.itemsize} bytes, as {collective.kind} needs"
+            f"size {size} is not {slots} block(s) of whole elements of {plan.dtype.itemsize} "
+            f"bytes, as {collective.kind} needs"
         )
     return bind(schedule, count, dtype)
 

@@ -1,7 +1,9 @@
-"""GOAL, the language of LogGOPSim and ATLAHS: sends, receives and computations of each rank, with dependencies.
+"""GOAL, the language of LogGOPSim and ATLAHS: sends, receives and computations of each rank, with
+dependencies.
 
-GOAL has sizes and order of messages but not their data. Only matching and absence of deadlock can be proved, so all results from it are
-marked as unproved. The grammar is that of ``txt2bin.re`` of LogGOPSim.
+GOAL has sizes and order of messages but not their data. Only matching and absence of deadlock can
+be proved, so all results from it are marked as unproved. The grammar is that of ``txt2bin.re`` of
+LogGOPSim.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ _OPERATION = re.compile(
     r"(?:\s+tag\s+(?P<tag>-1|\d+))?(?:\s+cpu\s+(?P<cpu>\d+))?(?:\s+nic\s+(?P<nic>\d+))?",
     re.ASCII,
 )
-_ORDER = re.compile(r"(?P<later>[A-Za-z]\w*)\s+(?P<how>requires|irequires)\s+(?P<earlier>[A-Za-z]\w*)", re.ASCII)
+_ORDER = re.compile(
+    r"(?P<later>[A-Za-z]\w*)\s+(?P<how>requires|irequires)\s+(?P<earlier>[A-Za-z]\w*)", re.ASCII
+)
 _WAY = {"send": "to", "recv": "from", "calc": None}
 
 
@@ -48,10 +52,11 @@ class Goal:
     kind
         ``SEND``, ``RECV`` or ``CALC``.
     peer, size, tag, cpu, nic
-        The peer rank (for a receive also -1, any), bytes or time units, tag (-1: any), and the rank's processor and NIC.
+        The peer rank (for a receive also -1, any), bytes or time units, tag (-1: any), and the
+        rank's processor and NIC.
     later, earlier, at_start
-        Dependencies, in the order of the file: operation ``later`` begins after ``earlier`` of the same rank has finished or, with
-        ``at_start``, has begun.
+        Dependencies, in the order of the file: operation ``later`` begins after ``earlier`` of the
+        same rank has finished or, with ``at_start``, has begun.
     """
 
     start: Ints
@@ -91,10 +96,15 @@ class Goal:
         rank = self.rank
         wild = recvs[(self.peer[recvs] == ANY) | (self.tag[recvs] == ANY)]
         if len(wild):
-            raise ConfigError(f"{self.where(wild[0])} takes any rank or tag; what it gets depends on the times")
+            raise ConfigError(
+                f"{self.where(wild[0])} takes any rank or tag; what it gets depends on the times"
+            )
         keys = [
             np.stack([operations, *ends, self.tag[operations]])
-            for operations, ends in ((sends, (rank[sends], self.peer[sends])), (recvs, (self.peer[recvs], rank[recvs])))
+            for operations, ends in (
+                (sends, (rank[sends], self.peer[sends])),
+                (recvs, (self.peer[recvs], rank[recvs])),
+            )
         ]
         sent, received = (key[:, np.lexsort((key[0], *key[:0:-1]))] for key in keys)
         if not np.array_equal(sent[1:], received[1:]):
@@ -104,7 +114,8 @@ class Goal:
         if len(wrong):
             a, b = sends[wrong[0]], recvs[wrong[0]]
             raise ScheduleError(
-                f"{self.where(a)} sends {self.size[a]} bytes to {self.where(b)}, which takes {self.size[b]}",
+                f"{self.where(a)} sends {self.size[a]} bytes to {self.where(b)}, which takes "
+                f"{self.size[b]}",
                 rank=int(rank[a]),
             )
         return sends, recvs
@@ -127,7 +138,11 @@ class Goal:
         from simcoll.proving.deadlock import levels
 
         sends, recvs = self.messages()
-        order, _ = levels(len(self.kind), np.concatenate([self.earlier, sends]), np.concatenate([self.later, recvs]))
+        order, _ = levels(
+            len(self.kind),
+            np.concatenate([self.earlier, sends]),
+            np.concatenate([self.later, recvs]),
+        )
         if len(order) < len(self.kind):
             stuck = np.setdiff1d(np.arange(len(self.kind)), order)
             cycle = ", ".join(self.where(operation) for operation in stuck[:4])
@@ -142,10 +157,15 @@ def _refuse_mismatch(sent: Ints, received: Ints) -> NoReturn:
     """Raise for the first unmatched message; each column has source, destination and tag."""
     count = Counter(zip(*sent.tolist(), strict=True))
     count.subtract(zip(*received.tolist(), strict=True))
-    (src, dst, tag), surplus = next((key, surplus) for key, surplus in sorted(count.items()) if surplus)
-    difference = f"{abs(surplus)} more {'sends than receives' if surplus > 0 else 'receives than sends'}"
+    (src, dst, tag), surplus = next(
+        (key, surplus) for key, surplus in sorted(count.items()) if surplus
+    )
+    difference = (
+        f"{abs(surplus)} more {'sends than receives' if surplus > 0 else 'receives than sends'}"
+    )
     raise ScheduleError(
-        f"messages from rank {src} to rank {dst} with tag {tag}: {difference}", rank=src if surplus > 0 else dst
+        f"messages from rank {src} to rank {dst} with tag {tag}: {difference}",
+        rank=src if surplus > 0 else dst,
     )
 
 
@@ -172,7 +192,9 @@ def _without_comments(text: str, file: str | None) -> str:
     def newlines(comment: re.Match[str]) -> str:
         if comment["open"]:
             line = text.count("\n", 0, comment.start()) + 1
-            raise ConfigError("a comment that begins with /* does not end", file=file, path=f"line {line}")
+            raise ConfigError(
+                "a comment that begins with /* does not end", file=file, path=f"line {line}"
+            )
         return "\n" * comment[0].count("\n")
 
     return re.sub(r"//[^\n]*|/\*.*?\*/|(?P<open>/\*)", newlines, text, flags=re.DOTALL)
@@ -184,7 +206,8 @@ def parse_goal(content: Content, file: str | None = None) -> Goal:
     Raises
     ------
     ConfigError
-        With the line, for invalid syntax, ranks out of order, undefined labels, and numbers out of range.
+        With the line, for invalid syntax, ranks out of order, undefined labels, and numbers out of
+        range.
 
     Examples
     --------
@@ -213,20 +236,28 @@ def parse_goal(content: Content, file: str | None = None) -> Goal:
     columns = dict(zip(("peer", "size", "tag", "cpu", "nic"), values, strict=True))
     later, earlier, begun = np.array(orders, np.int64).reshape(-1, 3).T
     starts, at_start = np.array(start, np.int64), begun == 1
-    return Goal(starts, kind.astype(np.int8), later=later, earlier=earlier, at_start=at_start, **columns)
+    return Goal(
+        starts, kind.astype(np.int8), later=later, earlier=earlier, at_start=at_start, **columns
+    )
 
 
 def _open_rank(text: _Text, lines: Iterator[str], rank: int, nranks: int) -> None:
     line = next(lines, "")
     match = re.fullmatch(r"rank\s+(\d{1,9})\s*(\{?)", line, re.ASCII)
     if match is None or int(match[1]) != rank:
-        text.refuse(f"expected 'rank {rank} {{' (ranks 0 to {nranks - 1} come in order), got {line[:40]!r}")
+        text.refuse(
+            f"expected 'rank {rank} {{' (ranks 0 to {nranks - 1} come in order), got {line[:40]!r}"
+        )
     if not match[2] and next(lines, "") != "{":
         text.refuse(f"expected '{{' after 'rank {rank}'")
 
 
 def _rank(
-    text: _Text, lines: Iterator[str], nranks: int, rows: list[tuple[int, ...]], orders: list[tuple[int, int, bool]]
+    text: _Text,
+    lines: Iterator[str],
+    nranks: int,
+    rows: list[tuple[int, ...]],
+    orders: list[tuple[int, int, bool]],
 ) -> None:
     """Append the operations and dependencies of one rank."""
     labels: dict[str, int] = {}
@@ -238,7 +269,9 @@ def _rank(
             for name in (order["later"], order["earlier"]):
                 if name not in labels:
                     text.refuse(f"label {name[:40]!r} is not defined above")
-            orders.append((labels[order["later"]], labels[order["earlier"]], order["how"] == "irequires"))
+            orders.append(
+                (labels[order["later"]], labels[order["earlier"]], order["how"] == "irequires")
+            )
             continue
         row, label = _operation(text, line, nranks)
         if label is not None:
@@ -256,7 +289,8 @@ def _operation(text: _Text, line: str, nranks: int) -> tuple[tuple[int, ...], st
     word = "" if match is None else match["word"]
     if match is None or match["way"] != _WAY[word] or (match["bytes"] is None) != (word == "calc"):
         text.refuse(
-            f"{line[:60]!r}: expected 'send 8b to 1', 'recv 8b from 0', each with 'tag 0', 'cpu 0', 'nic 0' after it, "
+            f"{line[:60]!r}: expected 'send 8b to 1', 'recv 8b from 0', each with 'tag 0', 'cpu "
+            "0', 'nic 0' after it, "
             "'calc 500', 'label: ...', or 'a requires b', one a line"
         )
     numbers = {}
@@ -267,7 +301,9 @@ def _operation(text: _Text, line: str, nranks: int) -> tuple[tuple[int, ...], st
         numbers[name] = int(digits or 0)
     if word == "calc" and (match["tag"] is not None or match["nic"] is not None):
         text.refuse("a calc has no tag and no nic")
-    if word != "calc" and not (numbers["peer"] < nranks and (numbers["peer"] >= 0 or word == "recv")):
+    if word != "calc" and not (
+        numbers["peer"] < nranks and (numbers["peer"] >= 0 or word == "recv")
+    ):
         text.refuse(f"rank {numbers['peer']} does not exist; ranks are 0 to {nranks - 1}")
     if word == "send" and numbers["tag"] < 0:
         text.refuse("a send has one tag; only receives take any")
@@ -293,7 +329,9 @@ def goal_text(goal: Goal, comment: Sequence[str] = ()) -> bytes:
     rank_of_order = np.searchsorted(goal.start, goal.later, "right") - 1
     by_rank = np.argsort(rank_of_order, kind="stable")
     edges = np.searchsorted(rank_of_order[by_rank], np.arange(goal.nranks + 1)).tolist()
-    later, earlier, begun = (column[by_rank].tolist() for column in (goal.later, goal.earlier, goal.at_start))
+    later, earlier, begun = (
+        column[by_rank].tolist() for column in (goal.later, goal.earlier, goal.at_start)
+    )
     kinds, peers, tags = goal.kind.tolist(), goal.peer.tolist(), goal.tag.tolist()
     sizes, cpus, nics = goal.size.tolist(), goal.cpu.tolist(), goal.nic.tolist()
     lines = [*(f"// {line}" for line in comment), f"num_ranks {goal.nranks}"]

@@ -1,4 +1,6 @@
-"""Read the lines of a log of any size: decoded, without colour codes and container wrappers, of bounded length."""
+"""Read the lines of a log of any size: decoded, without colour codes and container wrappers, of
+bounded length.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Skipped:
 
 
 def _encoding(path: Path) -> str:
-    """The encoding of a file: UTF-8, or as its byte order mark says; undecodable bytes are replaced."""
+    """The encoding of a file: UTF-8, or as its byte order mark says; undecodable bytes are
+    replaced.
+    """
     if not is_file(path):
         return "utf-8"  # a pipe can be read once only
     with path.open("rb") as stream:
@@ -85,4 +89,6 @@ def log_lines(path: str | Path) -> Iterator[tuple[int, str]]:
                     text = _unwrap(text)
                 yield number, text.rstrip("\r\n")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot be read: {getattr(error, 'strerror', error)}", file=str(path)) from None
+        raise ConfigError(
+            f"cannot be read: {getattr(error, 'strerror', error)}", file=str(path)
+        ) from None

@@ -9,7 +9,15 @@ from statistics import median
 from simcoll.core.collective import bus_factor
 from simcoll.formats.logs.nccl_tuning import Chosen, TuningTable
 
-__all__ = ["ITEMSIZES", "Log", "MeasuredRow", "MeasuredRun", "MeasuredTable", "finish_table", "version_text"]
+__all__ = [
+    "ITEMSIZES",
+    "Log",
+    "MeasuredRow",
+    "MeasuredRun",
+    "MeasuredTable",
+    "finish_table",
+    "version_text",
+]
 
 ITEMSIZES = {
     "int8": 1,
@@ -73,7 +81,9 @@ class MeasuredRow:
 
     @property
     def time_fs(self) -> int:
-        """The time to compare with: the library's own if present, else out of place, else in place."""
+        """The time to compare with: the library's own if present, else out of place, else in
+        place.
+        """
         return self.library_fs or self.out_of_place_fs or self.in_place_fs
 
 
@@ -90,9 +100,11 @@ class MeasuredTable:
     devices
         Names of the GPUs, without duplicates.
     library, version
-        ``nccl``, ``rccl`` or ``realcoll``, and the version, if printed; for realcoll the transport, such as ``(nccl)``.
+        ``nccl``, ``rccl`` or ``realcoll``, and the version, if printed; for realcoll the transport,
+        such as ``(nccl)``.
     environment
-        Variables of NCCL in the log, with their values; ``LAUNCHER`` is ``one-process`` where one process drives all GPUs of a node.
+        Variables of NCCL in the log, with their values; ``LAUNCHER`` is ``one-process`` where one
+        process drives all GPUs of a node.
     rows
         In the order of the log.
     guessed
@@ -113,7 +125,10 @@ class MeasuredTable:
         ranks = f"{self.nranks} ranks" if self.nranks else "an unknown number of ranks"
         nodes = f" on {self.nnodes} node{'s' * (self.nnodes != 1)}" if self.nnodes else ""
         by = f", {self.library} {self.version}".rstrip() if self.library else ""
-        return f"{self.collective or 'unknown collective'}, {ranks}{nodes}, {len(self.rows)} row{'s' * (len(self.rows) != 1)}{by}"
+        return (
+            f"{self.collective or 'unknown collective'}, {ranks}{nodes}, {len(self.rows)} "
+            f"row{'s' * (len(self.rows) != 1)}{by}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +162,23 @@ def finish_table(run: MeasuredRun) -> tuple[MeasuredTable, tuple[str, ...]]:
     listed = max(run.devices, default=-1) + 1  # copies leave out devices in the middle
     if guessed:
         collective = _collective(run.rows)
-        evidence = f"taken for {collective} by its columns" if collective else "and its columns fit several"
+        evidence = (
+            f"taken for {collective} by its columns"
+            if collective
+            else "and its columns fit several"
+        )
         notes.append(f"the collective is not named, {evidence}")
     inferred = 0 if run.nranks else _nranks(collective, run.rows)
     nranks = run.nranks or max(listed, inferred)
     if not run.nranks and not listed:
-        evidence = f"taken for {nranks} by its columns" if nranks else "and its columns do not tell it"
+        evidence = (
+            f"taken for {nranks} by its columns" if nranks else "and its columns do not tell it"
+        )
         notes.append(f"the number of ranks is not named, {evidence}")
     elif inferred > listed:
-        notes.append(f"devices up to rank {listed - 1} are listed, taken for {nranks} ranks by its columns")
+        notes.append(
+            f"devices up to rank {listed - 1} are listed, taken for {nranks} ranks by its columns"
+        )
     hosts = {host for host, _, _ in run.devices.values()}
     processes = {(host, process) for host, process, _ in run.devices.values()}
     names = tuple(dict.fromkeys(name for _, (_, _, name) in sorted(run.devices.items()) if name))
@@ -197,7 +220,9 @@ def _collective(rows: Sequence[MeasuredRow]) -> str:
 
 
 def _nranks(collective: str, rows: Sequence[MeasuredRow]) -> int:
-    """Infer the number of ranks from a rank's share of the size, or from bus over algorithm bandwidth."""
+    """Infer the number of ranks from a rank's share of the size, or from bus over algorithm
+    bandwidth.
+    """
     largest = max(rows, key=lambda row: row.size_bytes)
     part = largest.count * ITEMSIZES.get(largest.dtype, 1)
     if collective in {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}:

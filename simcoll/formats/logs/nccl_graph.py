@@ -1,4 +1,6 @@
-"""Reader of NCCL graph files (``NCCL_GRAPH_DUMP_FILE``): the channels that NCCL's search found on one node."""
+"""Reader of NCCL graph files (``NCCL_GRAPH_DUMP_FILE``): the channels that NCCL's search found on
+one node.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ __all__ = ["NcclGraph", "parse_nccl_graphs"]
 LIMITS = XmlLimits(depth=8, elements=100_000)
 MAX_BYTES = 1 << 24
 NAMES = ("ring", "tree", "collnet", "nvls")
-PATTERNS = {1: "balanced tree", 2: "split tree", 3: "tree", 4: "ring", 5: "nvls", 6: "collnet direct"}
+PATTERNS = {
+    1: "balanced tree",
+    2: "split tree",
+    3: "tree",
+    4: "ring",
+    5: "nvls",
+    6: "collnet direct",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,11 @@ def parse_nccl_graphs(content: Content, file: str = "graph") -> list[NcclGraph]:
     root = parse_xml(content, LIMITS, file)
     if root.tag != "graphs":
         raise ConfigError(f"expected <graphs>, found <{str(root.tag)[:40]}>", file=file)
-    graphs = [_graph(element, f"graph {number}", file) for number, element in enumerate(root) if element.tag == "graph"]
+    graphs = [
+        _graph(element, f"graph {number}", file)
+        for number, element in enumerate(root)
+        if element.tag == "graph"
+    ]
     return [graph for graph in graphs if graph.channels]
 
 
@@ -90,7 +103,9 @@ def _graph(element: Element, place: str, file: str) -> NcclGraph:
         for gpu in (element for element in channel if element.tag == "gpu"):
             text = gpu.get("dev", "")
             if not re.fullmatch(r"(0x)?[0-9a-fA-F]{1,4}", text):
-                refuse(f"channel {len(channels)}: dev={text[:30]!r}: expected a number in hexadecimal")
+                refuse(
+                    f"channel {len(channels)}: dev={text[:30]!r}: expected a number in hexadecimal"
+                )
             order.append(int(text, 16))
         if not order or len(set(order)) != len(order):
             refuse(f"channel {len(channels)}: GPUs {order[:8]}: expected some, each once")

@@ -1,9 +1,12 @@
-"""Read the channels of NCCL's communicators from a log with ``NCCL_DEBUG=INFO``: rings, trees, and paths of connections.
+"""Read the channels of NCCL's communicators from a log with ``NCCL_DEBUG=INFO``: rings, trees, and
+paths of connections.
 
-Ranks print concurrently, each its own part: rank 0 the rings (``Channel 00/24 : 0 1 2 ...``, truncated after 20 to 200 ranks), every rank
-its position in them (``Ring 00 : 7 -> 0 -> 1``, with ``NCCL_DEBUG_SUBSYS`` including GRAPH), its parent and children in every tree
-(``Trees [0] 1/-1/-1->0->-1``), and its connections (``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``). With GRAPH it also prints the results
-of its search (``Pattern 4, crossNic 0, nChannels 12, bw 20.000000/20.000000, type NVL/PIX, sameChannels 1``).
+Ranks print concurrently, each its own part: rank 0 the rings (``Channel 00/24 : 0 1 2 ...``,
+truncated after 20 to 200 ranks), every rank its position in them (``Ring 00 : 7 -> 0 -> 1``, with
+``NCCL_DEBUG_SUBSYS`` including GRAPH), its parent and children in every tree
+(``Trees [0] 1/-1/-1->0->-1``), and its connections (``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``).
+With GRAPH it also prints the results of its search
+(``Pattern 4, crossNic 0, nChannels 12, bw 20.000000/20.000000, type NVL/PIX, sameChannels 1``).
 """
 
 from __future__ import annotations
@@ -41,15 +44,18 @@ _NODES = re.compile(r"\bnNodes (\d{1,6})\b")
 _RING = re.compile(r"Channel (\d{1,3})/(\d{1,3}) :((?: +\d{1,6})+)\s*(\S?)")
 _PLACE = re.compile(r"Ring (\d{1,3}) : (\d{1,6}) -> (\d{1,6}) -> (\d{1,6})\s*$")
 _TREE = re.compile(
-    r"\[(?P<channel>\d{1,3})\] (?:-?\d{1,6}(?:/-?\d{1,6})+->(?P<rank>\d{1,6})->(?P<parent>-?\d{1,6})(?![\d/])"
+    r"\[(?P<channel>\d{1,3})\] "
+    r"(?:-?\d{1,6}(?:/-?\d{1,6})+->(?P<rank>\d{1,6})->(?P<parent>-?\d{1,6})(?![\d/])"
     r"|(?P<old_parent>-?\d{1,6})->(?P<old_rank>\d{1,6})->-?\d{1,6}/)"
 )
 _VIA = re.compile(
-    r"(?:Channel|Ring) \d{1,3}(?:/\d{1,3})? : (\d{1,6})(?:\[\w{1,16}\])? -> (\d{1,6})(?:\[\w{1,16}\])? (?:\[\w+\] )?"
+    r"(?:Channel|Ring) \d{1,3}(?:/\d{1,3})? : (\d{1,6})(?:\[\w{1,16}\])? -> "
+    r"(\d{1,6})(?:\[\w{1,16}\])? (?:\[\w+\] )?"
     r"via ([\w/()-]{1,60})"
 )
 _PATTERN = re.compile(
-    r"Pattern (\d{1,2}), crossNic \d{1,2}, nChannels (\d{1,3}), (?:bw|speed) (\d{1,6}(?:\.\d{1,9})?)/(\d{1,6}(?:\.\d{1,9})?)"
+    r"Pattern (\d{1,2}), crossNic \d{1,2}, nChannels (\d{1,3}), (?:bw|speed) "
+    r"(\d{1,6}(?:\.\d{1,9})?)/(\d{1,6}(?:\.\d{1,9})?)"
     r"(?:, type (\w{1,8})/(\w{1,8}))?"
 )
 _NUMBERS = re.compile(r"/\d+(?=/|$)|\(\d+\)")
@@ -57,7 +63,8 @@ _NUMBERS = re.compile(r"/\d+(?=/|$)|\(\d+\)")
 
 @dataclass(frozen=True, slots=True)
 class NcclSearch:
-    """NCCL's search result for one family of algorithms on a node (``NCCL_DEBUG_SUBSYS`` including GRAPH).
+    """NCCL's search result for one family of algorithms on a node (``NCCL_DEBUG_SUBSYS`` including
+    GRAPH).
 
     Attributes
     ----------
@@ -96,11 +103,13 @@ class NcclCommunicator:
     trees
         Parent of each rank for each channel; -1 for the root.
     connections
-        ``(source, destination, path)`` without duplicates: ``P2P/CUMEM``, ``SHM/direct/direct``, ``NET/IB/GDRDMA``, without numbers.
+        ``(source, destination, path)`` without duplicates: ``P2P/CUMEM``, ``SHM/direct/direct``,
+        ``NET/IB/GDRDMA``, without numbers.
     notes
         Parts missing in the log.
     searches
-        Search results by family (``ring``, ``tree``, ``collnet``, ``nvls``), from the first rank that has them.
+        Search results by family (``ring``, ``tree``, ``collnet``, ``nvls``), from the first rank
+        that has them.
     """
 
     name: str
@@ -141,7 +150,8 @@ class _RankOutput:
 
 
 def load_nccl_log(path: FilePath) -> list[NcclCommunicator]:
-    """Read the communicators of a log, largest first, then in order of appearance; other lines are ignored.
+    """Read the communicators of a log, largest first, then in order of appearance; other lines are
+    ignored.
 
     Raises
     ------
@@ -169,10 +179,13 @@ def load_nccl_log(path: FilePath) -> list[NcclCommunicator]:
         _feed(part, message, connections < MAX_CONNECTIONS)
         connections += len(part.ways) - nways
     complete = [*finished, *parts.values()]
-    communicators = [_join(name, group) for name, group in _group(part for part in complete if not part.empty)]
+    communicators = [
+        _join(name, group) for name, group in _group(part for part in complete if not part.empty)
+    ]
     if not communicators:
         raise ConfigError(
-            "has no channels of NCCL; run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH on all ranks",
+            "has no channels of NCCL; run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH on all "
+            "ranks",
             file=path,
         )
     return sorted(communicators, key=lambda communicator: -communicator.nranks)[:MAX_COMMUNICATORS]
@@ -199,21 +212,34 @@ def _feed(part: _RankOutput, message: str, with_connections: bool) -> None:
     elif match := _PATTERN.match(message):
         kind = PATTERNS.get(int(match[1]))
         if kind is not None and int(match[2]):
-            search = NcclSearch(kind, int(match[2]), float(match[3]), float(match[4]), match[5] or "", match[6] or "")
+            search = NcclSearch(
+                kind,
+                int(match[2]),
+                float(match[3]),
+                float(match[4]),
+                match[5] or "",
+                match[6] or "",
+            )
             part.searches.setdefault(_FAMILIES[kind], search)
     elif message.startswith("Trees"):
         for tree in _TREE.finditer(message):
             channel = int(tree["channel"])
             if channel < MAX_CHANNELS:
-                part.parents[channel] = int(tree["old_parent"] if tree["parent"] is None else tree["parent"])
+                part.parents[channel] = int(
+                    tree["old_parent"] if tree["parent"] is None else tree["parent"]
+                )
                 part.rank = int(tree["rank"] or tree["old_rank"]) if part.rank < 0 else part.rank
 
 
 def _group(parts: Iterator[_RankOutput]) -> Iterator[tuple[str, dict[int, _RankOutput]]]:
-    """Group the parts by communicator: by ID, else into the first of that size that lacks the rank."""
+    """Group the parts by communicator: by ID, else into the first of that size that lacks the
+    rank.
+    """
     communicators: dict[str, dict[int, _RankOutput]] = {}
     for part in parts:
-        numbered = (f"number {number}, {part.nranks or 'unknown number of'} ranks" for number in count())
+        numbered = (
+            f"number {number}, {part.nranks or 'unknown number of'} ranks" for number in count()
+        )
         name = part.name or next(
             candidate for candidate in numbered if part.rank not in communicators.get(candidate, {})
         )
@@ -230,11 +256,16 @@ def _join(name: str, parts: dict[int, _RankOutput]) -> NcclCommunicator:
     notes: list[str] = []
     rings = _rings(parts, nranks, notes)
     trees = _trees(parts, nranks, notes)
-    places = [(parts[rank].host, parts[rank].device) if rank in parts else ("", -1) for rank in range(nranks)]
+    places = [
+        (parts[rank].host, parts[rank].device) if rank in parts else ("", -1)
+        for rank in range(nranks)
+    ]
     unique_places = all(device >= 0 for _, device in places) and len(set(places)) == nranks
     connections = dict.fromkeys(connection for part in parts.values() for connection in part.ways)
     searches = {
-        family: search for rank in sorted(parts, reverse=True) for family, search in parts[rank].searches.items()
+        family: search
+        for rank in sorted(parts, reverse=True)
+        for family, search in parts[rank].searches.items()
     }
     return NcclCommunicator(
         name,
@@ -249,22 +280,31 @@ def _join(name: str, parts: dict[int, _RankOutput]) -> NcclCommunicator:
     )
 
 
-def _rings(parts: dict[int, _RankOutput], nranks: int, notes: list[str]) -> tuple[tuple[int, ...], ...]:
+def _rings(
+    parts: dict[int, _RankOutput], nranks: int, notes: list[str]
+) -> tuple[tuple[int, ...], ...]:
     """Every ring: as printed, or assembled from each rank's successor."""
     printed = {channel: ring for part in parts.values() for channel, ring in part.rings.items()}
-    channels = sorted(printed.keys() | {channel for part in parts.values() for channel in part.successors})
+    channels = sorted(
+        printed.keys() | {channel for part in parts.values() for channel in part.successors}
+    )
     rings = []
     for channel in channels:
         ring = printed.get(channel, ())
         if len(ring) != nranks:
             ring = _follow(
-                {rank: part.successors[channel] for rank, part in parts.items() if channel in part.successors}
+                {
+                    rank: part.successors[channel]
+                    for rank, part in parts.items()
+                    if channel in part.successors
+                }
             )
         if len(ring) == nranks == len(set(ring)) and max(ring) < nranks:
             rings.append(ring)
     if len(rings) < len(channels):
         notes.append(
-            f"{len(channels) - len(rings)} of {len(channels)} rings are not whole; NCCL_DEBUG_SUBSYS=INIT,GRAPH on all ranks has them"
+            f"{len(channels) - len(rings)} of {len(channels)} rings are not whole; "
+            "NCCL_DEBUG_SUBSYS=INIT,GRAPH on all ranks has them"
         )
     return tuple(rings)
 
@@ -278,16 +318,21 @@ def _follow(successors: dict[int, int]) -> tuple[int, ...]:
     return tuple(order) if rank == 0 else ()
 
 
-def _trees(parts: dict[int, _RankOutput], nranks: int, notes: list[str]) -> tuple[tuple[int, ...], ...]:
+def _trees(
+    parts: dict[int, _RankOutput], nranks: int, notes: list[str]
+) -> tuple[tuple[int, ...], ...]:
     """The parents of every tree that is complete in the log."""
     channels = sorted({channel for part in parts.values() for channel in part.parents})
     trees = []
     for channel in channels:
-        parents = [parts[rank].parents.get(channel, -2) if rank in parts else -2 for rank in range(nranks)]
+        parents = [
+            parts[rank].parents.get(channel, -2) if rank in parts else -2 for rank in range(nranks)
+        ]
         if min(parents, default=-2) >= -1 and max(parents) < nranks and parents.count(-1) == 1:
             trees.append(tuple(parents))
     if len(trees) < len(channels):
         notes.append(
-            f"{len(channels) - len(trees)} of {len(channels)} trees are not whole; the logs of all ranks have them"
+            f"{len(channels) - len(trees)} of {len(channels)} trees are not whole; the logs of all "
+            "ranks have them"
         )
     return tuple(trees)

@@ -1,8 +1,10 @@
-"""Read the output of nccl-tests, rccl-tests, realcoll and the OSU benchmarks: text of any version, or JSON.
+"""Read the output of nccl-tests, rccl-tests, realcoll and the OSU benchmarks: text of any version,
+or JSON.
 
-Columns moved over the years, and launchers prefix lines. So a row is recognised by its content: two integers, a dtype, optionally a
-reduction and a root, then groups of time, two bandwidths and a count of wrong elements. Time, size and bandwidth must agree; a row that
-is truncated or wrong is skipped with a note.
+Columns moved over the years, and launchers prefix lines. So a row is recognised by its content: two
+integers, a dtype, optionally a reduction and a root, then groups of time, two bandwidths and a
+count of wrong elements. Time, size and bandwidth must agree; a row that is truncated or wrong is
+skipped with a note.
 """
 
 from __future__ import annotations
@@ -29,7 +31,21 @@ from simcoll.terminal import printable
 __all__ = ["load_log"]
 
 OPS = frozenset(
-    ["sum", "prod", "product", "min", "max", "avg", "mulsum", "premul_sum", "none", "all", "band", "bor", "bxor"]
+    [
+        "sum",
+        "prod",
+        "product",
+        "min",
+        "max",
+        "avg",
+        "mulsum",
+        "premul_sum",
+        "none",
+        "all",
+        "band",
+        "bor",
+        "bxor",
+    ]
 )
 MAX_ROWS = 100_000
 MAX_RANKS = 100_000
@@ -38,7 +54,9 @@ MOST_US = 1e10
 ROUNDING = 0.011
 """Tolerance between time and algorithm bandwidth, besides one in their last printed place."""
 LARGEST_ERROR = 0.01
-"""Limit on the largest relative error, a column until 2021, which half precision may reach by rounding."""
+"""Limit on the largest relative error, a column until 2021, which half precision may reach by
+rounding.
+"""
 
 _HEADER = re.compile(r"#?\s*(?:size|bytes)\s+(?:count|N)\s+(?:\(elements\)\s+)?type\s+(.*)")
 _RANK = re.compile(
@@ -51,7 +69,9 @@ _STARTING = re.compile(r"Collective test starting:\s*(\w{1,40})")
 _VERSION = re.compile(r"\b([NR]CCL)[ _][vV]ersion\s*:?\s*(\d{1,3}\.\d{1,3}(?:\.\d{1,3})?)")
 _LIBRARY = re.compile(r"nccl-library=(\d{4,6})\b")
 _SET = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60}) set (?:by environment )?to (\S{1,200})")
-_GIVEN = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60})=(\"[^\"]{0,200}\"|'[^']{0,200}'|[^\s\"',;]\S{0,199})")
+_GIVEN = re.compile(
+    r"\b(NCCL_[A-Z0-9_]{1,60})=(\"[^\"]{0,200}\"|'[^']{0,200}'|[^\s\"',;]\S{0,199})"
+)
 _REALCOLL = re.compile(r"# realcoll: (\w{1,40}) with (.{1,200}?) on (\w{1,40}): (\d{1,7}) ranks")
 _FAILURE = re.compile(r"\b(?:Test )?(?:NCCL|CUDA|RCCL|HIP) failure\b.{0,200}")
 _COUNT = re.compile(r"[0-9]{1,18}|[0-9](?:\.[0-9]{1,9})?e\+?[0-9]{1,2}")  # copies round it
@@ -80,7 +100,11 @@ class _Reader:
             return
         if "Rank" in text and (device := _RANK.search(text)):
             if len(self._run.devices) < MAX_RANKS:
-                self._run.devices[int(device[1])] = (device[3], device[2] or "", printable(device[4].strip())[:80])
+                self._run.devices[int(device[1])] = (
+                    device[3],
+                    device[2] or "",
+                    printable(device[4].strip())[:80],
+                )
         elif "nThread" in text:
             self._next()
             self._run.gpus_per_thread = int(gpus[1]) if (gpus := _GPUS.search(text)) else 0
@@ -89,7 +113,9 @@ class _Reader:
         elif " time " in text and (header := _HEADER.search(text)):
             if self._run.rows:
                 self._next()
-            self._columns = [name for name in header[1].split() if name not in {"redop", "op", "root"}]
+            self._columns = [
+                name for name in header[1].split() if name not in {"redop", "op", "root"}
+            ]
             self._in_ms = "bytes" in words
         else:
             self._about(number, text)
@@ -106,12 +132,18 @@ class _Reader:
             return
         if not self._complete:
             table_place = f"the table of {len(run.rows)} rows before line {self._lines}"
-            self._skipped.add(0, f"{table_place} has no last line '# Avg bus bandwidth': the log is cut off or a copy")
+            self._skipped.add(
+                0,
+                f"{table_place} has no last line '# Avg bus bandwidth': the log is cut off or a "
+                "copy",
+            )
         table, notes = finish_table(run)
         for note in notes:
             self._skipped.add(0, note)
         self._tables.append(table)
-        self._run = MeasuredRun(environment=run.environment, library=run.library, version=run.version)
+        self._run = MeasuredRun(
+            environment=run.environment, library=run.library, version=run.version
+        )
         self._columns, self._in_ms, self._complete = [], False, False
 
     def _about(self, number: int, text: str) -> None:
@@ -139,7 +171,9 @@ class _Reader:
             run.library = "rccl"
 
     def _command(self, collective: str) -> None:
-        """Process a command line, which starts a new table after a complete one, or if its collective differs from the rows'."""
+        """Process a command line, which starts a new table after a complete one, or if its
+        collective differs from the rows'.
+        """
         if self._run.rows and (self._complete or self._run.collective not in {"", collective}):
             self._next()
         if not self._run.rows:
@@ -167,7 +201,9 @@ class _Reader:
         if not size:
             return True
         if len(self._run.rows) >= MAX_ROWS:
-            self._skipped.add(number, f"{size} B: beyond the first {MAX_ROWS:,} rows of a table; left out")
+            self._skipped.add(
+                number, f"{size} B: beyond the first {MAX_ROWS:,} rows of a table; left out"
+            )
             return True
         measurement = self._groups(cells, size, number)
         if isinstance(measurement, str):
@@ -176,8 +212,12 @@ class _Reader:
             self._run.rows.append(MeasuredRow(size, count, words[place], op, *measurement, number))
         return True
 
-    def _groups(self, cells: Sequence[str], size: int, number: int) -> tuple[int, int, int, int, float, bool] | str:
-        """Parse root, times out of place, in place and of the library, and bus ratio; or return the reason for failure."""
+    def _groups(
+        self, cells: Sequence[str], size: int, number: int
+    ) -> tuple[int, int, int, int, float, bool] | str:
+        """Parse root, times out of place, in place and of the library, and bus ratio; or return the
+        reason for failure.
+        """
         tail = self._columns
         times = [column for column, name in enumerate(tail) if name == "time"]
         starts = (*times, *(0, 4, 8)[len(times) :])
@@ -192,7 +232,9 @@ class _Reader:
                     return f"{wrong} wrong elements"
                 in_place_fs = _time(groups[1], size, unit)
                 if in_place_fs and (wrong := _wrong(groups[1])):
-                    self._skipped.add(number, f"{size} B: {wrong} wrong elements in place; that time is left out")
+                    self._skipped.add(
+                        number, f"{size} B: {wrong} wrong elements in place; that time is left out"
+                    )
                     in_place_fs = 0
                 library_fs = _plain(groups[2][:1], unit) if len(times) > 2 else 0
                 algbw, busbw = float(groups[0][1]), float(groups[0][2])
@@ -233,7 +275,9 @@ def _time(words: Sequence[str], size: int, unit: int) -> int:
 
 
 def _wrong(words: Sequence[str]) -> str:
-    """The count of wrong elements of a group (in old versions, the error); empty if correct or unchecked."""
+    """The count of wrong elements of a group (in old versions, the error); empty if correct or
+    unchecked.
+    """
     word = words[3] if len(words) > 3 else "N/A"
     try:
         fine = int(word) == 0 if _is_whole(word) else float(word) <= LARGEST_ERROR
@@ -264,6 +308,8 @@ def load_log(path: FilePath) -> Log:
 
 
 def _is_document(first_line: str) -> bool:
-    """Whether the first line starts a JSON document; one that also ends it is JSON lines, unless it is complete."""
+    """Whether the first line starts a JSON document; one that also ends it is JSON lines, unless it
+    is complete.
+    """
     begins = re.match(r'\s*\{\s*("|$)', first_line) is not None
     return begins and ('"results"' in first_line or not first_line.rstrip().endswith("}"))

@@ -11,7 +11,13 @@ import msgspec
 from simcoll.errors import ConfigError, shown
 from simcoll.files.strict import in_words, read_file
 from simcoll.formats.logs.log_lines import Skipped
-from simcoll.formats.logs.measured import MeasuredRow, MeasuredRun, MeasuredTable, finish_table, version_text
+from simcoll.formats.logs.measured import (
+    MeasuredRow,
+    MeasuredRun,
+    MeasuredTable,
+    finish_table,
+    version_text,
+)
 from simcoll.terminal import printable
 
 __all__ = ["MAX_JSON", "tables_of_json"]
@@ -82,12 +88,20 @@ def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[
     try:
         document = msgspec.json.decode(read_file(path, max_bytes), type=_Document)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"not the JSON of nccl-tests or realcoll: {in_words(str(error))}", file=file) from None
+        raise ConfigError(
+            f"not the JSON of nccl-tests or realcoll: {in_words(str(error))}", file=file
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
-            f"JSON that is cut off or broken ({error}); the text output of the same run can be read", file=file
+            f"JSON that is cut off or broken ({error}); the text output of the same run can be "
+            "read",
+            file=file,
         ) from None
-    rows = [row for number, result in enumerate(document.results) if (row := _row(result, number, skipped))]
+    rows = [
+        row
+        for number, result in enumerate(document.results)
+        if (row := _row(result, number, skipped))
+    ]
     for message in document.errors:
         skipped.add(0, f"the file names an error: {printable(str(message))[:200]}")
     if not rows:
@@ -99,7 +113,15 @@ def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[
         if isinstance(document.env, dict)
         else (entry.partition("=")[::2] for entry in document.env)
     )
-    library = "realcoll" if ours else "simcoll" if document.config.topology else "rccl" if "rccl" in text else "nccl"
+    library = (
+        "realcoll"
+        if ours
+        else "simcoll"
+        if document.config.topology
+        else "rccl"
+        if "rccl" in text
+        else "nccl"
+    )
     run = MeasuredRun(
         _collective(document),
         document.config.nranks,
@@ -108,9 +130,15 @@ def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[
             for device in document.config.devices
         },
         rows,
-        {printable(name): printable(value)[:200] for name, value in pairs if name.startswith("NCCL_")},
+        {
+            printable(name): printable(value)[:200]
+            for name, value in pairs
+            if name.startswith("NCCL_")
+        },
         library,
-        printable(f"({document.config.transport})")[:40] if ours else _version(document.nccl_version),
+        printable(f"({document.config.transport})")[:40]
+        if ours
+        else _version(document.nccl_version),
         document.config.ngpus,
     )
     table, notes = finish_table(run)
@@ -130,7 +158,9 @@ def _collective(document: _Document) -> str:
 def _version(stated: str | int) -> str:
     text = str(stated)
     return (
-        version_text(int(text)) if text.isascii() and text.isdecimal() and 4 <= len(text) <= 6 else printable(text)[:40]
+        version_text(int(text))
+        if text.isascii() and text.isdecimal() and 4 <= len(text) <= 6
+        else printable(text)[:40]
     )
 
 
@@ -153,10 +183,16 @@ def _fs(group: _JsonGroup | None, size: int) -> int:
 
 def _row(result: _JsonResult, number: int, skipped: Skipped) -> MeasuredRow | None:
     if max(abs(result.size), abs(result.count)) >= 1 << 63:
-        skipped.add(0, f"results[{number}]: size {shown(result.size)}, count {shown(result.count)}; left out")
+        skipped.add(
+            0,
+            f"results[{number}]: size {shown(result.size)}, count {shown(result.count)}; left out",
+        )
         return None
     place = f"results[{number}], {result.size} B"
-    wrong = [int(_number(group.nwrong)) if group else 0 for group in (result.out_of_place, result.in_place)]
+    wrong = [
+        int(_number(group.nwrong)) if group else 0
+        for group in (result.out_of_place, result.in_place)
+    ]
     out_of_place_fs, in_place_fs, library_fs = (
         _fs(group, result.size) for group in (result.out_of_place, result.in_place, result.baseline)
     )

@@ -1,8 +1,10 @@
-"""NCCL's own tuning table, and its choices, from a log with ``NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING``.
+"""NCCL's own tuning table, and its choices, from a log with
+``NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING``.
 
-NCCL prints, for every function, algorithm and protocol, the latency (us) and algorithm bandwidth (GB/s) of its cost model for the
-communicator: before 2.19 in one block with columns ``Tree/    LL``, later in blocks of three algorithms with a line of protocols. Newer
-versions also print the choice for every call.
+NCCL prints, for every function, algorithm and protocol, the latency (us) and algorithm bandwidth
+(GB/s) of its cost model for the communicator: before 2.19 in one block with columns
+``Tree/    LL``, later in blocks of three algorithms with a line of protocols. Newer versions also
+print the choice for every call.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ _RANKS = re.compile(r"\b[nN][rR]anks (\d{1,7})\b")
 _NODES = re.compile(r"\bnNodes (\d{1,7})\b")
 _CELL = re.compile(r"\s*(\d{1,12}\.\d)/\s*(\d{1,12}\.\d)\s*")
 _CHOICE = re.compile(
-    r"\b(?P<function>\w{4,20}): (?P<size>\d{1,18}) Bytes -> Algo (?P<algorithm>\w{1,20}) proto (?P<protocol>\w{1,10})"
+    r"\b(?P<function>\w{4,20}): (?P<size>\d{1,18}) Bytes -> Algo (?P<algorithm>\w{1,20}) proto "
+    r"(?P<protocol>\w{1,10})"
 )
 
 
@@ -147,7 +150,9 @@ class TuningReader:
 
     def _finish(self, thread: _Thread) -> None:
         if thread.rows and len(self._tables) < MAX_TABLES:
-            self._tables[TuningTable(thread.nranks, thread.nnodes, tuple(thread.rows.values()))] = None
+            self._tables[TuningTable(thread.nranks, thread.nnodes, tuple(thread.rows.values()))] = (
+                None
+            )
         thread.rows = {}
 
     def _row(self, thread: _Thread, message: str, number: int) -> None:
@@ -157,7 +162,9 @@ class TuningReader:
         if title == "Latency/AlgBw":
             self._finish(thread)
             pairs = [cell.strip().lower().partition("/") for cell in cells]
-            thread.columns = [(ALGORITHMS.get(a.strip(), ""), PROTOCOLS.get(p.strip(), "")) for a, _, p in pairs]
+            thread.columns = [
+                (ALGORITHMS.get(a.strip(), ""), PROTOCOLS.get(p.strip(), "")) for a, _, p in pairs
+            ]
         elif title == "Algorithm":
             thread.algorithms = [ALGORITHMS.get(cell.strip().lower(), "") for cell in cells]
         elif title == "Protocol" and thread.algorithms:
@@ -175,15 +182,21 @@ class TuningReader:
             nreadable = sum(match is not None for match in matches)
             self._skipped.add(
                 number,
-                f"tuning table: {nreadable} of {len(thread.columns)} cells of {collective} can be read; left out",
+                f"tuning table: {nreadable} of {len(thread.columns)} cells of {collective} can be "
+                "read; left out",
             )
             return
         if any((collective, *column) in thread.rows for column in thread.columns):
             self._finish(thread)  # the same function again: the next communicator
         for cell, (algorithm, protocol) in zip(matches, thread.columns, strict=True):
             if cell is not None and algorithm and protocol and float(cell[2]):
-                latency, rate = round(float(cell[1]) * 10) * 10**8, round(float(cell[2]) * 10) * 10**14
-                thread.rows[collective, algorithm, protocol] = TunedCost(collective, algorithm, protocol, latency, rate)
+                latency, rate = (
+                    round(float(cell[1]) * 10) * 10**8,
+                    round(float(cell[2]) * 10) * 10**14,
+                )
+                thread.rows[collective, algorithm, protocol] = TunedCost(
+                    collective, algorithm, protocol, latency, rate
+                )
 
     def _choose(self, text: str) -> None:
         match = _CHOICE.search(text)
@@ -201,4 +214,8 @@ class TuningReader:
 
 
 def _by_number(text: str, names: tuple[str, ...]) -> str:
-    return names[int(text)] if text.isascii() and text.isdecimal() and len(text) < 9 and int(text) < len(names) else ""
+    return (
+        names[int(text)]
+        if text.isascii() and text.isdecimal() and len(text) < 9 and int(text) < len(names)
+        else ""
+    )

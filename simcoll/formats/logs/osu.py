@@ -1,7 +1,8 @@
-"""Read tables of the OSU micro-benchmarks: a title with library and collective, then rows of size and mean time.
+"""Read tables of the OSU micro-benchmarks: a title with library and collective, then rows of size
+and mean time.
 
-Sizes are OSU's: the bytes of one block for an allgather, alltoall, gather or scatter. The number of ranks is only in the command line
-(``mpirun -n 16``), if the log has it.
+Sizes are OSU's: the bytes of one block for an allgather, alltoall, gather or scatter. The number of
+ranks is only in the command line (``mpirun -n 16``), if the log has it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,13 @@ from __future__ import annotations
 import re
 
 from simcoll.formats.logs.log_lines import Skipped
-from simcoll.formats.logs.measured import ITEMSIZES, MeasuredRow, MeasuredRun, MeasuredTable, finish_table
+from simcoll.formats.logs.measured import (
+    ITEMSIZES,
+    MeasuredRow,
+    MeasuredRun,
+    MeasuredTable,
+    finish_table,
+)
 from simcoll.terminal import printable
 
 __all__ = ["OsuReader"]
@@ -70,11 +77,14 @@ class OsuReader:
         self._end()
         collective = _COLLECTIVES.get(title[2], "")
         if not collective:
-            self._skipped.add(number, f"{printable(title[0][2:])} is not of a collective known here; left out")
+            self._skipped.add(
+                number, f"{printable(title[0][2:])} is not of a collective known here; left out"
+            )
         elif collective in _OF_BLOCKS and not self._nranks:
             self._skipped.add(
                 number,
-                f"sizes of {title[0][2:]} are those of a block, and no command line such as 'mpirun -n 16' before it says how many there "
+                f"sizes of {title[0][2:]} are those of a block, and no command line such as "
+                "'mpirun -n 16' before it says how many there "
                 "are; left out",
             )
         elif len(self._tables) < MAX_TABLES:
@@ -90,7 +100,15 @@ class OsuReader:
         rooted = run.collective in {"broadcast", "reduce", "gather", "scatter"}
         count = size // ITEMSIZES[self._dtype]
         run.rows.append(
-            MeasuredRow(size_bytes, count, self._dtype, op, 0 if rooted else -1, round(time_us * 10**9), line=number)
+            MeasuredRow(
+                size_bytes,
+                count,
+                self._dtype,
+                op,
+                0 if rooted else -1,
+                round(time_us * 10**9),
+                line=number,
+            )
         )
 
     def _end(self) -> None:

@@ -13,7 +13,13 @@ from simcoll.core.layout import Layout
 from simcoll.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from simcoll.formats.mscclpp.document import Chunk, Operation, PlanDocument, PlanGpu, ThreadBlock
+    from simcoll.formats.mscclpp.document import (
+        Chunk,
+        Operation,
+        PlanDocument,
+        PlanGpu,
+        ThreadBlock,
+    )
 
 __all__ = ["MAX_PARTS", "PlanPlace", "PlanRank", "every_operation"]
 
@@ -105,7 +111,9 @@ def every_operation(operations: list[Operation]) -> Iterator[Operation]:
 class PlanRank:
     """State of one GPU of a plan while its operations are read."""
 
-    def __init__(self, place: PlanPlace, plan: PlanDocument, shape: DeviceProgram, rank: int) -> None:
+    def __init__(
+        self, place: PlanPlace, plan: PlanDocument, shape: DeviceProgram, rank: int
+    ) -> None:
         self.place, self.rank = place, rank
         self.plan, self.shape = plan, shape
         self.gpu: PlanGpu = plan.gpus[rank]
@@ -117,7 +125,9 @@ class PlanRank:
         for number in range(len(self.gpu.channels)):
             self._channel(place.at(f".channels[{number}]"), number)
         for number, buffer in enumerate(self.gpu.remote_buffers):
-            place.at(f".remote_buffers[{number}]").within("rank", buffer.rank, 0, len(plan.gpus) - 1)
+            place.at(f".remote_buffers[{number}]").within(
+                "rank", buffer.rank, 0, len(plan.gpus) - 1
+            )
         self.used: dict[bool, set[tuple[int, int]]] = {
             True: set(),
             False: set(),
@@ -132,7 +142,8 @@ class PlanRank:
                 ranks = tuple(place.within("rank", rank, 0, last) for rank in group.ranks)
                 if self.rank not in ranks or len(set(ranks)) != len(ranks):
                     place.refuse(
-                        f"ranks {list(ranks)[:8]} of a switch: expected different ones, with {self.rank} among them"
+                        f"ranks {list(ranks)[:8]} of a switch: expected different ones, with "
+                        f"{self.rank} among them"
                     )
                 self.switches.append((channel.buffer_type, ranks))
         elif channel.channel_type in self.counters:
@@ -151,20 +162,37 @@ class PlanRank:
         for number, block in enumerate(self.gpu.threadblocks):
             place = self.place.at(f".threadblocks[{number}]")
             if block.id != number:
-                place.refuse(f"id is {block.id}; thread blocks are indexed by it, so {number} is expected")
-            place.within("number of operations", sum(1 for _ in every_operation(block.ops)), 0, MAX_OPERATIONS)
+                place.refuse(
+                    f"id is {block.id}; thread blocks are indexed by it, so {number} is expected"
+                )
+            place.within(
+                "number of operations",
+                sum(1 for _ in every_operation(block.ops)),
+                0,
+                MAX_OPERATIONS,
+            )
             programs.append(tuple(_BlockReader(place, self, block).operations()))
         # Packets with their flags take twice their size.
-        overlap = {(owner, 2 * index + k) for owner, index in self.used[True] for k in range(2)} & self.used[False]
+        overlap = {
+            (owner, 2 * index + k) for owner, index in self.used[True] for k in range(2)
+        } & self.used[False]
         if self.plan.protocol == "LL" and overlap:
             owner, index = min(overlap)
             self.place.refuse(
-                f"scratch chunk {index} of rank {owner} holds plain data where packets with their flags lie"
+                f"scratch chunk {index} of rank {owner} holds plain data where packets with their "
+                "flags lie"
             )
         return tuple(programs)
 
     def region(
-        self, place: PlanPlace, owner: int, buffer: str, chunk: Chunk, part: tuple[int, int], *, packet: bool
+        self,
+        place: PlanPlace,
+        owner: int,
+        buffer: str,
+        chunk: Chunk,
+        part: tuple[int, int],
+        *,
+        packet: bool,
     ) -> Region:
         """The cells of a chunk reference."""
         gpu, pieces = self.plan.gpus[owner], self.shape.pieces
@@ -173,7 +201,8 @@ class PlanRank:
             chunks *= 2  # the room of flags
         if chunk.size < 1 or not 0 <= chunk.index <= chunks - chunk.size:
             place.refuse(
-                f"chunks {chunk.index}..{chunk.index + chunk.size - 1} of buffer {buffer!r} of rank {owner}, which has {chunks}"
+                f"chunks {chunk.index}..{chunk.index + chunk.size - 1} of buffer {buffer!r} of "
+                f"rank {owner}, which has {chunks}"
             )
         if packet and buffer != "s":
             place.refuse(f"packets lie in scratch; this is buffer {buffer!r}")
@@ -192,7 +221,11 @@ class PlanRank:
         """The canonical address of a cell that has two names in place."""
         layout: Layout | None = self.shape.layout
         if layout is None:
-            return cell + self.shape.buffers[0] if self.shape.in_place and cell < self.shape.buffers[0] else cell
+            return (
+                cell + self.shape.buffers[0]
+                if self.shape.in_place and cell < self.shape.buffers[0]
+                else cell
+            )
         return int(layout.canonical(np.array(owner), np.array(cell)))
 
 
@@ -203,22 +236,34 @@ class _BlockReader:
         self.place, self.rank, self.block = place, rank, block
         self.channels: dict[str, list[int]] = {"memory": [], "port": [], "switch": []}
         self.buffers: dict[str, list[int]] = {"memory": [], "port": []}
-        limits = {kind: len(counters) for kind, counters in rank.counters.items()} | {"switch": len(rank.switches)}
+        limits = {kind: len(counters) for kind, counters in rank.counters.items()} | {
+            "switch": len(rank.switches)
+        }
         for channel in block.channels:
             if channel.channel_type == "none":
                 place.refuse("channel_type 'none' has no channels")
             for number in channel.channel_ids:
-                place.within(f"{channel.channel_type} channel", number, 0, limits[channel.channel_type] - 1)
+                place.within(
+                    f"{channel.channel_type} channel", number, 0, limits[channel.channel_type] - 1
+                )
                 self.channels[channel.channel_type].append(number)
         for kind, numbers in self.channels.items():
             place.within(f"number of {kind} channels", len(numbers), 0, MAX_CHANNELS)
         for buffer in block.remote_buffer_refs:
             if buffer.access_channel_type not in self.buffers:
-                place.refuse(f"remote buffers are accessed by memory or port, not {buffer.access_channel_type!r}")
+                place.refuse(
+                    "remote buffers are accessed by memory or port, not "
+                    f"{buffer.access_channel_type!r}"
+                )
             for number in buffer.remote_buffer_ids:
                 place.within("remote buffer", number, 0, len(rank.gpu.remote_buffers) - 1)
-                if buffer.access_channel_type not in rank.gpu.remote_buffers[number].access_channel_types:
-                    place.refuse(f"remote buffer {number} is not accessed by {buffer.access_channel_type}")
+                if (
+                    buffer.access_channel_type
+                    not in rank.gpu.remote_buffers[number].access_channel_types
+                ):
+                    place.refuse(
+                        f"remote buffer {number} is not accessed by {buffer.access_channel_type}"
+                    )
                 self.buffers[buffer.access_channel_type].append(number)
 
     def operations(self) -> Iterator[DeviceOp]:
@@ -242,30 +287,48 @@ class _BlockReader:
                         inner_place.refuse("tbg_info in a pipeline is not followed")
                     yield self.operation(inner_place, inner, (turn, turns))
 
-    def operation(self, place: PlanPlace, operation: Operation, slice_: tuple[int, int] | None) -> DeviceOp:
-        """Convert one operation; ``slice_`` is the slice of its regions, and the number of slices."""
+    def operation(
+        self, place: PlanPlace, operation: Operation, slice_: tuple[int, int] | None
+    ) -> DeviceOp:
+        """Convert one operation; ``slice_`` is the slice of its regions, and the number of
+        slices.
+        """
         name = operation.name
         if name == "glre":
-            place.refuse("operation 'glre' is written by the language, but the executor cannot load it")
+            place.refuse(
+                "operation 'glre' is written by the language, but the executor cannot load it"
+            )
         if name not in _FORMS and name not in _OTHERS:
             place.refuse(f"unknown operation {name!r}; {nearest(name, [*_FORMS, *_OTHERS])}")
         if operation.reduce_op not in {None, "sum"}:
-            place.refuse(f"reduce_op {operation.reduce_op!r}: the executor does not read it, and always sums")
+            place.refuse(
+                f"reduce_op {operation.reduce_op!r}: the executor does not read it, and always sums"
+            )
         if name in _FORMS:
             return self._moving(place, operation, slice_)
         if name == "barrier":
             if operation.barrier_id is None or operation.num_threadblocks is None:
                 place.refuse("a barrier needs barrier_id and num_threadblocks")
             number = place.within("barrier_id", operation.barrier_id, 0, MAX_BARRIERS - 1)
-            meeting = place.within("num_threadblocks", operation.num_threadblocks, 1, len(self.rank.gpu.threadblocks))
+            meeting = place.within(
+                "num_threadblocks", operation.num_threadblocks, 1, len(self.rank.gpu.threadblocks)
+            )
             return DeviceOp(name, barrier=(number, meeting))
         if name in {"sem_acquire", "sem_release"}:
             nsemaphores = len(self.rank.gpu.semaphores)
             numbers = tuple(
-                place.within("semaphore", semaphore, 0, nsemaphores - 1) for semaphore in operation.semaphore_ids
+                place.within("semaphore", semaphore, 0, nsemaphores - 1)
+                for semaphore in operation.semaphore_ids
             )
-            return DeviceOp(name, acquires=numbers) if name == "sem_acquire" else DeviceOp(name, releases=numbers)
-        if name in {"nop", "flush"}:  # a flush runs over the outputs of its operation, of which it has none
+            return (
+                DeviceOp(name, acquires=numbers)
+                if name == "sem_acquire"
+                else DeviceOp(name, releases=numbers)
+            )
+        if name in {
+            "nop",
+            "flush",
+        }:  # a flush runs over the outputs of its operation, of which it has none
             return DeviceOp(name, fence=name == "nop")
         counters = self._counters(place, operation)
         if name.endswith("signal"):
@@ -276,7 +339,9 @@ class _BlockReader:
                 proxied=operation.channel_type == "port",
             )
         return DeviceOp(
-            name, waits=tuple((peer, self.rank.rank, number) for peer, number in counters), relaxed=name == "rlxwait"
+            name,
+            waits=tuple((peer, self.rank.rank, number) for peer, number in counters),
+            relaxed=name == "rlxwait",
         )
 
     def _counters(self, place: PlanPlace, operation: Operation) -> list[tuple[int, int]]:
@@ -293,15 +358,21 @@ class _BlockReader:
             counters.append((peer, among + PORT * (kind == "port")))
         return counters
 
-    def _moving(self, place: PlanPlace, operation: Operation, slice_: tuple[int, int] | None) -> DeviceOp:
+    def _moving(
+        self, place: PlanPlace, operation: Operation, slice_: tuple[int, int] | None
+    ) -> DeviceOp:
         """Convert an operation on data."""
         form, name = _FORMS[operation.name], operation.name
         port = operation.channel_type == "port"
         if port and not form.port:
             place.refuse(f"{name} by a port: a proxy only puts")
         reads_form = "k*" if port and name == "ppkt" else form.reads
-        reads = self._operands(place.at(".src_buff"), operation, operation.src_buff, reads_form, slice_)
-        writes = self._operands(place.at(".dst_buff"), operation, operation.dst_buff, form.writes, slice_)
+        reads = self._operands(
+            place.at(".src_buff"), operation, operation.src_buff, reads_form, slice_
+        )
+        writes = self._operands(
+            place.at(".dst_buff"), operation, operation.dst_buff, form.writes, slice_
+        )
         if form.how == EACH and len(reads) != len(writes):
             place.refuse(f"{len(reads)} sources and {len(writes)} destinations; expected as many")
         counts = (
@@ -331,10 +402,17 @@ class _BlockReader:
                 proxies = ()
         elif name.startswith("pws"):
             place.refuse(f"{name} needs channel_type 'port'")
-        return DeviceOp(name, form.how, reads, writes, signals=signals, proxies=proxies, proxied=bool(proxies))
+        return DeviceOp(
+            name, form.how, reads, writes, signals=signals, proxies=proxies, proxied=bool(proxies)
+        )
 
     def _operands(
-        self, place: PlanPlace, operation: Operation, chunks: list[Chunk], form: str, slice_: tuple[int, int] | None
+        self,
+        place: PlanPlace,
+        operation: Operation,
+        chunks: list[Chunk],
+        form: str,
+        slice_: tuple[int, int] | None,
     ) -> tuple[Region, ...]:
         """The regions of a list of chunk references."""
         letters = form.rstrip("*")
@@ -342,30 +420,55 @@ class _BlockReader:
             letters = letters[:-1] + letters[-1] * max(len(chunks) - len(letters) + 1, 0)
         if len(letters) != len(chunks) or not chunks or len(chunks) > MAX_OPERANDS:
             expected = f"{len(form.rstrip('*'))}{' or more' * form.endswith('*')}"
-            place.refuse(f"{len(chunks)} operands; {operation.name} takes {expected}, at most {MAX_OPERANDS}")
-        part = slice_ or ((operation.tbg_info.tb_id, operation.tbg_info.tbg_size) if operation.tbg_info else (0, 1))
+            place.refuse(
+                f"{len(chunks)} operands; {operation.name} takes {expected}, at most {MAX_OPERANDS}"
+            )
+        part = slice_ or (
+            (operation.tbg_info.tb_id, operation.tbg_info.tbg_size)
+            if operation.tbg_info
+            else (0, 1)
+        )
         regions: list[Region] = []
         for number, (letter, chunk) in enumerate(zip(letters, chunks, strict=True)):
             operand_place = place.at(f"[{number}]")
-            if slice_ is not None and operation.ops == [] and chunk.size * self.rank.shape.pieces != slice_[1]:
+            if (
+                slice_ is not None
+                and operation.ops == []
+                and chunk.size * self.rank.shape.pieces != slice_[1]
+            ):
                 operand_place.refuse("its size is not num_chunks of the pipeline")
             packet = letter in "kKW"
             if letter in "lk":
                 if chunk.type is None:
-                    operand_place.refuse(f"operand {number} of {operation.name} is local; expected 'type'")
-                regions.append(self.rank.region(operand_place, self.rank.rank, chunk.type, chunk, part, packet=packet))
+                    operand_place.refuse(
+                        f"operand {number} of {operation.name} is local; expected 'type'"
+                    )
+                regions.append(
+                    self.rank.region(
+                        operand_place, self.rank.rank, chunk.type, chunk, part, packet=packet
+                    )
+                )
             elif letter in "rK":
                 regions.append(self._remote(operand_place, operation, chunk, part, packet=packet))
             else:
-                regions += self._switch_regions(operand_place, operation, chunk, part, packet=packet)
+                regions += self._switch_regions(
+                    operand_place, operation, chunk, part, packet=packet
+                )
         return tuple(regions)
 
     def _remote(
-        self, place: PlanPlace, operation: Operation, chunk: Chunk, part: tuple[int, int], *, packet: bool
+        self,
+        place: PlanPlace,
+        operation: Operation,
+        chunk: Chunk,
+        part: tuple[int, int],
+        *,
+        packet: bool,
     ) -> Region:
         if chunk.buffer_id is None or operation.channel_type not in self.buffers:
             place.refuse(
-                f"this operand of {operation.name} is remote; expected 'buffer_id', and channel_type 'memory' or 'port'"
+                f"this operand of {operation.name} is remote; expected 'buffer_id', and "
+                "channel_type 'memory' or 'port'"
             )
         numbers = self.buffers[operation.channel_type]
         number = numbers[place.within("buffer_id", chunk.buffer_id, 0, len(numbers) - 1)]
@@ -373,12 +476,23 @@ class _BlockReader:
         return self.rank.region(place, buffer.rank, buffer.type, chunk, part, packet=packet)
 
     def _switch_regions(
-        self, place: PlanPlace, operation: Operation, chunk: Chunk, part: tuple[int, int], *, packet: bool
+        self,
+        place: PlanPlace,
+        operation: Operation,
+        chunk: Chunk,
+        part: tuple[int, int],
+        *,
+        packet: bool,
     ) -> list[Region]:
         if chunk.switch_channel_id is None:
-            place.refuse(f"this operand of {operation.name} is of a switch; expected 'switch_channel_id'")
+            place.refuse(
+                f"this operand of {operation.name} is of a switch; expected 'switch_channel_id'"
+            )
         numbers = self.channels["switch"]
         buffer, ranks = self.rank.switches[
             numbers[place.within("switch_channel_id", chunk.switch_channel_id, 0, len(numbers) - 1)]
         ]
-        return [self.rank.region(place, rank, buffer, chunk, part, packet=packet) for rank in sorted(ranks)]
+        return [
+            self.rank.region(place, rank, buffer, chunk, part, packet=packet)
+            for rank in sorted(ranks)
+        ]

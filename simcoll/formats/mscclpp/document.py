@@ -1,7 +1,7 @@
 """Records of MSCCL++ execution plans (format since August 2025), as the executor reads them.
 
-Fields, defaults and limits are those of microsoft/mscclpp ``src/core/executor/execution_plan.cc`` and ``execution_common.hpp`` (2026-08).
-Fields that the executor ignores are ignored here too.
+Fields, defaults and limits are those of microsoft/mscclpp ``src/core/executor/execution_plan.cc``
+and ``execution_common.hpp`` (2026-08). Fields that the executor ignores are ignored here too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,15 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Channel", "Chunk", "Operation", "PlanDocument", "PlanGpu", "RemoteBuffer", "ThreadBlock"]
+__all__ = [
+    "Channel",
+    "Chunk",
+    "Operation",
+    "PlanDocument",
+    "PlanGpu",
+    "RemoteBuffer",
+    "ThreadBlock",
+]
 
 Buffer = Literal["i", "o", "s"]
 Kind = Literal["memory", "port", "switch", "none"]

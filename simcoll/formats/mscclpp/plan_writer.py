@@ -1,8 +1,10 @@
-"""Writer of MSCCL++ execution plans: a proved schedule as thread blocks that put, pull and signal, or that exchange packets.
+"""Writer of MSCCL++ execution plans: a proved schedule as thread blocks that put, pull and signal,
+or that exchange packets.
 
-``Simple``: sources put copies, and destinations pull reductions. Before and after each step its communicating ranks signal each other,
-which is all the order that a schedule needs. ``LL``: every message is a set of packets at its own address, which need no signals. Switch
-multicasts and all-reduces become stores to all ranks of a switch.
+``Simple``: sources put copies, and destinations pull reductions. Before and after each step its
+communicating ranks signal each other, which is all the order that a schedule needs. ``LL``: every
+message is a set of packets at its own address, which need no signals. Switch multicasts and
+all-reduces become stores to all ranks of a switch.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def dump_mscclpp_plan(
 ) -> bytes:
     """Write a schedule as an MSCCL++ execution plan, to ``path`` if given.
 
-    The plan is read back and proved before it is returned or appears. It runs for sizes that are multiples of its chunks.
+    The plan is read back and proved before it is returned or appears. It runs for sizes that are
+    multiples of its chunks.
 
     Parameters
     ----------
@@ -62,7 +65,8 @@ def dump_mscclpp_plan(
     ScheduleError
         When the schedule is wrong.
     ConfigError
-        For content that a plan cannot express, by name; for an exceeded limit of the executor; when the file cannot be written.
+        For content that a plan cannot express, by name; for an exceeded limit of the executor; when
+        the file cannot be written.
 
     Examples
     --------
@@ -71,16 +75,28 @@ def dump_mscclpp_plan(
     >>> plan.decode()[:62]
     '{"name":"direct(channels=1)","collective":"allgather","protoco'
     """
-    expect(schedule, Schedule, "dump_mscclpp_plan takes a schedule, made by simcoll.schedule() or Schedule()")
+    expect(
+        schedule,
+        Schedule,
+        "dump_mscclpp_plan takes a schedule, made by simcoll.schedule() or Schedule()",
+    )
     if protocol not in {"Simple", "LL"}:
-        raise ConfigError(f"unknown protocol {protocol!r} of a plan; {nearest(protocol, ['Simple', 'LL'])}")
+        raise ConfigError(
+            f"unknown protocol {protocol!r} of a plan; {nearest(protocol, ['Simple', 'LL'])}"
+        )
     if schedule.collective.kind not in _COLLECTIVES:
-        refuse(schedule, f"the executor has no {schedule.collective.kind}; it has {', '.join(_COLLECTIVES)}")
+        refuse(
+            schedule,
+            f"the executor has no {schedule.collective.kind}; it has {', '.join(_COLLECTIVES)}",
+        )
     proof = verify(schedule)
     plan = bind(schedule, schedule.layout.chunks)
     chains = range(1) if plan.waits or protocol == "LL" else range(schedule.nchannels)
     aside, packets = Aside(schedule), protocol == "LL"
-    stages = [list(stages_of(plan, chain if len(chains) > 1 else None, aside, packets=packets)) for chain in chains]
+    stages = [
+        list(stages_of(plan, chain if len(chains) > 1 else None, aside, packets=packets))
+        for chain in chains
+    ]
     head = {
         "name": name or schedule.title,
         "collective": _COLLECTIVES[schedule.collective.kind],
@@ -97,7 +113,12 @@ def dump_mscclpp_plan(
         writer = _PlanWriter(schedule, protocol, careful=careful)
         for chain in stages:
             writer.chain(chain)
-        content = msgspec.json.encode(head | {"gpus": [writer.gpu(rank) for rank in range(schedule.nranks)]}) + b"\n"
+        content = (
+            msgspec.json.encode(
+                head | {"gpus": [writer.gpu(rank) for rank in range(schedule.nranks)]}
+            )
+            + b"\n"
+        )
         try:
             again = verify_device_program(parse_mscclpp_plan(content))
             break
@@ -116,7 +137,8 @@ class _PlanWriter:
 
     def __init__(self, schedule: Schedule, protocol: str, *, careful: bool) -> None:
         self.schedule, self.packets = schedule, protocol == "LL"
-        # Whether all of a step are done before any begins the next: needed where one rank writes what another read.
+        # Whether all of a step are done before any begins the next: needed where one rank writes
+        # what another read.
         self.careful = careful
         n = schedule.nranks
         self.blocks: list[list[dict[str, Any]]] = [[] for _ in range(n)]
@@ -139,20 +161,29 @@ class _PlanWriter:
             all_meets = previous.meets | stage.meets
             meetings = [previous.meets, stage.meets] if self.careful and number else [all_meets]
             operations = [
-                self._stage(rank, stage, number, meetings, opening=not number) for rank in range(len(self.blocks))
+                self._stage(rank, stage, number, meetings, opening=not number)
+                for rank in range(len(self.blocks))
             ]
-            if any(len(old) + len(new) > MAX_OPERATIONS - _SPARE for old, new in zip(segment, operations, strict=True)):
+            if any(
+                len(old) + len(new) > MAX_OPERATIONS - _SPARE
+                for old, new in zip(segment, operations, strict=True)
+            ):
                 self._close(segment, met, last=False)
                 segment, met = (
-                    [[{"name": "sem_acquire", "semaphore_ids": [count - 1]}, _NOP] for count in self.semaphores],
+                    [
+                        [{"name": "sem_acquire", "semaphore_ids": [count - 1]}, _NOP]
+                        for count in self.semaphores
+                    ],
                     set(),
                 )
                 if any(
-                    len(old) + len(new) > MAX_OPERATIONS - _SPARE for old, new in zip(segment, operations, strict=True)
+                    len(old) + len(new) > MAX_OPERATIONS - _SPARE
+                    for old, new in zip(segment, operations, strict=True)
                 ):
                     refuse(
                         self.schedule,
-                        f"step {number} needs more operations than the {MAX_OPERATIONS} that a thread block takes",
+                        f"step {number} needs more operations than the {MAX_OPERATIONS} that a "
+                        "thread block takes",
                     )
             for old, new in zip(segment, operations, strict=True):
                 old.extend(new)
@@ -167,19 +198,31 @@ class _PlanWriter:
                 for group in groups:
                     for name, sources, targets in group:
                         if name == "ppkt":
-                            self.slots[sources[0], targets[0], number] = self.next_slot[targets[0].rank]
+                            self.slots[sources[0], targets[0], number] = self.next_slot[
+                                targets[0].rank
+                            ]
                             self.next_slot[targets[0].rank] += targets[0].count
 
     def _stage(
-        self, rank: int, stage: Stage, number: int, meetings: list[set[tuple[int, int]]], *, opening: bool
+        self,
+        rank: int,
+        stage: Stage,
+        number: int,
+        meetings: list[set[tuple[int, int]]],
+        *,
+        opening: bool,
     ) -> list[dict[str, Any]]:
         """The operations of a rank: synchronise, then work, with fences."""
         operations: list[dict[str, Any]] = []
         for meeting in meetings:
             peers = sorted(b for a, b in meeting if a == rank) if not self.packets else []
             some = [peers[begin : begin + MAX_PEERS] for begin in range(0, len(peers), MAX_PEERS)]
-            operations += [{"name": "rlxsignal" if opening else "signal", "peers": targets} for targets in some]
-            operations += [{"name": "rlxwait" if opening else "wait", "peers": targets} for targets in some]
+            operations += [
+                {"name": "rlxsignal" if opening else "signal", "peers": targets} for targets in some
+            ]
+            operations += [
+                {"name": "rlxwait" if opening else "wait", "peers": targets} for targets in some
+            ]
             operations += [_NOP] if peers else []
         for group in stage.groups.get(rank, ()):
             for name, sources, targets in group:
@@ -190,11 +233,21 @@ class _PlanWriter:
                 operations.append(_NOP)
         return operations
 
-    def _operation(self, name: str, sources: list[Ref], targets: list[Ref], number: int) -> dict[str, Any]:
+    def _operation(
+        self, name: str, sources: list[Ref], targets: list[Ref], number: int
+    ) -> dict[str, Any]:
         if name in {"ppkt", "upkt", "repkt"}:
-            place = {"type": "s", "index": self.slots[sources[0], targets[0], number], "size": sources[0].count}
+            place = {
+                "type": "s",
+                "index": self.slots[sources[0], targets[0], number],
+                "size": sources[0].count,
+            }
             if name == "ppkt":
-                return {"name": name, "src_buff": [self._place(sources[0])], "to": [(targets[0].rank, place)]}
+                return {
+                    "name": name,
+                    "src_buff": [self._place(sources[0])],
+                    "to": [(targets[0].rank, place)],
+                }
             local = self._place(targets[0])
             options = {"reduce_op": "sum"} if name == "repkt" else {}
             return {
@@ -212,7 +265,13 @@ class _PlanWriter:
         if name == "rre":
             remote = [(source.rank, self._place(source)) for source in sources[1:]]
             local = self._place(targets[0])
-            return {"name": name, "src_buff": [local], "from": remote, "dst_buff": [local], "reduce_op": "sum"}
+            return {
+                "name": name,
+                "src_buff": [local],
+                "from": remote,
+                "dst_buff": [local],
+                "reduce_op": "sum",
+            }
         if name in {"glres", "gstore"}:
             return {"name": name, "by": [self._place(sources[0])], "onto": self._place(targets[0])}
         options = {"reduce_op": "sum"} if name == "re" else {}
@@ -236,25 +295,36 @@ class _PlanWriter:
             index += 2 * max(self.next_slot)
         return {"type": "s", "index": index, "size": ref.count}
 
-    def _close(self, segment: list[list[dict[str, Any]]], met: set[tuple[int, int]], *, last: bool) -> None:
+    def _close(
+        self, segment: list[list[dict[str, Any]]], met: set[tuple[int, int]], *, last: bool
+    ) -> None:
         """Make thread blocks of the operations so far, for every rank that has any."""
         for rank, operations in enumerate(segment):
             if not last:
-                operations += [_NOP, {"name": "sem_release", "semaphore_ids": [self.semaphores[rank]]}]
+                operations += [
+                    _NOP,
+                    {"name": "sem_release", "semaphore_ids": [self.semaphores[rank]]},
+                ]
                 self.semaphores[rank] += 1
                 if self.semaphores[rank] > MAX_SEMAPHORES:
-                    refuse(self.schedule, f"it needs more than the {MAX_SEMAPHORES} semaphores that the executor has")
+                    refuse(
+                        self.schedule,
+                        f"it needs more than the {MAX_SEMAPHORES} semaphores that the executor has",
+                    )
             while operations and operations[-1] is _NOP:
                 operations.pop()
             peers = sorted(b for a, b in met if a == rank)
             if len(peers) > MAX_CHANNELS:
                 refuse(
                     self.schedule,
-                    f"rank {rank} meets {len(peers)} others in one thread block; it takes {MAX_CHANNELS} channels",
+                    f"rank {rank} meets {len(peers)} others in one thread block; it takes "
+                    f"{MAX_CHANNELS} channels",
                 )
             self.blocks[rank].append(self._block(rank, operations, peers))
 
-    def _block(self, rank: int, operations: list[dict[str, Any]], peers: list[int]) -> dict[str, Any]:
+    def _block(
+        self, rank: int, operations: list[dict[str, Any]], peers: list[int]
+    ) -> dict[str, Any]:
         first_channel = len(self.peers[rank])
         self.peers[rank] += peers
         buffers: list[tuple[int, str]] = []
@@ -267,21 +337,37 @@ class _PlanWriter:
             if switch not in self.switches[rank]:
                 self.switches[rank].append(switch)
         channels = (
-            [{"channel_type": "memory", "channel_ids": list(range(first_channel, first_channel + len(peers)))}]
+            [
+                {
+                    "channel_type": "memory",
+                    "channel_ids": list(range(first_channel, first_channel + len(peers))),
+                }
+            ]
             if peers
             else []
         )
         if switches:
             channels.append(
-                {"channel_type": "switch", "channel_ids": [self.switches[rank].index(switch) for switch in switches]}
+                {
+                    "channel_type": "switch",
+                    "channel_ids": [self.switches[rank].index(switch) for switch in switches],
+                }
             )
         ids = [self.buffers[rank].index(buffer) for buffer in buffers]
         refs = [{"access_channel_type": "memory", "remote_buffer_ids": ids}] if ids else []
-        return {"id": len(self.blocks[rank]), "ops": ops, "channels": channels, "remote_buffer_refs": refs}
+        return {
+            "id": len(self.blocks[rank]),
+            "ops": ops,
+            "channels": channels,
+            "remote_buffer_refs": refs,
+        }
 
     @staticmethod
     def _resolve(
-        operation: dict[str, Any], peers: list[int], buffers: list[tuple[int, str]], switches: list[str]
+        operation: dict[str, Any],
+        peers: list[int],
+        buffers: list[tuple[int, str]],
+        switches: list[str],
     ) -> dict[str, Any]:
         """An operation with the thread block's channel numbers in place of ranks."""
         resolved = dict(operation)
@@ -290,17 +376,31 @@ class _PlanWriter:
             rank, place = operand
             if (rank, place["type"]) not in buffers:
                 buffers.append((rank, place["type"]))
-            return {"buffer_id": buffers.index((rank, place["type"])), "index": place["index"], "size": place["size"]}
+            return {
+                "buffer_id": buffers.index((rank, place["type"])),
+                "index": place["index"],
+                "size": place["size"],
+            }
 
         def switch_operand(place: dict[str, Any]) -> dict[str, Any]:
             if place["type"] not in switches:
                 switches.append(place["type"])
-            return {"switch_channel_id": switches.index(place["type"]), "index": place["index"], "size": place["size"]}
+            return {
+                "switch_channel_id": switches.index(place["type"]),
+                "index": place["index"],
+                "size": place["size"],
+            }
 
         if "peers" in resolved:
-            resolved |= {"channel_ids": [peers.index(peer) for peer in resolved.pop("peers")], "channel_type": "memory"}
+            resolved |= {
+                "channel_ids": [peers.index(peer) for peer in resolved.pop("peers")],
+                "channel_type": "memory",
+            }
         if "to" in resolved:
-            resolved |= {"dst_buff": [remote(operand) for operand in resolved.pop("to")], "channel_type": "memory"}
+            resolved |= {
+                "dst_buff": [remote(operand) for operand in resolved.pop("to")],
+                "channel_type": "memory",
+            }
         if "from" in resolved:
             resolved |= {
                 "src_buff": [*resolved["src_buff"], *map(remote, resolved.pop("from"))],
@@ -308,7 +408,9 @@ class _PlanWriter:
             }
         if "onto" in resolved:
             sources, target = resolved.pop("by"), resolved.pop("onto")
-            resolved["src_buff"] = [switch_operand(sources[0])] if resolved["name"] == "glres" else sources
+            resolved["src_buff"] = (
+                [switch_operand(sources[0])] if resolved["name"] == "glres" else sources
+            )
             resolved |= {"dst_buff": [switch_operand(target)], "channel_type": "switch"}
             resolved |= {"reduce_op": "sum"} if resolved["name"] == "glres" else {}
         return resolved
@@ -318,7 +420,9 @@ class _PlanWriter:
         layout = self.schedule.layout
         everyone = list(range(self.schedule.nranks))
         channels: list[dict[str, Any]] = (
-            [{"channel_type": "memory", "connected_to": self.peers[rank]}] if self.peers[rank] else []
+            [{"channel_type": "memory", "connected_to": self.peers[rank]}]
+            if self.peers[rank]
+            else []
         )
         channels += [
             {
@@ -332,11 +436,14 @@ class _PlanWriter:
             "id": rank,
             "input_chunks": layout.output_base,
             "output_chunks": layout.scratch_base - layout.output_base,
-            "scratch_chunks": max(self.next_slot) + -(-self.scratch // 2) if self.packets else self.scratch,
+            "scratch_chunks": max(self.next_slot) + -(-self.scratch // 2)
+            if self.packets
+            else self.scratch,
             "threadblocks": self.blocks[rank],
             "channels": channels,
             "remote_buffers": [
-                {"rank": owner, "type": kind, "access_channel_types": ["memory"]} for owner, kind in self.buffers[rank]
+                {"rank": owner, "type": kind, "access_channel_types": ["memory"]}
+                for owner, kind in self.buffers[rank]
             ],
             "semaphores": [{"init_value": 0}] * self.semaphores[rank],
         }

@@ -1,1 +1,3 @@
-"""What a job says about itself while it runs or hangs: flight records, NCCL's inspector and RAS. Readers only."""
+"""What a job says about itself while it runs or hangs: flight records, NCCL's inspector and RAS.
+Readers only.
+"""

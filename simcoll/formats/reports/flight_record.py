@@ -1,7 +1,8 @@
-"""PyTorch's flight records: the last operations of each rank of a hung job, and the ranks' disagreements.
+"""PyTorch's flight records: the last operations of each rank of a hung job, and the ranks'
+disagreements.
 
-A record is a file named by ``TORCH_NCCL_DEBUG_INFO_TEMP_FILE``: a pickle per rank, or the same as JSON. Pickles are read without
-executing anything in them.
+A record is a file named by ``TORCH_NCCL_DEBUG_INFO_TEMP_FILE``: a pickle per rank, or the same as
+JSON. Pickles are read without executing anything in them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from simcoll.errors import ConfigError, ranks_listed
 from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
 from simcoll.files.strict import read_file
 
-__all__ = ["FlightEntry", "FlightRecord", "dump_flight_record", "findings", "load_flight_record", "parse_flight_record"]
+__all__ = [
+    "FlightEntry",
+    "FlightRecord",
+    "dump_flight_record",
+    "findings",
+    "load_flight_record",
+    "parse_flight_record",
+]
 
 MAX_BYTES = 64 << 20
 MAX_ENTRIES = 1_000_000
@@ -37,7 +45,8 @@ class FlightEntry:
     group
         Name of its process group.
     sequence
-        Its number among the group's collectives or, for a message between two ranks, among the group's messages.
+        Its number among the group's collectives or, for a message between two ranks, among the
+        group's messages.
     operation
         The name, such as ``nccl:all_reduce``.
     inputs, outputs
@@ -74,7 +83,8 @@ class _Plain(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(
-            f"it names {module[:40]}.{name[:40]}; a flight record has numbers, texts, lists and dicts only"
+            f"it names {module[:40]}.{name[:40]}; a flight record has numbers, texts, lists and "
+            "dicts only"
         )
 
 
@@ -100,10 +110,15 @@ def parse_flight_record(content: Content, file: str | None = None) -> FlightReco
     """
     content = content_of(content, "parse_flight_record")
     try:
-        table = json.loads(content) if content.lstrip()[:1] == b"{" else _Plain(io.BytesIO(content)).load()
+        table = (
+            json.loads(content)
+            if content.lstrip()[:1] == b"{"
+            else _Plain(io.BytesIO(content)).load()
+        )
     except Exception as error:  # noqa: BLE001 - a broken pickle raises anything
         raise ConfigError(
-            f"not a flight record: {' '.join(str(error).split())[:160] or type(error).__name__}", file=file
+            f"not a flight record: {' '.join(str(error).split())[:160] or type(error).__name__}",
+            file=file,
         ) from None
     entries = _get(table, "entries", list, file, "$")
     if len(entries) > MAX_ENTRIES:
@@ -115,17 +130,34 @@ def parse_flight_record(content: Content, file: str | None = None) -> FlightReco
         place = f"$.pg_config.{name[:40]}"
         text = _get(group, "ranks", str, file, place, "[]")
         if not re.fullmatch(r"\[[0-9, ]{0,1000000}\]", text):
-            raise ConfigError(f"ranks {text[:40]!r}: expected a list such as '[0, 1]'", file=file, path=place)
+            raise ConfigError(
+                f"ranks {text[:40]!r}: expected a list such as '[0, 1]'", file=file, path=place
+            )
         groups.append((name[:200], tuple(int(rank) for rank in re.findall(r"[0-9]{1,9}", text))))
-    flight_entries = tuple(_entry(record, file, f"$.entries[{number}]") for number, record in enumerate(entries))
+    flight_entries = tuple(
+        _entry(record, file, f"$.entries[{number}]") for number, record in enumerate(entries)
+    )
     return FlightRecord(_get(table, "version", str, file, "$", ""), tuple(groups), flight_entries)
 
 
-def _get(table: Any, key: str, kind: type | tuple[type, ...], file: str | None, place: str, default: Any = None) -> Any:
+def _get(
+    table: Any,
+    key: str,
+    kind: type | tuple[type, ...],
+    file: str | None,
+    place: str,
+    default: Any = None,
+) -> Any:
     value = table.get(key, default) if isinstance(table, dict) else None
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        expected = kind.__name__ if isinstance(kind, type) else " or ".join(option.__name__ for option in kind)
-        raise ConfigError(f"{key}: expected {expected}, got {_describe(value)}", file=file, path=place)
+        expected = (
+            kind.__name__
+            if isinstance(kind, type)
+            else " or ".join(option.__name__ for option in kind)
+        )
+        raise ConfigError(
+            f"{key}: expected {expected}, got {_describe(value)}", file=file, path=place
+        )
     return value
 
 
@@ -140,20 +172,31 @@ def _entry(entry: Any, file: str | None, place: str) -> FlightEntry:
     number = _get(entry, "p2p_seq_id" if p2p else "collective_seq_id", int, file, place)
     state = _get(entry, "state", str, file, place)
     if state not in STATES:
-        raise ConfigError(f"state {state[:40]!r}: expected {', '.join(STATES)}", file=file, path=place)
+        raise ConfigError(
+            f"state {state[:40]!r}: expected {', '.join(STATES)}", file=file, path=place
+        )
     sides = []
     for side in ("input", "output"):
         shapes, types = (
-            _get(entry, f"{side}_{quantity}", (list, tuple), file, place, []) for quantity in ("sizes", "dtypes")
+            _get(entry, f"{side}_{quantity}", (list, tuple), file, place, [])
+            for quantity in ("sizes", "dtypes")
         )
         if len(shapes) != len(types):
-            raise ConfigError(f"{len(shapes)} {side}_sizes and {len(types)} {side}_dtypes", file=file, path=place)
+            raise ConfigError(
+                f"{len(shapes)} {side}_sizes and {len(types)} {side}_dtypes", file=file, path=place
+            )
         for shape in shapes:
-            if not isinstance(shape, (list, tuple)) or not all(type(size) is int and size >= 0 for size in shape):
-                raise ConfigError(f"{side}_sizes: expected lists of whole numbers", file=file, path=place)
+            if not isinstance(shape, (list, tuple)) or not all(
+                type(size) is int and size >= 0 for size in shape
+            ):
+                raise ConfigError(
+                    f"{side}_sizes: expected lists of whole numbers", file=file, path=place
+                )
         if not all(isinstance(kind, str) for kind in types):
             raise ConfigError(f"{side}_dtypes: expected names", file=file, path=place)
-        sides.append(tuple((tuple(shape), kind[:40]) for shape, kind in zip(shapes, types, strict=True)))
+        sides.append(
+            tuple((tuple(shape), kind[:40]) for shape, kind in zip(shapes, types, strict=True))
+        )
     name = _get(entry, "profiling_name", str, file, place)[:200]
     created = _get(entry, "time_created_ns", int, file, place, 0)
     whose = group[0] if group and isinstance(group[0], str) else ""
@@ -186,17 +229,21 @@ def dump_flight_record(record: FlightRecord) -> bytes:
         }
         for number, entry in enumerate(record.entries)
     ]
-    groups = {name: {"name": name, "desc": "", "ranks": str(list(ranks))} for name, ranks in record.groups}
+    groups = {
+        name: {"name": name, "desc": "", "ranks": str(list(ranks))} for name, ranks in record.groups
+    }
     return (
         json.dumps(
-            {"version": record.version, "pg_config": groups, "pg_status": {}, "entries": entries}, indent=1
+            {"version": record.version, "pg_config": groups, "pg_status": {}, "entries": entries},
+            indent=1,
         ).encode()
         + b"\n"
     )
 
 
 def findings(records: Mapping[int, FlightRecord]) -> list[str]:
-    """Diagnose the records of some ranks: mismatched operations, missing ranks, unfinished operations.
+    """Diagnose the records of some ranks: mismatched operations, missing ranks, unfinished
+    operations.
 
     Reports the first faulty collective of each group, since later faults are consequences.
 
@@ -207,10 +254,16 @@ def findings(records: Mapping[int, FlightRecord]) -> list[str]:
     names = dict.fromkeys(entry.group for record in records.values() for entry in record.entries)
     faults: list[str] = []
     for name in names:
-        member_lists = (ranks for record in records.values() for group, ranks in record.groups if group == name)
+        member_lists = (
+            ranks for record in records.values() for group, ranks in record.groups if group == name
+        )
         members = sorted(next(member_lists, records))
         by_rank = {
-            rank: {entry.sequence: entry for entry in records[rank].entries if entry.group == name and not entry.p2p}
+            rank: {
+                entry.sequence: entry
+                for entry in records[rank].entries
+                if entry.group == name and not entry.p2p
+            }
             for rank in members
             if rank in records
         }
@@ -225,13 +278,16 @@ def _of_group(name: str, by_rank: Mapping[int, Mapping[int, FlightEntry]]) -> It
     """The first fault in a group."""
     # A record is a ring buffer: before the latest first entry nothing is known of some rank.
     first_number = max((min(entries) for entries in by_rank.values() if entries), default=0)
-    for number in sorted({number for entries in by_rank.values() for number in entries if number >= first_number}):
+    for number in sorted(
+        {number for entries in by_rank.values() for number in entries if number >= first_number}
+    ):
         present = {rank: entries[number] for rank, entries in by_rank.items() if number in entries}
         title = f"group {name!r}, collective {number}"
         operations = Counter(entry.operation for entry in present.values())
         if len(operations) > 1:
             parts = [
-                f"{ranks_listed([r for r in present if present[r].operation == operation])} {operation}"
+                f"{ranks_listed([r for r in present if present[r].operation == operation])} "
+                f"{operation}"
                 for operation in sorted(operations)
             ]
             yield f"{title}: ranks run different operations: {'; '.join(parts)}"
@@ -239,15 +295,21 @@ def _of_group(name: str, by_rank: Mapping[int, Mapping[int, FlightEntry]]) -> It
         operation = next(iter(operations))
         for side in ("inputs", "outputs"):
             tensors = {rank: getattr(entry, side) for rank, entry in present.items()}
-            kinds = {rank: ", ".join(kind for _, kind in sides) or "none" for rank, sides in tensors.items()}
-            shapes = {rank: ", ".join(map(_tensor, sides)) or "none" for rank, sides in tensors.items()}
+            kinds = {
+                rank: ", ".join(kind for _, kind in sides) or "none"
+                for rank, sides in tensors.items()
+            }
+            shapes = {
+                rank: ", ".join(map(_tensor, sides)) or "none" for rank, sides in tensors.items()
+            }
             for quantity, values in (("types", kinds), ("shapes", shapes)):
                 if quantity == "shapes" and any(word in operation for word in UNEVEN):
                     continue
                 if len(set(values.values())) > 1:
                     different = sorted(set(values.values()))
                     parts = [
-                        f"{ranks_listed([r for r in values if values[r] == value])} with {value}" for value in different
+                        f"{ranks_listed([r for r in values if values[r] == value])} with {value}"
+                        for value in different
                     ]
                     yield f"{title} ({operation}): {quantity} of {side} differ: {'; '.join(parts)}"
                     return
@@ -255,7 +317,9 @@ def _of_group(name: str, by_rank: Mapping[int, Mapping[int, FlightEntry]]) -> It
         missing = [rank for rank in by_rank if rank not in present]
         if missing and waiting:
             latest = max((max(by_rank[rank], default=0) for rank in missing), default=0)
-            progress = f"it has done {latest}" if len(missing) == 1 else f"they have done up to {latest}"
+            progress = (
+                f"it has done {latest}" if len(missing) == 1 else f"they have done up to {latest}"
+            )
             yield f"{title} ({operation}): {ranks_listed(missing)} never came; {progress} of this group; waiting: {ranks_listed(waiting)}"
             return
         if waiting:

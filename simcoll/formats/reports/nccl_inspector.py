@@ -1,4 +1,6 @@
-"""Reports of NCCL's inspector plugin: a sequence of JSON objects with size and time of each rank's collectives."""
+"""Reports of NCCL's inspector plugin: a sequence of JSON objects with size and time of each rank's
+collectives.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _BLANK = re.compile(r"[\s,]*")
 
 @dataclass(frozen=True, slots=True)
 class InspectorRow:
-    """One collective of one rank: communicator, its rank and size, the collective's number and kind, bytes, and microseconds."""
+    """One collective of one rank: communicator, its rank and size, the collective's number and
+    kind, bytes, and microseconds.
+    """
 
     communicator: str
     rank: int
@@ -55,7 +59,9 @@ def parse_inspector(content: Content, file: str | None = None) -> list[Inspector
             document, offset = decoder.raw_decode(text, offset)
         except (ValueError, RecursionError) as error:
             line = text.count("\n", 0, offset) + 1
-            raise ConfigError(f"no JSON object: {str(error)[:200]}", file=file, path=f"line {line}") from None
+            raise ConfigError(
+                f"no JSON object: {str(error)[:200]}", file=file, path=f"line {line}"
+            ) from None
         if len(rows) >= MAX_ROWS:
             raise ConfigError(f"more than {MAX_ROWS:,} collectives", file=file)
         rows.append(_row(document, file, f"object {len(rows)}"))
@@ -103,7 +109,11 @@ def inspector_findings(rows: Sequence[InspectorRow]) -> list[str]:
     by_name: dict[str, list[InspectorRow]] = defaultdict(list)
     for row in rows:
         by_name[row.communicator].append(row)
-    return [f"communicator {name}: {finding}" for name, members in by_name.items() for finding in _of(members)]
+    return [
+        f"communicator {name}: {finding}"
+        for name, members in by_name.items()
+        for finding in _of(members)
+    ]
 
 
 def _of(rows: Sequence[InspectorRow]) -> Iterator[str]:
@@ -116,7 +126,8 @@ def _of(rows: Sequence[InspectorRow]) -> Iterator[str]:
             kinds[row.collective, row.size_bytes].append(rank)
         if len(kinds) > 1:
             parts = "; ".join(
-                f"{ranks_listed(ranks)} {kind} of {size:,} bytes" for (kind, size), ranks in kinds.items()
+                f"{ranks_listed(ranks)} {kind} of {size:,} bytes"
+                for (kind, size), ranks in kinds.items()
             )
             yield f"collective {number}: ranks run different ones: {parts}"
             break
@@ -141,9 +152,13 @@ def _slow(rows: Sequence[InspectorRow]) -> Iterator[str]:
         times[row.collective, row.size_bytes][row.rank].append(row.time_us)
     for (kind, size), ranks in sorted(times.items()):
         medians = {
-            rank: median(durations) for rank, durations in sorted(ranks.items()) if len(durations) >= LEAST_CALLS
+            rank: median(durations)
+            for rank, durations in sorted(ranks.items())
+            if len(durations) >= LEAST_CALLS
         }
         for rank, duration in medians.items():
-            typical = median([value for peer, value in medians.items() if peer != rank] or [duration])
+            typical = median(
+                [value for peer, value in medians.items() if peer != rank] or [duration]
+            )
             if duration > SLOW * typical:
                 yield f"rank {rank} takes {duration:,.0f} us for {kind} of {size:,} bytes, others {typical:,.0f} us"

@@ -1,4 +1,6 @@
-"""Reports of NCCL's RAS (``ncclras -f json``): missing, failed and lagging ranks of communicators."""
+"""Reports of NCCL's RAS (``ncclras -f json``): missing, failed and lagging ranks of
+communicators.
+"""
 
 from __future__ import annotations
 
@@ -99,21 +101,28 @@ def parse_ras(content: Content, file: str | None = None) -> RasReport:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"no report of NCCL's RAS: {str(error)[:300]}", file=file) from None
     for number, communicator in enumerate(report.communicators):
-        ranks = [*(rank.rank for rank in communicator.ranks), *(rank.rank for rank in communicator.missing_ranks)]
+        ranks = [
+            *(rank.rank for rank in communicator.ranks),
+            *(rank.rank for rank in communicator.missing_ranks),
+        ]
         place = f"$.communicators[{number}]"
         if len(set(ranks)) != len(ranks):
             raise ConfigError("a rank is named twice", file=file, path=place)
         if ranks and not 0 <= min(ranks) <= max(ranks) < communicator.size:
             raise ConfigError(
-                f"ranks {min(ranks)} to {max(ranks)}, and a size of {communicator.size}", file=file, path=place
+                f"ranks {min(ranks)} to {max(ranks)}, and a size of {communicator.size}",
+                file=file,
+                path=place,
             )
     return report
 
 
 def ras_findings(report: RasReport) -> list[str]:
-    """Diagnose each communicator: missing ranks, failed ranks, and ranks that have started fewer collectives.
+    """Diagnose each communicator: missing ranks, failed ranks, and ranks that have started fewer
+    collectives.
 
-    In a running job, ranks' counts differ by one; they differ by more only if some ranks wait for others.
+    In a running job, ranks' counts differ by one; they differ by more only if some ranks wait for
+    others.
 
     >>> ranks = [RasRank(0, collective_counts={"AllReduce": 12}), RasRank(1, collective_counts={"AllReduce": 9})]
     >>> ras_findings(RasReport([RasCommunicator("0xab", 2, ranks)]))
@@ -129,7 +138,11 @@ def ras_findings(report: RasReport) -> list[str]:
 def _of(communicator: RasCommunicator) -> Iterator[str]:
     for missing in communicator.missing_ranks[:MOST_SHOWN]:
         how = (
-            "dead" if missing.status.considered_dead else "not answering" if missing.status.unresponsive else "missing"
+            "dead"
+            if missing.status.considered_dead
+            else "not answering"
+            if missing.status.unresponsive
+            else "missing"
         )
         yield f"rank {missing.rank} is {how} ({_where(missing)})"
     if len(communicator.missing_ranks) > MOST_SHOWN:
@@ -139,20 +152,29 @@ def _of(communicator: RasCommunicator) -> Iterator[str]:
         yield f"{communicator.size - nreported} of {communicator.size} ranks are not in the report"
     failed: dict[str, list[RasRank]] = defaultdict(list)
     for rank in communicator.ranks:
-        for phase, result in (("setting up", rank.status.init_state), ("running", rank.status.async_error)):
+        for phase, result in (
+            ("setting up", rank.status.init_state),
+            ("running", rank.status.async_error),
+        ):
             if result:
                 failed[f"{phase}: {_result(result)}"].append(rank)
         if rank.status.abort_flag:
             failed["aborted"].append(rank)
     for state, ranks in failed.items():
         yield f"{ranks_listed([rank.rank for rank in ranks])} {state} ({_where(ranks[0])})"
-    for name in dict.fromkeys(name for rank in communicator.ranks for name in rank.collective_counts):
+    for name in dict.fromkeys(
+        name for rank in communicator.ranks for name in rank.collective_counts
+    ):
         counts = {rank.rank: rank.collective_counts.get(name, 0) for rank in communicator.ranks}
         highest = max(counts.values())
         behind = [rank for rank, count in counts.items() if count < highest]
         if behind and highest - min(counts.values()) > 1:
             lowest = min(counts.values())
-            begun = f"{lowest}" if all(counts[rank] == lowest for rank in behind) else f"{lowest} or more"
+            begun = (
+                f"{lowest}"
+                if all(counts[rank] == lowest for rank in behind)
+                else f"{lowest} or more"
+            )
             has = "has" if len(behind) == 1 else "have"
             yield f"{ranks_listed(behind)} {has} begun {begun} {name[:40]}, others up to {highest}: they wait for it, or it for them"
 
@@ -163,6 +185,8 @@ def _result(number: int) -> str:
 
 def _where(rank: _NamedRank) -> str:
     gpu = (
-        f"GPU {rank.cuda_dev}" if rank.cuda_dev in {rank.nvml_dev, -1} else f"GPU {rank.cuda_dev}, NVML {rank.nvml_dev}"
+        f"GPU {rank.cuda_dev}"
+        if rank.cuda_dev in {rank.nvml_dev, -1}
+        else f"GPU {rank.cuda_dev}, NVML {rank.nvml_dev}"
     )
     return f"host {rank.host[:80]}, process {rank.pid}, {gpu}"

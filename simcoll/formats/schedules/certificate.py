@@ -1,8 +1,10 @@
-"""Certificates: what was proved, as a file that ``simcoll-check`` checks anew, a program that shares no code with simcoll.
+"""Certificates: what was proved, as a file that ``simcoll-check`` checks anew, a program that
+shares no code with simcoll.
 
-A certificate holds a schedule or a per-rank program as it was proved, and the facts that are claimed about it. Repeats stay repeats, so
-the file of a ring of a thousand ranks is small. A proof by the symmetry of a ring names the renumbering, so that checking it takes no
-longer than the proof; any other is checked in full, chunk by chunk.
+A certificate holds a schedule or a per-rank program as it was proved, and the facts that are
+claimed about it. Repeats stay repeats, so the file of a ring of a thousand ranks is small. A proof
+by the symmetry of a ring names the renumbering, so that checking it takes no longer than the proof;
+any other is checked in full, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -28,13 +30,24 @@ from simcoll.proving.deadlock import play
 from simcoll.proving.symmetry import Symmetry, find_symmetry
 from simcoll.terminal import printable
 
-__all__ = ["MAX_BYTES", "MAX_INSTRUCTIONS", "MAX_MOVES", "certificate_bytes", "verify", "write_certificate"]
+__all__ = [
+    "MAX_BYTES",
+    "MAX_INSTRUCTIONS",
+    "MAX_MOVES",
+    "certificate_bytes",
+    "verify",
+    "write_certificate",
+]
 
 FORMAT, VERSION = "simcoll-certificate", 1
 MAX_BYTES = 48 << 20
-"""Limit of a certificate before it is compressed; like the next two, a limit of ``simcoll-check``."""
+"""Limit of a certificate before it is compressed; like the next two, a limit of
+``simcoll-check``.
+"""
 MAX_MOVES = 6_000_000
-"""Limit of the chunks moved by a schedule or program that is checked in full, with repeats unrolled."""
+"""Limit of the chunks moved by a schedule or program that is checked in full, with repeats
+unrolled.
+"""
 MAX_INSTRUCTIONS = 50_000
 """Limit of the instructions of a program."""
 NAME_LETTERS = 200
@@ -43,20 +56,28 @@ DEPTHS = (0, 1, 2, 8)
 
 
 def verify(
-    schedule: Schedule, *, exact: bool | None = None, salt: bytes | None = None, certificate: str | Path | None = None
+    schedule: Schedule,
+    *,
+    exact: bool | None = None,
+    salt: bytes | None = None,
+    certificate: str | Path | None = None,
 ) -> Proof:
-    """Prove that a schedule implements its collective, for all sizes, dtypes and reductions; the proof is remembered.
+    """Prove that a schedule implements its collective, for all sizes, dtypes and reductions; the
+    proof is remembered.
 
     Parameters
     ----------
     schedule
         Any schedule.
     exact
-        Count every contribution instead of comparing fingerprints. Default: where the contributions are few.
+        Count every contribution instead of comparing fingerprints. Default: where the contributions
+        are few.
     salt
-        Repeats a proof by fingerprints, with the ``salt`` of that proof. Default: drawn anew, from the system's secure source.
+        Repeats a proof by fingerprints, with the ``salt`` of that proof. Default: drawn anew, from
+        the system's secure source.
     certificate
-        File for the certificate, which ``simcoll-check`` checks without simcoll; compressed if its name ends in ``.gz``.
+        File for the certificate, which ``simcoll-check`` checks without simcoll; compressed if its
+        name ends in ``.gz``.
 
     Returns
     -------
@@ -65,10 +86,11 @@ def verify(
     Raises
     ------
     ScheduleError
-        States the step, ranks, channel and chunk at fault, and the contributions found and expected.
+        States the step, ranks, channel and chunk at fault, and the contributions found and
+        expected.
     ConfigError
-        When ``exact`` would need too much memory, for a salt of another length, and when the certificate is too large for the checker or
-        cannot be written.
+        When ``exact`` would need too much memory, for a salt of another length, and when the
+        certificate is too large for the checker or cannot be written.
 
     Examples
     --------
@@ -82,7 +104,9 @@ def verify(
     return proof
 
 
-def write_certificate(subject: object, proof: Proof | ProgramProof | DeviceProof, path: str | Path) -> None:
+def write_certificate(
+    subject: object, proof: Proof | ProgramProof | DeviceProof, path: str | Path
+) -> None:
     """Write the certificate of a proof, gzip-compressed if the name of the file ends in ``.gz``.
 
     Parameters
@@ -109,11 +133,12 @@ def certificate_bytes(subject: object, proof: Proof | ProgramProof | DeviceProof
     Parameters
     ----------
     subject
-        A schedule; a per-rank program, loaded from MSCCL XML or lowered from a plan; or a program of thread blocks, loaded from an
-        MSCCL++ plan, in whose place a schedule is certified that gives every cell the same values: signals are not in the file.
+        A schedule; a per-rank program, loaded from MSCCL XML or lowered from a plan; or a program
+        of thread blocks, loaded from an MSCCL++ plan, in whose place a schedule is certified that
+        gives every cell the same values: signals are not in the file.
     proof
-        Its proof, by :func:`simcoll.verify`, :func:`~simcoll.proving.verify_program`, :func:`~simcoll.proving.check_lowering` or
-        :func:`~simcoll.proving.verify_device_program`.
+        Its proof, by :func:`simcoll.verify`, :func:`~simcoll.proving.verify_program`,
+        :func:`~simcoll.proving.check_lowering` or :func:`~simcoll.proving.verify_device_program`.
 
     Returns
     -------
@@ -123,7 +148,8 @@ def certificate_bytes(subject: object, proof: Proof | ProgramProof | DeviceProof
     Raises
     ------
     ConfigError
-        For anything else, for the proof of another schedule, and when the certificate is larger than the checker's limits.
+        For anything else, for the proof of another schedule, and when the certificate is larger
+        than the checker's limits.
 
     Examples
     --------
@@ -149,7 +175,8 @@ def _refusal(subject: object, proof: object) -> str:
 
     if isinstance(subject, Goal):
         return (
-            f"{subject}: no certificate: GOAL says how much is sent, not which data, so there is no collective to prove"
+            f"{subject}: no certificate: GOAL says how much is sent, not which data, so there "
+            "is no collective to prove"
         )
     if isinstance(subject, (Schedule, RankProgram, DeviceProgram)):
         return f"{subject}: its certificate needs its own proof, got {proof!r:.60}"
@@ -159,13 +186,21 @@ def _refusal(subject: object, proof: object) -> str:
 def _encode(subject: object, record: dict[str, Any]) -> bytes:
     """The file: each key on a line, and each block of steps, or each rank of a program."""
     blocks = record.pop("blocks", None)
-    lines = [msgspec.json.encode(key) + b": " + msgspec.json.encode(value) for key, value in record.items()]
+    lines = [
+        msgspec.json.encode(key) + b": " + msgspec.json.encode(value)
+        for key, value in record.items()
+    ]
     if blocks is not None:
-        lines.append(b'"blocks": [\n  ' + b",\n  ".join(msgspec.json.encode(block) for block in blocks) + b"\n ]")
+        lines.append(
+            b'"blocks": [\n  '
+            + b",\n  ".join(msgspec.json.encode(block) for block in blocks)
+            + b"\n ]"
+        )
     data = b"{\n " + b",\n ".join(lines) + b"\n}\n"
     if len(data) > MAX_BYTES:
         raise ConfigError(
-            f"{subject}: its certificate has {len(data) >> 20} MiB; simcoll-check reads up to {MAX_BYTES >> 20} MiB"
+            f"{subject}: its certificate has {len(data) >> 20} MiB; simcoll-check reads up to "
+            f"{MAX_BYTES >> 20} MiB"
         )
     return data
 
@@ -194,13 +229,17 @@ def _collective(collective: Collective) -> dict[str, Any]:
 
 def _of_schedule(schedule: Schedule, proof: Proof, title: str) -> dict[str, Any]:
     if proof.of is not None and proof.of is not schedule.known:
-        raise ConfigError(f"{schedule}: its certificate needs its own proof, got that of another schedule")
+        raise ConfigError(
+            f"{schedule}: its certificate needs its own proof, got that of another schedule"
+        )
     layout, moves = schedule.layout, _moves(schedule)
     symmetry = _symmetry(schedule, proof, moves)
     if symmetry is None and moves > MAX_MOVES:
         raise ConfigError(
-            f"{schedule}: its {moves:,} transfers of a chunk are too many for a certificate: simcoll-check follows up to "
-            f"{MAX_MOVES:,}, or a place of every kind where a schedule is symmetric under a rotation of a ring"
+            f"{schedule}: its {moves:,} transfers of a chunk are too many for a certificate: "
+            "simcoll-check follows up to "
+            f"{MAX_MOVES:,}, or a place of every kind where a schedule is symmetric under a "
+            "rotation of a ring"
         )
     record = _head("schedule", title, schedule.collective, layout.chunks)
     record |= {"channels": schedule.nchannels, "divisible": schedule.divisible}
@@ -230,9 +269,11 @@ def _moves(schedule: Schedule) -> int:
 
 
 def _symmetry(schedule: Schedule, proof: Proof, moves: int) -> Symmetry | None:
-    """The renumbering of ranks and places that a certificate names; None if every chunk is followed.
+    """The renumbering of ranks and places that a certificate names; None if every chunk is
+    followed.
 
-    Other proofs of few chunks for all, by one piece of each kind, are for the prover's speed: their certificates are full.
+    Other proofs of few chunks for all, by one piece of each kind, are for the prover's speed: their
+    certificates are full.
     """
     by_symmetry = proof.kind == "by symmetry" or (moves > MAX_MOVES and not proof.folds)
     if not by_symmetry or proof.shared_chunks:
@@ -270,7 +311,8 @@ def _step(step: Step) -> dict[str, Any]:
     sync = step.op == SYNC
     ops = [OP_NAMES[op] for op in step.op.tolist()]
     return {
-        "src_rank": step.src_rank.tolist(),  # a list even if constant: its length is the number of transfers
+        # A list even if constant: its length is the number of transfers.
+        "src_rank": step.src_rank.tolist(),
         "src_chunk": _column(np.where(sync, 0, step.src_chunk)),
         "dst_rank": _column(step.dst_rank),
         "dst_chunk": _column(np.where(sync, 0, step.dst_chunk)),
@@ -290,7 +332,8 @@ def _of_program(program: RankProgram, proof: ProgramProof) -> dict[str, Any]:
     moves = int(wiring.code.count.sum())
     if program.steps > MAX_INSTRUCTIONS or moves > MAX_MOVES:
         raise ConfigError(
-            f"{program}: its {program.steps:,} instructions on {moves:,} chunks are too many for a certificate: simcoll-check follows up "
+            f"{program}: its {program.steps:,} instructions on {moves:,} chunks are too many for a "
+            "certificate: simcoll-check follows up "
             f"to {MAX_INSTRUCTIONS:,} on {MAX_MOVES:,}"
         )
     # The proof may have tried other depths than the checker does.
@@ -315,7 +358,9 @@ def _of_program(program: RankProgram, proof: ProgramProof) -> dict[str, Any]:
             [
                 {
                     "channel": lane.channel,
-                    "instructions": [_instruction(instruction) for instruction in lane.instructions],
+                    "instructions": [
+                        _instruction(instruction) for instruction in lane.instructions
+                    ],
                 }
                 for lane in lanes
             ]

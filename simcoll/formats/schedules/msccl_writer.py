@@ -1,8 +1,10 @@
-"""Writer of MSCCL XML: a proved schedule as the thread blocks of microsoft/msccl, the Azure executor or RCCL.
+"""Writer of MSCCL XML: a proved schedule as the thread blocks of microsoft/msccl, the Azure
+executor or RCCL.
 
-Each end of each connection gets its own thread block, and the local operations of a channel share one. A block that both sends and
-receives would deadlock with its neighbours when the runtime splits a large chunk into more messages than its FIFO holds; with one
-direction per block, the program is safe at any size, even without a FIFO.
+Each end of each connection gets its own thread block, and the local operations of a channel share
+one. A block that both sends and receives would deadlock with its neighbours when the runtime splits
+a large chunk into more messages than its FIFO holds; with one direction per block, the program is
+safe at any size, even without a FIFO.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Dialect:
     out_of_place
         Whether the attribute ``outofplace`` exists.
     blocks, steps
-        Maximum thread blocks per GPU, and steps per block. Dependencies refer to thread blocks by a signed byte: at most 128.
+        Maximum thread blocks per GPU, and steps per block. Dependencies refer to thread blocks by a
+        signed byte: at most 128.
     """
 
     reduce_scatter: str
@@ -54,7 +57,9 @@ DIALECTS: Mapping[str, Dialect] = {
     "azure": Dialect("reducescatter", out_of_place=True, blocks=128, steps=256),
     "rccl": Dialect("reducescatter", out_of_place=True, blocks=64, steps=64),
 }
-"""microsoft/msccl ``src/include/msccl.h``; Azure/msccl-executor-nccl and ROCm/rccl ``src/include/msccl/msccl_struct.h``."""
+"""microsoft/msccl ``src/include/msccl.h``; Azure/msccl-executor-nccl and ROCm/rccl
+``src/include/msccl/msccl_struct.h``.
+"""
 MAX_CHANNELS, MAX_NODES = 32, 4096
 
 _COLLS = {
@@ -65,12 +70,21 @@ _COLLS = {
     "broadcast": "broadcast",
     "reduce": "reduce",
 }
-_TYPES = {"nop": "nop", "send": "s", "recv": "r", "recv_reduce_copy": "rrc", "copy": "cpy", "reduce": "re"}
+_TYPES = {
+    "nop": "nop",
+    "send": "s",
+    "recv": "r",
+    "recv_reduce_copy": "rrc",
+    "copy": "cpy",
+    "reduce": "re",
+}
 
 
 @dataclass(slots=True)
 class _BlockStep:
-    """A step of a thread block: its instruction, the part of it, and the steps that it waits for."""
+    """A step of a thread block: its instruction, the part of it, and the steps that it waits
+    for.
+    """
 
     number: int
     offset: int
@@ -91,7 +105,8 @@ def dump_msccl_xml(
 ) -> bytes:
     """Write a schedule as MSCCL XML, to ``path`` if given.
 
-    The file is read back and proved before it is returned or appears. It runs for sizes that are multiples of its chunks.
+    The file is read back and proved before it is returned or appears. It runs for sizes that are
+    multiples of its chunks.
 
     Parameters
     ----------
@@ -111,7 +126,8 @@ def dump_msccl_xml(
     ScheduleError
         When the schedule is wrong.
     ConfigError
-        For content that the format cannot express, by name; for an exceeded limit of the runtime; when the file cannot be written.
+        For content that the format cannot express, by name; for an exceeded limit of the runtime;
+        when the file cannot be written.
 
     Examples
     --------
@@ -120,7 +136,11 @@ def dump_msccl_xml(
     >>> print(text.split(" min")[0])
     <algo name="mine" proto="LL" nchannels="1" nchunksperloop="2" ngpus="2" coll="allgather" inplace="0"
     """
-    expect(schedule, Schedule, "dump_msccl_xml takes a schedule, made by simcoll.schedule() or Schedule()")
+    expect(
+        schedule,
+        Schedule,
+        "dump_msccl_xml takes a schedule, made by simcoll.schedule() or Schedule()",
+    )
     if dialect not in DIALECTS:
         raise ConfigError(f"unknown dialect {dialect!r} of MSCCL XML; {nearest(dialect, DIALECTS)}")
     _check_fits(schedule)
@@ -166,7 +186,10 @@ def _check_fits(schedule: Schedule) -> None:
     if collective.kind == "all_to_all" and collective.in_place:
         _refuse(schedule, "the runtimes have no all_to_all in place")
     if collective.root:
-        _refuse(schedule, f"a file names no root, so it would run with root 0 instead of {collective.root}")
+        _refuse(
+            schedule,
+            f"a file names no root, so it would run with root 0 instead of {collective.root}",
+        )
     if schedule.nchannels > MAX_CHANNELS:
         _refuse(schedule, f"{schedule.nchannels} channels; at most {MAX_CHANNELS}")
     for number, step in enumerate(schedule.steps()):
@@ -174,7 +197,8 @@ def _check_fits(schedule: Schedule) -> None:
         if len(strange):
             _refuse(
                 schedule,
-                f"step {number} has an operation {OP_NAMES[step.op[strange[0]]]!r}; it has copies and reductions",
+                f"step {number} has an operation {OP_NAMES[step.op[strange[0]]]!r}; it has copies "
+                "and reductions",
             )
 
 
@@ -184,12 +208,17 @@ def _blocks(program: RankProgram) -> list[list[tuple[int, list[int]]]]:
     code, order = wiring.code, np.empty(program.steps, np.int64)
     order[play(wiring, 0).order] = np.arange(program.steps)
     members_of: list[dict[tuple[int, int, int], list[int]]] = [{} for _ in range(program.nranks)]
-    for lane, (rank, channel) in enumerate(zip(code.rank.tolist(), code.channel.tolist(), strict=True)):
+    for lane, (rank, channel) in enumerate(
+        zip(code.rank.tolist(), code.channel.tolist(), strict=True)
+    ):
         numbers = range(code.start[lane], code.start[lane + 1])
         to, fro = (int(ends[numbers].max(initial=-1)) for ends in (code.send_to, code.recv_from))
         members_of[rank].setdefault((channel, to, fro), []).extend(numbers)
     return [
-        [(key[0], sorted(members, key=order.__getitem__)) for key, members in sorted(by_peers.items())]
+        [
+            (key[0], sorted(members, key=order.__getitem__))
+            for key, members in sorted(by_peers.items())
+        ]
         for by_peers in members_of
     ]
 
@@ -197,14 +226,17 @@ def _blocks(program: RankProgram) -> list[list[tuple[int, list[int]]]]:
 def _steps(
     program: RankProgram, blocks: list[tuple[int, list[int]]], pairs: dict[int, list[int]]
 ) -> list[list[_BlockStep]]:
-    """The steps of a rank's thread blocks, with oversized transfers split and implied waits dropped."""
+    """The steps of a rank's thread blocks, with oversized transfers split and implied waits
+    dropped.
+    """
     code = program.code
     place: dict[int, tuple[int, int]] = {}
     result: list[list[_BlockStep]] = [[] for _ in blocks]
     block_of = {number: block for block, (_, members) in enumerate(blocks) for number in members}
     rank_of = {number: position for _, members in blocks for position, number in enumerate(members)}
     for block, (_, members) in enumerate(blocks):
-        # A flag only grows: of several waits for one block the latest is enough, and none is needed twice.
+        # A flag only grows: of several waits for one block the latest is enough, and none is needed
+        # twice.
         latest_waits: dict[int, int] = {}
         for number in members:
             latest: dict[int, int] = {}
@@ -220,7 +252,9 @@ def _steps(
             count = int(code.count[number])
             for offset in range(0, max(count, 1), MAX_COUNT):
                 waits = ((awaited[-1], 0),) if awaited and offset == 0 else ()
-                result[block].append(_BlockStep(number, offset, min(count - offset, MAX_COUNT), waits))
+                result[block].append(
+                    _BlockStep(number, offset, min(count - offset, MAX_COUNT), waits)
+                )
             place[number] = block, len(result[block]) - 1
     for steps in result:
         for step in steps:
@@ -247,11 +281,19 @@ def _gpus(schedule: Schedule, program: RankProgram, limits: Dialect) -> Iterator
             (nodes, MAX_NODES, "elements"),
         ):
             if needed > maximum:
-                _refuse(schedule, f"GPU {rank} needs {needed} {subject}; the runtime takes {maximum}")
-        sizes = " ".join(f'{name}_chunks="{size}"' for name, size in zip("ios", memory.sizes, strict=True))
+                _refuse(
+                    schedule, f"GPU {rank} needs {needed} {subject}; the runtime takes {maximum}"
+                )
+        sizes = " ".join(
+            f'{name}_chunks="{size}"' for name, size in zip("ios", memory.sizes, strict=True)
+        )
         yield f'  <gpu id="{rank}" {sizes}>\n'
-        for number, ((channel, members), block_steps) in enumerate(zip(all_blocks[rank], steps, strict=True)):
-            to, fro = (int(ends[members].max(initial=-1)) for ends in (code.send_to, code.recv_from))
+        for number, ((channel, members), block_steps) in enumerate(
+            zip(all_blocks[rank], steps, strict=True)
+        ):
+            to, fro = (
+                int(ends[members].max(initial=-1)) for ends in (code.send_to, code.recv_from)
+            )
             yield f'    <tb id="{number}" send="{to}" recv="{fro}" chan="{channel}">\n'
             for position, step in enumerate(block_steps):
                 yield _line(program, memory, position, step)
@@ -261,7 +303,9 @@ def _gpus(schedule: Schedule, program: RankProgram, limits: Dialect) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class _ChunkNames:
-    """Buffers of a GPU. NCCL gives the leaves of a reduce no output, so they use scratch instead."""
+    """Buffers of a GPU. NCCL gives the leaves of a reduce no output, so they use scratch
+    instead.
+    """
 
     schedule: Schedule
     rank: int
@@ -288,7 +332,11 @@ class _ChunkNames:
         if chunk < inputs:
             return "i", chunk
         if chunk < inputs + outputs:
-            return ("s", scratch + chunk - inputs) if self.outputs_in_scratch else ("o", chunk - inputs)
+            return (
+                ("s", scratch + chunk - inputs)
+                if self.outputs_in_scratch
+                else ("o", chunk - inputs)
+            )
         return "s", chunk - inputs - outputs
 
 
@@ -303,6 +351,8 @@ def _line(program: RankProgram, memory: _ChunkNames, position: int, step: _Block
         source, target = (memory.name(chunk + step.offset) for chunk in ends)
     block, awaited = step.waits[0] if step.waits else (-1, -1)
     return (
-        f'      <step s="{position}" type="{kind}" srcbuf="{source[0]}" srcoff="{source[1]}" dstbuf="{target[0]}" '
-        f'dstoff="{target[1]}" cnt="{step.count}" depid="{block}" deps="{awaited}" hasdep="{int(step.awaited)}"/>\n'
+        f'      <step s="{position}" type="{kind}" srcbuf="{source[0]}" srcoff="{source[1]}" '
+        f'dstbuf="{target[0]}" '
+        f'dstoff="{target[1]}" cnt="{step.count}" depid="{block}" deps="{awaited}" '
+        f'hasdep="{int(step.awaited)}"/>\n'
     )

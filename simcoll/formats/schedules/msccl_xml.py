@@ -1,8 +1,8 @@
 """Reader of MSCCL XML: the per-rank programs of microsoft/msccl, the Azure executor and RCCL.
 
-The reader follows the runtimes' interpreter, not the language that wrote the file: ``rrc`` adds the *local* source.
-Rules and limits are those of microsoft/msccl ``src/graph/topo.cc``, ``src/include/msccl.h`` and
-``src/collectives/device/msccl_interpreter.h``.
+The reader follows the runtimes' interpreter, not the language that wrote the file: ``rrc`` adds the
+*local* source. Rules and limits are those of microsoft/msccl ``src/graph/topo.cc``,
+``src/include/msccl.h`` and ``src/collectives/device/msccl_interpreter.h``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class _XmlPlace:
             self.refuse(f"attribute {name!r} is missing")
         return value
 
-    def integer(self, element: Element, name: str, low: int, high: int, default: int | None = None) -> int:
+    def integer(
+        self, element: Element, name: str, low: int, high: int, default: int | None = None
+    ) -> int:
         attribute = element.get(name)
         if attribute is None and default is not None:
             return default
@@ -136,7 +138,8 @@ class _ChunkAddresses:
         if not 0 <= offset <= size - max(count, 1):
             name = _BUFFERS[buffer]
             place.refuse(
-                f"chunks {name}[{offset}..{offset + max(count, 1) - 1}] lie outside buffer {name!r} of {size} chunks"
+                f"chunks {name}[{offset}..{offset + max(count, 1) - 1}] lie outside buffer "
+                f"{name!r} of {size} chunks"
             )
         inputs, collective = (buffer == 0), self.layout.collective if self.layout else None
         if self.in_place and inputs and (collective is None or collective.kind == "broadcast"):
@@ -150,10 +153,16 @@ class _ChunkAddresses:
         ):
             return self.bases[0] + offset
         chunk = self.bases[buffer] + offset
-        return chunk if self.layout is None else int(self.layout.canonical(np.array(self.rank), np.array(chunk)))
+        return (
+            chunk
+            if self.layout is None
+            else int(self.layout.canonical(np.array(self.rank), np.array(chunk)))
+        )
 
 
-def load_msccl_xml(path: FilePath, *, in_place: bool | None = None, root: int | None = None) -> RankProgram:
+def load_msccl_xml(
+    path: FilePath, *, in_place: bool | None = None, root: int | None = None
+) -> RankProgram:
     """Read an MSCCL XML file; ``in_place`` and ``root`` as in :func:`parse_msccl_xml`.
 
     Raises
@@ -166,7 +175,11 @@ def load_msccl_xml(path: FilePath, *, in_place: bool | None = None, root: int | 
 
 
 def parse_msccl_xml(
-    content: Content, file: str | None = None, *, in_place: bool | None = None, root: int | None = None
+    content: Content,
+    file: str | None = None,
+    *,
+    in_place: bool | None = None,
+    root: int | None = None,
 ) -> RankProgram:
     """Read the content of an MSCCL XML file.
 
@@ -175,7 +188,8 @@ def parse_msccl_xml(
     file
         The file's name, for messages.
     in_place
-        Interpretation of a file that allows both (``inplace="1" outofplace="1"``). Default: out of place.
+        Interpretation of a file that allows both (``inplace="1" outofplace="1"``). Default: out of
+        place.
     root
         Root of a broadcast, reduce, gather or scatter, which the format lacks. Default: 0.
 
@@ -187,7 +201,8 @@ def parse_msccl_xml(
     Raises
     ------
     ConfigError
-        When it is not MSCCL XML or breaks a rule or limit of the runtimes; the message names GPU, thread block and step.
+        When it is not MSCCL XML or breaks a rule or limit of the runtimes; the message names GPU,
+        thread block and step.
     """
     place, data = _XmlPlace(file), content_of(content, "parse_msccl_xml")
     if len(data) > MAX_BYTES:
@@ -199,7 +214,11 @@ def parse_msccl_xml(
     totals = [max(gpu_sizes[buffer] for gpu_sizes in sizes) for buffer in range(3)]
     chunks, layout = 1, None
     if head.collective is not None:
-        chunks = head.per_loop // head.collective.nblocks if head.collective.nblocks > 1 else head.per_loop
+        chunks = (
+            head.per_loop // head.collective.nblocks
+            if head.collective.nblocks > 1
+            else head.per_loop
+        )
         if head.collective.kind == "all_to_all":
             chunks = head.per_loop // head.nranks
         layout = Layout(head.collective, chunks)
@@ -208,11 +227,17 @@ def parse_msccl_xml(
         totals[1] = max(totals[:2])
     if sum(totals) * head.nranks > MAX_CHUNKS:
         place.refuse(
-            f"{sum(totals)} chunks on each of {head.nranks} ranks; at most {MAX_CHUNKS} in all can be followed"
+            f"{sum(totals)} chunks on each of {head.nranks} ranks; at most {MAX_CHUNKS} in all can "
+            "be followed"
         )
     bases = (0, totals[0], totals[0] + totals[1])
     lanes = tuple(
-        _gpu(place.at(f"gpu {rank}"), gpu, head, _ChunkAddresses(sizes[rank], bases, layout, head.in_place, rank))
+        _gpu(
+            place.at(f"gpu {rank}"),
+            gpu,
+            head,
+            _ChunkAddresses(sizes[rank], bases, layout, head.in_place, rank),
+        )
         for rank, gpu in enumerate(gpus)
     )
     try:
@@ -269,14 +294,32 @@ def _head(place: _XmlPlace, algo: Element, in_place: bool | None, root: int | No
         rooted = kind in ("broadcast", "reduce", "gather", "scatter")
         if root is not None and not rooted:
             place.refuse(f"root={root} was given, but coll={coll!r} has none")
-        collective = Collective(kind, nranks, root=(root or 0) if rooted else None, in_place=reads_in_place)
+        collective = Collective(
+            kind, nranks, root=(root or 0) if rooted else None, in_place=reads_in_place
+        )
         if kind not in ("all_reduce", "reduce", "broadcast") and per_loop % nranks:
-            place.refuse(f"nchunksperloop={per_loop} is not a multiple of ngpus={nranks}, as {coll} needs")
+            place.refuse(
+                f"nchunksperloop={per_loop} is not a multiple of ngpus={nranks}, as {coll} needs"
+            )
     blocks = MAX_BLOCKS if algo.get("outofplace") is None else MAX_CHANNELS * nchannels
-    return _Head(name, nranks, nchannels, blocks, per_loop, protocol, coll, collective, reads_in_place, low, high)
+    return _Head(
+        name,
+        nranks,
+        nchannels,
+        blocks,
+        per_loop,
+        protocol,
+        coll,
+        collective,
+        reads_in_place,
+        low,
+        high,
+    )
 
 
-def _children_by_id(place: _XmlPlace, parent: Element, tag: str, expected: int | None = None) -> list[Element]:
+def _children_by_id(
+    place: _XmlPlace, parent: Element, tag: str, expected: int | None = None
+) -> list[Element]:
     """Children of a tag in the order of their ids, which must be 0, 1, 2, ..."""
     children = parent.findall(tag)
     if expected is not None and len(children) != expected:
@@ -301,11 +344,16 @@ def _sizes(place: _XmlPlace, gpu: Element, head: _Head) -> tuple[int, int, int]:
             sizes[:2] = [max(sizes[:2])] * 2
     else:
         kind, n = head.collective.kind, head.nranks
-        parts = (n if kind in ("all_gather", "gather") else 1, n if kind in ("reduce_scatter", "scatter") else 1)
+        parts = (
+            n if kind in ("all_gather", "gather") else 1,
+            n if kind in ("reduce_scatter", "scatter") else 1,
+        )
         for buffer, part in enumerate(parts):
             name = f"{_BUFFERS[buffer]}_chunks"
             if sizes[buffer] and sizes[buffer] * part != head.per_loop:
-                expected = f"{head.per_loop // part} (nchunksperloop={head.per_loop}, {head.coll} of {n})"
+                expected = (
+                    f"{head.per_loop // part} (nchunksperloop={head.per_loop}, {head.coll} of {n})"
+                )
                 place.refuse(f"{name}={sizes[buffer]}: expected {expected}")
             if head.in_place and not sizes[buffer]:
                 sizes[buffer] = head.per_loop // part
@@ -329,16 +377,28 @@ def _gpu(place: _XmlPlace, gpu: Element, head: _Head, memory: _ChunkAddresses) -
         channel = block_place.integer(block, "chan", 0, MAX_CHANNELS - 1)
         if channel >= head.nchannels:
             block_place.refuse(f"chan={channel}, but nchannels={head.nchannels}")
-        peers = {name: block_place.integer(block, name, -1, head.nranks - 1) for name in ("send", "recv")}
+        peers = {
+            name: block_place.integer(block, name, -1, head.nranks - 1) for name in ("send", "recv")
+        }
         for name, peer in peers.items():
             if peer == rank:
                 block_place.refuse(f"{name}={peer} is this GPU itself")
             if peer >= 0 and ends.setdefault((name, peer, channel), number) != number:
-                block_place.refuse(f"{name}={peer} chan={channel} belongs to tb {ends[name, peer, channel]} already")
+                block_place.refuse(
+                    f"{name}={peer} chan={channel} belongs to tb {ends[name, peer, channel]} "
+                    "already"
+                )
         if len(steps[number]) > MAX_STEPS:
             block_place.refuse(f"{len(steps[number])} steps; at most {MAX_STEPS}")
         instructions = [
-            _step(block_place.at(f"{block_place.path} step {position}"), step, position, peers, memory, published)
+            _step(
+                block_place.at(f"{block_place.path} step {position}"),
+                step,
+                position,
+                peers,
+                memory,
+                published,
+            )
             for position, step in enumerate(steps[number])
         ]
         _check_nops(block_place, instructions)
@@ -364,14 +424,20 @@ def _step(
     op, count = OPS[name], place.integer(step, "cnt", 0, MAX_COUNT)
     addresses = []
     for end, used in (("src", op.reads), ("dst", op.writes)):
-        # An end that the operation does not use locally is the peer's address, given for readers only.
+        # An end that the operation does not use locally is the peer's address, given for readers
+        # only.
         buffer = _BUFFERS.index(place.choice(step, f"{end}buf", _BUFFERS))
         offset = place.integer(step, f"{end}off", -1, INT_LIMIT)
         addresses.append(memory.address(place, buffer, offset, count) if used else -1)
     for uses, end in ((op.receives, "recv"), (op.sends, "send")):
         if uses and peers[end] < 0:
-            place.refuse(f"type {step.get('type')!r} needs a peer, but the thread block has {end}=-1")
-    block, awaited = place.integer(step, "depid", -1, MAX_DEPENDENCY), place.integer(step, "deps", -1, MAX_STEPS)
+            place.refuse(
+                f"type {step.get('type')!r} needs a peer, but the thread block has {end}=-1"
+            )
+    block, awaited = (
+        place.integer(step, "depid", -1, MAX_DEPENDENCY),
+        place.integer(step, "deps", -1, MAX_STEPS),
+    )
     place.integer(step, "hasdep", 0, 1)
     waits: tuple[tuple[int, int], ...] = ()
     if block >= 0:
@@ -379,14 +445,21 @@ def _step(
             place.refuse(f"depends on tb {block} step {awaited}, which does not exist")
         if not published[block][awaited]:
             place.refuse(
-                f'depends on tb {block} step {awaited}, which lacks hasdep="1" and never reports that it is done'
+                f'depends on tb {block} step {awaited}, which lacks hasdep="1" and never reports '
+                "that it is done"
             )
         waits = ((block, awaited),)
     elif awaited >= 0:
         place.refuse(f"deps={awaited} without a thread block: depid=-1")
     source, target = addresses
     return Instruction(
-        name, source, target, count, peers["recv"] if op.receives else -1, peers["send"] if op.sends else -1, waits
+        name,
+        source,
+        target,
+        count,
+        peers["recv"] if op.receives else -1,
+        peers["send"] if op.sends else -1,
+        waits,
     )
 
 

@@ -1,6 +1,7 @@
 """Load algorithms from files of any format, recognised by content.
 
-Formats with one program per rank load as a :class:`~simcoll.core.rank_program.RankProgram`, others as a schedule.
+Formats with one program per rank load as a :class:`~simcoll.core.rank_program.RankProgram`, others
+as a schedule.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ __all__ = [
 ]
 
 Algorithm: TypeAlias = "Schedule | RankProgram | DeviceProgram | Goal"
-"""The content of such a file: a schedule, a program per rank, thread blocks with shared memory, or messages without known data."""
+"""The content of such a file: a schedule, a program per rank, thread blocks with shared memory, or
+messages without known data.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,9 @@ FORMATS: tuple[ScheduleFormat, ...] = (
     ),
     ScheduleFormat("mscclpp-old", (), parse_mscclpp_plan),
     ScheduleFormat("goal", (".goal",), parse_goal, dump_goal, ("size", "dtype")),
-    ScheduleFormat("goal-binary", (".bin",), parse_goal_binary, dump_goal_binary, ("size", "dtype")),
+    ScheduleFormat(
+        "goal-binary", (".bin",), parse_goal_binary, dump_goal_binary, ("size", "dtype")
+    ),
 )
 
 _OF_GOAL: Mapping[str, Callable[[Goal], bytes]] = {"goal": goal_text, "goal-binary": goal_binary}
@@ -97,15 +102,21 @@ def parse_algorithm(content: Content, file: str | None = None) -> Algorithm:
     Raises
     ------
     ConfigError
-        When its format is not in :data:`FORMATS` (the message describes it), or it breaks the rules of its format.
+        When its format is not in :data:`FORMATS` (the message describes it), or it breaks the rules
+        of its format.
     """
     content = content_of(content, "parse_algorithm")
     name = recognise(content)
     for schedule_format in FORMATS:
         if schedule_format.name == name:
             return schedule_format.read(content, file)
-    readable = ", ".join(schedule_format.name for schedule_format in FORMATS if schedule_format.endings)
-    raise ConfigError(f"this is {title_of(content)}; expected an algorithm in one of the formats {readable}", file=file)
+    readable = ", ".join(
+        schedule_format.name for schedule_format in FORMATS if schedule_format.endings
+    )
+    raise ConfigError(
+        f"this is {title_of(content)}; expected an algorithm in one of the formats {readable}",
+        file=file,
+    )
 
 
 def load_algorithm(path: FilePath) -> Algorithm:
@@ -137,7 +148,8 @@ def schedule_of(loaded: Algorithm) -> Schedule:
     """
     if isinstance(loaded, Goal):
         raise ConfigError(
-            f"{loaded}: GOAL says how much is sent, not which data, so it is not a schedule; simcoll perf times it"
+            f"{loaded}: GOAL says how much is sent, not which data, so it is not a schedule; "
+            "simcoll perf times it"
         )
     if isinstance(loaded, DeviceProgram):
         return device_schedule(loaded)
@@ -158,7 +170,9 @@ def target_format(path: str | Path, name: str | None = None) -> ScheduleFormat:
     'msccl'
     """
     writable = {
-        schedule_format.name: schedule_format for schedule_format in FORMATS if schedule_format.write is not None
+        schedule_format.name: schedule_format
+        for schedule_format in FORMATS
+        if schedule_format.write is not None
     }
     if name is not None:
         if name not in writable:
@@ -169,9 +183,12 @@ def target_format(path: str | Path, name: str | None = None) -> ScheduleFormat:
         if ending in schedule_format.endings:
             return schedule_format
     endings = ", ".join(
-        f"{'/'.join(schedule_format.endings)} {schedule_format.name}" for schedule_format in writable.values()
+        f"{'/'.join(schedule_format.endings)} {schedule_format.name}"
+        for schedule_format in writable.values()
     )
-    raise ConfigError(f"no format has the ending {ending!r}; name one, or use one of {endings}", file=str(path))
+    raise ConfigError(
+        f"no format has the ending {ending!r}; name one, or use one of {endings}", file=str(path)
+    )
 
 
 def algorithm_content(loaded: Algorithm, target: ScheduleFormat, **options: Any) -> bytes:

@@ -90,7 +90,9 @@ def _step_record(step: Step) -> _StepRecord:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a parameter to JSON's types: numpy's numbers and arrays to Python's, tuples to lists."""
+    """Convert a parameter to JSON's types: numpy's numbers and arrays to Python's, tuples to
+    lists.
+    """
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     return [_plain(member) for member in value] if isinstance(value, (tuple, list)) else value
@@ -108,8 +110,8 @@ def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
     Raises
     ------
     ConfigError
-        When the file cannot be written, or cannot represent the schedule: numbers that are too large, parameters other than numbers,
-        texts, None and lists of these.
+        When the file cannot be written, or cannot represent the schedule: numbers that are too
+        large, parameters other than numbers, texts, None and lists of these.
     ScheduleError
         When a step names ranks, chunks or channels that do not exist.
     """
@@ -130,7 +132,11 @@ def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
         VERSION,
         schedule.name,
         _CollectiveRecord(
-            collective.kind, collective.nranks, collective.root, list(collective.pairs), collective.in_place
+            collective.kind,
+            collective.nranks,
+            collective.root,
+            list(collective.pairs),
+            collective.in_place,
         ),
         layout.chunks,
         blocks,
@@ -147,14 +153,20 @@ def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
 
 
 def _length(step: _StepRecord) -> int:
-    return max((len(column) for column in msgspec.structs.astuple(step) if isinstance(column, list)), default=1)
+    return max(
+        (len(column) for column in msgspec.structs.astuple(step) if isinstance(column, list)),
+        default=1,
+    )
 
 
 def _lines(record: _ScheduleFile) -> bytes:
     """Format the file with each key and each block of steps on a separate line."""
     fields = msgspec.to_builtins(record)
     blocks = b",\n  ".join(msgspec.json.encode(block) for block in fields.pop("blocks"))
-    head = b",\n ".join(msgspec.json.encode(key) + b": " + msgspec.json.encode(value) for key, value in fields.items())
+    head = b",\n ".join(
+        msgspec.json.encode(key) + b": " + msgspec.json.encode(value)
+        for key, value in fields.items()
+    )
     return b"{\n " + head + b',\n "blocks": [\n  ' + blocks + b"\n ]\n}\n"
 
 
@@ -174,7 +186,8 @@ def _checked_bytes(record: _ScheduleFile) -> bytes:
         raise ConfigError(f"the file of {record.name!r} is larger than {MAX_BYTES >> 20} MiB")
     if again.params != record.params:
         raise ConfigError(
-            f"a schedule file cannot keep the params {record.params} of {record.name!r}: they read back as {again.params}"
+            f"a schedule file cannot keep the params {record.params} of {record.name!r}: they read "
+            f"back as {again.params}"
         )
     return data
 
@@ -186,14 +199,22 @@ def _step(record: _StepRecord, file: str | None, place: str) -> Step:
     for index, op in enumerate(ops):
         if op not in OP_NAMES:
             raise ConfigError(
-                f"unknown op {op!r}; valid: {', '.join(OP_NAMES)}", file=file, path=f"{place}.op[{index}]"
+                f"unknown op {op!r}; valid: {', '.join(OP_NAMES)}",
+                file=file,
+                path=f"{place}.op[{index}]",
             )
     numbers = [OP_NAMES.index(op) for op in ops]
     columns[5] = numbers[0] if isinstance(columns[5], str) else numbers
-    lengths = {name: len(column) for name, column in zip(names, columns, strict=True) if isinstance(column, list)}
+    lengths = {
+        name: len(column)
+        for name, column in zip(names, columns, strict=True)
+        if isinstance(column, list)
+    }
     if len(set(lengths.values())) > 1:
         described = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise ConfigError(f"columns of one step must have one length: {described}", file=file, path=place)
+        raise ConfigError(
+            f"columns of one step must have one length: {described}", file=file, path=place
+        )
     size = next(iter(lengths.values()), 1)
     arrays = {}
     for name, column in zip(names, columns, strict=True):
@@ -220,30 +241,51 @@ def parse_schedule(data: Content, file: str | None = None) -> Schedule:
 
 def _schedule(record: _ScheduleFile, file: str | None) -> Schedule:
     if record.format != FORMAT:
-        raise ConfigError(f"format is {record.format!r}, expected {FORMAT!r}", file=file, path="$.format")
+        raise ConfigError(
+            f"format is {record.format!r}, expected {FORMAT!r}", file=file, path="$.format"
+        )
     if record.version != VERSION:
         raise ConfigError(
-            f"version {record.version} is not known; this program reads version {VERSION}", file=file, path="$.version"
+            f"version {record.version} is not known; this program reads version {VERSION}",
+            file=file,
+            path="$.version",
         )
     stated = record.collective
     try:
-        collective = Collective(stated.kind, stated.nranks, stated.root, tuple(stated.pairs), stated.in_place)
+        collective = Collective(
+            stated.kind, stated.nranks, stated.root, tuple(stated.pairs), stated.in_place
+        )
         layout = Layout(collective, record.chunks, *_scratch(record, collective, file))
     except ConfigError as error:
-        raise error if error.path else ConfigError(error.message, file=file, path="$.collective") from None
+        raise (
+            error if error.path else ConfigError(error.message, file=file, path="$.collective")
+        ) from None
     if not record.name.isprintable() or len(record.name) > 200:
         raise ConfigError("expected up to 200 printable characters", file=file, path="$.name")
     params = tuple((key, _as_tuples(value)) for key, value in record.params.items())
     if not 1 <= record.channels <= MAX_CHANNELS:
         raise ConfigError(
-            f"channels must lie in 1..{MAX_CHANNELS}, got {record.channels}", file=file, path="$.channels"
+            f"channels must lie in 1..{MAX_CHANNELS}, got {record.channels}",
+            file=file,
+            path="$.channels",
         )
-    if sum(block.repeat * sum(map(_length, block.steps)) for block in record.blocks) > MAX_TRANSFERS:
-        raise ConfigError(f"its repeats expand to more than {MAX_TRANSFERS:,} transfers", file=file, path="$.blocks")
+    if (
+        sum(block.repeat * sum(map(_length, block.steps)) for block in record.blocks)
+        > MAX_TRANSFERS
+    ):
+        raise ConfigError(
+            f"its repeats expand to more than {MAX_TRANSFERS:,} transfers",
+            file=file,
+            path="$.blocks",
+        )
     if sum(block.repeat * len(block.steps) for block in record.blocks) > MAX_STEPS:
-        raise ConfigError(f"its repeats expand to more than {MAX_STEPS:,} steps", file=file, path="$.blocks")
+        raise ConfigError(
+            f"its repeats expand to more than {MAX_STEPS:,} steps", file=file, path="$.blocks"
+        )
     items = [_block(block, file, f"$.blocks[{index}]") for index, block in enumerate(record.blocks)]
-    schedule = Schedule(record.name, layout, lambda: iter(items), record.channels, params, record.divisible)
+    schedule = Schedule(
+        record.name, layout, lambda: iter(items), record.channels, params, record.divisible
+    )
     number = 0
     for entry in items:
         steps, turns = (entry.steps, entry.count) if isinstance(entry, Repeat) else ((entry,), 1)
@@ -253,17 +295,27 @@ def _schedule(record: _ScheduleFile, file: str | None) -> Schedule:
     return schedule
 
 
-def _scratch(record: _ScheduleFile, collective: Collective, file: str | None) -> tuple[np.ndarray, np.ndarray | None]:
-    scratch = _per_slot(record.scratch, "block", collective.nranks, max(collective.nblocks, 1), file, "$.scratch")
+def _scratch(
+    record: _ScheduleFile, collective: Collective, file: str | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    scratch = _per_slot(
+        record.scratch, "block", collective.nranks, max(collective.nblocks, 1), file, "$.scratch"
+    )
     if record.scratch_pieces is None:
         return scratch, None
-    pieces = _per_slot(record.scratch_pieces, "piece", collective.nranks, record.chunks, file, "$.scratch_pieces")
+    pieces = _per_slot(
+        record.scratch_pieces, "piece", collective.nranks, record.chunks, file, "$.scratch_pieces"
+    )
     if pieces.shape != scratch.shape:
-        raise ConfigError("expected a number for each of scratch", file=file, path="$.scratch_pieces")
+        raise ConfigError(
+            "expected a number for each of scratch", file=file, path="$.scratch_pieces"
+        )
     return scratch, pieces
 
 
-def _per_slot(numbers: list[Any], subject: str, rows: int, limit: int, file: str | None, path: str) -> np.ndarray:
+def _per_slot(
+    numbers: list[Any], subject: str, rows: int, limit: int, file: str | None, path: str
+) -> np.ndarray:
     """Parse a list of numbers below a limit, or one such list per rank."""
     try:
         values = np.array(numbers, np.int64)
@@ -272,20 +324,28 @@ def _per_slot(numbers: list[Any], subject: str, rows: int, limit: int, file: str
             f"expected {subject} numbers, or rows of equal length of them", file=file, path=path
         ) from None
     if values.ndim > 1 and values.shape[0] != rows:
-        raise ConfigError(f"expected one row per rank, got {values.shape[0]} rows", file=file, path=path)
+        raise ConfigError(
+            f"expected one row per rank, got {values.shape[0]} rows", file=file, path=path
+        )
     if values.size and not (values.min() >= 0 and values.max() < limit):
         raise ConfigError(f"{subject} numbers must lie in 0..{limit - 1}", file=file, path=path)
     return values
 
 
 def _block(block: _BlockRecord, file: str | None, place: str) -> Step | Repeat:
-    steps = tuple(_step(step, file, f"{place}.steps[{index}]") for index, step in enumerate(block.steps))
+    steps = tuple(
+        _step(step, file, f"{place}.steps[{index}]") for index, step in enumerate(block.steps)
+    )
     if block.repeat == 1 and len(steps) == 1:
         return steps[0]
     if not (0 <= block.repeat <= 2**24 and 1 <= block.modulus <= 2**40):
-        raise ConfigError("repeat must lie in 0..2**24 and modulus in 1..2**40", file=file, path=place)
+        raise ConfigError(
+            "repeat must lie in 0..2**24 and modulus in 1..2**40", file=file, path=place
+        )
     if not (0 <= block.base <= 2**40 and abs(block.stride) <= 2**40):
-        raise ConfigError("base must lie in 0..2**40 and stride within 2**40", file=file, path=place)
+        raise ConfigError(
+            "base must lie in 0..2**40 and stride within 2**40", file=file, path=place
+        )
     return Repeat(steps, block.repeat, block.stride, block.base, block.modulus)
 
 

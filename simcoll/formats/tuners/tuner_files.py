@@ -1,7 +1,7 @@
 """Tuning files of libraries: NCCL's tuner plugin, Open MPI's tuned and HAN, MPICH, oneCCL.
 
-All map a collective, a number of ranks and a range of sizes to an algorithm, by the library's name. A rule that a format cannot express is
-an error.
+All map a collective, a number of ranks and a range of sizes to an algorithm, by the library's name.
+A rule that a format cannot express is an error.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class TunerFormat:
         """
         for rule in rules:
             if rule.collective not in self.names:
-                raise ConfigError(f"format {self.name!r} has no {rule.collective}; it has {', '.join(self.names)}")
+                raise ConfigError(
+                    f"format {self.name!r} has no {rule.collective}; it has {', '.join(self.names)}"
+                )
         content = self.write(rules).encode()
         again = self.parse(content)
         if again != list(rules):
@@ -104,15 +106,25 @@ def _read_nccl(text: str, file: str | None) -> list[Rule]:
         if not line or line.startswith("#"):
             continue
         if len(raw) > NCCL_LINE:
-            refuse_line(file, number, f"longer than {NCCL_LINE} characters, of which the plugin reads no more")
+            refuse_line(
+                file,
+                number,
+                f"longer than {NCCL_LINE} characters, of which the plugin reads no more",
+            )
         fields = [field.strip() for field in line.split(",")]
         if not 8 <= len(fields) <= 10:
             refuse_line(file, number, f"{len(fields)} fields; expected 8 to 10")
-        for word, valid in ((fields[0], tuple(kinds)), (fields[3], NCCL_ALGORITHMS), (fields[4], NCCL_PROTOCOLS)):
+        for word, valid in (
+            (fields[0], tuple(kinds)),
+            (fields[3], NCCL_ALGORITHMS),
+            (fields[4], NCCL_PROTOCOLS),
+        ):
             if word not in valid:  # which the plugin takes for allreduce, ring or simple
                 refuse_line(file, number, f"unknown {word[:40]!r}; {nearest(word, valid)}")
         low, high = (whole_of(field, file, number, "size") for field in fields[1:3])
-        channels, nodes, ranks = (whole_of(field, file, number, "number", -1) for field in fields[5:8])
+        channels, nodes, ranks = (
+            whole_of(field, file, number, "number", -1) for field in fields[5:8]
+        )
         names = ("numPipeOps", "regBuff")
         conditions = [
             f"{name}={whole_of(field, file, number, name, -1)}"
@@ -136,7 +148,9 @@ def _read_nccl(text: str, file: str | None) -> list[Rule]:
 
 
 def _write_nccl(rules: Sequence[Rule]) -> str:
-    lines = ["# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"]
+    lines = [
+        "# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
+    ]
     for rule in rules:
         settings = dict(condition.split("=") for condition in rule.conditions)
         fields = [
@@ -181,9 +195,16 @@ def _read_oneccl(text: str, file: str | None) -> list[Rule]:
             name, _, limits = part.partition(":")
             bounds = re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18}|max)", limits or "0-max")
             if not name or bounds is None:
-                refuse_line(file, number, f"{part[:40]!r}: expected 'ring:0-8192', with 'max' for no limit")
+                refuse_line(
+                    file, number, f"{part[:40]!r}: expected 'ring:0-8192', with 'max' for no limit"
+                )
             rules.append(
-                Rule(kinds[setting[1]], int(bounds[1]), NO_LIMIT if bounds[2] == "max" else int(bounds[2]), name)
+                Rule(
+                    kinds[setting[1]],
+                    int(bounds[1]),
+                    NO_LIMIT if bounds[2] == "max" else int(bounds[2]),
+                    name,
+                )
             )
     return rules
 
@@ -192,7 +213,8 @@ def _write_oneccl(rules: Sequence[Rule]) -> str:
     lines = []
     for kind, group in groupby(rules, key=lambda rule: rule.collective):
         parts = [
-            f"{rule.algorithm}:{rule.min_bytes}-{'max' if rule.max_bytes < 0 else rule.max_bytes}" for rule in group
+            f"{rule.algorithm}:{rule.min_bytes}-{'max' if rule.max_bytes < 0 else rule.max_bytes}"
+            for rule in group
         ]
         lines.append(f'export CCL_{_ONECCL[kind]}="{";".join(parts)}"')
     return "\n".join(lines) + "\n"

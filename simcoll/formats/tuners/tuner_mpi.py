@@ -10,9 +10,25 @@ from typing import Any
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.files.text import refuse_repeated_keys
-from simcoll.formats.tuners.tuner_rules import LARGEST, MAX_RULES, NO_LIMIT, Rule, refuse_line, whole_of
+from simcoll.formats.tuners.tuner_rules import (
+    LARGEST,
+    MAX_RULES,
+    NO_LIMIT,
+    Rule,
+    refuse_line,
+    whole_of,
+)
 
-__all__ = ["HAN", "MPI", "read_han", "read_mpich", "read_openmpi", "write_han", "write_mpich", "write_openmpi"]
+__all__ = [
+    "HAN",
+    "MPI",
+    "read_han",
+    "read_mpich",
+    "read_openmpi",
+    "write_han",
+    "write_mpich",
+    "write_openmpi",
+]
 
 # Open MPI 6: coll_tuned_dynamic_rules_filename as JSON.
 MPI = {
@@ -30,7 +46,9 @@ MPI = {
 
 def _table(text: str, file: str | None) -> dict[str, Any]:
     try:
-        table = json.loads(text, parse_constant=lambda word: refuse_line(file, 1, f"{word} is no number"))
+        table = json.loads(
+            text, parse_constant=lambda word: refuse_line(file, 1, f"{word} is no number")
+        )
     except (json.JSONDecodeError, RecursionError, ValueError) as error:
         raise ConfigError(f"not a JSON file: {str(error)[:100]}", file=file) from None
     refuse_repeated_keys(text.encode(), file)
@@ -39,10 +57,14 @@ def _table(text: str, file: str | None) -> dict[str, Any]:
     return table
 
 
-def _get(table: Any, key: str, kind: type, file: str | None, place: str, default: Any = None) -> Any:
+def _get(
+    table: Any, key: str, kind: type, file: str | None, place: str, default: Any = None
+) -> Any:
     value = table.get(key, default) if isinstance(table, dict) else None
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise ConfigError(f"{key}: expected {kind.__name__}, got {str(value)[:40]!r}", file=file, path=place)
+        raise ConfigError(
+            f"{key}: expected {kind.__name__}, got {str(value)[:40]!r}", file=file, path=place
+        )
     return value
 
 
@@ -50,7 +72,9 @@ def _size(value: Any, file: str | None, place: str) -> int:
     if value == "inf":
         return NO_LIMIT
     if type(value) is not int or not 0 <= value <= LARGEST:
-        raise ConfigError(f"expected a whole number or 'inf', got {str(value)[:40]!r}", file=file, path=place)
+        raise ConfigError(
+            f"expected a whole number or 'inf', got {str(value)[:40]!r}", file=file, path=place
+        )
     return value
 
 
@@ -64,7 +88,9 @@ def read_openmpi(text: str, file: str | None) -> list[Rule]:
     for word, entries in _get(table, "collectives", dict, file, "$").items():
         if word not in kinds:
             raise ConfigError(
-                f"unknown collective {word[:40]!r}; {nearest(word, kinds)}", file=file, path="$.collectives"
+                f"unknown collective {word[:40]!r}; {nearest(word, kinds)}",
+                file=file,
+                path="$.collectives",
             )
         if not isinstance(entries, list):
             raise ConfigError("expected a list", file=file, path=f"$.collectives.{word}")
@@ -81,12 +107,16 @@ def read_openmpi(text: str, file: str | None) -> list[Rule]:
             for rule in _get(entry, "rules", list, file, place):
                 algorithm = rule.get("alg") if isinstance(rule, dict) else None
                 if not isinstance(algorithm, str):
-                    raise ConfigError("a rule needs alg, the name of an algorithm", file=file, path=place)
+                    raise ConfigError(
+                        "a rule needs alg, the name of an algorithm", file=file, path=place
+                    )
                 low, high = (
                     _size(rule.get("msg_size_min", 0), file, place),
                     _size(rule.get("msg_size_max", "inf"), file, place),
                 )
-                rules.append(Rule(kinds[word], low, high, algorithm, ranks=ranks, conditions=limits))
+                rules.append(
+                    Rule(kinds[word], low, high, algorithm, ranks=ranks, conditions=limits)
+                )
     return rules
 
 
@@ -104,11 +134,19 @@ def write_openmpi(rules: Sequence[Rule]) -> str:
             for rule in group
         ]
         collectives.setdefault(MPI[kind], []).append({**sizes, "rules": listed})
-    return json.dumps({"rule_file_version": 3, "module": "tuned", "collectives": collectives}, indent=1) + "\n"
+    return (
+        json.dumps(
+            {"rule_file_version": 3, "module": "tuned", "collectives": collectives}, indent=1
+        )
+        + "\n"
+    )
 
 
 # Open MPI's HAN: ompi/mca/coll/han/coll_han_dynamic_file.c. Level 2 is the whole communicator.
-HAN = {kind: MPI[kind] for kind in ("all_gather", "all_reduce", "broadcast", "gather", "reduce", "scatter", "barrier")}
+HAN = {
+    kind: MPI[kind]
+    for kind in ("all_gather", "all_reduce", "broadcast", "gather", "reduce", "scatter", "barrier")
+}
 HAN_COMPONENTS = ("self", "basic", "libnbc", "tuned", "sm", "adapt", "han")
 _WHOLE_LEVEL = "2"
 
@@ -142,7 +180,9 @@ def read_han(text: str, file: str | None) -> list[Rule]:
             for place in range(number("number of configurations")):
                 size = number("configuration size")
                 if place == 0 and size != 1:
-                    raise ConfigError(f"the first configuration size is {size}; expected 1", file=file)
+                    raise ConfigError(
+                        f"the first configuration size is {size}; expected 1", file=file
+                    )
                 limits: list[tuple[int, str]] = []
                 for _ in range(number("number of sizes")):
                     limits.append((number("message size"), name(HAN_COMPONENTS)))
@@ -170,7 +210,9 @@ def _words(text: str) -> Iterator[tuple[int, str]]:
 
 def write_han(rules: Sequence[Rule]) -> str:
     """Write rules of Open MPI's HAN."""
-    groups = [(kind, list(group)) for kind, group in groupby(rules, key=lambda rule: rule.collective)]
+    groups = [
+        (kind, list(group)) for kind, group in groupby(rules, key=lambda rule: rule.collective)
+    ]
     lines = [f"{len(groups)} # collectives"]
     for kind, group in groups:
         lines += [
@@ -180,7 +222,10 @@ def write_han(rules: Sequence[Rule]) -> str:
             "1 # configuration",
             "1 # and more nodes",
         ]
-        lines += [f"{len(group)} # sizes", *(f"{rule.min_bytes} {rule.algorithm}" for rule in group)]
+        lines += [
+            f"{len(group)} # sizes",
+            *(f"{rule.min_bytes} {rule.algorithm}" for rule in group),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -193,7 +238,9 @@ def read_mpich(text: str, file: str | None) -> list[Rule]:
     kinds = {word: kind for kind, word in MPI.items()}
     rules: list[Rule] = []
 
-    def walk(table: Any, kind: str, limits: tuple[int, int], conditions: tuple[str, ...], place: str) -> None:
+    def walk(
+        table: Any, kind: str, limits: tuple[int, int], conditions: tuple[str, ...], place: str
+    ) -> None:
         low, high = limits
         if not isinstance(table, dict):
             raise ConfigError("expected an object", file=file, path=place)
@@ -205,7 +252,13 @@ def read_mpich(text: str, file: str | None) -> list[Rule]:
                 rules.append(Rule(kind, low, high, value, conditions=conditions + options))
             elif size is not None:
                 last = int(size[3]) - (size[2] == "<")
-                walk(inner, kind, (low, last if high < 0 else min(last, high)), conditions, f"{place}.{key}")
+                walk(
+                    inner,
+                    kind,
+                    (low, last if high < 0 else min(last, high)),
+                    conditions,
+                    f"{place}.{key}",
+                )
                 low = last + 1
             elif value == "any" or key == "comm_type=intra":
                 walk(inner, kind, (low, high), conditions, f"{place}.{key}")
@@ -215,7 +268,9 @@ def read_mpich(text: str, file: str | None) -> list[Rule]:
     for key, table in _table(text, file).items():
         name, _, value = key.partition("=")
         if name != "collective":
-            raise ConfigError(f"unknown key {key[:40]!r}; expected 'collective=...'", file=file, path="$")
+            raise ConfigError(
+                f"unknown key {key[:40]!r}; expected 'collective=...'", file=file, path="$"
+            )
         if value in kinds:
             walk(table, kinds[value], (0, NO_LIMIT), (), f"$.{key}")
     return rules
@@ -225,7 +280,9 @@ def write_mpich(rules: Sequence[Rule]) -> str:
     """Write a selection file of MPICH."""
     table: dict[str, Any] = {}
     for kind, group in groupby(rules, key=lambda rule: rule.collective):
-        measure = "avg_msg_size" if kind in {"all_reduce", "broadcast", "reduce"} else "total_msg_size"
+        measure = (
+            "avg_msg_size" if kind in {"all_reduce", "broadcast", "reduce"} else "total_msg_size"
+        )
         inner: dict[str, Any] = {}
         for rule in group:
             key = f"{measure}=any" if rule.max_bytes < 0 else f"{measure}<={rule.max_bytes}"

@@ -54,5 +54,7 @@ def refuse_line(file: str | None, number: int, message: str) -> NoReturn:
 def whole_of(text: str, file: str | None, number: int, subject: str, minimum: int = 0) -> int:
     """Parse an integer in a line."""
     if not re.fullmatch(r"-?[0-9]{1,19}", text) or not minimum <= int(text) <= LARGEST:
-        refuse_line(file, number, f"{subject} {text[:30]!r}: expected a whole number from {minimum}")
+        refuse_line(
+            file, number, f"{subject} {text[:30]!r}: expected a whole number from {minimum}"
+        )
     return int(text)

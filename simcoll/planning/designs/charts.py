@@ -1,4 +1,6 @@
-"""Vega-Lite charts of a plan's report: breakdown of designs' time, memory, link use, and the timeline of a step."""
+"""Vega-Lite charts of a plan's report: breakdown of designs' time, memory, link use, and the
+timeline of a step.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,21 @@ if TYPE_CHECKING:
     from simcoll.planning.designs.design_search import Bar
     from simcoll.planning.grids.grid import Row
 
-__all__ = ["COLOURS", "links_chart", "memory_chart", "parts_chart", "six_digits", "timeline_chart", "timeline_text"]
+__all__ = [
+    "COLOURS",
+    "links_chart",
+    "memory_chart",
+    "parts_chart",
+    "six_digits",
+    "timeline_chart",
+    "timeline_text",
+]
 
 BELOW = {"columns": 4, "orient": "bottom"}
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f"]
-"""Distinguishable with every common colour vision (Okabe and Ito 2008; last two added), and legible on white and on black."""
+"""Distinguishable with every common colour vision (Okabe and Ito 2008; last two added), and legible
+on white and on black.
+"""
 
 
 def six_digits(value: float) -> float:
@@ -36,7 +48,9 @@ def _time_parts(result: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
 
 def memory_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     """Memory of the fullest GPU of each design by part, in GiB."""
-    parts = [[(part, count / 2**30) for part, count in row["result"]["memory"].items()] for row in best]
+    parts = [
+        [(part, count / 2**30) for part, count in row["result"]["memory"].items()] for row in best
+    ]
     return _stacked_chart(names, parts, "GiB", "GiB of the fullest GPU")
 
 
@@ -112,8 +126,15 @@ def links_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
 def timeline_text(bars: Sequence[Bar], result: Mapping[str, Any]) -> str:
     """The caption of the timeline."""
     end = max(bar.end_fs for bar in bars)
-    part = f" The first {end / 1e12:,.1f} of {result['time_fs'] / 1e12:,.1f} ms." if end < result["time_fs"] else ""
-    return f"A line for each class of ranks and stream.{part} trace.json.gz has all of it, for Perfetto."
+    part = (
+        f" The first {end / 1e12:,.1f} of {result['time_fs'] / 1e12:,.1f} ms."
+        if end < result["time_fs"]
+        else ""
+    )
+    return (
+        f"A line for each class of ranks and stream.{part} trace.json.gz has all of it, for "
+        "Perfetto."
+    )
 
 
 def timeline_chart(bars: Sequence[Bar]) -> dict[str, Any]:
@@ -140,7 +161,13 @@ def timeline_chart(bars: Sequence[Bar]) -> dict[str, Any]:
             "x": {"field": "b", "type": "quantitative", "title": "ms"},
             "x2": {"field": "e"},
             "y": {"field": "lane", "type": "nominal", "title": None, "sort": lanes},
-            "color": {"field": "name", "type": "nominal", "title": None, "scale": {"range": COLOURS}, "legend": BELOW},
+            "color": {
+                "field": "name",
+                "type": "nominal",
+                "title": None,
+                "scale": {"range": COLOURS},
+                "legend": BELOW,
+            },
             "tooltip": [
                 {"field": "name"},
                 {"field": "lane"},

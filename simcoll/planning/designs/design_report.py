@@ -1,4 +1,6 @@
-"""The report of a plan: Pareto chart, best designs, time breakdown, timeline, links, comparison, and inputs with sources."""
+"""The report of a plan: Pareto chart, best designs, time breakdown, timeline, links, comparison,
+and inputs with sources.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from simcoll.planning.designs.charts import (
     timeline_text,
 )
 from simcoll.planning.designs.figures import FIGURES
-from simcoll.planning.designs.html_page import Cell, Comparison, Page, ReportColumn, ReportTable, Section
+from simcoll.planning.designs.html_page import (
+    Cell,
+    Comparison,
+    Page,
+    ReportColumn,
+    ReportTable,
+    Section,
+)
 
 if TYPE_CHECKING:
     from simcoll.planning.designs.design_search import Bar
@@ -33,7 +42,8 @@ MOST_ROWS = 50
 MOST_BARS = 10
 MEMORY = "Of the GPU that needs most, by part."
 PRICES = (
-    "The best design in tier 1 with one thing changed at a time. What does not shorten the step is not worth buying."
+    "The best design in tier 1 with one thing changed at a time. What does not shorten the "
+    "step is not worth buying."
 )
 
 
@@ -67,11 +77,14 @@ def design_page(
     figure = FIGURES[space.objective.figure]
     exact = sum(row["result"]["tier"] == 2 for row in best)
     summary = [
-        f"Best by {figure.title}: {_name(best[0], axes)}: {figure.text(best_result[space.objective.figure])} {figure.unit}".rstrip()
+        f"Best by {figure.title}: {_name(best[0], axes)}: "
+        f"{figure.text(best_result[space.objective.figure])} {figure.unit}".rstrip()
         + ".",
         (
-            f"{len(rows):,} designs: {len(best):,} timed, {exact:,} of them with everything emulated together (tier 2), the others with "
-            f"collectives timed once each (tier 1); {sum(r.get('result', {}).get('fits', 'yes') != 'yes' for r in rows):,} do not fit, "
+            f"{len(rows):,} designs: {len(best):,} timed, {exact:,} of them with everything "
+            "emulated together (tier 2), the others with "
+            "collectives timed once each (tier 1); "
+            f"{sum(r.get('result', {}).get('fits', 'yes') != 'yes' for r in rows):,} do not fit, "
             f"{sum('error' in r for r in rows):,} are impossible."
         ),
         f"Calibration of the best design: {best_result['calibration']}.",
@@ -80,7 +93,9 @@ def design_page(
     page = Page(space.title, summary, _sections(space, best, front, designs), _footer(best_result))
     if bars:
         text = timeline_text(bars, best_result)
-        page.sections.insert(4, Section("timeline", "One step of the best design", text, chart=timeline_chart(bars)))
+        page.sections.insert(
+            4, Section("timeline", "One step of the best design", text, chart=timeline_chart(bars))
+        )
     if prices:
         page.sections.append(Section("prices", "What would help", PRICES, table=_prices(prices)))
     inputs = "Every number that the best design uses, with its source."
@@ -88,14 +103,28 @@ def design_page(
     return page
 
 
-def _sections(space: Space, best: Sequence[Row], front: Sequence[Row], designs: Sequence[Row]) -> list[Section]:
+def _sections(
+    space: Space, best: Sequence[Row], front: Sequence[Row], designs: Sequence[Row]
+) -> list[Section]:
     """The sections that compare designs."""
-    top, exact = best[:MOST_BARS], "Click a head to sort. Tier 2 is exact where collectives share links; tier 1 is not."
-    parts = "Computation, bubble, and what each axis exposes: the step is so much shorter without its bytes."
-    links = "Share of the step in which the busiest link of each kind would be busy with its bytes alone."
+    top, exact = (
+        best[:MOST_BARS],
+        "Click a head to sort. Tier 2 is exact where collectives share links; tier 1 is not.",
+    )
+    parts = (
+        "Computation, bubble, and what each axis exposes: the step is so much shorter without "
+        "its bytes."
+    )
+    links = (
+        "Share of the step in which the busiest link of each kind would be busy with its "
+        "bytes "
+        "alone."
+    )
     names = [f"{rank}. {_name(row, _axes(space, top))}" for rank, row in enumerate(top, 1)]
     sections = [
-        Section("pareto", "Pareto front", _pareto_text(space, best), chart=_pareto(space, best, front)),
+        Section(
+            "pareto", "Pareto front", _pareto_text(space, best), chart=_pareto(space, best, front)
+        ),
         Section("best", "Best designs", exact, table=_table(space, designs, front)),
         Section("time", "Where the time goes", parts, chart=parts_chart(top, names)),
         Section("memory", "Memory", MEMORY, chart=memory_chart(top, names)),
@@ -104,13 +133,16 @@ def _sections(space: Space, best: Sequence[Row], front: Sequence[Row], designs: 
         sections.append(Section("links", "Links", links, chart=links_chart(top, names)))
     if len(designs) > 1:
         two = _comparison(designs, _axes(space, designs))
-        sections.append(Section("compare", "What if", "Any two designs of the table.", comparison=two))
+        sections.append(
+            Section("compare", "What if", "Any two designs of the table.", comparison=two)
+        )
     return sections
 
 
 def _footer(result: Mapping[str, Any]) -> str:
     return (
-        f"simcoll {__version__}, Python {platform.python_version()}. Design {result['design_hash']}, trace {result['trace_hash']}. "
+        f"simcoll {__version__}, Python {platform.python_version()}. Design "
+        f"{result['design_hash']}, trace {result['trace_hash']}. "
         "This page loads nothing from anywhere."
     )
 
@@ -118,7 +150,9 @@ def _footer(result: Mapping[str, Any]) -> str:
 def _axes(space: Space, rows: Sequence[Row]) -> list[str]:
     """The values that differ between designs, in the order of the file."""
     order = dict.fromkeys(name for _, case in space.documents for name in case)
-    return [name for name in order if len({str(row["point"]["case"].get(name, "")) for row in rows}) > 1]
+    return [
+        name for name in order if len({str(row["point"]["case"].get(name, "")) for row in rows}) > 1
+    ]
 
 
 def _name(row: Row, axes: Sequence[str]) -> str:
@@ -133,7 +167,9 @@ def _label(name: str) -> str:
 
 def _pareto_text(space: Space, best: Sequence[Row]) -> str:
     axes = [FIGURES[name] for name in _plane(space, best)]
-    x, y = (f"{axis.title} ({'more' if axis.more_is_better else 'less'} is better)" for axis in axes)
+    x, y = (
+        f"{axis.title} ({'more' if axis.more_is_better else 'less'} is better)" for axis in axes
+    )
     cut = f" The best {MOST_POINTS:,} designs are drawn." if len(best) > MOST_POINTS else ""
     return f"{x[0].upper()}{x[1:]} against {y}.{cut}"
 
@@ -185,7 +221,12 @@ def _pareto(space: Space, best: Sequence[Row], front: Sequence[Row]) -> dict[str
         "size": {"condition": {"test": "datum.front", "value": 90}, "value": 45},
     }
     if group:
-        points["color"] = {"field": "group", "type": "nominal", "title": group, "scale": {"range": COLOURS}}
+        points["color"] = {
+            "field": "group",
+            "type": "nominal",
+            "title": group,
+            "scale": {"range": COLOURS},
+        }
     line = {
         "transform": [{"filter": "datum.front"}],
         "mark": {"type": "line", "strokeDash": [4, 3], "color": "#7f7f7f"},
@@ -195,7 +236,10 @@ def _pareto(space: Space, best: Sequence[Row], front: Sequence[Row]) -> dict[str
         "width": "container",
         "height": 360,
         "data": {"values": values},
-        "layer": [line, {"mark": {"type": "point", "filled": True, "color": COLOURS[0]}, "encoding": points}],
+        "layer": [
+            line,
+            {"mark": {"type": "point", "filled": True, "color": COLOURS[0]}, "encoding": points},
+        ],
     }
 
 
@@ -203,10 +247,19 @@ def _columns(space: Space | None, designs: Sequence[Row]) -> tuple[list[str], li
     """The figures that differ between designs, objective first, and their columns."""
     objective = None if space is None else space.objective.figure
     figures = [name for name in FIGURES if name in designs[0]["result"]]
-    names = [name for name in figures if name == objective or len({row["result"][name] for row in designs}) > 1]
+    names = [
+        name
+        for name in figures
+        if name == objective or len({row["result"][name] for row in designs}) > 1
+    ]
     names.sort(key=lambda name: name != objective)
     return names, [
-        ReportColumn(FIGURES[n].title, FIGURES[n].unit, number=True, better=1 if FIGURES[n].more_is_better else -1)
+        ReportColumn(
+            FIGURES[n].title,
+            FIGURES[n].unit,
+            number=True,
+            better=1 if FIGURES[n].more_is_better else -1,
+        )
         for n in names
     ]
 
@@ -259,11 +312,16 @@ def _comparison(designs: Sequence[Row], axes: Sequence[str]) -> Comparison:
             *(Cell(FIGURES[name].text(row["result"][name]), row["result"][name]) for name in names),
             milliseconds(row["result"]["compute_fs"]),
             milliseconds(row["result"]["bubble_fs"]),
-            *(milliseconds(row["result"]["axes"].get(name, {}).get("exposed_fs", 0)) for name in parts),
+            *(
+                milliseconds(row["result"]["axes"].get(name, {}).get("exposed_fs", 0))
+                for name in parts
+            ),
         ]
         for row in designs
     ]
-    return Comparison([f"{rank}. {_name(row, axes)}" for rank, row in enumerate(designs, 1)], heads, rows)
+    return Comparison(
+        [f"{rank}. {_name(row, axes)}" for rank, row in enumerate(designs, 1)], heads, rows
+    )
 
 
 def _prices(prices: Sequence[Price]) -> ReportTable:
@@ -286,15 +344,28 @@ def _prices(prices: Sequence[Price]) -> ReportTable:
 def _inputs(design: Design) -> ReportTable:
     gpu, topology, model = design.gpu, design.topology, design.model
     rows = [
-        *((f"GPU {gpu.name}: {place}", gpu.format_number(place), gpu.sources.get(place, "")) for place in gpu.values),
-        *((f"topology {topology.name}: {place}", "", source) for place, source in topology.sources.items()),
+        *(
+            (f"GPU {gpu.name}: {place}", gpu.format_number(place), gpu.sources.get(place, ""))
+            for place in gpu.values
+        ),
+        *(
+            (f"topology {topology.name}: {place}", "", source)
+            for place, source in topology.sources.items()
+        ),
         (
             f"model {model.name}",
-            f"{model.parameters / 1e9:,.1f} B parameters, {model.layers} layers, hidden {model.hidden}",
+            (
+                f"{model.parameters / 1e9:,.1f} B parameters, {model.layers} layers, hidden "
+                f"{model.hidden}"
+            ),
             "",
         ),
         ("calibration", design.calibrations, design.calibration.hash),
-        ("sequence, global batch, type", f"{design.sequence}, {design.global_batch}, {design.dtype}", "the plan file"),
+        (
+            "sequence, global batch, type",
+            f"{design.sequence}, {design.global_batch}, {design.dtype}",
+            "the plan file",
+        ),
         ("design", design.hash, "hash of everything that decides the result"),
     ]
     return ReportTable(

@@ -1,4 +1,6 @@
-"""Time and compare designs of training steps: all in tier 1, the best and the Pareto front in tier 2."""
+"""Time and compare designs of training steps: all in tier 1, the best and the Pareto front in tier
+2.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +78,15 @@ def time_design(point: Point) -> dict[str, Any]:
         raise ConfigError(error.message, path=error.path) from None
     memory = memory_by_stage(design)
     worst = max(memory, key=lambda stage: stage.total)
-    parts = {part: getattr(worst, part) for part in ("weights", "gradients", "optimizer", "activations", "buffers")}
-    shared = {"fits": _fits(design, worst.total, point["terms"]), "memory_bytes": worst.total, "memory": parts}
+    parts = {
+        part: getattr(worst, part)
+        for part in ("weights", "gradients", "optimizer", "activations", "buffers")
+    }
+    shared = {
+        "fits": _fits(design, worst.total, point["terms"]),
+        "memory_bytes": worst.total,
+        "memory": parts,
+    }
     if shared["fits"] != "yes":
         return shared
     result = step(design, tier=point["tier"], exposed=point["tier"] == 2)
@@ -89,7 +98,9 @@ def beyond_pcie(topology: Topology) -> str:
     cards = np.array([kind == "nic" for kind in topology.node_kinds])
     network = (topology.link_kind == LINK_KINDS.index("net")) & cards[topology.link_src]
     slots = topology.link_kind == LINK_KINDS.index("pcie")
-    nic, pcie = (int(topology.link_capacity_uBps[links].max(initial=0)) / 1e15 for links in (network, slots))
+    nic, pcie = (
+        int(topology.link_capacity_uBps[links].max(initial=0)) / 1e15 for links in (network, slots)
+    )
     if not 0 < pcie < nic:
         return ""
     return f"NICs of {nic:,.0f} GB/s behind PCIe links of {pcie:,.0f} GB/s cannot be filled"
@@ -115,7 +126,12 @@ def _fits(design: Design, memory_bytes: int, terms: Mapping[str, Any]) -> str:
         (_power(design), limits["kilowatts"], "kW"),
     )
     return next(
-        (f"{value:,.1f} of {limit:,.1f} {unit}" for value, limit, unit in totals if limit and value > limit), "yes"
+        (
+            f"{value:,.1f} of {limit:,.1f} {unit}"
+            for value, limit, unit in totals
+            if limit and value > limit
+        ),
+        "yes",
     )
 
 
@@ -159,7 +175,9 @@ def _goodput(failures: Mapping[str, Any], gpus: int) -> float:
     blocking = parse_span(failures["blocking"]) if failures.get("blocking") else saving
     interval = max(1, young_daly(blocking, mean_us, higher_order=True), saving - blocking)
     detect, load = parse_span(failures.get("detect", "0")), parse_span(failures["restart"])
-    share = renewal(TrainingJob(1, interval, blocking, saving, detect, load, (Cause("all", mean_us),)))
+    share = renewal(
+        TrainingJob(1, interval, blocking, saving, detect, load, (Cause("all", mean_us),))
+    )
     if not share:
         raise ConfigError(
             f"a failure every {mean_us / 1e6:,.3g} s on {gpus:,} GPUs: no training survives",
@@ -202,7 +220,8 @@ def best_of(rows: Sequence[Row], space: Space) -> tuple[list[Row], list[Row]]:
     if not ran:
         wrong = sum("error" in row for row in rows)
         raise ConfigError(
-            f"none of {len(rows):,} designs ran: {tight_of(rows) or '0 do not fit'}; {wrong:,} are impossible",
+            f"none of {len(rows):,} designs ran: {tight_of(rows) or '0 do not fit'}; {wrong:,} are "
+            "impossible",
             file=space.file,
         )
     figures = front_figures(space, ran[0]["result"])
@@ -225,7 +244,8 @@ def tight_of(rows: Sequence[Row]) -> str:
         if fits != "yes":
             units.setdefault(fits.partition(" of ")[2].partition(" ")[2], []).append(fits)
     return ", ".join(
-        f"{len(reasons):,} do{'es' * (len(reasons) == 1)} not fit, such as {reasons[0]}" for reasons in units.values()
+        f"{len(reasons):,} do{'es' * (len(reasons) == 1)} not fit, such as {reasons[0]}"
+        for reasons in units.values()
     )
 
 
@@ -238,7 +258,9 @@ def firsts(best: Sequence[Row]) -> list[Row]:
 
 
 def front_figures(space: Space, result: Mapping[str, Any]) -> tuple[str, ...]:
-    """The figures of the Pareto front: as requested; else the objective with cost or memory, or with speed for an efficiency."""
+    """The figures of the Pareto front: as requested; else the objective with cost or memory, or
+    with speed for an efficiency.
+    """
     if space.objective.pareto:
         return space.objective.pareto
     chosen = space.objective.figure
@@ -248,13 +270,22 @@ def front_figures(space: Space, result: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def exact_grid(rows: Sequence[Row], space: Space, exact: int) -> PointGrid | None:
-    """The designs to time in tier 2 next: of the best overall, the best of each alternative and the Pareto front, those in tier 1.
+    """The designs to time in tier 2 next: of the best overall, the best of each alternative and the
+    Pareto front, those in tier 1.
 
     None when all of them are in tier 2: no design leads only because tier 1 overrates it.
     """
     best, front = best_of(rows, space)
-    chosen = {row["key"]: row for row in (*best[:exact], *front, *firsts(best)) if row["result"]["tier"] == 1}
-    return PointGrid(time_design, tuple({**row["point"], "tier": 2} for row in chosen.values())) if chosen else None
+    chosen = {
+        row["key"]: row
+        for row in (*best[:exact], *front, *firsts(best))
+        if row["result"]["tier"] == 1
+    }
+    return (
+        PointGrid(time_design, tuple({**row["point"], "tier": 2} for row in chosen.values()))
+        if chosen
+        else None
+    )
 
 
 def latest(runs: Sequence[GridRun]) -> list[Row]:
@@ -278,8 +309,12 @@ def notes_of(rows: Sequence[Row]) -> list[str]:
 def _short_name(row: Row, rows: Sequence[Row], further: int) -> str:
     """A design by what tells it from others, and the number of further ones."""
     case = row["point"]["case"]
-    differ = [name for name in case if len({str(rival["point"]["case"].get(name)) for rival in rows}) > 1]
-    return ", ".join(f"{name} {case[name]}" for name in differ) + (f" and {further} more" if further else "")
+    differ = [
+        name for name in case if len({str(rival["point"]["case"].get(name)) for rival in rows}) > 1
+    ]
+    return ", ".join(f"{name} {case[name]}" for name in differ) + (
+        f" and {further} more" if further else ""
+    )
 
 
 def _of(row: Row) -> str:
@@ -300,10 +335,17 @@ def bars_of(workload: Workload, clock: Clock) -> list[Bar]:
     for span in sorted(clock.spans, key=lambda span: (span.begin_fs, span.on, span.stream)):
         if span.end_fs == span.begin_fs:
             continue
-        lane, name = f"{span.on} {span.stream}", workload.operations[span.operation].name or span.stream
+        lane, name = (
+            f"{span.on} {span.stream}",
+            workload.operations[span.operation].name or span.stream,
+        )
         order[lane] = classes[span.on], span.stream
         previous = last.get(lane)
-        if previous is not None and bars[previous].name == name and bars[previous].end_fs == span.begin_fs:
+        if (
+            previous is not None
+            and bars[previous].name == name
+            and bars[previous].end_fs == span.begin_fs
+        ):
             bars[previous] = replace(bars[previous], end_fs=span.end_fs)
             continue
         if len(bars) == MOST_BARS:
@@ -317,15 +359,27 @@ def designs_csv(rows: Sequence[Row]) -> bytes:
     """Designs as CSV, one line each, with the reason why a design does not fit or is invalid."""
     axes = list(dict.fromkeys(name for row in rows for name in row["point"]["case"]))
     parts = ("time_fs", "compute_fs", "bubble_fs", "bound_fs", "hfu", "limit", "design_hash")
-    exposed = list(dict.fromkeys(name for row in rows for name in row.get("result", {}).get("axes", ())))
-    names = [*axes, "tier", "fits", *FIGURES, *parts, *(f"{name}_exposed_fs" for name in exposed), "error"]
+    exposed = list(
+        dict.fromkeys(name for row in rows for name in row.get("result", {}).get("axes", ()))
+    )
+    names = [
+        *axes,
+        "tier",
+        "fits",
+        *FIGURES,
+        *parts,
+        *(f"{name}_exposed_fs" for name in exposed),
+        "error",
+    ]
     return csv_bytes(names, map(_columns, rows))
 
 
 def _columns(row: Row) -> dict[str, object]:
     result = row.get("result", {})
     tier2 = {
-        f"{name}_exposed_fs": axis["exposed_fs"] for name, axis in result.get("axes", {}).items() if result["tier"] == 2
+        f"{name}_exposed_fs": axis["exposed_fs"]
+        for name, axis in result.get("axes", {}).items()
+        if result["tier"] == 2
     }
     tier = {"tier": result.get("tier", ""), "error": row.get("error", "")}
     memory = {"memory_gib": result["memory_bytes"] / 2**30} if "memory_bytes" in result else {}

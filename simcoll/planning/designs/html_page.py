@@ -1,6 +1,8 @@
-"""Self-contained HTML pages: sections of text, tables and Vega-Lite charts, with the libraries embedded.
+"""Self-contained HTML pages: sections of text, tables and Vega-Lite charts, with the libraries
+embedded.
 
-A page makes no request: its content security policy refuses all sources, and charts are interpreted, not evaluated.
+A page makes no request: its content security policy refuses all sources, and charts are
+interpreted, not evaluated.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ SCRIPTS = ("vega.min.js", "vega-lite.min.js", "vega-embed.min.js", "report.js")
 
 
 class ReportColumn(msgspec.Struct, frozen=True):
-    """A column: its title and unit, whether it holds numbers, and whether more is better (1), less (-1) or neither (0)."""
+    """A column: its title and unit, whether it holds numbers, and whether more is better (1), less
+    (-1) or neither (0).
+    """
 
     title: str
     unit: str = ""
@@ -76,7 +80,11 @@ class Page:
 
 
 def _asset(name: str) -> str:
-    return importlib.resources.files("simcoll.planning").joinpath("html", name).read_text(encoding="utf-8")
+    return (
+        importlib.resources.files("simcoll.planning")
+        .joinpath("html", name)
+        .read_text(encoding="utf-8")
+    )
 
 
 def page_html(page: Page) -> bytes:
@@ -93,11 +101,15 @@ def page_html(page: Page) -> bytes:
     compared = next((section.comparison for section in page.sections if section.comparison), None)
     data = {
         "charts": {section.id: section.chart for section in page.sections if section.chart},
-        "compare": None if compared is None else {"columns": compared.columns, "rows": compared.rows},
+        "compare": None
+        if compared is None
+        else {"columns": compared.columns, "rows": compared.rows},
     }
     # Inside a script element only "<" could end it.
     script_data = msgspec.json.encode(data).decode().replace("<", "\\u003c")
-    template = Environment(autoescape=True, trim_blocks=False).from_string(_asset("report.html.jinja"))
+    template = Environment(autoescape=True, trim_blocks=False).from_string(
+        _asset("report.html.jinja")
+    )
     text = template.render(
         title=page.title,
         summary=page.summary,

@@ -58,16 +58,28 @@ def _changes(design: Design) -> Iterator[tuple[str, Design]]:
     capacity = topology.link_capacity_uBps
     for kind, links in _kinds(topology).items():
         if links.any():
-            faster = np.where(links, capacity + np.minimum(capacity, np.iinfo(np.int64).max - capacity), capacity)
-            yield f"{kind} twice as fast", replace(design, topology=replace(topology, link_capacity_uBps=faster))
+            faster = np.where(
+                links, capacity + np.minimum(capacity, np.iinfo(np.int64).max - capacity), capacity
+            )
+            yield (
+                f"{kind} twice as fast",
+                replace(design, topology=replace(topology, link_capacity_uBps=faster)),
+            )
     calibration = design.calibration
     yield (
         f"matrix products {FASTER - 1:.0%} faster".replace("%", " %"),
-        replace(design, calibration=msgspec.structs.replace(calibration, rate=calibration.rate * FASTER)),
+        replace(
+            design, calibration=msgspec.structs.replace(calibration, rate=calibration.rate * FASTER)
+        ),
     )
     yield (
         f"memory {FASTER - 1:.0%} faster".replace("%", " %"),
-        replace(design, calibration=msgspec.structs.replace(calibration, hbm=min(1.0, calibration.hbm * FASTER))),
+        replace(
+            design,
+            calibration=msgspec.structs.replace(
+                calibration, hbm=min(1.0, calibration.hbm * FASTER)
+            ),
+        ),
     )
 
 

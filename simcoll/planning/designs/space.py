@@ -1,4 +1,6 @@
-"""Plan files: a design file whose lists are axes, alternatives, limits, an objective, costs and failures, as a space of designs."""
+"""Plan files: a design file whose lists are axes, alternatives, limits, an objective, costs and
+failures, as a space of designs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,15 @@ from simcoll.units import parse_span
 if TYPE_CHECKING:
     from simcoll.planning.grids.grid import Point
 
-__all__ = ["ClusterCost", "ClusterLimits", "Failures", "Objective", "Space", "load_space", "number_of"]
+__all__ = [
+    "ClusterCost",
+    "ClusterLimits",
+    "Failures",
+    "Objective",
+    "Space",
+    "load_space",
+    "number_of",
+]
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
 MAX_BYTES = 2**20
@@ -37,9 +47,11 @@ _CLUSTER = ("name", "nodes", "gpus", "degraded", "slow")
 
 
 class Objective(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """``[objective]``: a figure to maximise or minimise, figures for the Pareto front, and tokens to train.
+    """``[objective]``: a figure to maximise or minimise, figures for the Pareto front, and tokens
+    to train.
 
-    Default of ``pareto``: the figure, with the cost of a million tokens, or with memory without prices; an efficiency with the speed.
+    Default of ``pareto``: the figure, with the cost of a million tokens, or with memory without
+    prices; an efficiency with the speed.
     """
 
     maximise: str = ""
@@ -107,7 +119,9 @@ class Space:
         """The points of a grid, for a tier."""
         return tuple(
             {"case": case, "design": document, "terms": terms, "tier": tier, "inputs_hash": inputs}
-            for (document, case), terms, inputs in zip(self.documents, self.terms, self.inputs_hash, strict=True)
+            for (document, case), terms, inputs in zip(
+                self.documents, self.terms, self.inputs_hash, strict=True
+            )
         )
 
 
@@ -139,11 +153,15 @@ def load_space(path: FilePath) -> Space:
 def _space(document: dict[str, Any], path: Path) -> Space:
     objective = _table(document, "objective", Objective)
     _check(objective)
-    alternatives = convert_table({"alternative": document.pop("alternative", [])}, _Alternatives).alternative
+    alternatives = convert_table(
+        {"alternative": document.pop("alternative", [])}, _Alternatives
+    ).alternative
     names = [alternative.name for alternative in alternatives]
     for place, name in enumerate(names):
         if name in names[:place]:
-            raise ConfigError(f"{name!r} is the name of another alternative", path=f"$.alternative[{place}].name")
+            raise ConfigError(
+                f"{name!r} is the name of another alternative", path=f"$.alternative[{place}].name"
+            )
     designs, terms, hashes = [], [], []
     for alternative in alternatives or [_Alternative(name="")]:
         merged = _merge(document, msgspec.to_builtins(alternative), path.parent)
@@ -151,11 +169,15 @@ def _space(document: dict[str, Any], path: Path) -> Space:
         _needs(objective, alternative_terms)
         inputs = _inputs_hash(merged)
         for design, case in _expand(merged):
-            designs.append((design, {"alternative": alternative.name, **case} if alternative.name else case))
+            designs.append(
+                (design, {"alternative": alternative.name, **case} if alternative.name else case)
+            )
             terms.append(alternative_terms)
             hashes.append(inputs)
             if len(designs) > MAX_DESIGNS:
-                raise ConfigError(f"more than {MAX_DESIGNS:,} designs; split the file or leave values out")
+                raise ConfigError(
+                    f"more than {MAX_DESIGNS:,} designs; split the file or leave values out"
+                )
     title = str(document.get("title", path.stem))
     if not title.isprintable():
         raise ConfigError("the title has control characters; write it in one line", path="$.title")
@@ -185,15 +207,19 @@ def _check(objective: Objective) -> None:
         raise ConfigError("maximise one figure or minimise one, not both", path="$.objective")
     for place, name in (("maximise", objective.maximise), ("minimise", objective.minimise)):
         if name and name not in FIGURES:
-            raise ConfigError(f"unknown figure {name!r}; {nearest(name, FIGURES)}", path=f"$.objective.{place}")
+            raise ConfigError(
+                f"unknown figure {name!r}; {nearest(name, FIGURES)}", path=f"$.objective.{place}"
+            )
         if name and FIGURES[name].more_is_better != (place == "maximise"):
             raise ConfigError(
-                f"{place} {name}: expected {'maximise' if place == 'minimise' else 'minimise'}", path="$.objective"
+                f"{place} {name}: expected {'maximise' if place == 'minimise' else 'minimise'}",
+                path="$.objective",
             )
     for number, name in enumerate(objective.pareto):
         if name not in FIGURES:
             raise ConfigError(
-                f"unknown figure {name!r}; {nearest(name, FIGURES)}", path=f"$.objective.pareto[{number}]"
+                f"unknown figure {name!r}; {nearest(name, FIGURES)}",
+                path=f"$.objective.pareto[{number}]",
             )
     if len(objective.pareto) == 1:
         raise ConfigError("expected at least two figures", path="$.objective.pareto")
@@ -217,14 +243,18 @@ def number_of(text: str, path: str) -> int:
     return int(number + 0.5)
 
 
-def _merge(document: Mapping[str, Any], alternative: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _merge(
+    document: Mapping[str, Any], alternative: Mapping[str, Any], folder: Path
+) -> dict[str, Any]:
     """Merge an alternative into the file, with absolute paths of files."""
     merged: dict[str, Any] = {}
     for table in (*document, *alternative):
         mine, theirs = document.get(table, {}), alternative.get(table, {})
         if table == "name":
             continue
-        merged[table] = {**mine, **theirs} if isinstance(mine, dict) and isinstance(theirs, dict) else mine
+        merged[table] = (
+            {**mine, **theirs} if isinstance(mine, dict) and isinstance(theirs, dict) else mine
+        )
     for table, key in (
         ("model", "hf"),
         ("gpu", "name"),
@@ -244,17 +274,25 @@ def _terms(merged: dict[str, Any], objective: Objective) -> dict[str, Any]:
     limits, cost = _table(merged, "limits", ClusterLimits), _table(merged, "cost", ClusterCost)
     for table, name, value in (
         ("cost", "gpu_hour", cost.gpu_hour),
-        *(("limits", name, getattr(limits, name)) for name in ("gpus", "usd_per_hour", "kilowatts")),
+        *(
+            ("limits", name, getattr(limits, name))
+            for name in ("gpus", "usd_per_hour", "kilowatts")
+        ),
     ):
         if not 0 <= value < inf:
-            raise ConfigError(f"expected a number of at least 0, got {value}", path=f"$.{table}.{name}")
+            raise ConfigError(
+                f"expected a number of at least 0, got {value}", path=f"$.{table}.{name}"
+            )
     failures = merged.pop("failures", None) or None
     if failures is not None:
         assumptions = _table({"failures": failures}, "failures", Failures)
         for name in ("checkpoint", "restart", "detect"):
             parse_span(getattr(assumptions, name), path=f"$.failures.{name}")
         if not 0 < assumptions.gpu_hours < inf:
-            raise ConfigError(f"expected GPU-hours above 0, got {assumptions.gpu_hours}", path="$.failures.gpu_hours")
+            raise ConfigError(
+                f"expected GPU-hours above 0, got {assumptions.gpu_hours}",
+                path="$.failures.gpu_hours",
+            )
     if limits.memory:
         merged["limits"] = {"memory": limits.memory}
     tokens = number_of(objective.tokens, "$.objective.tokens") if objective.tokens else 0
@@ -277,7 +315,13 @@ def _table(document: dict[str, Any], name: str, record: type[_Record]) -> _Recor
 def _inputs_hash(merged: Mapping[str, Any]) -> str:
     """Hash of the files that a design names, so that a changed file makes other points."""
     contents: list[object] = []
-    files = (("model", "hf"), ("gpu", "name"), ("gpu", "calibration"), ("gpu", "measured"), ("topology", "calibration"))
+    files = (
+        ("model", "hf"),
+        ("gpu", "name"),
+        ("gpu", "calibration"),
+        ("gpu", "measured"),
+        ("topology", "calibration"),
+    )
     for table, key in files:
         value = merged.get(table, {}).get(key)
         if isinstance(value, str) and is_file(value):
@@ -291,7 +335,9 @@ _topology_content = cache(content_of)
 
 
 def _axes(merged: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The lists of a file by path, slowest axis first, so that topologies are loaded once for many designs."""
+    """The lists of a file by path, slowest axis first, so that topologies are loaded once for many
+    designs.
+    """
     axes: dict[str, list[Any]] = {}
     for key, value in merged.get("variants", {}).items():
         if not isinstance(value, list):
@@ -307,7 +353,9 @@ def _axes(merged: Mapping[str, Any]) -> dict[str, list[Any]]:
                 axes[f"{table}.{key}"] = value
     for name, values in axes.items():
         if not values:
-            raise ConfigError("an empty list; give at least one value, or leave the key out", path=f"$.{name}")
+            raise ConfigError(
+                "an empty list; give at least one value, or leave the key out", path=f"$.{name}"
+            )
     return axes
 
 
@@ -317,7 +365,9 @@ def _expand(merged: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[st
     fixed = {key: value for key, value in merged.items() if key != "variants"}
     for values in product(*axes.values()):
         case = dict(zip(axes, values, strict=True))
-        design = {key: dict(value) if isinstance(value, dict) else value for key, value in fixed.items()}
+        design = {
+            key: dict(value) if isinstance(value, dict) else value for key, value in fixed.items()
+        }
         for place, value in case.items():
             table, _, key = place.partition(".")
             if table != "variants":
@@ -328,7 +378,10 @@ def _expand(merged: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[st
                 design["topology"]["set"] = {**design["topology"].get("set", {}), key: value}
         yield (
             design,
-            {place.removeprefix("parallel.").removeprefix("variants."): _cell(value) for place, value in case.items()},
+            {
+                place.removeprefix("parallel.").removeprefix("variants."): _cell(value)
+                for place, value in case.items()
+            },
         )
 
 

@@ -29,14 +29,50 @@ _COLOURS = {
 }
 _OTHERS = ("#009E73", "#CC79A7", "#F0E442")
 _WORKLOAD_FIELDS = (
-    "title", "nranks", "topology", "tier", "time_fs", "compute_fs", "axes", "bound_fs", "limit", "link_use", "path", "trace_hash",
+    "title",
+    "nranks",
+    "topology",
+    "tier",
+    "time_fs",
+    "compute_fs",
+    "axes",
+    "bound_fs",
+    "limit",
+    "link_use",
+    "path",
+    "trace_hash",
     "seconds",
-)  # fmt: skip
+)
 _STEP_FIELDS = (
-    "title", "design_hash", "calibration", "tier", "time_fs", "tokens", "nranks", "compute_fs", "bubble_fs", "axes", "memory",
-    "memory_limit", "model_flops", "hardware_flops", "peak_flops", "flops_formula", "bound_fs", "limit", "link_use", "classes", "path",
-    "trace_hash", "notes", "seconds", "tokens_per_second", "mfu", "hfu", "fits",
-)  # fmt: skip
+    "title",
+    "design_hash",
+    "calibration",
+    "tier",
+    "time_fs",
+    "tokens",
+    "nranks",
+    "compute_fs",
+    "bubble_fs",
+    "axes",
+    "memory",
+    "memory_limit",
+    "model_flops",
+    "hardware_flops",
+    "peak_flops",
+    "flops_formula",
+    "bound_fs",
+    "limit",
+    "link_use",
+    "classes",
+    "path",
+    "trace_hash",
+    "notes",
+    "seconds",
+    "tokens_per_second",
+    "mfu",
+    "hfu",
+    "fits",
+)
 """The fields of a result in its file, in this order."""
 _PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
@@ -44,7 +80,8 @@ _PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 def step_lines(result: StepResult, *, verbose: bool = False) -> Iterator[str]:
     """The lines of the table.
 
-    A row has a name of 12 characters, then its values. ``verbose`` adds the formula of the FLOPs, what played the step, and hashes.
+    A row has a name of 12 characters, then its values. ``verbose`` adds the formula of the FLOPs,
+    what played the step, and hashes.
     """
     yield f"# {result.title}: {result.nranks} GPUs, tier {result.tier}, {result.calibration}"
     yield _row(
@@ -54,14 +91,17 @@ def step_lines(result: StepResult, *, verbose: bool = False) -> Iterator[str]:
     )
     yield _row(
         "MFU, HFU",
-        f"{100 * result.mfu:.1f} %, {100 * result.hfu:.1f} % of {result.peak_flops / result.nranks / 1e12:,.0f} TFLOPS",
+        f"{100 * result.mfu:.1f} %, {100 * result.hfu:.1f} % of "
+        f"{result.peak_flops / result.nranks / 1e12:,.0f} TFLOPS",
     )
     yield _row("compute", format_time(result.compute_fs))
     yield _row("bubble", f"{format_time(result.bubble_fs)}, where communication is free")
     yield from _communication(result)
     worst = max(result.memory, key=lambda memory: memory.total)
     verdict = "fits" if result.fits else "does not fit"
-    yield _row("memory", f"{_gib(worst.total)} of {_gib(result.memory_limit)}, {verdict}: {_parts(worst)}")
+    yield _row(
+        "memory", f"{_gib(worst.total)} of {_gib(result.memory_limit)}, {verdict}: {_parts(worst)}"
+    )
     for note in result.notes:
         yield _row("note", note)
     if verbose:
@@ -83,10 +123,14 @@ def _communication(result: WorkloadResult) -> Iterator[str]:
     """Communication by axis, the limit of the step, and the busiest links."""
     for axis, cost in result.axes.items():
         moved = (
-            f"{cost.bytes / 2**20:,.0f} MiB" if cost.bytes >= 2**20 and cost.bytes % 2**30 else format_size(cost.bytes)
+            f"{cost.bytes / 2**20:,.0f} MiB"
+            if cost.bytes >= 2**20 and cost.bytes % 2**30
+            else format_size(cost.bytes)
         )
         yield _row(
-            axis, f"exposed {format_time(max(0, cost.exposed_fs))}, alone {format_time(cost.total_fs)}, {moved} a GPU"
+            axis,
+            f"exposed {format_time(max(0, cost.exposed_fs))}, alone {format_time(cost.total_fs)}, "
+            f"{moved} a GPU",
         )
     yield _row("bound", f"{format_time(result.bound_fs)}: {result.limit}")
     for name, share in result.link_use:
@@ -103,7 +147,9 @@ def _gib(count: int) -> str:
 
 def _parts(memory: StageMemory) -> str:
     parts = [f"{name} {getattr(memory, name) / 2**30:.1f}" for name in _PARTS]
-    return ", ".join([*parts, f"in host memory {memory.host / 2**30:.1f}"] if memory.host else parts)
+    return ", ".join(
+        [*parts, f"in host memory {memory.host / 2**30:.1f}"] if memory.host else parts
+    )
 
 
 def step_json(result: WorkloadResult) -> bytes:
@@ -114,13 +160,19 @@ def step_json(result: WorkloadResult) -> bytes:
 
 
 def step_svg(workload: Workload, clock: Clock, title: str) -> bytes:
-    """Draw a step: a row per class with computation filled and communication below it, deterministic to the byte."""
+    """Draw a step: a row per class with computation filled and communication below it,
+    deterministic to the byte.
+    """
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    names = dict.fromkeys(workload.operations[span.operation].name or "other" for span in clock.spans)
-    colours = {name: _COLOURS.get(name, _OTHERS[place % len(_OTHERS)]) for place, name in enumerate(names)}
+    names = dict.fromkeys(
+        workload.operations[span.operation].name or "other" for span in clock.spans
+    )
+    colours = {
+        name: _COLOURS.get(name, _OTHERS[place % len(_OTHERS)]) for place, name in enumerate(names)
+    }
     lines = {name: number for number, name in enumerate(workload.classes)}
     figure = Figure(figsize=(11, 1.6 + 0.35 * len(lines)), layout="constrained")
     axes = figure.add_subplot()
@@ -129,7 +181,10 @@ def step_svg(workload: Workload, clock: Clock, title: str) -> bytes:
             bars = _bars(workload, clock, name, lines, computes=computes)
             for line, extents in bars.items():
                 axes.broken_barh(
-                    extents, (line - 0.4, 0.5) if computes else (line + 0.12, 0.28), facecolors=colour, linewidth=0
+                    extents,
+                    (line - 0.4, 0.5) if computes else (line + 0.12, 0.28),
+                    facecolors=colour,
+                    linewidth=0,
                 )
     axes.set_yticks(list(lines.values()), list(lines))
     axes.invert_yaxis()
@@ -138,7 +193,11 @@ def step_svg(workload: Workload, clock: Clock, title: str) -> bytes:
     axes.set_xlim(0, clock.time_fs / 1e12 or 1)
     handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
     axes.legend(
-        handles=handles, ncols=6, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12 - 0.9 / (len(lines) + 3))
+        handles=handles,
+        ncols=6,
+        fontsize=8,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.12 - 0.9 / (len(lines) + 3)),
     )
     out = io.BytesIO()
     figure.canvas = FigureCanvasSVG(figure)
@@ -155,7 +214,9 @@ def _bars(
     """Start and length in milliseconds of the operations of one name, by row."""
     bars: dict[int, list[tuple[float, float]]] = {}
     for span in clock.spans:
-        if (workload.operations[span.operation].name or "other") == name and (span.stream == "compute") == computes:
+        if (workload.operations[span.operation].name or "other") == name and (
+            span.stream == "compute"
+        ) == computes:
             extent = (span.begin_fs / 1e12, (span.end_fs - span.begin_fs) / 1e12)
             if extent[1]:
                 bars.setdefault(lines[span.on], []).append(extent)

@@ -26,9 +26,14 @@ MOST_CHANGES = 200_000
 
 
 def step_trace(workload: Workload, clock: Clock, title: str, plans: WorkloadPlans) -> bytes:
-    """The timeline, compressed, with a process per class and a track per stream, deterministic to the byte."""
+    """The timeline, compressed, with a process per class and a track per stream, deterministic to
+    the byte.
+    """
     classes = {name: number for number, name in enumerate(workload.classes)}
-    streams = {name: number for number, name in enumerate(dict.fromkeys(span.stream for span in clock.spans))}
+    streams = {
+        name: number
+        for number, name in enumerate(dict.fromkeys(span.stream for span in clock.spans))
+    }
     path = critical_spans(workload, clock)
     red = {id(span) for span in path}
     events: list[dict[str, Any]] = []
@@ -85,10 +90,12 @@ class _SpanPiece(NamedTuple):
 
 
 def critical_spans(workload: Workload, clock: Clock) -> list[Span]:
-    """The critical path: a chain of operations, each started by the end of its predecessor, up to the last to end.
+    """The critical path: a chain of operations, each started by the end of its predecessor, up to
+    the last to end.
 
-    An operation waits for its dependencies and for its predecessors on its streams; a message also at its other end. If the ranks of a
-    class differ, the class has the times of its first and its last rank, and the path may begin late.
+    An operation waits for its dependencies and for its predecessors on its streams; a message also
+    at its other end. If the ranks of a class differ, the class has the times of its first and its
+    last rank, and the path may begin late.
     """
     number = {operation.id: place for place, operation in enumerate(workload.operations)}
     pieces = [_SpanPiece(span.operation, place) for place, span in enumerate(clock.spans)]
@@ -102,7 +109,9 @@ def critical_spans(workload: Workload, clock: Clock) -> list[Span]:
         for on in workload.classes_of(operation):
             for candidate in pieces_by_end[on, span.begin_fs]:
                 same_stream = clock.spans[candidate.place].stream == span.stream
-                if candidate.operation != piece.operation and (same_stream or candidate.operation in dependencies):
+                if candidate.operation != piece.operation and (
+                    same_stream or candidate.operation in dependencies
+                ):
                     yield candidate
 
     def end(piece: _SpanPiece) -> tuple[int, int]:
@@ -130,13 +139,26 @@ def _arrows(
         sent, received = (place.get((number, on)) for on in (operation.source, operation.target))
         if sent is None or received is None or received.end_fs == received.begin_fs:
             continue
-        shared = {"cat": "message", "name": "message", "id": number, "tid": streams[operation.stream]}
+        shared = {
+            "cat": "message",
+            "name": "message",
+            "id": number,
+            "tid": streams[operation.stream],
+        }
         yield {"ph": "s", **shared, "pid": classes[operation.source], "ts": sent.begin_fs / 1e9}
-        yield {"ph": "f", "bp": "e", **shared, "pid": classes[operation.target], "ts": received.end_fs / 1e9}
+        yield {
+            "ph": "f",
+            "bp": "e",
+            **shared,
+            "pid": classes[operation.target],
+            "ts": received.end_fs / 1e9,
+        }
 
 
 def _changes(workload: Workload, clock: Clock, plans: WorkloadPlans) -> dict[int, dict[int, float]]:
-    """Changes of the busiest links' rates in GB/s, by link and time, with each operation's bytes spread evenly over its duration."""
+    """Changes of the busiest links' rates in GB/s, by link and time, with each operation's bytes
+    spread evenly over its duration.
+    """
     traffic = Traffic(workload, plans)
     loads: dict[tuple[object, ...], Ints] = {}
     carried = np.zeros(plans.topology.nlinks, np.int64)
@@ -153,7 +175,9 @@ def _changes(workload: Workload, clock: Clock, plans: WorkloadPlans) -> dict[int
             moving.append((begin, end, key))
             carried += loads[key]
     link_count = max(1, min(MOST_LINKS, MOST_CHANGES // (2 * len(moving) or 1)))
-    busiest = [link for link in np.argsort(-carried, kind="stable")[:link_count].tolist() if carried[link]]
+    busiest = [
+        link for link in np.argsort(-carried, kind="stable")[:link_count].tolist() if carried[link]
+    ]
     changes: dict[int, dict[int, float]] = {link: defaultdict(float) for link in busiest}
     for begin, end, key in moving:
         for link in busiest:

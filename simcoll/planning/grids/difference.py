@@ -58,7 +58,8 @@ class Difference:
     moves
         The points that ran in both, the largest change first.
     gone, new
-        Names of points that ran only in the first folder (with the second's error, if any), and only in the second.
+        Names of points that ran only in the first folder (with the second's error, if any), and
+        only in the second.
     """
 
     metric: str
@@ -87,7 +88,8 @@ def parse_share(text: str) -> float:
 
 
 def difference(old_folder: Path, new_folder: Path, metric: str = "time_fs") -> Difference:
-    """Compare one figure of two folders that ``simcoll run``, ``sweep``, ``plan`` or ``goodput`` wrote.
+    """Compare one figure of two folders that ``simcoll run``, ``sweep``, ``plan`` or ``goodput``
+    wrote.
 
     Raises
     ------
@@ -142,8 +144,12 @@ def _read_points(folder: Path) -> dict[bytes, _PointRecord]:
     records: dict[bytes, _PointRecord] = {}
     short = {name: _short([str(row["point"].get(name)) for row in rows]) for name in FILES}
     for row in rows:
-        point = {name: value for name, value in row["point"].items() if not name.endswith(NO_HASHES)}
-        point |= {name: short[name].get(str(point[name]), point[name]) for name in FILES if name in point}
+        point = {
+            name: value for name, value in row["point"].items() if not name.endswith(NO_HASHES)
+        }
+        point |= {
+            name: short[name].get(str(point[name]), point[name]) for name in FILES if name in point
+        }
         result = row.get("result", {})
         numbers = {name: value for name, value in result.items() if _is_number(value)}
         mark = " unproved" if str(result.get("proof", "")).startswith("unproved") else ""
@@ -155,11 +161,17 @@ def _read_points(folder: Path) -> dict[bytes, _PointRecord]:
 
 def _row(run: Mapping[str, Any]) -> Mapping[str, Any]:
     """Convert a scenario's run to a grid row; a run that was cut off has no figures."""
-    return {"point": _point(run), "error": run["cut"]} if "cut" in run else {"point": _point(run), "result": run}
+    return (
+        {"point": _point(run), "error": run["cut"]}
+        if "cut" in run
+        else {"point": _point(run), "result": run}
+    )
 
 
 def _short(names: Sequence[str]) -> dict[str, str]:
-    """File names without folders where they remain unique, since a grid may run from another folder."""
+    """File names without folders where they remain unique, since a grid may run from another
+    folder.
+    """
     files = sorted({name for name in names if "/" in name})
     last = [name.rpartition("/")[2] for name in files]
     unambiguous = len({*last}) == len(files) and {*last}.isdisjoint(names)
@@ -169,7 +181,10 @@ def _short(names: Sequence[str]) -> dict[str, str]:
 def _runs(path: Path) -> list[dict[str, Any]]:
     try:
         document = msgspec.json.decode(read_file(path, MAX_BYTES))
-        runs = [*document["runs"], *({"size_bytes": None, **run} for run in document.get("programs", ()))]
+        runs = [
+            *document["runs"],
+            *({"size_bytes": None, **run} for run in document.get("programs", ())),
+        ]
         return [dict(run) for run in runs if _point(run)]
     except (msgspec.DecodeError, KeyError, TypeError, ValueError):
         raise ConfigError("not the results of a scenario", file=str(path)) from None
@@ -180,23 +195,34 @@ def _point(run: Mapping[str, Any]) -> Point:
 
 
 def _names(points: Sequence[Point]) -> Any:
-    """A function that names a point by the values that differ among all points, or that only some have."""
+    """A function that names a point by the values that differ among all points, or that only some
+    have.
+    """
     flat = [_flat(point) for point in points]
     values: dict[str, list[str]] = {}
     for point in flat:
         for name, value in point.items():
             values.setdefault(name, []).append(str(value))
-    keys = [name for name, variants in values.items() if len({*variants}) > 1 or len(variants) < len(flat)]
+    keys = [
+        name
+        for name, variants in values.items()
+        if len({*variants}) > 1 or len(variants) < len(flat)
+    ]
 
     def name_of(point: Point) -> str:
         identity = _flat(point)
-        return " ".join(f"{name}={identity[name]}" for name in keys if name in identity) or "the only point"
+        return (
+            " ".join(f"{name}={identity[name]}" for name in keys if name in identity)
+            or "the only point"
+        )
 
     return name_of
 
 
 def _flat(point: Point) -> Point:
-    """The values that identify a point; for a plan or goodput file, those in which its cases differ."""
+    """The values that identify a point; for a plan or goodput file, those in which its cases
+    differ.
+    """
     if "case" not in point:
         return point
     return {**point["case"], **{name: point[name] for name in ("tier", "seed") if name in point}}

@@ -1,4 +1,6 @@
-"""Executors for grids: this process, local processes, a dask cluster, or the ranks of an MPI job."""
+"""Executors for grids: this process, local processes, a dask cluster, or the ranks of an MPI
+job.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,13 @@ __all__ = ["GridPool", "open_pool"]
 Answer = TypeVar("Answer")
 
 HOLD_S = 0.1
-"""Time that a worker batches rows: little to lose, yet enough to amortise the hand-over of millisecond rows."""
+"""Time that a worker batches rows: little to lose, yet enough to amortise the hand-over of
+millisecond rows.
+"""
 NEAR_HOLD_S = 0.5
-"""Batching time of workers that save rows to a file and lose none: longer, so that each continues with its cached schedule."""
+"""Batching time of workers that save rows to a file and lose none: longer, so that each continues
+with its cached schedule.
+"""
 KINDS = ("processes", "dask://host:port", "mpi")
 
 
@@ -83,7 +89,8 @@ def open_pool(kind: str = "processes", jobs: int | None = None) -> Iterator[Grid
     Parameters
     ----------
     kind
-        ``"processes"``; ``"dask://host:port"``, the address of a scheduler; or ``"mpi"``: the other ranks of an MPI job.
+        ``"processes"``; ``"dask://host:port"``, the address of a scheduler; or ``"mpi"``: the other
+        ranks of an MPI job.
     jobs
         Number of processes. Default: one per available core. With one, this process does the work.
 
@@ -95,8 +102,8 @@ def open_pool(kind: str = "processes", jobs: int | None = None) -> Iterator[Grid
     Raises
     ------
     ConfigError
-        For an unknown kind, a number of jobs below 1 or given for a kind that has its own, a missing package, or a scheduler that does
-        not answer.
+        For an unknown kind, a number of jobs below 1 or given for a kind that has its own, a
+        missing package, or a scheduler that does not answer.
     """
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs {jobs}: expected 1 or more")
@@ -108,7 +115,9 @@ def open_pool(kind: str = "processes", jobs: int | None = None) -> Iterator[Grid
     if opener is None:
         raise ConfigError(f"unknown executor {kind!r}; {nearest(kind, KINDS)}")
     if jobs is not None:
-        raise ConfigError(f"--jobs is for processes; how many workers {kind} has is said where it was started")
+        raise ConfigError(
+            f"--jobs is for processes; how many workers {kind} has is said where it was started"
+        )
     with opener(kind) as remote_pool:
         yield remote_pool
 
@@ -116,7 +125,8 @@ def open_pool(kind: str = "processes", jobs: int | None = None) -> Iterator[Grid
 class _Processes(ThreadPoolExecutor):
     """Every thread has a process and a pipe to it.
 
-    The processes of the standard pool share semaphores, whose names stay in the system when all of them are killed.
+    The processes of the standard pool share semaphores, whose names stay in the system when all of
+    them are killed.
     """
 
     def __init__(self, count: int) -> None:
@@ -159,7 +169,9 @@ class _Processes(ThreadPoolExecutor):
 
 
 def _serve(pipe: Connection) -> None:
-    """Answer calls until the pipe is closed; leave Ctrl-C to the parent, and end with it, even when it is killed."""
+    """Answer calls until the pipe is closed; leave Ctrl-C to the parent, and end with it, even when
+    it is killed.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
 
@@ -195,7 +207,9 @@ def _failure(error: Exception) -> bytes:
 
 @contextmanager
 def _processes(jobs: int | None) -> Iterator[GridPool]:
-    count = jobs or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    count = jobs or len(
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
     if count == 1:
         yield GridPool(_Here(), lambda: 1, ahead=1, hold_s=0)
         return
@@ -214,22 +228,32 @@ def _dask(kind: str) -> Iterator[GridPool]:
         from distributed import Client, KilledWorker
         from distributed.comm import CommClosedError
     except ImportError:
-        raise ConfigError(f"--executor {kind} needs dask.distributed: pip install 'simcoll[cluster]'") from None
+        raise ConfigError(
+            f"--executor {kind} needs dask.distributed: pip install 'simcoll[cluster]'"
+        ) from None
     address = kind.replace("dask://", "tcp://", 1)
     try:
         client = Client(address, timeout=20)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--executor {kind}: no dask scheduler answers there ({error})") from None
-    for talker in ("distributed", "distributed.client", "tornado.application"):  # the error below says it in one line
+    for talker in (
+        "distributed",
+        "distributed.client",
+        "tornado.application",
+    ):  # the error below says it in one line
         logging.getLogger(talker).setLevel(logging.CRITICAL)
     with client:
         # A worker that cannot import what it gets dies, and its request goes to the next one.
-        for worker, version in client.run(resolve_name, "simcoll:__version__", on_error="return").items():
+        for worker, version in client.run(
+            resolve_name, "simcoll:__version__", on_error="return"
+        ).items():
             if version != __version__:
                 raise ConfigError(
-                    f"--executor {kind}: worker {worker} has {_or_why(version)}, and simcoll {__version__} is needed"
+                    f"--executor {kind}: worker {worker} has {_or_why(version)}, and simcoll "
+                    f"{__version__} is needed"
                 )
-        # Not even the scheduler may take two requests for one: a point that is played again shall be played.
+        # Not even the scheduler may take two requests for one: a point that is played again shall
+        # be played.
         yield GridPool(
             client.get_executor(pure=False),
             _worker_counter(lambda: sum(client.nthreads().values())),
@@ -239,7 +263,9 @@ def _dask(kind: str) -> Iterator[GridPool]:
 
 
 def _worker_counter(count: Callable[[], int]) -> Callable[[], int]:
-    """The number of workers, at least one; says once when there are none, for which dask waits in silence."""
+    """The number of workers, at least one; says once when there are none, for which dask waits in
+    silence.
+    """
     waiting = False
 
     def workers() -> int:
@@ -266,6 +292,9 @@ def _mpi(_kind: str) -> Iterator[GridPool | None]:
         raise ConfigError("--executor mpi needs mpi4py: pip install 'simcoll[mpi]'") from None
     workers = MPI.COMM_WORLD.size - 1
     if workers < 1:
-        raise ConfigError("--executor mpi: there is one rank; start it as mpiexec -n 4 simcoll ..., and 3 of them play")
+        raise ConfigError(
+            "--executor mpi: there is one rank; start it as mpiexec -n 4 simcoll ..., and 3 of "
+            "them play"
+        )
     with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
         yield None if executor is None else GridPool(cast("Executor", executor), lambda: workers)

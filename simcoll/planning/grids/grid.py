@@ -1,7 +1,9 @@
-"""A grid of independent points, evaluated by one function, with rows appended to a file as they finish.
+"""A grid of independent points, evaluated by one function, with rows appended to a file as they
+finish.
 
-A point is a JSON object that fully describes one run. Its key is a hash of its content, so rows are identified whatever the order, the
-number of workers or the machine: an interrupted run can resume, and shards of one grid share a folder.
+A point is a JSON object that fully describes one run. Its key is a hash of its content, so rows are
+identified whatever the order, the number of workers or the machine: an interrupted run can resume,
+and shards of one grid share a folder.
 """
 
 from __future__ import annotations
@@ -61,8 +63,9 @@ class PointGrid:
     Attributes
     ----------
     work
-        A module-level function, importable by other processes, from a point to a JSON object. Its :class:`ConfigError` or
-        ``ScheduleError`` becomes the row's ``error``, so that an invalid point does not stop the grid.
+        A module-level function, importable by other processes, from a point to a JSON object. Its
+        :class:`ConfigError` or ``ScheduleError`` becomes the row's ``error``, so that an invalid
+        point does not stop the grid.
     points
         Without duplicates.
     """
@@ -92,11 +95,17 @@ def shard_of(grid: PointGrid, shard: str) -> PointGrid:
     """
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", shard)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise ConfigError(f"shard {shard!r}: expected which of how many, such as 3/16, from 1/16 to 16/16")
+        raise ConfigError(
+            f"shard {shard!r}: expected which of how many, such as 3/16, from 1/16 to 16/16"
+        )
     shard_index, shard_count = int(match[1]) - 1, int(match[2])
     return PointGrid(
         grid.work,
-        tuple(p for number, p in enumerate(grid.points) if number // SHARD_BLOCK % shard_count == shard_index),
+        tuple(
+            p
+            for number, p in enumerate(grid.points)
+            if number // SHARD_BLOCK % shard_count == shard_index
+        ),
     )
 
 
@@ -127,22 +136,23 @@ def run_grid(
     Parameters
     ----------
     folder
-        Folder of the rows: ``rows.jsonl``, or ``rows-3-of-16.jsonl`` for a shard. Rows are appended as they arrive. Local worker
-        processes save rows not handed over yet in ``rows-in-hand-*.jsonl``, so that ``kill -9`` of all processes loses no finished
-        row, only the one in progress on each worker; other workers also lose rows of the last moment.
+        Folder of the rows: ``rows.jsonl``, or ``rows-3-of-16.jsonl`` for a shard. Rows are appended
+        as they arrive. Local worker processes save rows not handed over yet in
+        ``rows-in-hand-*.jsonl``, so that ``kill -9`` of all processes loses no finished row, only
+        the one in progress on each worker; other workers also lose rows of the last moment.
     pool
         The executor. The same points give the same rows with every executor.
     resume
-        Continue from the rows in the folder, of any shard; otherwise a folder with rows, except those of the grid's other shards, is
-        refused.
+        Continue from the rows in the folder, of any shard; otherwise a folder with rows, except
+        those of the grid's other shards, is refused.
     progress
         Called with the number of points done and the total, at least four times a second.
 
     Raises
     ------
     ConfigError
-        When the folder has rows and ``resume`` is not given, when rows cannot be read or written, when another run writes them, when a
-        worker dies or has another version of simcoll.
+        When the folder has rows and ``resume`` is not given, when rows cannot be read or written,
+        when another run writes them, when a worker dies or has another version of simcoll.
     KeyboardInterrupt
         After Ctrl-C; finished rows are in the file.
     """
@@ -151,11 +161,16 @@ def run_grid(
     saved_rows = read_rows(folder) if resume else _read_files(_not_of_other_shards(folder, name))
     if saved_rows and not resume:
         raise ConfigError(
-            f"has {len(saved_rows):,} rows of an earlier run; --resume continues with them, --output names another folder",
+            f"has {len(saved_rows):,} rows of an earlier run; --resume continues with them, "
+            "--output names another folder",
             file=str(folder),
         )
     rows = {key: saved_rows[key] for key in shard_grid.keys if key in saved_rows}
-    todo = [point for key, point in zip(shard_grid.keys, shard_grid.points, strict=True) if key not in rows]
+    todo = [
+        point
+        for key, point in zip(shard_grid.keys, shard_grid.points, strict=True)
+        if key not in rows
+    ]
     resumed_count, grid_keys = len(rows), frozenset(shard_grid.keys)
     with _Appended(folder / name) as file:
         if not shard:  # other shards may be at work
@@ -166,7 +181,8 @@ def run_grid(
         ):
             if not {row["key"] for row in new}.issubset(grid_keys):
                 raise ConfigError(
-                    f"a worker has another version of simcoll than this one, {__version__}; its rows are not kept"
+                    f"a worker has another version of simcoll than this one, {__version__}; its "
+                    "rows are not kept"
                 )
             file.append(new)
             rows.update((row["key"], row) for row in new)
@@ -193,15 +209,21 @@ def _files(folder: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot be read: {getattr(error, 'strerror', error)}", file=str(folder)) from None
+        raise ConfigError(
+            f"cannot be read: {getattr(error, 'strerror', error)}", file=str(folder)
+        ) from None
 
 
 def _not_of_other_shards(folder: Path, name: str) -> list[Path]:
-    """The files of rows except those of the other shards, which may be running; ``name``: this shard's file."""
+    """The files of rows except those of the other shards, which may be running; ``name``: this
+    shard's file.
+    """
     files = _files(folder)
     if name == ROWS:
         return files
-    other_shards = re.compile(r"rows-(in-hand-.*|\d+" + re.escape(re.sub(r"^rows-\d+", "", name)) + ")")
+    other_shards = re.compile(
+        r"rows-(in-hand-.*|\d+" + re.escape(re.sub(r"^rows-\d+", "", name)) + ")"
+    )
     return [path for path in files if path.name == name or not other_shards.fullmatch(path.name)]
 
 
@@ -222,7 +244,11 @@ def _read_files(paths: Iterable[Path]) -> dict[str, Row]:
             except (msgspec.DecodeError, UnicodeDecodeError):
                 row = {}
             has_outcome = isinstance(row.get("result"), dict) or isinstance(row.get("error"), str)
-            if not isinstance(row.get("key"), str) or not isinstance(row.get("point"), dict) or not has_outcome:
+            if (
+                not isinstance(row.get("key"), str)
+                or not isinstance(row.get("point"), dict)
+                or not has_outcome
+            ):
                 raise ConfigError(
                     "not a row of a grid; remove the line, and --resume plays its point again",
                     file=str(path),
@@ -245,14 +271,22 @@ def _adopt(folder: Path, file: _Appended) -> None:
 
 
 class _Appended:
-    """An append-only file of lines, readable while it grows, and synced every :data:`SYNC_S` and at the end."""
+    """An append-only file of lines, readable while it grows, and synced every :data:`SYNC_S` and at
+    the end.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._synced = -SYNC_S
 
     def __enter__(self) -> Self:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        flags = (
+            os.O_RDWR
+            | os.O_APPEND
+            | os.O_CREAT
+            | getattr(os, "O_NOFOLLOW", 0)
+            | getattr(os, "O_NONBLOCK", 0)
+        )
         try:
             self._file = os.open(self.path, flags, 0o666)
         except OSError as error:
@@ -271,7 +305,8 @@ class _Appended:
             raise ConfigError("cannot be written: it is no file", file=str(self.path))
         if _lock_fails(self._file):
             raise ConfigError(
-                "another run is writing it; wait for its end, name another folder with --output, or run shards",
+                "another run is writing it; wait for its end, name another folder with --output, "
+                "or run shards",
                 file=str(self.path),
             )
         with open(self._file, "rb", closefd=False) as stream:
@@ -286,7 +321,9 @@ class _Appended:
             os.close(self._file)
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Write whole lines, which survive this process, and sync periodically, so that they survive the machine."""
+        """Write whole lines, which survive this process, and sync periodically, so that they
+        survive the machine.
+        """
         self._write(b"".join(map(_line, rows)))
 
     def _write(self, content: bytes, *, at_once: bool = False) -> None:
@@ -300,7 +337,9 @@ class _Appended:
 
 
 def _lock_fails(descriptor: int) -> bool:
-    """Lock a file until it is closed; True if another process has locked it. Some file systems lack locks."""
+    """Lock a file until it is closed; True if another process has locked it. Some file systems lack
+    locks.
+    """
     try:
         import fcntl
 
@@ -317,12 +356,17 @@ Batch = tuple[list[Point], "Path | None"]
 
 
 def _play(
-    grid: PointGrid, todo: Iterable[Point], pool: GridPool, report: Callable[[], object], hands: Path | None
+    grid: PointGrid,
+    todo: Iterable[Point],
+    pool: GridPool,
+    report: Callable[[], object],
+    hands: Path | None,
 ) -> Iterator[tuple[list[Row], Path | None]]:
     """Yield new rows as the pool returns them, with the file that held them in the meantime."""
-    # Invariant: every point of `todo` is in `waiting`, in a batch of `running`, or in a row already yielded. A worker answers after
-    # `hold_s` with the rows of a prefix of its batch. The remaining points return to the head of the queue in their order, because
-    # neighbours share a topology and a schedule, which the next worker then builds once for all of them.
+    # Invariant: every point of `todo` is in `waiting`, in a batch of `running`, or in a row already
+    # yielded. A worker answers after `hold_s` with the rows of a prefix of its batch. The remaining
+    # points return to the head of the queue in their order, because neighbours share a topology and
+    # a schedule, which the next worker then builds once for all of them.
     waiting = deque(todo)
     running: dict[Future[list[Row]], Batch] = {}
     report()
@@ -333,7 +377,10 @@ def _play(
                 size = max(1, min(MAX_BATCH, len(waiting) // (4 * pool.workers())))
                 batch = [waiting.popleft() for _ in range(size)]
                 hand = None if hands is None else hands / f"rows-in-hand-{uuid4().hex}.jsonl"
-                running[pool.executor.submit(_some, grid.work, batch, pool.hold_s, hand)] = batch, hand
+                running[pool.executor.submit(_some, grid.work, batch, pool.hold_s, hand)] = (
+                    batch,
+                    hand,
+                )
             wait(running, timeout=REPORT_S, return_when=FIRST_COMPLETED)
             for future in [future for future in running if future.done()]:
                 rows, (batch, hand) = future.result(), running.pop(future)
@@ -342,12 +389,14 @@ def _play(
             report()
     except pool.lost as error:
         raise ConfigError(
-            f"a worker died, perhaps for want of memory ({type(error).__name__}); finished rows are kept: --resume continues with them, "
+            f"a worker died, perhaps for want of memory ({type(error).__name__}); finished rows "
+            "are kept: --resume continues with them, "
             "and fewer workers (--jobs) need less"
         ) from None
     except pool.gone as error:
         raise ConfigError(
-            f"the scheduler does not answer any more ({type(error).__name__}); finished rows are kept: --resume continues with them"
+            f"the scheduler does not answer any more ({type(error).__name__}); finished rows are "
+            "kept: --resume continues with them"
         ) from None
     except KeyboardInterrupt:
         yield from _in_hand(running)
@@ -362,8 +411,12 @@ def _in_hand(running: Mapping[Future[list[Row]], Batch]) -> Iterator[tuple[list[
             yield future.result(), running[future][1]
 
 
-def _some(work: Work, points: Sequence[Point], hold_s: float, hand: Path | None = None) -> list[Row]:
-    """Evaluate the first points, at least one, until ``hold_s`` seconds have passed; ``hand``: a file for rows in the meantime."""
+def _some(
+    work: Work, points: Sequence[Point], hold_s: float, hand: Path | None = None
+) -> list[Row]:
+    """Evaluate the first points, at least one, until ``hold_s`` seconds have passed; ``hand``: a
+    file for rows in the meantime.
+    """
     rows, end = [], time.monotonic() + hold_s
     for point in points:
         rows.append(_row(work, point))

@@ -60,7 +60,9 @@ def band_of(size_bytes: int) -> str:
 
 @cache
 def _left_out() -> dict[str, dict[str, float]]:
-    with (data_folder("measurements") / "left_out.csv").open(encoding="utf-8", newline="") as stream:
+    with (data_folder("measurements") / "left_out.csv").open(
+        encoding="utf-8", newline=""
+    ) as stream:
         values_by_system: dict[str, dict[str, float]] = {}
         for row in csv.DictReader(stream):
             values_by_system.setdefault(row["system"], {})[row["place"]] = float(row["value"])
@@ -82,12 +84,16 @@ def left_out_library(name: str, system: str) -> Library:
 
 
 def errors_of(table: PublishedTable, *, by_formula: bool = False) -> list[Error]:
-    """Errors of a table: all rows uncalibrated, and with two and six points the rows that were not fitted.
+    """Errors of a table: all rows uncalibrated, and with two and six points the rows that were not
+    fitted.
 
     ``by_formula`` avoids emulation, which takes long for thousands of ranks.
     """
     library, machine = left_out_library(table.library, table.system), table.machine()
-    settings, fitter = table.settings(), formula(table.collective, machine, library, table.settings())
+    settings, fitter = (
+        table.settings(),
+        formula(table.collective, machine, library, table.settings()),
+    )
     measured = [(size, time * 10**6) for size, time in table.rows]
 
     def errors_with(
@@ -100,11 +106,25 @@ def errors_of(table: PublishedTable, *, by_formula: bool = False) -> list[Error]
                 for (size, time), predicted_fs in zip(rows, times, strict=True)
             ]
         predictions = [
-            predict(table.collective, size, machine, library=library, environment=settings, calibration=calibration)
+            predict(
+                table.collective,
+                size,
+                machine,
+                library=library,
+                environment=settings,
+                calibration=calibration,
+            )
             for size, _ in rows
         ]
         return [
-            Error(table, method, size, time // 10**6, round(prediction.time_fs / 10**6), prediction.timed_by)
+            Error(
+                table,
+                method,
+                size,
+                time // 10**6,
+                round(prediction.time_fs / 10**6),
+                prediction.timed_by,
+            )
             for (size, time), prediction in zip(rows, predictions, strict=True)
         ]
 
@@ -121,7 +141,9 @@ def errors_of(table: PublishedTable, *, by_formula: bool = False) -> list[Error]
 def _nearest(rows: Sequence[tuple[int, int]], sizes: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """The rows nearest to some sizes; a first row that shows warm-up is skipped."""
     start = next(
-        place for place, row in enumerate(rows) if place + 1 == len(rows) or row[1] <= 1.5 * rows[place + 1][1]
+        place
+        for place, row in enumerate(rows)
+        if place + 1 == len(rows) or row[1] <= 1.5 * rows[place + 1][1]
     )
     usable = rows[start:]
     chosen = {min(usable, key=lambda row: abs(np.log(row[0] / size))) for size in sizes}
@@ -139,12 +161,16 @@ def measure(progress: Callable[[str], None] | None = None) -> list[Error]:
 
 
 def medians(errors: Iterable[Error]) -> dict[str, float]:
-    """By band, the median over tables of each table's median error; a band without rows is left out."""
+    """By band, the median over tables of each table's median error; a band without rows is left
+    out.
+    """
     by_table: dict[tuple[str, str], list[float]] = {}
     for error in errors:
         by_table.setdefault((error.band, error.table.name), []).append(abs(error.relative))
     return {
-        band: float(np.median([np.median(values) for (of, _), values in by_table.items() if of == band]))
+        band: float(
+            np.median([np.median(values) for (of, _), values in by_table.items() if of == band])
+        )
         for band in BANDS
         if any(of == band for of, _ in by_table)
     }

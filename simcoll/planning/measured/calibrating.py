@@ -66,7 +66,12 @@ def gather(
             continue
         with blame_log(log, path):
             log_settings, remarks = settings_for(
-                log, topology, nodes=nodes, library=library, environment=environment, collective=collective
+                log,
+                topology,
+                nodes=nodes,
+                library=library,
+                environment=environment,
+                collective=collective,
             )
         notes += [f"{name}: {note}" for note in remarks]
         settings += [(name, setting) for setting in log_settings]
@@ -76,11 +81,17 @@ def gather(
     for runs in _alike(settings):
         first_setting, rows = runs[0][1], [row for _, setting in runs for row in setting.table.rows]
         run_series = Series.of(
-            first_setting.table.collective, first_setting.table.nranks, rows, _predictor(first_setting, tables)
+            first_setting.table.collective,
+            first_setting.table.nranks,
+            rows,
+            _predictor(first_setting, tables),
         )
         again = len(rows) - len({row.size_bytes for row in rows})
         if again:
-            notes.append(f"{first_setting.table.collective}: {again} rows of repeated sizes; medians are used")
+            notes.append(
+                f"{first_setting.table.collective}: {again} rows of repeated sizes; medians are "
+                "used"
+            )
         series.append(run_series)
         titles = [f"{name}: {setting.table}" for name, setting in runs]
         sources += [*titles[:-1], "; set aside: ".join([titles[-1], *run_series.aside])]
@@ -106,10 +117,16 @@ def _alike(settings: Sequence[tuple[str, Setting]]) -> list[list[tuple[str, Sett
 def _predictor(setting: Setting, tuning: tuple[TuningTable, ...]) -> Predictor:
     """The formula, with the choices of the machine's tuning tables."""
     predictor = setting.formula()
-    return (lambda sizes, calibration: predictor(sizes, replace(calibration, tuning=tuning))) if tuning else predictor
+    return (
+        (lambda sizes, calibration: predictor(sizes, replace(calibration, tuning=tuning)))
+        if tuning
+        else predictor
+    )
 
 
-def fit_calibration(measurements: Gathered, parameters: Sequence[str] | None, topology: str) -> Calibration:
+def fit_calibration(
+    measurements: Gathered, parameters: Sequence[str] | None, topology: str
+) -> Calibration:
     """Fit the calibration of a machine.
 
     Raises
@@ -117,7 +134,9 @@ def fit_calibration(measurements: Gathered, parameters: Sequence[str] | None, to
     ConfigError
         For more parameters than there are rows.
     """
-    calibration = fit_series(measurements.series, parameters) if measurements.series else Calibration()
+    calibration = (
+        fit_series(measurements.series, parameters) if measurements.series else Calibration()
+    )
     return replace(
         calibration,
         tuning=measurements.tuning,

@@ -40,7 +40,11 @@ __all__ = [
     "settings_for",
 ]
 
-BANDS = (("below 64 KiB", 0, 2**16), ("64 KiB to 64 MiB", 2**16, 2**26), ("from 64 MiB", 2**26, 2**62))
+BANDS = (
+    ("below 64 KiB", 0, 2**16),
+    ("64 KiB to 64 MiB", 2**16, 2**26),
+    ("from 64 MiB", 2**26, 2**62),
+)
 """Size bands, dominated by latency, protocol and bandwidth."""
 DEVIATES = 1.25
 """Ratio of predicted and measured time above which a row is reported."""
@@ -60,10 +64,14 @@ class Setting:
     def __str__(self) -> str:
         return f"{self.table} on {self.topology.name}"
 
-    def formula(self, library: Library | None = None, environment: Environment | None = None) -> Predictor:
+    def formula(
+        self, library: Library | None = None, environment: Environment | None = None
+    ) -> Predictor:
         """The library's formula for the table, optionally with another library or environment."""
         collective = self.table.collective
-        return formula(collective, self.topology, library or self.library, environment or self.environment)
+        return formula(
+            collective, self.topology, library or self.library, environment or self.environment
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +131,9 @@ def settings_for(
         When no table remains.
     """
     if collective is not None and collective not in COLLECTIVES:
-        raise ConfigError(f"no library model for collective {collective!r}; {nearest(collective, COLLECTIVES)}")
+        raise ConfigError(
+            f"no library model for collective {collective!r}; {nearest(collective, COLLECTIVES)}"
+        )
     chosen_environment = parse_environment(environment)
     settings, notes = [], []
     for number, table in enumerate(log.tables, 1):
@@ -146,18 +156,30 @@ def settings_for(
         )
         notes += [f"{subject}: {variable} in the log is ignored" for variable in ignored]
         if table.library == "realcoll" and not all(row.library_fs for row in table.rows):
-            notes.append(f"{subject} times schedules of realcoll's own, not those that the library would choose")
+            notes.append(
+                f"{subject} times schedules of realcoll's own, not those that the library would "
+                "choose"
+            )
         elif (table.library == "realcoll" and table.version != "(nccl)") or table.library == "mpi":
             notes.append(f"{subject} has the times of another library's collectives, not NCCL's")
         if table.library == "simcoll":
             notes.append(f"{subject} is a prediction of simcoll perf; nothing was measured")
         if nodes is not None and table.nnodes not in {0, nodes}:
-            notes.append(f"{subject} is of {table.nnodes} nodes in the log; predicted for --nodes {nodes}")
+            notes.append(
+                f"{subject} is of {table.nnodes} nodes in the log; predicted for --nodes {nodes}"
+            )
         machine = _machine(resolved_table, topology, nodes)
         if (other_gpu := _other_gpu(table.devices, machine)) is not None:
-            notes.append(f"{subject} is of {other_gpu}, topology {machine.name!r} has {machine.traits['gpu']}")
+            notes.append(
+                f"{subject} is of {other_gpu}, topology {machine.name!r} has "
+                f"{machine.traits['gpu']}"
+            )
         model = library_for(library or ("rccl" if table.library == "rccl" else None), machine)
-        settings.append(Setting(replace(resolved_table, nranks=machine.nranks), machine, model, table_environment))
+        settings.append(
+            Setting(
+                replace(resolved_table, nranks=machine.nranks), machine, model, table_environment
+            )
+        )
     if not settings:
         raise ConfigError(
             "; ".join(notes)
@@ -205,7 +227,9 @@ def _machine(table: MeasuredTable, name: str, nodes: int | None) -> Topology:
     except ConfigError as error:
         if "ranks were requested" not in error.message:
             raise
-        raise ConfigError(f"{error.message}, as in the log; choose --nodes or another topology") from None
+        raise ConfigError(
+            f"{error.message}, as in the log; choose --nodes or another topology"
+        ) from None
 
 
 def compare(
@@ -249,7 +273,8 @@ class BandError(NamedTuple):
 
 
 def band_errors(ratios: Iterable[tuple[int, float]]) -> list[BandError]:
-    """Number of rows, median and 90th percentile of the relative error of each non-empty band, from sizes and ratios.
+    """Number of rows, median and 90th percentile of the relative error of each non-empty band, from
+    sizes and ratios.
 
     >>> band_errors([(8, 1.1), (16, 0.8)])
     [BandError(band='below 64 KiB', rows=2, median=0.15, ninth=0.2)]
@@ -265,13 +290,16 @@ def band_errors(ratios: Iterable[tuple[int, float]]) -> list[BandError]:
 
 
 def deviations(rows: Sequence[Compared]) -> list[str]:
-    """Describe ranges of sizes with errors above a quarter, and rows faster than the lower bound."""
+    """Describe ranges of sizes with errors above a quarter, and rows faster than the lower
+    bound.
+    """
     ordered = sorted(rows, key=lambda row: row.row.size_bytes)
     remarks = []
     if len(ordered) > 1 and ordered[0].row.time_fs > WARM_UP * ordered[1].row.time_fs:
         times = ordered[0].row.time_fs / ordered[1].row.time_fs
         remarks.append(
-            f"{format_size(ordered[0].row.size_bytes)} took {times:.1f} times the next size: probably warm-up"
+            f"{format_size(ordered[0].row.size_bytes)} took {times:.1f} times the next size: "
+            "probably warm-up"
         )
     run: list[Compared] = []
     for row in [*ordered, None]:
@@ -284,9 +312,12 @@ def deviations(rows: Sequence[Compared]) -> list[str]:
             run.append(row)
     fast = [row for row in rows if row.row.time_fs < row.prediction.bound_fs]
     if fast:
-        names = ", ".join(format_size(row.row.size_bytes) for row in fast[:4]) + (", ..." if len(fast) > 4 else "")
+        names = ", ".join(format_size(row.row.size_bytes) for row in fast[:4]) + (
+            ", ..." if len(fast) > 4 else ""
+        )
         remarks.append(
-            f"{names}: measured is less than the bound of this topology, so the machine is another one, or the time is wrong"
+            f"{names}: measured is less than the bound of this topology, so the machine is another "
+            "one, or the time is wrong"
         )
     return remarks
 

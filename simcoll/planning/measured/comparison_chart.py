@@ -34,14 +34,23 @@ def comparison_svg(title: str, tables: Mapping[str, Sequence[Compared]]) -> byte
                 markersize=4,
                 label=f"predicted, {ordered[0].prediction.library}",
             )
-            bounds = [(row.row.size_bytes, row.prediction.bound_fs / 1e9) for row in ordered if row.prediction.bound_fs]
+            bounds = [
+                (row.row.size_bytes, row.prediction.bound_fs / 1e9)
+                for row in ordered
+                if row.prediction.bound_fs
+            ]
             if bounds:
                 axes.plot(
-                    *zip(*bounds, strict=True), color="grey", linestyle="--", label="lower bound for any schedule"
+                    *zip(*bounds, strict=True),
+                    color="grey",
+                    linestyle="--",
+                    label="lower bound for any schedule",
                 )
             axes.set_yscale("log")
             # Far below, where latency counts, the bound would squeeze the curves.
-            axes.set_ylim(bottom=min(min(row.row.time_fs, row.prediction.time_fs) for row in ordered) / 3e9)
+            axes.set_ylim(
+                bottom=min(min(row.row.time_fs, row.prediction.time_fs) for row in ordered) / 3e9
+            )
             axes.set_ylabel("time (us)")
             axes.grid(alpha=0.3)
             if len(tables) > 1:

@@ -1,6 +1,8 @@
-"""Hypotheses on differences between measured and predicted times, each tested by predicting with that one change.
+"""Hypotheses on differences between measured and predicted times, each tested by predicting with
+that one change.
 
-None is a fact: a change that brings predictions closer is evidence for a cause with that effect, which other causes may share.
+None is a fact: a change that brings predictions closer is evidence for a cause with that effect,
+which other causes may share.
 """
 
 from __future__ import annotations
@@ -57,12 +59,18 @@ class Hypothesis:
         extent = ""
         if self.most_bytes:
             ends = [format_size(size) for size in (self.least_bytes, self.most_bytes)]
-            extent = f", most at {ends[0]}" if ends[0] == ends[1] else f", most from {ends[0]} to {ends[1]}"
+            extent = (
+                f", most at {ends[0]}"
+                if ends[0] == ends[1]
+                else f", most from {ends[0]} to {ends[1]}"
+            )
         falls = f"the mean error falls from {self.old_error:.0%} to {self.new_error:.0%}"
         return f"{self.claim}: {falls}; {self.closer} of {self.rows} rows are closer{extent}"
 
 
-def hypotheses(setting: Setting, calibration: Calibration | None = None, limit: int = 4) -> list[Hypothesis]:
+def hypotheses(
+    setting: Setting, calibration: Calibration | None = None, limit: int = 4
+) -> list[Hypothesis]:
     """The changes that explain most, in order; empty if none explains enough."""
     base = calibration or Calibration()
     rows = sorted((row.size_bytes, row.time_fs) for row in setting.table.rows)
@@ -82,7 +90,9 @@ def hypotheses(setting: Setting, calibration: Calibration | None = None, limit: 
         far = [size for size, (old, new) in zip(sizes, errors, strict=True) if old - new > 0.1]
         closer = sum(new < old for old, new in errors)
         ends = min(far, default=0), max(far, default=0)
-        hypothesis = Hypothesis(claim, math.expm1(old_error), math.expm1(new_error), closer, len(rows), *ends)
+        hypothesis = Hypothesis(
+            claim, math.expm1(old_error), math.expm1(new_error), closer, len(rows), *ends
+        )
         ranked.append((new_error, len(ranked), hypothesis))
     return [entry for _, _, entry in sorted(ranked, key=lambda scored: scored[:2])[:limit]]
 
@@ -98,7 +108,10 @@ def _changes(
         share = f"{fabric_of(machine, setting.library)}.share"
         half = setting.library.with_values({share: setting.library.number(share) / 2})
         yield (
-            "half of the network bandwidth: half of the NICs unused, or data through host memory (no GPUDirect)",
+            (
+                "half of the network bandwidth: half of the NICs unused, or data through host memory "
+                "(no GPUDirect)"
+            ),
             setting.formula(half)([size for size, _ in rows], base),
         )
 
@@ -109,7 +122,9 @@ def _fit_claims(
     """Claims with one fitted number."""
     predictor = setting.formula()
     sizes = [size for size, _ in rows]
-    series = Series.of(setting.table.collective, setting.table.nranks, setting.table.rows, predictor)
+    series = Series.of(
+        setting.table.collective, setting.table.nranks, setting.table.rows, predictor
+    )
     several = machine_of(setting.topology).domains > 1
     names = (("launch",) if sizes[0] < LARGE_BYTES else ()) + ("rate", "growth")
     for name in (*names, *(("fabric_latency",) if several else ())):
@@ -124,9 +139,12 @@ def _fit_claims(
         hop = format_signed(fitted.fabric_latency_fs)
         claim = {
             "launch": _launch(fitted.launch_fs),
-            "rate": f"links and NICs at {float(fitted.rate):.2f} of the rates that the library file has measured elsewhere",
-            "fabric_latency": f"{hop} on every hop over the network: another fabric, plugin or distance",
-            "growth": f"LL that slows down {float(fitted.growth):.1f} times as much with size as it does elsewhere",
+            "rate": f"links and NICs at {float(fitted.rate):.2f} of the rates that the library "
+            "file has measured elsewhere",
+            "fabric_latency": f"{hop} on every hop over the network: another fabric, plugin or "
+            "distance",
+            "growth": f"LL that slows down {float(fitted.growth):.1f} times as much with size as "
+            "it does elsewhere",
         }[name]
         yield claim, predictor(sizes, changed)
 
@@ -141,8 +159,15 @@ _STARTS = (
 
 def _launch(time_fs: int) -> str:
     """Describe an offset, with published causes of a similar one."""
-    causes = [f"{cause} ({low} to {high} us)" for low, high, cause in _STARTS if low - 4 <= time_fs / 10**9 <= high + 4]
-    return f"a launch offset of {format_signed(time_fs)}{', as with ' if causes else ''}{' or '.join(causes)}"
+    causes = [
+        f"{cause} ({low} to {high} us)"
+        for low, high, cause in _STARTS
+        if low - 4 <= time_fs / 10**9 <= high + 4
+    ]
+    return (
+        "a launch offset of "
+        f"{format_signed(time_fs)}{', as with ' if causes else ''}{' or '.join(causes)}"
+    )
 
 
 def _choice_claims(
@@ -156,7 +181,10 @@ def _choice_claims(
         alternatives.append(("no LL128: a network plugin without it, or NCCL_PROTO", no_ll128))
     if environment.nvls:
         alternatives.append(
-            ("no reduction in switches (NVLS): switched off, or no fabric manager", replace(environment, nvls=False))
+            (
+                "no reduction in switches (NVLS): switched off, or no fabric manager",
+                replace(environment, nvls=False),
+            )
         )
     if not environment.algorithms:
         for name in ("ring", "tree"):
@@ -172,7 +200,9 @@ def _choice_claims(
         yield from _ll_claims(rows, base_times, low)
 
 
-def _times(setting: Setting, environment: Environment, base: Calibration, sizes: Sequence[int]) -> Sequence[int]:
+def _times(
+    setting: Setting, environment: Environment, base: Calibration, sizes: Sequence[int]
+) -> Sequence[int]:
     """The times under another environment; empty if it leaves no choice."""
     try:
         return setting.formula(environment=environment)(sizes, base)
@@ -191,5 +221,9 @@ def _ll_claims(
     summed = list(accumulate(gains, initial=0.0))
     place = max(range(len(summed)), key=summed.__getitem__)
     if place and low[place - 1] != base_times[place - 1]:
-        claim = f"LL kept up to {format_size(rows[place - 1][0])}, where another protocol would be faster: a choice of NCCL's tuner"
+        claim = (
+            f"LL kept up to {format_size(rows[place - 1][0])}, where another protocol would "
+            "be "
+            "faster: a choice of NCCL's tuner"
+        )
         yield claim, [*low[:place], *base_times[place:]]

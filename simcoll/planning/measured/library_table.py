@@ -12,7 +12,14 @@ from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.prediction import Prediction, predict
-from simcoll.planning.sweeps.nccl_tests_table import TIMES, Column, gigabytes, microseconds, table_line, titles
+from simcoll.planning.sweeps.nccl_tests_table import (
+    TIMES,
+    Column,
+    gigabytes,
+    microseconds,
+    table_line,
+    titles,
+)
 from simcoll.terminal import printable
 from simcoll.topology import Topology
 
@@ -35,7 +42,9 @@ _SCHEDULES = {
     "nvls_tree": ("nvls_tree",),
     "grouped": ("grouped", "direct"),
 }
-"""The schedules of a library's algorithms; a send_recv is grouped sends to one rank, and so direct."""
+"""The schedules of a library's algorithms; a send_recv is grouped sends to one rank, and so
+direct.
+"""
 
 
 def library_for(name: str | None, topology: Topology) -> Library:
@@ -54,7 +63,14 @@ def library_predictions(
 ) -> list[Prediction]:
     """Predict every size."""
     return [
-        predict(collective, size, topology, library=library, environment=environment, calibration=calibration)
+        predict(
+            collective,
+            size,
+            topology,
+            library=library,
+            environment=environment,
+            calibration=calibration,
+        )
         for size in sizes
     ]
 
@@ -71,13 +87,17 @@ def library_lines(
 
     ``verbose`` adds what the library's model lacks.
     """
-    ignored = f"; {', '.join(environment.ignored)} changes nothing here" if environment.ignored else ""
+    ignored = (
+        f"; {', '.join(environment.ignored)} changes nothing here" if environment.ignored else ""
+    )
     yield printable(f"# {library} on {topology.name}, {topology.nranks} ranks{ignored}")
     if predictions[0].calibration:
         yield f"# calibration {predictions[0].calibration}"
     width = max(len(_choice(prediction)) for prediction in predictions) + 2
     heads = (("runs", "bottleneck"), ("", ""))
-    for table_title, bound_title, (name, last) in zip(titles((_SIZE, *_TIMES)), titles(_BOUND), heads, strict=True):
+    for table_title, bound_title, (name, last) in zip(
+        titles((_SIZE, *_TIMES)), titles(_BOUND), heads, strict=True
+    ):
         yield f"{table_title}  {name:<{width}} {bound_title[1:]}  {last}".rstrip()
     for prediction in predictions:
         rate = prediction.size_bytes / (prediction.time_fs / 1e15)
@@ -89,9 +109,14 @@ def library_lines(
             gigabytes(rate * float(factor)),
         )
         ratio = prediction.time_fs / prediction.bound_fs if prediction.bound_fs else 0.0
-        headroom = "-" if not ratio else f"{ratio:.3g}x" if ratio < MOST_HEADROOM else f">{MOST_HEADROOM}x"
+        headroom = (
+            "-" if not ratio else f"{ratio:.3g}x" if ratio < MOST_HEADROOM else f">{MOST_HEADROOM}x"
+        )
         bound = table_line(_BOUND, (microseconds(prediction.bound_fs / 1e9), headroom))
-        line = f"{table_line((_SIZE, *_TIMES), cells)}  {_choice(prediction):<{width}}{bound}  {prediction.bottleneck}"
+        line = (
+            f"{table_line((_SIZE, *_TIMES), cells)}  {_choice(prediction):<{width}}{bound}  "
+            f"{prediction.bottleneck}"
+        )
         yield printable(line)
     yield from doubts(predictions)
     if library.accuracy and not predictions[0].calibration:
@@ -101,7 +126,9 @@ def library_lines(
 
 
 def doubts(predictions: Iterable[Prediction]) -> Iterator[str]:
-    """Reasons why some predictions are not emulated, and assumptions for missing numbers, each once."""
+    """Reasons why some predictions are not emulated, and assumptions for missing numbers, each
+    once.
+    """
     rows = list(predictions)
     for note, count in Counter(prediction.note for prediction in rows if prediction.note).items():
         yield printable(f"# {count} size{'s' * (count > 1)} {note}")
@@ -112,15 +139,21 @@ def doubts(predictions: Iterable[Prediction]) -> Iterator[str]:
 
 
 def gain_lines(predictions: Sequence[Prediction], rows: Sequence[SweepRow]) -> Iterator[str]:
-    """Lines with the gain of the best of all algorithms over the communication library's own algorithm.
+    """Lines with the gain of the best of all algorithms over the communication library's own
+    algorithm.
 
-    The library's time is the shorter of its prediction, which has corrections from measurements, and of its algorithm among these runs,
-    which have none. So a gain is never only a difference of constants.
+    The library's time is the shorter of its prediction, which has corrections from measurements,
+    and of its algorithm among these runs, which have none. So a gain is never only a difference of
+    constants.
     """
     gains = []
     for prediction in predictions:
-        runs = [row for row in rows if row.size_bytes == prediction.size_bytes and not row.result.cut]
-        schedule_times = [row.time_fs for row in runs if row.choice.algorithm in _SCHEDULES[prediction.algorithm]]
+        runs = [
+            row for row in rows if row.size_bytes == prediction.size_bytes and not row.result.cut
+        ]
+        schedule_times = [
+            row.time_fs for row in runs if row.choice.algorithm in _SCHEDULES[prediction.algorithm]
+        ]
         if runs:
             best = min(runs, key=attrgetter("time_fs"))
             time_fs = min(prediction.time_fs, *schedule_times)
@@ -132,9 +165,13 @@ def gain_lines(predictions: Sequence[Prediction], rows: Sequence[SweepRow]) -> I
     if ratio < MOST_ALIKE:
         yield f"# no algorithm is faster than {name}'s"
         return
-    times = f"{best} takes {microseconds(best.time_fs / 1e9)} us, {name}'s algorithm {microseconds(time_fs / 1e9)} us"
+    times = (
+        f"{best} takes {microseconds(best.time_fs / 1e9)} us, {name}'s algorithm "
+        f"{microseconds(time_fs / 1e9)} us"
+    )
     yield (
-        f"# largest gain at {best.size_bytes} B: {times}, the shorter of its times in both tables, which is {ratio:.2f} times as long"
+        f"# largest gain at {best.size_bytes} B: {times}, the shorter of its times in both tables, "
+        f"which is {ratio:.2f} times as long"
     )
 
 

@@ -19,10 +19,12 @@ class PublishedTable:
     Attributes
     ----------
     name, part, system
-        The table; whether it is a ``"development"`` table, was ``"added"`` after a blind prediction, or came ``"later"``, so that nothing
-        was fitted to it; and its system: the publisher and machine.
+        The table; whether it is a ``"development"`` table, was ``"added"`` after a blind
+        prediction, or came ``"later"``, so that nothing was fitted to it; and its system: the
+        publisher and machine.
     collective, topology, nodes, ranks
-        The collective, the shipped topology with its number of nodes, and the number of ranks, counted from the first.
+        The collective, the shipped topology with its number of nodes, and the number of ranks,
+        counted from the first.
     environment
         NCCL's variables and the launcher, as text.
     library, version
@@ -56,7 +58,8 @@ class PublishedTable:
 
 
 def published_tables(*, added: bool = False, later: bool = False) -> tuple[PublishedTable, ...]:
-    """The development tables; ``added``: also those to which the library was fitted then; ``later``: only those that came later.
+    """The development tables; ``added``: also those to which the library was fitted then;
+    ``later``: only those that came later.
 
     >>> tables = published_tables()
     >>> len(tables), sum(len(table.rows) for table in tables)

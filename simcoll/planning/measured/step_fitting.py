@@ -1,7 +1,8 @@
 """Fit a few constants of a GPU and its software to measured training steps.
 
-Minimises the mean of |predicted / measured - 1| over named constants, each within physical limits. A step is nearly linear in them, so
-each iteration solves a linear program on the derivatives. Rows of a fold are judged by constants fitted without them.
+Minimises the mean of |predicted / measured - 1| over named constants, each within physical limits.
+A step is nearly linear in them, so each iteration solves a linear program on the derivatives. Rows
+of a fold are judged by constants fitted without them.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class StepFit:
     calibration
         Fitted to all rows.
     errors, unseen_errors
-        Predicted over measured time, minus 1, by row: with the constants of all rows, and with those of the other folds.
+        Predicted over measured time, minus 1, by row: with the constants of all rows, and with
+        those of the other folds.
     """
 
     calibration: StepCalibration
@@ -75,12 +77,20 @@ def default_parameters(rows: int) -> tuple[str, ...]:
     >>> default_parameters(1), default_parameters(12)
     (('rate',), ('rate', 'hbm', 'host_layer_us', 'step_ms'))
     """
-    return ("rate",) if rows < 3 else ("rate", "step_ms") if rows < 8 else ("rate", "hbm", "host_layer_us", "step_ms")
+    return (
+        ("rate",)
+        if rows < 3
+        else ("rate", "step_ms")
+        if rows < 8
+        else ("rate", "hbm", "host_layer_us", "step_ms")
+    )
 
 
 def predict_seconds(rows: Sequence[StepRow], calibration: StepCalibration) -> Floats:
     """Seconds of every row in tier 1."""
-    times = [TrainingStep(replace(row.design, calibration=calibration)).time_fs(tier=1) for row in rows]
+    times = [
+        TrainingStep(replace(row.design, calibration=calibration)).time_fs(tier=1) for row in rows
+    ]
     return np.array(times, np.float64) / 1e15
 
 
@@ -113,14 +123,19 @@ def fit_steps(
         if name not in PARAMETERS:
             raise ConfigError(f"unknown parameter {name!r}; {nearest(name, PARAMETERS)}")
     if len(names) > len(rows):
-        raise ConfigError(f"{len(rows)} rows cannot tell {len(names)} parameters: {', '.join(names)}")
-    row_weights = np.full(len(rows), 1 / len(rows)) if weights is None else np.array(weights, np.float64)
+        raise ConfigError(
+            f"{len(rows)} rows cannot tell {len(names)} parameters: {', '.join(names)}"
+        )
+    row_weights = (
+        np.full(len(rows), 1 / len(rows)) if weights is None else np.array(weights, np.float64)
+    )
     problem = _Problem(rows, names, start or rows[0].design.calibration, row_weights)
     best, slopes, times = problem.solve()
     off = np.abs(times / problem.measured - 1)
     if not np.median(off) < MOST_OFF:
         raise ConfigError(
-            f"no constants within their limits explain these steps: half are off by {100 * np.median(off):,.0f} % or more; are times in "
+            "no constants within their limits explain these steps: half are off by "
+            f"{100 * np.median(off):,.0f} % or more; are times in "
             "milliseconds, and of this design?"
         )
     unseen = problem.left_out(best, slopes, times)
@@ -128,7 +143,9 @@ def fit_steps(
     calibration = problem.at(best)
     gpus = {row.design.gpu.name for row in rows}
     gpu = gpus.pop() if len(gpus) == 1 else ""
-    final = msgspec.structs.replace(calibration, rows=len(rows), error=error, source=source, gpu=gpu)
+    final = msgspec.structs.replace(
+        calibration, rows=len(rows), error=error, source=source, gpu=gpu
+    )
     return StepFit(final, times / problem.measured - 1, unseen)
 
 
@@ -136,7 +153,11 @@ class _Problem:
     """The fitting problem: rows, and free constants."""
 
     def __init__(
-        self, rows: Sequence[StepRow], names: tuple[str, ...], start: StepCalibration, weights: Floats
+        self,
+        rows: Sequence[StepRow],
+        names: tuple[str, ...],
+        start: StepCalibration,
+        weights: Floats,
     ) -> None:
         self.rows = rows
         self.names = names
@@ -148,7 +169,8 @@ class _Problem:
     def at(self, values: Floats) -> StepCalibration:
         """The calibration of some values, rounded as written to files."""
         return msgspec.structs.replace(
-            self.start, **{name: float(f"{value:.4g}") for name, value in zip(self.names, values, strict=True)}
+            self.start,
+            **{name: float(f"{value:.4g}") for name, value in zip(self.names, values, strict=True)},
         )
 
     def times(self, values: Floats) -> Floats:
@@ -157,8 +179,14 @@ class _Problem:
     def solve(self) -> tuple[Floats, Floats, Floats]:
         """The best values, with derivatives and times there."""
         values = np.array([getattr(self.start, name) for name in self.names], np.float64)
-        values = np.clip(values, [limits.low for limits in self.ranges], [limits.high for limits in self.ranges])
-        best, least_error, reach = values, np.inf, np.array([limits.reach for limits in self.ranges])
+        values = np.clip(
+            values, [limits.low for limits in self.ranges], [limits.high for limits in self.ranges]
+        )
+        best, least_error, reach = (
+            values,
+            np.inf,
+            np.array([limits.reach for limits in self.ranges]),
+        )
         best_times = start_times = self.times(values)
         slopes = np.zeros((len(self.rows), len(self.names)))
         for turn in range(ROUNDS):
@@ -180,11 +208,15 @@ class _Problem:
         columns = []
         for place, limits in enumerate(self.ranges):
             moved = values.copy()
-            moved[place] += limits.step if values[place] + limits.step <= limits.high else -limits.step
+            moved[place] += (
+                limits.step if values[place] + limits.step <= limits.high else -limits.step
+            )
             columns.append((self.times(moved) - times) / (moved[place] - values[place]))
         return np.stack(columns, axis=1)
 
-    def _next(self, values: Floats, slopes: Floats, times: Floats, reach: Floats, weights: Floats) -> Floats:
+    def _next(
+        self, values: Floats, slopes: Floats, times: Floats, reach: Floats, weights: Floats
+    ) -> Floats:
         """The values with the least weighted error in the linear model."""
         from scipy.optimize import linprog
 

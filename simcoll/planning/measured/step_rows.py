@@ -1,7 +1,9 @@
-"""Measured training steps: a design file with the common values, and a CSV file with a row per step.
+"""Measured training steps: a design file with the common values, and a CSV file with a row per
+step.
 
-A column is a path in the design, such as ``model.global_batch`` or ``parallel.tp``; ``time_ms`` is the measured time, and rows of one
-``fold`` are left out together in the cross-validation (default: the row's number).
+A column is a path in the design, such as ``model.global_batch`` or ``parallel.tp``; ``time_ms`` is
+the measured time, and rows of one ``fold`` are left out together in the cross-validation (default:
+the row's number).
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class StepTable:
 
 
 def published_steps(name: str) -> StepTable:
-    """Load a shipped table, such as ``vtrain-multi``, ``korthikanti`` or ``mpt-h100``: a name in ``measurements/steps``.
+    """Load a shipped table, such as ``vtrain-multi``, ``korthikanti`` or ``mpt-h100``: a name in
+    ``measurements/steps``.
 
     >>> table = published_steps("korthikanti")
     >>> len(table.rows), table.rows[0].seconds
@@ -81,25 +84,35 @@ def read_steps(base: FilePath, rows: FilePath) -> StepTable:
         raise ConfigError("not text in UTF-8", file=rows) from None
     reader = csv.DictReader(io.StringIO(text))
     if "time_ms" not in (reader.fieldnames or ()):
-        raise ConfigError(f"expected a column time_ms, got {', '.join(reader.fieldnames or ['none'])}", file=rows)
+        raise ConfigError(
+            f"expected a column time_ms, got {', '.join(reader.fieldnames or ['none'])}", file=rows
+        )
     if len(set(reader.fieldnames or ())) < len(reader.fieldnames or ()):
         raise ConfigError(f"a column twice: {', '.join(reader.fieldnames or ())}", file=rows)
-    steps = [_row(document, row, base, f"line {number}", rows) for number, row in enumerate(reader, 2)]
+    steps = [
+        _row(document, row, base, f"line {number}", rows) for number, row in enumerate(reader, 2)
+    ]
     if not steps:
         raise ConfigError("no rows", file=rows)
     return StepTable(str(document.get("title", Path(base).stem)), str(source), tuple(steps))
 
 
-def _row(document: dict[str, Any], row: dict[str | None, Any], base: str, line: str, file: str) -> StepRow:
+def _row(
+    document: dict[str, Any], row: dict[str | None, Any], base: str, line: str, file: str
+) -> StepRow:
     if None in row or None in row.values():
         raise ConfigError("expected as many values as there are columns", file=file, path=line)
-    tables: dict[str, Any] = {key: dict(value) if isinstance(value, dict) else value for key, value in document.items()}
+    tables: dict[str, Any] = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in document.items()
+    }
     try:
         milliseconds = float(row["time_ms"])
     except ValueError:
         milliseconds = math.nan
     if not 0 < milliseconds < 1e9:
-        raise ConfigError(f"time_ms: expected milliseconds above 0, got {row['time_ms']!r}", file=file, path=line)
+        raise ConfigError(
+            f"time_ms: expected milliseconds above 0, got {row['time_ms']!r}", file=file, path=line
+        )
     label = []
     for place, value in row.items():
         if place in OWN or place is None:
@@ -107,7 +120,8 @@ def _row(document: dict[str, Any], row: dict[str | None, Any], base: str, line: 
         table, _, key = place.partition(".")
         if not key:
             raise ConfigError(
-                f"column {place!r}: expected a place in the design, such as 'model.global_batch'", file=file
+                f"column {place!r}: expected a place in the design, such as 'model.global_batch'",
+                file=file,
             )
         tables.setdefault(table, {})[key] = _value(value)
         label.append(f"{key} {value}")

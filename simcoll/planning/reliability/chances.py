@@ -1,4 +1,6 @@
-"""Seeded random draws before a run, from hashes of (seed, stream, number), in integers and decimals: equal on all machines."""
+"""Seeded random draws before a run, from hashes of (seed, stream, number), in integers and
+decimals: equal on all machines.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ DIGITS = Context(prec=24)
 BLOCK = 256
 """Words generated at a time."""
 _QUANTILES_PPM = tuple(round(PPM * NormalDist().inv_cdf((128.5 + k) / 256)) for k in range(128))
-"""Quantiles of the standard normal distribution; none is near a rounding boundary, so they are equal on all machines."""
+"""Quantiles of the standard normal distribution; none is near a rounding boundary, so they are
+equal on all machines.
+"""
 
 
 def words(seed: int, stream: int) -> Iterator[int]:
@@ -29,9 +33,11 @@ def words(seed: int, stream: int) -> Iterator[int]:
 
 
 def lognormal(word: int, median: int, sigma_ppm: int) -> int:
-    """Draw from a lognormal distribution, given its median and its logarithm's standard deviation in millionths.
+    """Draw from a lognormal distribution, given its median and its logarithm's standard deviation
+    in millionths.
 
-    Takes one of 256 equally likely values, the most extreme of which are 2.89 standard deviations away.
+    Takes one of 256 equally likely values, the most extreme of which are 2.89 standard deviations
+    away.
 
     >>> [lognormal(word << 56, 1000, 500_000) for word in (0, 127, 128, 255)]
     [1002, 4233, 998, 236]
@@ -44,7 +50,9 @@ def lognormal(word: int, median: int, sigma_ppm: int) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def standard_exponential(word: int) -> Decimal:
-    """Draw from the exponential distribution with mean 1; runs that are compared draw the same numbers, each after a slow logarithm."""
+    """Draw from the exponential distribution with mean 1; runs that are compared draw the same
+    numbers, each after a slow logarithm.
+    """
     return -DIGITS.ln((Decimal(word) + 1) / (1 << 64))
 
 
@@ -57,8 +65,11 @@ def exponential(word: int, mean: int) -> int:
     return max(1, int(DIGITS.multiply(mean, standard_exponential(word))))
 
 
-def flaps(seed: int, link: int, mtbf_fs: int, mttr_fs: int, until_fs: int) -> Iterator[tuple[int, int]]:
-    """Times at which a link goes down before ``until_fs``, and their durations: exponential, in femtoseconds.
+def flaps(
+    seed: int, link: int, mtbf_fs: int, mttr_fs: int, until_fs: int
+) -> Iterator[tuple[int, int]]:
+    """Times at which a link goes down before ``until_fs``, and their durations: exponential, in
+    femtoseconds.
 
     >>> list(flaps(1, 0, 10**12, 10**10, 2 * 10**12))
     [(138364493106, 21250660171), (950013433131, 3516156404)]

@@ -1,8 +1,10 @@
-"""SimPy simulation of a synchronous job with failures, checkpoints and restarts, in whole microseconds.
+"""SimPy simulation of a synchronous job with failures, checkpoints and restarts, in whole
+microseconds.
 
-All ranks stop when one fails, so the job is one SimPy process; causes of failure, slow nodes and repairs are processes that interrupt
-it. Between two interruptions its progress is a function of time, without an event per checkpoint. Times between failures are drawn from
-hashes of (seed, cause, number) in decimal arithmetic, and so are equal on all machines.
+All ranks stop when one fails, so the job is one SimPy process; causes of failure, slow nodes and
+repairs are processes that interrupt it. Between two interruptions its progress is a function of
+time, without an event per checkpoint. Times between failures are drawn from hashes of (seed, cause,
+number) in decimal arithmetic, and so are equal on all machines.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Cause:
     nodes
         Number of nodes that leave for repair; 0: a restart suffices.
     repair_us, repair_shape
-        Mean of the repair time, and the shape of its Weibull distribution; shape 0: always the mean.
+        Mean of the repair time, and the shape of its Weibull distribution; shape 0: always the
+        mean.
     """
 
     name: str
@@ -78,15 +81,16 @@ class TrainingJob:
     Attributes
     ----------
     nodes, spares, replica_nodes
-        Nodes that the job needs, spare nodes, and nodes per data-parallel replica: with too few nodes the job continues with fewer
-        replicas; 0: it waits.
+        Nodes that the job needs, spare nodes, and nodes per data-parallel replica: with too few
+        nodes the job continues with fewer replicas; 0: it waits.
     interval_us
         Training between two checkpoints.
     blocking_us, saving_us
-        Time that a checkpoint blocks training, and time from its start until it is durable; the rest is written asynchronously.
+        Time that a checkpoint blocks training, and time from its start until it is durable; the
+        rest is written asynchronously.
     detect_us, load_us
-        Time to detect a failure and replace nodes, during which nothing can fail; then the time to load and warm up, which a failure
-        restarts.
+        Time to detect a failure and replace nodes, during which nothing can fail; then the time to
+        load and warm up, which a failure restarts.
     """
 
     nodes: int
@@ -103,7 +107,8 @@ class TrainingJob:
 
 @dataclass(slots=True)
 class Spent:
-    """Breakdown of the time in microseconds: all fields except the counters add up to the simulated time.
+    """Breakdown of the time in microseconds: all fields except the counters add up to the simulated
+    time.
 
     Attributes
     ----------
@@ -112,7 +117,8 @@ class Spent:
     slow
         Loss of retained training to slow or missing nodes.
     checkpoint, lost, detect, restart, waiting
-        Blocked by checkpoints; training lost and repeated; failure detection; loading; waiting for nodes.
+        Blocked by checkpoints; training lost and repeated; failure detection; loading; waiting for
+        nodes.
     interruptions, causes
         Number of interruptions, in total and by cause.
     """
@@ -154,7 +160,9 @@ def _draws(mean_us: int, shape: float, seed: int, stream: int) -> Iterator[int]:
 
 
 def _gamma(x: Decimal) -> Decimal:
-    """The gamma function above 1, for the mean of a Weibull distribution, by Stirling's series after shifting the argument."""
+    """The gamma function above 1, for the mean of a Weibull distribution, by Stirling's series
+    after shifting the argument.
+    """
     if x == 2:
         return Decimal(1)
     shift = Decimal(1)
@@ -168,7 +176,9 @@ def _gamma(x: Decimal) -> Decimal:
 
 @dataclass(frozen=True, slots=True)
 class _Interruption:
-    """A cause that stops training; a ``clean`` one follows a checkpoint, so that nothing is lost."""
+    """A cause that stops training; a ``clean`` one follows a checkpoint, so that nothing is
+    lost.
+    """
 
     cause: str
     clean: bool = False
@@ -205,7 +215,9 @@ class _JobRun:
     # What happens to the job.
 
     def _fail(self, cause: Cause, number: int) -> Events:
-        repairs = _draws(max(1, cause.repair_us), cause.repair_shape or 1.0, self.seed, _REPAIRS + number)
+        repairs = _draws(
+            max(1, cause.repair_us), cause.repair_shape or 1.0, self.seed, _REPAIRS + number
+        )
         for wait in _draws(cause.mean_us, cause.shape, self.seed, number):
             yield self.env.timeout(wait)
             if cause.nodes:
@@ -302,14 +314,20 @@ class _JobRun:
     def _place_replicas(self) -> bool:
         """Whether the healthy nodes suffice to run, with fewer replicas if necessary."""
         job, missing = self.job, max(0, self.job.nodes - self.healthy)
-        lost = -(-missing // job.replica_nodes) * job.replica_nodes if job.replica_nodes else missing and job.nodes
+        lost = (
+            -(-missing // job.replica_nodes) * job.replica_nodes
+            if job.replica_nodes
+            else missing and job.nodes
+        )
         self.replicas_speed = max(0, job.nodes - lost) * PPM // job.nodes
         return self.replicas_speed > 0
 
     # What came of it.
 
     def settle_at_end(self) -> None:
-        """Account for the current activity at the end of the simulation, without loss of training."""
+        """Account for the current activity at the end of the simulation, without loss of
+        training.
+        """
         activity, begin = self.since
         elapsed = self.span - begin
         if activity == "train":
@@ -319,9 +337,11 @@ class _JobRun:
 
     def _settle(self, elapsed: int, *, all_kept: bool) -> None:
         """Account for an ended interval of training, useful up to the last durable checkpoint."""
-        # Invariant: useful, slow, checkpoint and lost grow by exactly `elapsed` in all. Checkpoint k begins at k * cycle - blocking
-        # and is durable `saving` later, so `safe` counts those of which that time has come; training after the last of them is lost.
-        # All of it is arithmetic on `elapsed`: an event for each checkpoint would fill a long job with events that decide nothing.
+        # Invariant: useful, slow, checkpoint and lost grow by exactly `elapsed` in all. Checkpoint
+        # k begins at k * cycle - blocking and is durable `saving` later, so `safe` counts those of
+        # which that time has come; training after the last of them is lost. All of it is arithmetic
+        # on `elapsed`: an event for each checkpoint would fill a long job with events that decide
+        # nothing.
         job, spent = self.job, self.spent
         cycle = job.interval_us + job.blocking_us
         safe = max(0, elapsed - (job.saving_us - job.blocking_us)) // cycle
@@ -330,7 +350,9 @@ class _JobRun:
         useful, retained = 0, 0
         edges = [start for start, _ in self.pieces]
         for (start, speed), end in zip(self.pieces, [*edges[1:], elapsed], strict=True):
-            trained = self._training_us(min(end, kept_until)) - self._training_us(min(start, kept_until))
+            trained = self._training_us(min(end, kept_until)) - self._training_us(
+                min(start, kept_until)
+            )
             useful, retained = useful + trained * speed // PPM, retained + trained
         spent.useful += useful
         spent.slow += retained - useful

@@ -12,20 +12,34 @@ from simcoll.units import format_time
 
 Outcomes = Mapping[str, Sequence[Outcome]]
 
-__all__ = ["PERCENTILES", "fault_lines", "faults_csv", "faults_svg", "replanned_lines", "results_hash", "worst"]
+__all__ = [
+    "PERCENTILES",
+    "fault_lines",
+    "faults_csv",
+    "faults_svg",
+    "replanned_lines",
+    "results_hash",
+    "worst",
+]
 
 PERCENTILES = (50, 95, 99)
 
 
 def fault_lines(outcomes: Outcomes, whole_fs: int) -> Iterator[str]:
-    """A line for each kind: number of runs that finish with their largest slow-down, and that raise with the latest time."""
+    """A line for each kind: number of runs that finish with their largest slow-down, and that raise
+    with the latest time.
+    """
     heads = "".join(f"{f'p{share}':>9}" for share in PERCENTILES)
     yield f"# {'fault':<8}{'runs':>6}{'finish':>8}{heads}{'most':>9}{'raise':>7}  {'within':>10}  seed of the worst"
     for kind, runs in outcomes.items():
         finished = [run for run in runs if not run.raised]
         raised = [run for run in runs if run.raised]
         times = [run.time_fs for run in finished]
-        longer = [_times(percentile(times, share), whole_fs) for share in (*PERCENTILES, 100)] if times else ["-"] * 4
+        longer = (
+            [_times(percentile(times, share), whole_fs) for share in (*PERCENTILES, 100)]
+            if times
+            else ["-"] * 4
+        )
         within = format_time(max(run.time_fs for run in raised)) if raised else "-"
         cells = "".join(f"{cell:>9}" for cell in longer)
         yield f"  {kind:<8}{len(runs):>6}{len(finished):>8}{cells}{len(raised):>7}  {within:>10}  {worst(runs).seed}"
@@ -40,9 +54,15 @@ def _times(time_fs: int, whole_fs: int) -> str:
     return f"{time_fs / whole_fs:.3f}x"
 
 
-def replanned_lines(kind: str, seed: int, attempts: Sequence[Replanned], whole_fs: int) -> Iterator[str]:
+def replanned_lines(
+    kind: str, seed: int, attempts: Sequence[Replanned], whole_fs: int
+) -> Iterator[str]:
     """Lines with the times of schedules re-planned for the rest of the machine."""
-    fits = [f"{attempt.name} {_times(attempt.time_fs, whole_fs)}" for attempt in attempts if not attempt.why_not]
+    fits = [
+        f"{attempt.name} {_times(attempt.time_fs, whole_fs)}"
+        for attempt in attempts
+        if not attempt.why_not
+    ]
     yield f"# after {kind} {seed}, re-planned: {', '.join(fits) or 'nothing'}"
     for attempt in attempts:
         if attempt.why_not:
@@ -74,11 +94,16 @@ def faults_csv(outcomes: Outcomes, whole_fs: int, name: str) -> bytes:
 
 
 def faults_svg(title: str, outcomes: Outcomes, whole_fs: int, name: str) -> bytes:
-    """Draw the share of runs of each kind that have finished over time, relative to the undisturbed time."""
+    """Draw the share of runs of each kind that have finished over time, relative to the undisturbed
+    time.
+    """
     from simcoll.planning.sweeps.chart import shares_svg
 
     curves = {
-        f"{kind}: {KINDS[kind]}": (sorted(run.time_fs / whole_fs for run in runs if not run.raised), len(runs))
+        f"{kind}: {KINDS[kind]}": (
+            sorted(run.time_fs / whole_fs for run in runs if not run.raised),
+            len(runs),
+        )
         for kind, runs in outcomes.items()
     }
     return shares_svg(title, "time / undisturbed time", curves, run=name)

@@ -1,4 +1,6 @@
-"""One collective under seeded random faults: its slow-down, or when it raises, and the time of re-planned schedules."""
+"""One collective under seeded random faults: its slow-down, or when it raises, and the time of
+re-planned schedules.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ __all__ = [
 
 KINDS = {
     "late": "ranks arrive late, each by a lognormal delay",
-    "slow": "one rank's own work, and bytes over its GPU's links, take longer, by a lognormal factor",
+    "slow": "one rank's own work, and bytes over its GPU's links, take longer, by a lognormal "
+    "factor",
     "jitter": "every message is delayed at random",
     "rehash": "ECMP chooses other routes",
     "traffic": "other traffic takes a share of a link",
@@ -52,21 +55,26 @@ KINDS = {
 MOST_SEED = (1 << 24) - 1
 MOST_SIGMA_PPM = 10 * PPM
 MOST_FLAPS, MOST_FLAPS_IN_ALL = 100_000, 1_000_000
-"""Limits on expected failures in a run, and in all runs, which then take minutes; each changes the rates of flows twice."""
+"""Limits on expected failures in a run, and in all runs, which then take minutes; each changes the
+rates of flows twice.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """Distributions of faults. Times are in femtoseconds; 0 takes the named share of the undisturbed time.
+    """Distributions of faults. Times are in femtoseconds; 0 takes the named share of the
+    undisturbed time.
 
     Attributes
     ----------
     late_fs, sigma_ppm
-        Median delay of an arriving rank (a tenth of the time), and the standard deviation of the logarithm of delays and factors, up to 10.
+        Median delay of an arriving rank (a tenth of the time), and the standard deviation of the
+        logarithm of delays and factors, up to 10.
     jitter_fs
         Maximum delay of a message (a hundredth of the time).
     mtbf_fs, mttr_fs
-        Mean time between failures of one link (0: one link fails once, at any moment of the run), and mean time to repair (a tenth).
+        Mean time between failures of one link (0: one link fails once, at any moment of the run),
+        and mean time to repair (a tenth).
     policy
         Treatment of bytes at a dead link.
     timeout_fs
@@ -84,7 +92,9 @@ class Chances:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A drawn fault: machine, plan and events of its run, and arrival times of ranks; ``text`` describes it."""
+    """A drawn fault: machine, plan and events of its run, and arrival times of ranks; ``text``
+    describes it.
+    """
 
     kind: str
     seed: int
@@ -97,7 +107,9 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a run: ``time_fs`` is when it finished, or when the last rank raises; ``raised`` is empty, or the reason."""
+    """The outcome of a run: ``time_fs`` is when it finished, or when the last rank raises;
+    ``raised`` is empty, or the reason.
+    """
 
     kind: str
     seed: int
@@ -110,7 +122,9 @@ def _used(plan: Plan, topology: Topology) -> list[int]:
     """The links that the plan's messages use, in order."""
     pairs: set[tuple[int, int]] = set()
     for step in plan.schedule.steps():
-        pairs.update(zip(plan.ranks[step.src_rank].tolist(), plan.ranks[step.dst_rank].tolist(), strict=True))
+        pairs.update(
+            zip(plan.ranks[step.src_rank].tolist(), plan.ranks[step.dst_rank].tolist(), strict=True)
+        )
     ends = np.array(sorted(pairs), np.int64).reshape(-1, 2)
     links = topology.route(ends[:, 0], ends[:, 1]).links
     return [int(link) for link in np.unique(links[links >= 0])]
@@ -119,20 +133,32 @@ def _used(plan: Plan, topology: Topology) -> list[int]:
 def _nics(topology: Topology) -> list[str]:
     """NICs with a link."""
     linked = np.unique(np.concatenate([topology.link_src, topology.link_dst])).tolist()
-    return [topology.node_names[vertex] for vertex in linked if topology.node_kinds[vertex] == "nic"]
+    return [
+        topology.node_names[vertex] for vertex in linked if topology.node_kinds[vertex] == "nic"
+    ]
 
 
-def draw(kind: str, seed: int, plan: Plan, topology: Topology, whole_fs: int, chances: Chances = Chances()) -> Drawn:
+def draw(
+    kind: str,
+    seed: int,
+    plan: Plan,
+    topology: Topology,
+    whole_fs: int,
+    chances: Chances = Chances(),
+) -> Drawn:
     """Draw the fault of a kind and seed, in a collective that takes ``whole_fs`` undisturbed.
 
     Raises
     ------
     ConfigError
-        When the machine has no component of that kind, or too many failures would occur; for a seed out of range.
+        When the machine has no component of that kind, or too many failures would occur; for a seed
+        out of range.
     """
     check_seed(seed, MOST_SEED)
     if chances.sigma_ppm > MOST_SIGMA_PPM:
-        raise ConfigError(f"sigma {chances.sigma_ppm / PPM:g}: expected at most {MOST_SIGMA_PPM // PPM}")
+        raise ConfigError(
+            f"sigma {chances.sigma_ppm / PPM:g}: expected at most {MOST_SIGMA_PPM // PPM}"
+        )
     n, drawn = plan.nranks, list(islice(words(seed, list(KINDS).index(kind)), plan.nranks + 4))
     time_fs = drawn[0] % max(whole_fs, 1)
     base = Drawn(kind, seed, topology, plan, "")
@@ -142,13 +168,18 @@ def draw(kind: str, seed: int, plan: Plan, topology: Topology, whole_fs: int, ch
         last = max(range(n), key=delays.__getitem__)
         if delays[last] >= 1 << 63:
             raise ConfigError(
-                f"rank {last} would arrive after {delays[last] / 10**15:.3g} s; expected a smaller sigma, or median delay"
+                f"rank {last} would arrive after {delays[last] / 10**15:.3g} s; expected a smaller "
+                "sigma, or median delay"
             )
-        return replace(base, text=f"rank {last} is last, after {format_time(delays[last])}", starts_fs=delays)
+        return replace(
+            base, text=f"rank {last} is last, after {format_time(delays[last])}", starts_fs=delays
+        )
     if kind == "jitter":
         largest_fs = chances.jitter_fs or whole_fs // 100
         protocol = replace(plan.protocol, jitter_fs=largest_fs, seed=seed)
-        return replace(base, plan=replace(plan, protocol=protocol), text=f"up to {format_time(largest_fs)}")
+        return replace(
+            base, plan=replace(plan, protocol=protocol), text=f"up to {format_time(largest_fs)}"
+        )
     if kind == "rehash":
         return replace(base, topology=reseed(topology, seed), text=f"hash seed {seed}")
     if kind == "nic":
@@ -184,8 +215,14 @@ def _events(
     if kind == "flap" and chances.mtbf_fs:
         check_flaps(1, plan, topology, whole_fs, chances)
         # Until twice the time: what comes later meets few runs that are still there.
-        spans = [(link, down) for link in links for down in flaps(seed, link, chances.mtbf_fs, mean, 2 * whole_fs)]
-        return tuple(LinkShare(topology.link_name(link), 0, begin, length) for link, (begin, length) in spans)
+        spans = [
+            (link, down)
+            for link in links
+            for down in flaps(seed, link, chances.mtbf_fs, mean, 2 * whole_fs)
+        ]
+        return tuple(
+            LinkShare(topology.link_name(link), 0, begin, length) for link, (begin, length) in spans
+        )
     name = topology.link_name(links[drawn[1] % len(links)])
     if kind == "traffic":
         return (Background(name, f"{1 + drawn[2] % 9}/10"),)
@@ -196,7 +233,9 @@ def _repair_fs(whole_fs: int, chances: Chances) -> int:
     return chances.mttr_fs or max(whole_fs // 10, 1)
 
 
-def check_flaps(seeds: int, plan: Plan, topology: Topology, whole_fs: int, chances: Chances) -> None:
+def check_flaps(
+    seeds: int, plan: Plan, topology: Topology, whole_fs: int, chances: Chances
+) -> None:
     """Refuse failure rates with too many expected failures.
 
     Raises
@@ -208,12 +247,18 @@ def check_flaps(seeds: int, plan: Plan, topology: Topology, whole_fs: int, chanc
         return
     mean = _repair_fs(whole_fs, chances)
     expected = len(_used(plan, topology)) * 2 * whole_fs // (chances.mtbf_fs + mean)
-    subject = f"a link that fails every {format_time(chances.mtbf_fs)} and is down for {format_time(mean)}"
+    subject = (
+        f"a link that fails every {format_time(chances.mtbf_fs)} and is down for "
+        f"{format_time(mean)}"
+    )
     if expected > MOST_FLAPS:
-        raise ConfigError(f"{subject}: some {expected:,} failures during a run; expected at most {MOST_FLAPS:,}")
+        raise ConfigError(
+            f"{subject}: some {expected:,} failures during a run; expected at most {MOST_FLAPS:,}"
+        )
     if seeds * expected > MOST_FLAPS_IN_ALL:
         raise ConfigError(
-            f"{subject}: some {seeds * expected:,} failures in {seeds} runs; expected at most {MOST_FLAPS_IN_ALL:,}: "
+            f"{subject}: some {seeds * expected:,} failures in {seeds} runs; expected at most "
+            f"{MOST_FLAPS_IN_ALL:,}: "
             f"ask for at most {MOST_FLAPS_IN_ALL // expected} --seeds, or for a longer --mtbf"
         )
 
@@ -223,10 +268,18 @@ def run_fault(drawn: Drawn, chances: Chances = Chances()) -> Outcome:
     if drawn.starts_fs:
         arrived = emulate(_arriving(drawn), drawn.topology, data="none")
         return Outcome(drawn.kind, drawn.seed, drawn.text, arrived.time_fs)
-    result = emulate(drawn.plan, drawn.topology, data="none", bound=False, events=drawn.events, policy=chances.policy)
+    result = emulate(
+        drawn.plan,
+        drawn.topology,
+        data="none",
+        bound=False,
+        events=drawn.events,
+        policy=chances.policy,
+    )
     if result.cut is None:
         return Outcome(drawn.kind, drawn.seed, drawn.text, result.time_fs)
-    # An aborted run ends with the error of the NIC; a stuck one when the watchdog notices that nothing moves.
+    # An aborted run ends with the error of the NIC; a stuck one when the watchdog notices that
+    # nothing moves.
     end_fs = result.cut.time_fs + (chances.timeout_fs if result.cut.kind == "stuck" else 0)
     return Outcome(drawn.kind, drawn.seed, drawn.text, end_fs, str(result.cut))
 
@@ -234,10 +287,16 @@ def run_fault(drawn: Drawn, chances: Chances = Chances()) -> Outcome:
 def wrong_elements(
     kind: str, seeds: Sequence[int], plan: Plan, topology: Topology, chances: Chances = Chances()
 ) -> tuple[int, int]:
-    """Play faults with a little data; returns the number of runs that finish, and of wrong elements."""
+    """Play faults with a little data; returns the number of runs that finish, and of wrong
+    elements.
+    """
     chunks = plan.schedule.layout.chunks
     small = bind(
-        plan.schedule, chunks if plan.schedule.divisible else chunks + 1, plan.dtype, plan.op, protocol=plan.protocol
+        plan.schedule,
+        chunks if plan.schedule.divisible else chunks + 1,
+        plan.dtype,
+        plan.op,
+        protocol=plan.protocol,
     )
     whole_fs = emulate(small, topology, data="none", bound=False).time_fs
     finished = wrong = 0
@@ -250,7 +309,9 @@ def wrong_elements(
             wrong_count = emulate(_arriving(drawn), topology, data="exact").wrong
         else:
             options = {"events": drawn.events, "policy": chances.policy}
-            wrong_count = emulate(drawn.plan, drawn.topology, data="exact", bound=False, **options).wrong  # type: ignore[call-overload]
+            wrong_count = emulate(
+                drawn.plan, drawn.topology, data="exact", bound=False, **options
+            ).wrong  # type: ignore[call-overload]
         finished += wrong_count is not None
         wrong += wrong_count or 0
     return finished, wrong
@@ -291,7 +352,9 @@ def percentile(times: Sequence[int], share: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """A schedule for the remaining machine: its name, and its time or the reason why there is none."""
+    """A schedule for the remaining machine: its name, and its time or the reason why there is
+    none.
+    """
 
     name: str
     time_fs: int
@@ -299,9 +362,13 @@ class Replanned:
 
 
 def replan(drawn: Drawn) -> Iterator[Replanned]:
-    """Time schedules re-planned for the remaining machine: ``packed``, ``bfb``, and a ring without the failed node."""
+    """Time schedules re-planned for the remaining machine: ``packed``, ``bfb``, and a ring without
+    the failed node.
+    """
     remainder, gone, cut = drawn.topology, set[int](), ""
-    for link in dict.fromkeys(str(event.link) for event in drawn.events if isinstance(event, LinkShare)):
+    for link in dict.fromkeys(
+        str(event.link) for event in drawn.events if isinstance(event, LinkShare)
+    ):
         gone |= _at_link(drawn.topology, link)
         try:
             remainder = remainder.degrade(link, 0)
@@ -328,7 +395,9 @@ def _time_on(plan: Plan, algorithm: str, place: Topology) -> int:
     from simcoll.tuning import collective_on, schedule_on
 
     collective = plan.collective
-    substitute = schedule_on(collective_on(collective.kind, place.nranks, collective.root), algorithm, place, {})
+    substitute = schedule_on(
+        collective_on(collective.kind, place.nranks, collective.root), algorithm, place, {}
+    )
     protocol = replace(plan.protocol, jitter_fs=0)
     again = bind(substitute, plan.count, plan.dtype, plan.op, protocol=protocol)
     return emulate(again, place, data="none", bound=False).time_fs
@@ -342,7 +411,9 @@ def _with_rank(topology: Topology, rank: int) -> set[int]:
 
 
 def _at_link(topology: Topology, name: str) -> set[int]:
-    """The ranks that belong to a link or vertex: its GPU's, else its node's; none for the network's."""
+    """The ranks that belong to a link or vertex: its GPU's, else its node's; none for the
+    network's.
+    """
     ends = [end.strip() for end in name.split("->")]
     names = [topology.node_names[vertex] for vertex in topology.rank_nodes]
     gpu_ranks = [rank for rank, vertex in enumerate(names) if vertex in ends]

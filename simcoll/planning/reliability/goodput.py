@@ -1,4 +1,6 @@
-"""Goodput files: useful training time under failures, checkpoints, restarts, spares and slow nodes."""
+"""Goodput files: useful training time under failures, checkpoints, restarts, spares and slow
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,8 @@ def _expand(document: Mapping[str, Any], file: str) -> list[tuple[dict[str, Any]
     for values in product(*axes.values()):
         chosen = dict(zip(axes, values, strict=True))
         case = {
-            key: dict(value) if key in SWEPT and isinstance(value, dict) else value for key, value in document.items()
+            key: dict(value) if key in SWEPT and isinstance(value, dict) else value
+            for key, value in document.items()
         }
         for place, value in chosen.items():
             table, _, key = place.partition(".")
@@ -154,7 +157,9 @@ def goodput_grid(path: Path) -> tuple[str, PointGrid]:
 
 def _whole_us(value: float, unit_us: int, name: str, path: str) -> int:
     if not 0 < value * unit_us <= MAX_SPAN_US:
-        raise ConfigError(f"{name}: expected a number above 0 and at most a hundred years, got {value}", path=path)
+        raise ConfigError(
+            f"{name}: expected a number above 0 and at most a hundred years, got {value}", path=path
+        )
     return max(1, int(Fraction(repr(value)) * unit_us))
 
 
@@ -173,31 +178,45 @@ def job_of(content: GoodputFile) -> TrainingJob:
         ("replica_gpus", job.replica_gpus, 0),
     ):
         if not minimum <= value < 2**31:
-            raise ConfigError(f"expected a whole number, at least {minimum}, got {value}", path=f"$.job.{place}")
+            raise ConfigError(
+                f"expected a whole number, at least {minimum}, got {value}", path=f"$.job.{place}"
+            )
     for place in ("tokens_per_second", "usd_per_gpu_hour"):
         if not 0 <= getattr(job, place) < math.inf:
-            raise ConfigError(f"expected a number of at least 0, got {getattr(job, place)}", path=f"$.job.{place}")
+            raise ConfigError(
+                f"expected a number of at least 0, got {getattr(job, place)}", path=f"$.job.{place}"
+            )
     for place, value in (("gpus", job.gpus), ("replica_gpus", job.replica_gpus)):
         if value % job.gpus_per_node:
             raise ConfigError(
-                f"{value} GPUs are no whole number of nodes of {job.gpus_per_node}", path=f"$.job.{place}"
+                f"{value} GPUs are no whole number of nodes of {job.gpus_per_node}",
+                path=f"$.job.{place}",
             )
     if job.replica_gpus and job.gpus % job.replica_gpus:
         raise ConfigError(
-            f"{job.gpus} GPUs are no whole number of replicas of {job.replica_gpus}", path="$.job.replica_gpus"
+            f"{job.gpus} GPUs are no whole number of replicas of {job.replica_gpus}",
+            path="$.job.replica_gpus",
         )
     if not 0 <= content.spares.nodes < 2**31:
-        raise ConfigError(f"expected a number of nodes, got {content.spares.nodes}", path="$.spares.nodes")
+        raise ConfigError(
+            f"expected a number of nodes, got {content.spares.nodes}", path="$.spares.nodes"
+        )
     if not 1 <= content.seeds <= MAX_SEEDS:
         raise ConfigError(f"expected 1 to {MAX_SEEDS:,} seeds, got {content.seeds}", path="$.seeds")
-    causes = tuple(_cause(failure, job.gpus, f"$.failure[{number}]") for number, failure in enumerate(content.failure))
+    causes = tuple(
+        _cause(failure, job.gpus, f"$.failure[{number}]")
+        for number, failure in enumerate(content.failure)
+    )
     saving = parse_span(content.checkpoint.save, path="$.checkpoint.save")
     blocking = (
-        parse_span(content.checkpoint.blocking, path="$.checkpoint.blocking") if content.checkpoint.blocking else saving
+        parse_span(content.checkpoint.blocking, path="$.checkpoint.blocking")
+        if content.checkpoint.blocking
+        else saving
     )
     if blocking > saving:
         raise ConfigError(
-            f"a checkpoint cannot stop training for longer ({content.checkpoint.blocking}) than it takes ({content.checkpoint.save})",
+            f"a checkpoint cannot stop training for longer ({content.checkpoint.blocking}) than it "
+            f"takes ({content.checkpoint.save})",
             path="$.checkpoint.blocking",
         )
     slow = content.straggler
@@ -217,11 +236,14 @@ def job_of(content: GoodputFile) -> TrainingJob:
 
 def _refuse_too_many(job: TrainingJob, span_us: int) -> None:
     """Refuse a job that fails more often than can be simulated."""
-    means = [cause.mean_us for cause in job.causes] + ([job.slowness.mean_us] if job.slowness else [])
+    means = [cause.mean_us for cause in job.causes] + (
+        [job.slowness.mean_us] if job.slowness else []
+    )
     expected = sum(span_us // mean_us for mean_us in means)
     if expected > MAX_FAILURES:
         raise ConfigError(
-            f"{expected:,} failures in all, one every {span_us / expected / 1e6:.3g} s: more than {MAX_FAILURES:,}",
+            f"{expected:,} failures in all, one every {span_us / expected / 1e6:.3g} s: more than "
+            f"{MAX_FAILURES:,}",
             path="$.failure",
         )
 
@@ -230,22 +252,29 @@ def _cause(failure: _Failure, gpus: int, place: str) -> Cause:
     for name, value in (("shape", failure.shape), ("repair_shape", failure.repair_shape or 1.0)):
         if not 0.1 <= value <= 20:
             raise ConfigError(
-                f"expected the shape of a Weibull distribution, 0.1 to 20, got {value}", path=f"{place}.{name}"
+                f"expected the shape of a Weibull distribution, 0.1 to 20, got {value}",
+                path=f"{place}.{name}",
             )
     if failure.count < 1 or failure.nodes < 0:
         raise ConfigError(
-            f"expected a count of at least 1 and no fewer than 0 nodes, got {failure.count} and {failure.nodes}",
+            f"expected a count of at least 1 and no fewer than 0 nodes, got {failure.count} and "
+            f"{failure.nodes}",
             path=place,
         )
     repair_us = parse_span(failure.repair, path=f"{place}.repair")
-    mean_us = _whole_us(failure.gpu_hours / failure.count / gpus, HOUR_US, "gpu_hours", f"{place}.gpu_hours")
-    return Cause(failure.cause, mean_us, failure.shape, failure.nodes, repair_us, failure.repair_shape)
+    mean_us = _whole_us(
+        failure.gpu_hours / failure.count / gpus, HOUR_US, "gpu_hours", f"{place}.gpu_hours"
+    )
+    return Cause(
+        failure.cause, mean_us, failure.shape, failure.nodes, repair_us, failure.repair_shape
+    )
 
 
 def _slowness(straggler: _Straggler, gpus: int) -> Slowness:
     if not 0 < straggler.longer <= 100:
         raise ConfigError(
-            f"expected by how much a step is longer, such as 0.1, got {straggler.longer}", path="$.straggler.longer"
+            f"expected by how much a step is longer, such as 0.1, got {straggler.longer}",
+            path="$.straggler.longer",
         )
     return Slowness(
         _whole_us(straggler.gpu_hours / gpus, HOUR_US, "gpu_hours", "$.straggler.gpu_hours"),
@@ -260,7 +289,9 @@ def _interval(text: str, blocking_us: int, saving_us: int, causes: Sequence[Caus
     place = "$.checkpoint.interval"
     if text in {"young", "daly"}:
         if not causes:
-            raise ConfigError(f"interval {text!r} follows from failures, and there are none", path=place)
+            raise ConfigError(
+                f"interval {text!r} follows from failures, and there are none", path=place
+            )
         mtbf_us = int(1 / sum(Fraction(1, cause.mean_us) for cause in causes))
         interval_us = young_daly(blocking_us, mtbf_us, higher_order=text == "daly")
         return max(1, interval_us, saving_us - blocking_us)
@@ -271,7 +302,8 @@ def _interval(text: str, blocking_us: int, saving_us: int, causes: Sequence[Caus
     least_us = max(1, saving_us - blocking_us)
     if interval_us < least_us:
         raise ConfigError(
-            f"{text}: the checkpoint before would still be written; expected at least {format_span(least_us)}",
+            f"{text}: the checkpoint before would still be written; expected at least "
+            f"{format_span(least_us)}",
             path=place,
         )
     return interval_us
@@ -281,13 +313,19 @@ def _job_of_point(described: Mapping[str, Any]) -> TrainingJob:
     """The job of a point."""
     slow = described["slowness"]
     causes = tuple(Cause(**cause) for cause in described["causes"])
-    return TrainingJob(**{**described, "causes": causes, "slowness": None if slow is None else Slowness(**slow)})
+    return TrainingJob(
+        **{**described, "causes": causes, "slowness": None if slow is None else Slowness(**slow)}
+    )
 
 
 def simulate_point(point: Point) -> dict[str, Any]:
     """Simulate one case with one seed, as a point of the grid."""
     spent = simulate(_job_of_point(point["job"]), point["span_us"], point["seed"])
-    return {"goodput": spent.useful / point["span_us"], **asdict(spent), "causes": dict(sorted(spent.causes.items()))}
+    return {
+        "goodput": spent.useful / point["span_us"],
+        **asdict(spent),
+        "causes": dict(sorted(spent.causes.items())),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,11 +339,13 @@ class Goodput:
     interval_us
         Training time between checkpoints.
     mean, error, low, high
-        Share of useful training time: mean over seeds, its standard error, and the 5th and 95th percentile of the seeds.
+        Share of useful training time: mean over seeds, its standard error, and the 5th and 95th
+        percentile of the seeds.
     formula
         Result of :func:`renewal`, where it holds.
     shares
-        Breakdown of the time in shares, by the fields of :class:`~simcoll.planning.reliability.failures.Spent`.
+        Breakdown of the time in shares, by the fields of
+        :class:`~simcoll.planning.reliability.failures.Spent`.
     interruptions
         Number over the whole time, mean over seeds.
     tokens_per_second, usd_per_mtoken
@@ -348,7 +388,9 @@ def _case(rows: Sequence[Row]) -> Goodput:
         low=goodputs[(count - 1) // 20],
         high=goodputs[-1 - (count - 1) // 20],
         formula=renewal(job),
-        shares={name: mean(row["result"][name] for row in rows) / point["span_us"] for name in SPENT},
+        shares={
+            name: mean(row["result"][name] for row in rows) / point["span_us"] for name in SPENT
+        },
         interruptions=mean(row["result"]["interruptions"] for row in rows),
         tokens_per_second=useful_rate,
         usd_per_mtoken=dollars / useful_rate * 1e6 if useful_rate else 0.0,
@@ -357,7 +399,15 @@ def _case(rows: Sequence[Row]) -> Goodput:
 
 def goodput_csv(cases: Sequence[Goodput]) -> bytes:
     """The cases as CSV."""
-    columns = ("interval_us", "low", "high", "formula", "interruptions", "tokens_per_second", "usd_per_mtoken")
+    columns = (
+        "interval_us",
+        "low",
+        "high",
+        "formula",
+        "interruptions",
+        "tokens_per_second",
+        "usd_per_mtoken",
+    )
     rows = [
         {**case.case, "goodput": case.mean, "standard_error": case.error, **case.shares}
         | {name: getattr(case, name) for name in columns}

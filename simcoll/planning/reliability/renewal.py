@@ -12,14 +12,17 @@ if TYPE_CHECKING:
 __all__ = ["renewal", "young_daly"]
 
 MOST_EXPONENT = 700.0
-"""Failures expected between two checkpoints beyond which nothing is ever kept: exp of more exceeds floating point."""
+"""Failures expected between two checkpoints beyond which nothing is ever kept: exp of more exceeds
+floating point.
+"""
 
 
 def young_daly(cost_us: int, mtbf_us: int, *, higher_order: bool = False) -> int:
     """The optimal checkpoint interval: Young's square root, or Daly's higher-order estimate.
 
-    Both are in whole microseconds: sqrt(2 C M), and sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C for C < 2M, else M (J. T. Daly, *A
-    higher order estimate of the optimum checkpoint interval for restart dumps*, 2006, equation 37).
+    Both are in whole microseconds: sqrt(2 C M), and sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) -
+    C for C < 2M, else M (J. T. Daly, *A higher order estimate of the optimum checkpoint interval
+    for restart dumps*, 2006, equation 37).
 
     >>> young_daly(50, 10_000), young_daly(50, 10_000, higher_order=True)
     (1000, 966)
@@ -35,9 +38,10 @@ def young_daly(cost_us: int, mtbf_us: int, *, higher_order: bool = False) -> int
 def renewal(job: TrainingJob) -> float | None:
     """Long-run goodput of a job, where a closed form exists; otherwise ``None``.
 
-    Exponential failures of mean M that cost only a restart, or a node with a spare, are renewal points: detection (D, without failures),
-    loading (R), and checkpoints every T + B, durable W later. So the training retained per failure is
-    exp(-(R + W) / M) T / (exp((T + B) / M) - 1), and the time per failure M + D.
+    Exponential failures of mean M that cost only a restart, or a node with a spare, are renewal
+    points: detection (D, without failures), loading (R), and checkpoints every T + B, durable W
+    later. So the training retained per failure is exp(-(R + W) / M) T / (exp((T + B) / M) - 1), and
+    the time per failure M + D.
     """
     exponential = all(cause.shape == 1 for cause in job.causes)
     always_placed = all(not cause.nodes or not cause.repair_us for cause in job.causes)
@@ -49,5 +53,7 @@ def renewal(job: TrainingJob) -> float | None:
     cycle, unsafe = job.interval_us + job.blocking_us, job.saving_us - job.blocking_us
     if cycle / failing > MOST_EXPONENT:
         return 0.0
-    useful_us = math.exp(-(job.load_us + unsafe) / failing) * job.interval_us / math.expm1(cycle / failing)
+    useful_us = (
+        math.exp(-(job.load_us + unsafe) / failing) * job.interval_us / math.expm1(cycle / failing)
+    )
     return useful_us / (failing + job.detect_us)

@@ -21,15 +21,22 @@ _MARKERS = ("o", "^", "s", "x")
 
 
 def _curves(rows: Sequence[SweepRow]) -> dict[str, list[SweepRow]]:
-    """The fastest run of every algorithm at every size, labelled with the algorithm and its protocols."""
+    """The fastest run of every algorithm at every size, labelled with the algorithm and its
+    protocols.
+    """
     algorithms: dict[str, list[SweepRow]] = {}
     for row in rows:
         algorithms.setdefault(str(row.choice), []).append(row)
     best = {name: best_rows(runs) for name, runs in algorithms.items()}
-    return {f"{name} ({', '.join(dict.fromkeys(row.protocol for row in runs))})": runs for name, runs in best.items()}
+    return {
+        f"{name} ({', '.join(dict.fromkeys(row.protocol for row in runs))})": runs
+        for name, runs in best.items()
+    }
 
 
-def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[SweepRow], *, run: str = "") -> bytes:
+def busbw_svg(
+    title: str, kind: str, nranks: int, rows: Sequence[SweepRow], *, run: str = ""
+) -> bytes:
     """Draw bus bandwidth as SVG (for a barrier, times), deterministic to the byte.
 
     ``run`` identifies the results in the picture's metadata.
@@ -45,7 +52,9 @@ def busbw_svg(title: str, kind: str, nranks: int, rows: Sequence[SweepRow], *, r
     return picture(title, 1, lambda panels: _draw_times(panels[0], rows), run=run)
 
 
-def shares_svg(title: str, axis: str, curves: Mapping[str, tuple[Sequence[float], int]], *, run: str = "") -> bytes:
+def shares_svg(
+    title: str, axis: str, curves: Mapping[str, tuple[Sequence[float], int]], *, run: str = ""
+) -> bytes:
     """Draw cumulative distributions: for each curve, the share of cases up to each value."""
 
     def shares(panels: Sequence[Any]) -> None:
@@ -71,13 +80,20 @@ def shares_svg(title: str, axis: str, curves: Mapping[str, tuple[Sequence[float]
         )
         for places in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
             places(lambda value, _: f"{value:.4g}")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=8, ncols=2, frameon=False)
+        axes.legend(
+            loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=8, ncols=2, frameon=False
+        )
 
     return picture(title, 1, shares, run=run)
 
 
 def picture(
-    title: str, count: int, draw: Callable[[Sequence[Any]], None], *, shared: bool = True, run: str = ""
+    title: str,
+    count: int,
+    draw: Callable[[Sequence[Any]], None],
+    *,
+    shared: bool = True,
+    run: str = "",
 ) -> bytes:
     """Draw stacked panels as SVG."""
     import matplotlib as mpl
@@ -87,7 +103,9 @@ def picture(
 
     with mpl.rc_context({"svg.hashsalt": "simcoll", "svg.fonttype": "none", "font.size": 10}):
         height = 5 if count == 1 else 4 * count
-        figure, grid = plt.subplots(count, figsize=(9, height), sharex=shared, squeeze=False, layout="constrained")
+        figure, grid = plt.subplots(
+            count, figsize=(9, height), sharex=shared, squeeze=False, layout="constrained"
+        )
         panels = list(grid[:, 0])
         draw(panels)
         if shared:
@@ -128,7 +146,9 @@ def _draw_curves(axes: Any, rows: Sequence[SweepRow], height: Callable[[SweepRow
         )
 
 
-def _draw_bound(axes: Any, rows: Sequence[SweepRow], label: str, height: Callable[[SweepRow], float]) -> None:
+def _draw_bound(
+    axes: Any, rows: Sequence[SweepRow], label: str, height: Callable[[SweepRow], float]
+) -> None:
     bounds = {row.size_bytes: height(row) for row in bound_rows(rows) if row.bound_fs}
     axes.plot(list(bounds), list(bounds.values()), linestyle="--", color="grey", label=label)
 
@@ -136,7 +156,12 @@ def _draw_bound(axes: Any, rows: Sequence[SweepRow], label: str, height: Callabl
 def _draw_bandwidths(axes: Any, kind: str, nranks: int, rows: Sequence[SweepRow]) -> None:
     factor = bus_factor(kind, nranks)
     _draw_curves(axes, rows, lambda row: row.busbw / 1e9)
-    _draw_bound(axes, rows, "upper bound for any schedule", lambda row: row.size_bytes / row.bound_fs * 1e6 * factor)
+    _draw_bound(
+        axes,
+        rows,
+        "upper bound for any schedule",
+        lambda row: row.size_bytes / row.bound_fs * 1e6 * factor,
+    )
     axes.set_ylabel("bus bandwidth (GB/s)")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)

@@ -1,4 +1,6 @@
-"""Parse disturbances of runs (stragglers, background traffic, jitter, faults) and participating ranks."""
+"""Parse disturbances of runs (stragglers, background traffic, jitter, faults) and participating
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from simcoll.core.numbers import check_seed
-from simcoll.emulator.events import Background, Event, LinkShare, Slow, parse_event, parse_policy, timeline_of
+from simcoll.emulator.events import (
+    Background,
+    Event,
+    LinkShare,
+    Slow,
+    parse_event,
+    parse_policy,
+    timeline_of,
+)
 from simcoll.errors import ConfigError, shown
 from simcoll.topology import Topology
 from simcoll.units import format_time, parse_time
@@ -48,10 +58,14 @@ class RunDisturbance:
         return bool(self.stragglers or self.background or self.jitter_fs or self.faults)
 
     def __str__(self) -> str:
-        parts = [f"jitter {format_time(self.jitter_fs)}, seed {self.seed}"] if self.jitter_fs else []
+        parts = (
+            [f"jitter {format_time(self.jitter_fs)}, seed {self.seed}"] if self.jitter_fs else []
+        )
         parts += [f"rank {rank} takes {factor} of its time" for rank, factor in self.stragglers]
         parts += [f"others take {share} of {link}" for link, share in self.background]
-        return "; ".join([*parts, *self.faults, *([f"policy {self.policy}"] if self.faults else [])])
+        return "; ".join(
+            [*parts, *self.faults, *([f"policy {self.policy}"] if self.faults else [])]
+        )
 
     def events(self, topology: Topology) -> list[Event]:
         """The events of a run on a topology.
@@ -64,7 +78,10 @@ class RunDisturbance:
         events: list[Event] = [Background(link, Fraction(share)) for link, share in self.background]
         for rank, factor in self.stragglers:
             if rank >= topology.nranks:
-                raise ConfigError(f"straggler: rank {rank}; topology {topology.name!r} has {topology.nranks} ranks")
+                raise ConfigError(
+                    f"straggler: rank {rank}; topology {topology.name!r} has {topology.nranks} "
+                    "ranks"
+                )
             events += slow_rank(rank, Fraction(factor), topology)
         return [*events, *map(parse_event, self.faults)]
 
@@ -80,8 +97,12 @@ class RunDisturbance:
 
 
 def slow_rank(rank: int, factor: Fraction, topology: Topology) -> tuple[Event, Event]:
-    """The events of a rank whose own work, and bytes over its GPU's links, take longer by a factor."""
-    return Slow(rank, factor), LinkShare(topology.node_names[int(topology.rank_nodes[rank])], 1 / factor)
+    """The events of a rank whose own work, and bytes over its GPU's links, take longer by a
+    factor.
+    """
+    return Slow(rank, factor), LinkShare(
+        topology.node_names[int(topology.rank_nodes[rank])], 1 / factor
+    )
 
 
 CALM = RunDisturbance()
@@ -128,10 +149,15 @@ def disturbance(
     for text in stragglers:
         match = _STRAGGLER.fullmatch(text.strip())
         if match is None:
-            raise ConfigError(f"straggler {shown(text)}: expected a rank and how much longer it takes: 'rank 3: +10 %'")
+            raise ConfigError(
+                f"straggler {shown(text)}: expected a rank and how much longer it takes: 'rank 3: "
+                "+10 %'"
+            )
         rank, longer = int(match[1]), Fraction(match[2]) / 100
         if rank in dict(slow):
-            raise ConfigError(f"straggler {shown(text)}: rank {rank} is already slow; give one number for it")
+            raise ConfigError(
+                f"straggler {shown(text)}: rank {rank} is already slow; give one number for it"
+            )
         if longer:
             slow.append((rank, str(1 + longer)))
     for text in background:
@@ -139,12 +165,20 @@ def disturbance(
         share = Fraction(match[2]) / 100 if match else Fraction(0)
         if match is None or share >= 1:
             raise ConfigError(
-                f"background {shown(text)}: expected a link and the share that others take: 'box0.gpu3 -> box0.nic3: 20 %', below 100 %"
+                f"background {shown(text)}: expected a link and the share that others take: "
+                "'box0.gpu3 -> box0.nic3: 20 %', below 100 %"
             )
         if share:
             shares.append((match[1], str(share)))
     events, rule = tuple(str(parse_event(text)) for text in faults), str(parse_policy(policy))
-    return RunDisturbance(tuple(slow), tuple(shares), parse_time(jitter, what="jitter"), check_seed(seed), events, rule)
+    return RunDisturbance(
+        tuple(slow),
+        tuple(shares),
+        parse_time(jitter, what="jitter"),
+        check_seed(seed),
+        events,
+        rule,
+    )
 
 
 def parse_ranks(text: str) -> list[int]:
@@ -164,7 +198,9 @@ def parse_ranks(text: str) -> list[int]:
     for part in text.split(","):
         match = _RANKS.fullmatch(part.strip())
         if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise ConfigError(f"ranks {shown(text)}: expected numbers and rising ranges, such as 0-7,16-23")
+            raise ConfigError(
+                f"ranks {shown(text)}: expected numbers and rising ranges, such as 0-7,16-23"
+            )
         ranks += range(int(match[1]), int(match[2] or match[1]) + 1)
         if len(ranks) > MAX_RANKS:
             raise ConfigError(f"more than {MAX_RANKS:,} ranks")

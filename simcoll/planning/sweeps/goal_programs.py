@@ -34,7 +34,8 @@ class ProgramRun:
     def __str__(self) -> str:
         result = self.result
         return (
-            f"{self.choice} {self.protocol} on {result.topology.name}: {format_time(result.time_fs)}, {result.messages:,} messages, "
+            f"{self.choice} {self.protocol} on {result.topology.name}: "
+            f"{format_time(result.time_fs)}, {result.messages:,} messages, "
             f"{result.bytes_moved:,} bytes; unproved, data unknown"
         )
 
@@ -61,7 +62,10 @@ class ProgramRun:
 
         trace = ProgramTrace(self.result.program, self.result.topology)
         result = emulate(self.result.program, self.result.topology, data="none", observer=trace)
-        return trace.content(result, {"schedule": self.about, "protocol": self.protocol, "proof": UNPROVED, "run": run})
+        return trace.content(
+            result,
+            {"schedule": self.about, "protocol": self.protocol, "proof": UNPROVED, "run": run},
+        )
 
 
 def is_program(name: str) -> bool:
@@ -90,19 +94,23 @@ def split_programs(choices: Sequence[Choice]) -> tuple[tuple[Choice, ...], tuple
     return tuple(choice for choice in choices if choice not in programs), programs
 
 
-def play_program(choice: Choice, protocol: str, topology: Topology, disturbed: RunDisturbance) -> ProgramRun:
+def play_program(
+    choice: Choice, protocol: str, topology: Topology, disturbed: RunDisturbance
+) -> ProgramRun:
     """Time a program on all ranks of a topology.
 
     Raises
     ------
     ConfigError
-        When the topology has another number of ranks, and for disturbances, which programs do not support.
+        When the topology has another number of ranks, and for disturbances, which programs do not
+        support.
     ScheduleError
         When its messages do not match.
     """
     if disturbed:
         raise ConfigError(
-            "jitter, stragglers, background and faults are for schedules; a GOAL program is played without them",
+            "jitter, stragglers, background and faults are for schedules; a GOAL program is played "
+            "without them",
             file=choice.algorithm,
         )
     from simcoll.emulator.goal import goal_program
@@ -110,7 +118,8 @@ def play_program(choice: Choice, protocol: str, topology: Topology, disturbed: R
     goal = load_goal(choice.algorithm)
     if goal.nranks > topology.nranks:
         raise ConfigError(
-            f"has {goal.nranks} ranks; topology {topology.name!r} has {topology.nranks}: ask for more nodes",
+            f"has {goal.nranks} ranks; topology {topology.name!r} has {topology.nranks}: ask for "
+            "more nodes",
             file=choice.algorithm,
         )
     with blamed_on(choice.algorithm):

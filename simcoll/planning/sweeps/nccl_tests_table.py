@@ -26,13 +26,17 @@ TIMES: tuple[Column, ...] = (
 
 def titles(columns: Sequence[Column]) -> tuple[str, str]:
     """The two header lines, as comments."""
-    names, units = ("".join(f"{column[place]:>{column[2]}}" for column in columns) for place in (0, 1))
+    names, units = (
+        "".join(f"{column[place]:>{column[2]}}" for column in columns) for place in (0, 1)
+    )
     return f"#{names[1:]}", f"#{units[1:]}"
 
 
 def table_line(columns: Sequence[Column], cells: Sequence[object]) -> str:
     """Format one line; a cell wider than its column shifts the others."""
-    return "".join(f" {cell:>{column[2] - 1}}" for cell, column in zip(map(str, cells), columns, strict=True))
+    return "".join(
+        f" {cell:>{column[2] - 1}}" for cell, column in zip(map(str, cells), columns, strict=True)
+    )
 
 
 def microseconds(value: float) -> str:

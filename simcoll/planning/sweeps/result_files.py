@@ -30,14 +30,19 @@ def picture(title: str, table: SweepTable, topology: Topology, run: str) -> byte
 
     if not table.rows:
         raise ConfigError(
-            "a picture shows bandwidth over sizes, and a GOAL program has one size of its own; its timeline shows it"
+            "a picture shows bandwidth over sizes, and a GOAL program has one size of its own; its "
+            "timeline shows it"
         )
-    through = [row for row in table.rows if row.result.cut is None]  # of the others there is nothing to draw
+    through = [
+        row for row in table.rows if row.result.cut is None
+    ]  # of the others there is nothing to draw
     return busbw_svg(title, table.sweep.collective, topology.nranks, through or table.rows, run=run)
 
 
 def timeline(table: SweepTable, topology: Topology, size_bytes: int, run: str) -> bytes:
-    """The timeline of the best run at the size nearest to ``size_bytes``; without runs, of the fastest program."""
+    """The timeline of the best run at the size nearest to ``size_bytes``; without runs, of the
+    fastest program.
+    """
     if not table.rows:
         return min(table.programs, key=lambda program: program.result.time_fs).timeline(run)
     traced = min(best_rows(table.rows), key=lambda row: abs(row.size_bytes - size_bytes))
@@ -46,10 +51,12 @@ def timeline(table: SweepTable, topology: Topology, size_bytes: int, run: str) -
 
 
 def nccl_tests_json(table: SweepTable, run: str) -> bytes:
-    """The best run of each size in nccl-tests' JSON, without fields of measurements only (times of day, hosts).
+    """The best run of each size in nccl-tests' JSON, without fields of measurements only (times of
+    day, hosts).
 
-    Besides nccl-tests' fields each result has ``best``, ``bound`` (microseconds) and ``bottleneck``; ``cut`` if a fault cut the run off,
-    which then has no time. ``programs`` holds runs without a size. Booleans and the root are text, rates are in GB/s.
+    Besides nccl-tests' fields each result has ``best``, ``bound`` (microseconds) and
+    ``bottleneck``; ``cut`` if a fault cut the run off, which then has no time. ``programs`` holds
+    runs without a size. Booleans and the root are text, rates are in GB/s.
     """
     best, bounds = best_rows(table.rows), bound_rows(table.rows)
     results: list[dict[str, Any]] = []
@@ -75,7 +82,11 @@ def nccl_tests_json(table: SweepTable, run: str) -> bytes:
     through = [row for row in best if not row.result.cut]
     wrong = sum(row.wrong or 0 for row in through)
     average = sum(row.busbw for row in through) / max(1, len(through)) / 1e9
-    config = {"collective": table.sweep.collective, "topology": table.topology, **_extent(best, table.sweep.sizes)}
+    config = {
+        "collective": table.sweep.collective,
+        "topology": table.topology,
+        **_extent(best, table.sweep.sizes),
+    }
     document = {
         "version": NCCL_TESTS_VERSION,
         "run": run,
@@ -85,7 +96,11 @@ def nccl_tests_json(table: SweepTable, run: str) -> bytes:
         "out_of_bounds": {"count": wrong, "okay": str(not wrong).lower()},
         "average_bus_bandwidth": {"bandwidth": average, "okay": "true"},
         "errors": [],
-        **({"programs": [program.columns() for program in table.programs]} if table.programs else {}),
+        **(
+            {"programs": [program.columns() for program in table.programs]}
+            if table.programs
+            else {}
+        ),
     }
     return _json_bytes(document)
 
@@ -93,8 +108,8 @@ def nccl_tests_json(table: SweepTable, run: str) -> bytes:
 def predictions_json(predictions: Sequence[Prediction], topology: Topology) -> bytes:
     """A library's predicted choice at each size, in nccl-tests' JSON.
 
-    Besides nccl-tests' fields each result has the choice, the timing method, ``bound`` (microseconds), ``bottleneck``, and numbers
-    ``assumed`` because they are unknown.
+    Besides nccl-tests' fields each result has the choice, the timing method, ``bound``
+    (microseconds), ``bottleneck``, and numbers ``assumed`` because they are unknown.
     """
     factor = float(bus_factor(predictions[0].collective, topology.nranks))
     results = []
@@ -116,9 +131,17 @@ def predictions_json(predictions: Sequence[Prediction], topology: Topology) -> b
                 "assumed": prediction.assumed.split("; ") if prediction.assumed else [],
             }
         )
-    config = {"collective": predictions[0].collective, "topology": topology.name, "nranks": topology.nranks}
+    config = {
+        "collective": predictions[0].collective,
+        "topology": topology.name,
+        "nranks": topology.nranks,
+    }
     config |= {"library": predictions[0].library, "calibration": predictions[0].calibration}
-    document = {"version": NCCL_TESTS_VERSION, "args": [f"{predictions[0].collective}_perf"], "config": config}
+    document = {
+        "version": NCCL_TESTS_VERSION,
+        "args": [f"{predictions[0].collective}_perf"],
+        "config": config,
+    }
     return _json_bytes({**document, "results": results})
 
 

@@ -31,7 +31,9 @@ CHECKED_BYTES = 512 << 20
 
 
 class _Candidate(NamedTuple):
-    """An algorithm of the table: its schedule, the check of its data, and the protocols to time it with."""
+    """An algorithm of the table: its schedule, the check of its data, and the protocols to time it
+    with.
+    """
 
     choice: Choice
     schedule: Schedule
@@ -41,7 +43,8 @@ class _Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SweepTable:
-    """The runs of a sweep, a sequence of rows, which prints as the table of the best run of each size.
+    """The runs of a sweep, a sequence of rows, which prints as the table of the best run of each
+    size.
 
     ``programs``: additional runs without a size.
     """
@@ -72,7 +75,11 @@ class SweepTable:
         return list(rows_by_count.values())
 
     def __repr__(self) -> str:
-        return f"<SweepTable: {self.sweep.collective} on {self.topology}, {len(self.rows)} runs of {len(self.sizes())} sizes>"
+        return (
+            f"<SweepTable: {self.sweep.collective} on {self.topology}, {len(self.rows)} runs "
+            "of "
+            f"{len(self.sizes())} sizes>"
+        )
 
     def __str__(self) -> str:
         lines = [size_line(self.sweep, rows) for rows in self.sizes()]
@@ -92,12 +99,15 @@ class SweepTable:
 def check_data(sweep: Sweep, schedule: Schedule) -> DataCheck:
     """Move generated data through a schedule once, at a size with unequal, non-empty chunks.
 
-    The proof covers every size, since one rule determines offsets and lengths of chunks; this checks that execution matches the proof.
+    The proof covers every size, since one rule determines offsets and lengths of chunks; this
+    checks that execution matches the proof.
     """
     chunks = schedule.layout.chunks
     if sweep.collective == "barrier":
         return DataCheck(reason="a barrier moves no data")
-    plan = bind(schedule, chunks if schedule.divisible else chunks + chunks // 4 + 1, sweep.dtype, sweep.op)
+    plan = bind(
+        schedule, chunks if schedule.divisible else chunks + chunks // 4 + 1, sweep.dtype, sweep.op
+    )
     needed = exact_bytes(plan)
     if needed > CHECKED_BYTES:
         return DataCheck(reason=f"{schedule.title}: its data would take {in_words(needed)}")
@@ -114,7 +124,9 @@ def runs(
 
     Uses the compiled engine if there are enough messages to pay for loading it.
     """
-    counts = counts_for(sweep.collective, sweep.sizes, topology.nranks, parse_dtype(sweep.dtype).itemsize)
+    counts = counts_for(
+        sweep.collective, sweep.sizes, topology.nranks, parse_dtype(sweep.dtype).itemsize
+    )
     protocols = [sweep.protocols_of(schedule) for schedule in schedules]
     finished, total = 0, len(counts) * sum(map(len, protocols))
     tell = progress or (lambda _finished, _total, _next: None)
@@ -135,7 +147,9 @@ def runs(
                 if COMPILED and engine != "fast" and not sweep.disturbed:
                     little = summary(plan).messages * (total - finished) <= FEW_MESSAGES
                     engine = "simpy" if little else "fast"
-                result = play(sweep, plan, topology, engine=engine, protocols=len(candidate.protocols))
+                result = play(
+                    sweep, plan, topology, engine=engine, protocols=len(candidate.protocols)
+                )
                 if engine == "simpy":
                     result = replace(result, path=f"only {result.messages} messages")
                 elif result.path == ASKED:

@@ -1,4 +1,6 @@
-"""Scenario files: a topology, a collective, sizes and algorithms in TOML, run by one command into one folder."""
+"""Scenario files: a topology, a collective, sizes and algorithms in TOML, run by one command into
+one folder.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,22 @@ _FOLDERS = {
     "plan": "scenarios/plans",
     "goodput": "scenarios/goodput",
 }
-_COMMANDS = {"scenario": "run", "sweep": "sweep", "plan": "plan", "goodput": "goodput", "design": "step"}
+_COMMANDS = {
+    "scenario": "run",
+    "sweep": "sweep",
+    "plan": "plan",
+    "goodput": "goodput",
+    "design": "step",
+}
 _UNSURE = ("toml", "json", "text", "empty")
 """Formats that a broken file of any command may look like; its reader finds the error."""
 RESULT_FILES = ("results.json", "results.csv", "busbw.svg", "trace.json.gz")
 
 
 class TopologyTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """``[topology]``: a shipped name or a path relative to the scenario, its number of nodes, and degraded links."""
+    """``[topology]``: a shipped name or a path relative to the scenario, its number of nodes, and
+    degraded links.
+    """
 
     name: str
     nodes: int | None = None
@@ -98,7 +108,8 @@ class Scenario(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def file_of(kind: str, name: str | Path) -> Path:
-    """Find a file for a command by path or shipped name; its ``kind`` is scenario, sweep, plan or goodput.
+    """Find a file for a command by path or shipped name; its ``kind`` is scenario, sweep, plan or
+    goodput.
 
     Raises
     ------
@@ -111,12 +122,21 @@ def file_of(kind: str, name: str | Path) -> Path:
         content_kind = recognise(read_file(path, MAX_BYTES))
         # A design is a plan without lists.
         if content_kind not in {kind, "design" if kind == "plan" else kind, *_UNSURE}:
-            player = f"; simcoll {_COMMANDS[content_kind]} plays it" if content_kind in _COMMANDS else ""
-            raise ConfigError(f"this is {TITLES[content_kind]}; expected a {kind} file{player}", file=str(path))
+            player = (
+                f"; simcoll {_COMMANDS[content_kind]} plays it" if content_kind in _COMMANDS else ""
+            )
+            raise ConfigError(
+                f"this is {TITLES[content_kind]}; expected a {kind} file{player}", file=str(path)
+            )
         return path
-    if path.stem not in shipped or path.suffix not in ("", ".toml") or str(path.parent) not in {".", folder}:
+    if (
+        path.stem not in shipped
+        or path.suffix not in ("", ".toml")
+        or str(path.parent) not in {".", folder}
+    ):
         raise ConfigError(
-            f"no {kind} file {str(name)!r}, and no shipped one of that name; {nearest(path.stem, shipped)}"
+            f"no {kind} file {str(name)!r}, and no shipped one of that name; "
+            f"{nearest(path.stem, shipped)}"
         )
     return shipped[path.stem]
 
@@ -140,14 +160,18 @@ def load_scenario(name: FilePath) -> tuple[Scenario, Path]:
 
 def scenario_topology(scenario: Scenario, path: Path) -> Topology:
     """Load the topology of a scenario; its path is relative to the scenario file."""
-    topology = load_topology(beside(path.parent, scenario.topology.name), nodes=scenario.topology.nodes)
+    topology = load_topology(
+        beside(path.parent, scenario.topology.name), nodes=scenario.topology.nodes
+    )
     for link, share in scenario.topology.degraded.items():
         topology = topology.degrade(link, share)
     return topology.with_ranks(parse_ranks(scenario.ranks)) if scenario.ranks else topology
 
 
 def scenario_machines(scenario: Scenario, path: Path) -> dict[str, Topology]:
-    """The topology of a scenario; with a ``group``, the ranks of one group of each axis, by axis name."""
+    """The topology of a scenario; with a ``group``, the ranks of one group of each axis, by axis
+    name.
+    """
     from simcoll.planning.sweeps.mesh_groups import machines_along
 
     topology = scenario_topology(scenario, path)
@@ -167,7 +191,9 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
         return parse_size(value, file=file, path=place)
 
     if not scenario.title.isprintable():
-        raise ConfigError("the title has control characters; write it in one line", file=file, path="$.title")
+        raise ConfigError(
+            "the title has control characters; write it in one line", file=file, path="$.title"
+        )
     if not scenario.protocols:
         raise ConfigError("an empty list; leave it out for 'ideal'", file=file, path="$.protocols")
     for name, entries, limit in (
@@ -175,12 +201,16 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
         ("protocols", scenario.protocols, MAX_PROTOCOLS),
     ):
         if len(entries) > limit:
-            raise ConfigError(f"{len(entries)} entries; at most {limit}", file=file, path=f"$.{name}")
+            raise ConfigError(
+                f"{len(entries)} entries; at most {limit}", file=file, path=f"$.{name}"
+            )
     size(scenario.trace_size, "$.trace_size")
     with blamed_on(file):
         choices = tuple(parse_choice(text, Path(file).parent) for text in scenario.algorithms)
         ladder = size_ladder(
-            size(scenario.sizes.begin, "$.sizes.begin"), size(scenario.sizes.end, "$.sizes.end"), scenario.sizes.factor
+            size(scenario.sizes.begin, "$.sizes.begin"),
+            size(scenario.sizes.end, "$.sizes.end"),
+            scenario.sizes.factor,
         )
         return Sweep(
             scenario.collective.kind,
@@ -205,11 +235,14 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
 def write_results(
     folder: Path, scenario: Scenario, topology: Topology, table: SweepTable, proofs: Sequence[str]
 ) -> list[str]:
-    """Write ``results.json``, ``results.csv``, ``busbw.svg`` and ``trace.json.gz``, each with the hash of all; returns the names.
+    """Write ``results.json``, ``results.csv``, ``busbw.svg`` and ``trace.json.gz``, each with the
+    hash of all; returns the names.
 
     Programs alone have no picture, as they have no sizes.
     """
-    content, run = results_json(scenario.title, table.sweep, topology, table.rows, proofs, table.programs)
+    content, run = results_json(
+        scenario.title, table.sweep, topology, table.rows, proofs, table.programs
+    )
     trace_bytes = parse_size(scenario.trace_size, what="trace_size")
     files = {
         "results.json": content,

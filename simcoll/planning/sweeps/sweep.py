@@ -51,7 +51,8 @@ class Sweep:
     choices, protocols
         Every algorithm is run with every protocol that supports it.
     check_up_to
-        Largest size in bytes at which every run moves real data. In any case data is checked once per algorithm.
+        Largest size in bytes at which every run moves real data. In any case data is checked once
+        per algorithm.
     disturbed
         Disturbances of every run.
     """
@@ -78,7 +79,8 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class DataCheck:
-    """A check with generated data: number of elements, and of outputs that differ from the definition.
+    """A check with generated data: number of elements, and of outputs that differ from the
+    definition.
 
     ``reason``: why no data was moved.
     """
@@ -90,7 +92,9 @@ class DataCheck:
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """One run of a sweep: the requested algorithm and protocol, the result, and the check of the schedule's data."""
+    """One run of a sweep: the requested algorithm and protocol, the result, and the check of the
+    schedule's data.
+    """
 
     choice: Choice
     protocol: str
@@ -127,7 +131,9 @@ class SweepRow:
 
     @property
     def wrong(self) -> int | None:
-        """Wrong elements of this run if it moved data, else of the check of its schedule; ``None`` without either, or when cut off."""
+        """Wrong elements of this run if it moved data, else of the check of its schedule; ``None``
+        without either, or when cut off.
+        """
         if self.result.cut:
             return None
         checked = self.checked.wrong if self.checked else None
@@ -158,7 +164,8 @@ def size_ladder(begin: int, end: int, factor: int) -> tuple[int, ...]:
 
 
 def counts_for(kind: str, sizes: Sequence[int], nranks: int, itemsize: int) -> list[int]:
-    """Element counts, as passed to the collective, closest to the sizes from below; at least 1, without duplicates.
+    """Element counts, as passed to the collective, closest to the sizes from below; at least 1,
+    without duplicates.
 
     >>> counts_for("all_gather", [8, 1024], nranks=16, itemsize=4)
     [1, 16]
@@ -188,19 +195,24 @@ def prepare(
     Raises
     ------
     ConfigError
-        For choices, sizes, protocols, types or reductions that are unknown or do not fit the collective or topology.
+        For choices, sizes, protocols, types or reductions that are unknown or do not fit the
+        collective or topology.
     ScheduleError
         For a schedule that does not implement the collective.
     """
     Collective(sweep.collective, topology.nranks, root=sweep.root)
     if not sweep.choices:
         served = sorted({algorithm.collective for algorithm in ALGORITHMS})
-        raise ConfigError(f"no algorithm to run {sweep.collective} with; there are some for {', '.join(served)}")
+        raise ConfigError(
+            f"no algorithm to run {sweep.collective} with; there are some for {', '.join(served)}"
+        )
     schedules = list(built or (build(sweep, choice, topology) for choice in sweep.choices))
     for schedule in schedules:
         for name in sweep.protocols_of(schedule) or sweep.protocols:
             costs(name, topology, schedule)
-    largest = counts_for(sweep.collective, sweep.sizes[-1:], topology.nranks, parse_dtype(sweep.dtype).itemsize)[0]
+    largest = counts_for(
+        sweep.collective, sweep.sizes[-1:], topology.nranks, parse_dtype(sweep.dtype).itemsize
+    )[0]
     for number, schedule in enumerate(schedules):
         if progress:
             progress(number, len(schedules), f"the proof of {schedule.title}")
@@ -212,7 +224,11 @@ def prepare(
 def costs_of(sweep: Sweep, name: str, topology: Topology, schedule: Schedule) -> Protocol:
     """The constants of a protocol, with the sweep's jitter."""
     protocol, disturbed = costs(name, topology, schedule), sweep.disturbed
-    return replace(protocol, jitter_fs=disturbed.jitter_fs, seed=disturbed.seed) if disturbed.jitter_fs else protocol
+    return (
+        replace(protocol, jitter_fs=disturbed.jitter_fs, seed=disturbed.seed)
+        if disturbed.jitter_fs
+        else protocol
+    )
 
 
 def play(
@@ -223,16 +239,22 @@ def play(
     engine: str = "auto",
     protocols: int = 0,
 ) -> Result:
-    """Emulate one plan, with real data up to the sweep's check size; ``protocols``: under which each of its sizes is going to run."""
+    """Emulate one plan, with real data up to the sweep's check size; ``protocols``: under which
+    each of its sizes is going to run.
+    """
     data = "exact" if 0 < plan.total_bytes <= sweep.check_up_to else "none"
     events = sweep.disturbed.events(topology)
     timeline = timeline_of(events, sweep.disturbed.policy, topology, plan.nranks)
-    request = Request(plan, topology, observer=observer, timeline=timeline, engine=engine, protocols=protocols)
+    request = Request(
+        plan, topology, observer=observer, timeline=timeline, engine=engine, protocols=protocols
+    )
     return run_checked(request, data=data)
 
 
 def best_rows(rows: Sequence[SweepRow]) -> list[SweepRow]:
-    """The fastest run of every size, in order of size; first of equals. Runs that were cut off rank last."""
+    """The fastest run of every size, in order of size; first of equals. Runs that were cut off rank
+    last.
+    """
     return _least(rows, lambda row: (bool(row.result.cut), row.time_fs))
 
 

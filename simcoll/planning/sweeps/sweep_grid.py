@@ -1,4 +1,6 @@
-"""Sweep files: collectives over topologies, nodes, degradations, algorithms, protocols, seeds and sizes, as a grid."""
+"""Sweep files: collectives over topologies, nodes, degradations, algorithms, protocols, seeds and
+sizes, as a grid.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,15 @@ from simcoll.planning.sweeps.disturbance import RunDisturbance, disturbance, par
 from simcoll.planning.sweeps.goal_programs import is_program, play_program
 from simcoll.planning.sweeps.mesh_groups import machines_along, parse_axes
 from simcoll.planning.sweeps.scenario import SizesTable
-from simcoll.planning.sweeps.sweep import Sweep, SweepRow, build, costs_of, counts_for, play, size_ladder
+from simcoll.planning.sweeps.sweep import (
+    Sweep,
+    SweepRow,
+    build,
+    costs_of,
+    counts_for,
+    play,
+    size_ladder,
+)
 from simcoll.planning.sweeps.sweep_report import row_columns
 from simcoll.topology import Topology, load_topology
 from simcoll.topology.file_layers import beside, content_of
@@ -62,7 +72,9 @@ FIGURES = (
 
 
 class SweepFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A sweep file: every list is an axis of the grid. Empty ``nodes`` and ``degraded``: the topology unchanged."""
+    """A sweep file: every list is an axis of the grid. Empty ``nodes`` and ``degraded``: the
+    topology unchanged.
+    """
 
     title: str
     topologies: list[str]
@@ -99,7 +111,9 @@ def load_sweep(path: FilePath) -> SweepFile:
 
 
 class _MachineCase(NamedTuple):
-    """One value of every axis of the machine: the keys of its topology, nodes, degraded links; and the collective."""
+    """One value of every axis of the machine: the keys of its topology, nodes, degraded links; and
+    the collective.
+    """
 
     topology: Mapping[str, str]
     nodes: int | None
@@ -119,27 +133,33 @@ class _RunCase(NamedTuple):
 def sweep_grid(sweep: SweepFile, path: Path) -> PointGrid:
     """Expand a sweep file to points, one per combination.
 
-    A collective is played with the named algorithms that support it, by default with all that do. A program is played once on each
-    machine with each protocol. A combination that does not fit its topology becomes a row with the reason.
+    A collective is played with the named algorithms that support it, by default with all that do. A
+    program is played once on each machine with each protocol. A combination that does not fit its
+    topology becomes a row with the reason.
 
     Raises
     ------
     ConfigError
-        For names, sizes and numbers that no combination could use, an empty axis, and more than a million points.
+        For names, sizes and numbers that no combination could use, an empty axis, and more than a
+        million points.
     """
     file = str(path)
     axes = _axes(sweep, path)
     for name, values in axes.items():
         if not values:
             raise ConfigError(
-                "an empty list; give at least one value, or leave the key out", file=file, path=f"$.{name}"
+                "an empty list; give at least one value, or leave the key out",
+                file=file,
+                path=f"$.{name}",
             )
     if sweep.op != "sum":
         parse_reduction(sweep.op, parse_dtype(sweep.dtype))
     jitter_fs = parse_time(sweep.jitter, file=file, path="$.jitter")
     if len(axes["seeds"]) > 1 and not jitter_fs:
         raise ConfigError(
-            "seeds differ only where there is jitter; add a key such as jitter = '1 us'", file=file, path="$.seeds"
+            "seeds differ only where there is jitter; add a key such as jitter = '1 us'",
+            file=file,
+            path="$.seeds",
         )
     fixed: dict[str, Any] = {
         "dtype": parse_dtype(sweep.dtype).name,
@@ -149,20 +169,31 @@ def sweep_grid(sweep: SweepFile, path: Path) -> PointGrid:
         "check_up_to": parse_size(sweep.check_up_to, file=file, path="$.check_up_to"),
     }
     # Only what is asked for is part of a point, so that others keep their keys.
-    disturbed = disturbance(sweep.stragglers, sweep.background, faults=sweep.faults, policy=sweep.policy)
+    disturbed = disturbance(
+        sweep.stragglers, sweep.background, faults=sweep.faults, policy=sweep.policy
+    )
     fixed |= {"stragglers": list(disturbed.stragglers)} if disturbed.stragglers else {}
     fixed |= {"background": list(disturbed.background)} if disturbed.background else {}
-    fixed |= {"faults": list(disturbed.faults), "policy": disturbed.policy} if disturbed.faults else {}
+    fixed |= (
+        {"faults": list(disturbed.faults), "policy": disturbed.policy} if disturbed.faults else {}
+    )
     fixed |= {"ranks": parse_ranks(sweep.ranks)} if sweep.ranks else {}
     mesh = parse_axes(sweep.group).axes if sweep.group else ()
     groups = [{"group": sweep.group, "axis": axis} for axis, size in mesh if size > 1] or [{}]
     points: list[Point] = []
-    machines = starmap(_MachineCase, product(*(axes[n] for n in ("topologies", "nodes", "degraded", "collectives"))))
+    machines = starmap(
+        _MachineCase,
+        product(*(axes[n] for n in ("topologies", "nodes", "degraded", "collectives"))),
+    )
     for case, group in product(machines, groups):
         serving = [text for text in axes["algorithms"] if _serves(text, case.collective)]
         algorithms = serving if sweep.algorithms else _all_of(case.collective)
-        combinations = product(algorithms, *(axes[name] for name in ("protocols", "seeds", "sizes")))
-        programs = product(filter(_plays, axes["algorithms"]), axes["protocols"], axes["seeds"], [None])
+        combinations = product(
+            algorithms, *(axes[name] for name in ("protocols", "seeds", "sizes"))
+        )
+        programs = product(
+            filter(_plays, axes["algorithms"]), axes["protocols"], axes["seeds"], [None]
+        )
         for run in starmap(_RunCase, chain(combinations, programs)):
             point = {
                 "topology": (),
@@ -195,7 +226,9 @@ def _plays(text: str) -> bool:
 
 @lru_cache
 def _file_hash(text: str) -> dict[str, str]:
-    """The hash of an algorithm's file, so that a changed file makes different points; empty for a name."""
+    """The hash of an algorithm's file, so that a changed file makes different points; empty for a
+    name.
+    """
     name = parse_choice(text).algorithm
     if not is_file_name(name):
         return {}
@@ -208,21 +241,36 @@ def _axes(sweep: SweepFile, path: Path) -> dict[str, Sequence[Any]]:
     for number, kind in enumerate(sweep.collectives):
         if kind not in KINDS:
             raise ConfigError(
-                f"unknown collective {kind!r}; {nearest(kind, KINDS)}", file=file, path=f"$.collectives[{number}]"
+                f"unknown collective {kind!r}; {nearest(kind, KINDS)}",
+                file=file,
+                path=f"$.collectives[{number}]",
             )
-    names = {algorithm.name for algorithm in ALGORITHMS if algorithm.collective in sweep.collectives}
+    names = {
+        algorithm.name for algorithm in ALGORITHMS if algorithm.collective in sweep.collectives
+    }
     choices = [parse_choice(text, path.parent) for text in sweep.algorithms]
     choices = [replace(choice, algorithm=_whole_name(choice.algorithm)) for choice in choices]
     for number, choice in enumerate(choices):
         name = choice.algorithm
-        if name not in names and not _plays(name) and not any(_serves(name, kind) for kind in sweep.collectives):
-            message = f"no algorithm {name!r} for {', '.join(sweep.collectives)}; {nearest(name, names)}"
+        if (
+            name not in names
+            and not _plays(name)
+            and not any(_serves(name, kind) for kind in sweep.collectives)
+        ):
+            message = (
+                f"no algorithm {name!r} for {', '.join(sweep.collectives)}; {nearest(name, names)}"
+            )
             raise ConfigError(message, file=file, path=f"$.algorithms[{number}]")
     for number, nodes in enumerate(sweep.nodes):
         if nodes < 1:
-            raise ConfigError(f"expected at least one node, got {nodes}", file=file, path=f"$.nodes[{number}]")
+            raise ConfigError(
+                f"expected at least one node, got {nodes}", file=file, path=f"$.nodes[{number}]"
+            )
     if isinstance(sweep.sizes, list):
-        sizes = [parse_size(size, file=file, path=f"$.sizes[{number}]") for number, size in enumerate(sweep.sizes)]
+        sizes = [
+            parse_size(size, file=file, path=f"$.sizes[{number}]")
+            for number, size in enumerate(sweep.sizes)
+        ]
     else:
         begin = parse_size(sweep.sizes.begin, file=file, path="$.sizes.begin")
         end = parse_size(sweep.sizes.end, file=file, path="$.sizes.end")
@@ -253,7 +301,9 @@ def _whole_name(name: str) -> str:
 
 
 def _topology_keys(name: str, folder: Path) -> dict[str, str]:
-    """A topology in a point: its name or path, and a hash of its files, so that a changed file makes different points."""
+    """A topology in a point: its name or path, and a hash of its files, so that a changed file
+    makes different points.
+    """
     file = beside(folder, name)
     return {"topology": file, "topology_hash": hashlib.sha256(content_of(file)).hexdigest()[:16]}
 
@@ -292,7 +342,9 @@ def time_point(point: Point) -> dict[str, Any]:
         point["check_up_to"],
         disturbed,
     )
-    count = counts_for(sweep.collective, sweep.sizes, machine.nranks, parse_dtype(sweep.dtype).itemsize)[0]
+    count = counts_for(
+        sweep.collective, sweep.sizes, machine.nranks, parse_dtype(sweep.dtype).itemsize
+    )[0]
     protocol = costs_of(sweep, name, machine, schedule)
     result = play(sweep, bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol), machine)
     columns = row_columns(SweepRow(choice, name, result))
@@ -303,7 +355,12 @@ def time_point(point: Point) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def _machine(
-    name: str, nodes: int | None, degraded: tuple[tuple[str, Any], ...], ranks: tuple[int, ...], group: str, axis: str
+    name: str,
+    nodes: int | None,
+    degraded: tuple[tuple[str, Any], ...],
+    ranks: tuple[int, ...],
+    group: str,
+    axis: str,
 ) -> Topology:
     machine = load_topology(name, nodes=nodes)
     for link, share in degraded:

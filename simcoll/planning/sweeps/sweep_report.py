@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from simcoll.core.collective import KINDS
 from simcoll.emulator import Result
 from simcoll.files.output import csv_bytes
-from simcoll.planning.sweeps.nccl_tests_table import DATA, TIMES, gigabytes, microseconds, table_line, titles
+from simcoll.planning.sweeps.nccl_tests_table import (
+    DATA,
+    TIMES,
+    gigabytes,
+    microseconds,
+    table_line,
+    titles,
+)
 from simcoll.planning.sweeps.sweep import Sweep, SweepRow, best_rows, bound_rows
 from simcoll.topology import Topology
 from simcoll.units import format_size
@@ -36,7 +43,9 @@ FORMAT, VERSION = "simcoll-results", 1
 
 
 def sweep_hash(rows: Sequence[SweepRow | ProgramRun]) -> str:
-    """Hash (hex) of the trace hashes of all runs, in order; empty if a run is too large to have one."""
+    """Hash (hex) of the trace hashes of all runs, in order; empty if a run is too large to have
+    one.
+    """
     hashes = [row.result.trace_hash for row in rows]
     return hashlib.sha256("".join(hashes).encode()).hexdigest()[:32] if all(hashes) else ""
 
@@ -50,13 +59,17 @@ def _root(sweep: Sweep) -> int:
 
 
 def titles_of() -> tuple[tuple[str, str], ...]:
-    """Title and unit of every column: those of nccl-tests, then algorithm, bound, headroom and bottleneck."""
+    """Title and unit of every column: those of nccl-tests, then algorithm, bound, headroom and
+    bottleneck.
+    """
     parts = ((*DATA, *TIMES), (("best", "", 0),), _BOUND, (("bottleneck", "", 0),))
     return tuple((title, unit) for part in parts for title, unit, _ in part)
 
 
 class SizeCells(NamedTuple):
-    """The cells of one size: nccl-tests' columns, then the best run, the bound, the headroom and the bottleneck."""
+    """The cells of one size: nccl-tests' columns, then the best run, the bound, the headroom and
+    the bottleneck.
+    """
 
     size: int
     elements: int
@@ -96,7 +109,9 @@ def cells(sweep: Sweep, rows: Sequence[SweepRow]) -> SizeCells:
 
 def _width(sweep: Sweep) -> int:
     """Width for all algorithms and protocols, since lines are printed before all runs are done."""
-    return 2 + max((len(f"{choice} {name}") for choice in sweep.choices for name in sweep.protocols), default=4)
+    return 2 + max(
+        (len(f"{choice} {name}") for choice in sweep.choices for name in sweep.protocols), default=4
+    )
 
 
 def _request(sweep: Sweep) -> dict[str, Any]:
@@ -112,7 +127,9 @@ def _request(sweep: Sweep) -> dict[str, Any]:
 def head_lines(sweep: Sweep) -> Iterator[str]:
     """The two header lines."""
     heads = (("best", "bottleneck"), ("", ""))
-    for figures_title, bound_title, (name, last) in zip(titles((*DATA, *TIMES)), titles(_BOUND), heads, strict=True):
+    for figures_title, bound_title, (name, last) in zip(
+        titles((*DATA, *TIMES)), titles(_BOUND), heads, strict=True
+    ):
         yield f"{figures_title}  {name:<{_width(sweep)}} {bound_title[1:]}  {last}".rstrip()
 
 
@@ -149,7 +166,10 @@ def engine_lines(rows: Sequence[SweepRow]) -> Iterator[str]:
     for (engine, _), results in groups.items():
         largest = max(results, key=lambda result: result.messages)
         runs = f"{len(results)} run{'s' * (len(results) > 1)}"
-        messages, wall = sum(result.messages for result in results), sum(result.wall_s for result in results)
+        messages, wall = (
+            sum(result.messages for result in results),
+            sum(result.wall_s for result in results),
+        )
         why = re.sub(r"\d{4,}", lambda number: f"{int(number[0]):,}", largest.path)
         yield f"# engine {engine}: {runs}, {messages:,} messages, {wall:.2f} s ({why})"
 
@@ -225,7 +245,10 @@ def results_json(
         "proofs": list(proofs),
         "trace_hash": sweep_hash([*rows, *programs]),
         "runs": [row_columns(row) for row in rows],
-        "best": [_summary(row, bound) for row, bound in zip(best_rows(rows), bound_rows(rows), strict=True)],
+        "best": [
+            _summary(row, bound)
+            for row, bound in zip(best_rows(rows), bound_rows(rows), strict=True)
+        ],
         **({"programs": [program.columns() for program in programs]} if programs else {}),
     }
     run = hashlib.sha256(msgspec.json.encode(document)).hexdigest()[:16]

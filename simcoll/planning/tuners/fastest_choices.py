@@ -31,7 +31,9 @@ from simcoll.tuning import collective_on, costs, schedule_on
 __all__ = ["Picked", "nccl_choices", "played_choices", "rules_of"]
 
 PLAYED = 2
-"""Number of NCCL's choices emulated at every size besides its own: the fastest by the corrected formula."""
+"""Number of NCCL's choices emulated at every size besides its own: the fastest by the corrected
+formula.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +45,18 @@ class Picked:
     collective, size_bytes
         The collective, and its size as nccl-tests counts it.
     algorithm, protocol, channels
-        The fastest choice, by the library's names; protocol and channels are for NCCL, otherwise empty and -1.
+        The fastest choice, by the library's names; protocol and channels are for NCCL, otherwise
+        empty and -1.
     time_fs
         Its time.
     default, default_fs
         The default choice, and its time; None if simcoll lacks the algorithm.
     error
-        Median error of predictions of this collective and size against published tables; None without measurements.
+        Median error of predictions of this collective and size against published tables; None
+        without measurements.
     estimated, estimated_fs
-        What NCCL's own estimates prefer, and its time, where that is another choice than the default.
+        What NCCL's own estimates prefer, and its time, where that is another choice than the
+        default.
     """
 
     collective: str
@@ -68,7 +73,9 @@ class Picked:
 
     @property
     def gain(self) -> float | None:
-        """Speed-up over the default; None if its time is unknown, 1 where no time passes, as on one rank."""
+        """Speed-up over the default; None if its time is unknown, 1 where no time passes, as on one
+        rank.
+        """
         if self.default_fs is None:
             return None
         return self.default_fs / self.time_fs if self.time_fs else 1.0
@@ -76,14 +83,23 @@ class Picked:
     @property
     def certain(self) -> bool:
         """Whether the gain exceeds the prediction error."""
-        return self.error is not None and self.gain is not None and self.gain > (1 + self.error) ** 2
+        return (
+            self.error is not None and self.gain is not None and self.gain > (1 + self.error) ** 2
+        )
 
 
 @cache
 def _errors(collective: str) -> Mapping[str, float]:
-    """Median errors by band of the formula's predictions of published tables, with each system left out of the fit."""
+    """Median errors by band of the formula's predictions of published tables, with each system left
+    out of the fit.
+    """
     tables = [table for table in published_tables() if table.collective == collective]
-    errors = [error for table in tables for error in errors_of(table, by_formula=True) if error.method == METHODS[0]]
+    errors = [
+        error
+        for table in tables
+        for error in errors_of(table, by_formula=True)
+        if error.method == METHODS[0]
+    ]
     return medians(errors)
 
 
@@ -94,10 +110,12 @@ def nccl_choices(
     library: str | None = None,
     calibration: Calibration | None = None,
 ) -> Iterator[Picked]:
-    """The fastest of NCCL's algorithms and protocols for each size, under a calibration if there is one.
+    """The fastest of NCCL's algorithms and protocols for each size, under a calibration if there is
+    one.
 
-    The choices that the corrected formula finds fastest are played. The first of them is the default: published tables are nearer to it
-    than to what NCCL's own estimates prefer, which is told beside it.
+    The choices that the corrected formula finds fastest are played. The first of them is the
+    default: published tables are nearer to it than to what NCCL's own estimates prefer, which is
+    told beside it.
     """
     model, machine = library_for(library, topology), machine_of(topology)
     overlaid = calibrate(model, machine, calibration)
@@ -113,16 +131,32 @@ def nccl_choices(
             default = predict(collective, size, topology, library=model, calibration=calibration)
             fastest, prefers = (
                 sorted(
-                    times_by_key, key=lambda key: (float(np.broadcast_to(times_by_key[key], len(sizes))[place]), key)
+                    times_by_key,
+                    key=lambda key: (
+                        float(np.broadcast_to(times_by_key[key], len(sizes))[place]),
+                        key,
+                    ),
                 )
                 for times_by_key in (every, estimates)
             )
             predictions = {(default.algorithm, default.protocol): default}
-            for algorithm, protocol in [*fastest[:PLAYED], *(key for key in prefers[:1] if key in every)]:
+            for algorithm, protocol in [
+                *fastest[:PLAYED],
+                *(key for key in prefers[:1] if key in every),
+            ]:
                 if (algorithm, protocol) not in predictions:
-                    only = Environment(((collective, (algorithm,)),), ((collective, (protocol,)),), nvls=DEFAULT.nvls)
+                    only = Environment(
+                        ((collective, (algorithm,)),),
+                        ((collective, (protocol,)),),
+                        nvls=DEFAULT.nvls,
+                    )
                     predictions[algorithm, protocol] = predict(
-                        collective, size, topology, library=model, calibration=calibration, environment=only
+                        collective,
+                        size,
+                        topology,
+                        library=model,
+                        calibration=calibration,
+                        environment=only,
                     )
             best = min(predictions.values(), key=lambda prediction: prediction.time_fs)
             preferred = predictions.get(prefers[0], default) if prefers else default
@@ -145,9 +179,14 @@ def nccl_choices(
 
 
 def played_choices(
-    topology: Topology, collectives: Sequence[str], sizes: Sequence[int], library: str, protocol: str = "ideal"
+    topology: Topology,
+    collectives: Sequence[str],
+    sizes: Sequence[int],
+    library: str,
+    protocol: str = "ideal",
 ) -> Iterator[Picked]:
-    """The fastest of an MPI library's algorithms for each size under a protocol, beside the library's default.
+    """The fastest of an MPI library's algorithms for each size under a protocol, beside the
+    library's default.
 
     Raises
     ------
@@ -158,7 +197,10 @@ def played_choices(
     components = load_mpi_library(model.components_of or library)
     for kind in collectives:
         if kind not in model.collectives:
-            raise ConfigError(f"no algorithm of {library} is known for {kind}; known: {', '.join(model.collectives)}")
+            raise ConfigError(
+                f"no algorithm of {library} is known for {kind}; known: "
+                f"{', '.join(model.collectives)}"
+            )
         selection, stages = model.collectives[kind], components.collectives[kind].through_leaders
         collective = collective_on(kind, topology.nranks)
         schedules: dict[str, Schedule] = {}
@@ -177,7 +219,9 @@ def played_choices(
             default, _ = selection.default_on(topology, size)
             default_fs = offered.get(selection.alike.get(default, default))
             if default in stages:
-                default_fs = time_through_leaders(components, stages[default], size, topology, protocol)
+                default_fs = time_through_leaders(
+                    components, stages[default], size, topology, protocol
+                )
                 if model.components_of and default_fs is not None:
                     offered[default] = default_fs
             best = min(offered, key=lambda name: (offered[name], name))
@@ -185,11 +229,16 @@ def played_choices(
 
 
 def rules_of(
-    picked: Sequence[Picked], topology: Topology, *, exact: bool = False, blocks: Collection[str] = ()
+    picked: Sequence[Picked],
+    topology: Topology,
+    *,
+    exact: bool = False,
+    blocks: Collection[str] = (),
 ) -> list[Rule]:
     """Rules for these choices, each valid up to the largest consecutive size with the same choice.
 
-    ``exact``: only for this number of ranks and nodes; ``blocks``: collectives whose rules count the bytes of one block.
+    ``exact``: only for this number of ranks and nodes; ``blocks``: collectives whose rules count
+    the bytes of one block.
     """
     nodes = len(set(topology.groups["box"].tolist())) if exact and "box" in topology.groups else -1
     ranks = topology.nranks if exact else -1
@@ -206,6 +255,17 @@ def rules_of(
             if len(pair) == 2 and pair[0] == pair[1]:
                 continue
             end = NO_LIMIT if place + 1 == len(choices) else choice.size_bytes // shares
-            rules.append(Rule(collective, begin, end, choice.algorithm, choice.protocol, choice.channels, nodes, ranks))
+            rules.append(
+                Rule(
+                    collective,
+                    begin,
+                    end,
+                    choice.algorithm,
+                    choice.protocol,
+                    choice.channels,
+                    nodes,
+                    ranks,
+                )
+            )
             begin = end + 1
     return rules

@@ -26,10 +26,11 @@ SEGMENTED = {"inside reduce", "between reduce", "between broadcast", "inside bro
 def time_through_leaders(
     library: MpiLibrary, stages: Sequence[str], size_bytes: int, topology: Topology, protocol: str
 ) -> int | None:
-    """Time a composition such as ``["inside reduce", "between all_reduce", "inside broadcast"]``, rooted at rank 0, in femtoseconds.
+    """Time a composition such as ``["inside reduce", "between all_reduce", "inside broadcast"]``,
+    rooted at rank 0, in femtoseconds.
 
-    In each round every segment advances by one stage, and a rank waits for all operations that it has started. None if nodes have
-    different numbers of ranks, which compositions do not support.
+    In each round every segment advances by one stage, and a rank waits for all operations that it
+    has started. None if nodes have different numbers of ranks, which compositions do not support.
     """
     members = topology.ranks_per_node
     if members is None:
@@ -69,7 +70,9 @@ def _plan(
     size_bytes: int,
     overlapped: bool,
 ) -> Plan:
-    """The plan of one stage for a size; ``overlapped``: at once with another stage, for which some libraries use other algorithms."""
+    """The plan of one stage for a size; ``overlapped``: at once with another stage, for which some
+    libraries use other algorithms.
+    """
     key = stage, size_bytes, overlapped
     if key not in plans:
         place, kind = stage.split()
@@ -80,8 +83,14 @@ def _plan(
             if place == "inside"
             else (overlapped and collective.beside) or collective.apart
         ) or collective.default
-        size = size_bytes // shape[0] if place == "inside" and kind in {"gather", "scatter"} else size_bytes
-        name, _, piece = row_for(rows, n, size // n if collective.default_counts_blocks else size).partition("/")
+        size = (
+            size_bytes // shape[0]
+            if place == "inside" and kind in {"gather", "scatter"}
+            else size_bytes
+        )
+        name, _, piece = row_for(
+            rows, n, size // n if collective.default_counts_blocks else size
+        ).partition("/")
         params: dict[str, Any] = {"pieces": -(-size // int(piece))} if piece else {}
         played = schedule(collective_on(kind, n), collective.ours(name) or "tree", **params)
         plans[key] = bind_size(played, costs(protocol, topology, played), size)

@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from simcoll.formats.logs.nccl_graph import NcclGraph
     from simcoll.formats.logs.nccl_log import NcclCommunicator
 
-__all__ = ["NcclChannels", "channels_of_graph", "channels_of_log", "channels_schedule", "connection_lines", "fit_lines"]
+__all__ = [
+    "NcclChannels",
+    "channels_of_graph",
+    "channels_of_log",
+    "channels_schedule",
+    "connection_lines",
+    "fit_lines",
+]
 
 _KINDS = {"NVL": "nvlink", "PIX": "pcie", "PXB": "pcie", "PHB": "pcie", "SYS": "cpu"}
 """The slowest kind of link on a path, by NCCL's name of the path."""
@@ -38,7 +45,8 @@ class NcclChannels:
     Attributes
     ----------
     name, pattern
-        ``ring``, ``tree``, ``collnet`` or ``nvls``, and the connection pattern of a channel's ranks.
+        ``ring``, ``tree``, ``collnet`` or ``nvls``, and the connection pattern of a channel's
+        ranks.
     orders
         For rings, the ranks of each channel in order.
     parents
@@ -60,19 +68,41 @@ class NcclChannels:
     count: int
 
     def edges(self) -> list[tuple[int, int]]:
-        """Pairs of communicating ranks, in the direction of the data; for trees in both directions."""
-        around = [pair for order in self.orders if len(order) > 1 for pair in (*pairwise(order), (order[-1], order[0]))]
-        up = [(rank, parent) for tree in self.parents for rank, parent in enumerate(tree) if parent >= 0]
+        """Pairs of communicating ranks, in the direction of the data; for trees in both
+        directions.
+        """
+        around = [
+            pair
+            for order in self.orders
+            if len(order) > 1
+            for pair in (*pairwise(order), (order[-1], order[0]))
+        ]
+        up = [
+            (rank, parent)
+            for tree in self.parents
+            for rank, parent in enumerate(tree)
+            if parent >= 0
+        ]
         return [*around, *up, *((parent, rank) for rank, parent in up)]
 
 
 def channels_of_graph(graph: NcclGraph) -> NcclChannels:
     """The channels of a graph file: rings, or trees, which are chains within a node."""
-    orders, parents = (graph.channels, ()) if graph.pattern == "ring" else ((), tuple(map(_chain, graph.channels)))
+    orders, parents = (
+        (graph.channels, ())
+        if graph.pattern == "ring"
+        else ((), tuple(map(_chain, graph.channels)))
+    )
     if graph.pattern in _BY_SWITCH:
         parents = ()
     return NcclChannels(
-        graph.name, graph.pattern, orders, parents, graph.intra_GBps, graph.type_intra, len(graph.channels)
+        graph.name,
+        graph.pattern,
+        orders,
+        parents,
+        graph.intra_GBps,
+        graph.type_intra,
+        len(graph.channels),
     )
 
 
@@ -95,12 +125,17 @@ def channels_of_log(communicator: NcclCommunicator, topology: Topology) -> list[
         parents[place] = np.where(above < 0, -1, place[above])
         trees.append(tuple(parents.tolist()))
     families = [
-        _with_search_rate(NcclChannels(name, name, orders, parents, 0.0, "", len(orders) + len(parents)), communicator)
+        _with_search_rate(
+            NcclChannels(name, name, orders, parents, 0.0, "", len(orders) + len(parents)),
+            communicator,
+        )
         for name, orders, parents in (("ring", rings, ()), ("tree", (), tuple(trees)))
         if orders or parents
     ]
     return families + [
-        NcclChannels(name, search.pattern, (), (), search.intra_GBps, search.type_intra, search.count)
+        NcclChannels(
+            name, search.pattern, (), (), search.intra_GBps, search.type_intra, search.count
+        )
         for name, search in communicator.searches.items()
         if search.pattern in _BY_SWITCH
     ]
@@ -118,10 +153,14 @@ def _with_search_rate(channels: NcclChannels, communicator: NcclCommunicator) ->
 
 
 def _places(communicator: NcclCommunicator, topology: Topology) -> list[int]:
-    """The machine's rank of each rank of a communicator: by node and device, or by number if these are unknown."""
+    """The machine's rank of each rank of a communicator: by node and device, or by number if these
+    are unknown.
+    """
     n, size = communicator.nranks, topology.ranks_per_node
     if n > topology.nranks:
-        raise ConfigError(f"the communicator has {n} ranks; {topology.name!r} has {topology.nranks}")
+        raise ConfigError(
+            f"the communicator has {n} ranks; {topology.name!r} has {topology.nranks}"
+        )
     hosts = list(dict.fromkeys(host for host, _ in communicator.places))
     if not communicator.places or size is None or n != len(hosts) * size:
         return list(range(n))
@@ -139,8 +178,14 @@ def fit_lines(channels: NcclChannels, topology: Topology) -> Iterator[str]:
     """
     count, intended_GBps = channels.count, channels.GBps
     amount = f"{count} channel{'s' * (count != 1)}"
-    rate = f"{amount} of {intended_GBps:g} GB/s, {count * intended_GBps:g} GB/s in all" if intended_GBps else amount
-    yield f"{channels.name}: {rate}, {channels.pattern}" + (f", over {channels.path}" if channels.path else "")
+    rate = (
+        f"{amount} of {intended_GBps:g} GB/s, {count * intended_GBps:g} GB/s in all"
+        if intended_GBps
+        else amount
+    )
+    yield f"{channels.name}: {rate}, {channels.pattern}" + (
+        f", over {channels.path}" if channels.path else ""
+    )
     edges = np.array(channels.edges(), np.int64).reshape(-1, 2)
     if not len(edges):
         if not channels.orders and not channels.parents:
@@ -148,11 +193,14 @@ def fit_lines(channels: NcclChannels, topology: Topology) -> Iterator[str]:
         return
     if edges.max() >= topology.nranks:
         raise ConfigError(
-            f"NCCL's {channels.name} graph names GPU {edges.max()}; {topology.name!r} has {topology.nranks}"
+            f"NCCL's {channels.name} graph names GPU {edges.max()}; {topology.name!r} has "
+            f"{topology.nranks}"
         )
     routes = topology.route(edges[:, 0], edges[:, 1])
     used = routes.links[routes.links >= 0].ravel()
-    times = dict(zip(*(column.tolist() for column in np.unique(used, return_counts=True)), strict=True))
+    times = dict(
+        zip(*(column.tolist() for column in np.unique(used, return_counts=True)), strict=True)
+    )
     GBps = {link: int(topology.link_capacity_uBps[link]) / 10**15 for link in times}
     busiest = max(times, key=lambda link: times[link] / GBps[link])
     name, capacity = topology.link_name(busiest), GBps[busiest]
@@ -160,13 +208,16 @@ def fit_lines(channels: NcclChannels, topology: Topology) -> Iterator[str]:
         load = times[busiest] * intended_GBps
         verdict = "fits" if load <= capacity else "does not fit"
         yield (
-            f"  {verdict}: the busiest link, {name}, would carry {load:g} GB/s of {capacity:g} ({100 * load / capacity:.0f} %)"
+            f"  {verdict}: the busiest link, {name}, would carry {load:g} GB/s of {capacity:g} "
+            f"({100 * load / capacity:.0f} %)"
         )
     else:
         share_GBps = capacity / times[busiest]
         yield (
-            f"  the busiest link, {name}, is used {times[busiest]} time{'s' * (times[busiest] != 1)}: "
-            f"of its {capacity:g} GB/s each gets {share_GBps:g}, all together {share_GBps * count:g} GB/s"
+            f"  the busiest link, {name}, is used {times[busiest]} "
+            f"time{'s' * (times[busiest] != 1)}: "
+            f"of its {capacity:g} GB/s each gets {share_GBps:g}, all together "
+            f"{share_GBps * count:g} GB/s"
         )
     slowest = LINK_KINDS[int(routes.kind.max())]
     if channels.path in _KINDS and slowest != _KINDS[channels.path]:
@@ -181,10 +232,14 @@ def fit_lines(channels: NcclChannels, topology: Topology) -> Iterator[str]:
 
 
 def connection_lines(communicator: NcclCommunicator, topology: Topology) -> Iterator[str]:
-    """Describe the paths of a communicator's connections, and those for which the machine has a better one."""
+    """Describe the paths of a communicator's connections, and those for which the machine has a
+    better one.
+    """
     if not communicator.connections:
         return
-    yield "  connections: " + ", ".join(f"{count:,} {transport}" for transport, count in communicator.ways().items())
+    yield "  connections: " + ", ".join(
+        f"{count:,} {transport}" for transport, count in communicator.ways().items()
+    )
     place = np.array(_places(communicator, topology))
     connections = [
         connection
@@ -207,7 +262,9 @@ def connection_lines(communicator: NcclCommunicator, topology: Topology) -> Iter
         yield f"  {len(edges)} of them, such as {a} -> {b}, go via {transport}, where this machine has {best}"
 
 
-def channels_schedule(channels: NcclChannels, collective: str = "all_reduce", *, pieces: int = 1) -> Schedule:
+def channels_schedule(
+    channels: NcclChannels, collective: str = "all_reduce", *, pieces: int = 1
+) -> Schedule:
     """Convert NCCL's rings or trees to a schedule with an equal share of the data on each channel.
 
     Parameters
@@ -220,13 +277,15 @@ def channels_schedule(channels: NcclChannels, collective: str = "all_reduce", *,
     Raises
     ------
     ConfigError
-        For channels of switches, channels with different GPUs, invalid trees, and other collectives.
+        For channels of switches, channels with different GPUs, invalid trees, and other
+        collectives.
     """
     if channels.orders:
         return _ring_schedule(channels.orders, collective)
     if not channels.parents:
         raise ConfigError(
-            f"NCCL's {channels.name} graph is a {channels.pattern}; only rings and trees become schedules"
+            f"NCCL's {channels.name} graph is a {channels.pattern}; only rings and trees become "
+            "schedules"
         )
     if collective != "all_reduce":
         raise ConfigError(f"no tree of NCCL for {collective!r}; valid: all_reduce")
@@ -237,15 +296,28 @@ def channels_schedule(channels: NcclChannels, collective: str = "all_reduce", *,
     below = [levels(tree) for tree in trees]
     for number, (tree, tree_levels) in enumerate(zip(trees, below, strict=True)):
         if len(tree) != n or int((tree < 0).sum()) != 1 or sum(map(len, tree_levels)) != n - 1:
-            raise ConfigError(f"channel {number} of NCCL's tree graph is no tree of GPUs 0 to {n - 1}")
-    layout, rank, lane = Layout(Collective("all_reduce", n), count), np.arange(n), count * int(pieces > 1)
+            raise ConfigError(
+                f"channel {number} of NCCL's tree graph is no tree of GPUs 0 to {n - 1}"
+            )
+    layout, rank, lane = (
+        Layout(Collective("all_reduce", n), count),
+        np.arange(n),
+        count * int(pieces > 1),
+    )
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.output(), count=count)
         for time in range(max(map(len, below))):
             yield joined(
                 [
-                    transfers(level, layout.output(0, c), tree[level], layout.output(0, c), op=REDUCE, channel=c)
+                    transfers(
+                        level,
+                        layout.output(0, c),
+                        tree[level],
+                        layout.output(0, c),
+                        op=REDUCE,
+                        channel=c,
+                    )
                     for c, (tree, tree_levels) in enumerate(zip(trees, below, strict=True))
                     if time < len(tree_levels)
                     for level in [tree_levels[len(tree_levels) - 1 - time]]
@@ -254,7 +326,13 @@ def channels_schedule(channels: NcclChannels, collective: str = "all_reduce", *,
         for time in range(max(map(len, below))):
             yield joined(
                 [
-                    transfers(tree[level], layout.output(0, c), level, layout.output(0, c), channel=c + lane)
+                    transfers(
+                        tree[level],
+                        layout.output(0, c),
+                        level,
+                        layout.output(0, c),
+                        channel=c + lane,
+                    )
                     for c, (tree, tree_levels) in enumerate(zip(trees, below, strict=True))
                     if time < len(tree_levels)
                     for level in [tree_levels[time]]
@@ -267,7 +345,11 @@ def channels_schedule(channels: NcclChannels, collective: str = "all_reduce", *,
 def _ring_schedule(orders: Sequence[Sequence[int]], collective: str) -> Schedule:
     gpus = sorted(orders[0])
     if any(sorted(order) != list(range(len(gpus))) for order in orders):
-        raise ConfigError(f"the channels of NCCL's ring graph have not GPUs 0 to {len(gpus) - 1} each")
+        raise ConfigError(
+            f"the channels of NCCL's ring graph have not GPUs 0 to {len(gpus) - 1} each"
+        )
     if collective not in {"all_reduce", "all_gather", "reduce_scatter"}:
-        raise ConfigError(f"no ring of NCCL for {collective!r}; valid: all_reduce, all_gather, reduce_scatter")
+        raise ConfigError(
+            f"no ring of NCCL for {collective!r}; valid: all_reduce, all_gather, reduce_scatter"
+        )
     return compose.channels(schedule(collective, "ring", nranks=len(gpus)), np.array(orders))

@@ -1,8 +1,10 @@
-"""ASTRA-sim's ``network.yml`` of its analytical backend: dimensions of rings, switches and full connections.
+"""ASTRA-sim's ``network.yml`` of its analytical backend: dimensions of rings, switches and full
+connections.
 
-Such a file is YAML restricted to lines ``key: [value, ...]`` and comments; only these are read, so no YAML library is needed. The
-first dimension varies fastest. A GB/s is 2^30 bytes per second, as ASTRA-sim computes (its ``NetworkFunction.cpp``); latencies are per
-link, in nanoseconds; a switch has one link up and one down for each NPU. Routes are shortest by latency.
+Such a file is YAML restricted to lines ``key: [value, ...]`` and comments; only these are read, so
+no YAML library is needed. The first dimension varies fastest. A GB/s is 2^30 bytes per second, as
+ASTRA-sim computes (its ``NetworkFunction.cpp``); latencies are per link, in nanoseconds; a switch
+has one link up and one down for each NPU. Routes are shortest by latency.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def parse_astra_network(content: Content, file: str | None = None) -> Topology:
     Raises
     ------
     ConfigError
-        With the line, for a line that is not such a list, lists of different lengths, and numbers out of range.
+        With the line, for a line that is not such a list, lists of different lengths, and numbers
+        out of range.
 
     Examples
     --------
@@ -62,13 +65,20 @@ def parse_astra_network(content: Content, file: str | None = None) -> Topology:
             refuse(f"unknown {shown(name)}; {nearest(name, BLOCKS)}", f"$.topology[{number}]")
     if not 1 <= len(blocks) <= MAX_DIMENSIONS:
         refuse(f"{len(blocks)} dimensions; expected 1 to {MAX_DIMENSIONS}", "$.topology")
-    numbers = {key: [Fraction(text) if _NUMBER.fullmatch(text) else None for text in lists[key]] for key in KEYS[1:]}
+    numbers = {
+        key: [Fraction(text) if _NUMBER.fullmatch(text) else None for text in lists[key]]
+        for key in KEYS[1:]
+    }
     for key, values in numbers.items():
         if len(values) != len(blocks):
             refuse(f"{len(values)} values, for {len(blocks)} dimensions", f"$.{key}")
         for number, value in enumerate(values):
             counts = key == "npus_count"
-            if value is None or (key != "latency" and not value) or (counts and (value < 2 or value.denominator != 1)):
+            if (
+                value is None
+                or (key != "latency" and not value)
+                or (counts and (value < 2 or value.denominator != 1))
+            ):
                 expected = (
                     "a whole number of at least 2"
                     if counts
@@ -76,20 +86,28 @@ def parse_astra_network(content: Content, file: str | None = None) -> Topology:
                     if key == "bandwidth"
                     else "a number"
                 )
-                refuse(f"expected {expected}, got {shown(lists[key][number])}", f"$.{key}[{number}]")
+                refuse(
+                    f"expected {expected}, got {shown(lists[key][number])}", f"$.{key}[{number}]"
+                )
     sizes = [int(value) for value in numbers["npus_count"] if value is not None]
     npus = prod(sizes)
     links = sum(
-        npus * (size - 1 if block == "FullyConnected" else 2) for block, size in zip(blocks, sizes, strict=True)
+        npus * (size - 1 if block == "FullyConnected" else 2)
+        for block, size in zip(blocks, sizes, strict=True)
     )
     if npus > MAX_NPUS or links > MAX_LINKS:
-        refuse(f"{npus} NPUs and {links} links; expected at most {MAX_NPUS} and {MAX_LINKS}", "$.npus_count")
+        refuse(
+            f"{npus} NPUs and {links} links; expected at most {MAX_NPUS} and {MAX_LINKS}",
+            "$.npus_count",
+        )
     rates = [
         (round((rate or 0) * 2**30 * 10**6), round((delay or 0) * 10**6))
         for rate, delay in zip(numbers["bandwidth"], numbers["latency"], strict=True)
     ]
     with blamed_on(file):
-        return from_networkx(_graph(blocks, sizes, rates), name="astra-sim network", gpus_forward=True)
+        return from_networkx(
+            _graph(blocks, sizes, rates), name="astra-sim network", gpus_forward=True
+        )
 
 
 def _lists(content: bytes, refuse: Callable[..., NoReturn]) -> dict[str, list[str]]:
@@ -105,7 +123,10 @@ def _lists(content: bytes, refuse: Callable[..., NoReturn]) -> dict[str, list[st
             continue
         match = _LINE.fullmatch(text)
         if match is None:
-            refuse(f"expected a line such as 'bandwidth: [ 50.0 ]', got {shown(text[:60])}", f"line {number}")
+            refuse(
+                f"expected a line such as 'bandwidth: [ 50.0 ]', got {shown(text[:60])}",
+                f"line {number}",
+            )
         if match[1] not in KEYS:
             refuse(f"unknown key {match[1]!r}; {nearest(match[1], KEYS)}", f"line {number}")
         if match[1] in lists:
@@ -120,7 +141,9 @@ def _graph(blocks: list[str], sizes: list[int], rates: list[tuple[int, int]]) ->
     npus = prod(sizes)
     graph.add_nodes_from((f"npu{npu}", {"kind": "gpu"}) for npu in range(npus))
     stride = 1
-    for dimension, (block, size, (capacity, latency)) in enumerate(zip(blocks, sizes, rates, strict=True)):
+    for dimension, (block, size, (capacity, latency)) in enumerate(
+        zip(blocks, sizes, rates, strict=True)
+    ):
         costs = {"capacity_uBps": capacity, "latency_fs": latency}
         firsts = np.arange(npus)[np.arange(npus) // stride % size == 0].tolist()
         for number, origin in enumerate(firsts):
@@ -130,7 +153,11 @@ def _graph(blocks: list[str], sizes: list[int], rates: list[tuple[int, int]]) ->
             elif block == "Ring":
                 pairs = list(zip(line, line[1:] + (line[:1] if size > 2 else []), strict=False))
             else:
-                pairs = [(npu, neighbour) for position, npu in enumerate(line) for neighbour in line[position + 1 :]]
+                pairs = [
+                    (npu, neighbour)
+                    for position, npu in enumerate(line)
+                    for neighbour in line[position + 1 :]
+                ]
             graph.add_edges_from((*pair, costs) for pair in pairs)
         stride *= size
     return graph

@@ -1,7 +1,7 @@
 """Topologies in files of other tools: GraphML, as networkx writes it, and SimGrid platforms.
 
-GraphML keeps every vertex and link, and routes are recomputed; a platform keeps the route of every pair of ranks, and names its links
-by their ends.
+GraphML keeps every vertex and link, and routes are recomputed; a platform keeps the route of every
+pair of ranks, and names its links by their ends.
 """
 
 from __future__ import annotations
@@ -62,10 +62,13 @@ def graphml_text(topology: Topology) -> bytes:
     graph = topology.to_networkx()
     if graph.number_of_edges() != topology.nlinks:
         raise ConfigError(
-            f"GraphML cannot hold {topology.name!r}: two of its links join the same vertices in one direction"
+            f"GraphML cannot hold {topology.name!r}: two of its links join the same vertices in "
+            "one direction"
         )
     for name, data in graph.nodes(data=True):
-        inner = "".join(f'<data key="n_{key}">{data[key]}</data>' for key in _NODE_KEYS if key in data)
+        inner = "".join(
+            f'<data key="n_{key}">{data[key]}</data>' for key in _NODE_KEYS if key in data
+        )
         lines.append(f"    <node id={quoteattr(name)}>{inner}</node>")
     for tail, head, data in graph.edges(data=True):
         inner = "".join(f'<data key="e_{key}">{data[key]}</data>' for key in _EDGE_KEYS)
@@ -78,7 +81,8 @@ def _local(element: Element) -> str:
 
 
 def parse_graphml(content: Content, file: str = "graph") -> Topology:
-    """Read a GraphML graph as a topology, with the attributes of :func:`~simcoll.topology.from_networkx`.
+    """Read a GraphML graph as a topology, with the attributes of
+    :func:`~simcoll.topology.from_networkx`.
 
     Raises
     ------
@@ -108,13 +112,18 @@ def parse_graphml(content: Content, file: str = "graph") -> Topology:
             if _local(child) == "data":
                 name, text = keys.get(child.get("key", ""), ""), (child.text or "").strip()
                 number = re.fullmatch(r"-?[0-9]{1,19}", text)
-                attributes[name] = int(text) if number and name in {"rank", "capacity_uBps", "latency_fs"} else text
+                attributes[name] = (
+                    int(text)
+                    if number and name in {"rank", "capacity_uBps", "latency_fs"}
+                    else text
+                )
         return attributes
 
     for element in graphs[0]:
         if _local(element) == "node":
             graph.add_node(
-                element.get("id", ""), **{key: value for key, value in data(element).items() if key in _NODE_KEYS}
+                element.get("id", ""),
+                **{key: value for key, value in data(element).items() if key in _NODE_KEYS},
             )
     for element in graphs[0]:
         if _local(element) == "edge":
@@ -135,7 +144,8 @@ def _decimal(value: int, unit: int) -> str:
 
 
 def simgrid_text(topology: Topology) -> bytes:
-    """A topology as a SimGrid platform: a host for each rank, the links that routes use, and the route of every pair.
+    """A topology as a SimGrid platform: a host for each rank, the links that routes use, and the
+    route of every pair.
 
     Raises
     ------
@@ -145,9 +155,12 @@ def simgrid_text(topology: Topology) -> bytes:
     n = topology.nranks
     if n > MOST_ROUTED:
         raise ConfigError(
-            f"a platform lists the route of every pair of ranks; {topology.name!r} has {n}; at most {MOST_ROUTED}"
+            f"a platform lists the route of every pair of ranks; {topology.name!r} has {n}; at "
+            f"most {MOST_ROUTED}"
         )
-    pairs = np.array([(a, b) for a in range(n) for b in range(n) if a != b], np.int64).reshape(-1, 2)
+    pairs = np.array([(a, b) for a in range(n) for b in range(n) if a != b], np.int64).reshape(
+        -1, 2
+    )
     routes = topology.route(pairs[:, 0], pairs[:, 1]).links
     lines = [
         "<?xml version='1.0'?>",
@@ -159,22 +172,40 @@ def simgrid_text(topology: Topology) -> bytes:
     for link in sorted({int(number) for number in routes[routes >= 0]}):
         rate = _decimal(int(topology.link_capacity_uBps[link]), 10**6)
         delay = _decimal(int(topology.link_latency_fs[link]), 10**15)
-        lines.append(f'    <link id={quoteattr(topology.link_name(link))} bandwidth="{rate}Bps" latency="{delay}s"/>')
+        lines.append(
+            f'    <link id={quoteattr(topology.link_name(link))} bandwidth="{rate}Bps" '
+            f'latency="{delay}s"/>'
+        )
     for (a, b), route in zip(pairs.tolist(), routes.tolist(), strict=True):
-        inner = "".join(f"<link_ctn id={quoteattr(topology.link_name(link))}/>" for link in route if link >= 0)
+        inner = "".join(
+            f"<link_ctn id={quoteattr(topology.link_name(link))}/>" for link in route if link >= 0
+        )
         lines.append(f'    <route src="rank-{a}" dst="rank-{b}" symmetrical="NO">{inner}</route>')
     return "\n".join([*lines, "  </zone>", "</platform>", ""]).encode()
 
 
-_RATES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_RATES = {
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
 _TIMES = {
-    unit: Fraction(1, 10**power) for unit, power in (("", 0), ("s", 0), ("ms", 3), ("us", 6), ("ns", 9), ("ps", 12))
+    unit: Fraction(1, 10**power)
+    for unit, power in (("", 0), ("s", 0), ("ms", 3), ("us", 6), ("ns", 9), ("ps", 12))
 }
 
 
 def _quantity(text: str, kind: str, file: str) -> int:
     """A rate in micro-bytes per second, or a time in femtoseconds."""
-    match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)(?:[eE](-?[0-9]{1,2}))?\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(
+        r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)(?:[eE](-?[0-9]{1,2}))?\s*([A-Za-z]*)\s*", text
+    )
     if match is not None:
         power = int(match[2] or 0)
         number = Fraction(match[1]) * Fraction(10 ** max(power, 0), 10 ** max(-power, 0))
@@ -186,13 +217,15 @@ def _quantity(text: str, kind: str, file: str) -> int:
             factor = _RATES[bits[1]] if bits else 1
             return int(number * factor * 10**6 / (8 if bits and bits[2] == "bps" else 1))
     raise ConfigError(
-        f"{kind} {text[:40]!r}: expected {'a time such as 5us' if kind == 'latency' else 'a rate such as 10GBps'}",
+        f"{kind} {text[:40]!r}: expected "
+        f"{'a time such as 5us' if kind == 'latency' else 'a rate such as 10GBps'}",
         file=file,
     )
 
 
 def parse_simgrid(content: Content, file: str = "platform") -> Topology:
-    """Read a SimGrid platform: one zone with all routes, whose links are named ``a -> b``, or one flat ``<cluster>``.
+    """Read a SimGrid platform: one zone with all routes, whose links are named ``a -> b``, or one
+    flat ``<cluster>``.
 
     Raises
     ------
@@ -202,7 +235,14 @@ def parse_simgrid(content: Content, file: str = "platform") -> Topology:
     # The reference to SimGrid's DTD is not needed, and no DTD is read here.
     content = content_of(content, "parse_simgrid")
     root = parse_xml(
-        re.sub(rb"<!DOCTYPE\s+platform\s+SYSTEM\s+[\"'][^\"'<>\[]{0,200}[\"']\s*>", b"", content, count=1), LIMITS, file
+        re.sub(
+            rb"<!DOCTYPE\s+platform\s+SYSTEM\s+[\"'][^\"'<>\[]{0,200}[\"']\s*>",
+            b"",
+            content,
+            count=1,
+        ),
+        LIMITS,
+        file,
     )
 
     def refuse(message: str) -> NoReturn:
@@ -215,7 +255,9 @@ def parse_simgrid(content: Content, file: str = "platform") -> Topology:
     if len(root) != 1 or root[0].tag != "zone" or root[0].get("routing") not in {"Full", "full"}:
         refuse('expected one <zone routing="Full">, or one <cluster>')
     zone = root[0]
-    strange = [str(child.tag)[:40] for child in zone if child.tag not in {"host", "link", "route", "prop"}]
+    strange = [
+        str(child.tag)[:40] for child in zone if child.tag not in {"host", "link", "route", "prop"}
+    ]
     if strange:
         refuse(f"<{strange[0]}> in the zone; expected host, link and route")
     hosts = [child.get("id", "") for child in zone if child.tag == "host"]
@@ -225,7 +267,9 @@ def parse_simgrid(content: Content, file: str = "platform") -> Topology:
 
 
 def _routed_topology(zone: Element, hosts: list[str], file: str) -> Topology:
-    """The topology of a zone with all routes; its vertices are the ends in the names of its links."""
+    """The topology of a zone with all routes; its vertices are the ends in the names of its
+    links.
+    """
     import networkx as nx
 
     graph = nx.DiGraph()
@@ -233,11 +277,14 @@ def _routed_topology(zone: Element, hosts: list[str], file: str) -> Topology:
         tail, arrow, head = link.get("id", "").partition(" -> ")
         if not arrow or graph.has_edge(tail, head):
             raise ConfigError(
-                f"link {link.get('id', '')[:60]!r}: its ends are unknown; expected a name such as 'gpu0 -> switch'",
+                f"link {link.get('id', '')[:60]!r}: its ends are unknown; expected a name such as "
+                "'gpu0 -> switch'",
                 file=file,
             )
         numbers = {key: _quantity(link.get(key, ""), key, file) for key in ("bandwidth", "latency")}
-        graph.add_edge(tail, head, capacity_uBps=numbers["bandwidth"], latency_fs=numbers["latency"])
+        graph.add_edge(
+            tail, head, capacity_uBps=numbers["bandwidth"], latency_fs=numbers["latency"]
+        )
     number = {host: rank for rank, host in enumerate(hosts)}
     ends: dict[int, str] = {}
     routes: dict[tuple[int, int], list[str]] = {}
@@ -245,15 +292,25 @@ def _routed_topology(zone: Element, hosts: list[str], file: str) -> Topology:
         names = [child.get("id", "") for child in route if child.tag == "link_ctn"]
         pair = [route.get(key, "") for key in ("src", "dst")]
         if pair[0] not in number or pair[1] not in number or not names:
-            raise ConfigError(f"route {pair[0][:40]!r} -> {pair[1][:40]!r}: expected two hosts and links", file=file)
+            raise ConfigError(
+                f"route {pair[0][:40]!r} -> {pair[1][:40]!r}: expected two hosts and links",
+                file=file,
+            )
         a, b = number[pair[0]], number[pair[1]]
         routes[a, b] = names
-        for rank, vertex in ((a, names[0].partition(" -> ")[0]), (b, names[-1].rpartition(" -> ")[2])):
+        for rank, vertex in (
+            (a, names[0].partition(" -> ")[0]),
+            (b, names[-1].rpartition(" -> ")[2]),
+        ):
             if ends.setdefault(rank, vertex) != vertex:
-                raise ConfigError(f"routes of {hosts[rank][:40]!r} begin or end in two places", file=file)
+                raise ConfigError(
+                    f"routes of {hosts[rank][:40]!r} begin or end in two places", file=file
+                )
     if len(routes) != len(hosts) * (len(hosts) - 1):
         raise ConfigError(
-            f"{len(routes)} routes; expected one for each of {len(hosts) * (len(hosts) - 1)} ordered pairs", file=file
+            f"{len(routes)} routes; expected one for each of {len(hosts) * (len(hosts) - 1)} "
+            "ordered pairs",
+            file=file,
         )
     for rank, host in enumerate(hosts):
         vertex = ends.setdefault(rank, host)
@@ -265,17 +322,23 @@ def _routed_topology(zone: Element, hosts: list[str], file: str) -> Topology:
     with blamed_on(file):
         topology = from_networkx(graph, name=zone.get("id") or "platform", gpus_forward=True)
     number_of = {topology.link_name(link): link for link in range(topology.nlinks)}
-    table = np.full((len(hosts), len(hosts), max(map(len, routes.values()), default=1)), -1, np.int32)
+    table = np.full(
+        (len(hosts), len(hosts), max(map(len, routes.values()), default=1)), -1, np.int32
+    )
     for (a, b), names in routes.items():
         missing = [name for name in names if name not in number_of]
         if missing:
             raise ConfigError(
-                f"the route of hosts {a} and {b} has a link {missing[0][:60]!r}, which does not exist", file=file
+                f"the route of hosts {a} and {b} has a link {missing[0][:60]!r}, which does not "
+                "exist",
+                file=file,
             )
         for link_before, link_after in pairwise(names):
             if link_before.rpartition(" -> ")[2] != link_after.partition(" -> ")[0]:
                 raise ConfigError(
-                    f"the route of hosts {a} and {b} jumps from {link_before[:60]!r} to {link_after[:60]!r}", file=file
+                    f"the route of hosts {a} and {b} jumps from {link_before[:60]!r} to "
+                    f"{link_after[:60]!r}",
+                    file=file,
                 )
         table[a, b, : len(names)] = [number_of[name] for name in names]
     return replace(topology, router=_RouteTable(table), rank_endpoints=np.arange(len(hosts)))
@@ -302,18 +365,25 @@ def _cluster(cluster: Element, file: str) -> Topology:
     for key in ("topology", "bb_bw", "loopback_bw", "limiter_link"):
         if cluster.get(key) and not (key == "topology" and cluster.get(key) == "FLAT"):
             raise ConfigError(
-                f"<cluster {key}={cluster.get(key, '')[:40]!r}>: only a flat cluster without it is read", file=file
+                f"<cluster {key}={cluster.get(key, '')[:40]!r}>: only a flat cluster without it is "
+                "read",
+                file=file,
             )
     if cluster.get("sharing_policy", "SPLITDUPLEX") != "SPLITDUPLEX":
         raise ConfigError("sharing_policy: expected SPLITDUPLEX, a link each way", file=file)
     hosts = sum(1 for _ in _radical(cluster.get("radical", ""), file))
     rate, delay = (
-        _quantity(cluster.get(key, ""), kind, file) for key, kind in (("bw", "bandwidth"), ("lat", "latency"))
+        _quantity(cluster.get(key, ""), kind, file)
+        for key, kind in (("bw", "bandwidth"), ("lat", "latency"))
     )
-    topology = crossbar(hosts, f"{_decimal(rate, 10**6)} B/s", 0, name=cluster.get("id") or "cluster")
+    topology = crossbar(
+        hosts, f"{_decimal(rate, 10**6)} B/s", 0, name=cluster.get("id") or "cluster"
+    )
     latency: Ints = np.full(topology.nlinks, delay, np.int64)
     return replace(
-        topology, link_latency_fs=latency, link_kind=np.full(topology.nlinks, LINK_KINDS.index("net"), np.int8)
+        topology,
+        link_latency_fs=latency,
+        link_kind=np.full(topology.nlinks, LINK_KINDS.index("net"), np.int8),
     )
 
 

@@ -1,6 +1,8 @@
-"""An InfiniBand fabric as a topology: its listed switches and cables, a GPU at each adapter, and subnet-manager routes.
+"""An InfiniBand fabric as a topology: its listed switches and cables, a GPU at each adapter, and
+subnet-manager routes.
 
-The listing does not describe the inside of nodes, so its rates are requested. Latencies are assumptions.
+The listing does not describe the inside of nodes, so its rates are requested. Latencies are
+assumptions.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ __all__ = ["FabricRouter", "parse_ib_fabric"]
 
 NVLINK_FS, PCIE_FS = 350_000_000, 400_000_000
 CABLE_FS, HOP_FS = 500_000_000, 250_000_000
-"""One-way latencies: GPU to the switch of its node, GPU to adapter, adapter to switch, switch to switch."""
+"""One-way latencies: GPU to the switch of its node, GPU to adapter, adapter to switch, switch to
+switch.
+"""
 UBPS_PER_MBPS = 125_000 * 10**6
 MAX_ADAPTERS = 1 << 14
 BLOCK = 1 << 16
@@ -38,10 +42,11 @@ _INSIDE_SWITCHES = "Aggregation Node"
 class FabricRouter:
     """Shortest paths between adapters.
 
-    If several ports qualify, the destination selects one, at each hop by another digit of its number.
+    If several ports qualify, the destination selects one, at each hop by another digit of its
+    number.
 
-    So traffic to one destination takes one path from everywhere, and the destinations at one switch are spread evenly, as in the fat-tree
-    routing of a subnet manager (d-mod-k).
+    So traffic to one destination takes one path from everywhere, and the destinations at one switch
+    are spread evenly, as in the fat-tree routing of a subnet manager (d-mod-k).
 
     Attributes
     ----------
@@ -52,11 +57,13 @@ class FabricRouter:
     ends
         Links from every rank to its adapter and back: ``[n, 2]``.
     adapter, number
-        Vertex of every rank's adapter, and the number that selects ports: its position at its switch, then the switch.
+        Vertex of every rank's adapter, and the number that selects ports: its position at its
+        switch, then the switch.
     away
         Hops from every vertex of the fabric to the adapter of every rank: ``[n, vertices]``.
     out, head
-        Links out of every vertex of the fabric, padded with -1, and their destinations: ``[vertices, ports]``.
+        Links out of every vertex of the fabric, padded with -1, and their destinations:
+        ``[vertices, ports]``.
     """
 
     host: Ints
@@ -85,7 +92,10 @@ class FabricRouter:
     def _fill(self, routes: Shorts, src: Ints, dst: Ints) -> None:
         together = self.host[src] == self.host[dst]
         local = np.flatnonzero(together & (src != dst))
-        routes[local, 0], routes[local, 1] = self.local_links[src[local], 0], self.local_links[dst[local], 1]
+        routes[local, 0], routes[local, 1] = (
+            self.local_links[src[local], 0],
+            self.local_links[dst[local], 1],
+        )
         pairs = np.flatnonzero(~together)
         routes[pairs, 0] = self.ends[src[pairs], 0]
         vertex, digit, column = self.adapter[src[pairs]], self.number[dst[pairs]], 1
@@ -116,9 +126,11 @@ def parse_ib_fabric(
     nvlink_bandwidth: Any = None,
     pcie_bandwidth: Any = None,
 ) -> Topology:
-    """Build a topology from the output of ``ibnetdiscover`` or ``iblinkinfo``: a rank for each adapter, node by node.
+    """Build a topology from the output of ``ibnetdiscover`` or ``iblinkinfo``: a rank for each
+    adapter, node by node.
 
-    Adapters whose names differ only in the last word, such as ``node-1 mlx5_0`` and ``node-1 mlx5_1``, belong to one node.
+    Adapters whose names differ only in the last word, such as ``node-1 mlx5_0`` and
+    ``node-1 mlx5_1``, belong to one node.
 
     Parameters
     ----------
@@ -127,12 +139,14 @@ def parse_ib_fabric(
     nodes
         Number of nodes that take part, in order of name; default: all.
     nvlink_bandwidth, pcie_bandwidth
-        Rate between a GPU and the switch inside its node (if a node has several GPUs), and between a GPU and its adapter.
+        Rate between a GPU and the switch inside its node (if a node has several GPUs), and between
+        a GPU and its adapter.
 
     Raises
     ------
     ConfigError
-        For text that is not a listing, a missing rate, and a fabric that does not connect all adapters.
+        For text that is not a listing, a missing rate, and a fabric that does not connect all
+        adapters.
     """
     content = content_of(content, "parse_ib_fabric")
     listing = parse_listing(content, file)
@@ -144,18 +158,26 @@ def parse_ib_fabric(
     hosts = dict(list(hosts.items())[:nodes])
     adapters = [adapter for members in hosts.values() for adapter in members]
     if len(adapters) > MAX_ADAPTERS:
-        raise ConfigError(f"{len(adapters):,} adapters; at most {MAX_ADAPTERS:,}, so take fewer nodes", file=file)
-    check_room(len(adapters) * len(listing.names) * 10, "the routes of the fabric", "fewer nodes need less")
+        raise ConfigError(
+            f"{len(adapters):,} adapters; at most {MAX_ADAPTERS:,}, so take fewer nodes", file=file
+        )
+    check_room(
+        len(adapters) * len(listing.names) * 10, "the routes of the fabric", "fewer nodes need less"
+    )
     several = any(len(members) > 1 for members in hosts.values())
     inner = [
         Rate("pcie.bandwidth", "links from GPUs to adapters", "64 GB/s", pcie_bandwidth),
         Rate("nvlink.bandwidth", "links between GPUs of a node", "450 GB/s", nvlink_bandwidth),
     ]
     pcie, nvlink = (
-        required_rates("the listing", file, inner) if several else (*required_rates("the listing", file, inner[:1]), 0)
+        required_rates("the listing", file, inner)
+        if several
+        else (*required_rates("the listing", file, inner[:1]), 0)
     )
     n, offset = len(adapters), len(adapters)
-    names = [f"{host}.gpu{place}" for host, members in hosts.items() for place in range(len(members))]
+    names = [
+        f"{host}.gpu{place}" for host, members in hosts.items() for place in range(len(members))
+    ]
     names += _distinct(listing.names)
     kinds = ["gpu"] * n + ["switch" if kind == "router" else kind for kind in listing.kinds]
     links = LinkTable([])
@@ -178,19 +200,36 @@ def parse_ib_fabric(
             kinds.append("switch")
         for _ in members:
             if len(members) > 1:
-                local[rank] = links.add_pair(rank, len(names) - 1, nvlink, (NVLINK_FS, NVLINK_FS), "nvlink")
+                local[rank] = links.add_pair(
+                    rank, len(names) - 1, nvlink, (NVLINK_FS, NVLINK_FS), "nvlink"
+                )
             host[rank], rank = number, rank + 1
     router = _router(
-        np.array(adapters), len(listing.names), cables, host, local, np.array(ends, np.int32), listing, file
+        np.array(adapters),
+        len(listing.names),
+        cables,
+        host,
+        local,
+        np.array(ends, np.int32),
+        listing,
+        file,
     )
     topology = assemble(
-        _title(file), names, kinds, np.arange(n), links.columns(), router, {"box": host} if len(hosts) > 1 else {}
+        _title(file),
+        names,
+        kinds,
+        np.arange(n),
+        links.columns(),
+        router,
+        {"box": host} if len(hosts) > 1 else {},
     )
     return replace(
         topology,
-        description=f"InfiniBand fabric: {len(hosts)} nodes, {n} adapters, {listing.kinds.count('switch')} switches",
+        description=f"InfiniBand fabric: {len(hosts)} nodes, {n} adapters, "
+        f"{listing.kinds.count('switch')} switches",
         sources={
-            "$": "ibnetdiscover or iblinkinfo: switches, cables and their rates; inside of nodes as given; latencies unverified"
+            "$": "ibnetdiscover or iblinkinfo: switches, cables and their rates; inside of nodes "
+            "as given; latencies unverified"
         },
     )
 
@@ -222,7 +261,9 @@ def _natural(name: str) -> tuple[tuple[bool, int, str], ...]:
 
 def _distinct(names: list[str]) -> list[str]:
     """Distinct names of vertices: repeated names get their number."""
-    often = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+    often = (
+        {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+    )
     return [f"{name} #{number}" if name in often else name for number, name in enumerate(names)]
 
 
@@ -246,10 +287,15 @@ def _router(
     reverse = graph.T.tocsr()
     switch_links = through[np.repeat(np.arange(vertices), np.diff(reverse.indptr))]
     away = np.empty((len(adapters), vertices))
-    for number, adapter in enumerate(adapters.tolist()):  # backwards from each adapter, over switches only
+    for number, adapter in enumerate(
+        adapters.tolist()
+    ):  # backwards from each adapter, over switches only
         usable = switch_links.copy()
         usable[reverse.indptr[adapter] : reverse.indptr[adapter + 1]] = True
-        ways = csr_array((usable.astype(float), reverse.indices.copy(), reverse.indptr.copy()), shape=reverse.shape)
+        ways = csr_array(
+            (usable.astype(float), reverse.indices.copy(), reverse.indptr.copy()),
+            shape=reverse.shape,
+        )
         ways.eliminate_zeros()  # they would be paths of length zero
         away[number] = shortest_path(ways, unweighted=True, indices=adapter)
     lost = np.argwhere(~np.isfinite(away[:, adapters]))
@@ -268,14 +314,19 @@ def _router(
 
 
 def _numbers(leaf: Ints) -> Ints:
-    """The position of every adapter at its switch plus, in multiples of a power of two, the position of the switch.
+    """The position of every adapter at its switch plus, in multiples of a power of two, the
+    position of the switch.
 
     >>> _numbers(np.array([9, 8, 9, 8, 9])).tolist()
     [0, 4, 1, 5, 2]
     """
     _, leaf_number = np.unique(leaf, return_inverse=True)
     switches: dict[int, int] = {}
-    switch = np.array([switches.setdefault(number, len(switches)) for number in leaf_number.tolist()])
-    place = np.array([int((leaf_number[:rank] == number).sum()) for rank, number in enumerate(leaf_number)])
+    switch = np.array(
+        [switches.setdefault(number, len(switches)) for number in leaf_number.tolist()]
+    )
+    place = np.array(
+        [int((leaf_number[:rank] == number).sum()) for rank, number in enumerate(leaf_number)]
+    )
     numbers: Ints = place + switch * (1 << int(place.max()).bit_length())
     return numbers

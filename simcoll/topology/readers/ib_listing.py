@@ -1,4 +1,6 @@
-"""Listings of an InfiniBand fabric: the output of ``ibnetdiscover`` and ``iblinkinfo``, as vertices and cables."""
+"""Listings of an InfiniBand fabric: the output of ``ibnetdiscover`` and ``iblinkinfo``, as vertices
+and cables.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ __all__ = ["Cable", "Listing", "parse_listing"]
 MAX_BYTES = 64 << 20
 MAX_PORTS = 1 << 18
 
-# Data rate of a lane in Mbit/s: by name, and by the signalling rate in Gbit/s. SDR to QDR encode 8 bits in 10, later ones 64 in 66.
+# Data rate of a lane in Mbit/s: by name, and by the signalling rate in Gbit/s. SDR to QDR encode 8
+# bits in 10, later ones 64 in 66.
 _LANES = {
     "SDR": 2000,
     "DDR": 4000,
@@ -63,7 +66,9 @@ class Cable:
 
 @dataclass(slots=True)
 class Listing:
-    """Names and kinds (``switch``, ``nic``, ``router``) of the vertices, and the cables between them."""
+    """Names and kinds (``switch``, ``nic``, ``router``) of the vertices, and the cables between
+    them.
+    """
 
     names: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
@@ -79,16 +84,21 @@ def parse_listing(content: Content, file: str | None = None) -> Listing:
     Raises
     ------
     ConfigError
-        For text that is not a listing, an unknown rate, and cables whose ends disagree or of which one is missing.
+        For text that is not a listing, an unknown rate, and cables whose ends disagree or of which
+        one is missing.
     """
     content = content_of(content, "parse_listing")
     if len(content) > MAX_BYTES:
         raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB", file=file)
     lines = content.decode("utf-8", "replace").split("\n")
     listing = Listing()
-    ports = (_ibnetdiscover_ports if any(map(_NODE.match, lines)) else _iblinkinfo_ports)(lines, listing, file)
+    ports = (_ibnetdiscover_ports if any(map(_NODE.match, lines)) else _iblinkinfo_ports)(
+        lines, listing, file
+    )
     if not ports:
-        raise ConfigError("has no cables; expected what ibnetdiscover or iblinkinfo prints", file=file)
+        raise ConfigError(
+            "has no cables; expected what ibnetdiscover or iblinkinfo prints", file=file
+        )
     _join(ports, listing, file)
     return listing
 
@@ -126,7 +136,9 @@ def _ibnetdiscover_ports(lines: list[str], listing: Listing, file: str | None) -
 
 
 class _PrintedPort(NamedTuple):
-    """A port of iblinkinfo's output: its vertex and number, the LID and port that it leads to, its rate and line."""
+    """A port of iblinkinfo's output: its vertex and number, the LID and port that it leads to, its
+    rate and line.
+    """
 
     end: tuple[int, int]
     peer_lid: int
@@ -136,7 +148,9 @@ class _PrintedPort(NamedTuple):
 
 
 def _iblinkinfo_ports(lines: list[str], listing: Listing, file: str | None) -> _Ports:
-    """Ports in the output of iblinkinfo, with or without ``--line``: the other end is identified by its LID."""
+    """Ports in the output of iblinkinfo, with or without ``--line``: the other end is identified by
+    its LID.
+    """
     of_lid: dict[int, int] = {}
     printed: list[_PrintedPort] = []
     owner, lined = -1, _line_vertices(lines, listing)
@@ -151,16 +165,25 @@ def _iblinkinfo_ports(lines: list[str], listing: Listing, file: str | None) -> _
             lid = int(match[1])
             if of_lid.setdefault(lid, owner) != owner:
                 _refuse(
-                    f"LID {lid} is that of {listing.names[of_lid[lid]]} and of {listing.names[owner]}", file, number
+                    f"LID {lid} is that of {listing.names[of_lid[lid]]} and of "
+                    f"{listing.names[owner]}",
+                    file,
+                    number,
                 )
             rate = _rate(match[3], match[5] or _SIGNALLED.get(match[4], match[4]), file, number)
-            printed.append(_PrintedPort((owner, int(match[2])), int(match[6]), int(match[7]), rate, number))
+            printed.append(
+                _PrintedPort((owner, int(match[2])), int(match[6]), int(match[7]), rate, number)
+            )
             if len(printed) > MAX_PORTS:
                 _refuse(f"more than {MAX_PORTS:,} ports", file, number)
     ports = {}
     for port in printed:
         if port.peer_lid not in of_lid:
-            _refuse(f"port {port.end[1]} leads to LID {port.peer_lid}, which is not listed", file, port.line)
+            _refuse(
+                f"port {port.end[1]} leads to LID {port.peer_lid}, which is not listed",
+                file,
+                port.line,
+            )
         ports[port.end] = ((of_lid[port.peer_lid], port.peer_port), port.rate, port.line)
     return ports
 
@@ -168,7 +191,8 @@ def _iblinkinfo_ports(lines: list[str], listing: Listing, file: str | None) -> _
 def _line_vertices(lines: list[str], listing: Listing) -> dict[str, int]:
     """Vertices of ``iblinkinfo --line`` by GUID.
 
-    Their kinds are inferred: a switch has all its ports under one GUID, an adapter each port under a separate one.
+    Their kinds are inferred: a switch has all its ports under one GUID, an adapter each port under
+    a separate one.
     """
     names: dict[str, str] = {}
     ports: dict[str, set[int]] = {}
@@ -177,7 +201,9 @@ def _line_vertices(lines: list[str], listing: Listing) -> dict[str, int]:
             names[match[1]] = match[2]
             ports.setdefault(match[1], set()).add(int(match[4]))
     return {
-        guid: _vertex(listing, "Switch" if len(ports[guid]) > 1 or max(ports[guid]) > 2 else "CA", name)
+        guid: _vertex(
+            listing, "Switch" if len(ports[guid]) > 1 or max(ports[guid]) > 2 else "CA", name
+        )
         for guid, name in names.items()
     }
 
@@ -191,7 +217,11 @@ def _vertex(listing: Listing, word: str, name: str) -> int:
 def _rate(lanes: str, speed: str, file: str | None, line: int) -> int:
     if speed not in _LANES or not 1 <= int(lanes) <= 12:
         speeds = ", ".join(_LANES)
-        _refuse(f"{lanes} lanes of {speed[:20]}: expected 1 to 12 of {speeds} (or their Gbps)", file, line)
+        _refuse(
+            f"{lanes} lanes of {speed[:20]}: expected 1 to 12 of {speeds} (or their Gbps)",
+            file,
+            line,
+        )
     return int(lanes) * _LANES[speed]
 
 
@@ -201,11 +231,17 @@ def _join(ports: _Ports, listing: Listing, file: str | None) -> None:
         returned = ports.get(peer)
         if returned is None or returned[0] != end:
             _refuse(
-                f"{_describe(listing, end)} leads to {_describe(listing, peer)}, which does not lead back", file, line
+                f"{_describe(listing, end)} leads to {_describe(listing, peer)}, which does not "
+                "lead back",
+                file,
+                line,
             )
         if returned[1] != rate:
             _refuse(
-                f"the cable has {rate} Mbit/s at this end, and {returned[1]} at {_describe(listing, peer)}", file, line
+                f"the cable has {rate} Mbit/s at this end, and {returned[1]} at "
+                f"{_describe(listing, peer)}",
+                file,
+                line,
             )
         if end < peer:
             listing.cables.append(Cable(end[0], peer[0], rate))

@@ -1,4 +1,6 @@
-"""Rates that another tool's file lacks: all missing ones are requested at once, with a command to copy."""
+"""Rates that another tool's file lacks: all missing ones are requested at once, with a command to
+copy.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class Rate:
     Attributes
     ----------
     name, subject, example
-        The key that sets it, such as ``nvlink.bandwidth``; a description of the links; and an example value.
+        The key that sets it, such as ``nvlink.bandwidth``; a description of the links; and an
+        example value.
     stated
         Text, micro-bytes per second, or None.
     """
@@ -50,13 +53,21 @@ def required_rates(source: str, file: str, rates: Sequence[Rate]) -> list[int]:
         subjects = f"{', '.join(earlier)} and {last}" if earlier else last
         name = printable(file)
         raise ConfigError(
-            f"{source} does not state the speed of {subjects}; set {'them' if earlier else 'it'}: -t '{name}{values}', or in a file that "
+            f"{source} does not state the speed of {subjects}; set {'them' if earlier else 'it'}: "
+            f"-t '{name}{values}', or in a file that "
             "extends it",
             file=file,
             path=f"$.{missing[0].name}",
         )
-    return [rate.stated if isinstance(rate.stated, int) else parse_capacity(rate.stated, rate.name) for rate in rates]
+    return [
+        rate.stated if isinstance(rate.stated, int) else parse_capacity(rate.stated, rate.name)
+        for rate in rates
+    ]
 
 
 def _example(rate: Rate) -> str:
-    return format_rate(rate.stated) if isinstance(rate.stated, int) else str(rate.stated or rate.example)
+    return (
+        format_rate(rate.stated)
+        if isinstance(rate.stated, int)
+        else str(rate.stated or rate.example)
+    )

@@ -1,4 +1,5 @@
-"""Completion of a topology file as NCCL does at run time, from given facts: GPUs, NVLinks, network ports.
+"""Completion of a topology file as NCCL does at run time, from given facts: GPUs, NVLinks, network
+ports.
 
 The files that clouds publish for ``NCCL_TOPO_FILE`` list only PCIe devices.
 """
@@ -55,21 +56,28 @@ def complete(root: Element, facts: Facts) -> None:
     ]
     gpus = [device for device in root.iter("pci") if device.find("gpu") is not None]
     if not gpus:
-        displays = sorted(_of_class(devices, "0x03"), key=lambda device: device.get("busid", "").lower())
+        displays = sorted(
+            _of_class(devices, "0x03"), key=lambda device: device.get("busid", "").lower()
+        )
         if facts.sm is None or not displays:
             raise ConfigError(_missing(displays))
         if facts.nvlinks is None and facts.links is None:
             raise ConfigError(
-                "missing: how many NVLinks each GPU has to NVSwitches, 0 for none; or gpu.links, such as [[0, 1, 12]]",
+                "missing: how many NVLinks each GPU has to NVSwitches, 0 for none; or gpu.links, "
+                "such as [[0, 1, 12]]",
                 path="$.nvlink.count",
             )
         for number, device in enumerate(displays):
-            SubElement(device, "gpu", {"dev": str(number), "sm": str(facts.sm), "rank": str(number)})
+            SubElement(
+                device, "gpu", {"dev": str(number), "sm": str(facts.sm), "rank": str(number)}
+            )
         gpus = displays
         _add_ports(_of_class(devices, "0x02"), facts)
     elif facts.sm is not None or facts.nic_uBps is not None:
         key = "gpu.sm" if facts.sm is not None else "nic.bandwidth"
-        raise ConfigError("a full dump states this; only files without <gpu> elements omit it", path=f"$.{key}")
+        raise ConfigError(
+            "a full dump states this; only files without <gpu> elements omit it", path=f"$.{key}"
+        )
     if facts.nvlinks is not None or facts.links is not None:
         _replace_links(gpus, facts)
 
@@ -81,12 +89,17 @@ def _of_class(devices: Sequence[Element], prefix: str) -> list[Element]:
 def _add_ports(devices: Sequence[Element], facts: Facts) -> None:
     if devices and facts.nic_uBps is None:
         raise ConfigError(
-            f"missing: the file has {len(devices)} network devices but not their speed, such as '25 GB/s'",
+            f"missing: the file has {len(devices)} network devices but not their speed, such as "
+            "'25 GB/s'",
             path="$.nic.bandwidth",
         )
     for number, device in enumerate(devices):
         speed = str((facts.nic_uBps or 0) // UBPS_PER_MBPS)
-        SubElement(SubElement(device, "nic"), "net", {"name": f"net{number}", "dev": str(number), "speed": speed})
+        SubElement(
+            SubElement(device, "nic"),
+            "net",
+            {"name": f"net{number}", "dev": str(number), "speed": speed},
+        )
 
 
 def _replace_links(gpus: Sequence[Element], facts: Facts) -> None:
@@ -104,13 +117,16 @@ def _replace_links(gpus: Sequence[Element], facts: Facts) -> None:
     for a, b, count in facts.links or ():
         if a == b or not {str(a), str(b)} <= by_rank.keys() or count < 1:
             raise ConfigError(
-                f"[{a}, {b}, {count}]: expected two GPUs of 0 to {len(elements) - 1}, and how many NVLinks join them",
+                f"[{a}, {b}, {count}]: expected two GPUs of 0 to {len(elements) - 1}, and how many "
+                "NVLinks join them",
                 path="$.gpu.links",
             )
         for gpu_rank, peer_rank in ((a, b), (b, a)):
             target = by_rank[str(peer_rank)][1].get("busid", "")
             SubElement(
-                by_rank[str(gpu_rank)][0], "nvlink", {"target": target, "count": str(count), "tclass": "0x030200"}
+                by_rank[str(gpu_rank)][0],
+                "nvlink",
+                {"target": target, "count": str(count), "tclass": "0x030200"},
             )
 
 
@@ -121,12 +137,14 @@ def _missing(displays: Sequence[Element]) -> str:
         else "no <gpu> elements, nor devices of class 0x03"
     )
     advice = (
-        "say what it leaves out: gpu.sm, such as 80, nvlink.count (of each GPU to NVSwitches), nic.bandwidth; or "
+        "say what it leaves out: gpu.sm, such as 80, nvlink.count (of each GPU to NVSwitches), "
+        "nic.bandwidth; or "
         if displays
         else ""
     )
     return (
         f"{content}: GPUs, NVLinks and network ports are missing. "
         "Such files are input for NCCL_TOPO_FILE, which NCCL completes at run time; "
-        f"{advice}run any NCCL program on the machine with NCCL_TOPO_DUMP_FILE=dump.xml, and give that"
+        f"{advice}run any NCCL program on the machine with NCCL_TOPO_DUMP_FILE=dump.xml, and give "
+        "that"
     )

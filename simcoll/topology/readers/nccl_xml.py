@@ -1,8 +1,11 @@
-"""Reader of NCCL and RCCL topology dumps (``NCCL_TOPO_DUMP_FILE``): one node as the library detected it.
+"""Reader of NCCL and RCCL topology dumps (``NCCL_TOPO_DUMP_FILE``): one node as the library
+detected it.
 
-The rules for speeds are those of NCCL's ``src/graph/topo.cc`` and ``topo.h`` (2.30): a PCIe link has its width times the rate of a lane;
-sockets are joined at the speed of their vendor's links; NVLinks to several NVSwitches count as one bundle. Capacities of NVLink and
-xGMI are line rates; the share that NCCL expects is the topology's efficiency. A dump contains no latencies: those here are assumptions.
+The rules for speeds are those of NCCL's ``src/graph/topo.cc`` and ``topo.h`` (2.30): a PCIe link
+has its width times the rate of a lane; sockets are joined at the speed of their vendor's links;
+NVLinks to several NVSwitches count as one bundle. Capacities of NVLink and xGMI are line rates; the
+share that NCCL expects is the topology's efficiency. A dump contains no latencies: those here are
+assumptions.
 """
 
 from __future__ import annotations
@@ -64,7 +67,9 @@ class _Dump:
     up: dict[int, int] = field(default_factory=dict)  # PCIe parent of a vertex
     gpus: list[_XmlGpu] = field(default_factory=list)
     cards: list[_Card] = field(default_factory=list)
-    cpus: list[tuple[int, str, int]] = field(default_factory=list)  # vertex, vendor, capacity between sockets
+    cpus: list[tuple[int, str, int]] = field(
+        default_factory=list
+    )  # vertex, vendor, capacity between sockets
     hosts: list[str] = field(default_factory=list)
 
     def vertex(self, name: str, kind: str) -> int:
@@ -95,8 +100,9 @@ def parse_nccl_xml(
 ) -> Topology:
     """Build a topology from an NCCL topology dump.
 
-    ``nodes`` copies of the node are joined by a non-blocking network for each rail. The other arguments are facts that a file for
-    ``NCCL_TOPO_FILE`` omits: see :class:`simcoll.topology.readers.nccl_completed.Facts`.
+    ``nodes`` copies of the node are joined by a non-blocking network for each rail. The other
+    arguments are facts that a file for ``NCCL_TOPO_FILE`` omits: see
+    :class:`simcoll.topology.readers.nccl_completed.Facts`.
 
     Raises
     ------
@@ -115,7 +121,9 @@ def _topology(content: bytes, title: str, nodes: int, facts: Facts) -> Topology:
     complete(root, facts)
     _read_children(dump, root, None)
     if len(set(dump.hosts)) > 1:
-        raise ConfigError(f"the dump spans {len(set(dump.hosts))} hosts; expected the dump of one node")
+        raise ConfigError(
+            f"the dump spans {len(set(dump.hosts))} hosts; expected the dump of one node"
+        )
     if not dump.gpus:
         raise ConfigError("no GPU: expected <gpu> elements, each in a <pci> of its own")
     gpus = sorted(dump.gpus, key=lambda gpu: (gpu.rank, gpu.vertex))
@@ -123,16 +131,27 @@ def _topology(content: bytes, title: str, nodes: int, facts: Facts) -> Topology:
         raise ConfigError("two GPUs have the same rank")
     raw, expected, generation = _scale_up(dump, gpus)
     box = _box(dump, gpus)
-    topology = cluster(title, box, nodes, (Tier("leaf", rail_only=True, latency=NET_FS), Tier("spine")))
-    description = f"NCCL dump: {len(gpus)} GPUs, {len(box.nics)} rail(s) of {len(dump.cards)} network card(s)"
+    topology = cluster(
+        title, box, nodes, (Tier("leaf", rail_only=True, latency=NET_FS), Tier("spine"))
+    )
+    description = (
+        f"NCCL dump: {len(gpus)} GPUs, {len(box.nics)} rail(s) of {len(dump.cards)} network card(s)"
+    )
     if nodes > 1:
         description += f"; {nodes} copies joined by a non-blocking switch per rail and a spine, not in the dump"
     return replace(
         topology,
         description=description,
         efficiency={"nvlink": expected / raw},
-        traits={"gpu": gpus[0].gcn or f"sm{gpus[0].sm}", "generation": generation, "cpu": dump.cpus[0][1]},
-        sources={"$": "NCCL topology dump; link speeds by NCCL 2.30 src/graph/topo.h; latencies unverified"},
+        traits={
+            "gpu": gpus[0].gcn or f"sm{gpus[0].sm}",
+            "generation": generation,
+            "cpu": dump.cpus[0][1],
+        },
+        sources={
+            "$": "NCCL topology dump; link speeds by NCCL 2.30 src/graph/topo.h; latencies "
+            "unverified"
+        },
     )
 
 
@@ -147,7 +166,10 @@ def _box(dump: _Dump, gpus: list[_XmlGpu]) -> Box:
     nics, capacities = [], []
     for number, cards in enumerate(rails):
         speeds = [card.speed_mbps * GBps // 8000 for card in cards]
-        pcie = [speed if card.pcie is None else card.pcie for card, speed in zip(cards, speeds, strict=True)]
+        pcie = [
+            speed if card.pcie is None else card.pcie
+            for card, speed in zip(cards, speeds, strict=True)
+        ]
         nics.append(dump.below(cards[0].parent, f"nic{number}", "nic", sum(pcie)))
         capacities.append(sum(speeds))
     return Box(
@@ -168,7 +190,11 @@ def _parse(content: bytes) -> Element:
     root = parse_xml(content, LIMITS)
     if root.tag != "system":
         element = f"<{root.tag[:40]}>"
-        hint = "; this is a graph file (NCCL_GRAPH_DUMP_FILE), not a topology" if element == "<graphs>" else ""
+        hint = (
+            "; this is a graph file (NCCL_GRAPH_DUMP_FILE), not a topology"
+            if element == "<graphs>"
+            else ""
+        )
         raise ConfigError(f"expected <system> as the outermost element, found {element}{hint}")
     return root
 
@@ -191,7 +217,9 @@ def _read_cpu(dump: _Dump, element: Element) -> None:
     vendor = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}.get(
         element.get("vendor", ""), element.get("arch", "unknown")
     )
-    dump.cpus.append((vertex, vendor, rate_between_sockets(vendor, _integer(element, "modelid", 0)) * GBps))
+    dump.cpus.append(
+        (vertex, vendor, rate_between_sockets(vendor, _integer(element, "modelid", 0)) * GBps)
+    )
     dump.hosts.append(element.get("host_hash", ""))
     _read_children(dump, element, vertex)
 
@@ -203,7 +231,9 @@ def _read_pci(dump: _Dump, element: Element, parent: int | None) -> None:
     width = _integer(element, "link_width", 16) or 16  # NCCL treats 0, as on virtual bridges, as 16
     capacity = int(pcie_rate(width, element.get("link_speed", "")) * GBps)
     if not 1 <= width <= 64:
-        raise ConfigError(f"<pci busid={busid!r}>: link_width {width} is out of range; expected 0 to 64")
+        raise ConfigError(
+            f"<pci busid={busid!r}>: link_width {width} is out of range; expected 0 to 64"
+        )
     gpu, nic = element.find("gpu"), element.find("nic")
     if gpu is not None:
         _read_gpu(dump, gpu, dump.below(parent, f"gpu-{busid}", "gpu", capacity), busid)
@@ -222,14 +252,17 @@ def _read_gpu(dump: _Dump, element: Element, vertex: int, busid: str) -> None:
     for target, _, number in bundles:
         if target == busid:
             raise ConfigError(
-                f"GPU {busid}: a link to itself, which leaves open which GPUs are joined; say it, such as gpu.links=[[0, 1, 12]]"
+                f"GPU {busid}: a link to itself, which leaves open which GPUs are joined; say it, "
+                "such as gpu.links=[[0, 1, 12]]"
             )
         if not 1 <= number <= 1000:
             raise ConfigError(f"GPU {busid}: {number} links to {target!r}; expected 1 to 1000")
     rank = _integer(element, "rank", _integer(element, "dev", len(dump.gpus)))
     if rank < 0 or len(dump.gpus) == MAX_GPUS:
         wrong = (
-            f"rank='{rank}' is not a rank" if rank < 0 else f"more than {MAX_GPUS} GPUs; is this the dump of one node?"
+            f"rank='{rank}' is not a rank"
+            if rank < 0
+            else f"more than {MAX_GPUS} GPUs; is this the dump of one node?"
         )
         raise ConfigError(f"<gpu> of <pci busid={busid!r}>: {wrong}")
     dump.gpus.append(
@@ -258,12 +291,15 @@ def _compute_capability(element: Element, busid: str) -> int:
 
 
 def _read_nic(dump: _Dump, element: Element, parent: int | None, pcie: int | None) -> None:
-    """Add a NIC with the total rate of its ports, except those of speed 0 or -1, as on a DPU's host side."""
+    """Add a NIC with the total rate of its ports, except those of speed 0 or -1, as on a DPU's host
+    side.
+    """
     ports = [net for net in element if net.tag == "net"]
     for net in ports:
         if "speed" not in net.attrib:
             raise ConfigError(
-                f"<net name={net.get('name', '')!r}> has no speed; expected Mbit/s, such as speed='200000'"
+                f"<net name={net.get('name', '')!r}> has no speed; expected Mbit/s, such as "
+                "speed='200000'"
             )
     speeds = [_integer(net, "speed", 0) for net in ports]
     usable = sum(speed for speed in speeds if speed > 0)
@@ -280,11 +316,18 @@ def _scale_up(dump: _Dump, gpus: list[_XmlGpu]) -> tuple[Fraction, Fraction, str
     for gpu in gpus:
         if (gpu.sm, gpu.gcn) != (sm, gcn):
             kinds = ", ".join(f"{member.busid} has {_kind(member)}" for member in (gpus[0], gpu))
-            raise ConfigError(f"GPUs of two kinds: {kinds}; expected one kind, since link speeds follow from it")
+            raise ConfigError(
+                f"GPUs of two kinds: {kinds}; expected one kind, since link speeds follow from it"
+            )
     if gcn and gcn not in XGMI and any(gpu.links for gpu in gpus):
         valid = ", ".join(XGMI)
-        raise ConfigError(f"the speed of xGMI links of AMD GPUs of kind gcn={gcn!r} is not known here; known: {valid}")
-    raw, expected, generation = XGMI.get(gcn, (Fraction(1), Fraction(1), gcn)) if gcn else nvlink(sm)
+        raise ConfigError(
+            f"the speed of xGMI links of AMD GPUs of kind gcn={gcn!r} is not known here; known: "
+            f"{valid}"
+        )
+    raw, expected, generation = (
+        XGMI.get(gcn, (Fraction(1), Fraction(1), gcn)) if gcn else nvlink(sm)
+    )
     by_busid = {gpu.busid: gpu.vertex for gpu in gpus}
     switch: int | None = None
     for gpu in gpus:
@@ -296,7 +339,8 @@ def _scale_up(dump: _Dump, gpus: list[_XmlGpu]) -> tuple[Fraction, Fraction, str
             dump.links.add_pair(gpu.vertex, switch, capacity, halves_fs(NVLINK_FS), "nvlink")
         direct: dict[int, int] = {}
         for target, tclass, number in gpu.links:
-            # A GPU of the node that the dumped job did not use is absent from the file; links to it carry nothing.
+            # A GPU of the node that the dumped job did not use is absent from the file; links to it
+            # carry nothing.
             if not tclass.startswith("0x068000") and target in by_busid:
                 direct[by_busid[target]] = direct.get(by_busid[target], 0) + number
         for peer, number in direct.items():
@@ -309,7 +353,9 @@ def _kind(gpu: _XmlGpu) -> str:
 
 
 def _rails(dump: _Dump, gpus: list[_XmlGpu]) -> tuple[list[list[_Card]], list[int]]:
-    """NICs of each rail and rail of each GPU: the nearest by PCIe, shared evenly among GPUs at equal distance."""
+    """NICs of each rail and rail of each GPU: the nearest by PCIe, shared evenly among GPUs at
+    equal distance.
+    """
     if not dump.cards:
         return [], []
     reach = _reach(dump)
@@ -340,7 +386,9 @@ def _above(dump: _Dump, vertex: int) -> list[int]:
 
 
 def _reach(dump: _Dump) -> dict[int, tuple[int, list[int]]]:
-    """For each ancestor of a card, the number of links down to the nearest cards, and these cards."""
+    """For each ancestor of a card, the number of links down to the nearest cards, and these
+    cards.
+    """
     reach: dict[int, tuple[int, list[int]]] = {}
     for number, card in enumerate(dump.cards):
         chain = _above(dump, card.parent)
@@ -353,12 +401,19 @@ def _reach(dump: _Dump) -> dict[int, tuple[int, list[int]]]:
     return reach
 
 
-def _nearest_cards(dump: _Dump, reach: dict[int, tuple[int, list[int]]], gpu: int) -> tuple[int, ...]:
+def _nearest_cards(
+    dump: _Dump, reach: dict[int, tuple[int, list[int]]], gpu: int
+) -> tuple[int, ...]:
     """Cards with the fewest links from a GPU.
 
-    A card reached through too high an ancestor only seems farther than it is, so it is never mistaken for a nearest one.
+    A card reached through too high an ancestor only seems farther than it is, so it is never
+    mistaken for a nearest one.
     """
-    ways = [(up + reach[vertex][0], reach[vertex][1]) for up, vertex in enumerate(_above(dump, gpu)) if vertex in reach]
+    ways = [
+        (up + reach[vertex][0], reach[vertex][1])
+        for up, vertex in enumerate(_above(dump, gpu))
+        if vertex in reach
+    ]
     shortest = min(away for away, _ in ways)
     return tuple(sorted({card for away, cards in ways if away == shortest for card in cards}))
 

@@ -1,6 +1,7 @@
 """Writer of NCCL topology files: one node, as input for ``NCCL_TOPO_FILE``.
 
-NCCL identifies PCIe links by generation and width, and NVLinks by their number; it adds NICs itself. Anything else is refused.
+NCCL identifies PCIe links by generation and width, and NVLinks by their number; it adds NICs
+itself. Anything else is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ _CPUS = {
     "amd": 'arch="x86_64" vendor="AuthenticAMD" familyid="175" modelid="1"',
     "arm": 'arch="arm64"',
 }
-_SPEEDS = (("8.0 GT/s PCIe", 8), ("16.0 GT/s PCIe", 16), ("32.0 GT/s PCIe", 32), ("64.0 GT/s PCIe", 64))
+_SPEEDS = (
+    ("8.0 GT/s PCIe", 8),
+    ("16.0 GT/s PCIe", 16),
+    ("32.0 GT/s PCIe", 32),
+    ("64.0 GT/s PCIe", 64),
+)
 _WIDTHS = (16, 8, 4, 2, 1)
 NVSWITCH = "fffffff:ff:ff.0"
 
@@ -35,23 +41,34 @@ NVSWITCH = "fffffff:ff:ff.0"
 def nccl_topology_xml(topology: Topology) -> bytes:
     """A topology of one node as an NCCL topology file.
 
-    NVLinks and xGMI links are counted, and PCIe links identified, by NCCL's rates for them; GPUs without PCIe are attached to one CPU
-    at Gen5 x16. The file is read back to check that every two GPUs are joined by the same number of links.
+    NVLinks and xGMI links are counted, and PCIe links identified, by NCCL's rates for them; GPUs
+    without PCIe are attached to one CPU at Gen5 x16. The file is read back to check that every two
+    GPUs are joined by the same number of links.
 
     Raises
     ------
     ConfigError
-        For several nodes, GPUs of unknown generation, rates that are not a multiple of a link's, and too many elements for NCCL's parser.
+        For several nodes, GPUs of unknown generation, rates that are not a multiple of a link's,
+        and too many elements for NCCL's parser.
     """
     if len(np.unique(topology.groups.get("box", np.zeros(topology.nranks, np.int64)))) > 1:
-        raise ConfigError(f"{topology.name!r} has several nodes; a file describes one, so load it with nodes=1")
-    first_rank = np.zeros(topology.nranks - 1, np.int64)  # ranks of one node reach each other without the network
+        raise ConfigError(
+            f"{topology.name!r} has several nodes; a file describes one, so load it with nodes=1"
+        )
+    first_rank = np.zeros(
+        topology.nranks - 1, np.int64
+    )  # ranks of one node reach each other without the network
     used = topology.route(first_rank, np.arange(1, topology.nranks)).links
     if (topology.link_kind[used[used >= 0]] == LINK_KINDS.index("net")).any():
-        raise ConfigError(f"{topology.name!r} joins its GPUs by a network; a file describes one node")
+        raise ConfigError(
+            f"{topology.name!r} joins its GPUs by a network; a file describes one node"
+        )
     writer = _SystemXmlWriter(topology)
     lines = ['<system version="1">', *writer.lines(), "</system>", ""]
-    if sum(line.lstrip().startswith("<") and not line.lstrip().startswith("</") for line in lines) > MOST_ELEMENTS:
+    if (
+        sum(line.lstrip().startswith("<") and not line.lstrip().startswith("</") for line in lines)
+        > MOST_ELEMENTS
+    ):
         writer.refuse(f"it needs more than the {MOST_ELEMENTS} elements that NCCL's parser takes")
     content = "\n".join(lines).encode()
     again = parse_nccl_xml(content, file="written")
@@ -61,11 +78,15 @@ def nccl_topology_xml(topology: Topology) -> bytes:
 
 
 def _rates(topology: Topology) -> dict[tuple[str, str], int]:
-    """Capacity of NVLinks and xGMI links, by the ranks that they join; all switches count as one."""
+    """Capacity of NVLinks and xGMI links, by the ranks that they join; all switches count as
+    one.
+    """
     rank_of = {int(vertex): f"gpu{rank}" for rank, vertex in enumerate(topology.rank_nodes)}
     rates: dict[tuple[str, str], int] = {}
     for link in np.flatnonzero(topology.link_kind == LINK_KINDS.index("nvlink")).tolist():
-        ends = (rank_of.get(int(end[link]), "switch") for end in (topology.link_src, topology.link_dst))
+        ends = (
+            rank_of.get(int(end[link]), "switch") for end in (topology.link_src, topology.link_dst)
+        )
         key = (next(ends), next(ends))
         rates[key] = rates.get(key, 0) + int(topology.link_capacity_uBps[link])
     return rates
@@ -86,7 +107,8 @@ class _SystemXmlWriter:
         else:
             generations = ", ".join([*_CAPABILITY, *amd])
             self.refuse(
-                f"its GPUs are of generation {generation!r}, and links cannot be counted without; known: {generations}"
+                f"its GPUs are of generation {generation!r}, and links cannot be counted without; "
+                f"known: {generations}"
             )
         self.amd = generation in amd
         self.rank_of = {int(vertex): rank for rank, vertex in enumerate(topology.rank_nodes)}
@@ -121,7 +143,9 @@ class _SystemXmlWriter:
         neighbours: dict[int, list[tuple[int, int]]] = {}
         for link in np.flatnonzero(self.topology.link_kind == LINK_KINDS.index("pcie")).tolist():
             ends = int(self.topology.link_src[link]), int(self.topology.link_dst[link])
-            neighbours.setdefault(ends[0], []).append((ends[1], int(self.topology.link_capacity_uBps[link])))
+            neighbours.setdefault(ends[0], []).append(
+                (ends[1], int(self.topology.link_capacity_uBps[link]))
+            )
         return neighbours
 
     def _inside(
@@ -142,7 +166,9 @@ class _SystemXmlWriter:
                 yield f"{'  ' * depth}</pci>"
 
     def _speed(self, a: int, b: int, capacity: int) -> tuple[str, int]:
-        """Generation and width of a PCIe link, by the rate that NCCL expects or by the line rate."""
+        """Generation and width of a PCIe link, by the rate that NCCL expects or by the line
+        rate.
+        """
         rate = Fraction(capacity, GBps)
         for width in _WIDTHS:
             for name, transfers in _SPEEDS:
@@ -150,7 +176,9 @@ class _SystemXmlWriter:
                 if rate == pcie_rate(width, name) or abs(rate / line - 1) < Fraction(3, 100):
                     return name, width
         names = " and ".join(self.topology.node_names[vertex] for vertex in (a, b))
-        return self.refuse(f"{float(rate):g} GB/s between {names} matches no generation and width of PCIe")
+        return self.refuse(
+            f"{float(rate):g} GB/s between {names} matches no generation and width of PCIe"
+        )
 
     def _bus(self, rank: int | None = None) -> str:
         if rank is not None:
@@ -169,9 +197,14 @@ class _SystemXmlWriter:
             count = Fraction(capacity, GBps) / self.one
             if count.denominator != 1:
                 self.refuse(
-                    f"{float(count * self.one):g} GB/s from {tail} to {head} is not a whole number of links of {float(self.one):g} GB/s"
+                    f"{float(count * self.one):g} GB/s from {tail} to {head} is not a whole number "
+                    f"of links of {float(self.one):g} GB/s"
                 )
-            target, kind = (NVSWITCH, "0x068000") if head == "switch" else (self._bus(int(head[3:])), "0x030200")
+            target, kind = (
+                (NVSWITCH, "0x068000")
+                if head == "switch"
+                else (self._bus(int(head[3:])), "0x030200")
+            )
             word = "xgmi" if self.amd else "nvlink"
             yield f'{space}    <{word} target="{target}" count="{count.numerator}" tclass="{kind}"/>'
         yield f"{space}  </gpu>"

@@ -1,7 +1,7 @@
 """Reader of ``nvidia-smi topo -m``: the proximity of the GPUs and NICs of a node.
 
-The matrix states the number of NVLinks between two GPUs and the connection of other pairs, but no rates, which must be given.
-Latencies are assumptions, those of NCCL dumps.
+The matrix states the number of NVLinks between two GPUs and the connection of other pairs, but no
+rates, which must be given. Latencies are assumptions, those of NCCL dumps.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def parse_smi_matrix(
     nodes
         Copies of the node, joined by a non-blocking network for each rail.
     nvlink_bandwidth, pcie_bandwidth, nic_bandwidth, cpu_bandwidth
-        Rate of one NVLink, of a PCIe slot, of a NIC and between two sockets, in each direction. Each is required only if needed.
+        Rate of one NVLink, of a PCIe slot, of a NIC and between two sockets, in each direction.
+        Each is required only if needed.
 
     Raises
     ------
@@ -68,20 +69,37 @@ def parse_smi_matrix(
     matrix = _parse(content, file)
 
     n, total, sockets = matrix.gpus, len(matrix.words), _sockets(matrix)
-    counts = [[int(word[2:]) if word.startswith("NV") else 0 for word in row[:n]] for row in matrix.words[:n]]
+    counts = [
+        [int(word[2:]) if word.startswith("NV") else 0 for word in row[:n]]
+        for row in matrix.words[:n]
+    ]
     needs = {
-        "nvlink": (any(map(any, counts)), Rate("nvlink.bandwidth", "NVLinks", "25 GB/s", nvlink_bandwidth)),
-        "pcie": (n > 1 or total > n, Rate("pcie.bandwidth", "PCIe slots", "32 GB/s", pcie_bandwidth)),
+        "nvlink": (
+            any(map(any, counts)),
+            Rate("nvlink.bandwidth", "NVLinks", "25 GB/s", nvlink_bandwidth),
+        ),
+        "pcie": (
+            n > 1 or total > n,
+            Rate("pcie.bandwidth", "PCIe slots", "32 GB/s", pcie_bandwidth),
+        ),
         "nic": (total > n, Rate("nic.bandwidth", "NICs", "50 GB/s", nic_bandwidth)),
-        "cpu": (len(set(sockets)) > 1, Rate("cpu.bandwidth", "links between sockets", "20 GB/s", cpu_bandwidth)),
+        "cpu": (
+            len(set(sockets)) > 1,
+            Rate("cpu.bandwidth", "links between sockets", "20 GB/s", cpu_bandwidth),
+        ),
     }
     needed = {part: rate for part, (is_needed, rate) in needs.items() if is_needed}
-    rates = dict(zip(needed, required_rates("the matrix", file, list(needed.values())), strict=True))
+    rates = dict(
+        zip(needed, required_rates("the matrix", file, list(needed.values())), strict=True)
+    )
     nvlink, pcie = rates.get("nvlink", 0), rates.get("pcie", 0)
     names, kinds = [f"gpu{gpu}" for gpu in range(n)], ["gpu"] * n
     links = LinkTable([])
     _nvlinks(counts, names, kinds, links, nvlink)
-    switches = _groups(total, [(a, b) for a in range(total) for b in range(a) if matrix.words[a][b] in {"PIX", "PXB"}])
+    switches = _groups(
+        total,
+        [(a, b) for a in range(total) for b in range(a) if matrix.words[a][b] in {"PIX", "PXB"}],
+    )
     cpu_of: dict[int, int] = {}
     for socket in sorted(set(sockets)):
         cpu_of[socket] = len(names)
@@ -121,7 +139,9 @@ def parse_smi_matrix(
         nic_of_gpu=tuple(nearest if nics else ()),
     )
     title = file.replace("\\", "/").rpartition("/")[2].rpartition(".")[0] or "matrix"
-    topology = cluster(title, box, nodes, (Tier("leaf", rail_only=True, latency=NET_FS), Tier("spine")))
+    topology = cluster(
+        title, box, nodes, (Tier("leaf", rail_only=True, latency=NET_FS), Tier("spine"))
+    )
     return replace(
         topology,
         description=f"nvidia-smi topo -m: {n} GPUs, {len(nics)} NICs",
@@ -139,15 +159,29 @@ def _parse(content: bytes, file: str) -> _Matrix:
         refuse(f"larger than {MAX_BYTES >> 10} KiB")
     text = re.sub(r"\x1b\[[0-9;]*m", "", content.decode("utf-8", "replace"))
     lines = text.split("\n")
-    start = next((i for i, line in enumerate(lines) if line.split()[:1] == ["GPU0"] and " X " not in f" {line} "), None)
+    start = next(
+        (
+            i
+            for i, line in enumerate(lines)
+            if line.split()[:1] == ["GPU0"] and " X " not in f" {line} "
+        ),
+        None,
+    )
     if start is None:
         refuse("no header line that begins with GPU0; is this the output of nvidia-smi topo -m?")
     titles = re.split(r"\s+", lines[start].strip())
-    devices = [title for title in titles if re.fullmatch(r"GPU[0-9]{1,3}|NIC[0-9]{1,3}|mlx[0-9a-z_]{1,12}", title)]
+    devices = [
+        title
+        for title in titles
+        if re.fullmatch(r"GPU[0-9]{1,3}|NIC[0-9]{1,3}|mlx[0-9a-z_]{1,12}", title)
+    ]
     gpus = sum(device.startswith("GPU") for device in devices)
-    if not 1 <= len(devices) <= MAX_DEVICES or devices[:gpus] != [f"GPU{gpu}" for gpu in range(gpus)]:
+    if not 1 <= len(devices) <= MAX_DEVICES or devices[:gpus] != [
+        f"GPU{gpu}" for gpu in range(gpus)
+    ]:
         refuse(
-            f"expected column headers GPU0, GPU1, ... and NICs after them, at most {MAX_DEVICES}; got {' '.join(devices)[:80]}",
+            f"expected column headers GPU0, GPU1, ... and NICs after them, at most {MAX_DEVICES}; "
+            f"got {' '.join(devices)[:80]}",
             start + 1,
         )
     words: dict[str, list[str]] = {}
@@ -157,15 +191,22 @@ def _parse(content: bytes, file: str) -> _Matrix:
         if not cells or cells[0] not in devices:
             continue
         if len(cells) < len(devices) + 1:
-            refuse(f"{len(cells) - 1} cells; expected one for each of {len(devices)} devices", number)
+            refuse(
+                f"{len(cells) - 1} cells; expected one for each of {len(devices)} devices", number
+            )
         for cell in cells[1 : len(devices) + 1]:
             if cell not in {"X", *NEARNESS} and not re.fullmatch(r"NV[0-9]{1,3}", cell):
                 refuse(
-                    f"unknown word {cell[:20]!r}; expected X, NV and a number, or one of {', '.join(NEARNESS)}", number
+                    f"unknown word {cell[:20]!r}; expected X, NV and a number, or one of "
+                    f"{', '.join(NEARNESS)}",
+                    number,
                 )
         if cells[0] in words:
             refuse(f"two rows of {cells[0]}", number)
-        words[cells[0]], remainders[cells[0]] = cells[1 : len(devices) + 1], cells[len(devices) + 1 :]
+        words[cells[0]], remainders[cells[0]] = (
+            cells[1 : len(devices) + 1],
+            cells[len(devices) + 1 :],
+        )
     missing = [device for device in devices if device not in words]
     if missing:
         refuse(f"no row of {missing[0]}")
@@ -174,14 +215,20 @@ def _parse(content: bytes, file: str) -> _Matrix:
         for b in range(len(rows)):
             if (rows[a][b] == "X") != (a == b) or rows[a][b] != rows[b][a]:
                 refuse(
-                    f"{devices[a]} to {devices[b]} is {rows[a][b]}, and back {rows[b][a]}; expected the same, X for a device itself"
+                    f"{devices[a]} to {devices[b]} is {rows[a][b]}, and back {rows[b][a]}; "
+                    "expected the same, X for a device itself"
                 )
-    numa = [remainders[f"GPU{gpu}"][1] if len(remainders[f"GPU{gpu}"]) > 1 else "" for gpu in range(gpus)]
+    numa = [
+        remainders[f"GPU{gpu}"][1] if len(remainders[f"GPU{gpu}"]) > 1 else ""
+        for gpu in range(gpus)
+    ]
     return _Matrix(gpus, rows, numa)
 
 
 def _groups(count: int, pairs: list[tuple[int, int]]) -> list[int]:
-    """Group of each of ``count`` items, given pairs that belong together; numbered by first member."""
+    """Group of each of ``count`` items, given pairs that belong together; numbered by first
+    member.
+    """
     group = list(range(count))
     for a, b in pairs:
         low, high = sorted((group[a], group[b]))
@@ -190,13 +237,21 @@ def _groups(count: int, pairs: list[tuple[int, int]]) -> list[int]:
 
 
 def _sockets(matrix: _Matrix) -> list[int]:
-    """Socket of each device: devices not separated by the word SYS, and GPUs with one NUMA node, share a socket."""
+    """Socket of each device: devices not separated by the word SYS, and GPUs with one NUMA node,
+    share a socket.
+    """
     total, n = len(matrix.words), matrix.gpus
     pairs = [(a, b) for a in range(total) for b in range(a) if matrix.words[a][b] in NEARNESS[:-1]]
-    pairs += [(a, b) for a in range(n) for b in range(a) if matrix.numa[a] and matrix.numa[a] == matrix.numa[b]]
+    pairs += [
+        (a, b)
+        for a in range(n)
+        for b in range(a)
+        if matrix.numa[a] and matrix.numa[a] == matrix.numa[b]
+    ]
     group = _groups(total, pairs)
     separate = (
-        any(word == "SYS" for row in matrix.words for word in row) or len({numa for numa in matrix.numa if numa}) > 1
+        any(word == "SYS" for row in matrix.words for word in row)
+        or len({numa for numa in matrix.numa if numa}) > 1
     )
     if not separate:
         group = [0] * total
@@ -204,8 +259,12 @@ def _sockets(matrix: _Matrix) -> list[int]:
     return [order.index(label) for label in group]
 
 
-def _nvlinks(count: list[list[int]], names: list[str], kinds: list[str], links: LinkTable, link_rate: int) -> None:
-    """Add NVLinks between GPUs, or to a switch if a GPU's links to all peers exceed its own; ``link_rate`` is the rate of one."""
+def _nvlinks(
+    count: list[list[int]], names: list[str], kinds: list[str], links: LinkTable, link_rate: int
+) -> None:
+    """Add NVLinks between GPUs, or to a switch if a GPU's links to all peers exceed its own;
+    ``link_rate`` is the rate of one.
+    """
     n = len(count)
     if not any(map(any, count)):
         return

@@ -1,4 +1,6 @@
-"""A transformer that learns to take noise away, in the shape of DiT: conditions scale and shift each block, and a second model averages."""
+"""A transformer that learns to take noise away, in the shape of DiT: conditions scale and shift
+each block, and a second model averages.
+"""
 
 from __future__ import annotations
 
@@ -30,26 +32,40 @@ class Condition(nn.Module):
         rates = torch.exp(-math.log(1e4) * torch.arange(8, device=times.device) / 8)
         angles = times[:, None].float() * rates
         if self.training:
-            labels = torch.where(torch.rand(labels.shape, device=labels.device) < 0.1, CLASSES, labels)
+            labels = torch.where(
+                torch.rand(labels.shape, device=labels.device) < 0.1, CLASSES, labels
+            )
         return self.times(torch.cat([angles.cos(), angles.sin()], 1)) + self.classes(labels)
 
 
 class Block(nn.Module):
-    """Attention and two layers, whose scales, shifts and gates come from the condition and start at zero."""
+    """Attention and two layers, whose scales, shifts and gates come from the condition and start at
+    zero.
+    """
 
     def __init__(self):
         super().__init__()
-        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH, elementwise_affine=False) for _ in range(2)])
+        self.norms = nn.ModuleList(
+            [nn.LayerNorm(WIDTH, elementwise_affine=False) for _ in range(2)]
+        )
         self.into, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.hidden = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU("tanh"), nn.Linear(4 * WIDTH, WIDTH))
+        self.hidden = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU("tanh"), nn.Linear(4 * WIDTH, WIDTH)
+        )
         self.change = nn.Sequential(nn.SiLU(), nn.Linear(WIDTH, 6 * WIDTH))
         nn.init.zeros_(self.change[1].weight)
         nn.init.zeros_(self.change[1].bias)
 
     def forward(self, x, condition):
         shift, scale, gate, shift2, scale2, gate2 = self.change(condition)[:, None].chunk(6, -1)
-        q, k, v = self.into(self.norms[0](x) * (1 + scale) + shift).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
-        x = x + gate * self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        q, k, v = (
+            self.into(self.norms[0](x) * (1 + scale) + shift)
+            .unflatten(-1, (3, 4, -1))
+            .permute(2, 0, 3, 1, 4)
+        )
+        x = x + gate * self.out(
+            functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        )
         return x + gate2 * self.hidden(self.norms[1](x) * (1 + scale2) + shift2)
 
 
@@ -59,7 +75,9 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.into = nn.Conv2d(3, WIDTH, PATCH, PATCH)
-        self.places = nn.Parameter(torch.randn(1, (SIDE // PATCH) ** 2, WIDTH) / 8, requires_grad=False)
+        self.places = nn.Parameter(
+            torch.randn(1, (SIDE // PATCH) ** 2, WIDTH) / 8, requires_grad=False
+        )
         self.condition = Condition()
         self.blocks = nn.ModuleList([Block() for _ in range(2)])
         self.out = nn.Linear(WIDTH, 3 * PATCH * PATCH)
@@ -93,7 +111,9 @@ def main():
 
     model = Model()
     slow = copy.deepcopy(model).to(device).requires_grad_(False)
-    parallel = DistributedDataParallel(model.to(device), device_ids=None if device == "cpu" else [device])
+    parallel = DistributedDataParallel(
+        model.to(device), device_ids=None if device == "cpu" else [device]
+    )
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-3, weight_decay=0)
     draw = torch.Generator().manual_seed(11)
     data = TensorDataset(torch.randn(64, 3, SIDE, SIDE, generator=draw), torch.arange(64) % CLASSES)
@@ -110,7 +130,14 @@ def main():
             images, labels = images.to(device), labels.to(device)
             times = torch.randint(0, STEPS, labels.shape, device=device)
             noise, share = torch.randn_like(images), kept[times].view(-1, 1, 1, 1)
-            loss = (parallel(share.sqrt() * images + (1 - share).sqrt() * noise, times, labels) - noise).square().mean()
+            loss = (
+                (
+                    parallel(share.sqrt() * images + (1 - share).sqrt() * noise, times, labels)
+                    - noise
+                )
+                .square()
+                .mean()
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -120,7 +147,10 @@ def main():
         means.append(running.item() / size)
         logger.info("epoch %d: %.6f", epoch, means[-1])
     dist.barrier()
-    sums = [sum(float(each.double().sum()) for each in net.state_dict().values()) for net in (parallel.module, slow)]
+    sums = [
+        sum(float(each.double().sum()) for each in net.state_dict().values())
+        for net in (parallel.module, slow)
+    ]
     print(rank, *means, *sums)
     dist.destroy_process_group()
 

@@ -1,4 +1,6 @@
-"""A language model over data, pipeline, context and tensor ranks; its groups are those of the module ``grid``."""
+"""A language model over data, pipeline, context and tensor ranks; its groups are those of the
+module ``grid``.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,17 @@ class Tokens(nn.Module):
 
     def forward(self, tokens):
         mine = (tokens >= self.first) & (tokens < self.first + len(self.weight))
-        found = functional.embedding((tokens - self.first).clamp(0, len(self.weight) - 1), self.weight)
+        found = functional.embedding(
+            (tokens - self.first).clamp(0, len(self.weight) - 1), self.weight
+        )
         return grid.Reduce.apply(found * mine[..., None])
 
 
 def part(full, dim):
     """The rows or columns of a weight that this tensor rank has."""
-    return nn.Parameter(full.chunk(grid.grid.size("tensor"), dim)[grid.grid.places["tensor"]].clone())
+    return nn.Parameter(
+        full.chunk(grid.grid.size("tensor"), dim)[grid.grid.places["tensor"]].clone()
+    )
 
 
 class Layer(nn.Module):
@@ -90,11 +96,18 @@ class Stage(nn.Module):
             x = layer(x)
         if not self.last:
             return x
-        return functional.cross_entropy(functional.linear(x, self.head).flatten(0, 1), targets.flatten()) / MICRO
+        return (
+            functional.cross_entropy(
+                functional.linear(x, self.head).flatten(0, 1), targets.flatten()
+            )
+            / MICRO
+        )
 
 
 class Gradients:
-    """All-reduces over ranks with equal weights, each as soon as its gradient is there for the last time."""
+    """All-reduces over ranks with equal weights, each as soon as its gradient is there for the last
+    time.
+    """
 
     def __init__(self, model):
         self.works, self.on = [], False
@@ -122,7 +135,9 @@ def step(stage, gradients, tokens):
     begin = length * pipe.places["context"]
     held, losses = [], torch.zeros((), device=DEVICE)
     for micro in tokens.chunk(MICRO):
-        x, targets = (micro[:, begin + shift : begin + shift + length].contiguous() for shift in (0, 1))
+        x, targets = (
+            micro[:, begin + shift : begin + shift + length].contiguous() for shift in (0, 1)
+        )
         if not stage.first:
             x = torch.empty(len(micro), length, WIDTH, device=DEVICE, requires_grad=True)
             with torch.no_grad():
@@ -161,7 +176,11 @@ def main():
         found.append(losses.item())
         optimizer.step()
         optimizer.zero_grad()
-    print(dist.get_rank(), *found, sum(float(each.detach().double().sum()) for each in stage.parameters()))
+    print(
+        dist.get_rank(),
+        *found,
+        sum(float(each.detach().double().sum()) for each in stage.parameters()),
+    )
     dist.destroy_process_group()
 
 

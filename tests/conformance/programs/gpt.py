@@ -1,4 +1,6 @@
-"""A character model in the shape of minGPT: a trainer that owns its model, a sampler, and a snapshot to go on from."""
+"""A character model in the shape of minGPT: a trainer that owns its model, a sampler, and a
+snapshot to go on from.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +50,18 @@ class Attention(nn.Module):
     def __init__(self, shape):
         super().__init__()
         self.heads = shape.heads
-        self.into, self.out = nn.Linear(shape.width, 3 * shape.width), nn.Linear(shape.width, shape.width)
+        self.into, self.out = (
+            nn.Linear(shape.width, 3 * shape.width),
+            nn.Linear(shape.width, shape.width),
+        )
         self.register_buffer("mask", torch.tril(torch.ones(shape.length, shape.length)).bool())
 
     def forward(self, x):
         batch, length, width = x.shape
-        q, k, v = (each.view(batch, length, self.heads, -1).transpose(1, 2) for each in self.into(x).split(width, 2))
+        q, k, v = (
+            each.view(batch, length, self.heads, -1).transpose(1, 2)
+            for each in self.into(x).split(width, 2)
+        )
         scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
         scores = scores.masked_fill(~self.mask[:length, :length], float("-inf"))
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(x.shape))
@@ -67,7 +75,10 @@ class Block(nn.Module):
         self.norms = nn.ModuleList([nn.LayerNorm(shape.width) for _ in range(2)])
         self.attention = Attention(shape)
         self.hidden = nn.Sequential(
-            nn.Linear(shape.width, 4 * shape.width), nn.GELU(), nn.Linear(4 * shape.width, shape.width), nn.Dropout(0.1)
+            nn.Linear(shape.width, 4 * shape.width),
+            nn.GELU(),
+            nn.Linear(4 * shape.width, shape.width),
+            nn.Dropout(0.1),
         )
 
     def forward(self, x):
@@ -126,7 +137,9 @@ class Trainer:
         self.parallel = DistributedDataParallel(self.model, device_ids=ids)
         data = Text(shape.length)
         self.sampler = DistributedSampler(data, seed=5)
-        self.loader = DataLoader(data, batch_size=32 // dist.get_world_size(), sampler=self.sampler, drop_last=True)
+        self.loader = DataLoader(
+            data, batch_size=32 // dist.get_world_size(), sampler=self.sampler, drop_last=True
+        )
 
     def epoch(self, number):
         """One pass over a part of the data."""
@@ -142,7 +155,11 @@ class Trainer:
                 break
         self.schedule.step()
         if self.rank == 0:
-            state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "epoch": number + 1}
+            state = {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "epoch": number + 1,
+            }
             torch.save(state, self.path)
         dist.barrier()
 

@@ -1,4 +1,6 @@
-"""Four kinds of parallelism in the shape of picotron: one object of the module knows the groups, and layers ask it."""
+"""Four kinds of parallelism in the shape of picotron: one object of the module knows the groups,
+and layers ask it.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,13 @@ class Grid:
                 group = dist.new_group(row)
                 if dist.get_rank() in row:
                     self.groups[name], self.members[name] = group, row
-        rows = ranks.permute(1, 3, 0, 2).reshape(pipeline * tensor, -1).tolist()  # who has the same weights
+        rows = (
+            ranks.permute(1, 3, 0, 2).reshape(pipeline * tensor, -1).tolist()
+        )  # who has the same weights
         made = [dist.new_group(row) for row in rows]
-        self.groups["replicas"] = next(made[at] for at, row in enumerate(rows) if dist.get_rank() in row)
+        self.groups["replicas"] = next(
+            made[at] for at, row in enumerate(rows) if dist.get_rank() in row
+        )
 
     def size(self, name):
         """Ranks of my group along an axis."""

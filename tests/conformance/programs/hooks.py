@@ -1,4 +1,6 @@
-"""DistributedDataParallel, whose gradients are sent in 16 bits, or as matrices of rank 2, or as both."""
+"""DistributedDataParallel, whose gradients are sent in 16 bits, or as matrices of rank 2, or as
+both.
+"""
 
 import torch
 import torch.distributed as dist
@@ -16,7 +18,11 @@ def train(hook, *, low_rank):
         torch.nn.Linear(32, 8),
     ]
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2) if low_rank else None
+    state = (
+        powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+        if low_rank
+        else None
+    )
     model.register_comm_hook(state, hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     data = torch.Generator().manual_seed(10 + dist.get_rank())

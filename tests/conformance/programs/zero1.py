@@ -1,4 +1,6 @@
-"""Optimizer states in parts: ``ZeroRedundancyOptimizer``, with groups of parameters and a consolidated state."""
+"""Optimizer states in parts: ``ZeroRedundancyOptimizer``, with groups of parameters and a
+consolidated state.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,19 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(rank)
     model = nn.Sequential(
-        nn.Linear(16, 48), nn.Tanh(), nn.LayerNorm(48), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 4)
+        nn.Linear(16, 48),
+        nn.Tanh(),
+        nn.LayerNorm(48),
+        nn.Linear(48, 24),
+        nn.ReLU(),
+        nn.Linear(24, 4),
     )
     model = DistributedDataParallel(model.to(device), bucket_cap_mb=0.004)
     optimizer = ZeroRedundancyOptimizer(
-        model.module[:3].parameters(), optimizer_class=torch.optim.AdamW, parameters_as_bucket_view=True, lr=1e-2
+        model.module[:3].parameters(),
+        optimizer_class=torch.optim.AdamW,
+        parameters_as_bucket_view=True,
+        lr=1e-2,
     )
     optimizer.add_param_group({"params": list(model.module[3:].parameters()), "lr": 3e-3})
     losses = []
@@ -32,10 +42,18 @@ def main():
     optimizer.consolidate_state_dict(to=0)
     states = 0.0
     if rank == 0:
-        states = sum(float(state["exp_avg"].double().sum()) for state in optimizer.state_dict()["state"].values())
+        states = sum(
+            float(state["exp_avg"].double().sum())
+            for state in optimizer.state_dict()["state"].values()
+        )
     own = sum(state["exp_avg"].numel() for state in optimizer.optim.state.values())
     assert own < sum(each.numel() for each in model.parameters()), "each rank keeps a part"
-    print(rank, *losses, states, sum(float(each.detach().double().sum()) for each in model.parameters()))
+    print(
+        rank,
+        *losses,
+        states,
+        sum(float(each.detach().double().sum()) for each in model.parameters()),
+    )
     dist.destroy_process_group()
 
 

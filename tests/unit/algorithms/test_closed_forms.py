@@ -1,10 +1,10 @@
 """Times on an ideal crossbar equal the literature's closed forms exactly.
 
-The model is that of Thakur, Rabenseifner, Gropp (IJHPCA 19, 2005) and Chan et al. (CCPE 19, 2007): one send and one
-receive at a time, a message of s bytes costs alpha + s beta, reducing it gamma per byte more; a step starts when both
-ends are ready. Then a collective of n bytes takes ``A alpha + B n beta + G n gamma``. The forms below are those
-papers'; for rank counts that are no power of two the recursive ones are those of MPICH's algorithms played step by
-step.
+The model is that of Thakur, Rabenseifner, Gropp (IJHPCA 19, 2005) and Chan et al. (CCPE 19, 2007):
+one send and one receive at a time, a message of s bytes costs alpha + s beta, reducing it gamma per
+byte more; a step starts when both ends are ready. Then a collective of n bytes takes
+``A alpha + B n beta + G n gamma``. The forms below are those papers'; for rank counts that are no
+power of two the recursive ones are those of MPICH's algorithms played step by step.
 """
 
 from __future__ import annotations
@@ -51,13 +51,17 @@ def doubling(n):
     return (lg_up(n),) * 3 if n in POWERS else (lg_down(n) + 2, lg_down(n) + 2, lg_down(n) + 1)
 
 
-# Recursive halving when ranks fold first: MPICH's algorithm gives A = floor(lg n) + 2; B and G are what its longest
-# path moves.
+# Recursive halving when ranks fold first: MPICH's algorithm gives A = floor(lg n) + 2; B and G are
+# what its longest path moves.
 FOLDED_HALVING = {
-    3: (3, 2, "5/3"), 5: (4, "11/5", 2), 6: (4, "13/6", 2), 7: (4, 2, "13/7"), 9: (5, "20/9", "19/9"),
+    3: (3, 2, "5/3"),
+    5: (4, "11/5", 2),
+    6: (4, "13/6", 2),
+    7: (4, 2, "13/7"),
+    9: (5, "20/9", "19/9"),
     12: (5, "9/4", "13/6"),
     15: (5, 2, "29/15"),
-}  # fmt: skip
+}
 
 
 def halving(n):
@@ -82,7 +86,8 @@ FORMS = {
     ("barrier", "dissemination"): (lambda n: (lg_up(n), 0, 0), RANKS),
 }
 
-# Forms of the literature that are met elsewhere or not at all, because their algorithms came later than this table.
+# Forms of the literature that are met elsewhere or not at all, because their algorithms came later
+# than this table.
 LATER = {
     "linear broadcast, scatter": "no linear algorithms yet",
     "broadcast by scatter and all-gather (ring, recursive doubling)": "needs a binomial scatter",
@@ -96,10 +101,17 @@ LATER = {
 
 
 def time_fs(collective, algorithm, n, vector_bytes, alpha_fs=ALPHA_FS, gamma_fs=GAMMA_FS):
-    """Emulated time for a vector of that many bytes: the whole, all blocks together, or what a rank sends to all."""
+    """Emulated time for a vector of that many bytes: the whole, all blocks together, or what a rank
+    sends to all.
+    """
     schedule = simcoll.schedule(collective, algorithm, nranks=n)
     blocks = n if collective in ("all_gather", "reduce_scatter", "all_to_all") else 1
-    plan = simcoll.bind(schedule, vector_bytes // blocks, "uint8", protocol=ideal(reduce_as_per_byte=gamma_fs * 1000))
+    plan = simcoll.bind(
+        schedule,
+        vector_bytes // blocks,
+        "uint8",
+        protocol=ideal(reduce_as_per_byte=gamma_fs * 1000),
+    )
     return emulate(plan, crossbar(n, "1 TB/s", alpha_fs), data="none", bound=False).time_fs
 
 
@@ -131,8 +143,14 @@ def test_each_term_on_its_own():
     # All three coefficients of one case, each from a run in which the other costs vanish.
     vector = 12 * 4096
     assert time_fs("all_reduce", "ring", 12, 0) == 0
-    assert time_fs("all_reduce", "ring", 12, vector, alpha_fs=0, gamma_fs=0) == Fraction(22, 12) * vector * BETA_FS
-    full, free = time_fs("all_reduce", "ring", 12, vector), time_fs("all_reduce", "ring", 12, vector, gamma_fs=0)
+    assert (
+        time_fs("all_reduce", "ring", 12, vector, alpha_fs=0, gamma_fs=0)
+        == Fraction(22, 12) * vector * BETA_FS
+    )
+    full, free = (
+        time_fs("all_reduce", "ring", 12, vector),
+        time_fs("all_reduce", "ring", 12, vector, gamma_fs=0),
+    )
     assert full - free == Fraction(11, 12) * vector * GAMMA_FS
     assert free - time_fs("all_reduce", "ring", 12, vector, alpha_fs=0, gamma_fs=0) == 22 * ALPHA_FS
 
@@ -147,8 +165,12 @@ def test_hierarchical_on_a_crossbar_is_the_sum_of_its_phases(boxes, box):
     # Reduce-scatter and all-gather inside a box, a ring over the boxes on a 1/box of the vector.
     n, vector = boxes * box, 4096 * boxes * box
     schedule = simcoll.schedule("all_reduce", "hierarchical", nranks=n, box=box)
-    plan = simcoll.bind(schedule, vector, "uint8", protocol=ideal(reduce_as_per_byte=GAMMA_FS * 1000))
+    plan = simcoll.bind(
+        schedule, vector, "uint8", protocol=ideal(reduce_as_per_byte=GAMMA_FS * 1000)
+    )
     found = emulate(plan, crossbar(n, "1 TB/s", ALPHA_FS), data="none", bound=False).time_fs
     inside, between = Fraction(box - 1, box), Fraction(boxes - 1, boxes) / box
-    expected = 2 * (box - 1 + boxes - 1) * ALPHA_FS + (inside + between) * vector * (2 * BETA_FS + GAMMA_FS)
+    expected = 2 * (box - 1 + boxes - 1) * ALPHA_FS + (inside + between) * vector * (
+        2 * BETA_FS + GAMMA_FS
+    )
     assert found == expected

@@ -1,9 +1,10 @@
-"""More closed forms on an ideal crossbar, each met exactly: ``A alpha + B n beta + G n gamma`` for n bytes.
+"""More closed forms on an ideal crossbar, each met exactly: ``A alpha + B n beta + G n gamma`` for
+n bytes.
 
-The model is that of Thakur, Rabenseifner, Gropp (IJHPCA 19, 2005) and Chan et al. (CCPE 19, 2007): one send and one
-receive at a time, a message of s bytes costs alpha + s beta, reducing it gamma per byte more. Bruck's forms are those
-of Bruck et al. (TPDS 8, 1997), neighbour exchange's those of Chen et al. (HPC Asia 2005); PAT with full aggregation
-has Bruck's.
+The model is that of Thakur, Rabenseifner, Gropp (IJHPCA 19, 2005) and Chan et al. (CCPE 19, 2007):
+one send and one receive at a time, a message of s bytes costs alpha + s beta, reducing it gamma per
+byte more. Bruck's forms are those of Bruck et al. (TPDS 8, 1997), neighbour exchange's those of
+Chen et al. (HPC Asia 2005); PAT with full aggregation has Bruck's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from tests.support.cost_machines import coefficients
 RANKS = (*range(2, 18), 24, 31, 32, 33, 48, 64)
 POWERS = tuple(n for n in RANKS if n & (n - 1) == 0)
 EVEN = tuple(n for n in RANKS if n % 2 == 0 and n != 31)
-# Messages that share a port m ways have exact rates where 10**12 / m bytes per second is whole in micro-bytes.
+# Messages that share a port m ways have exact rates where 10**12 / m bytes per second is whole in
+# micro-bytes.
 SHARED = (2, 3, 5, 6, 9, 11, 17, 33)
 
 ALPHA_FS = 2_000_000_000
@@ -55,13 +57,16 @@ def folded_reduce(n):
 def pat_added(n):
     """Blocks that a rank adds one after the other in PAT's reduce-scatter.
 
-    For distance d it is sent the sums for the multiples of 2 d from which d further is still a rank, and holds those in the order of
-    their digits read backwards (the far ones first). What lies side by side is one range; the ranges of a step share the port and are
-    added as they come, so that only the longest counts.
+    For distance d it is sent the sums for the multiples of 2 d from which d further is still a
+    rank, and holds those in the order of their digits read backwards (the far ones first). What
+    lies side by side is one range; the ranges of a step share the port and are added as they come,
+    so that only the longest counts.
     """
     total, levels = 0, range(lg_up(n))
     for level in levels:
-        held = sorted(range(0, n, 2 << level), key=lambda place: [place >> bit & 1 for bit in levels])
+        held = sorted(
+            range(0, n, 2 << level), key=lambda place: [place >> bit & 1 for bit in levels]
+        )
         runs = "".join("x" if place + (1 << level) < n else " " for place in held).split()
         total += max(map(len, runs))
     return total
@@ -105,10 +110,21 @@ FORMS = {
 
 
 def time_fs(collective, algorithm, n, vector_bytes, root=None, **params):
-    """Emulated time for a vector of that many bytes: the whole, all blocks together, or what a rank sends to all."""
+    """Emulated time for a vector of that many bytes: the whole, all blocks together, or what a rank
+    sends to all.
+    """
     schedule = simcoll.schedule(collective, algorithm, nranks=n, root=root, **params)
-    blocks = n if collective in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter") else 1
-    plan = simcoll.bind(schedule, vector_bytes // blocks, "uint8", protocol=ideal(reduce_as_per_byte=GAMMA_FS * 1000))
+    blocks = (
+        n
+        if collective in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+        else 1
+    )
+    plan = simcoll.bind(
+        schedule,
+        vector_bytes // blocks,
+        "uint8",
+        protocol=ideal(reduce_as_per_byte=GAMMA_FS * 1000),
+    )
     return emulate(plan, crossbar(n, "1 TB/s", ALPHA_FS), data="none", bound=False).time_fs
 
 
@@ -128,7 +144,9 @@ def test_times_equal_the_closed_form(collective, algorithm):
     assert [row for row in rows if row[1] != row[2]] == []
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), [form for form in FORMS if form[1] != "bidirectional_ring"])
+@pytest.mark.parametrize(
+    ("collective", "algorithm"), [form for form in FORMS if form[1] != "bidirectional_ring"]
+)
 def test_registered_costs_are_the_closed_forms(collective, algorithm):
     # The bidirectional ring's cost is that on a ring, where links are full duplex.
     form, ranks = FORMS[collective, algorithm]
@@ -137,7 +155,9 @@ def test_registered_costs_are_the_closed_forms(collective, algorithm):
     assert found == {n: tuple(Fraction(x) for x in form(n)) for n in found}
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), [form for form in FORMS if form[0] in ("scatter", "gather")])
+@pytest.mark.parametrize(
+    ("collective", "algorithm"), [form for form in FORMS if form[0] in ("scatter", "gather")]
+)
 def test_the_root_does_not_matter(collective, algorithm):
     # A subtree whose blocks wrap past the last rank is two transfers of one step: the same time.
     form, _ = FORMS[collective, algorithm]
@@ -145,7 +165,10 @@ def test_the_root_does_not_matter(collective, algorithm):
         assert time_fs(collective, algorithm, n, n * 3840, root=root) == cost_fs(form(n), n * 3840)
 
 
-BOX_FS, NET_FS = Fraction(2500), Fraction(20000)  # a byte at 400 GB/s in the box, at 50 GB/s between boxes
+BOX_FS, NET_FS = (
+    Fraction(2500),
+    Fraction(20000),
+)  # a byte at 400 GB/s in the box, at 50 GB/s between boxes
 BOXES = ((2, 4), (3, 4), (4, 8), (5, 2))
 HIERARCHICAL = {  # vectors that a GPU sends in its box, and between boxes; of m boxes of g
     "all_reduce": lambda m, g: (2 * share(g), 2 * share(m) / g),
@@ -169,7 +192,9 @@ def hierarchical_fs(collective, m, g, vector, pieces=1):
 @pytest.mark.parametrize(("m", "g"), BOXES)
 def test_hierarchical_on_rails_takes_its_phases_one_after_the_other(collective, m, g):
     vector, (inside, outside) = m * g * 3840, HIERARCHICAL[collective](m, g)
-    assert hierarchical_fs(collective, m, g, vector) == vector * (inside * BOX_FS + outside * NET_FS)
+    assert hierarchical_fs(collective, m, g, vector) == vector * (
+        inside * BOX_FS + outside * NET_FS
+    )
 
 
 @pytest.mark.slow
@@ -197,8 +222,12 @@ def test_pipelined_chain(n, pieces):
     # Chan et al.: n - 2 + k steps of a vector's k-th part.
     steps, vector = n - 2 + pieces, 60 * 64
     part = Fraction(steps, pieces)
-    assert time_fs("broadcast", "chain", n, vector, pieces=pieces) == cost_fs((steps, part, 0), vector)
-    assert time_fs("reduce", "chain", n, vector, pieces=pieces) == cost_fs((steps, part, part), vector)
+    assert time_fs("broadcast", "chain", n, vector, pieces=pieces) == cost_fs(
+        (steps, part, 0), vector
+    )
+    assert time_fs("reduce", "chain", n, vector, pieces=pieces) == cost_fs(
+        (steps, part, part), vector
+    )
 
 
 def test_pat_adds_less_than_the_form_unless_the_count_is_a_difference_of_powers_of_two():
@@ -210,12 +239,17 @@ def test_pat_adds_less_than_the_form_unless_the_count_is_a_difference_of_powers_
 
 def test_a_message_takes_one_latency_and_its_bytes():
     pairs = ((0, 1), (1, 2), (2, 0), (3, 3))
-    plan = simcoll.bind(simcoll.schedule(simcoll.Collective("send_recv", 4, pairs=pairs)), 3840, "uint8")
-    assert emulate(plan, crossbar(4, "1 TB/s", ALPHA_FS), bound=False).time_fs == cost_fs((1, 1, 0), 3840)
+    plan = simcoll.bind(
+        simcoll.schedule(simcoll.Collective("send_recv", 4, pairs=pairs)), 3840, "uint8"
+    )
+    assert emulate(plan, crossbar(4, "1 TB/s", ALPHA_FS), bound=False).time_fs == cost_fs(
+        (1, 1, 0), 3840
+    )
 
 
 def test_pat_reduce_scatter_needs_as_few_steps_and_bytes_for_any_number():
-    # Not a power of two: the partial sums of a step may be waited for, so only latency and bandwidth are the form's.
+    # Not a power of two: the partial sums of a step may be waited for, so only latency and
+    # bandwidth are the form's.
     for n in RANKS:
         schedule = simcoll.schedule("reduce_scatter", "pat", nranks=n)
         plan = simcoll.bind(schedule, 3840, "uint8")
@@ -240,21 +274,29 @@ def test_double_trees_of_nccl():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("collective", "vectors"), [("broadcast", 1), ("reduce", 1), ("all_reduce", 2)])
+@pytest.mark.parametrize(
+    ("collective", "vectors"), [("broadcast", 1), ("reduce", 1), ("all_reduce", 2)]
+)
 def test_double_trees_use_the_full_bandwidth(collective, vectors):
-    # Sanders, Speck, Träff: with many pieces the time tends to that of the vector (all-reduce: of two).
+    # Sanders, Speck, Träff: with many pieces the time tends to that of the vector (all-reduce: of
+    # two).
     vector = 1 << 24
     for n in (16, 17, 24, 33):
-        plan = simcoll.bind(simcoll.schedule(collective, "double_tree", nranks=n, pieces=64), vector, "uint8")
+        plan = simcoll.bind(
+            simcoll.schedule(collective, "double_tree", nranks=n, pieces=64), vector, "uint8"
+        )
         found = emulate(plan, crossbar(n, "1 TB/s"), data="none", bound=False).time_fs
         assert vectors < found / (vector * BETA_FS) < 1.15 * vectors
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dims", [(8,), (4, 4), (3, 3), (3, 3, 3), (4, 4, 4), (2,), (2, 2), (2, 2, 2)])
+@pytest.mark.parametrize(
+    "dims", [(8,), (4, 4), (3, 3), (3, 3, 3), (4, 4, 4), (2,), (2, 2), (2, 2, 2)]
+)
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_torus_uses_all_links(collective, dims):
-    # Jain, Sabharwal: sum(k - 1) steps, and every byte of the lower bound (n - 1) / n over the links of a rank.
+    # Jain, Sabharwal: sum(k - 1) steps, and every byte of the lower bound (n - 1) / n over the
+    # links of a rank.
     n = 1
     for size in dims:
         n *= size
@@ -286,10 +328,12 @@ def test_swing_on_a_torus_is_nearer_than_halving(dims):
     times = [
         emulate(
             simcoll.bind(simcoll.schedule("all_reduce", name, nranks=n, **kw), vector, "uint8"),
-            machine, data="none", bound=False,
+            machine,
+            data="none",
+            bound=False,
         ).time_fs
         for name, kw in (("swing", {"dims": dims}), ("rabenseifner", {}))
-    ]  # fmt: skip
+    ]
     assert times[0] < 0.7 * times[1]
 
 
@@ -298,11 +342,17 @@ def test_pipelined_hierarchy_overlaps_boxes_and_rails():
     # Four DGX H100: 450 GB/s and 0.7 us inside a box of 8, 50 GB/s and 2.8 us on each rail.
     machine, boxes, box, vector = load_topology("dgx-h100", nodes=4), 4, 8, 1 << 33
     inside = 2 * (box - 1) * (700_000_000 + Fraction(vector, box) * Fraction(10**15, 450 * 10**9))
-    between = 2 * (boxes - 1) * (2_800_000_000 + Fraction(vector, box * boxes) * Fraction(10**15, 50 * 10**9))
+    between = (
+        2
+        * (boxes - 1)
+        * (2_800_000_000 + Fraction(vector, box * boxes) * Fraction(10**15, 50 * 10**9))
+    )
 
     def run(pieces):
         schedule = simcoll.schedule("all_reduce", "hierarchical", nranks=32, box=box, pieces=pieces)
-        return emulate(simcoll.bind(schedule, vector, "uint8"), machine, data="none", bound=False).time_fs
+        return emulate(
+            simcoll.bind(schedule, vector, "uint8"), machine, data="none", bound=False
+        ).time_fs
 
     alone, overlapped = run(1), run(16)
     assert alone == pytest.approx(float(inside + between), rel=1e-12)
@@ -318,13 +368,17 @@ def test_pieces_help_every_hierarchical_collective(collective):
     def run(pieces):
         schedule = simcoll.schedule(collective, "hierarchical", nranks=16, box=8, pieces=pieces)
         count = vector if collective == "broadcast" else vector // 16
-        return emulate(simcoll.bind(schedule, count, "uint8"), machine, data="none", bound=False).time_fs
+        return emulate(
+            simcoll.bind(schedule, count, "uint8"), machine, data="none", bound=False
+        ).time_fs
 
     assert run(8) < run(1) * (0.9 if collective == "all_to_all" else 0.7)
 
 
 def multiplying_fs(n, radix, size, beta_fs, gamma_fs):
-    """Rounds of groups whose messages share a port and are then added one after the other; one more pair of messages for spare ranks."""
+    """Rounds of groups whose messages share a port and are then added one after the other; one more
+    pair of messages for spare ranks.
+    """
     members = groups = 1
     total = 0
     while groups:
@@ -342,9 +396,11 @@ def test_recursive_multiplying_takes_its_closed_form(radix):
     size, bandwidth = 21 * 4000, 420 * 10**9
     for n in (*range(1, 34), 49, 64, 81):
         plan = simcoll.bind(
-            simcoll.schedule("all_reduce", "recursive_multiplying", nranks=n, radix=radix), size, "uint8",
+            simcoll.schedule("all_reduce", "recursive_multiplying", nranks=n, radix=radix),
+            size,
+            "uint8",
             protocol=ideal(reduce_as_per_byte=GAMMA_FS * 1000),
-        )  # fmt: skip
+        )
         found = emulate(plan, crossbar(n, "420 GB/s", ALPHA_FS), data="none", bound=False).time_fs
         assert found == multiplying_fs(n, radix, size, Fraction(10**15, bandwidth), GAMMA_FS), n
 
@@ -363,7 +419,9 @@ def test_recursive_multiplying_of_two_takes_as_long_as_recursive_doubling():
 def test_recursive_multiplying_adds_in_one_order_on_all_ranks(radix):
     for n in range(1, 34):
         for in_place in (False, True):
-            schedule = simcoll.schedule("all_reduce", "recursive_multiplying", nranks=n, radix=radix, in_place=in_place)
+            schedule = simcoll.schedule(
+                "all_reduce", "recursive_multiplying", nranks=n, radix=radix, in_place=in_place
+            )
             assert simcoll.verify(schedule).order == "position-independent"
 
 

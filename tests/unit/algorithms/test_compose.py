@@ -42,11 +42,16 @@ def test_copies_with_any_numbering_are_right(kind, name, data):
     place = data.draw(st.booleans()) and KINDS[kind].alias is not None
     plain = simcoll.schedule(Collective(kind, n, root=root, in_place=place), name)
     rest = st.permutations(range(1 if root == 0 else 0, n))
-    orders = [([0] if root == 0 else []) + list(data.draw(rest)) for _ in range(data.draw(st.integers(1, 3)))]
+    orders = [
+        ([0] if root == 0 else []) + list(data.draw(rest))
+        for _ in range(data.draw(st.integers(1, 3)))
+    ]
     made = compose.channels(plain, orders)
     assert made.nchannels == len(orders) * plain.nchannels
     simcoll.verify(made, exact=True)
-    assert sum(int(s.count.sum()) for s in made.steps()) == len(orders) * sum(int(s.count.sum()) for s in plain.steps())
+    assert sum(int(s.count.sum()) for s in made.steps()) == len(orders) * sum(
+        int(s.count.sum()) for s in plain.steps()
+    )
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
@@ -60,17 +65,29 @@ def test_a_pipeline_has_each_piece_one_round_behind_the_one_before(n, count, new
     expected = []
     for time in range(len(rounds) + count - 1):
         pieces = [piece for piece in range(count) if 0 <= time - piece < len(rounds)]
-        moved = [(rounds[time - piece], piece) for piece in (reversed(pieces) if newest_first else pieces)]
-        expected.append([[int(end[0]) * (count if which % 2 else 1) + (piece if which % 2 else 0)
-                          for which, end in enumerate((step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk))]
-                         for step, piece in moved])  # fmt: skip
+        moved = [
+            (rounds[time - piece], piece)
+            for piece in (reversed(pieces) if newest_first else pieces)
+        ]
+        expected.append(
+            [
+                [
+                    int(end[0]) * (count if which % 2 else 1) + (piece if which % 2 else 0)
+                    for which, end in enumerate(
+                        (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk)
+                    )
+                ]
+                for step, piece in moved
+            ]
+        )
     assert [np.stack(step.columns[:4], axis=1).tolist() for step in steps[1:]] == expected
     turns = [block.count for block in made.blocks() if isinstance(block, Repeat)]
     assert turns == ([count - len(rounds) + 1] if count > len(rounds) else [])
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("all_reduce", "ring"), ("all_reduce", "tree"), ("all_gather", "ring"), ("reduce", "chain")]
+    ("kind", "name"),
+    [("all_reduce", "ring"), ("all_reduce", "tree"), ("all_gather", "ring"), ("reduce", "chain")],
 )
 @pytest.mark.parametrize("cut", [compose.pieces, compose.pipelined])
 def test_pieces_are_right_and_carry_the_same_data(kind, name, cut):
@@ -79,7 +96,9 @@ def test_pieces_are_right_and_carry_the_same_data(kind, name, cut):
         made = cut(plain, 3)
         simcoll.verify(made, exact=True)
         assert made.layout.chunks == 3 * plain.layout.chunks
-        assert sum(int(s.count.sum()) for s in made.steps()) == 3 * sum(int(s.count.sum()) for s in plain.steps())
+        assert sum(int(s.count.sum()) for s in made.steps()) == 3 * sum(
+            int(s.count.sum()) for s in plain.steps()
+        )
 
 
 def test_repeats_pass_through():
@@ -108,7 +127,9 @@ def test_steps_side_by_side():
     def half(chunk):
         def steps():
             yield transfers([0, 1], layout.input(0, chunk), [0, 1], layout.output(0, chunk))
-            yield transfers([0, 1], layout.output(0, chunk), [1, 0], layout.output(0, chunk), op=REDUCE)
+            yield transfers(
+                [0, 1], layout.output(0, chunk), [1, 0], layout.output(0, chunk), op=REDUCE
+            )
 
         return Schedule("half", layout, steps)
 
@@ -129,24 +150,35 @@ def test_stages_follow_each_other():
 
 def test_stages_keep_their_channels():
     plain = simcoll.schedule("all_reduce", "ring", nranks=4, channels=2)
-    made = compose.staggered([plain, simcoll.schedule("all_reduce", "ring", nranks=4, channels=2)], 2, (0, 3))
+    made = compose.staggered(
+        [plain, simcoll.schedule("all_reduce", "ring", nranks=4, channels=2)], 2, (0, 3)
+    )
     assert made.nchannels == 5
     assert {int(channel) for step in made.steps() for channel in step.channel} == {0, 1, 3, 4}
 
 
 def test_schedules_with_different_numbers_of_channels_side_by_side():
     one = simcoll.schedule("all_reduce", "tree", nranks=3)
-    two = Schedule("two", one.layout, lambda: (replace(s, channel=s.channel + s.src_rank % 2) for s in one.steps()), 2)
+    two = Schedule(
+        "two",
+        one.layout,
+        lambda: (replace(s, channel=s.channel + s.src_rank % 2) for s in one.steps()),
+        2,
+    )
     made = compose.in_shares([one, two])
     assert made.nchannels == 4
     simcoll.verify(made)
     short = Schedule("short", one.layout, lambda: list(one.steps())[:-1])
-    with pytest.raises(ConfigError, match="short has fewer steps or repeats than the schedules beside it"):
+    with pytest.raises(
+        ConfigError, match="short has fewer steps or repeats than the schedules beside it"
+    ):
         list(compose.in_shares([one, short]).steps())
 
 
 def shipped():
-    """Every shipped algorithm of every collective on some numbers of ranks, where it serves them."""
+    """Every shipped algorithm of every collective on some numbers of ranks, where it serves
+    them.
+    """
     for n, params in ((1, {}), (2, {}), (3, {"channels": 2}), (4, {}), (6, {})):
         for algorithm in ALGORITHMS:
             try:
@@ -172,7 +204,9 @@ CUT = {
 
 
 def proved(make):
-    """Whether a schedule is made and proved; a wrong one, or an error that is no refusal in words, ends the test."""
+    """Whether a schedule is made and proved; a wrong one, or an error that is no refusal in words,
+    ends the test.
+    """
     try:
         simcoll.verify(make())
     except ConfigError as error:
@@ -205,7 +239,9 @@ def test_equal_blocks_can_be_relabelled_whatever_the_scratch():
     made = compose.relabelled(bruck, [3, 1, 4, 0, 2])
     simcoll.verify(made, exact=True)
     assert {
-        (int(src), int(dst)) for step in made.steps() for src, dst in zip(step.src_rank, step.dst_rank, strict=True)
+        (int(src), int(dst))
+        for step in made.steps()
+        for src, dst in zip(step.src_rank, step.dst_rank, strict=True)
     } == {
         ([3, 1, 4, 0, 2][src], [3, 1, 4, 0, 2][dst])
         for step in bruck.steps()
@@ -221,10 +257,19 @@ RING = simcoll.schedule("all_reduce", "ring", nranks=3)
     [
         (lambda: compose.pieces(RING, 0), "pieces must be a whole number from 1 to 65536, got 0"),
         (lambda: compose.pieces("ring", 2), "pieces takes a schedule; got 'ring'"),
-        (lambda: compose.pipelined(RING, 1.5), "pieces must be a whole number from 1 to 65536, got 1.5"),
+        (
+            lambda: compose.pipelined(RING, 1.5),
+            "pieces must be a whole number from 1 to 65536, got 1.5",
+        ),
         (lambda: compose.pipelined(None, 2), "pipelined takes a schedule; got None"),
-        (lambda: compose.in_channels(RING, channels=0), "channels must be a whole number from 1 to 65536, got 0"),
-        (lambda: compose.in_stages([RING], channels="2"), "channels must be a whole number from 1 to 65536, got '2'"),
+        (
+            lambda: compose.in_channels(RING, channels=0),
+            "channels must be a whole number from 1 to 65536, got 0",
+        ),
+        (
+            lambda: compose.in_stages([RING], channels="2"),
+            "channels must be a whole number from 1 to 65536, got '2'",
+        ),
         (lambda: compose.in_shares([]), "in_shares takes at least one schedule; got none"),
         (lambda: compose.in_shares(RING), "in_shares takes a list of schedules; got Schedule("),
         (lambda: compose.in_shares([RING, 1]), "in_shares takes schedules; got 1"),
@@ -235,14 +280,35 @@ RING = simcoll.schedule("all_reduce", "ring", nranks=3)
         ),
         (lambda: compose.together(RING, None), "together takes schedules; got None"),
         (lambda: compose.staggered([], 2), "staggered takes at least one schedule; got none"),
-        (lambda: compose.staggered([RING] * 2, 2, (0,)), "lanes=(0,): expected a channel for each of the 2 stages"),
-        (lambda: compose.staggered([RING] * 2, 2, (0, -1)), "lanes=(0, -1): expected a channel for each"),
-        (lambda: compose.channels(RING, []), "orders=[]: expected an order of the ranks for each copy"),
-        (lambda: compose.channels(RING, 3), "orders=3: expected a list of orders, each with every rank once"),
+        (
+            lambda: compose.staggered([RING] * 2, 2, (0,)),
+            "lanes=(0,): expected a channel for each of the 2 stages",
+        ),
+        (
+            lambda: compose.staggered([RING] * 2, 2, (0, -1)),
+            "lanes=(0, -1): expected a channel for each",
+        ),
+        (
+            lambda: compose.channels(RING, []),
+            "orders=[]: expected an order of the ranks for each copy",
+        ),
+        (
+            lambda: compose.channels(RING, 3),
+            "orders=3: expected a list of orders, each with every rank once",
+        ),
         (lambda: compose.relabelled(RING, [0, 1]), "order=[0, 1]: expected every rank 0..2 once"),
-        (lambda: compose.relabelled(RING, [[0, 1, 2]]), "order=[[0, 1, 2]]: expected every rank 0..2 once"),
-        (lambda: compose.relabelled(RING, [0.5, 1.5, 2.5]), "order must be whole numbers of 64 bits"),
-        (lambda: compose.relabelled(RING, "012"), "order must be whole numbers of 64 bits, got '012'"),
+        (
+            lambda: compose.relabelled(RING, [[0, 1, 2]]),
+            "order=[[0, 1, 2]]: expected every rank 0..2 once",
+        ),
+        (
+            lambda: compose.relabelled(RING, [0.5, 1.5, 2.5]),
+            "order must be whole numbers of 64 bits",
+        ),
+        (
+            lambda: compose.relabelled(RING, "012"),
+            "order must be whole numbers of 64 bits, got '012'",
+        ),
     ],
 )
 def test_arguments_that_cannot_be(call, words):

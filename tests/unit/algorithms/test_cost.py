@@ -1,4 +1,6 @@
-"""Costs: the notation, and every algorithm's formula against its time on the machine to which it refers."""
+"""Costs: the notation, and every algorithm's formula against its time on the machine to which it
+refers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ from simcoll.core.collective import KINDS
 from simcoll.errors import ConfigError
 from tests.support.cost_machines import SERVED, SITES, cases, complaints
 
-VALUES = {"a": 1000, "b": 10, "g": 1, "s": 60, "n": 6, "pieces": 3, "links": 4, "dims": (2, 3), "box": 3}
+VALUES = {
+    "a": 1000,
+    "b": 10,
+    "g": 1,
+    "s": 60,
+    "n": 6,
+    "pieces": 3,
+    "links": 4,
+    "dims": (2, 3),
+    "box": 3,
+}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +57,9 @@ def test_formulas_are_read_as_in_a_paper(text, value):
 
 
 def test_a_logarithm_that_is_not_whole_is_nearly_right():
-    assert float(parse_cost("lg n").formula.value(VALUES)) == pytest.approx(2.584962500721156, rel=1e-15)
+    assert float(parse_cost("lg n").formula.value(VALUES)) == pytest.approx(
+        2.584962500721156, rel=1e-15
+    )
 
 
 def test_the_parts_of_a_cost():
@@ -82,24 +96,45 @@ def test_conditions(condition, counts):
         ("n^2 a", "unexpected '^' in"),
         ("1.5 a", "unexpected '.' in"),
         ("__import__", "unknown symbol '__import__'"),
-        *((text, "is no formula; expected one such as") for text in (
-            " ", "2(n-1", "2 +", "-a", "lg", "ceil lg n", "max(a)", "ceil(a, b)", "a, b", "a b (", "many pieces: ", "()", "lg()",
-        )),
+        *(
+            (text, "is no formula; expected one such as")
+            for text in (
+                " ",
+                "2(n-1",
+                "2 +",
+                "-a",
+                "lg",
+                "ceil lg n",
+                "max(a)",
+                "ceil(a, b)",
+                "a, b",
+                "a b (",
+                "many pieces: ",
+                "()",
+                "lg()",
+            )
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_formula_is_refused_where_it_is_registered(text, says):
-    with pytest.raises(ConfigError, match=f"algorithm 'mine' of all_reduce: cost .*{re.escape(says)}"):
+    with pytest.raises(
+        ConfigError, match=f"algorithm 'mine' of all_reduce: cost .*{re.escape(says)}"
+    ):
         algorithm("all_reduce", "mine", cost=text, source="a test")(print)
 
 
 def test_unknown_collectives_and_machines_are_refused():
-    with pytest.raises(ConfigError, match="'mine': unknown collective 'all_reduse'; did you mean 'all_reduce'"):
+    with pytest.raises(
+        ConfigError, match="'mine': unknown collective 'all_reduse'; did you mean 'all_reduce'"
+    ):
         algorithm("all_reduse", "mine", cost="a", source="a test")(print)
     with pytest.raises(ConfigError, match="'mine': unknown machine 'tours'; did you mean 'torus'"):
         algorithm("all_reduce", "mine", cost="a", source="a test", machine="tours")(print)
 
 
-NAMED = pytest.mark.parametrize("shipped", ALGORITHMS, ids=lambda shipped: f"{shipped.collective}-{shipped.name}")
+NAMED = pytest.mark.parametrize(
+    "shipped", ALGORITHMS, ids=lambda shipped: f"{shipped.collective}-{shipped.name}"
+)
 
 
 @pytest.mark.slow
@@ -113,14 +148,21 @@ def test_algorithms_say_what_they_cost_and_where(shipped):
     cost = parse_cost(shipped.cost)
     assert shipped.machine in SITES
     assert shipped.ranks in SERVED
-    # In-switch reductions cost ranks nothing; elsewhere a formula of a crossbar has to say what reducing costs.
-    if KINDS[shipped.collective].reduces and shipped.machine == "crossbar" and shipped.topologies != "switch":
+    # In-switch reductions cost ranks nothing; elsewhere a formula of a crossbar has to say what
+    # reducing costs.
+    if (
+        KINDS[shipped.collective].reduces
+        and shipped.machine == "crossbar"
+        and shipped.topologies != "switch"
+    ):
         assert "g" in cost.formula.symbols
 
 
 def test_every_symbol_condition_and_machine_is_used():
     costs = [parse_cost(shipped.cost) for shipped in ALGORITHMS]
-    assert set().union(*(formula.symbols for c in costs for formula in (c.formula, c.limit) if formula)) == set(SYMBOLS)
+    assert set().union(
+        *(formula.symbols for c in costs for formula in (c.formula, c.limit) if formula)
+    ) == set(SYMBOLS)
     assert {condition for cost in costs for condition in cost.conditions} == set(CONDITIONS)
     assert {shipped.machine for shipped in ALGORITHMS} == set(MACHINES) == set(SITES)
 
@@ -149,7 +191,18 @@ def test_a_wrong_cost_is_found(collective, name, wrong):
 
 
 def test_parameters_that_a_cost_names_are_varied():
-    assert {params["pieces"] for _, params in cases(find_algorithm("broadcast", "chain"), 1)} == {1, 2, 5}
-    assert {params["channels"] for _, params in cases(find_algorithm("all_to_all", "grouped"), 1)} == {1, 2, 5}
+    assert {params["pieces"] for _, params in cases(find_algorithm("broadcast", "chain"), 1)} == {
+        1,
+        2,
+        5,
+    }
+    assert {
+        params["channels"] for _, params in cases(find_algorithm("all_to_all", "grouped"), 1)
+    } == {1, 2, 5}
     radixes = cases(find_algorithm("all_reduce", "recursive_multiplying"), 1)
-    assert {(site.symbols["n"], params["radix"]) for site, params in radixes} >= {(8, 2), (9, 3), (16, 2), (16, 4)}
+    assert {(site.symbols["n"], params["radix"]) for site, params in radixes} >= {
+        (8, 2),
+        (9, 3),
+        (16, 2),
+        (16, 4),
+    }

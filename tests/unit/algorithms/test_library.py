@@ -1,4 +1,6 @@
-"""Every shipped algorithm: proved for many rank counts, roots, in place and out; its data checked; its claims compared."""
+"""Every shipped algorithm: proved for many rank counts, roots, in place and out; its data checked;
+its claims compared.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,15 @@ def params_of(collective, name, n):
     box = smallest_factor(n)
     if name == "hierarchical":
         pod = box * smallest_factor(n // box)
-        return [{"box": box}, {"box": box, "pod": pod, "channels": 2}, {"box": box, "pod": pod, "pieces": 3}]
+        return [
+            {"box": box},
+            {"box": box, "pod": pod, "channels": 2},
+            {"box": box, "pod": pod, "pieces": 3},
+        ]
     tries = [needed]
-    tries += [{**needed, key: value} for key, value in (("channels", 2), ("pieces", 3)) if key in known]
+    tries += [
+        {**needed, key: value} for key, value in (("channels", 2), ("pieces", 3)) if key in known
+    ]
     if "box" in known:
         tries.append({"box": box, "channels": 2})
     if name == "torus":
@@ -70,7 +78,9 @@ def collectives(kind, n, roots):
     elif kind == "send_recv":
         shift = tuple((r, (r + 1) % n) for r in range(n))
         exchange = tuple((r, r ^ 1) for r in range(n - n % 2))
-        found = [Collective(kind, n, pairs=pairs) for pairs in (shift, exchange, shift[: n // 2], ())]
+        found = [
+            Collective(kind, n, pairs=pairs) for pairs in (shift, exchange, shift[: n // 2], ())
+        ]
     else:
         found = [Collective(kind, n)]
     return [replace(which, in_place=in_place) for which in found for in_place in (False, True)]
@@ -89,9 +99,12 @@ def test_proved_for_every_number_of_ranks_and_root_with_the_claimed_order(collec
             roots = range(n) if n <= 9 and position == 0 else sorted({0, n // 2, n - 1})
             tried = collectives(collective, n, roots)
             if position > 0 or n > 5:
-                # In place from one root, out of place from the next; without roots, for one number of ranks and for the next.
+                # In place from one root, out of place from the next; without roots, for one number
+                # of ranks and for the next.
                 turn = n if KINDS[collective].rooted else RANKS.index(n)
-                tried = [which for at, which in enumerate(tried) if (at // 2 + at + turn + position) % 2]
+                tried = [
+                    which for at, which in enumerate(tried) if (at // 2 + at + turn + position) % 2
+                ]
             proofs = [verify(simcoll.schedule(which, name, **params)) for which in tried]
             assert {proof.kind for proof in proofs} == {"full"}
             levels |= {proof.order for proof in proofs}
@@ -115,16 +128,21 @@ def counts_of(collective, n):
 
 
 def shares(counts, n, position, places):
-    """In place or not, and the counts that are played so: all with the default parameters of up to three ranks, else a half.
+    """In place or not, and the counts that are played so: all with the default parameters of up to
+    three ranks, else a half.
 
-    Six ranks and eight play different halves: together every count in every place with the defaults, every count with all parameters.
+    Six ranks and eight play different halves: together every count in every place with the
+    defaults, every count with all parameters.
     """
     half = n // 2 % 2
     if n >= 6 and position > 0:
         return [(places[(half + position) % len(places)], counts[half::2])]
     if n >= 6:
         return [(place, counts[(half + place) % 2 :: 2]) for place in places]
-    return [(place, counts if position == 0 else counts[(n + position + place) % 2 :: 2]) for place in places]
+    return [
+        (place, counts if position == 0 else counts[(n + position + place) % 2 :: 2])
+        for place in places
+    ]
 
 
 @pytest.mark.slow
@@ -138,7 +156,8 @@ def test_data_equals_the_definition(collective, name):
             which = Collective(collective, n, root=n - 1 if KINDS[collective].rooted else None)
             if collective == "send_recv":
                 which = Collective(collective, n, pairs=tuple((r, (r + 1) % n) for r in range(n)))
-            # The data of an all-to-all or send-recv in place moves out of its own way before it is run.
+            # The data of an all-to-all or send-recv in place moves out of its own way before it is
+            # run.
             places = (False,) if KINDS[collective].alias is None else (False, True)
             for in_place, counts in shares(counts_of(collective, n), n, position, places):
                 schedule = simcoll.schedule(replace(which, in_place=in_place), name, **params)
@@ -155,12 +174,19 @@ def test_bits_are_the_same_on_all_ranks():
     # Sums that depend on the order: every rank must have made them in the same one.
     n, count = 6, 13
     rng = np.random.default_rng(7)
-    inputs = [(rng.standard_normal(count) * 10.0 ** rng.integers(-6, 6, count)).astype(np.float32) for _ in range(n)]
+    inputs = [
+        (rng.standard_normal(count) * 10.0 ** rng.integers(-6, 6, count)).astype(np.float32)
+        for _ in range(n)
+    ]
     for found in ALGORITHMS:
         if found.collective != "all_reduce" or found.topologies in SWITCHED:
             continue
-        schedule = simcoll.schedule("all_reduce", found.name, nranks=n, **params_of("all_reduce", found.name, n)[0])
-        outputs = emulate(simcoll.bind(schedule, count), crossbar(n, "1 TB/s"), data=inputs, bound=False).outputs
+        schedule = simcoll.schedule(
+            "all_reduce", found.name, nranks=n, **params_of("all_reduce", found.name, n)[0]
+        )
+        outputs = emulate(
+            simcoll.bind(schedule, count), crossbar(n, "1 TB/s"), data=inputs, bound=False
+        ).outputs
         assert len({output.tobytes() for output in outputs}) == 1, found.name
 
 
@@ -183,9 +209,16 @@ def test_a_number_of_ranks_that_is_not_served_names_another_algorithm(collective
         (
             "packed",
             {},
-            r"give topology=, for example load_topology\('dgx-h100'\) \(command line: --topology dgx-h100\)",
+            (
+                r"give topology=, for example load_topology\('dgx-h100'\) \(command line: --topology "
+                r"dgx-h100\)"
+            ),
         ),
-        ("packed", {"nranks": 1025}, "packed serves up to 1024 ranks, got 1025; ring serves any number"),
+        (
+            "packed",
+            {"nranks": 1025},
+            "packed serves up to 1024 ranks, got 1025; ring serves any number",
+        ),
         ("hierarchical", {"box": 2, "pod": 3}, "pod=3 must be a multiple of box=2"),
         ("hierarchical", {"box": 2, "pod": 8}, "divide the 12 ranks"),
         ("hierarchical", {"box": (2, 3)}, "expected a whole number"),
@@ -242,7 +275,9 @@ def test_machines_without_trees_get_another_algorithm(monkeypatch):
         raise ConfigError("no trees")
 
     monkeypatch.setattr("simcoll.bounds.packing.pack_trees", refuse)
-    assert simcoll.schedule("all_gather", topology=crossbar(4, "1 GB/s")).name == "recursive_doubling"
+    assert (
+        simcoll.schedule("all_gather", topology=crossbar(4, "1 GB/s")).name == "recursive_doubling"
+    )
     with pytest.raises(ConfigError, match="no trees"):
         simcoll.schedule("all_gather", "packed", topology=crossbar(4, "1 GB/s"))
 

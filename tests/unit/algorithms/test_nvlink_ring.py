@@ -1,4 +1,6 @@
-"""Rings along direct links: no link is used more often than there are, NICs alike, times by hand."""
+"""Rings along direct links: no link is used more often than there are, NICs alike, times by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,24 @@ from simcoll.tuning import schedule_on
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 # nvidia-smi topo -m of a DGX-1 with V100: GPU, GPU, NVLinks.
-DGX_1V = [(0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 4, 2), (1, 2, 2), (1, 3, 1), (1, 5, 2), (2, 3, 2),
-          (2, 6, 1), (3, 7, 1), (4, 5, 1), (4, 6, 1), (4, 7, 2), (5, 6, 2), (5, 7, 1), (6, 7, 2)]  # fmt: skip
+DGX_1V = [
+    (0, 1, 1),
+    (0, 2, 1),
+    (0, 3, 2),
+    (0, 4, 2),
+    (1, 2, 2),
+    (1, 3, 1),
+    (1, 5, 2),
+    (2, 3, 2),
+    (2, 6, 1),
+    (3, 7, 1),
+    (4, 5, 1),
+    (4, 6, 1),
+    (4, 7, 2),
+    (5, 6, 2),
+    (5, 7, 1),
+    (6, 7, 2),
+]
 
 
 def links(size, pairs):
@@ -36,7 +54,9 @@ def test_dgx_1v_has_six_rings_that_use_every_link_both_ways():
     have = links(8, DGX_1V)
     rings = link_rings(have)
     assert len(rings) == 6
-    assert used(rings) == {(int(a), int(b)): int(have[a, b]) for a, b in zip(*np.nonzero(have), strict=True)}
+    assert used(rings) == {
+        (int(a), int(b)): int(have[a, b]) for a, b in zip(*np.nonzero(have), strict=True)
+    }
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 7, 8, 9])
@@ -72,19 +92,28 @@ def test_proved_on_dgx_1v_with_every_nic_used_alike(kind, nodes):
         out = Counter(
             (src // 8, src % 8 // 2)  # two GPUs share a NIC
             for step in made.steps()
-            for src, dst, _ in set(zip(*(c.tolist() for c in (step.src_rank, step.dst_rank, step.channel)), strict=True))
+            for src, dst, _ in set(
+                zip(
+                    *(c.tolist() for c in (step.src_rank, step.dst_rank, step.channel)), strict=True
+                )
+            )
             if src // 8 != dst // 8
-        )  # fmt: skip
+        )
         assert len(out) == 4 * nodes
         assert len(set(out.values())) == 1
 
 
-@pytest.mark.parametrize(("name", "nodes"), [("dgx-1v", 2), ("dgx-1v", 4), ("mi300x", 2), ("mi300x", 3)])
+@pytest.mark.parametrize(
+    ("name", "nodes"), [("dgx-1v", 2), ("dgx-1v", 4), ("mi300x", 2), ("mi300x", 3)]
+)
 def test_nics_are_filled(name, nodes):
-    # Each NIC carries its share of what a ring sends out of a node; on DGX-1V the PCIe link to it is a little slower.
+    # Each NIC carries its share of what a ring sends out of a node; on DGX-1V the PCIe link to it
+    # is a little slower.
     machine, count = load_topology(name, nodes=nodes), 1 << 28
     made = simcoll.schedule("all_reduce", "nvlink_ring", topology=machine)
-    found = simcoll.emulate(simcoll.bind(made, count, "uint8"), machine, data="none", bound=False).time_us
+    found = simcoll.emulate(
+        simcoll.bind(made, count, "uint8"), machine, data="none", bound=False
+    ).time_us
     rate = {"dgx-1v": 4 * 12e9, "mi300x": 8 * 50e9}[name]
     ideal = 2 * (machine.nranks - 1) / machine.nranks * count / rate * 1e6
     latencies = 2 * (machine.nranks - 1) * 6
@@ -94,7 +123,9 @@ def test_nics_are_filled(name, nodes):
 def test_as_many_times_faster_as_there_are_rings():
     # 6 rings of 25 GB/s: 14 / 8 of the vector on each.
     machine, count = load_topology("dgx-1v"), 48 * 10**6
-    plan = simcoll.bind(schedule_on(simcoll.Collective("all_reduce", 8), "nvlink_ring", machine), count, "uint8")
+    plan = simcoll.bind(
+        schedule_on(simcoll.Collective("all_reduce", 8), "nvlink_ring", machine), count, "uint8"
+    )
     found = simcoll.emulate(plan, machine, data="none", bound=False).time_fs
     assert found == 14 * (700_000_000 + Fraction(count, 48) * 40_000)
 
@@ -106,8 +137,13 @@ def test_the_right_data_arrives():
         assert simcoll.emulate(plan, machine).wrong == 0
 
 
-@pytest.mark.parametrize("machine", [crossbar(4, "1 GB/s"), load_topology, torus([5], "1 GB/s", wrap=False)])
+@pytest.mark.parametrize(
+    "machine", [crossbar(4, "1 GB/s"), load_topology, torus([5], "1 GB/s", wrap=False)]
+)
 def test_machines_without_rings_of_links_are_refused(machine):
     topology = machine("dgx-h100") if callable(machine) else machine
-    with pytest.raises(simcoll.ConfigError, match=r"nvlink_ring needs rings of direct links.*ring serves any topology"):
+    with pytest.raises(
+        simcoll.ConfigError,
+        match=r"nvlink_ring needs rings of direct links.*ring serves any topology",
+    ):
         simcoll.schedule("all_reduce", "nvlink_ring", topology=topology)

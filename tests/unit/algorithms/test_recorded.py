@@ -1,4 +1,6 @@
-"""Content hashes of the shipped schedules: what a name and parameters meant when they were recorded, they mean today."""
+"""Content hashes of the shipped schedules: what a name and parameters meant when they were
+recorded, they mean today.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,19 @@ from simcoll.core.collective import KINDS, Collective
 from simcoll.errors import ConfigError
 from simcoll.topology.families import crossbar, fat_tree, torus
 
-# Every (collective, algorithm) to its parameters, as text, to a line of hashes: one for every rank count, in and out of place. They
-# were taken before steps without transfers were skipped, with these steps left out.
+# Every (collective, algorithm) to its parameters, as text, to a line of hashes: one for every rank
+# count, in and out of place. They were taken before steps without transfers were skipped, with
+# these steps left out.
 RECORDED = json.loads((Path(__file__).parent / "data" / "content_hashes.json").read_text())
 RANKS = (1, 2, 3, 4, 5, 7, 8, 16)
-TRIED = {"channels": (None, 3), "pieces": (None, 1, 3), "box": (None, 1, 2, 4), "pod": (None, 2, 4, 8),
-         "dims": (None, (4,), (2, 2), (2, 4), (4, 2), (2, 2, 2), (4, 4), (3, 1)),
-         "topology": (None, "crossbar", "torus", "fat_tree")}  # fmt: skip
+TRIED = {
+    "channels": (None, 3),
+    "pieces": (None, 1, 3),
+    "box": (None, 1, 2, 4),
+    "pod": (None, 2, 4, 8),
+    "dims": (None, (4,), (2, 2), (2, 4), (4, 2), (2, 2, 2), (4, 4), (3, 1)),
+    "topology": (None, "crossbar", "torus", "fat_tree"),
+}
 
 
 @cache
@@ -43,7 +51,10 @@ def collectives(kind, n):
         return [Collective(kind, n, root=root) for root in sorted({0, n // 2, n - 1})]
     if kind == "send_recv":
         shift = tuple((r, (r + 1) % n) for r in range(n))
-        return [Collective(kind, n, pairs=pairs) for pairs in (shift, tuple((r, r) for r in range(n)), ())]
+        return [
+            Collective(kind, n, pairs=pairs)
+            for pairs in (shift, tuple((r, r) for r in range(n)), ())
+        ]
     return [Collective(kind, n)]
 
 
@@ -64,8 +75,16 @@ def line_of(kind, name, params):
     """One hash for each rank count, over all roots, in and out of place."""
     words = []
     for n in RANKS:
-        found = [hash_of(replace(c, in_place=p), name, params) for c in collectives(kind, n) for p in (False, True)]
-        words.append("-" if set(found) == {"-"} else hashlib.sha256(" ".join(found).encode()).hexdigest()[:12])
+        found = [
+            hash_of(replace(c, in_place=p), name, params)
+            for c in collectives(kind, n)
+            for p in (False, True)
+        ]
+        words.append(
+            "-"
+            if set(found) == {"-"}
+            else hashlib.sha256(" ".join(found).encode()).hexdigest()[:12]
+        )
     return " ".join(words)
 
 
@@ -78,7 +97,10 @@ def params_of(known):
 
 def lines_of(found):
     """The lines of an algorithm, by parameters; nothing where all rank counts are refused."""
-    lines = {json.dumps(params): line_of(found.collective, found.name, params) for params in params_of(found.params)}
+    lines = {
+        json.dumps(params): line_of(found.collective, found.name, params)
+        for params in params_of(found.params)
+    }
     return {params: line for params, line in lines.items() if set(line) - set("- ")}
 
 

@@ -19,7 +19,9 @@ def all_reduce(collective):
 
 def test_a_file_in_the_folder_is_an_algorithm(tmp_path, monkeypatch):
     (tmp_path / "zz_added.py").write_text(TEXT)
-    monkeypatch.setattr(simcoll.algorithms, "__path__", [*simcoll.algorithms.__path__, str(tmp_path)])
+    monkeypatch.setattr(
+        simcoll.algorithms, "__path__", [*simcoll.algorithms.__path__, str(tmp_path)]
+    )
     try:
         found = [(a.collective, a.name) for a in registry._algorithms_of(registry._families())]
     finally:
@@ -27,7 +29,10 @@ def test_a_file_in_the_folder_is_an_algorithm(tmp_path, monkeypatch):
         vars(simcoll.algorithms).pop("zz_added", None)
     # It comes after those with a place, and what it imports does not count again.
     reductions = [name for kind, name in found if kind == "all_reduce"]
-    assert reductions == [*(a.name for a in ALGORITHMS if a.collective == "all_reduce"), "twice_around"]
+    assert reductions == [
+        *(a.name for a in ALGORITHMS if a.collective == "all_reduce"),
+        "twice_around",
+    ]
     assert len(found) == len(ALGORITHMS) + 1
 
 

@@ -1,4 +1,6 @@
-"""Schedules for switches that multicast and reduce: proved, emulated with data, and timed by hand."""
+"""Schedules for switches that multicast and reduce: proved, emulated with data, and timed by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_right_for_every_size_order_and_depth(kind, in_place):
             for place, count in enumerate((0, 1, n - 1, n + 1, 100)):
                 # Every count at every depth with three ranks; else every count and every depth.
                 for depth in (0, 1, 2) if n == 3 else ((place + n) % 3,):
-                    plan = simcoll.bind(schedule, count, "int32", protocol=Protocol("ideal", fifo_depth=depth))
+                    plan = simcoll.bind(
+                        schedule, count, "int32", protocol=Protocol("ideal", fifo_depth=depth)
+                    )
                     assert simcoll.emulate(plan, reducing(n)).wrong == 0
 
 
@@ -42,7 +46,8 @@ def times(kind, n, count, **params):
 
 
 def test_times_are_those_of_one_trip_up_and_one_down():
-    # 1 GB/s is 1,000 bytes a microsecond; a message has 1 us of latency. Four ranks, 4,000 bytes in all.
+    # 1 GB/s is 1,000 bytes a microsecond; a message has 1 us of latency. Four ranks, 4,000 bytes in
+    # all.
     assert times("broadcast", 4, 4000) == 1 + 4
     # Every rank sends its 1,000 bytes up once and gets 3 x 1,000.
     assert times("all_gather", 4, 1000) == 1 + 3
@@ -61,7 +66,9 @@ def test_quicker_than_any_schedule_without_switches_and_never_below_its_own_boun
         simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=8), count), topology, data="none"
     )
     switched = simcoll.emulate(
-        simcoll.bind(simcoll.schedule("all_reduce", "switch", nranks=8, pieces=16), count), topology, data="none"
+        simcoll.bind(simcoll.schedule("all_reduce", "switch", nranks=8, pieces=16), count),
+        topology,
+        data="none",
     )
     assert switched.time_fs < plain.bound.time_fs
     assert switched.bound.time_fs < switched.time_fs
@@ -69,9 +76,13 @@ def test_quicker_than_any_schedule_without_switches_and_never_below_its_own_boun
 
 def test_needs_a_topology_whose_switches_do_it():
     with pytest.raises(
-        simcoll.ConfigError, match="needs switches that reduce and multicast, which topology 'crossbar'"
+        simcoll.ConfigError,
+        match="needs switches that reduce and multicast, which topology 'crossbar'",
     ):
-        simcoll.emulate(simcoll.bind(simcoll.schedule("all_reduce", "switch", nranks=4), 8), crossbar(4, "1 GB/s"))
+        simcoll.emulate(
+            simcoll.bind(simcoll.schedule("all_reduce", "switch", nranks=4), 8),
+            crossbar(4, "1 GB/s"),
+        )
 
 
 def schedule_of(nranks, *steps):

@@ -1,4 +1,6 @@
-"""``bfb`` and ``packed``: proved, right in data, and as quick as the bound allows on regular, irregular and degraded machines."""
+"""``bfb`` and ``packed``: proved, right in data, and as quick as the bound allows on regular,
+irregular and degraded machines.
+"""
 
 import pytest
 
@@ -23,8 +25,12 @@ DIRECT = {
 }
 ANY = {
     "crossbar": lambda: crossbar(5, "50 GB/s", "1 us"),
-    "degraded-dgx": lambda: load_topology("dgx-h100").degrade("box0.gpu3 <-> box0.nvswitch", "17/18"),
-    "degraded-cube-mesh": lambda: hybrid_cube_mesh(2, "25 GB/s", "1 us").degrade("gpu0 <-> gpu4", 0),
+    "degraded-dgx": lambda: load_topology("dgx-h100").degrade(
+        "box0.gpu3 <-> box0.nvswitch", "17/18"
+    ),
+    "degraded-cube-mesh": lambda: hybrid_cube_mesh(2, "25 GB/s", "1 us").degrade(
+        "gpu0 <-> gpu4", 0
+    ),
     "path": lambda: torus([6], "25 GB/s", "1 us", wrap=False),
     "fat-tree": lambda: fat_tree(2, 3, "50 GB/s", "1 us", oversubscription=2),
 }
@@ -52,10 +58,14 @@ def test_bfb_is_as_quick_as_the_bound_in_as_many_steps_as_the_diameter(name, kin
 
 
 def test_bfb_steps():
-    # arXiv 2202.03356: a torus 4x4 has diameter 4; the last step moves a quarter of a block per link.
+    # arXiv 2202.03356: a torus 4x4 has diameter 4; the last step moves a quarter of a block per
+    # link.
     steps = list(schedule(bfb, "all_gather", torus([4, 4], "25 GB/s")).steps())[1:]
     loads = [
-        max(((s.src_rank == a) & (s.dst_rank == b)).sum() for a, b in zip(s.src_rank, s.dst_rank, strict=True))
+        max(
+            ((s.src_rank == a) & (s.dst_rank == b)).sum()
+            for a, b in zip(s.src_rank, s.dst_rank, strict=True)
+        )
         for s in steps
     ]
     assert loads == [4, 6, 4, 1]
@@ -92,7 +102,8 @@ def test_degraded_machines_beat_what_was_made_for_whole_ones():
 
 
 def test_pieces_go_down_while_the_next_are_summed_up():
-    # Two ranks, one tree each way: a piece is summed in step t and sent back in t + 1, beside the next.
+    # Two ranks, one tree each way: a piece is summed in step t and sent back in t + 1, beside the
+    # next.
     steps = list(schedule(packed, "all_reduce", torus([2], "25 GB/s"), pieces=3).steps())[1:]
     assert [len(step) for step in steps] == [2, 4, 4, 2]
 

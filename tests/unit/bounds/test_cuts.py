@@ -1,4 +1,6 @@
-"""The exact cut of all-gather and scatter: published values, closed forms, and every subset of small random graphs."""
+"""The exact cut of all-gather and scatter: published values, closed forms, and every subset of
+small random graphs.
+"""
 
 from fractions import Fraction
 from itertools import combinations
@@ -48,7 +50,8 @@ def test_reduce_scatter_is_the_all_gather_of_the_reversed_graph():
 
 
 def test_ranks_on_some_gpus_only():
-    # Two ranks a box on 2 boxes: the other GPUs carry nothing, not even through their network cards.
+    # Two ranks a box on 2 boxes: the other GPUs carry nothing, not even through their network
+    # cards.
     topology = load_topology("dgx-h100", nodes=2).with_ranks([0, 1, 8, 9])
     assert all_gather_cut(topology).ratio * 10**9 == max(Fraction(3, 500), Fraction(2, 100))
     assert all_gather_cut(load_topology("dgx-h100").take(1)).ratio == 0
@@ -89,7 +92,9 @@ def every_cut(topology, graph, wanted):
             weight = wanted(inside, ranks)
             if weight:
                 out = sum(
-                    data["capacity_uBps"] for a, b, data in graph.edges(data=True) if a in inside and b not in inside
+                    data["capacity_uBps"]
+                    for a, b, data in graph.edges(data=True)
+                    if a in inside and b not in inside
                 )
                 best = max(best, Fraction(weight, out) * 10**6)
     return best
@@ -97,14 +102,18 @@ def every_cut(topology, graph, wanted):
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
-@given(n=st.integers(2, 7), seed=st.integers(0, 10**6), big=st.booleans(), with_switch=st.booleans())
+@given(
+    n=st.integers(2, 7), seed=st.integers(0, 10**6), big=st.booleans(), with_switch=st.booleans()
+)
 def test_random_graphs_against_all_subsets(n, seed, big, with_switch):
     rng = np.random.default_rng(seed)
     graph = nx.gnp_random_graph(n, 0.6, seed=seed, directed=True)
     nx.set_node_attributes(graph, "gpu", "kind")
     if with_switch and n > 2:
         graph.nodes[0]["kind"] = "switch"
-    scale = 999_999_999_989 if big else 10**15  # with a large prime the flows do not fit 32 bits exactly
+    scale = (
+        999_999_999_989 if big else 10**15
+    )  # with a large prime the flows do not fit 32 bits exactly
     for a, b in graph.edges:
         graph.edges[a, b]["capacity_uBps"] = int(rng.integers(1, 9)) * scale + (
             int(rng.integers(0, 10**9)) if big else 0
@@ -115,10 +124,16 @@ def test_random_graphs_against_all_subsets(n, seed, big, with_switch):
     arcs = topology.to_networkx()
     for backwards in (False, True):
         edges = arcs.reverse() if backwards else arcs
-        expected = every_cut(topology, edges, lambda inside, ranks: len(inside & ranks) if ranks - inside else 0)
+        expected = every_cut(
+            topology, edges, lambda inside, ranks: len(inside & ranks) if ranks - inside else 0
+        )
         cut = all_gather_cut(topology, backwards=backwards)
         assert cut.ratio == expected if cut.exact else expected * 99 / 100 <= cut.ratio <= expected
         root = topology.node_names[topology.rank_nodes[0]]
-        expected = every_cut(topology, edges, lambda inside, ranks: len(ranks - inside) if root in inside else 0)  # noqa: B023
+        expected = every_cut(
+            topology,
+            edges,
+            lambda inside, ranks: len(ranks - inside) if root in inside else 0,  # noqa: B023
+        )
         cut = scatter_cut(topology, 0, backwards=backwards)
         assert cut.ratio == expected if cut.exact else expected * 99 / 100 <= cut.ratio <= expected

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from simcoll.bounds import flows
 
-LINKS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(0, 5)), min_size=1, max_size=40)
+LINKS = st.lists(
+    st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(0, 5)), min_size=1, max_size=40
+)
 
 
 @settings(max_examples=60, deadline=None)

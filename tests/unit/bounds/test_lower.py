@@ -1,4 +1,6 @@
-"""Lower bounds: formulas by hand, optima of linear programs, and schedules that reach or respect them."""
+"""Lower bounds: formulas by hand, optima of linear programs, and schedules that reach or respect
+them.
+"""
 
 from fractions import Fraction
 
@@ -23,8 +25,9 @@ def test_all_reduce_reaches_the_optimum_of_the_linear_program(name):
     assert algbw("all_reduce", make()) == pytest.approx(optimum, rel=1e-7)
 
 
-# Optimal all-to-all bandwidth (GB/s, buffer over time) by multi-commodity flow (arXiv 2309.13541), and closed forms:
-# ring 8b/k (k even) and 8bk/(k^2-1) (odd), path 4b/N, torus as the ring of its longest dimension, hypercube 2b.
+# Optimal all-to-all bandwidth (GB/s, buffer over time) by multi-commodity flow (arXiv 2309.13541),
+# and closed forms: ring 8b/k (k even) and 8bk/(k^2-1) (odd), path 4b/N, torus as the ring of its
+# longest dimension, hypercube 2b.
 ALL_TO_ALL = {
     "crossbar-4": 400.0,
     "dgx-h100": 514.2857143,
@@ -110,7 +113,8 @@ def test_time_is_exact_and_rounded_down():
 
 
 def test_ring_schedules_on_a_crossbar_cannot_be_beaten():
-    # The ring all-reduce takes 2 (n-1) steps of M/n bytes, all links busy: its bandwidth term is the bound.
+    # The ring all-reduce takes 2 (n-1) steps of M/n bytes, all links busy: its bandwidth term is
+    # the bound.
     for n in (2, 3, 5, 8):
         size = 840 * 10**6
         bound = lower_bound("all_reduce", crossbar(n, "50 GB/s"), size)
@@ -127,7 +131,16 @@ def test_latency_floor_of_the_caller():
         assert lower_bound(kind, topology, 10**9, latency_fs=5).time_fs == 5
 
 
-KINDS = ["all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"]
+KINDS = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -136,7 +149,9 @@ def test_a_single_rank_needs_no_time(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["2-dgx-a100", "fat-tree-4x4-2:1", "torus-3x5", "dgx-1v", "mi300x"])
+@pytest.mark.parametrize(
+    "name", ["2-dgx-a100", "fat-tree-4x4-2:1", "torus-3x5", "dgx-1v", "mi300x"]
+)
 def test_greedy_cuts_of_large_clusters_are_valid(kind, name, monkeypatch):
     """Beyond the limit of exact flows the bound may be weaker, never stronger."""
     topology = cuts.ORACLES[name][0]()
@@ -152,7 +167,10 @@ def test_greedy_cuts_of_large_clusters_are_valid(kind, name, monkeypatch):
 def test_doubling_every_rate_halves_every_bound():
     slow, fast = (fat_tree(3, 2, f"{b} GB/s", oversubscription=3) for b in (20, 40))
     for kind in KINDS:
-        assert bottleneck(kind, slow, root=1).seconds_per_byte == 2 * bottleneck(kind, fast, root=1).seconds_per_byte
+        assert (
+            bottleneck(kind, slow, root=1).seconds_per_byte
+            == 2 * bottleneck(kind, fast, root=1).seconds_per_byte
+        )
 
 
 def test_capacities_whose_sum_is_beyond_64_bits():
@@ -163,7 +181,11 @@ def test_capacities_whose_sum_is_beyond_64_bits():
     capacity, _ = flows.egress(graph, np.arange(4))
     assert capacity * graph.unit_uBps == leaving > 2**63
     for kind in KINDS:
-        assert bottleneck(kind, topology).seconds_per_byte >= bottleneck(kind, whole).seconds_per_byte > 0
+        assert (
+            bottleneck(kind, topology).seconds_per_byte
+            >= bottleneck(kind, whole).seconds_per_byte
+            > 0
+        )
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "reduce"])
@@ -172,7 +194,9 @@ def test_one_sink_of_each_orbit_stands_for_all(kind):
     graph = machine.to_networkx()
     names = [machine.node_names[vertex] for vertex in machine.rank_nodes]
     for root in (0, 10, 17):
-        ends = [(names[root], name) if kind == "broadcast" else (name, names[root]) for name in names]
+        ends = [
+            (names[root], name) if kind == "broadcast" else (name, names[root]) for name in names
+        ]
         least = min(nx.maximum_flow_value(graph, a, b, "capacity_uBps") for a, b in ends if a != b)
         assert bottleneck(kind, machine, root=root).seconds_per_byte == Fraction(10**6, least)
 
@@ -182,12 +206,18 @@ def test_superpod_by_groups():
     # 1024 GPUs: all but one box send into one box's 8 cards of 50 GB/s.
     topology = load_topology("superpod-h100", nodes=128)
     assert algbw("all_to_all", topology) == pytest.approx(1024 * 50 / 1016)
-    assert bottleneck("all_reduce", topology).seconds_per_byte * 10**9 == Fraction(2 * 127, 128 * 400)
+    assert bottleneck("all_reduce", topology).seconds_per_byte * 10**9 == Fraction(
+        2 * 127, 128 * 400
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "root", "message"),
-    [("allreduce", 0, "did you mean 'all_reduce'"), ("broadcast", 4, "0 to 3"), ("broadcast", -1, "0 to 3")],
+    [
+        ("allreduce", 0, "did you mean 'all_reduce'"),
+        ("broadcast", 4, "0 to 3"),
+        ("broadcast", -1, "0 to 3"),
+    ],
 )
 def test_bad_questions(kind, root, message):
     with pytest.raises(ConfigError, match=message):
@@ -196,11 +226,17 @@ def test_bad_questions(kind, root, message):
 
 @pytest.mark.parametrize("n", [2, 3, 8])
 def test_switches_that_reduce_halve_the_all_reduce(n):
-    # Every rank sends its vector once and receives the result once: M / b instead of 2 (n - 1) / n M / b.
+    # Every rank sends its vector once and receives the result once: M / b instead of 2 (n - 1) / n
+    # M / b.
     topology = crossbar(n, "300 GB/s")
-    assert bottleneck("all_reduce", topology, in_network=True).seconds_per_byte == Fraction(1, 300 * 10**9)
-    assert bottleneck("all_reduce", topology).seconds_per_byte == Fraction(2 * (n - 1), n * 300 * 10**9)
-    # 2-level fat tree 2:1 and boxes: published optima of the program without switch balance, in GB/s.
+    assert bottleneck("all_reduce", topology, in_network=True).seconds_per_byte == Fraction(
+        1, 300 * 10**9
+    )
+    assert bottleneck("all_reduce", topology).seconds_per_byte == Fraction(
+        2 * (n - 1), n * 300 * 10**9
+    )
+    # 2-level fat tree 2:1 and boxes: published optima of the program without switch balance, in
+    # GB/s.
     assert bottleneck(
         "all_reduce", fat_tree(2, 4, "50 GB/s", oversubscription=2), in_network=True
     ).seconds_per_byte == Fraction(1, 50 * 10**9)
@@ -213,8 +249,13 @@ def test_a_certificate_without_switches_is_not_used_for_a_schedule_with_them():
     topology = crossbar(4, "300 GB/s")
     plain = bottleneck("all_reduce", topology)
     assert not plain.in_network
-    assert lower_bound("all_reduce", topology, 300 * 10**9, certificate=plain).time_fs == 15 * 10**14
-    assert lower_bound("all_reduce", topology, 300 * 10**9, certificate=plain, in_network=True).time_fs == 10**15
+    assert (
+        lower_bound("all_reduce", topology, 300 * 10**9, certificate=plain).time_fs == 15 * 10**14
+    )
+    assert (
+        lower_bound("all_reduce", topology, 300 * 10**9, certificate=plain, in_network=True).time_fs
+        == 10**15
+    )
     for kind in ("all_gather", "reduce_scatter", "broadcast", "all_to_all"):
         assert bottleneck(kind, topology).in_network
         assert bottleneck(kind, topology) == bottleneck(kind, topology, in_network=True)

@@ -1,4 +1,6 @@
-"""Packed trees: each spans all ranks, together they load no link beyond its capacity, and they reach the best cut."""
+"""Packed trees: each spans all ranks, together they load no link beyond its capacity, and they
+reach the best cut.
+"""
 
 from fractions import Fraction
 
@@ -11,7 +13,16 @@ from simcoll.bounds.composing import SHAPES
 from simcoll.bounds.growing import grow, packs
 from simcoll.bounds.packing import pack_all_reduce, pack_trees
 from simcoll.errors import ConfigError
-from simcoll.topology import boxes, crossbar, fat_tree, from_networkx, hybrid_cube_mesh, hypercube, load_topology, torus
+from simcoll.topology import (
+    boxes,
+    crossbar,
+    fat_tree,
+    from_networkx,
+    hybrid_cube_mesh,
+    hypercube,
+    load_topology,
+    torus,
+)
 
 
 def both_ways(topology, a, b, share):
@@ -36,7 +47,9 @@ OPTIMAL = {
     "cube-mesh": lambda: hybrid_cube_mesh(2, "25 GB/s"),
     "cube-mesh-degraded": lambda: both_ways(hybrid_cube_mesh(2, "25 GB/s"), "gpu0", "gpu4", 0),
     "mesh": lambda: load_topology("mi300x"),
-    "dgx-degraded": lambda: both_ways(load_topology("dgx-h100"), "box0.gpu3", "box0.nvswitch", "17/18"),
+    "dgx-degraded": lambda: both_ways(
+        load_topology("dgx-h100"), "box0.gpu3", "box0.nvswitch", "17/18"
+    ),
     "fat-tree": lambda: fat_tree(2, 3, "50 GB/s", oversubscription=2),
     "boxes": lambda: boxes(2, 2, "300 GB/s", nics=2, nic_bandwidth="25 GB/s"),
 }
@@ -45,7 +58,9 @@ OPTIMAL = {
 UNEVEN = {
     "path": lambda: torus([6], "25 GB/s", wrap=False),
     "slow-rank": lambda: both_ways(crossbar(4, "100 GB/s"), "gpu0", "switch", "3/4"),
-    "dgx-degraded": lambda: both_ways(load_topology("dgx-h100"), "box0.gpu3", "box0.nvswitch", "17/18"),
+    "dgx-degraded": lambda: both_ways(
+        load_topology("dgx-h100"), "box0.gpu3", "box0.nvswitch", "17/18"
+    ),
     "cube-mesh-degraded": lambda: both_ways(hybrid_cube_mesh(2, "25 GB/s"), "gpu0", "gpu4", 0),
     "boxes": lambda: boxes(2, 2, "300 GB/s", nics=2, nic_bandwidth="25 GB/s"),
     "one-way": lambda: crossbar(4, "100 GB/s").degrade("gpu0 -> switch", "3/4"),
@@ -76,7 +91,8 @@ def seconds(topology, physical, copies):
     """Time of the busiest link, when all parts together are one byte."""
     capacities = topology.link_capacity_uBps.tolist()
     return max(
-        Fraction(int(used) * 10**6, capacity * copies) for used, capacity in zip(physical, capacities, strict=True)
+        Fraction(int(used) * 10**6, capacity * copies)
+        for used, capacity in zip(physical, capacities, strict=True)
     )
 
 
@@ -121,13 +137,16 @@ def test_trees_of_an_all_reduce_reach_the_bound(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "link"), [(lambda rate: crossbar(4, rate), "gpu1 -> switch"), (lambda rate: torus([3], rate), 0)]
+    ("family", "link"),
+    [(lambda rate: crossbar(4, rate), "gpu1 -> switch"), (lambda rate: torus([3], rate), 0)],
 )
 def test_capacities_of_many_digits_are_packed_like_round_ones(family, link):
     def over_bound(rate):
         topology = family(rate).degrade(link, "17/18")
         inward, outward = pack_all_reduce(topology)
-        together = loads(topology, inward, backwards=True) + loads(topology, outward, backwards=False)
+        together = loads(topology, inward, backwards=True) + loads(
+            topology, outward, backwards=False
+        )
         proved = bottleneck("all_reduce", topology).seconds_per_byte
         return float(seconds(topology, together, sum(outward.shares)) / proved)
 
@@ -135,11 +154,16 @@ def test_capacities_of_many_digits_are_packed_like_round_ones(family, link):
 
 
 def test_shares_by_hand():
-    # A path of ranks: both ends are roots of one half, so that each link carries one half each way, twice.
+    # A path of ranks: both ends are roots of one half, so that each link carries one half each way,
+    # twice.
     assert pack_all_reduce(torus([4], "25 GB/s", wrap=False))[1].shares == (1, 0, 0, 1)
-    # Three quarters of the bandwidth: 375 / 4 is the mean; a rank need not receive what it is the root of.
+    # Three quarters of the bandwidth: 375 / 4 is the mean; a rank need not receive what it is the
+    # root of.
     shares = pack_all_reduce(both_ways(crossbar(4, "100 GB/s"), "gpu0", "switch", "3/4"))[1].shares
-    assert [Fraction(share, sum(shares)) for share in shares] == [Fraction(2, 5), *[Fraction(1, 5)] * 3]
+    assert [Fraction(share, sum(shares)) for share in shares] == [
+        Fraction(2, 5),
+        *[Fraction(1, 5)] * 3,
+    ]
 
 
 @pytest.mark.slow
@@ -165,8 +189,12 @@ def test_no_trees_where_a_cut_has_no_room():
     ends = np.array([[0, 1, 1, 2], [1, 0, 2, 1]])
     assert packs(ends, np.array([1, 1, 1, 1]), [1, 0, 0])
     assert not packs(ends, np.array([1, 1, 0, 1]), [1, 0, 0])
-    assert not packs(ends, np.array([1, 1, 1, 1]), [1, 1, 0])  # both trees enter rank 2 over one link
-    assert [tree.links for tree in grow(ends, np.array([1, 1, 1, 1]), [1, 0, 0])] == [((0, 1), (1, 2))]
+    assert not packs(
+        ends, np.array([1, 1, 1, 1]), [1, 1, 0]
+    )  # both trees enter rank 2 over one link
+    assert [tree.links for tree in grow(ends, np.array([1, 1, 1, 1]), [1, 0, 0])] == [
+        ((0, 1), (1, 2))
+    ]
 
 
 ALIKE = {
@@ -202,14 +230,22 @@ def test_an_all_reduce_of_many_nodes_has_composed_trees_both_ways(monkeypatch):
 @pytest.mark.parametrize(
     ("topology", "reason"),
     [
-        (torus([6, 11], "25 GB/s"), "the same trees in all nodes do not serve within 1 % of the bound"),
-        (crossbar(66, "50 GB/s").degrade("gpu3 -> switch", "1/2"), "do not serve within 1 % of the bound"),
+        (
+            torus([6, 11], "25 GB/s"),
+            "the same trees in all nodes do not serve within 1 % of the bound",
+        ),
+        (
+            crossbar(66, "50 GB/s").degrade("gpu3 -> switch", "1/2"),
+            "do not serve within 1 % of the bound",
+        ),
         (boxes(2, 65, "300 GB/s", nics=5, nic_bandwidth="25 GB/s"), "in nodes of 65"),
     ],
     ids=["torus", "slow-rank", "large-nodes"],
 )
 def test_many_ranks_that_no_composed_trees_serve_are_refused(topology, reason):
-    with pytest.raises(ConfigError, match=f"serves up to 64 ranks, or more in nodes that are alike.*{reason}"):
+    with pytest.raises(
+        ConfigError, match=f"serves up to 64 ranks, or more in nodes that are alike.*{reason}"
+    ):
         pack_trees(topology)
 
 

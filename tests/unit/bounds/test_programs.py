@@ -1,4 +1,6 @@
-"""The all-to-all program: its optimum where cuts see less, and lengths that prove what they claim and no more."""
+"""The all-to-all program: its optimum where cuts see less, and lengths that prove what they claim
+and no more.
+"""
 
 from fractions import Fraction
 

@@ -1,4 +1,6 @@
-"""Rooted collectives: what is called exact is the optimum of a linear program over the routes of messages."""
+"""Rooted collectives: what is called exact is the optimum of a linear program over the routes of
+messages.
+"""
 
 import networkx as nx
 import numpy as np
@@ -12,10 +14,12 @@ KINDS = ("broadcast", "reduce", "scatter", "gather")
 
 
 def optimum(kind, topology, root):
-    """Seconds per byte of all data: every pair of ranks has one route; a message takes all of its links.
+    """Seconds per byte of all data: every pair of ranks has one route; a message takes all of its
+    links.
 
-    A broadcast is as fast as every rank alone could get all of it within shared capacities of the pairs (Edmonds); a scatter is one flow
-    that leaves each rank its share. Reduce and gather are these two backwards. Independent of the package except for the routes.
+    A broadcast is as fast as every rank alone could get all of it within shared capacities of the
+    pairs (Edmonds); a scatter is one flow that leaves each rank its share. Reduce and gather are
+    these two backwards. Independent of the package except for the routes.
     """
     n = topology.nranks
     pairs = [(a, b) for a in range(n) for b in range(n) if a != b]
@@ -57,18 +61,24 @@ def optimum(kind, topology, root):
             wanted.append(1 / n if flows == 1 else float(rank == sinks[flow]))
     cost = np.zeros(columns)
     cost[0] = 1
-    found = linprog(cost, np.array(rows), limits, np.array(equal), wanted, bounds=(0, None), method="highs")
+    found = linprog(
+        cost, np.array(rows), limits, np.array(equal), wanted, bounds=(0, None), method="highs"
+    )
     assert found.success
     return found.fun / 1e9
 
 
 def random_graph(seed):
-    """Links of random rates in both directions or one, between 3 to 6 ranks that forward, and often a switch or two."""
+    """Links of random rates in both directions or one, between 3 to 6 ranks that forward, and often
+    a switch or two.
+    """
     rng = np.random.default_rng(seed)
     n, switches = int(rng.integers(3, 7)), int(rng.integers(0, 3))
     graph = nx.gnp_random_graph(n + switches, 0.5, seed=seed, directed=True)
     for vertex in graph:
-        graph.nodes[vertex].update({"kind": "gpu", "rank": vertex} if vertex < n else {"kind": "switch"})
+        graph.nodes[vertex].update(
+            {"kind": "gpu", "rank": vertex} if vertex < n else {"kind": "switch"}
+        )
     for edge in graph.edges:
         graph.edges[edge]["capacity_uBps"] = int(rng.choice([1, 2, 3, 7, 10, 100])) * 10**15
         graph.edges[edge]["latency_fs"] = int(rng.integers(1, 4)) * 10**6
@@ -95,7 +105,8 @@ def test_exact_is_the_optimum_and_nothing_is_above_it(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_links_that_no_route_takes_prove_nothing(kind):
-    # A fast link beside a short slow one: messages go the short way, and could not be faster over the other.
+    # A fast link beside a short slow one: messages go the short way, and could not be faster over
+    # the other.
     graph = nx.DiGraph()
     for rank in range(3):
         graph.add_node(rank, kind="gpu", rank=rank)

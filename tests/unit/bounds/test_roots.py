@@ -1,4 +1,6 @@
-"""The program of the best all-reduce along trees: published optima, and never better than the proved bound."""
+"""The program of the best all-reduce along trees: published optima, and never better than the
+proved bound.
+"""
 
 import networkx as nx
 import numpy as np
@@ -11,9 +13,21 @@ from simcoll.topology import crossbar, fat_tree, from_networkx, load_topology, t
 from tests.support import cuts
 
 SMALL = [
-    "crossbar-4", "dgx-a100", "dgx-h100", "ring-4-one-way", "ring-8", "ring-5", "path-4", "path-6", "torus-3x3", "torus-2x4",
-    "hypercube-3", "mi300x", "dgx-1v", "fat-tree-2x4-2:1",
-]  # fmt: skip
+    "crossbar-4",
+    "dgx-a100",
+    "dgx-h100",
+    "ring-4-one-way",
+    "ring-8",
+    "ring-5",
+    "path-4",
+    "path-6",
+    "torus-3x3",
+    "torus-2x4",
+    "hypercube-3",
+    "mi300x",
+    "dgx-1v",
+    "fat-tree-2x4-2:1",
+]
 
 
 @pytest.mark.slow
@@ -37,14 +51,16 @@ def test_published_optima(name):
 def test_published_optima_with_reducing_switches(make, bandwidth):
     topology = make()
     assert best_roots(topology, in_network=True)[0] / 1e9 == pytest.approx(bandwidth, rel=1e-6)
-    assert float(1 / bottleneck("all_reduce", topology, in_network=True).seconds_per_byte) / 1e9 == pytest.approx(
-        bandwidth
-    )
+    assert float(
+        1 / bottleneck("all_reduce", topology, in_network=True).seconds_per_byte
+    ) / 1e9 == pytest.approx(bandwidth)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_the_proved_bound_is_never_beaten(seed):
-    """What trees can do is done by a schedule, so it must not be quicker than what is proved of all schedules."""
+    """What trees can do is done by a schedule, so it must not be quicker than what is proved of all
+    schedules.
+    """
     graph = nx.gnp_random_graph(5, 0.6, seed=seed, directed=True)
     if not nx.is_strongly_connected(graph):
         return
@@ -58,9 +74,12 @@ def test_the_proved_bound_is_never_beaten(seed):
 
 
 def test_slow_ranks_own_less():
-    topology = crossbar(4, "100 GB/s").degrade("gpu0 -> switch", "3/4").degrade("switch -> gpu0", "3/4")
+    topology = (
+        crossbar(4, "100 GB/s").degrade("gpu0 -> switch", "3/4").degrade("switch -> gpu0", "3/4")
+    )
     rate, shares = best_roots(topology)
-    # All links together carry each element six times; equal shares would wait for the slow rank: 50 instead of 62.5.
+    # All links together carry each element six times; equal shares would wait for the slow rank: 50
+    # instead of 62.5.
     assert rate / 1e9 == pytest.approx(375 / 6)
     assert shares[0] < max(shares[1:])
     assert float(1 / bottleneck("all_reduce", topology).seconds_per_byte) == pytest.approx(rate)

@@ -1,4 +1,6 @@
-"""Every command does its job: what it prints, what it writes, how it behaves on a terminal and in a pipe."""
+"""Every command does its job: what it prints, what it writes, how it behaves on a terminal and in a
+pipe.
+"""
 
 from __future__ import annotations
 
@@ -111,20 +113,31 @@ def elsewhere(tmp_path_factory):
 @pytest.mark.slow
 def test_run_writes_four_files(small):
     # No progress bar off a terminal; the compiled engine may be new.
-    assert [line for line in small.err.splitlines() if "compiling the fast engine" not in line] == []
+    assert [
+        line for line in small.err.splitlines() if "compiling the fast engine" not in line
+    ] == []
     out = small.files
-    assert sorted(path.name for path in out.iterdir()) == ["busbw.svg", "results.csv", "results.json", "trace.json.gz"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "busbw.svg",
+        "results.csv",
+        "results.json",
+        "trace.json.gz",
+    ]
     results = json.loads((out / "results.json").read_text())
     assert (results["format"], results["version"]) == ("simcoll-results", 1)
     rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
     assert len(rows) == len(results["runs"]) == 5 * 2 * 2
     assert [entry["size_bytes"] for entry in results["best"]] == [8, 128, 2048, 32768, 524288]
     for entry in results["best"]:
-        times = [int(row["time_fs"]) for row in rows if int(row["size_bytes"]) == entry["size_bytes"]]
+        times = [
+            int(row["time_fs"]) for row in rows if int(row["size_bytes"]) == entry["size_bytes"]
+        ]
         assert entry["time_fs"] == min(times)
         assert entry["bound_fs"] <= entry["time_fs"]
     assert {row["wrong"] for row in rows if int(row["size_bytes"]) <= 1024} == {"0"}
-    assert {row["wrong"] for row in rows if int(row["size_bytes"]) > 1024} == {"0"}  # of the check of the schedule
+    assert {row["wrong"] for row in rows if int(row["size_bytes"]) > 1024} == {
+        "0"
+    }  # of the check of the schedule
     assert ET.parse(out / "busbw.svg").getroot().tag.endswith("svg")
     trace = json.loads(gzip.decompress((out / "trace.json.gz").read_bytes()))
     assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X", "s", "f", "C"}
@@ -146,10 +159,14 @@ def test_what_played_the_runs_is_on_the_terminal_if_asked_and_in_the_files(small
     assert main(["run", "small.toml", "--verbose"]) == 0
     out = capsys.readouterr().out
     assert out.count(": proved (full") == 2
-    assert f"trace hash {json.loads((small.files / 'results.json').read_text())['trace_hash']}\n" in out
+    assert (
+        f"trace hash {json.loads((small.files / 'results.json').read_text())['trace_hash']}\n"
+        in out
+    )
     lines = [line for line in out.splitlines() if line.startswith("# engine ")]
     told = [
-        re.fullmatch(r"# engine (\w+): (\d+) runs?, ([\d,]+) messages, \d+\.\d\d s \((.*)\)", line) for line in lines
+        re.fullmatch(r"# engine (\w+): (\d+) runs?, ([\d,]+) messages, \d+\.\d\d s \((.*)\)", line)
+        for line in lines
     ]
     runs = json.loads((small.files / "results.json").read_text())["runs"]
     counts = {}
@@ -171,15 +188,34 @@ def test_what_played_the_runs_is_on_the_terminal_if_asked_and_in_the_files(small
 def test_why_there_was_no_quotient_is_told(capsys):
     pytest.importorskip("numba")
     machine = ["-t", "dgx-h100", "--nodes", "16"]
-    command = ["perf", "all_reduce", *machine, "-b", "1G", "-e", "1G", "-p", "ideal", "-a", "ring", "-v"]
+    command = [
+        "perf",
+        "all_reduce",
+        *machine,
+        "-b",
+        "1G",
+        "-e",
+        "1G",
+        "-p",
+        "ideal",
+        "-a",
+        "ring",
+        "-v",
+    ]
     assert main(command) == 0
-    folded = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("# engine"))
+    folded = next(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("# engine")
+    )
     # 128 ranks, 8 channels, 254 steps and the local copy.
     assert re.search(
-        r"engine fast: 1 run, 261,120 messages, .* \(quotient: [\d,]+ classes stand for 261,120 messages\)", folded
+        r"engine fast: 1 run, 261,120 messages, .* \(quotient: [\d,]+ classes stand for 261,120 "
+        r"messages\)",
+        folded,
     )
     assert main([*command, "--degrade", "box0.gpu3 <-> box0.nvswitch=17/18"]) == 0
-    lone = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("# engine"))
+    lone = next(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("# engine")
+    )
     assert "(no quotient: too little symmetry" in lone
 
 
@@ -195,7 +231,9 @@ def test_what_is_named_twice_runs_once(folder, capsys):
 
 @pytest.mark.slow
 def test_a_barrier_has_a_picture_of_times(folder):
-    text = SCENARIO.replace("all_reduce", "barrier").replace('["ring", "tree:channels=2"]', '["dissemination", "tree"]')
+    text = SCENARIO.replace("all_reduce", "barrier").replace(
+        '["ring", "tree:channels=2"]', '["dissemination", "tree"]'
+    )
     (folder / "barrier.toml").write_text(text)
     assert main(["run", "barrier.toml"]) == 0
     picture = (folder / "out" / "barrier" / "busbw.svg").read_text()
@@ -208,7 +246,11 @@ def test_a_long_title_is_wrapped():
     picture = schedule_svg(Schedule(name, Layout(Collective("broadcast", 2)), lambda: iter([step])))
     root = ET.fromstring(picture)
     assert int(root.get("width")) < 800
-    titles = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text") if text.get("font-size") == "14"]
+    titles = [
+        text.text
+        for text in root.iter("{http://www.w3.org/2000/svg}text")
+        if text.get("font-size") == "14"
+    ]
     assert len(titles) == 4
     assert " ".join(titles) == name.replace(chr(27), "?") + " broadcast n=2 root=0"
 
@@ -230,7 +272,8 @@ factor = 1048576
 """
     (folder / "lost.toml").write_text(scenario)
     (folder / "cube.toml").write_text(
-        'name = "cube"\nfamily = "hypercube"\ndimensions = 3\nbandwidth = "25 GB/s"\nlatency = "1 us"\n'
+        'name = "cube"\nfamily = "hypercube"\ndimensions = 3\nbandwidth = "25 GB/s"\n'
+        'latency = "1 us"\n'
     )
     assert main(["run", "lost.toml"]) == 0
     runs = json.loads((folder / "out" / "lost" / "results.json").read_text())["runs"]
@@ -244,27 +287,51 @@ factor = 1048576
     show = "show packed:pieces=2 -c all_reduce -t cube.toml --json packed.json --limit 0"
     assert main([*show.split(), *degrade]) == 0
     assert main(["verify", "packed.json"]) == 0
-    assert "packed(topology=cube degraded, pieces=2) all_reduce n=8\nproved (full" in capsys.readouterr().out
+    assert (
+        "packed(topology=cube degraded, pieces=2) all_reduce n=8\nproved (full"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.slow
 def test_a_scenario_may_name_a_topology_beside_it(folder):
     (folder / "pair.toml").write_text(PAIR)
     (folder / "own.toml").write_text(
-        SCENARIO.replace('"dgx-a100"\nnodes = 2', '"pair.toml"').replace('["LL", "Simple"]', '["ideal"]')
+        SCENARIO.replace('"dgx-a100"\nnodes = 2', '"pair.toml"').replace(
+            '["LL", "Simple"]', '["ideal"]'
+        )
     )
     assert main(["run", "own.toml"]) == 0
     results = json.loads((folder / "out" / "own" / "results.json").read_text())
     assert results["topology"]["nranks"] == 2
     # Ring of two: 2 messages of half the data after 1 us each. 8 B: 2 x (1 us + 4 B / 10 GB/s).
-    assert next(run["time_fs"] for run in results["runs"] if run["choice"] == "ring") == 2 * (10**9 + 400_000)
+    assert next(run["time_fs"] for run in results["runs"] if run["choice"] == "ring") == 2 * (
+        10**9 + 400_000
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", sorted({found.collective for found in ALGORITHMS}))
 def test_perf_every_collective(collective, capsys):
     assert (
-        main(["perf", collective, "-t", "crossbar", "-b", "1K", "-e", "4K", "-f", "4", "-p", "ideal", "-d", "int32"])
+        main(
+            [
+                "perf",
+                collective,
+                "-t",
+                "crossbar",
+                "-b",
+                "1K",
+                "-e",
+                "4K",
+                "-f",
+                "4",
+                "-p",
+                "ideal",
+                "-d",
+                "int32",
+            ]
+        )
         == 0
     )
     out = capsys.readouterr().out
@@ -288,9 +355,17 @@ def test_perf_leaves_out_what_does_not_fit(folder, capsys):
     assert "# left out bfb: bfb needs direct links between the ranks" in out
     assert "# left out nvlink_ring: nvlink_ring needs rings of direct links" in out
     assert main([*command, "-t", "dgx-1v", "-v"]) == 0
-    assert "# left out switch: switch needs switches that reduce; those of dgx-1v do not" in capsys.readouterr().out
+    assert (
+        "# left out switch: switch needs switches that reduce; those of dgx-1v do not"
+        in capsys.readouterr().out
+    )
     (folder / "three.toml").write_text(PAIR.replace("nranks = 2", "nranks = 3"))
-    assert main(["perf", "all_gather", "-t", "three.toml", "-b", "1K", "-e", "1K", "-p", "ideal", "-v"]) == 0
+    assert (
+        main(
+            ["perf", "all_gather", "-t", "three.toml", "-b", "1K", "-e", "1K", "-p", "ideal", "-v"]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert "# left out neighbor_exchange" in out
     assert "# ring(" in out
@@ -307,7 +382,10 @@ def test_verify_prints_a_proof(folder, capsys):
     ("line", "says"),
     [
         ("ring all_reduce -n 8", "ring(channels=1, pieces=1) all_reduce n=8\nproved (full"),
-        ("ring:channels=2 all_gather -n 5 --exact", "ring(channels=2, pieces=1) all_gather n=5\nproved (full, exact)"),
+        (
+            "ring:channels=2 all_gather -n 5 --exact",
+            "ring(channels=2, pieces=1) all_gather n=5\nproved (full, exact)",
+        ),
         ("tree broadcast -n 6 --root 4", "tree(channels=1, pieces=1) broadcast n=6 root=4\nproved"),
         ("packed all_gather -t dgx-1v", "packed(topology=dgx-1v"),
         ("ring", "ring(channels=1, pieces=1) all_reduce n=4"),
@@ -332,7 +410,19 @@ def test_verify_refuses(folder, capsys, line, says):
 
 
 def test_show_takes_msccl_xml(folder, capsys):
-    assert main(["show", str(ROOT / "docs" / "howto" / "all-gather.xml"), "--limit", "1", "--json", "shown.json"]) == 0
+    assert (
+        main(
+            [
+                "show",
+                str(ROOT / "docs" / "howto" / "all-gather.xml"),
+                "--limit",
+                "1",
+                "--json",
+                "shown.json",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert "all_gather n=" in out.splitlines()[0]
     assert main(["verify", "shown.json"]) == 0
@@ -348,10 +438,14 @@ def test_show_prints_every_transfer(folder, capsys):
     assert main(["show", "ring", "-n", "3", "-c", "all_gather", "--svg", "ring.svg"]) == 0
     out = capsys.readouterr().out
     assert [line for line in out.splitlines() if line.startswith("step")] == [
-        "step 0 (copy, 3 transfers)", "step 1 (copy, 3 transfers)", "step 2 (copy, 3 transfers)",
-    ]  # fmt: skip
+        "step 0 (copy, 3 transfers)",
+        "step 1 (copy, 3 transfers)",
+        "step 2 (copy, 3 transfers)",
+    ]
     drawn = ET.parse(folder / "ring.svg").getroot()
-    arrows = [path for path in drawn.iter("{http://www.w3.org/2000/svg}path") if path.get("marker-end")]
+    arrows = [
+        path for path in drawn.iter("{http://www.w3.org/2000/svg}path") if path.get("marker-end")
+    ]
     assert len(arrows) == 6  # two rounds of three; the first step stays on its rank
     assert main(["show", "ring", "-n", "3", "--limit", "2"]) == 0
     assert "... 13 more of 15 transfers" in capsys.readouterr().out
@@ -360,16 +454,22 @@ def test_show_prints_every_transfer(folder, capsys):
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        ("topologies", "dgx-h100"), ("algorithms", "rabenseifner"), ("scenarios", "first-look"),
-        ("collectives", "all_to_all"), ("protocols", "LL128"), ("libraries", "rccl-2.22"),
+        ("topologies", "dgx-h100"),
+        ("algorithms", "rabenseifner"),
+        ("scenarios", "first-look"),
+        ("collectives", "all_to_all"),
+        ("protocols", "LL128"),
+        ("libraries", "rccl-2.22"),
     ],
-)  # fmt: skip
+)
 def test_list(what, expected, capsys):
     assert main(["list", what]) == 0
     assert expected in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["--version"], ["run", "--help"], ["perf", "-h"], []])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["-h"], ["--version"], ["run", "--help"], ["perf", "-h"], []]
+)
 def test_help(argv, capsys):
     assert main(argv) == 0
     printed = capsys.readouterr()
@@ -378,14 +478,21 @@ def test_help(argv, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("argv", [["list", "topologies"], ["show", "ring", "-n", "64", "--limit", "100000"]])
+@pytest.mark.parametrize(
+    "argv", [["list", "topologies"], ["show", "ring", "-n", "64", "--limit", "100000"]]
+)
 def test_a_reader_that_leaves_early(argv):
     """The pipe breaks in the middle of a long output, or only when Python flushes a short one."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as pipe:
         done = subprocess.run(
-            [*COMMAND, *argv], stdout=pipe, stderr=subprocess.PIPE, text=True, check=False, env=ENVIRONMENT
+            [*COMMAND, *argv],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env=ENVIRONMENT,
         )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -397,7 +504,11 @@ def test_progress_bar_on_a_terminal(elsewhere):
 
 
 def test_show_knows_every_operation(folder, capsys):
-    for algorithm, collective in (("switch", "all_reduce"), ("direct", "send_recv"), ("dissemination", "barrier")):
+    for algorithm, collective in (
+        ("switch", "all_reduce"),
+        ("direct", "send_recv"),
+        ("dissemination", "barrier"),
+    ):
         assert main(["show", algorithm, "-c", collective, "-n", "4", "--svg", "picture.svg"]) == 0
         assert "step 0" in capsys.readouterr().out
         ET.fromstring((folder / "picture.svg").read_text())
@@ -438,7 +549,9 @@ def test_machines_without_constants_of_nccl_run_under_ideal(folder, capsys, mach
 
 def test_a_generation_of_one_s_own_file_brings_the_constants(folder, capsys):
     (folder / "pair.toml").write_text(PAIR + '[traits]\ngeneration = "ampere"\n')
-    assert main(["perf", "all_reduce", "-t", "pair.toml", "-a", "ring", "-b", "1K", "-e", "1K"]) == 0
+    assert (
+        main(["perf", "all_reduce", "-t", "pair.toml", "-a", "ring", "-b", "1K", "-e", "1K"]) == 0
+    )
     out = capsys.readouterr().out
     assert "NCCL has no constants" not in out
     assert "ring LL" in out
@@ -454,7 +567,9 @@ def test_the_picture_has_bandwidth_and_time_and_names_protocols(small):
 @pytest.mark.slow
 def test_one_rank_takes_no_time_and_has_a_picture(folder):
     (folder / "one.toml").write_text(PAIR.replace("nranks = 2", "nranks = 1"))
-    text = SCENARIO.replace('"dgx-a100"\nnodes = 2', '"one.toml"').replace('["LL", "Simple"]', '["ideal"]')
+    text = SCENARIO.replace('"dgx-a100"\nnodes = 2', '"one.toml"').replace(
+        '["LL", "Simple"]', '["ideal"]'
+    )
     (folder / "alone.toml").write_text(text)
     assert main(["run", "alone.toml"]) == 0
 

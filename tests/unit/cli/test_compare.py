@@ -1,4 +1,6 @@
-"""``simcoll compare`` and ``simcoll calibrate``: what they print, what they write, and one clear message for bad input."""
+"""``simcoll compare`` and ``simcoll calibrate``: what they print, what they write, and one clear
+message for bad input.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,15 @@ SIZES = tuple(2**power for power in range(3, 31, 3))
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     size = "node-1:11:22 [0] NCCL INFO comm 0x1 rank 0 nRanks 8 nNodes 1 localRanks 8"
-    lines = list(nccl_tests(SIZES, 14 / 8, version=3, wrong=lambda size: "7" if size == 512 else "0", rate=250.0))
+    lines = list(
+        nccl_tests(
+            SIZES, 14 / 8, version=3, wrong=lambda size: "7" if size == 512 else "0", rate=250.0
+        )
+    )
     (tmp_path / "run.log").write_text("\n".join(lines))
-    (tmp_path / "tuned.log").write_text("\n".join([size, *blocks(table(("Tree", "Ring"), ("AllReduce",)))]))
+    (tmp_path / "tuned.log").write_text(
+        "\n".join([size, *blocks(table(("Tree", "Ring"), ("AllReduce",)))])
+    )
     (tmp_path / "cut.log").write_text("\n".join(lines)[:2050])
     (tmp_path / "rows.log").write_text("\n".join(line for line in lines if "#" not in line))
     (tmp_path / "empty.log").write_text("")
@@ -39,9 +47,15 @@ def run(line, capsys):
 
 @pytest.mark.parametrize(
     ("more", "told", "runs"),
-    [("", "# environment of the log: NCCL_ALGO=Ring", "ring"),
-     (" --env NCCL_ALGO=Tree", "# environment of the log, which --env replaces: NCCL_ALGO=Ring", "tree")],
-)  # fmt: skip
+    [
+        ("", "# environment of the log: NCCL_ALGO=Ring", "ring"),
+        (
+            " --env NCCL_ALGO=Tree",
+            "# environment of the log, which --env replaces: NCCL_ALGO=Ring",
+            "tree",
+        ),
+    ],
+)
 def test_the_environment_is_that_of_the_log_or_the_given_one(here, capsys, more, told, runs):
     forced = "node-1:11:22 [0] NCCL INFO NCCL_ALGO set by environment to Ring"
     (here / "ring.log").write_text("\n".join([forced, *nccl_tests((8, 2**20), 14 / 8, version=3)]))
@@ -58,10 +72,16 @@ def test_compare_prints_the_table_and_writes_the_picture(capsys, here):
     lines = out.splitlines()
     assert lines[0].startswith("# note: line ")
     assert lines[0].endswith("512 B: 7 wrong elements; left out")
-    assert lines[1] == "# all_reduce, 8 ranks on 1 node, 9 rows, nccl 2.28.7 on dgx-h100; predicted by nccl 2.27"
+    assert (
+        lines[1]
+        == "# all_reduce, 8 ranks on 1 node, 9 rows, nccl 2.28.7 on dgx-h100; predicted by nccl "
+        "2.27"
+    )
     rows = [line.split() for line in lines if line.startswith(" ")]
     assert [int(row[0]) for row in rows] == [size for size in SIZES if size != 512]
-    assert all(float(row[3]) == pytest.approx(float(row[2]) / float(row[1]), abs=0.01) for row in rows)
+    assert all(
+        float(row[3]) == pytest.approx(float(row[2]) / float(row[1]), abs=0.01) for row in rows
+    )
     assert "# (two publishers' tables" in out
     picture = (here / "both.svg").read_text()
     assert "measured" in picture
@@ -126,22 +146,37 @@ BAD = [
     ("compare other.log -t dgx-h100", "simcoll has no model of 'alltoallv'"),
     ("compare cut.json -t dgx-h100", "cut.json: JSON that is cut off or broken"),
     ("compare other.json -t dgx-h100", "other.json: not the JSON of nccl-tests or realcoll"),
-    ("compare run.log -t dgx-h1000", "simcoll: unknown topology 'dgx-h1000'; did you mean 'dgx-h100'"),
+    (
+        "compare run.log -t dgx-h1000",
+        "simcoll: unknown topology 'dgx-h1000'; did you mean 'dgx-h100'",
+    ),
     ("compare run.log -t tpu-v4", "nccl 2.27"),
     ("compare run.log -t dgx-h100 --nodes 0", "nodes"),
     ("compare run.log -t dgx-h100 --nodes two", "expected a whole number"),
     ("compare run.log -t dgx-h100 --calibration none.toml", "none.toml: cannot read: No such file"),
     ("compare run.log -t dgx-h100 --calibration bad.toml", "bad.toml: $: missing key 'format'"),
-    ("compare run.log -t dgx-h100 --env NCCL_ALGO=Spiral", "simcoll: NCCL_ALGO: unknown value 'Spiral'"),
+    (
+        "compare run.log -t dgx-h100 --env NCCL_ALGO=Spiral",
+        "simcoll: NCCL_ALGO: unknown value 'Spiral'",
+    ),
     ("compare run.log -t dgx-h100 --library mccl", "unknown library 'mccl'"),
-    ("compare run.log -t dgx-h100 --svg no/folder.svg", "cannot be written: No such file or directory"),
+    (
+        "compare run.log -t dgx-h100 --svg no/folder.svg",
+        "cannot be written: No such file or directory",
+    ),
     ("compare run.log", "--topology"),
     ("calibrate -t dgx-h100 -o x.toml", "calibrate needs a log"),
     ("calibrate none.log -t dgx-h100 -o x.toml", "none.log: cannot be read"),
     ("calibrate empty.log -t dgx-h100 -o x.toml", "empty.log: there is no row"),
-    ("calibrate run.log -t dgx-h100 -o x.toml --parameters lunch", "unknown parameter 'lunch'; did you mean 'launch'"),
+    (
+        "calibrate run.log -t dgx-h100 -o x.toml --parameters lunch",
+        "unknown parameter 'lunch'; did you mean 'launch'",
+    ),
     ("calibrate run.log -t dgx-h1000 -o x.toml", "simcoll: unknown topology 'dgx-h1000'"),
-    ("calibrate run.log -t dgx-h100 -o no/x.toml", "no/x.toml: cannot be written: No such file or directory"),
+    (
+        "calibrate run.log -t dgx-h100 -o no/x.toml",
+        "no/x.toml: cannot be written: No such file or directory",
+    ),
     ("calibrate run.log -t dgx-h100 -o .", "there is a folder of this name"),
     ("calibrate run.log cut.json -t dgx-h100 -o x.toml", "cut.json: JSON that is cut off"),
     ("calibrate run.log -t dgx-h100", "--output"),
@@ -164,7 +199,10 @@ def test_bad_input_is_one_message_and_writes_nothing(line, says, capsys, here):
 def test_too_few_rows_for_the_parameters(capsys, here):
     (here / "one.log").write_text("\n".join(nccl_tests((8,), 14 / 8, version=3)))
     status, _, err = run("calibrate one.log -t dgx-h100 -o x.toml --parameters launch,rate", capsys)
-    assert (status, "1 row cannot fit 2 parameters (launch, rate); measure more sizes" in err) == (2, True)
+    assert (status, "1 row cannot fit 2 parameters (launch, rate); measure more sizes" in err) == (
+        2,
+        True,
+    )
     assert not (here / "x.toml").exists()
     status, out, _ = run("calibrate one.log -t dgx-h100 -o x.toml", capsys)
     assert (status, "too few rows for a cross-validation" in out) == (0, True)

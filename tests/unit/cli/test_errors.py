@@ -54,9 +54,18 @@ MSCCL = """<algo name="swap" proto="Simple" nchannels="1" nchunksperloop="2" ngp
  </gpu>
 </algo>
 """
-_RECEIVE = '<step s="1" type="r" srcbuf="i" srcoff="0" dstbuf="o" dstoff="1" cnt="1" depid="-1" deps="-1" hasdep="0"/>'
-_SEND = '<step s="1" type="s" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>'
-_COPY = '<step s="1" type="cpy" srcbuf="i" srcoff="0" dstbuf="o" dstoff="1" cnt="1" depid="-1" deps="-1" hasdep="0"/>'
+_RECEIVE = (
+    '<step s="1" type="r" srcbuf="i" srcoff="0" dstbuf="o" dstoff="1" cnt="1" depid="-1" '
+    'deps="-1" hasdep="0"/>'
+)
+_SEND = (
+    '<step s="1" type="s" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0" cnt="1" depid="-1" '
+    'deps="-1" hasdep="0"/>'
+)
+_COPY = (
+    '<step s="1" type="cpy" srcbuf="i" srcoff="0" dstbuf="o" dstoff="1" cnt="1" depid="-1" '
+    'deps="-1" hasdep="0"/>'
+)
 
 GOOD_XML = MSCCL.format(first="s", at0=0, second=_RECEIVE)
 CYCLE_XML = MSCCL.format(first="r", at0=1, second=_SEND)  # both ranks receive before they send
@@ -83,8 +92,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "key.toml": SCENARIO.replace("algorithms", "algoritms"),
         "tablekey.toml": SCENARIO.replace("[topology]", "[topology]\nnode = 2"),
         "otherkey.toml": SCENARIO.replace("[topology]", "[topology]\nbegin = 2"),
-        "share.toml": SCENARIO.replace("[topology]", '[topology]\ndegraded = { "gpu0 -> switch" = 2 }'),
-        "nolink.toml": SCENARIO.replace("[topology]", '[topology]\ndegraded = { "gpu9 <-> switch" = 0.5 }'),
+        "share.toml": SCENARIO.replace(
+            "[topology]", '[topology]\ndegraded = { "gpu0 -> switch" = 2 }'
+        ),
+        "nolink.toml": SCENARIO.replace(
+            "[topology]", '[topology]\ndegraded = { "gpu9 <-> switch" = 0.5 }'
+        ),
         "algorithm.toml": SCENARIO.replace('"ring"', '"rnig"'),
         "sweep.toml": "topologies = ['crossbar']\ncollectives = ['broadcast']\nsizes = ['8']\n",
         "machine.toml": SCENARIO.replace('"crossbar"', '"crosbar"'),
@@ -104,7 +117,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "bomb.xml": BOMB_XML,
         "hello.xml": "<hello/>",
         "good.json": SCHEDULE % 1,
-        "wrong.json": (SCHEDULE % 1).replace('"src_chunk": 1, "dst_rank": [2]', '"src_chunk": 0, "dst_rank": [2]'),
+        "wrong.json": (SCHEDULE % 1).replace(
+            '"src_chunk": 1, "dst_rank": [2]', '"src_chunk": 0, "dst_rank": [2]'
+        ),
         "rank.json": SCHEDULE % 7,
         "cut.json": (SCHEDULE % 1)[:90],
         "jsonkey.json": (SCHEDULE % 1).replace('"chunks"', '"chunkz"'),
@@ -112,7 +127,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "pieces.toml": TOPOLOGY.replace('"crossbar"', '"boxes"')
         .replace("nranks = 2", "nodes = 2")
         .replace(
-            'bandwidth = "10 GB/s"\nlatency = "1 us"', '[gpu]\ncount = 2\nbandwidth = "10 GB/s"\nlatency = "1 us"'
+            'bandwidth = "10 GB/s"\nlatency = "1 us"',
+            '[gpu]\ncount = 2\nbandwidth = "10 GB/s"\nlatency = "1 us"',
         ),
     }
     for name, content in files.items():
@@ -125,12 +141,28 @@ SMALL = ("-b", "8", "-e", "16")
 # (arguments, exit status, what the message must say)
 CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
     # unknown names, with the nearest valid one
-    (("perf", "all_reduce", "-t", "dgx-h10"), 2, ("unknown topology 'dgx-h10'", "did you mean 'dgx-h100'?")),
+    (
+        ("perf", "all_reduce", "-t", "dgx-h10"),
+        2,
+        ("unknown topology 'dgx-h10'", "did you mean 'dgx-h100'?"),
+    ),
     (("perf", "all_redcue"), 2, ("unknown collective 'all_redcue'", "'all_reduce'")),
-    (("perf", "all_reduce", "-a", "rnig"), 2, ("unknown algorithm 'rnig' for all_reduce", "did you mean 'ring'?")),
+    (
+        ("perf", "all_reduce", "-a", "rnig"),
+        2,
+        ("unknown algorithm 'rnig' for all_reduce", "did you mean 'ring'?"),
+    ),
     (("perf", "all_reduce", "-a", "bruck"), 2, ("'bruck' serves", "all_to_all", "not all_reduce")),
-    (("perf", "all_reduce", "-a", "ring:chanels=2"), 2, ("no parameter 'chanels'", "did you mean 'channels'?")),
-    (("perf", "all_reduce", "-a", "ring:channels=two"), 2, ("cannot read 'channels=two'", "ring:channels=4")),
+    (
+        ("perf", "all_reduce", "-a", "ring:chanels=2"),
+        2,
+        ("no parameter 'chanels'", "did you mean 'channels'?"),
+    ),
+    (
+        ("perf", "all_reduce", "-a", "ring:channels=two"),
+        2,
+        ("cannot read 'channels=two'", "ring:channels=4"),
+    ),
     (("perf", "all_reduce", "-a", "ring:channels=0"), 2, ("channels=0", "at least 1")),
     (("perf", "all_reduce", "-p", "LL12"), 2, ("unknown protocol 'LL12'", "did you mean 'LL128'?")),
     (("perf", "all_reduce", "-p", "LL", "-t", "mi300x"), 2, ("'LL' is NCCL's", "mi300", "'ideal'")),
@@ -152,7 +184,11 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
     (("run", "machine.toml"), 2, ("machine.toml", "unknown topology 'crosbar'", "'crossbar'")),
     (("run", "kind.toml"), 2, ("kind.toml", "unknown collective 'all_redcue'", "'all_reduce'")),
     (("run", "broken.toml"), 2, ("broken.toml: not a TOML file", "line")),
-    (("run", "sweep.toml"), 2, ("sweep.toml: this is a sweep file; expected a scenario file; simcoll sweep plays it",)),
+    (
+        ("run", "sweep.toml"),
+        2,
+        ("sweep.toml: this is a sweep file; expected a scenario file; simcoll sweep plays it",),
+    ),
     (
         ("plan", "kind.toml"),
         2,
@@ -163,8 +199,16 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
         2,
         ("'pieces=3' is a parameter", "'ring:channels=4:pieces=2'"),
     ),
-    (("verify", "ring:channels=2,pieces=3"), 2, ("cannot read 'channels=2,pieces=3'", "'ring:channels=4:pieces=2'")),
-    (("verify", "linear:channels=2", "-c", "scatter"), 2, ("no parameter 'channels'", "grouped has it")),
+    (
+        ("verify", "ring:channels=2,pieces=3"),
+        2,
+        ("cannot read 'channels=2,pieces=3'", "'ring:channels=4:pieces=2'"),
+    ),
+    (
+        ("verify", "linear:channels=2", "-c", "scatter"),
+        2,
+        ("no parameter 'channels'", "grouped has it"),
+    ),
     (("plan", "cycle.xml"), 2, ("cycle.xml: this is an MSCCL XML file; expected a plan file",)),
     (("run", "nosuch.toml"), 2, ("no scenario file 'nosuch.toml'",)),
     (("perf", "all_reduce", "all_gather"), 2, ("unexpected argument 'all_gather'",)),
@@ -172,21 +216,45 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
     (("run", "."), 2, ("Is a directory",)),
     # numbers with too many digits
     (("perf", "all_reduce", "--seed", "9" * 30), 2, ("--seed", "out of range")),
-    (("perf", "all_reduce", "-a", "ring:pieces=" + "9" * 10), 2, ("'pieces=9999999999' is out of range", "9 digits")),
+    (
+        ("perf", "all_reduce", "-a", "ring:pieces=" + "9" * 10),
+        2,
+        ("'pieces=9999999999' is out of range", "9 digits"),
+    ),
     # units that are missing or wrong
     (("perf", "all_reduce", "-b", "8X"), 2, ("-b: unknown unit 'X'", "MiB")),
     (("perf", "all_reduce", "-e", "many"), 2, ("-e", "'many'")),
-    (("run", "tablekey.toml"), 2, ("tablekey.toml: $.topology.node: unknown key", "did you mean 'nodes'?")),
-    (("run", "otherkey.toml"), 2, ("otherkey.toml: $.topology.begin: unknown key; valid: degraded, name, nodes",)),
+    (
+        ("run", "tablekey.toml"),
+        2,
+        ("tablekey.toml: $.topology.node: unknown key", "did you mean 'nodes'?"),
+    ),
+    (
+        ("run", "otherkey.toml"),
+        2,
+        ("otherkey.toml: $.topology.begin: unknown key; valid: degraded, name, nodes",),
+    ),
     (("run", "share.toml"), 2, ("share.toml", "0 to 1")),
     (("run", "nolink.toml"), 2, ("nolink.toml", "gpu9")),
     (("perf", "all_reduce", "--degrade", "gpu0"), 2, ("--degrade 'gpu0'", "gpu0 <-> gpu4=1/2")),
     (("show", "packed", "-n", "4"), 2, ("packed is made for one topology",)),
     (("show", "packed", "-n", "4", "-t", "crossbar"), 2, ("has 8 ranks, all_reduce 4",)),
     (("run", "size.toml"), 2, ("size.toml: $.sizes.end", "unknown unit 'Q'")),
-    (("perf", "all_reduce", "-t", "unit.toml"), 2, ("unit.toml: $.bandwidth", "'10' has no unit", "10 GB/s")),
-    (("perf", "all_reduce", "-t", "wrongunit.toml"), 2, ("wrongunit.toml: $.latency", "uss", "'us'")),
-    (("perf", "all_reduce", "-t", "topokey.toml"), 2, ("topokey.toml: $.latencie", "did you mean 'latency'?")),
+    (
+        ("perf", "all_reduce", "-t", "unit.toml"),
+        2,
+        ("unit.toml: $.bandwidth", "'10' has no unit", "10 GB/s"),
+    ),
+    (
+        ("perf", "all_reduce", "-t", "wrongunit.toml"),
+        2,
+        ("wrongunit.toml: $.latency", "uss", "'us'"),
+    ),
+    (
+        ("perf", "all_reduce", "-t", "topokey.toml"),
+        2,
+        ("topokey.toml: $.latencie", "did you mean 'latency'?"),
+    ),
     # sizes that are negative or overflow
     (("perf", "all_reduce", "-b", "-8"), 2, ("-b: '-8' is negative",)),
     (("perf", "all_reduce", "-b", "0"), 2, ("must start at 1 byte or more, got 0", "0")),
@@ -220,14 +288,20 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
     (("perf", "all_gather", "-t", "pieces.toml"), 2, ("pieces.toml", "no NICs")),
     # a place that cannot be written; a file in the way stops root too
     (("run", "scenario.toml", "-o", "afile"), 2, ("afile: cannot write to the output folder",)),
-    (("run", "scenario.toml", "-o", "afile/deeper"), 2, ("afile/deeper: cannot write", "Not a directory")),
+    (
+        ("run", "scenario.toml", "-o", "afile/deeper"),
+        2,
+        ("afile/deeper: cannot write", "Not a directory"),
+    ),
     (("show", "ring", "--svg", "afile/ring.svg"), 2, ("afile/ring.svg: cannot be written",)),
     (("show", "ring", "--json", "nosuch/ring.json"), 2, ("nosuch/ring.json: cannot be written",)),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("argv", "status", "said"), CASES, ids=[" ".join(case[0]) for case in CASES])
+@pytest.mark.parametrize(
+    ("argv", "status", "said"), CASES, ids=[" ".join(case[0]) for case in CASES]
+)
 def test_one_clear_message(folder, capsys, argv, status, said):
     before = sorted(path.name for path in folder.iterdir())
     assert main(argv) == status
@@ -254,7 +328,11 @@ def test_one_clear_message(folder, capsys, argv, status, said):
 def test_as_a_process(folder, argv, status):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "simcoll", *argv], capture_output=True, text=True, check=False, env=environment
+        [sys.executable, "-m", "simcoll", *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
     )
     assert done.returncode == status
     assert done.stderr.startswith("simcoll: ")
@@ -298,11 +376,15 @@ def test_a_refused_rename_says_which_results_are_new(folder, monkeypatch, capsys
 
     monkeypatch.setattr(Path, "replace", stuck)
     assert main(["run", "scenario.toml", "-o", "out"]) == 2
-    assert "Operation not permitted; new already: results.json, results.csv" in capsys.readouterr().err
+    assert (
+        "Operation not permitted; new already: results.json, results.csv" in capsys.readouterr().err
+    )
     assert sorted(path.name for path in Path("out").iterdir()) == ["results.csv", "results.json"]
 
 
-@pytest.mark.parametrize(("line", "place"), [("protocols = []", "protocols"), ('trace_size = "huge"', "trace_size")])
+@pytest.mark.parametrize(
+    ("line", "place"), [("protocols = []", "protocols"), ('trace_size = "huge"', "trace_size")]
+)
 def test_scenario_is_refused_before_it_runs(folder, capsys, line, place):
     file = Path("scenario.toml")
     file.write_text(line + "\n" + file.read_text())
@@ -358,22 +440,51 @@ def test_a_fraction_is_refused_where_a_whole_number_is_meant(arguments, option, 
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("step x.et -t dgx-h100", "x.et: this is a binary file of no kind known here; expected a design, a list of operations"),
-        ("step tuner.csv -t dgx-h100", "this is a configuration of NCCL's tuner plugin (CSV); expected a design"),
+        (
+            "step x.et -t dgx-h100",
+            (
+                "x.et: this is a binary file of no kind known here; expected a design, a list of "
+                "operations"
+            ),
+        ),
+        (
+            "step tuner.csv -t dgx-h100",
+            "this is a configuration of NCCL's tuner plugin (CSV); expected a design",
+        ),
         ("step none", "there is no such file, nor none.0.et"),
         ("step .", "this is a folder; expected a file"),
-        ("step /dev/null", "this is a pipe or device, and what is in it can be read only once; expected a file"),
+        (
+            "step /dev/null",
+            "this is a pipe or device, and what is in it can be read only once; expected a file",
+        ),
         ("step model.toml", "$.model: missing key 'sequence'; needed are sequence, global_batch"),
-        ("flight tuner.csv", "this is a configuration of NCCL's tuner plugin (CSV); expected a flight record"),
-        ("graph tuner.csv -t dgx-h100", "this is a configuration of NCCL's tuner plugin (CSV); expected a dump of NCCL's graphs"),
-        ("perf all_reduce -t tuner.csv", "tuner.csv: not a topology: expected TOML, an NCCL topology dump"),
-        ("verify tuner.csv", "this is a configuration of NCCL's tuner plugin (CSV); expected an algorithm"),
+        (
+            "flight tuner.csv",
+            "this is a configuration of NCCL's tuner plugin (CSV); expected a flight record",
+        ),
+        (
+            "graph tuner.csv -t dgx-h100",
+            (
+                "this is a configuration of NCCL's tuner plugin (CSV); expected a dump of NCCL's "
+                "graphs"
+            ),
+        ),
+        (
+            "perf all_reduce -t tuner.csv",
+            "tuner.csv: not a topology: expected TOML, an NCCL topology dump",
+        ),
+        (
+            "verify tuner.csv",
+            "this is a configuration of NCCL's tuner plugin (CSV); expected an algorithm",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_file_of_another_kind_is_named(command, said, folder, capsys):
     (folder / "x.et").write_bytes(bytes(range(256)) * 2)
     (folder / "tuner.csv").write_text("allreduce,0,1024,ring,ll,2,1,8\n")
-    (folder / "model.toml").write_text('[model]\nname = "llama-3.1-8b"\n[topology]\nname = "dgx-h100"\n')
+    (folder / "model.toml").write_text(
+        '[model]\nname = "llama-3.1-8b"\n[topology]\nname = "dgx-h100"\n'
+    )
     assert main(command.split()) == 2
     assert said in capsys.readouterr().err
 

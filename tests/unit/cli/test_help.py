@@ -65,18 +65,30 @@ def test_completion_names_every_command(shell):
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("simcoll pe", "perf"), ("simcoll perf --topo", "--topology"), ("simcoll perf all_red", "all_reduce"),
-        ("simcoll perf -t dgx-h1", "dgx-h100"), ("simcoll perf --algorithm rabens", "rabenseifner"),
-        ("simcoll show recursive_mul", "recursive_multiplying"), ("simcoll list topo", "topologies"), ("simcoll perf -p LL1", "LL128"),
-        ("simcoll help swe", "sweep"), ("simcoll tune --format openmpi-", "openmpi-han"), ("simcoll goodput ll", "llama3-405b"),
-        ("realcoll perf --predict dgx-h1", "dgx-h100"), ("realcoll perf -a rabens", "rabenseifner"),
+        ("simcoll pe", "perf"),
+        ("simcoll perf --topo", "--topology"),
+        ("simcoll perf all_red", "all_reduce"),
+        ("simcoll perf -t dgx-h1", "dgx-h100"),
+        ("simcoll perf --algorithm rabens", "rabenseifner"),
+        ("simcoll show recursive_mul", "recursive_multiplying"),
+        ("simcoll list topo", "topologies"),
+        ("simcoll perf -p LL1", "LL128"),
+        ("simcoll help swe", "sweep"),
+        ("simcoll tune --format openmpi-", "openmpi-han"),
+        ("simcoll goodput ll", "llama3-405b"),
+        ("realcoll perf --predict dgx-h1", "dgx-h100"),
+        ("realcoll perf -a rabens", "rabenseifner"),
     ],
-)  # fmt: skip
+)
 def test_bash_completes(typed, expected):
     words = typed.split()
     script = completion(words[0], "bash")
-    tried = f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _{words[0]}; echo ${{COMPREPLY[@]}}"
-    done = subprocess.run(["bash", "-c", f"{script}\n{tried}"], capture_output=True, text=True, check=True, timeout=60)
+    tried = (
+        f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _{words[0]}; echo ${{COMPREPLY[@]}}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"{script}\n{tried}"], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.split() == expected.split()
 
 
@@ -84,26 +96,53 @@ def test_bash_completes(typed, expected):
 @pytest.mark.parametrize("program", ["simcoll", "realcoll"])
 def test_zsh_completes_from_the_first_time_it_loads_the_script(program, tmp_path):
     (tmp_path / f"_{program}").write_text(completion(program, "zsh"))
-    loaded = f"fpath=({tmp_path} $fpath); autoload -Uz _{program}; _arguments() {{ print asked; }}; _{program}"
+    loaded = (
+        f"fpath=({tmp_path} $fpath); autoload -Uz _{program}; _arguments() {{ print asked; "
+        f"}}; _{program}"
+    )
     sourced = f"compdef() {{ print $@; }}; source {tmp_path}/_{program}"
     for command, said in ((loaded, "asked\n"), (sourced, f"_cyclopts_{program} {program}\n")):
-        done = subprocess.run(["zsh", "-fc", command], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            ["zsh", "-fc", command], capture_output=True, text=True, check=False, timeout=60
+        )
         assert (done.stdout, done.stderr) == (said, "")
 
 
 def test_completion_leaves_the_commands_as_they_are(capsys):
     """Names are completed, not required: a file is still a topology."""
     assert main(["completion", "bash"]) == 0
-    assert main(["perf", "barrier", "-t", "topologies/crossbar.toml", "-p", "ideal", "-a", "dissemination"]) == 0
+    assert (
+        main(
+            [
+                "perf",
+                "barrier",
+                "-t",
+                "topologies/crossbar.toml",
+                "-p",
+                "ideal",
+                "-a",
+                "dissemination",
+            ]
+        )
+        == 0
+    )
     assert main(["completion", "tcsh"]) == 2
     assert "no completion for 'tcsh'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("given", "name"),
-    [("bf16", "bfloat16"), ("fp16", "float16"), ("half", "float16"), ("float", "float32"), ("double", "float64"),
-     ("fp8_e4m3", "float8_e4m3fn"), ("torch.bfloat16", "bfloat16"), ("torch.int64", "int64")],
-)  # fmt: skip
+    [
+        ("bf16", "bfloat16"),
+        ("fp16", "float16"),
+        ("half", "float16"),
+        ("float", "float32"),
+        ("double", "float64"),
+        ("fp8_e4m3", "float8_e4m3fn"),
+        ("torch.bfloat16", "bfloat16"),
+        ("torch.int64", "int64"),
+    ],
+)
 def test_short_names_of_types(given, name):
     assert parse_dtype(given).name == name
 

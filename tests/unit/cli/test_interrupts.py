@@ -23,7 +23,13 @@ COMMANDS = {
     "python -m realcoll": ["-m", "realcoll", *LOCAL],
     "realcoll launch": ["-m", "realcoll", "launch", "-n", "2", "sleeps.py"],
     "simcoll.distributed.run": ["-m", "simcoll.distributed.run", "-n", "16", "loops.py"],
-    "simcoll.distributed.launch": ["-m", "simcoll.distributed.launch", "--nproc-per-node", "2", "sleeps.py"],
+    "simcoll.distributed.launch": [
+        "-m",
+        "simcoll.distributed.launch",
+        "--nproc-per-node",
+        "2",
+        "sleeps.py",
+    ],
     "simcoll.torch": ["-m", "simcoll.torch", "-n", "2", "loops.py"],
 }
 DELAYS_MS = (0, 10, 50, 100, 200, 400, 800)
@@ -43,7 +49,9 @@ FIRST = {
     "realcoll/__init__.py",
     "realcoll/__main__.py",
 }
-"""The modules that are imported until Ctrl-C is in our hands; what comes before is Python's own start."""
+"""The modules that are imported until Ctrl-C is in our hands; what comes before is Python's own
+start.
+"""
 
 
 def interrupted(words, delay_ms, folder):
@@ -74,7 +82,9 @@ def interrupted(words, delay_ms, folder):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_ctrl_c_at_any_moment(name, tmp_path):
     if name == "simcoll.torch":
-        pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simcoll[torch]'")
+        pytest.importorskip(
+            "torch", reason="PyTorch is not installed: pip install 'simcoll[torch]'"
+        )
     (tmp_path / "loops.py").write_text(LOOPS)
     (tmp_path / "sleeps.py").write_text("import time\ntime.sleep(60)\n")
     ended = []
@@ -108,7 +118,9 @@ def main():
             pass
 run_program(main)
 """
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as run:
         for _ in range(2):
             assert run.stdout.readline() == "ready\n"
             run.send_signal(signal.SIGINT)
@@ -127,7 +139,9 @@ def main():
         return 130
 run_program(main)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "stopped\n", "")
 
 

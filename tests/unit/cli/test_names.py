@@ -1,4 +1,6 @@
-"""Names of files and folders, and names in files, reach a terminal without what moves its cursor, sets its title or adds lines."""
+"""Names of files and folders, and names in files, reach a terminal without what moves its cursor,
+sets its title or adds lines.
+"""
 
 from __future__ import annotations
 
@@ -66,12 +68,19 @@ def folder(tmp_path, monkeypatch):
     return place
 
 
-# A command with a file in each place that takes one; X is replaced by a file that does not exist, or whose content is wrong.
+# A command with a file in each place that takes one; X is replaced by a file that does not exist,
+# or whose content is wrong.
 FILES = {
     "accuracy": ["--output X/page.md"],
-    "calibrate": ["X -t dgx-h100 -o out.toml", "step X X -o out.toml", "two-nodes.log -t X -o out.toml"],
+    "calibrate": [
+        "X -t dgx-h100 -o out.toml",
+        "step X X -o out.toml",
+        "two-nodes.log -t X -o out.toml",
+    ],
     "compare": [
-        "X -t dgx-h100", "two-nodes.log -t X", "two-nodes.log -t dgx-h100 --library X",
+        "X -t dgx-h100",
+        "two-nodes.log -t X",
+        "two-nodes.log -t dgx-h100 --library X",
         "two-nodes.log -t dgx-h100 --calibration X",
     ],
     "convert": ["X out.xml", "ring out.xml -t X"],
@@ -82,8 +91,16 @@ FILES = {
     "graph": ["X -t dgx-h100", "two-nodes.log -t X"],
     "list": ["X"],
     "perf": [
-        "X", "all_reduce -t X", "all_reduce -a X", "all_reduce --library X", "all_reduce --calibration X", "all_reduce -p X",
-        "all_reduce --degrade X", "all_reduce --fault X", "all_reduce --background X", "all_reduce -b X",
+        "X",
+        "all_reduce -t X",
+        "all_reduce -a X",
+        "all_reduce --library X",
+        "all_reduce --calibration X",
+        "all_reduce -p X",
+        "all_reduce --degrade X",
+        "all_reduce --fault X",
+        "all_reduce --background X",
+        "all_reduce -b X",
         "all_reduce -a ring -b 8 -e 8 -J X/out.json",
     ],
     "plan": ["X"],
@@ -91,19 +108,29 @@ FILES = {
     "show": ["X", "ring -t X", "ring --svg X/out.svg", "ring --json X/out.json"],
     "step": ["X", "llama-8b.toml --topology X", "llama-8b.toml --gpu X"],
     "sweep": ["X"],
-    "tune": ["-t X -o out.csv", "-t dgx-h100 -o X/out.csv", "-t dgx-h100 -o out.csv --library X", "-t dgx-h100 -o out.csv --format X"],
+    "tune": [
+        "-t X -o out.csv",
+        "-t dgx-h100 -o X/out.csv",
+        "-t dgx-h100 -o out.csv --library X",
+        "-t dgx-h100 -o out.csv --format X",
+    ],
     "verify": ["X", "ring -t X", "ring --certificate X/proof.json"],
-}  # fmt: skip
+}
 BAD = ("missing.json", "empty.json", "nothing.toml", "no.xml", "missing\ud800.toml", "")
 
 
 def test_every_command_is_here():
-    assert FILES.keys() == {name for name in app if not name.startswith("-")} - {"help", "completion"}
+    assert FILES.keys() == {name for name in app if not name.startswith("-")} - {
+        "help",
+        "completion",
+    }
 
 
 def words_of(line, place, name):
     known = {path.name.removeprefix(EVIL): str(path) for path in place.iterdir()}
-    return [known.get(word, word.replace("X", str(place / f"{EVIL}{name}"))) for word in line.split()]
+    return [
+        known.get(word, word.replace("X", str(place / f"{EVIL}{name}"))) for word in line.split()
+    ]
 
 
 @pytest.mark.slow
@@ -124,7 +151,10 @@ GOOD = (
     "convert all-gather.xml X.json",
     "compare two-nodes.log -t dgx-h100 --svg X.svg",
     "calibrate two-nodes.log -t dgx-h100 -o X.toml",
-    "perf all_reduce -t machine.toml -b 1M -e 1M -a ring -J X.json --csv X.csv --svg X.svg --trace X.json.gz",
+    (
+        "perf all_reduce -t machine.toml -b 1M -e 1M -a ring -J X.json --csv X.csv --svg X.svg --trace "
+        "X.json.gz"
+    ),
     "run scenario.toml --output X",
     "step llama-8b.toml --output X",
     "goodput small-job.toml --output X",
@@ -183,7 +213,9 @@ def test_names_given_to_the_command_line_of_pytorch(folder):
         assert (done.returncode, "FORGED" in done.stderr) == (status, True)
 
 
-@pytest.mark.parametrize("error", [ConfigError, ScheduleError, InternalError, FaultError, MissingError])
+@pytest.mark.parametrize(
+    "error", [ConfigError, ScheduleError, InternalError, FaultError, MissingError]
+)
 def test_the_text_of_every_error_is_harmless(error):
     assert_harmless(str(error("x\x1b[2J\ny\u202e\ud800")))
     assert str(error("one\n\ttwo")).startswith("one\n\ttwo")

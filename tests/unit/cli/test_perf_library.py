@@ -20,7 +20,18 @@ def run(capsys, *words):
 
 def test_a_library_alone_shows_its_lines_and_proves_nothing(capsys):
     status, out, _ = run(
-        capsys, "all_reduce", "-t", "dgx-h100", "-b", "1K", "-e", "1G", "-f", "1024", "--library", "nccl"
+        capsys,
+        "all_reduce",
+        "-t",
+        "dgx-h100",
+        "-b",
+        "1K",
+        "-e",
+        "1G",
+        "-f",
+        "1024",
+        "--library",
+        "nccl",
     )
     assert status == 0
     lines = [line for line in out.splitlines() if line and not line.startswith("#")]
@@ -29,7 +40,10 @@ def test_a_library_alone_shows_its_lines_and_proves_nothing(capsys):
     assert "nvls Simple" in lines[2]
     assert "proved" not in out
     assert "# not in the model: " not in out
-    assert "# not in the model: " in run(capsys, "all_reduce", "-b", "1K", "-e", "1K", "--library", "nccl", "-v")[1]
+    assert (
+        "# not in the model: "
+        in run(capsys, "all_reduce", "-b", "1K", "-e", "1K", "--library", "nccl", "-v")[1]
+    )
 
 
 def test_the_environment_and_a_calibration_count(capsys, tmp_path):
@@ -37,7 +51,11 @@ def test_the_environment_and_a_calibration_count(capsys, tmp_path):
     _, plain, _ = run(capsys, *words, "--library", "nccl")
     status, ring, _ = run(capsys, *words, "--env", "NCCL_NVLS_ENABLE=0,NCCL_DEBUG=INFO")
     assert status == 0
-    assert ("nvls" in plain, "nvls" in ring, "NCCL_DEBUG=INFO changes nothing" in ring) == (True, False, True)
+    assert ("nvls" in plain, "nvls" in ring, "NCCL_DEBUG=INFO changes nothing" in ring) == (
+        True,
+        False,
+        True,
+    )
     overlay = Calibration(launch_fs=10**12)
     write_calibration(tmp_path / "c.toml", overlay)
     _, late, _ = run(capsys, *words, "--calibration", str(tmp_path / "c.toml"))
@@ -53,7 +71,9 @@ def test_the_environment_and_a_calibration_count(capsys, tmp_path):
 def test_the_expected_error_is_that_of_the_page_of_accuracy():
     page = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text()
     head = re.findall(
-        r"^\| (?:uncalibrated|two points) \| \*\*(.+?)\*\* / \*\*(.+?)\*\* / \*\*(.+?)\*\*", page, re.MULTILINE
+        r"^\| (?:uncalibrated|two points) \| \*\*(.+?)\*\* / \*\*(.+?)\*\* / \*\*(.+?)\*\*",
+        page,
+        re.MULTILINE,
     )
     assert len(head) == 2
     assert re.findall(r"(\S+) / (\S+) / (\S+) %", load_library("nccl").accuracy) == head
@@ -70,7 +90,10 @@ def test_what_is_assumed_is_printed_and_written(capsys, tmp_path):
     assert written["config"]["library"] == "rccl 2.22"
     lines = [line.split() for line in out.splitlines() if not line.startswith("#")]
     for line, result in zip(lines, written["results"], strict=True):
-        assert (int(line[0]), f"{line[4]} {line[5]}") == (result["size"], f"{result['algorithm']} {result['protocol']}")
+        assert (int(line[0]), f"{line[4]} {line[5]}") == (
+            result["size"],
+            f"{result['algorithm']} {result['protocol']}",
+        )
         assert result["out_of_place"]["time"] == pytest.approx(float(line[1]), abs=0.006)
         assert result["out_of_place"]["bus_bw"] == pytest.approx(float(line[3]), abs=0.006)
         assert any("are those of nccl 2.27" in each for each in result["assumed"])
@@ -80,7 +103,9 @@ def test_what_is_assumed_is_printed_and_written(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_by_default_nccl_comes_before_the_best_of_all(capsys):
-    status, out, _ = run(capsys, "all_gather", "-t", "dgx-a100", "-b", "1M", "-e", "1M", "-f", "2", "-c", "0")
+    status, out, _ = run(
+        capsys, "all_gather", "-t", "dgx-a100", "-b", "1M", "-e", "1M", "-f", "2", "-c", "0"
+    )
     assert status == 0
     assert out.startswith("# nccl 2.27 on dgx-a100, 8 ranks")
     assert out.index("ring LL") < out.index("# simcoll: all_gather on dgx-a100")
@@ -89,7 +114,8 @@ def test_by_default_nccl_comes_before_the_best_of_all(capsys):
 
 @pytest.mark.slow
 def test_a_gain_is_not_a_difference_of_constants(capsys):
-    # Predicted are 12 us for grouped sends, with the launch that measurements show; all algorithms beside them start without it.
+    # Predicted are 12 us for grouped sends, with the launch that measurements show; all algorithms
+    # beside them start without it.
     status, out, _ = run(capsys, "all_to_all", "-t", "dgx-a100", "-b", "128K", "-e", "128K")
     assert status == 0
     assert out.endswith("# no algorithm is faster than NCCL's\n")

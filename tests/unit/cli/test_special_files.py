@@ -37,7 +37,11 @@ def test_a_link_is_replaced_and_its_file_left_alone(target, tmp_path):
 
 def test_a_link_to_a_device_is_the_device(tmp_path):
     (tmp_path / "out").symlink_to("/dev/stdout")
-    command = f"from simcoll.files.output import write_file; write_file({str(tmp_path / 'out')!r}, b'drawn')"
+    command = (
+        "from simcoll.files.output import write_file; "
+        f"write_file({str(tmp_path / 'out')!r}, "
+        "b'drawn')"
+    )
     done = subprocess.run([sys.executable, "-c", command], stdout=subprocess.PIPE, check=True)
     assert done.stdout == b"drawn"
     assert (tmp_path / "out").is_symlink()
@@ -46,7 +50,9 @@ def test_a_link_to_a_device_is_the_device(tmp_path):
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no names of descriptors")
 @pytest.mark.parametrize("name", ["1", "link"])
 def test_the_name_of_a_descriptor_is_not_replaced_where_it_is_a_file(name, tmp_path):
-    """As /dev/stdout is, under ``>``: what is printed before and after stays, and so does the name."""
+    """As /dev/stdout is, under ``>``: what is printed before and after stays, and so does the
+    name.
+    """
     (tmp_path / "fd").symlink_to("/proc/self/fd")
     (tmp_path / "link").symlink_to("fd/1")
     place = tmp_path / ("fd/1" if name == "1" else name)
@@ -60,27 +66,41 @@ def test_the_name_of_a_descriptor_is_not_replaced_where_it_is_a_file(name, tmp_p
     assert sorted(each.name for each in tmp_path.iterdir()) == ["fd", "link", "out"]
 
 
-def test_places_that_cannot_be_written_are_refused_before_anything_runs(tmp_path, monkeypatch, capsys):
+def test_places_that_cannot_be_written_are_refused_before_anything_runs(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("loop").symlink_to("loop")
-    Path("m.toml").write_text('name = "m"\nfamily = "crossbar"\nnranks = 2\nbandwidth = "1 GB/s"\nlatency = "0"\n')
+    Path("m.toml").write_text(
+        'name = "m"\nfamily = "crossbar"\nnranks = 2\nbandwidth = "1 GB/s"\nlatency = "0"\n'
+    )
     Path("again.toml").symlink_to("m.toml")
     for options, said in (
         (["--csv", "no/rows.csv"], "no/rows.csv: cannot be written: No such file"),
         (["--csv", "folder"], "folder: cannot be written: there is a folder of this name"),
         (["--csv", "loop"], "loop: cannot be written: Too many levels"),
         (["--csv", "x" * 300], "cannot be written: File name too long"),
-        (["--csv", "rows", "--svg", "rows"], "rows: cannot be written: it is named for two outputs"),
+        (
+            ["--csv", "rows", "--svg", "rows"],
+            "rows: cannot be written: it is named for two outputs",
+        ),
         (["--csv", "m.toml"], "m.toml: cannot be written: it is also read"),
         (["--csv", "again.toml"], "again.toml: cannot be written: it is also read"),
     ):
-        assert main(["perf", "all_reduce", "-t", "m.toml", "-a", "ring", "-p", "ideal", *options]) == 2
+        assert (
+            main(["perf", "all_reduce", "-t", "m.toml", "-a", "ring", "-p", "ideal", *options]) == 2
+        )
         told = capsys.readouterr()
         assert (told.out, said in told.err) == ("", True), told.err
     assert main(["tune", "-t", "m.toml", "-o", "m.toml", "--format", "mpich"]) == 2
     assert "it is also read" in capsys.readouterr().err
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["again.toml", "folder", "loop", "m.toml"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "again.toml",
+        "folder",
+        "loop",
+        "m.toml",
+    ]
 
 
 def test_a_standard_output_that_is_closed_is_no_fault_of_ours():
@@ -104,7 +124,10 @@ def test_a_full_disk_is_not_called_a_fault_of_ours():
 
 def test_a_limit_of_file_sizes_is_not_called_a_fault_of_ours(tmp_path):
     # -B: Python would cut compiled modules off at the limit, too, and later runs would load them.
-    command = f"ulimit -f 1; exec {sys.executable} -B -m simcoll perf all_reduce -t dgx-h100 > {tmp_path}/table"
+    command = (
+        f"ulimit -f 1; exec {sys.executable} -B -m simcoll perf all_reduce -t dgx-h100 > "
+        f"{tmp_path}/table"
+    )
     ended = subprocess.run(["bash", "-c", command], check=False, stderr=subprocess.PIPE, text=True)
     assert (ended.returncode, ended.stderr) == (2, "simcoll: no space is left for the output\n")
 
@@ -113,7 +136,9 @@ def test_a_limit_of_file_sizes_is_not_called_a_fault_of_ours(tmp_path):
 def test_an_error_that_cannot_be_printed_keeps_its_status():
     with Path("/dev/full").open("w") as full:
         assert (
-            subprocess.run([sys.executable, "-m", "simcoll", "list", "nothing"], check=False, stderr=full).returncode
+            subprocess.run(
+                [sys.executable, "-m", "simcoll", "list", "nothing"], check=False, stderr=full
+            ).returncode
             == 2
         )
 
@@ -127,7 +152,9 @@ def test_a_folder_that_may_not_be_looked_into_is_named(tmp_path, monkeypatch):
         write_files(tmp_path, {"drawn.svg": b"drawn"})
 
 
-@pytest.mark.parametrize("command", ["run", "sweep", "plan", "goodput", "step", "flight", "verify", "diff x"])
+@pytest.mark.parametrize(
+    "command", ["run", "sweep", "plan", "goodput", "step", "flight", "verify", "diff x"]
+)
 @pytest.mark.parametrize("name", ["x" * 300, "file/x", "nowhere/x.et"])
 def test_a_name_that_no_file_can_have_is_bad_input(command, name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,16 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 HEAVY = ("scipy", "networkx", "matplotlib", "numba", "torch")
-HELP = (*HEAVY, "numpy", "msgspec", "simpy", "rich.markdown", "markdown_it", "docstring_parser", "urllib.request")
+HELP = (
+    *HEAVY,
+    "numpy",
+    "msgspec",
+    "simpy",
+    "rich.markdown",
+    "markdown_it",
+    "docstring_parser",
+    "urllib.request",
+)
 FILES = (
     "msgspec",
     "gzip",
@@ -17,7 +26,14 @@ FILES = (
     "simcoll.emulator.traces.trace",
     "simcoll.planning.sweeps.result_files",
 )
-TABLE = (*HEAVY, *FILES, "rich.markdown", "markdown_it", "urllib.request", "simcoll.formats.schedules.msccl_writer")
+TABLE = (
+    *HEAVY,
+    *FILES,
+    "rich.markdown",
+    "markdown_it",
+    "urllib.request",
+    "simcoll.formats.schedules.msccl_writer",
+)
 
 
 @pytest.mark.slow
@@ -28,16 +44,26 @@ TABLE = (*HEAVY, *FILES, "rich.markdown", "markdown_it", "urllib.request", "simc
         pytest.param("from simcoll.cli import main; main(['--version'])", HELP, id="the version"),
         pytest.param("from simcoll.cli import main; main(['--help'])", HELP[:-2], id="the help"),
         pytest.param(
-            "from simcoll.cli import main; main('perf all_reduce -t dgx-h100 -e 1K -a ring -p ideal'.split())",
+            "from simcoll.cli import main; main('perf all_reduce -t dgx-h100 -e 1K -a ring -p "
+            "ideal'.split())",
             TABLE,
             id="a small table",
         ),
-        pytest.param("import realcoll", (*HEAVY, "simpy", "simcoll.emulator"), id="a process of a job"),
-        pytest.param("from simcoll.topology import crossbar; crossbar(4, '50 GB/s')", HEAVY, id="a topology"),
+        pytest.param(
+            "import realcoll", (*HEAVY, "simpy", "simcoll.emulator"), id="a process of a job"
+        ),
+        pytest.param(
+            "from simcoll.topology import crossbar; crossbar(4, '50 GB/s')", HEAVY, id="a topology"
+        ),
     ],
 )
 def test_heavy_packages_wait(code, waiting):
-    told = f"import sys\n{code}\nprint('loaded', *(name for name in {waiting!r} if name in sys.modules))"
+    told = (
+        f"import sys\n{code}\nprint('loaded', *(name for name in {waiting!r} if name in "
+        "sys.modules))"
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", told], capture_output=True, text=True, check=True, env=environment
+    )
     assert done.stdout.splitlines()[-1] == "loaded"

@@ -38,7 +38,10 @@ def test_files_of_perf(folder, capsys):
         "-p",
         "LL,Simple",
     ]
-    assert main([*argv, "-J", "a.json", "--csv", "a.csv", "--svg", "a.svg", "--trace", "a.json.gz"]) == 0
+    assert (
+        main([*argv, "-J", "a.json", "--csv", "a.csv", "--svg", "a.svg", "--trace", "a.json.gz"])
+        == 0
+    )
     printed = capsys.readouterr().out
     assert "# wrote a.json" in printed
     assert len(list(csv.DictReader((folder / "a.csv").read_text().splitlines()))) == 3 * 2 * 2
@@ -58,12 +61,30 @@ def test_ctrl_c_before_the_first_size_says_that_nothing_is_kept(folder, capsys, 
     monkeypatch.setattr("simcoll.planning.sweeps.running.play", play)
     assert (
         main(
-            ["perf", "all_reduce", "-t", "dgx-h100", "-b", "1K", "-e", "4K", "-a", "ring", "-p", "LL", "--csv", "a.csv"]
+            [
+                "perf",
+                "all_reduce",
+                "-t",
+                "dgx-h100",
+                "-b",
+                "1K",
+                "-e",
+                "4K",
+                "-a",
+                "ring",
+                "-p",
+                "LL",
+                "--csv",
+                "a.csv",
+            ]
         )
         == 130
     )
     printed = capsys.readouterr()
-    assert printed.out.splitlines()[-1] == "# stopped before the first of 3 sizes was done; nothing is kept"
+    assert (
+        printed.out.splitlines()[-1]
+        == "# stopped before the first of 3 sizes was done; nothing is kept"
+    )
     assert printed.err.strip() == "simcoll: stopped"
     assert not (folder / "a.csv").exists()
 
@@ -106,8 +127,11 @@ def test_ctrl_c_keeps_what_is_done(folder, capsys, monkeypatch):
     assert printed.err.strip() == "simcoll: stopped"
     rows = list(csv.DictReader((folder / "a.csv").read_text().splitlines()))
     assert [(row["size_bytes"], row["choice"]) for row in rows] == [
-        ("1024", "ring"), ("1024", "tree"), ("2048", "ring"), ("2048", "tree")
-    ]  # fmt: skip
+        ("1024", "ring"),
+        ("1024", "tree"),
+        ("2048", "ring"),
+        ("2048", "tree"),
+    ]
 
 
 def test_lines_of_a_table_come_one_by_one(folder, capsys, monkeypatch):
@@ -115,16 +139,38 @@ def test_lines_of_a_table_come_one_by_one(folder, capsys, monkeypatch):
     seen = []
 
     def play(*arguments, **options):
-        seen.append(sum(line.lstrip()[:1].isdigit() for line in capsys.readouterr().out.splitlines()))
+        seen.append(
+            sum(line.lstrip()[:1].isdigit() for line in capsys.readouterr().out.splitlines())
+        )
         return sweep.play(*arguments, **options)
 
     monkeypatch.setattr("simcoll.planning.sweeps.running.play", play)
-    assert main(["perf", "all_reduce", "-t", "dgx-h100", "-b", "1K", "-e", "4K", "-a", "ring", "-p", "LL"]) == 0
+    assert (
+        main(
+            [
+                "perf",
+                "all_reduce",
+                "-t",
+                "dgx-h100",
+                "-b",
+                "1K",
+                "-e",
+                "4K",
+                "-a",
+                "ring",
+                "-p",
+                "LL",
+            ]
+        )
+        == 0
+    )
     assert seen == [0, 1, 1]
 
 
 @pytest.mark.parametrize("kind", ["runs", "points"])
-def test_progress_off_a_terminal_is_a_line_a_minute_also_while_one_run_is_longer(kind, capsys, monkeypatch):
+def test_progress_off_a_terminal_is_a_line_a_minute_also_while_one_run_is_longer(
+    kind, capsys, monkeypatch
+):
     monkeypatch.setattr("simcoll.cli.progress.LINE_S", 0.01)
     lines = []
     with Progress() if kind == "runs" else grids._progress() as progress:
@@ -133,7 +179,9 @@ def test_progress_off_a_terminal_is_a_line_a_minute_also_while_one_run_is_longer
         while len(lines) < 3 and time.monotonic() < end:
             time.sleep(0.01)
             lines += capsys.readouterr().err.splitlines()
-    expected = r"# 1,000 of 1,674 (done in 0:\d\d, about \d:\d\d left, now ring LL|points, 0\.0/min)"
+    expected = (
+        r"# 1,000 of 1,674 (done in 0:\d\d, about \d:\d\d left, now ring LL|points, 0\.0/min)"
+    )
     assert all(re.fullmatch(expected, line) for line in lines[:3])
     assert len(lines) >= 3
     capsys.readouterr()
@@ -144,12 +192,31 @@ def test_progress_off_a_terminal_is_a_line_a_minute_also_while_one_run_is_longer
 @pytest.mark.parametrize(
     ("argv", "now"),
     [
-        (["verify", "pairwise", "all_to_all", "-n", "64"],
-         r"0 of 1 done in \S+ now the proof of pairwise"),
-        (["perf", "all_to_all", "-t", "dgx-h100", "--nodes", "6", "-b", "1M", "-e", "1M", "-a", "bruck,pairwise", "-p", "LL"],
-         r"1 of 2 done in \S+ (about \S+ left, )?now the proof of pairwise"),
+        (
+            ["verify", "pairwise", "all_to_all", "-n", "64"],
+            r"0 of 1 done in \S+ now the proof of pairwise",
+        ),
+        (
+            [
+                "perf",
+                "all_to_all",
+                "-t",
+                "dgx-h100",
+                "--nodes",
+                "6",
+                "-b",
+                "1M",
+                "-e",
+                "1M",
+                "-a",
+                "bruck,pairwise",
+                "-p",
+                "LL",
+            ],
+            r"1 of 2 done in \S+ (about \S+ left, )?now the proof of pairwise",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_proof_tells_how_far_it_is(argv, now, capsys, monkeypatch):
     monkeypatch.setattr("simcoll.cli.progress.LINE_S", 0.001)
     assert main(argv) == 0

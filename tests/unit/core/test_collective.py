@@ -1,4 +1,6 @@
-"""The table of collectives, against the definitions of MPI 4.1 chapter 6 written out here rank by rank."""
+"""The table of collectives, against the definitions of MPI 4.1 chapter 6 written out here rank by
+rank.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,17 @@ def table(collective):
         if collective.has_output(rank) and collective.output_slots:
             slots = np.arange(collective.output_slots)
             source, slot = collective.source(np.full(len(slots), rank), slots)
-            found.update({(rank, j): (int(s), int(c)) for j, s, c in zip(slots, source, slot, strict=True)})
+            found.update(
+                {(rank, j): (int(s), int(c)) for j, s, c in zip(slots, source, slot, strict=True)}
+            )
     return found
 
 
 def test_every_output_is_what_the_definition_says():
     for collective in collectives():
-        assert table(collective) == meaning(collective.kind, collective.nranks, collective.root), collective
+        assert table(collective) == meaning(collective.kind, collective.nranks, collective.root), (
+            collective
+        )
 
 
 def test_who_has_input_and_output():
@@ -57,12 +63,17 @@ def test_who_has_input_and_output():
         only_root = (ranks == collective.root).tolist()
         everyone = [True] * collective.nranks
         kind = collective.kind
-        assert collective.has_input(ranks).tolist() == (only_root if kind in ("broadcast", "scatter") else everyone)
-        assert collective.has_output(ranks).tolist() == (only_root if kind in ("reduce", "gather") else everyone)
+        assert collective.has_input(ranks).tolist() == (
+            only_root if kind in ("broadcast", "scatter") else everyone
+        )
+        assert collective.has_output(ranks).tolist() == (
+            only_root if kind in ("reduce", "gather") else everyone
+        )
 
 
 def test_an_output_and_its_source_are_the_same_block():
-    # Sizes belong to blocks: the data of an output slot must have the size of the input slot that it comes from.
+    # Sizes belong to blocks: the data of an output slot must have the size of the input slot that
+    # it comes from.
     for collective in collectives():
         for (rank, slot), (source, source_slot) in table(collective).items():
             for origin in range(collective.nranks) if source == ALL else [source]:
@@ -74,8 +85,13 @@ def test_an_output_and_its_source_are_the_same_block():
 
 def test_every_block_is_somewhere():
     for collective in collectives():
-        rank, slot = np.arange(collective.nranks)[:, None], np.arange(collective.input_slots)[None, :]
-        blocks = collective.input_block(rank, slot)[collective.has_input(np.arange(collective.nranks))]
+        rank, slot = (
+            np.arange(collective.nranks)[:, None],
+            np.arange(collective.input_slots)[None, :],
+        )
+        blocks = collective.input_block(rank, slot)[
+            collective.has_input(np.arange(collective.nranks))
+        ]
         assert sorted(set(blocks.ravel().tolist())) == list(range(collective.nblocks))
 
 
@@ -88,7 +104,9 @@ def test_what_is_aliased_in_place_holds_the_same_block(kind, n):
             into, out = KINDS[kind].alias(np.array([rank]), np.array([slot]))
             assert 0 <= int(into[0]) < collective.input_slots
             assert 0 <= int(out[0]) < collective.output_slots
-            assert collective.input_block(np.array([rank]), into) == collective.output_block(np.array([rank]), out)
+            assert collective.input_block(np.array([rank]), into) == collective.output_block(
+                np.array([rank]), out
+            )
 
 
 def test_send_recv():

@@ -1,4 +1,6 @@
-"""Columns of a step: any integers, stored as int64 (op as int8) in memory that nobody can change; all else is refused."""
+"""Columns of a step: any integers, stored as int64 (op as int8) in memory that nobody can change;
+all else is refused.
+"""
 
 import mmap
 from dataclasses import replace
@@ -84,8 +86,17 @@ def subclass(values):
 
 
 MEMORIES = (
-    np.copy, strided, backwards, of_memoryview, of_bytearray, of_mmap, read_only_view, fields_of_records, diagonal, subclass,
-)  # fmt: skip
+    np.copy,
+    strided,
+    backwards,
+    of_memoryview,
+    of_bytearray,
+    of_mmap,
+    read_only_view,
+    fields_of_records,
+    diagonal,
+    subclass,
+)
 
 
 @pytest.mark.parametrize("dtype", WIDTHS)
@@ -142,7 +153,11 @@ def test_frozen_columns_pass_without_a_copy():
 WAYS = (
     lambda a: a.setflags(write=True),
     lambda a: setattr(a.flags, "writeable", True),
-    lambda a: setattr(a.base.flags, "writeable", True) if isinstance(a.base, np.ndarray) else a.setflags(write=True),
+    lambda a: (
+        setattr(a.base.flags, "writeable", True)
+        if isinstance(a.base, np.ndarray)
+        else a.setflags(write=True)
+    ),
     lambda a: a.__setitem__(0, 1),
     lambda a: a.view().setflags(write=True),
     lambda a: a.view(np.uint8).setflags(write=True),
@@ -152,7 +167,9 @@ WAYS = (
     lambda a: memoryview(a).__setitem__(0, 1),
     lambda a: np.frombuffer(a.data, a.dtype).setflags(write=True),
     lambda a: np.lib.stride_tricks.as_strided(a, writeable=True).__setitem__(0, 1),
-    lambda a: np.asarray(type("Sly", (), {"__array_interface__": {**a.__array_interface__}})()).__setitem__(0, 1),
+    lambda a: np.asarray(
+        type("Sly", (), {"__array_interface__": {**a.__array_interface__}})()
+    ).__setitem__(0, 1),
     lambda a: a.byteswap(inplace=True),
     lambda a: np.copyto(a, 1),
 )
@@ -164,14 +181,28 @@ def derived_steps():
     layout = Layout(simcoll.Collective("all_gather", 4, in_place=True))
     plain = transfers(ring, layout.input(), (ring + 1) % 4, layout.output(ring))
     folded = transfers([1, 0, 2], 0, 3, 5, op=[REDUCE, 0, REDUCE])
-    yield from (plain, folded, in_fold_order(folded, 9), joined([plain, folded]), layout.one_address(plain))
-    yield from (by_chunk(transfers([0, 1], 0, [1, 0], 4, count=2)), plain.rows(np.array([2, 0])), plain.rows(slice(2)))
+    yield from (
+        plain,
+        folded,
+        in_fold_order(folded, 9),
+        joined([plain, folded]),
+        layout.one_address(plain),
+    )
+    yield from (
+        by_chunk(transfers([0, 1], 0, [1, 0], 4, count=2)),
+        plain.rows(np.array([2, 0])),
+        plain.rows(slice(2)),
+    )
     yield from Repeat((plain,), 3, 1, 1, 4).unrolled()
     yield from replace(Repeat((plain,), 2, 1, 0, 5, np.array([4, 3, 2, 1, 0]))).unrolled()
     for kind, algorithm, params in (
-        ("all_reduce", "ring", {"channels": 2, "pieces": 3}), ("all_gather", "bruck", {}), ("all_to_all", "pairwise", {}),
-    ):  # fmt: skip
-        schedule = simcoll.schedule(kind, algorithm, nranks=5, in_place=kind == "all_gather", **params)
+        ("all_reduce", "ring", {"channels": 2, "pieces": 3}),
+        ("all_gather", "bruck", {}),
+        ("all_to_all", "pairwise", {}),
+    ):
+        schedule = simcoll.schedule(
+            kind, algorithm, nranks=5, in_place=kind == "all_gather", **params
+        )
         yield from schedule.steps()
         yield from (step for _, step in simcoll.bind(schedule, 7).transfers())
 
@@ -226,7 +257,11 @@ def test_an_operation_is_not_wrapped(op):
 
 def test_true_and_false_are_numbers():
     step = step_of(np.array([True, False]))
-    assert step.src_chunk.tolist() == transfers(0, np.array([True, False]), 0, 0).src_chunk.tolist() == [1, 0]
+    assert (
+        step.src_chunk.tolist()
+        == transfers(0, np.array([True, False]), 0, 0).src_chunk.tolist()
+        == [1, 0]
+    )
 
 
 def test_a_masked_array_is_refused_by_transfers_too():
@@ -248,12 +283,13 @@ def narrowed(schedule, dtype, change=lambda column: column):
                 )
             )
 
-    return Schedule("narrow", schedule.layout, steps, schedule.nchannels)  # fmt: skip
+    return Schedule("narrow", schedule.layout, steps, schedule.nchannels)
 
 
 @pytest.mark.parametrize("dtype", WIDTHS)
 @pytest.mark.parametrize(
-    ("kind", "algorithm", "n"), [("all_reduce", "ring", 4), ("all_gather", "ring", 16), ("reduce_scatter", "ring", 13)]
+    ("kind", "algorithm", "n"),
+    [("all_reduce", "ring", 4), ("all_gather", "ring", 16), ("reduce_scatter", "ring", 13)],
 )
 def test_a_right_schedule_of_any_columns_is_proved(kind, algorithm, n, dtype):
     schedule = simcoll.schedule(kind, algorithm, nranks=n)
@@ -261,13 +297,18 @@ def test_a_right_schedule_of_any_columns_is_proved(kind, algorithm, n, dtype):
     for change in (lambda column: column, strided, read_only_view):
         narrow = narrowed(schedule, dtype, change)
         proof = simcoll.verify(narrow)
-        assert (proof.transfers, proof.steps, proof.order) == (wide.transfers, wide.steps, wide.order)
+        assert (proof.transfers, proof.steps, proof.order) == (
+            wide.transfers,
+            wide.steps,
+            wide.order,
+        )
         assert simcoll.verify(narrow, exact=True).method == "exact"
         assert narrow.content_hash() == schedule.content_hash()
     assert simcoll.emulate(simcoll.bind(narrow, 48), crossbar(n, "50 GB/s", "1 us")).wrong == 0
 
 
-# 8 ranks, 20 chunks a block: 40 chunks a rank, so that rank 6 begins at 240, and rank * 40 wraps to 240 % 256 in 8 bits.
+# 8 ranks, 20 chunks a block: 40 chunks a rank, so that rank 6 begins at 240, and rank * 40 wraps to
+# 240 % 256 in 8 bits.
 @pytest.mark.parametrize("dtype", [*WIDTHS[:4], "i8", "u8"])
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_write_to_another_rank_is_not_taken_for_one_that_wraps(dtype, exact):
@@ -277,7 +318,9 @@ def test_a_write_to_another_rank_is_not_taken_for_one_that_wraps(dtype, exact):
     def steps():
         yield transfers(rank, layout.input(), rank, layout.output(), count=chunks)
         for k in range(1, n):
-            yield transfers(rank, layout.input(), (rank + k) % n, layout.output(), count=chunks, op=REDUCE)
+            yield transfers(
+                rank, layout.input(), (rank + k) % n, layout.output(), count=chunks, op=REDUCE
+            )
         place = np.array([chunks + 3], dtype)
         yield Step(ZERO, ZERO + 3, np.array([6], dtype), place, ONE, np.zeros(1, np.int8), ZERO)
 
@@ -290,10 +333,22 @@ def test_views_that_change_after_each_yield_are_not_followed():
     layout = Layout(simcoll.Collective("broadcast", n), chunks=pieces)
 
     def steps():
-        piece, out, one = np.arange(pieces), layout.output(0, np.arange(pieces)), np.ones(pieces, np.int64)
+        piece, out, one = (
+            np.arange(pieces),
+            layout.output(0, np.arange(pieces)),
+            np.ones(pieces, np.int64),
+        )
         src, dst = np.zeros((n, pieces), np.int64), np.zeros((n, pieces), np.int64)
         for k in range(n):
-            yield Step(src[k], piece if k == 0 else out, dst[k], out, one, np.zeros(pieces, np.int8), 0 * one)
+            yield Step(
+                src[k],
+                piece if k == 0 else out,
+                dst[k],
+                out,
+                one,
+                np.zeros(pieces, np.int8),
+                0 * one,
+            )
             src[k], dst[k] = max(k - 1, 0), k
 
     with pytest.raises(ScheduleError, match="rank 1 output chunk 0 is wrong"):
@@ -319,7 +374,9 @@ def test_arrays_of_a_source_that_are_reshaped_after_the_yield_are_not_followed(a
             # Every second piece goes to rank k, the first pieces go there twice.
             step = transfers(
                 max(k - 1, 0),
-                layout.input(0, 0) + np.arange(pieces) if k == 0 else layout.output(0, np.arange(pieces)),
+                layout.input(0, 0) + np.arange(pieces)
+                if k == 0
+                else layout.output(0, np.arange(pieces)),
                 k,
                 layout.output(0, np.arange(pieces)),
             )
@@ -330,14 +387,19 @@ def test_arrays_of_a_source_that_are_reshaped_after_the_yield_are_not_followed(a
 
     schedule = Schedule("reshaped", layout, steps)
     kept = list(schedule.blocks())
-    assert all(block.dst_chunk.tolist() == layout.output(0, np.arange(pieces)).tolist() for block in kept)
+    assert all(
+        block.dst_chunk.tolist() == layout.output(0, np.arange(pieces)).tolist() for block in kept
+    )
     assert dropped[0].dst_chunk.tolist() != kept[0].dst_chunk.tolist()
     assert simcoll.emulate(simcoll.bind(schedule, 500), crossbar(n, "50 GB/s", "1 us")).wrong == 0
 
 
 @WARNED
 def test_a_repeat_of_a_source_is_detached_too():
-    order, inner = np.array([4, 2, 3, 1]), transfers(np.zeros(4, np.int64), [4, 2, 3, 1], 1, [4, 2, 3, 1])
+    order, inner = (
+        np.array([4, 2, 3, 1]),
+        transfers(np.zeros(4, np.int64), [4, 2, 3, 1], 1, [4, 2, 3, 1]),
+    )
     repeat = Repeat((inner,), 4, 1, 0, 4, order)
     schedule = Schedule("turns", Layout(simcoll.Collective("all_gather", 4)), lambda: [repeat])
     (kept,) = schedule.blocks()

@@ -15,19 +15,29 @@ from simcoll.testing import assert_implements
 
 def test_one_root_and_attributes():
     config = ConfigError("no", file="a.toml", path="$.x[1]")
-    assert (str(config), config.message, config.file, config.path) == ("a.toml: $.x[1]: no", "no", "a.toml", "$.x[1]")
+    assert (str(config), config.message, config.file, config.path) == (
+        "a.toml: $.x[1]: no",
+        "no",
+        "a.toml",
+        "$.x[1]",
+    )
     assert str(ConfigError("no", path="line 3")) == "line 3: no"
     assert str(ConfigError("no")) == "no"
     schedule = ScheduleError("bad", step=1, rank=2, channel=3, chunk=4)
     assert (schedule.step, schedule.rank, schedule.channel, schedule.chunk) == (1, 2, 3, 4)
     assert "please report" in str(InternalError("impossible"))
-    assert all(issubclass(kind, SimcollError) for kind in (ConfigError, ScheduleError, InternalError))
+    assert all(
+        issubclass(kind, SimcollError) for kind in (ConfigError, ScheduleError, InternalError)
+    )
     assert not issubclass(SimcollError, ValueError)
 
 
 def test_nearest():
     assert nearest("x", []) == "there are none"
-    assert nearest("all_redcue", ["all_reduce", "reduce"]) == "did you mean 'all_reduce'? (valid: all_reduce, reduce)"
+    assert (
+        nearest("all_redcue", ["all_reduce", "reduce"])
+        == "did you mean 'all_reduce'? (valid: all_reduce, reduce)"
+    )
     assert nearest("b", ["c", "a", "a"]) == "valid: a, c"
 
 
@@ -37,7 +47,10 @@ RING = {"collective": "all_reduce", "algorithm": "ring", "nranks": 4}
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"collective": "all_redcue"}, "unknown collective 'all_redcue'; did you mean 'all_reduce'?"),
+        (
+            {"collective": "all_redcue"},
+            "unknown collective 'all_redcue'; did you mean 'all_reduce'?",
+        ),
         ({"algorithm": "rnig"}, "unknown algorithm 'rnig' for all_reduce; did you mean 'ring'?"),
         ({"algorithm": "pairwise"}, "algorithm 'pairwise' serves all_to_all, "),
         ({"channel": 2}, "has no parameter 'channel'; did you mean 'channels'?"),
@@ -90,17 +103,23 @@ def test_schedules_that_cannot_be_made(change, says):
 def test_plans_that_cannot_be_made(arguments, says):
     arguments = dict(arguments)
     with pytest.raises(ConfigError) as error:
-        simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), arguments.pop("count"), **arguments)
+        simcoll.bind(
+            simcoll.schedule("all_reduce", "ring", nranks=4), arguments.pop("count"), **arguments
+        )
     assert says in str(error.value)
 
 
 @pytest.mark.parametrize("most", [2**63, 2**63 - 1, 2**64 - 1, 2**62 + 1])
 def test_counts_that_no_signed_number_holds(most):
     with pytest.raises(ConfigError, match=f"count {most} is too large"):
-        simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), np.array([1, 2, most], np.uint64))
+        simcoll.bind(
+            simcoll.schedule("all_gather", "ring", nranks=3), np.array([1, 2, most], np.uint64)
+        )
 
 
-@pytest.mark.parametrize(("count", "shape"), [([1, 2], "(3,)"), ([[1] * 3] * 3, "(3,)"), ([1, 2, -1], "negative")])
+@pytest.mark.parametrize(
+    ("count", "shape"), [([1, 2], "(3,)"), ([[1] * 3] * 3, "(3,)"), ([1, 2, -1], "negative")]
+)
 def test_counts_of_an_all_gather(count, shape):
     with pytest.raises(ConfigError) as error:
         simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), count)
@@ -111,10 +130,22 @@ def test_counts_of_an_all_gather(count, shape):
     ("arguments", "says"),
     [
         ({"kind": "allreduce", "nranks": 2}, "did you mean 'all_reduce'?"),
-        ({"kind": "send_recv", "nranks": 2, "pairs": ((0, 2),)}, "pair destination 2 is not a rank; expected 0..1"),
-        ({"kind": "send_recv", "nranks": 3, "pairs": ((0, 1), (0, 2))}, "rank 0 is the source of two pairs"),
-        ({"kind": "send_recv", "nranks": 3, "pairs": ((0, 1), (2, 1))}, "rank 1 is the destination of two pairs"),
-        ({"kind": "broadcast", "nranks": 3, "pairs": ((0, 1),)}, "broadcast takes no pairs; only send_recv does"),
+        (
+            {"kind": "send_recv", "nranks": 2, "pairs": ((0, 2),)},
+            "pair destination 2 is not a rank; expected 0..1",
+        ),
+        (
+            {"kind": "send_recv", "nranks": 3, "pairs": ((0, 1), (0, 2))},
+            "rank 0 is the source of two pairs",
+        ),
+        (
+            {"kind": "send_recv", "nranks": 3, "pairs": ((0, 1), (2, 1))},
+            "rank 1 is the destination of two pairs",
+        ),
+        (
+            {"kind": "broadcast", "nranks": 3, "pairs": ((0, 1),)},
+            "broadcast takes no pairs; only send_recv does",
+        ),
         ({"kind": "broadcast", "nranks": True}, "got True"),
         ({"kind": "scatter", "nranks": 2, "root": -1}, "root -1 of scatter"),
     ],

@@ -31,11 +31,23 @@ def random_steps(rng, channels=3):
         for _ in range(rng.randint(1, 4)):
             count = rng.randint(1, 2)
             src, dst = rng.randrange(3), rng.randrange(3)
-            a, b = (2 * rng.randrange(3) + (0 if count == 2 else rng.randrange(2)) for _ in range(2))
+            a, b = (
+                2 * rng.randrange(3) + (0 if count == 2 else rng.randrange(2)) for _ in range(2)
+            )
             cells = {(dst, b + i) for i in range(count)}
             if not cells & written:
                 written |= cells
-                rows.append((src, a, dst, b, count, rng.choice([COPY, COPY, REDUCE, SYNC]), rng.randrange(channels)))
+                rows.append(
+                    (
+                        src,
+                        a,
+                        dst,
+                        b,
+                        count,
+                        rng.choice([COPY, COPY, REDUCE, SYNC]),
+                        rng.randrange(channels),
+                    )
+                )
         steps.append(rows)
     return steps
 
@@ -55,7 +67,10 @@ def facts(steps):
         for src, a, dst, b, count, op, channel in rows:
             reads, writes = set(), set()
             if op != SYNC:
-                reads, writes = {(src, a + i) for i in range(count)}, {(dst, b + i) for i in range(count)}
+                reads, writes = (
+                    {(src, a + i) for i in range(count)},
+                    {(dst, b + i) for i in range(count)},
+                )
                 if op == REDUCE:
                     reads |= writes
             result.append((number, {(src, channel), (dst, channel)}, reads, writes, channel))
@@ -63,7 +78,9 @@ def facts(steps):
 
 
 def hazards(steps):
-    """Every pair of transfers of different channels whose order matters, found by looking at all pairs."""
+    """Every pair of transfers of different channels whose order matters, found by looking at all
+    pairs.
+    """
     known = facts(steps)
     pairs = set()
     for i, (step_i, _, reads_i, writes_i, channel_i) in enumerate(known):
@@ -82,7 +99,9 @@ def ordered(steps, waits):
     known, after = facts(steps), {}
     for j, (step_j, lanes_j, *_) in enumerate(known):
         after[j] = set(waits.get(j, ())) | {
-            i for i, (step_i, lanes_i, *_) in enumerate(known) if step_i < step_j and lanes_i & lanes_j
+            i
+            for i, (step_i, lanes_i, *_) in enumerate(known)
+            if step_i < step_j and lanes_i & lanes_j
         }
     pairs = set()
     for start in after:
@@ -96,10 +115,11 @@ def ordered(steps, waits):
 
 
 def read_in_time(known, order, reader, writer):
-    """Whether everything a transfer reads is overwritten, before a later write, by transfers of its own step and
-    channel.
+    """Whether everything a transfer reads is overwritten, before a later write, by transfers of its
+    own step and channel.
 
-    It was read before those were written, when its lane entered the step: what comes after them comes after the read.
+    It was read before those were written, when its lane entered the step: what comes after them
+    comes after the read.
     """
     step, _, reads, writes, channel = known[reader]
     later = known[writer][3]
@@ -111,7 +131,9 @@ def read_in_time(known, order, reader, writer):
 
 
 def inherited(steps, needed):
-    """The hazards, and those of every reader for whoever overwrites its source in the same step and channel."""
+    """The hazards, and those of every reader for whoever overwrites its source in the same step and
+    channel.
+    """
     known, pairs = facts(steps), set(needed)
     overwriters = [
         (r, w)
@@ -133,24 +155,33 @@ def test_waits_cover_every_hazard_and_nothing_else():
         steps = random_steps(random.Random(seed))
         waits = waits_of(bind(schedule_of(steps), 7, unproved=True))
         needed = hazards(steps)
-        assert {(i, j) for j, earlier in waits.items() for i in earlier} <= inherited(steps, needed), seed
+        assert {(i, j) for j, earlier in waits.items() for i in earlier} <= inherited(
+            steps, needed
+        ), seed
         known, order = facts(steps), ordered(steps, waits)
-        assert [pair for pair in needed - order if not read_in_time(known, order, *pair)] == [], seed
+        assert [pair for pair in needed - order if not read_in_time(known, order, *pair)] == [], (
+            seed
+        )
         assert all(list(earlier) == sorted(set(earlier)) for earlier in waits.values())
         seen[bool(needed)] += 1
     assert min(seen) > 10
 
 
 def test_numbers_skip_empty_transfers():
-    # One element in two chunks: the first chunk is empty, so its transfer is not in the plan and has no number.
+    # One element in two chunks: the first chunk is empty, so its transfer is not in the plan and
+    # has no number.
     steps = [[(0, 0, 0, 2, 1, COPY, 0), (0, 1, 0, 3, 1, COPY, 0)], [(0, 3, 1, 3, 1, COPY, 1)]]
     assert waits_of(bind(schedule_of(steps), 1, unproved=True)) == {1: (0,)}
     assert waits_of(bind(schedule_of(steps), 2, unproved=True)) == {2: (1,)}
 
 
 def test_waits_are_the_same_rank_by_rank_and_without_tables(monkeypatch):
-    plans = [bind(schedule_of(random_steps(random.Random(seed))), 7, unproved=True) for seed in range(30)]
-    plans.append(simcoll.bind(simcoll.schedule("all_reduce", "hierarchical", nranks=8, box=4, pieces=3), 100))
+    plans = [
+        bind(schedule_of(random_steps(random.Random(seed))), 7, unproved=True) for seed in range(30)
+    ]
+    plans.append(
+        simcoll.bind(simcoll.schedule("all_reduce", "hierarchical", nranks=8, box=4, pieces=3), 100)
+    )
     together = [waits_of(plan) for plan in plans]
     monkeypatch.setattr("simcoll.core.hazards.MOST", 1)
     assert together == [waits_of(plan) for plan in plans]
@@ -165,18 +196,32 @@ def test_a_vector_of_very_many_chunks_has_waits_too():
         [(0, 2 * many - 1, 1, 2 * many - 1, 1, REDUCE, 1)],
         [(1, 2 * many - 2, 0, 2 * many - 2, 2, COPY, 2)],
     ]
-    assert waits_of(bind(schedule_of(steps, layout=layout), many, unproved=True)) == {2: (0, 1), 3: (0, 1, 2)}
+    assert waits_of(bind(schedule_of(steps, layout=layout), many, unproved=True)) == {
+        2: (0, 1),
+        3: (0, 1, 2),
+    }
 
 
 def test_one_channel_needs_no_waits():
     for seed in range(50):
-        assert waits_of(bind(schedule_of(random_steps(random.Random(seed), channels=1), 1), 5, unproved=True)) == {}
+        assert (
+            waits_of(
+                bind(
+                    schedule_of(random_steps(random.Random(seed), channels=1), 1), 5, unproved=True
+                )
+            )
+            == {}
+        )
 
 
 def test_shipped_schedules_keep_their_channels_apart():
-    for kind, name, extra in (("all_reduce", "ring", {}), ("all_reduce", "tree", {"pieces": 2}),
-    ("all_reduce", "rabenseifner", {}),
-                              ("all_to_all", "direct", {}), ("all_reduce", "hierarchical", {"box": 2})):  # fmt: skip
+    for kind, name, extra in (
+        ("all_reduce", "ring", {}),
+        ("all_reduce", "tree", {"pieces": 2}),
+        ("all_reduce", "rabenseifner", {}),
+        ("all_to_all", "direct", {}),
+        ("all_reduce", "hierarchical", {"box": 2}),
+    ):
         schedule = simcoll.schedule(kind, name, nranks=4, channels=3, **extra)
         assert not simcoll.verify(schedule).shared_chunks
         assert waits_of(simcoll.bind(schedule, 50)) == {}
@@ -187,7 +232,8 @@ def test_an_exchange_across_channels_in_one_step_is_refused():
     swap = [(0, 2, 1, 2, 1, REDUCE, 0), (1, 2, 0, 2, 1, REDUCE, 1)]
     schedule = schedule_of([load, swap], 2)
     with pytest.raises(
-        ScheduleError, match=r"step 1: transfers of different channels overwrite what each other read"
+        ScheduleError,
+        match=r"step 1: transfers of different channels overwrite what each other read",
     ) as error:
         check_orderable(schedule)
     assert error.value.step == 1
@@ -200,11 +246,15 @@ def test_an_exchange_across_channels_in_one_step_is_refused():
 
 
 def test_two_first_readers_on_two_channels_share_a_chunk():
-    # In place rank 0's vector is read by both channels at once, then written by one: it must wait for the other.
+    # In place rank 0's vector is read by both channels at once, then written by one: it must wait
+    # for the other.
     layout = Layout(Collective("all_reduce", 2, in_place=True), 1, [0, 0])
     out = layout.output()
     steps = [
-        [(0, out, 1, layout.scratch_at(0), 1, COPY, 0), (0, out, 1, layout.scratch_at(1), 1, COPY, 1)],
+        [
+            (0, out, 1, layout.scratch_at(0), 1, COPY, 0),
+            (0, out, 1, layout.scratch_at(1), 1, COPY, 1),
+        ],
         [(1, out, 0, out, 1, REDUCE, 1)],
         [(1, layout.scratch_at(1), 1, out, 1, REDUCE, 1)],
     ]
@@ -216,7 +266,9 @@ def test_two_first_readers_on_two_channels_share_a_chunk():
 
 
 def crossing(load_channel):
-    """Ranks exchange and add vectors on channel 0; one rank's vector was copied to its output on another channel."""
+    """Ranks exchange and add vectors on channel 0; one rank's vector was copied to its output on
+    another channel.
+    """
     layout = Layout(Collective("all_reduce", 2))
     steps = [
         [(0, 0, 0, 1, 1, COPY, load_channel), (1, 0, 1, 1, 1, COPY, 0)],
@@ -229,7 +281,9 @@ def runs_right(schedule):
     slow_copies = Protocol("slow copies", copy_as_per_byte=10**9)
     return (
         emulate(
-            simcoll.bind(schedule, 100, "int64", protocol=slow_copies), crossbar(2, "1 GB/s", "1 us"), bound=False
+            simcoll.bind(schedule, 100, "int64", protocol=slow_copies),
+            crossbar(2, "1 GB/s", "1 us"),
+            bound=False,
         ).wrong
         == 0
     )

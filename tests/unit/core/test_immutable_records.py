@@ -1,4 +1,6 @@
-"""Records do not change after a proof: no array of a public record can be written, none has subclasses, copies carry no derived facts."""
+"""Records do not change after a proof: no array of a public record can be written, none has
+subclasses, copies carry no derived facts.
+"""
 
 import copy
 import dataclasses
@@ -41,27 +43,64 @@ def instances():
     """A record of every public type, and what the functions of the package return."""
     scratched = through_scratch()
     pieces = Layout(Collective("all_gather", 3), 2, [[0, 1]] * 3, [[0, 1]] * 3)
-    uneven = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=4), [5, 1, 9, 0], ranks=[3, 1, 2, 0])
+    uneven = simcoll.bind(
+        simcoll.schedule("all_gather", "ring", nranks=4), [5, 1, 9, 0], ranks=[3, 1, 2, 0]
+    )
     lanes = simcoll.schedule("all_reduce", "hierarchical", nranks=4, box=2, pieces=2, channels=2)
-    for schedule in (scratched, lanes, simcoll.schedule("all_reduce", "ring", nranks=4), uneven.schedule):
+    for schedule in (
+        scratched,
+        lanes,
+        simcoll.schedule("all_reduce", "ring", nranks=4),
+        uneven.schedule,
+    ):
         plan = simcoll.bind(schedule, 48)
-        yield from (schedule, schedule.layout, schedule.collective, plan, plan.proof, plan.reduction, plan.protocol)
-        yield from (*schedule.blocks(), *schedule.steps(), *plan.steps(), *(step for _, step in plan.transfers()))
+        yield from (
+            schedule,
+            schedule.layout,
+            schedule.collective,
+            plan,
+            plan.proof,
+            plan.reduction,
+            plan.protocol,
+        )
+        yield from (
+            *schedule.blocks(),
+            *schedule.steps(),
+            *plan.steps(),
+            *(step for _, step in plan.transfers()),
+        )
         yield from (plan.positions(), plan.wait_pairs, plan.waits)
         yield from (program := lower(plan), program.code, program.lanes)
-    yield from (uneven, *uneven.steps(), pieces, Layout(Collective("broadcast", 3), 2, np.zeros(2, np.int8)))
+    yield from (
+        uneven,
+        *uneven.steps(),
+        pieces,
+        Layout(Collective("broadcast", 3), 2, np.zeros(2, np.int8)),
+    )
     for topology in (
-        MACHINE, torus([4, 2], "25 GB/s"), torus([4], "25 GB/s").degrade("gpu0 <-> gpu1", 0), simcoll.load_topology("dgx-h100"),
-        simcoll.load_topology("fat-tree"), simcoll.load_topology("dgx-h100").with_ranks([3, 1]), simcoll.load_topology("dgx-a100").take(4),
-    ):  # fmt: skip
+        MACHINE,
+        torus([4, 2], "25 GB/s"),
+        torus([4], "25 GB/s").degrade("gpu0 <-> gpu1", 0),
+        simcoll.load_topology("dgx-h100"),
+        simcoll.load_topology("fat-tree"),
+        simcoll.load_topology("dgx-h100").with_ranks([3, 1]),
+        simcoll.load_topology("dgx-a100").take(4),
+    ):
         yield from (topology, topology.route([0, 1], [1, 0]))
-    yield from (simcoll.emulate(uneven, MACHINE, keep=True), simcoll.emulate(uneven, MACHINE, data="none"))
+    yield from (
+        simcoll.emulate(uneven, MACHINE, keep=True),
+        simcoll.emulate(uneven, MACHINE, data="none"),
+    )
     yield simcoll.predict("all_reduce", 2**20, simcoll.load_topology("dgx-h100"))
-    yield RankProgram("two", 1, [[Lane(0, [Instruction("copy", 0, 1)])]], [1, 1, 0], Collective("all_reduce", 1)).code
+    yield RankProgram(
+        "two", 1, [[Lane(0, [Instruction("copy", 0, 1)])]], [1, 1, 0], Collective("all_reduce", 1)
+    ).code
 
 
 def arrays_in(value, path, seen):
-    """Every array that a value leads to, with the path to it; not through functions, or the facts that a record derives."""
+    """Every array that a value leads to, with the path to it; not through functions, or the facts
+    that a record derives.
+    """
     if id(value) in seen or callable(value):
         return
     seen[id(value)] = value
@@ -97,22 +136,46 @@ def test_no_array_of_a_public_record_can_be_written():
                     with pytest.raises(ValueError, match="cannot set WRITEABLE flag"):
                         owner.flags.writeable = True
     assert {
-        "Plan.sizes", "Plan.ranks", "Plan.wait_pairs", "Layout.scratch", "Layout.scratch_pieces", "Step.src_rank", "PlanStep.staged",
-        "Topology.groups['box']", "Topology.link_src", "Level.up", "TorusRouter.link", "DetourRouter.number", "Routes.links", "Code.op",
-    } <= paths  # fmt: skip
+        "Plan.sizes",
+        "Plan.ranks",
+        "Plan.wait_pairs",
+        "Layout.scratch",
+        "Layout.scratch_pieces",
+        "Step.src_rank",
+        "PlanStep.staged",
+        "Topology.groups['box']",
+        "Topology.link_src",
+        "Level.up",
+        "TorusRouter.link",
+        "DetourRouter.number",
+        "Routes.links",
+        "Code.op",
+    } <= paths
     records = {
         name
         for name, found in vars(simcoll.types).items()
         if isinstance(found, type) and dataclasses.is_dataclass(found)
     }
-    assert records - kinds <= {"Background", "Cut", "LinkShare", "Policy", "Repeat", "Slow", "Stop", "Bound"}
+    assert records - kinds <= {
+        "Background",
+        "Cut",
+        "LinkShare",
+        "Policy",
+        "Repeat",
+        "Slow",
+        "Stop",
+        "Bound",
+    }
 
 
 def test_events_hold_no_arrays():
     from simcoll.types import Background, Cut, LinkShare, Policy, Slow, Stop
 
     for kind in (Background, Cut, LinkShare, Policy, Slow, Stop, simcoll.types.Bound):
-        assert not any("NDArray" in str(each.type) or "Ints" in str(each.type) for each in dataclasses.fields(kind))
+        assert not any(
+            "NDArray" in str(each.type) or "Ints" in str(each.type)
+            for each in dataclasses.fields(kind)
+        )
 
 
 def test_mappings_of_a_topology_cannot_change():
@@ -135,7 +198,10 @@ def test_a_plan_that_ran_cannot_be_changed():
             array.flags.writeable = True
     larger = dataclasses.replace(plan, sizes=np.array([50000, 1, 9]))
     fresh = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), [50000, 1, 9])
-    times = [simcoll.emulate(each, crossbar(3, "50 GB/s", "1 us")).time_fs for each in (plan, larger, fresh)]
+    times = [
+        simcoll.emulate(each, crossbar(3, "50 GB/s", "1 us")).time_fs
+        for each in (plan, larger, fresh)
+    ]
     assert times == [time, times[2], times[2]]
     assert times[2] > time
 
@@ -145,8 +211,14 @@ def test_numbers_given_to_a_plan_are_copied():
     plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), sizes, ranks=ranks)
     sizes[:], ranks[:] = 0, 0
     assert (plan.sizes.tolist(), plan.ranks.tolist()) == ([5, 1, 9], [2, 1, 0])
-    narrow = dataclasses.replace(plan, sizes=np.array([200, 100, 7], np.uint8), ranks=np.array([2, 0, 1], ">i2"))
-    assert (narrow.sizes.dtype, narrow.sizes.tolist(), narrow.ranks.tolist()) == (np.int64, [200, 100, 7], [2, 0, 1])
+    narrow = dataclasses.replace(
+        plan, sizes=np.array([200, 100, 7], np.uint8), ranks=np.array([2, 0, 1], ">i2")
+    )
+    assert (narrow.sizes.dtype, narrow.sizes.tolist(), narrow.ranks.tolist()) == (
+        np.int64,
+        [200, 100, 7],
+        [2, 0, 1],
+    )
     assert type(dataclasses.replace(plan, sizes=np.int8(5)).sizes) is int
     with pytest.raises(ConfigError, match="sizes must be whole numbers"):
         dataclasses.replace(plan, sizes=np.array([1.5, 1, 1]))
@@ -180,7 +252,17 @@ def test_a_result_belongs_to_its_caller():
     assert again.wrong == 0
 
 
-SEALED = [Step, simcoll.types.Repeat, Layout, Collective, Schedule, simcoll.types.Plan, RankProgram, Lane, Instruction]
+SEALED = [
+    Step,
+    simcoll.types.Repeat,
+    Layout,
+    Collective,
+    Schedule,
+    simcoll.types.Plan,
+    RankProgram,
+    Lane,
+    Instruction,
+]
 
 
 @pytest.mark.parametrize("record", SEALED, ids=lambda record: record.__name__)
@@ -248,9 +330,15 @@ def test_the_fields_of_a_collective_are_plain():
 
         __hash__ = str.__hash__
 
-    collective = Collective(Text("send_recv"), np.int8(3), pairs=[[np.uint8(0), np.int16(1)], (1, Number(7))])
+    collective = Collective(
+        Text("send_recv"), np.int8(3), pairs=[[np.uint8(0), np.int16(1)], (1, Number(7))]
+    )
     assert collective == Collective("send_recv", 3, pairs=((0, 1), (1, 2)))
-    assert [type(value) for value in (collective.kind, collective.nranks, collective.pairs[0])] == [str, int, tuple]
+    assert [type(value) for value in (collective.kind, collective.nranks, collective.pairs[0])] == [
+        str,
+        int,
+        tuple,
+    ]
     assert {type(rank) for pair in collective.pairs for rank in pair} == {int}
     rooted = Collective("broadcast", 200, root=np.uint8(150), in_place=np.True_)
     assert (type(rooted.root), type(rooted.in_place)) == (int, bool)
@@ -273,7 +361,12 @@ def test_instructions_are_plain_numbers():
             RankProgram("odd", 1, [[lane]], (1, 1, 0), Collective("all_reduce", 1))
 
 
-COPIES = (copy.copy, copy.deepcopy, dataclasses.replace, lambda record: pickle.loads(pickle.dumps(record)))
+COPIES = (
+    copy.copy,
+    copy.deepcopy,
+    dataclasses.replace,
+    lambda record: pickle.loads(pickle.dumps(record)),
+)
 
 
 @pytest.mark.parametrize("way", COPIES)

@@ -1,4 +1,6 @@
-"""A source yields the same steps at every pass, whenever, wherever and in which thread; digests tell by values, not by bytes."""
+"""A source yields the same steps at every pass, whenever, wherever and in which thread; digests
+tell by values, not by bytes.
+"""
 
 import itertools
 import threading
@@ -18,7 +20,10 @@ N = 4
 RANK = np.arange(N)
 LAYOUT = Layout(simcoll.Collective("all_gather", N))
 RIGHT = [transfers(RANK, LAYOUT.input(), (RANK + k) % N, LAYOUT.output(RANK)) for k in range(N)]
-WRONG = [*RIGHT[:-1], transfers(RANK, LAYOUT.input(), (RANK + 3) % N, LAYOUT.output((RANK + 1) % N))]
+WRONG = [
+    *RIGHT[:-1],
+    transfers(RANK, LAYOUT.input(), (RANK + 3) % N, LAYOUT.output((RANK + 1) % N)),
+]
 TURN = transfers(RANK, 1, (RANK + 1) % N, 1)
 """One turn of a repeat over the outputs."""
 
@@ -57,11 +62,19 @@ HALVES = [RIGHT[0].rows(slice(2)), RIGHT[0].rows(slice(2, 4))]
 @pytest.mark.parametrize(
     ("other", "number"),
     [
-        (RIGHT[:-1], 3), (RIGHT[:0], 0), ([*RIGHT, RIGHT[0]], 4), (RIGHT[::-1], 0), ([RIGHT[0], *RIGHT], 1), (WRONG, 3),
-        ([*RIGHT, EMPTY], 4), ([EMPTY, *RIGHT], 0), ([Repeat((RIGHT[0],), 1, 0, 0, 1), *RIGHT[1:]], 0),
-        ([*RIGHT[:2], Repeat(tuple(RIGHT[2:]), 1, 0, 0, 1)], 2), ([*HALVES, *RIGHT[1:]], 0),
+        (RIGHT[:-1], 3),
+        (RIGHT[:0], 0),
+        ([*RIGHT, RIGHT[0]], 4),
+        (RIGHT[::-1], 0),
+        ([RIGHT[0], *RIGHT], 1),
+        (WRONG, 3),
+        ([*RIGHT, EMPTY], 4),
+        ([EMPTY, *RIGHT], 0),
+        ([Repeat((RIGHT[0],), 1, 0, 0, 1), *RIGHT[1:]], 0),
+        ([*RIGHT[:2], Repeat(tuple(RIGHT[2:]), 1, 0, 0, 1)], 2),
+        ([*HALVES, *RIGHT[1:]], 0),
     ],
-)  # fmt: skip
+)
 def test_a_pass_of_other_length_order_or_parts_is_refused(other, number):
     for first, second in ((RIGHT, other), (other, RIGHT)):
         schedule = of_passes(first, second)
@@ -73,10 +86,16 @@ def test_a_pass_of_other_length_order_or_parts_is_refused(other, number):
 @pytest.mark.parametrize(
     "other",
     [
-        Repeat((TURN,), 4, 1, 0, 8), Repeat((TURN,), 3, 2, 0, 8), Repeat((TURN,), 3, 1, 4, 8), Repeat((TURN,), 3, 1, 0, 4),
-        Repeat((TURN, TURN), 3, 1, 0, 8), Repeat((TURN,), 3, 1, 0, 8, np.arange(8)), Repeat((TURN.rows(slice(3)),), 3, 1, 0, 8), TURN,
+        Repeat((TURN,), 4, 1, 0, 8),
+        Repeat((TURN,), 3, 2, 0, 8),
+        Repeat((TURN,), 3, 1, 4, 8),
+        Repeat((TURN,), 3, 1, 0, 4),
+        Repeat((TURN, TURN), 3, 1, 0, 8),
+        Repeat((TURN,), 3, 1, 0, 8, np.arange(8)),
+        Repeat((TURN.rows(slice(3)),), 3, 1, 0, 8),
+        TURN,
     ],
-)  # fmt: skip
+)
 def test_a_repeat_that_differs_is_refused(other):
     first = Repeat((TURN,), 3, 1, 0, 8)
     assert digest(other) != digest(first) == digest(Repeat((TURN,), 3, 1, 0, 8))
@@ -115,9 +134,16 @@ def test_passes_side_by_side_are_compared():
 
 def test_the_shape_of_the_numbers_does_not_matter():
     def narrow(step, dtype):
-        return Step(*(c if n == "op" else c.astype(dtype) for n, c in zip(COLUMNS, step.columns, strict=True)))
+        return Step(
+            *(
+                c if n == "op" else c.astype(dtype)
+                for n, c in zip(COLUMNS, step.columns, strict=True)
+            )
+        )
 
-    schedule = of_passes(RIGHT, *([narrow(step, dtype) for step in RIGHT] for dtype in ("i1", ">u2", "u8")))
+    schedule = of_passes(
+        RIGHT, *([narrow(step, dtype) for step in RIGHT] for dtype in ("i1", ">u2", "u8"))
+    )
     for _ in range(4):
         assert sum(map(len, schedule.blocks())) == N * N
 
@@ -147,11 +173,16 @@ def test_digests_of_equal_values_are_equal_whatever_holds_them(size):
         np.full(size, 2**33),
     )
     slim = Step(*(np.broadcast_to(np.array([value]), size) for value in (1, 2, 3, 4, 9, 0, 2**33)))
-    assert digest(full) == digest(slim) == digest(transfers(np.full(size, 1), 2, 3, 4, count=9, channel=2**33))
+    assert (
+        digest(full)
+        == digest(slim)
+        == digest(transfers(np.full(size, 1), 2, 3, 4, count=9, channel=2**33))
+    )
 
 
 def test_rows_that_change_places_or_columns_are_told():
-    # Sums of numbers with known factors, or with the same ones for all columns and parts, would be equal.
+    # Sums of numbers with known factors, or with the same ones for all columns and parts, would be
+    # equal.
     size = 3 * digests.PART
     given = {name: np.zeros(size, np.int64) for name in COLUMNS}
     seen = set()
@@ -163,7 +194,8 @@ def test_rows_that_change_places_or_columns_are_told():
 
 
 def test_multiples_of_large_powers_of_two_are_told():
-    # Modulo 2^64, two sums with random factors are both 0 with probability 1/4 for one multiple of 2^63: their upper halves tell.
+    # Modulo 2^64, two sums with random factors are both 0 with probability 1/4 for one multiple of
+    # 2^63: their upper halves tell.
     size, seen = 5000, set()
     zeros = {name: np.zeros(size, np.int64) for name in COLUMNS}
     for row, power in itertools.product(range(0, size, 50), (61, 62, 63)):
@@ -179,11 +211,14 @@ def test_every_process_draws_its_own_factors():
     import sys
 
     code = (
-        "import numpy as np; from simcoll.core.digests import digest; from simcoll.core.step import transfers;"
+        "import numpy as np; from simcoll.core.digests import digest; from simcoll.core.step "
+        "import transfers;"
         "print(digest(transfers(np.arange(500), 0, 1, 2)).hex())"
     )
     made = {
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
         for _ in range(2)
     }
     assert len(made) == 2

@@ -29,7 +29,9 @@ def touching_everything(layout):
 
 
 def sizes_of(collective, rank, which, given):
-    """Elements of each slot of a rank's input (0) or output (1), from the words of the definition."""
+    """Elements of each slot of a rank's input (0) or output (1), from the words of the
+    definition.
+    """
     kind = collective.kind
     if kind == "all_to_all":
         return given[rank].tolist() if which == INPUT else given[:, rank].tolist()
@@ -39,9 +41,11 @@ def sizes_of(collective, rank, which, given):
     whole = given.tolist()
     per_rank = [int(given[rank])]
     by_kind = {
-        "all_gather": (per_rank, whole), "gather": (per_rank, whole), "reduce_scatter": (whole, per_rank),
+        "all_gather": (per_rank, whole),
+        "gather": (per_rank, whole),
+        "reduce_scatter": (whole, per_rank),
         "scatter": (whole, per_rank),
-    }  # fmt: skip
+    }
     return by_kind[kind][which]
 
 
@@ -54,7 +58,9 @@ def test_chunks_tile_the_buffers_for_uneven_sizes(data):
     collective = Collective(kind, n, pairs=pairs)
     shape = (n, n) if kind == "all_to_all" else (n,)
     given_sizes = np.array(
-        data.draw(st.lists(st.integers(0, 9), min_size=int(np.prod(shape)), max_size=int(np.prod(shape))))
+        data.draw(
+            st.lists(st.integers(0, 9), min_size=int(np.prod(shape)), max_size=int(np.prod(shape)))
+        )
     ).reshape(shape)
     layout = Layout(collective, k, np.arange(2) % collective.nblocks)
     plan = bind(touching_everything(layout), given_sizes.tolist(), "int16", unproved=True)
@@ -66,15 +72,19 @@ def test_chunks_tile_the_buffers_for_uneven_sizes(data):
                 (int(s.src_offset[i]), int(s.elements[i]))
                 for s in steps
                 for i in np.flatnonzero((s.src_rank == rank) & (s.src_buffer == which))
-            ]  # fmt: skip
+            ]
             if which == SCRATCH:
                 slots = [int(given_sizes.ravel()[b]) for b in layout.scratch]
             else:
                 slots = sizes_of(collective, rank, which, given_sizes)
             lengths = [(p + 1) * s // k - p * s // k for s in slots for p in range(k)]
             starts = np.concatenate([[0], np.cumsum(lengths)])
-            assert rows == [(int(a), length) for a, length in zip(starts, lengths, strict=False) if length]
-            visible = which == SCRATCH or (collective.has_input(rank), collective.has_output(rank))[which]
+            assert rows == [
+                (int(a), length) for a, length in zip(starts, lengths, strict=False) if length
+            ]
+            visible = (
+                which == SCRATCH or (collective.has_input(rank), collective.has_output(rank))[which]
+            )
             if visible:
                 assert held[rank, which] == sum(slots)
             if visible and which != SCRATCH and sum(slots):
@@ -91,7 +101,10 @@ def test_a_joined_transfer_covers_its_chunks(count, k):
             step = transfers(0, first, 1, k + first, count=many)
             plan = bind(Schedule("x", layout, lambda step=step: iter([step])), count, unproved=True)
             begin, end = first * count // k, (first + many) * count // k
-            found = [(s.src_offset.tolist(), s.dst_offset.tolist(), s.elements.tolist()) for s in plan.steps()]
+            found = [
+                (s.src_offset.tolist(), s.dst_offset.tolist(), s.elements.tolist())
+                for s in plan.steps()
+            ]
             assert found == ([([begin], [begin], [end - begin])] if end > begin else [])
 
 
@@ -102,22 +115,38 @@ def test_empty_transfers_go_and_messages_without_data_stay():
         transfers(0, 2, 1, 6),
         transfers(0, 1, 1, 5),
     ]
-    plan = bind(Schedule("x", layout, lambda: iter(steps)), 2, unproved=True)  # pieces [0,0) [0,1) [1,1) [1,2)
-    assert [(s.step, s.op.tolist(), s.elements.tolist(), s.size_bytes.tolist()) for s in plan.steps()] == [
-        (0, [COPY, SYNC], [1, 0], [4, 0]), (2, [COPY], [1], [4]),
-    ]  # fmt: skip
+    plan = bind(
+        Schedule("x", layout, lambda: iter(steps)), 2, unproved=True
+    )  # pieces [0,0) [0,1) [1,1) [1,2)
+    assert [
+        (s.step, s.op.tolist(), s.elements.tolist(), s.size_bytes.tolist()) for s in plan.steps()
+    ] == [
+        (0, [COPY, SYNC], [1, 0], [4, 0]),
+        (2, [COPY], [1], [4]),
+    ]
     assert [len(s) for s in plan.steps()] == [len(s) for s in plan.steps()]
 
 
 # Bytes that nccl-tests calls the size, for 3 float32 per block and 4 ranks.
 @pytest.mark.parametrize(
     ("kind", "size"),
-    [("broadcast", 12), ("reduce", 12), ("all_reduce", 12), ("all_gather", 48), ("reduce_scatter", 48), ("gather", 48),
-    ("scatter", 48),
-     ("all_to_all", 48), ("send_recv", 12), ("barrier", 0)],
-)  # fmt: skip
+    [
+        ("broadcast", 12),
+        ("reduce", 12),
+        ("all_reduce", 12),
+        ("all_gather", 48),
+        ("reduce_scatter", 48),
+        ("gather", 48),
+        ("scatter", 48),
+        ("all_to_all", 48),
+        ("send_recv", 12),
+        ("barrier", 0),
+    ],
+)
 def test_total_bytes(kind, size):
-    assert bind(touching_everything(Layout(Collective(kind, 4))), 3, unproved=True).total_bytes == size
+    assert (
+        bind(touching_everything(Layout(Collective(kind, 4))), 3, unproved=True).total_bytes == size
+    )
 
 
 def test_total_bytes_of_uneven_blocks():
@@ -147,23 +176,37 @@ def test_staged_is_what_the_same_step_overwrites(data):
         written |= cells
         rows.append((src, a, dst, b, count, data.draw(st.sampled_from([COPY, REDUCE, SYNC]))))
     live = {(d, b + i) for (_, _, d, b, c, op) in rows if op != SYNC for i in range(c)}
-    expected = [op != SYNC and any((s, a + i) in live for i in range(c)) for s, a, _, _, c, op in rows]
+    expected = [
+        op != SYNC and any((s, a + i) in live for i in range(c)) for s, a, _, _, c, op in rows
+    ]
     src, a, dst, b, count, op = zip(*rows, strict=True)
-    assert overwritten_sources(layout, transfers(src, a, dst, b, count=count, op=op)).tolist() == expected
+    assert (
+        overwritten_sources(layout, transfers(src, a, dst, b, count=count, op=op)).tolist()
+        == expected
+    )
 
 
 def test_staged_reaches_the_plan():
     schedule = simcoll.schedule("all_reduce", "recursive_doubling", nranks=4)
-    assert [bool(s.staged.all()) for s in simcoll.bind(schedule, 5).steps() if len(s)] == [False, True, True]
-    assert not any(s.staged.any() for s in simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), 5).steps())
+    assert [bool(s.staged.all()) for s in simcoll.bind(schedule, 5).steps() if len(s)] == [
+        False,
+        True,
+        True,
+    ]
+    assert not any(
+        s.staged.any()
+        for s in simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), 5).steps()
+    )
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if KINDS[k].alias])
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_in_place_storage(kind, n):
-    # The rank's smaller buffer lies inside its larger one, where NCCL puts it; nothing else changes.
+    # The rank's smaller buffer lies inside its larger one, where NCCL puts it; nothing else
+    # changes.
     out, here = (
-        bind(touching_everything(Layout(Collective(kind, n, in_place=p), 3)), 7, unproved=True) for p in (False, True)
+        bind(touching_everything(Layout(Collective(kind, n, in_place=p), 3)), 7, unproved=True)
+        for p in (False, True)
     )
     for rank in range(n):
         both = here.collective.has_input(rank) and here.collective.has_output(rank)
@@ -186,7 +229,11 @@ def test_in_place_storage(kind, n):
 @pytest.mark.parametrize("kind", ["all_to_all", "send_recv"])
 def test_in_place_without_alias_keeps_both_buffers(kind):
     pairs = ((0, 1), (1, 2), (2, 0)) if kind == "send_recv" else ()
-    plan = bind(touching_everything(Layout(Collective(kind, 3, pairs=pairs, in_place=True))), 4, unproved=True)
+    plan = bind(
+        touching_everything(Layout(Collective(kind, 3, pairs=pairs, in_place=True))),
+        4,
+        unproved=True,
+    )
     for rank in range(3):
         for which in (INPUT, OUTPUT):
             buffer, offset, length = plan.view(rank, which)
@@ -209,26 +256,52 @@ def test_in_place_lowering_drops_what_moves_a_chunk_to_itself():
     # A reduction of a chunk into itself does something and stays.
     layout = Layout(Collective("all_reduce", 2, in_place=True))
     assert [
-        len(s) for _, s in lowered(Schedule("x", layout, lambda: iter([transfers([0, 0], 0, 0, 1, op=[COPY, REDUCE])])))
+        len(s)
+        for _, s in lowered(
+            Schedule("x", layout, lambda: iter([transfers([0, 0], 0, 0, 1, op=[COPY, REDUCE])]))
+        )
     ] == [1]
 
 
 def test_settings_reach_the_plan():
     schedule = simcoll.schedule("all_reduce", "ring", nranks=3, channels=2)
-    plan = simcoll.bind(schedule, np.int64(10), "bfloat16", "max", ranks=[5, 0, 2], protocol="LL128")
-    assert (plan.count, plan.sizes, plan.dtype.name, plan.op, str(plan.reduction), plan.ranks.tolist(),
-    plan.protocol.name, plan.nranks, plan.nchannels) == (
-        10, 10, "bfloat16", "max", "max", [5, 0, 2], "LL128", 3, 2,
-    )  # fmt: skip
+    plan = simcoll.bind(
+        schedule, np.int64(10), "bfloat16", "max", ranks=[5, 0, 2], protocol="LL128"
+    )
+    assert (
+        plan.count,
+        plan.sizes,
+        plan.dtype.name,
+        plan.op,
+        str(plan.reduction),
+        plan.ranks.tolist(),
+        plan.protocol.name,
+        plan.nranks,
+        plan.nchannels,
+    ) == (
+        10,
+        10,
+        "bfloat16",
+        "max",
+        "max",
+        [5, 0, 2],
+        "LL128",
+        3,
+        2,
+    )
     assert "proved (full)" in str(plan)
     assert "unproved" in str(simcoll.bind(schedule, 1, unproved=True))
     assert plan.waits == {}
 
 
 def test_divisible_schedules():
-    schedule = Schedule("imported", Layout(Collective("all_gather", 3), 4), lambda: iter(()), divisible=True)
+    schedule = Schedule(
+        "imported", Layout(Collective("all_gather", 3), 4), lambda: iter(()), divisible=True
+    )
     assert bind(schedule, 8, unproved=True).count == 8
-    with pytest.raises(ConfigError, match="cuts blocks into 4 equal chunks; count 6 is not a multiple"):
+    with pytest.raises(
+        ConfigError, match="cuts blocks into 4 equal chunks; count 6 is not a multiple"
+    ):
         bind(schedule, 6, unproved=True)
     with pytest.raises(ConfigError, match="needs equal blocks"):
         bind(schedule, [4, 4, 4], unproved=True)

@@ -19,7 +19,9 @@ def doubling():
     def steps():
         yield transfers(rank, layout.input(), rank, layout.output())
         for k in range(3):
-            yield transfers(rank, layout.output(), (rank + 2**k) % RANKS, layout.output(), op=REDUCE)
+            yield transfers(
+                rank, layout.output(), (rank + 2**k) % RANKS, layout.output(), op=REDUCE
+            )
 
     return Schedule("doubling", layout, steps)
 
@@ -43,7 +45,11 @@ def test_a_plan_made_by_hand_does_not_take_the_proof_of_another_schedule(proved)
 @pytest.mark.parametrize("made", ["borrowed", "by hand"])
 def test_an_unproved_plan_does_not_become_proved(proved, made):
     plan = simcoll.bind(doubling(), 4, unproved=True)
-    proof = proved.proof if made == "borrowed" else Proof("full", "fingerprint", "run-consistent", 22, 4, False)
+    proof = (
+        proved.proof
+        if made == "borrowed"
+        else Proof("full", "fingerprint", "run-consistent", 22, 4, False)
+    )
     with pytest.raises(ConfigError, match="this proof is not of doubling"):
         replace(plan, proof=proof)
 

@@ -10,7 +10,9 @@ from simcoll.topology import crossbar, from_networkx, shipped_topologies
 
 
 def result(nranks, count=1 << 20, *, unproved=True, **how):
-    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=nranks, channels=2), count, unproved=unproved)
+    plan = simcoll.bind(
+        simcoll.schedule("all_reduce", "ring", nranks=nranks, channels=2), count, unproved=unproved
+    )
     return simcoll.emulate(plan, crossbar(nranks, "50 GB/s", "1 us"), **how)
 
 
@@ -29,17 +31,17 @@ def test_a_topology_fits_in_five_lines(name):
 
 
 def test_a_topology_says_what_it_is_made_of():
-    assert (
-        lines(simcoll.load_topology("dgx-h100", nodes=2))[1:]
-        == [
-            "ranks     16 in groups: 2 box, 8 leaf",
-            "vertices  16 gpu, 16 nic, 11 switch",  # an NVSwitch a node, eight rails, the spine
-            "links     32 nvlink at 450 GB/s, 32 pcie at 50 GB/s, 48 net at 50 GB/s to 100 GB/s",  # two nodes a rail to the spine
-        ]
-    )
+    assert lines(simcoll.load_topology("dgx-h100", nodes=2))[1:] == [
+        "ranks     16 in groups: 2 box, 8 leaf",
+        "vertices  16 gpu, 16 nic, 11 switch",  # an NVSwitch a node, eight rails, the spine
+        # Two nodes a rail to the spine.
+        "links     32 nvlink at 450 GB/s, 32 pcie at 50 GB/s, 48 net at 50 GB/s to 100 GB/s",
+    ]
 
 
-@pytest.mark.parametrize("how", [{}, {"data": "none"}, {"bound": False}, {"data": [np.ones(64, np.float32)] * 8}])
+@pytest.mark.parametrize(
+    "how", [{}, {"data": "none"}, {"bound": False}, {"data": [np.ones(64, np.float32)] * 8}]
+)
 def test_a_result_fits_in_five_lines(how):
     shown = result(8, 64, **how)
     assert len(lines(shown)) <= 5

@@ -14,9 +14,22 @@ import simcoll
 import simcoll.types
 
 NAMES = {
-    "COPY", "REDUCE", "Collective", "ConfigError", "Layout", "Schedule", "ScheduleError", "bind", "emulate", "load_schedule",
-    "load_topology", "predict", "schedule", "transfers", "verify",
-}  # fmt: skip
+    "COPY",
+    "REDUCE",
+    "Collective",
+    "ConfigError",
+    "Layout",
+    "Schedule",
+    "ScheduleError",
+    "bind",
+    "emulate",
+    "load_schedule",
+    "load_topology",
+    "predict",
+    "schedule",
+    "transfers",
+    "verify",
+}
 
 
 def shown(module):
@@ -37,7 +50,8 @@ def test_dir_shows_the_public_names_only_whatever_was_imported():
 @pytest.mark.slow
 def test_types_are_there_without_being_imported_and_the_emulator_is_not():
     code = (
-        "import sys, simcoll; assert 'simcoll.emulator' not in sys.modules and 'simcoll.topology' not in sys.modules; "
+        "import sys, simcoll; assert 'simcoll.emulator' not in sys.modules and 'simcoll.topology' "
+        "not in sys.modules; "
         "print(simcoll.types.Plan.__name__, simcoll.emulate.__name__)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -45,8 +59,20 @@ def test_types_are_there_without_being_imported_and_the_emulator_is_not():
 
 
 def test_types_share_no_name_with_the_functions():
-    types = {name for name in simcoll.types.__all__ if isinstance(getattr(simcoll.types, name), type)}
-    assert types >= {"Plan", "Proof", "Protocol", "Reduction", "Repeat", "Result", "Step", "Topology", "SimcollError"}
+    types = {
+        name for name in simcoll.types.__all__ if isinstance(getattr(simcoll.types, name), type)
+    }
+    assert types >= {
+        "Plan",
+        "Proof",
+        "Protocol",
+        "Reduction",
+        "Repeat",
+        "Result",
+        "Step",
+        "Topology",
+        "SimcollError",
+    }
     assert not types & NAMES
 
 

@@ -16,14 +16,30 @@ from simcoll.core.schedule import Layout, Schedule
 from simcoll.errors import ConfigError
 
 DTYPES = (
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint64", "float16", "float32", "float64", "complex64",
-        "complex128", "bfloat16",
-    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
-)  # fmt: skip
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+)
 
 
 def plan_of(collective, count, dtype="float32", op="sum"):
-    return bind(Schedule("none", Layout(collective), lambda: iter(())), count, dtype, op, unproved=True)
+    return bind(
+        Schedule("none", Layout(collective), lambda: iter(())), count, dtype, op, unproved=True
+    )
 
 
 def combined(op, parts, rng):
@@ -60,7 +76,10 @@ def test_any_order_and_any_tree_gives_the_same_bits(dtype, n):
 @pytest.mark.parametrize("dtype", ["float32", "int32", "bfloat16"])
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_average_and_scaling(dtype, n):
-    for op, expect in (("avg", lambda total: np.trunc(total / n)), (premul_sum(3), lambda total: 3 * total)):
+    for op, expect in (
+        ("avg", lambda total: np.trunc(total / n)),
+        (premul_sum(3), lambda total: 3 * total),
+    ):
         plan = plan_of(Collective("reduce_scatter", n), 4, dtype, op)
         inputs = [(np.arange(4 * n) % 7 + r - 3).astype(plan.dtype) for r in range(n)]
         total = np.sum([a.astype(np.float64) for a in inputs], axis=0)
@@ -103,12 +122,18 @@ def test_every_rank_contributes_somewhere(n):
     assert all((part != 0).any() for part in inputs)
 
 
-# By hand: 16/17 = 0.941 is between 0.9375 and 1; 8/241 = 0.033195 between 2**-5 and 1.125 * 2**-5, below their middle 0.033203.
+# By hand: 16/17 = 0.941 is between 0.9375 and 1; 8/241 = 0.033195 between 2**-5 and 1.125 * 2**-5,
+# below their middle 0.033203.
 @pytest.mark.parametrize(
     ("dtype", "n", "ones", "expected"),
-    [("float8_e4m3fn", 17, 16, 0.9375), ("float8_e4m3fnuz", 241, 8, 2**-5), ("float8_e4m3fn", 512, 8, 2**-6),
-     ("bfloat16", 257, 256, 255 / 256), ("float16", 2049, 2048, 2047 / 2048)],
-)  # fmt: skip
+    [
+        ("float8_e4m3fn", 17, 16, 0.9375),
+        ("float8_e4m3fnuz", 241, 8, 2**-5),
+        ("float8_e4m3fn", 512, 8, 2**-6),
+        ("bfloat16", 257, 256, 255 / 256),
+        ("float16", 2049, 2048, 2047 / 2048),
+    ],
+)
 def test_averages_of_many_ranks(dtype, n, ones, expected):
     plan = plan_of(Collective("all_reduce", n), 1, dtype, "avg")
     inputs = [np.full(1, rank < ones, plan.dtype) for rank in range(n)]
@@ -117,7 +142,9 @@ def test_averages_of_many_ranks(dtype, n, ones, expected):
     assert expected_outputs(plan, inputs)[0].tolist() == total.tolist() == [expected]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8", "uint64", "complex64"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8", "uint64", "complex64"]
+)
 def test_the_average_of_the_oracle_is_its_own(dtype, monkeypatch):
     plan = plan_of(Collective("all_reduce", 5), 64, dtype, "avg")
     inputs = exact_inputs(plan)
@@ -127,7 +154,9 @@ def test_the_average_of_the_oracle_is_its_own(dtype, monkeypatch):
 
 
 def test_inputs_are_a_function_of_seed_rank_and_index():
-    short, long = (exact_inputs(plan_of(Collective("all_reduce", 3), count), seed=1) for count in (10, 1000))
+    short, long = (
+        exact_inputs(plan_of(Collective("all_reduce", 3), count), seed=1) for count in (10, 1000)
+    )
     assert all(np.array_equal(a, b[:10]) for a, b in zip(short, long, strict=True))
     other = exact_inputs(plan_of(Collective("all_reduce", 3), 1000), seed=2)
     assert not any(np.array_equal(a, b) for a, b in zip(long, other, strict=True))
@@ -165,9 +194,14 @@ def test_definitions(n, count):
     inputs, outputs = case("all_gather")
     assert all(np.array_equal(out, np.concatenate(inputs)) for out in outputs)
     inputs, outputs = case("reduce_scatter")
-    assert all(np.array_equal(out, blocks(np.sum(inputs, axis=0))[r]) for r, out in enumerate(outputs))
+    assert all(
+        np.array_equal(out, blocks(np.sum(inputs, axis=0))[r]) for r, out in enumerate(outputs)
+    )
     inputs, outputs = case("all_to_all")
-    assert all(np.array_equal(out, np.concatenate([blocks(a)[r] for a in inputs])) for r, out in enumerate(outputs))
+    assert all(
+        np.array_equal(out, np.concatenate([blocks(a)[r] for a in inputs]))
+        for r, out in enumerate(outputs)
+    )
     inputs, outputs = case("send_recv", pairs=((0, n - 1),))
     assert all((out is None) == (r != n - 1) for r, out in enumerate(outputs))
     assert np.array_equal(outputs[n - 1], inputs[0])

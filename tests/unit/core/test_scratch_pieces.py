@@ -17,7 +17,8 @@ from simcoll.testing import assert_implements
 from simcoll.testing.rewrites import detour, relabel_ranks
 
 GATHER = Collective("all_gather", 2)
-# Input chunks 0..2, output 3..8, scratch 9 and 10: on rank 0 pieces 2 and 0 of block 1, on rank 1 piece 1 of block 0 and 2 of block 1.
+# Input chunks 0..2, output 3..8, scratch 9 and 10: on rank 0 pieces 2 and 0 of block 1, on rank 1
+# piece 1 of block 0 and 2 of block 1.
 LAYOUT = Layout(GATHER, 3, [[1, 1], [0, 1]], [[2, 0], [1, 2]])
 
 
@@ -62,7 +63,9 @@ def test_offsets(sizes):
 def test_two_shot_keeps_one_vector():
     schedule = simcoll.schedule("all_reduce", "two_shot", nranks=5)
     assert simcoll.bind(schedule, 23).buffer_elements().max(axis=0).tolist() == [23, 23, 25]
-    large = simcoll.bind(simcoll.schedule("all_reduce", "two_shot", nranks=1000), 10**6, unproved=True)
+    large = simcoll.bind(
+        simcoll.schedule("all_reduce", "two_shot", nranks=1000), 10**6, unproved=True
+    )
     assert large.buffer_elements()[7].tolist() == [10**6] * 3
 
 
@@ -70,7 +73,12 @@ def test_rewrites_and_files_keep_it():
     schedule = simcoll.schedule("all_reduce", "two_shot", nranks=4)
     again = parse_schedule(dump_schedule(schedule))
     assert again.content_hash() == schedule.content_hash()
-    for made in (again, relabel_ranks(schedule, [2, 0, 3, 1]), detour(schedule, 0, 5), detour(schedule, 1, 2)):
+    for made in (
+        again,
+        relabel_ranks(schedule, [2, 0, 3, 1]),
+        detour(schedule, 0, 5),
+        detour(schedule, 1, 2),
+    ):
         assert_implements(made, counts=[0, 9], dtypes=["int32"])
     plain = Layout(schedule.collective, 4, schedule.layout.scratch)
     assert Schedule("two_shot", plain, schedule.source).content_hash() != schedule.content_hash()

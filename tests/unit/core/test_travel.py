@@ -1,4 +1,6 @@
-"""Schedules, plans, topologies and results in other processes: the same steps, times and hashes, and no proof that was not made there."""
+"""Schedules, plans, topologies and results in other processes: the same steps, times and hashes,
+and no proof that was not made there.
+"""
 
 import functools
 import multiprocessing
@@ -38,7 +40,9 @@ class Direct:
     def __call__(self):
         rank = np.arange(self.layout.collective.nranks)
         for k in rank:
-            yield transfers(rank, self.layout.input(), (rank + k) % len(rank), self.layout.output(rank))
+            yield transfers(
+                rank, self.layout.input(), (rank + k) % len(rank), self.layout.output(rank)
+            )
         yield from self.last
 
 
@@ -60,12 +64,17 @@ def test_every_algorithm_arrives_with_its_hash(found):
             schedule = simcoll.schedule(found.collective, found.name, nranks=nranks)
         except ConfigError:
             try:
-                schedule = simcoll.schedule(found.collective, found.name, topology=torus([4, 2], "25 GB/s"))
+                schedule = simcoll.schedule(
+                    found.collective, found.name, topology=torus([4, 2], "25 GB/s")
+                )
             except ConfigError:
                 continue
         other = sent(schedule)
         assert other.content_hash() == schedule.content_hash()
-        assert (other.title, other.layout.scratch.tolist()) == (schedule.title, schedule.layout.scratch.tolist())
+        assert (other.title, other.layout.scratch.tolist()) == (
+            schedule.title,
+            schedule.layout.scratch.tolist(),
+        )
 
 
 def test_a_named_algorithm_travels_by_its_name():
@@ -99,7 +108,8 @@ def test_repeats_travel_as_repeats():
 def test_steps_that_are_too_many_to_travel_are_refused_in_words(monkeypatch):
     monkeypatch.setattr(portable, "MOST_CARRIED", 10)
     with pytest.raises(
-        ConfigError, match=r"inside all_gather n=4 cannot be pickled: its source is <function .*top level"
+        ConfigError,
+        match=r"inside all_gather n=4 cannot be pickled: its source is <function .*top level",
     ):
         pickle.dumps(inside())
     assert sent(direct()).name == "direct"
@@ -118,9 +128,17 @@ def test_a_plan_is_proved_where_it_arrives(monkeypatch):
     from simcoll import binding
 
     schedule = inside(8)
-    plan = simcoll.bind(schedule, [3, 0, 5, 1, 1, 1, 1, 9], "bfloat16", ranks=[7, 6, 5, 4, 3, 2, 1, 0], protocol="LL")
+    plan = simcoll.bind(
+        schedule,
+        [3, 0, 5, 1, 1, 1, 1, 9],
+        "bfloat16",
+        ranks=[7, 6, 5, 4, 3, 2, 1, 0],
+        protocol="LL",
+    )
     message, proofs = pickle.dumps(plan), []
-    monkeypatch.setattr(binding, "verify", lambda schedule: proofs.append(simcoll.verify(schedule)) or proofs[-1])
+    monkeypatch.setattr(
+        binding, "verify", lambda schedule: proofs.append(simcoll.verify(schedule)) or proofs[-1]
+    )
     other = pickle.loads(message)
     assert [other.proof] == proofs
     assert other.proof.of is other.schedule.known
@@ -161,7 +179,11 @@ def test_a_topology_arrives_with_its_routes(name):
     plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), 100)
     for one in (topology, topology.take(4), lost):
         other = sent(one)
-        assert (str(other), dict(other.traits), other.derived.bounds) == (str(one), dict(one.traits), {})
+        assert (str(other), dict(other.traits), other.derived.bounds) == (
+            str(one),
+            dict(one.traits),
+            {},
+        )
         pairs = [ranks.reshape(-1) for ranks in np.indices((one.nranks, one.nranks))]
         assert np.array_equal(other.route(*pairs).links, one.route(*pairs).links)
         assert simcoll.emulate(plan, other).trace_hash == simcoll.emulate(plan, one).trace_hash
@@ -172,13 +194,18 @@ def test_a_result_and_a_program_arrive():
     result = simcoll.emulate(plan, MACHINE, keep=True)
     other = sent(result)
     assert (other.time_fs, other.trace_hash, other.proof, str(other)) == (
-        result.time_fs, result.trace_hash, result.proof, str(result),
-    )  # fmt: skip
+        result.time_fs,
+        result.trace_hash,
+        result.proof,
+        str(result),
+    )
     assert np.array_equal(other.done_fs, result.done_fs)
     assert all(map(np.array_equal, other.outputs, result.outputs))
     program = lower(plan)
     arrived = sent(program)
-    assert [lane for lanes in arrived.lanes for lane in lanes] == [lane for lanes in program.lanes for lane in lanes]
+    assert [lane for lanes in arrived.lanes for lane in lanes] == [
+        lane for lanes in program.lanes for lane in lanes
+    ]
     assert str(verify_program(arrived)) == str(verify_program(program))
     with pytest.raises(ValueError, match="WRITEABLE"):
         arrived.code.src.flags.writeable = True
@@ -221,7 +248,9 @@ def test_another_hash_seed_changes_nothing(tmp_path):
         records = {"schedules": schedules, "plans": [simcoll.bind(schedule, 12) for schedule in schedules], "machine": machine}
         sys.stdout.buffer.write(pickle.dumps(records))
     """
-    take = "import sys, pickle, around_four; around_four.told(pickle.loads(sys.stdin.buffer.read()))"
+    take = (
+        "import sys, pickle, around_four; around_four.told(pickle.loads(sys.stdin.buffer.read()))"
+    )
 
     def run(code, seed, given=b""):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(tmp_path)}
@@ -252,24 +281,45 @@ def test_spawned_workers_give_the_same_answers(monkeypatch):
     monkeypatch.setenv("PYTHONHASHSEED", "5")
     schedules = [simcoll.schedule("all_reduce", "ring", nranks=8), inside(8)]
     plans = [simcoll.bind(schedule, 80) for schedule in schedules]
-    assert spawned(operator.methodcaller("content_hash"), schedules) == [each.content_hash() for each in schedules]
+    assert spawned(operator.methodcaller("content_hash"), schedules) == [
+        each.content_hash() for each in schedules
+    ]
     emulated = functools.partial(simcoll.emulate, topology=MACHINE)
     results = spawned(emulated, plans)
-    assert [result.trace_hash for result in results] == [emulated(plan).trace_hash for plan in plans]
+    assert [result.trace_hash for result in results] == [
+        emulated(plan).trace_hash for plan in plans
+    ]
     assert [result.plan.proof for result in results] == [plan.proof for plan in plans]
 
 
 @pytest.mark.slow
 def test_workers_of_dask_give_the_same_answers(tmp_path):
-    distributed, token = pytest.importorskip("distributed"), pytest.importorskip("dask.base").tokenize
-    plans = [simcoll.bind(schedule, 80) for schedule in (simcoll.schedule("all_to_all", "bruck", nranks=8), inside(8))]
-    cluster = distributed.LocalCluster(
-        n_workers=1, threads_per_worker=2, processes=True, dashboard_address=None, local_directory=str(tmp_path)
+    distributed, token = (
+        pytest.importorskip("distributed"),
+        pytest.importorskip("dask.base").tokenize,
     )
-    assert token(plans[0], MACHINE) == token(sent(plans[0]), sent(MACHINE)) != token(plans[1], MACHINE)
+    plans = [
+        simcoll.bind(schedule, 80)
+        for schedule in (simcoll.schedule("all_to_all", "bruck", nranks=8), inside(8))
+    ]
+    cluster = distributed.LocalCluster(
+        n_workers=1,
+        threads_per_worker=2,
+        processes=True,
+        dashboard_address=None,
+        local_directory=str(tmp_path),
+    )
+    assert (
+        token(plans[0], MACHINE) == token(sent(plans[0]), sent(MACHINE)) != token(plans[1], MACHINE)
+    )
     with cluster, distributed.Client(cluster) as client:
         futures = [client.submit(simcoll.emulate, plan, MACHINE) for plan in plans]
-        titles = [client.submit(lambda plan: (plan.proof.kind, plan.schedule.content_hash()), plan) for plan in plans]
+        titles = [
+            client.submit(lambda plan: (plan.proof.kind, plan.schedule.content_hash()), plan)
+            for plan in plans
+        ]
         results, hashes = client.gather(futures), client.gather(titles)
-    assert [result.trace_hash for result in results] == [simcoll.emulate(plan, MACHINE).trace_hash for plan in plans]
+    assert [result.trace_hash for result in results] == [
+        simcoll.emulate(plan, MACHINE).trace_hash for plan in plans
+    ]
     assert hashes == [(plan.proof.kind, plan.schedule.content_hash()) for plan in plans]

@@ -1,4 +1,6 @@
-"""Statements of PyTorch's documentation of torch.cuda.comm (2.8), and the messages of torch/csrc/cuda/comm.cpp."""
+"""Statements of PyTorch's documentation of torch.cuda.comm (2.8), and the messages of
+torch/csrc/cuda/comm.cpp.
+"""
 
 import inspect
 from types import SimpleNamespace
@@ -27,10 +29,13 @@ def lists(tensors):
 
 
 @pytest.mark.parametrize(
-    ("length", "devices", "sizes"), [(7, 3, [3, 3, 1]), (5, 4, [2, 2, 1]), (8, 2, [4, 4]), (1, 3, [1])]
+    ("length", "devices", "sizes"),
+    [(7, 3, [3, 3, 1]), (5, 4, [2, 2, 1]), (8, 2, [4, 4]), (1, 3, [1])],
 )
 def test_scatter_cuts_equal_chunks_and_may_use_fewer_devices(length, devices, sizes):
-    """CS-04 CS-05 CS-10 CS-21: chunks are those of torch.chunk, one a device in order; together they are the tensor."""
+    """CS-04 CS-05 CS-10 CS-21: chunks are those of torch.chunk, one a device in order; together
+    they are the tensor.
+    """
     chunks = scatter(np.arange(length), range(devices))
     assert [len(chunk.array) for chunk in chunks] == sizes
     assert [chunk.device for chunk in chunks] == list(range(len(sizes)))
@@ -40,7 +45,9 @@ def test_scatter_cuts_equal_chunks_and_may_use_fewer_devices(length, devices, si
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -3])
 @pytest.mark.parametrize("sizes", [None, [1, 4, 1], [0, 6, 0]])
 def test_scatter_and_gather_undo_each_other_along_any_dimension(dim, sizes):
-    """CS-07 CS-09 CS-11 CS-12 CS-21: any dimension, sizes of zero, names of devices, a device twice."""
+    """CS-07 CS-09 CS-11 CS-12 CS-21: any dimension, sizes of zero, names of devices, a device
+    twice.
+    """
     tensor = np.arange(6 * 6 * 6).reshape(6, 6, 6)
     chunks = scatter(tensor, ["cuda:2", "cuda:0", "cuda:2"], sizes, dim)
     assert [chunk.device for chunk in chunks] == [2, 0, 2]
@@ -82,51 +89,131 @@ FOUR = np.zeros(4, "float32")
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda: scatter(FOUR, [0], out=OUT), RuntimeError, "'devices' must not be specified when 'out' is specified"),
-        (lambda: scatter(FOUR, chunk_sizes=[4], out=OUT), RuntimeError, "'chunk_sizes' must not be specified when 'out'"),
+        (
+            lambda: scatter(FOUR, [0], out=OUT),
+            RuntimeError,
+            "'devices' must not be specified when 'out' is specified",
+        ),
+        (
+            lambda: scatter(FOUR, chunk_sizes=[4], out=OUT),
+            RuntimeError,
+            "'chunk_sizes' must not be specified when 'out'",
+        ),
         (lambda: scatter(FOUR), TypeError, "needs 'devices' or 'out'"),
         (lambda: scatter(FOUR, []), RuntimeError, "Expected at least one device to scatter to"),
-        (lambda: scatter(FOUR, out=[]), RuntimeError, "Expected at least one output tensor to scatter to"),
-        (lambda: scatter(FOUR, [0, 1, 2], [2, 2]), RuntimeError, r"len\(devices\) = 3 and len\(chunk_sizes\) = 2"),
+        (
+            lambda: scatter(FOUR, out=[]),
+            RuntimeError,
+            "Expected at least one output tensor to scatter to",
+        ),
+        (
+            lambda: scatter(FOUR, [0, 1, 2], [2, 2]),
+            RuntimeError,
+            r"len\(devices\) = 3 and len\(chunk_sizes\) = 2",
+        ),
         (lambda: scatter(FOUR, [0, 1], [2, 3]), RuntimeError, "split_sizes to sum exactly to 4"),
         (lambda: scatter(FOUR, [0, 1], [-1, 5]), RuntimeError, "non-negative"),
         (lambda: scatter(FOUR, [0], dim=1), IndexError, "Dimension out of range"),
         (lambda: scatter(FOUR, ["cpu"]), ValueError, "Expected a non cpu device, but got: cpu"),
         (lambda: scatter(FOUR, ["cuda"]), ValueError, "specified index"),
         (lambda: scatter(FOUR, [-1]), RuntimeError, "Expected non-negative device index"),
-        (lambda: scatter(FOUR, [0], streams=[SimpleNamespace(device=1)]), RuntimeError, r"index 0 \(was 1\).*expected 0"),
-        (lambda: scatter(FOUR, out=[FOUR]), RuntimeError, "output tensor at index 0 has device 'cpu'"),
-        (lambda: scatter(FOUR, out=[on(0, [[0]])]), RuntimeError, "Output tensor at index 0 has incorrect shape"),
-        (lambda: scatter(FOUR, out=[on(0, [0, 0, 0])]), RuntimeError, "Expected 4, but got total size 3"),
+        (
+            lambda: scatter(FOUR, [0], streams=[SimpleNamespace(device=1)]),
+            RuntimeError,
+            r"index 0 \(was 1\).*expected 0",
+        ),
+        (
+            lambda: scatter(FOUR, out=[FOUR]),
+            RuntimeError,
+            "output tensor at index 0 has device 'cpu'",
+        ),
+        (
+            lambda: scatter(FOUR, out=[on(0, [[0]])]),
+            RuntimeError,
+            "Output tensor at index 0 has incorrect shape",
+        ),
+        (
+            lambda: scatter(FOUR, out=[on(0, [0, 0, 0])]),
+            RuntimeError,
+            "Expected 4, but got total size 3",
+        ),
         (lambda: broadcast(FOUR), RuntimeError, "Exactly one of 'devices' and 'out'"),
         (lambda: broadcast(FOUR, [0], out=OUT), RuntimeError, "Exactly one of 'devices' and 'out'"),
-        (lambda: broadcast(FOUR, out=[on(0, [1])]), RuntimeError, "same shape as the source tensor"),
-        (lambda: broadcast(FOUR, out=[FOUR]), RuntimeError, "Expected all output tensors to be CUDA tensors"),
-        (lambda: broadcast_coalesced([on(1, [1])], [0, 1]), RuntimeError, r"must be on devices\[0\]"),
-        (lambda: reduce_add([on(0, [1]), FOUR]), AssertionError, "all inputs to be on GPUs, but input 1 is on CPU"),
+        (
+            lambda: broadcast(FOUR, out=[on(0, [1])]),
+            RuntimeError,
+            "same shape as the source tensor",
+        ),
+        (
+            lambda: broadcast(FOUR, out=[FOUR]),
+            RuntimeError,
+            "Expected all output tensors to be CUDA tensors",
+        ),
+        (
+            lambda: broadcast_coalesced([on(1, [1])], [0, 1]),
+            RuntimeError,
+            r"must be on devices\[0\]",
+        ),
+        (
+            lambda: reduce_add([on(0, [1]), FOUR]),
+            AssertionError,
+            "all inputs to be on GPUs, but input 1 is on CPU",
+        ),
         (lambda: reduce_add([on(0, [1]), on(1, [1], "int64")]), ValueError, "input 1 is of int64"),
-        (lambda: reduce_add_coalesced([[on(0, [1])], []]), ValueError, "as many tensors from every device"),
-        (lambda: scatter(np.float32(1), [0]), RuntimeError, "chunk expects at least a 1-dimensional tensor"),
+        (
+            lambda: reduce_add_coalesced([[on(0, [1])], []]),
+            ValueError,
+            "as many tensors from every device",
+        ),
+        (
+            lambda: scatter(np.float32(1), [0]),
+            RuntimeError,
+            "chunk expects at least a 1-dimensional tensor",
+        ),
         (lambda: scatter(np.float32(1), out=OUT), IndexError, "tensor has no dimensions"),
-        (lambda: gather([on(0, 1)]), IndexError, "Dimension specified as 0 but tensor has no dimensions"),
+        (
+            lambda: gather([on(0, 1)]),
+            IndexError,
+            "Dimension specified as 0 but tensor has no dimensions",
+        ),
         (lambda: reduce_add([on(0, [1]), on(1, [1, 2])]), ValueError, "input 1 has invalid size"),
-        (lambda: reduce_add([on(1, [1]), on(2, [1])]), RuntimeError, "same GPU with one of the tensors"),
+        (
+            lambda: reduce_add([on(1, [1]), on(2, [1])]),
+            RuntimeError,
+            "same GPU with one of the tensors",
+        ),
         (lambda: gather([FOUR]), RuntimeError, "tensor at index 0 has device cpu$"),
         (lambda: gather([FOUR], out=FOUR), RuntimeError, "tensor at index 0 has device 'cpu'$"),
-        (lambda: gather([on(0, [1]), on(1, [[1]])]), RuntimeError, "same number of dimensions, but tensor at index 1 has 2 dim"),
-        (lambda: gather([on(0, [[1, 2]]), on(1, [[1]])]), RuntimeError, r"index 1 has invalid shape \[1, 1\], but expected \[1, 2\]"),
+        (
+            lambda: gather([on(0, [1]), on(1, [[1]])]),
+            RuntimeError,
+            "same number of dimensions, but tensor at index 1 has 2 dim",
+        ),
+        (
+            lambda: gather([on(0, [[1, 2]]), on(1, [[1]])]),
+            RuntimeError,
+            r"index 1 has invalid shape \[1, 1\], but expected \[1, 2\]",
+        ),
         (lambda: reduce_add([]), IndexError, "at least one tensor"),
-        (lambda: gather(OUT, destination=0, out=OUT[0]), RuntimeError, "'destination' must not be specified"),
+        (
+            lambda: gather(OUT, destination=0, out=OUT[0]),
+            RuntimeError,
+            "'destination' must not be specified",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused_as_pytorch_does(call, error, said):
-    """CS-01 CS-02 CS-03 CS-06 CS-07 CS-08 CS-09 CS-11 CS-14 CS-16 CS-17 CS-18 CS-19: each with its message."""
+    """CS-01 CS-02 CS-03 CS-06 CS-07 CS-08 CS-09 CS-11 CS-14 CS-16 CS-17 CS-18 CS-19: each with its
+    message.
+    """
     with pytest.raises(error, match=said):
         call()
 
 
 def test_what_pytorch_takes():
-    """Without tensors there are no sums; gather converts to the type of the first; a stream counts only where a chunk moves."""
+    """Without tensors there are no sums; gather converts to the type of the first; a stream counts
+    only where a chunk moves.
+    """
     assert reduce_add_coalesced([]) == ()
     whole = gather([on(0, [1, 2]), on(1, [3], "int64")])
     assert (whole.array.tolist(), whole.array.dtype) == ([1, 2, 3], np.float32)
@@ -179,7 +266,9 @@ def test_reduce_add_leaves_its_inputs_alone():
 
 
 def test_signature_of_scatter():
-    """SIG-29: parameters, their order and defaults; play, which says who executes, comes after them."""
+    """SIG-29: parameters, their order and defaults; play, which says who executes, comes after
+    them.
+    """
     parameters = inspect.signature(scatter).parameters
     defaults = {"devices": None, "chunk_sizes": None, "dim": 0, "streams": None, "out": None}
     assert list(parameters) == ["tensor", *defaults, "play"]

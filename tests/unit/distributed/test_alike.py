@@ -12,11 +12,15 @@ from simcoll.topology import crossbar
 def grid(rank, world_size):
     """Steps of collectives on the rows and columns of a grid, and on all ranks."""
     x, width = dist.fake_array(1 << 16), 4
-    rows = [dist.new_group(list(range(first, first + width))) for first in range(0, world_size, width)]
+    rows = [
+        dist.new_group(list(range(first, first + width))) for first in range(0, world_size, width)
+    ]
     columns = [dist.new_group(list(range(first, world_size, width))) for first in range(width)]
     for _ in range(2):
         dist.compute("5 us")
-        work = dist.all_gather_into_tensor(dist.fake_array(4 << 16), x, group=rows[rank // width], async_op=True)
+        work = dist.all_gather_into_tensor(
+            dist.fake_array(4 << 16), x, group=rows[rank // width], async_op=True
+        )
         dist.all_reduce(x, group=columns[rank % width])
         work.wait()
         dist.all_to_all_single(x, x)
@@ -45,7 +49,9 @@ def pipeline(rank, world_size):
     ],
 )
 def test_what_is_exactly_alike_takes_exactly_the_same_time(program, alike, topology):
-    every, led = (dist.spawn(program, 16, topology=topology, alike=classes) for classes in (None, alike))
+    every, led = (
+        dist.spawn(program, 16, topology=topology, alike=classes) for classes in (None, alike)
+    )
     assert led.skew_fs == 0
     assert led.finish_fs == every.finish_fs
     assert (led.messages, led.operations) == (every.messages, every.operations)
@@ -105,5 +111,7 @@ def test_a_group_without_the_leader_of_a_member_is_refused():
         if rank == 0:
             dist.all_reduce(dist.fake_array(4), group=group)
 
-    with pytest.raises(RuntimeError, match="rank 3 does what rank 1 does, which is not in the group"):
+    with pytest.raises(
+        RuntimeError, match="rank 3 does what rank 1 does, which is not in the group"
+    ):
         dist.spawn(program, 4, alike=[[1, 2, 3]])

@@ -41,8 +41,12 @@ def test_calls_that_are_alike_become_one_operation():
         assert (first, second) == ([3, 3, 4, 4, 5, 5], [3] * 6)
         assert (one, other) == ([9 + 3 * rank] * 2, [9, 9])
     assert sorted(record.name for record in result.records) == [
-        "all_gather_coalesced", "all_reduce", "all_reduce_coalesced", "broadcast", "reduce_scatter_coalesced",
-    ]  # fmt: skip
+        "all_gather_coalesced",
+        "all_reduce",
+        "all_reduce_coalesced",
+        "broadcast",
+        "reduce_scatter_coalesced",
+    ]
 
 
 def test_groups_are_split_by_their_members():
@@ -50,14 +54,23 @@ def test_groups_are_split_by_their_members():
         half = dist.split_group(split_ranks=[[2, 0, 1], [3, 4]], group_desc="half")
         if half is None:
             return None
-        part = dist.split_group(half, [[1, 0]])  # ranks of the group, of which each half has its own
+        part = dist.split_group(
+            half, [[1, 0]]
+        )  # ranks of the group, of which each half has its own
         x = np.array([rank])
         if part is not None:
             dist.all_reduce(x, group=part)
         return dist.get_process_group_ranks(half), half.group_desc, x.item()
 
     whole, rest = ([0, 1, 2], "half"), ([3, 4], "half")
-    assert dist.spawn(program, 6).returns == ((*whole, 1), (*whole, 1), (*whole, 2), (*rest, 7), (*rest, 7), None)
+    assert dist.spawn(program, 6).returns == (
+        (*whole, 1),
+        (*whole, 1),
+        (*whole, 2),
+        (*rest, 7),
+        (*rest, 7),
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +99,14 @@ def test_subgroups_of_a_group():
         mine, every = dist.new_subgroups(2, group=four)
         return dist.get_process_group_ranks(mine), len(every)
 
-    assert dist.spawn(program, 6).returns == (([0, 1], 2), ([0, 1], 2), ([2, 3], 2), ([2, 3], 2), None, None)
+    assert dist.spawn(program, 6).returns == (
+        ([0, 1], 2),
+        ([0, 1], 2),
+        ([2, 3], 2),
+        ([2, 3], 2),
+        None,
+        None,
+    )
 
 
 def test_meshes_are_flattened():

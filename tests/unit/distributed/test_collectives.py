@@ -1,6 +1,7 @@
 """What collectives do to their tensors, the documentation's examples, and wrong arguments.
 
-Numbers of examples are those of the torch.distributed documentation, and of the reduce_scatter example of the PyTorch forum.
+Numbers of examples are those of the torch.distributed documentation, and of the reduce_scatter
+example of the PyTorch forum.
 """
 
 # ruff: noqa: B023  # the lambdas are called at once
@@ -24,10 +25,16 @@ def refused(kind, text, call):
 
 
 def test_broadcast():
-    """BC-01 BC-02 BC-04 SIG-15: the source's data in every tensor, in place; shapes may differ; complex numbers."""
+    """BC-01 BC-02 BC-04 SIG-15: the source's data in every tensor, in place; shapes may differ;
+    complex numbers.
+    """
 
     def program(rank, world_size):
-        x = (np.arange(4).reshape(2, 2) * (1 + 1j)).astype(COMPLEX) if rank == 1 else np.zeros(4, COMPLEX)
+        x = (
+            (np.arange(4).reshape(2, 2) * (1 + 1j)).astype(COMPLEX)
+            if rank == 1
+            else np.zeros(4, COMPLEX)
+        )
         dist.broadcast(x, 1)
         return x.reshape(-1).tolist()
 
@@ -35,16 +42,28 @@ def test_broadcast():
 
 
 def test_roots():
-    """BC-03 RD-02: exactly one of global and group rank; ValueError outside of the group, RuntimeError out of range."""
+    """BC-03 RD-02: exactly one of global and group rank; ValueError outside of the group,
+    RuntimeError out of range.
+    """
 
     def program(rank, world_size):
         x, group = np.ones(1), dist.new_group([1, 2])
         for call, name in ((dist.broadcast, "src"), (dist.reduce, "dst")):
-            refused(ValueError, "Can't specify both", lambda: call(x, **{name: 0, f"group_{name}": 0}))
+            refused(
+                ValueError, "Can't specify both", lambda: call(x, **{name: 0, f"group_{name}": 0})
+            )
             refused(ValueError, "Must specify global_rank or group_rank", lambda: call(x))
             if rank:
-                refused(ValueError, "Global rank 0 is not part of group", lambda: call(x, 0, group=group))
-                refused(RuntimeError, "invalid root rank: 2", lambda: call(x, group=group, **{f"group_{name}": 2}))
+                refused(
+                    ValueError,
+                    "Global rank 0 is not part of group",
+                    lambda: call(x, 0, group=group),
+                )
+                refused(
+                    RuntimeError,
+                    "invalid root rank: 2",
+                    lambda: call(x, group=group, **{f"group_{name}": 2}),
+                )
         if rank:
             x += rank
             dist.broadcast(x, group=group, group_src=1)
@@ -54,7 +73,9 @@ def test_roots():
 
 
 def test_all_reduce():
-    """AR-01 AR-02 AR-03 SIG-16: the documentation's int64 and complex examples; in place, the same bits everywhere."""
+    """AR-01 AR-02 AR-03 SIG-16: the documentation's int64 and complex examples; in place, the same
+    bits everywhere.
+    """
 
     def program(rank, world_size):
         x = np.arange(2) + 1 + 2 * rank
@@ -70,7 +91,9 @@ def test_all_reduce():
 
 
 def test_complex_numbers_have_no_order():
-    """AR-04 RD-03 RO-08: SUM and AVG only; ValueError from all_reduce, RuntimeError from the others."""
+    """AR-04 RD-03 RO-08: SUM and AVG only; ValueError from all_reduce, RuntimeError from the
+    others.
+    """
 
     def program(rank, world_size):
         x = np.ones(2, COMPLEX)
@@ -82,7 +105,11 @@ def test_complex_numbers_have_no_order():
                 lambda: dist.all_reduce(x, **kw),
             )
             refused(RuntimeError, "reduce does not support", lambda: dist.reduce(x, 0, **kw))
-            refused(RuntimeError, "reduce_scatter does not support", lambda: dist.reduce_scatter(x, [x, x], **kw))
+            refused(
+                RuntimeError,
+                "reduce_scatter does not support",
+                lambda: dist.reduce_scatter(x, [x, x], **kw),
+            )
         dist.reduce(x, 0)
         return x.tolist()
 
@@ -108,7 +135,11 @@ def test_integers_wrap():
     """AR-08: sums of whole numbers wrap around."""
 
     def program(rank, world_size):
-        values = [np.array([2**31 - 1], np.int32), np.array([200], np.uint8), np.array([100], np.int8)]
+        values = [
+            np.array([2**31 - 1], np.int32),
+            np.array([200], np.uint8),
+            np.array([100], np.int8),
+        ]
         dist.all_reduce(values[0])
         dist.all_reduce(values[1])
         dist.all_reduce(values[2], op=dist.ReduceOp.PRODUCT)
@@ -186,7 +217,9 @@ def test_reduce():
 
 
 def test_all_gather():
-    """AG-01 AG-02 AG-04 RS-04 SIG-17: the examples; group order; the input stays, outputs are written in place."""
+    """AG-01 AG-02 AG-04 RS-04 SIG-17: the examples; group order; the input stays, outputs are
+    written in place.
+    """
 
     def program(rank, world_size):
         x = np.arange(2) + 1 + 2 * rank
@@ -207,7 +240,9 @@ def test_all_gather():
 
 
 def test_uneven_all_gather():
-    """AG-03 AG-06: rank k gives k + 1 elements; an output may have another shape of the same size."""
+    """AG-03 AG-06: rank k gives k + 1 elements; an output may have another shape of the same
+    size.
+    """
 
     def program(rank, world_size):
         outs = [np.zeros(k + 1) for k in range(world_size - 1)] + [np.zeros((1, world_size))]
@@ -225,16 +260,34 @@ def test_wrong_lists():
         for call in (dist.all_gather, dist.all_to_all):
             other = x if call is dist.all_gather else ok
             refused(TypeError, "List", lambda: call((x, x), other))
-            refused(RuntimeError, "list size 1 does not match world size 2", lambda: call([x], other))
             refused(
-                ValueError, "Invalid usage of tensors with different dtypes", lambda: call([x, np.ones(2, int)], other)
+                RuntimeError, "list size 1 does not match world size 2", lambda: call([x], other)
             )
-        refused(RuntimeError, "invalid tensor size at index", lambda: dist.all_gather([np.ones(3), np.ones(3)], x))
-        refused(RuntimeError, "invalid input tensor list size, must be world size", lambda: dist.reduce_scatter(x, [x]))
-        refused(RuntimeError, "output tensor has", lambda: dist.reduce_scatter(x, [np.ones(3), np.ones(3)]))
+            refused(
+                ValueError,
+                "Invalid usage of tensors with different dtypes",
+                lambda: call([x, np.ones(2, int)], other),
+            )
+        refused(
+            RuntimeError,
+            "invalid tensor size at index",
+            lambda: dist.all_gather([np.ones(3), np.ones(3)], x),
+        )
+        refused(
+            RuntimeError,
+            "invalid input tensor list size, must be world size",
+            lambda: dist.reduce_scatter(x, [x]),
+        )
+        refused(
+            RuntimeError,
+            "output tensor has",
+            lambda: dist.reduce_scatter(x, [np.ones(3), np.ones(3)]),
+        )
         if rank == 0:
             refused(
-                RuntimeError, "Incorrect input list size 1. Input list size should be 2", lambda: dist.scatter(x, [x])
+                RuntimeError,
+                "Incorrect input list size 1. Input list size should be 2",
+                lambda: dist.scatter(x, [x]),
             )
 
     run(program)
@@ -255,11 +308,21 @@ def test_all_gather_into_tensor(shape):
 
 
 def test_all_gather_into_tensor_wrong_and_aliased():
-    """AT-03 AT-04 AT-06: sizes and dtypes must fit, on every rank; the input may be a part of the output."""
+    """AT-03 AT-04 AT-06: sizes and dtypes must fit, on every rank; the input may be a part of the
+    output.
+    """
 
     def program(rank, world_size):
-        refused(RuntimeError, "world_size times input", lambda: dist.all_gather_into_tensor(np.zeros(3), np.zeros(2)))
-        refused(RuntimeError, "same type", lambda: dist.all_gather_into_tensor(np.zeros(4), np.zeros(2, int)))
+        refused(
+            RuntimeError,
+            "world_size times input",
+            lambda: dist.all_gather_into_tensor(np.zeros(3), np.zeros(2)),
+        )
+        refused(
+            RuntimeError,
+            "same type",
+            lambda: dist.all_gather_into_tensor(np.zeros(4), np.zeros(2, int)),
+        )
         out = np.zeros(4)
         out[2 * rank : 2 * rank + 2] = rank + 1
         work = dist.all_gather_into_tensor(out, out[2 * rank : 2 * rank + 2], async_op=True)
@@ -276,21 +339,35 @@ def test_all_gather_into_tensor_wrong_and_aliased():
 
 
 def test_gather():
-    """GA-01 GA-02 GA-03 GA-04 GA-06 SIG-18: the list at the destination, default global rank 0, only there; complex too."""
+    """GA-01 GA-02 GA-03 GA-04 GA-06 SIG-18: the list at the destination, default global rank 0,
+    only there; complex too.
+    """
 
     def program(rank, world_size):
         x = np.full(2, rank + 1, COMPLEX)
         if rank == 0:
             for wrong in (None, []):
-                refused(ValueError, "must be specified on destination rank", lambda: dist.gather(x, wrong))
+                refused(
+                    ValueError,
+                    "must be specified on destination rank",
+                    lambda: dist.gather(x, wrong),
+                )
         else:
-            refused(ValueError, "must NOT be specified on non-destination ranks", lambda: dist.gather(x, [x, x]))
+            refused(
+                ValueError,
+                "must NOT be specified on non-destination ranks",
+                lambda: dist.gather(x, [x, x]),
+            )
         refused(ValueError, "Can't specify both", lambda: dist.gather(x, None, 0, group_dst=0))
         outs = [np.zeros(2, COMPLEX) for _ in range(2)] if rank == 0 else None
         dist.gather(x, outs)
         group = dist.new_group([1])
         if rank == 1:
-            refused(ValueError, "Global rank 0 is not part of group", lambda: dist.gather(x, None, group=group))
+            refused(
+                ValueError,
+                "Global rank 0 is not part of group",
+                lambda: dist.gather(x, None, group=group),
+            )
         return outs and [o.tolist() for o in outs]
 
     assert run(program) == ([[1, 1], [2, 2]], None)
@@ -309,14 +386,20 @@ def test_uneven_gather_and_scatter():
 
 
 def test_scatter():
-    """SC-01 SC-02 SC-03 SC-04 SIG-19: entry i to rank i, from global rank 0 by default; the list there only; complex."""
+    """SC-01 SC-02 SC-03 SC-04 SIG-19: entry i to rank i, from global rank 0 by default; the list
+    there only; complex.
+    """
 
     def program(rank, world_size):
         x = np.zeros(2, COMPLEX)
         if rank == 0:
             refused(ValueError, "must be specified on source rank", lambda: dist.scatter(x))
         else:
-            refused(ValueError, "must NOT be specified on non-source ranks", lambda: dist.scatter(x, [x, x]))
+            refused(
+                ValueError,
+                "must NOT be specified on non-source ranks",
+                lambda: dist.scatter(x, [x, x]),
+            )
         refused(ValueError, "Can't specify both", lambda: dist.scatter(x, None, 0, group_src=0))
         dist.scatter(x, [np.ones(2, COMPLEX), np.full(2, 5, COMPLEX)] if rank == 0 else None)
         return x.tolist()
@@ -349,7 +432,9 @@ def test_gradient_of_all_gather():
     """RS-07: the gradient of an all_gather is the reduce_scatter of the gradients."""
 
     def program(rank, world_size):
-        weight = np.arange(1.0, 1 + 2 * world_size).reshape(world_size, 2) * (rank + 1)  # d loss / d gathered
+        weight = np.arange(1.0, 1 + 2 * world_size).reshape(world_size, 2) * (
+            rank + 1
+        )  # d loss / d gathered
         gradient = np.zeros(2)
         dist.reduce_scatter(gradient, list(weight))
         return gradient.tolist()
@@ -359,13 +444,19 @@ def test_gradient_of_all_gather():
 
 @pytest.mark.parametrize("stack", [False, True])
 def test_reduce_scatter_tensor(stack):
-    """RT-01 RT-02 RT-03 RT-04: concatenated or stacked; the input stays; sizes and dtypes must fit."""
+    """RT-01 RT-02 RT-03 RT-04: concatenated or stacked; the input stays; sizes and dtypes must
+    fit.
+    """
 
     def program(rank, world_size):
         whole, out = np.arange(4).reshape((2, 2) if stack else 4), np.zeros(2, int)
         dist.reduce_scatter_tensor(out, whole)
         assert whole.reshape(-1).tolist() == [0, 1, 2, 3]
-        refused(RuntimeError, "world_size times output", lambda: dist.reduce_scatter_tensor(np.zeros(3), np.zeros(4)))
+        refused(
+            RuntimeError,
+            "world_size times output",
+            lambda: dist.reduce_scatter_tensor(np.zeros(3), np.zeros(4)),
+        )
         refused(RuntimeError, "same type", lambda: dist.reduce_scatter_tensor(np.zeros(2), whole))
         return out.tolist()
 
@@ -373,7 +464,9 @@ def test_reduce_scatter_tensor(stack):
 
 
 def test_all_to_all_single():
-    """A1-01 A1-03 A1-08 SIG-21: the equal and complex examples of four ranks, which equal a loop of scatters."""
+    """A1-01 A1-03 A1-08 SIG-21: the equal and complex examples of four ranks, which equal a loop of
+    scatters.
+    """
 
     def program(rank, world_size):
         x = np.arange(4) + 4 * rank
@@ -419,21 +512,37 @@ def test_uneven_all_to_all(lists):
 
 
 def test_splits():
-    """A1-04 A1-05 A1-06 A1-09: they must divide, count and sum; zeros are fine; trailing dimensions stay; contiguous arrays."""
+    """A1-04 A1-05 A1-06 A1-09: they must divide, count and sum; zeros are fine; trailing dimensions
+    stay; contiguous arrays.
+    """
 
     def program(rank, world_size):
         single = dist.all_to_all_single
-        refused(RuntimeError, "does not divide equally across group size", lambda: single(np.zeros(3), np.zeros(3)))
-        refused(RuntimeError, "does not divide equally", lambda: single(np.zeros(3), np.zeros(3), [1, 2]))
+        refused(
+            RuntimeError,
+            "does not divide equally across group size",
+            lambda: single(np.zeros(3), np.zeros(3)),
+        )
+        refused(
+            RuntimeError,
+            "does not divide equally",
+            lambda: single(np.zeros(3), np.zeros(3), [1, 2]),
+        )
         refused(
             RuntimeError,
             "Number of tensor splits not equal to group size",
             lambda: single(np.zeros(3), np.zeros(3), [3], [1, 2]),
         )
         refused(
-            RuntimeError, "doesn't match total dim 0 size", lambda: single(np.zeros(3), np.zeros(3), [1, 1], [1, 2])
+            RuntimeError,
+            "doesn't match total dim 0 size",
+            lambda: single(np.zeros(3), np.zeros(3), [1, 1], [1, 2]),
         )
-        refused(ValueError, "Tensors must be contiguous", lambda: single(np.zeros((2, 2)), np.zeros((2, 2)).T))
+        refused(
+            ValueError,
+            "Tensors must be contiguous",
+            lambda: single(np.zeros((2, 2)), np.zeros((2, 2)).T),
+        )
         x = np.arange(4.0).reshape(2, 2) + 10 * rank
         out = np.zeros((4, 2)) if rank else np.zeros((0, 2))
         dist.all_to_all_single(out, x, [2, 2] if rank else [0, 0], [0, 2])
@@ -472,7 +581,9 @@ def test_all_to_all():
 
 
 def test_barrier():
-    """BA-01 BA-02 BA-03 SIG-22: nobody leaves before all have entered; as a Work too; device_ids are ignored."""
+    """BA-01 BA-02 BA-03 SIG-22: nobody leaves before all have entered; as a Work too; device_ids
+    are ignored.
+    """
 
     def program(rank, world_size):
         if rank == 2:

@@ -44,20 +44,28 @@ def verdicts(missing, *, ranks=None, **kw):
 
 def reached(rank):
     return (
-        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."
+        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for "
+        "send/recv from rank 0."
         " Please check rank 0 logs for faulty rank."
     )
 
 
 def test_monitored_barrier_names_the_missing():
-    """MB-03 MB-04 MB-05 MB-06 DB-05: rank 0 names the first or all missing ranks, the others point to rank 0."""
+    """MB-03 MB-04 MB-05 MB-06 DB-05: rank 0 names the first or all missing ranks, the others point
+    to rank 0.
+    """
     assert verdicts([1]) == (
         "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 2000 ms",
         None,
         reached(2),
         reached(3),
     )
-    assert verdicts([1, 3]) == ("[Rank 0]: Rank 1 failed to pass monitoredBarrier in 2000 ms", None, reached(2), None)
+    assert verdicts([1, 3]) == (
+        "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 2000 ms",
+        None,
+        reached(2),
+        None,
+    )
     both = "[Rank 0]: Ranks 1, 3 failed to pass monitoredBarrier in 2000 ms"
     assert verdicts([1, 3], wait_all_ranks=True) == (both, None, reached(2), None)
     one = "[Rank 0]: Ranks 2 failed to pass monitoredBarrier in 2000 ms"
@@ -76,7 +84,9 @@ def test_monitored_barrier_of_a_group():
 
 
 def test_timeout_of_a_monitored_barrier():
-    """MB-09 MB-10: 30 minutes when none is given, whatever the group's; a float is seconds, with a warning."""
+    """MB-09 MB-10: 30 minutes when none is given, whatever the group's; a float is seconds, with a
+    warning.
+    """
 
     def program(rank, world_size):
         group = dist.new_group(timeout=timedelta(seconds=1))
@@ -115,9 +125,15 @@ def test_debug_levels(monkeypatch):
 
 MISMATCHES = {
     "function": (lambda: dist.all_reduce(np.ones(2)), lambda: dist.reduce(np.ones(2), 0)),
-    "number of elements": (lambda: dist.all_reduce(np.ones(2)), lambda: dist.all_reduce(np.ones(3))),
+    "number of elements": (
+        lambda: dist.all_reduce(np.ones(2)),
+        lambda: dist.all_reduce(np.ones(3)),
+    ),
     "dtype": (lambda: dist.all_reduce(np.ones(2)), lambda: dist.all_reduce(np.ones(2, int))),
-    "op": (lambda: dist.all_reduce(np.ones(2)), lambda: dist.all_reduce(np.ones(2), dist.ReduceOp.MAX)),
+    "op": (
+        lambda: dist.all_reduce(np.ones(2)),
+        lambda: dist.all_reduce(np.ones(2), dist.ReduceOp.MAX),
+    ),
     "root": (lambda: dist.broadcast(np.ones(2), 0), lambda: dist.broadcast(np.ones(2), 1)),
     "algorithm": (dist.barrier, lambda: dist.barrier(algorithm="linear")),
 }
@@ -126,7 +142,9 @@ MISMATCHES = {
 @pytest.mark.parametrize("aspect", MISMATCHES)
 @pytest.mark.parametrize("odd", [0, 2])
 def test_mismatches(aspect, odd):
-    """AR-10 DB-02 DB-03 DB-04 DB-09: another kind, size, dtype, op, root or algorithm raises on every rank, with all calls."""
+    """AR-10 DB-02 DB-03 DB-04 DB-09: another kind, size, dtype, op, root or algorithm raises on
+    every rank, with all calls.
+    """
     usual, other = MISMATCHES[aspect]
 
     def program(rank, world_size):
@@ -138,10 +156,13 @@ def test_mismatches(aspect, odd):
     assert len(texts) == 1
     text = texts.pop()
     assert text.startswith(
-        "Detected mismatch between collectives on ranks: call 0 on group 0 (default_pg): they differ in "
+        "Detected mismatch between collectives on ranks: call 0 on group 0 (default_pg): they "
+        "differ in "
     )
     assert aspect in text.splitlines()[0]
-    assert [line.split(":")[0] for line in text.splitlines()[1:]] == [f"  rank {r}" for r in range(4)]
+    assert [line.split(":")[0] for line in text.splitlines()[1:]] == [
+        f"  rank {r}" for r in range(4)
+    ]
     assert "test_debugging.py" in text
 
 
@@ -154,7 +175,9 @@ def test_mismatch_of_order():
             dist.all_reduce(np.ones(1))
         else:
             work = dist.all_reduce(np.ones(1), async_op=True)
-            with pytest.raises(RuntimeError, match=r"rank 0: all_reduce \[1\] float64 SUM .*\n  rank 1: barrier"):
+            with pytest.raises(
+                RuntimeError, match=r"rank 0: all_reduce \[1\] float64 SUM .*\n  rank 1: barrier"
+            ):
                 work.wait()
             with pytest.raises(RuntimeError, match="Detected mismatch"):
                 dist.barrier()
@@ -167,7 +190,9 @@ def test_what_was_issued_before_a_mismatch_ends_well():
     def program(rank, world_size):
         x, late = np.ones(1 << 16), np.ones(1 << 16)
         first = dist.all_reduce(x, async_op=True)
-        second = dist.all_reduce(late, async_op=True, op=dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM)
+        second = dist.all_reduce(
+            late, async_op=True, op=dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM
+        )
         for call in (lambda: dist.barrier(async_op=True).wait(), second.wait):
             with pytest.raises(RuntimeError, match=r"call 1 on group 0 .* they differ in op"):
                 call()
@@ -191,7 +216,8 @@ def test_a_mismatch_that_is_found_while_others_have_begun():
             dist.broadcast(np.ones(10), 0, algorithm="chain")
         else:
             with pytest.raises(
-                RuntimeError, match="they differ in function, number of elements, dtype, root, algorithm"
+                RuntimeError,
+                match="they differ in function, number of elements, dtype, root, algorithm",
             ):
                 dist.broadcast(np.ones(10), 0, algorithm="chain")
         before = dist.emulated_time()
@@ -239,9 +265,10 @@ def test_hang():
     lines = str(caught.value).splitlines()
     assert "no event is left, and 3 ranks wait" in lines[0]
     assert [line.split(" (")[0] for line in lines[1:4]] == [
-        "  rank 0: all_reduce [2] float64 SUM", "  rank 1: all_reduce [2] float64 SUM",
+        "  rank 0: all_reduce [2] float64 SUM",
+        "  rank 1: all_reduce [2] float64 SUM",
         "  rank 2: recv from rank 0, tag 5, on group 0",
-    ]  # fmt: skip
+    ]
     assert lines[1].endswith("waits for rank 2, 3")
     assert lines[4] == "  ended: rank 3"
 
@@ -251,7 +278,9 @@ def test_sends_that_wait_for_each_other():
         dist.send(np.ones(1), 1 - rank)
         dist.recv(np.ones(1), 1 - rank)
 
-    with pytest.raises(RuntimeError, match=r"rank 0: send to rank 1.*waits for its recv\n  rank 1: send to rank 0"):
+    with pytest.raises(
+        RuntimeError, match=r"rank 0: send to rank 1.*waits for its recv\n  rank 1: send to rank 0"
+    ):
         run(program, 2)
 
 
@@ -279,7 +308,8 @@ def test_buffers_changed_in_flight(which):
             (x if which == "input" else out)[1] = 5
         with pytest.raises(
             RuntimeError,
-            match=f"the {'input' if which == 'input' else 'output'} buffer .*test_debugging.py.* was changed",
+            match=f"the {'input' if which == 'input' else 'output'} buffer .*test_debugging.py.* "
+            "was changed",
         ):
             work.wait()
 
@@ -322,7 +352,9 @@ def test_a_work_that_is_never_waited_for():
         dist.all_reduce(np.ones(2), async_op=True)
 
     with pytest.warns(
-        UserWarning, match=r"rank \d: the Work of all_reduce issued at .*test_debugging.py:\d+ was never waited for"
+        UserWarning,
+        match=r"rank \d: the Work of all_reduce issued at .*test_debugging.py:\d+ was never waited "
+        r"for",
     ):
         result = dist.spawn(program, 2)
     assert len(result.findings) == 2
@@ -337,11 +369,16 @@ def test_a_work_that_is_never_waited_for():
 def test_the_lines_of_calls_in_code_that_is_compiled_anew():
     def program(rank, world_size):
         for number in range(20):
-            exec(compile("\n" * number + "dist.barrier()", f"cell{number}.py", "exec"), {"dist": dist})
+            exec(
+                compile("\n" * number + "dist.barrier()", f"cell{number}.py", "exec"),
+                {"dist": dist},
+            )
         return [entry["frames"][0] for entry in dist.flight_record()["entries"]]
 
     for frames in dist.spawn(program, 2).returns:
-        assert [(each["filename"], each["line"]) for each in frames] == [(f"cell{n}.py", n + 1) for n in range(20)]
+        assert [(each["filename"], each["line"]) for each in frames] == [
+            (f"cell{n}.py", n + 1) for n in range(20)
+        ]
 
 
 def test_flight_record(tmp_path):
@@ -364,18 +401,46 @@ def test_flight_record(tmp_path):
         "last_completed_collective": 1,
     }
     first, second = record["entries"]
-    assert (first["profiling_name"], first["input_sizes"], first["input_dtypes"], first["state"]) == (
-        "simcoll:all_reduce", [[2, 3]], ["Float"], "completed",
-    )  # fmt: skip
+    assert (
+        first["profiling_name"],
+        first["input_sizes"],
+        first["input_dtypes"],
+        first["state"],
+    ) == (
+        "simcoll:all_reduce",
+        [[2, 3]],
+        ["Float"],
+        "completed",
+    )
     assert first["process_group"] == ["1", "pair"]
     assert first["frames"][0]["name"] == "program"
-    assert (second["profiling_name"], second["is_p2p"], second["output_dtypes"]) == ("simcoll:recv", True, ["Double"])
+    assert (second["profiling_name"], second["is_p2p"], second["output_dtypes"]) == (
+        "simcoll:recv",
+        True,
+        ["Double"],
+    )
     # The fields of an entry in PyTorch's Flight Recorder tutorial, version 2.4.
     assert set(first) >= {
-        "frames", "record_id", "pg_id", "process_group", "collective_seq_id", "p2p_seq_id", "op_id", "profiling_name", "time_created_ns",
-        "input_sizes", "input_dtypes", "output_sizes", "output_dtypes", "state", "time_discovered_started_ns",
-        "time_discovered_completed_ns", "retired", "timeout_ms", "is_p2p",
-    }  # fmt: skip
+        "frames",
+        "record_id",
+        "pg_id",
+        "process_group",
+        "collective_seq_id",
+        "p2p_seq_id",
+        "op_id",
+        "profiling_name",
+        "time_created_ns",
+        "input_sizes",
+        "input_dtypes",
+        "output_sizes",
+        "output_dtypes",
+        "state",
+        "time_discovered_started_ns",
+        "time_discovered_completed_ns",
+        "retired",
+        "timeout_ms",
+        "is_p2p",
+    }
     result.write_flight_record(1, tmp_path / "flight.json")
     assert json.loads((tmp_path / "flight.json").read_text()) == record
 
@@ -385,7 +450,9 @@ def test_breakpoint(monkeypatch):
     import pdb  # noqa: T100  # what is tested is a debugger
 
     seen = []
-    monkeypatch.setattr(pdb.Pdb, "set_trace", lambda _, frame: seen.append((dist.get_rank(), frame.f_code.co_name)))
+    monkeypatch.setattr(
+        pdb.Pdb, "set_trace", lambda _, frame: seen.append((dist.get_rank(), frame.f_code.co_name))
+    )
 
     def program(rank, world_size):
         for _ in range(2):

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:rank 1 stopped")
 
 
 def rounds(rank, world_size, backend, timeout=None):
-    """Three rounds of a millisecond of work and an all_reduce; when each ended, and how it failed."""
+    """Three rounds of a millisecond of work and an all_reduce; when each ended, and how it
+    failed.
+    """
     dist.init_process_group(backend, timeout=timeout)
     x, told = np.ones(1000), []
     for _ in range(3):
@@ -45,7 +47,10 @@ def test_the_others_learn_at_once_that_a_rank_has_stopped(backend):
         first, (when, kind, error) = told
         # It stops while all compute: the next call fails as soon as it is made.
         assert when == pytest.approx(first + 1e-3, abs=1e-12)
-        assert (kind, error) == ("RuntimeError", "Connection closed by peer: rank 1 stopped at 1.5 ms")
+        assert (kind, error) == (
+            "RuntimeError",
+            "Connection closed by peer: rank 1 stopped at 1.5 ms",
+        )
 
 
 def test_who_waits_for_a_rank_that_stops_fails_then():
@@ -128,7 +133,10 @@ def test_a_link_that_stays_down_ends_in_words():
             "RuntimeError",
             "the message of rank 0 to rank 1 was given up at 3 ms: down: gpu0 -> switch",
         )
-    assert run("nccl", "t=1ms gpu0 -> switch = 0", policy="abort").returns[0][0][1] == "DistBackendError"
+    assert (
+        run("nccl", "t=1ms gpu0 -> switch = 0", policy="abort").returns[0][0][1]
+        == "DistBackendError"
+    )
     for told in run("gloo", "t=1ms gpu0 -> switch = 0").returns:
         assert "  down: gpu0 -> switch: a message of rank 0 to rank 1 waits" in told[0][2]
 
@@ -179,7 +187,10 @@ def test_a_timeout_in_the_middle_of_an_operation_names_the_rank_that_called_last
             return str(error)
         return "through"
 
-    assert "waits for data; rank 2 called last, 10 us ago" in dist.spawn(program, 3, init=False).returns[0]
+    assert (
+        "waits for data; rank 2 called last, 10 us ago"
+        in dist.spawn(program, 3, init=False).returns[0]
+    )
 
 
 @pytest.mark.filterwarnings("ignore:rank 1. the Work of all_reduce")

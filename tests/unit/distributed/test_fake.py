@@ -28,7 +28,9 @@ def every_call(rank, world_size, make):
 
 
 def test_fake_arrays_take_the_same_time_as_real_ones():
-    real = dist.spawn(every_call, 4, args=(lambda shape: np.ones(shape, np.float32),), topology="dgx-h100")
+    real = dist.spawn(
+        every_call, 4, args=(lambda shape: np.ones(shape, np.float32),), topology="dgx-h100"
+    )
     for options in ({}, {"data": "none"}):
         fake = dist.spawn(every_call, 4, args=(dist.fake_array,), topology="dgx-h100", **options)
         assert (fake.trace_hash, fake.finish_fs) == (real.trace_hash, real.finish_fs)

@@ -1,8 +1,8 @@
 """Recorded results of torch 2.13 gloo.
 
-A small part is in ``recorded.json``; with a folder in SIMCOLL_GOLDEN all of it is replayed: ``golden.json`` (an index) and
-``golden.npz`` (one array of bytes, ``blob``). A case gives the operation, world size, dtype, inputs of every group rank, and
-the tensors afterwards.
+A small part is in ``recorded.json``; with a folder in SIMCOLL_GOLDEN all of it is replayed:
+``golden.json`` (an index) and ``golden.npz`` (one array of bytes, ``blob``). A case gives the
+operation, world size, dtype, inputs of every group rank, and the tensors afterwards.
 """
 
 from __future__ import annotations
@@ -20,15 +20,28 @@ import simcoll.distributed as dist
 
 FOLDER = os.environ.get("SIMCOLL_GOLDEN")
 OPS = (
-    "all_gather", "all_gather_single", "all_reduce", "all_to_all", "all_to_all_single", "batch_ring", "broadcast", "gather", "reduce",
-    "reduce_scatter", "reduce_scatter_single", "ring", "scatter",
-)  # fmt: skip
+    "all_gather",
+    "all_gather_single",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "batch_ring",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "ring",
+    "scatter",
+)
 
 
 @pytest.fixture(scope="module")
 def golden():
     if FOLDER is None:
-        return json.loads(Path(__file__).with_name("recorded.json").read_text(encoding="utf-8")), b""
+        return json.loads(
+            Path(__file__).with_name("recorded.json").read_text(encoding="utf-8")
+        ), b""
     index = json.loads((Path(FOLDER) / "golden.json").read_text(encoding="utf-8"))
     return index, np.load(Path(FOLDER) / "golden.npz")["blob"].tobytes()
 
@@ -72,7 +85,9 @@ def run_case(case, inputs, outs, group, g):
         case "reduce_scatter_single":
             dist.reduce_scatter_tensor(mine[0], inputs[0], **kw)
         case "all_to_all_single":
-            splits = [None if case.get(key) is None else case[key][g] for key in ("osplit", "isplit")]
+            splits = [
+                None if case.get(key) is None else case[key][g] for key in ("osplit", "isplit")
+            ]
             dist.all_to_all_single(mine[0], inputs[0], *splits, **kw)
         case "all_to_all":
             dist.all_to_all(mine, inputs, **kw)
@@ -84,7 +99,10 @@ def run_case(case, inputs, outs, group, g):
                 dist.recv(mine[0], left, tag=3, **kw)
                 work.wait()
             else:
-                ops = [dist.P2POp(dist.irecv, mine[0], left, group), dist.P2POp(dist.isend, inputs[0], right, group)]
+                ops = [
+                    dist.P2POp(dist.irecv, mine[0], left, group),
+                    dist.P2POp(dist.isend, inputs[0], right, group),
+                ]
                 for work in dist.batch_isend_irecv(ops):
                     work.wait()
     return mine
@@ -92,7 +110,9 @@ def run_case(case, inputs, outs, group, g):
 
 def same(case, got, want):
     if case["exact"]:
-        equal = np.array_equal(got.view(np.uint8) if got.ndim else got, want.view(np.uint8) if want.ndim else want)
+        equal = np.array_equal(
+            got.view(np.uint8) if got.ndim else got, want.view(np.uint8) if want.ndim else want
+        )
         return equal or (want.dtype.kind != "u" and np.array_equal(got, want))
     close = 1e-12 if case["dt"] == "float64" else 1e-5
     return np.allclose(got, want, rtol=close, atol=close)
@@ -119,11 +139,14 @@ def test_tensors(golden, op):
                 g = members.index(rank)
                 outs = case["out"][g]
                 expected = None if outs is None else [tensor(case, blob, entry) for entry in outs]
-                got = run_case(case, [tensor(case, blob, e) for e in case["in"][g]], expected, groups[key], g)
+                got = run_case(
+                    case, [tensor(case, blob, e) for e in case["in"][g]], expected, groups[key], g
+                )
                 if expected is None:
                     continue
                 if len(got) != len(expected) or not all(
-                    a.shape == b.shape and same(case, a, b) for a, b in zip(got, expected, strict=True)
+                    a.shape == b.shape and same(case, a, b)
+                    for a, b in zip(got, expected, strict=True)
                 ):
                     wrong.append((case["id"], rank))
 

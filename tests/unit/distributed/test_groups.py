@@ -13,12 +13,19 @@ def run(program, nprocs=4, **kw):
 
 
 def test_ranks_and_sizes():
-    """GR-01 GR-02 GR-03 GR-05 GR-13 SIG-07: ranks count from 0; outside of a group rank and size are -1, get_backend raises."""
+    """GR-01 GR-02 GR-03 GR-05 GR-13 SIG-07: ranks count from 0; outside of a group rank and size
+    are -1, get_backend raises.
+    """
 
     def program(rank, world_size):
         group = dist.new_group([1, 2])
         if rank in (1, 2):
-            return dist.get_rank(), dist.get_rank(group), dist.get_world_size(group), dist.get_backend(group)
+            return (
+                dist.get_rank(),
+                dist.get_rank(group),
+                dist.get_world_size(group),
+                dist.get_backend(group),
+            )
         assert group is dist.GroupMember.NON_GROUP_MEMBER
         with pytest.raises(ValueError, match="Invalid process group specified"):
             dist.get_backend(group)
@@ -59,7 +66,9 @@ def test_order_of_ranks():
     """GR-08: group ranks rise with global ranks, unless sort_ranks=False."""
 
     def program(rank, world_size):
-        return dist.get_rank(dist.new_group([3, 1])), dist.get_rank(dist.new_group([3, 1], sort_ranks=False))
+        return dist.get_rank(dist.new_group([3, 1])), dist.get_rank(
+            dist.new_group([3, 1], sort_ranks=False)
+        )
 
     assert run(program) == ((-1, -1), (0, 1), (-1, -1), (1, 0))
 
@@ -100,7 +109,9 @@ def test_local_synchronization():
 
 
 def test_translation():
-    """GR-17 GR-18 GR-19 GR-20 GR-21 GR-22 SIG-10: group and global ranks; ValueError for who is not in the group."""
+    """GR-17 GR-18 GR-19 GR-20 GR-21 GR-22 SIG-10: group and global ranks; ValueError for who is not
+    in the group.
+    """
 
     def program(rank, world_size):
         group = dist.new_group([1, 3])
@@ -131,12 +142,16 @@ def test_groups_made_in_different_order():
     def program(rank, world_size):
         dist.new_group([0, 1] if rank != 1 else [1, 2])
 
-    with pytest.raises(RuntimeError, match=r"differs between ranks: rank 0 asked for \(0, 1\), rank 1 for \(1, 2\)"):
+    with pytest.raises(
+        RuntimeError, match=r"differs between ranks: rank 0 asked for \(0, 1\), rank 1 for \(1, 2\)"
+    ):
         run(program)
 
 
 def test_a_late_rank_that_asks_for_another_group_is_told():
-    """Ranks that are not in a group do not wait for it, but still learn that they asked for another one."""
+    """Ranks that are not in a group do not wait for it, but still learn that they asked for another
+    one.
+    """
 
     def program(rank, world_size):
         if rank < 2:
@@ -180,12 +195,18 @@ def test_subgroups():
         other, _ = dist.new_subgroups_by_enumeration([[0, 3]])
         return dist.get_process_group_ranks(mine), len(every), other is None
 
-    assert run(program) == (([0, 1], 2, False), ([0, 1], 2, True), ([2, 3], 2, True), ([2, 3], 2, False))
+    assert run(program) == (
+        ([0, 1], 2, False),
+        ([0, 1], 2, True),
+        ([2, 3], 2, True),
+        ([2, 3], 2, False),
+    )
 
 
 def outside(call, name):
     with pytest.warns(
-        UserWarning, match=f"Running {name} on global rank 0 which does not belong to the given group"
+        UserWarning,
+        match=f"Running {name} on global rank 0 which does not belong to the given group",
     ) as warned:
         found = call()
     assert [warning.filename for warning in warned] == [__file__]
@@ -209,7 +230,9 @@ def test_collectives_outside_of_the_group():
             "gather": lambda **kw: dist.gather(x, None, 1, group, **kw),
             "scatter": lambda **kw: dist.scatter(x, None, 1, group, **kw),
             "reduce_scatter": lambda **kw: dist.reduce_scatter(x, [x], group=group, **kw),
-            "reduce_scatter_tensor": lambda **kw: dist.reduce_scatter_tensor(x, y, group=group, **kw),
+            "reduce_scatter_tensor": lambda **kw: dist.reduce_scatter_tensor(
+                x, y, group=group, **kw
+            ),
             "all_to_all_single": lambda **kw: dist.all_to_all_single(x, y, group=group, **kw),
             "all_to_all": lambda **kw: dist.all_to_all([x], [x], group, **kw),
             "barrier": lambda **kw: dist.barrier(group, **kw),
@@ -232,7 +255,9 @@ def test_collectives_outside_of_the_group():
 
 
 def test_point_to_point_outside_of_the_group():
-    """NM-05 NM-06 NM-07: recv gives -1, isend and irecv None, send raises, object lists None and -1."""
+    """NM-05 NM-06 NM-07: recv gives -1, isend and irecv None, send raises, object lists None and
+    -1.
+    """
 
     def program(rank, world_size):
         group = dist.new_group([1])

@@ -1,4 +1,6 @@
-"""What strangers and broken clients do to a server: a store's and that of a meeting keep the same promises."""
+"""What strangers and broken clients do to a server: a store's and that of a meeting keep the same
+promises.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,11 @@ def test_half_a_frame_and_silence_cost_the_connection(kind):
 
 
 def test_dripping_does_not_help(kind):
-    with kind(handshake_s=0.3, request_s=0.3) as door, knock(door) as hello, door.introduced() as request:
+    with (
+        kind(handshake_s=0.3, request_s=0.3) as door,
+        knock(door) as hello,
+        door.introduced() as request,
+    ):
         limit = time.monotonic() + 10
         open_ones = [hello, request]
         while open_ones and time.monotonic() < limit:
@@ -199,7 +205,9 @@ def test_requests_sent_ahead_wait_for_the_turns_of_others():
         other.set("big", b"x" * (1 << 20))
         work = encode(wire.StoreRequest(Verb.APPEND, keys=("big",), values=(b"y",))) * 2000
         last = encode(wire.StoreRequest(Verb.ADD, 1, keys=("done",)))
-        greedy.sendall(encode(wire.StoreRequest(Verb.WAIT, wait_ms=60_000, keys=("go",))) + work + last)
+        greedy.sendall(
+            encode(wire.StoreRequest(Verb.WAIT, wait_ms=60_000, keys=("go",))) + work + last
+        )
         other.set("go", "1")
         assert other.add("done", 0) == 0
         other.wait(["done"])  # all are served
@@ -207,17 +215,26 @@ def test_requests_sent_ahead_wait_for_the_turns_of_others():
 
 @pytest.mark.parametrize(
     ("verb", "values"),
-    [(Verb.GET, ()), (Verb.APPEND, (b"y",)), (Verb.COMPARE_SET, (b"a", b"b")), (Verb.SET, (b"z" * 20_000,))],
+    [
+        (Verb.GET, ()),
+        (Verb.APPEND, (b"y",)),
+        (Verb.COMPARE_SET, (b"a", b"b")),
+        (Verb.SET, (b"z" * 20_000,)),
+    ],
 )
 def test_what_moves_much_waits_until_small_requests_are_served(monkeypatch, verb, values):
-    """All that arrived while the server was busy: of ten that want much, one comes before the small one that came last."""
+    """All that arrived while the server was busy: of ten that want much, one comes before the small
+    one that came last.
+    """
     with StoreDoor() as door, door.store.clone() as other, contextlib.ExitStack() as inside:
         other.set("big", b"x" * 40_000)
         greedy = [inside.enter_context(door.introduced()) for _ in range(10)]
         small = inside.enter_context(door.introduced())
         served, apply = [], StoreTable.apply
         monkeypatch.setattr(
-            StoreTable, "apply", lambda table, asked: (served.append(asked.keys[0]), apply(table, asked))[1]
+            StoreTable,
+            "apply",
+            lambda table, asked: (served.append(asked.keys[0]), apply(table, asked))[1],
         )
         (server,) = [thread for thread in threading.enumerate() if isinstance(thread, Server)]
         server.loop.call_soon_threadsafe(time.sleep, 0.3)
@@ -255,7 +272,9 @@ def test_small_requests_have_half_of_the_servers_time(monkeypatch):
 @pytest.mark.parametrize("verb", [Verb.WAIT, Verb.MULTI_GET, Verb.CHECK])
 def test_looking_for_many_keys_is_much(verb):
     table = StoreTable()
-    few, many = (wire.StoreRequest(verb, keys=tuple(map(str, range(count)))) for count in (64, 1000))
+    few, many = (
+        wire.StoreRequest(verb, keys=tuple(map(str, range(count)))) for count in (64, 1000)
+    )
     assert table.moved_bytes(few) <= LIGHT_BYTES < table.moved_bytes(many)
 
 
@@ -356,7 +375,8 @@ def test_the_death_of_the_servers_process_is_noticed_at_once(kind, tmp_path):
     script = tmp_path / "server.py"
     script.write_text(
         "import signal, sys, time\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whoever runs the tests may have it ignored
+        # Whoever runs the tests may have it ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"sys.path.insert(0, {str(Path(hostile_doors.__file__).parents[2])!r})\n"
         "from tests.support import hostile_doors\n"
         f"with hostile_doors.{kind.__name__}() as door:\n"

@@ -1,4 +1,6 @@
-"""Start and end of the default group, backends, the environment of launchers. IN-01 and the like are rows of semantics.md."""
+"""Start and end of the default group, backends, the environment of launchers. IN-01 and the like
+are rows of semantics.md.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def run(program, nprocs=2, **kw):
 
 
 def test_before_init():
-    """IN-01 IN-02 IN-24 IN-27: without a default group calls raise ValueError, destroying raises AssertionError, WORLD is None."""
+    """IN-01 IN-02 IN-24 IN-27: without a default group calls raise ValueError, destroying raises
+    AssertionError, WORLD is None.
+    """
     calls = [
         dist.get_rank,
         dist.get_world_size,
@@ -68,7 +72,9 @@ def test_init_twice():
 
     def program(rank, world_size):
         dist.init_process_group("gloo")
-        with pytest.raises(ValueError, match="trying to initialize the default process group twice!"):
+        with pytest.raises(
+            ValueError, match="trying to initialize the default process group twice!"
+        ):
             dist.init_process_group("gloo")
 
     run(program)
@@ -91,7 +97,9 @@ def test_arguments_that_exclude_each_other():
 
 
 def test_methods():
-    """IN-07 IN-10 IN-14: env is the default; URLs carry rank and world size; unknown schemes raise RuntimeError."""
+    """IN-07 IN-10 IN-14: env is the default; URLs carry rank and world size; unknown schemes raise
+    RuntimeError.
+    """
 
     def program(rank, world_size):
         with pytest.raises(RuntimeError, match="No rendezvous handler for foo://"):
@@ -101,8 +109,12 @@ def test_methods():
         with pytest.raises(ValueError, match="world size parameter missing"):
             dist.init_process_group("gloo", "tcp://127.0.0.1:1", rank=rank)
         with pytest.raises(ValueError, match="spawned with rank"):
-            dist.init_process_group("gloo", f"tcp://127.0.0.1:1?rank={(rank + 1) % world_size}&world_size={world_size}")
-        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}?rank={rank}&world_size={world_size}")
+            dist.init_process_group(
+                "gloo", f"tcp://127.0.0.1:1?rank={(rank + 1) % world_size}&world_size={world_size}"
+            )
+        dist.init_process_group(
+            "gloo", f"tcp://127.0.0.1:{port}?rank={rank}&world_size={world_size}"
+        )
         dist.destroy_process_group()
         dist.init_process_group()
         return dist.get_rank()
@@ -119,9 +131,16 @@ def free_port():
 
 @pytest.mark.parametrize("kind", ["tcp", "env", "file", "none"])
 def test_the_store_of_a_method_is_there(kind, tmp_path, monkeypatch):
-    """IN-07 IN-10 IN-11 IN-12: a method makes its store, which ranks, and other processes, meet at; it ends with the groups."""
+    """IN-07 IN-10 IN-11 IN-12: a method makes its store, which ranks, and other processes, meet at;
+    it ends with the groups.
+    """
     port = free_port()
-    url = {"tcp": f"tcp://127.0.0.1:{port}", "env": "env://", "file": f"file://{tmp_path}/meet", "none": None}[kind]
+    url = {
+        "tcp": f"tcp://127.0.0.1:{port}",
+        "env": "env://",
+        "file": f"file://{tmp_path}/meet",
+        "none": None,
+    }[kind]
     if kind == "env":
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(port))
@@ -135,7 +154,9 @@ def test_the_store_of_a_method_is_there(kind, tmp_path, monkeypatch):
         if rank == 0:
             dist.compute(1.0)
             store.set("greeting", "hello")
-        assert store.get("greeting") == b"hello"  # the others wait for it without keeping rank 0 from running
+        assert (
+            store.get("greeting") == b"hello"
+        )  # the others wait for it without keeping rank 0 from running
         if rank == 0 and kind in {"tcp", "env"}:
             with dist.TCPStore("127.0.0.1", port) as other:
                 seen.append(other.get("greeting"))
@@ -151,7 +172,8 @@ def test_the_store_of_a_method_is_there(kind, tmp_path, monkeypatch):
         return type(store).__name__, dist.emulated_time() >= 1.0
 
     assert (
-        run(program, 3, init=False) == (({"file": "FileStore", "none": "HashStore"}.get(kind, "TCPStore"), True),) * 3
+        run(program, 3, init=False)
+        == (({"file": "FileStore", "none": "HashStore"}.get(kind, "TCPStore"), True),) * 3
     )
     assert seen == {"tcp": [b"hello"], "env": [b"hello"], "file": [True], "none": []}[kind]
     assert not (tmp_path / "meet").exists()
@@ -161,7 +183,9 @@ def test_the_store_of_a_method_is_there(kind, tmp_path, monkeypatch):
 
 def test_a_store_is_closed_with_its_run_and_needs_a_group(tmp_path):
     def program(rank, world_size):
-        dist.init_process_group("gloo", f"file://{tmp_path}/meet?rank={rank}&world_size={world_size}")
+        dist.init_process_group(
+            "gloo", f"file://{tmp_path}/meet?rank={rank}&world_size={world_size}"
+        )
         dist.distributed_c10d._get_default_store().set("key", "value")
 
     run(program, 2, init=False)
@@ -169,18 +193,29 @@ def test_a_store_is_closed_with_its_run_and_needs_a_group(tmp_path):
     with pytest.raises(ValueError, match="not been initialized"):
         dist.distributed_c10d._get_default_store()
     with pytest.raises(
-        RuntimeError, match="init_process_group differs between ranks: rank 0 asked for gloo file:///a, rank 1"
+        RuntimeError,
+        match="init_process_group differs between ranks: rank 0 asked for gloo file:///a, rank 1",
     ):
-        run(lambda rank, n: dist.init_process_group("gloo", f"file:///{'ab'[rank]}", rank=rank, world_size=n))
+        run(
+            lambda rank, n: dist.init_process_group(
+                "gloo", f"file:///{'ab'[rank]}", rank=rank, world_size=n
+            )
+        )
     with pytest.raises(dist.DistStoreError, match="cannot"):
-        run(lambda rank, n: dist.init_process_group("gloo", "file:///no/such/place", rank=rank, world_size=n))
+        run(
+            lambda rank, n: dist.init_process_group(
+                "gloo", "file:///no/such/place", rank=rank, world_size=n
+            )
+        )
 
 
 def test_timeout():
     """IN-15 IN-16: 30 minutes unless told; anything but a timedelta is a TypeError."""
 
     def program(rank, world_size):
-        with pytest.raises(TypeError, match=r"Expected timeout argument to be of type datetime\.timedelta"):
+        with pytest.raises(
+            TypeError, match=r"Expected timeout argument to be of type datetime\.timedelta"
+        ):
             dist.init_process_group("gloo", timeout=5)
         dist.init_process_group("gloo")
         with pytest.raises(TypeError, match="timedelta"):
@@ -193,7 +228,9 @@ def test_timeout():
 
 
 def test_backend_names_at_init():
-    """IN-17 IN-18 IN-19 IN-20 IN-22 BK-07: names ignore case, may be left out or per device; unknown or unbuilt ones raise."""
+    """IN-17 IN-18 IN-19 IN-20 IN-22 BK-07: names ignore case, may be left out or per device;
+    unknown or unbuilt ones raise.
+    """
 
     def program(rank, world_size):
         with pytest.raises(RuntimeError, match="doesn't have MPI built in"):
@@ -228,7 +265,9 @@ def test_device_id():
 
 
 def test_destroy():
-    """IN-23 IN-25 IN-26: one group or all; init works again and names start anew; what is destroyed cannot be used."""
+    """IN-23 IN-25 IN-26: one group or all; init works again and names start anew; what is destroyed
+    cannot be used.
+    """
 
     def program(rank, world_size):
         group = dist.new_group([0, 1])
@@ -269,9 +308,19 @@ def test_backend_class():
     """BK-05 BK-06: lower case, attributes, ValueError for what is no string."""
     assert dist.Backend("GLOO") == "gloo" == dist.Backend.GLOO
     assert type(dist.Backend("GLOO")) is str
-    assert (dist.Backend.NCCL, dist.Backend.UCC, dist.Backend.MPI, dist.Backend.XCCL, dist.Backend.UNDEFINED) == (
-        "nccl", "ucc", "mpi", "xccl", "undefined",
-    )  # fmt: skip
+    assert (
+        dist.Backend.NCCL,
+        dist.Backend.UCC,
+        dist.Backend.MPI,
+        dist.Backend.XCCL,
+        dist.Backend.UNDEFINED,
+    ) == (
+        "nccl",
+        "ucc",
+        "mpi",
+        "xccl",
+        "undefined",
+    )
     assert dist.Backend("Foo") == "foo"
     with pytest.raises(ValueError, match="must be string-ish"):
         dist.Backend(3)
@@ -289,7 +338,9 @@ def registered(monkeypatch):
 
 @pytest.mark.usefixtures("registered")
 def test_register_backend():
-    """BK-08 BK-09: its function is called with store, rank, size and timeout, or with options; devices default with a warning."""
+    """BK-08 BK-09: its function is called with store, rank, size and timeout, or with options;
+    devices default with a warning.
+    """
     calls = []
     with pytest.warns(UserWarning, match="Device capability of dummy unspecified"):
         dist.Backend.register_backend("dummy", lambda *args: calls.append(args))
@@ -312,7 +363,12 @@ def test_register_backend():
         (1, 2, timedelta(minutes=30)),
     ]
     options, hints = next(call for call in calls if len(call) == 2)
-    assert (options["group_rank"], options["group_size"], options["global_ranks_in_group"], hints) == (
+    assert (
+        options["group_rank"],
+        options["group_size"],
+        options["global_ranks_in_group"],
+        hints,
+    ) == (
         0,
         1,
         [1],
@@ -321,7 +377,9 @@ def test_register_backend():
 
 
 class ThroughStore:
-    """A backend of a few lines: every rank writes its input to a store and computes what the collective means."""
+    """A backend of a few lines: every rank writes its input to a store and computes what the
+    collective means.
+    """
 
     def __init__(self, store, name, rank, members):
         self.store, self.name, self.rank, self.members, self.calls = store, name, rank, members, 0
@@ -331,7 +389,10 @@ class ThroughStore:
         self.calls += 1
         key = f"{self.name}/{self.calls}"
         self.store.set(f"{key}/{rank}", data.tobytes())
-        inputs = [np.frombuffer(self.store.get(f"{key}/{other}"), plan.dtype) for other in range(plan.nranks)]
+        inputs = [
+            np.frombuffer(self.store.get(f"{key}/{other}"), plan.dtype)
+            for other in range(plan.nranks)
+        ]
         return expected_outputs(plan, inputs)[rank]
 
 
@@ -346,7 +407,10 @@ def collectives(rank, world_size):
     # Rank r sends r + 1 elements to everyone.
     uneven = np.zeros(sum(range(1, world_size + 1)), int)
     dist.all_to_all_single(
-        uneven, np.full((rank + 1) * world_size, rank), list(range(1, world_size + 1)), [rank + 1] * world_size
+        uneven,
+        np.full((rank + 1) * world_size, rank),
+        list(range(1, world_size + 1)),
+        [rank + 1] * world_size,
     )
     group = dist.new_group([0, 2])
     things = [None, None]
@@ -361,11 +425,15 @@ def test_a_registered_backend_executes_the_same_plans_in_every_process():
     store = dist.HashStore()
 
     def make(options, _):
-        return ThroughStore(store, options["group_id"], options["group_rank"], options["global_ranks_in_group"])
+        return ThroughStore(
+            store, options["group_id"], options["group_rank"], options["global_ranks_in_group"]
+        )
 
     dist.Backend.register_backend("through", make, extended_api=True, devices="cpu")
     with ThreadPoolExecutor(3) as pool:
-        ranks = [pool.submit(dist.run_rank, collectives, rank, 3, backend="through") for rank in range(3)]
+        ranks = [
+            pool.submit(dist.run_rank, collectives, rank, 3, backend="through") for rank in range(3)
+        ]
         got = tuple(future.result(timeout=60) for future in ranks)
     assert got == run(collectives, 3)
     assert got[0][4] == [{"rank": 0}, {"rank": 2}]
@@ -378,10 +446,22 @@ def test_a_registered_backend_executes_the_same_plans_in_every_process():
 def test_what_is_available(monkeypatch):
     """BK-10 BK-11 BK-12 LA-03 SIG-01 SIG-04 SIG-05: availability, default backends, local rank."""
     assert dist.is_available()
-    assert (dist.is_gloo_available(), dist.is_nccl_available(), dist.is_mpi_available(), dist.is_xccl_available()) == (
-        True, True, False, False,
-    )  # fmt: skip
-    assert dist.get_default_backend_for_device("cpu") == dist.get_default_backend_for_device("cuda:1") == "emulator"
+    assert (
+        dist.is_gloo_available(),
+        dist.is_nccl_available(),
+        dist.is_mpi_available(),
+        dist.is_xccl_available(),
+    ) == (
+        True,
+        True,
+        False,
+        False,
+    )
+    assert (
+        dist.get_default_backend_for_device("cpu")
+        == dist.get_default_backend_for_device("cuda:1")
+        == "emulator"
+    )
     with pytest.raises(ValueError, match="Default backend not registered for device"):
         dist.get_default_backend_for_device("abacus")
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)

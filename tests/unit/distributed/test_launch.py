@@ -118,7 +118,10 @@ def test_workers_get_their_variables_and_arguments(program, tmp_path, monkeypatc
 def test_what_is_set_is_left_alone(program, tmp_path):
     script = program(REPORT)
     mine = os.environ | {"OMP_NUM_THREADS": "7", "SIMCOLL_SECRET": "mine", "RANK": "99"}
-    assert launch([sys.executable, script], [NAMES, str(tmp_path)], ProcessJob(2), environment=mine) == 0
+    assert (
+        launch([sys.executable, script], [NAMES, str(tmp_path)], ProcessJob(2), environment=mine)
+        == 0
+    )
     for rank, (variables, _) in enumerate(reports(tmp_path, range(2))):
         assert variables["OMP_NUM_THREADS"] == "7"
         assert variables["SIMCOLL_SECRET"] == "mine"
@@ -145,7 +148,9 @@ def test_machines_of_a_larger_job_share_no_secret_by_chance(program, tmp_path, m
 def test_the_command_line(options, first, program, tmp_path):
     """LA-01 SIG-30: --local-rank comes first among the program's arguments, unless --use-env."""
     script = program(
-        REPORT.replace("sys.argv[1]", "sys.argv[-2]").replace("sys.argv[2]", "sys.argv[-1]").replace("[3:]", "[1:-2]")
+        REPORT.replace("sys.argv[1]", "sys.argv[-2]")
+        .replace("sys.argv[2]", "sys.argv[-1]")
+        .replace("[3:]", "[1:-2]")
     )
     assert main([*options, script, "--epochs", "3", NAMES, str(tmp_path)]) == 0
     own = [] if first is None else [first]
@@ -155,7 +160,19 @@ def test_the_command_line(options, first, program, tmp_path):
 def test_modules_and_other_programs(tmp_path, capfd):
     assert main(["--use-env", "-m", "json.tool", "--help"]) == 0
     assert "json" in capfd.readouterr().out
-    assert main(["--no-python", "--nproc-per-node", "2", "sh", "-c", f"echo $RANK > {tmp_path}/$LOCAL_RANK"]) == 0
+    assert (
+        main(
+            [
+                "--no-python",
+                "--nproc-per-node",
+                "2",
+                "sh",
+                "-c",
+                f"echo $RANK > {tmp_path}/$LOCAL_RANK",
+            ]
+        )
+        == 0
+    )
     assert [(tmp_path / str(rank)).read_text().strip() for rank in range(2)] == ["0", "1"]
 
 
@@ -248,7 +265,9 @@ def test_a_signal_to_the_launcher_ends_the_workers(program, tmp_path):
 
 
 def interrupted_at(moment_s, poll_s):
-    """The status and messages of a launcher of sleeping workers that gets SIGINT at some moment of its waiting."""
+    """The status and messages of a launcher of sleeping workers that gets SIGINT at some moment of
+    its waiting.
+    """
     script = (
         "import signal, sys, time\n"
         "from simcoll.distributed.start import processes\n"
@@ -258,10 +277,13 @@ def interrupted_at(moment_s, poll_s):
         "def workers():\n"
         f"    signal.setitimer(signal.ITIMER_REAL, {moment_s})\n"
         "    for _ in range(8):\n"
-        "        yield processes.Worker(['sleep', '600'], {'RANK': '0', 'LOCAL_RANK': '0', 'PATH': '/bin:/usr/bin'})\n"
+        "        yield processes.Worker(['sleep', '600'], {'RANK': '0', 'LOCAL_RANK': '0', 'PATH': "
+        "'/bin:/usr/bin'})\n"
         "sys.exit(processes.run_workers(workers()))\n"
     )
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 @pytest.mark.slow
@@ -283,7 +305,9 @@ def test_a_second_signal_kills_workers_that_will_not_end(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
     workers = [
-        Worker(["sh", "-c", script, str(tmp_path)], os.environ | {"RANK": str(rank), "LOCAL_RANK": "0"})
+        Worker(
+            ["sh", "-c", script, str(tmp_path)], os.environ | {"RANK": str(rank), "LOCAL_RANK": "0"}
+        )
         for rank in range(2)
     ]
     assert run_workers(workers, terminate_s=600, attend=attend) == 130
@@ -292,7 +316,10 @@ def test_a_second_signal_kills_workers_that_will_not_end(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_launcher_leaves_no_worker(program, tmp_path):
-    script = program("import os, sys, time\nopen(f'{sys.argv[-1]}/{os.getpid()}.pid', 'w').close()\ntime.sleep(600)\n")
+    script = program(
+        "import os, sys, time\nopen(f'{sys.argv[-1]}/{os.getpid()}.pid', 'w').close()\n"
+        "time.sleep(600)\n"
+    )
     launcher = subprocess.Popen([*LAUNCHER, "--nproc-per-node", "2", script, str(tmp_path)])
     while len(list(tmp_path.glob("*.pid"))) < 2:
         assert launcher.poll() is None

@@ -39,7 +39,11 @@ def test_another_root_and_messages_run_too():
         dist.all_reduce(x, algorithm="rabenseifner")
 
     result = dist.spawn(program, 16, topology="dgx-h100", library="nccl")
-    assert [record.schedule.partition("(")[0] for record in result.records] == ["chain", "direct", "rabenseifner"]
+    assert [record.schedule.partition("(")[0] for record in result.records] == [
+        "chain",
+        "direct",
+        "rabenseifner",
+    ]
 
 
 def test_a_library_that_does_not_exist_is_refused():

@@ -35,11 +35,17 @@ def test_shapes():
         ),
         (("cpu", (2, 4)), {"mesh_dim_names": ("a", "a")}, "Each mesh_dim_name must be unique"),
         (("cpu:0", (8,)), {}, "Device type with index is not supported but got cpu:0"),
-        (("cpu", (4, 4)), {}, "Mesh should not be bigger than default world size 8, but found 16 ranks!"),
+        (
+            ("cpu", (4, 4)),
+            {},
+            "Mesh should not be bigger than default world size 8, but found 16 ranks!",
+        ),
     ],
 )
 def test_wrong_arguments(arguments, kw, text):
-    """DM-02 DM-03 DM-04 DM-05: names that do not fit, devices with an index, meshes that are too large are a RuntimeError."""
+    """DM-02 DM-03 DM-04 DM-05: names that do not fit, devices with an index, meshes that are too
+    large are a RuntimeError.
+    """
 
     def program(rank, world_size):
         with pytest.raises(RuntimeError, match=text):
@@ -59,7 +65,9 @@ def test_mesh_initializes():
 
 
 def test_reductions_along_dimensions():
-    """DM-07 DM-08 DM-09 DM-15 DM-16: groups of dimension 0 are columns, of dimension 1 rows; coordinates and local ranks."""
+    """DM-07 DM-08 DM-09 DM-15 DM-16: groups of dimension 0 are columns, of dimension 1 rows;
+    coordinates and local ranks.
+    """
 
     def program(rank, world_size):
         mesh = dist.DeviceMesh("cpu", GRID)
@@ -68,7 +76,11 @@ def test_reductions_along_dimensions():
             x = np.array([rank])
             dist.all_reduce(x, group=group)
             sums.append(int(x[0]))
-        assert mesh.get_coordinate() == (mesh.get_local_rank(0), mesh.get_local_rank(1)) == (rank // 4, rank % 4)
+        assert (
+            mesh.get_coordinate()
+            == (mesh.get_local_rank(0), mesh.get_local_rank(1))
+            == (rank // 4, rank % 4)
+        )
         assert mesh.get_rank() == rank
         return sums
 
@@ -92,7 +104,9 @@ def test_rank_outside_of_the_mesh():
 
 
 def test_naming_a_dimension():
-    """DM-12 DM-13 DM-14: by name or index; it may be left out in 1-D only; KeyError and IndexError for what is not there."""
+    """DM-12 DM-13 DM-14: by name or index; it may be left out in 1-D only; KeyError and IndexError
+    for what is not there.
+    """
 
     def program(rank, world_size):
         mesh = dist.init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
@@ -110,7 +124,9 @@ def test_naming_a_dimension():
 
 
 def test_from_group():
-    """DM-17 DM-18 DM-19 DM-20 DM-21 SIG-11: one group makes a 1-D mesh, several need mesh and names that fit."""
+    """DM-17 DM-18 DM-19 DM-20 DM-21 SIG-11: one group makes a 1-D mesh, several need mesh and names
+    that fit.
+    """
 
     def program(rank, world_size):
         rows = [dist.new_group([0, 1]), dist.new_group([2, 3])]
@@ -125,8 +141,18 @@ def test_from_group():
         for groups, mesh, names, text in (
             ([], None, None, "Expects at least one ProcessGroup to be passed"),
             ([column, row], None, ("a", "b"), "Must pass mesh if passing multiple ProcessGroups"),
-            ([column, row], grid, None, "Must pass mesh_dim_names if passing multiple ProcessGroups"),
-            ([column, row], [0, 1, 2, 3], ("a",), "Expects mesh with ndim equal to number of ProcessGroups"),
+            (
+                [column, row],
+                grid,
+                None,
+                "Must pass mesh_dim_names if passing multiple ProcessGroups",
+            ),
+            (
+                [column, row],
+                [0, 1, 2, 3],
+                ("a",),
+                "Expects mesh with ndim equal to number of ProcessGroups",
+            ),
             (row, [0, 7], None, r"Invalid mesh \[0, 7\] for ProcessGroup with ranks"),
         ):
             with pytest.raises(ValueError, match=text):
@@ -137,11 +163,16 @@ def test_from_group():
 
 def test_world_is_used_again():
     """DM-22: a 1-D mesh of all ranks has the default group."""
-    assert run(lambda _, n: dist.init_device_mesh("cpu", (n,)).get_group() is dist.group.WORLD, 3) == (True,) * 3
+    assert (
+        run(lambda _, n: dist.init_device_mesh("cpu", (n,)).get_group() is dist.group.WORLD, 3)
+        == (True,) * 3
+    )
 
 
 def test_slices():
-    """DM-23: parts by name, in order; KeyError for other names or orders, RuntimeError without names."""
+    """DM-23: parts by name, in order; KeyError for other names or orders, RuntimeError without
+    names.
+    """
 
     def program(rank, world_size):
         mesh = dist.init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))

@@ -16,7 +16,9 @@ def run(program, nprocs=3, **kw):
 
 
 def test_all_gather_object():
-    """OB-01 OB-02 OB-10 OB-11: everybody's object in every list; longer lists keep the rest; arrays inside; no Work."""
+    """OB-01 OB-02 OB-10 OB-11: everybody's object in every list; longer lists keep the rest; arrays
+    inside; no Work.
+    """
 
     def program(rank, world_size):
         got = [None] * 3 + ["keep"]
@@ -82,7 +84,9 @@ def test_broadcast_object_list():
 
 
 def test_scatter_object_list():
-    """OB-07 OB-08 OB-09: entry r of the source's list becomes the first of rank r's; wrong lists are a ValueError."""
+    """OB-07 OB-08 OB-09: entry r of the source's list becomes the first of rank r's; wrong lists
+    are a ValueError.
+    """
 
     def program(rank, world_size):
         for wrong in ([], None):
@@ -99,7 +103,9 @@ def test_scatter_object_list():
 
 
 def test_how_objects_travel():
-    """OB-12: sizes first, then bytes: two all_gathers, an all_gather and a gather, two broadcasts, a broadcast and two scatters."""
+    """OB-12: sizes first, then bytes: two all_gathers, an all_gather and a gather, two broadcasts,
+    a broadcast and two scatters.
+    """
 
     def program(rank, world_size, which):
         got = [None] * 3
@@ -117,12 +123,18 @@ def test_how_objects_travel():
             case 4 if rank == 1:
                 dist.recv_object_list(got, 0)
 
-    names = [[record.name for record in dist.spawn(program, 3, args=(which,)).records] for which in range(5)]
+    names = [
+        [record.name for record in dist.spawn(program, 3, args=(which,)).records]
+        for which in range(5)
+    ]
     sent = "send 0 -> 1 tag 0"
     assert names == [
-        ["all_gather", "all_gather"], ["all_gather", "gather"], ["broadcast", "broadcast"], ["broadcast", "scatter", "scatter"],
+        ["all_gather", "all_gather"],
+        ["all_gather", "gather"],
+        ["broadcast", "broadcast"],
+        ["broadcast", "scatter", "scatter"],
         [sent, sent],
-    ]  # fmt: skip
+    ]
 
 
 def test_objects_that_are_no_data(monkeypatch):

@@ -20,7 +20,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcoll.distributed.runtime.objects import ObjectDecodingError, ObjectEncodingError, decode, encode
+from simcoll.distributed.runtime.objects import (
+    ObjectDecodingError,
+    ObjectEncodingError,
+    decode,
+    encode,
+)
 
 PLAIN = [
     ["foo", 12, {1: 2}],  # the example of torch's documentation
@@ -115,12 +120,18 @@ def test_arrays(dtype, shape):
 
 def test_arrays_in_any_memory_layout():
     array = np.arange(24.0).reshape(2, 3, 4)
-    for view in (array.T, array[::-1, :, ::2], np.asfortranarray(array), np.broadcast_to(np.float32(3), (2, 2))):
+    for view in (
+        array.T,
+        array[::-1, :, ::2],
+        np.asfortranarray(array),
+        np.broadcast_to(np.float32(3), (2, 2)),
+    ):
         assert np.array_equal(decode(encode(view)), view)
 
 
 @pytest.mark.parametrize(
-    "scalar", [np.float32(1.5), np.int64(-3), np.bool_(True), np.complex64(1j), ml_dtypes.bfloat16(2)]
+    "scalar",
+    [np.float32(1.5), np.int64(-3), np.bool_(True), np.complex64(1j), ml_dtypes.bfloat16(2)],
 )
 def test_scalars(scalar):
     back = decode(encode([scalar]))[0]
@@ -165,7 +176,9 @@ NOT_PLAIN = [
 @pytest.mark.parametrize("thing", NOT_PLAIN, ids=lambda thing: type(thing).__name__)
 def test_anything_else_is_refused_with_the_way_out(thing):
     """PP-40: what is no plain data is refused on the sender, with how to opt in to pickle."""
-    with pytest.raises(ObjectEncodingError, match=r"trusted=True.*SIMCOLL_TRUSTED_PICKLE=1") as caught:
+    with pytest.raises(
+        ObjectEncodingError, match=r"trusted=True.*SIMCOLL_TRUSTED_PICKLE=1"
+    ) as caught:
         encode({"deep": [1, (thing,)]})
     assert str(caught.value).startswith("$['deep'][1][0] is a")
     assert isinstance(caught.value, TypeError)
@@ -279,7 +292,9 @@ def test_changed_and_random_bytes_never_do_worse():
     ]
     outcomes = {"object": 0, "refused": 0}
     for i in range(20_000):
-        data = bytearray(chance.choice(good) if i % 2 else b"\x00" + chance.randbytes(chance.randrange(30)))
+        data = bytearray(
+            chance.choice(good) if i % 2 else b"\x00" + chance.randbytes(chance.randrange(30))
+        )
         for _ in range(chance.randrange(1, 4)):
             data[chance.randrange(len(data))] = chance.randrange(256)
         try:
@@ -302,7 +317,9 @@ ANYTHING = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.tuples(inner, inner)
-        | st.dictionaries(st.text() | st.integers() | st.tuples(st.integers(), st.text()), inner, max_size=4)
+        | st.dictionaries(
+            st.text() | st.integers() | st.tuples(st.integers(), st.text()), inner, max_size=4
+        )
         | st.frozensets(st.integers() | st.text(), max_size=4)
     ),
     max_leaves=20,
@@ -323,7 +340,9 @@ def test_sets_have_the_same_bytes_in_every_process():
         "print(encode([{'a', 'bc', 'def', ('x', 1)}, frozenset('hello world')]).hex())\n"
     )
     printed = {
-        subprocess.check_output([sys.executable, "-c", script], env=os.environ | {"PYTHONHASHSEED": seed})
+        subprocess.check_output(
+            [sys.executable, "-c", script], env=os.environ | {"PYTHONHASHSEED": seed}
+        )
         for seed in ("1", "2")
     }
     assert len(printed) == 1

@@ -16,7 +16,9 @@ def run(program, nprocs=2, **kw):
 
 
 def test_send_and_recv():
-    """PP-01 PP-02 PP-06 SIG-12: recv fills in place and returns the sender's global rank, also in a group and by group rank."""
+    """PP-01 PP-02 PP-06 SIG-12: recv fills in place and returns the sender's global rank, also in a
+    group and by group rank.
+    """
 
     def program(rank, world_size):
         group = dist.new_group([1, 3])
@@ -39,7 +41,9 @@ def test_send_and_recv():
 
 
 def test_naming_the_peer():
-    """PP-03 PP-04 PP-10 PP-11: both or neither, or a rank that is not in the group, is a ValueError at once."""
+    """PP-03 PP-04 PP-10 PP-11: both or neither, or a rank that is not in the group, is a ValueError
+    at once.
+    """
 
     def program(rank, world_size):
         x, group = np.zeros(1), dist.new_group([1])
@@ -66,7 +70,9 @@ def test_naming_the_peer():
 
 
 def test_receive_from_any():
-    """PP-05 PP-19: the first that was sent; the Work knows the sender's group rank, others have none."""
+    """PP-05 PP-19: the first that was sent; the Work knows the sender's group rank, others have
+    none.
+    """
 
     def program(rank, world_size):
         if rank == 2:
@@ -125,7 +131,9 @@ def test_tags_and_order():
 
 
 def test_requests():
-    """PP-15 PP-16 PP-18: not complete before there is a partner, complete after wait; no future, no result."""
+    """PP-15 PP-16 PP-18: not complete before there is a partner, complete after wait; no future, no
+    result.
+    """
 
     def program(rank, world_size):
         x = np.zeros(2)
@@ -148,11 +156,16 @@ def test_requests():
 @pytest.mark.parametrize(
     "value",
     [
-        np.zeros(0), np.array([True, False]), np.array([1.5, -2], ml_dtypes.bfloat16), np.array([1 + 2j]), np.array(3.0),
-        np.arange(6).reshape(2, 3), bytearray(b"abc"),
+        np.zeros(0),
+        np.array([True, False]),
+        np.array([1.5, -2], ml_dtypes.bfloat16),
+        np.array([1 + 2j]),
+        np.array(3.0),
+        np.arange(6).reshape(2, 3),
+        bytearray(b"abc"),
     ],
     ids=["empty", "bool", "bfloat16", "complex", "0-d", "2-d", "bytearray"],
-)  # fmt: skip
+)
 def test_what_is_sent(value):
     """PP-20 PP-24: any dtype and size; shapes may differ if the number of elements does not."""
 
@@ -171,14 +184,21 @@ def test_what_is_sent(value):
 @pytest.mark.parametrize(
     ("size", "dtype", "debug", "text"),
     [
-        (5, "float64", True, "rank 0 sends 3 elements of float64 with tag 0; rank 1 receives 5 of float64"),
+        (
+            5,
+            "float64",
+            True,
+            "rank 0 sends 3 elements of float64 with tag 0; rank 1 receives 5 of float64",
+        ),
         (5, "float64", False, None),
         (2, "float64", False, "sends 3 elements .* receives 2"),
         (3, "float32", False, "of float64 .* of float32"),
     ],
 )
 def test_buffers_that_do_not_fit(size, dtype, debug, text):
-    """PP-21 PP-22 PP-23: shorter or of another dtype is an error at both ends; longer is one unless debug=False."""
+    """PP-21 PP-22 PP-23: shorter or of another dtype is an error at both ends; longer is one unless
+    debug=False.
+    """
 
     def program(rank, world_size):
         x = np.ones(3) if rank == 0 else np.zeros(size, dtype)
@@ -201,7 +221,9 @@ def test_wrong_tensors():
         with pytest.raises(RuntimeError, match="input tensor has to be contiguous"):
             dist.send(np.zeros((4, 4))[:, 1], 1)
         with pytest.raises(
-            TypeError, match=r"Expected parameter `tensor` of type torch.Tensor but got <class 'list'> instead"
+            TypeError,
+            match=r"Expected parameter `tensor` of type torch.Tensor but got <class 'list'> "
+            r"instead",
         ):
             dist.send([1, 2], 1)
         with pytest.raises(RuntimeError, match="read-only"):
@@ -216,7 +238,9 @@ def test_timeout_of_a_receive():
     def program(rank, world_size):
         if rank == 0:
             work = dist.irecv(np.zeros(1), 1)
-            with pytest.raises(RuntimeError, match="Timed out waiting 500ms for recv operation to complete"):
+            with pytest.raises(
+                RuntimeError, match="Timed out waiting 500ms for recv operation to complete"
+            ):
                 work.wait(timedelta(milliseconds=500))
             return dist.emulated_time()
         return None
@@ -244,7 +268,9 @@ def test_p2p_ops():
 
 @pytest.mark.parametrize("receive_first", [True, False])
 def test_batch(receive_first):
-    """PP-30 PP-31 PP-32 PP-33 SIG-14: the documentation's ring; one request per op, in any order, matching in list order."""
+    """PP-30 PP-31 PP-32 PP-33 SIG-14: the documentation's ring; one request per op, in any order,
+    matching in list order.
+    """
 
     def program(rank, world_size):
         sent, got, more = np.arange(2) + 2 * rank, np.zeros(2, int), np.zeros(2, int)
@@ -328,7 +354,9 @@ def test_a_message_takes_its_time():
 
 
 def test_two_receives_may_share_a_tensor():
-    """PyTorch's pipelines make their connections so; the message that comes last stays, and a change by the program is still found."""
+    """PyTorch's pipelines make their connections so; the message that comes last stays, and a
+    change by the program is still found.
+    """
 
     def program(rank, world_size, late, first):
         if rank != 1:

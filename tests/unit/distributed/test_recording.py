@@ -1,4 +1,6 @@
-"""Recorded runs: played again they take the run's time, and elsewhere the time of a run there, to the femtosecond."""
+"""Recorded runs: played again they take the run's time, and elsewhere the time of a run there, to
+the femtosecond.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from simcoll.workload.workload import read_workload
 CROSSBAR = crossbar(4, "50 GB/s", "1 us")
 PLACES = {
     "two boxes": boxes(
-        2, 2, "400 GB/s", "1 us", nics=1, nic_bandwidth="25 GB/s", nic_latency="3 us", spine_latency="1 us"
+        2,
+        2,
+        "400 GB/s",
+        "1 us",
+        nics=1,
+        nic_bandwidth="25 GB/s",
+        nic_latency="3 us",
+        spine_latency="1 us",
     ),
     "slow": crossbar(4, "3 GB/s", "7 us"),
 }
@@ -47,12 +56,17 @@ def program(rank, n, seed):
             works.append(dist.broadcast(data, group=odd, group_src=1, async_op=True))
         elif what == 6:
             shift = same.randrange(1, n)
-            works += [dist.isend(data, (rank + shift) % n), dist.irecv(data.copy(), (rank - shift) % n)]
+            works += [
+                dist.isend(data, (rank + shift) % n),
+                dist.irecv(data.copy(), (rank - shift) % n),
+            ]
         elif what == 7:
             sends = [[same.randrange(500) for _ in range(n)] for _ in range(n)]
             receives = [sends[other][rank] for other in range(n)]
             source, target = (np.zeros(sum(each), np.int64) for each in (sends[rank], receives))
-            works.append(dist.all_to_all_single(target, source, receives, sends[rank], async_op=True))
+            works.append(
+                dist.all_to_all_single(target, source, receives, sends[rank], async_op=True)
+            )
         elif what == 8:
             dist.barrier() if same.random() < 0.5 else dist.new_group([2, 3, 1])
         elif works:
@@ -74,7 +88,10 @@ def test_a_recorded_run_takes_the_same_time_here_and_the_time_of_a_run_elsewhere
         assert replayed(recorded, home) == recorded.time_fs
         if protocol == "ideal":
             for place in PLACES.values():
-                assert replayed(recorded, place) == dist.spawn(program, 4, (seed,), topology=place).time_fs
+                assert (
+                    replayed(recorded, place)
+                    == dist.spawn(program, 4, (seed,), topology=place).time_fs
+                )
 
 
 def pipeline(rank, n):
@@ -101,14 +118,19 @@ def test_files_of_a_recorded_run(tmp_path):
     read = read_workload((tmp_path / "run" / "workload.json").read_bytes())
     for workload in (read, load_chakra(tmp_path / "run" / "trace")):
         found = run_workload(workload, CROSSBAR)
-        # By hand: a message of 16 KiB takes m = 1 us + 327.68 ns. Rank 3 has the first after 3 ms + 3 m; a rank sends the second when its
-        # successor has sent the first on, so it comes after 4 ms + 5 m. Then 1 ms, and 2 ms beside the sum of gradients.
+        # By hand: a message of 16 KiB takes m = 1 us + 327.68 ns. Rank 3 has the first after 3 ms +
+        # 3 m; a rank sends the second when its successor has sent the first on, so it comes after 4
+        # ms + 5 m. Then 1 ms, and 2 ms beside the sum of gradients.
         assert found.time_fs == result.time_fs == 7 * 10**12 + 5 * (10**9 + 327_680_000)
         assert found.compute_fs == 4 * 10**12
         assert found.axes["messages"].bytes == 2 * (1 << 14)
     dist.spawn(pipeline, 4, record=tmp_path / "w.json")
     dist.spawn(pipeline, 4, record=tmp_path / "w.et")
-    assert {path.name for path in tmp_path.iterdir()} == {"run", "w.json", *(f"w.{rank}.et" for rank in range(4))}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "run",
+        "w.json",
+        *(f"w.{rank}.et" for rank in range(4)),
+    }
 
 
 def test_ranks_that_do_the_same_are_one_class():
@@ -122,10 +144,15 @@ def test_ranks_that_do_the_same_are_one_class():
     result = dist.spawn(same, 8, topology="dgx-h100", record=True)
     workload = result.workload
     assert len(workload.classes) == 1
-    assert [operation.group for operation in workload.operations[1:]] == ["group of 2", "default_pg"]
+    assert [operation.group for operation in workload.operations[1:]] == [
+        "group of 2",
+        "default_pg",
+    ]
     assert workload.groups["group of 2"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert replayed(result, load_topology("dgx-h100")) == result.time_fs
-    followed = dist.spawn(same, 8, topology="dgx-h100", record=True, alike=[range(0, 8, 2), range(1, 8, 2)])
+    followed = dist.spawn(
+        same, 8, topology="dgx-h100", record=True, alike=[range(0, 8, 2), range(1, 8, 2)]
+    )
     assert replayed(followed, load_topology("dgx-h100")) == result.time_fs
 
 
@@ -138,11 +165,16 @@ def test_a_library_and_named_algorithms_are_kept():
         dist.all_gather_into_tensor(np.zeros(n << 10, np.float32), np.zeros(1 << 10, np.float32))
 
     hopper = load_topology("dgx-h100")
-    for guides in ({"library": "nccl"}, {"algorithm": "ring"}, {"algorithm": {"all_gather": "bruck"}}):
+    for guides in (
+        {"library": "nccl"},
+        {"algorithm": "ring"},
+        {"algorithm": {"all_gather": "bruck"}},
+    ):
         result = dist.spawn(calls, 8, topology=hopper, record=True, **guides)
         assert replayed(result, hopper) == result.time_fs, guides
         assert (
-            replayed(result, load_topology("dgx-a100")) == dist.spawn(calls, 8, topology="dgx-a100", **guides).time_fs
+            replayed(result, load_topology("dgx-a100"))
+            == dist.spawn(calls, 8, topology="dgx-a100", **guides).time_fs
         ), guides
 
 

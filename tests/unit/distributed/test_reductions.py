@@ -22,10 +22,13 @@ def run(program, nprocs=2, **kw):
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTS, "bool"], ids=str)
 @pytest.mark.parametrize(
-    ("name", "function"), [("SUM", np.add), ("PRODUCT", np.multiply), ("MIN", np.minimum), ("MAX", np.maximum)]
+    ("name", "function"),
+    [("SUM", np.add), ("PRODUCT", np.multiply), ("MIN", np.minimum), ("MAX", np.maximum)],
 )
 def test_arithmetic(dtype, name, function):
-    """RO-01 RO-02: SUM, PRODUCT, MIN and MAX on all dtypes (16-bit integers too), in all four reducing collectives."""
+    """RO-01 RO-02: SUM, PRODUCT, MIN and MAX on all dtypes (16-bit integers too), in all four
+    reducing collectives.
+    """
 
     def program(rank, world_size):
         def values(r):
@@ -44,14 +47,17 @@ def test_arithmetic(dtype, name, function):
 
 
 @pytest.mark.parametrize(
-    ("name", "function"), [("BAND", np.bitwise_and), ("BOR", np.bitwise_or), ("BXOR", np.bitwise_xor)]
+    ("name", "function"),
+    [("BAND", np.bitwise_and), ("BOR", np.bitwise_or), ("BXOR", np.bitwise_xor)],
 )
 def test_bits(name, function):
     """RO-03: on whole numbers and bool; RuntimeError on others."""
 
     def program(rank, world_size):
         op = getattr(OP, name)
-        with pytest.raises(RuntimeError, match=rf"Cannot use ReduceOp.{name} with non-integral dtype"):
+        with pytest.raises(
+            RuntimeError, match=rf"Cannot use ReduceOp.{name} with non-integral dtype"
+        ):
             dist.all_reduce(np.ones(1), op=op)
         results = []
         for values in ([6, 3], [True, False]):
@@ -75,7 +81,13 @@ def test_bool():
         return got
 
     wide, both = [True, True, False], [True, False, False]
-    assert run(program, 3)[0] == {"SUM": wide, "MAX": wide, "PRODUCT": both, "MIN": both, "BXOR": [True, False, False]}
+    assert run(program, 3)[0] == {
+        "SUM": wide,
+        "MAX": wide,
+        "PRODUCT": both,
+        "MIN": both,
+        "BXOR": [True, False, False],
+    }
 
     def many(rank, world_size):
         x = np.array([True])
@@ -86,7 +98,9 @@ def test_bool():
 
 
 def test_avg():
-    """RO-05: on floats and complex numbers; whole numbers are cut off, as NCCL does; not on bool."""
+    """RO-05: on floats and complex numbers; whole numbers are cut off, as NCCL does; not on
+    bool.
+    """
 
     def program(rank, world_size):
         values = [np.array([rank + 1.0]), np.array([1j * rank]), np.array([-(rank + 1)])]
@@ -119,7 +133,9 @@ def test_premul_sum():
 
 
 def test_reduce_op_class():
-    """RO-09 RO-10 SIG-24: values are ReduceOps, compare, copy and pickle; reduce_op is deprecated."""
+    """RO-09 RO-10 SIG-24: values are ReduceOps, compare, copy and pickle; reduce_op is
+    deprecated.
+    """
     assert isinstance(OP.SUM, OP)
     assert OP(OP.SUM) == OP.SUM == pickle.loads(pickle.dumps(OP.SUM)) == copy.deepcopy(OP.SUM)
     assert OP.SUM != OP.MAX

@@ -1,4 +1,6 @@
-"""How ranks find each other: URLs, the environment, stores, and what is said when something is missing."""
+"""How ranks find each other: URLs, the environment, stores, and what is said when something is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from datetime import timedelta
 
 import pytest
 
-from simcoll.distributed.stores import DistNetworkError, DistStoreError, FileStore, HashStore, TCPStore
+from simcoll.distributed.stores import (
+    DistNetworkError,
+    DistStoreError,
+    FileStore,
+    HashStore,
+    TCPStore,
+)
 from simcoll.distributed.stores.rendezvous import parse_init_method, rendezvous
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -39,11 +47,15 @@ def meet(n, how):
         thread.start()
     for thread in threads:
         thread.join()
-    assert [(found[rank].rank, found[rank].world_size) for rank in range(n)] == [(rank, n) for rank in range(n)]
+    assert [(found[rank].rank, found[rank].world_size) for rank in range(n)] == [
+        (rank, n) for rank in range(n)
+    ]
     for rank in range(n):
         found[rank].store.set(f"rank {rank}", str(rank))
     for rank in range(n):
-        assert found[rank].store.multi_get([f"rank {i}" for i in range(n)]) == [b"%d" % i for i in range(n)]
+        assert found[rank].store.multi_get([f"rank {i}" for i in range(n)]) == [
+            b"%d" % i for i in range(n)
+        ]
     for rank in reversed(range(n)):
         found[rank].store.close()
     return found[0].store
@@ -105,7 +117,9 @@ def test_arguments_instead_of_variables(port, monkeypatch):
 
 
 def test_variables_are_missed_in_order(monkeypatch):
-    """IN-08 IN-09: a missing variable is named, in torch's order; MASTER_ADDR is needed on rank 0, too."""
+    """IN-08 IN-09: a missing variable is named, in torch's order; MASTER_ADDR is needed on rank 0,
+    too.
+    """
     for name, value in zip(VARIABLES, ("0", "1", "127.0.0.1", "1"), strict=True):
         message = f"using env:// rendezvous: environment variable {name} expected, but not set"
         with pytest.raises(ValueError, match=message):
@@ -126,7 +140,10 @@ def test_a_given_store():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"init_method": "env://", "rank": 0, "world_size": 1}, "Cannot specify both init_method and store"),
+        (
+            {"init_method": "env://", "rank": 0, "world_size": 1},
+            "Cannot specify both init_method and store",
+        ),
         ({"rank": 0}, "world_size must be positive if using store"),
         ({"rank": 0, "world_size": 0}, "world_size must be positive if using store"),
         ({"world_size": 2}, "rank must be non-negative if using store"),
@@ -134,7 +151,9 @@ def test_a_given_store():
     ],
 )
 def test_a_store_with_wrong_arguments(arguments, message):
-    """IN-05 IN-06: AssertionError for a store with an init_method, or without world size or rank."""
+    """IN-05 IN-06: AssertionError for a store with an init_method, or without world size or
+    rank.
+    """
     with pytest.raises(AssertionError, match=message):
         rendezvous(store=HashStore(), **arguments)
 
@@ -145,23 +164,55 @@ def test_a_store_with_wrong_arguments(arguments, message):
         ("foo://x", {}, RuntimeError, "No rendezvous handler for foo://"),
         ("", {}, RuntimeError, "No rendezvous handler for ://"),
         ("tcp://127.0.0.1:1", {}, ValueError, "tcp:// rendezvous: rank parameter missing"),
-        ("tcp://127.0.0.1:1", {"world_size": 2}, ValueError, "tcp:// rendezvous: rank parameter missing"),
-        ("tcp://127.0.0.1:1", {"rank": 0}, ValueError, "tcp:// rendezvous: world size parameter missing"),
+        (
+            "tcp://127.0.0.1:1",
+            {"world_size": 2},
+            ValueError,
+            "tcp:// rendezvous: rank parameter missing",
+        ),
+        (
+            "tcp://127.0.0.1:1",
+            {"rank": 0},
+            ValueError,
+            "tcp:// rendezvous: world size parameter missing",
+        ),
         ("tcp://127.0.0.1:1?rank=0", {}, ValueError, "world size parameter missing"),
         ("tcp://127.0.0.1?rank=0&world_size=1", {}, ValueError, "port number missing"),
         ("tcp://:1?rank=0&world_size=1", {}, ValueError, "host name missing"),
         ("tcp://127.0.0.1:99999?rank=0&world_size=1", {}, ValueError, "tcp:// rendezvous"),
-        ("tcp://127.0.0.1:1?rank=zero&world_size=1", {}, ValueError, "rank must be a number, got 'zero'"),
+        (
+            "tcp://127.0.0.1:1?rank=zero&world_size=1",
+            {},
+            ValueError,
+            "rank must be a number, got 'zero'",
+        ),
         ("tcp://127.0.0.1:1?rank=2&world_size=2", {}, ValueError, "the rank must be 0 to 1"),
-        ("tcp://127.0.0.1:1?rank=0", {"world_size": 2}, AssertionError, "has node-specific arguments"),
+        (
+            "tcp://127.0.0.1:1?rank=0",
+            {"world_size": 2},
+            AssertionError,
+            "has node-specific arguments",
+        ),
         ("file://", {"rank": 0, "world_size": 1}, ValueError, "file:// rendezvous: path missing"),
-        ("file:///tmp/x", {"world_size": 1}, ValueError, "file:// rendezvous: rank parameter missing"),
-        ("file:///tmp/x", {"rank": 0}, ValueError, "file:// rendezvous: world size parameter missing"),
+        (
+            "file:///tmp/x",
+            {"world_size": 1},
+            ValueError,
+            "file:// rendezvous: rank parameter missing",
+        ),
+        (
+            "file:///tmp/x",
+            {"rank": 0},
+            ValueError,
+            "file:// rendezvous: world size parameter missing",
+        ),
         (3, {}, TypeError, "init_method must be a str"),
     ],
 )
 def test_urls_that_cannot_be(url, arguments, error, message):
-    """IN-10 IN-11 IN-14: what is missing in a URL is a ValueError, an unknown scheme a RuntimeError."""
+    """IN-10 IN-11 IN-14: what is missing in a URL is a ValueError, an unknown scheme a
+    RuntimeError.
+    """
     for function in (rendezvous, parse_init_method):
         with pytest.raises(error, match=message):
             function(url, **arguments)
@@ -176,7 +227,9 @@ def test_a_file_in_a_missing_folder(tmp_path):
 @pytest.mark.parametrize("timeout", [1, 1.5, "1s"])
 def test_a_timeout_is_a_timedelta(timeout):
     """IN-16: TypeError for a timeout that is no timedelta."""
-    with pytest.raises(TypeError, match=r"Expected timeout argument to be of type datetime\.timedelta"):
+    with pytest.raises(
+        TypeError, match=r"Expected timeout argument to be of type datetime\.timedelta"
+    ):
         rendezvous(store=HashStore(), rank=0, world_size=1, timeout=timeout)
 
 
@@ -193,9 +246,13 @@ def test_the_timeout_is_the_stores(port, tmp_path):
 
 def test_a_peer_that_does_not_come(port):
     with pytest.raises(DistStoreError, match="1/2 clients joined"):
-        rendezvous(f"tcp://127.0.0.1:{port}", rank=0, world_size=2, timeout=timedelta(milliseconds=100))
+        rendezvous(
+            f"tcp://127.0.0.1:{port}", rank=0, world_size=2, timeout=timedelta(milliseconds=100)
+        )
     with pytest.raises(DistNetworkError, match="timed out after 100ms"):
-        rendezvous(f"tcp://127.0.0.1:{port}", rank=1, world_size=2, timeout=timedelta(milliseconds=100))
+        rendezvous(
+            f"tcp://127.0.0.1:{port}", rank=1, world_size=2, timeout=timedelta(milliseconds=100)
+        )
 
 
 def test_a_store_of_another_kind_at_the_address(monkeypatch, port):

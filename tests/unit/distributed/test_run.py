@@ -32,7 +32,9 @@ def program(rank, world_size):
     dist.all_reduce(x)
     return x, sys.argv[1:]
 """
-SPAWNS = PROGRAM + "\nif __name__ == '__main__':\n    print(dist.spawn(program, nprocs=2).operations)\n"
+SPAWNS = (
+    PROGRAM + "\nif __name__ == '__main__':\n    print(dist.spawn(program, nprocs=2).operations)\n"
+)
 SCRIPT = """
 import numpy as np
 import simcoll.distributed as dist
@@ -59,19 +61,36 @@ def test_a_function_is_spawned(file, capsys):
     assert main(["-n", "2", file(PROGRAM), "--its", "own"]) == 0
     line = capsys.readouterr().out
     assert line.startswith(
-        "# 2 ranks, emulator (crossbar): 1 operation, 1 us, at most 24 B of tensors on a rank, returns "
+        "# 2 ranks, emulator (crossbar): 1 operation, 1 us, at most 24 B of tensors on a rank, "
+        "returns "
     )
     assert main(["--nproc", "2", file(PROGRAM), "--other"]) == 0
     assert capsys.readouterr().out != line  # the arguments are part of what is returned
-    assert main(["--topology", "dgx-h100", "--algorithm", "ring", "--protocol", "LL", file(PROGRAM)]) == 0
+    assert (
+        main(["--topology", "dgx-h100", "--algorithm", "ring", "--protocol", "LL", file(PROGRAM)])
+        == 0
+    )
     assert capsys.readouterr().out.startswith("# 8 ranks, emulator (dgx-h100): 1 operation, ")
     assert (list(sys.argv), list(sys.path), os.environ.get(BACKEND_VARIABLE)) == before
 
 
 def test_options_of_spawn(file, capsys, tmp_path):
-    """Without data the tensors stay as they are; the table, the timeline and the recording are those of spawn."""
+    """Without data the tensors stay as they are; the table, the timeline and the recording are
+    those of spawn.
+    """
     trace, recording = tmp_path / "t.json", tmp_path / "w.json"
-    words = ["--data", "none", "--alike", "all", "--trace", str(trace), "--record", str(recording), "--library", "nccl"]
+    words = [
+        "--data",
+        "none",
+        "--alike",
+        "all",
+        "--trace",
+        str(trace),
+        "--record",
+        str(recording),
+        "--library",
+        "nccl",
+    ]
     assert main(["--topology", "dgx-h100", *words, file(PROGRAM)]) == 0
     line, head, row = capsys.readouterr().out.splitlines()
     plain = dist.spawn(lambda *_: (np.arange(3.0) / 7, []), 8, init=False)
@@ -98,7 +117,17 @@ def test_faults_of_a_run(file, capsys):
     assert main(["-n", "2", "--fault", link, file(PROGRAM)]) == 0
     assert " 1 operation, 1 ms, " in capsys.readouterr().out
     with pytest.raises(RuntimeError, match="given up at 8 ms: down: gpu1 -> switch"):
-        main(["-n", "2", "--fault", link.replace("1ms", "1s"), "--policy", "stall 4ms x 1", file(PROGRAM)])
+        main(
+            [
+                "-n",
+                "2",
+                "--fault",
+                link.replace("1ms", "1s"),
+                "--policy",
+                "stall 4ms x 1",
+                file(PROGRAM),
+            ]
+        )
     for words, said in (
         (["--fault", "t=1ms rank 9 stops"], "rank 9"),
         (["--policy", "re-rout"], "did you mean 're-route'"),
@@ -113,14 +142,17 @@ def test_a_file_that_spawns_is_left_alone(file, capsys):
     first, second = said.out.splitlines()
     assert first == "1"
     assert second.startswith(
-        "# 2 ranks, emulator (crossbar): 1 operation, 1 us, at most 24 B of tensors on a rank, returns "
+        "# 2 ranks, emulator (crossbar): 1 operation, 1 us, at most 24 B of tensors on a rank, "
+        "returns "
     )
     assert said.err.endswith("rank_program.py calls spawn itself, without --topology, --trace\n")
 
 
 def test_a_script_runs_on_every_rank(file, capsys):
     assert main(["-n", "3", "--script", file(SCRIPT)]) == 0
-    assert sorted(capsys.readouterr().out.splitlines()[:3]) == [f"{rank} of 3: 3.0" for rank in range(3)]
+    assert sorted(capsys.readouterr().out.splitlines()[:3]) == [
+        f"{rank} of 3: 3.0" for rank in range(3)
+    ]
 
 
 def test_what_cannot_be_is_said_in_one_line(file, capsys, monkeypatch):
@@ -133,7 +165,10 @@ def test_what_cannot_be_is_said_in_one_line(file, capsys, monkeypatch):
     path = file(PROGRAM)
     assert said("-n", "2", path + "x") == f"{path}x: there is no such file"
     assert said(path) == "how many ranks? Give --nproc, or a --topology to fill"
-    assert said("--backend", "mpy", path) == "unknown backend 'mpy'; did you mean 'mpi'? (valid: emulator, mpi)"
+    assert (
+        said("--backend", "mpy", path)
+        == "unknown backend 'mpy'; did you mean 'mpi'? (valid: emulator, mpi)"
+    )
     assert said("-n", "0", path).startswith("nprocs 0: expected a whole number of ranks")
     assert "did you mean 'ring'?" in said("-n", "2", "-a", "rnig", path)
     assert "has no function program(rank, world_size)" in said("-n", "2", file("x = 1\n"))
@@ -152,7 +187,12 @@ def test_a_file_that_is_no_python_is_shown(file, capsys):
 
 def test_where_ranks_run(monkeypatch):
     monkeypatch.delenv(BACKEND_VARIABLE, raising=False)
-    assert [place_of(name) for name in (None, "gloo", "emulator", "mpi")] == ["emulator", "emulator", "emulator", "mpi"]
+    assert [place_of(name) for name in (None, "gloo", "emulator", "mpi")] == [
+        "emulator",
+        "emulator",
+        "emulator",
+        "mpi",
+    ]
     monkeypatch.setenv(BACKEND_VARIABLE, "mpi")
     assert [place_of(name) for name in (None, "gloo", "emulator")] == ["mpi", "mpi", "emulator"]
     monkeypatch.setenv(BACKEND_VARIABLE, "mpl")
@@ -176,7 +216,9 @@ def test_processes_give_the_same_digest(file, capsys):
         file(PROGRAM),
         "word",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment(), check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=environment(), check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("# 2 ranks, mpi (2 processes): 1 operation, ")
     assert done.stdout.split(", at most")[1] == emulated.split(", at most")[1]

@@ -28,7 +28,9 @@ def test_it_is_in_a_variable_or_in_a_file(tmp_path):
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620, 0o602])
 def test_a_file_that_others_may_touch_is_refused(tmp_path, mode):
-    with pytest.raises(ConfigError, match=r"others may read or replace the job's secret; .* chmod 600"):
+    with pytest.raises(
+        ConfigError, match=r"others may read or replace the job's secret; .* chmod 600"
+    ):
         job_secret(secret_file(tmp_path, mode=mode))
 
 
@@ -67,19 +69,31 @@ def test_other_machines_are_not(address):
 def test_a_store_is_held_to_it(monkeypatch, tmp_path):
     monkeypatch.delenv("SIMCOLL_SECRET", raising=False)
     with pytest.raises(
-        DistNetworkError, match=r"others can reach 0\.0\.0\.0: give all processes of the job the same SIMCOLL_SECRET"
+        DistNetworkError,
+        match=r"others can reach 0\.0\.0\.0: give all processes of the job the same SIMCOLL_SECRET",
     ):
         TCPStore("127.0.0.1", 0, is_master=True, bind="0.0.0.0")
-    with socket.create_server(("0.0.0.0", 0)) as listener, pytest.raises(DistNetworkError, match="others can reach"):
+    with (
+        socket.create_server(("0.0.0.0", 0)) as listener,
+        pytest.raises(DistNetworkError, match="others can reach"),
+    ):
         TCPStore("127.0.0.1", 0, is_master=True, master_listen_fd=os.dup(listener.fileno()))
-    monkeypatch.setenv("SIMCOLL_SECRET_FILE", secret_file(tmp_path, mode=0o644)["SIMCOLL_SECRET_FILE"])
+    monkeypatch.setenv(
+        "SIMCOLL_SECRET_FILE", secret_file(tmp_path, mode=0o644)["SIMCOLL_SECRET_FILE"]
+    )
     with pytest.raises(DistNetworkError, match="others may read"):
         TCPStore("127.0.0.1", 0, is_master=True)
     secret_file(tmp_path)
-    with TCPStore("127.0.0.1", 0, is_master=True, bind="0.0.0.0") as store, TCPStore("127.0.0.1", store.port) as other:
+    with (
+        TCPStore("127.0.0.1", 0, is_master=True, bind="0.0.0.0") as store,
+        TCPStore("127.0.0.1", store.port) as other,
+    ):
         other.set("k", "v")
         assert store.get("k") == b"v"
-    with TCPStore("127.0.0.1", 0, is_master=True) as store, pytest.raises(DistNetworkError, match="missing or wrong"):
+    with (
+        TCPStore("127.0.0.1", 0, is_master=True) as store,
+        pytest.raises(DistNetworkError, match="missing or wrong"),
+    ):
         TCPStore("127.0.0.1", store.port, secret="another", is_master=False)
 
 

@@ -76,7 +76,9 @@ def test_time_is_that_of_the_emulator():
         dist.all_reduce(np.zeros(1 << 18, np.float32), algorithm="ring")
 
     topology = simcoll.load_topology("dgx-h100", nodes=2)
-    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=16, box=8), 1 << 18, "float32")
+    plan = simcoll.bind(
+        simcoll.schedule("all_reduce", "ring", nranks=16, box=8), 1 << 18, "float32"
+    )
     expected = simcoll.emulate(plan, topology)
     result = dist.spawn(program, 16, topology=topology)
     assert result.time_fs == expected.time_fs
@@ -102,12 +104,18 @@ def test_choosing_the_algorithm():
         dist.barrier(group)
 
     def ran(*args, **kw):
-        return [record.schedule.split("(")[0] for record in dist.spawn(program, 4, args=args, **kw).records]
+        return [
+            record.schedule.split("(")[0]
+            for record in dist.spawn(program, 4, args=args, **kw).records
+        ]
 
     assert ran() == ["recursive_doubling", "dissemination"]
     assert ran(algorithm="ring") == ["ring", "dissemination"]
     assert ran(algorithm={"barrier": "linear"}) == ["recursive_doubling", "linear"]
-    assert ran(algorithm=lambda _, n, size: "tree" if (n, size) in ((4, 32), (4, 0)) else None) == ["tree", "tree"]
+    assert ran(algorithm=lambda _, n, size: "tree" if (n, size) in ((4, 32), (4, 0)) else None) == [
+        "tree",
+        "tree",
+    ]
     assert ran(None, "rabenseifner", algorithm="ring") == ["rabenseifner", "dissemination"]
     assert ran("one_shot", "rabenseifner", algorithm="ring") == ["one_shot", "dissemination"]
     own = simcoll.schedule("all_reduce", "ring", nranks=4, channels=2)
@@ -146,11 +154,17 @@ def test_an_algorithm_that_is_not_shipped_runs_where_it_serves(tmp_path, monkeyp
     (tmp_path / "stars.py").write_text(STAR)
     usual = ran()
     dump_msccl_xml(simcoll.schedule("all_reduce", "ring", nranks=4), tmp_path / "star.xml")
-    assert ran(algorithm="stars:star") == ran(algorithm={"all_reduce": "stars:star"}) == ["stars:star", usual[1]]
+    assert (
+        ran(algorithm="stars:star")
+        == ran(algorithm={"all_reduce": "stars:star"})
+        == ["stars:star", usual[1]]
+    )
     assert ran(algorithm="star.xml") == ["star.xml", usual[1]]
     with pytest.raises(ConfigError, match="stars:wrong has 2 ranks; got 4 endpoints"):
         ran(algorithm="stars:wrong")
-    with pytest.raises(ConfigError, match="got None, which means that it does not serve this collective"):
+    with pytest.raises(
+        ConfigError, match="got None, which means that it does not serve this collective"
+    ):
         dist.spawn(lambda *_: dist.barrier(algorithm="stars:star"), 4)
 
 
@@ -197,7 +211,10 @@ def test_a_thousand_ranks():
 
     result = dist.spawn(program, 1024)
     assert result.returns == (1023 * 512,) * 1024
-    assert str(result.records[0]) == "all_reduce #0 of group 0: recursive_doubling(channels=1), 8 B, 11264 messages"
+    assert (
+        str(result.records[0])
+        == "all_reduce #0 of group 0: recursive_doubling(channels=1), 8 B, 11264 messages"
+    )
 
 
 def test_worlds_may_be_nested_and_hold_stores():
@@ -215,13 +232,18 @@ def test_worlds_may_be_nested_and_hold_stores():
             store.wait(["none"], timedelta(seconds=1))
         return got, dist.emulated_time(), dist.spawn(inner, 3).returns
 
-    assert dist.spawn(program, 2, args=(dist.HashStore(),)).returns == ((b"value", 2.0, (3.0, 3.0, 3.0)),) * 2
+    assert (
+        dist.spawn(program, 2, args=(dist.HashStore(),)).returns
+        == ((b"value", 2.0, (3.0, 3.0, 3.0)),) * 2
+    )
 
 
 SIGNATURES = {
-    "init_process_group": "backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, group_name='', "
+    "init_process_group": "backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, "
+    "store=None, group_name='', "
     "pg_options=None, device_id=None",
-    "new_group": "ranks=None, timeout=None, backend=None, pg_options=None, use_local_synchronization=False, group_desc=None, "
+    "new_group": "ranks=None, timeout=None, backend=None, pg_options=None, "
+    "use_local_synchronization=False, group_desc=None, "
     "device_id=None",
     "destroy_process_group": "group=None",
     "send": "tensor, dst=None, group=None, tag=0, group_dst=None",
@@ -234,8 +256,10 @@ SIGNATURES = {
     "gather": "tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None",
     "gather_object": "obj, object_gather_list=None, dst=None, group=None, group_dst=None",
     "scatter": "tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None",
-    "scatter_object_list": "scatter_object_output_list, scatter_object_input_list=None, src=None, group=None, group_src=None",
-    "all_to_all_single": "output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False",
+    "scatter_object_list": "scatter_object_output_list, scatter_object_input_list=None, src=None, "
+    "group=None, group_src=None",
+    "all_to_all_single": "output, input, output_split_sizes=None, input_split_sizes=None, "
+    "group=None, async_op=False",
     "all_to_all": "output_tensor_list, input_tensor_list, group=None, async_op=False",
     "barrier": "group=None, async_op=False, device_ids=None, timeout=None",
     "monitored_barrier": "group=None, timeout=None, wait_all_ranks=False",
@@ -259,7 +283,9 @@ def test_signatures(name):
 
 
 def test_buffers_kept_between_calls_are_bounded(monkeypatch):
-    """Buffers are kept for the next call of the same plan, but those of many plans do not add up."""
+    """Buffers are kept for the next call of the same plan, but those of many plans do not add
+    up.
+    """
     monkeypatch.setattr(playing, "KEPT_BYTES", 1024)
 
     def program(rank, world_size):

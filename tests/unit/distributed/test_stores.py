@@ -1,4 +1,6 @@
-"""What every store does: the statements torch's documentation and behaviour make, on all kinds of store."""
+"""What every store does: the statements torch's documentation and behaviour make, on all kinds of
+store.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def queues(request, tmp_path):
 
 
 def test_set_get_returns_bytes_and_overwrites(store):
-    """ST-01 SIG-25: set then get gives bytes; set again overwrites; values are str or bytes, also empty."""
+    """ST-01 SIG-25: set then get gives bytes; set again overwrites; values are str or bytes, also
+    empty.
+    """
     assert store.set("k", "text") is None
     assert store.get("k") == b"text"
     store.set("k", b"\x00\xff")
@@ -124,10 +128,18 @@ def test_wrong_values_are_value_errors(store, wrong):
 
 
 def test_get_of_a_missing_key_times_out(store):
-    """ST-02 ST-16: get, wait and multi_get of a missing key wait for the timeout, then raise DistStoreError."""
+    """ST-02 ST-16: get, wait and multi_get of a missing key wait for the timeout, then raise
+    DistStoreError.
+    """
     store.set_timeout(SHORT)
-    for ask in (lambda: store.get("nope"), lambda: store.wait(["nope"]), lambda: store.multi_get(["nope"])):
-        with pytest.raises(DistStoreError, match=r"wait timeout after 60ms, keys: /(p/)?nope") as caught:
+    for ask in (
+        lambda: store.get("nope"),
+        lambda: store.wait(["nope"]),
+        lambda: store.multi_get(["nope"]),
+    ):
+        with pytest.raises(
+            DistStoreError, match=r"wait timeout after 60ms, keys: /(p/)?nope"
+        ) as caught:
             ask()
         assert isinstance(caught.value, RuntimeError)
     store.set("still", "alive")
@@ -187,7 +199,9 @@ def test_a_timeout_names_the_keys_that_are_missing(store):
 
 
 def test_add_counts(store):
-    """ST-04 ST-12: add makes a counter and gives the new value; after delete_key it starts at the amount."""
+    """ST-04 ST-12: add makes a counter and gives the new value; after delete_key it starts at the
+    amount.
+    """
     assert store.add("n", 1) == 1
     assert store.add("n", 6) == 7
     assert store.get("n") == b"7"
@@ -199,7 +213,9 @@ def test_add_counts(store):
 
 
 def test_add_on_what_set_stored(store):
-    """ST-05: add on numeric text counts on; on other text it is a ValueError, and the store goes on."""
+    """ST-05: add on numeric text counts on; on other text it is a ValueError, and the store goes
+    on.
+    """
     store.set("n", "5")
     assert store.add("n", 2) == 7
     for text in ("five", "", "1.5", "5 apples", "9" * 400):
@@ -230,7 +246,9 @@ def test_check(store):
 
 
 def test_compare_set(store):
-    """ST-08 ST-09: compare_set sets when what is expected is there, or nothing is expected and there; gives what is there now."""
+    """ST-08 ST-09: compare_set sets when what is expected is there, or nothing is expected and
+    there; gives what is there now.
+    """
     store.set("k", "first")
     assert store.compare_set("k", "first", "second") == b"second"
     assert store.compare_set("k", "first", "third") == b"second"
@@ -282,7 +300,9 @@ def test_timeout_property(store):
 
 
 def test_extended_api(store, kind):
-    """ST-18: HashStore and TCPStore have the extended interface, FileStore has not, PrefixStore as below it."""
+    """ST-18: HashStore and TCPStore have the extended interface, FileStore has not, PrefixStore as
+    below it.
+    """
     assert store.has_extended_api() is ("file" not in kind)
 
 
@@ -335,7 +355,11 @@ def test_pop_waits_for_a_push_and_each_value_goes_to_one(queues):
 def test_files_have_no_queues(tmp_path):
     """ST-19: NotImplementedError for queues in a file."""
     store = FileStore(tmp_path / "f")
-    for ask in (lambda: store.queue_push("q", "v"), lambda: store.queue_pop("q"), lambda: store.queue_len("q")):
+    for ask in (
+        lambda: store.queue_push("q", "v"),
+        lambda: store.queue_pop("q"),
+        lambda: store.queue_len("q"),
+    ):
         with pytest.raises(NotImplementedError, match="queue support is not implemented"):
             ask()
     store.close()
@@ -377,7 +401,9 @@ def test_threads_count_without_losing_any(store):
 
 
 def test_one_store_may_be_used_by_many_threads(store):
-    running = [threading.Thread(target=lambda: [store.add("n", 1) for _ in range(20)]) for _ in range(5)]
+    running = [
+        threading.Thread(target=lambda: [store.add("n", 1) for _ in range(20)]) for _ in range(5)
+    ]
     for thread in running:
         thread.start()
     for thread in running:
@@ -391,7 +417,9 @@ def test_closing_twice_is_harmless(store):
 
 
 def test_prefixes_nest():
-    """ST-31 SIG-27: key k of prefix p is p/k below; prefixes nest; underlying_store is what was wrapped."""
+    """ST-31 SIG-27: key k of prefix p is p/k below; prefixes nest; underlying_store is what was
+    wrapped.
+    """
     whole = HashStore()
     inner = PrefixStore("outer", whole)
     both = PrefixStore("inner", inner)
@@ -410,7 +438,12 @@ def test_prefixes_nest():
 
 
 @pytest.mark.parametrize(
-    "wrong", [lambda: PrefixStore(1, HashStore()), lambda: PrefixStore("p", {}), lambda: PrefixStore("p", None)]
+    "wrong",
+    [
+        lambda: PrefixStore(1, HashStore()),
+        lambda: PrefixStore("p", {}),
+        lambda: PrefixStore("p", None),
+    ],
 )
 def test_prefix_needs_a_str_and_a_store(wrong):
     with pytest.raises(TypeError):

@@ -107,7 +107,8 @@ def test_the_store_survives_users_that_are_killed(path):
         "import sys\n"
         "from simcoll.distributed.stores import FileStore\n"
         "store = FileStore(sys.argv[1], 4)\n"
-        "while True: store.append('text', 'x' * 50_000) if store.add('n', 1) < 50 else store.set('full', '')\n"
+        "while True: store.append('text', 'x' * 50_000) if store.add('n', 1) < 50 else "
+        "store.set('full', '')\n"
     )
     store = FileStore(path, 4)
     for _ in range(3):
@@ -161,7 +162,9 @@ def test_an_empty_file_is_a_new_store(tmp_path):
     store.close()
 
 
-@pytest.mark.parametrize("content", [b"x", b"hello world\n", b"\x00" * 100, b"simcoll-file-store 1\n"])
+@pytest.mark.parametrize(
+    "content", [b"x", b"hello world\n", b"\x00" * 100, b"simcoll-file-store 1\n"]
+)
 def test_a_file_of_something_else_is_left_alone(tmp_path, content):
     (tmp_path / "f").write_bytes(content)
     with pytest.raises(DistStoreError, match="not the file of a FileStore"):
@@ -276,7 +279,8 @@ def test_a_process_that_keeps_the_file_is_waited_for_until_the_timeout(path):
         fcntl.flock(holder, fcntl.LOCK_EX)
         try:
             with pytest.raises(
-                DistStoreError, match=r"another process, perhaps a stopped one, has kept it locked for 0\.2 s"
+                DistStoreError,
+                match=r"another process, perhaps a stopped one, has kept it locked for 0\.2 s",
             ):
                 store.set("k", "1")
         finally:
@@ -287,7 +291,9 @@ def test_a_process_that_keeps_the_file_is_waited_for_until_the_timeout(path):
 
 def test_threads_on_one_file(path):
     stores = [FileStore(path) for _ in range(4)]
-    threads = [threading.Thread(target=lambda s=s: [s.add("n", 1) for _ in range(50)]) for s in stores]
+    threads = [
+        threading.Thread(target=lambda s=s: [s.add("n", 1) for _ in range(50)]) for s in stores
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -110,7 +110,9 @@ def test_file_store_and_what_a_second_one_reads(steps):
         store = FileStore(Path(folder) / "f")
         same_as_the_model(store, steps)
         late = FileStore(Path(folder) / "f")
-        assert {key: late.get(key) for key in late.list_keys()} == {key: store.get(key) for key in store.list_keys()}
+        assert {key: late.get(key) for key in late.list_keys()} == {
+            key: store.get(key) for key in store.list_keys()
+        }
         late.close()
         store.close()
 

@@ -1,4 +1,6 @@
-"""TCPStore: its server over real sockets on loopback, with clients that behave and clients that do not."""
+"""TCPStore: its server over real sockets on loopback, with clients that behave and clients that do
+not.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from datetime import timedelta
 import pytest
 
 from simcoll.distributed.server.frames import HELLOS, Greeting, Hello, Welcome, decode, encode
-from simcoll.distributed.stores import DistNetworkError, DistStoreError, Limits, PrefixStore, TCPStore, wire
+from simcoll.distributed.stores import (
+    DistNetworkError,
+    DistStoreError,
+    Limits,
+    PrefixStore,
+    TCPStore,
+    wire,
+)
 from simcoll.distributed.stores.store_table import StoreTable
 from simcoll.distributed.stores.wire import StoreRequest, Verb
 from tests.support.hostile_doors import StoreDoor, next_body
@@ -83,7 +92,10 @@ def test_the_server_listens_on_loopback_only(store):
 
 
 def test_bind_says_otherwise():
-    with master(bind="0.0.0.0", secret="s") as store, TCPStore("127.0.0.2", store.port, secret="s") as other:
+    with (
+        master(bind="0.0.0.0", secret="s") as store,
+        TCPStore("127.0.0.2", store.port, secret="s") as other,
+    ):
         other.set("k", "v")
         assert store.get("k") == b"v"
 
@@ -126,7 +138,8 @@ def test_workers_are_waited_for_and_counted():
 def test_workers_that_do_not_come():
     """ST-27: DistStoreError with how many joined; without wait_for_workers it returns at once."""
     with pytest.raises(
-        DistStoreError, match=r"Timed out after 0\.2 seconds waiting for clients\. 1/2 clients joined\."
+        DistStoreError,
+        match=r"Timed out after 0\.2 seconds waiting for clients\. 1/2 clients joined\.",
     ):
         TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=timedelta(milliseconds=200))
     assert store_threads() == []
@@ -185,7 +198,8 @@ def test_no_server():
     """ST-30: DistNetworkError after the timeout when there is no server."""
     with pytest.raises(
         DistNetworkError,
-        match=r"The client socket has timed out after 50ms while trying to connect to \(127\.0\.0\.1, 1\)",
+        match=r"The client socket has timed out after 50ms while trying to connect to "
+        r"\(127\.0\.0\.1, 1\)",
     ):
         client(1, timeout=timedelta(milliseconds=50))
 
@@ -201,7 +215,9 @@ def test_ports_that_cannot_be(port):
         client(port)
 
 
-@pytest.mark.parametrize("wrong", [lambda: TCPStore(None, 1), lambda: TCPStore("", 1), lambda: TCPStore("h", "1")])
+@pytest.mark.parametrize(
+    "wrong", [lambda: TCPStore(None, 1), lambda: TCPStore("", 1), lambda: TCPStore("h", "1")]
+)
 def test_wrong_types(wrong):
     with pytest.raises(TypeError):
         wrong()
@@ -594,7 +610,10 @@ def test_random_bytes(store):
 
 
 def test_a_client_that_never_introduces_itself():
-    with master(limits=Limits(handshake_s=0.1)) as store, socket.create_connection(("127.0.0.1", store.port)) as sock:
+    with (
+        master(limits=Limits(handshake_s=0.1)) as store,
+        socket.create_connection(("127.0.0.1", store.port)) as sock,
+    ):
         assert wire.SERVICE.encode() in until_closed(sock)
         assert store.num_keys() == 0
 
@@ -695,7 +714,11 @@ def test_an_old_deadline_does_not_end_a_new_wait(store):
 
 
 def test_waits_that_ended_early_take_no_memory(store):
-    (server,) = [thread for thread in threading.enumerate() if getattr(thread, "address", ("", 0))[1] == store.port]
+    (server,) = [
+        thread
+        for thread in threading.enumerate()
+        if getattr(thread, "address", ("", 0))[1] == store.port
+    ]
     with introduced(store.port) as sock:
         for i in range(2000):
             sock.sendall(encode(wire.StoreRequest(Verb.WAIT, wait_ms=10**6, keys=(f"k{i}",))))

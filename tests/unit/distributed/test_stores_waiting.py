@@ -1,4 +1,6 @@
-"""Stores in rank programs: a runtime of greenlets in one thread waits its own way, and nobody sleeps."""
+"""Stores in rank programs: a runtime of greenlets in one thread waits its own way, and nobody
+sleeps.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from simcoll.distributed.stores import (
 
 
 class Rounds:
-    """The smallest runtime: runs its programs in turn; a waiting one is resumed when a store changed, or when none can go on."""
+    """The smallest runtime: runs its programs in turn; a waiting one is resumed when a store
+    changed, or when none can go on.
+    """
 
     def __init__(self):
         self.hub = greenlet.getcurrent()

@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simcoll.distributed.server.frames import FrameChannel, MalformedError, body_length, decode, encode, proof
+from simcoll.distributed.server.frames import (
+    FrameChannel,
+    MalformedError,
+    body_length,
+    decode,
+    encode,
+    proof,
+)
 from simcoll.distributed.stores import wire
 from simcoll.distributed.stores.tcp.service import Parking, Stay
 from simcoll.distributed.stores.wire import StoreRequest, Verb

@@ -1,4 +1,6 @@
-"""Operations that follow an earlier take of their plan have the times, hashes and bits of those that are played."""
+"""Operations that follow an earlier take of their plan have the times, hashes and bits of those
+that are played.
+"""
 
 import random
 
@@ -80,7 +82,9 @@ def test_groups_with_links_of_their_own_follow_side_by_side(counted, monkeypatch
         return x.tolist()
 
     both(monkeypatch, program, 16, topology="dgx-h100")
-    assert counted["followed"] == 8  # ranks come to the second call in another order than to the first
+    assert (
+        counted["followed"] == 8
+    )  # ranks come to the second call in another order than to the first
 
 
 def test_a_rank_that_comes_at_another_time_is_noticed(counted, monkeypatch):
@@ -115,7 +119,9 @@ def test_another_group_on_the_same_links_is_noticed(counted, monkeypatch):
 
 
 def mixed(rank, n, seed, jitter):
-    """Collectives, drawn by a seed, on the world, on a half and on pairs, with computation between them."""
+    """Collectives, drawn by a seed, on the world, on a half and on pairs, with computation between
+    them.
+    """
     shared, own = random.Random(seed), random.Random(f"{seed} {rank}")
     half = dist.new_group(range(n // 2))
     pairs = [dist.new_group([first, first + 1]) for first in range(0, n - 1, 2)]
@@ -170,7 +176,13 @@ def test_an_operation_that_begins_in_the_moment_in_which_a_take_ends(ranks, coun
 def test_random_programs(counted, monkeypatch, jitter):
     for seed in range(8):
         ranks = (2, 3, 4, 8)[seed % 4]
-        both(monkeypatch, mixed, ranks, args=(seed, jitter), topology=("dgx-h100", "dgx-a100")[seed % 2])
+        both(
+            monkeypatch,
+            mixed,
+            ranks,
+            args=(seed, jitter),
+            topology=("dgx-h100", "dgx-a100")[seed % 2],
+        )
     assert counted["followed"] > 0
     assert not jitter or counted["given up"] > 0
 
@@ -207,9 +219,13 @@ def drawn(rank, n):
 
 @pytest.mark.parametrize("depth", [0, 3])
 def test_each_call_draws_its_own_jitter_as_in_a_program_of_the_same_calls(depth):
-    protocol = Protocol("shaky", jitter_fs=5 * 10**9, seed=7, fifo_depth=depth, receive_overhead_fs=10**8)
+    protocol = Protocol(
+        "shaky", jitter_fs=5 * 10**9, seed=7, fifo_depth=depth, receive_overhead_fs=10**8
+    )
     runs = [
-        dist.spawn(drawn, 4, topology=crossbar(4, "50 GB/s", "1 us"), protocol=protocol, algorithm="ring")
+        dist.spawn(
+            drawn, 4, topology=crossbar(4, "50 GB/s", "1 us"), protocol=protocol, algorithm="ring"
+        )
         for _ in range(2)
     ]
     assert runs[0].trace_hash == runs[1].trace_hash
@@ -220,7 +236,9 @@ def test_each_call_draws_its_own_jitter_as_in_a_program_of_the_same_calls(depth)
     program = Program(4, [Call(plan, [range(4)]) for _ in range(5)])
     for engine in ("simpy", "fast"):
         played = simcoll.emulate(program, crossbar(4, "50 GB/s", "1 us"), engine=engine, keep=True)
-        assert [int(played.end_fs(call).max()) for call in range(5)] == [round(each * 1e15) for each in ends_fs]
+        assert [int(played.end_fs(call).max()) for call in range(5)] == [
+            round(each * 1e15) for each in ends_fs
+        ]
 
 
 def test_runs_with_events_are_always_played(counted):

@@ -14,9 +14,26 @@ from simcoll.distributed.api.groups import group
 
 N = 3
 NAMES = (
-    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bfloat16",
-    "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
-)  # fmt: skip
+    "bool",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+    "complex64",
+    "complex128",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+)
 
 
 def run(program):
@@ -25,7 +42,10 @@ def run(program):
 
 @pytest.mark.slow
 def test_torch_is_not_imported():
-    code = "import sys, simcoll, simcoll.distributed, simcoll.cuda_comm; assert 'torch' not in sys.modules"
+    code = (
+        "import sys, simcoll, simcoll.distributed, simcoll.cuda_comm; assert 'torch' not in "
+        "sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
 
 
@@ -67,7 +87,9 @@ def test_every_dtype_is_reduced_and_moved_in_place(torch, name):
         assert x.data_ptr() == address
         for r, output in enumerate(outputs):
             assert torch.equal(output.view(torch.uint8), numbers(torch, r, name).view(torch.uint8))
-        parts = torch.cat([numbers(torch, r, name)[2 * rank : 2 * rank + 2] for r in range(world_size)])
+        parts = torch.cat(
+            [numbers(torch, r, name)[2 * rank : 2 * rank + 2] for r in range(world_size)]
+        )
         assert torch.equal(whole.view(torch.uint8), parts.view(torch.uint8))
 
     run(program)
@@ -119,7 +141,11 @@ def test_tensors_that_have_no_memory_to_share_are_refused(torch):
         for wrong, kind, text in (
             (torch.zeros(3).to_sparse(), TypeError, "to_dense"),
             (torch.zeros(3, device="meta"), TypeError, "meta device"),
-            (torch.zeros(3, dtype=torch.bfloat16, device="meta"), TypeError, "meta device|BFloat16"),
+            (
+                torch.zeros(3, dtype=torch.bfloat16, device="meta"),
+                TypeError,
+                "meta device|BFloat16",
+            ),
             (torch.zeros(3, dtype=torch.complex64).conj(), RuntimeError, "resolve_conj"),
             (torch.zeros(3, dtype=torch.float8_e8m0fnu), TypeError, "float8_e8m0fnu"),
         ):

@@ -15,7 +15,9 @@ TWO = crossbar(2, "1 GB/s", "0 us")
 
 
 def overlapping(rank, world_size):
-    """A message of 40 us beside 30 us of computation, then one of 40 us alone; rank 1 is 5 us late."""
+    """A message of 40 us beside 30 us of computation, then one of 40 us alone; rank 1 is 5 us
+    late.
+    """
     dist.compute("5 us" if rank else 0, "load")
     x = np.zeros(40_000, np.uint8)
     call, peer = ((dist.isend, 1), (dist.irecv, 0))[rank]
@@ -35,13 +37,15 @@ def test_the_summary_is_that_worked_out_by_hand(result):
     sender, receiver = (result.timeline.summary(rank) for rank in (0, 1))
     assert (sender.total_fs, receiver.total_fs) == (85 * US, 85 * US)
     assert (sender.compute_fs, receiver.compute_fs) == (30 * US, 35 * US)
-    # Messages fly from 5 to 45 us and from 45 to 85 us; the sender computes until 30 us, the receiver from 0 to 35 us.
+    # Messages fly from 5 to 45 us and from 45 to 85 us; the sender computes until 30 us, the
+    # receiver from 0 to 35 us.
     assert sender.communication_fs == receiver.communication_fs == 80 * US
     assert sender.exposed_fs == {"0: default_pg": 55 * US}
     assert receiver.exposed_fs == {"0: default_pg": 50 * US}
     assert sender.idle_fs == receiver.idle_fs == 0
     assert str(receiver) == (
-        "rank 1: 85 us, compute 35 us, communication 80 us (exposed: 50 us of 0: default_pg), idle 0 s, memory 39.1 KiB"
+        "rank 1: 85 us, compute 35 us, communication 80 us (exposed: 50 us of 0: default_pg), idle "
+        "0 s, memory 39.1 KiB"
     )
 
 
@@ -90,23 +94,34 @@ def test_the_file_has_every_rank_and_an_arrow_for_every_message(tmp_path):
     assert document["otherData"]["trace_hash"] == once.trace_hash
     events = document["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
-    assert [(e["pid"], e["ts"], e["dur"]) for e in spans if e["name"] == "forward"] == [(0, 0, 30), (1, 5, 30)]
+    assert [(e["pid"], e["ts"], e["dur"]) for e in spans if e["name"] == "forward"] == [
+        (0, 0, 30),
+        (1, 5, 30),
+    ]
     kernels = [event for event in spans if event["name"] == "ncclDevKernel_recv"]
     assert [(event["ts"], event["dur"]) for event in kernels] == [(5, 40), (45, 40)]
     assert kernels[0]["args"]["Out msg nelems"] == 40_000
     arrows = [event for event in events if event["ph"] in "sf"]
     assert [(event["ph"], event["pid"], event["ts"]) for event in arrows] == [
-        ("s", 0, 5), ("f", 1, 45), ("s", 0, 45), ("f", 1, 85),
-    ]  # fmt: skip
+        ("s", 0, 5),
+        ("f", 1, 45),
+        ("s", 0, 45),
+        ("f", 1, 85),
+    ]
     counters = [event for event in events if event["ph"] == "C"]
     assert {event["name"] for event in counters} == {"link gpu0 -> switch", "link switch -> gpu1"}
-    # Values hold for a thousandth of the run: the messages begin at 5 us, in the middle of one that ends at 5.015 us.
-    values = [(e["ts"], e["args"]["share in use"]) for e in counters if e["name"] == "link gpu0 -> switch"]
+    # Values hold for a thousandth of the run: the messages begin at 5 us, in the middle of one that
+    # ends at 5.015 us.
+    values = [
+        (e["ts"], e["args"]["share in use"]) for e in counters if e["name"] == "link gpu0 -> switch"
+    ]
     assert values == [(0, 0), (4.93, 0.1765), (5.015, 1), (85, 0)]
 
 
 def test_the_critical_path_is_what_the_run_waited_for(tmp_path):
-    """The computation of the late rank and both messages; of a collective the last rank to come counts."""
+    """The computation of the late rank and both messages; of a collective the last rank to come
+    counts.
+    """
 
     def late(rank, world_size):
         dist.compute(f"{10 + 7 * rank} us", "load")
@@ -134,7 +149,11 @@ def test_events_of_a_track_do_not_overlap(tmp_path):
     path = tmp_path / "t.json"
     result = dist.spawn(program, 2, topology=TWO, trace=path)
     assert result.timeline.summary(0).communication_fs == 32 * US
-    spans = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X" and event["tid"]]
+    spans = [
+        event
+        for event in json.loads(path.read_text())["traceEvents"]
+        if event["ph"] == "X" and event["tid"]
+    ]
     assert len({(event["pid"], event["tid"]) for event in spans}) == len(spans) == 8
 
 
@@ -156,7 +175,9 @@ def test_a_trace_that_cannot_be_written_is_refused(tmp_path):
         dist.spawn(overlapping, 2, topology=TWO, trace=tmp_path / "file" / "t.json")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*inplace keyword")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*inplace keyword"
+)
 def test_holistic_trace_analysis_agrees(tmp_path):
     analysis = pytest.importorskip("hta.trace_analysis")
     dist.spawn(overlapping, 2, topology=TWO, trace=tmp_path)
@@ -168,7 +189,9 @@ def test_holistic_trace_analysis_agrees(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("scale", [1, 128])
 def test_holistic_trace_analysis_has_our_times_of_groups(tmp_path, monkeypatch, scale):
-    """Its breakdown and its overlap, where times are no whole microseconds, operations overlap, and ranks differ."""
+    """Its breakdown and its overlap, where times are no whole microseconds, operations overlap, and
+    ranks differ.
+    """
     analysis = pytest.importorskip("hta.trace_analysis")
     if scale == 1:  # some microseconds, of which it would lose parts
         monkeypatch.setenv("HTA_DISABLE_NS_ROUNDING", "1")
@@ -177,7 +200,9 @@ def test_holistic_trace_analysis_has_our_times_of_groups(tmp_path, monkeypatch, 
         grid = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         for step in range(3):
             message = dist.fake_array(10_007 * scale)
-            works = [dist.all_reduce(message, group=grid.get_group(name), async_op=True) for name in "ab"]
+            works = [
+                dist.all_reduce(message, group=grid.get_group(name), async_op=True) for name in "ab"
+            ]
             for part in range(scale):
                 dist.compute((3 + rank) * 1.01e-6, f"part {part} of step {step}")
             for work in works:
@@ -193,7 +218,12 @@ def test_holistic_trace_analysis_has_our_times_of_groups(tmp_path, monkeypatch, 
         "idle_time(us)": [each.idle_fs for each in ours],
         "non_compute_time(us)": [each.total_fs - each.compute_fs - each.idle_fs for each in ours],
     }.items():
-        assert table[name].tolist() == pytest.approx([time / US for time in times], rel=0.01, abs=1e-3)
-    hidden = [1 - (each.total_fs - each.compute_fs - each.idle_fs) / each.communication_fs for each in ours]
+        assert table[name].tolist() == pytest.approx(
+            [time / US for time in times], rel=0.01, abs=1e-3
+        )
+    hidden = [
+        1 - (each.total_fs - each.compute_fs - each.idle_fs) / each.communication_fs
+        for each in ours
+    ]
     shares = found.get_comm_comp_overlap(visualize=False)["comp_comm_overlap_pctg"].tolist()
     assert shares == pytest.approx([100 * share for share in hidden], rel=0.01)

@@ -25,8 +25,14 @@ def calls(n):
         "reduce": (lambda **kw: dist.reduce(x, 0, **kw), [x]),
         "all_gather": (lambda **kw: dist.all_gather(parts, y, **kw), parts),
         "all_gather_into_tensor": (lambda **kw: dist.all_gather_into_tensor(x, y, **kw), [x]),
-        "gather": (lambda **kw: dist.gather(y, parts if dist.get_rank() == 0 else None, 0, **kw), None),
-        "scatter": (lambda **kw: dist.scatter(y, parts if dist.get_rank() == 0 else None, 0, **kw), [y]),
+        "gather": (
+            lambda **kw: dist.gather(y, parts if dist.get_rank() == 0 else None, 0, **kw),
+            None,
+        ),
+        "scatter": (
+            lambda **kw: dist.scatter(y, parts if dist.get_rank() == 0 else None, 0, **kw),
+            [y],
+        ),
         "reduce_scatter": (lambda **kw: dist.reduce_scatter(y, parts, **kw), [y]),
         "reduce_scatter_tensor": (lambda **kw: dist.reduce_scatter_tensor(y, x, **kw), [y]),
         "all_to_all_single": (lambda **kw: dist.all_to_all_single(x, x.copy(), **kw), [x]),
@@ -36,7 +42,9 @@ def calls(n):
 
 
 def test_all_return_values():
-    """WK-01 WK-02 WK-03 WK-04 WK-05 WK-08 WK-15: None when it blocks, else a Work: wait, completion, future and results."""
+    """WK-01 WK-02 WK-03 WK-04 WK-05 WK-08 WK-15: None when it blocks, else a Work: wait,
+    completion, future and results.
+    """
 
     def program(rank, world_size):
         for name, (call, results) in calls(world_size).items():
@@ -61,7 +69,9 @@ def test_all_return_values():
 
 
 def test_futures():
-    """WK-06 WK-16: then runs after completion and gives a future of its value; the gradient averaging of a DDP hook."""
+    """WK-06 WK-16: then runs after completion and gives a future of its value; the gradient
+    averaging of a DDP hook.
+    """
 
     def program(rank, world_size):
         gradient = np.array([rank + 1.0])
@@ -110,7 +120,9 @@ def test_timeout_of_wait():
             dist.compute(2.0)
         work = dist.all_reduce(x, async_op=True, algorithm="ring")
         if rank == 0:
-            with pytest.raises(RuntimeError, match=r"Operation timed out! .*500ms.* waits for rank 1"):
+            with pytest.raises(
+                RuntimeError, match=r"Operation timed out! .*500ms.* waits for rank 1"
+            ):
                 work.wait(timedelta(milliseconds=500))
             assert dist.emulated_time() == 0.5
         work.wait()
@@ -149,7 +161,9 @@ def test_waiting_in_any_order():
 
 
 def test_a_peer_that_died():
-    """WK-13: those who wait for it get a RuntimeError; the program fails with the peer's own error."""
+    """WK-13: those who wait for it get a RuntimeError; the program fails with the peer's own
+    error.
+    """
     seen = []
 
     def program(rank, world_size):
@@ -200,7 +214,9 @@ def test_two_groups_share_the_links():
     def program(rank, world_size, groups):
         made = [dist.new_group() for _ in range(groups)]
         works = [
-            dist.broadcast(np.ones(500_000, np.uint8), 0, group=group, async_op=True, algorithm="tree")
+            dist.broadcast(
+                np.ones(500_000, np.uint8), 0, group=group, async_op=True, algorithm="tree"
+            )
             for group in made
         ]
         for work in works:
@@ -212,7 +228,8 @@ def test_two_groups_share_the_links():
 
 
 def test_an_input_that_is_an_output_is_kept_until_its_rank_begins():
-    # 1 MiB on each of 8 ranks: in flight there are two buffers of the plan, and no longer the input as it was.
+    # 1 MiB on each of 8 ranks: in flight there are two buffers of the plan, and no longer the input
+    # as it was.
     def program(rank, world_size):
         x = np.ones(1 << 17)
         dist.barrier()

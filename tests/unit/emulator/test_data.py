@@ -43,7 +43,9 @@ def test_large_data_is_timed_only_and_the_result_says_so(untouched):
     # 4 inputs of 1 GiB, and 48 bytes an element while the last of them is generated
     assert result.no_data == "exact data takes 16 GiB, more than the 2 GiB of SIMCOLL_MAX_BYTES"
     assert f"none, timing only: {result.no_data}" in str(result)
-    assert result.time_fs == emulate(ring(count=1 << 28), crossbar(4, "50 GB/s"), data="none").time_fs
+    assert (
+        result.time_fs == emulate(ring(count=1 << 28), crossbar(4, "50 GB/s"), data="none").time_fs
+    )
 
 
 @pytest.mark.slow
@@ -56,11 +58,15 @@ def test_sums_are_right_beyond_64_bits():
     assert budget.exact_bytes(ring(64, 1 << 56, dtype="int8")) > 1 << 63
 
 
-@pytest.mark.parametrize(("text", "moves"), [("0", False), ("1K", False), ("1M", True), ("1 TiB", True)])
+@pytest.mark.parametrize(
+    ("text", "moves"), [("0", False), ("1K", False), ("1M", True), ("1 TiB", True)]
+)
 def test_the_limit_can_be_set(monkeypatch, text, moves):
     monkeypatch.setenv("SIMCOLL_MAX_BYTES", text)
     assert emulate(ring(), crossbar(4, "50 GB/s")).data == ("exact" if moves else "none")
-    assert emulate(ring(), crossbar(4, "50 GB/s"), data="exact").wrong == 0  # what is asked for is not limited by it
+    assert (
+        emulate(ring(), crossbar(4, "50 GB/s"), data="exact").wrong == 0
+    )  # what is asked for is not limited by it
     assert emulate(ring(), crossbar(4, "50 GB/s"), data="none").no_data == ""
 
 
@@ -73,14 +79,18 @@ def test_a_limit_that_is_no_size_is_refused(monkeypatch, text):
 
 
 def test_exact_data_that_does_not_fit_is_refused_before_it_is_made(untouched):
-    with pytest.raises(ConfigError, match=r"takes 4\d\.?\d* TiB, but only [\d.]+ [MG]iB is available; data='none'"):
+    with pytest.raises(
+        ConfigError, match=r"takes 4\d\.?\d* TiB, but only [\d.]+ [MG]iB is available; data='none'"
+    ):
         emulate(ring(64, 1 << 36), crossbar(64, "50 GB/s"), data="exact")
 
 
 def test_data_of_the_callers_own_must_fit_as_well(untouched, monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
     with pytest.raises(ConfigError, match="only 1000 B is available"):
-        emulate(ring(count=1 << 24), crossbar(4, "50 GB/s"), data=[np.zeros(1 << 24, np.float32)] * 4)
+        emulate(
+            ring(count=1 << 24), crossbar(4, "50 GB/s"), data=[np.zeros(1 << 24, np.float32)] * 4
+        )
 
 
 def test_data_of_the_callers_own_is_named():
@@ -109,7 +119,11 @@ def test_control_groups_count(tmp_path):
     group = tmp_path / "v2" / "a" / "b"
     group.mkdir(parents=True)
     own.write_text("0::/a/b\n")
-    for folder, most, used in ((group, "max", "50"), (group.parent, "1000", "300"), (tmp_path / "v2", "5000", "600")):
+    for folder, most, used in (
+        (group, "max", "50"),
+        (group.parent, "1000", "300"),
+        (tmp_path / "v2", "5000", "600"),
+    ):
         (folder / "memory.max").write_text(f"{most}\n")
         (folder / "memory.current").write_text(f"{used}\n")
     (group.parent / "memory.stat").write_text("anon 5\ninactive_file 100\n")
@@ -141,7 +155,9 @@ def test_no_run_takes_more_than_was_added_up(kind, algorithm, in_place, op, prot
     if dtype == "int8" and op != "sum":
         pytest.skip("no such reduction of whole numbers")
     plan = simcoll.bind(schedule, 1 << 16, dtype, op, protocol=protocol)
-    emulate(simcoll.bind(schedule, 8, dtype, op, protocol=protocol), crossbar(8, "50 GB/s"))  # loads what it needs
+    emulate(
+        simcoll.bind(schedule, 8, dtype, op, protocol=protocol), crossbar(8, "50 GB/s")
+    )  # loads what it needs
     tracemalloc.start()
     try:
         emulate(plan, crossbar(8, "50 GB/s"), data="exact")

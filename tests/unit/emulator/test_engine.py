@@ -1,4 +1,6 @@
-"""The player of plans: lanes, steps, rendezvous, FIFO depth, waits, data. Times by hand and by a second simulator."""
+"""The player of plans: lanes, steps, rendezvous, FIFO depth, waits, data. Times by hand and by a
+second simulator.
+"""
 
 from fractions import Fraction
 
@@ -42,7 +44,9 @@ def test_a_message_costs_what_the_protocol_says(by_hand):
 
 
 def test_a_local_transfer_costs_its_copy_and_reduction(by_hand):
-    plan = by_hand(2, [[(0, 0, 0), (1, 0, 1, 0, REDUCE)]], copy_as_per_byte=10**9, reduce_as_per_byte=2 * 10**9)
+    plan = by_hand(
+        2, [[(0, 0, 0), (1, 0, 1, 0, REDUCE)]], copy_as_per_byte=10**9, reduce_as_per_byte=2 * 10**9
+    )
     assert done_us(plan) == [1, 3]
 
 
@@ -73,12 +77,14 @@ def test_rendezvous_waits_for_the_receiver(by_hand):
 @pytest.mark.parametrize(
     ("depth", "expected"),
     [
-        # Rank 0 may run ahead of rank 1, which is busy with rank 2 until 11. Flows start when a message is ready, and arrive
-        # 1 us after they end. The first two share rank 1's port: 500 MB/s each until 2, when 8000 of the 9000 bytes are
-        # left, which flow until 10. One buffer: the second message must wait until rank 1 consumes the first, at 11. It flows
-        # until 12 and arrives at 13; meanwhile rank 0 sends to rank 3 from 12 to 13.
+        # Rank 0 may run ahead of rank 1, which is busy with rank 2 until 11. Flows start when a
+        # message is ready, and arrive 1 us after they end. The first two share rank 1's port: 500
+        # MB/s each until 2, when 8000 of the 9000 bytes are left, which flow until 10. One buffer:
+        # the second message must wait until rank 1 consumes the first, at 11. It flows until 12 and
+        # arrives at 13; meanwhile rank 0 sends to rank 3 from 12 to 13.
         (1, [11, 11, 13, 14]),
-        # Two: the second flows from 2 to 4 at half rate, the message to rank 3 from 4 to 5; rank 1 is busy until 12.
+        # Two: the second flows from 2 to 4 at half rate, the message to rank 3 from 4 to 5; rank 1
+        # is busy until 12.
         (2, [12, 12, 12, 6]),
     ],
 )
@@ -89,7 +95,8 @@ def test_fifo_depth_lets_a_sender_run_ahead(by_hand, depth, expected):
 
 
 def test_messages_ahead_keep_the_bytes_they_left_with():
-    # In place, rank 0 sends its vector to rank 1 and is then overwritten by rank 2, long before rank 1 takes delivery.
+    # In place, rank 0 sends its vector to rank 1 and is then overwritten by rank 2, long before
+    # rank 1 takes delivery.
     collective = simcoll.Collective("all_reduce", 4, in_place=True)
     layout = simcoll.Layout(collective)
     out = layout.output()
@@ -143,7 +150,12 @@ def test_sync_messages_cost_latency_and_header(by_hand):
 def test_nothing_to_send_ends_at_launch(by_hand):
     plan = by_hand(2, [[(0, 0, 1)]], sizes=0, launch_fs=5)
     result = emulate(plan, NET, data="none", bound=False, keep=True)
-    assert (result.time_fs, result.messages, result.bytes_moved, result.done_fs.tolist()) == (5, 0, 0, [])
+    assert (result.time_fs, result.messages, result.bytes_moved, result.done_fs.tolist()) == (
+        5,
+        0,
+        0,
+        [],
+    )
 
 
 def test_channels_that_share_a_chunk_wait_for_each_other():
@@ -167,7 +179,11 @@ def test_an_exchange_of_one_buffer_reads_before_it_writes():
 
     for depth in (0, 1):
         plan = simcoll.bind(
-            simcoll.Schedule("swap", layout, steps), 5, "int32", protocol=Protocol("p", fifo_depth=depth), unproved=True
+            simcoll.Schedule("swap", layout, steps),
+            5,
+            "int32",
+            protocol=Protocol("p", fifo_depth=depth),
+            unproved=True,
         )
         assert next(plan.steps()).staged.all()
         data = [np.arange(5, dtype=np.int32), np.arange(5, 10, dtype=np.int32)]
@@ -182,7 +198,8 @@ def test_a_stuck_run_says_who_waits_for_whom(by_hand):
     plan.schedule.known.waits = {1: (1,)}
     with pytest.raises(
         InternalError,
-        match=r"2 lanes are stuck(.|\n)*rank 1 channel 0 is in step 1, waiting for message 1 \(rank 1 -> 2",
+        match=r"2 lanes are stuck(.|\n)*rank 1 channel 0 is in step 1, waiting for message 1 "
+        r"\(rank 1 -> 2",
     ):
         emulate(plan, NET, data="none", bound=False)
 
@@ -257,7 +274,9 @@ def rates_by_rounds(capacities, flows):
 
 
 class Slow:
-    """Done times of a plan, by asking of every message at every event whether anything happens to it."""
+    """Done times of a plan, by asking of every message at every event whether anything happens to
+    it.
+    """
 
     def __init__(self, plan, topology):
         self.p = plan.protocol
@@ -265,7 +284,16 @@ class Slow:
         self.rows = [
             (
                 step.step,
-                *(int(column[i]) for column in (step.src_rank, step.dst_rank, step.channel, step.op, step.size_bytes)),
+                *(
+                    int(column[i])
+                    for column in (
+                        step.src_rank,
+                        step.dst_rank,
+                        step.channel,
+                        step.op,
+                        step.size_bytes,
+                    )
+                ),
             )
             for step in plan.steps()
             for i in range(len(step))
@@ -273,7 +301,9 @@ class Slow:
         shares = dict(self.p.link_shares)
         self.capacities = [
             int(capacity * shares.get(LINK_KINDS[kind], 1))
-            for capacity, kind in zip(topology.link_capacity_uBps.tolist(), topology.link_kind.tolist(), strict=True)
+            for capacity, kind in zip(
+                topology.link_capacity_uBps.tolist(), topology.link_kind.tolist(), strict=True
+            )
         ]
         self.links, self.pre, self.busy, self.latency, self.wire, self.post = [], [], [], [], [], []
         extra = {}
@@ -281,8 +311,14 @@ class Slow:
             route = topology.route([plan.ranks[src]], [plan.ranks[dst]])
             path = [link for link in route.links[0].tolist() if link >= 0]
             kind = LINK_KINDS[route.kind[0]] if path else ""
-            ends = [(src, channel, "out"), (dst, channel, "in"), (src, "out"), (dst, "in")] if path else []
-            for end, rate in zip(ends, [self.p.channel_rate_uBps] * 2 + [self.p.rank_rate_uBps] * 2, strict=False):
+            ends = (
+                [(src, channel, "out"), (dst, channel, "in"), (src, "out"), (dst, "in")]
+                if path
+                else []
+            )
+            for end, rate in zip(
+                ends, [self.p.channel_rate_uBps] * 2 + [self.p.rank_rate_uBps] * 2, strict=False
+            ):
                 if rate and end not in extra:
                     extra[end] = len(self.capacities)
                     self.capacities.append(rate)
@@ -298,7 +334,9 @@ class Slow:
             self.busy.append(busy)
             self.latency.append(latency if path else 0)
             self.pre.append(busy + latency if path and not self.p.fifo_depth else 0)
-            self.wire.append(-(-size * self.p.wire_factor // 1) + self.p.header_bytes if path else 0)
+            self.wire.append(
+                -(-size * self.p.wire_factor // 1) + self.p.header_bytes if path else 0
+            )
             own = self.p.receive_overhead_fs if path else size * self.p.copy_as_per_byte // 1000
             self.post.append(own + reduction)
         self.lanes = {}
@@ -309,14 +347,19 @@ class Slow:
                 self.lanes.setdefault((rank, channel), {}).setdefault(step, []).append(m)
             recent = connections.setdefault((src, dst, channel), [])
             depth = self.p.fifo_depth
-            self.before.append(recent[-depth] if depth and src != dst and len(recent) >= depth else None)
+            self.before.append(
+                recent[-depth] if depth and src != dst and len(recent) >= depth else None
+            )
             recent.append(m)
 
     def at_step(self, rank, channel, step):
         """Whether a lane has finished all its steps before this one."""
         lane = self.lanes[rank, channel]
         return self.now >= self.p.launch_fs and all(
-            self.finished_for(m, rank) for earlier, here in lane.items() if earlier < step for m in here
+            self.finished_for(m, rank)
+            for earlier, here in lane.items()
+            if earlier < step
+            for m in here
         )
 
     def finished_for(self, m, rank):
@@ -332,7 +375,9 @@ class Slow:
             return False
         if self.before[m] is not None and self.state[self.before[m]] not in ("post", "done"):
             return False
-        return self.at_step(src, channel, step) and (self.p.fifo_depth > 0 or self.at_step(dst, channel, step))
+        return self.at_step(src, channel, step) and (
+            self.p.fifo_depth > 0 or self.at_step(dst, channel, step)
+        )
 
     def advance(self, m):
         """One change of a message's state at this time, if there is one."""
@@ -349,7 +394,9 @@ class Slow:
             self.state[m], self.until[m] = self.end(m)
         elif state == "late" and until == self.now:
             self.state[m], self.until[m] = "ended", None
-        elif state == "ended" and (src == dst or not self.p.fifo_depth or self.at_step(dst, channel, step)):
+        elif state == "ended" and (
+            src == dst or not self.p.fifo_depth or self.at_step(dst, channel, step)
+        ):
             self.state[m], self.until[m] = "post", self.now + self.post[m]
         elif state == "post" and until == self.now:
             self.state[m], self.until[m], self.done[m] = "done", None, self.now
@@ -363,13 +410,20 @@ class Slow:
 
     def run(self):
         count = len(self.rows)
-        self.state, self.until, self.done, self.flows = ["waiting"] * count, [None] * count, [None] * count, {}
+        self.state, self.until, self.done, self.flows = (
+            ["waiting"] * count,
+            [None] * count,
+            [None] * count,
+            {},
+        )
         self.ready = [None] * count
         self.now = self.p.launch_fs
         while True:
             while sum(self.advance(m) for m in range(count)):
                 pass
-            for m, rate in rates_by_rounds(self.capacities, {m: self.links[m] for m in self.flows}).items():
+            for m, rate in rates_by_rounds(
+                self.capacities, {m: self.links[m] for m in self.flows}
+            ).items():
                 flow = self.flows[m]
                 if rate != flow[1]:
                     flow[:] = remaining_bytes(flow[0], flow[1], self.now - flow[2]), rate, self.now
@@ -378,8 +432,16 @@ class Slow:
                 continue  # a flow that the new rate brings to its end at once
             if None not in self.done:
                 return self.done
-            overheads = [since + busy for since, busy in zip(self.ready, self.busy, strict=True) if since is not None]
-            coming = [until for until in [*self.until, *overheads] if until is not None and until > self.now]
+            overheads = [
+                since + busy
+                for since, busy in zip(self.ready, self.busy, strict=True)
+                if since is not None
+            ]
+            coming = [
+                until
+                for until in [*self.until, *overheads]
+                if until is not None and until > self.now
+            ]
             self.now = min(coming)
 
 
@@ -398,14 +460,18 @@ AT_ONCE = (
     "0",
     [1, 0, 2, 3],
 )
-"""A flow ends, and the one that it shared a link with has too few bytes left for a femtosecond at the new rate."""
+"""A flow ends, and the one that it shared a link with has too few bytes left for a femtosecond at
+the new rate.
+"""
 
 
 @st.composite
 def cases(draw):
     n, channels = draw(st.integers(2, 5)), draw(st.integers(1, 3))
     rank = st.integers(0, n - 1)
-    transfer = st.tuples(rank, rank, rank, st.integers(0, channels - 1), st.sampled_from([COPY, COPY, REDUCE, SYNC]))
+    transfer = st.tuples(
+        rank, rank, rank, st.integers(0, channels - 1), st.sampled_from([COPY, COPY, REDUCE, SYNC])
+    )
     # No chunk may be written twice in a step.
     step = st.lists(transfer, min_size=1, max_size=6, unique_by=lambda row: (row[1], row[2]))
     steps = draw(st.lists(step, min_size=1, max_size=6))

@@ -19,7 +19,12 @@ MEGA = 10**6
 NET = crossbar(4, "1 GB/s", "1 us")  # a message of 1 MB takes 1 us and then 1 ms
 
 
-@pytest.fixture(params=["simpy", pytest.param("fast", marks=pytest.mark.skipif(not COMPILED, reason="needs numba"))])
+@pytest.fixture(
+    params=[
+        "simpy",
+        pytest.param("fast", marks=pytest.mark.skipif(not COMPILED, reason="needs numba")),
+    ]
+)
 def play(request):
     def run(plan, events, policy="stall", topology=NET, **how):
         how = {"data": "none", "bound": False, "keep": True, "engine": request.param} | how
@@ -44,7 +49,10 @@ def one(by_hand):
         (["t=0 switch -> gpu1 = 0 for 2ms"], 3000),  # the latency passes meanwhile
         (["t=1001us gpu0 -> switch = 0"], 1001),  # it ends just then
         (["t=501us gpu0 -> switch = 0 for 2ms", "t=1ms switch -> gpu1 = 0 for 5ms"], 6500),
-        (["t=501us gpu0 <-> switch = 1/2", "t=501us gpu0 -> switch = 1/4 for 1ms"], 2001),  # the lowest counts
+        (
+            ["t=501us gpu0 <-> switch = 1/2", "t=501us gpu0 -> switch = 1/4 for 1ms"],
+            2001,
+        ),  # the lowest counts
         (["t=501us gpu0 -> switch = 1/2", "t=501us gpu0 -> switch background 1/2"], 2501),
         (["t=501us gpu0 -> switch background 1/4", "t=501us gpu0 -> switch background 1/4"], 1501),
         (["t=501us switch -> gpu0 = 0", "t=1ms rank 3 stops"], 1001),  # not on its way
@@ -52,28 +60,42 @@ def one(by_hand):
 )
 def test_one_message(play, by_hand, events, done_us):
     result = play(by_hand(4, [[(0, 1, 1)]], sizes=MEGA), events)
-    assert (result.time_fs, result.done_fs.tolist(), result.cut) == (done_us * US, [done_us * US], None)
+    assert (result.time_fs, result.done_fs.tolist(), result.cut) == (
+        done_us * US,
+        [done_us * US],
+        None,
+    )
 
 
 def test_two_flows_share_what_is_left(play, by_hand):
     plan = by_hand(3, [[(0, 2, 2), (1, 2, 2)]], sizes=MEGA)
     # At 1,001 us each has half of its bytes left.
     assert play(plan, ["t=1001us switch -> gpu2 = 1/2"]).done_fs.tolist() == [3001 * US, 3001 * US]
-    assert play(plan, ["t=1001us gpu0 -> switch = 1/4"]).done_fs.tolist() == [3001 * US, 1667666666667]
+    assert play(plan, ["t=1001us gpu0 -> switch = 1/4"]).done_fs.tolist() == [
+        3001 * US,
+        1667666666667,
+    ]
     # While one waits the other has the whole link.
-    assert play(plan, ["t=1001us gpu0 -> switch = 0 for 1ms"]).done_fs.tolist() == [2501 * US, 1501 * US]
+    assert play(plan, ["t=1001us gpu0 -> switch = 0 for 1ms"]).done_fs.tolist() == [
+        2501 * US,
+        1501 * US,
+    ]
 
 
 @pytest.mark.parametrize("nranks", [2, 3, 5, 8])
 def test_a_ring_waits_for_its_link(play, nranks):
     plan = simcoll.bind(
-        simcoll.schedule("all_reduce", "ring", nranks=nranks, in_place=True), count=nranks * MEGA, dtype="uint8"
+        simcoll.schedule("all_reduce", "ring", nranks=nranks, in_place=True),
+        count=nranks * MEGA,
+        dtype="uint8",
     )
     net = crossbar(nranks, "1 GB/s", "1 us")
     whole = 2 * (nranks - 1) * 1001 * US
     assert play(plan, [], topology=net).time_fs == whole
     # It is down in the middle of the first round, and what waits for it goes round until the end.
-    assert play(plan, ["t=500us gpu0 -> switch = 0 for 7ms"], topology=net).time_fs == whole + 7 * MS
+    assert (
+        play(plan, ["t=500us gpu0 -> switch = 0 for 7ms"], topology=net).time_fs == whole + 7 * MS
+    )
     # Between rounds nothing is on it but latency.
     assert play(plan, ["t=1001us gpu0 -> switch = 0 for 1us"], topology=net).time_fs == whole
 
@@ -86,22 +108,41 @@ def test_events_that_change_nothing_leave_the_trace_as_it_is(play, one):
         ["t=0 rank 0 slower 1"],
         [Stop(1, 2 * MS)],
     ):
-        assert (play(one, events).trace_hash, play(one, events).time_fs) == (expected.trace_hash, expected.time_fs)
+        assert (play(one, events).trace_hash, play(one, events).time_fs) == (
+            expected.trace_hash,
+            expected.time_fs,
+        )
 
 
 def test_a_slow_rank_takes_longer_for_its_own_work(play, by_hand):
-    costs = {"send_overhead_fs": 10 * US, "receive_overhead_fs": 40 * US, "reduce_as_per_byte": 10**9}
+    costs = {
+        "send_overhead_fs": 10 * US,
+        "receive_overhead_fs": 40 * US,
+        "reduce_as_per_byte": 10**9,
+    }
     plan = by_hand(2, [[(0, 1, 1, 0, REDUCE)]], sizes=1000, **costs)
     # 10 us to send, 1 us of latency, 1 us of bytes, 40 us and 1 us to receive and reduce.
     assert play(plan, []).time_fs == 53 * US
     assert play(plan, [Slow(0, 3)]).time_fs == 73 * US
     assert play(plan, [Slow(1, 3)]).time_fs == 135 * US
     assert play(plan, [Slow(1, 3, at_fs=22 * US)]).time_fs == (22 + 31 * 3) * US
-    assert play(plan, [Slow(1, "3/2", at_fs=22 * US, for_fs=12 * US), Slow(1, 3, 25 * US, 3 * US)]).time_fs == 58 * US
+    assert (
+        play(
+            plan, [Slow(1, "3/2", at_fs=22 * US, for_fs=12 * US), Slow(1, 3, 25 * US, 3 * US)]
+        ).time_fs
+        == 58 * US
+    )
 
 
 def test_a_slow_rank_with_a_fifo(play, by_hand):
-    plan = by_hand(2, [[(0, 1, 1)]] * 3, sizes=1000, fifo_depth=1, send_overhead_fs=10 * US, receive_overhead_fs=3 * US)
+    plan = by_hand(
+        2,
+        [[(0, 1, 1)]] * 3,
+        sizes=1000,
+        fifo_depth=1,
+        send_overhead_fs=10 * US,
+        receive_overhead_fs=3 * US,
+    )
     assert play(plan, []).done_fs.tolist() == [5 * US, 15 * US, 25 * US]
     assert play(plan, [Slow(0, 2, at_fs=5 * US)]).done_fs.tolist() == [5 * US, 20 * US, 40 * US]
     assert play(plan, [Slow(1, 4)]).done_fs.tolist() == [14 * US, 26 * US, 38 * US]
@@ -112,7 +153,12 @@ def test_work_that_spans_paces_is_rounded_up_and_what_was_done_of_it_down():
     assert [pace.end(0, 10, work) for work in (0, 1, 2, 3, 4, 5)] == [10, 13, 15, 17, 20, 21]
     assert [pace.end(0, at, 10) for at in (0, 5, 19, 20)] == [10, 21, 30, 30]
     assert [pace.end(1, 0, work) for work in (0, 5, 6)] == [0, 5, None]
-    assert (pace.end(1, 5, 0), pace.end(2, 5, 3), pace.at_rest(1, 4), pace.at_rest(1, 5)) == (None, 8, False, True)
+    assert (pace.end(1, 5, 0), pace.end(2, 5, 3), pace.at_rest(1, 4), pace.at_rest(1, 5)) == (
+        None,
+        8,
+        False,
+        True,
+    )
 
 
 def test_bytes_take_another_way(play, by_hand):
@@ -122,10 +168,15 @@ def test_bytes_take_another_way(play, by_hand):
     down = ["t=501us gpu0 -> gpu1 = 0"]
     # Both have half of their bytes left and share the link from 3 to 2.
     assert play(plan, down, "re-route", topology=net).done_fs.tolist() == [1501 * US] * 2
-    back = ["t=501us gpu0 -> gpu1 = 0 for 400us"]  # 0.3 of each are left, and go their own ways again
+    back = [
+        "t=501us gpu0 -> gpu1 = 0 for 400us"
+    ]  # 0.3 of each are left, and go their own ways again
     assert play(plan, back, "re-route", topology=net).done_fs.tolist() == [1201 * US] * 2
     late = ["t=0 gpu0 -> gpu1 = 0", "t=201us gpu0 -> gpu1 = 1"]
-    assert play(plan, [late[0] + " for 201us"], "re-route", topology=net).done_fs.tolist() == [1101 * US] * 2
+    assert (
+        play(plan, [late[0] + " for 201us"], "re-route", topology=net).done_fs.tolist()
+        == [1101 * US] * 2
+    )
     # A NIC is lost: its GPU goes over its neighbour's, whose links have room for both.
     node = boxes(2, 2, "8 GB/s", "0 us", nics=2, nic_bandwidth="1 GB/s", nic_latency="1 us")
     far = by_hand(4, [[(0, 2, 2)]], sizes=MEGA)
@@ -138,18 +189,25 @@ def test_bytes_take_another_way(play, by_hand):
     assert times.tolist() == [500 * US, 500 * US]
     # Without another way they wait.
     assert (
-        play(by_hand(2, [[(0, 1, 1)]], sizes=MEGA), ["t=501us gpu0 -> switch = 0 for 1ms"], "re-route").time_fs
+        play(
+            by_hand(2, [[(0, 1, 1)]], sizes=MEGA),
+            ["t=501us gpu0 -> switch = 0 for 1ms"],
+            "re-route",
+        ).time_fs
         == 2001 * US
     )
 
 
 @pytest.mark.parametrize("flows", [[(0, 1, 1), (3, 2, 2)], [(3, 2, 2), (0, 1, 1)]])
 def test_bytes_that_go_another_way_and_then_wait_leave_others_alone(play, by_hand, flows):
-    """Both would have ended at 1001 us, before they were slowed down; then one goes around, and then there is no way for it."""
+    """Both would have ended at 1001 us, before they were slowed down; then one goes around, and
+    then there is no way for it.
+    """
     net, plan = torus([4], "1 GB/s", "1 us"), by_hand(4, [flows], sizes=MEGA)
     slow = ["t=91us gpu3 -> gpu2 = 1/2 for 100us", "t=101us gpu0 -> gpu1 = 1/2 for 100us"]
     gone = ["t=301us gpu3 -> gpu2 = 0 for 1ms", "t=401us gpu3 -> gpu0 = 0 for 900us"]
-    # 0.25 are done when they begin to share a link, and 0.3 when one is left alone on it; the other goes on at 1301 us.
+    # 0.25 are done when they begin to share a link, and 0.3 when one is left alone on it; the other
+    # goes on at 1301 us.
     alone, waits = 1101 * US, 2001 * US
     expected = [alone, waits] if flows[0] == (0, 1, 1) else [waits, alone]
     assert play(plan, [*slow, *gone], "re-route", topology=net).done_fs.tolist() == expected
@@ -182,10 +240,15 @@ def test_the_end_of_patience(play, one, policy, for_us, ends):
 def test_what_was_delivered_before_a_link_died(play, by_hand):
     plan = by_hand(3, [[(0, 1, 1), (2, 0, 0)], [(1, 2, 2)], [(2, 0, 0)]], sizes=[[MEGA] * 3] * 3)
     cut = play(plan, ["t=1500us gpu1 -> switch = 0"], "stall 1s").cut
-    assert (cut.delivered_bytes, cut.dropped_bytes, cut.time_fs) == (2 * MEGA, 2 * MEGA, 1500 * US + 1000 * MS)
+    assert (cut.delivered_bytes, cut.dropped_bytes, cut.time_fs) == (
+        2 * MEGA,
+        2 * MEGA,
+        1500 * US + 1000 * MS,
+    )
     assert [(m.message, m.src, m.dst) for m in cut.messages] == [(2, 1, 2)]
     assert str(cut) == (
-        "aborted at 1 s: down: gpu1 -> switch; cut off: message 2 (rank 1 -> 2); waiting: rank 0, 1, 2; "
+        "aborted at 1 s: down: gpu1 -> switch; cut off: message 2 (rank 1 -> 2); waiting: rank 0, "
+        "1, 2; "
         "2000000 B delivered, 2000000 B dropped"
     )
 
@@ -209,14 +272,21 @@ def test_data_is_right_whatever_happens(play):
     result = play(plan, events, data="exact", topology=crossbar(4, "1 GB/s", "1 us"))
     assert (result.wrong, result.cut) == (0, None)
     cut = play(plan, ["t=3us gpu1 -> switch = 0"], data="exact")
-    assert (cut.wrong, cut.outputs, cut.headroom, cut.no_data) == (None, None, None, "the run was cut off")
+    assert (cut.wrong, cut.outputs, cut.headroom, cut.no_data) == (
+        None,
+        None,
+        None,
+        "the run was cut off",
+    )
 
 
 def test_events_do_not_fold():
     plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=8), count=1 << 10)
     net = crossbar(8, "1 GB/s", "1 us")
     assert emulate(plan, net, quotient=True, data="none").classes is not None
-    result = emulate(plan, net, quotient=True, data="none", events=["t=1us gpu0 -> switch = 1/2", Stop(3, MS)])
+    result = emulate(
+        plan, net, quotient=True, data="none", events=["t=1us gpu0 -> switch = 1/2", Stop(3, MS)]
+    )
     assert (result.classes, result.path) == (None, "no quotient: 2 events during the run")
 
 

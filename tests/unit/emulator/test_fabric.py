@@ -80,7 +80,8 @@ def test_what_one_flow_cannot_use_goes_to_the_others():
 
 
 def test_shares_are_rounded_down_to_micro_bytes():
-    # 100 GB/s over 3 flows: 33333333333333333 uBps each; 10**6 bytes in floor(30000000000.0000003 + 0.38) fs.
+    # 100 GB/s over 3 flows: 33333333333333333 uBps each; 10**6 bytes in floor(30000000000.0000003 +
+    # 0.38) fs.
     assert played([100 * GBps], [(0, 10**6, (0,))] * 3) == [30 * US] * 3
 
 
@@ -149,12 +150,16 @@ networks = st.integers(2, 6).flatmap(
 
 
 def by_rounds(capacities, flows):
-    """The rates of the model's first definition: level after level, all links of the lowest share at once."""
+    """The rates of the model's first definition: level after level, all links of the lowest share
+    at once.
+    """
     left, rates = list(capacities), {}
     waiting = dict(flows)
     while waiting:
         users = {
-            link: [f for f, links in waiting.items() if link in links] for links in waiting.values() for link in links
+            link: [f for f, links in waiting.items() if link in links]
+            for links in waiting.values()
+            for link in links
         }
         level = min(left[link] // len(who) for link, who in users.items())
         lowest = [link for link, who in users.items() if left[link] // len(who) == level]

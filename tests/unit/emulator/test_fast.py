@@ -33,7 +33,9 @@ compiled = pytest.mark.skipif(not COMPILED, reason="needs numba")
 
 
 def ring(n, count=1 << 20, **bound_to):
-    return simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True), count=count, **bound_to)
+    return simcoll.bind(
+        simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True), count=count, **bound_to
+    )
 
 
 def same(plan, topology, **how):
@@ -58,15 +60,21 @@ def test_ring_all_reduce_has_its_closed_form():
     # 2 (n - 1) steps of latency + chunk / bandwidth: 30 * (1 us + 262144 B / 50 GB/s)
     result = emulate(ring(16), crossbar(16, "50 GB/s", "1 us"), engine="fast")
     assert result.time_fs == 30 * (US + 5_242_880_000)
-    assert (result.wrong, result.messages, result.bytes_moved, result.engine) == (0, 480, 480 * 262144, "fast")
+    assert (result.wrong, result.messages, result.bytes_moved, result.engine) == (
+        0,
+        480,
+        480 * 262144,
+        "fast",
+    )
     assert result.headroom > 1
     assert result.wall_s > 0
 
 
 @compiled
 def test_a_flow_that_joins_as_another_leaves_keeps_the_level_that_others_know(by_hand):
-    # GB/s. Link X (10) has A and B, which also crosses Y (12) beside D: A and B get 5, D 7. At 1 us A ends and C takes its
-    # place, held to 3 by Z. What B is left by X grows from 5 to 7, so Y now holds B and D to 6.
+    # GB/s. Link X (10) has A and B, which also crosses Y (12) beside D: A and B get 5, D 7. At 1 us
+    # A ends and C takes its place, held to 3 by Z. What B is left by X grows from 5 to 7, so Y now
+    # holds B and D to 6.
     table = np.full((7, 7, 2), -1, np.int32)
     table[0, 1, 0] = 0
     table[0, 2], table[3, 4] = (0, 2), (0, 1)
@@ -94,7 +102,9 @@ def test_a_flow_that_joins_as_another_leaves_keeps_the_level_that_others_know(by
 @compiled
 @pytest.mark.parametrize("count", [1, 39, 40, 65537])
 def test_state_grows_with_wide_steps_and_long_routes(count):
-    plan = simcoll.bind(simcoll.schedule("all_to_all", "direct", nranks=40), count=count, unproved=True)
+    plan = simcoll.bind(
+        simcoll.schedule("all_to_all", "direct", nranks=40), count=count, unproved=True
+    )
     same(plan, torus([5, 8], "20 GB/s", "1 us"), data="none")
 
 
@@ -103,7 +113,11 @@ def test_uneven_chunks_make_every_turn_of_a_repeat_different():
     plan = ring(7, count=1003)
     assert summary(plan).rows == summary(plan).messages
     assert summary(ring(7, count=1001)).rows == 14
-    same(plan, boxes(2, 4, "400 GB/s", "1 us", nics=4, nic_bandwidth="25 GB/s", nic_latency="5 us"), data="none")
+    same(
+        plan,
+        boxes(2, 4, "400 GB/s", "1 us", nics=4, nic_bandwidth="25 GB/s", nic_latency="5 us"),
+        data="none",
+    )
 
 
 @pytest.mark.slow
@@ -115,7 +129,12 @@ def test_lanes_far_apart_in_the_schedule(jitter):
     same(ring(5, count=5 * 4, protocol=Protocol("j", jitter_fs=jitter)), slow, data="none")
     schedule = simcoll.schedule("all_reduce", "ring", nranks=5, pieces=200)
     same(
-        simcoll.bind(schedule, count=5000, protocol=Protocol("j", jitter_fs=jitter, fifo_depth=3), unproved=True),
+        simcoll.bind(
+            schedule,
+            count=5000,
+            protocol=Protocol("j", jitter_fs=jitter, fifo_depth=3),
+            unproved=True,
+        ),
         slow,
         data="none",
     )
@@ -128,7 +147,10 @@ def test_data_is_that_of_the_reference_bit_for_bit(algorithm):
     # float32 sums of thirds depend on the order of reduction.
     inputs = [np.full(37, rank + 1, np.float32) / 3 for rank in range(8)]
     plan = simcoll.bind(simcoll.schedule("all_reduce", algorithm, nranks=8), count=37)
-    one, two = (emulate(plan, crossbar(8, "9 GB/s"), data=inputs, bound=False, engine=e) for e in ("simpy", "fast"))
+    one, two = (
+        emulate(plan, crossbar(8, "9 GB/s"), data=inputs, bound=False, engine=e)
+        for e in ("simpy", "fast")
+    )
     assert (one.engine, two.engine) == ("simpy", "fast")
     assert [array.tobytes() for array in one.outputs] == [array.tobytes() for array in two.outputs]
 
@@ -139,9 +161,20 @@ def test_more_than_the_arrays_can_number_is_refused_with_the_way_out(monkeypatch
     from simcoll.emulator.fast import room
 
     monkeypatch.setattr(room, "MOST_ENTRIES", 2000)
-    plan = simcoll.bind(simcoll.schedule("all_to_all", "direct", nranks=40), count=40, unproved=True)
-    with pytest.raises(ConfigError, match=r"too many for the fast engine; .*engine='simpy' has no such limit"):
-        emulate(plan, crossbar(40, "20 GB/s", "1 us"), data="none", bound=False, engine="fast", quotient=False)
+    plan = simcoll.bind(
+        simcoll.schedule("all_to_all", "direct", nranks=40), count=40, unproved=True
+    )
+    with pytest.raises(
+        ConfigError, match=r"too many for the fast engine; .*engine='simpy' has no such limit"
+    ):
+        emulate(
+            plan,
+            crossbar(40, "20 GB/s", "1 us"),
+            data="none",
+            bound=False,
+            engine="fast",
+            quotient=False,
+        )
 
 
 @compiled
@@ -170,14 +203,22 @@ def test_steps_that_come_back_have_their_routes(monkeypatch, rows):
 
     monkeypatch.setattr(timed, "REMEMBERED_ROWS", rows)
     monkeypatch.setattr(timed, "BATCH_ROWS", 1)
-    plan = simcoll.bind(simcoll.schedule("all_reduce", "rabenseifner", nranks=8), count=8, unproved=True)
+    plan = simcoll.bind(
+        simcoll.schedule("all_reduce", "rabenseifner", nranks=8), count=8, unproved=True
+    )
     shapes = [
-        step.shape for steps, _ in timed_steps(plan, crossbar(8, "1 GB/s"), placement_of(plan, 0)) for step in steps
+        step.shape
+        for steps, _ in timed_steps(plan, crossbar(8, "1 GB/s"), placement_of(plan, 0))
+        for step in steps
     ]
     assert len(shapes) == 7
     del shapes[0]  # copies inside the ranks
     # The second half takes the same ways backwards; of 16 rows, the last two steps are remembered.
-    assert [a is b for a, b in zip(shapes[:3], shapes[:2:-1], strict=True)] == [rows > 16, True, True]
+    assert [a is b for a, b in zip(shapes[:3], shapes[:2:-1], strict=True)] == [
+        rows > 16,
+        True,
+        True,
+    ]
 
 
 def test_an_engine_that_does_not_exist():
@@ -202,7 +243,9 @@ plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), count=4)
 simcoll.emulate(plan, crossbar(4, "1 GB/s"))
 print("numba" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert (done.stderr, done.stdout) == ("", "False\n")
 
 
@@ -221,7 +264,10 @@ def test_much_work_is_given_to_the_fast_engine():
 @compiled
 def test_little_work_stays_with_the_reference_whatever_is_loaded():
     emulate(ring(4), crossbar(4, "1 GB/s"), engine="fast")
-    paths = [(result.engine, result.path) for result in (emulate(ring(n), crossbar(n, "1 GB/s")) for n in (11, 12))]
+    paths = [
+        (result.engine, result.path)
+        for result in (emulate(ring(n), crossbar(n, "1 GB/s")) for n in (11, 12))
+    ]
     assert paths == [("simpy", "only 220 messages"), ("fast", "264 messages")]
 
 
@@ -229,7 +275,11 @@ def test_little_work_stays_with_the_reference_whatever_is_loaded():
 def test_what_the_fast_engine_does_not_know_goes_to_the_reference_with_the_reason():
     net, told = crossbar(4, "1 GB/s"), []
     watched = emulate(ring(4), net, engine="fast", observer=lambda *row: told.append(row))
-    assert (watched.engine, watched.path, len(told)) == ("simpy", "an observer follows every transfer", 24)
+    assert (watched.engine, watched.path, len(told)) == (
+        "simpy",
+        "an observer follows every transfer",
+        24,
+    )
     deep = emulate(ring(4, protocol=Protocol("deep", fifo_depth=65)), net, engine="fast")
     assert (deep.engine, deep.path) == ("simpy", "fifo_depth 65 is more than 64")
 
@@ -251,10 +301,14 @@ def test_a_link_with_nothing_for_each_flow(by_hand, engine):
 
 @compiled
 @pytest.mark.parametrize("engine", ["simpy", "fast"])
-@pytest.mark.parametrize("protocol", [{"launch_fs": 2**62, "send_overhead_fs": 2**62}, {"launch_fs": 2**63 - 2}])
+@pytest.mark.parametrize(
+    "protocol", [{"launch_fs": 2**62, "send_overhead_fs": 2**62}, {"launch_fs": 2**63 - 2}]
+)
 def test_time_beyond_the_clock(by_hand, engine, protocol):
     plan = by_hand(2, [[(0, 0, 1)], [(1, 0, 0)]], sizes=10**9, **protocol)
-    with pytest.raises(ConfigError, match=r"the emulated time reaches .*; the clock ends at 9223.37 s"):
+    with pytest.raises(
+        ConfigError, match=r"the emulated time reaches .*; the clock ends at 9223.37 s"
+    ):
         emulate(plan, crossbar(2, "1 GB/s"), data="none", bound=False, engine=engine)
 
 
@@ -262,7 +316,9 @@ def test_jitter_is_a_function_of_seed_and_message():
     protocol = Protocol("j", jitter_fs=999, seed=5)
     drawn = jitter_fs(0, 5000, protocol)
     assert (drawn.min(), drawn.max()) == (0, 999)
-    assert np.array_equal(np.concatenate([jitter_fs(0, 17, protocol), jitter_fs(17, 4983, protocol)]), drawn)
+    assert np.array_equal(
+        np.concatenate([jitter_fs(0, 17, protocol), jitter_fs(17, 4983, protocol)]), drawn
+    )
     assert abs(drawn.mean() - 499.5) < 12  # three standard errors of 5000 uniform draws
     assert not np.array_equal(jitter_fs(0, 5000, Protocol("j", jitter_fs=999, seed=6)), drawn)
     with pytest.raises(ConfigError, match=r"jitter_fs.*-1"):
@@ -272,7 +328,10 @@ def test_jitter_is_a_function_of_seed_and_message():
 def test_jitter_delays_a_single_message_by_what_was_drawn(by_hand):
     plan = by_hand(2, [[(0, 0, 1)]], sizes=0 + 1000, jitter_fs=10**9, seed=3)
     plain = by_hand(2, [[(0, 0, 1)]], sizes=1000)
-    late, early = (emulate(each, crossbar(2, "1 GB/s"), data="none", engine="simpy").time_fs for each in (plan, plain))
+    late, early = (
+        emulate(each, crossbar(2, "1 GB/s"), data="none", engine="simpy").time_fs
+        for each in (plan, plain)
+    )
     assert late - early == int(jitter_fs(0, 1, plan.protocol)[0]) > 0
 
 
@@ -307,8 +366,12 @@ WITHOUT_NUMBA = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("before", "switch", "played", "refused"), WITHOUT_NUMBA.values(), ids=WITHOUT_NUMBA)
-def test_without_numba_the_reference_runs_and_says_how_to_get_faster(before, switch, played, refused):
+@pytest.mark.parametrize(
+    ("before", "switch", "played", "refused"), WITHOUT_NUMBA.values(), ids=WITHOUT_NUMBA
+)
+def test_without_numba_the_reference_runs_and_says_how_to_get_faster(
+    before, switch, played, refused
+):
     program = f"""
 {before}
 import simcoll
@@ -326,7 +389,13 @@ except simcoll.ConfigError as error:
     print(error)
 """
     environment = os.environ | {"NUMBA_DISABLE_JIT": switch}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
     assert done.stderr == ""
     assert done.stdout.splitlines() == [played, refused]
 
@@ -379,7 +448,9 @@ def test_compiled_functions_share_one_default():
         filling.wait_for,
         calendar.rehash,
     )
-    assert {inspect.signature(entry.py_func).parameters["_sources"].default for entry in entries} == {SOURCES}
+    assert {
+        inspect.signature(entry.py_func).parameters["_sources"].default for entry in entries
+    } == {SOURCES}
 
 
 @compiled
@@ -387,9 +458,14 @@ def test_ctrl_c_waits_for_a_compilation():
     """Lost in LLVM it became a bug report, and a table lost the sizes that were done."""
     from numba.core import event
 
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
+    usual = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # which a shell's background job ignores
     double = _jit(lambda number: 2 * number)
-    interrupt = {"on_start": lambda *_: signal.raise_signal(signal.SIGINT), "on_end": lambda *_: None}
+    interrupt = {
+        "on_start": lambda *_: signal.raise_signal(signal.SIGINT),
+        "on_end": lambda *_: None,
+    }
     listener = type("Interrupt", (event.Listener,), interrupt)
     try:
         with event.install_listener("numba:compile", listener()), pytest.raises(KeyboardInterrupt):
@@ -410,7 +486,13 @@ from simcoll.emulator.fast.grouping import group_rows
 print(group_rows([np.array([7, 7, 5])])[0].tolist())
 """
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr
     index = next(tmp_path.rglob("*.nbi"))
     assert isinstance(pickle.loads(index.read_bytes()), str)  # the version, before the rest

@@ -1,4 +1,6 @@
-"""Foldings that are remembered give what a run of every message gives, for every size and protocol."""
+"""Foldings that are remembered give what a run of every message gives, for every size and
+protocol.
+"""
 
 import dataclasses
 
@@ -23,7 +25,11 @@ PROTOCOLS = ("ideal", "LL", "Simple")
 
 
 def kept(schedule):
-    return [found.folding for found in runs_of(schedule).by_key.values() if isinstance(found.folding, Folding)]
+    return [
+        found.folding
+        for found in runs_of(schedule).by_key.values()
+        if isinstance(found.folding, Folding)
+    ]
 
 
 @pytest.mark.slow
@@ -35,18 +41,29 @@ def test_every_size_and_protocol_as_with_every_message(kind, algorithm, params):
     for count in (5 * chunks, 4096 * chunks, 3):
         for protocol in PROTOCOLS:
             plan = simcoll.bind(made, count, "float16", protocol=protocol)
-            every = simcoll.emulate(plan, machine, data="none", bound=False, engine="fast", quotient=False, keep=True)
-            found = simcoll.emulate(plan, machine, data="none", bound=False, quotient=True, keep=True)
+            every = simcoll.emulate(
+                plan, machine, data="none", bound=False, engine="fast", quotient=False, keep=True
+            )
+            found = simcoll.emulate(
+                plan, machine, data="none", bound=False, quotient=True, keep=True
+            )
             assert (found.time_fs, found.trace_hash) == (every.time_fs, every.trace_hash)
             assert np.array_equal(found.done_fs, every.done_fs)
-    assert len(kept(made)) <= 2 * 3  # equal chunks and the last others; protocols that cap channels, ranks, or nothing
+    assert (
+        len(kept(made)) <= 2 * 3
+    )  # equal chunks and the last others; protocols that cap channels, ranks, or nothing
 
 
 def test_a_schedule_that_runs_again_is_folded_once():
     machine = load_topology("dgx-h100", nodes=16)
     made = simcoll.schedule("all_reduce", "recursive_doubling", nranks=128, channels=8)
-    runs = [simcoll.emulate(simcoll.bind(made, 1 << e), machine, data="none", engine="fast") for e in (12, 13, 14, 15)]
-    assert [(run.path, run.classes) for run in runs] == [("asked for", None)] * 4  # as if each was the first
+    runs = [
+        simcoll.emulate(simcoll.bind(made, 1 << e), machine, data="none", engine="fast")
+        for e in (12, 13, 14, 15)
+    ]
+    assert [(run.path, run.classes) for run in runs] == [
+        ("asked for", None)
+    ] * 4  # as if each was the first
     assert len(kept(made)) == 1
 
 
@@ -57,7 +74,11 @@ def test_capacities_that_differ_within_a_class_are_another_folding():
     first = simcoll.emulate(plan, machine, data="none", quotient=True)
     slower = machine.degrade(0, "1/2")
     again = simcoll.emulate(plan, slower, data="none", quotient=True)
-    assert again.time_fs == simcoll.emulate(plan, slower, data="none", engine="simpy").time_fs > first.time_fs
+    assert (
+        again.time_fs
+        == simcoll.emulate(plan, slower, data="none", engine="simpy").time_fs
+        > first.time_fs
+    )
     assert simcoll.emulate(plan, machine, data="none", quotient=True).time_fs == first.time_fs
 
 
@@ -69,7 +90,11 @@ def test_too_little_symmetry_is_found_once():
     )  # no two ranks are alike, the two channels of each are
     machine = dataclasses.replace(machine, link_capacity_uBps=capacity)
     plans = [simcoll.bind(made, 1 << exponent) for exponent in (12, 13, 14)]
-    runs = [simcoll.emulate(plan, machine, data="none", bound=False, engine="fast") for plan in plans]
+    runs = [
+        simcoll.emulate(plan, machine, data="none", bound=False, engine="fast") for plan in plans
+    ]
     assert [run.classes for run in runs] == [None, None, None]
-    (found,) = (entry.folding for entry in runs_of(made).by_key.values() if isinstance(entry.folding, str))
+    (found,) = (
+        entry.folding for entry in runs_of(made).by_key.values() if isinstance(entry.folding, str)
+    )
     assert found.startswith("too little symmetry")

@@ -27,7 +27,9 @@ from simcoll.emulator.steps.timed import StepShape
 def test_rows_have_the_numbers_that_sorting_gives(rows, different):
     words = np.random.default_rng(rows).integers(0, different, rows).astype(np.uint64)
     names, first = number_words(words)
-    assert all(np.array_equal(a, b) for a, b in zip((names, first), _number_by_sorting(words), strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip((names, first), _number_by_sorting(words), strict=True)
+    )
     assert np.array_equal(words[first][names], words)
 
 
@@ -87,7 +89,11 @@ def test_random_lists_as_by_sorting():
 @pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8, np.bool_])
 def test_rows_of_columns_as_by_sorting(kind):
     random = np.random.default_rng(1)
-    columns = [random.integers(0, 2, 500).astype(kind), random.integers(-5, 5, 500), random.integers(0, 3, 1000)[::2]]
+    columns = [
+        random.integers(0, 2, 500).astype(kind),
+        random.integers(-5, 5, 500),
+        random.integers(0, 3, 1000)[::2],
+    ]
     names, equal = group_rows(columns)
     assert equal
     assert np.array_equal(names, _number_by_sorting(dense(*columns).astype(np.uint64))[0])
@@ -132,9 +138,16 @@ def test_lists_are_equal_in_however_many_columns_they_come(bulk, changed, monkey
     monkeypatch.setattr(grouping, "BULK", bulk)
     random = np.random.default_rng(4)
     values = random.integers(0, 9, 300)
-    owner, value = np.repeat([0, 1, -1], 300), np.concatenate([values, random.permutation(values), values + 1])
+    owner, value = (
+        np.repeat([0, 1, -1], 300),
+        np.concatenate([values, random.permutation(values), values + 1]),
+    )
     value[450] += changed
     order = random.permutation(900)
     edges = [0, 3, 60, 80, 500, 510, 900]
     pairs = [(owner[order][a:b], value[order][a:b]) for a, b in itertools.pairwise(edges)]
-    assert lists_equal(pairs, np.array([0, 0])) == _equal_by_sorting(pairs, np.array([0, 0])) != changed
+    assert (
+        lists_equal(pairs, np.array([0, 0]))
+        == _equal_by_sorting(pairs, np.array([0, 0]))
+        != changed
+    )

@@ -37,8 +37,16 @@ def test_links_of_leaders_alone_are_those_of_all_rows(marked, monkeypatch):
         for row in range(40):
             of = np.flatnonzero(leader == row)
             added = up[np.isin(own, of)]
-            wanted = links[row] if leader[row] < 0 else np.unique(np.append(links[of], added)) if len(of) else []
-            assert [each for each in whole[row] if each >= 0] == [each for each in wanted if each >= 0]
+            wanted = (
+                links[row]
+                if leader[row] < 0
+                else np.unique(np.append(links[of], added))
+                if len(of)
+                else []
+            )
+            assert [each for each in whole[row] if each >= 0] == [
+                each for each in wanted if each >= 0
+            ]
         linked = np.flatnonzero((leader < 0) | (leader == np.arange(40)))
         assert np.array_equal(joint_links(leader, links, own, up, linked), whole[linked])
 
@@ -50,7 +58,9 @@ def test_many_switch_operations_are_played_by_classes_at_once(wide, monkeypatch)
     monkeypatch.setattr(remembered, "MANY_UNEVEN", 1 << 10)
     topology = load_topology("dgx-h100", nodes=6)
     plan = simcoll.bind(simcoll.schedule("all_reduce", "switch", nranks=48), 48 * 1000)
-    folded, every = (emulate(plan, topology, data="none", engine=engine) for engine in ("fast", "simpy"))
+    folded, every = (
+        emulate(plan, topology, data="none", engine=engine) for engine in ("fast", "simpy")
+    )
     assert folded.path == f"quotient: {folded.classes} classes stand for {every.messages} messages"
     assert folded.classes < every.messages // 20
     assert (folded.time_fs, folded.trace_hash) == (every.time_fs, every.trace_hash)
@@ -79,11 +89,16 @@ def test_both_engines_play_the_switches_of_a_node(algorithm, nodes, depth):
     box = {} if algorithm == "switch" else {"box": 8}
     schedule = simcoll.schedule("all_reduce", algorithm, nranks=8 * nodes, **box)
     protocol = Protocol(
-        "p", fifo_depth=depth, send_overhead_fs=10**8, receive_overhead_fs=10**7, rank_rate_uBps=200 * 10**15
+        "p",
+        fifo_depth=depth,
+        send_overhead_fs=10**8,
+        receive_overhead_fs=10**7,
+        rank_rate_uBps=200 * 10**15,
     )
     plan = simcoll.bind(schedule, 8 * nodes * 4000, protocol=protocol)
     one, two = (
-        emulate(plan, topology, data="none", keep=True, engine=engine, quotient=False) for engine in ("simpy", "fast")
+        emulate(plan, topology, data="none", keep=True, engine=engine, quotient=False)
+        for engine in ("simpy", "fast")
     )
     assert (two.engine, two.path, two.switched) == ("fast", "asked for", True)
     assert np.array_equal(one.done_fs, two.done_fs)
@@ -92,9 +107,13 @@ def test_both_engines_play_the_switches_of_a_node(algorithm, nodes, depth):
 
 def test_switches_that_do_nothing_are_refused_by_every_engine():
     plan = simcoll.bind(simcoll.schedule("all_reduce", "switch", nranks=4), 64)
-    ways = [{"engine": "simpy"}, {"quotient": True}] + [{"engine": "fast", "quotient": False}] * COMPILED
+    ways = [{"engine": "simpy"}, {"quotient": True}] + [
+        {"engine": "fast", "quotient": False}
+    ] * COMPILED
     for way in ways:
-        with pytest.raises(ConfigError, match=r"topology 'crossbar' does not have \(trait switch_reduce\)"):
+        with pytest.raises(
+            ConfigError, match=r"topology 'crossbar' does not have \(trait switch_reduce\)"
+        ):
             emulate(plan, crossbar(4, "1 GB/s"), data="none", **way)
 
 

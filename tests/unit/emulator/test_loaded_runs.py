@@ -1,4 +1,6 @@
-"""Runs that happen again give what a run of its own gives: time and trace hash, whatever was played before."""
+"""Runs that happen again give what a run of its own gives: time and trace hash, whatever was played
+before.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,7 +21,11 @@ CASES = [
     ("all_reduce", "ring", {"channels": 2}),
     ("all_reduce", "two_shot", {}),
     ("all_reduce", "double_tree", {"channels": 2, "pieces": 2}),
-    ("all_reduce", "nccl_tree", {"channels": 2, "pieces": 2, "box": 8}),  # channels wait for each other
+    (
+        "all_reduce",
+        "nccl_tree",
+        {"channels": 2, "pieces": 2, "box": 8},
+    ),  # channels wait for each other
     ("all_reduce", "nvls_tree", {"channels": 2, "pieces": 2, "box": 8}),  # switches reduce
     ("all_gather", "bruck", {}),
     ("broadcast", "tree", {"pieces": 3}),
@@ -45,7 +51,9 @@ def test_every_size_and_protocol_as_on_their_own(kind, algorithm, params):
     chunks = made.layout.chunks
     for count in (4 * chunks, 3, 4096 * chunks, 5 * chunks + 1, chunks):
         for protocol in PROTOCOLS:
-            first, second = (simcoll.bind(each, count, "float16", protocol=protocol) for each in (made, plain))
+            first, second = (
+                simcoll.bind(each, count, "float16", protocol=protocol) for each in (made, plain)
+            )
             found = in_table(first, machine, len(PROTOCOLS))
             alone = simcoll.emulate(second, machine, data="none", engine="fast", quotient=False)
             assert (found.time_fs, found.trace_hash, found.messages) == (
@@ -58,7 +66,10 @@ def test_every_size_and_protocol_as_on_their_own(kind, algorithm, params):
 
 def test_folded_runs_share_classes_between_protocols_with_caps_and_without():
     machine = load_topology("dgx-h100", nodes=16)
-    made, plain = (simcoll.schedule("all_reduce", "recursive_doubling", nranks=128, channels=8) for _ in range(2))
+    made, plain = (
+        simcoll.schedule("all_reduce", "recursive_doubling", nranks=128, channels=8)
+        for _ in range(2)
+    )
     for count in (1 << 14, 1 << 20):
         for protocol in PROTOCOLS[:3]:
             first, second = (simcoll.bind(each, count, protocol=protocol) for each in (made, plain))
@@ -95,7 +106,11 @@ def test_threads_that_play_one_schedule_at_once_do_not_meet():
     made, plain = (simcoll.schedule("all_to_all", "pairwise", nranks=32) for _ in range(2))
 
     def times(schedule):
-        plans = [simcoll.bind(schedule, count, protocol=name) for count in (32, 4096) * 4 for name in PROTOCOLS]
+        plans = [
+            simcoll.bind(schedule, count, protocol=name)
+            for count in (32, 4096) * 4
+            for name in PROTOCOLS
+        ]
         return [in_table(plan, machine, len(PROTOCOLS)).trace_hash for plan in plans]
 
     expected = times(plain)

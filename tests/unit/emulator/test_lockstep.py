@@ -21,23 +21,35 @@ pytestmark = pytest.mark.skipif(not COMPILED, reason="needs numba")
 
 QUIET = {"data": "none", "bound": False, "keep": True, "engine": "fast", "quotient": False}
 JITTER = Protocol("jittered", jitter_fs=10**9, seed=5)
-FIFO = Protocol("fifo", fifo_depth=2, send_overhead_fs=10**8, receive_overhead_fs=3, reduce_as_per_byte=667)
+FIFO = Protocol(
+    "fifo", fifo_depth=2, send_overhead_fs=10**8, receive_overhead_fs=3, reduce_as_per_byte=667
+)
 RAILS = boxes(3, 4, "400 GB/s", "1 us", nics=4, nic_bandwidth="50 GB/s", nic_latency="3 us")
 
 
 def ring(nranks, count, protocol=None, **params):
     schedule = simcoll.schedule("all_reduce", "ring", nranks=nranks, **params)
-    return simcoll.bind(schedule, count, "uint8", "max", **({"protocol": protocol} if protocol else {}))
+    return simcoll.bind(
+        schedule, count, "uint8", "max", **({"protocol": protocol} if protocol else {})
+    )
 
 
 def outcome(result):
-    return result.time_fs, result.messages, result.bytes_moved, result.trace_hash, result.done_fs.tolist()
+    return (
+        result.time_fs,
+        result.messages,
+        result.bytes_moved,
+        result.trace_hash,
+        result.done_fs.tolist(),
+    )
 
 
 @pytest.mark.parametrize("protocol", [None, JITTER, FIFO], ids=["ideal", "jitter", "fifo"])
 @pytest.mark.parametrize("count", [12 * 99, 12 * 99 + 1, 12 * 99 + 11])
 @pytest.mark.parametrize(
-    "net", [crossbar(12, "9 GB/s", "1 us"), RAILS, RAILS.degrade(0, "1/3")], ids=["crossbar", "rails", "slow"]
+    "net",
+    [crossbar(12, "9 GB/s", "1 us"), RAILS, RAILS.degrade(0, "1/3")],
+    ids=["crossbar", "rails", "slow"],
 )
 def test_a_ring_is_played_in_lock_step(net, count, protocol):
     plan = ring(12, count, protocol)
@@ -49,7 +61,8 @@ def test_a_ring_is_played_in_lock_step(net, count, protocol):
 
 
 def test_an_uneven_ring_by_hand():
-    # Chunks of 1, 1 and 2 bytes at 1 GB/s and 1 us: every rank passes each of them on in turn, the longest sets the pace of its receiver.
+    # Chunks of 1, 1 and 2 bytes at 1 GB/s and 1 us: every rank passes each of them on in turn, the
+    # longest sets the pace of its receiver.
     result = emulate(ring(3, 4), crossbar(3, "1 GB/s", "1 us"), **QUIET)
     assert any(isinstance(group, Spinning) for group in spinning(result.plan))
     latency, byte = 10**9, 10**6
@@ -61,7 +74,10 @@ def test_an_uneven_ring_by_hand():
     ("plan", "net"),
     [
         (ring(4, 64, channels=2), crossbar(4, "9 GB/s")),  # two lanes on a link
-        (simcoll.bind(simcoll.schedule("all_reduce", "one_shot", nranks=4), 64), crossbar(4, "9 GB/s")),  # fan-in
+        (
+            simcoll.bind(simcoll.schedule("all_reduce", "one_shot", nranks=4), 64),
+            crossbar(4, "9 GB/s"),
+        ),  # fan-in
         (
             simcoll.bind(simcoll.schedule("all_to_all", "pairwise", nranks=6), 60),
             fat_tree(3, 2, "9 GB/s", oversubscription=2),
@@ -74,7 +90,8 @@ def test_flows_that_may_meet_are_left_to_the_loops(plan, net):
 
 
 def test_a_fifo_lets_senders_run_ahead_into_one_receiver():
-    # Rank 0 sends to 2, then rank 1 does: under rendezvous one after the other, with a FIFO at once.
+    # Rank 0 sends to 2, then rank 1 does: under rendezvous one after the other, with a FIFO at
+    # once.
     layout = simcoll.Layout(simcoll.Collective("all_to_all", 3))
     steps = [
         simcoll.transfers(0, layout.input(2), 2, layout.output(0)),
@@ -83,7 +100,9 @@ def test_a_fifo_lets_senders_run_ahead_into_one_receiver():
     schedule = simcoll.Schedule("two senders", layout, lambda: steps)
     net, together = crossbar(3, "1 GB/s"), []
     for depth in (0, 1):
-        plan = simcoll.bind(schedule, 9000, "uint8", protocol=Protocol("p", fifo_depth=depth), unproved=True)
+        plan = simcoll.bind(
+            schedule, 9000, "uint8", protocol=Protocol("p", fifo_depth=depth), unproved=True
+        )
         together.append(plays_in_lockstep(Request(plan, net)))
     assert together == [True, False]
 
@@ -130,7 +149,9 @@ def test_other_threads_go_on_while_compiled_code_plays(monkeypatch):
     thread = Thread(target=tick)
     thread.start()
     try:
-        plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4096), 4096, unproved=True)
+        plan = simcoll.bind(
+            simcoll.schedule("all_reduce", "ring", nranks=4096), 4096, unproved=True
+        )
         emulate(plan, crossbar(4096, "50 GB/s", "1 us"), **{**QUIET, "keep": False})
     finally:
         over.set()

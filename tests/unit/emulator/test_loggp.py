@@ -1,4 +1,6 @@
-"""LogGP on a FIFO: closed forms, derived in docs/explanation/model.md, and finish times of LogGOPSim, to the femtosecond."""
+"""LogGP on a FIFO: closed forms, derived in docs/explanation/model.md, and finish times of
+LogGOPSim, to the femtosecond.
+"""
 
 from itertools import product
 
@@ -13,7 +15,9 @@ from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.topology import boxes, crossbar
 
 NS, US = 10**6, 10**9
-WAYS = [{"engine": "simpy"}, {"quotient": True}] + [{"engine": "fast", "quotient": False}] * COMPILED
+WAYS = [{"engine": "simpy"}, {"quotient": True}] + [
+    {"engine": "fast", "quotient": False}
+] * COMPILED
 
 
 def every_way(plan, topology, **how):
@@ -76,7 +80,9 @@ def test_back_to_back_sends(by_hand, o, size, r, depth):
 )
 def test_back_to_back_sends_at_random(by_hand, k, size, o, latency, r, depth):
     plan = by_hand(2, [[(0, 0, 1)]] * k, sizes=size, **costs(o, latency, r, depth))
-    result = emulate(plan, crossbar(2, "1 GB/s"), data="none", bound=False, keep=True, engine="simpy")
+    result = emulate(
+        plan, crossbar(2, "1 GB/s"), data="none", bound=False, keep=True, engine="simpy"
+    )
     assert result.done_fs.tolist() == back_to_back(k, size * NS, o, latency, r, depth)
 
 
@@ -99,14 +105,24 @@ def test_a_ring(n, depth, o):
     flow, latency, r, reduction = 1000 * NS, 9 * US, 300 * NS, 667_000
     protocol = loggp(o, latency, r, depth, reduce_as_per_byte=667_000)
     schedule = simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True)
-    result = every_way(simcoll.bind(schedule, 1000 * n, "uint8", protocol=protocol), crossbar(n, "1 GB/s"))
+    result = every_way(
+        simcoll.bind(schedule, 1000 * n, "uint8", protocol=protocol), crossbar(n, "1 GB/s")
+    )
     message = flow + latency + r
     # The last message is done before the overhead of the last senders is over.
-    assert result.time_fs == (n - 1) * max(o, message + reduction) + (n - 2) * max(o, message) + message
-    gathering = simcoll.bind(
-        simcoll.schedule("all_gather", "ring", nranks=n, in_place=True), 1000, "uint8", protocol=protocol
+    assert (
+        result.time_fs
+        == (n - 1) * max(o, message + reduction) + (n - 2) * max(o, message) + message
     )
-    assert every_way(gathering, crossbar(n, "1 GB/s")).time_fs == (n - 2) * max(o, message) + message
+    gathering = simcoll.bind(
+        simcoll.schedule("all_gather", "ring", nranks=n, in_place=True),
+        1000,
+        "uint8",
+        protocol=protocol,
+    )
+    assert (
+        every_way(gathering, crossbar(n, "1 GB/s")).time_fs == (n - 2) * max(o, message) + message
+    )
 
 
 @pytest.mark.slow
@@ -120,7 +136,9 @@ def test_a_ring_over_nodes_pays_the_network_twice_a_node(nodes, gpus, o):
         hop_latency_fs=(("nvlink", 800 * NS), ("net", 15 * US)),
         fifo_depth=n,
     )
-    topology = boxes(nodes, gpus, "100 GB/s", "0 us", nics=gpus, nic_bandwidth="10 GB/s", nic_latency="0 us")
+    topology = boxes(
+        nodes, gpus, "100 GB/s", "0 us", nics=gpus, nic_bandwidth="10 GB/s", nic_latency="0 us"
+    )
     schedule = simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True)
     plan = simcoll.bind(schedule, n * size, "uint8", protocol=protocol)
     inside, across = 10 * NS + 800 * NS, 100 * NS + 15 * US
@@ -128,43 +146,66 @@ def test_a_ring_over_nodes_pays_the_network_twice_a_node(nodes, gpus, o):
     assert every_way(plan, topology).time_fs == crossing + (gpus - 3) * max(o, inside)
 
 
-# Finish times of LogGOPSim (https://spcl.inf.ethz.ch/Research/Performance/LogGOPSim/) in its own unit of time, by algorithm of
-# all_reduce and rank count: 1 KiB, 1 MiB, 64 MiB. Its rendezvous (S = 1) gives the same times for L 2500, o 1500, g 1000, G 6.
+# Finish times of LogGOPSim (https://spcl.inf.ethz.ch/Research/Performance/LogGOPSim/) in its own
+# unit of time, by algorithm of all_reduce and rank count: 1 KiB, 1 MiB, 64 MiB. Its rendezvous (S =
+# 1) gives the same times for L 2500, o 1500, g 1000, G 6.
 SIZES = (1 << 10, 1 << 20, 1 << 26)
 LOGGOPSIM = {
     # L, o, g, G
     (25000, 0, 0, 1): {
-        ("ring", 4): (151530, 1722858, 100813290), ("ring", 16): (751890, 2716050, 126579090),
-        ("ring", 64): (3151890, 5214258, 135270450), ("ring", 256): (12751530, 14838450, 146442930),
-        ("recursive_doubling", 4): (52046, 2147150, 134267726), ("recursive_doubling", 16): (104092, 4294300, 268535452),
-        ("recursive_doubling", 64): (156138, 6441450, 402803178), ("recursive_doubling", 256): (208184, 8588600, 537070904),
-        ("rabenseifner", 4): (101532, 1672860, 100763292), ("rabenseifner", 16): (201912, 2166072, 126029112),
-        ("rabenseifner", 64): (302004, 2364372, 132420564), ("rabenseifner", 256): (402024, 2488944, 134093424),
+        ("ring", 4): (151530, 1722858, 100813290),
+        ("ring", 16): (751890, 2716050, 126579090),
+        ("ring", 64): (3151890, 5214258, 135270450),
+        ("ring", 256): (12751530, 14838450, 146442930),
+        ("recursive_doubling", 4): (52046, 2147150, 134267726),
+        ("recursive_doubling", 16): (104092, 4294300, 268535452),
+        ("recursive_doubling", 64): (156138, 6441450, 402803178),
+        ("recursive_doubling", 256): (208184, 8588600, 537070904),
+        ("rabenseifner", 4): (101532, 1672860, 100763292),
+        ("rabenseifner", 16): (201912, 2166072, 126029112),
+        ("rabenseifner", 64): (302004, 2364372, 132420564),
+        ("rabenseifner", 256): (402024, 2488944, 134093424),
     },
     (2500, 1500, 1000, 6): {
-        ("ring", 4): (42180, 9470148, 604012740), ("ring", 16): (176340, 11961300, 755139540),
-        ("ring", 64): (704340, 13078548, 793415700), ("ring", 256): (2814180, 15335700, 804962580),
-        ("recursive_doubling", 4): (23276, 12593900, 805317356), ("recursive_doubling", 16): (46552, 25187800, 1610634712),
-        ("recursive_doubling", 64): (69828, 37781700, 2415952068), ("recursive_doubling", 256): (93104, 50375600, 3221269424),
-        ("rabenseifner", 4): (31192, 9459160, 604001752), ("rabenseifner", 16): (55472, 11840432, 755018672),
-        ("rabenseifner", 64): (78024, 12452232, 792789384), ("rabenseifner", 256): (100144, 12621664, 802248544),
+        ("ring", 4): (42180, 9470148, 604012740),
+        ("ring", 16): (176340, 11961300, 755139540),
+        ("ring", 64): (704340, 13078548, 793415700),
+        ("ring", 256): (2814180, 15335700, 804962580),
+        ("recursive_doubling", 4): (23276, 12593900, 805317356),
+        ("recursive_doubling", 16): (46552, 25187800, 1610634712),
+        ("recursive_doubling", 64): (69828, 37781700, 2415952068),
+        ("recursive_doubling", 256): (93104, 50375600, 3221269424),
+        ("rabenseifner", 4): (31192, 9459160, 604001752),
+        ("rabenseifner", 16): (55472, 11840432, 755018672),
+        ("rabenseifner", 64): (78024, 12452232, 792789384),
+        ("rabenseifner", 256): (100144, 12621664, 802248544),
     },
-}  # fmt: skip
+}
 UNIT_FS = 1000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [0, 1, 8])
-@pytest.mark.parametrize(("parameters", "algorithm", "n"), [(p, *key) for p, rows in LOGGOPSIM.items() for key in rows])
+@pytest.mark.parametrize(
+    ("parameters", "algorithm", "n"), [(p, *key) for p, rows in LOGGOPSIM.items() for key in rows]
+)
 def test_times_of_loggopsim(parameters, algorithm, n, depth):
     L, o, g, G = (UNIT_FS * value for value in parameters)
-    # There, the sender's overhead comes before the flow. With a FIFO it is beside it here, so the latency has it as well.
+    # There, the sender's overhead comes before the flow. With a FIFO it is beside it here, so the
+    # latency has it as well.
     protocol = loggp(o if depth == 0 else max(o, g), L if depth == 0 else L + o, o, depth)
     schedule = simcoll.schedule("all_reduce", algorithm, nranks=n, in_place=True)
     topology = crossbar(n, 10**21 // G)
-    steps = {"ring": 2 * (n - 1), "recursive_doubling": n.bit_length() - 1, "rabenseifner": 2 * (n.bit_length() - 1)}
+    steps = {
+        "ring": 2 * (n - 1),
+        "recursive_doubling": n.bit_length() - 1,
+        "rabenseifner": 2 * (n.bit_length() - 1),
+    }
     for size, units in zip(SIZES, LOGGOPSIM[parameters][algorithm, n], strict=True):
         plan = simcoll.bind(schedule, size, "uint8", protocol=protocol, unproved=True)
         quotient = n > 16 or None
         # A message of b bytes takes G (b - 1) there and G b here, once in every step.
-        assert emulate(plan, topology, data="none", quotient=quotient).time_fs == UNIT_FS * units + steps[algorithm] * G
+        assert (
+            emulate(plan, topology, data="none", quotient=quotient).time_fs
+            == UNIT_FS * units + steps[algorithm] * G
+        )

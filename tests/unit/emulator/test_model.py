@@ -23,7 +23,9 @@ def test_flow_delay_is_size_over_rate():
     assert model.flow_delay_fs(-1e-9, 50 * GBps) == 0
 
 
-@pytest.mark.parametrize(("rate", "expected"), [(3 * GBps, 333_333), (6 * GBps, 166_667), (7 * GBps, 142_857)])
+@pytest.mark.parametrize(
+    ("rate", "expected"), [(3 * GBps, 333_333), (6 * GBps, 166_667), (7 * GBps, 142_857)]
+)
 def test_flow_delay_rounds_away_from_simple_fractions(rate, expected):
     # 1 byte: 10**6 / 3, / 6, / 7 fs; the threshold to round up is 1 - 0.38 = 0.62.
     assert model.flow_delay_fs(1.0, rate) == expected
@@ -71,10 +73,13 @@ def test_costs_of_messages_and_local_transfers():
     size = np.array([1000, 1000, 0, 1001, 1001])
     op = np.array([COPY, REDUCE, SYNC, COPY, REDUCE], np.int8)
     src, dst = np.array([0, 0, 1, 2, 2]), np.array([1, 2, 0, 2, 2])
-    costs = model.message_costs(size, op, src == dst, crossbar(3, "50 GB/s", "2 us").route(src, dst), protocol)
+    costs = model.message_costs(
+        size, op, src == dst, crossbar(3, "50 GB/s", "2 us").route(src, dst), protocol
+    )
     assert costs.delay_fs.tolist() == [2 * US + 3] * 3 + [0, 0]
     assert costs.wire_bytes.tolist() == [1001, 1001, 1, 0, 0]
-    # Reduction: 1000 B * 1.5 fs; 1001 * 1.5 rounds down. Copy inside a rank: 1001 * 0.7 rounds down.
+    # Reduction: 1000 B * 1.5 fs; 1001 * 1.5 rounds down. Copy inside a rank: 1001 * 0.7 rounds
+    # down.
     assert costs.post_fs.tolist() == [5, 5 + 1500, 5, 700, 700 + 1501]
 
 
@@ -103,7 +108,9 @@ def test_hop_latency_replaces_that_of_the_path_by_kind():
     routes = topology.route([0, 0], [1, 2])
     delays = model.latency_fs(routes, Protocol("t", hop_latency_fs=(("net", 7),)))
     assert delays.tolist() == [int(routes.latency_fs[0]), 7]
-    added = model.latency_fs(routes, Protocol("t", hop_latency_fs=(("net", 7),), add_path_latency=True))
+    added = model.latency_fs(
+        routes, Protocol("t", hop_latency_fs=(("net", 7),), add_path_latency=True)
+    )
     assert added.tolist() == [int(routes.latency_fs[0]), int(routes.latency_fs[1]) + 7]
     busy = model.send_busy_fs(routes, Protocol("t", occupancy_fs=(("net", 5),), send_overhead_fs=1))
     assert busy.tolist() == [1, 6]
@@ -114,9 +121,13 @@ def test_a_kind_that_no_link_has_is_refused(field):
     protocol = Protocol("t", **{field: (("nvlnik", 7),)})
     routes = crossbar(2, "50 GB/s").route([0], [1])
     with pytest.raises(ConfigError, match=r"links of kind 'nvlnik'; did you mean 'nvlink'\?"):
-        model.message_costs(np.array([1]), np.array([COPY], np.int8), np.array([False]), routes, protocol)
+        model.message_costs(
+            np.array([1]), np.array([COPY], np.int8), np.array([False]), routes, protocol
+        )
     with pytest.raises(ConfigError, match=r"links of kind 'nvlnik'; did you mean 'nvlink'\?"):
-        model.effective_capacities(crossbar(2, "50 GB/s"), Protocol("t", link_shares=(("nvlnik", 1),)))
+        model.effective_capacities(
+            crossbar(2, "50 GB/s"), Protocol("t", link_shares=(("nvlnik", 1),))
+        )
 
 
 def test_with_a_fifo_the_overhead_is_the_senders_and_the_latency_the_messages():
@@ -134,7 +145,8 @@ def test_efficiency_scales_capacities_down_to_whole_numbers():
     import dataclasses
 
     topology = dataclasses.replace(
-        crossbar(2, "50 GB/s"), efficiency={"net": Fraction(1, 3), "link": Fraction(1, 3), "nvlink": Fraction(1, 3)}
+        crossbar(2, "50 GB/s"),
+        efficiency={"net": Fraction(1, 3), "link": Fraction(1, 3), "nvlink": Fraction(1, 3)},
     )
     assert model.effective_capacities(topology, Protocol("t")) == [50 * GBps] * 4
     assert model.effective_capacities(topology, nccl("Simple")) == [50 * GBps // 3] * 4

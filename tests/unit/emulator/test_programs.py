@@ -23,7 +23,9 @@ if COMPILED:
 
 
 def all_reduce(n=2, count=1 << 20, **bound_to):
-    return simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True), count=count, **bound_to)
+    return simcoll.bind(
+        simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True), count=count, **bound_to
+    )
 
 
 def spans(result, operation):
@@ -57,7 +59,9 @@ def test_streams_overlap_and_dependencies_hold(how):
 def test_groups_at_once_share_links(how):
     # Two groups across a 2:1 uplink: each gets half of what one alone gets.
     topology = fat_tree(2, 2, "50 GB/s", "0 us", oversubscription=2)
-    plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=2), count=500_000, dtype="uint8")
+    plan = simcoll.bind(
+        simcoll.schedule("all_gather", "ring", nranks=2), count=500_000, dtype="uint8"
+    )
     alone = emulate(Program(4, [Call(plan, [[0, 2]])]), topology, **how)
     both = emulate(Program(4, [Call(plan, [[0, 2], [1, 3]])]), topology, **how)
     assert (alone.time_fs, both.time_fs) == (10 * US, 20 * US)
@@ -65,7 +69,8 @@ def test_groups_at_once_share_links(how):
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
 def test_protocols_of_one_depth_have_fifos_of_their_own(how):
-    # Each message takes 10 us and arrives after 1 us more. The second of a protocol waits for that, the first of another does not.
+    # Each message takes 10 us and arrives after 1 us more. The second of a protocol waits for that,
+    # the first of another does not.
     one, two = (Protocol(name, fifo_depth=1) for name in ("one", "two"))
     sends = [Send([(0, 1)], 500_000, protocol=each) for each in (one, one, two)]
     result = emulate(Program(2, sends), NET, keep=True, **how)
@@ -88,14 +93,23 @@ def test_a_plan_is_a_program_of_one_call(jitter):
 @pytest.mark.parametrize("engine", ["simpy", "fast"])
 def test_jitter_of_a_message_is_that_of_its_number_in_the_program(engine):
     protocol = Protocol("j", jitter_fs=US, seed=3)
-    program = Program(4, [Compute([0, 1], 0, "one"), *[Send([(0, 1), (2, 3)], 500_000, "one", protocol=protocol)] * 2])
+    program = Program(
+        4,
+        [
+            Compute([0, 1], 0, "one"),
+            *[Send([(0, 1), (2, 3)], 500_000, "one", protocol=protocol)] * 2,
+        ],
+    )
     result = emulate(program, NET, keep=True, engine=engine)
     calm = [*[11 * US] * 2, *[22 * US] * 2]  # 10 us at 50 GB/s and a latency of 1 us, twice
     drawn = jitter_fs(2, 4, protocol)
     drawn[2:] += drawn[:2]
     assert (result.done_fs[2:] - calm).tolist() == drawn.tolist()
     assert len(set(drawn.tolist())) == 4
-    assert emulate(program, NET, quotient=True).path == "no quotient: jitter makes every message different"
+    assert (
+        emulate(program, NET, quotient=True).path
+        == "no quotient: jitter makes every message different"
+    )
 
 
 def test_plans_at_once():
@@ -110,10 +124,17 @@ def test_plans_at_once():
 def test_a_call_of_another_protocol_leaves_shares_as_they_are(algorithm, how):
     machine, ranks = load_topology("dgx-h100"), [list(range(8))]
     half = Protocol("half", link_shares=(("nvlink", Fraction(1, 2)),))
-    plan = simcoll.bind(simcoll.schedule("all_reduce", algorithm, nranks=8), 1 << 20, "uint8", protocol=half)
+    plan = simcoll.bind(
+        simcoll.schedule("all_reduce", algorithm, nranks=8), 1 << 20, "uint8", protocol=half
+    )
     other = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=8), 8, "uint8")
     alone = emulate(Program(8, [Call(plan, ranks)]), machine, **{"data": "none", **how}).time_fs
-    after = emulate(Program(8, [Call(other, ranks), Call(plan, ranks)]), machine, keep=True, **{"data": "none", **how})
+    after = emulate(
+        Program(8, [Call(other, ranks), Call(plan, ranks)]),
+        machine,
+        keep=True,
+        **{"data": "none", **how},
+    )
     assert after.end_fs(1).max() - after.end_fs(0).max() == alone
 
 
@@ -123,19 +144,27 @@ def test_protocols_keep_their_shares_of_links(how):
     # Alone each protocol gets what it gets as a plan; together they get the larger share.
     half, most = (Protocol(str(share), link_shares=(("link", share),)) for share in (0.5, 0.75))
     one = [emulate(all_reduce(protocol=p), NET).time_fs for p in (half, most)]
-    calls = [Call(all_reduce(protocol=p), [[0, 1]], after=list(range(at))) for at, p in enumerate((half, most))]
+    calls = [
+        Call(all_reduce(protocol=p), [[0, 1]], after=list(range(at)))
+        for at, p in enumerate((half, most))
+    ]
     assert emulate(Program(2, calls), NET, **how).time_fs == sum(one)
     at_once = [Call(call.plan, call.groups, stream=str(at)) for at, call in enumerate(calls)]
     assert emulate(Program(2, at_once), NET, **how).time_fs > max(one)
 
 
 def test_data_of_every_collective_is_checked():
-    program = Program(4, [Call(all_reduce(count=33), [[0, 1], [2, 3]]), Call(all_reduce(4, 40)), Send([(0, 3)], 7)])
+    program = Program(
+        4,
+        [Call(all_reduce(count=33), [[0, 1], [2, 3]]), Call(all_reduce(4, 40)), Send([(0, 3)], 7)],
+    )
     for how in ({"engine": "simpy"}, *WAYS[2:]):
         result = emulate(program, NET, data="exact", **how)
         assert (result.data, result.wrong) == ("exact", 0)
     wrong = simcoll.Schedule(
-        "lazy", simcoll.Layout(simcoll.Collective("all_reduce", 2)), lambda: [simcoll.transfers(0, 0, 0, 1)]
+        "lazy",
+        simcoll.Layout(simcoll.Collective("all_reduce", 2)),
+        lambda: [simcoll.transfers(0, 0, 0, 1)],
     )
     plan = simcoll.bind(wrong, 5, unproved=True)
     assert emulate(Program(4, [Call(plan, [[0, 1], [2, 3]])]), NET, data="exact").wrong > 0
@@ -158,7 +187,13 @@ def test_links_carry_what_crosses_them():
 
 
 def test_a_straggler_delays_those_that_wait_for_it():
-    program = Program(4, [Compute(np.arange(4), [US, US, US, 2 * US]), Call(all_reduce(), [[0, 1], [2, 3]], after=0)])
+    program = Program(
+        4,
+        [
+            Compute(np.arange(4), [US, US, US, 2 * US]),
+            Call(all_reduce(), [[0, 1], [2, 3]], after=0),
+        ],
+    )
     result = emulate(program, NET, keep=True)
     begin, end = spans(result, 1)
     assert begin == [1, 1, 1, 2]
@@ -171,10 +206,22 @@ TWO = [Compute([0, 1], 5, name="a"), Compute([0, 1], 5, name="a")]
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Program(2, [Compute([0], 1, after=0)]), "comes after operation 0; the first operation comes after none"),
-        (lambda: Program(2, [*TWO, Compute([0], 1, after=5)]), "comes after operation 5; expected an earlier one, 0 to 1"),
-        (lambda: Program(2, [*TWO, Compute([0], 1, after="a")]), "'a', a name that 2 operations have"),
-        (lambda: Program(2, [*TWO, Compute([0], 1, after="b")]), "'b', a name that 0 operations have"),
+        (
+            lambda: Program(2, [Compute([0], 1, after=0)]),
+            "comes after operation 0; the first operation comes after none",
+        ),
+        (
+            lambda: Program(2, [*TWO, Compute([0], 1, after=5)]),
+            "comes after operation 5; expected an earlier one, 0 to 1",
+        ),
+        (
+            lambda: Program(2, [*TWO, Compute([0], 1, after="a")]),
+            "'a', a name that 2 operations have",
+        ),
+        (
+            lambda: Program(2, [*TWO, Compute([0], 1, after="b")]),
+            "'b', a name that 0 operations have",
+        ),
         (lambda: Program(2, [Compute([0], 1, after=-1)]), "comes after operation -1"),
         (lambda: Compute([0], 1, after=[1.5]), "after must be numbers or names"),
         (lambda: Compute([0], 1, after=None), "after must be numbers or names"),
@@ -200,13 +247,16 @@ TWO = [Compute([0, 1], 5, name="a"), Compute([0, 1], 5, name="a")]
         (lambda: Program(2, 3), "operations of a Program must be a list"),
         (lambda: Program(0, []), "nranks of a Program must be a whole number"),
         (lambda: Program(2, [], starts_fs=[1]), "one for each of 2 ranks"),
-        (lambda: emulate(Program(5, []), NET), "the program has 5 ranks; topology 'crossbar' has 4"),
+        (
+            lambda: emulate(Program(5, []), NET),
+            "the program has 5 ranks; topology 'crossbar' has 4",
+        ),
         (lambda: emulate([3], NET), "emulate takes a plan"),
         (lambda: emulate(Program(2, TWO), NET, data=[1]), "not known for programs"),
         (lambda: emulate(Program(2, TWO), NET).begin_fs(0), "keep=True"),
         (lambda: emulate(Program(2, TWO), NET, keep=True).end_fs(2), "there is no operation 2"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said(make, message):
     with pytest.raises(ConfigError) as caught:
         make()
@@ -217,7 +267,9 @@ def test_what_is_wrong_is_said(make, message):
 @pytest.mark.parametrize("how", WAYS, ids=str)
 def test_nothing_to_do(how):
     assert emulate(Program(2, []), NET, **how).time_fs == 0
-    quiet = Program(2, [Compute([], 5), Call(all_reduce(1, protocol=nccl("LL")), [[0], [1]])], starts_fs=7)
+    quiet = Program(
+        2, [Compute([], 5), Call(all_reduce(1, protocol=nccl("LL")), [[0], [1]])], starts_fs=7
+    )
     assert emulate(quiet, NET, **how).time_fs == 7 + nccl("LL").launch_fs
 
 

@@ -1,4 +1,6 @@
-"""Links that never bind: which they are, that they have slack, and that nothing changes without them."""
+"""Links that never bind: which they are, that they have slack, and that nothing changes without
+them.
+"""
 
 import networkx as nx
 import numpy as np
@@ -31,7 +33,8 @@ def two_leaves(rates, uplink, other=10**9):
 
 @pytest.mark.parametrize("engine", ["simpy", "fast"])
 def test_a_link_as_wide_as_its_sources_takes_nothing_from_them(engine):
-    # (3 c + 1) // 3 = c: with shares rounded down the uplink would give the third flow c, not c + 1.
+    # (3 c + 1) // 3 = c: with shares rounded down the uplink would give the third flow c, not c +
+    # 1.
     if engine == "fast":
         pytest.importorskip("numba")
     rates = [10**6, 10**6, 10**6 + 1]
@@ -40,7 +43,9 @@ def test_a_link_as_wide_as_its_sources_takes_nothing_from_them(engine):
     alone = [(10**21 + rate // 3) // rate for rate in (10**6, 10**6 + 1)]
     done = emulate(plan, two_leaves(rates, sum(rates)), engine=engine, keep=True).done_fs.tolist()
     assert done == [alone[0], alone[0], alone[1]]
-    narrow = emulate(plan, two_leaves(rates, sum(rates) - 1), engine=engine, keep=True).done_fs.tolist()
+    narrow = emulate(
+        plan, two_leaves(rates, sum(rates) - 1), engine=engine, keep=True
+    ).done_fs.tolist()
     assert narrow == [alone[0]] * 3
 
 
@@ -57,7 +62,9 @@ def test_only_wide_links_have_slack():
     both = ["leaf0 -> leaf1", "leaf1 -> leaf0"]
     assert wide(two_leaves([5 * 10**8, 5 * 10**8], 10**9)) == both
     assert wide(two_leaves([5 * 10**8, 5 * 10**8], 10**9 - 1)) == []
-    assert wide(two_leaves([10**9], 10**9)) == []  # one of two as wide as each other must keep its capacity
+    assert (
+        wide(two_leaves([10**9], 10**9)) == []
+    )  # one of two as wide as each other must keep its capacity
     assert len(wide(fat_tree(2, 4, "50 GB/s", "1 us"))) == 4
     assert wide(fat_tree(2, 4, "50 GB/s", "1 us", oversubscription=2)) == []
 
@@ -70,8 +77,19 @@ def test_sums_beyond_63_bits():
 
 
 def test_links_are_dropped_by_what_crosses_them():
-    topology = boxes(4, 2, "400 GB/s", "1 us", nics=2, nic_bandwidth="50 GB/s", boxes_per_leaf=2, oversubscription=2)
-    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4, in_place=True), count=1 << 20)
+    topology = boxes(
+        4,
+        2,
+        "400 GB/s",
+        "1 us",
+        nics=2,
+        nic_bandwidth="50 GB/s",
+        boxes_per_leaf=2,
+        oversubscription=2,
+    )
+    plan = simcoll.bind(
+        simcoll.schedule("all_reduce", "ring", nranks=4, in_place=True), count=1 << 20
+    )
     both = lower(Program(8, [Call(plan, [[0, 2, 4, 6], [1, 3, 5, 7]])]), topology)
     assert [
         name for name in names(topology, both.dropped) if "spine" in name
@@ -88,7 +106,12 @@ def test_links_are_dropped_by_what_crosses_them():
 def test_a_flow_without_an_excuse_keeps_its_link():
     # Whatever the others cross: one message takes the uplink alone, inside a step of its own.
     graph = nx.DiGraph()
-    for one, two, rate in (("a", "s", 10**9), ("b", "s", 10**9), ("s", "c", 10**10), ("c", "d", 10**10)):
+    for one, two, rate in (
+        ("a", "s", 10**9),
+        ("b", "s", 10**9),
+        ("s", "c", 10**10),
+        ("c", "d", 10**10),
+    ):
         graph.add_edge(one, two, capacity_uBps=rate)
         graph.add_edge(two, one, capacity_uBps=rate)
     for name in "abcd":

@@ -20,14 +20,24 @@ from simcoll.errors import ConfigError
 from simcoll.topology import boxes, crossbar, fat_tree
 
 RAILS = boxes(
-    4, 4, "400 GB/s", "1 us", nics=4, nic_bandwidth="50 GB/s", nic_latency="3 us", boxes_per_leaf=2, oversubscription=2
+    4,
+    4,
+    "400 GB/s",
+    "1 us",
+    nics=4,
+    nic_bandwidth="50 GB/s",
+    nic_latency="3 us",
+    boxes_per_leaf=2,
+    oversubscription=2,
 )
 
 RAILS_OF_320 = boxes(40, 8, "400 GB/s", "1 us", nics=8, nic_bandwidth="50 GB/s", nic_latency="3 us")
 
 
 def ring(n=16, count=1 << 12, **bound_to):
-    return simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True), count=count, **bound_to)
+    return simcoll.bind(
+        simcoll.schedule("all_reduce", "ring", nranks=n, in_place=True), count=count, **bound_to
+    )
 
 
 def pieces(plan, topology):
@@ -41,7 +51,8 @@ def pieces(plan, topology):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "topology", [crossbar(16, "50 GB/s", "1 us"), RAILS, fat_tree(4, 4, "9 GB/s", oversubscription=2)]
+    "topology",
+    [crossbar(16, "50 GB/s", "1 us"), RAILS, fat_tree(4, 4, "9 GB/s", oversubscription=2)],
 )
 @pytest.mark.parametrize(
     ("kind", "algorithm"),
@@ -68,7 +79,10 @@ def test_every_message_has_the_time_of_the_full_run(topology, kind, algorithm, d
     folded_run = emulate(plan, topology, data="none", keep=True, quotient=True)
     assert folded_run.engine == "fast"
     assert folded_run.classes < folded_run.messages == full.messages
-    assert folded_run.path == f"quotient: {folded_run.classes} classes stand for {full.messages} messages"
+    assert (
+        folded_run.path
+        == f"quotient: {folded_run.classes} classes stand for {full.messages} messages"
+    )
     assert np.array_equal(full.done_fs, folded_run.done_fs)
     assert (full.time_fs, full.trace_hash, full.bytes_moved) == (
         folded_run.time_fs,
@@ -84,7 +98,11 @@ def test_a_ring_on_a_crossbar_is_one_message_a_step():
         worth_it=True,
     )
     assert isinstance(found, Quotient)
-    assert (found.messages, len(found.lane_steps), [len(step) for step in found.steps]) == (30, 1, [1, 1])
+    assert (found.messages, len(found.lane_steps), [len(step) for step in found.steps]) == (
+        30,
+        1,
+        [1, 1],
+    )
 
 
 def test_merged_classes_are_refused():
@@ -96,10 +114,14 @@ def test_merged_classes_are_refused():
     refused = []
     for a, b in combinations(range(int(found.lanes.max()) + 1), 2):
         merged = np.unique(np.where(found.lanes == b, a, found.lanes), return_inverse=True)[1]
-        refused.append(folded(patterns, groups, capacity, lane_steps, Partition(merged, found.links)))
+        refused.append(
+            folded(patterns, groups, capacity, lane_steps, Partition(merged, found.links))
+        )
     for a, b in combinations(range(int(found.links.max()) + 1), 2):
         merged = np.unique(np.where(found.links == b, a, found.links), return_inverse=True)[1]
-        refused.append(folded(patterns, groups, capacity, lane_steps, Partition(found.lanes, merged)))
+        refused.append(
+            folded(patterns, groups, capacity, lane_steps, Partition(found.lanes, merged))
+        )
     assert {reason if isinstance(reason, str) else "accepted" for reason in refused} == {
         "partition refused: lanes of one class take part in different messages",
         "partition refused: links of one class carry different messages",
@@ -112,11 +134,17 @@ def test_connections_of_one_class_carry_the_same_messages():
     layout = simcoll.Layout(simcoll.Collective("all_to_all", 4))
 
     def steps():
-        yield simcoll.transfers([0, 0, 0], layout.input(np.arange(3)), [1, 1, 2], layout.output(np.arange(3)))
-        yield simcoll.transfers([3, 3, 3], layout.input(np.arange(3)), [2, 2, 1], layout.output(np.arange(3)))
+        yield simcoll.transfers(
+            [0, 0, 0], layout.input(np.arange(3)), [1, 1, 2], layout.output(np.arange(3))
+        )
+        yield simcoll.transfers(
+            [3, 3, 3], layout.input(np.arange(3)), [2, 2, 1], layout.output(np.arange(3))
+        )
 
     schedule = simcoll.Schedule("uneven", layout, steps)
-    plan = simcoll.bind(schedule, 1000, "uint8", protocol=Protocol("fifo", fifo_depth=1), unproved=True)
+    plan = simcoll.bind(
+        schedule, 1000, "uint8", protocol=Protocol("fifo", fifo_depth=1), unproved=True
+    )
     patterns, groups, capacity, lane_steps = pieces(plan, crossbar(4, "1 GB/s"))
     found = refine(patterns, capacity, 4, 4)
     assert isinstance(folded(patterns, groups, capacity, lane_steps, found), Quotient)
@@ -134,7 +162,9 @@ def test_connections_of_one_class_carry_the_same_messages():
         ([0, 1, 2, 4], "the classes of connections are"),
     ):
         partition = Partition(found.lanes, found.links, np.array(wrong))
-        assert folded(patterns, groups, capacity, lane_steps, partition).startswith(f"partition refused: {reason}")
+        assert folded(patterns, groups, capacity, lane_steps, partition).startswith(
+            f"partition refused: {reason}"
+        )
 
 
 def test_a_long_ring_with_a_fifo_is_folded():
@@ -142,18 +172,40 @@ def test_a_long_ring_with_a_fifo_is_folded():
     plan, topology = ring(320, count=320 * 64, protocol=protocol), RAILS_OF_320
     result = emulate(plan, topology, data="none", bound=False, quotient=True)
     assert result.classes < result.messages // 10
-    assert result.trace_hash == emulate(plan, topology, data="none", bound=False, quotient=False).trace_hash != ""
+    assert (
+        result.trace_hash
+        == emulate(plan, topology, data="none", bound=False, quotient=False).trace_hash
+        != ""
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda f: Partition(f.lanes, 2 * f.links), "the classes of links are not numbered from 0 without gaps"),
-        (lambda f: Partition(f.lanes, f.links + 1), "the classes of links are not numbered from 0 without gaps"),
-        (lambda f: Partition(f.lanes, f.links - 1), "the classes of links are not numbered from 0 without gaps"),
-        (lambda f: Partition(2 * f.lanes, f.links), "the classes of lanes are not numbered from 0 without gaps"),
-        (lambda f: Partition(f.lanes[:8], f.links), "8 classes of lanes are given; the plan has 16 lanes"),
-        (lambda f: Partition(f.lanes, np.append(f.links, 0)), "LINKS + 1 classes of links are given"),
+        (
+            lambda f: Partition(f.lanes, 2 * f.links),
+            "the classes of links are not numbered from 0 without gaps",
+        ),
+        (
+            lambda f: Partition(f.lanes, f.links + 1),
+            "the classes of links are not numbered from 0 without gaps",
+        ),
+        (
+            lambda f: Partition(f.lanes, f.links - 1),
+            "the classes of links are not numbered from 0 without gaps",
+        ),
+        (
+            lambda f: Partition(2 * f.lanes, f.links),
+            "the classes of lanes are not numbered from 0 without gaps",
+        ),
+        (
+            lambda f: Partition(f.lanes[:8], f.links),
+            "8 classes of lanes are given; the plan has 16 lanes",
+        ),
+        (
+            lambda f: Partition(f.lanes, np.append(f.links, 0)),
+            "LINKS + 1 classes of links are given",
+        ),
         (lambda f: Partition(f.lanes, f.links[1:]), "LINKS - 1 classes of links are given"),
     ],
 )
@@ -162,7 +214,9 @@ def test_a_partition_that_is_none_is_refused(change, reason):
     found = refine(patterns, capacity, len(lane_steps), len(lane_steps))
     links = len(capacity)
     reason = reason.replace("LINKS + 1", f"{links + 1}").replace("LINKS - 1", f"{links - 1}")
-    assert folded(patterns, groups, capacity, lane_steps, change(found)).startswith(f"partition refused: {reason}")
+    assert folded(patterns, groups, capacity, lane_steps, change(found)).startswith(
+        f"partition refused: {reason}"
+    )
 
 
 def test_a_partition_that_misses_one_slow_link_is_refused():
@@ -190,7 +244,10 @@ def test_a_degraded_machine_is_run_in_lock_step():
     result = emulate(plan, slow, data="none", bound=False)
     assert result.classes is None
     assert result.path == "204160 messages"
-    assert emulate(plan, slow, data="none", bound=False, quotient=False).trace_hash == result.trace_hash
+    assert (
+        emulate(plan, slow, data="none", bound=False, quotient=False).trace_hash
+        == result.trace_hash
+    )
 
 
 @pytest.mark.slow
@@ -208,31 +265,43 @@ def test_what_has_no_quotient_says_why(protocol, data, reason):
 
 def test_the_reference_engine_refuses_a_quotient():
     with pytest.raises(
-        ConfigError, match=r"engine 'simpy' plays every message; expected engine='auto' with quotient=True"
+        ConfigError,
+        match=r"engine 'simpy' plays every message; expected engine='auto' with quotient=True",
     ):
         emulate(ring(), RAILS, data="none", engine="simpy", quotient=True)
 
 
 def test_many_equal_steps_are_folded_without_being_asked():
-    two_rings = simcoll.schedule("all_reduce", "ring", nranks=320, channels=2, in_place=True)  # on the same links
+    two_rings = simcoll.schedule(
+        "all_reduce", "ring", nranks=320, channels=2, in_place=True
+    )  # on the same links
     plan, topology = simcoll.bind(two_rings, count=640 * 64), crossbar(320, "50 GB/s", "1 us")
     result = emulate(plan, topology, data="none", bound=False)
     assert (result.messages, result.classes) == (4 * 319 * 320, 2 * 319)
-    assert result.trace_hash == emulate(plan, topology, data="none", bound=False, quotient=False).trace_hash != ""
+    assert (
+        result.trace_hash
+        == emulate(plan, topology, data="none", bound=False, quotient=False).trace_hash
+        != ""
+    )
 
 
 @pytest.mark.slow
 def test_a_million_messages_are_not_expanded_unless_asked():
-    result = emulate(ring(1024, count=1024), crossbar(1024, "50 GB/s", "1 us"), data="none", bound=False)
+    result = emulate(
+        ring(1024, count=1024), crossbar(1024, "50 GB/s", "1 us"), data="none", bound=False
+    )
     assert (result.trace_hash, result.classes, result.messages) == ("", 2046, 2_095_104)
     assert result.path.endswith("; too many for a trace hash")
     # 2 (n - 1) steps of 1 us and 4 bytes at 50 GB/s
     assert result.time_fs == 2046 * (10**9 + 80_000)
 
 
-@pytest.mark.parametrize(("kind", "groups"), [("all_gather", [1, 31]), ("reduce_scatter", [1, 30, 1])])
+@pytest.mark.parametrize(
+    ("kind", "groups"), [("all_gather", [1, 31]), ("reduce_scatter", [1, 30, 1])]
+)
 def test_steps_that_differ_in_their_blocks_only_are_one_step_in_time(kind, groups):
-    # First come copies in each rank, then the ring; in the last step of a reduce_scatter no rank copies its contribution to the next one.
+    # First come copies in each rank, then the ring; in the last step of a reduce_scatter no rank
+    # copies its contribution to the next one.
     made = simcoll.schedule(kind, "ring", nranks=32, channels=8, box=8)
     made = replace(made, source=made.steps)  # without its repeats
     plan = simcoll.bind(made, 1 << 10, "uint8")

@@ -20,10 +20,23 @@ CASES = [
 
 def told(found):
     groups = [
-        (tuple(tuple(None if each is None else each.tolist() for each in step) for step in group), times)
+        (
+            tuple(
+                tuple(None if each is None else each.tolist() for each in step) for step in group
+            ),
+            times,
+        )
         for group, times in found.groups
     ]
-    return found.lane_steps.tolist(), found.steps, found.messages, found.rows, found.bytes_by_op, found.switched, groups
+    return (
+        found.lane_steps.tolist(),
+        found.steps,
+        found.messages,
+        found.rows,
+        found.bytes_by_op,
+        found.switched,
+        groups,
+    )
 
 
 @pytest.mark.parametrize(("kind", "algorithm", "params"), CASES)
@@ -70,18 +83,30 @@ def test_a_changed_schedule_shares_nothing():
 @pytest.mark.parametrize("params", [{}, {"channels": 2}, {"pieces": 3}])
 def test_turns_with_empty_chunks_are_the_steps_of_the_plan(algorithm, params):
     made = simcoll.schedule("all_reduce", algorithm, nranks=5, **params)
-    for count in (1, 2, 4, made.layout.chunks - 1, made.layout.chunks + 1, 7 * made.layout.chunks + 3):
+    for count in (
+        1,
+        2,
+        4,
+        made.layout.chunks - 1,
+        made.layout.chunks + 1,
+        7 * made.layout.chunks + 3,
+    ):
         plan = simcoll.bind(made, count, "float16")
         found = [step for group, times in turns(plan) for _ in range(times) for step in group]
         wanted = list(plan.steps())
         assert [step.rows for step in found] == list(map(len, wanted))
         for name in ("src_rank", "dst_rank", "channel", "size_bytes", "op"):
-            assert all(np.array_equal(getattr(a, name), getattr(b, name)) for a, b in zip(found, wanted, strict=True))
+            assert all(
+                np.array_equal(getattr(a, name), getattr(b, name))
+                for a, b in zip(found, wanted, strict=True)
+            )
 
 
 def test_steps_that_come_back_are_one_object_and_counted_once():
     made = simcoll.schedule("all_reduce", "ring", nranks=32)
-    found = summary(simcoll.bind(made, 8))  # a chunk of every four has an element: four steps, again and again
+    found = summary(
+        simcoll.bind(made, 8)
+    )  # a chunk of every four has an element: four steps, again and again
     distinct = {id(step): step.rows for group, _ in found.groups for step in group}
     assert found.rows == sum(distinct.values()) == 32 + 2 * 4 * 8
     assert found.messages == 32 + 62 * 8
@@ -96,10 +121,12 @@ def test_positions_are_the_addresses_of_chunks():
         rank = np.full(len(chunk), 3)
         positions = plan.positions()
         assert np.array_equal(
-            positions[chunk] - positions[made.layout.bases()][region], plan._address(rank, chunk, region)
+            positions[chunk] - positions[made.layout.bases()][region],
+            plan._address(rank, chunk, region),
         )
         assert np.array_equal(
-            np.diff(positions), plan._address(rank, chunk + 1, region) - plan._address(rank, chunk, region)
+            np.diff(positions),
+            plan._address(rank, chunk + 1, region) - plan._address(rank, chunk, region),
         )
 
 
@@ -112,5 +139,7 @@ def test_steps_are_kept_from_the_first_pass_until_waits_are_derived(count):
     assert len(made.known.kept) == made.known.proof.steps
     pairs = plan.wait_pairs
     assert made.known.kept is made.known.lowered is None
-    again = simcoll.bind(simcoll.schedule("all_reduce", "hierarchical", nranks=64, box=8, pieces=4), count)
+    again = simcoll.bind(
+        simcoll.schedule("all_reduce", "hierarchical", nranks=64, box=8, pieces=4), count
+    )
     assert all(np.array_equal(*pair) for pair in zip(pairs, again.wait_pairs, strict=True))

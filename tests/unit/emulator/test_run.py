@@ -23,7 +23,9 @@ US = 10**9
 
 
 def ring(n, count=1 << 20, *, in_place=True, **bound_to):
-    return simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=n, in_place=in_place), count=count, **bound_to)
+    return simcoll.bind(
+        simcoll.schedule("all_reduce", "ring", nranks=n, in_place=in_place), count=count, **bound_to
+    )
 
 
 @pytest.mark.slow
@@ -52,7 +54,13 @@ def test_without_latency_the_ring_meets_its_bound():
 
 PROTOCOLS = (
     Protocol("rendezvous"),
-    Protocol("fifo", fifo_depth=2, receive_overhead_fs=10**6, reduce_as_per_byte=667, copy_as_per_byte=300),
+    Protocol(
+        "fifo",
+        fifo_depth=2,
+        receive_overhead_fs=10**6,
+        reduce_as_per_byte=667,
+        copy_as_per_byte=300,
+    ),
     Protocol("capped", channel_rate_uBps=7 * 10**15, header_bytes=16, launch_fs=US),
 )
 
@@ -60,7 +68,9 @@ PROTOCOLS = (
 @cache
 def two_nodes(n, *, switches_reduce):
     """n ranks on two nodes of four; made once, since a topology remembers its bounds."""
-    topology = boxes(2, 4, "450 GB/s", "1 us", nics=4, nic_bandwidth="50 GB/s", nic_latency="2 us").take(n)
+    topology = boxes(
+        2, 4, "450 GB/s", "1 us", nics=4, nic_bandwidth="50 GB/s", nic_latency="2 us"
+    ).take(n)
     return replace(topology, traits={"switch_reduce": "yes"}) if switches_reduce else topology
 
 
@@ -78,7 +88,9 @@ def test_every_algorithm_leaves_the_right_data_above_its_bound(algorithm, n):
     for place, count in enumerate((0, 1, n + 1, 1000)):
         # Every count under every protocol with two ranks; else every count and every protocol.
         for protocol in PROTOCOLS if n == 2 else [PROTOCOLS[(place + n) % len(PROTOCOLS)]]:
-            result = emulate(simcoll.bind(schedule, count=count, protocol=protocol), topology, seed=count)
+            result = emulate(
+                simcoll.bind(schedule, count=count, protocol=protocol), topology, seed=count
+            )
             assert result.wrong == 0
             assert result.bound is not None  # checked inside
 
@@ -98,7 +110,9 @@ def test_in_place():
 def test_data_of_the_callers_own():
     data = [np.full(6, 10**rank, np.int64) for rank in range(3)]
     for in_place in (False, True):
-        result = emulate(ring(3, 6, dtype="int64", in_place=in_place), crossbar(3, "50 GB/s"), data=data)
+        result = emulate(
+            ring(3, 6, dtype="int64", in_place=in_place), crossbar(3, "50 GB/s"), data=data
+        )
         assert [out.tolist() for out in result.outputs] == [[111] * 6] * 3
         assert result.wrong is None
         assert [array[0] for array in data] == [1, 10, 100]
@@ -128,14 +142,18 @@ def test_memory_that_nobody_wrote_is_not_zero():
         yield simcoll.transfers([0, 1], layout.output(), [1, 0], layout.output())
 
     for dtype in ("float32", "int32"):
-        plan = simcoll.bind(simcoll.Schedule("never_read_the_input", layout, steps), 7, dtype, unproved=True)
+        plan = simcoll.bind(
+            simcoll.Schedule("never_read_the_input", layout, steps), 7, dtype, unproved=True
+        )
         outputs = emulate(plan, crossbar(2, "50 GB/s"), bound=False).outputs
         assert all((out != 0).all() for out in outputs)
 
 
 def test_without_data():
     result = emulate(ring(4), crossbar(4, "50 GB/s", "1 us"), data="none", bound=False)
-    assert (result.wrong, result.outputs, result.bound, result.headroom, result.bottleneck) == (None,) * 4 + ("",)
+    assert (result.wrong, result.outputs, result.bound, result.headroom, result.bottleneck) == (
+        None,
+    ) * 4 + ("",)
     assert result.time_fs == emulate(ring(4), crossbar(4, "50 GB/s", "1 us")).time_fs
 
 
@@ -173,14 +191,19 @@ def test_a_proved_schedule_below_the_bound_is_our_fault(monkeypatch):
     monkeypatch.setattr(simcoll.bounds, "lower_bound", too_high)
     with pytest.raises(InternalError, match=r"its lower bound is .* \(the links of all 4 ranks\)"):
         emulate(ring(4), crossbar(4, "50 GB/s"))
-    unproved = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), count=1 << 20, unproved=True)
+    unproved = simcoll.bind(
+        simcoll.schedule("all_reduce", "ring", nranks=4), count=1 << 20, unproved=True
+    )
     assert emulate(unproved, crossbar(4, "50 GB/s")).headroom < 1
 
 
 def test_a_certificate_can_be_used_again():
     topology = crossbar(4, "50 GB/s")
     first = emulate(ring(4), topology)
-    assert emulate(ring(4), topology, bound=first.bound.certificate).bound.time_fs == first.bound.time_fs
+    assert (
+        emulate(ring(4), topology, bound=first.bound.certificate).bound.time_fs
+        == first.bound.time_fs
+    )
 
 
 def test_rounding_is_not_mistaken_for_beating_the_bound():
@@ -197,7 +220,9 @@ def test_uneven_blocks_have_a_bound():
 
 
 def test_latency_floor_counts_overheads_and_launch():
-    plan = ring(4, 4, protocol=Protocol("p", launch_fs=1, send_overhead_fs=20, receive_overhead_fs=300))
+    plan = ring(
+        4, 4, protocol=Protocol("p", launch_fs=1, send_overhead_fs=20, receive_overhead_fs=300)
+    )
     assert latency_floor_fs(plan, crossbar(4, "50 GB/s", "1 us")) == US + 321
 
 
@@ -273,7 +298,10 @@ def test_the_hash_tells_runs_apart():
 def test_the_observer_sees_every_transfer():
     rows = []
     result = emulate(
-        ring(3, 9, in_place=False), crossbar(3, "50 GB/s", "1 us"), observer=lambda *row: rows.append(row), keep=True
+        ring(3, 9, in_place=False),
+        crossbar(3, "50 GB/s", "1 us"),
+        observer=lambda *row: rows.append(row),
+        keep=True,
     )
     assert sorted(row[0] for row in rows) == list(range(result.messages))
     for message, _, src, dst, channel, _, size, ready, start, end, done in rows:
@@ -290,9 +318,18 @@ def test_the_observer_sees_every_transfer():
     [
         ({"data": "exakt"}, "did you mean 'exact'"),
         ({"data": [np.zeros(4, np.float32)] * 3}, "data for 3 ranks was given; the plan has 4"),
-        ({"data": [np.zeros(4, np.float32)] * 3 + [None]}, "rank 3 needs 4 elements of float32 as input; got none"),
-        ({"data": [np.zeros(4)] * 4}, "rank 0 needs 4 elements of float32 as input; got 4 of float64"),
-        ({"data": [np.zeros(3, np.float32)] * 4}, "rank 0 needs 4 elements of float32 as input; got 3 of float32"),
+        (
+            {"data": [np.zeros(4, np.float32)] * 3 + [None]},
+            "rank 3 needs 4 elements of float32 as input; got none",
+        ),
+        (
+            {"data": [np.zeros(4)] * 4},
+            "rank 0 needs 4 elements of float32 as input; got 4 of float64",
+        ),
+        (
+            {"data": [np.zeros(3, np.float32)] * 4},
+            "rank 0 needs 4 elements of float32 as input; got 3 of float32",
+        ),
     ],
 )
 def test_data_that_does_not_fit(change, message):
@@ -301,7 +338,9 @@ def test_data_that_does_not_fit(change, message):
 
 
 def test_a_topology_that_is_too_small():
-    with pytest.raises(ConfigError, match=r"places a rank on endpoint 3; topology 'crossbar' has 0\.\.2 only"):
+    with pytest.raises(
+        ConfigError, match=r"places a rank on endpoint 3; topology 'crossbar' has 0\.\.2 only"
+    ):
         emulate(ring(4, 4), crossbar(3, "50 GB/s"))
 
 
@@ -312,7 +351,8 @@ def test_a_run_beyond_the_clock():
 
 # ---- an outside oracle under contention ----
 
-# 16 hosts, 4 a leaf, uplinks 2:1, 1 MiB; without latency, and with 1 us on each of the 2 or 4 links of a way.
+# 16 hosts, 4 a leaf, uplinks 2:1, 1 MiB; without latency, and with 1 us on each of the 2 or 4 links
+# of a way.
 FAT_TREE_US = {
     ("all_reduce", "ring"): (157.3248, 277.3248),
     ("all_reduce", "recursive_doubling"): (503.32416, 515.32416),
@@ -320,7 +360,9 @@ FAT_TREE_US = {
     ("all_gather", "recursive_doubling"): (141.56544, 153.56544),
     ("all_to_all", "direct"): (125.85984, 129.85984),
 }
-"""SimGrid SMPI 3.32 (CM02, latency and bandwidth factors 1, no cross traffic), which adds 16 bytes to every message."""
+"""SimGrid SMPI 3.32 (CM02, latency and bandwidth factors 1, no cross traffic), which adds 16 bytes
+to every message.
+"""
 
 
 @pytest.mark.parametrize("latency", [0, 1])
@@ -328,7 +370,9 @@ FAT_TREE_US = {
 def test_a_fat_tree_under_contention_is_as_slow_as_simgrid_says(kind, name, latency):
     schedule = simcoll.schedule(kind, name, nranks=16, in_place=kind != "all_to_all")
     count = 2**20 if kind == "all_reduce" else 2**16
-    plan = simcoll.bind(schedule, count=count, dtype="uint8", protocol=Protocol("smpi", header_bytes=16))
+    plan = simcoll.bind(
+        schedule, count=count, dtype="uint8", protocol=Protocol("smpi", header_bytes=16)
+    )
     hop = ("0", "2 us")[latency]
     topology = fat_tree(4, 4, "12.5 GB/s", hop, oversubscription=2, spine_latency=hop)
     result = emulate(plan, topology, data="none")

@@ -38,7 +38,12 @@ def test_an_index_that_cannot_be_read_is_written_anew(content, tmp_path):
 
     def run():
         return subprocess.run(
-            [sys.executable, program], env=environment, capture_output=True, text=True, check=False, timeout=120
+            [sys.executable, program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
         )
 
     assert run().stdout == "2\n"
@@ -46,7 +51,10 @@ def test_an_index_that_cannot_be_read_is_written_anew(content, tmp_path):
     with index.open("rb") as file:
         version = pickle.load(file)
     payload = pickle.dumps(((0.0, 0), {"signature": Moved()}))
-    index.write_bytes(pickle.dumps(version) + {"moved": payload, "torn": payload[:5], "nonsense": b"nonsense"}[content])
+    index.write_bytes(
+        pickle.dumps(version)
+        + {"moved": payload, "torn": payload[:5], "nonsense": b"nonsense"}[content]
+    )
     again = run()
     assert (again.stdout, again.stderr) == ("2\n", "")
     assert (run().stdout, run().returncode) == ("2\n", 0)

@@ -75,7 +75,16 @@ def test_a_wrong_schedule_shows():
         steps = list(made.steps())
         last = steps[-1]
         steps[-1] = Step(
-            *(column[1:] for column in (last.src_rank, last.src_chunk, last.dst_rank, last.dst_chunk, last.count)),
+            *(
+                column[1:]
+                for column in (
+                    last.src_rank,
+                    last.src_chunk,
+                    last.dst_rank,
+                    last.dst_chunk,
+                    last.count,
+                )
+            ),
             np.full(3, COPY, np.int8),
             last.channel[1:],
         )

@@ -1,4 +1,6 @@
-"""The ways to play: which one plays a request, that its result is a function of the request, and an engine that is added."""
+"""The ways to play: which one plays a request, that its result is a function of the request, and an
+engine that is added.
+"""
 
 from dataclasses import replace
 
@@ -30,7 +32,15 @@ CASES = {
 
 def told(result):
     """All that a user can read, without the wall clock."""
-    shown = str(result), result.engine, result.path, result.classes, result.time_fs, result.trace_hash, result.messages
+    shown = (
+        str(result),
+        result.engine,
+        result.path,
+        result.classes,
+        result.time_fs,
+        result.trace_hash,
+        result.messages,
+    )
     return (*shown, result.bytes_moved, result.steps, result.no_data)
 
 
@@ -59,7 +69,10 @@ def test_what_ran_before_does_not_show(case):
     how = {"data": "none", "bound": False}
     alone = told(emulate(plan, topology, **how))
     used, _ = plan_of(case)
-    capped, uneven = replace(used, protocol=Protocol("capped", channel_rate_uBps=10**15)), replace(used, sizes=1001)
+    capped, uneven = (
+        replace(used, protocol=Protocol("capped", channel_rate_uBps=10**15)),
+        replace(used, sizes=1001),
+    )
     for other in (capped, uneven, used, capped, uneven, used):
         emulate(other, topology, **how, engine="fast")
         run_checked(Request(other, topology, engine="fast", protocols=3), **how)
@@ -88,7 +101,8 @@ def test_an_engine_is_added_by_a_line(monkeypatch):
     monkeypatch.setattr(ways, "WAYS", (RingFormula(), *ways.WAYS))
     plan, topology = plan_of("some messages")
     result, expected = (
-        emulate(plan, topology, data="none", bound=False, engine=engine) for engine in ("formula", "simpy")
+        emulate(plan, topology, data="none", bound=False, engine=engine)
+        for engine in ("formula", "simpy")
     )
     assert (result.engine, result.path) == ("formula", "asked for")
     assert (result.time_fs, result.trace_hash, result.messages, result.bytes_moved) == (
@@ -104,6 +118,12 @@ def test_why_an_added_engine_does_not_play_is_told(monkeypatch):
     tree = simcoll.bind(simcoll.schedule("all_reduce", "tree", nranks=8), 64)
     result = emulate(tree, crossbar(8, "50 GB/s"), engine="formula")
     assert (result.engine, result.wrong) == ("simpy", 0)
-    assert result.path == "formula: no ring all_reduce of one channel, but tree(channels=1, pieces=1); only 22 messages"
-    with pytest.raises(simcoll.ConfigError, match="engine 'formule' is not known; did you mean 'formula'"):
+    assert (
+        result.path
+        == "formula: no ring all_reduce of one channel, but tree(channels=1, pieces=1); only 22 "
+        "messages"
+    )
+    with pytest.raises(
+        simcoll.ConfigError, match="engine 'formule' is not known; did you mean 'formula'"
+    ):
         emulate(tree, crossbar(8, "50 GB/s"), engine="formule")

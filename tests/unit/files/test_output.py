@@ -1,4 +1,6 @@
-"""Files are whole or not there: on a full disk, beside another run, after kill -9, and where somebody has planted a link."""
+"""Files are whole or not there: on a full disk, beside another run, after kill -9, and where
+somebody has planted a link.
+"""
 
 import contextlib
 import json
@@ -39,7 +41,9 @@ for turn in range(int(sys.argv[3])):
 def writer(folder, letter, turns):
     command = [sys.executable, "-c", WRITER, str(folder), letter, str(turns)]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(Path(simcoll.__file__).parents[1])}
+        command,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(Path(simcoll.__file__).parents[1])},
     )
 
 
@@ -49,7 +53,9 @@ def begun(process):
 
 @contextlib.contextmanager
 def full_disk():
-    """No file may have more than 1,000 bytes: not even the log of the tests, so only for a moment."""
+    """No file may have more than 1,000 bytes: not even the log of the tests, so only for a
+    moment.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
@@ -97,13 +103,17 @@ def test_the_disk_has_the_content_before_the_name_leads_to_it(tmp_path, monkeypa
         fsync(file)
 
     monkeypatch.setattr(os, "fsync", noted)
-    monkeypatch.setattr(Path, "replace", lambda path, target: (seen.append(target.name), replace(path, target)))
+    monkeypatch.setattr(
+        Path, "replace", lambda path, target: (seen.append(target.name), replace(path, target))
+    )
     write_files(tmp_path, {"a": b"12", "b": b"345"})
     assert seen == ["folder", 2, 3, "a", "b", "folder"]
 
 
 def test_no_name_can_be_planted(tmp_path, monkeypatch):
-    """Whoever may write there cannot know the name; and if he guessed it, the file is not opened."""
+    """Whoever may write there cannot know the name; and if he guessed it, the file is not
+    opened.
+    """
     (tmp_path / "victim").write_bytes(b"old")
     monkeypatch.setattr(output.secrets, "token_hex", lambda _: "known")
     (tmp_path / ".mine.known.part").symlink_to(tmp_path / "victim")
@@ -150,7 +160,9 @@ def test_a_pipe_of_another_user_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
     for refuse in (refuse_places, open_folder, write_files):
         asked = {refuse_places: ([tmp_path / "mine"],), open_folder: (tmp_path, ["mine"])}
-        with pytest.raises(ConfigError, match="mine: cannot be written: it is a pipe of another user"):
+        with pytest.raises(
+            ConfigError, match="mine: cannot be written: it is a pipe of another user"
+        ):
             refuse(*asked.get(refuse, (tmp_path, {"mine": b"x"})))
 
 
@@ -202,4 +214,7 @@ def test_every_result_names_its_run(tmp_path, monkeypatch):
     with Path("out/results.csv").open() as stream:
         assert {row["run"] for row in csv.DictReader(stream)} == {run}
     assert f"<dc:identifier>{run}</dc:identifier>" in Path("out/busbw.svg").read_text()
-    assert json.loads(gzip.decompress(Path("out/trace.json.gz").read_bytes()))["otherData"]["run"] == run
+    assert (
+        json.loads(gzip.decompress(Path("out/trace.json.gz").read_bytes()))["otherData"]["run"]
+        == run
+    )

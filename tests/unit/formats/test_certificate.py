@@ -1,4 +1,6 @@
-"""Certificates: what the file holds, and what has none. That they are right is checked in ``tests/laws/test_certificates.py``."""
+"""Certificates: what the file holds, and what has none. That they are right is checked in
+``tests/laws/test_certificates.py``.
+"""
 
 import gzip
 import json
@@ -26,18 +28,50 @@ def of(schedule):
 def test_the_file_of_a_small_ring():
     ring = simcoll.schedule("all_gather", "ring", nranks=3)
     assert of(ring) == {
-        "format": "simcoll-certificate", "version": 1, "subject": "schedule", "name": "ring(channels=1, pieces=1)",
-        "collective": {"kind": "all_gather", "nranks": 3}, "chunks": 1, "channels": 1, "divisible": False,
+        "format": "simcoll-certificate",
+        "version": 1,
+        "subject": "schedule",
+        "name": "ring(channels=1, pieces=1)",
+        "collective": {"kind": "all_gather", "nranks": 3},
+        "chunks": 1,
+        "channels": 1,
+        "divisible": False,
         "claims": {"order": "", "steps": 3, "transfers": 9, "shared_chunks": False, "folds": False},
         "proof": {"kind": "full"},
         "blocks": [
-            {"steps": [{"src_rank": [0, 1, 2], "src_chunk": 0, "dst_rank": [0, 1, 2], "dst_chunk": [1, 2, 3], "count": 1, "op": "copy",
-                        "channel": 0}]},
-            {"steps": [{"src_rank": [0, 1, 2], "src_chunk": [1, 2, 3], "dst_rank": [1, 2, 0], "dst_chunk": [1, 2, 3], "count": 1,
-                        "op": "copy", "channel": 0}],
-             "repeat": 2, "stride": 2, "base": 1, "modulus": 3, "order": None},
+            {
+                "steps": [
+                    {
+                        "src_rank": [0, 1, 2],
+                        "src_chunk": 0,
+                        "dst_rank": [0, 1, 2],
+                        "dst_chunk": [1, 2, 3],
+                        "count": 1,
+                        "op": "copy",
+                        "channel": 0,
+                    }
+                ]
+            },
+            {
+                "steps": [
+                    {
+                        "src_rank": [0, 1, 2],
+                        "src_chunk": [1, 2, 3],
+                        "dst_rank": [1, 2, 0],
+                        "dst_chunk": [1, 2, 3],
+                        "count": 1,
+                        "op": "copy",
+                        "channel": 0,
+                    }
+                ],
+                "repeat": 2,
+                "stride": 2,
+                "base": 1,
+                "modulus": 3,
+                "order": None,
+            },
         ],
-    }  # fmt: skip
+    }
 
 
 def test_what_a_collective_has_is_in_its_record():
@@ -76,16 +110,33 @@ def test_a_barrier_has_no_chunks():
         for block in of(simcoll.schedule("barrier", "dissemination", nranks=4))["blocks"]
         for step in block["steps"]
     ]
-    assert all((step["op"], step["src_chunk"], step["dst_chunk"], step["count"]) == ("sync", 0, 0, 1) for step in steps)
+    assert all(
+        (step["op"], step["src_chunk"], step["dst_chunk"], step["count"]) == ("sync", 0, 0, 1)
+        for step in steps
+    )
 
 
 def test_the_certificate_of_a_program():
     program = load_algorithm(XML)
     record = json.loads(certificate_bytes(program, verify_program(program)))
-    assert (record["subject"], record["collective"]) == ("program", {"kind": "all_gather", "nranks": 2})
-    assert record["claims"] == {"data": True, "order": "", "least_depth": 0, "steps": None, "messages": 2}
+    assert (record["subject"], record["collective"]) == (
+        "program",
+        {"kind": "all_gather", "nranks": 2},
+    )
+    assert record["claims"] == {
+        "data": True,
+        "order": "",
+        "least_depth": 0,
+        "steps": None,
+        "messages": 2,
+    }
     assert record["program"]["fifo_depth"] == 2
-    assert record["program"]["ranks"][0][0]["instructions"][0] == {"op": "send", "count": 1, "src": 0, "send_to": 1}
+    assert record["program"]["ranks"][0][0]["instructions"][0] == {
+        "op": "send",
+        "count": 1,
+        "src": 0,
+        "send_to": 1,
+    }
 
 
 def test_the_least_depth_does_not_depend_on_the_depths_that_were_tried():
@@ -131,7 +182,9 @@ def test_what_has_no_certificate(monkeypatch):
     with pytest.raises(ConfigError, match="made of schedules and programs, got 'ring'"):
         certificate_bytes("ring", verify(ring))
     monkeypatch.setattr(certificate, "MAX_BYTES", 100)
-    with pytest.raises(ConfigError, match="its certificate has 0 MiB; simcoll-check reads up to 0 MiB"):
+    with pytest.raises(
+        ConfigError, match="its certificate has 0 MiB; simcoll-check reads up to 0 MiB"
+    ):
         certificate_bytes(ring, verify(ring))
 
 
@@ -139,10 +192,14 @@ def test_what_is_too_large_for_a_full_check_is_refused_with_the_limit(monkeypatc
     monkeypatch.setattr(certificate, "MAX_MOVES", 50)
     direct = simcoll.schedule("all_to_all", "direct", nranks=8)
     with pytest.raises(
-        ConfigError, match="its 64 transfers of a chunk are too many for a certificate: simcoll-check follows up to 50"
+        ConfigError,
+        match="its 64 transfers of a chunk are too many for a certificate: simcoll-check follows "
+        "up to 50",
     ):
         certificate_bytes(direct, verify(direct))
-    with pytest.raises(ConfigError, match=r"its \d+ instructions on \d+ chunks are too many for a certificate"):
+    with pytest.raises(
+        ConfigError, match=r"its \d+ instructions on \d+ chunks are too many for a certificate"
+    ):
         certificate_bytes(lower(simcoll.bind(direct, 1)), check_lowering(simcoll.bind(direct, 1)))
     # A ring that was proved in full is certified by its symmetry instead.
     ring = simcoll.schedule("all_reduce", "ring", nranks=6)
@@ -152,7 +209,10 @@ def test_what_is_too_large_for_a_full_check_is_refused_with_the_limit(monkeypatc
 def test_the_command_says_where_it_is_and_how_to_check_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["verify", "ring", "--certificate", "my ring.json"]) == 0
-    told = "certificate written to my ring.json\ncheck it without simcoll: simcoll-check 'my ring.json'\n"
+    told = (
+        "certificate written to my ring.json\n"
+        "check it without simcoll: simcoll-check 'my ring.json'\n"
+    )
     assert capsys.readouterr().out.endswith(told)
     assert json.loads((tmp_path / "my ring.json").read_text())["claims"]["steps"] == 7
     (tmp_path / "one.goal").write_text("num_ranks 1\nrank 0 {\nl1: calc 1\n}\n")
@@ -166,12 +226,22 @@ def test_files_of_the_other_formats_have_certificates(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     for name in ("ring.json", "ring.xml"):
         assert main(["convert", "ring", name, "-c", "all_gather", "-n", "2"]) == 0
-    assert main(["convert", "ring", "plan.json", "-c", "all_gather", "-n", "2", "--to", "mscclpp"]) == 0
-    for name, subject in (("ring.json", "schedule"), ("ring.xml", "program"), ("plan.json", "schedule")):
+    assert (
+        main(["convert", "ring", "plan.json", "-c", "all_gather", "-n", "2", "--to", "mscclpp"])
+        == 0
+    )
+    for name, subject in (
+        ("ring.json", "schedule"),
+        ("ring.xml", "program"),
+        ("plan.json", "schedule"),
+    ):
         assert main(["verify", name, "--certificate", "made.json"]) == 0
         record = json.loads((tmp_path / "made.json").read_text())
         assert (record["subject"], record["collective"]["kind"]) == (subject, ring.collective.kind)
-    assert "a schedule that gives every cell the same values: its signals are not in it" in capsys.readouterr().out
+    assert (
+        "a schedule that gives every cell the same values: its signals are not in it"
+        in capsys.readouterr().out
+    )
     assert record["name"].endswith("as a schedule that gives every cell the same values")
     assert record["divisible"]
 
@@ -182,11 +252,20 @@ LANES = ((Lane(0, (Instruction("copy", 0, 1),)),),)
 @pytest.mark.parametrize(
     ("facts", "says"),
     [
-        ({"buffers": (2, 1, 0)}, r"input and output chunks: \(2, 1\), but all_reduce n=1 with 1 chunks has \(1, 1\)"),
+        (
+            {"buffers": (2, 1, 0)},
+            r"input and output chunks: \(2, 1\), but all_reduce n=1 with 1 chunks has \(1, 1\)",
+        ),
         ({"buffers": (1, 2, 0)}, r"input and output chunks: \(1, 2\)"),
         ({"buffers": (1, 1, -1)}, r"buffers of \(1, 1, -1\) chunks: a buffer has at least 0"),
-        ({"chunks": 2}, r"input and output chunks: \(1, 1\), but all_reduce n=1 with 2 chunks has \(2, 2\)"),
-        ({"collective": Collective("all_reduce", 2)}, "ranks: 1, but all_reduce n=2 with 1 chunks has 2"),
+        (
+            {"chunks": 2},
+            r"input and output chunks: \(1, 1\), but all_reduce n=1 with 2 chunks has \(2, 2\)",
+        ),
+        (
+            {"collective": Collective("all_reduce", 2)},
+            "ranks: 1, but all_reduce n=2 with 1 chunks has 2",
+        ),
         ({"in_place": True}, "in place: True, but all_reduce n=1 with 1 chunks has False"),
     ],
 )

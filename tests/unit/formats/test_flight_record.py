@@ -17,7 +17,7 @@ from simcoll.formats.reports.flight_record import (
     dump_flight_record,
     findings,
     parse_flight_record,
-)  # fmt: skip
+)
 
 FOUR = (((4, 2), "Float"),)
 GROUPS = (("0", (0, 1, 2)), ("1", (0, 2)))
@@ -29,7 +29,9 @@ def entry(number, operation="nccl:all_reduce", state="completed", group="0", sha
 
 def job(**changes):
     """Three ranks that did three collectives; ``r1=[...]`` replaces what rank 1 did."""
-    entries = {rank: changes.get(f"r{rank}", [entry(number) for number in (1, 2, 3)]) for rank in range(3)}
+    entries = {
+        rank: changes.get(f"r{rank}", [entry(number) for number in (1, 2, 3)]) for rank in range(3)
+    }
     return {rank: FlightRecord("2.4", GROUPS, tuple(each)) for rank, each in entries.items()}
 
 
@@ -41,12 +43,22 @@ def test_all_is_well():
     ("records", "says"),
     [
         (
-            job(r0=[entry(1), entry(2, state="started")], r1=[entry(1)], r2=[entry(1), entry(2, state="scheduled")]),
-            "group '0', collective 2 (nccl:all_reduce): rank 1 never came; it has done 1 of this group; waiting: ranks 0, 2",
+            job(
+                r0=[entry(1), entry(2, state="started")],
+                r1=[entry(1)],
+                r2=[entry(1), entry(2, state="scheduled")],
+            ),
+            (
+                "group '0', collective 2 (nccl:all_reduce): rank 1 never came; it has done 1 of this "
+                "group; waiting: ranks 0, 2"
+            ),
         ),
         (
             job(r1=[entry(1), entry(2, "nccl:broadcast")]),
-            "group '0', collective 2: ranks run different operations: ranks 0, 2 nccl:all_reduce; rank 1 nccl:broadcast",
+            (
+                "group '0', collective 2: ranks run different operations: ranks 0, 2 nccl:all_reduce; "
+                "rank 1 nccl:broadcast"
+            ),
         ),
         (
             job(r2=[entry(1, shape=(((4, 3), "Float"),))]),
@@ -57,7 +69,10 @@ def test_all_is_well():
         ),
         (
             job(r2=[entry(1, shape=(((4, 2), "Half"),))]),
-            "group '0', collective 1 (nccl:all_reduce): types of inputs differ: ranks 0, 1 with Float; rank 2 with Half",
+            (
+                "group '0', collective 1 (nccl:all_reduce): types of inputs differ: ranks 0, 1 with "
+                "Float; rank 2 with Half"
+            ),
         ),
         (
             job(r2=[entry(1), entry(2), entry(3, state="started")]),
@@ -87,10 +102,21 @@ def test_a_ring_buffer_forgets():
 
 
 entries = st.builds(
-    FlightEntry, st.sampled_from(["0", "1"]), st.integers(0, 2**40), st.text(max_size=9),
-    *[st.lists(st.tuples(st.lists(st.integers(0, 99), max_size=3).map(tuple), st.text(max_size=5)), max_size=2).map(tuple)] * 2,
-    st.sampled_from(STATES), st.booleans(), st.integers(0, 2**62),
-)  # fmt: skip
+    FlightEntry,
+    st.sampled_from(["0", "1"]),
+    st.integers(0, 2**40),
+    st.text(max_size=9),
+    *[
+        st.lists(
+            st.tuples(st.lists(st.integers(0, 99), max_size=3).map(tuple), st.text(max_size=5)),
+            max_size=2,
+        ).map(tuple)
+    ]
+    * 2,
+    st.sampled_from(STATES),
+    st.booleans(),
+    st.integers(0, 2**62),
+)
 
 
 @settings(max_examples=50, deadline=None)
@@ -112,10 +138,16 @@ class Evil:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (pickle.dumps({"entries": [Evil()]}), "it names builtins.print; a flight record has numbers"),
+        (
+            pickle.dumps({"entries": [Evil()]}),
+            "it names builtins.print; a flight record has numbers",
+        ),
         (pickle.dumps({"entries": 3}), "entries: expected list, got int"),
         (b"{", "not a flight record"),
-        (b'{"entries": [{"process_group": 3}]}', r"\$.entries\[0\]: process_group: expected list or tuple, got int"),
+        (
+            b'{"entries": [{"process_group": 3}]}',
+            r"\$.entries\[0\]: process_group: expected list or tuple, got int",
+        ),
         (b"\x80\x04\x95", "not a flight record"),
         (
             b'{"entries": [{"state": "lost", "collective_seq_id": 1}]}',
@@ -149,15 +181,22 @@ def test_broken_records_give_one_error(plain, data):
 
 
 def test_on_the_command_line(tmp_path, capsys):
-    for rank, record in job(r1=[entry(1)], r0=[entry(1), entry(2, state="started")], r2=[entry(1)]).items():
+    for rank, record in job(
+        r1=[entry(1)], r0=[entry(1), entry(2, state="started")], r2=[entry(1)]
+    ).items():
         (tmp_path / f"record_{rank}").write_bytes(dump_flight_record(record))
     files = [str(tmp_path / f"record_{rank}") for rank in range(3)]
     assert main(["flight", *files]) == 1
-    assert "ranks 1, 2 never came; they have done up to 1 of this group; waiting: rank 0" in capsys.readouterr().out
+    assert (
+        "ranks 1, 2 never came; they have done up to 1 of this group; waiting: rank 0"
+        in capsys.readouterr().out
+    )
     assert main(["flight", files[0], files[0]]) == 2
     assert "a second record of rank 0" in capsys.readouterr().err
     (tmp_path / "i.json").write_text(
-        json.dumps({"header": {"id": "0x1", "rank": 0, "n_ranks": 1}, "coll_perf": {"coll": "AllReduce"}})
+        json.dumps(
+            {"header": {"id": "0x1", "rank": 0, "n_ranks": 1}, "coll_perf": {"coll": "AllReduce"}}
+        )
     )
     assert main(["flight", files[0], str(tmp_path / "i.json")]) == 2
     assert (
@@ -169,4 +208,7 @@ def test_on_the_command_line(tmp_path, capsys):
 def test_json_of_another_kind_is_named(tmp_path, capsys):
     (tmp_path / "e.json").write_text("{}")
     assert main(["flight", str(tmp_path / "e.json")]) == 2
-    assert "this is a JSON file of no kind known here; expected a flight record" in capsys.readouterr().err
+    assert (
+        "this is a JSON file of no kind known here; expected a flight record"
+        in capsys.readouterr().err
+    )

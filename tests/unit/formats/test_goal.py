@@ -1,4 +1,6 @@
-"""GOAL, text and binary: read, written, matched, and timed by the model of the program that defined it."""
+"""GOAL, text and binary: read, written, matched, and timed by the model of the program that defined
+it.
+"""
 
 import struct
 
@@ -41,12 +43,19 @@ def binomial_tree(nranks):
     """A broadcast of one byte: rank r sends to r + 2^k for every 2^k above r."""
     lines = [f"num_ranks {nranks}"]
     for rank in range(nranks):
-        children = [rank + (1 << k) for k in range(nranks.bit_length()) if rank < 1 << k and rank + (1 << k) < nranks]
+        children = [
+            rank + (1 << k)
+            for k in range(nranks.bit_length())
+            if rank < 1 << k and rank + (1 << k) < nranks
+        ]
         lines.append(f"rank {rank} {{")
         if rank:
             lines.append(f"l: recv 1b from {rank - (1 << rank.bit_length() - 1)} tag 0")
         for child in children:
-            lines += [f"s{child}: send 1b to {child} tag 0", *([f"s{child} requires l"] if rank else [])]
+            lines += [
+                f"s{child}: send 1b to {child} tag 0",
+                *([f"s{child} requires l"] if rank else []),
+            ]
         lines.append("}")
     return "\n".join(lines)
 
@@ -55,8 +64,15 @@ def test_the_words():
     goal = parse_goal(SMALL)
     assert goal.kind.tolist() == [CALC, SEND, CALC, RECV]
     assert goal.size.tolist() == [1000, 1001, 500, 1001]
-    assert (goal.start.tolist(), goal.cpu.tolist(), goal.tag.tolist()) == ([0, 3, 4], [0, 0, 1, 0], [0, 7, 0, 7])
-    assert list(zip(goal.later, goal.earlier, goal.at_start, strict=True)) == [(1, 0, False), (2, 1, True)]
+    assert (goal.start.tolist(), goal.cpu.tolist(), goal.tag.tolist()) == (
+        [0, 3, 4],
+        [0, 0, 1, 0],
+        [0, 7, 0, 7],
+    )
+    assert list(zip(goal.later, goal.earlier, goal.at_start, strict=True)) == [
+        (1, 0, False),
+        (2, 1, True),
+    ]
     assert goal.check() == 1
 
 
@@ -71,7 +87,9 @@ def test_time_of_a_binomial_tree():
 @pytest.mark.parametrize(("nranks", "nanoseconds"), [(16, 11_961_300), (64, 13_078_548)])
 def test_a_ring_takes_as_long_as_in_loggopsim(nranks, nanoseconds):
     """LogGOPSim 1.1 itself, an all-reduce of 1 MiB by its own ring, default parameters."""
-    ring = parse_goal(dump_goal(simcoll.schedule("all_reduce", "ring", nranks=nranks), size=1 << 20))
+    ring = parse_goal(
+        dump_goal(simcoll.schedule("all_reduce", "ring", nranks=nranks), size=1 << 20)
+    )
     assert last_end(ring, **LOGGOPSIM) == nanoseconds
 
 
@@ -106,10 +124,21 @@ def goals(draw):
             size, tag = draw(st.integers(0, 2**63 - 1)), draw(st.integers(0, 2**32 - 2))
             calc = kind == CALC
             nic = 0 if calc else draw(st.integers(0, 255))
-            rows.append((kind, 0 if calc else peer, size, 0 if calc else tag, draw(st.integers(0, 255)), nic))
+            rows.append(
+                (
+                    kind,
+                    0 if calc else peer,
+                    size,
+                    0 if calc else tag,
+                    draw(st.integers(0, 255)),
+                    nic,
+                )
+            )
         own = range(start[-1], len(rows))
         for later in own[1:]:
-            orders += [(later, draw(st.integers(own[0], later - 1)), draw(st.booleans()))] * draw(st.integers(0, 1))
+            orders += [(later, draw(st.integers(own[0], later - 1)), draw(st.booleans()))] * draw(
+                st.integers(0, 1)
+            )
         start.append(len(rows))
     kind, *rest = np.array(rows, np.int64).reshape(-1, 6).T
     later, earlier, begun = np.array(orders, np.int64).reshape(-1, 3).T
@@ -164,10 +193,25 @@ def test_errors_of_texts(old, new, says):
 @pytest.mark.parametrize(
     ("old", "new", "error", "says"),
     [
-        ("tag 7\n}", "tag 8\n}", ScheduleError, "from rank 0 to rank 1 with tag 7: 1 more sends than receives"),
-        ("recv 1001b", "recv 1000b", ScheduleError, "sends 1001 bytes to rank 1 operation 0, which takes 1000"),
+        (
+            "tag 7\n}",
+            "tag 8\n}",
+            ScheduleError,
+            "from rank 0 to rank 1 with tag 7: 1 more sends than receives",
+        ),
+        (
+            "recv 1001b",
+            "recv 1000b",
+            ScheduleError,
+            "sends 1001 bytes to rank 1 operation 0, which takes 1000",
+        ),
         ("from 0", "from -1", ConfigError, "rank 1 operation 0 takes any rank or tag"),
-        ("d irequires s", "d irequires s\nc requires d", ScheduleError, "operations wait in a cycle"),
+        (
+            "d irequires s",
+            "d irequires s\nc requires d",
+            ScheduleError,
+            "operations wait in a cycle",
+        ),
     ],
 )
 def test_programs_that_cannot_run(old, new, error, says):
@@ -176,14 +220,23 @@ def test_programs_that_cannot_run(old, new, error, says):
 
 
 def test_schedules_of_every_kind(tmp_path):
-    for kind, name in [("all_to_all", "bruck"), ("gather", "tree"), ("barrier", "dissemination"), ("reduce", "tree")]:
+    for kind, name in [
+        ("all_to_all", "bruck"),
+        ("gather", "tree"),
+        ("barrier", "dissemination"),
+        ("reduce", "tree"),
+    ]:
         schedule = simcoll.schedule(kind, name, nranks=5)
         plan = simcoll.bind(schedule, 3)
         goal = goal_of(plan)
         messages = sum(int((step.src_rank != step.dst_rank).sum()) for step in plan.steps())
         assert goal.check() == messages
-        bytes_sent = sum(int(step.size_bytes[step.src_rank != step.dst_rank].sum()) for step in plan.steps())
-        assert int(goal.size[goal.kind == SEND].sum()) == (messages if kind == "barrier" else bytes_sent)
+        bytes_sent = sum(
+            int(step.size_bytes[step.src_rank != step.dst_rank].sum()) for step in plan.steps()
+        )
+        assert int(goal.size[goal.kind == SEND].sum()) == (
+            messages if kind == "barrier" else bytes_sent
+        )
     with pytest.raises(ConfigError, match="'multicast' of a switch"):
         dump_goal(simcoll.schedule("all_gather", "nvls", nranks=4))
     with pytest.raises(ConfigError, match="size 6 is not 3 block"):
@@ -193,7 +246,11 @@ def test_schedules_of_every_kind(tmp_path):
 def test_reductions_take_time():
     from simcoll.core.protocol import ideal
 
-    plan = simcoll.bind(simcoll.schedule("reduce", "linear", nranks=3), 1000, protocol=ideal(reduce_as_per_byte=10**9))
+    plan = simcoll.bind(
+        simcoll.schedule("reduce", "linear", nranks=3),
+        1000,
+        protocol=ideal(reduce_as_per_byte=10**9),
+    )
     goal = goal_of(plan)
     # 4,000 bytes at 1 ns each, after each of two arrivals.
     assert sorted(goal.size[goal.kind == CALC].tolist())[-2:] == [4000, 4000]

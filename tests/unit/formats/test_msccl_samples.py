@@ -1,7 +1,8 @@
-"""Real MSCCL files, when a directory with them is given: Azure/msccl-scheduler, ROCm/rccl, and probes.
+"""Real MSCCL files, when a directory with them is given: Azure/msccl-scheduler, ROCm/rccl, and
+probes.
 
-``SIMCOLL_SAMPLES`` names a directory with ``msccl/*.xml`` and ``msccl/negative/*.xml``. Steps, FIFO depths and verdicts
-were measured with an independent replayer (FIFO depth 2 at Simple, 8 at LL).
+``SIMCOLL_SAMPLES`` names a directory with ``msccl/*.xml`` and ``msccl/negative/*.xml``. Steps, FIFO
+depths and verdicts were measured with an independent replayer (FIFO depth 2 at Simple, 8 at LL).
 """
 
 import os
@@ -16,7 +17,9 @@ from simcoll.proving import program_schedule, verify_program
 from simcoll.topology import crossbar
 
 SAMPLES = os.environ.get("SIMCOLL_SAMPLES")
-pytestmark = pytest.mark.skipif(not SAMPLES, reason="SIMCOLL_SAMPLES names no directory with MSCCL files")
+pytestmark = pytest.mark.skipif(
+    not SAMPLES, reason="SIMCOLL_SAMPLES names no directory with MSCCL files"
+)
 FOLDER = Path(SAMPLES or ".") / "msccl"
 
 
@@ -64,6 +67,8 @@ def test_probes_are_rejected(name, reason):
 
 
 def test_probes_that_are_right():
-    """Two sends ahead fit into two slots; a partial send after a wider reduction is what it says."""
+    """Two sends ahead fit into two slots; a partial send after a wider reduction is what it
+    says.
+    """
     assert verify_program(load_msccl_xml(FOLDER / "negative" / "probe_fifo_2.xml")).least_depth == 2
     assert verify_program(load_msccl_xml(FOLDER / "negative" / "probe_rrs_partial.xml")).data

@@ -1,4 +1,6 @@
-"""The reader of MSCCL XML: what it takes, and one clear error with its place for what it does not."""
+"""The reader of MSCCL XML: what it takes, and one clear error with its place for what it does
+not.
+"""
 
 import contextlib
 from pathlib import Path
@@ -46,7 +48,9 @@ def test_both_placements():
         parse_msccl_xml(RING.encode(), in_place=False)
 
 
-@pytest.mark.parametrize(("coll", "kind"), [("reduce_scatter", "reduce_scatter"), ("reducescatter", "reduce_scatter")])
+@pytest.mark.parametrize(
+    ("coll", "kind"), [("reduce_scatter", "reduce_scatter"), ("reducescatter", "reduce_scatter")]
+)
 def test_both_names_of_reduce_scatter(coll, kind):
     text = RING.replace('coll="allreduce"', f'coll="{coll}"')
     assert load(text).collective.kind == kind
@@ -64,7 +68,10 @@ def test_extras_are_ignored():
     assert verify_program(load("<!-- generated -->" + text)).data
 
 
-FIRST = '<step s="0" type="s" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>'
+FIRST = (
+    '<step s="0" type="s" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="1" depid="-1" '
+    'deps="-1" hasdep="0"/>'
+)
 
 
 @pytest.mark.parametrize(
@@ -97,20 +104,52 @@ FIRST = '<step s="0" type="s" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="1
             FIRST.replace('srcoff="0"', 'srcoff="3"'),
             r"gpu 0 tb 0 step 0: chunks i\[3..3\] lie outside buffer 'i' of 3",
         ),
-        (FIRST, FIRST.replace('srcoff="0"', 'srcoff="2"').replace('cnt="1"', 'cnt="2"'), r"i\[2..3\] lie outside"),
+        (
+            FIRST,
+            FIRST.replace('srcoff="0"', 'srcoff="2"').replace('cnt="1"', 'cnt="2"'),
+            r"i\[2..3\] lie outside",
+        ),
         (FIRST, FIRST.replace('srcoff="0"', 'srcoff="-1"'), "lie outside"),
         (FIRST, FIRST.replace('srcbuf="i"', 'srcbuf="s"'), "buffer 's' of 0 chunks"),
         (FIRST, FIRST.replace('srcbuf="i"', 'srcbuf="x"'), "srcbuf='x'"),
         (FIRST, FIRST.replace('cnt="1"', 'cnt="72"'), "cnt=72: expected 0 to 71"),
         (FIRST, FIRST.replace('cnt="1"', 'cnt="1.5"'), "cnt='1.5': expected a whole number"),
-        (FIRST, FIRST.replace(' hasdep="0"', ""), "gpu 0 tb 0 step 0: attribute 'hasdep' is missing"),
-        (FIRST, FIRST.replace('depid="-1" deps="-1"', 'depid="1" deps="0"'), "tb 1 step 0, which does not exist"),
-        (FIRST, FIRST.replace('depid="-1" deps="-1"', 'depid="0" deps="9"'), "tb 0 step 9, which does not exist"),
-        (FIRST, FIRST.replace('depid="-1" deps="-1"', 'depid="200" deps="9"'), "expected -1 to 127"),
-        (FIRST, FIRST.replace('depid="-1" deps="-1"', 'depid="-1" deps="0"'), "without a thread block"),
-        (FIRST, FIRST.replace("<step ", '<step a1="" a2="" a3="" a4="" a5="" a6="" a7="" '), "16 attributes"),
+        (
+            FIRST,
+            FIRST.replace(' hasdep="0"', ""),
+            "gpu 0 tb 0 step 0: attribute 'hasdep' is missing",
+        ),
+        (
+            FIRST,
+            FIRST.replace('depid="-1" deps="-1"', 'depid="1" deps="0"'),
+            "tb 1 step 0, which does not exist",
+        ),
+        (
+            FIRST,
+            FIRST.replace('depid="-1" deps="-1"', 'depid="0" deps="9"'),
+            "tb 0 step 9, which does not exist",
+        ),
+        (
+            FIRST,
+            FIRST.replace('depid="-1" deps="-1"', 'depid="200" deps="9"'),
+            "expected -1 to 127",
+        ),
+        (
+            FIRST,
+            FIRST.replace('depid="-1" deps="-1"', 'depid="-1" deps="0"'),
+            "without a thread block",
+        ),
+        (
+            FIRST,
+            FIRST.replace("<step ", '<step a1="" a2="" a3="" a4="" a5="" a6="" a7="" '),
+            "16 attributes",
+        ),
         ('id="0"', f'id="0" x="{"y" * 256}"', "255 characters"),
-        ("</gpu>", '<tb id="1" send="1" recv="-1" chan="0"/></gpu>', "send=1 chan=0 belongs to tb 0 already"),
+        (
+            "</gpu>",
+            '<tb id="1" send="1" recv="-1" chan="0"/></gpu>',
+            "send=1 chan=0 belongs to tb 0 already",
+        ),
         ("<tb ", "<a>" * 20 + "</a>" * 20 + "<tb ", "16 levels"),
         ("<algo ", "<algorithm ", "not well-formed XML: mismatched tag"),
         ("</algo>", "", "not well-formed XML: no element found"),
@@ -126,7 +165,9 @@ def test_refusals(old, new, message):
 
 def test_dependencies_follow_the_runtime():
     unpublished = ONE_SHOT.replace('hasdep="1"', 'hasdep="0"')
-    with pytest.raises(ConfigError, match=r'gpu 0 tb 2 step 0: depends on tb 0 step 1, which lacks hasdep="1"'):
+    with pytest.raises(
+        ConfigError, match=r'gpu 0 tb 2 step 0: depends on tb 0 step 1, which lacks hasdep="1"'
+    ):
         load(unpublished)
     bare = ONE_SHOT.replace('depid="1" deps="1"', 'depid="-1" deps="-1"')
     with pytest.raises(ConfigError, match="nops precede it"):
@@ -138,7 +179,9 @@ def test_dependencies_follow_the_runtime():
 
 def test_limits():
     block = '<tb id="{}" send="-1" recv="-1" chan="0"/>'
-    many = RING.replace("</gpu>", "".join(block.format(number) for number in range(1, 217)) + "</gpu>", 1)
+    many = RING.replace(
+        "</gpu>", "".join(block.format(number) for number in range(1, 217)) + "</gpu>", 1
+    )
     with pytest.raises(ConfigError, match="gpu 0: 217 thread blocks; at most 216"):
         load(many)
     steps = "".join(FIRST.replace('s="0"', f's="{number}"', 1) for number in range(5, 257))
@@ -157,7 +200,12 @@ def test_limits():
 def test_files_that_are_no_files(tmp_path):
     with pytest.raises(ConfigError, match=r"missing\.xml"):
         load_msccl_xml(tmp_path / "missing.xml")
-    for content in (b"", b"\x00\xff", b"<system/>", b'<?xml version="1.0" encoding="nonsense"?><algo/>'):
+    for content in (
+        b"",
+        b"\x00\xff",
+        b"<system/>",
+        b'<?xml version="1.0" encoding="nonsense"?><algo/>',
+    ):
         with pytest.raises(ConfigError):
             parse_msccl_xml(content)
     path = tmp_path / "broken.xml"

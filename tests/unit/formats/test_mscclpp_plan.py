@@ -1,4 +1,6 @@
-"""MSCCL++ execution plans: what is proved, each kind of fault, and what the executor would do otherwise."""
+"""MSCCL++ execution plans: what is proved, each kind of fault, and what the executor would do
+otherwise.
+"""
 
 import json
 
@@ -36,24 +38,46 @@ def gpu(rank, blocks, *, chunks=(2, 2, 0), peers=(), remote="i", port=False, **m
     kind = "port" if port else "memory"
     count = len(blocks)
     return {
-        "id": rank, "input_chunks": chunks[0], "output_chunks": chunks[1], "scratch_chunks": chunks[2],
-        "channels": [{"channel_type": kind, "connected_to": [p for _ in range(count) for p in peers]}],
-        "remote_buffers": [{"rank": p, "type": remote, "access_channel_types": [kind]} for p in peers],
+        "id": rank,
+        "input_chunks": chunks[0],
+        "output_chunks": chunks[1],
+        "scratch_chunks": chunks[2],
+        "channels": [
+            {"channel_type": kind, "connected_to": [p for _ in range(count) for p in peers]}
+        ],
+        "remote_buffers": [
+            {"rank": p, "type": remote, "access_channel_types": [kind]} for p in peers
+        ],
         "semaphores": [{"init_value": 0}],
         "threadblocks": [
             {
-                "id": b, "ops": ops,
-                "channels": [{"channel_type": kind, "channel_ids": list(range(b * len(peers), (b + 1) * len(peers)))}],
-                "remote_buffer_refs": [{"access_channel_type": kind, "remote_buffer_ids": list(range(len(peers)))}],
+                "id": b,
+                "ops": ops,
+                "channels": [
+                    {
+                        "channel_type": kind,
+                        "channel_ids": list(range(b * len(peers), (b + 1) * len(peers))),
+                    }
+                ],
+                "remote_buffer_refs": [
+                    {"access_channel_type": kind, "remote_buffer_ids": list(range(len(peers)))}
+                ],
             }
             for b, ops in enumerate(blocks)
         ],
         **more,
-    }  # fmt: skip
+    }
 
 
 def plan(gpus, collective="allreduce", protocol="Simple", **more):
-    return {"name": "mine", "collective": collective, "protocol": protocol, "inplace": True, "gpus": gpus, **more}
+    return {
+        "name": "mine",
+        "collective": collective,
+        "protocol": protocol,
+        "inplace": True,
+        "gpus": gpus,
+        **more,
+    }
 
 
 def read(content):
@@ -62,12 +86,21 @@ def read(content):
 
 def pulled(rank):
     """Rank r reads the other's chunk r, and writes the sum to both."""
-    return op("rres", [chunk("i", rank), chunk(0, rank)], [chunk("i", rank), chunk(0, rank)], **MEMORY, reduce_op="sum")
+    return op(
+        "rres",
+        [chunk("i", rank), chunk(0, rank)],
+        [chunk("i", rank), chunk(0, rank)],
+        **MEMORY,
+        reduce_op="sum",
+    )
 
 
 def both_ways(*, start=("rlxsignal", "rlxwait"), end=("signal", "wait"), before_end=(NOP,)):
     """An all-reduce of two ranks: meet, reduce, meet."""
-    blocks = [[[*map(signal, start), NOP, pulled(rank), *before_end, *map(signal, end)]] for rank in range(2)]
+    blocks = [
+        [[*map(signal, start), NOP, pulled(rank), *before_end, *map(signal, end)]]
+        for rank in range(2)
+    ]
     return plan([gpu(rank, blocks[rank], peers=(1 - rank,)) for rank in range(2)])
 
 
@@ -85,7 +118,10 @@ def test_an_all_reduce_of_two():
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (both_ways(start=()), r"race on rank 1 output\[0\]: nothing orders them\n.*the caller, which"),
+        (
+            both_ways(start=()),
+            r"race on rank 1 output\[0\]: nothing orders them\n.*the caller, which",
+        ),
         (both_ways(end=()), r"race on rank . output\[.\]: nothing orders them"),
         (both_ways(before_end=()), r"nothing orders them"),
         (both_ways(end=("rlxsignal", "rlxwait")), "only relaxed signals lie between them"),
@@ -113,8 +149,13 @@ def test_wrong_results_are_found():
     wrong["gpus"][1]["threadblocks"][0]["ops"][3] = op("copy", [chunk("i", 1)], [chunk("i", 0)])
     with pytest.raises(ScheduleError, match=r"race|is wrong at the end"):
         verify_device_program(read(wrong))
-    alone = plan([gpu(0, [[op("copy", [chunk("s", 0)], [chunk("o", 0)])]], chunks=(1, 1, 1))], inplace=False)
-    with pytest.raises(ScheduleError, match=r"operation 0 \(copy\) reads rank 0 scratch\[0\], which holds nothing yet"):
+    alone = plan(
+        [gpu(0, [[op("copy", [chunk("s", 0)], [chunk("o", 0)])]], chunks=(1, 1, 1))], inplace=False
+    )
+    with pytest.raises(
+        ScheduleError,
+        match=r"operation 0 \(copy\) reads rank 0 scratch\[0\], which holds nothing yet",
+    ):
         verify_device_program(read(alone))
 
 
@@ -123,7 +164,11 @@ def packets(*, twice=False):
     gpus = []
     for rank in range(2):
         put = op("ppkt", [chunk("o", rank)], [chunk(0, rank)], **MEMORY)
-        ops = [put, *([put] if twice else []), op("upkt", [chunk("s", 1 - rank)], [chunk("o", 1 - rank)])]
+        ops = [
+            put,
+            *([put] if twice else []),
+            op("upkt", [chunk("s", 1 - rank)], [chunk("o", 1 - rank)]),
+        ]
         gpus.append(gpu(rank, [ops], chunks=(1, 2, 2), peers=(1 - rank,), remote="s"))
     return plan(gpus, "allgather", "LL", use_double_scratch_buffer=True)
 
@@ -141,9 +186,12 @@ def test_packets_bring_their_own_order():
 def test_blocks_of_a_rank_share_memory(ordered):
     """One block fills scratch, the other takes from it."""
     how = {
-        "semaphore": ([NOP, {"name": "sem_release", "semaphore_ids": [0]}], [{"name": "sem_acquire", "semaphore_ids": [0]}, NOP]),
+        "semaphore": (
+            [NOP, {"name": "sem_release", "semaphore_ids": [0]}],
+            [{"name": "sem_acquire", "semaphore_ids": [0]}, NOP],
+        ),
         "barrier": ([{"name": "barrier", "barrier_id": 0, "num_threadblocks": 2}],) * 2,
-    }  # fmt: skip
+    }
     after, before = how[ordered[0]] if ordered else ([], [])
     blocks = [
         [op("copy", [chunk("i", 0)], [chunk("s", 0)]), *after],
@@ -153,25 +201,40 @@ def test_blocks_of_a_rank_share_memory(ordered):
     if ordered:
         assert verify_device_program(program).data
     else:
-        with pytest.raises(ScheduleError, match=r"race on rank 0 scratch\[0\]: nothing orders them"):
+        with pytest.raises(
+            ScheduleError, match=r"race on rank 0 scratch\[0\]: nothing orders them"
+        ):
             verify_device_program(program)
 
 
 def test_a_group_of_blocks_must_split_alike():
-    """Halves of a copy of two chunks are whole chunks; halves of a reduction of one chunk are not."""
+    """Halves of a copy of two chunks are whole chunks; halves of a reduction of one chunk are
+    not.
+    """
     halves = [{"tb_id": part, "tbg_size": 2} for part in range(2)]
 
     def blocks(rank, sizes):
         return [
             [
-                op("copy", [chunk("i", 0, sizes)], [chunk("s", 0, sizes)], tbg_info=half), NOP, signal(), signal("wait"), NOP,
-                *(op("re", [chunk("i", k), chunk("s", k)], [chunk("i", k)], tbg_info=half) for k in range(2)),
+                op("copy", [chunk("i", 0, sizes)], [chunk("s", 0, sizes)], tbg_info=half),
+                NOP,
+                signal(),
+                signal("wait"),
+                NOP,
+                *(
+                    op("re", [chunk("i", k), chunk("s", k)], [chunk("i", k)], tbg_info=half)
+                    for k in range(2)
+                ),
             ]
             for half in halves
-        ]  # fmt: skip
+        ]
 
-    program = read(plan([gpu(r, blocks(r, 2), chunks=(2, 2, 2), peers=(1 - r,)) for r in range(2)], "custom"))
-    with pytest.raises(ScheduleError, match=r"race on rank 0 (output|scratch)\[\d\]: nothing orders them"):
+    program = read(
+        plan([gpu(r, blocks(r, 2), chunks=(2, 2, 2), peers=(1 - r,)) for r in range(2)], "custom")
+    )
+    with pytest.raises(
+        ScheduleError, match=r"race on rank 0 (output|scratch)\[\d\]: nothing orders them"
+    ):
         verify_device_program(program)
 
 
@@ -188,17 +251,24 @@ def ported(put="put", last=()):
 
 
 def test_proxies_work_later():
-    """A put by port is done for its reader when the signal after it has come; its writer knows when the proxy says so."""
+    """A put by port is done for its reader when the signal after it has come; its writer knows when
+    the proxy says so.
+    """
     for put in ("put", "pws"):
         with pytest.raises(
-            ScheduleError, match=r"race on rank . output\[.\]: nothing orders them\n.*the caller(.|\n)*reads it"
+            ScheduleError,
+            match=r"race on rank . output\[.\]: nothing orders them\n.*the caller(.|\n)*reads it",
         ):
             verify_device_program(read(ported(put)))
         answered = [NOP, signal(), signal("wait")]
         content = ported(put, answered)
         for rank in range(2):
-            content["gpus"][rank]["channels"].append({"channel_type": "memory", "connected_to": [1 - rank]})
-            content["gpus"][rank]["threadblocks"][0]["channels"].append({"channel_type": "memory", "channel_ids": [0]})
+            content["gpus"][rank]["channels"].append(
+                {"channel_type": "memory", "connected_to": [1 - rank]}
+            )
+            content["gpus"][rank]["threadblocks"][0]["channels"].append(
+                {"channel_type": "memory", "channel_ids": [0]}
+            )
         assert verify_device_program(read(content)).data
     assert verify_device_program(read(ported("pwsf"))).data
 
@@ -219,7 +289,11 @@ def switched(end="signal"):
         ]
         made = gpu(rank, [ops], peers=(1 - rank,))
         made["channels"].append(
-            {"channel_type": "switch", "buffer_type": "i", "rank_groups": [{"size": 2, "ranks": [0, 1]}]}
+            {
+                "channel_type": "switch",
+                "buffer_type": "i",
+                "rank_groups": [{"size": 2, "ranks": [0, 1]}],
+            }
         )
         made["threadblocks"][0]["channels"].append({"channel_type": "switch", "channel_ids": [0]})
         gpus.append(made)
@@ -239,7 +313,11 @@ def test_pipelines_are_unrolled():
     whole = both_ways()
     for rank in range(2):
         ops = whole["gpus"][rank]["threadblocks"][0]["ops"]
-        ops[3] = {"name": "pipeline", "iter_context": {"unit_size": 1 << 20, "num_chunks": 1}, "ops": [ops[3]]}
+        ops[3] = {
+            "name": "pipeline",
+            "iter_context": {"unit_size": 1 << 20, "num_chunks": 1},
+            "ops": [ops[3]],
+        }
     program = read(whole)
     assert program.pieces == 2
     assert verify_device_program(program).data
@@ -266,23 +344,44 @@ OPS = ("gpus", 0, "threadblocks", 0, "ops")
         (changed(["protocol"], "ll"), r"\$.protocol: unknown protocol 'll'; did you mean 'LL'"),
         (changed(["collective"], "allreduse"), "did you mean 'allreduce'"),
         (changed(["gpus", 1, "id"], 0), r"\$.gpus\[1\].id: id is 0; gpus are indexed by rank"),
-        (changed(["gpus", 0, "output_chunks"], 0), "output_chunks is 0, by which the executor divides"),
+        (
+            changed(["gpus", 0, "output_chunks"], 0),
+            "output_chunks is 0, by which the executor divides",
+        ),
         (changed(["gpus", 1, "input_chunks"], 4), "4 input and 2 output chunks; gpu 0 has 2 and 2"),
         (changed([*OPS, 3, "reduce_op"], "max"), "reduce_op 'max': the executor does not read it"),
         (changed([*OPS, 3, "name"], "glre"), "the executor cannot load it"),
         (changed([*OPS, 3, "name"], "rress"), "unknown operation 'rress'; did you mean 'rres'"),
-        (changed([*OPS, 3, "src_buff"], [chunk("i", 2), chunk(0, 2)]), "chunks 2..2 of buffer 'i' of rank 0, which has 2"),
-        (changed([*OPS, 3, "src_buff"], [chunk("i", 0), chunk(1, 0)]), "buffer_id is 1; expected 0 to 0"),
-        (changed([*OPS, 3, "src_buff"], []), r"ops\[3\].src_buff: 0 operands; rres takes 2 or more"),
-        (changed([*OPS, 0, "channel_ids"], [1]), "channel of the thread block is 1; expected 0 to 0"),
+        (
+            changed([*OPS, 3, "src_buff"], [chunk("i", 2), chunk(0, 2)]),
+            "chunks 2..2 of buffer 'i' of rank 0, which has 2",
+        ),
+        (
+            changed([*OPS, 3, "src_buff"], [chunk("i", 0), chunk(1, 0)]),
+            "buffer_id is 1; expected 0 to 0",
+        ),
+        (
+            changed([*OPS, 3, "src_buff"], []),
+            r"ops\[3\].src_buff: 0 operands; rres takes 2 or more",
+        ),
+        (
+            changed([*OPS, 0, "channel_ids"], [1]),
+            "channel of the thread block is 1; expected 0 to 0",
+        ),
         (changed([*OPS], [NOP] * 65), "number of operations is 65; expected 0 to 64"),
-        (changed(["gpus", 0, "channels"], [{"channel_type": "switch", "rank_groups": []}]), "missing key 'buffer_type'"),
+        (
+            changed(["gpus", 0, "channels"], [{"channel_type": "switch", "rank_groups": []}]),
+            "missing key 'buffer_type'",
+        ),
         (changed(["gpus", 0, "channels", 0, "connected_to"], [0]), "a channel of rank 0 to itself"),
-        (changed([*OPS, 3], op("get", [chunk(0, 0)], [chunk("i", 1)], **MEMORY)), "the executor swaps the two offsets"),
+        (
+            changed([*OPS, 3], op("get", [chunk(0, 0)], [chunk("i", 1)], **MEMORY)),
+            "the executor swaps the two offsets",
+        ),
         (changed(["gpus", 0, "inputChunks"], 2), "the format before August 2025"),
         (changed(["gpus", 0, "input_chunks"], "2"), r"expected a whole number, got text"),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(content, says):
     with pytest.raises(ConfigError, match=says):
         read(content)

@@ -1,4 +1,6 @@
-"""MSCCL++ plans written from schedules: read back, they have the same proof, and as schedules they move the same data."""
+"""MSCCL++ plans written from schedules: read back, they have the same proof, and as schedules they
+move the same data.
+"""
 
 import json
 
@@ -23,9 +25,9 @@ def check_trip(schedule, protocol, *, data=False):
     assert (proof.data, proof.order, proof.trusted) == (True, simcoll.verify(schedule).order, False)
     if data:
         again, elements = schedule_of(program), 2 * schedule.layout.chunks
-        assert [None if each is None else each.tobytes() for each in outputs(schedule, elements)] == [
-            None if each is None else each.tobytes() for each in outputs(again, elements)
-        ]
+        assert [
+            None if each is None else each.tobytes() for each in outputs(schedule, elements)
+        ] == [None if each is None else each.tobytes() for each in outputs(again, elements)]
 
 
 @pytest.mark.slow
@@ -34,7 +36,8 @@ def check_trip(schedule, protocol, *, data=False):
 def test_algorithms_there_and_back(nranks, in_place, protocol):
     """What is refused is named: other collectives, and operations of switches.
 
-    Every algorithm with both protocols and both numbers of ranks, every second one the other way round.
+    Every algorithm with both protocols and both numbers of ranks, every second one the other way
+    round.
     """
     gone = 0
     for found in ALGORITHMS[(protocol == "LL") ^ in_place :: 2]:
@@ -74,11 +77,17 @@ def test_random_schedules_there_and_back(schedule, protocol):
 
 
 def test_channels_set_aside_in_places_of_their_own():
-    check_trip(simcoll.schedule("all_reduce", "recursive_doubling", nranks=2, channels=2), "Simple", data=True)
+    check_trip(
+        simcoll.schedule("all_reduce", "recursive_doubling", nranks=2, channels=2),
+        "Simple",
+        data=True,
+    )
 
 
 def test_switches_become_one_operation():
-    plan = json.loads(dump_mscclpp_plan(simcoll.schedule("all_reduce", "nvls", nranks=4, in_place=True)))
+    plan = json.loads(
+        dump_mscclpp_plan(simcoll.schedule("all_reduce", "nvls", nranks=4, in_place=True))
+    )
     names = [[op["name"] for op in gpu["threadblocks"][0]["ops"]] for gpu in plan["gpus"]]
     assert names == [["rlxsignal", "rlxwait", "nop", "glres", "nop", "signal", "wait"]] * 4
 
@@ -97,12 +106,28 @@ def test_long_programs_go_on_in_another_block():
     ("schedule", "arguments", "says"),
     [
         (simcoll.schedule("broadcast", "tree", nranks=3), {}, "the executor has no broadcast"),
-        (simcoll.schedule("reduce_scatter", "nvls", nranks=4), {}, r"cannot load that operation \(glre\)"),
-        (simcoll.schedule("all_gather", "nvls", nranks=4), {"protocol": "LL"}, "operations of switches need protocol 'Simple'"),
-        (simcoll.schedule("all_gather", "direct", nranks=20), {}, "meets 19 others in one thread block; it takes 16 channels"),
-        (simcoll.schedule("all_gather", "ring", nranks=3), {"protocol": "LL128"}, "unknown protocol 'LL128'"),
+        (
+            simcoll.schedule("reduce_scatter", "nvls", nranks=4),
+            {},
+            r"cannot load that operation \(glre\)",
+        ),
+        (
+            simcoll.schedule("all_gather", "nvls", nranks=4),
+            {"protocol": "LL"},
+            "operations of switches need protocol 'Simple'",
+        ),
+        (
+            simcoll.schedule("all_gather", "direct", nranks=20),
+            {},
+            "meets 19 others in one thread block; it takes 16 channels",
+        ),
+        (
+            simcoll.schedule("all_gather", "ring", nranks=3),
+            {"protocol": "LL128"},
+            "unknown protocol 'LL128'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refusals(schedule, arguments, says):
     with pytest.raises(ConfigError, match=says):
         dump_mscclpp_plan(schedule, **arguments)

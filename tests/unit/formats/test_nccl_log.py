@@ -1,4 +1,6 @@
-"""Channels of NCCL from its logs: put together from what every rank says, in any order of their lines."""
+"""Channels of NCCL from its logs: put together from what every rank says, in any order of their
+lines.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ import simcoll
 from simcoll.cli import main
 from simcoll.errors import ConfigError
 from simcoll.formats.logs.nccl_log import NcclSearch, load_nccl_log
-from simcoll.planning.tuners.nccl_graphs import channels_of_log, channels_schedule, connection_lines, fit_lines
+from simcoll.planning.tuners.nccl_graphs import (
+    channels_of_log,
+    channels_schedule,
+    connection_lines,
+    fit_lines,
+)
 from simcoll.topology import load_topology
 from tests.support import nccl_logs
 
@@ -35,7 +42,13 @@ def read(tmp_path, lines):
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(1, 9), st.integers(1, 3), st.booleans(), st.booleans(), st.randoms(use_true_random=False))
+@given(
+    st.integers(1, 9),
+    st.integers(1, 3),
+    st.booleans(),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
 def test_what_was_written_is_read(tmp_path_factory, n, count, old, whole, chance):
     rings = [(0, *chance.sample(range(1, n), n - 1)) for _ in range(count)]
     trees = []
@@ -49,13 +62,23 @@ def test_what_was_written_is_read(tmp_path_factory, n, count, old, whole, chance
     said = nccl_logs.channels(rings, trees, places, old=old, whole=whole or n == 1)
     if not old:  # a second communicator of the same processes
         said = [
-            a + b for a, b in zip(said, nccl_logs.channels(rings[:1], trees[:1], places, name="0xdef"), strict=True)
+            a + b
+            for a, b in zip(
+                said, nccl_logs.channels(rings[:1], trees[:1], places, name="0xdef"), strict=True
+            )
         ]
     found = read(tmp_path_factory.mktemp("log"), interleaved(said, chance))
     first = found[0]
-    assert (first.nranks, first.rings, first.trees, first.notes) == (n, tuple(rings), tuple(trees), ())
+    assert (first.nranks, first.rings, first.trees, first.notes) == (
+        n,
+        tuple(rings),
+        tuple(trees),
+        (),
+    )
     assert first.places == places
-    assert [each.name for each in found] == (["number 0, " + f"{n} ranks"] if old else ["0xabc", "0xdef"])
+    assert [each.name for each in found] == (
+        ["number 0, " + f"{n} ranks"] if old else ["0xabc", "0xdef"]
+    )
 
 
 def test_what_is_missing_is_said(tmp_path):
@@ -65,7 +88,12 @@ def test_what_is_missing_is_said(tmp_path):
     assert (one.trees, one.places) == ((), ())
     assert one.notes == ("2 of 2 trees are not whole; the logs of all ranks have them",)
     (one,) = read(
-        tmp_path, [line for lines in nccl_logs.channels(RINGS, TREES, PLACES, whole=False)[:5] for line in lines]
+        tmp_path,
+        [
+            line
+            for lines in nccl_logs.channels(RINGS, TREES, PLACES, whole=False)[:5]
+            for line in lines
+        ],
     )
     assert one.rings == ()
     assert one.notes[0].startswith("2 of 2 rings are not whole")
@@ -75,14 +103,18 @@ def test_what_is_missing_is_said(tmp_path):
 
 def test_rings_and_trees_become_schedules(tmp_path):
     machine = load_topology("dgx-h100", nodes=1)
-    (found,) = read(tmp_path, [line for lines in nccl_logs.channels(RINGS, TREES, PLACES) for line in lines])
+    (found,) = read(
+        tmp_path, [line for lines in nccl_logs.channels(RINGS, TREES, PLACES) for line in lines]
+    )
     ring, tree = channels_of_log(found, machine)
     for channels, options in ((ring, {}), (tree, {}), (tree, {"pieces": 3})):
         made = channels_schedule(channels, **options)
         assert simcoll.verify(made)
         assert simcoll.emulate(simcoll.bind(made, 1000), machine).wrong == 0
         sends = {
-            pair for step in made.steps() for pair in zip(step.src_rank.tolist(), step.dst_rank.tolist(), strict=True)
+            pair
+            for step in made.steps()
+            for pair in zip(step.src_rank.tolist(), step.dst_rank.tolist(), strict=True)
         }
         assert {(a, b) for a, b in sends if a != b} == set(channels.edges())
     assert (0, 1) in ring.edges()
@@ -95,7 +127,12 @@ def test_ranks_are_placed_by_their_devices(tmp_path):
     """Ranks in another order than devices: NCCL's ring by rank is another on the machine."""
     places = tuple(("a", device) for device in (2, 0, 3, 1))
     (found,) = read(
-        tmp_path, [line for lines in nccl_logs.channels([(0, 1, 2, 3)], [(-1, 0, 1, 2)], places) for line in lines]
+        tmp_path,
+        [
+            line
+            for lines in nccl_logs.channels([(0, 1, 2, 3)], [(-1, 0, 1, 2)], places)
+            for line in lines
+        ],
     )
     ring, tree = channels_of_log(found, load_topology("azure-nc-a100-v4"))
     assert ring.orders == ((2, 0, 3, 1),)
@@ -103,11 +140,21 @@ def test_ranks_are_placed_by_their_devices(tmp_path):
 
 
 def test_connections_that_a_machine_could_do_better(tmp_path):
-    ways = [(0, 1, "P2P/CUMEM"), (1, 2, "SHM/direct/direct"), (3, 8, "NET/IB/3/GDRDMA"), (8, 3, "NET/Socket/0")]
+    ways = [
+        (0, 1, "P2P/CUMEM"),
+        (1, 2, "SHM/direct/direct"),
+        (3, 8, "NET/IB/3/GDRDMA"),
+        (8, 3, "NET/Socket/0"),
+    ]
     places = tuple((f"node-{rank // 8}", rank % 8) for rank in range(16))
     said = nccl_logs.channels([tuple(range(16))], [], places, ways=ways)
     (found,) = read(tmp_path, [line for lines in said for line in lines])
-    assert found.ways() == {"NET/IB/GDRDMA": 1, "NET/Socket": 1, "P2P/CUMEM": 1, "SHM/direct/direct": 1}
+    assert found.ways() == {
+        "NET/IB/GDRDMA": 1,
+        "NET/Socket": 1,
+        "P2P/CUMEM": 1,
+        "SHM/direct/direct": 1,
+    }
     lines = list(connection_lines(found, load_topology("dgx-h100", nodes=2)))
     assert [line.strip() for line in lines[1:]] == [
         "1 of them, such as 1 -> 2, go via SHM/direct/direct, where this machine has nvlink",
@@ -122,7 +169,9 @@ def test_connections_that_a_machine_could_do_better(tmp_path):
 @pytest.mark.parametrize(("hosts", "rate", "path"), [(1, 120.0, "NVL"), (2, 75.0, "")])
 @pytest.mark.parametrize("word", ["bw", "speed"])
 def test_what_the_search_found_is_the_rate_of_a_channel(tmp_path, word, hosts, rate, path):
-    """Twelve rings, of 20 GB/s inside and 12.5 GB/s between nodes, that became two; a pattern of CollNet has no channels."""
+    """Twelve rings, of 20 GB/s inside and 12.5 GB/s between nodes, that became two; a pattern of
+    CollNet has no channels.
+    """
     places = tuple((f"node-{rank * hosts // 8}", rank % (8 // hosts)) for rank in range(8))
     first, *others = nccl_logs.channels(RINGS, TREES, places)
     sizes = (
@@ -133,25 +182,53 @@ def test_what_the_search_found_is_the_rate_of_a_channel(tmp_path, word, hosts, r
     )
     before = first[0].partition(" NCCL INFO ")[0] + " NCCL INFO "
     patterns = [
-        f"{before}Pattern {pattern}, crossNic 0, nChannels {count}, {word} {rates}, type NVL/PIX, sameChannels 1"
+        f"{before}Pattern {pattern}, crossNic 0, nChannels {count}, {word} {rates}, type NVL/PIX, "
+        "sameChannels 1"
         for pattern, count, rates in sizes
     ]
-    said = [*first, *patterns, f"{before} 0 : GPU/0-18000 GPU/0-2a000", *(line for lines in others for line in lines)]
+    said = [
+        *first,
+        *patterns,
+        f"{before} 0 : GPU/0-18000 GPU/0-2a000",
+        *(line for lines in others for line in lines),
+    ]
     (found,) = read(tmp_path, said)
     assert found.searches["ring"] == NcclSearch("ring", 12, 20.0, 12.5, "NVL", "PIX")
     ring, tree, nvls = channels_of_log(found, load_topology("dgx-h100", nodes=1))
     assert (ring.GBps, ring.path, tree.GBps, nvls.count) == (rate, path, 60.0, 16)
     head = next(fit_lines(ring, load_topology("dgx-h100")))
-    assert head == f"ring: 2 channels of {rate:g} GB/s, {2 * rate:g} GB/s in all, ring" + f", over {path}" * bool(path)
+    assert (
+        head
+        == f"ring: 2 channels of {rate:g} GB/s, {2 * rate:g} GB/s in all, ring"
+        + f", over {path}" * bool(path)
+    )
 
 
 def test_on_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lines = list(interleaved(nccl_logs.channels(RINGS, TREES, PLACES), random.Random(1)))
     (tmp_path / "run.log").write_text("\n".join(["some program starts", *lines]))
-    assert main(["graph", "run.log", "-t", "dgx-h100", "--use", "tree", "--pieces", "2", "--json", "trees.json"]) == 0
+    assert (
+        main(
+            [
+                "graph",
+                "run.log",
+                "-t",
+                "dgx-h100",
+                "--use",
+                "tree",
+                "--pieces",
+                "2",
+                "--json",
+                "trees.json",
+            ]
+        )
+        == 0
+    )
     assert "communicator 0xabc: 8 ranks" in capsys.readouterr().out
     assert main(["perf", "-a", "trees.json", "-p", "ideal", "-b", "1M", "-e", "1M"]) == 0
     assert main(["graph", "run.log", "-t", "azure-nc-a100-v4", "--json", "trees.json"]) == 2
     assert "azure-nc-a100-v4 has 4 ranks; more nodes with --nodes" in capsys.readouterr().out
-    assert main(["graph", "run.log", "-t", "dgx-h100", "--use", "nvls", "--json", "trees.json"]) == 2
+    assert (
+        main(["graph", "run.log", "-t", "dgx-h100", "--use", "nvls", "--json", "trees.json"]) == 2
+    )

@@ -16,16 +16,43 @@ from tests.support.nccl_reports import call, inspector, ras
     ("report", "said"),
     [
         (ras({0: 5, 1: 5, 2: 6}), []),
-        (ras({0: 9, 1: 5, 2: 9}), ["rank 1 has begun 5 AllReduce, others up to 9: they wait for it, or it for them"]),
-        (ras({0: 9, 1: 5, 2: 6}), ["ranks 1, 2 have begun 5 or more AllReduce, others up to 9: they wait for it, or it for them"]),
-        (ras({0: 5}, missing=[(1, {"unresponsive": True, "considered_dead": True}), (2, {"unresponsive": True})]),
-         ["rank 1 is dead (host 10.0.0.2, process 9, GPU 1)", "rank 2 is not answering (host 10.0.0.2, process 9, GPU 1)"]),
+        (
+            ras({0: 9, 1: 5, 2: 9}),
+            ["rank 1 has begun 5 AllReduce, others up to 9: they wait for it, or it for them"],
+        ),
+        (
+            ras({0: 9, 1: 5, 2: 6}),
+            [
+                (
+                    "ranks 1, 2 have begun 5 or more AllReduce, others up to 9: they wait for it, or "
+                    "it for them"
+                )
+            ],
+        ),
+        (
+            ras(
+                {0: 5},
+                missing=[
+                    (1, {"unresponsive": True, "considered_dead": True}),
+                    (2, {"unresponsive": True}),
+                ],
+            ),
+            [
+                "rank 1 is dead (host 10.0.0.2, process 9, GPU 1)",
+                "rank 2 is not answering (host 10.0.0.2, process 9, GPU 1)",
+            ],
+        ),
         (ras({0: 5, 1: 5}, size=4), ["2 of 4 ranks are not in the report"]),
-        (ras({0: 5, 1: 5}, status=[(1, {"async_error": 6})]),
-         ["rank 1 running: remote process error (host 10.0.0.1, process 8, GPU 0, NVML 1)"]),
-        (ras({0: 5, 1: 5}, status=[(0, {"abort_flag": True})]), ["rank 0 aborted (host 10.0.0.1, process 7, GPU 0)"]),
+        (
+            ras({0: 5, 1: 5}, status=[(1, {"async_error": 6})]),
+            ["rank 1 running: remote process error (host 10.0.0.1, process 8, GPU 0, NVML 1)"],
+        ),
+        (
+            ras({0: 5, 1: 5}, status=[(0, {"abort_flag": True})]),
+            ["rank 0 aborted (host 10.0.0.1, process 7, GPU 0)"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_ras_shows(report, said):
     assert recognise(report) == "ras"
     assert ras_findings(parse_ras(report)) == [f"communicator 0xfeed: {each}" for each in said]
@@ -35,19 +62,41 @@ def test_what_ras_shows(report, said):
     ("rows", "said"),
     [
         ([call(rank, number) for number in range(5) for rank in range(4)], []),
-        ([call(rank, number) for number in range(5) for rank in range(4) if rank != 2 or number < 3],
-         ["rank 2 ended with collective 2, others with 4"]),
-        ([call(rank, 7, kind="Broadcast" if rank == 1 else "AllReduce") for rank in range(4)],
-         ["collective 7: ranks run different ones: ranks 0, 2, 3 AllReduce of 1,024 bytes; rank 1 Broadcast of 1,024 bytes"]),
-        ([call(rank, number, time=200 if rank == 3 else 100) for number in range(3) for rank in range(4)],
-         ["rank 3 takes 200 us for AllReduce of 1,024 bytes, others 100 us"]),
+        (
+            [
+                call(rank, number)
+                for number in range(5)
+                for rank in range(4)
+                if rank != 2 or number < 3
+            ],
+            ["rank 2 ended with collective 2, others with 4"],
+        ),
+        (
+            [call(rank, 7, kind="Broadcast" if rank == 1 else "AllReduce") for rank in range(4)],
+            [
+                (
+                    "collective 7: ranks run different ones: ranks 0, 2, 3 AllReduce of 1,024 bytes; "
+                    "rank 1 Broadcast of 1,024 bytes"
+                )
+            ],
+        ),
+        (
+            [
+                call(rank, number, time=200 if rank == 3 else 100)
+                for number in range(3)
+                for rank in range(4)
+            ],
+            ["rank 3 takes 200 us for AllReduce of 1,024 bytes, others 100 us"],
+        ),
         ([call(rank, 1) for rank in (0, 1, 3)], ["no collectives of rank 2"]),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("indent", [None, 2])
 def test_what_the_inspector_shows(rows, said, indent):
     content = inspector(rows, indent)
-    assert inspector_findings(parse_inspector(content)) == [f"communicator 0x7f: {each}" for each in said]
+    assert inspector_findings(parse_inspector(content)) == [
+        f"communicator 0x7f: {each}" for each in said
+    ]
     assert recognise(content) == "inspector"
 
 
@@ -55,8 +104,16 @@ def test_what_the_inspector_shows(rows, said, indent):
     ("read", "content", "said"),
     [
         (parse_ras, b"{}", "no report of NCCL's RAS: .*communicators"),
-        (parse_ras, ras({0: 1, 1: 1}, size=1), r"\$.communicators\[0\]: ranks 0 to 1, and a size of 1"),
-        (parse_ras, ras({0: 1}, missing=[(0, {})]), r"\$.communicators\[0\]: a rank is named twice"),
+        (
+            parse_ras,
+            ras({0: 1, 1: 1}, size=1),
+            r"\$.communicators\[0\]: ranks 0 to 1, and a size of 1",
+        ),
+        (
+            parse_ras,
+            ras({0: 1}, missing=[(0, {})]),
+            r"\$.communicators\[0\]: a rank is named twice",
+        ),
         (parse_inspector, b"", "has no collectives of NCCL's inspector"),
         (parse_inspector, b"{}", "object 0: header.id: expected str, got None"),
         (parse_inspector, inspector([call(0, 1)]) + b"\nx", "line 2: no JSON object"),
@@ -75,6 +132,8 @@ def test_on_the_command_line(tmp_path, capsys):
     assert main(["flight", str(tmp_path / "ras.json")]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "# 1 communicator, 2 ranks: 1 finding"
     for rank in range(4):
-        (tmp_path / f"inspector-{rank}.log").write_bytes(inspector([call(rank, number) for number in range(3)]))
+        (tmp_path / f"inspector-{rank}.log").write_bytes(
+            inspector([call(rank, number) for number in range(3)])
+        )
     assert main(["flight", *map(str, sorted(tmp_path.glob("inspector-*.log")))]) == 0
     assert capsys.readouterr().out == "# 4 ranks, 12 collectives: 0 findings\n"

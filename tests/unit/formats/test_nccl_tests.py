@@ -1,4 +1,6 @@
-"""Output of nccl-tests through the years, among other text, cut off, wrong, huge: what can be read is used, the rest is named."""
+"""Output of nccl-tests through the years, among other text, cut off, wrong, huge: what can be read
+is used, the rest is named.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def same_times(found, sizes=SIZES, last_us=0.006, **machine):
     """Within the last printed digit."""
     assert [row.size_bytes for row in found.rows] == list(sizes)
     for row in found.rows:
-        assert row.time_fs / 1e9 == pytest.approx(times(row.size_bytes, **machine), rel=2e-3, abs=last_us)
+        assert row.time_fs / 1e9 == pytest.approx(
+            times(row.size_bytes, **machine), rel=2e-3, abs=last_us
+        )
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 3])
@@ -54,13 +58,19 @@ def same_times(found, sizes=SIZES, last_us=0.006, **machine):
 def test_versions_and_prefixes(read, version, prefix):
     log = read(nccl_tests(SIZES, 15 / 8, prefix=prefix, version=version, hosts=TWO))
     (found,) = log.tables
-    same_times(found, last_us=0.006 if version else 0.6)  # version 0 prints milliseconds with three decimals
+    same_times(
+        found, last_us=0.006 if version else 0.6
+    )  # version 0 prints milliseconds with three decimals
     assert (found.collective, found.nranks, found.nnodes) == ("all_reduce", 16, 2)
     assert found.devices == ("NVIDIA H100 80GB HBM3",)
     assert {(row.dtype, row.op, row.root) for row in found.rows} == {("float", "sum", -1)}
     assert all(row.in_place_fs == row.out_of_place_fs for row in found.rows)
     assert found.version == ("2.28.7" if version == 3 else "")
-    assert log.notes == (() if version == 3 else ("the collective is not named, taken for all_reduce by its columns",))
+    assert log.notes == (
+        ()
+        if version == 3
+        else ("the collective is not named, taken for all_reduce by its columns",)
+    )
 
 
 def unchecked(_):
@@ -87,7 +97,11 @@ def test_a_collective_is_known_by_its_columns(read, name, columns):
 @pytest.mark.parametrize(
     ("name", "ours", "columns"),
     [
-        ("alltoall", "all_to_all", {"factor": 7 / 8, "share": 8, "op": "none", "inside": unchecked}),
+        (
+            "alltoall",
+            "all_to_all",
+            {"factor": 7 / 8, "share": 8, "op": "none", "inside": unchecked},
+        ),
         ("sendrecv", "send_recv", {"factor": 1, "op": "none", "inside": unchecked}),
         ("hypercube", "hypercube", {"factor": 7 / 8, "op": "none"}),
     ],
@@ -114,7 +128,13 @@ def test_a_copy_with_devices_left_out_and_rounded_counts(read):
 
 
 def test_a_copy_without_the_end_of_the_list_of_devices(read):
-    log = read([line for line in nccl_tests(SIZES, 15 / 8, hosts=TWO) if "Rank" not in line or "Rank  0" in line])
+    log = read(
+        [
+            line
+            for line in nccl_tests(SIZES, 15 / 8, hosts=TWO)
+            if "Rank" not in line or "Rank  0" in line
+        ]
+    )
     assert (log.tables[0].nranks, log.tables[0].nnodes) == (16, 0)
     assert "devices up to rank 0 are listed, taken for 16 ranks by its columns" in log.notes
 
@@ -144,7 +164,9 @@ def test_lines_of_nccl_between_and_languages_around(read):
         f"{INFO}comm 0x55 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0",
         *blocks(table(("Tree", "Ring"), ("AllReduce",)), INFO),
     ]
-    noisy = around + [part for row in rows for part in (row, f"{INFO}Channel 00/08 : 0 1 2 3 float 4", "ждём…")]
+    noisy = around + [
+        part for row in rows for part in (row, f"{INFO}Channel 00/08 : 0 1 2 3 float 4", "ждём…")
+    ]
     for encoding in ("utf-8", "utf-16", "utf-8-sig"):
         log = read(noisy, encoding=encoding)
         (found,) = log.tables
@@ -160,7 +182,8 @@ def test_several_runs_in_one_log(read):
     third = ["NCCL_ALGO=Tree mpirun ./all_reduce_perf", *nccl_tests(SIZES, 15 / 8, hosts=TWO)]
     found = read([*first, *second, *third]).tables
     assert [
-        (each.collective, each.nranks, len(each.rows), dict(each.environment).get("NCCL_ALGO")) for each in found
+        (each.collective, each.nranks, len(each.rows), dict(each.environment).get("NCCL_ALGO"))
+        for each in found
     ] == [
         ("all_reduce", 8, 28, "Ring"),
         ("reduce_scatter", 8, 22, "Ring"),
@@ -169,11 +192,17 @@ def test_several_runs_in_one_log(read):
 
 
 def test_a_run_that_is_repeated_is_a_table_of_its_own(read):
-    once = ["./all_reduce_perf -b 8", *nccl_tests(SIZES, 14 / 8), "# Collective test concluded: all_reduce_perf"]
+    once = [
+        "./all_reduce_perf -b 8",
+        *nccl_tests(SIZES, 14 / 8),
+        "# Collective test concluded: all_reduce_perf",
+    ]
     log = read([*once, *once, *nccl_tests(SIZES[6:], 7 / 8, share=8)])
     assert [(each.collective, each.guessed) for each in log.tables] == [
-        ("all_reduce", False), ("all_reduce", False), ("reduce_scatter", True),
-    ]  # fmt: skip
+        ("all_reduce", False),
+        ("all_reduce", False),
+        ("reduce_scatter", True),
+    ]
 
 
 @pytest.mark.parametrize("hosts", [("a",), TWO])
@@ -187,20 +216,37 @@ def test_one_process_that_drives_all_gpus_of_a_node_is_seen(read, hosts):
 
 
 def test_rccl(read):
-    lines = ["RCCL version : 2.20.5-HEAD:d380693", *nccl_tests(SIZES, 14 / 8, device="AMD Instinct MI300X")]
+    lines = [
+        "RCCL version : 2.20.5-HEAD:d380693",
+        *nccl_tests(SIZES, 14 / 8, device="AMD Instinct MI300X"),
+    ]
     (found,) = read(lines).tables
-    assert (found.library, found.version, found.devices) == ("rccl", "2.20.5", ("AMD Instinct MI300X",))
+    assert (found.library, found.version, found.devices) == (
+        "rccl",
+        "2.20.5",
+        ("AMD Instinct MI300X",),
+    )
 
 
 def test_wrong_elements_are_left_out_and_named(read):
     lines = list(
-        nccl_tests(SIZES, 14 / 8, wrong=lambda size: "17" if size == 1024 else "0", name="all_reduce", version=3)
+        nccl_tests(
+            SIZES,
+            14 / 8,
+            wrong=lambda size: "17" if size == 1024 else "0",
+            name="all_reduce",
+            version=3,
+        )
     )
     log = read(lines)
-    assert [row.size_bytes for row in log.tables[0].rows] == [size for size in SIZES if size != 1024]
+    assert [row.size_bytes for row in log.tables[0].rows] == [
+        size for size in SIZES if size != 1024
+    ]
     at = next(number for number, line in enumerate(lines, 1) if line.startswith(f"{1024:12d}"))
     assert log.notes == (f"line {at}: 1024 B: 17 wrong elements; left out",)
-    log = read(nccl_tests(SIZES, 14 / 8, inside=lambda size: ("3" if size == 8 else "N/A", 0.9), version=3))
+    log = read(
+        nccl_tests(SIZES, 14 / 8, inside=lambda size: ("3" if size == 8 else "N/A", 0.9), version=3)
+    )
     assert "line 17: 8 B: 3 wrong elements in place; that time is left out" in log.notes
     assert [row.in_place_fs > 0 for row in log.tables[0].rows] == [False] + [True] * 27
 
@@ -213,7 +259,9 @@ def test_a_log_cut_off_in_a_row(read, cut):
     assert len(whole) == len(SIZES) - 1
     for row in log.tables[0].rows[len(whole) :]:
         assert row.time_fs / 1e9 == pytest.approx(times(row.size_bytes), rel=0.02)
-    assert log.notes[-1].endswith("has no last line '# Avg bus bandwidth': the log is cut off or a copy")
+    assert log.notes[-1].endswith(
+        "has no last line '# Avg bus bandwidth': the log is cut off or a copy"
+    )
 
 
 def test_a_failed_run_says_why(read):
@@ -233,20 +281,37 @@ def test_numbers_that_do_not_agree_are_named(read):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "nothing here", "float float float", "8 2 float", "a,b\n1,2\n", "8 2 float sum -1 N/A N/A N/A N/A"]
+    "text",
+    [
+        "",
+        "nothing here",
+        "float float float",
+        "8 2 float",
+        "a,b\n1,2\n",
+        "8 2 float sum -1 N/A N/A N/A N/A",
+    ],
 )
 def test_without_a_table(read, text):
     assert read(text).tables == ()
 
 
-@given(st.lists(st.text(max_size=60) | st.sampled_from(list(nccl_tests(SIZES[:4], 14 / 8))), max_size=40), st.data())
+@given(
+    st.lists(
+        st.text(max_size=60) | st.sampled_from(list(nccl_tests(SIZES[:4], 14 / 8))), max_size=40
+    ),
+    st.data(),
+)
 @settings(max_examples=60)
 def test_any_mixture_is_survived(tmp_path_factory, lines, data):
     path = tmp_path_factory.mktemp("fuzz") / "log"
     content = "\n".join(lines).encode(errors="replace")
     for _ in range(data.draw(st.integers(0, 4))):
         at = data.draw(st.integers(0, max(0, len(content) - 1)))
-        content = content[:at] + data.draw(st.binary(max_size=3)) + content[at + data.draw(st.integers(0, 5)) :]
+        content = (
+            content[:at]
+            + data.draw(st.binary(max_size=3))
+            + content[at + data.draw(st.integers(0, 5)) :]
+        )
     path.write_bytes(content)
     try:
         tables = load_log(path).tables
@@ -267,12 +332,17 @@ def test_every_row_is_used_or_named(tmp_path_factory, rows):
     for power, us, wrong in rows:
         size = 2**power
         algbw = size / us / 1e3
-        lines.append(f"{size:12d} {size:12d} {'int8':>8} {'sum':>6} {-1:>6} {us:.2f} {algbw:.2f} {algbw:.2f} {wrong}")
+        lines.append(
+            f"{size:12d} {size:12d} {'int8':>8} {'sum':>6} {-1:>6} {us:.2f} {algbw:.2f} "
+            f"{algbw:.2f} {wrong}"
+        )
     path.write_text("\n".join(lines))
     log = load_log(path)
     used = {row.line for found in log.tables for row in found.rows}
     named = {
-        number for number in range(1, len(rows) + 1) if any(note.startswith(f"line {number}:") for note in log.notes)
+        number
+        for number in range(1, len(rows) + 1)
+        if any(note.startswith(f"line {number}:") for note in log.notes)
     }
     assert used == {number for number, (_, _, wrong) in enumerate(rows, 1) if wrong != "5"}
     assert named == {number for number, (_, _, wrong) in enumerate(rows, 1) if wrong == "5"}
@@ -298,8 +368,8 @@ def test_a_huge_log_in_little_memory(tmp_path, noise):
     path = tmp_path / "huge.txt"
     rows = list(nccl_tests(SIZES, 15 / 8, hosts=TWO, version=3))
     filler = {
-        "lines": f"{INFO}Channel 01/0 : 3[3] -> 4[4] via P2P/CUMEM/read and a few more words to fill the line\n"
-        * 10_000,
+        "lines": f"{INFO}Channel 01/0 : 3[3] -> 4[4] via P2P/CUMEM/read and a few more words to "
+        "fill the line\n" * 10_000,
         "one line": "NCCL_NCCL_Rank 1 on " * 50_000,
         "float": "8 2 float sum " * 70_000 + "\n",
     }[noise]
@@ -320,28 +390,56 @@ def test_a_huge_log_in_little_memory(tmp_path, noise):
 
 def document(**changes):
     def measured(size, us):
-        return {"time": us, "alg_bw": size / us / 1e3, "bus_bw": 1.875 * size / us / 1e3, "nwrong": "0"}
+        return {
+            "time": us,
+            "alg_bw": size / us / 1e3,
+            "bus_bw": 1.875 * size / us / 1e3,
+            "nwrong": "0",
+        }
 
     results = [
-        {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": "-1",
-         "out_of_place": measured(size, times(size)), "in_place": measured(size, times(size) * 0.9)}
+        {
+            "size": size,
+            "count": size // 4,
+            "type": "float",
+            "redop": "sum",
+            "root": "-1",
+            "out_of_place": measured(size, times(size)),
+            "in_place": measured(size, times(size) * 0.9),
+        }
         for size in SIZES
-    ]  # fmt: skip
+    ]
     devices = [
-        {"rank": rank, "pid": rank, "hostname": f"n{rank // 8}", "device_info": "NVIDIA B200"} for rank in range(16)
+        {"rank": rank, "pid": rank, "hostname": f"n{rank // 8}", "device_info": "NVIDIA B200"}
+        for rank in range(16)
     ]
     return {
-        "version": 3, "args": ["./build/all_reduce_perf", "-b", "8"], "env": ["NCCL_ALGO=Ring", "PATH=/bin"], "nccl_version": "2.28.7",
-        "config": {"nthreads": 1, "ngpus": 1, "devices": devices}, "results": results, "errors": [], **changes,
-    }  # fmt: skip
+        "version": 3,
+        "args": ["./build/all_reduce_perf", "-b", "8"],
+        "env": ["NCCL_ALGO=Ring", "PATH=/bin"],
+        "nccl_version": "2.28.7",
+        "config": {"nthreads": 1, "ngpus": 1, "devices": devices},
+        "results": results,
+        "errors": [],
+        **changes,
+    }
 
 
 def test_json(read):
     log = read(json.dumps(document(), indent=2))
     (found,) = log.tables
     same_times(found)
-    assert (found.collective, found.nranks, found.nnodes, found.version) == ("all_reduce", 16, 2, "2.28.7")
-    assert (found.devices, found.environment, log.notes) == (("NVIDIA B200",), (("NCCL_ALGO", "Ring"),), ())
+    assert (found.collective, found.nranks, found.nnodes, found.version) == (
+        "all_reduce",
+        16,
+        2,
+        "2.28.7",
+    )
+    assert (found.devices, found.environment, log.notes) == (
+        ("NVIDIA B200",),
+        (("NCCL_ALGO", "Ring"),),
+        (),
+    )
     assert read(json.dumps(document())).tables == log.tables
 
 
@@ -399,11 +497,18 @@ def test_json_fuzz(tmp_path_factory, data):
 
 
 def test_docker_lines(read):
-    lines = [json.dumps({"log": row + "\n", "stream": "stdout", "time": "t"}) for row in nccl_tests(SIZES, 14 / 8)]
+    lines = [
+        json.dumps({"log": row + "\n", "stream": "stdout", "time": "t"})
+        for row in nccl_tests(SIZES, 14 / 8)
+    ]
     same_times(read(lines).tables[0])
 
 
 def test_what_cannot_be_read(tmp_path):
-    for path, says in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory"), ("a\0b", "embedded null")):
+    for path, says in (
+        (tmp_path / "none", "No such file"),
+        (tmp_path, "Is a directory"),
+        ("a\0b", "embedded null"),
+    ):
         with pytest.raises(ConfigError, match=f"cannot be read: {says}"):
             load_log(path)

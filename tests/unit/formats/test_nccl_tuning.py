@@ -15,9 +15,20 @@ from tests.support.nccl_logs import blocks, one_line, table
 FUNCTIONS = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
 OLD = ("Tree", "Ring", "CollNet")
 NEW = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
-SIZE = "node-1:11:22 [0] NCCL INFO comm 0x5558e3c1 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0"
-OURS = {"Tree": "tree", "Ring": "ring", "CollNet": "collnet_direct", "CollNetDirect": "collnet_direct",
-        "CollNetChain": "collnet_chain", "NVLS": "nvls", "NVLSTree": "nvls_tree", "PAT": "pat"}  # fmt: skip
+SIZE = (
+    "node-1:11:22 [0] NCCL INFO comm 0x5558e3c1 rank 0 nRanks 16 nNodes 2 localRanks 8 "
+    "localRank 0 MNNVL 0"
+)
+OURS = {
+    "Tree": "tree",
+    "Ring": "ring",
+    "CollNet": "collnet_direct",
+    "CollNetDirect": "collnet_direct",
+    "CollNetChain": "collnet_chain",
+    "NVLS": "nvls",
+    "NVLSTree": "nvls_tree",
+    "PAT": "pat",
+}
 
 
 def read(lines):
@@ -30,16 +41,25 @@ def read(lines):
 
 def expected(numbers):
     return {
-        TunedCost(COLLECTIVES[f.lower()], OURS[a], p, round(latency * 10) * 10**8, round(rate * 10) * 10**14)
+        TunedCost(
+            COLLECTIVES[f.lower()],
+            OURS[a],
+            p,
+            round(latency * 10) * 10**8,
+            round(rate * 10) * 10**14,
+        )
         for (f, a, p), (latency, rate) in numbers.items()
         if rate
     }
 
 
 @pytest.mark.parametrize(
-    ("layout", "algorithms"), [(one_line, OLD), (one_line, OLD[:2]), (blocks, NEW), (blocks, NEW[:6])]
+    ("layout", "algorithms"),
+    [(one_line, OLD), (one_line, OLD[:2]), (blocks, NEW), (blocks, NEW[:6])],
 )
-@pytest.mark.parametrize("prefix", ["node-1:11:22 [0] NCCL INFO ", "[1,0]<stdout>:node-1:11:22 [0] NCCL INFO ", "  "])
+@pytest.mark.parametrize(
+    "prefix", ["node-1:11:22 [0] NCCL INFO ", "[1,0]<stdout>:node-1:11:22 [0] NCCL INFO ", "  "]
+)
 def test_every_number_of_every_layout(layout, algorithms, prefix):
     numbers = table(algorithms, FUNCTIONS)
     (found,), _, skipped = read([SIZE, *layout(numbers, prefix)])
@@ -61,7 +81,10 @@ def test_tables_of_several_communicators():
 
 
 def test_two_processes_talk_at_once():
-    mine, other = list(blocks(table(NEW, FUNCTIONS))), list(blocks(table(NEW, FUNCTIONS, 3.0), "b:1:2 [0] NCCL INFO "))
+    mine, other = (
+        list(blocks(table(NEW, FUNCTIONS))),
+        list(blocks(table(NEW, FUNCTIONS, 3.0), "b:1:2 [0] NCCL INFO ")),
+    )
     found, _, skipped = read([line for pair in zip(mine, other, strict=True) for line in pair])
     assert [set(each.rows) for each in found] == [
         expected(table(NEW, FUNCTIONS)),
@@ -74,8 +97,15 @@ def test_a_line_cut_off_is_named_and_the_others_used():
     lines = list(one_line(table(OLD, FUNCTIONS)))
     lines[-1] = lines[-1][:70]
     (found,), _, skipped = read(lines)
-    assert {row.collective for row in found.rows} == {"broadcast", "reduce", "all_gather", "reduce_scatter"}
-    assert skipped == (f"line {len(lines)}: tuning table: 1 of 9 cells of all_reduce can be read; left out",)
+    assert {row.collective for row in found.rows} == {
+        "broadcast",
+        "reduce",
+        "all_gather",
+        "reduce_scatter",
+    }
+    assert skipped == (
+        f"line {len(lines)}: tuning table: 1 of 9 cells of all_reduce can be read; left out",
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,14 +122,21 @@ def test_choices(said):
 
 @pytest.mark.parametrize(
     "said",
-    ["AllReduce: x Bytes -> Algo 1 proto 1", "Foo: 8 Bytes -> Algo 1 proto 1", "AllReduce: 8 Bytes -> Algo 9 proto 1"],
+    [
+        "AllReduce: x Bytes -> Algo 1 proto 1",
+        "Foo: 8 Bytes -> Algo 1 proto 1",
+        "AllReduce: 8 Bytes -> Algo 9 proto 1",
+    ],
 )
 def test_what_is_no_choice(said):
     assert read([said]) == ((), (), ())
 
 
 @given(
-    st.lists(st.text(max_size=80) | st.sampled_from([SIZE, *blocks(table(NEW[:3], FUNCTIONS[:2]))]), max_size=30),
+    st.lists(
+        st.text(max_size=80) | st.sampled_from([SIZE, *blocks(table(NEW[:3], FUNCTIONS[:2]))]),
+        max_size=30,
+    ),
     st.integers(1, 60),
 )
 def test_any_text_is_survived(lines, cut):

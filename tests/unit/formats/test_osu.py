@@ -36,12 +36,23 @@ def told(table):
     return [(row.size_bytes, row.count, row.time_fs) for row in table.rows]
 
 
-@pytest.mark.parametrize("prefix", ["", "[1,0]<stdout>:", "0: ", "2026-11-02T10:11:12.123456789Z stdout F "])
+@pytest.mark.parametrize(
+    "prefix", ["", "[1,0]<stdout>:", "0: ", "2026-11-02T10:11:12.123456789Z stdout F "]
+)
 def test_sizes_of_a_vector(read, prefix):
     log = read("\n".join(prefix + line for line in ALLREDUCE.splitlines()))
     (table,) = log.tables
-    assert (table.collective, table.nranks, table.library, table.guessed) == ("all_reduce", 0, "mpi", False)
-    assert told(table) == [(4, 4, 1_340_000_000), (8, 8, 1_170_000_000), (1 << 20, 1 << 20, 144_600_000_000)]
+    assert (table.collective, table.nranks, table.library, table.guessed) == (
+        "all_reduce",
+        0,
+        "mpi",
+        False,
+    )
+    assert told(table) == [
+        (4, 4, 1_340_000_000),
+        (8, 8, 1_170_000_000),
+        (1 << 20, 1 << 20, 144_600_000_000),
+    ]
     assert log.notes == ("the number of ranks is not named, and its columns do not tell it",)
 
 
@@ -55,13 +66,20 @@ def test_sizes_of_a_block_with_the_ranks_of_the_command_line(read):
 def test_sizes_of_a_block_of_unknown_ranks_are_left_out_in_words(read):
     log = read(ALLTOALL.replace("mpirun -n 36 ", ""))
     assert log.tables == ()
-    assert "no command line such as 'mpirun -n 16' before it says how many there are" in log.notes[0]
+    assert (
+        "no command line such as 'mpirun -n 16' before it says how many there are" in log.notes[0]
+    )
 
 
 def test_other_benchmarks_end_a_table(read):
-    pairs = "# OSU MPI Latency Test v7.3\n# Size          Latency (us)\n1                       1.95\n"
+    pairs = (
+        "# OSU MPI Latency Test v7.3\n# Size          Latency (us)\n1                       1.95\n"
+    )
     barrier = "# OSU MPI Barrier Latency Test v7.3\n# Avg Latency(us)\n             3.10\n"
-    nccl = "#Using NCCL\n# OSU NCCL-CUDA Allreduce Latency Test v7.5\n# Size       Avg Latency(us)\n1073741824           8955.18\n$\n"
+    nccl = (
+        "#Using NCCL\n# OSU NCCL-CUDA Allreduce Latency Test v7.5\n"
+        "# Size       Avg Latency(us)\n1073741824           8955.18\n$\n"
+    )
     log = read(ALLREDUCE + pairs + barrier + nccl)
     assert [(table.library, len(table.rows)) for table in log.tables] == [("mpi", 3), ("nccl", 1)]
     assert sum("is not of a collective known here; left out" in note for note in log.notes) == 2

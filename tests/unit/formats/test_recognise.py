@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, SimcollError
 from simcoll.formats.recognise import TITLES, recognise, title_of
-from simcoll.formats.schedules.schedule_files import FORMATS, load_algorithm, parse_algorithm, schedule_of
+from simcoll.formats.schedules.schedule_files import (
+    FORMATS,
+    load_algorithm,
+    parse_algorithm,
+    schedule_of,
+)
 from tests.support.fuzzing import READERS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -82,8 +87,11 @@ def test_every_format_has_a_title(each):
 
 
 SAMPLES = {name: content for content, name in MARKS} | {
-    recognise(bytes(seed)): bytes(seed) for name, reader in READERS.items() if name != "recognise" for seed in reader.seeds()
-}  # fmt: skip
+    recognise(bytes(seed)): bytes(seed)
+    for name, reader in READERS.items()
+    if name != "recognise"
+    for seed in reader.seeds()
+}
 
 
 @pytest.mark.parametrize("kind", TITLES)
@@ -93,7 +101,9 @@ def test_every_kind_is_recognised_and_what_is_no_algorithm_refused_by_its_title(
     if kind not in {each.name for each in FORMATS}:
         with pytest.raises(ConfigError) as error:
             parse_algorithm(content)
-        assert f"this is {TITLES[kind]}; expected an algorithm in one of the formats" in str(error.value)
+        assert f"this is {TITLES[kind]}; expected an algorithm in one of the formats" in str(
+            error.value
+        )
 
 
 def test_the_content_decides_not_the_name(tmp_path):
@@ -104,7 +114,8 @@ def test_the_content_decides_not_the_name(tmp_path):
     assert schedule_of(found).collective.kind == "all_gather"
     file.write_text("allreduce,0,65536,tree,ll,-1,-1,-1")
     with pytest.raises(
-        ConfigError, match=r"ring.json: this is a configuration of NCCL's tuner plugin \(CSV\); expected"
+        ConfigError,
+        match=r"ring.json: this is a configuration of NCCL's tuner plugin \(CSV\); expected",
     ):
         load_algorithm(file)
 

@@ -1,4 +1,6 @@
-"""Every format of algorithms: what it writes it reads, with the same messages; what is cut short it refuses."""
+"""Every format of algorithms: what it writes it reads, with the same messages; what is cut short it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ import simcoll
 from simcoll.errors import ConfigError, SimcollError
 from simcoll.formats.goal.language import SEND, Goal
 from simcoll.formats.recognise import recognise
-from simcoll.formats.schedules.schedule_files import FORMATS, algorithm_content, parse_algorithm, schedule_of
+from simcoll.formats.schedules.schedule_files import (
+    FORMATS,
+    algorithm_content,
+    parse_algorithm,
+    schedule_of,
+)
 from tests.support.fuzzing import READERS, schedules
 
 NAMED = {"argnames": "each", "ids": lambda each: each.name}
@@ -22,7 +29,11 @@ def messages(loaded):
     """What every rank sends to every other, as a share of everything."""
     sent = Counter()
     if isinstance(loaded, Goal):
-        rank = [r for r in range(len(loaded.start) - 1) for _ in range(loaded.start[r + 1] - loaded.start[r])]
+        rank = [
+            r
+            for r in range(len(loaded.start) - 1)
+            for _ in range(loaded.start[r + 1] - loaded.start[r])
+        ]
         for src, kind, peer, size in zip(rank, loaded.kind, loaded.peer, loaded.size, strict=True):
             sent[src, int(peer)] += int(size) * int(kind == SEND)
     else:
@@ -33,7 +44,9 @@ def messages(loaded):
     return {pair: Fraction(share, whole) for pair, share in sent.items() if share}
 
 
-@pytest.mark.parametrize(argvalues=[each for each in FORMATS if each.name not in ONLY_READ], **NAMED)
+@pytest.mark.parametrize(
+    argvalues=[each for each in FORMATS if each.name not in ONLY_READ], **NAMED
+)
 def test_what_a_format_writes_it_reads(each):
     written = 0
     for schedule in schedules():
@@ -47,7 +60,9 @@ def test_what_a_format_writes_it_reads(each):
         twice = parse_algorithm(algorithm_content(once, each))
         assert messages(schedule) == messages(once) == messages(twice)
         if not isinstance(once, Goal):
-            assert schedule_of(once).collective == schedule_of(twice).collective == schedule.collective
+            assert (
+                schedule_of(once).collective == schedule_of(twice).collective == schedule.collective
+            )
             assert simcoll.verify(schedule_of(twice))
         written += 1
     assert written >= 3
@@ -59,7 +74,9 @@ def test_every_format_is_written_or_only_read(each):
     assert (each.endings == ()) == (each.write is None)
 
 
-@pytest.mark.parametrize(argvalues=[each for each in FORMATS if each.name not in ONLY_READ], **NAMED)
+@pytest.mark.parametrize(
+    argvalues=[each for each in FORMATS if each.name not in ONLY_READ], **NAMED
+)
 def test_what_is_cut_short_is_refused(each):
     for content in READERS[each.name].seeds():
         for end in (len(content) // 3, len(content) // 2, len(content) * 2 // 3):

@@ -1,4 +1,6 @@
-"""Files that tell libraries what to run: read, written, and refused where the library would read something else."""
+"""Files that tell libraries what to run: read, written, and refused where the library would read
+something else.
+"""
 
 import json
 
@@ -14,13 +16,24 @@ allreduce,0,65536,tree,simple,2,1,-1,-1,1
 
 allgather,65537,4294967295,ring,ll128,-1,-1,-1
 """
-OPENMPI = json.dumps({
-    "rule_file_version": 3, "module": "tuned",
-    "collectives": {"allreduce": [
-        {"comm_size_min": 64, "comm_size_max": 128, "rules": [{"msg_size_min": 512, "msg_size_max": "inf", "alg": "recursive_doubling"}]},
-        {"rules": [{"msg_size_max": 100, "alg": "ring"}]},
-    ]},
-}).encode()  # fmt: skip
+OPENMPI = json.dumps(
+    {
+        "rule_file_version": 3,
+        "module": "tuned",
+        "collectives": {
+            "allreduce": [
+                {
+                    "comm_size_min": 64,
+                    "comm_size_max": 128,
+                    "rules": [
+                        {"msg_size_min": 512, "msg_size_max": "inf", "alg": "recursive_doubling"}
+                    ],
+                },
+                {"rules": [{"msg_size_max": 100, "alg": "ring"}]},
+            ]
+        },
+    }
+).encode()
 HAN = b"""1 # collectives
 bcast
 1
@@ -29,46 +42,76 @@ bcast
 1 2  0 tuned  4096 han
 8 1  0 han
 """
-MPICH = json.dumps({
-    "collective=bcast": {"comm_type=intra": {
-        "comm_size<8": {"avg_msg_size=any": {"algorithm=MPIR_Bcast_intra_binomial": {}}},
-        "comm_size=any": {
-            "avg_msg_size<=100": {"algorithm=MPIR_Bcast_intra_tree": {"k=2": {}}},
-            "avg_msg_size<200": {"algorithm=A": {}},
-            "avg_msg_size=any": {"algorithm=B": {}},
+MPICH = json.dumps(
+    {
+        "collective=bcast": {
+            "comm_type=intra": {
+                "comm_size<8": {"avg_msg_size=any": {"algorithm=MPIR_Bcast_intra_binomial": {}}},
+                "comm_size=any": {
+                    "avg_msg_size<=100": {"algorithm=MPIR_Bcast_intra_tree": {"k=2": {}}},
+                    "avg_msg_size<200": {"algorithm=A": {}},
+                    "avg_msg_size=any": {"algorithm=B": {}},
+                },
+            }
         },
-    }},
-    "collective=iscan": {"algorithm=MPIR_Iscan_sched": {}},
-}).encode()  # fmt: skip
-ONECCL = (
-    b'export CCL_ALLREDUCE="recursive_doubling:0-8192;rabenseifner:8193-1048576;ring:1048577-max"\nCCL_BCAST=naive\n'
-)
+        "collective=iscan": {"algorithm=MPIR_Iscan_sched": {}},
+    }
+).encode()
+ONECCL = b'export CCL_ALLREDUCE="recursive_doubling:0-8192;rabenseifner:8193-1048576;ring:1048577-max"\nCCL_BCAST=naive\n'
 
 
 @pytest.mark.parametrize(
     ("name", "content", "rules"),
     [
-        ("nccl-csv", NCCL, [
-            Rule("all_reduce", 0, 65536, "tree", "simple", 2, 1, -1, ("regBuff=1",)), Rule("all_gather", 65537, -1, "ring", "ll128"),
-        ]),
-        ("openmpi", OPENMPI, [
-            Rule("all_reduce", 512, -1, "recursive_doubling", conditions=("comm_size 64..128",)), Rule("all_reduce", 0, 100, "ring"),
-        ]),
-        ("openmpi-han", HAN, [
-            Rule("broadcast", 0, 4095, "tuned"), Rule("broadcast", 4096, -1, "han"),
-            Rule("broadcast", 0, -1, "han", conditions=("configuration=8",)),
-        ]),
-        ("mpich", MPICH, [
-            Rule("broadcast", 0, -1, "MPIR_Bcast_intra_binomial", conditions=("comm_size<8",)),
-            Rule("broadcast", 0, 100, "MPIR_Bcast_intra_tree", conditions=("k=2",)),
-            Rule("broadcast", 101, 199, "A"), Rule("broadcast", 200, -1, "B"),
-        ]),
-        ("oneccl", ONECCL, [
-            Rule("all_reduce", 0, 8192, "recursive_doubling"), Rule("all_reduce", 8193, 1048576, "rabenseifner"),
-            Rule("all_reduce", 1048577, -1, "ring"), Rule("broadcast", 0, -1, "naive"),
-        ]),
+        (
+            "nccl-csv",
+            NCCL,
+            [
+                Rule("all_reduce", 0, 65536, "tree", "simple", 2, 1, -1, ("regBuff=1",)),
+                Rule("all_gather", 65537, -1, "ring", "ll128"),
+            ],
+        ),
+        (
+            "openmpi",
+            OPENMPI,
+            [
+                Rule(
+                    "all_reduce", 512, -1, "recursive_doubling", conditions=("comm_size 64..128",)
+                ),
+                Rule("all_reduce", 0, 100, "ring"),
+            ],
+        ),
+        (
+            "openmpi-han",
+            HAN,
+            [
+                Rule("broadcast", 0, 4095, "tuned"),
+                Rule("broadcast", 4096, -1, "han"),
+                Rule("broadcast", 0, -1, "han", conditions=("configuration=8",)),
+            ],
+        ),
+        (
+            "mpich",
+            MPICH,
+            [
+                Rule("broadcast", 0, -1, "MPIR_Bcast_intra_binomial", conditions=("comm_size<8",)),
+                Rule("broadcast", 0, 100, "MPIR_Bcast_intra_tree", conditions=("k=2",)),
+                Rule("broadcast", 101, 199, "A"),
+                Rule("broadcast", 200, -1, "B"),
+            ],
+        ),
+        (
+            "oneccl",
+            ONECCL,
+            [
+                Rule("all_reduce", 0, 8192, "recursive_doubling"),
+                Rule("all_reduce", 8193, 1048576, "rabenseifner"),
+                Rule("all_reduce", 1048577, -1, "ring"),
+                Rule("broadcast", 0, -1, "naive"),
+            ],
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_files_say(name, content, rules):
     assert tuner_format(name).parse(content) == rules
 
@@ -77,7 +120,11 @@ def test_what_files_say(name, content, rules):
 def rule_lists(draw):
     """Rules that every format can say: ranges that follow each other, for every number of ranks."""
     name = draw(st.sampled_from(sorted(TUNER_FORMATS)))
-    kinds = draw(st.lists(st.sampled_from(sorted(TUNER_FORMATS[name].names)), min_size=1, max_size=3, unique=True))
+    kinds = draw(
+        st.lists(
+            st.sampled_from(sorted(TUNER_FORMATS[name].names)), min_size=1, max_size=3, unique=True
+        )
+    )
     words = {"nccl-csv": ["tree", "ring", "pat"], "openmpi-han": ["tuned", "han"]}.get(
         name, ["ring", "MPIR_X_intra_ring"]
     )
@@ -90,7 +137,12 @@ def rule_lists(draw):
             if name == "nccl-csv":
                 numbers = [draw(st.integers(-1, 64)) for _ in range(3)]
                 rule = Rule(
-                    kind, first, end, rule.algorithm, draw(st.sampled_from(["ll", "ll128", "simple"])), *numbers
+                    kind,
+                    first,
+                    end,
+                    rule.algorithm,
+                    draw(st.sampled_from(["ll", "ll128", "simple"])),
+                    *numbers,
                 )
             rules.append(rule)
             first = end + 1
@@ -113,8 +165,16 @@ def test_there_and_back(made):
             Rule("all_to_all", 0, -1, "ring", "simple"),
             "format 'nccl-csv' has no all_to_all; it has broadcast",
         ),
-        ("nccl-csv", Rule("all_reduce", 0, -1, "bruck", "simple"), "unknown 'bruck'; valid: collnet"),
-        ("openmpi", Rule("all_reduce", 0, -1, "ring", protocol="ll"), "format 'openmpi' cannot say Rule"),
+        (
+            "nccl-csv",
+            Rule("all_reduce", 0, -1, "bruck", "simple"),
+            "unknown 'bruck'; valid: collnet",
+        ),
+        (
+            "openmpi",
+            Rule("all_reduce", 0, -1, "ring", protocol="ll"),
+            "format 'openmpi' cannot say Rule",
+        ),
         ("oneccl", Rule("all_reduce", 0, -1, "ring", ranks=8), "format 'oneccl' cannot say Rule"),
         ("mpich", Rule("all_reduce", 5, -1, "ring"), "format 'mpich' cannot say Rule"),
     ],
@@ -131,10 +191,18 @@ def test_what_formats_cannot_say(name, rule, says):
         ("nccl-csv", NCCL.replace(b"allreduce", b"alltoall"), "unknown 'alltoall'"),
         ("nccl-csv", b"allreduce,0,1", "3 fields; expected 8 to 10"),
         ("nccl-csv", b"allreduce,-1,1,ring,ll,1,1,1", "size '-1': expected a whole number from 0"),
-        ("nccl-csv", b"allreduce,0,1,ring,ll,1,1,1" + b" " * 240, "of which the plugin reads no more"),
+        (
+            "nccl-csv",
+            b"allreduce,0,1,ring,ll,1,1,1" + b" " * 240,
+            "of which the plugin reads no more",
+        ),
         ("openmpi", OPENMPI.replace(b"3", b"2", 1), "expected rule_file_version 3"),
         ("openmpi", OPENMPI.replace(b'"alg"', b'"al"'), "a rule needs alg"),
-        ("openmpi-han", HAN.replace(b"1 2  0", b"2 2  0"), "the first configuration size is 2; expected 1"),
+        (
+            "openmpi-han",
+            HAN.replace(b"1 2  0", b"2 2  0"),
+            "the first configuration size is 2; expected 1",
+        ),
         ("openmpi-han", HAN[:30], "the file ends inside a rule"),
         ("openmpi-han", HAN + b"7", "line 8: '7' after the last rule"),
         ("mpich", b'{"a": {}}', "unknown key 'a'"),
@@ -153,7 +221,13 @@ def test_what_is_refused(name, content, says):
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(TUNER_FORMATS)), st.data())
 def test_broken_files_give_one_error(name, data):
-    contents = {"nccl-csv": NCCL, "openmpi": OPENMPI, "openmpi-han": HAN, "mpich": MPICH, "oneccl": ONECCL}
+    contents = {
+        "nccl-csv": NCCL,
+        "openmpi": OPENMPI,
+        "openmpi-han": HAN,
+        "mpich": MPICH,
+        "oneccl": ONECCL,
+    }
     content = bytearray(contents[name])
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(content) - 1))

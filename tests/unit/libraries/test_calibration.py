@@ -24,13 +24,20 @@ FACTORS = st.integers(10**4, 10**8).map(lambda value: Fraction(value, 10**6))
 TIMES = st.integers(-(10**15), 10**15)
 NAMES = st.text(max_size=20)
 TUNED = st.builds(
-    TunedCost, NAMES, NAMES, NAMES, st.integers(0, 10**15), st.integers(1, 92_233).map(lambda tenths: tenths * 10**14)
+    TunedCost,
+    NAMES,
+    NAMES,
+    NAMES,
+    st.integers(0, 10**15),
+    st.integers(1, 92_233).map(lambda tenths: tenths * 10**14),
 )
 CORRECTIONS = st.builds(
     Correction,
     NAMES,
     st.integers(0, 10**6),
-    st.dictionaries(st.integers(1, 2**50), FACTORS, min_size=1, max_size=6).map(lambda d: tuple(sorted(d.items()))),
+    st.dictionaries(st.integers(1, 2**50), FACTORS, min_size=1, max_size=6).map(
+        lambda d: tuple(sorted(d.items()))
+    ),
 )
 CALIBRATIONS = st.builds(
     Calibration,
@@ -40,7 +47,12 @@ CALIBRATIONS = st.builds(
     FACTORS,
     st.lists(CORRECTIONS, max_size=3).map(tuple),
     st.lists(
-        st.builds(TuningTable, st.integers(0, 9999), st.integers(0, 999), st.lists(TUNED, max_size=3).map(tuple)),
+        st.builds(
+            TuningTable,
+            st.integers(0, 9999),
+            st.integers(0, 999),
+            st.lists(TUNED, max_size=3).map(tuple),
+        ),
         max_size=2,
     ).map(tuple),
     NAMES,
@@ -81,21 +93,33 @@ HEAD = 'format = "simcoll-calibration"\nversion = 1\n'
     [
         ("", r"\$: missing key 'format'"),
         ("launch = 3", r"missing key 'format'|expected text"),
-        ('format = "nccl"\nversion = 1', r"\$\.format: format 'nccl', version 1: expected 'simcoll-calibration', version 1"),
+        (
+            'format = "nccl"\nversion = 1',
+            r"\$\.format: format 'nccl', version 1: expected 'simcoll-calibration', version 1",
+        ),
         (HEAD + "lunch = '1 us'", r"\$\.lunch: unknown key; did you mean 'launch'"),
         (HEAD + "launch = '1 furlong'", r"\$\.launch: launch: unknown unit 'furlong'"),
         (HEAD + "launch = '--1 us'", r"\$\.launch: launch: '-1 us' is negative"),
         (HEAD + "rate = 0.0", r"\$\.rate: expected a factor from 1/100 to 100, got 0.0"),
         (HEAD + "rate = nan", r"\$\.rate: expected a factor .* got nan"),
         (HEAD + "rate = inf", r"\$\.rate: expected a factor .* got inf"),
-        (HEAD + "[[correction]]\ncollective = 'a'\nranks = 2\npoints = {}", r"\$\.correction\[0\]\.points: expected factors by size"),
-        (HEAD + "[[correction]]\ncollective = 'a'\nranks = 2\npoints = {1K = 1.0, 1024 = 1.0}", "each size once"),
-        (HEAD + "[[correction]]\ncollective = 'a'\nranks = 2\npoints = {big = 1.0}", "size: cannot read 'big'"),
+        (
+            HEAD + "[[correction]]\ncollective = 'a'\nranks = 2\npoints = {}",
+            r"\$\.correction\[0\]\.points: expected factors by size",
+        ),
+        (
+            HEAD + "[[correction]]\ncollective = 'a'\nranks = 2\npoints = {1K = 1.0, 1024 = 1.0}",
+            "each size once",
+        ),
+        (
+            HEAD + "[[correction]]\ncollective = 'a'\nranks = 2\npoints = {big = 1.0}",
+            "size: cannot read 'big'",
+        ),
         (HEAD + "[[tuning]]\nranks = 2\nnodes = 1\nrows = [{}]", r"missing key 'collective'"),
         ("\x00\x01", "not a TOML file"),
         ("a = [" * 5000, "not a TOML file"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_calibration_is_refused(text, says):
     with pytest.raises(ConfigError, match=says) as refused:
         parse_calibration(text.encode(), "mine.toml")
@@ -113,7 +137,13 @@ def test_only_our_error_comes_out(data):
 
 def test_a_correction_is_a_line_in_logarithms():
     correction = Correction("all_reduce", 8, ((1024, Fraction(1)), (4096, Fraction(4))))
-    assert [float(correction.factor(size)) for size in (8, 1024, 2048, 4096, 2**40)] == [1, 1, 2, 4, 4]
+    assert [float(correction.factor(size)) for size in (8, 1024, 2048, 4096, 2**40)] == [
+        1,
+        1,
+        2,
+        4,
+        4,
+    ]
     calibration = Calibration(corrections=(correction,))
     assert calibration.corrected_fs(1000, "all_reduce", 8, 2048) == 2000
     assert calibration.corrected_fs(1000, "all_gather", 8, 2048) == 1000
@@ -127,10 +157,16 @@ def test_tuning_is_that_of_the_ranks():
     other = replace(row, latency_fs=2 * 10**9)
     calibration = Calibration(tuning=(TuningTable(16, 2, (row,)), TuningTable(32, 4, (other,))))
     assert calibration.tuning_rows("all_reduce", 32, 4) == (other,)
-    assert calibration.tuning_rows("all_reduce", 64, 8) == calibration.tuning_rows("broadcast", 16, 2) == ()
+    assert (
+        calibration.tuning_rows("all_reduce", 64, 8)
+        == calibration.tuning_rows("broadcast", 16, 2)
+        == ()
+    )
 
 
-@pytest.mark.parametrize("change", [{"rate": Fraction(0)}, {"growth": Fraction(101)}, {"launch_fs": 2**63}])
+@pytest.mark.parametrize(
+    "change", [{"rate": Fraction(0)}, {"growth": Fraction(101)}, {"launch_fs": 2**63}]
+)
 def test_numbers_out_of_range_are_refused(change):
     with pytest.raises(ConfigError, match=r"out of range|must lie in"):
         Calibration(**change)

@@ -21,7 +21,9 @@ def test_lists_may_be_for_one_collective():
 
 
 def test_nvls_and_channels():
-    env = parse_environment("NCCL_NVLS_ENABLE=0,NCCL_MAX_CTAS=8,NCCL_MAX_NCHANNELS=4,NCCL_MIN_CTAS=2")
+    env = parse_environment(
+        "NCCL_NVLS_ENABLE=0,NCCL_MAX_CTAS=8,NCCL_MAX_NCHANNELS=4,NCCL_MIN_CTAS=2"
+    )
     assert not env.allows("all_reduce", "nvls", "Simple")
     assert (env.min_channels, env.max_channels) == (2, 4)
 

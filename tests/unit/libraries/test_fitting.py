@@ -1,4 +1,6 @@
-"""Fits find what a fake machine was made with, are not led by single rows, and refuse what rows cannot tell."""
+"""Fits find what a fake machine was made with, are not led by single rows, and refuse what rows
+cannot tell.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,11 @@ def test_two_rows_give_launch_and_rate(launch, percent):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "truth",
-    [Calibration(5 * US, Fraction(4, 5), 40 * US), Calibration(0, Fraction(1), 0, Fraction(4)), Calibration(30 * US)],
+    [
+        Calibration(5 * US, Fraction(4, 5), 40 * US),
+        Calibration(0, Fraction(1), 0, Fraction(4)),
+        Calibration(30 * US),
+    ],
 )
 def test_more_rows_find_more(truth):
     found = fit(measured(truth, MANY), predictor, collective="all_reduce", nranks=8)
@@ -98,7 +104,11 @@ def test_a_correction_of_64_kib_leaves_sizes_alone_that_take_as_long_as_the_leas
 def test_one_wild_row_of_many_moves_nothing_else(place, factor):
     truth = Calibration(launch_fs=12 * US, rate=Fraction(7, 10))
     rows = measured(truth, MANY)
-    wild = [*rows[:place], Row(rows[place].size_bytes, rows[place].time_fs * factor), *rows[place + 1 :]]
+    wild = [
+        *rows[:place],
+        Row(rows[place].size_bytes, rows[place].time_fs * factor),
+        *rows[place + 1 :],
+    ]
     found = replace(fit(wild, predictor, parameters=("launch", "rate")), corrections=())
     assert worst(found, rows) < 0.03
 
@@ -107,7 +117,9 @@ def test_the_warm_up_row_is_set_aside_and_named():
     rows = measured(Calibration(), MANY)
     late = [Row(8, rows[1].time_fs * 9), *rows[1:]]
     series = Series.of("all_reduce", 8, late, predictor)
-    assert series.aside == (f"8 B took {rows[1].time_fs * 9 / US:.0f} us, 9.0 times the next size: warm-up",)
+    assert series.aside == (
+        f"8 B took {rows[1].time_fs * 9 / US:.0f} us, 9.0 times the next size: warm-up",
+    )
     assert series.rows[0] == (16, rows[1].time_fs)
     assert Series.of("all_reduce", 8, rows, predictor).aside == ()
 
@@ -121,7 +133,10 @@ def test_rows_of_one_size_count_once():
 @settings(max_examples=25)
 @given(st.permutations(measured(Calibration(launch_fs=9 * US, growth=Fraction(2)), SIX)))
 def test_the_order_of_rows_does_not_matter(rows):
-    assert fit(rows, predictor).hash == fit(sorted(rows, key=lambda row: row.size_bytes), predictor).hash
+    assert (
+        fit(rows, predictor).hash
+        == fit(sorted(rows, key=lambda row: row.size_bytes), predictor).hash
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +144,11 @@ def test_the_order_of_rows_does_not_matter(rows):
     [
         ([], None, "needs at least one row"),
         ([Row(8, US)], ("launch", "rate"), r"1 row cannot fit 2 parameters \(launch, rate\)"),
-        ([Row(8, US), Row(1024, US)], ("launch", "rate", "growth"), "2 rows cannot fit 3 parameters"),
+        (
+            [Row(8, US), Row(1024, US)],
+            ("launch", "rate", "growth"),
+            "2 rows cannot fit 3 parameters",
+        ),
         ([Row(8, US)], ("lunch",), "unknown parameter 'lunch'; did you mean 'launch'"),
         ([Row(0, US)], None, "sizes and times above 0, got 0 bytes"),
         ([Row(8, 0)], None, "sizes and times above 0, got 8 bytes, 0 fs"),
@@ -160,18 +179,26 @@ def test_rows_left_out_are_predicted_by_the_others():
     found = left_out([Series.of("all_reduce", 8, rows, predictor)])
     assert [each.size_bytes for each in found] == list(MANY)
     assert (
-        max(abs(each.calibrated_error) for each in found) < 0.03 < max(abs(each.uncalibrated_error) for each in found)
+        max(abs(each.calibrated_error) for each in found)
+        < 0.03
+        < max(abs(each.uncalibrated_error) for each in found)
     )
-    # A row that is off in itself is predicted from the others: the fit that is judged has not seen it.
+    # A row that is off in itself is predicted from the others: the fit that is judged has not seen
+    # it.
     wild = [*rows[:15], Row(rows[15].size_bytes, rows[15].time_fs * 2), *rows[16:]]
-    assert -0.52 < left_out([Series.of("all_reduce", 8, wild, predictor)])[15].calibrated_error < -0.45
+    assert (
+        -0.52 < left_out([Series.of("all_reduce", 8, wild, predictor)])[15].calibrated_error < -0.45
+    )
     assert left_out([Series.of("all_reduce", 8, rows[:2], predictor)]) == ()
 
 
 @pytest.mark.slow
 def test_tables_of_a_machine_share_its_numbers():
     truth = Calibration(launch_fs=20 * US, rate=Fraction(4, 5))
-    first, second = (Series.of(name, 8, measured(truth, MANY), predictor) for name in ("all_reduce", "all_gather"))
+    first, second = (
+        Series.of(name, 8, measured(truth, MANY), predictor)
+        for name in ("all_reduce", "all_gather")
+    )
     found = fit_series([first, second])
     assert abs(found.launch_fs - truth.launch_fs) < US
     assert [each.collective for each in found.corrections] == ["all_reduce", "all_gather"]

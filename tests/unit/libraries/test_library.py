@@ -27,13 +27,23 @@ def test_a_file_that_extends_another_has_its_values():
     assert rccl.tables("class")[-2:] == ("mi300", "mi355")
     assert rccl.digest != nccl.digest
     assert rccl.borrowed["base.ring"] == "nccl 2.27"
-    assert {place.split(".")[1] for place in rccl.values if place not in rccl.borrowed} == {"mi300", "mi355"}
+    assert {place.split(".")[1] for place in rccl.values if place not in rccl.borrowed} == {
+        "mi300",
+        "mi355",
+    }
 
 
 def test_a_version_that_extends_its_own_library_borrows_nothing():
-    newer = parse_library(b'extends = "nccl-2.27"\nname = "nccl"\nversion = "2.32"\ndescription = "d"\n', "x.toml")
-    assert (newer.number("fabric.ib.latency"), newer.borrowed) == (load_library("nccl").number("fabric.ib.latency"), {})
-    other = parse_library(b'extends = "rccl-2.22"\nname = "rccl"\nversion = "2.27"\ndescription = "d"\n', "x.toml")
+    newer = parse_library(
+        b'extends = "nccl-2.27"\nname = "nccl"\nversion = "2.32"\ndescription = "d"\n', "x.toml"
+    )
+    assert (newer.number("fabric.ib.latency"), newer.borrowed) == (
+        load_library("nccl").number("fabric.ib.latency"),
+        {},
+    )
+    other = parse_library(
+        b'extends = "rccl-2.22"\nname = "rccl"\nversion = "2.27"\ndescription = "d"\n', "x.toml"
+    )
     assert other.borrowed == load_library("rccl").borrowed
 
 
@@ -51,10 +61,22 @@ def test_changed_values_change_the_digest():
         ('[fabric.ib]\nlatency = { value = "1 us" }', "$.fabric.ib.latency", "source"),
         ('[fabric.ib]\nlatency = { source = "s" }', "$.fabric.ib.latency", "value"),
         ('[fabric.ib]\nlatency = "1 us"', "$.fabric.ib.latency", r"expected \{ value = "),
-        ('[fabric.ib]\nlatencies = { value = "1 us", source = "s" }', "$.fabric.ib.latencies", "unknown key"),
+        (
+            '[fabric.ib]\nlatencies = { value = "1 us", source = "s" }',
+            "$.fabric.ib.latencies",
+            "unknown key",
+        ),
         ('[base]\nring = { value = ["1 us"], source = "s" }', "$.base.ring", "three values"),
-        ('[class.x]\nring_share = { value = "a", source = "s" }', "$.class.x.ring_share", "a number"),
-        ('[class.x]\nring_share = { value = nan, source = "s" }', "$.class.x.ring_share", "a number"),
+        (
+            '[class.x]\nring_share = { value = "a", source = "s" }',
+            "$.class.x.ring_share",
+            "a number",
+        ),
+        (
+            '[class.x]\nring_share = { value = nan, source = "s" }',
+            "$.class.x.ring_share",
+            "a number",
+        ),
         ("[class.x", None, "not a TOML file"),
         ("missing = [1]", "$.missing", "expected text"),
         ('extends = "nope"', None, "unknown library"),

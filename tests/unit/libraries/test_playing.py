@@ -13,7 +13,8 @@ from simcoll.libraries.plans import library_play
 from simcoll.libraries.prediction import formula_time, predict
 
 SIZES = (8, 2**13, 2**17, 2**21, 2**25, 2**30)
-# Topology, nodes, collective, environment: every algorithm, protocol and kind of link that events carry.
+# Topology, nodes, collective, environment: every algorithm, protocol and kind of link that events
+# carry.
 CASES = [
     ("dgx-h100", 1, "all_reduce", ""),
     ("dgx-a100", 1, "all_reduce", "NCCL_ALGO=Ring"),
@@ -46,8 +47,14 @@ def test_events_and_formula_agree_where_links_are_free(name, nodes, collective, 
         events = predict(collective, size, topology, environment=environment)
         formula = formula_time(collective, size, topology, environment=environment)
         assert (events.algorithm, events.protocol) == (formula.algorithm, formula.protocol)
-        if events.timed_by == "formula":  # a tree or a chain whose pipeline the links cannot make up for
-            assert (events.algorithm, size) in {("tree", 2**30), ("tree", 2**25), ("ring", 2**21)}, (size, events.note)
+        if (
+            events.timed_by == "formula"
+        ):  # a tree or a chain whose pipeline the links cannot make up for
+            assert (events.algorithm, size) in {
+                ("tree", 2**30),
+                ("tree", 2**25),
+                ("ring", 2**21),
+            }, (size, events.note)
             continue
         assert events.schedule
         # A block per rank of at least one byte: 8 bytes are more in 16 ranks.
@@ -55,10 +62,13 @@ def test_events_and_formula_agree_where_links_are_free(name, nodes, collective, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "nodes"), [("dgx-h100", 2), ("dgx-h100", 4), ("dgx-a100", 3), ("alps-gh200-1", 4)])
+@pytest.mark.parametrize(
+    ("name", "nodes"), [("dgx-h100", 2), ("dgx-h100", 4), ("dgx-a100", 3), ("alps-gh200-1", 4)]
+)
 @pytest.mark.parametrize("protocol", ["LL", "LL128", "Simple"])
 def test_forced_trees_take_the_time_of_the_formula(name, nodes, protocol):
-    # Of one piece the children of a rank do not send at the same time, which the correction for filling assumes: up to 9 % too fast.
+    # Of one piece the children of a rank do not send at the same time, which the correction for
+    # filling assumes: up to 9 % too fast.
     topology, tree = (
         simcoll.load_topology(name, nodes=nodes),
         parse_environment(f"NCCL_ALGO=Tree,NCCL_PROTO={protocol}"),
@@ -73,26 +83,39 @@ def test_forced_trees_take_the_time_of_the_formula(name, nodes, protocol):
 
 
 def test_gpus_without_a_link_send_through_the_memory_of_one_between_them():
-    mesh = simcoll.load_topology("dgx-1v")  # the host would take 19 times the bound: 6 GB/s between its sockets
-    for collective, least, most in (("all_to_all", 1.0, 1.5), ("gather", 1.0, 2.0), ("scatter", 1.0, 2.0)):
+    mesh = simcoll.load_topology(
+        "dgx-1v"
+    )  # the host would take 19 times the bound: 6 GB/s between its sockets
+    for collective, least, most in (
+        ("all_to_all", 1.0, 1.5),
+        ("gather", 1.0, 2.0),
+        ("scatter", 1.0, 2.0),
+    ):
         found = predict(collective, 2**28, mesh)
         assert found.timed_by == "events"
         assert least <= found.time_fs / found.bound_fs <= most
-    # The slowest hops of the ring are single NVLinks; 3 -> 4 and 7 -> 0 go through GPUs 0 and 4, over double ones.
+    # The slowest hops of the ring are single NVLinks; 3 -> 4 and 7 -> 0 go through GPUs 0 and 4,
+    # over double ones.
     assert predict("send_recv", 2**28, mesh).time_us == pytest.approx(2**28 / 25e3, rel=0.01)
     two = predict("all_to_all", 2**28, simcoll.load_topology("dgx-1v", nodes=2))
     assert (two.timed_by, "through the memory" in two.note) == ("formula", True)
-    assert predict("all_to_all", 2**28, simcoll.load_topology("mi300x"), library="rccl").timed_by == "events"
+    assert (
+        predict("all_to_all", 2**28, simcoll.load_topology("mi300x"), library="rccl").timed_by
+        == "events"
+    )
 
 
 def test_a_tree_along_other_links_than_nccls_is_not_played():
-    # Ranks 3 and 4 of a DGX-1 have no NVLink: over the host a chain in the order of the ranks would take nine times as long.
+    # Ranks 3 and 4 of a DGX-1 have no NVLink: over the host a chain in the order of the ranks would
+    # take nine times as long.
     two = simcoll.load_topology("dgx-1v", nodes=2)
     for size in (2**22, 2**30):
         found = predict("all_reduce", size, two)
         assert (found.algorithm, "between neighbours" in found.note) == ("tree", True)
         assert found.bound_fs < found.time_fs == formula_time("all_reduce", size, two).time_fs
-    pairs = predict("broadcast", 2**20, simcoll.load_topology("azure-nc-a100-v4"))  # bridges join pairs of its GPUs
+    pairs = predict(
+        "broadcast", 2**20, simcoll.load_topology("azure-nc-a100-v4")
+    )  # bridges join pairs of its GPUs
     assert (pairs.timed_by, "rings of direct links" in pairs.note) == ("formula", True)
 
 
@@ -102,29 +125,40 @@ def test_sends_to_all_ranks_are_under_way_at_once(name, nodes):
     topology = simcoll.load_topology(name, nodes=nodes)
     found = predict("all_to_all", 2**26, topology)
     assert found.timed_by == "events"
-    assert found.time_fs == pytest.approx(formula_time("all_to_all", 2**26, topology).time_fs, rel=0.05)
+    assert found.time_fs == pytest.approx(
+        formula_time("all_to_all", 2**26, topology).time_fs, rel=0.05
+    )
 
 
 def test_rings_that_carry_less_than_nccls_are_not_played():
-    # The links between all pairs of 4 or 6 GPUs are not a sum of rings through all (Tillson 1980), so that one ring less is found.
+    # The links between all pairs of 4 or 6 GPUs are not a sum of rings through all (Tillson 1980),
+    # so that one ring less is found.
     for name, ranks, library in (("perlmutter-a100", 4, "nccl"), ("mi300x", 6, "rccl")):
-        found = predict("broadcast", 2**28, simcoll.load_topology(name, nodes=1), ranks=ranks, library=library)
+        found = predict(
+            "broadcast", 2**28, simcoll.load_topology(name, nodes=1), ranks=ranks, library=library
+        )
         assert (found.timed_by, "rings found" in found.note) == ("formula", True)
 
 
 @pytest.mark.parametrize("ranks", [5, 6])
 def test_some_gpus_of_a_mesh_send_over_each_other_too(ranks):
-    # Links of GPUs that take no part do not count; over the host an all_to_all of 6 GPUs would take eleven times as long.
+    # Links of GPUs that take no part do not count; over the host an all_to_all of 6 GPUs would take
+    # eleven times as long.
     found = predict("all_to_all", 2**28, simcoll.load_topology("dgx-1v"), ranks=ranks)
     assert found.timed_by == "events"
-    assert found.time_fs < 1.5 * formula_time("all_to_all", 2**28, simcoll.load_topology("dgx-1v"), ranks=ranks).time_fs
+    assert (
+        found.time_fs
+        < 1.5
+        * formula_time("all_to_all", 2**28, simcoll.load_topology("dgx-1v"), ranks=ranks).time_fs
+    )
 
 
 def test_only_the_events_see_a_degraded_link():
     topology = simcoll.load_topology("dgx-a100", nodes=1)
     slow = topology.degrade("box0.gpu3 <-> box0.nvswitch", "1/4")
     whole, degraded = (
-        predict("all_reduce", 2**28, each, environment=parse_environment("NCCL_ALGO=Ring")) for each in (topology, slow)
+        predict("all_reduce", 2**28, each, environment=parse_environment("NCCL_ALGO=Ring"))
+        for each in (topology, slow)
     )
     assert degraded.timed_by == "events"
     assert degraded.time_fs > 2 * whole.time_fs
@@ -133,7 +167,10 @@ def test_only_the_events_see_a_degraded_link():
 def test_reductions_in_switches_over_nodes_wait_for_the_slowest_nic():
     # The formula times them: all NICs carry the same share.
     topology = simcoll.load_topology("dgx-h100", nodes=2)
-    whole, slow = (predict("all_reduce", 2**30, each) for each in (topology, topology.degrade("box0.nic3", "1/4")))
+    whole, slow = (
+        predict("all_reduce", 2**30, each)
+        for each in (topology, topology.degrade("box0.nic3", "1/4"))
+    )
     assert (whole.algorithm, slow.algorithm, slow.timed_by) == ("nvls_tree", "nvls_tree", "formula")
     share_fs = 2**30 // 8 * 10**15 // (50 * 10**9 // 4)
     assert whole.time_fs < share_fs < slow.time_fs < 1.1 * share_fs
@@ -170,7 +207,10 @@ def test_a_prediction_that_events_cannot_carry_says_so():
 
 
 def test_schedules_of_many_rows_are_not_held_in_memory():
-    few, many = simcoll.load_topology("dgx-h100", nodes=2), simcoll.load_topology("dgx-h100", nodes=64)
+    few, many = (
+        simcoll.load_topology("dgx-h100", nodes=2),
+        simcoll.load_topology("dgx-h100", nodes=64),
+    )
     for topology, held in ((few, True), (many, False)):
         made = playing._schedule("all_to_all", "pairwise", topology, ())
         rows = [len(step) for step in islice(made.source(), 3)]
@@ -179,9 +219,15 @@ def test_schedules_of_many_rows_are_not_held_in_memory():
 
 
 def test_few_bytes_are_cut_into_equal_chunks_where_that_takes_no_time():
-    topology, ring = simcoll.load_topology("dgx-h100", nodes=2), parse_environment("NCCL_ALGO=Ring,NCCL_PROTO=LL")
+    topology, ring = (
+        simcoll.load_topology("dgx-h100", nodes=2),
+        parse_environment("NCCL_ALGO=Ring,NCCL_PROTO=LL"),
+    )
     # 187 and 184 bytes a rank in 8 rails.
-    times = {predict("reduce_scatter", size, topology, environment=ring).time_fs for size in (187 * 16, 184 * 16)}
+    times = {
+        predict("reduce_scatter", size, topology, environment=ring).time_fs
+        for size in (187 * 16, 184 * 16)
+    }
     assert len(times) == 1
 
 

@@ -27,7 +27,10 @@ def test_a_hop_under_ll_has_the_time_of_its_class_of_gpu():
     factor = library.number("class.blackwell.ll_hop_factor")
     as_nccl_says = library.with_values({"class.blackwell.ll_hop_factor": 1.0})
     for collective, hops in (("all_gather", 7), ("all_reduce", 14)):
-        own, nccls = (formula_time(collective, 64, node, library=each).time_us for each in (library, as_nccl_says))
+        own, nccls = (
+            formula_time(collective, 64, node, library=each).time_us
+            for each in (library, as_nccl_says)
+        )
         assert own - nccls == pytest.approx(hops * 0.6 * (factor - 1), rel=1e-6)
 
 
@@ -42,21 +45,28 @@ def test_trees_under_ll_carry_their_rate(size):
 def test_the_environment_decides():
     no_nvls = formula_time("all_reduce", 2**32, H100, environment=Environment(nvls=False))
     assert no_nvls.algorithm == "ring"
-    forced = formula_time("all_reduce", 2**32, H100, environment=parse_environment("NCCL_ALGO=Tree,NCCL_PROTO=LL"))
+    forced = formula_time(
+        "all_reduce", 2**32, H100, environment=parse_environment("NCCL_ALGO=Tree,NCCL_PROTO=LL")
+    )
     assert (forced.algorithm, forced.protocol) == ("tree", "LL")
-    few = formula_time("all_reduce", 2**32, H100, environment=Environment(nvls=False, max_channels=4))
+    few = formula_time(
+        "all_reduce", 2**32, H100, environment=Environment(nvls=False, max_channels=4)
+    )
     assert few.channels == 4
     assert few.time_fs > 2 * no_nvls.time_fs
     with pytest.raises(ConfigError, match="leaves nothing to run all_gather with"):
         formula_time("all_gather", 2**20, H100, environment=parse_environment("NCCL_ALGO=Tree"))
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "broadcast", "all_to_all", "send_recv", "scatter"])
+@pytest.mark.parametrize(
+    "collective", ["all_reduce", "all_gather", "broadcast", "all_to_all", "send_recv", "scatter"]
+)
 def test_more_bytes_never_take_less_time(collective):
     for topology in (H100, TWO):
         times = [formula_time(collective, 2**power, topology).time_fs for power in range(3, 35)]
         shorter = np.flatnonzero(np.diff(times) <= -0.02 * np.array(times[1:])) + 4
-        # NCCL leaves LL where messages have 16 KiB for each of 32 channels, though Simple is faster; published times fall there, too.
+        # NCCL leaves LL where messages have 16 KiB for each of 32 channels, though Simple is
+        # faster; published times fall there, too.
         assert shorter.tolist() == ([20] if (collective, topology) == ("send_recv", H100) else [])
 
 
@@ -85,8 +95,18 @@ def test_fewer_ranks():
         ("all_reduce", True, H100, "size_bytes must be a whole number from 1 to [0-9]*, got True"),
         ("all_reduce", 8, H100.take(1), "one rank"),
         ("all_reduce", 8, simcoll.load_topology("mi300x"), "mi300"),
-        ("all_reduce", 8, replace(TWO, traits={"generation": "ampere", "gpu": "A100"}), "without the trait 'fabric'"),
-        ("all_reduce", 8, replace(TWO, traits={**TWO.traits, "fabric": "socket"}), "no numbers for fabric 'socket'"),
+        (
+            "all_reduce",
+            8,
+            replace(TWO, traits={"generation": "ampere", "gpu": "A100"}),
+            "without the trait 'fabric'",
+        ),
+        (
+            "all_reduce",
+            8,
+            replace(TWO, traits={**TWO.traits, "fabric": "socket"}),
+            "no numbers for fabric 'socket'",
+        ),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(collective, size, topology, what):
@@ -102,7 +122,9 @@ def test_rccl_serves_amd():
 def test_what_stands_in_for_missing_numbers_is_said():
     assert formula_time("all_reduce", 2**20, TWO).assumed == ""
     amd = simcoll.load_topology("mi300x")
-    small, large = (formula_time("all_reduce", size, amd, library="rccl").assumed for size in (8, 2**30))
+    small, large = (
+        formula_time("all_reduce", size, amd, library="rccl").assumed for size in (8, 2**30)
+    )
     assert "base.ring, hop.nvlink.ring are those of nccl 2.27" in small
     assert "generation.mi300.ll_rate" in small
     assert "class.mi300.simple_start is taken as 0" in large
@@ -117,7 +139,9 @@ def test_a_network_that_reduces_is_left_out_and_said():
     plain, reducing = (formula_time("all_reduce", 2**20, topology) for topology in (two, sharp))
     assert (plain.assumed, plain.time_fs) == ("", reducing.time_fs)
     assert (
-        reducing.assumed == "reduction in the network (CollNet) is left out, because there are no numbers in nccl 2.27"
+        reducing.assumed
+        == "reduction in the network (CollNet) is left out, because there are no numbers in nccl "
+        "2.27"
     )
     assert formula_time("all_gather", 2**20, sharp).assumed == ""
     alone = replace(two, traits={**two.traits, "switch_reduce": "sharp"})
@@ -128,7 +152,8 @@ def test_pat_is_left_out_and_said_where_a_node_has_one_gpu():
     single = simcoll.load_topology("gcp-a4-1nic", nodes=4)
     for collective in ("all_gather", "reduce_scatter"):
         assert formula_time(collective, 2**20, single).assumed == (
-            "PAT, which NCCL may choose for one GPU per node, is left out, because there are no numbers in nccl 2.27"
+            "PAT, which NCCL may choose for one GPU per node, is left out, because there are no "
+            "numbers in nccl 2.27"
         )
         assert formula_time(collective, 2**20, TWO).assumed == ""
     assert formula_time("all_reduce", 2**20, single).assumed == ""
@@ -145,7 +170,10 @@ def test_pat_is_left_out_and_said_where_a_node_has_one_gpu():
         ({"topology": "dgx-h100"}, "predict takes a topology, made by load_topology"),
         ({"ranks": "8"}, "ranks must be a whole number from 1 to [0-9]*, got '8'"),
         ({"calibration": "mine.toml"}, "predict takes a calibration, made by load_calibration"),
-        ({"environment": "NCCL_ALGO=Ring"}, "predict takes an Environment, made by parse_environment"),
+        (
+            {"environment": "NCCL_ALGO=Ring"},
+            "predict takes an Environment, made by parse_environment",
+        ),
     ],
 )
 def test_what_is_no_argument_is_refused(arguments, what):

@@ -52,7 +52,12 @@ def test_whatever_matters_is_in_the_key(folder):
         again("all_gather", 2**20, slow),
         again("all_gather", 2**20, replace(MACHINE, traits={**MACHINE.traits, "gpu": "V100"})),
         again("all_gather", 2**20, MACHINE, environment=Environment(launcher="torch")),
-        again("all_gather", 2**20, MACHINE, library=library.with_values({"class.ampere.ring_share": 0.5})),
+        again(
+            "all_gather",
+            2**20,
+            MACHINE,
+            library=library.with_values({"class.ampere.ring_share": 0.5}),
+        ),
     ]
     assert len(files(folder)) == len(variants)
     assert len({found.time_fs for found in variants}) > 5
@@ -60,7 +65,15 @@ def test_whatever_matters_is_in_the_key(folder):
 
 @pytest.mark.parametrize(
     "damage",
-    [b"", b"\xff\xfe", b"[]", b"{", b"[" * 4000, b'{"key": 1}', json.dumps({"time_fs": -1}).encode()],
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"{",
+        b"[" * 4000,
+        b'{"key": 1}',
+        json.dumps({"time_fs": -1}).encode(),
+    ],
 )
 def test_a_damaged_file_counts_as_absent(folder, damage):
     first = predict("all_gather", 2**20, MACHINE)
@@ -90,7 +103,9 @@ def signed(path, **changed):
     """A file as simcoll itself would have written it, if its code were wrong."""
     fields = {**json.loads(path.read_text()), **changed}
     del fields["checksum"]
-    path.write_text(json.dumps({"checksum": prediction_cache._checksum(path.stem, fields), **fields}))
+    path.write_text(
+        json.dumps({"checksum": prediction_cache._checksum(path.stem, fields), **fields})
+    )
 
 
 @pytest.mark.parametrize("time_fs", [0, -5, 10**9, 10**15])
@@ -124,7 +139,12 @@ def test_a_file_under_the_name_of_another_is_not_believed(folder):
 def test_an_impossible_time_is_not_believed_even_with_its_checksum(folder):
     first = predict("all_gather", 2**20, MACHINE)
     (path,) = files(folder)
-    for changed in ({"time_fs": 0}, {"time_fs": -5}, {"time_fs": first.bound_fs - 1}, {"bound_fs": -1}):
+    for changed in (
+        {"time_fs": 0},
+        {"time_fs": -5},
+        {"time_fs": first.bound_fs - 1},
+        {"bound_fs": -1},
+    ):
         signed(path, **changed)
         assert again("all_gather", 2**20, MACHINE) == first
     signed(path, time_fs=first.time_fs + 1)  # possible: who can write the folder is trusted

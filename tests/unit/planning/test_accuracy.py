@@ -6,7 +6,14 @@ import pytest
 
 from simcoll.files.paths import data_folder
 from simcoll.libraries.library import load_library
-from simcoll.planning.measured.accuracy import BANDS, Error, band_of, errors_of, left_out_library, medians
+from simcoll.planning.measured.accuracy import (
+    BANDS,
+    Error,
+    band_of,
+    errors_of,
+    left_out_library,
+    medians,
+)
 from simcoll.planning.measured.measurements import published_tables
 
 TABLES = {table.name: table for table in published_tables()}
@@ -53,18 +60,25 @@ def test_left_out_numbers_are_of_places_that_the_libraries_have():
     known = set(load_library("rccl").values) | set(load_library("nccl").values)
     with (data_folder("measurements") / "left_out.csv").open() as stream:
         rows = list(csv.DictReader(stream))
-    assert {row["system"] for row in rows} <= {table.system for table in published_tables(added=True)}
+    assert {row["system"] for row in rows} <= {
+        table.system for table in published_tables(added=True)
+    }
     assert {row["place"].partition(":")[0] for row in rows} <= known
 
 
 def test_calibrated_rows_are_not_compared():
     errors = errors_of(TABLES["all_gather-b200-2-google"])  # from 64 MiB to 8 GiB
-    count = {way: sum(error.method == way for error in errors) for way in ("uncalibrated", "two points", "six points")}
+    count = {
+        way: sum(error.method == way for error in errors)
+        for way in ("uncalibrated", "two points", "six points")
+    }
     assert count == {"uncalibrated": 8, "two points": 6, "six points": 6}
 
 
 def test_few_rows_are_only_predicted():
-    assert {error.method for error in errors_of(TABLES["send_recv-a100-8-notes"])} == {"uncalibrated"}
+    assert {error.method for error in errors_of(TABLES["send_recv-a100-8-notes"])} == {
+        "uncalibrated"
+    }
 
 
 def test_medians_are_of_tables_not_of_rows():

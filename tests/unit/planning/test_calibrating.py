@@ -1,4 +1,6 @@
-"""Calibrations from logs: several collectives at once, and NCCL's own table, which decides what runs."""
+"""Calibrations from logs: several collectives at once, and NCCL's own table, which decides what
+runs.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,12 @@ SIZE = "node-1:11:22 [0] NCCL INFO comm 0x1 rank 0 nRanks 16 nNodes 2 localRanks
 
 def nccl_table(topology, change=None):
     """What NCCL would log: the formula's numbers without size, as the library file has them."""
-    costs = stated_costs(machine(topology), "all_reduce", np.array([1.0]), load_library(), by_size=False)
+    costs = stated_costs(
+        machine(topology), "all_reduce", np.array([1.0]), load_library(), by_size=False
+    )
     numbers = {
-        ("AllReduce", OURS[each.algorithm], each.protocol): (each.latency_us[0], each.rate_GBps[0]) for each in costs
+        ("AllReduce", OURS[each.algorithm], each.protocol): (each.latency_us[0], each.rate_GBps[0])
+        for each in costs
     }
     for algorithm in {key[1]: None for key in numbers}:
         for protocol in ("LL", "LL128", "Simple"):
@@ -43,9 +48,14 @@ def test_nccl_s_own_numbers_lead_to_nccl_s_own_choice(tmp_path):
     topology = load_topology("dgx-h100", nodes=2)
     found = fit_calibration(read(tmp_path, [SIZE, *blocks(nccl_table(topology))]), None, "dgx-h100")
     for size in SIZES:
-        costs = stated_costs(machine(topology), "all_reduce", np.array([float(size)]), load_library())
+        costs = stated_costs(
+            machine(topology), "all_reduce", np.array([float(size)]), load_library()
+        )
         # NCCL prints one decimal, so two that cost almost the same may swap.
-        times = {(each.algorithm, each.protocol): each.time_us(np.array([float(size)]))[0] for each in costs}
+        times = {
+            (each.algorithm, each.protocol): each.time_us(np.array([float(size)]))[0]
+            for each in costs
+        }
         chosen = formula_time("all_reduce", size, topology, calibration=found)
         assert times[chosen.algorithm, chosen.protocol] <= min(times.values()) * 1.02
 
@@ -54,10 +64,14 @@ def test_a_table_that_says_otherwise_is_followed(tmp_path):
     topology = load_topology("dgx-h100", nodes=2)
     slow = nccl_table(topology)
     slow = {
-        key: (latency * (1 if key[1:] == ("Ring", "LL128") else 1000), rate) for key, (latency, rate) in slow.items()
+        key: (latency * (1 if key[1:] == ("Ring", "LL128") else 1000), rate)
+        for key, (latency, rate) in slow.items()
     }
     found = fit_calibration(read(tmp_path, [SIZE, *blocks(slow)]), None, "dgx-h100")
-    assert {formula_time("all_reduce", size, topology, calibration=found).algorithm for size in SIZES[:10]} == {"ring"}
+    assert {
+        formula_time("all_reduce", size, topology, calibration=found).algorithm
+        for size in SIZES[:10]
+    } == {"ring"}
     # It is of 16 ranks: on 32 the library's own choice counts.
     other = load_topology("dgx-h100", nodes=4)
     assert (
@@ -69,15 +83,21 @@ def test_a_table_that_says_otherwise_is_followed(tmp_path):
 def test_several_collectives_share_the_machine_s_numbers(tmp_path):
     truth = Calibration(launch_fs=25 * 10**9)
     lines = []
-    for name, factor, share, op in (("all_reduce", 1.75, 1, "sum"), ("all_gather", 0.875, 8, "none")):
+    for name, factor, share, op in (
+        ("all_reduce", 1.75, 1, "sum"),
+        ("all_gather", 0.875, 8, "none"),
+    ):
         times = formula(name, load_topology("dgx-h100"))(SIZES[5:], truth)
         rows = list(nccl_tests(SIZES[5:], factor, share=share, op=op, name=name, version=3))
         for size, time in zip(SIZES[5:], times, strict=True):
             us = time / 10**9
-            place = next(number for number, row in enumerate(rows) if row.startswith(f"{size:12d} "))
+            place = next(
+                number for number, row in enumerate(rows) if row.startswith(f"{size:12d} ")
+            )
             algbw = size / us / 1e3
             rows[place] = (
-                f"{size:12d} {size // 4 // share:12d} float {op} -1 {us:.3f} {algbw:.2f} {algbw * factor:.2f} 0"
+                f"{size:12d} {size // 4 // share:12d} float {op} -1 {us:.3f} {algbw:.2f} "
+                f"{algbw * factor:.2f} 0"
             )
         lines += rows
     found = read(tmp_path, lines)
@@ -97,10 +117,13 @@ def test_runs_that_are_repeated_are_one_series_of_medians(tmp_path):
     once, thrice = read(tmp_path, lines), read(tmp_path, 3 * lines)
     assert [each.rows for each in thrice.series] == [each.rows for each in once.series]
     assert (len(once.sources), len(thrice.sources)) == (1, 3)
-    assert thrice.notes == (f"all_reduce: {2 * len(SIZES)} rows of repeated sizes; medians are used",)
+    assert thrice.notes == (
+        f"all_reduce: {2 * len(SIZES)} rows of repeated sizes; medians are used",
+    )
     made, again = (fit_calibration(found, None, "dgx-h100") for found in (once, thrice))
     assert (made.rate, made.corrections) == (again.rate, again.corrections)
-    # A row that is left out has no twin in the fit, so that repeated runs do not look better than they are.
+    # A row that is left out has no twin in the fit, so that repeated runs do not look better than
+    # they are.
     assert left_out(once.series) == left_out(thrice.series)
 
 
@@ -108,5 +131,7 @@ def test_a_log_with_nothing_is_refused_with_its_name(tmp_path):
     with pytest.raises(ConfigError, match=r"run\.log: there is no row"):
         read(tmp_path, ["nothing"])
     wrong = list(nccl_tests(SIZES, 14 / 8, version=3, wrong=lambda _: "7"))
-    with pytest.raises(ConfigError, match=r"there is no row.*; line \d+: 8 B: 7 wrong elements; left out"):
+    with pytest.raises(
+        ConfigError, match=r"there is no row.*; line \d+: 8 B: 7 wrong elements; left out"
+    ):
         read(tmp_path, wrong)

@@ -1,4 +1,6 @@
-"""Comparisons: the machine of a log, ranges that deviate, and hypotheses that find what a log was made with."""
+"""Comparisons: the machine of a log, ranges that deviate, and hypotheses that find what a log was
+made with.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,29 @@ SIZES = tuple(2**power for power in range(3, 31))
 
 
 def made(
-    topology, *, collective="all_reduce", nodes=2, calibration=None, environment=DEFAULT, library=None, sizes=SIZES
+    topology,
+    *,
+    collective="all_reduce",
+    nodes=2,
+    calibration=None,
+    environment=DEFAULT,
+    library=None,
+    sizes=SIZES,
 ):
     """A log with the times that the formula gives."""
     found = load_topology(topology, nodes=nodes)
     predictor = formula(collective, found, library or "nccl", environment)
     times = predictor(sizes, calibration or Calibration())
     rows = tuple(
-        MeasuredRow(size, size // 4, "float", "sum", -1, time) for size, time in zip(sizes, times, strict=True)
+        MeasuredRow(size, size // 4, "float", "sum", -1, time)
+        for size, time in zip(sizes, times, strict=True)
     )
-    return Log((MeasuredTable(collective, found.nranks, nodes, (), "nccl", "2.27.5", (), rows),), (), (), ())
+    return Log(
+        (MeasuredTable(collective, found.nranks, nodes, (), "nccl", "2.27.5", (), rows),),
+        (),
+        (),
+        (),
+    )
 
 
 def told(log, topology, **how):
@@ -56,7 +71,8 @@ def told(log, topology, **how):
 
 
 def test_a_log_of_many_rows_is_judged_in_one_pass(monkeypatch):
-    # A log of 100,000 rows would take an hour if every size where LL could end were compared with every row.
+    # A log of 100,000 rows would take an hour if every size where LL could end were compared with
+    # every row.
     logarithms = Counter()
 
     def log_of(value):
@@ -80,7 +96,9 @@ def test_a_log_as_predicted_needs_no_hypothesis():
     assert (told(log, "dgx-h100"), notes) == ([], [])
     rows = compare(setting)
     assert deviations(rows) == []
-    assert all(each.ratio == pytest.approx(1, rel=0.06) for each in rows)  # events against the formula
+    assert all(
+        each.ratio == pytest.approx(1, rel=0.06) for each in rows
+    )  # events against the formula
     errors = band_errors((each.row.size_bytes, each.ratio) for each in rows)
     assert [name for name, _, _, _ in errors] == ["below 64 KiB", "64 KiB to 64 MiB", "from 64 MiB"]
     assert all(middle <= ninth < 0.06 for _, _, middle, ninth in errors)
@@ -99,16 +117,26 @@ CAUSES = [
         "a launch offset of +22 us, as with a loop in PyTorch (18 to 22 us) or one process",
     ),
     ("dgx-a100", {"environment": parse_environment("NCCL_PROTO=^LL128")}, "no LL128"),
-    ("dgx-h100", {"environment": parse_environment("NCCL_NVLS_ENABLE=0"), "nodes": 1}, "no reduction in switches"),
+    (
+        "dgx-h100",
+        {"environment": parse_environment("NCCL_NVLS_ENABLE=0"), "nodes": 1},
+        "no reduction in switches",
+    ),
     ("dgx-a100", {"environment": parse_environment("NCCL_ALGO=Ring")}, "rings only"),
     ("dgx-a100", {"environment": parse_environment("NCCL_ALGO=Tree")}, "trees only"),
     ("dgx-a100", {"library": half_the_nics("dgx-a100")}, "half of the network bandwidth"),
-    ("dgx-a100", {"calibration": Calibration(rate=Fraction(7, 10)), "nodes": 1}, "links and NICs at 0.70 of the rates"),
+    (
+        "dgx-a100",
+        {"calibration": Calibration(rate=Fraction(7, 10)), "nodes": 1},
+        "links and NICs at 0.70 of the rates",
+    ),
     ("dgx-h100", {"calibration": Calibration(fabric_latency_fs=40 * US)}, "+40 us on every hop"),
 ]
 
 
-@pytest.mark.parametrize(("topology", "cause", "claim"), CAUSES, ids=[claim for _, _, claim in CAUSES])
+@pytest.mark.parametrize(
+    ("topology", "cause", "claim"), CAUSES, ids=[claim for _, _, claim in CAUSES]
+)
 def test_the_first_hypothesis_is_what_the_log_was_made_with(topology, cause, claim):
     first = told(made(topology, **cause), topology)[0]
     assert first.claim.startswith(claim)
@@ -124,7 +152,9 @@ def test_ll_kept_too_long():
         for slow, fast in zip(low.tables[0].rows, log.tables[0].rows, strict=True)
     )
     found = told(replace(log, tables=(replace(log.tables[0], rows=rows),)), "dgx-h100")
-    assert any(each.claim.startswith("LL kept up to 2 MiB") and each.new_error == 0 for each in found)
+    assert any(
+        each.claim.startswith("LL kept up to 2 MiB") and each.new_error == 0 for each in found
+    )
 
 
 def test_two_rows_fit_too_many_changes():
@@ -152,7 +182,14 @@ def test_a_value_that_is_not_nccl_s_is_named():
 
 @pytest.mark.parametrize(
     ("nranks", "nnodes", "nodes", "boxes"),
-    [(16, 2, None, 2), (16, 0, None, 2), (8, 4, None, 4), (0, 0, 2, 2), (12, 2, None, 2), (5, 1, None, 1)],
+    [
+        (16, 2, None, 2),
+        (16, 0, None, 2),
+        (8, 4, None, 4),
+        (0, 0, 2, 2),
+        (12, 2, None, 2),
+        (5, 1, None, 1),
+    ],
 )
 def test_the_machine_has_the_nodes_and_ranks_of_the_log(nranks, nnodes, nodes, boxes):
     log = made("dgx-h100")
@@ -194,11 +231,18 @@ def test_a_gpu_other_than_the_machine_s_is_noted(device, topology, noted):
         ({"collective": ""}, {}, "--collective says which one it is"),
         ({}, {"collective": "broadcast"}, "is left out: --collective asks for broadcast"),
         ({"collective": ""}, {"collective": "allreduce"}, "did you mean 'all_reduce'"),
-        ({"nranks": 32}, {"nodes": 2}, "topology 'dgx-h100' has 16 GPUs; 32 ranks were requested, as in the log; choose --nodes"),
+        (
+            {"nranks": 32},
+            {"nodes": 2},
+            (
+                "topology 'dgx-h100' has 16 GPUs; 32 ranks were requested, as in the log; choose "
+                "--nodes"
+            ),
+        ),
         ({}, {"library": "mccl"}, "unknown library 'mccl'; did you mean 'rccl'"),
         ({}, {"environment": "NCCL_ALGO=Spiral"}, "NCCL_ALGO: unknown value 'Spiral'"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_compared(change, how, says):
     log = made("dgx-h100")
     with pytest.raises(ConfigError, match=says):
@@ -211,34 +255,56 @@ def test_tables_without_a_model_are_left_out_of_several():
     found, notes = settings_for(replace(log, tables=(other, *log.tables)), "dgx-h100")
     assert len(found) == 1
     assert notes == [
-        "table 1 (alltoallv, 16 ranks on 2 nodes, 28 rows, nccl 2.27.5) is left out: simcoll has no model of 'alltoallv'"
+        (
+            "table 1 (alltoallv, 16 ranks on 2 nodes, 28 rows, nccl 2.27.5) is left out: simcoll has "
+            "no model of 'alltoallv'"
+        )
     ]
 
 
 def test_the_named_collective_of_several_is_taken():
     log = made("dgx-h100")
-    guess, other = replace(log.tables[0], guessed=True), replace(log.tables[0], collective="broadcast")
-    found, notes = settings_for(replace(log, tables=(*log.tables, guess, other)), "dgx-h100", collective="broadcast")
-    assert [each.table.collective for each in found] == ["broadcast", "broadcast"]  # a name counts more than a guess
-    assert [note.partition(" is ")[2] for note in notes] == ["left out: --collective asks for broadcast"]
+    guess, other = (
+        replace(log.tables[0], guessed=True),
+        replace(log.tables[0], collective="broadcast"),
+    )
+    found, notes = settings_for(
+        replace(log, tables=(*log.tables, guess, other)), "dgx-h100", collective="broadcast"
+    )
+    assert [each.table.collective for each in found] == [
+        "broadcast",
+        "broadcast",
+    ]  # a name counts more than a guess
+    assert [note.partition(" is ")[2] for note in notes] == [
+        "left out: --collective asks for broadcast"
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("transport", "says"), [("(nccl)", ""), ("(mpi)", "another library's collectives")])
+@pytest.mark.parametrize(
+    ("transport", "says"), [("(nccl)", ""), ("(mpi)", "another library's collectives")]
+)
 def test_the_library_of_a_report_of_realcoll(transport, says):
     log = made("dgx-h100")
-    rows = tuple(replace(row, out_of_place_fs=3 * row.time_fs, library_fs=row.time_fs) for row in log.tables[0].rows)
+    rows = tuple(
+        replace(row, out_of_place_fs=3 * row.time_fs, library_fs=row.time_fs)
+        for row in log.tables[0].rows
+    )
     report = replace(log.tables[0], library="realcoll", version=transport, rows=rows)
     (setting,), notes = settings_for(replace(log, tables=(report,)), "dgx-h100")
     assert says in "".join(notes)
     assert bool(notes) == bool(says)
-    assert all(each.ratio == pytest.approx(1, rel=0.06) for each in compare(setting))  # with the library's own time
+    assert all(
+        each.ratio == pytest.approx(1, rel=0.06) for each in compare(setting)
+    )  # with the library's own time
 
 
 @pytest.mark.slow
 def test_rccl_is_compared_with_rccl():
     log = made("mi300x", nodes=1, library="rccl", sizes=SIZES[7:])
-    (setting,), _ = settings_for(replace(log, tables=(replace(log.tables[0], library="rccl"),)), "mi300x")
+    (setting,), _ = settings_for(
+        replace(log, tables=(replace(log.tables[0], library="rccl"),)), "mi300x"
+    )
     assert setting.library.name == "rccl"
     assert all(each.ratio == pytest.approx(1, rel=0.06) for each in compare(setting))
 
@@ -261,7 +327,10 @@ def test_deviations_in_words():
         "32 B: measured is 0.50 times the prediction",
         "1 MiB: measured is 1.30 times the prediction",
         "1 GiB: measured is 0.01 times the prediction",
-        "1 GiB: measured is less than the bound of this topology, so the machine is another one, or the time is wrong",
+        (
+            "1 GiB: measured is less than the bound of this topology, so the machine is another one, "
+            "or the time is wrong"
+        ),
     ]
 
 
@@ -271,12 +340,17 @@ def test_lines_for_a_person():
     assert lines[2].split()[:1] == ["8"]
     assert lines[3].split()[3] == "1.00"
     assert "Simple" in lines[3]
-    assert list(band_lines([(8, 1.5)])) == ["below 64 KiB: median 50%, 90th percentile 50% of 1 row"]
+    assert list(band_lines([(8, 1.5)])) == [
+        "below 64 KiB: median 50%, 90th percentile 50% of 1 row"
+    ]
 
 
 def test_a_log_that_was_printed(tmp_path):
     path = tmp_path / "log.txt"
     path.write_text("\n".join(nccl_tests(SIZES, 15 / 8, hosts=("a", "b"), version=3, rate=180.0)))
     (setting,), notes = settings_for(load_log(path), "dgx-h100")
-    assert (str(setting), notes) == ("all_reduce, 16 ranks on 2 nodes, 28 rows, nccl 2.28.7 on dgx-h100", [])
+    assert (str(setting), notes) == (
+        "all_reduce, 16 ranks on 2 nodes, 28 rows, nccl 2.28.7 on dgx-h100",
+        [],
+    )
     assert setting.topology.nranks == 16

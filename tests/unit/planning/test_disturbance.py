@@ -1,4 +1,6 @@
-"""Slow ranks, traffic of others, random delays, and the ranks that take part: as options and as keys of files."""
+"""Slow ranks, traffic of others, random delays, and the ranks that take part: as options and as
+keys of files.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,15 @@ def folder(tmp_path, monkeypatch):
 def times(capsys, *argv):
     assert main(["perf", "all_reduce", *argv]) == 0
     lines = capsys.readouterr().out.splitlines()
-    return [line.split()[5] for line in lines if line[:1] != "#"], [line for line in lines if "disturbed" in line]
+    return [line.split()[5] for line in lines if line[:1] != "#"], [
+        line for line in lines if "disturbed" in line
+    ]
 
 
 def test_background_takes_its_share_of_a_link(folder, capsys):
-    """Two ranks: two steps of half a MiB, at 10 GB/s, and at 7.5 and 5 GB/s where others take a quarter and a half."""
+    """Two ranks: two steps of half a MiB, at 10 GB/s, and at 7.5 and 5 GB/s where others take a
+    quarter and a half.
+    """
     plain = ["-t", "pair.toml", "--ranks", "0,2", "-a", "ring", "-b", "1M", "-e", "1M"]
     for share, rate in ((0, 10), (25, 7.5), (50, 5)):
         options = ["--background", f"gpu2 -> switch: {share} %"] if share else []
@@ -42,7 +48,9 @@ def test_background_takes_its_share_of_a_link(folder, capsys):
 
 
 def test_a_straggler_is_slow_in_everything(folder, capsys):
-    """Two ranks: what enters and leaves the GPU of the slow one takes half as long again; so it does where the other is slow."""
+    """Two ranks: what enters and leaves the GPU of the slow one takes half as long again; so it
+    does where the other is slow.
+    """
     plain = ["-t", "pair.toml", "--ranks", "0,2", "-a", "ring", "-b", "1M", "-e", "1M"]
     by_hand = f"{2 * (1 + 1.5 * MEBIBYTE / 2 / 10 / 1e3):.2f}"
     assert times(capsys, *plain, "--straggler", "rank 1: +50 %")[0] == [by_hand]
@@ -57,7 +65,9 @@ def test_the_work_of_a_straggler_is_slow():
 
 def test_jitter_comes_from_its_seed(folder, capsys):
     plain = ["-t", "pair.toml", "-a", "ring", "-b", "1M", "-e", "1M"]
-    seeds = [times(capsys, *plain, "--jitter", "5us", "--seed", seed)[0] for seed in ("1", "2", "1")]
+    seeds = [
+        times(capsys, *plain, "--jitter", "5us", "--seed", seed)[0] for seed in ("1", "2", "1")
+    ]
     assert seeds[0] == seeds[2] != seeds[1]
     assert main(["perf", "all_reduce", *plain, "--seed", "1"]) == 2
     assert "--seed is for --jitter" in capsys.readouterr().err
@@ -67,24 +77,43 @@ def test_jitter_comes_from_its_seed(folder, capsys):
 def test_files_say_the_same(folder, capsys):
     (folder / "scenario.toml").write_text(
         'title = "t"\nalgorithms = ["ring"]\nbackground = ["gpu1 -> switch: 50 %"]\nranks = "0-1"\n'
-        '[topology]\nname = "pair.toml"\n[collective]\nkind = "all_reduce"\n[sizes]\nbegin = "1M"\nend = "1M"\n'
+        '[topology]\nname = "pair.toml"\n[collective]\nkind = "all_reduce"\n[sizes]\nbegin = "1M"\n'
+        'end = "1M"\n'
     )
     (folder / "sweep.toml").write_text(
-        'title = "t"\ntopologies = ["pair.toml"]\ncollectives = ["all_reduce"]\nalgorithms = ["ring"]\nsizes = ["1M"]\n'
+        'title = "t"\ntopologies = ["pair.toml"]\ncollectives = ["all_reduce"]\n'
+        'algorithms = ["ring"]\nsizes = ["1M"]\n'
         'background = ["gpu1 -> switch: 50 %"]\nranks = "0-1"\n'
     )
     assert main(["run", "scenario.toml", "-o", "out"]) == 0
     results = json.loads((folder / "out" / "results.json").read_text())
     assert results["sweep"]["disturbed"]["background"] == [["gpu1 -> switch", "1/2"]]
     assert main(["sweep", "sweep.toml", "-o", "rows", "-j", "1"]) == 0
-    (row,) = [json.loads(line) for line in (folder / "rows" / "rows.jsonl").read_text().splitlines()]
+    (row,) = [
+        json.loads(line) for line in (folder / "rows" / "rows.jsonl").read_text().splitlines()
+    ]
     by_hand_fs = 2 * (10**9 + MEBIBYTE // 2 * 200_000)
     assert results["runs"][0]["time_fs"] == row["result"]["time_fs"] == by_hand_fs
     assert (
-        main(["sweep", "sweep.toml", "-o", "all", "-j", "1", "--ranks", "0-2", "--background", "gpu0 -> switch: 0 %"])
+        main(
+            [
+                "sweep",
+                "sweep.toml",
+                "-o",
+                "all",
+                "-j",
+                "1",
+                "--ranks",
+                "0-2",
+                "--background",
+                "gpu0 -> switch: 0 %",
+            ]
+        )
         == 0
     )
-    (other,) = [json.loads(line) for line in (folder / "all" / "rows.jsonl").read_text().splitlines()]
+    (other,) = [
+        json.loads(line) for line in (folder / "all" / "rows.jsonl").read_text().splitlines()
+    ]
     assert other["point"]["ranks"] == [0, 1, 2]
     assert "background" not in other["point"]
 
@@ -92,13 +121,25 @@ def test_files_say_the_same(folder, capsys):
 @pytest.mark.parametrize(
     ("read", "said"),
     [
-        (lambda: disturbance(["3 +10 %"]), "straggler '3 .10 %': expected a rank and how much longer"),
-        (lambda: disturbance([], ["leaf: 100 %"]), "background 'leaf: 100 %': expected a link and the share"),
+        (
+            lambda: disturbance(["3 +10 %"]),
+            "straggler '3 .10 %': expected a rank and how much longer",
+        ),
+        (
+            lambda: disturbance([], ["leaf: 100 %"]),
+            "background 'leaf: 100 %': expected a link and the share",
+        ),
         (lambda: disturbance([], [], "fast"), "jitter"),
-        (lambda: disturbance([], [], "0", -1), "seed must be a whole number from 0 to 9223372036854775807, got -1"),
+        (
+            lambda: disturbance([], [], "0", -1),
+            "seed must be a whole number from 0 to 9223372036854775807, got -1",
+        ),
         (lambda: parse_ranks("3-1"), "ranks '3-1': expected numbers and rising ranges"),
         (lambda: disturbance(["rank 3: +1 %", "3: +2 %"]), "rank 3 is already slow"),
-        (lambda: crossbar(4, "1 GB/s").with_ranks(range(5)), "may use ranks 0 to 3 of topology 'crossbar', not 4"),
+        (
+            lambda: crossbar(4, "1 GB/s").with_ranks(range(5)),
+            "may use ranks 0 to 3 of topology 'crossbar', not 4",
+        ),
         (lambda: parse_ranks("0-9999999"), "more than 1,048,576 ranks"),
         (lambda: parse_ranks("0-3,2"), "ranks '0-3,2': a rank comes twice"),
     ],
@@ -111,7 +152,9 @@ def test_what_cannot_be_read(read, said):
 def test_what_does_not_go_together(capsys):
     assert main(["perf", "all_reduce", "--straggler", "rank 1: +5 %", "--library", "nccl"]) == 2
     assert "are for algorithms" in capsys.readouterr().err
-    assert main(["perf", "all_reduce", "--straggler", "rank 99: +5 %", "-a", "ring", "-e", "8"]) == 2
+    assert (
+        main(["perf", "all_reduce", "--straggler", "rank 99: +5 %", "-a", "ring", "-e", "8"]) == 2
+    )
     assert "99" in capsys.readouterr().err
 
 
@@ -119,7 +162,9 @@ FLAP = "t=10us gpu1 -> switch = 0 for 1ms"
 
 
 def test_faults_happen_in_every_run(folder, capsys):
-    """Two ranks send half a MiB each, twice; in the first round one link is down for a millisecond."""
+    """Two ranks send half a MiB each, twice; in the first round one link is down for a
+    millisecond.
+    """
     plain = ["-t", "pair.toml", "--ranks", "0,1", "-a", "ring", "-b", "1M", "-e", "1M"]
     by_hand = 2 * (1 + MEBIBYTE / 2 / 10 / 1e3) + 1000
     assert times(capsys, *plain, "--fault", FLAP) == (
@@ -141,12 +186,18 @@ def test_faults_happen_in_every_run(folder, capsys):
     assert main(["perf", "all_reduce", *plain, *options]) == 0
     out = capsys.readouterr().out
     assert "aborted    0.00    0.00" in out
-    assert "# ring ideal, 1 MiB: aborted at 210 us: down: gpu1 -> switch; cut off: message 3 (rank 1 -> 0)" in out
+    assert (
+        "# ring ideal, 1 MiB: aborted at 210 us: down: gpu1 -> switch; cut off: message 3 (rank 1 "
+        "-> 0)" in out
+    )
     assert "aborted at 210 us" in (folder / "rows.csv").read_text()
     written = json.loads((folder / "a.json").read_text())
     (result,) = written["results"]  # no time that a reader could take for one
     assert (result["out_of_place"], result["cut"][:17]) == (None, "aborted at 210 us")
-    assert (written["average_bus_bandwidth"]["bandwidth"], "step_factor" in written["config"]) == (0, False)
+    assert (written["average_bus_bandwidth"]["bandwidth"], "step_factor" in written["config"]) == (
+        0,
+        False,
+    )
     # A run that comes to its end is better than one that is cut off earlier.
     assert (
         main(
@@ -170,7 +221,20 @@ def test_faults_happen_in_every_run(folder, capsys):
 
 
 def test_a_table_of_runs_that_are_stuck_says_so_and_calls_nothing_right(folder, capsys):
-    asked = ["-t", "pair.toml", "-b", "1M", "-e", "1M", "-a", "ring", "-p", "ideal", "--csv", "a.csv"]
+    asked = [
+        "-t",
+        "pair.toml",
+        "-b",
+        "1M",
+        "-e",
+        "1M",
+        "-a",
+        "ring",
+        "-p",
+        "ideal",
+        "--csv",
+        "a.csv",
+    ]
     assert main(["perf", "all_reduce", *asked, "--fault", "t=1us rank 2 stops"]) == 0
     out = capsys.readouterr().out
     assert " stuck    0.00    0.00      -  ring ideal " in out
@@ -198,11 +262,14 @@ def test_wrong_faults_are_refused_before_anything_is_proved(folder, capsys, opti
 @pytest.mark.slow
 def test_files_have_faults(folder, capsys):
     (folder / "scenario.toml").write_text(
-        f'title = "t"\nalgorithms = ["ring"]\nfaults = ["{FLAP}"]\npolicy = "stall 1s x 1"\nranks = "0-1"\n'
-        '[topology]\nname = "pair.toml"\n[collective]\nkind = "all_reduce"\n[sizes]\nbegin = "1M"\nend = "1M"\n'
+        f'title = "t"\nalgorithms = ["ring"]\nfaults = ["{FLAP}"]\npolicy = "stall 1s x 1"\n'
+        'ranks = "0-1"\n'
+        '[topology]\nname = "pair.toml"\n[collective]\nkind = "all_reduce"\n[sizes]\nbegin = "1M"\n'
+        'end = "1M"\n'
     )
     (folder / "sweep.toml").write_text(
-        'title = "t"\ntopologies = ["pair.toml"]\ncollectives = ["all_reduce"]\nalgorithms = ["ring"]\nsizes = ["1M"]\n'
+        'title = "t"\ntopologies = ["pair.toml"]\ncollectives = ["all_reduce"]\n'
+        'algorithms = ["ring"]\nsizes = ["1M"]\n'
         f'faults = ["{FLAP}"]\nranks = "0-1"\n'
     )
     assert main(["run", "scenario.toml", "-o", "out"]) == 0
@@ -213,8 +280,12 @@ def test_files_have_faults(folder, capsys):
     (run,) = json.loads((folder / "out" / "results.json").read_text())["runs"]
     assert (run["time_fs"], run["cut"][:16], run["headroom"]) == (10**10, "aborted at 10 us", None)
     assert main(["sweep", "sweep.toml", "-o", "rows", "-j", "1"]) == 0
-    (row,) = [json.loads(line) for line in (folder / "rows" / "rows.jsonl").read_text().splitlines()]
+    (row,) = [
+        json.loads(line) for line in (folder / "rows" / "rows.jsonl").read_text().splitlines()
+    ]
     assert row["result"]["time_fs"] == by_hand_fs
     assert main(["sweep", "sweep.toml", "-o", "more", "-j", "1", "--policy", "abort"]) == 0
-    (row,) = [json.loads(line) for line in (folder / "more" / "rows.jsonl").read_text().splitlines()]
+    (row,) = [
+        json.loads(line) for line in (folder / "more" / "rows.jsonl").read_text().splitlines()
+    ]
     assert row["error"].startswith("aborted at 10 us")

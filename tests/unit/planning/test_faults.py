@@ -26,7 +26,9 @@ from simcoll.topology import boxes, clos, crossbar
 
 US, MS, S = 10**9, 10**12, 10**15
 PAIR = crossbar(2, "50 GB/s", "1 us")
-MESSAGE = simcoll.bind(simcoll.schedule("broadcast", "linear", nranks=2), count=50_000, dtype="uint8")
+MESSAGE = simcoll.bind(
+    simcoll.schedule("broadcast", "linear", nranks=2), count=50_000, dtype="uint8"
+)
 WHOLE_FS = 2 * US
 """Of the one message: the latency, and 50,000 bytes at 50 GB/s."""
 
@@ -80,7 +82,8 @@ def test_each_fault_by_hand(seed):
     assert run.time_fs == max(drawn.events[0].at_fs, US) + 9 * US
     drawn, run = played("stop", timeout_fs=S)
     assert drawn.events == (Stop(drawn.events[0].rank, drawn.events[0].at_fs),)
-    # What the sender has handed to its NIC at time 0 still arrives; without the receiver it is never done.
+    # What the sender has handed to its NIC at time 0 still arrives; without the receiver it is
+    # never done.
     if drawn.events[0].rank == 0:
         assert run.time_fs == WHOLE_FS
         assert run.raised == ""
@@ -95,7 +98,9 @@ def test_faults_are_functions_of_kind_and_seed():
     plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), count=4096)
     whole_fs = simcoll.emulate(plan, tree).time_fs
     kinds = [kind for kind in KINDS if kind != "nic"]
-    once, again = ([list(outcomes(kind, range(4), plan, tree, whole_fs)) for kind in kinds] for _ in range(2))
+    once, again = (
+        [list(outcomes(kind, range(4), plan, tree, whole_fs)) for kind in kinds] for _ in range(2)
+    )
     assert once == again
     assert len({run.text for runs in once for run in runs}) > 3 * len(kinds)
     assert [wrong_elements(kind, range(2), plan, tree)[1] for kind in kinds] == [0] * len(kinds)
@@ -124,7 +129,9 @@ def test_the_rest_of_the_machine_is_planned_anew():
 
 @pytest.mark.parametrize("seed", [-1, 1 << 24, 10**30])
 def test_seeds_out_of_range_are_refused(seed, capsys):
-    with pytest.raises(ConfigError, match=f"seed must be a whole number from 0 to 16777215, got {seed}"):
+    with pytest.raises(
+        ConfigError, match=f"seed must be a whole number from 0 to 16777215, got {seed}"
+    ):
         draw("late", seed, MESSAGE, PAIR, WHOLE_FS)
     for option in ("--first", "--seed"):
         assert main(["faults", "first-look", "--kind", "late", option, str(seed)]) == 2
@@ -142,14 +149,16 @@ def test_a_spread_beyond_all_measure_is_refused_before_it_is_computed(kind):
 def test_a_rank_that_would_arrive_after_the_end_of_all_clocks_is_refused():
     late = Chances(late_fs=10**18, sigma_ppm=10**7)
     with pytest.raises(
-        ConfigError, match=r"rank \d would arrive after .* s; expected a smaller sigma, or median delay"
+        ConfigError,
+        match=r"rank \d would arrive after .* s; expected a smaller sigma, or median delay",
     ):
         [draw("late", seed, MESSAGE, PAIR, WHOLE_FS, late) for seed in range(20)]
 
 
 def test_what_disturbs_a_scenario_is_left_out_and_said(tmp_path, capsys):
     (tmp_path / "a.toml").write_text(
-        'title = "a"\nalgorithms = ["ring:channels=1"]\nfaults = ["t=0 rank 1 stops"]\n[topology]\nname = "dgx-h100"\n'
+        'title = "a"\nalgorithms = ["ring:channels=1"]\nfaults = ["t=0 rank 1 stops"]\n[topology]\n'
+        'name = "dgx-h100"\n'
         '[collective]\nkind = "all_reduce"\n[sizes]\nbegin = "1K"\nend = "1K"\n'
     )
     assert main(["faults", str(tmp_path / "a.toml"), "--kind", "late", "--seed", "1"]) == 0
@@ -159,14 +168,19 @@ def test_what_disturbs_a_scenario_is_left_out_and_said(tmp_path, capsys):
 
 
 def test_failures_without_number_are_refused_before_they_are_drawn(capsys):
-    with pytest.raises(ConfigError, match=r"fails every 1 fs and is down for 1 fs: some 4,000,000,000 failures"):
+    with pytest.raises(
+        ConfigError, match=r"fails every 1 fs and is down for 1 fs: some 4,000,000,000 failures"
+    ):
         draw("flap", 1, MESSAGE, PAIR, WHOLE_FS, Chances(mtbf_fs=1, mttr_fs=1))
     drawn = draw("flap", 1, MESSAGE, PAIR, WHOLE_FS, Chances(mtbf_fs=US // 100, mttr_fs=US // 1000))
     assert 200 < len(drawn.events) < 1000
     often = ["--size", "16M", "--mtbf", "1us", "--mttr", "50ns", "--seeds", "100"]
     for kind in (["--kind", "flap"], []):
         assert main(["faults", "first-look", "-a", "ring:channels=1", *often, *kind]) == 2
-        assert "failures in 100 runs; expected at most 1,000,000: ask for at most" in capsys.readouterr().err
+        assert (
+            "failures in 100 runs; expected at most 1,000,000: ask for at most"
+            in capsys.readouterr().err
+        )
 
 
 def test_a_link_that_fails_again_and_again_is_gone_once():
@@ -190,10 +204,22 @@ def test_percentiles():
 def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pair.toml").write_text(
-        'title = "a pair"\nalgorithms = ["ring"]\n[topology]\nname = "dgx-h100"\n[collective]\nkind = "all_reduce"\n'
+        'title = "a pair"\nalgorithms = ["ring"]\n[topology]\nname = "dgx-h100"\n[collective]\n'
+        'kind = "all_reduce"\n'
         '[sizes]\nbegin = "1M"\nend = "1M"\n'
     )
-    command = ["faults", "pair.toml", "--seeds", "3", "--kind", "flap", "--kind", "link", "--timeout", "2s"]
+    command = [
+        "faults",
+        "pair.toml",
+        "--seeds",
+        "3",
+        "--kind",
+        "flap",
+        "--kind",
+        "link",
+        "--timeout",
+        "2s",
+    ]
     texts = []
     for folder in ("one", "two"):
         assert main([*command, "-o", folder]) == 0
@@ -205,10 +231,14 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     assert any(line.startswith("# after flap ") and "re-planned: " in line for line in texts[0])
     assert any(line.startswith("# after link ") and "re-planned: " in line for line in texts[0])
-    assert main(["faults", "pair.toml", "--kind", "link", "--seeds", "2", "-o", "none"]) == 0  # none finishes
+    assert (
+        main(["faults", "pair.toml", "--kind", "link", "--seeds", "2", "-o", "none"]) == 0
+    )  # none finishes
     assert (tmp_path / "none" / "faults.svg").is_file()
     capsys.readouterr()
     assert main(["faults", "pair.toml", "--kind", "link", "--seed", "1"]) == 0
-    assert "re-planned: ring on 7 ranks" in capsys.readouterr().out  # the link is the only one of its GPU
+    assert (
+        "re-planned: ring on 7 ranks" in capsys.readouterr().out
+    )  # the link is the only one of its GPU
     assert main(["faults", "pair.toml", "--kind", "lnk"]) == 2
     assert "did you mean 'link'" in capsys.readouterr().err

@@ -64,14 +64,24 @@ def played(folder, n=40, pool=None, **options):
 
 
 def sorted_lines(folder):
-    return sorted(line for path in folder.glob("rows*.jsonl") for line in path.read_bytes().splitlines(keepends=True))
+    return sorted(
+        line
+        for path in folder.glob("rows*.jsonl")
+        for line in path.read_bytes().splitlines(keepends=True)
+    )
 
 
 def test_a_key_tells_the_content():
     one, two = PointGrid(squared, ({"a": 1, "b": 2},)), PointGrid(squared, ({"b": 2, "a": 1},))
     assert one.keys == two.keys
     assert (
-        len({*one.keys, *PointGrid(squared, ({"a": 1, "b": 3},)).keys, *PointGrid(faulty, ({"a": 1, "b": 2},)).keys})
+        len(
+            {
+                *one.keys,
+                *PointGrid(squared, ({"a": 1, "b": 3},)).keys,
+                *PointGrid(faulty, ({"a": 1, "b": 2},)).keys,
+            }
+        )
         == 3
     )
     assert [p["x"] for p in PointGrid(squared, ({"x": 2}, {"x": 1}, {"x": 2})).points] == [2, 1]
@@ -80,7 +90,9 @@ def test_a_key_tells_the_content():
 def test_rows_are_in_order_and_errors_stop_nothing(tmp_path):
     run = played(tmp_path)
     assert [row["point"]["x"] for row in run.rows] == list(range(40))
-    assert [row["result"]["square"] for row in run.rows if "result" in row] == [x * x for x in range(40) if x != 13]
+    assert [row["result"]["square"] for row in run.rows if "result" in row] == [
+        x * x for x in range(40) if x != 13
+    ]
     assert run.errors == {"thirteen does not fit": 1}
     assert run.played == 40
 
@@ -125,7 +137,12 @@ def test_rows_of_an_earlier_run_are_not_mixed_up(tmp_path):
     assert played(tmp_path, n=42, resume=True).played == 2
     assert played(tmp_path, n=3, resume=True).played == 0
     row = '{"key": "1", "point": {}, "result": {}}\n'
-    for wrong in ("nonsense", '{"key": "2", "point": {}}', '{"key": "2", "point": {}, "result": 3}', "\0\0"):
+    for wrong in (
+        "nonsense",
+        '{"key": "2", "point": {}}',
+        '{"key": "2", "point": {}, "result": 3}',
+        "\0\0",
+    ):
         (tmp_path / "rows.jsonl").write_text(f"{row}{wrong}\n{row}")
         with pytest.raises(ConfigError, match=r"rows.jsonl: line 2: not a row of a grid"):
             played(tmp_path, resume=True)
@@ -149,7 +166,9 @@ def test_two_runs_do_not_write_one_file(tmp_path):
 
     def also(done, _):
         if done == 0:
-            with pytest.raises(ConfigError, match="another run is writing it; wait for its end") as found:
+            with pytest.raises(
+                ConfigError, match="another run is writing it; wait for its end"
+            ) as found:
                 played(tmp_path, resume=True)
             said.append(found.value)
 
@@ -173,7 +192,9 @@ def test_shards_are_the_grid(tmp_path, many):
 def test_shards_that_begin_at_any_time_share_a_folder(tmp_path):
     for k in (2, 1, 3):
         played(tmp_path, n=100, shard=f"{k}/3")
-        (tmp_path / f"rows-in-hand-{k}.jsonl").write_bytes((tmp_path / f"rows-{k}-of-3.jsonl").read_bytes())
+        (tmp_path / f"rows-in-hand-{k}.jsonl").write_bytes(
+            (tmp_path / f"rows-{k}-of-3.jsonl").read_bytes()
+        )
     for shard in ("2/3", "2/4", None):
         with pytest.raises(ConfigError, match="rows of an earlier run"):
             played(tmp_path, n=100, shard=shard)
@@ -259,15 +280,21 @@ def fails(error, *arguments):
 
 @pytest.mark.slow
 def test_an_error_that_cannot_be_sent_arrives_in_words(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[3])  # processes that are started get it, and import this module
+    monkeypatch.syspath_prepend(
+        Path(__file__).parents[3]
+    )  # processes that are started get it, and import this module
     with open_pool(jobs=2) as pool:
         odd, locked, plain = (
             pool.executor.submit(fails, *call)
             for call in ((OddError, "this", "that"), (LockedError, "held"), (ConfigError, "mine"))
         )
-        with pytest.raises(InternalError, match=r"a process that plays points: .*OddError: this and that"):
+        with pytest.raises(
+            InternalError, match=r"a process that plays points: .*OddError: this and that"
+        ):
             odd.result()
-        with pytest.raises(InternalError, match=r"a process that plays points: .*LockedError: \('held', <unlocked"):
+        with pytest.raises(
+            InternalError, match=r"a process that plays points: .*LockedError: \('held', <unlocked"
+        ):
             locked.result()
         with pytest.raises(ConfigError, match="mine"):
             plain.result()
@@ -314,14 +341,27 @@ def sweep(tmp_path):
 
     def command(folder, *options, seeds=6):
         (tmp_path / "s.toml").write_text(SWEEP.format(points=6 * seeds, seeds=list(range(seeds))))
-        return ["-m", "simcoll", "sweep", str(tmp_path / "s.toml"), "-o", str(tmp_path / folder), *options]
+        return [
+            "-m",
+            "simcoll",
+            "sweep",
+            str(tmp_path / "s.toml"),
+            "-o",
+            str(tmp_path / folder),
+            *options,
+        ]
 
     return command
 
 
 def finished(arguments):
     done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=environment(), timeout=300, check=False
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done
@@ -401,7 +441,9 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_kill_9_loses_no_more_than_a_row_of_each_worker(tmp_path, jobs):
-    """Points mark that they ended, a moment before their row is written; 2 ms each, handed over every 100 ms."""
+    """Points mark that they ended, a moment before their row is written; 2 ms each, handed over
+    every 100 ms.
+    """
     (tmp_path / "marked.py").write_text(MARKED)
     (tmp_path / "plays.py").write_text(PLAYS)
     for run in (1, 2):
@@ -410,7 +452,9 @@ def test_kill_9_loses_no_more_than_a_row_of_each_worker(tmp_path, jobs):
         while process.poll() is None and ended_points(tmp_path) < 100 * run:
             time.sleep(0.007)
         maps = Path(f"/proc/{process.pid}/maps")
-        assert not maps.exists() or "/dev/shm/" not in maps.read_text()  # what has a name there would stay
+        assert (
+            not maps.exists() or "/dev/shm/" not in maps.read_text()
+        )  # what has a name there would stay
         os.killpg(process.pid, signal.SIGKILL)  # the workers with it
         process.wait(timeout=60)
         time.sleep(0.2)
@@ -433,44 +477,77 @@ def test_mpi_gives_the_bytes_of_one(sweep, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("distributed") is None, reason="needs dask.distributed: pip install '.[cluster]'")
+@pytest.mark.skipif(
+    find_spec("distributed") is None, reason="needs dask.distributed: pip install '.[cluster]'"
+)
 def test_dask_gives_the_bytes_of_one_though_a_worker_is_killed(sweep, tmp_path):
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment(), "cwd": tmp_path}
+    quiet = {
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+        "env": environment(),
+        "cwd": tmp_path,
+    }
     dask = [sys.executable, "-m", "dask"]
     started = [
-        subprocess.Popen([*dask, "scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", "s.json"], **quiet)
+        subprocess.Popen(
+            [*dask, "scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", "s.json"],
+            **quiet,
+        )
     ]
     try:
-        until(lambda: (tmp_path / "s.json").exists() and (tmp_path / "s.json").read_text().endswith("}"))
+        until(
+            lambda: (
+                (tmp_path / "s.json").exists() and (tmp_path / "s.json").read_text().endswith("}")
+            )
+        )
         address = json.loads((tmp_path / "s.json").read_text())["address"].removeprefix("tcp://")
         worker = [*dask, "worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
         started += [subprocess.Popen(worker, **quiet) for _ in range(2)]
         process = subprocess.Popen(
-            [sys.executable, *sweep("dask", "--executor", f"dask://{address}", seeds=20)], stderr=subprocess.PIPE, text=True,
-            env=environment(), stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, *sweep("dask", "--executor", f"dask://{address}", seeds=20)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+        )
         started.append(process)
         rows = tmp_path / "dask" / "rows.jsonl"
-        until(lambda: process.poll() is not None or (rows.exists() and rows.read_bytes().count(b"\n") > 10))
+        until(
+            lambda: (
+                process.poll() is not None
+                or (rows.exists() and rows.read_bytes().count(b"\n") > 10)
+            )
+        )
         assert process.poll() is None
         started[1].kill()
         said = process.communicate(timeout=120)[1].splitlines()
-        ours = [line for line in said if "- distributed." not in line]  # dask may tell that it does a key again
+        ours = [
+            line for line in said if "- distributed." not in line
+        ]  # dask may tell that it does a key again
         assert (ours, process.returncode) == ([], 0)
 
         # Without workers it waits, and says so; without the scheduler it ends with one line.
         process = subprocess.Popen(
-            [sys.executable, *sweep("gone", "--executor", f"dask://{address}", seeds=20)], stderr=subprocess.PIPE, text=True,
-            env=environment(), stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, *sweep("gone", "--executor", f"dask://{address}", seeds=20)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+        )
         started.append(process)
         rows = tmp_path / "gone" / "rows.jsonl"
-        until(lambda: process.poll() is not None or (rows.exists() and rows.read_bytes().count(b"\n") > 5))
+        until(
+            lambda: (
+                process.poll() is not None or (rows.exists() and rows.read_bytes().count(b"\n") > 5)
+            )
+        )
         started[2].kill()
         assert process.stderr.readline() == "# no dask worker is there; waiting for one\n"
         started[0].kill()
         (last,) = process.communicate(timeout=120)[1].splitlines()
-        assert re.match(r"simcoll: the scheduler does not answer any more \(\w+\); finished rows are kept", last)
+        assert re.match(
+            r"simcoll: the scheduler does not answer any more \(\w+\); finished rows are kept", last
+        )
         assert process.returncode == 2
     finally:
         for each in reversed(started):

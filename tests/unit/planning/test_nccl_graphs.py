@@ -9,15 +9,19 @@ from simcoll.formats.logs.nccl_graph import parse_nccl_graphs
 from simcoll.planning.tuners.nccl_graphs import channels_of_graph, channels_schedule, fit_lines
 from simcoll.topology import crossbar, load_topology
 
-HEAD = 'crossnic="0" nchannels="2" speedinter="12" latencyinter="0" typeinter="PIX" samechannels="0"'
+HEAD = (
+    'crossnic="0" nchannels="2" speedinter="12" latencyinter="0" typeinter="PIX" samechannels="0"'
+)
 
 
 def graphs(speed=20, kind="NVL", orders=((0, 1, 2, 3), (3, 2, 1, 0))):
     channels = "".join(
-        f"<channel>{''.join(f'<gpu dev={chr(34)}{gpu:x}{chr(34)}/>' for gpu in order)}</channel>" for order in orders
+        f"<channel>{''.join(f'<gpu dev={chr(34)}{gpu:x}{chr(34)}/>' for gpu in order)}</channel>"
+        for order in orders
     )
     rows = [
-        f'<graph id="{number}" pattern="{pattern}" speedintra="{speed}" typeintra="{kind}" {HEAD}>{channels}</graph>'
+        f'<graph id="{number}" pattern="{pattern}" speedintra="{speed}" typeintra="{kind}" '
+        f"{HEAD}>{channels}</graph>"
         for number, pattern in ((0, 4), (1, 1))
     ]
     return f'<graphs version="1">{"".join(rows)}<graph id="3" pattern="5" speedintra="0" {HEAD}/></graphs>'.encode()
@@ -25,12 +29,19 @@ def graphs(speed=20, kind="NVL", orders=((0, 1, 2, 3), (3, 2, 1, 0))):
 
 def test_what_a_file_says():
     ring, tree = [graph for graph in parse_nccl_graphs(graphs()) if graph.channels]
-    assert (ring.name, ring.pattern, tree.name, tree.pattern) == ("ring", "ring", "tree", "balanced tree")
+    assert (ring.name, ring.pattern, tree.name, tree.pattern) == (
+        "ring",
+        "ring",
+        "tree",
+        "balanced tree",
+    )
     assert ring.channels == ((0, 1, 2, 3), (3, 2, 1, 0))
 
 
 def test_rings_that_fit_and_that_do_not():
-    """Four GPUs on links of 50 GB/s: a ring sends once over each link up and down, two rings twice."""
+    """Four GPUs on links of 50 GB/s: a ring sends once over each link up and down, two rings
+    twice.
+    """
     machine = crossbar(4, "50 GB/s")
     for speed, verdict in ((25, "fits"), (26, "does not fit")):
         ring = parse_nccl_graphs(graphs(speed))[0]
@@ -57,7 +68,16 @@ def test_rings_become_a_schedule():
         for a, b, c in zip(step.src_rank, step.dst_rank, step.channel, strict=True)
         if a != b
     }
-    assert sends == {(0, 1, 0), (1, 2, 0), (2, 3, 0), (3, 0, 0), (3, 2, 1), (2, 1, 1), (1, 0, 1), (0, 3, 1)}
+    assert sends == {
+        (0, 1, 0),
+        (1, 2, 0),
+        (2, 3, 0),
+        (3, 0, 0),
+        (3, 2, 1),
+        (2, 1, 1),
+        (1, 0, 1),
+        (0, 3, 1),
+    }
 
 
 @pytest.mark.parametrize(

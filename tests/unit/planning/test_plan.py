@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from simcoll.cli import main
-from simcoll.planning.designs.html_page import Cell, Comparison, Page, ReportColumn, ReportTable, Section, page_html
+from simcoll.planning.designs.html_page import (
+    Cell,
+    Comparison,
+    Page,
+    ReportColumn,
+    ReportTable,
+    Section,
+    page_html,
+)
 from simcoll.training.design import load_design
 from simcoll.training.steps import step
 from tests.support.chromium import Browser, needs_chromium
@@ -24,7 +32,21 @@ def planned(tmp_path_factory):
     """A plan, played once."""
     folder = tmp_path_factory.mktemp("plan")
     (folder / "plan.toml").write_text(PLAN)
-    assert main(["plan", str(folder / "plan.toml"), "-o", str(folder / "out"), "-j", "1", "--exact", "2"]) == 0
+    assert (
+        main(
+            [
+                "plan",
+                str(folder / "plan.toml"),
+                "-o",
+                str(folder / "out"),
+                "-j",
+                "1",
+                "--exact",
+                "2",
+            ]
+        )
+        == 0
+    )
     return folder
 
 
@@ -55,7 +77,22 @@ def test_a_plan_writes_all_of_it(planned):
 def test_a_plan_goes_on_and_writes_the_same_bytes(planned, tmp_path, capsys):
     rows = (planned / "out" / "rows.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "rows.jsonl").write_bytes(b"".join(rows[:7]) + rows[7][:30])
-    assert main(["plan", str(planned / "plan.toml"), "-o", str(tmp_path), "-j", "1", "--exact", "2", "--resume"]) == 0
+    assert (
+        main(
+            [
+                "plan",
+                str(planned / "plan.toml"),
+                "-o",
+                str(tmp_path),
+                "-j",
+                "1",
+                "--exact",
+                "2",
+                "--resume",
+            ]
+        )
+        == 0
+    )
     assert "7 kept from earlier" in capsys.readouterr().out
     for name in ("rows.jsonl", "results.csv", "best.toml", "trace.json.gz", "report.html"):
         assert (tmp_path / name).read_bytes() == (planned / "out" / name).read_bytes(), name
@@ -65,21 +102,40 @@ def test_a_plan_goes_on_and_writes_the_same_bytes(planned, tmp_path, capsys):
 def test_no_design_is_one_clear_error(planned, tmp_path, capsys):
     (tmp_path / "none.toml").write_text(PLAN + '[limits]\nmemory = "1 MiB"\n')
     assert main(["plan", str(tmp_path / "none.toml"), "-o", str(tmp_path / "out"), "-j", "1"]) == 2
-    assert "none of 12 designs ran: 8 do not fit, such as 1.3 of 0.0 GiB; 4 are impossible" in capsys.readouterr().err
+    assert (
+        "none of 12 designs ran: 8 do not fit, such as 1.3 of 0.0 GiB; 4 are impossible"
+        in capsys.readouterr().err
+    )
 
 
 def hostile_page():
     """What files may name, where HTML and scripts could end."""
     evil = "</script><script>document.title='owned'</script><img src=http://example.com/x>"
-    spec = {"data": {"values": [{"a": evil, "b": 1}]}, "mark": "bar", "width": "container",
-            "encoding": {"x": {"field": "b", "type": "quantitative"}, "y": {"field": "a", "type": "nominal"}}}  # fmt: skip
+    spec = {
+        "data": {"values": [{"a": evil, "b": 1}]},
+        "mark": "bar",
+        "width": "container",
+        "encoding": {
+            "x": {"field": "b", "type": "quantitative"},
+            "y": {"field": "a", "type": "nominal"},
+        },
+    }
     columns = [ReportColumn(evil), ReportColumn("n", number=True)]
     rows = [[Cell(evil), Cell(str(n), n)] for n in (10, 9, 100)]
     two = Comparison([evil, "b"], columns, rows[:2])
     return Page(
         evil,
         [evil],
-        [Section("x", evil, evil, chart=spec, table=ReportTable(columns, rows, sortable=True), comparison=two)],
+        [
+            Section(
+                "x",
+                evil,
+                evil,
+                chart=spec,
+                table=ReportTable(columns, rows, sortable=True),
+                comparison=two,
+            )
+        ],
         evil,
     )
 
@@ -101,20 +157,30 @@ def test_a_report_in_a_browser(planned, tmp_path):
         page.open(report.as_uri(), DRAWN)
         charts = page.value("document.querySelectorAll('[data-chart]').length")
         assert charts == page.value("document.querySelectorAll('[data-chart] svg').length") >= 5
-        assert page.value("document.querySelectorAll('#chart-memory svg .mark-rect path').length") > 0
-        helps = page.value("[...document.querySelectorAll('#prices tbody tr')].map(row => row.cells[0].textContent)")
+        assert (
+            page.value("document.querySelectorAll('#chart-memory svg .mark-rect path').length") > 0
+        )
+        helps = page.value(
+            "[...document.querySelectorAll('#prices tbody tr')].map(row => "
+            "row.cells[0].textContent)"
+        )
         assert helps[-2:] == ["matrix products 10 % faster", "memory 10 % faster"]
         marks = "document.querySelectorAll('#chart-pareto .mark-symbol path').length"
         assert page.value(marks) >= 8
 
         # Under the pointer, a design with its figures in full.
-        symbol = "document.querySelector('#chart-pareto svg .mark-symbol path').getBoundingClientRect()"
+        symbol = (
+            "document.querySelector('#chart-pareto svg .mark-symbol path').getBoundingClientRect()"
+        )
         page.value("document.getElementById('chart-pareto').scrollIntoView()")
         x, y = (
-            page.value(f"{symbol}.{side} + {symbol}.{size} / 2") for side, size in (("x", "width"), ("y", "height"))
+            page.value(f"{symbol}.{side} + {symbol}.{size} / 2")
+            for side, size in (("x", "width"), ("y", "height"))
         )
         page.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-        page.until("document.querySelector('.vg-tooltip.visible')?.textContent.includes('tokens/s')")
+        page.until(
+            "document.querySelector('.vg-tooltip.visible')?.textContent.includes('tokens/s')"
+        )
         assert "e+" not in page.value("document.querySelector('.vg-tooltip.visible').textContent")
 
         # The keyboard alone: to the head of the second column, sort, and back.
@@ -125,7 +191,10 @@ def test_a_report_in_a_browser(planned, tmp_path):
         head = "document.activeElement.closest('th')"
         assert page.value(f"{head}.getAttribute('aria-sort')") == "ascending"
         column = page.value(f"{head}.cellIndex")
-        cells = f"[...document.querySelectorAll('#best tbody tr')].map(row => row.cells[{column}].textContent)"
+        cells = (
+            "[...document.querySelectorAll('#best tbody tr')].map(row => "
+            f"row.cells[{column}].textContent)"
+        )
         first = page.value(cells)
         assert first == sorted(first)
         page.press(" ", "Space", text=" ")
@@ -143,24 +212,45 @@ def test_a_report_in_a_browser(planned, tmp_path):
         page.scheme("dark")
         page.until("document.documentElement.dataset.drawn === 'dark'")
         assert page.value("getComputedStyle(document.body).color") != ink
-        assert page.value("document.querySelector('#chart-pareto svg text').getAttribute('fill')").lower() == "#e6edf3"
+        assert (
+            page.value(
+                "document.querySelector('#chart-pareto svg text').getAttribute('fill')"
+            ).lower()
+            == "#e6edf3"
+        )
         symbols = "[...document.querySelectorAll('#chart-pareto .role-legend-symbol path')]"
-        painted = page.value(f"{symbols}.flatMap(each => [each.getAttribute('fill'), each.getAttribute('stroke')])")
+        painted = page.value(
+            f"{symbols}.flatMap(each => [each.getAttribute('fill'), each.getAttribute('stroke')])"
+        )
         assert painted
         assert {"black", "#000", "#000000"}.isdisjoint(painted)
 
-        # On paper no number is broken, and the head of a table is text, which is repeated on every page.
-        page.ask("Emulation.setDeviceMetricsOverride", width=688, height=1017, deviceScaleFactor=1, mobile=False)
+        # On paper no number is broken, and the head of a table is text, which is repeated on every
+        # page.
+        page.ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=688,
+            height=1017,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         page.ask("Emulation.setEmulatedMedia", media="print")
         tops = "new Set([...range.getClientRects()].map(each => Math.round(each.top))).size"
         broken = (
-            "cell => { const range = document.createRange(); range.selectNodeContents(cell); return " + tops + " > 1 }"
+            "cell => { const range = document.createRange(); range.selectNodeContents(cell); "
+            "return " + tops + " > 1 }"
         )
-        assert page.value(f"[...document.querySelectorAll('td.number')].filter({broken}).length") == 0
-        assert page.value("getComputedStyle(document.querySelector('th button')).display") == "contents"
+        assert (
+            page.value(f"[...document.querySelectorAll('td.number')].filter({broken}).length") == 0
+        )
+        assert (
+            page.value("getComputedStyle(document.querySelector('th button')).display")
+            == "contents"
+        )
 
         sizes = {
-            tuple(map(float, found)) for found in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", page.printed())
+            tuple(map(float, found))
+            for found in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", page.printed())
         }
         assert {(round(width), round(height)) for width, height in sizes} == {(595, 842)}  # A4
         assert set(page.requests) == {report.as_uri()}
@@ -178,7 +268,10 @@ def test_hostile_names_in_a_browser(tmp_path):
         assert page.value("document.title").startswith("</script>")
         assert page.value("document.images.length") == 0
         page.value("document.querySelectorAll('th button')[1].click()")
-        numbers = "[...document.querySelectorAll('#x tbody tr')].slice(0, 3).map(row => row.cells[1].textContent)"
+        numbers = (
+            "[...document.querySelectorAll('#x tbody tr')].slice(0, 3).map(row => "
+            "row.cells[1].textContent)"
+        )
         assert page.value(numbers) == ["9", "10", "100"]  # as numbers, not as text
         assert set(page.requests) == {path.as_uri()}
         # The policy itself: a request that a page tries is refused.

@@ -1,4 +1,6 @@
-"""GOAL programs where algorithms are named: perf, scenarios, sweeps, show, verify and realcoll; and their timelines."""
+"""GOAL programs where algorithms are named: perf, scenarios, sweeps, show, verify and realcoll; and
+their timelines.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from simcoll.emulator.programs.program_trace import ProgramTrace
 from simcoll.planning import Call, Compute, Program, Send
 from simcoll.topology import crossbar
 
-# Rank 0 works for 2 us and sends 1,000 bytes to rank 1, which works for 3 us and sends them on to rank 2.
+# Rank 0 works for 2 us and sends 1,000 bytes to rank 1, which works for 3 us and sends them on to
+# rank 2.
 CHAIN = """
 num_ranks 3
 rank 0 {
@@ -63,7 +66,22 @@ def columns(path):
 
 def test_perf_times_a_program_and_writes_its_files(capsys):
     assert (
-        main(["perf", "-t", "net.toml", "-a", "chain.goal", "-J", "a.json", "--csv", "a.csv", "--trace", "a.gz"]) == 0
+        main(
+            [
+                "perf",
+                "-t",
+                "net.toml",
+                "-a",
+                "chain.goal",
+                "-J",
+                "a.json",
+                "--csv",
+                "a.csv",
+                "--trace",
+                "a.gz",
+            ]
+        )
+        == 0
     )
     assert "17 us, 5 messages, 2,000 bytes; unproved, data unknown" in capsys.readouterr().out
     (row,) = columns("a.csv")
@@ -73,18 +91,30 @@ def test_perf_times_a_program_and_writes_its_files(capsys):
         "unproved: data unknown",
     )
     report = json.loads(Path("a.json").read_text())
-    assert (report["results"], report["programs"][0]["time_fs"], report["run"]) == ([], TIME_FS, row["run"])
+    assert (report["results"], report["programs"][0]["time_fs"], report["run"]) == (
+        [],
+        TIME_FS,
+        row["run"],
+    )
     assert json.loads(gzip.decompress(Path("a.gz").read_bytes()))["otherData"]["run"] == row["run"]
     assert main(["perf", "-t", "net.toml", "-a", "chain.goal", "--svg", "a.svg"]) == 2
-    assert "bandwidth over sizes, and a GOAL program has one size of its own" in capsys.readouterr().err
+    assert (
+        "bandwidth over sizes, and a GOAL program has one size of its own"
+        in capsys.readouterr().err
+    )
     assert main(["perf", "-t", "net.toml", "-a", "chain.goal", "--jitter", "1 us"]) == 2
-    assert "chain.goal: jitter, stragglers, background and faults are for schedules" in capsys.readouterr().err
+    assert (
+        "chain.goal: jitter, stragglers, background and faults are for schedules"
+        in capsys.readouterr().err
+    )
     assert main(["perf", "-t", "dgx-h100", "--ranks", "0-1", "-a", "chain.goal"]) == 2
     assert "chain.goal: has 3 ranks; topology 'dgx-h100' has 2" in capsys.readouterr().err
 
 
 def test_files_of_what_is_only_printed_are_refused(capsys):
-    assert main(["perf", "all_reduce", "-t", "dgx-h100", "--library", "nccl", "--csv", "a.csv"]) == 2
+    assert (
+        main(["perf", "all_reduce", "-t", "dgx-h100", "--library", "nccl", "--csv", "a.csv"]) == 2
+    )
     assert "is printed, and with -J written" in capsys.readouterr().err
     assert not Path("a.csv").exists()
 
@@ -92,17 +122,34 @@ def test_files_of_what_is_only_printed_are_refused(capsys):
 def test_a_table_has_programs_beside_schedules():
     assert (
         main(
-            ["perf", "all_reduce", "-t", "net.toml", "-a", "chain.goal,ring", "-b", "1K", "-e", "2K", "--csv", "a.csv"]
+            [
+                "perf",
+                "all_reduce",
+                "-t",
+                "net.toml",
+                "-a",
+                "chain.goal,ring",
+                "-b",
+                "1K",
+                "-e",
+                "2K",
+                "--csv",
+                "a.csv",
+            ]
         )
         == 0
     )
     assert [(row["choice"], row["size_bytes"]) for row in columns("a.csv")] == [
-        ("ring", "1024"), ("ring", "2048"), ("chain.goal", ""),
-    ]  # fmt: skip
+        ("ring", "1024"),
+        ("ring", "2048"),
+        ("chain.goal", ""),
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithms", "files"), [('"chain.goal", "ring"', 4), ('"chain.goal"', 3)])
+@pytest.mark.parametrize(
+    ("algorithms", "files"), [('"chain.goal", "ring"', 4), ('"chain.goal"', 3)]
+)
 def test_a_scenario_plays_programs(algorithms, files):
     Path("s.toml").write_text(SCENARIO.format(algorithms))
     for folder in ("one", "two"):
@@ -117,7 +164,8 @@ def test_a_scenario_plays_programs(algorithms, files):
 
 def test_a_sweep_plays_a_program_once_on_each_machine():
     Path("w.toml").write_text(
-        'title = "t"\nalgorithms = ["chain.goal", "ring"]\ntopologies = ["net.toml"]\ncollectives = ["all_reduce", "all_gather"]\n'
+        'title = "t"\nalgorithms = ["chain.goal", "ring"]\ntopologies = ["net.toml"]\n'
+        'collectives = ["all_reduce", "all_gather"]\n'
         'sizes = ["1K", "2K"]\n'
     )
     assert main(["sweep", "w.toml", "-j", "1", "-o", "out"]) == 0
@@ -147,28 +195,42 @@ def traced(program, machine):
 
 @pytest.mark.parametrize("launch_us", [0, 4])
 def test_the_critical_path_of_a_program_goes_through_work_and_messages(launch_us):
-    """Five spans of which one, 100 ns of work beside, is on no path; a launch counts as part of its message."""
+    """Five spans of which one, 100 ns of work beside, is on no path; a launch counts as part of its
+    message.
+    """
     protocol = ideal(launch_fs=launch_us * 10**9)
     work = [
         Compute([0], 2 * 10**9, name="first"),
         Compute([0], 10**8, stream="beside"),
         Compute([1], 3 * 10**9, after=3),
     ]
-    program = Program(3, [
-        *work[:2], Send([(2, 0)], 0, stream="other", protocol=protocol), Send([(0, 1)], 1000, after="first", protocol=protocol),
-        work[2], Send([(1, 2)], 1000, after=4, protocol=protocol),
-    ])  # fmt: skip
+    program = Program(
+        3,
+        [
+            *work[:2],
+            Send([(2, 0)], 0, stream="other", protocol=protocol),
+            Send([(0, 1)], 1000, after="first", protocol=protocol),
+            work[2],
+            Send([(1, 2)], 1000, after=4, protocol=protocol),
+        ],
+    )
     document, result = traced(program, crossbar(3, "1 GB/s", "5 us"))
     assert result.time_fs == TIME_FS + 2 * launch_us * 10**9
     assert document["otherData"]["critical_path"] == {"messages": 4, "share": 1.0}
-    red = {e["args"]["operation"] for e in document["traceEvents"] if e["ph"] == "X" and e["args"].get("critical")}
+    red = {
+        e["args"]["operation"]
+        for e in document["traceEvents"]
+        if e["ph"] == "X" and e["args"].get("critical")
+    }
     assert red == {"first", "operation 3", "operation 4", "operation 5"}
 
 
 def test_arrows_and_counters_of_a_program_with_a_collective():
     machine = crossbar(4, "1 GB/s", "1 us")
     plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=2), 1000)
-    document, result = traced(Program(4, [Call(plan, [[0, 1], [2, 3]]), Send([(1, 2)], 4000)]), machine)
+    document, result = traced(
+        Program(4, [Call(plan, [[0, 1], [2, 3]]), Send([(1, 2)], 4000)]), machine
+    )
     events = document["traceEvents"]
     starts, ends = ({e["id"]: e for e in events if e["ph"] == phase} for phase in "sf")
     crossing = {e["args"]["message"]: e for e in events if e["ph"] == "X" and e["cat"] == "send"}

@@ -19,7 +19,9 @@ MACHINE = load_topology("dgx-h100")
 
 
 def sweep(*algorithms, sizes=(1 << 10, 1 << 20), **more):
-    return Sweep("all_reduce", sizes, tuple(map(parse_choice, algorithms)), ("LL", "Simple"), **more)
+    return Sweep(
+        "all_reduce", sizes, tuple(map(parse_choice, algorithms)), ("LL", "Simple"), **more
+    )
 
 
 def table_of(wanted, schedules):
@@ -31,7 +33,9 @@ def test_data_is_checked_once_for_an_algorithm():
     wanted = sweep("ring:channels=4:pieces=3", "tree")
     table = table_of(wanted, prepare(wanted, MACHINE))
     ring, tree = table[0].checked, table[2].checked
-    assert ring.count == 8 * 4 * 3 * 5 // 4 + 1  # uneven: ranks x channels x pieces chunks of one element or two
+    assert (
+        ring.count == 8 * 4 * 3 * 5 // 4 + 1
+    )  # uneven: ranks x channels x pieces chunks of one element or two
     assert tree.count >= 8
     assert {row.checked for row in table} == {ring, tree}
     assert {row.wrong for row in table} == {0}
@@ -79,7 +83,9 @@ def test_a_table_prints_and_shows_the_best_of_each_size(table):
     rows = ET.fromstring(table._repr_html_()).findall("tr")
     assert [cell.text for cell in rows[0]][:2] == ["size (B)", "count (elements)"]
     for line, row, size in zip(lines, rows[1:], (1 << 10, 1 << 20), strict=True):
-        best = min((each for each in table if each.size_bytes == size), key=lambda each: each.time_fs)
+        best = min(
+            (each for each in table if each.size_bytes == size), key=lambda each: each.time_fs
+        )
         shown = [cell.text for cell in row]
         assert " ".join(shown).split() == line
         assert shown[9] == str(best)
@@ -88,7 +94,9 @@ def test_a_table_prints_and_shows_the_best_of_each_size(table):
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked")
 def test_freed_memory_goes_back_to_the_system(monkeypatch):
     monkeypatch.setattr(memory, "KEPT", 0)
-    arrays = [np.ones(12_000) for _ in range(1000)]  # 96 MB in pieces that are too small for a mapping of their own
+    arrays = [
+        np.ones(12_000) for _ in range(1000)
+    ]  # 96 MB in pieces that are too small for a mapping of their own
     kept = arrays[::100]
     full = resident()
     del arrays
@@ -98,4 +106,6 @@ def test_freed_memory_goes_back_to_the_system(monkeypatch):
 
 
 def resident():
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
+        "SC_PAGE_SIZE"
+    )

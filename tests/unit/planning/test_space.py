@@ -84,7 +84,11 @@ def test_a_space_is_every_combination(tmp_path):
 
 
 def test_alternatives_replace_tables_and_sweep_their_own(tmp_path):
-    more = '\n[[alternative]]\nname = "A"\n[[alternative]]\nname = "B"\ncost = { gpu_hour = 3.0 }\ntopology = { nodes = [2, 3] }\n'
+    more = (
+        '\n[[alternative]]\nname = "A"\n[[alternative]]\nname = "B"\n'
+        "cost = { gpu_hour = 3.0 }\n"
+        "topology = { nodes = [2, 3] }\n"
+    )
     space = space_of(tmp_path, PLAN + more)
     assert [case["alternative"] for _, case in space.documents].count("A") == 12
     assert {case.get("topology.nodes") for _, case in space.documents} == {None, 2, 3}
@@ -99,8 +103,16 @@ def test_alternatives_replace_tables_and_sweep_their_own(tmp_path):
             'maximise = "token_per_second"',
             r"\$\.objective\.maximise: .*did you mean 'tokens_per_second'",
         ),
-        ('maximise = "tokens_per_second"', 'minimise = "mfu"', r"\$\.objective: minimise mfu: expected maximise"),
-        ('maximise = "tokens_per_second"', 'pareto = ["mfu"]', r"\$\.objective\.pareto: expected at least two"),
+        (
+            'maximise = "tokens_per_second"',
+            'minimise = "mfu"',
+            r"\$\.objective: minimise mfu: expected maximise",
+        ),
+        (
+            'maximise = "tokens_per_second"',
+            'pareto = ["mfu"]',
+            r"\$\.objective\.pareto: expected at least two",
+        ),
         (
             'maximise = "tokens_per_second"',
             'pareto = ["mfu", "dayz"]',
@@ -108,8 +120,16 @@ def test_alternatives_replace_tables_and_sweep_their_own(tmp_path):
         ),
         ('"1B"', '"many"', r"\$\.objective\.tokens: 'many': expected a number such as '15T'"),
         ("tp = [1, 2]", "tp = []", r"\$\.parallel\.tp: an empty list"),
-        ('["450 GB/s", "225 GB/s"]', '"450 GB/s"', r"\$\.variants\.gpu\.bandwidth: expected a list"),
-        ('maximise = "tokens_per_second"\ntokens = "1B"', 'minimise = "usd"', r"\$\.objective: usd needs tokens"),
+        (
+            '["450 GB/s", "225 GB/s"]',
+            '"450 GB/s"',
+            r"\$\.variants\.gpu\.bandwidth: expected a list",
+        ),
+        (
+            'maximise = "tokens_per_second"\ntokens = "1B"',
+            'minimise = "usd"',
+            r"\$\.objective: usd needs tokens",
+        ),
         (
             'tokens = "1B"\n[cost]\ngpu_hour = 2.0',
             'pareto = ["mfu", "usd_per_mtoken"]',
@@ -117,17 +137,44 @@ def test_alternatives_replace_tables_and_sweep_their_own(tmp_path):
         ),
         ("gpu_hour = 2.0", "gpu_hours = 2.0", "did you mean 'gpu_hour'"),
         ('restart = "5 min"', 'restart = "5"', r"\$\.failures\.restart: .*no unit"),
-        ("gpu_hours = 50_000", "gpu_hours = 0", r"\$\.failures\.gpu_hours: expected GPU-hours above 0"),
+        (
+            "gpu_hours = 50_000",
+            "gpu_hours = 0",
+            r"\$\.failures\.gpu_hours: expected GPU-hours above 0",
+        ),
         ('name = "dgx-h100"', 'name = "dgx-h1000"', "did you mean 'dgx-h100'"),
-        ("gpu_hour = 2.0", "gpu_hour = inf", r"\$\.cost\.gpu_hour: expected a number of at least 0, got inf"),
-        ("gpu_hour = 2.0", "gpu_hour = -2.0", r"\$\.cost\.gpu_hour: expected a number of at least 0, got -2"),
-        ("gpu_hour = 2.0", "gpu_hour = [2.0, 3.0]", r"\$\.cost\.gpu_hour: expected a number, got a list"),
+        (
+            "gpu_hour = 2.0",
+            "gpu_hour = inf",
+            r"\$\.cost\.gpu_hour: expected a number of at least 0, got inf",
+        ),
+        (
+            "gpu_hour = 2.0",
+            "gpu_hour = -2.0",
+            r"\$\.cost\.gpu_hour: expected a number of at least 0, got -2",
+        ),
+        (
+            "gpu_hour = 2.0",
+            "gpu_hour = [2.0, 3.0]",
+            r"\$\.cost\.gpu_hour: expected a number, got a list",
+        ),
         ('restart = "5 min"', "", r"\$\.failures: missing key 'restart'"),
-        ("[cost]", "[limits]\nkilowatts = nan\n[cost]", r"\$\.limits\.kilowatts: expected a number of at least 0"),
-        ("[cost]", "[limits]\ngpus = -1\n[cost]", r"\$\.limits\.gpus: expected a number of at least 0, got -1"),
         (
             "[cost]",
-            '[[alternative]]\nname = "A"\n[[alternative]]\nname = "A"\ngpu = { name = "h200" }\n[cost]',
+            "[limits]\nkilowatts = nan\n[cost]",
+            r"\$\.limits\.kilowatts: expected a number of at least 0",
+        ),
+        (
+            "[cost]",
+            "[limits]\ngpus = -1\n[cost]",
+            r"\$\.limits\.gpus: expected a number of at least 0, got -1",
+        ),
+        (
+            "[cost]",
+            (
+                '[[alternative]]\nname = "A"\n[[alternative]]\nname = "A"\ngpu = { name = "h200" }\n'
+                "[cost]"
+            ),
             r"\$\.alternative\[1\]\.name: 'A' is the name of another",
         ),
     ],
@@ -148,25 +195,41 @@ def test_the_figures_of_a_design_follow_from_its_step(tmp_path):
     assert found["days"] == pytest.approx(1e9 / (rate * found["goodput"]) / 86400)
     assert found["usd"] == pytest.approx(found["days"] * 24 * 16)
     mean_s = 50_000 / 8 * 3600  # first order: a failure loses half an interval and a restart
-    assert found["goodput"] == pytest.approx(1 - math.sqrt(2 * 30 / mean_s) - 300 / mean_s, abs=2e-5)
+    assert found["goodput"] == pytest.approx(
+        1 - math.sqrt(2 * 30 / mean_s) - 300 / mean_s, abs=2e-5
+    )
     assert set(FIGURES) <= set(found)
 
 
 def test_a_limit_above_the_memory_of_the_gpu_is_that_memory(tmp_path):
-    space = space_of(tmp_path, PLAN.replace("hidden = 1024", "hidden = 32768") + '[limits]\nmemory = "900 GB"\n')
+    space = space_of(
+        tmp_path, PLAN.replace("hidden = 1024", "hidden = 32768") + '[limits]\nmemory = "900 GB"\n'
+    )
     assert time_design(space.points(1)[0])["fits"].endswith("of 74.5 GiB")
 
 
 def test_jobs_that_only_fail_are_impossible(tmp_path):
     space = space_of(tmp_path, PLAN.replace("gpu_hours = 50_000", "gpu_hours = 0.0001"))
-    with pytest.raises(ConfigError, match=r"a failure every 0\.045 s on 8 GPUs: no training survives"):
+    with pytest.raises(
+        ConfigError, match=r"a failure every 0\.045 s on 8 GPUs: no training survives"
+    ):
         time_design(space.points(1)[0])
 
 
 def row_of(name, tier, speed, memory, notes=()):
     """A design that ran."""
-    told = {"fits": "yes", "tier": tier, "tokens_per_second": speed, "usd_per_mtoken": memory, "notes": list(notes)}
-    return {"key": f"{name} {tier}", "point": {"case": {"name": name}, "tier": tier}, "result": told}
+    told = {
+        "fits": "yes",
+        "tier": tier,
+        "tokens_per_second": speed,
+        "usd_per_mtoken": memory,
+        "notes": list(notes),
+    }
+    return {
+        "key": f"{name} {tier}",
+        "point": {"case": {"name": name}, "tier": tier},
+        "result": told,
+    }
 
 
 def test_no_design_leads_because_tier_1_overrates_it(tmp_path):
@@ -177,9 +240,21 @@ def test_no_design_leads_because_tier_1_overrates_it(tmp_path):
         "c": row_of("c", 2, 80, 1),
         "d": row_of("d", 2, 1, 9),
     }
-    runs = [GridRun((row_of("a", 1, 100, 3), row_of("b", 1, 90, 2), row_of("c", 1, 80, 1), row_of("d", 1, 2, 9)), 4)]
+    runs = [
+        GridRun(
+            (
+                row_of("a", 1, 100, 3),
+                row_of("b", 1, 90, 2),
+                row_of("c", 1, 80, 1),
+                row_of("d", 1, 2, 9),
+            ),
+            4,
+        )
+    ]
     while (grid := exact_grid(latest(runs), space, 1)) is not None:
-        runs.append(GridRun(tuple(exact[point["case"]["name"]] for point in grid.points), len(grid)))
+        runs.append(
+            GridRun(tuple(exact[point["case"]["name"]] for point in grid.points), len(grid))
+        )
     best, front = best_of(latest(runs), space)
     assert [row["key"] for row in best] == ["b 2", "c 2", "a 2", "d 1"]
     assert [row["key"] for row in front] == ["b 2", "c 2"]
@@ -199,14 +274,20 @@ def test_a_timeline_has_its_stages_in_order():
         for turn in range(2)
         for stage in stages
     )
-    workload = Workload(12, {stage: np.array([rank]) for rank, stage in enumerate(stages)}, {}, work)
+    workload = Workload(
+        12, {stage: np.array([rank]) for rank, stage in enumerate(stages)}, {}, work
+    )
     spans = [Span(at, each.on, each.stream, at, at + 5) for at, each in enumerate(work)]
     bars = bars_of(workload, Clock(99, tuple(spans)))
     assert list(dict.fromkeys(bar.lane for bar in bars)) == [f"{stage} compute" for stage in stages]
 
 
 def test_a_note_on_some_designs_names_the_first():
-    rows = [row_of("a", 2, 5, 5, ["all", "some"]), row_of("b", 2, 4, 4, ["all"]), row_of("c", 2, 3, 3, ["all", "some"])]
+    rows = [
+        row_of("a", 2, 5, 5, ["all", "some"]),
+        row_of("b", 2, 4, 4, ["all"]),
+        row_of("c", 2, 3, 3, ["all", "some"]),
+    ]
     assert notes_of(rows) == ["all", "name a and 1 more: some"]
 
 
@@ -214,9 +295,12 @@ def test_what_does_not_fit_is_counted_by_limit(tmp_path):
     rows = [row_of("a", 1, 1, 1)] + [{"result": {"fits": f"{gib}.0 of 8.0 GiB"}} for gib in (9, 12)]
     assert tight_of(rows[:1]) == ""
     both = "2 do not fit, such as 9.0 of 8.0 GiB, 1 does not fit, such as 16.0 of 10.0 $ an hour"
-    assert tight_of([*rows, {"result": {"fits": "16.0 of 10.0 $ an hour"}}, {"error": "no"}]) == both
+    assert (
+        tight_of([*rows, {"result": {"fits": "16.0 of 10.0 $ an hour"}}, {"error": "no"}]) == both
+    )
     with pytest.raises(
-        ConfigError, match=r"none of 3 designs ran: 2 do not fit, such as 9\.0 of 8\.0 GiB; 1 are impossible"
+        ConfigError,
+        match=r"none of 3 designs ran: 2 do not fit, such as 9\.0 of 8\.0 GiB; 1 are impossible",
     ):
         best_of([*rows[1:], {"error": "no"}], space_of(tmp_path))
 
@@ -240,7 +324,8 @@ def test_a_design_that_cannot_be_says_why(tmp_path):
     point = next(p for p in space_of(tmp_path).points(1) if p["case"]["pp"] == 3)
     with pytest.raises(
         ConfigError,
-        match=r"4 layers do not divide into 3 parts|since 3, the product of the other axes, does not divide 8",
+        match=r"4 layers do not divide into 3 parts|since 3, the product of the other axes, does "
+        r"not divide 8",
     ):
         time_design(point)
 
@@ -258,7 +343,11 @@ def test_nics_that_pcie_cannot_fill_are_said():
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(kind, name) for kind in ("plans", "sweeps", "goodput") for name in shipped_files(f"scenarios/{kind}")],
+    [
+        (kind, name)
+        for kind in ("plans", "sweeps", "goodput")
+        for name in shipped_files(f"scenarios/{kind}")
+    ],
 )
 def test_what_is_shipped_is_read(kind, name):
     path = shipped_files(f"scenarios/{kind}")[name]
@@ -273,7 +362,10 @@ def test_what_is_shipped_is_read(kind, name):
 
 def test_a_pareto_front_is_what_nothing_beats():
     draw = random.Random(5)
-    results = [{"mfu": draw.randrange(9), "gpus": draw.randrange(9), "days": draw.randrange(9)} for _ in range(300)]
+    results = [
+        {"mfu": draw.randrange(9), "gpus": draw.randrange(9), "days": draw.randrange(9)}
+        for _ in range(300)
+    ]
     front = pareto_front(results, ["mfu", "gpus", "days"])
 
     def beats(a, b):
@@ -289,7 +381,11 @@ def test_toml_is_read_as_written(tmp_path):
     document = {
         "title": 'quotes " and \\ and é and \x7f',
         "n": 3,
-        "x": {"a b": [1, 2.5, True, "s"], "t": {"box0.nic0 <-> leaf": "1/2", "empty": {}}, "big": 1e300},
+        "x": {
+            "a b": [1, 2.5, True, "s"],
+            "t": {"box0.nic0 <-> leaf": "1/2", "empty": {}},
+            "big": 1e300,
+        },
     }
     assert tomllib.loads(toml_text(document)) == document
     document, _ = space_of(tmp_path).documents[0]

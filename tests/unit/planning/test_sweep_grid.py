@@ -1,4 +1,6 @@
-"""Sweep files: the grid that they mean, the errors that they get, and what diff says of two sweeps."""
+"""Sweep files: the grid that they mean, the errors that they get, and what diff says of two
+sweeps.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,15 @@ def grid_of(path, text):
 
 
 def test_a_grid_is_every_combination_that_an_algorithm_serves(tmp_path):
-    points = grid_of(tmp_path, SMALL + 'jitter = "1 us"\nseeds = [1, 2]\nprotocols = ["ideal"]\nnodes = []\n').points
+    points = grid_of(
+        tmp_path, SMALL + 'jitter = "1 us"\nseeds = [1, 2]\nprotocols = ["ideal"]\nnodes = []\n'
+    ).points
     assert len(points) == 3 * 2 * 2
     assert {(p["collective"], p["algorithm"]) for p in points} == {
-        ("all_reduce", "ring"), ("all_reduce", "tree"), ("broadcast", "tree"),
-    }  # fmt: skip
+        ("all_reduce", "ring"),
+        ("all_reduce", "tree"),
+        ("broadcast", "tree"),
+    }
     assert [p["size"] for p in points[:2]] == [1024, 65536]  # neighbours share a schedule
 
 
@@ -48,8 +54,19 @@ def test_a_changed_topology_file_makes_other_points(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"all_reduce"', '"all_reduse"', r"\$\.collectives\[0\]: unknown collective 'all_reduse'; did you mean 'all_reduce'"),
-        ('"ring"', '"rnig"', r"\$\.algorithms\[0\]: no algorithm 'rnig' for all_reduce, broadcast; did you mean 'ring'"),
+        (
+            '"all_reduce"',
+            '"all_reduse"',
+            r"\$\.collectives\[0\]: unknown collective 'all_reduse'; did you mean 'all_reduce'",
+        ),
+        (
+            '"ring"',
+            '"rnig"',
+            (
+                r"\$\.algorithms\[0\]: no algorithm 'rnig' for all_reduce, broadcast; did you mean "
+                r"'ring'"
+            ),
+        ),
         ('"crossbar"', '"crosbar"', "unknown topology 'crosbar'; did you mean 'crossbar'"),
         ('"64K"', '"64X"', r"\$\.sizes\[1\]: .*64X"),
         ('["1K", "64K"]', "[]", r"\$\.sizes: an empty list"),
@@ -59,11 +76,19 @@ def test_a_changed_topology_file_makes_other_points(tmp_path):
         ("title", 'dtype = "float23"\ntitle', "float23"),
         ("title", "nodess = [2]\ntitle", r"unknown key; did you mean 'nodes'"),
         ("title", 'op = "summ"\ntitle', "unknown reduction 'summ'; did you mean 'sum'"),
-        ("title", 'protocols = ["LL", "Simpel"]\ntitle', r"\$\.protocols\[1\]: unknown protocol 'Simpel'; did you mean 'Simple'"),
-        ("title", "seeds = [-1]\ntitle", r"\$\.seeds\[0\]: seed must be a whole number from 0 to 9223372036854775807, got -1"),
+        (
+            "title",
+            'protocols = ["LL", "Simpel"]\ntitle',
+            r"\$\.protocols\[1\]: unknown protocol 'Simpel'; did you mean 'Simple'",
+        ),
+        (
+            "title",
+            "seeds = [-1]\ntitle",
+            r"\$\.seeds\[0\]: seed must be a whole number from 0 to 9223372036854775807, got -1",
+        ),
         ("title", "protocols = []\ntitle", r"\$\.protocols: an empty list"),
     ],
-)  # fmt: skip
+)
 def test_what_no_point_could_use_is_refused(tmp_path, old, new, said):
     with pytest.raises(ConfigError, match=said):
         grid_of(tmp_path, SMALL.replace(old, new))
@@ -79,9 +104,13 @@ def folders(tmp_path, monkeypatch, capsys):
     assert main(["sweep", "s.toml", "-j", "1", "-o", "b"]) == 0
     capsys.readouterr()
     rows = [json.loads(line) for line in Path("b/rows.jsonl").read_text().splitlines()]
-    first = next(r for r in rows if r["point"]["size"] == 1024 and r["point"]["collective"] == "all_reduce")
+    first = next(
+        r for r in rows if r["point"]["size"] == 1024 and r["point"]["collective"] == "all_reduce"
+    )
     first["result"]["time_fs"] = first["result"]["time_fs"] * 51 // 50
-    gone = next(r for r in rows if r["point"]["size"] == 65536 and r["point"]["collective"] == "broadcast")
+    gone = next(
+        r for r in rows if r["point"]["size"] == 65536 and r["point"]["collective"] == "broadcast"
+    )
     Path("b/rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows if r is not gone))
     return capsys
 
@@ -100,7 +129,12 @@ def test_diff_says_what_moved(folders):
 def test_diff_reads_scenarios_and_names_what_it_cannot_compare(folders, tmp_path):
     for name, size in (("c", 8), ("d", 8)):
         Path(name).mkdir()
-        run = {"choice": "ring", "protocol": "LL", "size_bytes": size, "time_fs": 5 if name == "c" else 4}
+        run = {
+            "choice": "ring",
+            "protocol": "LL",
+            "size_bytes": size,
+            "time_fs": 5 if name == "c" else 4,
+        }
         Path(name, "results.json").write_text(json.dumps({"runs": [run]}))
     assert main(["diff", "c", "d"]) == 1
     assert "-20.000%" in folders.readouterr().out
@@ -121,18 +155,29 @@ def written(folder, *rows):
     Path(folder, "rows.jsonl").write_text("".join(lines))
 
 
-def test_diff_marks_what_no_proof_covers_and_finds_files_in_other_folders(tmp_path, monkeypatch, capsys):
+def test_diff_marks_what_no_proof_covers_and_finds_files_in_other_folders(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     for folder, time_fs in (("old", 4), ("new", 5)):
         point = {"topology": "dgx-h100", "size": None}
         written(
             folder,
-            {"point": {**point, "algorithm": f"/{folder}/a.goal"}, "result": {"time_fs": time_fs, "proof": "unproved: its data"}},
-            {"point": {**point, "algorithm": f"/{folder}/a.xml"}, "result": {"time_fs": time_fs, "proof": "full"}},
-        )  # fmt: skip
+            {
+                "point": {**point, "algorithm": f"/{folder}/a.goal"},
+                "result": {"time_fs": time_fs, "proof": "unproved: its data"},
+            },
+            {
+                "point": {**point, "algorithm": f"/{folder}/a.xml"},
+                "result": {"time_fs": time_fs, "proof": "full"},
+            },
+        )
     assert main(["diff", "old", "new"]) == 1
     told = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[-1] for line in told[:2]] == ["algorithm=a.goal unproved", "algorithm=a.xml"]
+    assert [line.split("  ")[-1] for line in told[:2]] == [
+        "algorithm=a.goal unproved",
+        "algorithm=a.xml",
+    ]
     assert "2 points in both, 0 equal" in told[2]
     # Two files of one name are told apart by their folders.
     same = [{"point": {"algorithm": f"/{at}/a.xml"}, "result": {"time_fs": at}} for at in (1, 2)]
@@ -154,7 +199,9 @@ def test_diff_takes_no_time_of_a_run_that_was_cut_off(tmp_path, monkeypatch, cap
 def test_diff_names_a_disturbance_that_only_one_sweep_has(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     written("calm", {"point": {"size": 8}, "result": {"time_fs": 4}})
-    written("disturbed", {"point": {"size": 8, "stragglers": [[3, "3/2"]]}, "result": {"time_fs": 5}})
+    written(
+        "disturbed", {"point": {"size": 8, "stragglers": [[3, "3/2"]]}, "result": {"time_fs": 5}}
+    )
     assert main(["diff", "calm", "disturbed"]) == 1
     told = capsys.readouterr().out.splitlines()
     assert [line.split() for line in told[:2]] == [

@@ -34,7 +34,9 @@ def test_ranges_of_sizes():
         return Picked("all_reduce", size, algorithm, "ll", 2, 10, "ring LL", 20, 0.1)
 
     rules = rules_of(
-        [picked(8, "tree"), picked(64, "tree"), picked(512, "ring")], load_topology("dgx-h100", nodes=2), exact=True
+        [picked(8, "tree"), picked(64, "tree"), picked(512, "ring")],
+        load_topology("dgx-h100", nodes=2),
+        exact=True,
     )
     assert rules == [
         Rule("all_reduce", 0, 64, "tree", "ll", 2, 2, 16),
@@ -47,7 +49,24 @@ def test_ranges_of_sizes():
 @pytest.mark.parametrize("nodes", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_tuner_file_for_nccl(tmp_path, monkeypatch, capsys, nodes):
     monkeypatch.chdir(tmp_path)
-    assert main(["tune", "-t", "dgx-h100", "--nodes", str(nodes), "-o", "t.csv", "-c", "all_reduce", "-f", "1024"]) == 0
+    assert (
+        main(
+            [
+                "tune",
+                "-t",
+                "dgx-h100",
+                "--nodes",
+                str(nodes),
+                "-o",
+                "t.csv",
+                "-c",
+                "all_reduce",
+                "-f",
+                "1024",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert "x  " in out
     rules = tuner_format("nccl-csv").parse((tmp_path / "t.csv").read_bytes())
@@ -83,7 +102,11 @@ def test_the_default_of_a_calibration_with_nccls_table_is_its_choice(tmp_path, m
     assert row[6:8] == ["nvls_tree", "Simple"]
     assert float(row[9].removesuffix("x")) > 2
     assert main(line.split()) == 0
-    (plain,) = [each.split() for each in capsys.readouterr().out.splitlines() if each.startswith("  all_reduce")]
+    (plain,) = [
+        each.split()
+        for each in capsys.readouterr().out.splitlines()
+        if each.startswith("  all_reduce")
+    ]
     assert float(row[5]) == pytest.approx(float(plain[5]) + 5, abs=0.02)
 
 
@@ -133,7 +156,10 @@ def test_files_for_mpi(tmp_path, monkeypatch, capsys, name):
         (["-c", "all_to_all"], "has no 'all_to_all' known here"),
         (["-p", "LL"], "--protocol is for MPI libraries"),
         (["--format", "mpich", "--library", "nccl"], "--library is the model of NCCL"),
-        (["--format", "mpich", "--calibration", "x.toml"], "--calibration is for the model of NCCL"),
+        (
+            ["--format", "mpich", "--calibration", "x.toml"],
+            "--calibration is for the model of NCCL",
+        ),
         (["--calibration", "none.toml"], "none.toml: cannot read: No such file"),
         (["-b", "1M", "-e", "1K"], "the largest size, 1024 bytes, is below the smallest, 1048576"),
     ],
@@ -144,7 +170,19 @@ def test_refusals(tmp_path, capsys, more, says):
 
 
 def test_one_rank_gains_nothing(tmp_path, capsys):
-    line = ["tune", "-t", "crossbar:nranks=1", "-o", str(tmp_path / "f"), "--format", "openmpi", "-b", "8", "-e", "8"]
+    line = [
+        "tune",
+        "-t",
+        "crossbar:nranks=1",
+        "-o",
+        str(tmp_path / "f"),
+        "--format",
+        "openmpi",
+        "-b",
+        "8",
+        "-e",
+        "8",
+    ]
     assert main([*line, "-c", "all_reduce"]) == 0
     out = capsys.readouterr().out
     assert " 1.00x " in out
@@ -155,7 +193,8 @@ def test_one_rank_gains_nothing(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("library", "kind", "nranks", "size", "default"),
     [
-        # Open MPI: every rank on its own node; ompi/mca/coll/tuned/coll_tuned_decision_fixed.c at the commit that the file names.
+        # Open MPI: every rank on its own node; ompi/mca/coll/tuned/coll_tuned_decision_fixed.c at
+        # the commit that the file names.
         ("openmpi", "all_reduce", 2, 1 << 30, ("recursive_doubling", "recursive_doubling")),
         ("openmpi", "all_reduce", 8, (1 << 18) - 1, ("allgather_reduce", None)),
         ("openmpi", "all_reduce", 8, 1 << 18, ("rabenseifner", "rabenseifner")),
@@ -165,30 +204,63 @@ def test_one_rank_gains_nothing(tmp_path, capsys):
         ("openmpi", "all_gather", 40, 40 * 65536, ("ring", "ring")),
         ("openmpi", "all_to_all", 8, 8 * 1024, ("linear_sync", "direct")),
         ("openmpi", "reduce_scatter", 8, 1 << 18, ("ring", "ring")),
-        # MPICH: MPIR_CVAR_BCAST_SHORT_MSG_SIZE 12288, BCAST_LONG_MSG_SIZE 524288, BCAST_MIN_PROCS 8, ALLGATHER_LONG_MSG_SIZE 524288,
-        # ALLGATHER_SHORT_MSG_SIZE 81920, ALLTOALL_SHORT_MSG_SIZE 256, ALLTOALL_MEDIUM_MSG_SIZE 32768.
+        # MPICH: MPIR_CVAR_BCAST_SHORT_MSG_SIZE 12288, BCAST_LONG_MSG_SIZE 524288, BCAST_MIN_PROCS
+        # 8, ALLGATHER_LONG_MSG_SIZE 524288, ALLGATHER_SHORT_MSG_SIZE 81920, ALLTOALL_SHORT_MSG_SIZE
+        # 256, ALLTOALL_MEDIUM_MSG_SIZE 32768.
         ("mpich", "broadcast", 7, 1 << 20, ("MPIR_Bcast_intra_binomial", "tree")),
         ("mpich", "broadcast", 8, 12288, ("MPIR_Bcast_intra_binomial", "tree")),
-        ("mpich", "broadcast", 8, 12289, ("MPIR_Bcast_intra_scatter_recursive_doubling_allgather", "scatter_doubling")),
-        ("mpich", "broadcast", 12, 12289, ("MPIR_Bcast_intra_scatter_ring_allgather", "scatter_ring")),
-        ("mpich", "all_gather", 16, 524287, ("MPIR_Allgather_intra_recursive_doubling", "recursive_doubling")),
+        (
+            "mpich",
+            "broadcast",
+            8,
+            12289,
+            ("MPIR_Bcast_intra_scatter_recursive_doubling_allgather", "scatter_doubling"),
+        ),
+        (
+            "mpich",
+            "broadcast",
+            12,
+            12289,
+            ("MPIR_Bcast_intra_scatter_ring_allgather", "scatter_ring"),
+        ),
+        (
+            "mpich",
+            "all_gather",
+            16,
+            524287,
+            ("MPIR_Allgather_intra_recursive_doubling", "recursive_doubling"),
+        ),
         ("mpich", "all_gather", 12, 81920, ("MPIR_Allgather_intra_ring", "ring")),
         ("mpich", "all_to_all", 8, 8 * 256, ("MPIR_Alltoall_intra_brucks", "bruck")),
         ("mpich", "all_to_all", 8, 8 * 257, ("MPIR_Alltoall_intra_scattered", "direct")),
         ("mpich", "all_to_all", 8, 8 * 32769, ("MPIR_Alltoall_intra_pairwise", "pairwise")),
-        ("mpich", "all_reduce", 64, 63, ("MPIR_Allreduce_intra_recursive_doubling", "recursive_doubling")),
-        ("mpich", "all_reduce", 64, 64, ("MPIR_Allreduce_intra_reduce_scatter_allgather", "rabenseifner")),
+        (
+            "mpich",
+            "all_reduce",
+            64,
+            63,
+            ("MPIR_Allreduce_intra_recursive_doubling", "recursive_doubling"),
+        ),
+        (
+            "mpich",
+            "all_reduce",
+            64,
+            64,
+            ("MPIR_Allreduce_intra_reduce_scatter_allgather", "rabenseifner"),
+        ),
         # oneCCL: src/coll/selection/selector_*.cpp, what runs where topo cannot.
         ("oneccl", "all_reduce", 64, 64, ("ring", "ring")),
         ("oneccl", "all_to_all", 64, 64, ("scatter", "direct")),
     ],
-)  # fmt: skip
+)
 def test_what_a_library_runs_when_nothing_is_said(library, kind, nranks, size, default):
     known = load_mpi_library(library).collectives[kind]
     assert known.default_on(crossbar(nranks, "1 GB/s"), size) == default
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (data_folder("libraries") / "mpi").glob("*.toml")))
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in (data_folder("libraries") / "mpi").glob("*.toml"))
+)
 def test_every_default_is_found_and_every_algorithm_is_there(name):
     library = load_mpi_library(name)
     machines = [
@@ -199,7 +271,9 @@ def test_every_default_is_found_and_every_algorithm_is_there(name):
     ]
     assert set(library.collectives) <= set(tuner_format(name).names)
     for kind, known in library.collectives.items():
-        assert set(known.algorithms) <= {each.name for each in ALGORITHMS if each.collective == kind}
+        assert set(known.algorithms) <= {
+            each.name for each in ALGORITHMS if each.collective == kind
+        }
         for rows in (known.default, known.one_node, known.apart, known.several):
             assert [row[0] for row in rows[-1:]] in ([], ["any"])
             limits = [row[0] for row in rows if isinstance(row[0], int)]
@@ -210,12 +284,20 @@ def test_every_default_is_found_and_every_algorithm_is_there(name):
 
 
 def test_a_gain_over_the_default_of_a_library():
-    """8 hosts, 1 us, 1 GB/s: MPICH halves and doubles 1 KiB where doubling alone takes half of the latencies."""
+    """8 hosts, 1 us, 1 GB/s: MPICH halves and doubles 1 KiB where doubling alone takes half of the
+    latencies.
+    """
     (row,) = played_choices(crossbar(8, "1 GB/s", "1 us"), ["all_reduce"], [1024], "mpich")
-    assert (row.time_fs, row.default_fs) == (3 * (10**9 + 1024 * 10**6), 6 * 10**9 + 2 * 7 * 128 * 10**6)
+    assert (row.time_fs, row.default_fs) == (
+        3 * (10**9 + 1024 * 10**6),
+        6 * 10**9 + 2 * 7 * 128 * 10**6,
+    )
     assert row.gain == row.default_fs / row.time_fs
     (unknown,) = played_choices(load_topology("dgx-h100"), ["all_reduce"], [1024], "mpich")
-    assert (unknown.default, unknown.default_fs) == ("MPIDI_POSIX_mpi_allreduce_release_gather", None)
+    assert (unknown.default, unknown.default_fs) == (
+        "MPIDI_POSIX_mpi_allreduce_release_gather",
+        None,
+    )
     assert (unknown.gain, unknown.certain) == (None, False)
 
 
@@ -226,7 +308,8 @@ SEGMENT = 1 << 19
     ("kind", "size", "steps", "bytes_one_after_the_other"),
     [
         ("all_reduce", 1024, 4, 4 * 1024),
-        # Of two segments: both stages of the second turn end at the first leader, both of the fourth begin there.
+        # Of two segments: both stages of the second turn end at the first leader, both of the
+        # fourth begin there.
         ("all_reduce", 2 * SEGMENT, 5, 7 * SEGMENT),
         ("broadcast", 1024, 2, 2 * 1024),
         ("broadcast", 2 * SEGMENT, 3, 4 * SEGMENT),
@@ -238,7 +321,9 @@ SEGMENT = 1 << 19
     ],
 )
 def test_what_goes_through_leaders_by_hand(kind, size, steps, bytes_one_after_the_other):
-    """Two nodes of two ranks, 1 us, 1 GB/s: a message a stage, on what the stages beside it leave of a port."""
+    """Two nodes of two ranks, 1 us, 1 GB/s: a message a stage, on what the stages beside it leave
+    of a port.
+    """
     machine = replace(crossbar(4, "1 GB/s", "1 us"), groups={"box": np.array([0, 0, 1, 1])})
     library = load_mpi_library("openmpi")
     stages = library.collectives[kind].through_leaders["han"]
@@ -247,7 +332,10 @@ def test_what_goes_through_leaders_by_hand(kind, size, steps, bytes_one_after_th
         == steps * 10**9 + bytes_one_after_the_other * 10**6
     )
     (row,) = played_choices(machine, [kind], [size], "openmpi")
-    assert (row.default, row.default_fs) == ("han", steps * 10**9 + bytes_one_after_the_other * 10**6)
+    assert (row.default, row.default_fs) == (
+        "han",
+        steps * 10**9 + bytes_one_after_the_other * 10**6,
+    )
 
 
 @pytest.mark.parametrize(
@@ -255,29 +343,41 @@ def test_what_goes_through_leaders_by_hand(kind, size, steps, bytes_one_after_th
     [("all_reduce", 1024, 4), ("broadcast", 1024, 2), ("reduce", 1024, 3), ("reduce", 4096, 3)],
 )
 def test_compositions_of_mpich_by_hand(kind, size, steps):
-    """Two nodes of two ranks: a message of all bytes a stage; Rabenseifner between the two is two messages of half of them."""
+    """Two nodes of two ranks: a message of all bytes a stage; Rabenseifner between the two is two
+    messages of half of them.
+    """
     machine = replace(crossbar(4, "1 GB/s", "1 us"), groups={"box": np.array([0, 0, 1, 1])})
     (row,) = played_choices(machine, [kind], [size], "mpich")
-    bytes_ = {"all_reduce": 3 * size, "broadcast": 2 * size, "reduce": 3 * size if size <= 2048 else 2 * size}[kind]
+    bytes_ = {
+        "all_reduce": 3 * size,
+        "broadcast": 2 * size,
+        "reduce": 3 * size if size <= 2048 else 2 * size,
+    }[kind]
     assert row.default_fs == steps * 10**9 + bytes_ * 10**6
 
 
 def test_leaders_where_nodes_differ_and_as_a_choice():
     uneven = replace(crossbar(3, "1 GB/s"), groups={"box": np.array([0, 0, 1])})
-    assert time_through_leaders(load_mpi_library("openmpi"), ["between broadcast"], 8, uneven, "ideal") is None
+    assert (
+        time_through_leaders(load_mpi_library("openmpi"), ["between broadcast"], 8, uneven, "ideal")
+        is None
+    )
     (row,) = played_choices(uneven, ["broadcast"], [8], "openmpi-han")
     assert (row.algorithm, row.default, row.gain) == ("tuned", "han", None)
     one_node = replace(crossbar(4, "1 GB/s"), groups={"box": np.array([0] * 4)})
     (row,) = played_choices(one_node, ["broadcast"], [8], "openmpi-han")
     assert (row.algorithm, row.default, row.gain) == ("tuned", "tuned", 1)
-    # Nodes joined by a link that is slow to answer: one leader a node beats what does not know the nodes.
+    # Nodes joined by a link that is slow to answer: one leader a node beats what does not know the
+    # nodes.
     far = load_topology("dgx-h100", nodes=2)
     (row,) = played_choices(far, ["broadcast"], [1 << 10], "openmpi-han")
     assert (row.algorithm, row.default, row.gain) == ("han", "han", 1)
 
 
 def test_rules_have_the_bytes_that_the_library_compares():
-    """oneCCL and HAN compare the bytes of a rank, Open MPI and MPICH those of all ranks, of an all_gather."""
+    """oneCCL and HAN compare the bytes of a rank, Open MPI and MPICH those of all ranks, of an
+    all_gather.
+    """
     machine = crossbar(8, "1 GB/s")
     picked = [
         Picked("all_gather", size, name, "", -1, 10, "topo", None, None)
@@ -286,5 +386,9 @@ def test_rules_have_the_bytes_that_the_library_compares():
     assert [rule.max_bytes for rule in rules_of(picked, machine)] == [800, -1]
     rules = rules_of(picked, machine, blocks=("all_gather",))
     assert [(rule.min_bytes, rule.max_bytes) for rule in rules] == [(0, 100), (101, -1)]
-    told = tuner_format("mpich").dump([Rule("all_to_all", 0, 800, "MPIR_Alltoall_intra_brucks")]).decode()
+    told = (
+        tuner_format("mpich")
+        .dump([Rule("all_to_all", 0, 800, "MPIR_Alltoall_intra_brucks")])
+        .decode()
+    )
     assert "total_msg_size<=800" in told

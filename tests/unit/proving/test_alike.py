@@ -1,4 +1,6 @@
-"""One piece of each kind stands for all: the proof says what the full one says, and no piece that differs goes unseen."""
+"""One piece of each kind stands for all: the proof says what the full one says, and no piece that
+differs goes unseen.
+"""
 
 from dataclasses import replace
 
@@ -57,7 +59,9 @@ def mutant(schedule, rng):
     step, n, size = steps[at], schedule.nranks, schedule.layout.size
     row = int(rng.integers(len(step)))
     columns = {name: getattr(step, name).copy() for name in Step.__dataclass_fields__}
-    how = ["without", "later", "src_rank", "dst_rank", "src_chunk", "dst_chunk", "op"][int(rng.integers(7))]
+    how = ["without", "later", "src_rank", "dst_rank", "src_chunk", "dst_chunk", "op"][
+        int(rng.integers(7))
+    ]
     if how in ("without", "later"):
         moved = step.rows(slice(row, row + 1))
         steps[at] = Step(*(np.delete(column, row) for column in columns.values()))
@@ -88,12 +92,16 @@ def test_one_transfer_that_differs_is_judged_as_by_the_full_proof(seed, monkeypa
     expected = judged(made, exact=True)
     assert judged(made, exact=False) == expected
     # Sums that suggest too much do no harm.
-    monkeypatch.setattr(alike, "token_at", lambda index, salt: np.full(index.shape, salt, np.uint64))
+    monkeypatch.setattr(
+        alike, "token_at", lambda index, salt: np.full(index.shape, salt, np.uint64)
+    )
     assert judged(replace(made), exact=False) == expected
 
 
 def test_pieces_whose_transfers_share_a_step_differ_from_those_that_follow_each_other():
-    """Every piece goes from 0 to 1 and on to 2; where both happen in one step, rank 1 passes on what it held before."""
+    """Every piece goes from 0 to 1 and on to 2; where both happen in one step, rank 1 passes on
+    what it held before.
+    """
     layout = Layout(Collective("broadcast", 3), 128)
     chunk = np.arange(128)
     start = transfers(0, layout.input(0, chunk), 0, layout.output(0, chunk))
@@ -107,7 +115,9 @@ def test_pieces_whose_transfers_share_a_step_differ_from_those_that_follow_each_
         return Schedule("relay", layout, lambda: [start, joined([first, at_once]), on])
 
     assert verify(schedule(), exact=False).kind == "by symmetry"
-    with pytest.raises(ScheduleError, match="reads rank 1 output chunk 17, which holds nothing yet"):
+    with pytest.raises(
+        ScheduleError, match="reads rank 1 output chunk 17, which holds nothing yet"
+    ):
         verify(schedule(17))
 
 

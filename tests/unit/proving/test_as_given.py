@@ -1,4 +1,6 @@
-"""Steps are checked as they were given, before in-place aliases are resolved; what is proved can be written and read back."""
+"""Steps are checked as they were given, before in-place aliases are resolved; what is proved can be
+written and read back.
+"""
 
 from dataclasses import replace
 
@@ -24,7 +26,9 @@ def in_place_gather(*last):
 
     def steps():
         yield transfers(rank, layout.input(), (rank + 1) % 3, layout.output(rank))
-        yield transfers(rank, layout.output((rank - 1) % 3), (rank + 1) % 3, layout.output((rank - 1) % 3))
+        yield transfers(
+            rank, layout.output((rank - 1) % 3), (rank + 1) % 3, layout.output((rank - 1) % 3)
+        )
         yield from last
 
     return Schedule("gather", layout, steps)
@@ -42,14 +46,19 @@ def refused(schedule, reason):
 
 
 def raw(src, src_chunk, dst, dst_chunk, count=1, op=COPY, channel=0):
-    return Step(*(np.array([value]) for value in (src, src_chunk, dst, dst_chunk, count, op, channel)))
+    return Step(
+        *(np.array([value]) for value in (src, src_chunk, dst, dst_chunk, count, op, channel))
+    )
 
 
 # Output o of rank r is chunk 1 + o; the input of rank r, chunk 0, is its output r.
 @pytest.mark.parametrize(
     ("step", "reason"),
     [
-        (raw(1, 0, 0, 2, count=2), "step 2, rank 1 -> 0, channel 0: source chunks 0..1 on rank 1 do not lie in one buffer"),
+        (
+            raw(1, 0, 0, 2, count=2),
+            "step 2, rank 1 -> 0, channel 0: source chunks 0..1 on rank 1 do not lie in one buffer",
+        ),
         (raw(1, 1, 0, 0, count=2), "destination chunks 0..1 on rank 0 do not lie in one buffer"),
         (raw(1, 0, 1, 2, count=99), "source chunks 0..98 on rank 1 do not lie in one buffer"),
         (raw(1, 0, 1, 2, count=0), "count must be at least 1, got 0"),
@@ -59,7 +68,7 @@ def raw(src, src_chunk, dst, dst_chunk, count=1, op=COPY, channel=0):
         (raw(3, 0, 3, 2), "source rank 3 does not exist"),
         (raw(1, 4, 1, 4), "source chunks 4..4 on rank 1 do not lie in one buffer"),
     ],
-)  # fmt: skip
+)
 def test_a_transfer_is_checked_before_its_alias_hides_it(step, reason):
     assert simcoll.verify(in_place_gather()).transfers == 6
     refused(in_place_gather(step), reason)
@@ -74,12 +83,18 @@ def test_a_range_that_leaves_the_smaller_buffer_is_no_range_of_the_larger():
         yield transfers(2, layout.output(2), 1, layout.output(2))
         yield transfers(1, layout.input(), 0, layout.output(1), count=2)
 
-    refused(Schedule("leaves", layout, steps), "step 3, rank 1 -> 0, channel 0: source chunks 0..1 on rank 1")
+    refused(
+        Schedule("leaves", layout, steps),
+        "step 3, rank 1 -> 0, channel 0: source chunks 0..1 on rank 1",
+    )
 
 
 def test_columns_of_a_step_are_whole_numbers_of_one_length():
     short = Step(*(np.zeros(length, np.int64) for length in (2, 1, 2, 2, 2, 2, 2)))
-    refused(in_place_gather(short), "step 2: the columns of a step are whole numbers, one for each transfer")
+    refused(
+        in_place_gather(short),
+        "step 2: the columns of a step are whole numbers, one for each transfer",
+    )
     with pytest.raises(ConfigError, match="src_rank of a Step must be whole numbers of 64 bits"):
         Step(*(np.zeros(1) for _ in COLUMNS))
 
@@ -99,7 +114,9 @@ def test_every_turn_of_a_repeat_is_checked():
 
 @st.composite
 def edited(draw):
-    """Any schedule, in place or not, with one number of one transfer changed or a transfer added."""
+    """Any schedule, in place or not, with one number of one transfer changed or a transfer
+    added.
+    """
     schedule = draw(schedules())
     steps = list(schedule.steps())
     if not steps:
@@ -109,11 +126,17 @@ def edited(draw):
     if len(step) and draw(st.booleans()):
         values = {name: getattr(step, name).astype(np.int64) for name in COLUMNS}
         name = draw(st.sampled_from(COLUMNS))
-        values[name][draw(st.integers(0, len(step) - 1))] = draw(st.integers(-1, schedule.layout.size + 1))
+        values[name][draw(st.integers(0, len(step) - 1))] = draw(
+            st.integers(-1, schedule.layout.size + 1)
+        )
         steps[at] = Step(*values.values())
     else:
         chunk, rank = st.integers(0, schedule.layout.size), st.integers(0, schedule.nranks - 1)
-        op = SYNC if schedule.collective.kind == "barrier" else draw(st.sampled_from([COPY, COPY, REDUCE]))
+        op = (
+            SYNC
+            if schedule.collective.kind == "barrier"
+            else draw(st.sampled_from([COPY, COPY, REDUCE]))
+        )
         own = draw(rank)
         dst = own if draw(st.booleans()) else draw(rank)
         more = raw(own, draw(chunk), dst, draw(chunk), draw(st.integers(-1, 3)), op)
@@ -140,4 +163,8 @@ def test_a_repeat_whose_windows_begin_before_the_first_chunk_is_written():
     ]
     moved = replace(schedule, source=lambda: shifted)
     assert simcoll.verify(moved) == simcoll.verify(schedule)
-    assert parse_schedule(dump_schedule(moved)).content_hash() == schedule.content_hash() == moved.content_hash()
+    assert (
+        parse_schedule(dump_schedule(moved)).content_hash()
+        == schedule.content_hash()
+        == moved.content_hash()
+    )

@@ -17,13 +17,17 @@ from simcoll.testing.examples import needed_params
 RANKS = (*range(1, 18), 24, 32, 33)
 CASES = [(a.collective, a.name) for a in ALGORITHMS]
 BOXED_OR_SWITCHED = [
-    (a.collective, a.name) for a in ALGORITHMS if a.topologies in {"switch", "sharp"} or a.name == "hierarchical"
+    (a.collective, a.name)
+    for a in ALGORITHMS
+    if a.topologies in {"switch", "sharp"} or a.name == "hierarchical"
 ]
 SERVES = {(a.collective, a.name): a.ranks for a in ALGORITHMS}
 
 
 def shipped(kind, name, n, **extra):
-    """The schedules of an algorithm for n ranks, with some boxes where it needs one; none where it does not serve n."""
+    """The schedules of an algorithm for n ranks, with some boxes where it needs one; none where it
+    does not serve n.
+    """
     extra = needed_params(kind, name, n) | extra
     boxes = [{}] if name != "hierarchical" else [{"box": b} for b in (1, 2, 3, n) if n % b == 0]
     for box in boxes:
@@ -54,7 +58,9 @@ def test_every_variant_is_proved_and_the_exact_mode_agrees(kind, name):
     served = 0
     for n in (1, 2, 3, 4, 6):
         for number, extra in enumerate(variants):
-            for place, root in enumerate(sorted({0, n // 2, n - 1}) if KINDS[kind].rooted else [None]):
+            for place, root in enumerate(
+                sorted({0, n // 2, n - 1}) if KINDS[kind].rooted else [None]
+            ):
                 # With the defaults both in place and not; else one of the two, by turns.
                 for in_place in (bool((n // 2 + number + place) % 2),) if extra else (False, True):
                     for schedule in shipped(kind, name, n, root=root, in_place=in_place, **extra):
@@ -64,8 +70,10 @@ def test_every_variant_is_proved_and_the_exact_mode_agrees(kind, name):
                             exact = verify(schedule, exact=True)
                             assert exact.method == "exact"
                             assert (exact.order, exact.steps, exact.transfers) == (
-                                found.order, found.steps, found.transfers,
-                            )  # fmt: skip
+                                found.order,
+                                found.steps,
+                                found.transfers,
+                            )
     assert served >= 2
 
 
@@ -82,16 +90,20 @@ def test_counts_of_transfers():
 @pytest.mark.parametrize(
     ("kind", "name", "n", "order"),
     [
-        ("all_reduce", "ring", 4, "run-consistent"), ("all_reduce", "ring", 2, "position-independent"),
+        ("all_reduce", "ring", 4, "run-consistent"),
+        ("all_reduce", "ring", 2, "position-independent"),
         ("all_reduce", "tree", 6, "position-independent"),
         ("all_reduce", "recursive_doubling", 8, "position-independent"),
         ("all_reduce", "recursive_doubling", 6, "position-independent"),
-        ("all_reduce", "rabenseifner", 8, "position-independent"), ("reduce", "tree", 5, "position-independent"),
-        ("reduce_scatter", "ring", 4, "run-consistent"), ("reduce_scatter", "recursive_halving", 4,
-            "position-independent"),
-        ("all_gather", "ring", 4, ""), ("all_to_all", "direct", 4, ""), ("broadcast", "tree", 4, ""),
+        ("all_reduce", "rabenseifner", 8, "position-independent"),
+        ("reduce", "tree", 5, "position-independent"),
+        ("reduce_scatter", "ring", 4, "run-consistent"),
+        ("reduce_scatter", "recursive_halving", 4, "position-independent"),
+        ("all_gather", "ring", 4, ""),
+        ("all_to_all", "direct", 4, ""),
+        ("broadcast", "tree", 4, ""),
     ],
-)  # fmt: skip
+)
 def test_reduction_order_of_shipped_schedules(kind, name, n, order):
     assert verify(simcoll.schedule(kind, name, nranks=n)).order == order
 
@@ -106,18 +118,23 @@ def made(collective, steps, chunks=1, channels=1, scratch=0):
 
 
 def gathered_then_folded(orders, chunks=1):
-    """An all-reduce of 3 ranks: all vectors to scratch, then each rank adds them in its own order, per chunk."""
+    """An all-reduce of 3 ranks: all vectors to scratch, then each rank adds them in its own order,
+    per chunk.
+    """
     all_reduce = Collective("all_reduce", 3)
     layout = Layout(all_reduce, chunks, np.zeros(3, np.int64))
     piece = np.arange(chunks)
     steps = [
-        transfers(s, layout.input(0, piece), np.array([[0], [1], [2]]), layout.scratch_at(s, piece)) for s in range(3)
+        transfers(s, layout.input(0, piece), np.array([[0], [1], [2]]), layout.scratch_at(s, piece))
+        for s in range(3)
     ]
     for turn in range(3):
         rank, chunk = np.repeat(np.arange(3), chunks), np.tile(piece, 3)
         slot = np.array([orders[r][c][turn] for r, c in zip(rank, chunk, strict=True)])
         op = COPY if turn == 0 else REDUCE
-        steps.append(transfers(rank, layout.scratch_at(slot, chunk), rank, layout.output(0, chunk), op=op))
+        steps.append(
+            transfers(rank, layout.scratch_at(slot, chunk), rank, layout.output(0, chunk), op=op)
+        )
     return Schedule("mine", layout, lambda: iter(steps))
 
 
@@ -128,7 +145,10 @@ def test_the_order_is_any_when_ranks_add_in_different_orders():
 
 def test_swapped_operands_are_the_same_bits():
     # a + b = b + a in every floating-point format; (1 + 0) + 2 = (0 + 1) + 2.
-    assert verify(gathered_then_folded([[(0, 1, 2)], [(1, 0, 2)], [(0, 1, 2)]])).order == "position-independent"
+    assert (
+        verify(gathered_then_folded([[(0, 1, 2)], [(1, 0, 2)], [(0, 1, 2)]])).order
+        == "position-independent"
+    )
 
 
 def test_the_order_may_differ_between_chunks():
@@ -140,9 +160,15 @@ def test_the_order_may_differ_between_chunks():
 
 def test_expanded_transfers():
     step = by_chunk(transfers([0, 1], [5, 7], [1, 0], [2, 3], count=[2, 1], op=[COPY, REDUCE]))
-    assert [c.tolist() for c in (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.op)] == [
-        [0, 0, 1], [5, 6, 7], [1, 1, 0], [2, 3, 3], [COPY, COPY, REDUCE],
-    ]  # fmt: skip
+    assert [
+        c.tolist() for c in (step.src_rank, step.src_chunk, step.dst_rank, step.dst_chunk, step.op)
+    ] == [
+        [0, 0, 1],
+        [5, 6, 7],
+        [1, 1, 0],
+        [2, 3, 3],
+        [COPY, COPY, REDUCE],
+    ]
 
 
 AR2 = Collective("all_reduce", 2)  # input chunk 0, output chunk 1, scratch from chunk 2 on
@@ -152,15 +178,22 @@ CROSS = transfers([0, 1], 0, [1, 0], 1, op=REDUCE)
 
 def test_a_schedule_by_hand():
     proof = verify(made(AR2, [LOAD, CROSS]))
-    assert (proof.transfers, proof.steps, proof.order, proof.shared_chunks) == (4, 2, "position-independent", False)
+    assert (proof.transfers, proof.steps, proof.order, proof.shared_chunks) == (
+        4,
+        2,
+        "position-independent",
+        False,
+    )
 
 
 # What is wrong, the words a person gets, and where the error says it is.
 FAULTS = {
     "never read what holds nothing": (
         made(AR2, [LOAD, transfers(1, 2, 0, 1, op=REDUCE)], scratch=1),
-        ("step 1: reads rank 1 scratch chunk 0, which holds nothing yet",
-            "rank 1 scratch chunk 0 -> rank 0 output chunk 0 (reduce, channel 0)"),
+        (
+            "step 1: reads rank 1 scratch chunk 0, which holds nothing yet",
+            "rank 1 scratch chunk 0 -> rank 0 output chunk 0 (reduce, channel 0)",
+        ),
         {"step": 1, "rank": 1, "channel": 0, "chunk": 2},
     ),
     "never reduce into what holds nothing": (
@@ -175,34 +208,57 @@ FAULTS = {
     ),
     "one write per step": (
         made(AR2, [LOAD, transfers([0, 1], 0, 1, 1, op=REDUCE, channel=[0, 1])], channels=2),
-        ("writes rank 1 output chunk 0 twice in one step", "rank 0 input chunk 0", "rank 1 input chunk 0"),
+        (
+            "writes rank 1 output chunk 0 twice in one step",
+            "rank 0 input chunk 0",
+            "rank 1 input chunk 0",
+        ),
         {"step": 1, "rank": 1, "chunk": 1},
     ),
     "a contribution is missing": (
         made(AR2, [LOAD, transfers(0, 0, 1, 1, op=REDUCE)]),
-        ("rank 0 output chunk 0 is wrong at the end (1 wrong output chunk in all)",
+        (
+            "rank 0 output chunk 0 is wrong at the end (1 wrong output chunk in all)",
             "expected: rank 0 input chunk 0, rank 1 input chunk 0",
-         "found:    rank 0 input chunk 0", "missing: rank 1 input chunk 0", "last written in step 0"),
+            "found:    rank 0 input chunk 0",
+            "missing: rank 1 input chunk 0",
+            "last written in step 0",
+        ),
         {"step": 0, "rank": 0, "chunk": 1},
     ),
     "a contribution is counted twice": (
         made(AR2, [LOAD, CROSS, transfers(0, 0, 1, 1, op=REDUCE)]),
-        ("rank 1 output chunk 0 is wrong", "counted more than once: rank 0 input chunk 0", "last written in step 2"),
+        (
+            "rank 1 output chunk 0 is wrong",
+            "counted more than once: rank 0 input chunk 0",
+            "last written in step 2",
+        ),
         {"step": 2, "rank": 1},
     ),
     "never written": (
-        made(AR2, []), ("found:    nothing", "never written", "2 wrong output chunks in all"),
+        made(AR2, []),
+        ("found:    nothing", "never written", "2 wrong output chunks in all"),
         {"step": None, "rank": 0, "chunk": 1},
     ),
     "not wanted": (
-        made(Collective("broadcast", 3), [transfers(0, 0, [0, 1], 1), transfers(1, 1, 2, 1),
-        transfers(0, 0, 2, 1, op=REDUCE)]),
-        ("rank 2 output chunk 0 is wrong", "counted more than once: rank 0 input chunk 0"), {"step": 2, "rank": 2},
+        made(
+            Collective("broadcast", 3),
+            [transfers(0, 0, [0, 1], 1), transfers(1, 1, 2, 1), transfers(0, 0, 2, 1, op=REDUCE)],
+        ),
+        ("rank 2 output chunk 0 is wrong", "counted more than once: rank 0 input chunk 0"),
+        {"step": 2, "rank": 2},
     ),
     "wrong source": (
-        made(Collective("all_gather", 2), [transfers([0, 1], 0, [0, 1], [1, 2]), transfers([0, 1], [1, 2], [1, 0],
-        [1, 2]), transfers(0, 1, 0, 1, op=REDUCE)]),
-        ("rank 0 output slot 0 is wrong",), {"step": 2, "rank": 0, "chunk": 1},
+        made(
+            Collective("all_gather", 2),
+            [
+                transfers([0, 1], 0, [0, 1], [1, 2]),
+                transfers([0, 1], [1, 2], [1, 0], [1, 2]),
+                transfers(0, 1, 0, 1, op=REDUCE),
+            ],
+        ),
+        ("rank 0 output slot 0 is wrong",),
+        {"step": 2, "rank": 0, "chunk": 1},
     ),
     "pieces of different sizes": (
         made(AR2, [transfers(0, 0, 0, 3)], chunks=2),
@@ -216,8 +272,14 @@ FAULTS = {
     ),
     "the wrong slot of a gather": (
         made(Collective("gather", 3), [transfers([0, 1, 2], 0, 0, [1, 3, 2])]),
-        ("joins chunks of different sizes: piece 0 of block 1 and piece 0 of block 2 (blocks may have different sizes",
-            "expected: rank 2 input chunk 0\n", "found:    rank 1 input chunk 0\n"),
+        (
+            (
+                "joins chunks of different sizes: piece 0 of block 1 and piece 0 of block 2 (blocks "
+                "may have different sizes"
+            ),
+            "expected: rank 2 input chunk 0\n",
+            "found:    rank 1 input chunk 0\n",
+        ),
         {"step": 0, "rank": 0, "chunk": 3},
     ),
     "the wrong slot of an all_to_all": (
@@ -226,37 +288,55 @@ FAULTS = {
         {"step": 0, "rank": 1, "chunk": 4},
     ),
     "the wrong slot after a detour": (
-        Schedule("mine", Layout(Collective("all_to_all", 2), 1, [2]),  # block 2: from rank 1 to rank 0
-            lambda: [transfers(1, 0, 0, 4), transfers(0, 4, 1, 4), transfers(1, 4, 1, 2)]),
+        Schedule(
+            "mine",
+            Layout(Collective("all_to_all", 2), 1, [2]),  # block 2: from rank 1 to rank 0
+            lambda: [transfers(1, 0, 0, 4), transfers(0, 4, 1, 4), transfers(1, 4, 1, 2)],
+        ),
         ("step 2: joins", "expected: rank 0 input slot 1\n", "found:    rank 1 input slot 0\n"),
         {"step": 2, "rank": 1, "chunk": 2},
     ),
     "the wrong slot in place": (
         made(Collective("scatter", 3, in_place=True), [transfers(0, 1, 2, 3)]),
-        ("expected: rank 0 input slot 2\n", "found:    rank 0 input slot 1\n"), {"step": 0, "rank": 2},
+        ("expected: rank 0 input slot 2\n", "found:    rank 0 input slot 1\n"),
+        {"step": 0, "rank": 2},
     ),
     "the wrong destination of a send_recv": (
         made(Collective("send_recv", 3, pairs=((0, 1),)), [transfers(0, 0, 2, 1)]),
-        ("expected: nothing, because rank 2 is not the destination of a pair\n", "found:    rank 0 input chunk 0\n"),
+        (
+            "expected: nothing, because rank 2 is not the destination of a pair\n",
+            "found:    rank 0 input chunk 0\n",
+        ),
         {"step": 0, "rank": 2, "chunk": 1},
     ),
     "no data in a barrier": (
         made(Collective("barrier", 2), [transfers([0, 1], 0, [1, 0], 0)]),
-        ("a barrier has no data; its transfers are sync",), {"step": 0, "rank": 0, "channel": 0},
+        ("a barrier has no data; its transfers are sync",),
+        {"step": 0, "rank": 0, "channel": 0},
     ),
     "some chunks to move": (
         made(AR2, [LOAD, transfers(1, 0, 0, 1, count=0, op=REDUCE)]),
-        ("step 1, rank 1 -> 0, channel 0: count must be at least 1, got 0",), {"step": 1, "rank": 1},
+        ("step 1, rank 1 -> 0, channel 0: count must be at least 1, got 0",),
+        {"step": 1, "rank": 1},
     ),
-    "no sync but in a barrier": (made(AR2, [transfers(0, 0, 1, 0, op=SYNC)]),
-    ("step 0: only a barrier has sync transfers",), {"step": 0}),
+    "no sync but in a barrier": (
+        made(AR2, [transfers(0, 0, 1, 0, op=SYNC)]),
+        ("step 0: only a barrier has sync transfers",),
+        {"step": 0},
+    ),
     "a barrier that a rank leaves early": (
-        made(Collective("barrier", 3), [transfers([0, 1], 0, 2, 0, op=SYNC), transfers(2, 0, 0, 0, op=SYNC)]),
-        ("rank 1 may leave before rank 0, 2 has entered", "rank 1 receives no message",
-            "rank 0's arrival is last forwarded in step 0, from rank 0 to rank 2 (channel 0)"),
+        made(
+            Collective("barrier", 3),
+            [transfers([0, 1], 0, 2, 0, op=SYNC), transfers(2, 0, 0, 0, op=SYNC)],
+        ),
+        (
+            "rank 1 may leave before rank 0, 2 has entered",
+            "rank 1 receives no message",
+            "rank 0's arrival is last forwarded in step 0, from rank 0 to rank 2 (channel 0)",
+        ),
         {"rank": 1, "step": 0, "channel": 0, "chunk": None},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -283,14 +363,18 @@ def test_a_swap_in_one_step_reads_before_it_writes():
     rotate = transfers([0, 1, 2], 1, [1, 2, 0], 1)
     collective = Collective("send_recv", 3, pairs=((0, 0), (1, 1), (2, 2)))
     assert verify(made(collective, [transfers([0, 1, 2], 0, [0, 1, 2], 1)])).transfers == 3
-    # Three times round is where it began; the blocks' sizes differ, so it needs a collective with one block.
+    # Three times round is where it began; the blocks' sizes differ, so it needs a collective with
+    # one block.
     layout = Layout(Collective("broadcast", 3), 1)
     steps = [transfers(0, 0, [0, 1, 2], 1), rotate, rotate, rotate]
     assert verify(Schedule("round", layout, lambda: iter(steps))).transfers == 12
 
 
 def test_shared_chunks_are_noted():
-    steps = [transfers([0, 1], 0, [0, 1], 1, channel=0), transfers([0, 1], 0, [1, 0], 1, op=REDUCE, channel=1)]
+    steps = [
+        transfers([0, 1], 0, [0, 1], 1, channel=0),
+        transfers([0, 1], 0, [1, 0], 1, op=REDUCE, channel=1),
+    ]
     proof = verify(made(AR2, steps, channels=2))
     assert proof.shared_chunks
     assert simcoll.bind(made(AR2, steps, channels=2), 4).waits == {2: (1,), 3: (0,)}
@@ -301,9 +385,12 @@ def test_exact_mode_refuses_what_does_not_fit():
         verify(simcoll.schedule("all_reduce", "ring", nranks=256), exact=True)
 
 
-# On two channels nothing makes the release wait for the arrivals: each channel is a lane of its own, and there is no
-# chunk in between.
-TWO_CHANNEL_BARRIER = [transfers([1, 2], 0, 0, 0, op=SYNC, channel=0), transfers(0, 0, [1, 2], 0, op=SYNC, channel=1)]
+# On two channels nothing makes the release wait for the arrivals: each channel is a lane of its
+# own, and there is no chunk in between.
+TWO_CHANNEL_BARRIER = [
+    transfers([1, 2], 0, 0, 0, op=SYNC, channel=0),
+    transfers(0, 0, [1, 2], 0, op=SYNC, channel=1),
+]
 
 
 def test_a_barrier_whose_release_does_not_wait_is_refused():

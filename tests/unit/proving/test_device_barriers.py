@@ -14,7 +14,9 @@ BARRIER = DeviceOp("barrier", barrier=(0, 2))
 
 
 def copied(source, target):
-    return DeviceOp("copy", how="each", reads=(Region(0, source, 1),), writes=(Region(0, target, 1),))
+    return DeviceOp(
+        "copy", how="each", reads=(Region(0, source, 1),), writes=(Region(0, target, 1),)
+    )
 
 
 def program(*blocks):
@@ -35,5 +37,7 @@ def test_two_blocks_that_meet_are_proved(order):
 def test_three_blocks_at_a_barrier_of_two_are_refused_in_any_order(order):
     """If the third block came first, the reader would not have waited for the writer."""
     blocks = (WRITER, (*READER, BARRIER), (BARRIER,))
-    with pytest.raises(ScheduleError, match="3 thread blocks of the rank come to barrier 0, which waits for 2"):
+    with pytest.raises(
+        ScheduleError, match="3 thread blocks of the rank come to barrier 0, which waits for 2"
+    ):
         verify_device_program(program(*(blocks[k] for k in order)))

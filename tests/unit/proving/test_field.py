@@ -39,7 +39,10 @@ def test_sums_of_runs(runs):
 def test_sums_of_many_large_elements_do_not_wrap():
     many = np.full((100_000, 2), PRIME - 1, np.uint64)
     assert column_sums(many).tolist() == [100_000 * (PRIME - 1) % PRIME] * 2
-    assert run_sums(many[:, 0], np.array([0, 1])).tolist() == [PRIME - 1, 99_999 * (PRIME - 1) % PRIME]
+    assert run_sums(many[:, 0], np.array([0, 1])).tolist() == [
+        PRIME - 1,
+        99_999 * (PRIME - 1) % PRIME,
+    ]
 
 
 def test_random_words_are_those_of_the_keyed_hash():

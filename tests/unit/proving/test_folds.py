@@ -18,14 +18,17 @@ N = 5
 
 
 def gathered(*, order=range(1, N), first=0, channels=(0,) * N, root=0):
-    """A reduce whose root copies the vector of one rank and adds all others to it in the same step."""
+    """A reduce whose root copies the vector of one rank and adds all others to it in the same
+    step.
+    """
     layout = Layout(Collective("reduce", N, root=root))
     at = {"first": first, "order": list(order)}
 
     def steps():
         copy = transfers(at["first"], layout.input(), root, layout.output(), channel=channels[0])
         added = [
-            transfers(r, layout.input(), root, layout.output(), op=REDUCE, channel=channels[r]) for r in at["order"]
+            transfers(r, layout.input(), root, layout.output(), op=REDUCE, channel=channels[r])
+            for r in at["order"]
         ]
         yield joined([*added, copy])
 
@@ -35,7 +38,10 @@ def gathered(*, order=range(1, N), first=0, channels=(0,) * N, root=0):
 def rounding(seed=3, count=17):
     """Vectors whose sum depends on the order."""
     rng = np.random.default_rng(seed)
-    return [(rng.standard_normal(count) * 10.0 ** rng.integers(-6, 6, count)).astype(np.float32) for _ in range(N)]
+    return [
+        (rng.standard_normal(count) * 10.0 ** rng.integers(-6, 6, count)).astype(np.float32)
+        for _ in range(N)
+    ]
 
 
 def in_rank_order(values, first=0):
@@ -75,7 +81,9 @@ def test_operands_add_to_what_was_there():
 
     inputs = rounding()
     schedule = Schedule("added", layout, steps)
-    result = simcoll.emulate(simcoll.bind(schedule, len(inputs[0])), crossbar(N, "10 GB/s"), data=inputs, bound=False)
+    result = simcoll.emulate(
+        simcoll.bind(schedule, len(inputs[0])), crossbar(N, "10 GB/s"), data=inputs, bound=False
+    )
     assert result.outputs[0].tobytes() == in_rank_order(inputs)
     assert simcoll.verify(schedule, exact=True).order == "position-independent"
 
@@ -87,26 +95,39 @@ def test_another_operand_in_front_is_another_order():
     def steps(first):
         for target in rank:
             start = target if first == "own" else 0
-            yield joined([
-                transfers(start, layout.input(), target, layout.output()),
-                transfers(rank[rank != start], layout.input(), target, layout.output(), op=REDUCE),
-            ])  # fmt: skip
+            yield joined(
+                [
+                    transfers(start, layout.input(), target, layout.output()),
+                    transfers(
+                        rank[rank != start], layout.input(), target, layout.output(), op=REDUCE
+                    ),
+                ]
+            )
 
     assert simcoll.verify(Schedule("own first", layout, lambda: steps("own"))).order == "any"
-    assert simcoll.verify(Schedule("rank order", layout, lambda: steps("rank 0"))).order == "position-independent"
+    assert (
+        simcoll.verify(Schedule("rank order", layout, lambda: steps("rank 0"))).order
+        == "position-independent"
+    )
 
 
-@pytest.mark.parametrize(("rows", "words"), [
-    ([(0, COPY, 0), (1, COPY, 0)], "twice in one step"),
-    ([(0, COPY, 0), (1, REDUCE, 0), (2, REDUCE, 1)], "on two channels"),
-    ([(0, COPY, 0), (1, REDUCE, 0), (1, REDUCE, 0)], "one operand of each"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([(0, COPY, 0), (1, COPY, 0)], "twice in one step"),
+        ([(0, COPY, 0), (1, REDUCE, 0), (2, REDUCE, 1)], "on two channels"),
+        ([(0, COPY, 0), (1, REDUCE, 0), (1, REDUCE, 0)], "one operand of each"),
+    ],
+)
 def test_what_is_no_fold_is_refused(rows, words):
     layout = Layout(Collective("reduce", N))
 
     def steps():
         yield joined(
-            [transfers(r, layout.input(), 0, layout.output(), op=op, channel=channel) for r, op, channel in rows]
+            [
+                transfers(r, layout.input(), 0, layout.output(), op=op, channel=channel)
+                for r, op, channel in rows
+            ]
         )
 
     with pytest.raises(ScheduleError, match=words):
@@ -137,7 +158,9 @@ def test_ranges_that_overlap_in_part_fold_where_they_do():
     schedule = Schedule("ranges", layout, steps)
     assert simcoll.verify(schedule).order == "position-independent"
     inputs = rounding(count=11)[:3]
-    got = simcoll.emulate(simcoll.bind(schedule, 11), crossbar(3, "10 GB/s"), data=inputs, bound=False).outputs[0]
+    got = simcoll.emulate(
+        simcoll.bind(schedule, 11), crossbar(3, "10 GB/s"), data=inputs, bound=False
+    ).outputs[0]
     assert got.tobytes() == (inputs[0] + inputs[1] + inputs[2]).tobytes()
 
 
@@ -152,10 +175,12 @@ def test_another_channel_waits_for_all_operands():
     rank = np.arange(3)
 
     def steps():
-        yield joined([
-            transfers(0, layout.input(), 0, layout.output()),
-            transfers([1, 2], layout.input(), 0, layout.output(), op=REDUCE),
-        ])  # fmt: skip
+        yield joined(
+            [
+                transfers(0, layout.input(), 0, layout.output()),
+                transfers([1, 2], layout.input(), 0, layout.output(), op=REDUCE),
+            ]
+        )
         yield transfers(0, layout.output(), rank[1:], layout.output(), channel=1)
 
     plan = simcoll.bind(Schedule("two channels", layout, steps, 2), 6)
@@ -170,7 +195,9 @@ def test_the_reductions_of_a_fold_take_their_time_one_after_the_other():
     size, alpha_fs, beta_fs, gamma_fs = 4_000_000, 2_000_000_000, 1_000, 7
     plan = simcoll.bind(gathered(), size // 4, protocol=ideal(reduce_as_per_byte=gamma_fs * 1000))
     for engine in ("simpy", "fast"):
-        result = simcoll.emulate(plan, crossbar(N, "1 TB/s", alpha_fs), data="none", engine=engine, bound=False)
+        result = simcoll.emulate(
+            plan, crossbar(N, "1 TB/s", alpha_fs), data="none", engine=engine, bound=False
+        )
         assert result.time_fs == alpha_fs + 4 * size * (beta_fs + gamma_fs)
 
 

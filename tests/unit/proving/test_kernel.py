@@ -37,14 +37,18 @@ def doubled(turns, nranks=2):
 
 
 @pytest.mark.parametrize("exact", [False, True, None])
-@pytest.mark.parametrize("turns", [1, 10, 30, 31, 32, 33, 53, 60, 61, 62, 63, 64, 65, 122, 128, 200])
+@pytest.mark.parametrize(
+    "turns", [1, 10, 30, 31, 32, 33, 53, 60, 61, 62, 63, 64, 65, 122, 128, 200]
+)
 def test_no_number_of_doublings_comes_back_to_nothing(turns, exact):
     with pytest.raises(ScheduleError, match="rank 0 output chunk 0 is wrong at the end"):
         verify(doubled(turns), exact=exact)
 
 
 def multiplied(factor):
-    """Adds its own input ``factor`` more times, by doubling and adding: a multiplicity of 0 modulo the factor."""
+    """Adds its own input ``factor`` more times, by doubling and adding: a multiplicity of 0 modulo
+    the factor.
+    """
     layout, n = Layout(Collective("all_reduce", 2), 1, [0, 0]), 2
     rank, power, total = np.arange(n), layout.scratch_at(0), layout.scratch_at(1)
 
@@ -64,7 +68,19 @@ def multiplied(factor):
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(
     "factor",
-    [PRIME, 2 * PRIME, PRIME * PRIME, 2**31, 2**32, 2**31 * PRIME, 2**64, 2**64 * PRIME, 2**61, 2**62 - 2, 2**128],
+    [
+        PRIME,
+        2 * PRIME,
+        PRIME * PRIME,
+        2**31,
+        2**32,
+        2**31 * PRIME,
+        2**64,
+        2**64 * PRIME,
+        2**61,
+        2**62 - 2,
+        2**128,
+    ],
 )
 def test_no_multiplicity_that_is_zero_in_some_arithmetic_is_proved(factor, exact):
     assert verify(multiplied(0), exact=exact).order
@@ -79,7 +95,9 @@ def test_leaves_saturate():
     for _ in range(40):
         contents = contents.plus(contents)
     assert contents.leaves.tolist() == [MOST_LEAVES]
-    copies = Contents(algebra, np.full(5, MOST_LEAVES, np.uint32), np.zeros(5, np.uint64), np.zeros(5, np.uint64))
+    copies = Contents(
+        algebra, np.full(5, MOST_LEAVES, np.uint32), np.zeros(5, np.uint64), np.zeros(5, np.uint64)
+    )
     assert copies.reduce_by_switch(np.zeros(5, np.int64))[1].leaves.tolist() == [MOST_LEAVES]
 
 
@@ -106,7 +124,9 @@ def test_a_salt_that_is_none(salt):
 
 
 def test_a_collision_for_one_salt_is_refused_with_another():
-    """Swaps multiplicities so that the sum of tokens of a known salt is right, with the right number of leaves."""
+    """Swaps multiplicities so that the sum of tokens of a known salt is right, with the right
+    number of leaves.
+    """
     n = 4
     tokens = [int(token) for token in Fingerprints(SALT, n, np.arange(1)).tokens[:, 0]]
     # With a multiplicity of -shift the leaves are refused; the arithmetic alone accepts it.
@@ -178,11 +198,17 @@ def test_few_transfers_are_played_as_many(data):
     contents.put_inputs(inputs, inputs, np.zeros(rows, np.int64))
     cells = [contents.leaves.tolist(), contents.sums.tolist(), contents.trees.tolist()]
     for _ in range(data.draw(st.integers(1, 40))):
-        targets = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=rows, unique=True))
+        targets = data.draw(
+            st.lists(st.integers(0, rows - 1), min_size=1, max_size=rows, unique=True)
+        )
         sources = [data.draw(st.integers(0, rows - 1)) for _ in targets]
         reduces = [data.draw(st.booleans()) for _ in targets]
         assert play_few(cells, int(algebra.points[-2]), sources, targets, reduces) == ""
-        read, old, adds = contents.read(np.array(sources)), contents.read(np.array(targets)), np.array(reduces)
+        read, old, adds = (
+            contents.read(np.array(sources)),
+            contents.read(np.array(targets)),
+            np.array(reduces),
+        )
         added = old.plus(read)
         read.write(np.flatnonzero(adds), added.read(np.flatnonzero(adds)))
         contents.write(np.array(targets), read)

@@ -15,10 +15,11 @@ from simcoll.testing.examples import needed_params
 
 
 def variants(algorithm, n):
-    """Schedules of an algorithm at n ranks: in place and not; with 2 and 3 channels and pieces where it has them, one of them in place.
+    """Schedules of an algorithm at n ranks: in place and not; with 2 and 3 channels and pieces
+    where it has them, one of them in place.
 
-    From six ranks on: in place or not, and with more channels than pieces or the other way round; of numbers that follow each other,
-    and of even and odd ones, some have either.
+    From six ranks on: in place or not, and with more channels than pieces or the other way round;
+    of numbers that follow each other, and of even and odd ones, some have either.
     """
     for turn, (channels, pieces) in enumerate(((1, 1), (2, 3), (3, 2))):
         params = {"channels": channels, "pieces": pieces}
@@ -30,10 +31,13 @@ def variants(algorithm, n):
         params = needed_params(algorithm.collective, algorithm.name, n) | params
         if algorithm.name == "hierarchical":
             params["box"] = max(box for box in (1, 2, 3, 4) if n % box == 0)
-        # Which of the two takes turns, such that even numbers, odd ones and powers of two have both.
+        # Which of the two takes turns, such that even numbers, odd ones and powers of two have
+        # both.
         for in_place in (False, True) if turn == 0 and n < 6 else (bool((n // 2 + turn) % 2),):
             try:
-                yield simcoll.schedule(algorithm.collective, algorithm.name, nranks=n, in_place=in_place, **params)
+                yield simcoll.schedule(
+                    algorithm.collective, algorithm.name, nranks=n, in_place=in_place, **params
+                )
             except ConfigError:
                 continue
 
@@ -58,7 +62,10 @@ def edit(program, change):
     lanes = tuple(
         tuple(
             replace(
-                lane, instructions=tuple(change(rank, number, at, each) for at, each in enumerate(lane.instructions))
+                lane,
+                instructions=tuple(
+                    change(rank, number, at, each) for at, each in enumerate(lane.instructions)
+                ),
             )
             for number, lane in enumerate(lanes)
         )
@@ -83,7 +90,11 @@ def test_staging_is_needed():
     assert verify_program(program).data
     size = plan.schedule.layout.size
     staged = [
-        i for lanes in program.lanes for lane in lanes for i in lane.instructions if i.op == "copy" and i.dst >= size
+        i
+        for lanes in program.lanes
+        for lane in lanes
+        for i in lane.instructions
+        if i.op == "copy" and i.dst >= size
     ]
     assert len(staged) == 2
 
@@ -95,7 +106,12 @@ def test_staging_is_needed():
         return instruction
 
     bare = edit(program, unstaged)
-    unordered = edit(bare, lambda _rank, _lane, _position, each: replace(each, waits=()) if each.op == "recv" else each)
+    unordered = edit(
+        bare,
+        lambda _rank, _lane, _position, each: (
+            replace(each, waits=()) if each.op == "recv" else each
+        ),
+    )
     with pytest.raises(ScheduleError, match="race"):
         verify_program(bare)
     with pytest.raises(ScheduleError, match="race"):
@@ -107,7 +123,13 @@ def test_staging_is_needed():
 )
 def test_without_waits_a_lowering_races(collective, name):
     program = lower(simcoll.bind(simcoll.schedule(collective, name, nranks=4, in_place=True), 16))
-    waiting = [each for lanes in program.lanes for lane in lanes for each in lane.instructions if each.waits]
+    waiting = [
+        each
+        for lanes in program.lanes
+        for lane in lanes
+        for each in lane.instructions
+        if each.waits
+    ]
     assert waiting
     with pytest.raises(ScheduleError, match=r"race|holds nothing|wrong"):
         verify_program(edit(program, lambda _rank, _lane, _position, each: replace(each, waits=())))
@@ -136,7 +158,9 @@ def test_waits_between_channels_are_needed():
 
 def test_single_waits_are_redundant_or_found():
     """Dropping one wait is either found, or the program stays right in the order of its proof."""
-    program = lower(simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=3, in_place=True), 6))
+    program = lower(
+        simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=3, in_place=True), 6)
+    )
     found = 0
     for rank, lanes in enumerate(program.lanes):
         for number, lane in enumerate(lanes):
@@ -162,7 +186,9 @@ def test_a_plan_with_empty_chunks_is_checked_without_its_data():
 
 def test_lowered_operations_are_known():
     program = lower(simcoll.bind(simcoll.schedule("all_reduce", "rabenseifner", nranks=6), 24))
-    assert {each.op for lanes in program.lanes for lane in lanes for each in lane.instructions} <= set(OPS)
+    assert {
+        each.op for lanes in program.lanes for lane in lanes for each in lane.instructions
+    } <= set(OPS)
     assert program.fifo_depth is None
 
 
@@ -181,7 +207,9 @@ def test_several_reductions_into_one_chunk_follow_each_other_by_rank():
     assert waits[1][0] in waits[2][1]
     assert waits[2][0] in waits[3][1]
     assert waits[3][0] not in waits[1][1] | waits[2][1]
-    local = next(number for number, lane in enumerate(program.lanes[0]) if lane.instructions[0].op == "copy")
+    local = next(
+        number for number, lane in enumerate(program.lanes[0]) if lane.instructions[0].op == "copy"
+    )
 
     def unchained(rank, lane, position, each):
         return replace(each, waits=tuple(wait for wait in each.waits if wait[0] == local))
@@ -200,6 +228,13 @@ def test_the_part_of_some_ranks_is_what_they_do_in_the_whole(name):
 
 
 def test_a_ring_of_128_ranks():
-    """Takes a fraction of a second; it was ten minutes when clocks were kept instruction by instruction."""
+    """Takes a fraction of a second; it was ten minutes when clocks were kept instruction by
+    instruction.
+    """
     proof = check_lowering(simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=128), 128))
-    assert (proof.data, proof.order, proof.messages, proof.least_depth) == (True, "run-consistent", 2 * 127 * 128, 0)
+    assert (proof.data, proof.order, proof.messages, proof.least_depth) == (
+        True,
+        "run-consistent",
+        2 * 127 * 128,
+        0,
+    )

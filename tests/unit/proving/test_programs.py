@@ -1,4 +1,6 @@
-"""Per-rank programs: matching, deadlock, races, data and order. Expected values are worked out by hand."""
+"""Per-rank programs: matching, deadlock, races, data and order. Expected values are worked out by
+hand.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +50,13 @@ def edited(program, rank, lane, position, instruction):
 
 def test_a_right_program():
     proof = verify_program(gather(direct(0), direct(1)))
-    assert (proof.data, proof.order, proof.steps, proof.messages, proof.lanes) == (True, "", 6, 2, 4)
+    assert (proof.data, proof.order, proof.steps, proof.messages, proof.lanes) == (
+        True,
+        "",
+        6,
+        2,
+        4,
+    )
     assert (proof.least_depth, proof.depth, proof.depth_used) == (0, None, 1)
 
 
@@ -76,7 +84,10 @@ def test_more_sends_than_the_fifo_holds_deadlock(sends):
     with pytest.raises(ScheduleError) as caught:
         verify_program(program)
     message = str(caught.value)
-    assert f"deadlock at FIFO depth 2 (Simple); depth {sends} is enough: 2 lanes are blocked" in message
+    assert (
+        f"deadlock at FIFO depth 2 (Simple); depth {sends} is enough: 2 lanes are blocked"
+        in message
+    )
     for rank in range(2):
         assert f"rank {rank} lane 0 step 2 (send" in message
     assert caught.value.step == 2
@@ -90,9 +101,14 @@ def test_a_circle_of_waits_is_a_deadlock_at_any_depth():
     lanes[0][0] = replace(lanes[0][0], waits=((1, 0),))
     rank1 = direct(1)
     rank1[0][0] = replace(rank1[0][0], waits=((1, 0),))
-    with pytest.raises(ScheduleError, match=r"deadlock at unbounded FIFOs; no FIFO is deep enough: 4 lanes") as caught:
+    with pytest.raises(
+        ScheduleError, match=r"deadlock at unbounded FIFOs; no FIFO is deep enough: 4 lanes"
+    ) as caught:
         verify_program(gather(lanes, rank1))
-    assert "rank 0 lane 0 step 0 (copy input[0] to output[0]) waits for step 0 of rank 0 lane 1" in str(caught.value)
+    assert (
+        "rank 0 lane 0 step 0 (copy input[0] to output[0]) waits for step 0 of rank 0 lane 1"
+        in str(caught.value)
+    )
 
 
 def test_rendezvous_chains_through_forwarding_ranks():
@@ -110,7 +126,12 @@ def test_rendezvous_chains_through_forwarding_ranks():
     assert verify_program(forward).least_depth == 0
     # Every rank forwards what it gets, and nobody begins.
     ring = tuple(
-        (Lane(0, (Instruction("recv_copy_send", dst=1, recv_from=(r + 2) % 3, send_to=(r + 1) % 3),)),)
+        (
+            Lane(
+                0,
+                (Instruction("recv_copy_send", dst=1, recv_from=(r + 2) % 3, send_to=(r + 1) % 3),),
+            ),
+        )
         for r in range(3)
     )
     with pytest.raises(ScheduleError, match="no FIFO is deep enough"):
@@ -119,16 +140,22 @@ def test_rendezvous_chains_through_forwarding_ranks():
 
 def test_leftover_and_missing_messages():
     program = gather(direct(0), direct(1))
-    with pytest.raises(ScheduleError, match=r"rank 1 -> 0 channel 0: 1 sends but 0 receives[\s\S]*never received"):
+    with pytest.raises(
+        ScheduleError, match=r"rank 1 -> 0 channel 0: 1 sends but 0 receives[\s\S]*never received"
+    ):
         verify_program(edited(program, 0, 1, 0, None))
-    with pytest.raises(ScheduleError, match=r"rank 0 -> 1 channel 0: 0 sends but 1 receives[\s\S]*never sent"):
+    with pytest.raises(
+        ScheduleError, match=r"rank 0 -> 1 channel 0: 0 sends but 1 receives[\s\S]*never sent"
+    ):
         verify_program(edited(program, 0, 0, 1, None))
 
 
 def test_message_sizes_must_agree():
     program = gather(direct(0), direct(1))
     with pytest.raises(ScheduleError, match="a message of 1 chunks meets a receive of 2"):
-        verify_program(edited(program, 1, 1, 0, Instruction("recv", dst=FIRST, count=2, recv_from=0)))
+        verify_program(
+            edited(program, 1, 1, 0, Instruction("recv", dst=FIRST, count=2, recv_from=0))
+        )
 
 
 def through_scratch(waits):
@@ -150,7 +177,9 @@ def test_a_dropped_wait_is_a_race():
 
 
 def test_messages_order_and_full_fifos_do_not():
-    """An answer to a first message does not order the read of a second send, unless the second is what it answers."""
+    """An answer to a first message does not order the read of a second send, unless the second is
+    what it answers.
+    """
     ours = [
         [
             Instruction("copy", INPUT, FIRST),
@@ -178,7 +207,7 @@ def test_messages_order_and_full_fifos_do_not():
             Instruction("send", SCRATCH, send_to=0),
         ],
         [Instruction("recv", dst=FIRST, recv_from=0), Instruction("copy", FIRST, SCRATCH)],
-    ]  # fmt: skip
+    ]
     with pytest.raises(ScheduleError, match=r"race on rank 1 scratch\[0\]"):
         verify_program(gather(answer, overwrites, 1))
     # Answered after the second message, the read comes first.
@@ -196,7 +225,10 @@ def test_write_after_write_and_write_after_read():
             Instruction("copy", SCRATCH, FIRST),
             Instruction("send", INPUT, send_to=1),
         ],
-        [Instruction("recv", dst=SECOND, recv_from=1), Instruction("copy", SECOND, SCRATCH, waits=((0, 0),))],
+        [
+            Instruction("recv", dst=SECOND, recv_from=1),
+            Instruction("copy", SECOND, SCRATCH, waits=((0, 0),)),
+        ],
     ]
     with pytest.raises(ScheduleError, match=r"race on rank 0 scratch\[0\]"):
         verify_program(gather(before, direct(1), 1))
@@ -211,24 +243,46 @@ def test_overlapping_copy_races_with_itself():
 
 
 def test_data_faults_name_the_place():
-    wrong = edited(gather(direct(0), direct(1)), 0, 1, 0, Instruction("recv", dst=FIRST, recv_from=1, waits=((0, 1),)))
-    with pytest.raises(ScheduleError, match=r"rank 0 output\[0\] is wrong at the end[\s\S]*missing: rank 0 input\[0\]"):
+    wrong = edited(
+        gather(direct(0), direct(1)),
+        0,
+        1,
+        0,
+        Instruction("recv", dst=FIRST, recv_from=1, waits=((0, 1),)),
+    )
+    with pytest.raises(
+        ScheduleError,
+        match=r"rank 0 output\[0\] is wrong at the end[\s\S]*missing: rank 0 input\[0\]",
+    ):
         verify_program(wrong)
-    empty = edited(gather(direct(0), direct(1)), 0, 0, 0, Instruction("copy", SECOND, FIRST, waits=()))
+    empty = edited(
+        gather(direct(0), direct(1)), 0, 0, 0, Instruction("copy", SECOND, FIRST, waits=())
+    )
     with pytest.raises(ScheduleError, match=r"race|holds nothing yet"):
         verify_program(empty)
     unread = edited(gather(direct(0), direct(1), 1), 0, 0, 0, Instruction("copy", SCRATCH, FIRST))
-    with pytest.raises(ScheduleError, match=r"reads scratch\[0\] of rank 0, which holds nothing yet"):
+    with pytest.raises(
+        ScheduleError, match=r"reads scratch\[0\] of rank 0, which holds nothing yet"
+    ):
         verify_program(unread)
     overwrites = edited(
-        gather(direct(0), direct(1)), 0, 1, 0, Instruction("recv", dst=INPUT, recv_from=1, waits=((0, 1),))
+        gather(direct(0), direct(1)),
+        0,
+        1,
+        0,
+        Instruction("recv", dst=INPUT, recv_from=1, waits=((0, 1),)),
     )
-    with pytest.raises(ScheduleError, match=r"overwrites input\[0\] of rank 0: inputs are read-only"):
+    with pytest.raises(
+        ScheduleError, match=r"overwrites input\[0\] of rank 0: inputs are read-only"
+    ):
         verify_program(overwrites)
 
 
 def test_the_interpreter_adds_the_local_source():
-    with pytest.raises(ScheduleError, match=r"reads scratch\[0\] of rank 0, which holds nothing yet|wrong at the end"):
+    with pytest.raises(
+        ScheduleError,
+        match=r"reads scratch\[0\] of rank 0, which holds nothing yet|wrong at the end",
+    ):
         verify_program(load_msccl_xml(DATA / "foreign_source.xml"))
 
 
@@ -238,7 +292,15 @@ def test_double_counting():
         2,
         (
             (Lane(0, (Instruction("copy", 0, 1), *[Instruction("send", 0, send_to=1)] * 2)),),
-            (Lane(0, (Instruction("copy", 0, 1), *[Instruction("recv_reduce_copy", 1, 1, recv_from=0)] * 2)),),
+            (
+                Lane(
+                    0,
+                    (
+                        Instruction("copy", 0, 1),
+                        *[Instruction("recv_reduce_copy", 1, 1, recv_from=0)] * 2,
+                    ),
+                ),
+            ),
         ),
         (1, 1, 0),
         Collective("reduce", 2, root=1),
@@ -249,14 +311,18 @@ def test_double_counting():
 
 def test_a_bomb_of_reductions_stays_small():
     doubling = [Instruction("copy", 0, 1), *[Instruction("reduce", 1, 1)] * 200]
-    program = RankProgram("bomb", 1, ((Lane(0, tuple(doubling)),),), (1, 1, 0), Collective("all_reduce", 1))
+    program = RankProgram(
+        "bomb", 1, ((Lane(0, tuple(doubling)),),), (1, 1, 0), Collective("all_reduce", 1)
+    )
     with pytest.raises(ScheduleError, match="counted more than once"):
         verify_program(program)
 
 
 def test_shared_connections_and_depths_are_refused():
     lanes = [*direct(0), [Instruction("send", INPUT, send_to=1)]]
-    with pytest.raises(ScheduleError, match="lanes 0 and 2 of rank 0 share the connection to rank 1 on channel 0"):
+    with pytest.raises(
+        ScheduleError, match="lanes 0 and 2 of rank 0 share the connection to rank 1 on channel 0"
+    ):
         verify_program(gather(lanes, direct(1)))
     for depth in (-1, 1.5, True):
         with pytest.raises(ConfigError, match="FIFO depth"):
@@ -290,7 +356,8 @@ def test_no_collective_means_no_post_condition():
         program_schedule(program)
 
 
-# -- as a schedule -------------------------------------------------------------------------------------------------
+# -- as a schedule
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -317,21 +384,33 @@ def test_programs_as_schedules(name, kind):
 
 
 def test_thread_blocks_keep_their_order():
-    """In ``blocks``, two transfers of a thread block never share a step, and come in the order of the file."""
+    """In ``blocks``, two transfers of a thread block never share a step, and come in the order of
+    the file.
+    """
     schedule = program_schedule(load_msccl_xml(DATA / "all_gather.xml"))
     for step in schedule.steps():
         ends = np.concatenate(
-            [step.src_rank * 100 + step.channel, (step.dst_rank * 100 + step.channel)[step.src_rank != step.dst_rank]]
+            [
+                step.src_rank * 100 + step.channel,
+                (step.dst_rank * 100 + step.channel)[step.src_rank != step.dst_rank],
+            ]
         )
         assert len(np.unique(ends)) == len(ends)
 
 
-# -- broken on purpose ---------------------------------------------------------------------------------------------
+# -- broken on purpose
+# ---------------------------------------------------------------------------------------------
 
 
 def test_every_dropped_step_and_every_moved_destination_is_found():
     found, missed = 0, []
-    for name in ("ring_all_reduce", "one_shot_all_reduce", "swap_all_to_all", "all_gather", "sends_first_2"):
+    for name in (
+        "ring_all_reduce",
+        "one_shot_all_reduce",
+        "swap_all_to_all",
+        "all_gather",
+        "sends_first_2",
+    ):
         program = load_msccl_xml(DATA / f"{name}.xml")
         for rank, lanes in enumerate(program.lanes):
             for number, lane in enumerate(lanes):
@@ -359,6 +438,8 @@ def test_dropped_dependencies_are_found():
         for position, instruction in enumerate(lanes[2].instructions):
             if instruction.waits:
                 with pytest.raises(ScheduleError, match="race"):
-                    verify_program(edited(program, rank, 2, position, replace(instruction, waits=())))
+                    verify_program(
+                        edited(program, rank, 2, position, replace(instruction, waits=()))
+                    )
                 found += 1
     assert found == 6

@@ -1,4 +1,6 @@
-"""Proof by symmetry: says what the full proof says, and refuses every schedule in which one chunk is not like the others."""
+"""Proof by symmetry: says what the full proof says, and refuses every schedule in which one chunk
+is not like the others.
+"""
 
 from dataclasses import replace
 
@@ -176,7 +178,9 @@ def swapped(values, *places):
 
 @pytest.mark.parametrize("kind", ["reduce_scatter", "all_gather"])
 def test_a_wrong_repeat_of_blocks_is_refused(kind):
-    """A symmetric proof accepts the schedule, and no mutant that the full proof of its unrolled steps refuses."""
+    """A symmetric proof accepts the schedule, and no mutant that the full proof of its unrolled
+    steps refuses.
+    """
     schedule = simcoll.schedule(kind, "ring", nranks=8, channels=2, box=4)
     blocks = list(schedule.source())
     at = next(at for at, block in enumerate(blocks) if isinstance(block, Repeat))
@@ -199,7 +203,9 @@ def test_a_wrong_repeat_of_blocks_is_refused(kind):
         replace(turn, steps=(changed(step, row, channel=1 - step.channel[row]),)),  # the same data
         replace(turn, steps=(changed(step, row, dst_rank=step.src_rank[row]),)),
         replace(turn, steps=(changed(step, row, src_chunk=windows[-1, 0]),)),
-        replace(turn, steps=(changed(step, row, src_chunk=windows[-1, 0], dst_chunk=windows[-1, 0]),)),
+        replace(
+            turn, steps=(changed(step, row, src_chunk=windows[-1, 0], dst_chunk=windows[-1, 0]),)
+        ),
     ]
     right = []
     for number, mutant in enumerate(mutants):
@@ -246,7 +252,10 @@ def test_repeats_with_a_stride_that_shares_a_factor_with_their_window():
     pairs = []
     for block in (reduce, copy):
         turns = list(block.unrolled())
-        pairs += [Repeat((turns[0], turns[1]), 2, 2 * block.stride, block.base, block.modulus), turns[4]]
+        pairs += [
+            Repeat((turns[0], turns[1]), 2, 2 * block.stride, block.base, block.modulus),
+            turns[4],
+        ]
     again = with_steps(schedule, [first, *pairs])
     assert again.content_hash() == schedule.content_hash()
     assert verify_by_symmetry(again) == verify_by_symmetry(schedule)

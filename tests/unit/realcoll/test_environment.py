@@ -29,14 +29,24 @@ ENV = os.environ | {"PYTHONPATH": str(Path(simcoll.__file__).parents[1])}
         ({}, "", 0, 1, 0),
         ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, "torchrun", 5, 8, 1),
         (
-            {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+            {
+                "OMPI_COMM_WORLD_RANK": "2",
+                "OMPI_COMM_WORLD_SIZE": "4",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+            },
             "Open MPI",
             2,
             4,
             0,
         ),
         ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}, "MPICH", 3, 4, 1),
-        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "3", "SLURM_NNODES": "1"}, "Slurm", 3, 4, 3),
+        (
+            {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "3", "SLURM_NNODES": "1"},
+            "Slurm",
+            3,
+            4,
+            3,
+        ),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "torchrun", 0, 2, 0),
     ],
 )
@@ -73,13 +83,19 @@ def test_what_others_can_list_is_no_secret():
     ],
 )
 def test_processes_of_one_machine_meet_on_loopback(variables):
-    assert job_from(variables | {"MASTER_ADDR": "node1", "MASTER_PORT": "4000"}).address == ("127.0.0.1", 4000)
+    assert job_from(variables | {"MASTER_ADDR": "node1", "MASTER_PORT": "4000"}).address == (
+        "127.0.0.1",
+        4000,
+    )
 
 
 def test_without_a_secret_no_other_machine_is_served():
-    job = LaunchedJob("torchrun", 0, 2, 0, ("192.0.2.1", 0))  # of another machine: it would listen everywhere
+    job = LaunchedJob(
+        "torchrun", 0, 2, 0, ("192.0.2.1", 0)
+    )  # of another machine: it would listen everywhere
     with pytest.raises(
-        ConfigError, match=r"without a secret only this machine is served, and others can reach 0\.0\.0\.0"
+        ConfigError,
+        match=r"without a secret only this machine is served, and others can reach 0\.0\.0\.0",
     ):
         control_of(job, 5)
 
@@ -106,7 +122,9 @@ def test_the_rendezvous_listens_at_the_address_asked_for_and_no_other():
 
 def test_a_name_of_another_machine_or_of_loopback_only_here_listens_everywhere(monkeypatch):
     assert listening_at("192.0.2.1") == "0.0.0.0"
-    monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")  # as Debian names a machine in its /etc/hosts
+    monkeypatch.setattr(
+        socket, "gethostbyname", lambda _: "127.0.1.1"
+    )  # as Debian names a machine in its /etc/hosts
     assert listening_at("node7") == "0.0.0.0"
     assert listening_at("localhost") == "127.0.1.1"
 
@@ -156,22 +174,31 @@ def test_a_job_on_one_machine_has_a_name(variables, job):
 def launched(tmp_path, script, *arguments, launcher=("realcoll", "launch", "-n", "3"), timeout=300):
     (tmp_path / "script.py").write_text(textwrap.dedent(script))
     command = [sys.executable, "-m", *launcher, str(tmp_path / "script.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=ENV, timeout=timeout, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=ENV, timeout=timeout, check=False
+    )
 
 
 @pytest.mark.slow
 def test_launch_gives_each_process_its_rank_and_lets_them_meet(tmp_path):
     done = launched(tmp_path, MEET, "-n", "7")
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"{rank} [0, 1, 2] ['-n', '7']" for rank in range(3)]
+    assert sorted(done.stdout.splitlines()) == [
+        f"{rank} [0, 1, 2] ['-n', '7']" for rank in range(3)
+    ]
 
 
 def test_processes_meet_through_a_file(tmp_path):
     path = tmp_path / "meet"
-    jobs = [job_from({"RANK": str(i), "WORLD_SIZE": "3", "MASTER_ADDR": f"file://{path}"}) for i in range(3)]
+    jobs = [
+        job_from({"RANK": str(i), "WORLD_SIZE": "3", "MASTER_ADDR": f"file://{path}"})
+        for i in range(3)
+    ]
     with ThreadPoolExecutor(3) as pool:
         controls = list(pool.map(lambda job: control_of(job, 20.0), jobs))
-        found = list(pool.map(lambda control: control.gather("hello", bytes([control.process])), controls))
+        found = list(
+            pool.map(lambda control: control.gather("hello", bytes([control.process])), controls)
+        )
     assert found == [{0: b"\0", 1: b"\1", 2: b"\2"}] * 3
     assert not path.exists()
     for control in reversed(controls):

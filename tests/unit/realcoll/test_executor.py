@@ -36,9 +36,14 @@ def test_inputs_are_not_changed_and_may_come_by_rank():
 def test_premul_sum_scales_and_avg_divides():
     schedule = simcoll.schedule("all_reduce", "ring", nranks=2)
     arrays = [np.array([3, -5], "int32"), np.array([4, -4], "int32")]
-    scaled = realcoll.execute(simcoll.bind(schedule, 2, "int32", simcoll.types.premul_sum(3)), arrays)
+    scaled = realcoll.execute(
+        simcoll.bind(schedule, 2, "int32", simcoll.types.premul_sum(3)), arrays
+    )
     assert scaled[1].tolist() == [21, -27]
-    assert realcoll.execute(simcoll.bind(schedule, 2, "int32", "avg"), arrays)[0].tolist() == [3, -4]
+    assert realcoll.execute(simcoll.bind(schedule, 2, "int32", "avg"), arrays)[0].tolist() == [
+        3,
+        -4,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +55,10 @@ def test_premul_sum_scales_and_avg_divides():
             [np.ones(4, "float32"), np.ones(5, "float32"), None],
             "rank 1 needs 4 elements of float32 as input; got 5 of float32",
         ),
-        ([np.ones(4, "float64")] * 3, "rank 0 needs 4 elements of float32 as input; got 4 of float64"),
+        (
+            [np.ones(4, "float64")] * 3,
+            "rank 0 needs 4 elements of float32 as input; got 4 of float64",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(arrays, said):
@@ -60,7 +68,9 @@ def test_arrays_that_do_not_fit_are_refused(arrays, said):
 
 @pytest.mark.parametrize("placement", [[0, 0], [0, 0, 1], [0, -1, 0]])
 def test_a_placement_names_a_process_for_every_rank(placement):
-    with pytest.raises(simcoll.ConfigError, match=r"placement must name one process 0\.\.0 for each of 3 ranks"):
+    with pytest.raises(
+        simcoll.ConfigError, match=r"placement must name one process 0\.\.0 for each of 3 ranks"
+    ):
         realcoll.prepare(ring(), placement=placement)
 
 

@@ -1,4 +1,6 @@
-"""A rank that dies, does not come, stalls, or brings something else: every other rank names it, and nothing is left."""
+"""A rank that dies, does not come, stalls, or brings something else: every other rank names it, and
+nothing is left.
+"""
 
 import signal
 import subprocess
@@ -29,7 +31,9 @@ def mapped():
     found = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
-            found |= {line.split()[-1] for line in maps.read_text().splitlines() if str(MEMORY) in line}
+            found |= {
+                line.split()[-1] for line in maps.read_text().splitlines() if str(MEMORY) in line
+            }
         except OSError:
             continue
     return found
@@ -43,7 +47,9 @@ def stale():
 
 def doors():
     """Numbers of the sockets of this machine that listen: over TCP, or under a name of ours."""
-    tcp, local = (Path(f"/proc/net/{kind}").read_text().splitlines()[1:] for kind in ("tcp", "unix"))
+    tcp, local = (
+        Path(f"/proc/net/{kind}").read_text().splitlines()[1:] for kind in ("tcp", "unix")
+    )
     return {line.split()[9] for line in tcp if line.split()[3] == "0A"} | {
         line.split()[6] for line in local if "realcoll" in line
     }
@@ -55,7 +61,9 @@ def begin(launcher, script, *arguments):
     command = starts.get(launcher) or [sys.executable, "-m", "realcoll", "launch", "-n", str(N)]
     before = stale()
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen([*command, *script, *map(str, arguments)], env=environment(), **pipes), before
+    return subprocess.Popen(
+        [*command, *script, *map(str, arguments)], env=environment(), **pipes
+    ), before
 
 
 def nothing_is_left(folder, before):
@@ -112,17 +120,22 @@ def test_under_mpiexec_nothing_is_left_and_whoever_may_speak_names_the_rank(case
     assert all(said.startswith("[1] ") for said in told.values())
     if case in ("size", "absent"):
         assert set(OTHERS) <= set(told)
-        said = {"size": "the count: ranks 0, 2: 1000; rank 1: 1001", "absent": "rank 1 did not come within 5 s"}[case]
+        said = {
+            "size": "the count: ranks 0, 2: 1000; rank 1: 1001",
+            "absent": "rank 1 did not come within 5 s",
+        }[case]
         assert all(said in told[rank] for rank in OTHERS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launcher", "number"), [("mpiexec", signal.SIGKILL), ("realcoll", signal.SIGINT), ("realcoll", signal.SIGKILL)]
+    ("launcher", "number"),
+    [("mpiexec", signal.SIGKILL), ("realcoll", signal.SIGINT), ("realcoll", signal.SIGKILL)],
 )
 def test_a_launcher_that_is_stopped_or_killed_leaves_nothing(launcher, number, tmp_path):
     job, before = begin(launcher, [str(PROGRAMS / "fault_program.py")], "busy", tmp_path)
-    # Processes that start MPI take long on a loaded machine. Once they run, a launcher ends in seconds or hangs.
+    # Processes that start MPI take long on a loaded machine. Once they run, a launcher ends in
+    # seconds or hangs.
     limit = time.monotonic() + 240
     while len(list(tmp_path.glob("*.sockets"))) < N:
         assert time.monotonic() < limit

@@ -19,7 +19,22 @@ from simcoll.libraries.calibration import Calibration, load_calibration
 from simcoll.libraries.fitting import formula
 from simcoll.topology import load_topology
 
-STEPS = ("-b", "100", "-e", "300", "-i", "100", "-n", "1", "-c", "0", "-g", "2", "--predict", "crossbar")
+STEPS = (
+    "-b",
+    "100",
+    "-e",
+    "300",
+    "-i",
+    "100",
+    "-n",
+    "1",
+    "-c",
+    "0",
+    "-g",
+    "2",
+    "--predict",
+    "crossbar",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +59,27 @@ def rows(text):
     ],
 )
 def test_perf_prints_the_table_of_nccl_tests(arguments, redop, root, capsys):
-    assert main(["perf", *arguments, "-t", "local", "-b", "64", "-e", "256", "-f", "2", "-n", "2", "-g", "4"]) == 0
+    assert (
+        main(
+            [
+                "perf",
+                *arguments,
+                "-t",
+                "local",
+                "-b",
+                "64",
+                "-e",
+                "256",
+                "-f",
+                "2",
+                "-n",
+                "2",
+                "-g",
+                "4",
+            ]
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     table = rows(shown)
     assert [line[0] for line in table] == ["64", "128", "256"]
@@ -74,9 +109,19 @@ def test_all_types_and_reductions_of_nccl_tests(capsys):
     table = rows(capsys.readouterr().out)
     assert [line[3] for line in table[:6]] == ["sum", "product", "max", "min", "avg", "premul_sum"]
     assert [line[2] for line in table[::6]] == [
-        "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16",
-        "float8_e4m3fn", "float8_e5m2",
-    ]  # fmt: skip
+        "int8",
+        "uint8",
+        "int32",
+        "uint32",
+        "int64",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "bfloat16",
+        "float8_e4m3fn",
+        "float8_e5m2",
+    ]
     assert all(line[8] == line[12] == "0" for line in table)
     assert main(["perf", "broadcast", "-b", "64", "-e", "64", "-c", "0", *ALL]) == 0
     assert len(rows(capsys.readouterr().out)) == 12
@@ -129,10 +174,20 @@ def test_reports_are_read_for_comparison(tmp_path, capsys):
 
 @pytest.mark.parametrize("predicts", [False, True])
 def test_the_time_of_the_library_is_found_in_a_report(tmp_path, predicts):
-    lines = ["# realcoll: all_reduce with ring on nccl: 8 ranks in 8 processes", *header(predicts=predicts)]
+    lines = [
+        "# realcoll: all_reduce with ring on nccl: 8 ranks in 8 processes",
+        *header(predicts=predicts),
+    ]
     for count in (64, 2000, 10**7):
         plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=8), count)
-        line = Line(plan, "sum", TimedRuns(9e-6 + count * 1e-10, 0), None, TimedRuns(7e-6 + count * 1e-11, None), 3e-6)
+        line = Line(
+            plan,
+            "sum",
+            TimedRuns(9e-6 + count * 1e-10, 0),
+            None,
+            TimedRuns(7e-6 + count * 1e-11, None),
+            3e-6,
+        )
         lines.append(row(line, predicts=predicts))
     (tmp_path / "own.log").write_text("\n".join([*lines, *footer([])]))
     (table,) = load_log(tmp_path / "own.log").tables
@@ -152,7 +207,10 @@ def test_the_time_of_the_library_is_found_in_a_report(tmp_path, predicts):
         ("perf all_reduce -t local -b 8 -e 80 -i 0", "steps of at least 1 byte"),
         ("perf all_reduce -t local -n 0", "-n 0"),
         ("perf all_reduce -t local -b 8 -e 8 -g 16 --predict crossbar", "16 are measured"),
-        ("perf all_reduce -t local -b 8 -e 8 -n 1 -J /no/such/folder/x", "/no/such/folder/x: cannot be written"),
+        (
+            "perf all_reduce -t local -b 8 -e 8 -n 1 -J /no/such/folder/x",
+            "/no/such/folder/x: cannot be written",
+        ),
         ("launch", "launch needs a script"),
         ("perf", "requires an argument"),
         ("calibrate /dev/null -t local", "is already there"),

@@ -22,7 +22,10 @@ TOKEN = "secret"
 def seats():
     """Three seats at one server."""
     host = Host(3, token=TOKEN)
-    found = [join(host.address, i, 3, token=TOKEN, timeout_s=20.0, host=host if i == 0 else None) for i in range(3)]
+    found = [
+        join(host.address, i, 3, token=TOKEN, timeout_s=20.0, host=host if i == 0 else None)
+        for i in range(3)
+    ]
     yield found
     for seat in reversed(found):
         seat.close()
@@ -53,18 +56,26 @@ def die(seat):
 
 
 def test_everybody_gets_what_everybody_brought(seats):
-    found = together(*(lambda seat=seat: seat.meet("a", bytes([seat.process]), 10) for seat in seats))
+    found = together(
+        *(lambda seat=seat: seat.meet("a", bytes([seat.process]), 10) for seat in seats)
+    )
     assert [meeting.values for meeting in found] == [{0: b"\0", 1: b"\1", 2: b"\2"}] * 3
     assert seats[1].meet("alone", b"x", 10, (1,)).values == {1: b"x"}
-    pair = together(*(lambda seat=seat: seat.meet("b", b"", 10, (0, 2)) for seat in (seats[0], seats[2])))
+    pair = together(
+        *(lambda seat=seat: seat.meet("b", b"", 10, (0, 2)) for seat in (seats[0], seats[2]))
+    )
     assert [set(meeting.values) for meeting in pair] == [{0, 2}] * 2
 
 
 def test_the_process_with_the_server_is_told_last(seats, monkeypatch):
-    """It may hold the interpreter from then on, as the start of MPI does, and the server could tell nobody else."""
+    """It may hold the interpreter from then on, as the start of MPI does, and the server could tell
+    nobody else.
+    """
     meetings, told = seats[0]._host._meetings, []
     tell = meetings._tell
-    monkeypatch.setattr(meetings, "_tell", lambda process, content: (told.append(process), tell(process, content)))
+    monkeypatch.setattr(
+        meetings, "_tell", lambda process, content: (told.append(process), tell(process, content))
+    )
 
     def after(pause_s, seat):
         time.sleep(pause_s)
@@ -103,8 +114,12 @@ def test_those_who_wait_for_each_other_find_the_one_who_is_not_there(seats):
 
 def test_a_difference_is_blamed_on_the_minority(seats):
     offers = [{"count": "8"}, {"count": "9"}, {"count": "8"}]
-    errors = together(*(lambda c=c, o=o: c.agree(o, (0, 1, 2)) for c, o in zip(seats, offers, strict=True)))
-    assert [str(error) for error in errors] == ["ranks disagree on the count: ranks 0, 2: 8; rank 1: 9"] * 3
+    errors = together(
+        *(lambda c=c, o=o: c.agree(o, (0, 1, 2)) for c, o in zip(seats, offers, strict=True))
+    )
+    assert [str(error) for error in errors] == [
+        "ranks disagree on the count: ranks 0, 2: 8; rank 1: 9"
+    ] * 3
     assert together(*(lambda c=c: c.agree({"count": "8"}, (0, 1, 2)) for c in seats)) == [None] * 3
 
 
@@ -118,8 +133,12 @@ def test_a_difference_is_blamed_on_the_minority(seats):
     ],
 )
 def test_what_may_differ_is_in_the_offer(what, algorithm, dtype, op, ranks):
-    usual = fingerprint(simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=3), 8), (0, 1, 2))
-    plan = simcoll.bind(simcoll.schedule("all_reduce", algorithm, nranks=3), 8, dtype, op, ranks=ranks)
+    usual = fingerprint(
+        simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=3), 8), (0, 1, 2)
+    )
+    plan = simcoll.bind(
+        simcoll.schedule("all_reduce", algorithm, nranks=3), 8, dtype, op, ranks=ranks
+    )
     other = fingerprint(plan, (0, 1, 2))
     assert next(key for key in usual if usual[key] != other[key]) == what
 
@@ -128,7 +147,10 @@ def test_a_local_name_is_a_place_to_meet_too(tmp_path):
     address = f"\0realcoll {tmp_path}"
     host = Host(2, address)
     found = [join(address, i, 2, host=host if i == 0 else None) for i in range(2)]
-    assert together(*(lambda s=s: s.meet("a", b"x", 10).values for s in found)) == [{0: b"x", 1: b"x"}] * 2
+    assert (
+        together(*(lambda s=s: s.meet("a", b"x", 10).values for s in found))
+        == [{0: b"x", 1: b"x"}] * 2
+    )
     with pytest.raises(ConfigError, match="cannot listen on '@realcoll"):
         Host(2, address)
     for seat in reversed(found):
@@ -165,7 +187,9 @@ def test_strangers_and_rubbish_are_sent_away(seats):
     assert second.meet("x", b"", 5).missing
     assert "seat of process 1 of 3 is not free" in second.gone[0]
     second.close()
-    assert {meeting.missing for meeting in together(*(lambda s=s: s.meet("y", b"", 10) for s in seats))} == {()}
+    assert {
+        meeting.missing for meeting in together(*(lambda s=s: s.meet("y", b"", 10) for s in seats))
+    } == {()}
 
 
 def test_no_server_is_a_clear_error_that_names_rank_0():
@@ -173,7 +197,9 @@ def test_no_server_is_a_clear_error_that_names_rank_0():
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
             Host(2, ("127.0.0.1", port))
-    with pytest.raises(FaultError, match=f"rank 0 does not answer at 127.0.0.1:{port} within 0.2 s"):
+    with pytest.raises(
+        FaultError, match=f"rank 0 does not answer at 127.0.0.1:{port} within 0.2 s"
+    ):
         join(("127.0.0.1", port), 1, 2, timeout_s=0.2)
 
 

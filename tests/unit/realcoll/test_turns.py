@@ -18,7 +18,9 @@ from tests.support.turns_read_back import program_of
 
 def by_hand(kind, n, *steps, count=2, **options):
     layout = Layout(Collective(kind, n, **options))
-    return simcoll.bind(Schedule("by_hand", layout, lambda: iter(steps), 8), count, "int16", unproved=True), layout
+    return simcoll.bind(
+        Schedule("by_hand", layout, lambda: iter(steps), 8), count, "int16", unproved=True
+    ), layout
 
 
 def test_two_ranks_swap_through_memory_set_aside():
@@ -55,7 +57,9 @@ def test_staging_is_shared_by_turns_and_not_by_rows():
     plan, _ = by_hand("all_to_all", 3, *into, count=40)
     found = part(plan, [0, 1, 2], 0)
     assert found.staging_bytes == (2 * 128,)
-    assert [[span for span, _, _ in turn.recvs] for turn in found.lanes[0]] == [[(-1, 0, 0, 80), (-1, 0, 128, 80)]] * 2
+    assert [[span for span, _, _ in turn.recvs] for turn in found.lanes[0]] == [
+        [(-1, 0, 0, 80), (-1, 0, 128, 80)]
+    ] * 2
 
 
 def test_a_synchronisation_is_one_byte_each_way():
@@ -78,9 +82,17 @@ def test_every_message_has_both_ends_in_one_order(hosts, apart):
     for here, mine in enumerate(parts):
         for there, other in enumerate(parts):
             for one, two in zip(mine.lanes, other.lanes, strict=True):
-                sent = [(t.step, span[3], channel) for t in one for span, to, channel in t.sends if to == there]
+                sent = [
+                    (t.step, span[3], channel)
+                    for t in one
+                    for span, to, channel in t.sends
+                    if to == there
+                ]
                 wanted = [
-                    (t.step, span[3], channel) for t in two for span, source, channel in t.recvs if source == here
+                    (t.step, span[3], channel)
+                    for t in two
+                    for span, source, channel in t.recvs
+                    if source == here
                 ]
                 assert sent == wanted
     steps = sum(len(step) - int((step.src_rank == step.dst_rank).sum()) for step in plan.steps())
@@ -116,11 +128,16 @@ def test_lanes_wait_for_each_other_where_the_plan_says_so():
 
 
 def exchange():
-    """In one step each of two channels overwrites what the other reads, on different ranks: turns would wait in a cycle."""
+    """In one step each of two channels overwrites what the other reads, on different ranks: turns
+    would wait in a cycle.
+    """
     layout = Layout(Collective("all_to_all", 4, in_place=False), 1)
     rank = np.arange(4)
     load = transfers(
-        np.repeat(rank, 4), layout.input(np.tile(rank, 4)), np.repeat(rank, 4), layout.output(np.tile(rank, 4))
+        np.repeat(rank, 4),
+        layout.input(np.tile(rank, 4)),
+        np.repeat(rank, 4),
+        layout.output(np.tile(rank, 4)),
     )
     cross = transfers(
         [0, 1, 0, 1],
@@ -129,7 +146,9 @@ def exchange():
         layout.output(np.array([1, 0, 3, 2])),
         channel=[0, 1, 1, 0],
     )
-    return simcoll.bind(Schedule("exchange", layout, lambda: iter([load, cross]), 2), 3, unproved=True)
+    return simcoll.bind(
+        Schedule("exchange", layout, lambda: iter([load, cross]), 2), 3, unproved=True
+    )
 
 
 @pytest.mark.parametrize("hosts", [[0, 1, 2, 3], [0, 0, 1, 1], [0, 0, 0, 0], [2, 0, 1, 0]])
@@ -149,7 +168,8 @@ def test_turns_without_their_waits_race():
     plan = relay()
     parts = [part(plan, [0, 1, 2], process, apart=True) for process in range(3)]
     bare = [
-        replace(made, lanes=tuple(tuple(replace(t, waits=()) for t in lane) for lane in made.lanes)) for made in parts
+        replace(made, lanes=tuple(tuple(replace(t, waits=()) for t in lane) for lane in made.lanes))
+        for made in parts
     ]
     check_order(wire(program_of(plan, parts)))
     with pytest.raises(simcoll.ScheduleError, match="race"):

@@ -10,9 +10,19 @@ import simcoll
 from simcoll.core.collective import KINDS
 from simcoll.errors import ConfigError
 from simcoll.proving import verify
-from simcoll.testing import assert_implements, collectives, groups, rewrites, schedules, sizes, topologies
+from simcoll.testing import (
+    assert_implements,
+    collectives,
+    groups,
+    rewrites,
+    schedules,
+    sizes,
+    topologies,
+)
 
-QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+QUICK = settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 
 
 @pytest.mark.slow
@@ -40,7 +50,11 @@ def test_groups_of_a_topology_run(data):
 
 
 def reached(strategy, wanted):
-    return find(strategy, wanted, settings=settings(max_examples=2000, deadline=None, derandomize=True, database=None))
+    return find(
+        strategy,
+        wanted,
+        settings=settings(max_examples=2000, deadline=None, derandomize=True, database=None),
+    )
 
 
 @pytest.mark.slow
@@ -55,11 +69,17 @@ def test_every_kind_root_and_place_is_made(kind):
 @pytest.mark.slow
 def test_awkward_sizes_are_made():
     gathered = simcoll.Collective("all_gather", 3)
-    assert reached(sizes(gathered), lambda s: isinstance(s, list) and 0 in s and sum(s) > 0) is not None
+    assert (
+        reached(sizes(gathered), lambda s: isinstance(s, list) and 0 in s and sum(s) > 0)
+        is not None
+    )
     matrix = reached(
         sizes(simcoll.Collective("all_to_all", 3)),
         lambda s: (
-            isinstance(s, list) and any(not any(row) for row in s) and not any(row[1] for row in s) and sum(map(sum, s))
+            isinstance(s, list)
+            and any(not any(row) for row in s)
+            and not any(row[1] for row in s)
+            and sum(map(sum, s))
         ),
     )
     assert [len(row) for row in matrix] == [3, 3, 3]
@@ -75,16 +95,31 @@ def test_every_family_of_topologies_is_made():
 @pytest.mark.parametrize(
     ("strategy", "says"),
     [
-        (lambda: collectives("all_reduce"), "kinds must be a list such as ['all_reduce', 'broadcast'], got 'all_reduce'"),
-        (lambda: collectives(["allreduce"]), "unknown collective 'allreduce'; did you mean 'all_reduce'?"),
+        (
+            lambda: collectives("all_reduce"),
+            "kinds must be a list such as ['all_reduce', 'broadcast'], got 'all_reduce'",
+        ),
+        (
+            lambda: collectives(["allreduce"]),
+            "unknown collective 'allreduce'; did you mean 'all_reduce'?",
+        ),
         (lambda: collectives([7]), "unknown collective 7; valid: all_gather"),
         (lambda: collectives([]), "kinds is empty"),
-        (lambda: collectives(nranks=5), "nranks must be a strategy of Hypothesis, got 5; did you mean hypothesis.strategies.just(5)?"),
+        (
+            lambda: collectives(nranks=5),
+            (
+                "nranks must be a strategy of Hypothesis, got 5; did you mean "
+                "hypothesis.strategies.just(5)?"
+            ),
+        ),
         (lambda: collectives(in_place=True), "in_place must be a strategy of Hypothesis, got True"),
-        (lambda: schedules(simcoll.Collective("barrier", 2)), "wanted must be a strategy of Hypothesis, got Collective(kind='barrier'"),
+        (
+            lambda: schedules(simcoll.Collective("barrier", 2)),
+            "wanted must be a strategy of Hypothesis, got Collective(kind='barrier'",
+        ),
         (lambda: schedules(rewritten=3), "rewritten must be a strategy of Hypothesis, got 3"),
     ],
-)  # fmt: skip
+)
 def test_arguments_of_the_wrong_kind(strategy, says):
     with pytest.raises(ConfigError) as error:
         strategy()
@@ -112,9 +147,14 @@ def test_relabelled_ranks_carry_their_blocks():
     assert first.src_rank.tolist() == [2, 0, 1]
     assert first.dst_chunk.tolist() == [1 + 2, 1 + 0, 1 + 1]
     verify(renamed)
-    verify(rewrites.relabel_ranks(simcoll.schedule("scatter", "tree", nranks=4, root=1), [3, 2, 0, 1]))
+    verify(
+        rewrites.relabel_ranks(simcoll.schedule("scatter", "tree", nranks=4, root=1), [3, 2, 0, 1])
+    )
     assert (
-        rewrites.relabel_ranks(simcoll.schedule("scatter", "tree", nranks=4, root=1), [3, 2, 0, 1]).collective.root == 2
+        rewrites.relabel_ranks(
+            simcoll.schedule("scatter", "tree", nranks=4, root=1), [3, 2, 0, 1]
+        ).collective.root
+        == 2
     )
 
 
@@ -126,7 +166,9 @@ def test_steps_are_split_and_merged_only_where_that_is_right():
     shift = simcoll.schedule("all_to_all", "pairwise", nranks=3)
     assert len(list(rewrites.merge(shift, 0).steps())) == len(list(shift.steps())) - 1
     swap = simcoll.schedule("all_reduce", "recursive_doubling", nranks=2)
-    exchange = next(i for i, step in enumerate(swap.steps()) if (step.src_rank != step.dst_rank).any())
+    exchange = next(
+        i for i, step in enumerate(swap.steps()) if (step.src_rank != step.dst_rank).any()
+    )
     lengths = [len(step) for step in swap.steps()]
     assert [len(step) for step in rewrites.split(swap, exchange, [True, False]).steps()] == lengths
     barrier = simcoll.schedule("barrier", "dissemination", nranks=4)
@@ -162,5 +204,9 @@ def test_a_detour_of_what_is_gone_in_place():
 def test_a_tree_by_hand():
     # 2 is the root, with children 0 and 3; 1 hangs on 3.
     tree = rewrites.tree_schedule(simcoll.Collective("reduce", 4, root=2), [0, 0, 2], [2, 0, 3, 1])
-    assert [(int(s.src_rank[0]), int(s.dst_rank[0])) for s in list(tree.steps())[1:]] == [(1, 3), (3, 2), (0, 2)]
+    assert [(int(s.src_rank[0]), int(s.dst_rank[0])) for s in list(tree.steps())[1:]] == [
+        (1, 3),
+        (3, 2),
+        (0, 2),
+    ]
     verify(tree)

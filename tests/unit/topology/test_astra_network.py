@@ -27,8 +27,15 @@ def test_links_of_three_dimensions(tmp_path):
     assert found.path(0, 12) == ["npu0 -> switch2.0", "switch2.0 -> npu12"]
     times = found.route([0, 0, 0], [2, 9, 12]).latency_fs.tolist()
     assert times == [50 * 10**6, 500_500_000, 4000 * 10**6]
-    link = {found.link_name(number): int(found.link_capacity_uBps[number]) for number in range(found.nlinks)}
-    assert [link["npu0 -> npu2"], link["npu0 -> npu9"], link["npu0 -> switch2.0"]] == [200 * GB, 100 * GB, 25 * GB // 2]
+    link = {
+        found.link_name(number): int(found.link_capacity_uBps[number])
+        for number in range(found.nlinks)
+    }
+    assert [link["npu0 -> npu2"], link["npu0 -> npu9"], link["npu0 -> switch2.0"]] == [
+        200 * GB,
+        100 * GB,
+        25 * GB // 2,
+    ]
     path = tmp_path / "network.yml"
     path.write_bytes(THREE)
     assert load_topology(path).nlinks == found.nlinks
@@ -36,17 +43,37 @@ def test_links_of_three_dimensions(tmp_path):
 
 
 REFUSED = {
-    "an unknown block": (b"Ring", b"Rong", r"\$.topology\[0\]: unknown 'Rong'; did you mean 'Ring'"),
-    "a list that is too short": (b"[ 3, 4, 2 ]", b"[ 3, 4 ]", r"\$.npus_count: 2 values, for 3 dimensions"),
-    "one NPU": (b"[ 3, 4, 2 ]", b"[ 3, 1, 2 ]", r"\$.npus_count\[1\]: expected a whole number of at least 2, got '1'"),
+    "an unknown block": (
+        b"Ring",
+        b"Rong",
+        r"\$.topology\[0\]: unknown 'Rong'; did you mean 'Ring'",
+    ),
+    "a list that is too short": (
+        b"[ 3, 4, 2 ]",
+        b"[ 3, 4 ]",
+        r"\$.npus_count: 2 values, for 3 dimensions",
+    ),
+    "one NPU": (
+        b"[ 3, 4, 2 ]",
+        b"[ 3, 1, 2 ]",
+        r"\$.npus_count\[1\]: expected a whole number of at least 2, got '1'",
+    ),
     "no bandwidth": (b"200.0", b"0", r"\$.bandwidth\[0\]: expected a number above 0, got '0'"),
     "a negative latency": (b"50.0,", b"-50.0,", r"\$.latency\[0\]: expected a number, got '-50.0'"),
     "too many": (b"[ 3, 4, 2 ]", b"[ 300, 4000, 2 ]", "expected at most 4096"),
-    "other YAML": (b"[ 50.0, 500.5, 2000.0 ]", b"\n  - 50.0", "line 5: expected a line such as 'bandwidth: "),
-    "an unknown key": (b"latency", b"latencies", "line 5: unknown key 'latencies'; did you mean 'latency'"),
+    "other YAML": (
+        b"[ 50.0, 500.5, 2000.0 ]",
+        b"\n  - 50.0",
+        "line 5: expected a line such as 'bandwidth: ",
+    ),
+    "an unknown key": (
+        b"latency",
+        b"latencies",
+        "line 5: unknown key 'latencies'; did you mean 'latency'",
+    ),
     "a key twice": (b"latency:", b"bandwidth:", "line 5: bandwidth is a duplicate"),
     "a key too few": (b"latency: [ 50.0, 500.5, 2000.0 ]", b"", r"\$.latency: missing"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -1,4 +1,6 @@
-"""Lost links: only the routes that held one move, to what is left; shortest by networkx, and spread where there are several ways."""
+"""Lost links: only the routes that held one move, to what is left; shortest by networkx, and spread
+where there are several ways.
+"""
 
 from itertools import pairwise
 
@@ -40,17 +42,35 @@ FAMILIES = {
     "grid": (lambda: torus([4, 3], "25 GB/s", "1 us", wrap=False), (0, 17)),
     "hypercube": (lambda: hypercube(4, "25 GB/s", "1 us"), (0, 21)),
     "cube-mesh": (lambda: hybrid_cube_mesh(2, "25 GB/s", "1 us"), ("gpu0 -> gpu4", "gpu1 -> gpu2")),
-    "hyperx": (lambda: hyperx([3, 3], 2, "50 GB/s", "1 us", switch_latency="300 ns"), ("switch0 -> switch1",)),
-    "dragonfly": (lambda: dragonfly(2, 4, 2, "50 GB/s", "1 us", local_latency="100 ns", global_latency="300 ns"),
-                  ("group0.switch0 -> group0.switch1", 150)),
-    "dgx-1v": (lambda: load_topology("dgx-1v", nodes=2), ("box0.gpu0 -> box0.gpu1", "box0.gpu2 -> box0.gpu3")),
+    "hyperx": (
+        lambda: hyperx([3, 3], 2, "50 GB/s", "1 us", switch_latency="300 ns"),
+        ("switch0 -> switch1",),
+    ),
+    "dragonfly": (
+        lambda: dragonfly(
+            2, 4, 2, "50 GB/s", "1 us", local_latency="100 ns", global_latency="300 ns"
+        ),
+        ("group0.switch0 -> group0.switch1", 150),
+    ),
+    "dgx-1v": (
+        lambda: load_topology("dgx-1v", nodes=2),
+        ("box0.gpu0 -> box0.gpu1", "box0.gpu2 -> box0.gpu3"),
+    ),
     "dgx": (lambda: load_topology("dgx-a100", nodes=2), ("box0.gpu0 -> box0.nvswitch",)),
-    "clos": (lambda: clos(4, 3, 4, "50 GB/s", "1 us", spine_latency="1 us", seed=3),
-             ("leaf0 -> spine0", "spine2 -> leaf3")),
-    "clos-planes": (lambda: clos(3, 3, 2, "50 GB/s", "1 us", planes=3), ("gpu0 -> plane0.leaf0", "plane1.leaf0 -> plane1.spine1")),
-    "clos-modulo": (lambda: clos(4, 4, 4, "50 GB/s", "1 us", ecmp="modulo"), ("leaf0 -> spine0", "spine3 -> leaf1")),
+    "clos": (
+        lambda: clos(4, 3, 4, "50 GB/s", "1 us", spine_latency="1 us", seed=3),
+        ("leaf0 -> spine0", "spine2 -> leaf3"),
+    ),
+    "clos-planes": (
+        lambda: clos(3, 3, 2, "50 GB/s", "1 us", planes=3),
+        ("gpu0 -> plane0.leaf0", "plane1.leaf0 -> plane1.spine1"),
+    ),
+    "clos-modulo": (
+        lambda: clos(4, 4, 4, "50 GB/s", "1 us", ecmp="modulo"),
+        ("leaf0 -> spine0", "spine3 -> leaf1"),
+    ),
     "two-ways": (two_ways, ("a -> s1", "s1 -> b")),
-}  # fmt: skip
+}
 CASES = [(name, link) for name, (_, links) in FAMILIES.items() for link in links]
 
 
@@ -58,13 +78,22 @@ def named_routes(topology):
     """The route of every pair, as names of links."""
     n = topology.nranks
     routes = topology.route(*np.divmod(np.arange(n * n), n)).links
-    return {divmod(m, n): [topology.link_name(link) for link in row if link >= 0] for m, row in enumerate(routes)}
+    return {
+        divmod(m, n): [topology.link_name(link) for link in row if link >= 0]
+        for m, row in enumerate(routes)
+    }
 
 
 def check_detours(topology, before, degraded, lost):
-    """Routes of pairs that did not use what is lost stay; the others are shortest ways from end to end over what is left."""
+    """Routes of pairs that did not use what is lost stay; the others are shortest ways from end to
+    end over what is left.
+    """
     graph = degraded.to_networkx()
-    gpus = {name for name, kind in zip(topology.node_names, topology.node_kinds, strict=True) if kind == "gpu"}
+    gpus = {
+        name
+        for name, kind in zip(topology.node_names, topology.node_kinds, strict=True)
+        if kind == "gpu"
+    }
     touched = 0
     for (src, dst), after in named_routes(degraded).items():
         if not lost & set(before[src, dst]):
@@ -78,7 +107,9 @@ def check_detours(topology, before, degraded, lost):
         assert all(one[1] == other[0] for one, other in pairwise(ends))
         assert topology.gpus_forward or not {end for end, _ in ends[1:]} & gpus
         allowed = graph if topology.gpus_forward else graph.subgraph(set(graph) - gpus | {a, b})
-        assert int(degraded.route([src], [dst]).latency_fs[0]) == nx.dijkstra_path_length(allowed, a, b, "latency_fs")
+        assert int(degraded.route([src], [dst]).latency_fs[0]) == nx.dijkstra_path_length(
+            allowed, a, b, "latency_fs"
+        )
     return touched
 
 
@@ -135,12 +166,19 @@ def test_placement_before_and_after(name):
     seats = np.random.default_rng(7).permutation(topology.nranks)[: topology.nranks - 1]
     lost, between = topology, topology.with_ranks(seats)
     for link in names:
-        lost, between = lost.degrade(link, 0), between.degrade(link, 0).with_ranks(np.arange(len(seats))[::-1])
-    assert named_routes(lost.with_ranks(seats[::-1] if len(names) % 2 else seats)) == named_routes(between)
+        lost, between = (
+            lost.degrade(link, 0),
+            between.degrade(link, 0).with_ranks(np.arange(len(seats))[::-1]),
+        )
+    assert named_routes(lost.with_ranks(seats[::-1] if len(names) % 2 else seats)) == named_routes(
+        between
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ecmp", "planes"), [("hash", 1), ("hash", 2), ("modulo", 1), ("modulo", 2)])
+@pytest.mark.parametrize(
+    ("ecmp", "planes"), [("hash", 1), ("hash", 2), ("modulo", 1), ("modulo", 2)]
+)
 def test_detours_of_a_leaf_spread_over_what_is_left(ecmp, planes):
     topology = clos(16, 8, 4, "50 GB/s", "1 us", ecmp=ecmp, planes=planes)
     title = "plane0." if planes > 1 else ""
@@ -160,7 +198,12 @@ def test_detours_of_a_leaf_spread_over_what_is_left(ecmp, planes):
 def test_a_leaf_without_a_plane_uses_the_others():
     topology = clos(2, 2, 2, "50 GB/s", "1 us", planes=2)
     degraded = topology.degrade("gpu0 <-> plane0.leaf0", 0)
-    assert all("plane1" in link for pair, way in named_routes(degraded).items() if 0 in pair for link in way)
+    assert all(
+        "plane1" in link
+        for pair, way in named_routes(degraded).items()
+        if 0 in pair
+        for link in way
+    )
 
 
 def test_a_clos_without_a_direct_way_takes_a_valley():
@@ -169,15 +212,24 @@ def test_a_clos_without_a_direct_way_takes_a_valley():
     for link in ("leaf0 -> spine1", "spine0 -> leaf2"):
         topology = topology.degrade(link, 0)
     assert topology.path(0, 2) == [
-        "gpu0 -> leaf0", "leaf0 -> spine0", "spine0 -> leaf1", "leaf1 -> spine1", "spine1 -> leaf2", "leaf2 -> gpu2",
-    ]  # fmt: skip
+        "gpu0 -> leaf0",
+        "leaf0 -> spine0",
+        "spine0 -> leaf1",
+        "leaf1 -> spine1",
+        "spine1 -> leaf2",
+        "leaf2 -> gpu2",
+    ]
 
 
 def test_a_lost_uplink_costs_an_exchange_what_the_others_have_to_take():
-    # One uplink of four is gone: pairs of leaf 0 share three, all others keep theirs, so less than twice the time.
+    # One uplink of four is gone: pairs of leaf 0 share three, all others keep theirs, so less than
+    # twice the time.
     whole = clos(4, 4, 4, "50 GB/s", "1 us", ecmp="modulo")
     plan = simcoll.bind(simcoll.schedule("all_to_all", "pairwise", nranks=16), 16 * 16 * 2**16)
-    times = [simcoll.emulate(plan, each, data="none").time_fs for each in (whole, whole.degrade("leaf0 -> spine0", 0))]
+    times = [
+        simcoll.emulate(plan, each, data="none").time_fs
+        for each in (whole, whole.degrade("leaf0 -> spine0", 0))
+    ]
     assert times[0] < times[1] < 1.5 * times[0]
 
 
@@ -191,7 +243,10 @@ def test_what_is_cut_off_is_named():
     with pytest.raises(ConfigError, match=r"no route from rank 0 \(gpu0\) to rank 1 \(gpu1\)"):
         pair.degrade("leaf0 -> spine1", 0)
     # Ranks that are not there cannot be cut off.
-    assert place(crossbar(3, "50 GB/s"), "explicit", gpus=[0, 2]).degrade("gpu1 -> switch", 0).nranks == 2
+    assert (
+        place(crossbar(3, "50 GB/s"), "explicit", gpus=[0, 2]).degrade("gpu1 -> switch", 0).nranks
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,7 +256,11 @@ def test_what_is_cut_off_is_named():
         (lambda: torus([5], "25 GB/s"), [f"gpu{v} -> gpu{(v - 1) % 5}" for v in range(5)], 1),
         (lambda: clos(3, 2, 2, "50 GB/s"), ["leaf0 -> spine0"], 2),
         (lambda: fat_tree(2, 2, "50 GB/s"), [], 1),
-        (lambda: boxes(2, 2, "300 GB/s", nics=2, nic_bandwidth="25 GB/s"), ["box0.gpu0 -> box0.nvswitch"], 4),
+        (
+            lambda: boxes(2, 2, "300 GB/s", nics=2, nic_bandwidth="25 GB/s"),
+            ["box0.gpu0 -> box0.nvswitch"],
+            4,
+        ),
     ],
 )
 def test_orbits_and_cuts_of_what_is_left(make, links, orbits):
@@ -216,7 +275,9 @@ def test_orbits_and_cuts_of_what_is_left(make, links, orbits):
 def test_a_collective_over_lost_links_is_right():
     for topology in (
         torus([3, 4], "25 GB/s", "1 us").degrade("gpu0 <-> gpu1", 0),
-        clos(3, 4, 2, "50 GB/s", "1 us").degrade("leaf0 -> spine0", 0).degrade("spine1 -> leaf2", 0),
+        clos(3, 4, 2, "50 GB/s", "1 us")
+        .degrade("leaf0 -> spine0", 0)
+        .degrade("spine1 -> leaf2", 0),
     ):
         plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=12), 12 * 100 + 5)
         assert simcoll.emulate(plan, topology).wrong == 0

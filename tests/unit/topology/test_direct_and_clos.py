@@ -1,4 +1,6 @@
-"""Hypercube, cube-mesh, HyperX, dragonfly, Clos: published counts, degrees and diameters; routes against networkx."""
+"""Hypercube, cube-mesh, HyperX, dragonfly, Clos: published counts, degrees and diameters; routes
+against networkx.
+"""
 
 from itertools import pairwise
 
@@ -7,7 +9,16 @@ import numpy as np
 import pytest
 
 from simcoll.errors import ConfigError
-from simcoll.topology import clos, dragonfly, fat_tree, hybrid_cube_mesh, hypercube, hyperx, load_topology, torus
+from simcoll.topology import (
+    clos,
+    dragonfly,
+    fat_tree,
+    hybrid_cube_mesh,
+    hypercube,
+    hyperx,
+    load_topology,
+    torus,
+)
 from simcoll.topology.ecmp import hash_of
 
 SMALL = {
@@ -16,7 +27,9 @@ SMALL = {
     "cube-mesh-1": lambda: hybrid_cube_mesh(1, "25 GB/s", "1 us"),
     "cube-mesh-4": lambda: hybrid_cube_mesh(4, "25 GB/s", "1 us"),
     "hyperx-3x4": lambda: hyperx([3, 4], 2, "50 GB/s", "1 us", switch_latency="300 ns"),
-    "dragonfly": lambda: dragonfly(2, 4, 2, "50 GB/s", "1 us", local_latency="100 ns", global_latency="300 ns"),
+    "dragonfly": lambda: dragonfly(
+        2, 4, 2, "50 GB/s", "1 us", local_latency="100 ns", global_latency="300 ns"
+    ),
     "dragonfly-few": lambda: dragonfly(
         1, 3, 2, "50 GB/s", "1 us", groups=4, local_latency="1 ns", global_latency="1 us"
     ),
@@ -54,11 +67,15 @@ def switches(topology):
 def trunks(topology):
     """Pairs of links between switches."""
     kinds = np.array(topology.node_kinds)
-    return int(((kinds[topology.link_src] == "switch") & (kinds[topology.link_dst] == "switch")).sum()) // 2
+    return (
+        int(((kinds[topology.link_src] == "switch") & (kinds[topology.link_dst] == "switch")).sum())
+        // 2
+    )
 
 
 def test_counts_of_fat_trees_of_64_port_switches():
-    # DeepSeek-V3 hardware paper (ISCA 2025), table 3: k^2/2 endpoints, 3k/2 switches, k^2/2 links between switches.
+    # DeepSeek-V3 hardware paper (ISCA 2025), table 3: k^2/2 endpoints, 3k/2 switches, k^2/2 links
+    # between switches.
     tree = clos(64, 32, 32, "50 GB/s")
     assert (tree.nranks, switches(tree), trunks(tree)) == (2048, 96, 2048)
     # Eight planes have eight times the switches and links.
@@ -67,25 +84,43 @@ def test_counts_of_fat_trees_of_64_port_switches():
 
 
 @pytest.mark.parametrize(
-    ("p", "a", "h", "g"), [(2, 4, 2, None), (1, 2, 1, None), (3, 6, 3, 19), (2, 4, 2, 7), (2, 4, 3, 6), (16, 4, 3, 11)]
+    ("p", "a", "h", "g"),
+    [(2, 4, 2, None), (1, 2, 1, None), (3, 6, 3, 19), (2, 4, 2, 7), (2, 4, 3, 6), (16, 4, 3, 11)],
 )
 def test_counts_of_dragonflies(p, a, h, g):
     network = dragonfly(p, a, h, "50 GB/s", groups=g)
     g = a * h + 1 if g is None else g
     assert network.nranks == p * a * g
     assert switches(network) == a * g
-    # All ports are used, but for one of each group where they do not come out even. Parallel links count as one of more capacity.
+    # All ports are used, but for one of each group where they do not come out even. Parallel links
+    # count as one of more capacity.
     kinds = np.array(network.node_kinds)
-    group = np.array([int(name[5:].split(".")[0]) if name.startswith("group") else -1 for name in network.node_names])
-    away = (kinds[network.link_src] == "switch") & (group[network.link_src] != group[network.link_dst])
+    group = np.array(
+        [
+            int(name[5:].split(".")[0]) if name.startswith("group") else -1
+            for name in network.node_names
+        ]
+    )
+    away = (kinds[network.link_src] == "switch") & (
+        group[network.link_src] != group[network.link_dst]
+    )
     away &= kinds[network.link_dst] == "switch"
-    ports = np.bincount(group[network.link_src[away]], network.link_capacity_uBps[away] // (50 * 10**15), minlength=g)
+    ports = np.bincount(
+        group[network.link_src[away]],
+        network.link_capacity_uBps[away] // (50 * 10**15),
+        minlength=g,
+    )
     left = (a * h) % (g - 1)
     assert (ports == a * h - left % 2).all()
-    near = (kinds[network.link_src] == "switch") & (group[network.link_src] == group[network.link_dst])
+    near = (kinds[network.link_src] == "switch") & (
+        group[network.link_src] == group[network.link_dst]
+    )
     assert near.sum() == g * a * (a - 1)
     # Every two groups are joined.
-    joined = {(group[x], group[y]) for x, y in zip(network.link_src[away], network.link_dst[away], strict=True)}
+    joined = {
+        (group[x], group[y])
+        for x, y in zip(network.link_src[away], network.link_dst[away], strict=True)
+    }
     assert len(joined) == g * (g - 1)
 
 
@@ -132,7 +167,9 @@ def test_ecmp_is_a_function_of_the_seed_and_spreads():
     load = load[load > 0]
     assert load.size == 64
     assert 30 < load.min() <= load.max() < 80  # 56 on average
-    modulo = clos(8, 8, 8, "50 GB/s", ecmp="modulo").route(src, dst).links[:, 1][src // 8 != dst // 8]
+    modulo = (
+        clos(8, 8, 8, "50 GB/s", ecmp="modulo").route(src, dst).links[:, 1][src // 8 != dst // 8]
+    )
     assert set(np.bincount(modulo)[np.bincount(modulo) > 0].tolist()) == {56}
 
 
@@ -161,7 +198,10 @@ def test_ideal_spreading_is_one_plane_of_all_capacity():
         (lambda: dragonfly(1, 2, 1, "50 GB/s", groups=4), "1 to 3"),
         (lambda: hyperx([], 0, "50 GB/s"), "hosts_per_switch"),
         (lambda: hypercube(40, "50 GB/s"), "1 to 20"),
-        (lambda: hyperx(3, 2, "50 GB/s"), r"dims: expected at least one dimension, such as \[4, 4\], got 3"),
+        (
+            lambda: hyperx(3, 2, "50 GB/s"),
+            r"dims: expected at least one dimension, such as \[4, 4\], got 3",
+        ),
         (lambda: hyperx([], 2, "50 GB/s"), "dims: expected at least one dimension"),
         (lambda: hyperx([2.0], 2, "50 GB/s"), "dims: expected a whole number, got 2.0"),
         (lambda: torus(3, "50 GB/s"), "dims: expected at least one dimension"),
@@ -193,7 +233,9 @@ def test_bad_arguments(make, message):
     ],
 )
 def test_an_unknown_kind_of_link(make, kind):
-    with pytest.raises(ConfigError, match=f"link_kind: unknown {kind!r}; .*valid: cpu, link, net, nvlink, pcie"):
+    with pytest.raises(
+        ConfigError, match=f"link_kind: unknown {kind!r}; .*valid: cpu, link, net, nvlink, pcie"
+    ):
         make(kind)
 
 
@@ -204,10 +246,19 @@ def test_an_unknown_kind_of_link(make, kind):
         ('family = "hybrid_cube_mesh"\nquads = 2', 8),
         ('family = "hyperx"\ndims = [2, 3]\nhosts_per_switch = 2\nswitch_latency = "1 ns"', 12),
         (
-            'family = "dragonfly"\nhosts_per_switch = 1\nswitches_per_group = 2\nglobal_links = 1\nglobal_latency = "1 ns"',
+            (
+                'family = "dragonfly"\nhosts_per_switch = 1\nswitches_per_group = 2\nglobal_links = 1\n'
+                'global_latency = "1 ns"'
+            ),
             6,
         ),
-        ('family = "clos"\nleaves = 2\nhosts_per_leaf = 3\nspines = 2\nplanes = 2\necmp = "hash"\nseed = 0', 6),
+        (
+            (
+                'family = "clos"\nleaves = 2\nhosts_per_leaf = 3\nspines = 2\nplanes = 2\n'
+                'ecmp = "hash"\nseed = 0'
+            ),
+            6,
+        ),
     ],
 )
 def test_in_a_file(tmp_path, text, nranks):

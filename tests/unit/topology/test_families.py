@@ -1,4 +1,6 @@
-"""Families against graph theory: routes are paths, as short as networkx says; capacities are as asked for."""
+"""Families against graph theory: routes are paths, as short as networkx says; capacities are as
+asked for.
+"""
 
 import pickle
 from fractions import Fraction
@@ -9,7 +11,16 @@ import numpy as np
 import pytest
 
 from simcoll.errors import ConfigError
-from simcoll.topology import LINK_KINDS, Tier, boxes, crossbar, fat_tree, from_networkx, load_topology, torus
+from simcoll.topology import (
+    LINK_KINDS,
+    Tier,
+    boxes,
+    crossbar,
+    fat_tree,
+    from_networkx,
+    load_topology,
+    torus,
+)
 
 GB = 10**15  # GB/s in micro-bytes per second
 
@@ -17,7 +28,9 @@ SMALL = {
     "crossbar-1": lambda: crossbar(1, "50 GB/s", "2 us"),
     "crossbar-5": lambda: crossbar(5, "50 GB/s", "2 us"),
     "fat-tree-1x3": lambda: fat_tree(1, 3, "50 GB/s", "1 us"),
-    "fat-tree-3x2": lambda: fat_tree(3, 2, "50 GB/s", "1 us", oversubscription="3:2", spine_latency="3 ns"),
+    "fat-tree-3x2": lambda: fat_tree(
+        3, 2, "50 GB/s", "1 us", oversubscription="3:2", spine_latency="3 ns"
+    ),
     "ring-7": lambda: torus([7], "25 GB/s", "1 us"),
     "path-4": lambda: torus([4], "25 GB/s", "1 us", wrap=False),
     "torus-3x4": lambda: torus([3, 4], "25 GB/s", "1 us"),
@@ -25,13 +38,34 @@ SMALL = {
     "grid-3x3-half": lambda: torus([3, 3], "25 GB/s", "1 us", wrap=[True, False]),
     "one-box": lambda: boxes(1, 3, "300 GB/s", "1 us"),
     "boxes-3x4": lambda: boxes(
-        3, 4, "300 GB/s", "1 us", nics=4, nic_bandwidth="25 GB/s", nic_latency="3 us", spine_latency="1 us"
+        3,
+        4,
+        "300 GB/s",
+        "1 us",
+        nics=4,
+        nic_bandwidth="25 GB/s",
+        nic_latency="3 us",
+        spine_latency="1 us",
     ),
     "boxes-shared": lambda: boxes(
-        2, 4, "300 GB/s", "1 us", nics=2, nic_bandwidth="25 GB/s", nic_latency="3 us", spine_latency="1 us"
+        2,
+        4,
+        "300 GB/s",
+        "1 us",
+        nics=2,
+        nic_bandwidth="25 GB/s",
+        nic_latency="3 us",
+        spine_latency="1 us",
     ),
     "boxes-many-nics": lambda: boxes(
-        2, 2, "300 GB/s", "1 us", nics=8, nic_bandwidth="10 GB/s", nic_latency="3 us", spine_latency="5 fs"
+        2,
+        2,
+        "300 GB/s",
+        "1 us",
+        nics=8,
+        nic_bandwidth="10 GB/s",
+        nic_latency="3 us",
+        spine_latency="5 fs",
     ),
     "boxes-pods": lambda: boxes(
         5,
@@ -45,7 +79,14 @@ SMALL = {
         spine_latency="1 us",
     ),
     "mesh": lambda: boxes(
-        2, 3, "64 GB/s", "1 us", interconnect="mesh", nics=3, nic_bandwidth="25 GB/s", nic_latency="3 us"
+        2,
+        3,
+        "64 GB/s",
+        "1 us",
+        interconnect="mesh",
+        nics=3,
+        nic_bandwidth="25 GB/s",
+        nic_latency="3 us",
     ),
     "dgx-1v": lambda: load_topology("dgx-1v", nodes=2),
 }
@@ -82,7 +123,9 @@ def test_every_route_is_a_path_and_a_shortest_one(name):
         if name in RAILS_FIRST:
             continue
         penalty = 0 if topology.gpus_forward else 10**13
-        assert routes.latency_fs[m] + penalty == nx.shortest_path_length(graph, a, b, weight="latency_fs")
+        assert routes.latency_fs[m] + penalty == nx.shortest_path_length(
+            graph, a, b, weight="latency_fs"
+        )
 
 
 def test_crossbar_latency_is_exact_also_when_odd():
@@ -96,7 +139,12 @@ def test_fat_tree_of_the_smpi_contention_runs():
     links = tree.route([0, 0], [3, 4])
     assert links.latency_fs.tolist() == [2 * 10**9, 4 * 10**9]
     assert tree.path(0, 4) == ["gpu0 -> leaf0", "leaf0 -> spine", "spine -> leaf1", "leaf1 -> gpu4"]
-    assert tree.link_capacity_uBps[links.links[1]].tolist() == [12_500 * 10**12, 25 * GB, 25 * GB, 12_500 * 10**12]
+    assert tree.link_capacity_uBps[links.links[1]].tolist() == [
+        12_500 * 10**12,
+        25 * GB,
+        25 * GB,
+        12_500 * 10**12,
+    ]
     assert tree.groups["leaf"].tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
 
 
@@ -127,7 +175,14 @@ def test_torus_degree_and_groups():
 
 def test_boxes_use_the_card_of_their_rail():
     topology = boxes(
-        2, 8, "450 GB/s", "1 us", nics=4, nic_bandwidth="50 GB/s", nic_latency="3 us", spine_latency="1 us"
+        2,
+        8,
+        "450 GB/s",
+        "1 us",
+        nics=4,
+        nic_bandwidth="50 GB/s",
+        nic_latency="3 us",
+        spine_latency="1 us",
     )
     assert topology.path(5, 8 + 4) == [
         "box0.gpu5 -> box0.nic2",
@@ -135,7 +190,11 @@ def test_boxes_use_the_card_of_their_rail():
         "leaf0.rail2 -> box1.nic2",
         "box1.nic2 -> box1.gpu4",
     ]
-    assert [hop.partition(" ->")[0] for hop in topology.path(0, 15)][2:5] == ["leaf0.rail0", "spine", "leaf0.rail3"]
+    assert [hop.partition(" ->")[0] for hop in topology.path(0, 15)][2:5] == [
+        "leaf0.rail0",
+        "spine",
+        "leaf0.rail3",
+    ]
     assert topology.route([0, 0], [8, 15]).latency_fs.tolist() == [3 * 10**9, 4 * 10**9]
     assert [LINK_KINDS[k] for k in topology.route([0, 0], [1, 8]).kind] == ["nvlink", "net"]
     assert list(topology.groups) == ["box", "leaf"]
@@ -147,7 +206,9 @@ def test_more_cards_than_gpus_add_up():
 
 
 def test_pods_leaves_and_spine_capacity():
-    topology = boxes(4, 2, "450 GB/s", nics=2, nic_bandwidth="50 GB/s", boxes_per_leaf=2, oversubscription=4)
+    topology = boxes(
+        4, 2, "450 GB/s", nics=2, nic_bandwidth="50 GB/s", boxes_per_leaf=2, oversubscription=4
+    )
     assert topology.link_capacity_uBps[topology.link("leaf1.rail0 -> spine")] == 2 * 50 * GB // 4
     assert topology.groups["pod"].tolist() == [0] * 4 + [1] * 4
     assert topology.groups["leaf"].tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
@@ -187,7 +248,8 @@ def test_large_topologies_route_in_arrays():
     topology = load_topology("superpod-h100")
     ranks = np.arange(topology.nranks)
     links = topology.route(ranks, (ranks + 8) % topology.nranks).links
-    # A shift by one box stays on the rail: every rank of a leaf's last box crosses the spine, the others do not.
+    # A shift by one box stays on the rail: every rank of a leaf's last box crosses the spine, the
+    # others do not.
     assert ((links >= 0).sum(axis=1) == np.where(ranks // 8 % 32 == 31, 6, 4)).all()
 
 
@@ -204,7 +266,10 @@ def test_large_topologies_route_in_arrays():
         (lambda: fat_tree(2, 400, "50 GB/s"), "9.22 TB/s"),
         (lambda: fat_tree(2, 2, "50 GB/s", oversubscription=0), "oversubscription"),
         (lambda: fat_tree(2, 2, "50 GB/s", oversubscription="a:b"), "oversubscription"),
-        (lambda: torus([10**5, 10**5, 10**5], "50 GB/s"), "number of ranks: 1000000000000000 is out of range"),
+        (
+            lambda: torus([10**5, 10**5, 10**5], "50 GB/s"),
+            "number of ranks: 1000000000000000 is out of range",
+        ),
         (lambda: crossbar(10**7, "50 GB/s"), "nranks: 10000000 is out of range"),
         (lambda: torus([], "50 GB/s"), "at least one dimension"),
         (lambda: torus([3, 3], "50 GB/s", wrap=[True]), "one for each of 2"),
@@ -213,26 +278,44 @@ def test_large_topologies_route_in_arrays():
             "wrap: expected true or false, or one of them for each dimension, got 3",
         ),
         (lambda: torus([3, 3], "50 GB/s", wrap=[[True], [True]]), "wrap: expected true or false"),
-        (lambda: torus([3, 3], "50 GB/s").with_ranks([[0, 1], [2]]), "a placement must be whole numbers"),
+        (
+            lambda: torus([3, 3], "50 GB/s").with_ranks([[0, 1], [2]]),
+            "a placement must be whole numbers",
+        ),
         (lambda: boxes(2, 8, "450 GB/s"), "no NICs"),
         (lambda: boxes(2, 8, "450 GB/s", nics=8), "nic_bandwidth"),
         (lambda: boxes(2, 8, "450 GB/s", nics=3, nic_bandwidth="50 GB/s"), "shared equally"),
         (lambda: boxes(1, 8, "450 GB/s", interconnect="swich"), "did you mean 'switch'"),
-        (lambda: boxes(1, 3, "25 GB/s", interconnect="links", links=[(0, 1, 1)]), "no route from gpu0 to gpu2"),
-        (lambda: boxes(1, 3, "25 GB/s", interconnect="links", links=[(0, 3, 1)]), "GPUs of 0 to 2"),
-        (lambda: boxes(1, 3, "25 GB/s", interconnect="links", links=[(0, 1, 1), (1, 0, 1)]), "listed twice"),
         (
-            lambda: boxes(2, 1, "25 GB/s", nics=1, nic_bandwidth="5 GB/s", tiers=[Tier("leaf"), Tier("leaf")]),
+            lambda: boxes(1, 3, "25 GB/s", interconnect="links", links=[(0, 1, 1)]),
+            "no route from gpu0 to gpu2",
+        ),
+        (lambda: boxes(1, 3, "25 GB/s", interconnect="links", links=[(0, 3, 1)]), "GPUs of 0 to 2"),
+        (
+            lambda: boxes(1, 3, "25 GB/s", interconnect="links", links=[(0, 1, 1), (1, 0, 1)]),
+            "listed twice",
+        ),
+        (
+            lambda: boxes(
+                2, 1, "25 GB/s", nics=1, nic_bandwidth="5 GB/s", tiers=[Tier("leaf"), Tier("leaf")]
+            ),
             "distinct names",
         ),
         (lambda: boxes(1, 4, "25 GB/s", gpus_per_pcie_switch=2), "needs pcie_bandwidth"),
         (
-            lambda: boxes(4, 1, "25 GB/s", nics=1, nic_bandwidth="5 GB/s", tiers=[Tier("leaf", boxes=2)]),
+            lambda: boxes(
+                4, 1, "25 GB/s", nics=1, nic_bandwidth="5 GB/s", tiers=[Tier("leaf", boxes=2)]
+            ),
             "2 separate switches",
         ),
         (
             lambda: boxes(
-                6, 1, "25 GB/s", nics=1, nic_bandwidth="5 GB/s", tiers=[Tier("leaf", boxes=2), Tier("top", boxes=3)]
+                6,
+                1,
+                "25 GB/s",
+                nics=1,
+                nic_bandwidth="5 GB/s",
+                tiers=[Tier("leaf", boxes=2), Tier("top", boxes=3)],
             ),
             "whole switches",
         ),
@@ -254,7 +337,14 @@ def test_topology_survives_pickling():
 
 def test_networkx_round_trip_keeps_links_and_routes():
     topology = boxes(
-        2, 3, "300 GB/s", "1 us", nics=3, nic_bandwidth="25 GB/s", nic_latency="3 us", spine_latency="1 us"
+        2,
+        3,
+        "300 GB/s",
+        "1 us",
+        nics=3,
+        nic_bandwidth="25 GB/s",
+        nic_latency="3 us",
+        spine_latency="1 us",
     )
     graph = topology.to_networkx()
     copy = from_networkx(graph)
@@ -266,7 +356,8 @@ def test_networkx_round_trip_keeps_links_and_routes():
 
 
 def test_the_nvlinks_of_a_dgx_1v_make_a_ring_of_pairs_and_a_ring_of_single_links():
-    # nvidia-smi topo -m of a DGX-1V: NV2 and NV1. Each GPU has two neighbours of either kind: 2 * 2 + 2 * 1 = 6 NVLinks.
+    # nvidia-smi topo -m of a DGX-1V: NV2 and NV1. Each GPU has two neighbours of either kind: 2 * 2
+    # + 2 * 1 = 6 NVLinks.
     topology = load_topology("dgx-1v")
     bricks = {}
     for link in np.flatnonzero(topology.link_kind == LINK_KINDS.index("nvlink")):
@@ -274,15 +365,21 @@ def test_the_nvlinks_of_a_dgx_1v_make_a_ring_of_pairs_and_a_ring_of_single_links
         bricks[ends] = int(topology.link_capacity_uBps[link]) / (25 * 10**15)
     assert sorted(set(bricks.values())) == [1, 2]
     for number, ring in ((2, [0, 3, 2, 1, 5, 6, 7, 4]), (1, [0, 1, 3, 7, 5, 4, 6, 2])):
-        hops = {hop for a, b in zip(ring, [*ring[1:], ring[0]], strict=True) for hop in ((a, b), (b, a))}
+        hops = {
+            hop for a, b in zip(ring, [*ring[1:], ring[0]], strict=True) for hop in ((a, b), (b, a))
+        }
         assert {ends for ends, count in bricks.items() if count == number} == hops
 
 
 @pytest.mark.parametrize(
-    ("nodes", "oversubscription", "leaves"), [(184, 1, 1), (185, 1, 2), (400, 1, 4), (369, "2:1", 2), (300, "1:2", 5)]
+    ("nodes", "oversubscription", "leaves"),
+    [(184, 1, 1), (185, 1, 2), (400, 1, 4), (369, "2:1", 2), (300, "1:2", 5)],
 )
 def test_leaves_hold_as_many_nodes_as_a_link_can_carry(nodes, oversubscription, leaves):
-    # 9.22 TB/s are 184 NICs of 50 GB/s; the largest power of two below is 128. With half the uplinks it is 256, with twice as many 64.
-    topology = boxes(nodes, 1, "450 GB/s", nics=1, nic_bandwidth="50 GB/s", oversubscription=oversubscription)
+    # 9.22 TB/s are 184 NICs of 50 GB/s; the largest power of two below is 128. With half the
+    # uplinks it is 256, with twice as many 64.
+    topology = boxes(
+        nodes, 1, "450 GB/s", nics=1, nic_bandwidth="50 GB/s", oversubscription=oversubscription
+    )
     assert sum(name.startswith("leaf") for name in topology.node_names) == leaves
     assert (topology.route([0], [nodes - 1]).links >= 0).sum() == (6 if leaves > 1 else 4)

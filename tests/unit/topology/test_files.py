@@ -1,4 +1,6 @@
-"""Topology files: every shipped one loads and is sourced; every mistake has one clear message with its place."""
+"""Topology files: every shipped one loads and is sourced; every mistake has one clear message with
+its place.
+"""
 
 import tomllib
 from pathlib import Path
@@ -51,13 +53,17 @@ def test_shipped_topology_loads_and_every_number_has_a_source(name):
         )
         for path in entries:
             text = path.startswith("$.traits.") or path in TEXTS
-            choice = path in {"$.nodes", "$.wrap"}  # a default size, and yes or no: no measured number
+            choice = path in {
+                "$.nodes",
+                "$.wrap",
+            }  # a default size, and yes or no: no measured number
             if not (text or choice) and path not in topology.sources:
                 unsourced.append(path)
     assert unsourced == []
 
 
-# Nodes of a domain, GPUs of a node, and as the vendors state them, per node: GPU links in GB/s, both ways together; network in Gbit/s.
+# Nodes of a domain, GPUs of a node, and as the vendors state them, per node: GPU links in GB/s,
+# both ways together; network in Gbit/s.
 FACTS = {
     "dgx-1v": (1, 8, 8 * 300, 400),
     "azure-nd40rs-v2": (1, 8, 8 * 300, 100),
@@ -157,8 +163,11 @@ def test_a_machine_of_two_thousand_gpus():
 def test_two_cards_in_a_pc_meet_at_the_socket():
     pair = load_topology("rtx-2080ti-pair")
     assert [link.partition(" -> ")[2] for link in pair.path(0, 1)] == [
-        "box0.pcie0", "box0.cpu0", "box0.pcie1", "box0.gpu1",
-    ]  # fmt: skip
+        "box0.pcie0",
+        "box0.cpu0",
+        "box0.pcie1",
+        "box0.gpu1",
+    ]
 
 
 @pytest.mark.parametrize("nodes", [1, 17, 18, 19, 36, 40])
@@ -180,7 +189,9 @@ def test_superpod_leaves():
 
 
 def test_file_values_bare_or_with_source(tmp_path):
-    topology = load_topology(write(tmp_path, BOXES.replace('"300 GB/s"', '{ value = "300 GB/s", source = "me" }')))
+    topology = load_topology(
+        write(tmp_path, BOXES.replace('"300 GB/s"', '{ value = "300 GB/s", source = "me" }'))
+    )
     assert topology.name == "mine"
     assert topology.sources == {"$.gpu.bandwidth": "me"}
     assert topology.nranks == 8
@@ -226,19 +237,34 @@ oversubscription = "3:1"
         (('"1 us"', "1"), "$.gpu.latency: latency: expected text with a unit"),
         (("count = 4", "count = 0"), "$.gpu.count: count: 0 is out of range"),
         (("count = 4", 'count = "4"'), "$.gpu.count: count: expected a whole number"),
-        (("count = 4", "count = { valeu = 4 }"), "$.gpu.count: expected { value = ..., source = '...' }, got 'valeu'"),
+        (
+            ("count = 4", "count = { valeu = 4 }"),
+            "$.gpu.count: expected { value = ..., source = '...' }, got 'valeu'",
+        ),
         (("count = 4", "count = { value = 4, source = 3 }"), "$.gpu.count: source: expected text"),
         (('"boxes"', '"boxen"'), "$.family: unknown family 'boxen'; did you mean 'boxes'"),
         (("[nic]", "[nics]"), "$.nics: unknown key; did you mean 'nic'"),
         (("nodes = 2", ""), "$.nodes: missing"),
         (("nodes = 2", "nodes = 1000001"), "out of range"),
         (("nodes = 2", "nodes = 2\ngpus = 3"), "$.gpus: unknown key; did you mean 'gpu'"),
-        (("[nic]", "[efficiency]\nnvlnk = 0.9\n[nic]"), "$.efficiency.nvlnk: unknown key; did you mean 'nvlink'"),
-        (("[nic]", "[efficiency]\nnvlink = 1.9\n[nic]"), "$.efficiency.nvlink: nvlink: expected at most 1"),
+        (
+            ("[nic]", "[efficiency]\nnvlnk = 0.9\n[nic]"),
+            "$.efficiency.nvlnk: unknown key; did you mean 'nvlink'",
+        ),
+        (
+            ("[nic]", "[efficiency]\nnvlink = 1.9\n[nic]"),
+            "$.efficiency.nvlink: nvlink: expected at most 1",
+        ),
         (("[nic]", "[network]\noversubscription = 0\n[nic]"), "expected a positive number"),
         (("[nic]", "[traits]\ngpu = 3\n[nic]"), "$.traits.gpu: expected text"),
-        (("[nic]", "[network]\ntiers = [{ boxes = 2 }]\n[nic]"), "$.network.tiers[0].name: missing"),
-        (("[nic]", '[network]\ntiers = [{ name = "leaf", box = 2 }]\n[nic]'), "$.network.tiers[0].box: unknown key"),
+        (
+            ("[nic]", "[network]\ntiers = [{ boxes = 2 }]\n[nic]"),
+            "$.network.tiers[0].name: missing",
+        ),
+        (
+            ("[nic]", '[network]\ntiers = [{ name = "leaf", box = 2 }]\n[nic]'),
+            "$.network.tiers[0].box: unknown key",
+        ),
         (("[nic]\ncount = 4", "[nic]\ncount = 3"), "3 NICs cannot be shared equally by 4 GPUs"),
         (("[gpu]", "gpu = 3\n[gpus]"), "$.gpu: expected a table [gpu]"),
         (("family", "family = "), "not a TOML file"),
@@ -266,7 +292,9 @@ def test_paths_that_cannot_be_read(tmp_path):
         load_topology("a\0b.toml")
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"", b"family = [1]", b"a" * (2**20 + 1), b"[" * 5000])
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe\x00", b"", b"family = [1]", b"a" * (2**20 + 1), b"[" * 5000]
+)
 def test_files_that_are_no_topology(tmp_path, content):
     path = tmp_path / "x.toml"
     path.write_bytes(content)
@@ -307,7 +335,16 @@ WORDS = [
 def test_damaged_files_load_or_raise_config_error(data, tmp_path_factory):
     name = data.draw(
         st.sampled_from(
-            ["dgx-1v", "dgx-h100", "tpu-v5e", "fat-tree", "crossbar", "gb200-nvl72", "oci-gb300", "rtx-2080ti-pair"]
+            [
+                "dgx-1v",
+                "dgx-h100",
+                "tpu-v5e",
+                "fat-tree",
+                "crossbar",
+                "gb200-nvl72",
+                "oci-gb300",
+                "rtx-2080ti-pair",
+            ]
         )
     )
     lines = (FOLDER / f"{name}.toml").read_text(encoding="utf-8").splitlines()
@@ -315,7 +352,9 @@ def test_damaged_files_load_or_raise_config_error(data, tmp_path_factory):
         at = data.draw(st.integers(0, len(lines) - 1))
         key, equals, _ = lines[at].partition("=")
         lines[at] = (
-            f"{key}{equals} {data.draw(st.sampled_from(WORDS))}" if equals else data.draw(st.sampled_from(WORDS))
+            f"{key}{equals} {data.draw(st.sampled_from(WORDS))}"
+            if equals
+            else data.draw(st.sampled_from(WORDS))
         )
     path = tmp_path_factory.mktemp("damaged") / "x.toml"
     path.write_text("\n".join(lines), encoding="utf-8")
@@ -327,24 +366,36 @@ def test_damaged_files_load_or_raise_config_error(data, tmp_path_factory):
 
 
 OWN = (
-    'extends = "{base}"\n[gpu]\nbandwidth = "100 GB/s"\n[network]\nspine_latency = { value = "1 us", source = "me" }\n'
+    'extends = "{base}"\n[gpu]\nbandwidth = "100 GB/s"\n[network]\n'
+    'spine_latency = { value = "1 us", source = "me" }\n'
 )
 
 
 def test_a_file_that_extends_another_is_that_file_with_changes(tmp_path):
-    base = write(tmp_path, BOXES.replace('"1 us"', '{ value = "1 us", source = "them" }'), "base.toml")
+    base = write(
+        tmp_path, BOXES.replace('"1 us"', '{ value = "1 us", source = "them" }'), "base.toml"
+    )
     (tmp_path / "inner").mkdir()
-    child = load_topology(write(tmp_path / "inner", OWN.replace("{base}", "../base.toml"), "child.toml"), nodes=5)
+    child = load_topology(
+        write(tmp_path / "inner", OWN.replace("{base}", "../base.toml"), "child.toml"), nodes=5
+    )
     same = load_topology(base, nodes=5, gpu__bandwidth="100 GB/s", network__spine_latency="1 us")
     for field in ("link_src", "link_dst", "link_capacity_uBps", "link_latency_fs", "link_kind"):
         assert getattr(child, field).tolist() == getattr(same, field).tolist()
     assert child.name == "child"
-    assert child.sources == {"$.gpu.latency": "them", "$.network.spine_latency": "me", "$.nodes": "argument"}
+    assert child.sources == {
+        "$.gpu.latency": "them",
+        "$.network.spine_latency": "me",
+        "$.nodes": "argument",
+    }
 
 
 def test_what_a_file_takes_from_its_base(tmp_path):
     child = load_topology(
-        write(tmp_path, 'extends = "dgx-h100"\n[traits]\nfabric = "roce"\n[nic]\nbandwidth = "200 Gbps"\n')
+        write(
+            tmp_path,
+            'extends = "dgx-h100"\n[traits]\nfabric = "roce"\n[nic]\nbandwidth = "200 Gbps"\n',
+        )
     )
     base = load_topology("dgx-h100")
     assert child.traits == {**base.traits, "fabric": "roce"}
@@ -358,7 +409,9 @@ def test_what_a_file_takes_from_its_base(tmp_path):
 def test_tiers_of_a_base_are_replaced_as_a_whole(tmp_path):
     tier = '[[network.tiers]]\nname = "leaf"\nlatency = { value = "2 us", source = "{}" }\n'
     write(
-        tmp_path, BOXES + tier.replace("{}", "old") + tier.replace("{}", "older").replace("leaf", "spine"), "base.toml"
+        tmp_path,
+        BOXES + tier.replace("{}", "old") + tier.replace("{}", "older").replace("leaf", "spine"),
+        "base.toml",
     )
     child = load_topology(write(tmp_path, 'extends = "base.toml"\n' + tier.replace("{}", "new")))
     assert child.sources == {"$.network.tiers[0].latency": "new"}
@@ -373,17 +426,35 @@ def test_tiers_of_a_base_are_replaced_as_a_whole(tmp_path):
         ('extends = ""', "$.extends: unknown topology ''; valid: "),
         ("extends = 3", "$.extends: expected the name of a topology, or the path of a file; got 3"),
         ('extends = "mine.toml"', "$.extends: 'mine.toml' leads back to"),
-        ('extends = "dgx-h100"\nfamily = "torus"', "$.family: 'torus' is not the family of dgx-h100.toml; expected 'boxes'"),
-        ('extends = "dgx-h100"\n[nic]\nbandwith = "1 GB/s"', "$.nic.bandwith: unknown key; did you mean 'bandwidth'"),
+        (
+            'extends = "dgx-h100"\nfamily = "torus"',
+            "$.family: 'torus' is not the family of dgx-h100.toml; expected 'boxes'",
+        ),
+        (
+            'extends = "dgx-h100"\n[nic]\nbandwith = "1 GB/s"',
+            "$.nic.bandwith: unknown key; did you mean 'bandwidth'",
+        ),
         ('extend = "dgx-h100"', "$.family: missing; valid: "),
         ('family = "boxes"\nextend = "dgx-h100"', "$.extend: unknown key; did you mean 'extends'"),
         ('extends = "dgx-h100"\n[nic]\ncount = 3', "3 NICs cannot be shared equally by 8 GPUs"),
-        ('extends = "gb200-nvl72"\n[gpu]\ncount = 100', "GPUs of a domain: 1800 is out of range; expected 1 to 1024"),
-        ('extends = "dgx-1v"\n[gpu]\nnodes_per_domain = 2', "nodes_per_domain: only GPUs joined by a switch"),
-        ('extends = "dgx-h100"\n[gpu]\ninterconnect = "pcie"', "interconnect 'pcie': expected gpus_per_pcie_switch"),
-        ('extends = "dgx-h100"\n[gpu]\ninterconnect = "mehs"', "interconnect: unknown 'mehs'; did you mean 'mesh'"),
+        (
+            'extends = "gb200-nvl72"\n[gpu]\ncount = 100',
+            "GPUs of a domain: 1800 is out of range; expected 1 to 1024",
+        ),
+        (
+            'extends = "dgx-1v"\n[gpu]\nnodes_per_domain = 2',
+            "nodes_per_domain: only GPUs joined by a switch",
+        ),
+        (
+            'extends = "dgx-h100"\n[gpu]\ninterconnect = "pcie"',
+            "interconnect 'pcie': expected gpus_per_pcie_switch",
+        ),
+        (
+            'extends = "dgx-h100"\n[gpu]\ninterconnect = "mehs"',
+            "interconnect: unknown 'mehs'; did you mean 'mesh'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_mistakes_in_a_file_that_extends_another(tmp_path, text, message):
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as error:
@@ -412,14 +483,17 @@ def test_circles_and_long_chains_of_bases(tmp_path):
         write(tmp_path, f'extends = "{number - 1}.toml"', f"{number}.toml")
     assert load_topology(tmp_path / "4.toml").nranks == 8
     with pytest.raises(
-        ConfigError, match=r"1\.toml: \$\.extends: '0\.toml' would be base number 5; expected at most 4"
+        ConfigError,
+        match=r"1\.toml: \$\.extends: '0\.toml' would be base number 5; expected at most 4",
     ):
         load_topology(tmp_path / "5.toml")
 
 
 def test_traits_are_changed_when_loading():
     assert load_topology("dgx-h100", traits__fabric="roce").traits["fabric"] == "roce"
-    with pytest.raises(ConfigError, match=r"\$\.traits\.fabric: unknown fabric 'rocee'; did you mean 'roce'"):
+    with pytest.raises(
+        ConfigError, match=r"\$\.traits\.fabric: unknown fabric 'rocee'; did you mean 'roce'"
+    ):
         load_topology("dgx-h100", traits__fabric="rocee")
     with pytest.raises(ConfigError, match=r"has no 'trait\.fabric'; did you mean 'traits\.fabric'"):
         load_topology("dgx-h100", trait__fabric="roce")
@@ -454,7 +528,9 @@ def test_the_ranks_of_a_job_on_other_topologies(tmp_path):
         topology_of_job("crossbar", 9)
     with pytest.raises(ConfigError, match="has no 'nodes'"):
         topology_of_job("crossbar", 3, nodes=2)
-    with pytest.raises(ConfigError, match="topology 'dgx-h100' has 16 GPUs; 17 ranks were requested"):
+    with pytest.raises(
+        ConfigError, match="topology 'dgx-h100' has 16 GPUs; 17 ranks were requested"
+    ):
         topology_of_job("dgx-h100", 17, nodes=2)
     for ranks, nodes in ((0, 1), (-1, None), (8, 0), (2.5, 1)):
         with pytest.raises(ConfigError, match="expected"):
@@ -463,10 +539,13 @@ def test_the_ranks_of_a_job_on_other_topologies(tmp_path):
 
 def test_the_bandwidth_of_gpus_is_needed_except_with_pcie(tmp_path):
     text = BOXES.replace('bandwidth = "300 GB/s"\n', "", 1)
-    with pytest.raises(ConfigError, match="gpu_bandwidth: expected the bandwidth of interconnect 'switch'"):
+    with pytest.raises(
+        ConfigError, match="gpu_bandwidth: expected the bandwidth of interconnect 'switch'"
+    ):
         load_topology(write(tmp_path, text))
     tree = (
-        'interconnect = "pcie"\n[pcie]\nbandwidth = "24 GB/s"\ngpus_per_switch = 2\n[cpu]\nbandwidth = "10 GB/s"\n[nic]'
+        'interconnect = "pcie"\n[pcie]\nbandwidth = "24 GB/s"\ngpus_per_switch = 2\n[cpu]\n'
+        'bandwidth = "10 GB/s"\n[nic]'
     )
     pcie = load_topology(write(tmp_path, text.replace("[nic]", tree)), nodes=1)
     assert [len(pcie.path(0, gpu)) for gpu in (1, 2)] == [2, 5]

@@ -64,14 +64,20 @@ def test_degraded_link_keeps_its_route():
     topology = crossbar(3, "50 GB/s", "2 us")
     slow = topology.degrade("gpu1 -> switch", "1/4")
     assert slow.link_capacity_uBps[slow.link("gpu1 -> switch")] == 12_500 * 10**12
-    assert slow.link_capacity_uBps.sum() == topology.link_capacity_uBps.sum() * 6 // 6 - 37_500 * 10**12
+    assert (
+        slow.link_capacity_uBps.sum()
+        == topology.link_capacity_uBps.sum() * 6 // 6 - 37_500 * 10**12
+    )
     assert slow.path(1, 2) == topology.path(1, 2)
 
 
 def test_a_link_is_degraded_both_ways():
     topology = crossbar(3, "50 GB/s", "2 us")
     slow = topology.degrade("gpu1 <-> switch", "1/4")
-    capacities = {slow.link_name(link): int(slow.link_capacity_uBps[link]) // 10**12 for link in range(slow.nlinks)}
+    capacities = {
+        slow.link_name(link): int(slow.link_capacity_uBps[link]) // 10**12
+        for link in range(slow.nlinks)
+    }
     assert capacities.pop("gpu1 -> switch") == capacities.pop("switch -> gpu1") == 12_500
     assert set(capacities.values()) == {50_000}
 
@@ -104,7 +110,10 @@ def test_dead_link_that_disconnects_names_the_pair():
         (
             "gpu9",
             "0.5",
-            "link 'gpu9': expected two vertices with an arrow between them, such as 'gpu0 -> switch', or one vertex",
+            (
+                "link 'gpu9': expected two vertices with an arrow between them, such as 'gpu0 -> "
+                "switch', or one vertex"
+            ),
         ),
         ("gpu0 ->", "0.5", "expected two vertices"),
         ("<->", "0.5", "expected two vertices"),

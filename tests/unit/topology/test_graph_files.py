@@ -11,12 +11,20 @@ from simcoll.cli import main
 from simcoll.errors import ConfigError
 from simcoll.testing import topologies
 from simcoll.topology import crossbar, load_topology
-from simcoll.topology.readers.graph_files import graphml_text, parse_graphml, parse_simgrid, simgrid_text
+from simcoll.topology.readers.graph_files import (
+    graphml_text,
+    parse_graphml,
+    parse_simgrid,
+    simgrid_text,
+)
 
 
 def links(topology):
     columns = (topology.link_capacity_uBps, topology.link_latency_fs)
-    return {topology.link_name(i): tuple(int(column[i]) for column in columns) for i in range(topology.nlinks)}
+    return {
+        topology.link_name(i): tuple(int(column[i]) for column in columns)
+        for i in range(topology.nlinks)
+    }
 
 
 @settings(max_examples=20, deadline=None)
@@ -26,7 +34,8 @@ def test_graphml_there_and_back(topology):
     assert links(again) == links(topology)
     assert again.node_kinds == topology.node_kinds
     assert again.gpus_forward == topology.gpus_forward
-    # Routes are found anew, the shortest by latency: a family may go another way, by NVLink beside a network without latency.
+    # Routes are found anew, the shortest by latency: a family may go another way, by NVLink beside
+    # a network without latency.
     pairs = np.array([(i, j) for i in range(again.nranks) for j in range(again.nranks)])
     assert np.all(again.route(*pairs.T).latency_fs <= topology.route(*pairs.T).latency_fs)
 
@@ -42,7 +51,9 @@ def test_networkx_reads_what_is_written(tmp_path):
     nx.set_node_attributes(ring, "gpu", "kind")
     nx.set_edge_attributes(ring, "25 GB/s", "bandwidth")
     nx.write_graphml_xml(ring, tmp_path / "ring.graphml")
-    with pytest.raises(ConfigError, match="gpus_forward"):  # whether GPUs pass on what is not theirs is not known
+    with pytest.raises(
+        ConfigError, match="gpus_forward"
+    ):  # whether GPUs pass on what is not theirs is not known
         load_topology(tmp_path / "ring.graphml")
 
 
@@ -50,8 +61,13 @@ def test_platforms_there_and_back():
     for topology in (crossbar(5, "10 GB/s", "1 us"), load_topology("dgx-a100", nodes=2)):
         again = parse_simgrid(simgrid_text(topology))
         assert all(again.path(a, b) == topology.path(a, b) for a in range(5) for b in range(5))
-        plans = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=topology.nranks), 1 << 20)
-        times = [simcoll.emulate(plans, each, data="none", bound=False).time_fs for each in (topology, again)]
+        plans = simcoll.bind(
+            simcoll.schedule("all_reduce", "ring", nranks=topology.nranks), 1 << 20
+        )
+        times = [
+            simcoll.emulate(plans, each, data="none", bound=False).time_fs
+            for each in (topology, again)
+        ]
         assert times[0] == times[1]
 
 
@@ -76,7 +92,11 @@ GRAPH = graphml_text(crossbar(2, "8 Gbps", "1 us"))
         (parse_graphml, GRAPH.replace(b"graphml", b"gml"), "expected <graphml>, found <gml>"),
         (parse_graphml, GRAPH.replace(b'target="gpu0"', b'target="gpu7"'), "no node 'gpu7'"),
         (parse_graphml, GRAPH.replace(b">link<", b">wire<"), "unknown kind 'wire'"),
-        (parse_graphml, b"<!DOCTYPE a [<!ENTITY b 'c'>]>" + GRAPH[39:], "document type|DTD|entities"),
+        (
+            parse_graphml,
+            b"<!DOCTYPE a [<!ENTITY b 'c'>]>" + GRAPH[39:],
+            "document type|DTD|entities",
+        ),
         (parse_simgrid, PLATFORM.replace(b"Full", b"Floyd"), 'expected one <zone routing="Full">'),
         (parse_simgrid, PLATFORM.replace(b" -&gt; ", b"_"), "its ends are unknown"),
         (
@@ -89,7 +109,11 @@ GRAPH = graphml_text(crossbar(2, "8 Gbps", "1 us"))
             PLATFORM.replace(b"<route", b"<rout", 1).replace(b"</route>", b"</rout>", 1),
             "<rout> in the zone",
         ),
-        (parse_simgrid, PLATFORM.replace(b'dst="rank-1"', b'dst="rank-9"'), "expected two hosts and links"),
+        (
+            parse_simgrid,
+            PLATFORM.replace(b'dst="rank-1"', b'dst="rank-9"'),
+            "expected two hosts and links",
+        ),
     ],
 )
 def test_what_is_refused(parse, content, says):
@@ -117,4 +141,22 @@ def test_on_the_command_line(tmp_path, monkeypatch, capsys):
     assert main(["convert", "one.graphml", "one.xml", "--to", "simgrid"]) == 0
     assert "8 ranks" in capsys.readouterr().out
     for name in ("one.graphml", "one.xml"):
-        assert main(["perf", "all_reduce", "-t", name, "-b", "1M", "-e", "1M", "-a", "ring", "-p", "ideal"]) == 0
+        assert (
+            main(
+                [
+                    "perf",
+                    "all_reduce",
+                    "-t",
+                    name,
+                    "-b",
+                    "1M",
+                    "-e",
+                    "1M",
+                    "-a",
+                    "ring",
+                    "-p",
+                    "ideal",
+                ]
+            )
+            == 0
+        )

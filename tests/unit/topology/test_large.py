@@ -14,7 +14,9 @@ WITHOUT_NETWORK = {"azure-nc-a100-v4", "rtx-2080ti-pair"}  # nodes that have no 
 
 @pytest.mark.slow
 def test_every_machine_of_nodes_loads_and_every_board_runs_with_16384_gpus():
-    plan = simcoll.bind(simcoll.schedule("broadcast", "tree", nranks=GPUS, in_place=True), count=1 << 20)
+    plan = simcoll.bind(
+        simcoll.schedule("broadcast", "tree", nranks=GPUS, in_place=True), count=1 << 20
+    )
     loaded = ran = 0
     for name in shipped_topologies():
         layers = layers_of(name)

@@ -1,4 +1,6 @@
-"""The summary of a machine that models of libraries read: domains, what joins them inside, and the NICs between them."""
+"""The summary of a machine that models of libraries read: domains, what joins them inside, and the
+NICs between them.
+"""
 
 import networkx as nx
 import pytest
@@ -12,7 +14,13 @@ GBps = 10**15
 
 def seen(topology):
     found = machine(topology)
-    return found.domain_ranks, found.inside, found.gpu_uBps / GBps, found.nics, found.nic_uBps / GBps
+    return (
+        found.domain_ranks,
+        found.inside,
+        found.gpu_uBps / GBps,
+        found.nics,
+        found.nic_uBps / GBps,
+    )
 
 
 @pytest.mark.parametrize(
@@ -23,14 +31,21 @@ def seen(topology):
         (lambda: fat_tree(2, 3, "12.5 GB/s"), ((1,) * 6, "", 0, 1, 12.5)),
         # 18 NVLinks of 25 GB/s; 8 NICs of 400 Gbit/s, of which four ranks use four.
         (lambda: load_topology("dgx-h100", nodes=4), ((8,) * 4, "nvlink", 450, 8, 400)),
-        (lambda: load_topology("dgx-h100", nodes=2).with_ranks([0, 1, 2, 8]), ((3, 1), "nvlink", 450, 1, 50)),
+        (
+            lambda: load_topology("dgx-h100", nodes=2).with_ranks([0, 1, 2, 8]),
+            ((3, 1), "nvlink", 450, 1, 50),
+        ),
         (lambda: load_topology("dgx-h100", nodes=2).with_ranks([0, 8]), ((1, 1), "", 0, 1, 50)),
         (lambda: load_topology("dgx-h100", nodes=1).take(1), ((1,), "", 0, 0, 0)),
         # Two GPUs share a NIC of 100 Gbit/s; four NICs of 100 Gbit/s serve one GPU.
         (lambda: load_topology("aws-p4d", nodes=2), ((8, 8), "nvlink", 300, 4, 50)),
-        (lambda: load_topology("aws-p4d", nodes=2).with_ranks([0, 1, 8, 9]), ((2, 2), "nvlink", 300, 1, 12.5)),
+        (
+            lambda: load_topology("aws-p4d", nodes=2).with_ranks([0, 1, 8, 9]),
+            ((2, 2), "nvlink", 300, 1, 12.5),
+        ),
         (lambda: load_topology("aws-p5", nodes=2), ((8, 8), "nvlink", 450, 8, 400)),
-        # NVLinks of some pairs join all eight GPUs of a DGX-1V, but not GPUs 0 and 5 alone: they use PCIe and the sockets.
+        # NVLinks of some pairs join all eight GPUs of a DGX-1V, but not GPUs 0 and 5 alone: they
+        # use PCIe and the sockets.
         (lambda: load_topology("dgx-1v", nodes=2), ((8, 8), "nvlink", 150, 4, 50)),
         (lambda: load_topology("dgx-1v", nodes=1).with_ranks([0, 5]), ((2,), "pcie", 12, 0, 0)),
         (lambda: load_topology("dgx-1v", nodes=1).with_ranks([0, 3]), ((2,), "nvlink", 50, 0, 0)),
@@ -38,12 +53,18 @@ def seen(topology):
         (lambda: load_topology("mi300x", nodes=1), ((8,), "xgmi", 448, 0, 0)),
         (lambda: load_topology("mi300x", nodes=1).take(3), ((3,), "xgmi", 128, 0, 0)),
         # Domains of two nodes, the last of one.
-        (lambda: boxes(5, 3, "300 GB/s", nodes_per_domain=2, nics=3, nic_bandwidth="25 GB/s"), ((6, 6, 3), "nvlink", 300, 3, 75)),
+        (
+            lambda: boxes(5, 3, "300 GB/s", nodes_per_domain=2, nics=3, nic_bandwidth="25 GB/s"),
+            ((6, 6, 3), "nvlink", 300, 3, 75),
+        ),
         (lambda: load_topology("gb200-nvl72", nodes=36), ((72, 72), "nvlink", 900, 72, 3600)),
         # All NICs carry the same share, so the slowest decides.
-        (lambda: load_topology("dgx-h100", nodes=2).degrade("box1.nic3 -> leaf0.rail3", "1/2"), ((8, 8), "nvlink", 450, 8, 200)),
+        (
+            lambda: load_topology("dgx-h100", nodes=2).degrade("box1.nic3 -> leaf0.rail3", "1/2"),
+            ((8, 8), "nvlink", 450, 8, 200),
+        ),
     ],
-)  # fmt: skip
+)
 def test_domains_and_sums(topology, expected):
     assert seen(topology()) == expected
 
@@ -92,28 +113,49 @@ def test_domains_of_a_free_graph_end_at_the_network():
     ],
 )
 def test_links_between_two_gpus(name, ranks, expected):
-    assert machine(load_topology(name, nodes=1).with_ranks(list(ranks))).peer_uBps == expected * GBps
+    assert (
+        machine(load_topology(name, nodes=1).with_ranks(list(ranks))).peer_uBps == expected * GBps
+    )
 
 
 def test_traits_that_a_topology_does_not_name_are_empty():
-    assert machine(crossbar(2, "1 GB/s")) == Machine("", "", "", "", False, (2,), "link", 10**15, 0, 0)
+    assert machine(crossbar(2, "1 GB/s")) == Machine(
+        "", "", "", "", False, (2,), "link", 10**15, 0, 0
+    )
     full = machine(load_topology("aws-p5", nodes=3))
-    assert (full.generation, full.gpu, full.cpu, full.fabric) == ("hopper", "H100", "intel", "efa-p5")
+    assert (full.generation, full.gpu, full.cpu, full.fabric) == (
+        "hopper",
+        "H100",
+        "intel",
+        "efa-p5",
+    )
     assert (full.switch_reduce, full.domains) == (True, 3)
 
 
-NODE = 'family = "boxes"\nnodes = 2\n[gpu]\ncount = 2\nbandwidth = "300 GB/s"\n[nic]\ncount = 2\nbandwidth = "200 Gbps"\n[traits]\n'
+NODE = (
+    'family = "boxes"\nnodes = 2\n[gpu]\ncount = 2\nbandwidth = "300 GB/s"\n[nic]\ncount = 2\n'
+    'bandwidth = "200 Gbps"\n[traits]\n'
+)
 
 
 @pytest.mark.parametrize(
     ("trait", "message"),
     [
-        ('fabric = "rocee"', "$.traits.fabric: unknown fabric 'rocee'; did you mean 'roce'? (valid: efa-p4, "),
+        (
+            'fabric = "rocee"',
+            "$.traits.fabric: unknown fabric 'rocee'; did you mean 'roce'? (valid: efa-p4, ",
+        ),
         ('fabric = "IB"', "did you mean 'ib'?"),
         ('fabric = ""', "$.traits.fabric: unknown fabric ''; valid: "),
-        ('generation = "hoper"', "$.traits.generation: unknown generation 'hoper'; did you mean 'hopper'?"),
+        (
+            'generation = "hoper"',
+            "$.traits.generation: unknown generation 'hoper'; did you mean 'hopper'?",
+        ),
         ("fabric = 3", "$.traits.fabric: expected text, got 3"),
-        ('peer_access = "never"', "$.traits.peer_access: unknown peer_access 'never'; valid: no, yes"),
+        (
+            'peer_access = "never"',
+            "$.traits.peer_access: unknown peer_access 'never'; valid: no, yes",
+        ),
     ],
 )
 def test_traits_with_a_fixed_choice(tmp_path, trait, message):

@@ -16,23 +16,33 @@ GB = 10**15
 
 
 def pci(busid, inside, speed="32.0 GT/s PCIe", width=16, kind="0x060400"):
-    return f'<pci busid="{busid}" class="{kind}" link_speed="{speed}" link_width="{width}">{inside}</pci>'
+    return (
+        f'<pci busid="{busid}" class="{kind}" link_speed="{speed}" '
+        f'link_width="{width}">{inside}</pci>'
+    )
 
 
 def gpu(busid, rank, links="", sm=90, extra="", **where):
     return pci(
-        busid, f'<gpu dev="{rank}" sm="{sm}" rank="{rank}" gdr="1" {extra}>{links}</gpu>', kind="0x030200", **where
+        busid,
+        f'<gpu dev="{rank}" sm="{sm}" rank="{rank}" gdr="1" {extra}>{links}</gpu>',
+        kind="0x030200",
+        **where,
     )
 
 
 def nic(busid, *speeds, **where):
-    ports = "".join(f'<net name="m{i}" dev="{i}" speed="{speed}" port="{i + 1}"/>' for i, speed in enumerate(speeds))
+    ports = "".join(
+        f'<net name="m{i}" dev="{i}" speed="{speed}" port="{i + 1}"/>'
+        for i, speed in enumerate(speeds)
+    )
     return pci(busid, f"<nic>{ports}</nic>", kind="0x020700", **where)
 
 
 def cpu(number, inside, vendor="GenuineIntel", model=143, extra=""):
     return (
-        f'<cpu {extra} numaid="{number}" arch="x86_64" vendor="{vendor}" familyid="6" modelid="{model}">{inside}</cpu>'
+        f'<cpu {extra} numaid="{number}" arch="x86_64" vendor="{vendor}" familyid="6" '
+        f'modelid="{model}">{inside}</cpu>'
     )
 
 
@@ -42,7 +52,8 @@ def system(*cpus):
 
 def switches(*counts):
     return "".join(
-        f'<nvlink target="0000:{7 + i:02x}:00.0" count="{c}" tclass="0x068000"/>' for i, c in enumerate(counts)
+        f'<nvlink target="0000:{7 + i:02x}:00.0" count="{c}" tclass="0x068000"/>'
+        for i, c in enumerate(counts)
     )
 
 
@@ -56,7 +67,8 @@ def two_socket_hopper(links=HOPPER, speed="32.0 GT/s PCIe"):
         return "".join(
             pci(
                 f"0000:{socket}{k}:00.0",
-                gpu(f"0000:{socket}{k}:01.0", 2 * socket + k, links) + nic(f"0000:{socket}{k}:02.0", 200_000, 200_000),
+                gpu(f"0000:{socket}{k}:01.0", 2 * socket + k, links)
+                + nic(f"0000:{socket}{k}:02.0", 200_000, 200_000),
                 speed=speed,
             )
             for k in range(2)
@@ -112,7 +124,11 @@ def test_copies_of_the_box_use_the_nearest_card():
     ],
 )
 def test_pcie_speed_is_width_times_lane_rate(speed, width, GBps):
-    box = system(cpu(0, gpu("0:1.0", 0, speed=speed, width=width) + gpu("0:2.0", 1, speed=speed, width=width)))
+    box = system(
+        cpu(
+            0, gpu("0:1.0", 0, speed=speed, width=width) + gpu("0:2.0", 1, speed=speed, width=width)
+        )
+    )
     topology = parse_nccl_xml(box)
     assert topology.path(0, 1) == ["box0.gpu0 -> box0.cpu0", "box0.cpu0 -> box0.gpu1"]
     assert topology.link_capacity_uBps[topology.link("box0.gpu0 -> box0.cpu0")] == GBps * GB
@@ -152,11 +168,16 @@ def test_direct_nvlinks_and_a_pair_without():
     assert topology.path(0, 1) == ["box0.gpu0 -> box0.gpu1"]
     assert topology.link_capacity_uBps[topology.link("box0.gpu1 -> box0.gpu0")] == 50 * GB
     assert topology.path(0, 2) == ["box0.gpu0 -> box0.cpu0", "box0.cpu0 -> box0.gpu2"]
-    assert parse_nccl_xml(box, nodes=2).path(2, 3)[:2] == ["box0.gpu2 -> box0.cpu0", "box0.cpu0 -> box0.nic0"]
+    assert parse_nccl_xml(box, nodes=2).path(2, 3)[:2] == [
+        "box0.gpu2 -> box0.cpu0",
+        "box0.cpu0 -> box0.nic0",
+    ]
 
 
 def test_ranks_number_the_gpus_whatever_the_order_in_the_file():
-    topology = parse_nccl_xml(system(cpu(0, gpu("0:1.0", 1, switches(4)) + gpu("0:2.0", 0, switches(8)))))
+    topology = parse_nccl_xml(
+        system(cpu(0, gpu("0:1.0", 1, switches(4)) + gpu("0:2.0", 0, switches(8))))
+    )
     assert topology.link_capacity_uBps[topology.link("box0.gpu0 -> box0.nvswitch")] == 8 * 25 * GB
 
 
@@ -183,10 +204,15 @@ def test_ports_without_a_speed_do_not_count():
 
 def test_amd_mesh():
     def to(*others):
-        return "".join(f'<xgmi target="0:{other}.0" count="1" tclass="0x120000"/>' for other in others)
+        return "".join(
+            f'<xgmi target="0:{other}.0" count="1" tclass="0x120000"/>' for other in others
+        )
 
     ends = ((1, 2, 3), (2, 1, 3), (3, 1, 2))
-    gpus = "".join(gpu(f"0:{a}.0", a - 1, to(b, c), sm=304, extra='gcn="gfx942" arch="38911"') for a, b, c in ends)
+    gpus = "".join(
+        gpu(f"0:{a}.0", a - 1, to(b, c), sm=304, extra='gcn="gfx942" arch="38911"')
+        for a, b, c in ends
+    )
     topology = parse_nccl_xml(system(cpu(0, gpus)))
     assert topology.path(0, 2) == ["box0.gpu0 -> box0.gpu2"]
     assert topology.link_capacity_uBps[topology.link("box0.gpu0 -> box0.gpu2")] == 64 * GB
@@ -199,15 +225,20 @@ def test_amd_mesh():
 
 
 def test_files_of_clouds_have_no_gpus_and_the_error_says_how_to_get_them():
-    bare = system(cpu(0, '<pci busid="0:1.0" class="0x030200" link_speed="16 GT/s" link_width="16"/>' * 1))
-    with pytest.raises(ConfigError, match=r"1 GPU devices \(class 0x03\) but no <gpu>.*NCCL_TOPO_DUMP_FILE"):
+    bare = system(
+        cpu(0, '<pci busid="0:1.0" class="0x030200" link_speed="16 GT/s" link_width="16"/>' * 1)
+    )
+    with pytest.raises(
+        ConfigError, match=r"1 GPU devices \(class 0x03\) but no <gpu>.*NCCL_TOPO_DUMP_FILE"
+    ):
         parse_nccl_xml(bare)
     with pytest.raises(ConfigError, match="no <gpu> elements"):
         parse_nccl_xml(system(cpu(0, "")))
 
 
 BOMB = (
-    b'<?xml version="1.0"?><!DOCTYPE l [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;">]><system>&b;</system>'
+    b'<?xml version="1.0"?><!DOCTYPE l [<!ENTITY a "aaaaaaaaaa"><!ENTITY b '
+    b'"&a;&a;&a;&a;&a;&a;">]><system>&b;</system>'
 )
 EXTERNAL = b'<!DOCTYPE s [<!ENTITY x SYSTEM "file:///etc/passwd">]><system>&x;</system>'
 
@@ -241,7 +272,10 @@ EXTERNAL = b'<!DOCTYPE s [<!ENTITY x SYSTEM "file:///etc/passwd">]><system>&x;</
         (system(cpu(0, gpu("0:1.0", 0, switches(0)))), "expected 1 to 1000"),
         (system(cpu(0, gpu("0:1.0", 0, switches(1000)))), "9.22 TB/s"),
         (
-            system(cpu(0, gpu("0:1.0", 0), extra='host_hash="0x1"'), cpu(1, "", extra='host_hash="0x2"')),
+            system(
+                cpu(0, gpu("0:1.0", 0), extra='host_hash="0x1"'),
+                cpu(1, "", extra='host_hash="0x2"'),
+            ),
             "spans 2 hosts",
         ),
     ],
@@ -278,9 +312,14 @@ def test_dumps_load_by_path_and_refuse_other_changes(tmp_path):
     path.write_bytes(two_socket_hopper())
     assert load_topology(path, nodes=2).nranks == 8
     assert load_topology(path).name == "node"
-    assert load_topology(path, nodes=2, placement__order="round_robin").groups["box"].tolist() == [0, 1] * 4
+    assert (
+        load_topology(path, nodes=2, placement__order="round_robin").groups["box"].tolist()
+        == [0, 1] * 4
+    )
     assert load_topology(path, traits__fabric="roce").traits["fabric"] == "roce"
-    with pytest.raises(ConfigError, match=r"node\.xml: \$\.nic\.bandwidth: a full dump states this"):
+    with pytest.raises(
+        ConfigError, match=r"node\.xml: \$\.nic\.bandwidth: a full dump states this"
+    ):
         load_topology(path, nic__bandwidth="3 GB/s")
     with pytest.raises(ConfigError, match="nodes: 0 is out of range"):
         load_topology(path, nodes=0)
@@ -289,7 +328,9 @@ def test_dumps_load_by_path_and_refuse_other_changes(tmp_path):
 def test_a_topology_file_adds_what_a_dump_does_not_say(tmp_path):
     (tmp_path / "node.xml").write_bytes(two_socket_hopper())
     path = tmp_path / "mine.toml"
-    path.write_text('extends = "node.xml"\nnodes = 3\n[traits]\nfabric = "roce"\n[efficiency]\nnet = 0.9\n')
+    path.write_text(
+        'extends = "node.xml"\nnodes = 3\n[traits]\nfabric = "roce"\n[efficiency]\nnet = 0.9\n'
+    )
     mine, dump = load_topology(path), load_topology(tmp_path / "node.xml", nodes=3)
     assert (mine.name, mine.nranks) == ("mine", 12)
     assert mine.link_capacity_uBps.tolist() == dump.link_capacity_uBps.tolist()
@@ -300,7 +341,10 @@ def test_a_topology_file_adds_what_a_dump_does_not_say(tmp_path):
     assert (found.domain_ranks, found.inside, found.fabric) == ((4, 4, 4), "nvlink", "roce")
     for text, message in (
         ('extends = "node.xml"\n[nic]\ncount = 4', r"mine\.toml: \$\.nic\.count: unknown key"),
-        ('extends = "node.xml"\nfamily = "boxes"', r"'boxes' is not the family of .*node\.xml; expected 'NCCL dump'"),
+        (
+            'extends = "node.xml"\nfamily = "boxes"',
+            r"'boxes' is not the family of .*node\.xml; expected 'NCCL dump'",
+        ),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):
@@ -318,18 +362,33 @@ def two(first, second):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (two_socket_hopper().replace(b' sm="90"', b"", 1), "<gpu> of <pci busid='0000:00:01.0'> has no sm"),
-        (two(gpu("0:1.0", 0, sm=-1), gpu("0:2.0", 1)), "<gpu> of <pci busid='0:1.0'>: sm='-1' is not a GPU"),
-        (two(gpu("0:1.0", 0, sm=90), gpu("0:2.0", 1, sm=80)), "0:1.0 has sm='90', 0:2.0 has sm='80'"),
+        (
+            two_socket_hopper().replace(b' sm="90"', b"", 1),
+            "<gpu> of <pci busid='0000:00:01.0'> has no sm",
+        ),
+        (
+            two(gpu("0:1.0", 0, sm=-1), gpu("0:2.0", 1)),
+            "<gpu> of <pci busid='0:1.0'>: sm='-1' is not a GPU",
+        ),
+        (
+            two(gpu("0:1.0", 0, sm=90), gpu("0:2.0", 1, sm=80)),
+            "0:1.0 has sm='90', 0:2.0 has sm='80'",
+        ),
         (
             two(gpu("0:1.0", 0, extra='gcn="gfx942"'), gpu("0:2.0", 1, extra='gcn="gfx90a"')),
             "0:1.0 has gcn='gfx942', 0:2.0 has gcn='gfx90a'",
         ),
         (
-            two(gpu("0:1.0", 0, '<nvlink target="0:1.0" count="2" tclass="0x030200"/>'), gpu("0:2.0", 1)),
+            two(
+                gpu("0:1.0", 0, '<nvlink target="0:1.0" count="2" tclass="0x030200"/>'),
+                gpu("0:2.0", 1),
+            ),
             "GPU 0:1.0: a link to itself",
         ),
-        (two_socket_hopper().replace(b' speed="200000"', b"", 1), "<net name='m0'> has no speed; expected Mbit/s"),
+        (
+            two_socket_hopper().replace(b' speed="200000"', b"", 1),
+            "<net name='m0'> has no speed; expected Mbit/s",
+        ),
     ],
 )
 def test_what_link_speeds_follow_from_is_never_guessed(content, message):

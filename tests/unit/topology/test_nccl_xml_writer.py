@@ -1,4 +1,6 @@
-"""NCCL topology files written from topologies: what NCCL would see again, and what it has no words for."""
+"""NCCL topology files written from topologies: what NCCL would see again, and what it has no words
+for.
+"""
 
 from dataclasses import replace
 
@@ -28,7 +30,10 @@ def test_links_are_counted(name, links):
     assert again.nranks == topology.nranks
     assert again.traits["generation"] == topology.traits["generation"]
     if "pcie" not in topology.node_kinds:
-        ends = [[each.rpartition(".")[2] for each in machine.path(0, 1)] for machine in (again, topology)]
+        ends = [
+            [each.rpartition(".")[2] for each in machine.path(0, 1)]
+            for machine in (again, topology)
+        ]
         assert ends[0] == ends[1]
 
 
@@ -49,11 +54,17 @@ def test_every_machine_with_a_known_gpu():
 @pytest.mark.parametrize(
     ("topology", "says"),
     [
-        (crossbar(4, "25 GB/s"), "its GPUs are of generation '', and links cannot be counted without; known: pascal"),
+        (
+            crossbar(4, "25 GB/s"),
+            "its GPUs are of generation '', and links cannot be counted without; known: pascal",
+        ),
         (load_topology("dgx-h100", nodes=2), "'dgx-h100' has several nodes"),
-        (load_topology("dgx-h100", nodes=1, gpu__bandwidth="440 GB/s"), "440 GB/s from gpu0 to switch is not a whole number of links"),
+        (
+            load_topology("dgx-h100", nodes=1, gpu__bandwidth="440 GB/s"),
+            "440 GB/s from gpu0 to switch is not a whole number of links",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_nccl_has_no_words_for(topology, says):
     with pytest.raises(ConfigError, match=says):
         nccl_topology_xml(topology)
@@ -62,7 +73,9 @@ def test_what_nccl_has_no_words_for(topology, says):
 def test_rates_of_pcie_that_do_not_exist():
     topology = load_topology("rtx-pro-6000", nodes=1)
     slow = replace(topology, link_capacity_uBps=topology.link_capacity_uBps * 2 // 3)
-    with pytest.raises(ConfigError, match=r"GB/s between .* matches no generation and width of PCIe"):
+    with pytest.raises(
+        ConfigError, match=r"GB/s between .* matches no generation and width of PCIe"
+    ):
         nccl_topology_xml(slow)
 
 
@@ -78,10 +91,20 @@ def test_a_graph_of_one_node_is_written_and_one_of_two_is_refused(tmp_path, monk
     assert main(["convert", "dgx-h100", "one.graphml"]) == 0
     assert main(["convert", "one.graphml", "no.xml", "--to", "nccl-topology"]) == 2
     assert "of generation ''" in capsys.readouterr().err
-    assert main(["convert", "one.graphml:traits.generation=hopper", "one.xml", "--to", "nccl-topology"]) == 0
-    assert (tmp_path / "one.xml").read_bytes() == nccl_topology_xml(load_topology("dgx-h100", nodes=1))
+    assert (
+        main(
+            ["convert", "one.graphml:traits.generation=hopper", "one.xml", "--to", "nccl-topology"]
+        )
+        == 0
+    )
+    assert (tmp_path / "one.xml").read_bytes() == nccl_topology_xml(
+        load_topology("dgx-h100", nodes=1)
+    )
     assert main(["convert", "dgx-h100:nodes=2", "two.graphml"]) == 0
-    assert main(["convert", "two.graphml:traits.generation=hopper", "no.xml", "--to", "nccl-topology"]) == 2
+    assert (
+        main(["convert", "two.graphml:traits.generation=hopper", "no.xml", "--to", "nccl-topology"])
+        == 2
+    )
     assert "joins its GPUs by a network" in capsys.readouterr().err
     assert not (tmp_path / "no.xml").exists()
 
@@ -89,6 +112,9 @@ def test_a_graph_of_one_node_is_written_and_one_of_two_is_refused(tmp_path, monk
 def test_what_is_no_workload_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["convert", "dgx-h100", "one.graphml"]) == 0
-    for source, told in (("one.graphml", "this is a GraphML graph"), ("ring", "an algorithm is no workload")):
+    for source, told in (
+        ("one.graphml", "this is a GraphML graph"),
+        ("ring", "an algorithm is no workload"),
+    ):
         assert main(["convert", source, "out", "--to", "workload"]) == 2
         assert f"{told}; expected a list of operations, a workload" in capsys.readouterr().err

@@ -23,14 +23,26 @@ def test_orders():
     dealt = place(boxes(), "round_robin")
     assert dealt.groups["box"].tolist() == [0, 1, 2] * 8
     # Within a box the order stays.
-    assert [dealt.node_names[v] for v in dealt.rank_nodes[:4]] == ["box0.gpu0", "box1.gpu0", "box2.gpu0", "box0.gpu1"]
+    assert [dealt.node_names[v] for v in dealt.rank_nodes[:4]] == [
+        "box0.gpu0",
+        "box1.gpu0",
+        "box2.gpu0",
+        "box0.gpu1",
+    ]
     assert place(boxes(), "round_robin", nranks=5).groups["box"].tolist() == [0, 1, 2, 0, 1]
     listed = place(boxes(), "explicit", gpus=[9, 2, 17])
-    assert [listed.node_names[v] for v in listed.rank_nodes] == ["box1.gpu1", "box0.gpu2", "box2.gpu1"]
+    assert [listed.node_names[v] for v in listed.rank_nodes] == [
+        "box1.gpu1",
+        "box0.gpu2",
+        "box2.gpu1",
+    ]
 
 
 def test_a_list_may_be_an_array_of_numpy():
-    assert place(boxes(), "explicit", gpus=np.array([9, 2])).rank_nodes.tolist() == boxes().rank_nodes[[9, 2]].tolist()
+    assert (
+        place(boxes(), "explicit", gpus=np.array([9, 2])).rank_nodes.tolist()
+        == boxes().rank_nodes[[9, 2]].tolist()
+    )
 
 
 def test_round_robin_over_another_level():
@@ -39,7 +51,9 @@ def test_round_robin_over_another_level():
 
 
 def test_random_is_a_function_of_the_seed():
-    one, same, other = (place(boxes(), "random", seed=seed).rank_nodes.tolist() for seed in (1, 1, 2))
+    one, same, other = (
+        place(boxes(), "random", seed=seed).rank_nodes.tolist() for seed in (1, 1, 2)
+    )
     assert one == same != other
     assert sorted(one) == sorted(boxes().rank_nodes.tolist())
     # With fewer ranks the first stay where they were.
@@ -49,14 +63,21 @@ def test_random_is_a_function_of_the_seed():
 def test_in_a_file_and_as_arguments(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(
-        'family = "crossbar"\nnranks = 6\nbandwidth = "1 GB/s"\n[placement]\norder = "explicit"\ngpus = [5, 0]\n',
+        'family = "crossbar"\nnranks = 6\nbandwidth = "1 GB/s"\n[placement]\norder = "explicit"\n'
+        "gpus = [5, 0]\n",
         encoding="utf-8",
     )
     assert load_topology(file).rank_nodes.tolist() == [5, 0]
-    assert load_topology("dgx-h100", nodes=2, placement__order="round_robin").groups["box"].tolist() == [0, 1] * 8
+    assert (
+        load_topology("dgx-h100", nodes=2, placement__order="round_robin").groups["box"].tolist()
+        == [0, 1] * 8
+    )
     assert load_topology("dgx-h100", placement__ranks=3).nranks == 3
     shuffled = load_topology("dgx-h100", placement__order="random", placement__seed=4)
-    assert shuffled.rank_nodes.tolist() == place(load_topology("dgx-h100"), "random", seed=4).rank_nodes.tolist()
+    assert (
+        shuffled.rank_nodes.tolist()
+        == place(load_topology("dgx-h100"), "random", seed=4).rank_nodes.tolist()
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,8 +99,14 @@ def test_in_a_file_and_as_arguments(tmp_path):
         ({"order": "explicit", "gpus": 3}, "gpus: expected a list of whole numbers, got 3"),
         ({"order": "explicit", "gpus": [2**70]}, "0 to 23"),
         ({"order": "explicit", "gpus": []}, "at least one rank"),
-        ({"order": "random", "seed": "x"}, "seed must be a whole number from 0 to 9223372036854775807, got 'x'"),
-        ({"order": "random", "seed": 1.5}, "seed must be a whole number from 0 to 9223372036854775807, got 1.5"),
+        (
+            {"order": "random", "seed": "x"},
+            "seed must be a whole number from 0 to 9223372036854775807, got 'x'",
+        ),
+        (
+            {"order": "random", "seed": 1.5},
+            "seed must be a whole number from 0 to 9223372036854775807, got 1.5",
+        ),
     ],
 )
 def test_bad_placements(arguments, message):
@@ -98,7 +125,10 @@ def test_bad_placements(arguments, message):
         (lambda: load_topology("dgx-h100", nodes=5), 1),
         (lambda: load_topology("superpod-h100", nodes=64), 1),
         (lambda: fat_tree(3, 4, "50 GB/s", oversubscription=2), 1),
-        (lambda: load_topology("dgx-h100", nodes=2).degrade("box0.gpu0 -> box0.nvswitch", "1/2"), 4),
+        (
+            lambda: load_topology("dgx-h100", nodes=2).degrade("box0.gpu0 -> box0.nvswitch", "1/2"),
+            4,
+        ),
         (lambda: load_topology("dgx-h100", nodes=2).with_ranks([0, 1, 8, 9]), 1),
         (lambda: load_topology("dgx-h100", nodes=2).with_ranks([0, 1, 8]), 3),
     ],

@@ -8,9 +8,11 @@ from simcoll.errors import ConfigError
 from simcoll.topology import load_topology
 from simcoll.topology.readers.smi_matrix import parse_smi_matrix
 
-# Two sockets with two GPUs and a NIC each; a pair is bridged by NVLink. As printed, with the terminal's marks.
+# Two sockets with two GPUs and a NIC each; a pair is bridged by NVLink. As printed, with the
+# terminal's marks.
 PAIRS = (
-    b"\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
+    b"\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA "
+    b"ID\x1b[0m\n"
     b"GPU0\t X \tNV4\tSYS\tSYS\tPIX\tSYS\t0-31\t0\t\tN/A\n"
     b"GPU1\tNV4\t X \tSYS\tSYS\tNODE\tSYS\t0-31\t0\t\tN/A\n"
     b"GPU2\tSYS\tSYS\t X \tNV4\tSYS\tPIX\t32-63\t1\t\tN/A\n"
@@ -30,7 +32,10 @@ RATES = {
 def switched(gpus, links):
     """GPUs that are all joined alike."""
     names = [f"GPU{gpu}" for gpu in range(gpus)]
-    rows = [" ".join([name, *("X" if a == b else f"NV{links}" for b in range(gpus))]) for a, name in enumerate(names)]
+    rows = [
+        " ".join([name, *("X" if a == b else f"NV{links}" for b in range(gpus))])
+        for a, name in enumerate(names)
+    ]
     return "\n".join(["   " + " ".join(names), *rows]).encode()
 
 
@@ -40,17 +45,28 @@ def test_bridges_sockets_and_nics():
     assert topology.path(0, 1) == ["box0.gpu0 -> box0.gpu1"]
     assert int(topology.link_capacity_uBps[topology.link("box0.gpu0 -> box0.gpu1")]) == 100 * 10**15
     assert topology.path(0, 2) == [
-        "box0.gpu0 -> box0.pcie0", "box0.pcie0 -> box0.cpu0", "box0.cpu0 -> box0.cpu1", "box0.cpu1 -> box0.pcie1",
+        "box0.gpu0 -> box0.pcie0",
+        "box0.pcie0 -> box0.cpu0",
+        "box0.cpu0 -> box0.cpu1",
+        "box0.cpu1 -> box0.pcie1",
         "box0.pcie1 -> box0.gpu2",
-    ]  # fmt: skip
+    ]
     # GPU 0 and NIC 0 share a switch, and GPU 1 goes through the CPU to the same NIC.
     assert topology.path(0, 4)[:2] == ["box0.gpu0 -> box0.pcie0", "box0.pcie0 -> box0.nic0"]
-    assert topology.path(1, 4)[:3] == ["box0.gpu1 -> box0.cpu0", "box0.cpu0 -> box0.pcie0", "box0.pcie0 -> box0.nic0"]
+    assert topology.path(1, 4)[:3] == [
+        "box0.gpu1 -> box0.cpu0",
+        "box0.cpu0 -> box0.pcie0",
+        "box0.pcie0 -> box0.nic0",
+    ]
 
 
-@pytest.mark.parametrize(("gpus", "links", "switch"), [(8, 18, True), (8, 12, True), (4, 4, False), (2, 12, False)])
+@pytest.mark.parametrize(
+    ("gpus", "links", "switch"), [(8, 18, True), (8, 12, True), (4, 4, False), (2, 12, False)]
+)
 def test_more_links_than_a_gpu_has_mean_switches(gpus, links, switch):
-    topology = parse_smi_matrix(switched(gpus, links), nvlink_bandwidth="25 GB/s", pcie_bandwidth="32 GB/s")
+    topology = parse_smi_matrix(
+        switched(gpus, links), nvlink_bandwidth="25 GB/s", pcie_bandwidth="32 GB/s"
+    )
     assert ("box0.nvswitch" in topology.node_names) == switch
     first = int(topology.link_capacity_uBps[topology.link(topology.path(0, 1)[0])])
     assert first == links * 25 * 10**15
@@ -61,7 +77,8 @@ def test_what_is_not_known_is_asked_for(name):
     given = {key: value for key, value in RATES.items() if not key.startswith(name)}
     with pytest.raises(
         ConfigError,
-        match=rf"\$.{name}.bandwidth: the matrix does not state the speed of .*; set it: -t 'matrix:nvlink.bandwidth=",
+        match=rf"\$.{name}.bandwidth: the matrix does not state the speed of .*; set it: -t "
+        r"'matrix:nvlink.bandwidth=",
     ):
         parse_smi_matrix(PAIRS, **given)
 
@@ -71,7 +88,8 @@ def test_all_that_is_not_known_is_asked_for_at_once_with_a_name_that_works(tmp_p
     (tmp_path / "pairs.txt").write_bytes(PAIRS)
     for start in ("pairs.txt", "pairs.txt:pcie.bandwidth=16 GB/s"):
         with pytest.raises(
-            ConfigError, match=r"does not state the speed of NVLinks.* NICs and links between sockets; set them"
+            ConfigError,
+            match=r"does not state the speed of NVLinks.* NICs and links between sockets; set them",
         ) as caught:
             load_topology(start)
         named = re.search("-t '(.*?)'", caught.value.message)[1]

@@ -11,19 +11,29 @@ from simcoll.topology import load_topology
 from simcoll.topology.file_layers import beside, layers_of, split_values
 
 DEVICE = '<pci busid="{}" class="{}" link_speed="16 GT/s" link_width="16"/>'
-GPU = '<pci busid="{0}" class="0x030200" link_speed="16 GT/s" link_width="16"><gpu sm="80" rank="{1}" dev="{1}">{2}</gpu></pci>'
+GPU = (
+    '<pci busid="{0}" class="0x030200" link_speed="16 GT/s" link_width="16"><gpu sm="80" '
+    'rank="{1}" dev="{1}">{2}</gpu></pci>'
+)
 LINK = '<nvlink target="{}" count="12" tclass="0x030200"/>'
 
 
 def system(*devices):
-    return f'<system version="1"><cpu numaid="0" arch="x86_64" vendor="AuthenticAMD">{"".join(devices)}</cpu></system>'
+    return (
+        '<system version="1"><cpu numaid="0" arch="x86_64" '
+        f'vendor="AuthenticAMD">{"".join(devices)}</cpu></system>'
+    )
 
 
 @pytest.fixture
 def cloud(tmp_path, monkeypatch):
     """Two GPUs, the one with the higher address first, and a NIC."""
     monkeypatch.chdir(tmp_path)
-    kinds = (("0002:00:00.0", "0x030200"), ("0001:00:00.0", "0x030200"), ("0003:00:00.0", "0x020700"))
+    kinds = (
+        ("0002:00:00.0", "0x030200"),
+        ("0001:00:00.0", "0x030200"),
+        ("0003:00:00.0", "0x020700"),
+    )
     Path("cloud.xml").write_text(system(*(DEVICE.format(*each) for each in kinds)))
     return "cloud.xml"
 
@@ -35,16 +45,24 @@ def capacity(topology, link):
 def test_values_replace_those_of_a_file():
     changed = load_topology("dgx-h100:nodes=2:nic.bandwidth=100 Gbps")
     assert changed.nranks == 16
-    assert (changed.name, changed.description) == ("dgx-h100", load_topology("dgx-h100").description)
+    assert (changed.name, changed.description) == (
+        "dgx-h100",
+        load_topology("dgx-h100").description,
+    )
     plain = load_topology("dgx-h100", nodes=2, nic__bandwidth="100 Gbps")
     assert changed.link_capacity_uBps.tolist() == plain.link_capacity_uBps.tolist()
-    assert len(layers_of("dgx-h100:nodes=2")) == len(layers_of("dgx-h100")) + 1  # so that a sweep's points differ
+    assert (
+        len(layers_of("dgx-h100:nodes=2")) == len(layers_of("dgx-h100")) + 1
+    )  # so that a sweep's points differ
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("dgx-h100:nic.bandwith=1 GB/s", r"\$\.nic\.bandwith: unknown key; did you mean 'bandwidth'"),
+        (
+            "dgx-h100:nic.bandwith=1 GB/s",
+            r"\$\.nic\.bandwith: unknown key; did you mean 'bandwidth'",
+        ),
         ("dgx-h100:nic.bandwidth=1", r"\$\.nic\.bandwidth: .*expected text with a unit"),
         ("dgx-h100:nodes=two", r"\$\.nodes: nodes: expected a whole number, got 'two'"),
         ("dgx-h10:nodes=2", "unknown topology 'dgx-h10'; did you mean 'dgx-h100'"),
@@ -85,14 +103,26 @@ def test_a_file_of_pcie_devices_gets_what_nccl_adds(cloud):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ("", "2 GPU devices .class 0x03. but no <gpu> elements: .*gpu.sm, such as 80, nvlink.count"),
+        (
+            "",
+            "2 GPU devices .class 0x03. but no <gpu> elements: .*gpu.sm, such as 80, nvlink.count",
+        ),
         (":gpu.sm=80", r"\$\.nvlink\.count: missing: how many NVLinks each GPU has"),
-        (":gpu.sm=80:nvlink.count=2", r"\$\.nic\.bandwidth: missing: the file has 1 network devices"),
-        (":gpu.sm=80:gpu.links=[[0, 2, 1]]:nic.bandwidth=1 GB/s", r"\$\.gpu\.links: \[0, 2, 1\]: expected two GPUs of 0 to 1"),
-        (":gpu.sm=80:gpu.links=[[0, 0, 1]]:nic.bandwidth=1 GB/s", r"\$\.gpu\.links: \[0, 0, 1\]: expected two GPUs"),
+        (
+            ":gpu.sm=80:nvlink.count=2",
+            r"\$\.nic\.bandwidth: missing: the file has 1 network devices",
+        ),
+        (
+            ":gpu.sm=80:gpu.links=[[0, 2, 1]]:nic.bandwidth=1 GB/s",
+            r"\$\.gpu\.links: \[0, 2, 1\]: expected two GPUs of 0 to 1",
+        ),
+        (
+            ":gpu.sm=80:gpu.links=[[0, 0, 1]]:nic.bandwidth=1 GB/s",
+            r"\$\.gpu\.links: \[0, 0, 1\]: expected two GPUs",
+        ),
         (":gpu.sm=8:nvlink.count=0:nic.bandwidth=1 GB/s", "sm='8' is not a GPU"),
     ],
-)  # fmt: skip
+)
 def test_what_is_missing_is_asked_for(cloud, values, said):
     with pytest.raises(ConfigError, match=said):
         load_topology(cloud + values)
@@ -101,7 +131,9 @@ def test_what_is_missing_is_asked_for(cloud, values, said):
 def test_given_links_stand_in_for_those_to_itself(tmp_path):
     path = tmp_path / "vm.xml"
     ids = [f"000{number}:00:00.0" for number in range(4)]
-    path.write_text(system(*(GPU.format(each, rank, LINK.format(each)) for rank, each in enumerate(ids))))
+    path.write_text(
+        system(*(GPU.format(each, rank, LINK.format(each)) for rank, each in enumerate(ids)))
+    )
     with pytest.raises(ConfigError, match=r"a link to itself, .*gpu\.links=\[\[0, 1, 12\]\]"):
         load_topology(path)
     pairs = load_topology(f"{path}:gpu.links=[[0, 1, 12], [2, 3, 12]]")
@@ -116,6 +148,7 @@ def test_what_is_no_topology_is_told_so(tmp_path):
     path = tmp_path / "tuner.csv"
     path.write_text("allreduce,0,1024,ring,ll,2,1,8\n")
     with pytest.raises(
-        ConfigError, match="not a topology: expected TOML, an NCCL topology dump, the output of nvidia-smi"
+        ConfigError,
+        match="not a topology: expected TOML, an NCCL topology dump, the output of nvidia-smi",
     ):
         load_topology(path)

@@ -37,7 +37,9 @@ N = 2
 
 @pytest.fixture
 def gpu(tmp_path):
-    """A GPU of round numbers: a matrix product of 2 n^3 operations and n = 1000 takes 2 ms, a megabyte of memory 1 us."""
+    """A GPU of round numbers: a matrix product of 2 n^3 operations and n = 1000 takes 2 ms, a
+    megabyte of memory 1 us.
+    """
     path = tmp_path / "round.toml"
     path.write_text(GPU)
     return path
@@ -56,7 +58,10 @@ def step_time(gpu, step, **options):
             torch.cpu.synchronize()
             return backend.emulated_time() - begin
 
-    place, choices = crossbar(N, "1 GB/s", "0 us"), {"algorithm": "ring", "compute": "roofline", "gpu": gpu}
+    place, choices = (
+        crossbar(N, "1 GB/s", "0 us"),
+        {"algorithm": "ring", "compute": "roofline", "gpu": gpu},
+    )
     result = backend.spawn(program, N, topology=place, trace=True, **choices | options)
     return result.returns[0], result
 
@@ -127,9 +132,14 @@ def test_a_tensor_parallel_block_is_the_sum_of_its_parts(gpu):
 
     def step(rank):
         grid = mesh.init_device_mesh("cpu", (N,))
-        block = nn.Sequential(nn.Linear(width, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, width, bias=False))
+        block = nn.Sequential(
+            nn.Linear(width, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, width, bias=False)
+        )
         plan = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
-        block, x = parallel.parallelize_module(block, grid, plan).requires_grad_(False), torch.empty(rows, width)
+        block, x = (
+            parallel.parallelize_module(block, grid, plan).requires_grad_(False),
+            torch.empty(rows, width),
+        )
         return lambda: block(x) + 1
 
     products = 2 * 2 * rows * width * (hidden / N) / 1e12
@@ -157,7 +167,8 @@ def test_sharded_layers_are_gathered_while_the_one_before_computes(gpu):
     seconds, _ = step_time(gpu, step)
     gather, product = width * width * 4 / 2 / RATE, 2 * rows * width * width / 1e12
     assert product > 2 * gather
-    # The first gather is exposed; the others fly beside products. Copies in and out of buffers take a few microseconds.
+    # The first gather is exposed; the others fly beside products. Copies in and out of buffers take
+    # a few microseconds.
     assert seconds == pytest.approx(gather + layers * product, rel=0.02)
     assert seconds > gather + layers * product
 
@@ -176,7 +187,9 @@ def test_real_tensors_wait_for_every_operator(gpu):
 
 def test_measured_times_take_the_place_of_the_roofline(gpu, tmp_path):
     table = tmp_path / "operators.toml"
-    table.write_text('[operators]\n"aten::mm" = "5 us"\n"aten::mm [1000, 1000] [1000, 1000]" = "7 ms"\n')
+    table.write_text(
+        '[operators]\n"aten::mm" = "5 us"\n"aten::mm [1000, 1000] [1000, 1000]" = "7 ms"\n'
+    )
 
     def step(rank):
         x, y = torch.empty(1000, 1000), torch.empty(10, 1000)
@@ -231,7 +244,10 @@ def step_of_modules(gpu, table, rows):
         gradient = torch.empty_like(y)
         return (lambda: model(x)) if way == "forward" else (lambda: y.backward(gradient))
 
-    return [step_time(gpu, lambda rank, way=way: step(rank, way), compute=table)[0] for way in ("forward", "backward")]
+    return [
+        step_time(gpu, lambda rank, way=way: step(rank, way), compute=table)[0]
+        for way in ("forward", "backward")
+    ]
 
 
 def test_measured_modules_take_the_place_of_their_operators(gpu, tmp_path):
@@ -242,7 +258,10 @@ def test_measured_modules_take_the_place_of_their_operators(gpu, tmp_path):
     assert forward == pytest.approx(2 * 2e-3 + 3e-3 + 2 * row + 3e-3 + 1e-6, rel=1e-9)
     # Two rows in and one out: for relu, whose forward time alone is measured, and for the sigmoid.
     assert backward == pytest.approx(2 * 5e-3 + 2 * 3 * row, rel=1e-7)
-    assert step_of_modules(gpu, table, 7) == [pytest.approx(12.001e-3, rel=1e-6), pytest.approx(2e-3, rel=1e-5)]
+    assert step_of_modules(gpu, table, 7) == [
+        pytest.approx(12.001e-3, rel=1e-6),
+        pytest.approx(2e-3, rel=1e-5),
+    ]
 
 
 def test_measured_modules_that_are_recomputed_or_sharded(gpu, tmp_path):
@@ -263,7 +282,8 @@ def test_measured_modules_that_are_recomputed_or_sharded(gpu, tmp_path):
     gather = 500 * 500 * 4 / 2 / RATE
     assert step_time(gpu, step)[0] < 10e-3
     seconds = step_time(gpu, step, compute=table)[0]
-    # PyTorch stops to recompute before the last layer, whose input is all that it needs. Few gathers are exposed.
+    # PyTorch stops to recompute before the last layer, whose input is all that it needs. Few
+    # gathers are exposed.
     assert 3 * 30e-3 + 2 * 30e-3 + 3 * 50e-3 < seconds < 300e-3 + 5 * gather
 
 
@@ -308,10 +328,15 @@ def test_flex_attention_is_one_kernel_each_way(gpu):
         q, k, v = (torch.empty(1, heads, tokens, depth, requires_grad=True) for _ in range(3))
         y = flex.flex_attention(q, k, v, block_mask=mask)
         back = torch.empty_like(y)
-        return lambda: flex.flex_attention(q, k, v, block_mask=mask) if way == "forward" else y.backward(back)
+        return lambda: (
+            flex.flex_attention(q, k, v, block_mask=mask) if way == "forward" else y.backward(back)
+        )
 
     product = 2 * heads * tokens**2 * depth / 10**12  # of queries and keys, for example
-    for way, products in (("forward", 2), ("backward", 5)):  # PyTorch, too, counts no blocks that the mask leaves out
+    for way, products in (
+        ("forward", 2),
+        ("backward", 5),
+    ):  # PyTorch, too, counts no blocks that the mask leaves out
         seconds, result = step_time(gpu, lambda rank, way=way: step(rank, way), cuda_is_cpu=True)
         assert seconds == pytest.approx(products * product, rel=0.01)
         assert not [finding for finding in result.findings if "attention" in finding]
@@ -321,10 +346,14 @@ def test_flex_attention_is_one_kernel_each_way(gpu):
 def test_flex_attention_trains_where_there_are_gpus():
     def program(rank, world_size):
         shape = (2, 3, 70, 16)
-        q, k, v, gradient = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(4))
+        q, k, v, gradient = (
+            torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(4)
+        )
         mask = flex.create_block_mask(causal, None, None, 70, 70, device="cuda")
         y = flex.flex_attention(q, k, v, block_mask=mask)
-        scores = (q @ k.transpose(-1, -2) / 4).masked_fill(torch.ones(70, 70).triu(1).bool(), float("-inf"))
+        scores = (q @ k.transpose(-1, -2) / 4).masked_fill(
+            torch.ones(70, 70).triu(1).bool(), float("-inf")
+        )
         expected = scores.softmax(-1) @ v
         torch.testing.assert_close(y, expected)
         ours, theirs = (torch.autograd.grad(each, (q, k, v), gradient) for each in (y, expected))

@@ -1,4 +1,6 @@
-"""``torch.cuda.comm`` on emulated devices: PyTorch's operators on the CPU are the oracle, its sources and tests that of the errors."""
+"""``torch.cuda.comm`` on emulated devices: PyTorch's operators on the CPU are the oracle, its
+sources and tests that of the errors.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ def test_scatter_and_gather(dtype):
         assert where(parts) == ["cuda:0", "cuda:2", "cuda:1"]
         for part, want in zip(parts, x.chunk(3, dim), strict=True):
             assert torch.equal(plain(part), want)
-        for destination, device in ((None, "cuda:0"), ("cuda:1", "cuda:1"), (torch.device("cpu"), "cpu")):
+        for destination, device in (
+            (None, "cuda:0"),
+            ("cuda:1", "cuda:1"),
+            (torch.device("cpu"), "cpu"),
+        ):
             whole = comm.gather(parts, dim, destination)
             assert torch.equal(plain(whole), x)
             assert str(whole.device) == device
@@ -53,15 +59,22 @@ def test_broadcast_and_outputs():
     assert all(found is given for found, given in zip(comm.broadcast(x, out=out), out, strict=True))
     assert [each.tolist() for each in out] == [[0, 1, 2]] * 2
     parts = [comm.on_device(torch.zeros(size), 1) for size in (1, 2)]
-    assert all(found is given for found, given in zip(comm.scatter(x, out=parts), parts, strict=True))
+    assert all(
+        found is given for found, given in zip(comm.scatter(x, out=parts), parts, strict=True)
+    )
     assert [each.tolist() for each in parts] == [[0], [1, 2]]
     assert comm.gather(parts, out=(whole := torch.zeros(3))) is whole
     assert whole.tolist() == [0, 1, 2]
 
 
 def test_reduce_add():
-    values = [torch.randint(-9, 9, (2, 5), generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
-    total = comm.reduce_add([comm.on_device(value, device) for device, value in enumerate(values)], 2)
+    values = [
+        torch.randint(-9, 9, (2, 5), generator=torch.Generator().manual_seed(seed))
+        for seed in range(3)
+    ]
+    total = comm.reduce_add(
+        [comm.on_device(value, device) for device, value in enumerate(values)], 2
+    )
     assert torch.equal(plain(total), sum(values))
     assert str(total.device) == "cuda:2"
     alone = comm.on_device(values[0], 0)
@@ -70,7 +83,9 @@ def test_reduce_add():
 
 def test_coalesced():
     shapes = ((2, 3), (4,), (0,), (5,))
-    tensors = [comm.on_device(torch.randn(shape), 0) for shape in shapes] + [comm.on_device(torch.arange(3), 0)]
+    tensors = [comm.on_device(torch.randn(shape), 0) for shape in shapes] + [
+        comm.on_device(torch.arange(3), 0)
+    ]
     rows = comm.broadcast_coalesced(tensors, [0, 1, 2], buffer_size=32)
     assert all(a is b for a, b in zip(rows[0], tensors, strict=True))
     for device, row in enumerate(rows):
@@ -85,7 +100,10 @@ def test_operators_keep_the_device():
     x, y = (comm.on_device(torch.ones(2), device) for device in (0, 1))
     assert (x + 1).get_device() == 0
     assert (y * 2).sum().get_device() == 1
-    with pytest.raises(RuntimeError, match=r"on the same device, but found at least two devices, cuda:0 and cuda:1!"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"on the same device, but found at least two devices, cuda:0 and cuda:1!",
+    ):
         x + y
     assert torch.equal(plain(x + y.to("cuda:0")), torch.full((2,), 2.0))
     assert str(y.to("cpu").device) == "cpu"
@@ -95,28 +113,80 @@ def test_operators_keep_the_device():
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda x, d: comm.scatter(x, [0], out=[d]), RuntimeError, "'devices' must not be specified when 'out'"),
-        (lambda x, d: comm.scatter(x, chunk_sizes=[4], out=[d]), RuntimeError, "'chunk_sizes' must not be specified"),
+        (
+            lambda x, d: comm.scatter(x, [0], out=[d]),
+            RuntimeError,
+            "'devices' must not be specified when 'out'",
+        ),
+        (
+            lambda x, d: comm.scatter(x, chunk_sizes=[4], out=[d]),
+            RuntimeError,
+            "'chunk_sizes' must not be specified",
+        ),
         (
             lambda x, _: comm.scatter(x, [0, 1, 2], [1, 3]),
             RuntimeError,
             r"len\(devices\) = 3 and len\(chunk_sizes\) = 2",
         ),
-        (lambda x, _: comm.scatter(x, []), RuntimeError, "Expected at least one device to scatter to"),
-        (lambda x, _: comm.scatter(x, ["cpu"]), ValueError, "Expected a non cpu device, but got: cpu"),
-        (lambda x, _: comm.scatter(x, [torch.device("cuda")]), ValueError, "with a specified index"),
+        (
+            lambda x, _: comm.scatter(x, []),
+            RuntimeError,
+            "Expected at least one device to scatter to",
+        ),
+        (
+            lambda x, _: comm.scatter(x, ["cpu"]),
+            ValueError,
+            "Expected a non cpu device, but got: cpu",
+        ),
+        (
+            lambda x, _: comm.scatter(x, [torch.device("cuda")]),
+            ValueError,
+            "with a specified index",
+        ),
         (lambda x, _: comm.scatter(x, [-2]), RuntimeError, "Expected non-negative device index"),
-        (lambda x, _: comm.scatter(x, out=[x]), RuntimeError, "output tensor at index 0 has device 'cpu'"),
+        (
+            lambda x, _: comm.scatter(x, out=[x]),
+            RuntimeError,
+            "output tensor at index 0 has device 'cpu'",
+        ),
         (lambda x, _: comm.scatter(x, [0], dim=3), IndexError, "Dimension out of range"),
-        (lambda x, _: comm.broadcast(x), RuntimeError, "Exactly one of 'devices' and 'out' must be specified"),
-        (lambda x, _: comm.broadcast_coalesced([x], [0]), RuntimeError, r"All tensors must be on devices\[0\]: 0"),
+        (
+            lambda x, _: comm.broadcast(x),
+            RuntimeError,
+            "Exactly one of 'devices' and 'out' must be specified",
+        ),
+        (
+            lambda x, _: comm.broadcast_coalesced([x], [0]),
+            RuntimeError,
+            r"All tensors must be on devices\[0\]: 0",
+        ),
         (lambda x, d: comm.reduce_add([x, d]), AssertionError, "input 0 is on CPU"),
-        (lambda _, d: comm.reduce_add([d, d[:2]]), ValueError, "input 1 has invalid size: got 2, but expected 4"),
-        (lambda _, d: comm.reduce_add([d, d], 3), RuntimeError, "on the same GPU with one of the tensors"),
+        (
+            lambda _, d: comm.reduce_add([d, d[:2]]),
+            ValueError,
+            "input 1 has invalid size: got 2, but expected 4",
+        ),
+        (
+            lambda _, d: comm.reduce_add([d, d], 3),
+            RuntimeError,
+            "on the same GPU with one of the tensors",
+        ),
         (lambda x, _: comm.gather([x]), RuntimeError, "tensor at index 0 has device cpu$"),
-        (lambda _, d: comm.gather([d, d.unsqueeze(0)]), RuntimeError, "to have the same number of dimensions"),
-        (lambda x, d: comm.gather([d], destination=0, out=x), RuntimeError, "'destination' must not be specified"),
-        (lambda x, d: comm.gather([d], out=x[:2]), RuntimeError, r"to have shape \[4\], but got \[2\]"),
+        (
+            lambda _, d: comm.gather([d, d.unsqueeze(0)]),
+            RuntimeError,
+            "to have the same number of dimensions",
+        ),
+        (
+            lambda x, d: comm.gather([d], destination=0, out=x),
+            RuntimeError,
+            "'destination' must not be specified",
+        ),
+        (
+            lambda x, d: comm.gather([d], out=x[:2]),
+            RuntimeError,
+            r"to have shape \[4\], but got \[2\]",
+        ),
     ],
 )
 def test_errors(call, error, text):

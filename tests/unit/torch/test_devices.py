@@ -1,4 +1,6 @@
-"""Calls for GPUs that scripts make beside computing: devices, streams, memory, profilers, groups, sharding with offload."""
+"""Calls for GPUs that scripts make beside computing: devices, streams, memory, profilers, groups,
+sharding with offload.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,11 @@ import pytest
 from simcoll.errors import ConfigError
 from tests.support.deferred import Deferred, needs_torch
 
-torch, dist, fsdp = Deferred("torch"), Deferred("torch.distributed"), Deferred("torch.distributed.fsdp")
+torch, dist, fsdp = (
+    Deferred("torch"),
+    Deferred("torch.distributed"),
+    Deferred("torch.distributed.fsdp"),
+)
 backend = Deferred("simcoll.torch")
 
 pytestmark = needs_torch
@@ -27,14 +33,22 @@ def test_the_default_device_may_be_a_gpu():
         torch.set_default_device("cuda")
         total = torch.ones(3).sum()
         torch.set_default_device(None)
-        return total.item(), torch.cuda.can_device_access_peer(0, rank), torch.cuda.is_current_stream_capturing()
+        return (
+            total.item(),
+            torch.cuda.can_device_access_peer(0, rank),
+            torch.cuda.is_current_stream_capturing(),
+        )
 
     assert on_gpus(body) == ((3.0, True, False),) * 4
 
 
 def test_streams_can_be_waited_for():
     def body(_rank, _world_size):
-        for stream in (torch.cuda.Stream(), torch.cuda.current_stream(), torch.cuda.default_stream()):
+        for stream in (
+            torch.cuda.Stream(),
+            torch.cuda.current_stream(),
+            torch.cuda.default_stream(),
+        ):
             with torch.cuda.stream(stream):
                 torch.ones(2, device="cuda").record_stream(stream)
             stream.synchronize()
@@ -50,7 +64,9 @@ def test_memory_and_profilers_are_asked():
         torch.cuda.memory._record_memory_history()
         torch.cuda.memory._record_memory_history(enabled=None)
         torch.cuda.profiler.stop()
-        with pytest.raises(ConfigError, match=r"torch.cuda.memory._dump_snapshot has no meaning in a simulated run"):
+        with pytest.raises(
+            ConfigError, match=r"torch.cuda.memory._dump_snapshot has no meaning in a simulated run"
+        ):
             torch.cuda.memory._dump_snapshot("snapshot.pickle")
         return torch.cuda.memory_summary(), held.numel()
 

@@ -25,7 +25,9 @@ def program(rank, world_size, name):
     return None
 
 
-@pytest.mark.parametrize(("name", "kind", "after"), [("gloo", "RuntimeError", 0), ("nccl", "DistBackendError", 30)])
+@pytest.mark.parametrize(
+    ("name", "kind", "after"), [("gloo", "RuntimeError", 0), ("nccl", "DistBackendError", 30)]
+)
 def test_the_others_learn_of_a_rank_that_stops(name, kind, after):
     result = backend.spawn(program, 3, args=(name,), events=["t=0.5ms rank 1 stops"])
     assert result.returns[1] is None

@@ -8,8 +8,11 @@ import pytest
 from tests.support.deferred import Deferred, needs_torch
 
 torch, nn, dist, backend = (
-    Deferred("torch"), Deferred("torch.nn"), Deferred("torch.distributed"), Deferred("simcoll.torch")
-)  # fmt: skip
+    Deferred("torch"),
+    Deferred("torch.nn"),
+    Deferred("torch.distributed"),
+    Deferred("simcoll.torch"),
+)
 functional = Deferred("torch.distributed._functional_collectives")
 fake_tensor = Deferred("torch._subclasses.fake_tensor")
 device_mesh = Deferred("torch.distributed.device_mesh")
@@ -100,14 +103,20 @@ def tensor_parallel(rank, n):
     mesh = device_mesh.init_device_mesh("cpu", (2, n // 2), mesh_dim_names=("dp", "tp"))
     trained(
         parallel.parallelize_module(
-            two_linear(), mesh["tp"], {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+            two_linear(),
+            mesh["tp"],
+            {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()},
         )
     )
 
 
 def pipelined(rank, n):
-    stage = pipelining.PipelineStage(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), rank, n, torch.device("cpu"))
-    schedule = pipelining.Schedule1F1B(stage, 2 * n, loss_fn=lambda y, target: (y - target).square().sum())
+    stage = pipelining.PipelineStage(
+        nn.Sequential(nn.Linear(64, 64), nn.ReLU()), rank, n, torch.device("cpu")
+    )
+    schedule = pipelining.Schedule1F1B(
+        stage, 2 * n, loss_fn=lambda y, target: (y - target).square().sum()
+    )
     given = {0: (torch.ones(16, 64),)}.get(rank, ())
     schedule.step(*given, **({"target": torch.zeros(16, 64)} if rank == n - 1 else {}))
     found = [None] * n
@@ -116,7 +125,9 @@ def pipelined(rank, n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [collectives, functional_collectives, sharded, tensor_parallel, pipelined])
+@pytest.mark.parametrize(
+    "step", [collectives, functional_collectives, sharded, tensor_parallel, pipelined]
+)
 def test_fake_tensors_take_the_same_time_as_real_ones(step):
     real, fake = timed(step, fake=False), timed(step, fake=True)
     assert fake.operations == real.operations > 0
@@ -157,12 +168,16 @@ def test_a_mesh_of_8_by_8_by_16_on_1024_ranks():
     width, hidden, rows = 1024, 4096, 4
 
     def program(rank, n):
-        grid = device_mesh.init_device_mesh("cpu", (8, 8, 16), mesh_dim_names=("replicate", "shard", "tensor"))
+        grid = device_mesh.init_device_mesh(
+            "cpu", (8, 8, 16), mesh_dim_names=("replicate", "shard", "tensor")
+        )
         with fake_tensor.FakeTensorMode():
             first, last = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
             model = nn.Sequential(first, nn.ReLU(), last)
             parallel.parallelize_module(
-                model, grid["tensor"], {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+                model,
+                grid["tensor"],
+                {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()},
             )
             fsdp.fully_shard(model, mesh=grid["replicate", "shard"])
             model(torch.ones(rows, width)).sum().backward()

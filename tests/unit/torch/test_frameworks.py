@@ -1,4 +1,6 @@
-"""Programs in the shape of frameworks: groups in globals of modules, operators of their own, a value that is found once."""
+"""Programs in the shape of frameworks: groups in globals of modules, operators of their own, a
+value that is found once.
+"""
 
 from __future__ import annotations
 
@@ -185,7 +187,10 @@ def test_operators_of_a_module_are_each_ranks_own(played):
     """
     for _ in range(2):  # the second run defines them anew
         lines, err = played(script, registers=REGISTERS)
-        assert lines == [f"{rank} {rank}.0 {rank}.0 {rank + 1} {rank}.0 {rank + 1} {rank + 2}" for rank in range(4)]
+        assert lines == [
+            f"{rank} {rank}.0 {rank}.0 {rank + 1} {rank}.0 {rank + 1} {rank + 2}"
+            for rank in range(4)
+        ]
         assert "share" not in err
     import torch
 
@@ -203,7 +208,9 @@ def test_operators_of_a_shared_module_outlive_the_run(played, monkeypatch):
         dist.init_process_group()
         print(dist.get_rank(), torch.ops.shared_framework.twice(torch.ones(1)).item())
     """
-    source = REGISTERS.replace("shape_of_a_framework", "shared_framework").replace(" + RANK", " + 1")
+    source = REGISTERS.replace("shape_of_a_framework", "shared_framework").replace(
+        " + RANK", " + 1"
+    )
     monkeypatch.setitem(sys.modules, "shared_registers", None)  # absent again after the test
     del sys.modules["shared_registers"]
     for _ in range(2):

@@ -1,4 +1,6 @@
-"""Groups, stores and tensors of PyTorch programs that need care: names per process, C++ defaults, sparse gradients."""
+"""Groups, stores and tensors of PyTorch programs that need care: names per process, C++ defaults,
+sparse gradients.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_groups_with_common_ranks_may_not():
     def body(rank, world_size):
         dist.new_group([0, 1] if rank == 0 else [1, 2])
 
-    with pytest.raises(RuntimeError, match=r"new_group differs between ranks: rank . makes group 1 of"):
+    with pytest.raises(
+        RuntimeError, match=r"new_group differs between ranks: rank . makes group 1 of"
+    ):
         on_ranks(body, 3)
 
 
@@ -50,7 +54,12 @@ def test_the_default_store_has_all_methods():
             store.set("first", "a")
             store.queue_push("line", "x")
         dist.barrier()
-        found = [store.clone().get("first"), store.num_keys(), store.list_keys(), store.queue_len("line")]
+        found = [
+            store.clone().get("first"),
+            store.num_keys(),
+            store.list_keys(),
+            store.queue_len("line"),
+        ]
         dist.barrier()
         if rank == 1:
             found += [store.queue_pop("line"), store.delete_key("first")]
@@ -68,7 +77,9 @@ def test_monitored_barriers_under_every_name_and_without_patience():
         dist.monitored_barrier()
         begin = backend.emulated_time()
         if rank == 0:
-            with pytest.raises(RuntimeError, match="Rank 0 timed out in monitoredBarrier after 0 ms"):
+            with pytest.raises(
+                RuntimeError, match="Rank 0 timed out in monitoredBarrier after 0 ms"
+            ):
                 dist.monitored_barrier(timeout=timedelta(0))
             assert backend.emulated_time() == begin
         with pytest.raises(TypeError, match="timedelta"):

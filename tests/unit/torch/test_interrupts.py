@@ -11,7 +11,9 @@ import time
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simcoll[torch]'")
+torch = pytest.importorskip(
+    "torch", reason="PyTorch is not installed: pip install 'simcoll[torch]'"
+)
 dist = pytest.importorskip("torch.distributed")
 
 import _thread  # noqa: E402
@@ -51,14 +53,20 @@ while True:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(signal.getsignal(signal.SIGINT) is signal.SIG_IGN, reason="interrupts are ignored here")
-@pytest.mark.parametrize("text", [COMMUNICATES, CATCHES, LOSES], ids=["communicates", "catches", "loses"])
+@pytest.mark.skipif(
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN, reason="interrupts are ignored here"
+)
+@pytest.mark.parametrize(
+    "text", [COMMUNICATES, CATCHES, LOSES], ids=["communicates", "catches", "loses"]
+)
 def test_the_first_interrupt_ends_a_run(text, tmp_path):
     program = tmp_path / "loop.py"
     program.write_text(text)
     for wait_s in (0, 0.1, 0.7):
         words = [sys.executable, "-m", "simcoll.torch", "-n", "3", str(program)]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        with subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as run:
             try:
                 for _ in range(3):
                     assert run.stdout.readline() == "ready\n"
@@ -111,7 +119,9 @@ def test_a_handler_that_does_not_raise_ends_nothing():
 
 @pytest.mark.usefixtures("usual")
 def test_one_that_came_while_the_baton_was_on_its_way_is_not_lost():
-    """The signal comes after the baton is back, before the wait has returned: it used to wait for the baton for ever."""
+    """The signal comes after the baton is back, before the wait has returned: it used to wait for
+    the baton for ever.
+    """
     interrupts, given, returned = Interrupts(), _thread.allocate_lock(), _thread.allocate_lock()
     given.acquire(), returned.acquire()
     answered = threading.Event()
@@ -136,7 +146,9 @@ def test_one_that_came_while_the_baton_was_on_its_way_is_not_lost():
     with interrupts.noted():
         with pytest.raises(KeyboardInterrupt):
             interrupts.hand_over(thread, given, Returned)
-        with pytest.raises(KeyboardInterrupt):  # and it is raised again by what follows, should it be lost
+        with pytest.raises(
+            KeyboardInterrupt
+        ):  # and it is raised again by what follows, should it be lost
             interrupts.hand_over(thread, given, Returned)
     assert interrupts.came
     answered.set()

@@ -46,7 +46,11 @@ def test_each_rank_has_its_own_profile(tmp_path):
         trace = json.loads((tmp_path / f"{rank}.json").read_text())["traceEvents"]
         (mine,) = (event for event in trace if event["name"] == f"step of {rank}")
         assert (mine["pid"], mine["ts"], mine["dur"]) == (rank, 0, pytest.approx(seconds * 1e6))
-        groups = [event["args"]["Process Group Name"] for event in trace if event["name"] == "gloo:all_reduce"]
+        groups = [
+            event["args"]["Process Group Name"]
+            for event in trace
+            if event["name"] == "gloo:all_reduce"
+        ]
         assert groups == (["0", "1", "0"] if rank < 2 else ["0", "0"])
 
 
@@ -99,5 +103,7 @@ def test_reports_survive_under_every_name(name):
         dist.init_process_group(name)
         dist.all_reduce(torch.zeros(3 + rank))
 
-    with pytest.raises(RuntimeError, match=r"they differ in number of elements\n  rank 0: all_reduce \[3\]"):
+    with pytest.raises(
+        RuntimeError, match=r"they differ in number of elements\n  rank 0: all_reduce \[3\]"
+    ):
         backend.spawn(body, 2)

@@ -37,7 +37,9 @@ def sharded(_rank, _n):
 def replicated(_rank, _n):
     """A step of DistributedDataParallel, whose futures are waited for in C++."""
     dist.init_process_group("simcoll")
-    model = parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)))
+    model = parallel.DistributedDataParallel(
+        nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    )
     model(torch.randn(16, 64)).sum().backward()
 
 
@@ -45,7 +47,13 @@ def replicated(_rank, _n):
 def test_here_and_elsewhere(program):
     run = {"compute": "roofline", "gpu": "h100"}
     recorded = backend.spawn(program, 4, topology="dgx-h100", record=True, **run)
-    assert run_workload(recorded.workload, load_topology("dgx-h100"), exposed=False).time_fs == recorded.time_fs
+    assert (
+        run_workload(recorded.workload, load_topology("dgx-h100"), exposed=False).time_fs
+        == recorded.time_fs
+    )
     there = backend.spawn(program, 4, topology="dgx-a100", **run)
-    assert run_workload(recorded.workload, load_topology("dgx-a100"), exposed=False).time_fs == there.time_fs
+    assert (
+        run_workload(recorded.workload, load_topology("dgx-a100"), exposed=False).time_fs
+        == there.time_fs
+    )
     assert len(recorded.workload.classes) == 1

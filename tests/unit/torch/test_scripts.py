@@ -1,4 +1,6 @@
-"""``python -m simcoll.torch``: scripts as torchrun runs them, with modules of their own on every rank."""
+"""``python -m simcoll.torch``: scripts as torchrun runs them, with modules of their own on every
+rank.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,17 @@ def script(tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         for name, content in {"train": text, **modules}.items():
             (tmp_path / f"{name}.py").write_text(textwrap.dedent(content))
-        before = dict(os.environ), sys.argv, sys.path[:], sys.stdin, set(sys.modules), threading.active_count()
+        before = (
+            dict(os.environ),
+            sys.argv,
+            sys.path[:],
+            sys.stdin,
+            set(sys.modules),
+            threading.active_count(),
+        )
         status = command.main([*options, "train.py", *words])
-        # Nothing is left behind; what the run itself has imported, as every first run does, is not the script's.
+        # Nothing is left behind; what the run itself has imported, as every first run does, is not
+        # the script's.
         assert (dict(os.environ), sys.argv, sys.path[:], sys.stdin) == before[:4]
         assert not {"train", *modules} & set(sys.modules)
         assert threading.active_count() == before[5]
@@ -102,13 +112,16 @@ PARALLEL_STATE = """
 
 def test_a_script_for_gpus_runs_unchanged(script, capsys, tmp_path):
     options = ("-n", "10", "--topology", "dgx-h100", "--trace", str(tmp_path / "t.json.gz"))
-    status, out, err = script(capsys, TRAIN, "--steps", "3", options=options, parallel_state=PARALLEL_STATE)
+    status, out, err = script(
+        capsys, TRAIN, "--steps", "3", options=options, parallel_state=PARALLEL_STATE
+    )
     assert status == 0, err
     lines = sorted(line for line in out.splitlines() if not line.startswith("#"))
     told, head, *rows = (line for line in out.splitlines() if line.startswith("#"))
     pairs = [2 * (rank - rank % 2) + 1 for rank in range(10)]
     assert lines == sorted(
-        f"__main__ ['train.py', '--steps', '3'] {rank % 8} {rank // 8} {8 if rank < 8 else 2} {pairs[rank]}"
+        f"__main__ ['train.py', '--steps', '3'] {rank % 8} {rank // 8} {8 if rank < 8 else 2} "
+        f"{pairs[rank]}"
         for rank in range(10)
     )
     assert told.startswith("# 10 ranks (dgx-h100): ")
@@ -219,7 +232,9 @@ def test_a_script_finds_the_gpus_of_its_node(script, capsys):
 
 def test_options_of_the_command_reach_the_run(script, capsys):
     text = BAD + "    dist.all_reduce(torch.ones(1 << 18))\n    print(rank)\n"
-    status, out, err = script(capsys, text, options=("-n", "8", "--topology", "dgx-h100", "--library", "nccl"))
+    status, out, err = script(
+        capsys, text, options=("-n", "8", "--topology", "dgx-h100", "--library", "nccl")
+    )
     assert status == 0, err
     ideal = script(capsys, text, options=("-n", "8", "--topology", "dgx-h100", "--alike", "all"))[1]
     assert [line for line in ideal.splitlines() if not line.startswith("#")] == ["0"]
@@ -228,8 +243,8 @@ def test_options_of_the_command_reach_the_run(script, capsys):
 
 def test_a_rank_stops_as_an_event_says(script, capsys):
     text = (
-        BAD
-        + "    try: dist.all_reduce(torch.ones(1 << 20))\n    except Exception as error: print(type(error).__name__)\n"
+        BAD + "    try: dist.all_reduce(torch.ones(1 << 20))\n"
+        "    except Exception as error: print(type(error).__name__)\n"
     )
     for name, error in (("gloo", "RuntimeError"), ("nccl", "DistBackendError")):
         given = ("-n", "4", "--fault", "t=1us rank 2 stops", "--policy", "abort")
@@ -299,13 +314,18 @@ STARTED = """
 
 @pytest.mark.slow
 def test_a_process_that_is_started_anew_has_no_group_and_says_so(script, capsys, tmp_path):
-    """It would wait for others until PyTorch's timeout. It finds the script by its file, as Python names that: absolutely."""
+    """It would wait for others until PyTorch's timeout. It finds the script by its file, as Python
+    names that: absolutely.
+    """
     status, out, err = script(capsys, "print(__file__)", options=("-n", "1"))
     assert (status, out.splitlines()[0]) == (0, str(tmp_path / "train.py")), err
     status, out, err = script(capsys, STARTED, options=("-n", "2"))
     assert status == 0, err
     for rank, line in enumerate(sorted(out.splitlines()[:2])):
-        assert f"a process that rank {rank} of a simulated run has started has no simulated clock" in line
+        assert (
+            f"a process that rank {rank} of a simulated run has started has no simulated clock"
+            in line
+        )
 
 
 BAD = """
@@ -334,19 +354,39 @@ BAD = """
             1,
             ["no event is left, and 1 rank waits", "train.py:8) waits for rank 0, 1, 3"],
         ),
-        ("dist.all_reduce(torch.zeros(2 + rank // 3))", 1, ["differ in number of elements", "rank 3: all_reduce [3]"]),
+        (
+            "dist.all_reduce(torch.zeros(2 + rank // 3))",
+            1,
+            ["differ in number of elements", "rank 3: all_reduce [3]"],
+        ),
         ("torch.cuda.CUDAGraph()", 1, ["torch.cuda.CUDAGraph has no meaning in a simulated run"]),
-        ("torch.cuda.graph_pool_handle()", 1, ["torch.cuda.graph_pool_handle has no meaning in a simulated run"]),
-        ("torch.zeros(1).to(5)", 1, ["asks for device 5, and its node has 4, 0 .. 3; a rank's own is LOCAL_RANK"]),
+        (
+            "torch.cuda.graph_pool_handle()",
+            1,
+            ["torch.cuda.graph_pool_handle has no meaning in a simulated run"],
+        ),
+        (
+            "torch.zeros(1).to(5)",
+            1,
+            ["asks for device 5, and its node has 4, 0 .. 3; a rank's own is LOCAL_RANK"],
+        ),
         ("torch.compile(torch.nn.Linear(1, 1))(torch.ones(1))", 0, ["torch.compile has no effect"]),
         (
             "torch.multiprocessing.spawn(print, nprocs=3)",
             1,
             ["nprocs=3, and the run has 4 ranks", "start it with -n 3"],
         ),
-        ("torch.cuda._compile_kernel('', 'f')", 1, ["_compile_kernel has no meaning in a simulated run"]),
+        (
+            "torch.cuda._compile_kernel('', 'f')",
+            1,
+            ["_compile_kernel has no meaning in a simulated run"],
+        ),
         ("input('name? ')", 1, ["reads standard input, which the ranks of a run share"]),
-        ("open('out.txt', 'w').close()", 0, ["out.txt was written by all ranks, each overwriting the previous"]),
+        (
+            "open('out.txt', 'w').close()",
+            0,
+            ["out.txt was written by all ranks, each overwriting the previous"],
+        ),
         (
             "if rank < 2: torch.save(1, 'out.pt')",
             0,
@@ -370,7 +410,10 @@ def test_scripts_end_with_one_report_and_their_status(script, capsys, line, stat
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_forks_of_a_script(script, capfd, backend):
-    forked = "    if os.fork() == 0: dist.barrier()\n    else: print(os.wait()[1] >> 8)\n    dist.barrier()\n"
+    forked = (
+        "    if os.fork() == 0: dist.barrier()\n    else: print(os.wait()[1] >> 8)\n"
+        "    dist.barrier()\n"
+    )
     text = BAD.replace("gloo", backend) + forked
     status, out, err = script(capfd, text, options=("-n", "2"))
     assert (status, out.splitlines()[:2]) == (0, ["1", "1"])
@@ -448,7 +491,10 @@ def test_a_script_that_imports_pipelines_steps_them_on_fake_tensors(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(PIPELINE))
     done = subprocess.run(
-        [sys.executable, "-m", "simcoll.torch", "-n", "4", str(path)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "simcoll.torch", "-n", "4", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("has stepped") == 4
@@ -471,7 +517,9 @@ def test_ranks_have_their_own_modules(tmp_path, monkeypatch):
         import counting.inner as again
 
         everyone = [None] * world_size
-        dist.all_gather_object(everyone, counting.inner.Counter())  # pickled by the name of its class
+        dist.all_gather_object(
+            everyone, counting.inner.Counter()
+        )  # pickled by the name of its class
         assert all(type(each) is again.Counter for each in everyone)
         return again.Counter.seen
 
@@ -503,7 +551,10 @@ def test_what_ranks_share(tmp_path, monkeypatch):
         (tmp_path / name / "__init__.py").write_text("seen = []\n")
     (tmp_path / "compiled" / f"fast{suffix}").write_bytes(b"")
     (tmp_path / "first.py").write_text("")
-    looks = "import contextlib, first\nwith contextlib.suppress(ImportError):\n    import not_there\nseen = []\n"
+    looks = (
+        "import contextlib, first\nwith contextlib.suppress(ImportError):\n"
+        "    import not_there\nseen = []\n"
+    )
     (tmp_path / "compiled" / "__init__.py").write_text(looks)
     (tmp_path / "registering" / "ops.py").write_text("torch.ops.load_library('a')\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -549,7 +600,9 @@ def test_accelerate_trains_as_on_processes(tmp_path):
     )
     environment = os.environ | {"PYTHONPATH": str(Path(simcoll.__file__).parents[1])}
     words = [sys.executable, "-W", "ignore", "-m", "simcoll.torch", "-n", "4", "train.py"]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)
@@ -570,7 +623,9 @@ def test_a_rank_that_ends_the_process_says_where(tmp_path):
     (tmp_path / "train.py").write_text("import os\nif os.environ['RANK'] == '1':\n    os.abort()\n")
     words = [sys.executable, "-m", "simcoll.torch", "-n", "2", "train.py"]
     environment = os.environ | {"PYTHONPATH": str(Path(simcoll.__file__).parents[1])}
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == -6
     assert "Fatal Python error: Aborted" in done.stderr
     assert 'train.py", line 3 in <module>' in done.stderr

@@ -10,7 +10,9 @@ pytestmark = needs_torch
 
 
 def attention(_rank, _size, dimension, mask_shape):
-    """A sharded attention and its gradients; the largest differences from those of whole tensors."""
+    """A sharded attention and its gradients; the largest differences from those of whole
+    tensors.
+    """
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
     from torch.nn.functional import scaled_dot_product_attention
@@ -27,7 +29,9 @@ def attention(_rank, _size, dimension, mask_shape):
     shared = None if mask is None else distribute_tensor(mask, mesh, [Replicate()])
     got = scaled_dot_product_attention(*parts, attn_mask=shared, is_causal=mask is None)
     assert isinstance(got, DTensor)
-    differs = mask is not None and dimension is not None and mask.expand(4, 6, 5, 5).stride()[dimension]
+    differs = (
+        mask is not None and dimension is not None and mask.expand(4, 6, 5, 5).stride()[dimension]
+    )
     assert got.placements == ((Replicate() if differs else place),)
     gradients = torch.autograd.grad(got.square().sum(), parts)
     return [
@@ -63,19 +67,26 @@ def test_context_parallel_attention_is_that_of_the_whole_sequence(ranks, rotatio
         torch.manual_seed(0)
         whole = [torch.randn(2, 3, 4 * world_size, 8) for _ in range(4)]
         gradient, *tensors = parts = [each.clone() for each in whole]
-        with experimental.context_parallel(mesh, buffers=parts, buffer_seq_dims=[2] * 4, no_restore_buffers=set(parts)):
+        with experimental.context_parallel(
+            mesh, buffers=parts, buffer_seq_dims=[2] * 4, no_restore_buffers=set(parts)
+        ):
             for each in tensors:
                 each.requires_grad_()
             part = functional.scaled_dot_product_attention(*tensors, **causal)
             part.backward(gradient)
-        assert functional.scaled_dot_product_attention is standard  # of this rank; others may still be inside
+        assert (
+            functional.scaled_dot_product_attention is standard
+        )  # of this rank; others may still be inside
         mine = [part.detach(), *(each.grad for each in tensors)]
         got = experimental.context_parallel_unshard(mesh, mine, [2] * 4)
         for each in whole[1:]:
             each.requires_grad_()
         expected = standard(*whole[1:], **causal)
         wanted = torch.autograd.grad(expected, whole[1:], whole[0])
-        return [float((one - two).abs().max()) for one, two in zip(got, (expected.detach(), *wanted), strict=True)]
+        return [
+            float((one - two).abs().max())
+            for one, two in zip(got, (expected.detach(), *wanted), strict=True)
+        ]
 
     try:
         for differences in simcoll.torch.spawn(program, ranks).returns:

@@ -1,4 +1,6 @@
-"""What PyTorch keeps once for a process, in programs whose ranks share one: every rank sees its own."""
+"""What PyTorch keeps once for a process, in programs whose ranks share one: every rank sees its
+own.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ pytestmark = needs_torch
 def test_a_static_graph_starts_its_first_all_reduces_at_the_end_of_the_backward_pass():
     def program(rank, world_size):
         dist.init_process_group()
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False), static_graph=True)
+        model = torch.nn.parallel.DistributedDataParallel(
+            torch.nn.Linear(2, 1, bias=False), static_graph=True
+        )
         gradients = []
         for step in range(2):
             model(torch.full((1, 2), float(rank + step))).sum().backward()
@@ -41,11 +45,17 @@ def test_a_full_state_dict_on_the_cpu_of_one_rank():
         torch.manual_seed(0)
         plain = torch.nn.Linear(5, 3)
         before = {name: value.clone() for name, value in plain.state_dict().items()}
-        model = fsdp.FullyShardedDataParallel(plain, device_id=torch.device("cpu"), use_orig_params=True)
+        model = fsdp.FullyShardedDataParallel(
+            plain, device_id=torch.device("cpu"), use_orig_params=True
+        )
         how = fsdp.FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
-        with fsdp.FullyShardedDataParallel.state_dict_type(model, fsdp.StateDictType.FULL_STATE_DICT, how):
+        with fsdp.FullyShardedDataParallel.state_dict_type(
+            model, fsdp.StateDictType.FULL_STATE_DICT, how
+        ):
             found = model.state_dict()
-        state = fsdp.FullyShardedDataParallel.optim_state_dict(model, torch.optim.SGD(model.parameters()))
+        state = fsdp.FullyShardedDataParallel.optim_state_dict(
+            model, torch.optim.SGD(model.parameters())
+        )
         assert set(state) == {"state", "param_groups"}
         return rank != 0 or all(torch.equal(found[name], before[name]) for name in before)
 
@@ -53,7 +63,9 @@ def test_a_full_state_dict_on_the_cpu_of_one_rank():
 
 
 def test_filters_of_warnings_are_those_of_a_rank():
-    """Rank 1 warns while rank 0 takes warnings for errors, and the run's own findings are warnings all the same."""
+    """Rank 1 warns while rank 0 takes warnings for errors, and the run's own findings are warnings
+    all the same.
+    """
 
     def program(rank, world_size):
         dist.init_process_group()
@@ -80,7 +92,9 @@ def test_loss_parallel_is_that_of_a_rank():
         mesh = dist.device_mesh.init_device_mesh("cpu", (world_size,))
         logits = torch.arange(24.0).reshape(4, 6).sin()
         target = torch.tensor([0, 5, 3, 2])
-        shard = torch.distributed.tensor.distribute_tensor(logits, mesh, [torch.distributed.tensor.Shard(1)])
+        shard = torch.distributed.tensor.distribute_tensor(
+            logits, mesh, [torch.distributed.tensor.Shard(1)]
+        )
         for _ in range(2):
             with parallel.loss_parallel():
                 loss = torch.nn.functional.cross_entropy(shard, target)

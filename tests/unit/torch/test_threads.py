@@ -1,4 +1,6 @@
-"""Threads and processes that a rank's program starts: they belong to the rank, or are refused in words."""
+"""Threads and processes that a rank's program starts: they belong to the rank, or are refused in
+words.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,17 @@ def test_an_asynchronous_checkpoint_has_every_shard(tmp_path):
         model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8))
         want = [parameter.detach().clone() for parameter in model.parameters()]
         fsdp.fully_shard(model)
-        checkpoint.async_save({"model": model.state_dict()}, checkpoint_id=tmp_path / "saved").result()
+        checkpoint.async_save(
+            {"model": model.state_dict()}, checkpoint_id=tmp_path / "saved"
+        ).result()
         for parameter in model.parameters():
             nn.init.zeros_(parameter)
         loaded = {"model": model.state_dict()}
         checkpoint.load(loaded, checkpoint_id=tmp_path / "saved")
-        return [torch.equal(got.full_tensor(), all_) for got, all_ in zip(loaded["model"].values(), want, strict=True)]
+        return [
+            torch.equal(got.full_tensor(), all_)
+            for got, all_ in zip(loaded["model"].values(), want, strict=True)
+        ]
 
     assert on_ranks(body, 4).returns == ([True] * 4,) * 4
     assert len(list((tmp_path / "saved").glob("__*.distcp"))) == 4
@@ -99,7 +106,9 @@ def test_executors_events_and_groups_of_threads():
             torch.ops._c10d_functional.wait_tensor(
                 torch.ops._c10d_functional.all_reduce_(value, "sum", told[0].group_name)
             )
-        late = ThreadPoolExecutor(1).submit(dist.barrier)  # as Python does at exit, the rank waits for it
+        late = ThreadPoolExecutor(1).submit(
+            dist.barrier
+        )  # as Python does at exit, the rank waits for it
         assert not threading.Event().wait(0.5)
         return where, value.item(), late.done(), backend.emulated_time()
 
@@ -137,7 +146,8 @@ def test_a_hang_of_a_thread_is_found():
         thread.join()
 
     with pytest.raises(
-        RuntimeError, match=r"2 ranks wait.\n(.*\n)*  rank 1: the end of thread 'late'\n(.*\n)*  rank 1: barrier"
+        RuntimeError,
+        match=r"2 ranks wait.\n(.*\n)*  rank 1: the end of thread 'late'\n(.*\n)*  rank 1: barrier",
     ):
         on_ranks(body)
 
@@ -189,12 +199,20 @@ def test_threads_of_multiprocessing_take_no_turns():
             return pool.map(ask, [0])[0]
 
     for rank, said in enumerate(on_ranks(body, 2).returns):
-        assert f"which rank {rank} has started, calls torch.distributed; threads of multiprocessing" in said
+        assert (
+            f"which rank {rank} has started, calls torch.distributed; threads of multiprocessing"
+            in said
+        )
 
 
 def test_clocks_show_simulated_time():
     def body(rank, world_size):
-        clocks = (time.time, time.monotonic, time.perf_counter, lambda: time.perf_counter_ns() / 1e9)
+        clocks = (
+            time.time,
+            time.monotonic,
+            time.perf_counter,
+            lambda: time.perf_counter_ns() / 1e9,
+        )
         begin = [clock() for clock in clocks]
         time.sleep(2)
         backend.compute(1.0)
@@ -206,7 +224,9 @@ def test_clocks_show_simulated_time():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(signal.getsignal(signal.SIGINT) is signal.SIG_IGN, reason="interrupts are ignored here")
+@pytest.mark.skipif(
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN, reason="interrupts are ignored here"
+)
 def test_a_rank_that_computes_for_ever_is_interrupted(tmp_path):
     loop = tmp_path / "loop.py"
     loop.write_text("print('ready', flush=True)\nwhile True: pass\n")
@@ -239,7 +259,9 @@ def test_a_file_is_removed_after_the_others_have_read_it(tmp_path):
 
 
 def test_event_loops_wait_in_simulated_time():
-    """Also for executors whose threads call collectives, and for a queue to which no process writes."""
+    """Also for executors whose threads call collectives, and for a queue to which no process
+    writes.
+    """
 
     def body(rank, _world_size):
         def reduced():

@@ -38,7 +38,9 @@ def test_equal_chunks_are_those_of_torch_chunk(shape, dim, count):
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=150)
-@given(SHAPES, st.integers(-4, 3), st.lists(st.integers(-1, 5), min_size=1, max_size=4), st.booleans())
+@given(
+    SHAPES, st.integers(-4, 3), st.lists(st.integers(-1, 5), min_size=1, max_size=4), st.booleans()
+)
 def test_given_chunks_are_those_of_torch_split(shape, dim, sizes, fits):
     if fits and -len(shape) <= dim < len(shape):  # else hardly any would
         rest = shape[dim]
@@ -48,7 +50,9 @@ def test_given_chunks_are_those_of_torch_split(shape, dim, sizes, fits):
             rest -= sizes[index]
         sizes[-1] += rest
     values = numbers(shape)
-    ours = outcome(lambda: [chunk.array for chunk in scatter(values, range(len(sizes)), sizes, dim)])
+    ours = outcome(
+        lambda: [chunk.array for chunk in scatter(values, range(len(sizes)), sizes, dim)]
+    )
     assert ours == outcome(lambda: torch.from_numpy(values).split_with_sizes(sizes, dim))
 
 
@@ -58,22 +62,31 @@ def test_given_chunks_are_those_of_torch_split(shape, dim, sizes, fits):
 def test_gather_is_torch_cat(shape, dim, count):
     assume(shape != (0,))  # torch.cat leaves out what is empty, whatever the dimension
     parts = [np.asarray(numbers(shape) + 100 * index) for index in range(count)]
-    ours = outcome(lambda: [gather([DeviceArray(part, index) for index, part in enumerate(parts)], dim, "cpu")])
+    ours = outcome(
+        lambda: [gather([DeviceArray(part, index) for index, part in enumerate(parts)], dim, "cpu")]
+    )
     theirs = outcome(lambda: [torch.cat([torch.from_numpy(part) for part in parts], dim)])
-    assert ours == theirs or (not shape and IndexError in (ours, theirs))  # of scalars torch.cat says it otherwise
+    assert ours == theirs or (
+        not shape and IndexError in (ours, theirs)
+    )  # of scalars torch.cat says it otherwise
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(
-    st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["float32", "int64", "int8"])), max_size=8),
+    st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from(["float32", "int64", "int8"])), max_size=8
+    ),
     st.integers(1, 60),
 )
 def test_buffers_hold_what_torch_puts_into_them(tensors, size):
     arrays = [np.full(length, index, dtype) for index, (length, dtype) in enumerate(tensors)]
     tensors = [torch.from_numpy(array) for array in arrays]
     groups = torch._utils._take_tensors(tensors, size)
-    theirs = [[next(i for i, tensor in enumerate(tensors) if tensor is own) for own in group] for group in groups]
+    theirs = [
+        [next(i for i, tensor in enumerate(tensors) if tensor is own) for own in group]
+        for group in groups
+    ]
     assert sorted(buckets(arrays, size)) == sorted(theirs)
     copies = broadcast_coalesced([DeviceArray(array, 0) for array in arrays], [0, 1], size)[1]
     assert [copy.array.tolist() for copy in copies] == [array.tolist() for array in arrays]

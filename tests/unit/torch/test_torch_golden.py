@@ -1,6 +1,7 @@
 """Recorded results of torch 2.13 gloo, replayed by the same functions of torch on our backend.
 
-The cases are those of ``tests/unit/distributed/test_golden.py``: a part in its ``recorded.json``, all with SIMCOLL_GOLDEN.
+The cases are those of ``tests/unit/distributed/test_golden.py``: a part in its ``recorded.json``,
+all with SIMCOLL_GOLDEN.
 """
 
 from __future__ import annotations
@@ -20,9 +21,20 @@ pytestmark = needs_torch
 
 FOLDER = os.environ.get("SIMCOLL_GOLDEN")
 OPS = (
-    "all_gather", "all_gather_single", "all_reduce", "all_to_all", "all_to_all_single", "batch_ring", "broadcast", "gather", "reduce",
-    "reduce_scatter", "reduce_scatter_single", "ring", "scatter",
-)  # fmt: skip
+    "all_gather",
+    "all_gather_single",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "batch_ring",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "ring",
+    "scatter",
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +51,9 @@ def tensor(case, blob, entry):
     if isinstance(values, list):
         return torch.tensor(values, dtype=dtype).reshape(shape)
     size = int(np.prod(shape)) * dtype.itemsize
-    return torch.frombuffer(bytearray(blob[values : values + size]) or bytearray(dtype.itemsize), dtype=dtype)[
-        : int(np.prod(shape))
-    ].reshape(shape)
+    return torch.frombuffer(
+        bytearray(blob[values : values + size]) or bytearray(dtype.itemsize), dtype=dtype
+    )[: int(np.prod(shape))].reshape(shape)
 
 
 def run_case(case, inputs, outs, group, g):
@@ -75,7 +87,9 @@ def run_case(case, inputs, outs, group, g):
         case "reduce_scatter_single":
             dist.reduce_scatter_single(mine[0], inputs[0], **kw)
         case "all_to_all_single":
-            splits = [None if case.get(key) is None else case[key][g] for key in ("osplit", "isplit")]
+            splits = [
+                None if case.get(key) is None else case[key][g] for key in ("osplit", "isplit")
+            ]
             dist.all_to_all_single(mine[0], inputs[0], *splits, **kw)
         case "all_to_all":
             dist.all_to_all(mine, inputs, **kw)
@@ -87,7 +101,10 @@ def run_case(case, inputs, outs, group, g):
                 dist.recv(mine[0], left, tag=3, **kw)
                 work.wait()
             else:
-                ops = [dist.P2POp(dist.irecv, mine[0], left, group), dist.P2POp(dist.isend, inputs[0], right, group)]
+                ops = [
+                    dist.P2POp(dist.irecv, mine[0], left, group),
+                    dist.P2POp(dist.isend, inputs[0], right, group),
+                ]
                 for work in dist.batch_isend_irecv(ops):
                     work.wait()
     return mine
@@ -120,7 +137,9 @@ def test_tensors(golden, op):
             g = members.index(rank)
             outs = case["out"][g]
             expected = None if outs is None else [tensor(case, blob, entry) for entry in outs]
-            got = run_case(case, [tensor(case, blob, e) for e in case["in"][g]], expected, groups[key], g)
+            got = run_case(
+                case, [tensor(case, blob, e) for e in case["in"][g]], expected, groups[key], g
+            )
             if expected is None:
                 continue
             if len(got) != len(expected) or not all(

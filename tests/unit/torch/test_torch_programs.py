@@ -1,4 +1,6 @@
-"""PyTorch programs on the backend ``simcoll``: what they compute is compared with the same computation without distribution."""
+"""PyTorch programs on the backend ``simcoll``: what they compute is compared with the same
+computation without distribution.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def on_ranks(body, nprocs=SIZE, **options):
 
 def network(seed=0):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)).double()
+    return nn.Sequential(
+        nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)
+    ).double()
 
 
 def batches(steps=3):
@@ -96,7 +100,9 @@ def test_ddp_gradients_are_those_of_the_whole_batch():
     alone(batches()[0]).square().mean().backward()
 
     def body(rank, world_size):
-        model = nn.parallel.DistributedDataParallel(network(), bucket_cap_mb=1e-4)  # a bucket for each parameter
+        model = nn.parallel.DistributedDataParallel(
+            network(), bucket_cap_mb=1e-4
+        )  # a bucket for each parameter
         for _ in range(2):  # the first pass finds the buckets
             model.zero_grad()
             model(share(batches()[0], rank, world_size)).square().mean().backward()
@@ -104,7 +110,9 @@ def test_ddp_gradients_are_those_of_the_whole_batch():
 
     result = on_ranks(body)
     for gradients in result.returns:
-        assert all(close(got, want.grad) for got, want in zip(gradients, alone.parameters(), strict=True))
+        assert all(
+            close(got, want.grad) for got, want in zip(gradients, alone.parameters(), strict=True)
+        )
     assert sum(record.name == "all_reduce" for record in result.records) > 3
     assert result.time > 0
 
@@ -132,7 +140,9 @@ def test_ddp_training_with_no_sync_and_unused_parameters():
         return [parameter.grad for parameter in model.module.used.parameters()]
 
     for gradients in on_ranks(body).returns:
-        assert all(close(got, want.grad) for got, want in zip(gradients, alone.parameters(), strict=True))
+        assert all(
+            close(got, want.grad) for got, want in zip(gradients, alone.parameters(), strict=True)
+        )
 
 
 def test_ddp_sends_parameters_and_buffers_of_rank_0():
@@ -153,7 +163,14 @@ def test_ddp_logs_how_it_was_made():
 
     def body(rank, world_size):
         logged = nn.parallel.DistributedDataParallel(network())._get_ddp_logging_data()
-        keys = ("module_name", "backend_name", "rank", "world_size", "bucket_cap_bytes", "broadcast_buffers")
+        keys = (
+            "module_name",
+            "backend_name",
+            "rank",
+            "world_size",
+            "bucket_cap_bytes",
+            "broadcast_buffers",
+        )
         return [logged[key] for key in keys]
 
     returns = on_ranks(body).returns
@@ -173,7 +190,9 @@ def test_ddp_communication_hooks(hook):
     def body(rank, world_size):
         model = nn.parallel.DistributedDataParallel(network(), bucket_cap_mb=1e-3)
         if hook == "powersgd":  # its callbacks start collectives of their own
-            state = hooks.powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+            state = hooks.powerSGD_hook.PowerSGDState(
+                None, matrix_approximation_rank=2, start_powerSGD_iter=2
+            )
             model.register_comm_hook(state, hooks.powerSGD_hook.powerSGD_hook)
         else:
             model.register_comm_hook(None, hooks.default_hooks.fp16_compress_hook)
@@ -183,7 +202,9 @@ def test_ddp_communication_hooks(hook):
         return [parameter.grad for parameter in model.parameters()]
 
     ranks = on_ranks(body).returns
-    assert all(torch.equal(a, b) for other in ranks[1:] for a, b in zip(ranks[0], other, strict=True))
+    assert all(
+        torch.equal(a, b) for other in ranks[1:] for a, b in zip(ranks[0], other, strict=True)
+    )
     if hook != "powersgd":
         assert all(
             torch.allclose(got, want.grad, rtol=0.05, atol=1e-2)
@@ -211,7 +232,9 @@ def test_communication_of_ddp_overlaps_the_backward_pass():
     def body(rank, world_size, slow=True):
         layers = [nn.Linear(256, 256) for _ in range(4)]
         model = nn.Sequential(*layers)
-        model.forward = lambda x: [x := layer(slowly(x) if slow and i else x) for i, layer in enumerate(layers)][-1]
+        model.forward = lambda x: [
+            x := layer(slowly(x) if slow and i else x) for i, layer in enumerate(layers)
+        ][-1]
         model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.2)
         for _ in range(2):  # the first pass finds the buckets
             begin = backend.emulated_time()
@@ -220,7 +243,9 @@ def test_communication_of_ddp_overlaps_the_backward_pass():
         return backend.emulated_time() - begin
 
     both = on_ranks(body, topology="dgx-h100", protocol="Simple").returns[0]
-    communication = on_ranks(lambda rank, n: body(rank, n, False), topology="dgx-h100", protocol="Simple").returns[0]
+    communication = on_ranks(
+        lambda rank, n: body(rank, n, False), topology="dgx-h100", protocol="Simple"
+    ).returns[0]
     assert communication > 40e-6
     assert both < 150e-6 + communication - 20e-6
     assert both > 150e-6
@@ -250,7 +275,10 @@ def test_fsdp2_trains_as_the_whole_model():
 def test_hsdp_on_a_mesh():
     def body(rank, world_size):
         model = network()
-        fsdp.fully_shard(model, mesh=device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+        fsdp.fully_shard(
+            model,
+            mesh=device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")),
+        )
         return train(model, torch.optim.Adam(model.parameters(), lr=0.1), rank, world_size)
 
     assert all(close(losses, losses_alone()) for losses in on_ranks(body).returns)
@@ -296,7 +324,9 @@ def test_tensor_parallel():
 
     def body(rank, world_size):
         plan = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
-        model = parallel.parallelize_module(network(), device_mesh.init_device_mesh("cpu", (world_size,)), plan)
+        model = parallel.parallelize_module(
+            network(), device_mesh.init_device_mesh("cpu", (world_size,)), plan
+        )
         y = model(x)
         y.sum().backward()
         return y, model[0].weight.grad.full_tensor()
@@ -311,8 +341,12 @@ def test_pipeline():
     want = [nn.Linear(8, 8).double() for _ in range(SIZE)]
 
     def body(rank, world_size):
-        stage = pipelining.PipelineStage(copy.deepcopy(want[rank]), rank, world_size, torch.device("cpu"))
-        schedule = pipelining.ScheduleGPipe(stage, 4, loss_fn=lambda got, target: (got - target).square().mean())
+        stage = pipelining.PipelineStage(
+            copy.deepcopy(want[rank]), rank, world_size, torch.device("cpu")
+        )
+        schedule = pipelining.ScheduleGPipe(
+            stage, 4, loss_fn=lambda got, target: (got - target).square().mean()
+        )
         last = rank == world_size - 1
         return schedule.step(*([x] if rank == 0 else []), **({"target": x} if last else {}))
 
@@ -357,7 +391,10 @@ def test_functional_collectives():
 
     ranks = on_ranks(body).returns
     rows = [[float(i + r) for i in range(4)] for r in range(SIZE)]
-    total, joined = [sum(column) for column in zip(*rows, strict=True)], list(itertools.chain(*rows))
+    total, joined = (
+        [sum(column) for column in zip(*rows, strict=True)],
+        list(itertools.chain(*rows)),
+    )
     for rank, got in enumerate(ranks):
         mine = [4.0 * rank + i for i in range(4)]
         assert got == [
@@ -391,7 +428,9 @@ def test_operators_that_only_exist_in_c_plus_plus():
         operators, name = torch.ops._c10d_functional, dist.group.WORLD.group_name
         x, wide, part = torch.full((2,), float(rank)), torch.zeros(2 * world_size), torch.zeros(2)
         operators.wait_tensor(operators.all_gather_into_tensor_out(x, world_size, name, out=wide))
-        operators.wait_tensor(operators.reduce_scatter_tensor_out(wide, "max", world_size, name, out=part))
+        operators.wait_tensor(
+            operators.reduce_scatter_tensor_out(wide, "max", world_size, name, out=part)
+        )
         return wide.tolist(), part.tolist()
 
     for rank, (wide, part) in enumerate(on_ranks(body).returns):
@@ -423,7 +462,12 @@ def test_groups_and_point_to_point():
         return total.item(), left.tolist(), sender
 
     result = on_ranks(body)
-    assert result.returns == ((1, [3, 3], None), (1, [0, 0], None), (5, [1, 1], None), (5, [2, 2], 2))
+    assert result.returns == (
+        (1, [3, 3], None),
+        (1, [0, 0], None),
+        (5, [1, 1], None),
+        (5, [2, 2], 2),
+    )
     assert {record.group for record in result.records} >= {"0", "1", "2"}
 
 
@@ -431,18 +475,34 @@ def test_groups_and_point_to_point():
 def test_lists_and_roots():
     def body(rank, world_size):
         mine = torch.tensor([rank, rank])
-        gathered = [torch.zeros(2, dtype=torch.int64) for _ in range(world_size)] if rank == 1 else None
+        gathered = (
+            [torch.zeros(2, dtype=torch.int64) for _ in range(world_size)] if rank == 1 else None
+        )
         dist.gather(mine, gathered, dst=1)
         scattered = torch.zeros(1)
-        dist.scatter(scattered, [torch.tensor([10.0 + r]) for r in range(world_size)] if rank == 2 else None, src=2)
+        dist.scatter(
+            scattered,
+            [torch.tensor([10.0 + r]) for r in range(world_size)] if rank == 2 else None,
+            src=2,
+        )
         reduced = torch.tensor([2 + rank])
         dist.reduce(reduced, 3, op=dist.ReduceOp.PRODUCT)
         received = [torch.zeros(r + 1) for r in range(world_size)]
-        dist.all_to_all(received, [torch.full((rank + 1,), 10.0 * rank + r) for r in range(world_size)])
+        dist.all_to_all(
+            received, [torch.full((rank + 1,), 10.0 * rank + r) for r in range(world_size)]
+        )
         collected = [[torch.zeros(1), torch.zeros(2)] for _ in range(world_size)]
-        c10d.all_gather_coalesced(collected, [torch.full((1,), float(rank)), torch.full((2,), rank + 0.5)])
+        c10d.all_gather_coalesced(
+            collected, [torch.full((1,), float(rank)), torch.full((2,), rank + 0.5)]
+        )
         flat = [torch.cat(each).tolist() for each in collected]
-        return gathered and torch.stack(gathered).tolist(), scattered.item(), reduced.item(), received[3].tolist(), flat
+        return (
+            gathered and torch.stack(gathered).tolist(),
+            scattered.item(),
+            reduced.item(),
+            received[3].tolist(),
+            flat,
+        )
 
     for rank, (gathered, scattered, reduced, received, flat) in enumerate(on_ranks(body).returns):
         assert gathered == ([[0, 0], [1, 1], [2, 2], [3, 3]] if rank == 1 else None)
@@ -486,10 +546,19 @@ def test_coalescing():
         with c10d._coalescing_manager():
             dist.reduce_scatter_single(parts[0], wide[0])
             dist.reduce_scatter_single(parts[1], wide[1])
-        with c10d._coalescing_manager(device=torch.device("cpu")):  # sends and receives that would wait for each other
+        with c10d._coalescing_manager(
+            device=torch.device("cpu")
+        ):  # sends and receives that would wait for each other
             dist.broadcast(c, 3)
             dist.broadcast(a, 2)
-        return a.tolist(), b.tolist(), wide[0].tolist(), parts[0].tolist(), parts[1].tolist(), c.tolist()
+        return (
+            a.tolist(),
+            b.tolist(),
+            wide[0].tolist(),
+            parts[0].tolist(),
+            parts[1].tolist(),
+            c.tolist(),
+        )
 
     result = on_ranks(body)
     for rank, got in enumerate(result.returns):
@@ -498,7 +567,10 @@ def test_coalescing():
     # One operation for each dtype.
     names = [record.name for record in result.records]
     assert (
-        names == ["all_reduce_coalesced"] * 2 + ["all_gather_coalesced", "reduce_scatter_coalesced"] + ["broadcast"] * 2
+        names
+        == ["all_reduce_coalesced"] * 2
+        + ["all_gather_coalesced", "reduce_scatter_coalesced"]
+        + ["broadcast"] * 2
     )
 
 
@@ -576,7 +648,10 @@ def test_strided_tensors():
         (lambda: torch.eye(2).to_sparse(), "dense tensors"),
         (lambda: torch.zeros(2, device="meta"), "on the CPU; got one of .* on meta"),
         (lambda: torch.empty(2, dtype=torch.bits8), "cannot move tensors of torch.bits8"),
-        (lambda: torch.ones(2, dtype=torch.complex64).conj().imag, "pending conjugation or negation"),
+        (
+            lambda: torch.ones(2, dtype=torch.complex64).conj().imag,
+            "pending conjugation or negation",
+        ),
     ],
 )
 def test_tensors_that_cannot_be_moved(make, text):
@@ -625,7 +700,9 @@ def test_a_hang_in_a_backward_pass_is_found():
         if rank != 1:
             loss.backward()
 
-    with pytest.raises(RuntimeError, match=r"rank 2: all_reduce \[484\] float64 SUM .* waits for rank 1"):
+    with pytest.raises(
+        RuntimeError, match=r"rank 2: all_reduce \[484\] float64 SUM .* waits for rank 1"
+    ):
         on_ranks(body, 3)
 
 
@@ -688,7 +765,9 @@ def test_one_run_at_a_time_and_only_inside():
 def test_ranks_start_as_torch_does_it():
     def program(rank, world_size, store):
         assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(rank), str(world_size))
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)  # a name says nothing here
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=world_size
+        )  # a name says nothing here
         assert dist.get_backend() == "gloo"
         dist.monitored_barrier()
         dist.destroy_process_group()
@@ -707,7 +786,12 @@ def test_ranks_start_as_torch_does_it():
     assert result.returns == tuple((b"value", rank, rank % 8) for rank in range(10))
     assert os.environ == before
     with pytest.raises(ValueError, match="rank=0, but this program was spawned with rank=1"):
-        backend.spawn(lambda *_: dist.init_process_group("simcoll", rank=0, world_size=2, store=dist.HashStore()), 2)
+        backend.spawn(
+            lambda *_: dist.init_process_group(
+                "simcoll", rank=0, world_size=2, store=dist.HashStore()
+            ),
+            2,
+        )
 
 
 def test_each_rank_has_its_own_random_numbers():
@@ -725,7 +809,11 @@ def test_each_rank_has_its_own_random_numbers():
     streams = []
     for seed in (3, 5):
         generator = torch.Generator().manual_seed(seed)
-        streams.append(torch.cat([torch.rand(2, generator=generator), torch.rand(2, generator=generator)]).tolist())
+        streams.append(
+            torch.cat(
+                [torch.rand(2, generator=generator), torch.rand(2, generator=generator)]
+            ).tolist()
+        )
     assert list(result.returns) == [streams[0], streams[1], streams[0], streams[0]]
 
 
@@ -733,17 +821,31 @@ def test_each_rank_has_its_own_random_numbers():
 def test_torch_is_as_before(monkeypatch):
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # init_process_group changes it
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    before = (c10d._world, c10d.rendezvous, torch._C.Future.wait, torch.get_num_threads(), sys.excepthook)
+    before = (
+        c10d._world,
+        c10d.rendezvous,
+        torch._C.Future.wait,
+        torch.get_num_threads(),
+        sys.excepthook,
+    )
     try:
         outside = dist.group.WORLD
 
         def body(rank, world_size):
             x = torch.zeros(2)
-            outside._allgather_base(x, torch.ones(2)).wait()  # the operator of C++ that we replace still serves it
+            outside._allgather_base(
+                x, torch.ones(2)
+            ).wait()  # the operator of C++ that we replace still serves it
             return x.tolist()
 
         assert on_ranks(body, 2).returns == ([1.0, 1.0],) * 2
-        assert (c10d._world, c10d.rendezvous, torch._C.Future.wait, torch.get_num_threads(), sys.excepthook) == before
+        assert (
+            c10d._world,
+            c10d.rendezvous,
+            torch._C.Future.wait,
+            torch.get_num_threads(),
+            sys.excepthook,
+        ) == before
         assert funcol.all_gather_tensor_autograd(torch.ones(2), 0, outside).tolist() == [1.0, 1.0]
     finally:
         dist.destroy_process_group()
@@ -771,7 +873,11 @@ def test_the_time_estimator():
         begin = backend.emulated_time()
         dist.all_reduce(x)
         dist.all_to_all_single(wide, x)
-        return (estimate.estimated_time if rank == 0 else None), (backend.emulated_time() - begin) * 1e6, x[0].item()
+        return (
+            (estimate.estimated_time if rank == 0 else None),
+            (backend.emulated_time() - begin) * 1e6,
+            x[0].item(),
+        )
 
     result = on_ranks(body, topology="dgx-h100")
     estimated, took, value = result.returns[0]
@@ -780,15 +886,26 @@ def test_the_time_estimator():
     assert result.operations == 2
 
 
-@pytest.mark.parametrize("name", [None, "gloo", "nccl", "mpi", "ucc", "simcoll", "cpu:gloo,cuda:nccl"])
+@pytest.mark.parametrize(
+    "name", [None, "gloo", "nccl", "mpi", "ucc", "simcoll", "cpu:gloo,cuda:nccl"]
+)
 def test_ranks_have_their_numbers_under_every_name(name):
     def program(rank, world_size):
         dist.init_process_group(name)
         part = dist.new_group([1, 2])
-        return dist.get_rank(), dist.get_world_size(), dist.get_process_group_ranks(None), dist.get_rank(part)
+        return (
+            dist.get_rank(),
+            dist.get_world_size(),
+            dist.get_process_group_ranks(None),
+            dist.get_rank(part),
+        )
 
     everyone = [0, 1, 2]
-    assert backend.spawn(program, 3).returns == ((0, 3, everyone, -1), (1, 3, everyone, 0), (2, 3, everyone, 1))
+    assert backend.spawn(program, 3).returns == (
+        (0, 3, everyone, -1),
+        (1, 3, everyone, 0),
+        (2, 3, everyone, 1),
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*was never waited for:UserWarning")
@@ -839,14 +956,21 @@ def test_equal_programs_have_equal_traces(tmp_path):
         namespace = {}
         exec(PROGRAM, namespace)
         found.append(f"{namespace['result'].trace_hash} {namespace['result'].time_fs}")
-    environment = os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": str(Path(simcoll.__file__).parents[1])}
-    other = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True, check=True)
+    environment = os.environ | {
+        "PYTHONHASHSEED": "1",
+        "PYTHONPATH": str(Path(simcoll.__file__).parents[1]),
+    }
+    other = subprocess.run(
+        [sys.executable, path], env=environment, capture_output=True, text=True, check=True
+    )
     assert found == [other.stdout.strip()] * 2
 
 
 def test_only_this_part_imports_torch():
     package = Path(simcoll.__file__).parent
     importing = re.compile(r"^ *(import|from) (simcoll\.)?torch\b", re.MULTILINE)
-    found = {path for path in package.rglob("*.py") if importing.search(path.read_text(encoding="utf-8"))}
+    found = {
+        path for path in package.rglob("*.py") if importing.search(path.read_text(encoding="utf-8"))
+    }
     assert len(found) > 4
     assert {path.parent for path in found} == {package / "torch"}

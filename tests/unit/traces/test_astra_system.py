@@ -13,11 +13,18 @@ from simcoll.traces.astra_system import parse_astra_system
 from simcoll.traces.chakra import parse_chakra
 
 SYSTEM = {
-    "scheduling-policy": "LIFO", "endpoint-delay": 10, "active-chunks-per-dimension": 1, "preferred-dataset-splits": 4,
-    "all-reduce-implementation": ["ring"], "all-gather-implementation": ["oneDirect", "oneDirect"],
+    "scheduling-policy": "LIFO",
+    "endpoint-delay": 10,
+    "active-chunks-per-dimension": 1,
+    "preferred-dataset-splits": 4,
+    "all-reduce-implementation": ["ring"],
+    "all-gather-implementation": ["oneDirect", "oneDirect"],
     "collective-optimization": "localBWAware",
-    "local-mem-bw": 1600, "boost-mode": 0, "roofline-enabled": 1, "peak-perf": 900,
-}  # fmt: skip
+    "local-mem-bw": 1600,
+    "boost-mode": 0,
+    "roofline-enabled": 1,
+    "peak-perf": 900,
+}
 
 
 def parsed(**changes):
@@ -29,13 +36,18 @@ def test_algorithms_roofline_and_what_is_left_out():
     assert found.algorithms == {"all_reduce": "ring", "all_gather": "direct"}
     assert (found.gpu.gemm("bf16"), found.gpu.number("memory.bandwidth")) == (900e12, 1600e9)
     assert found.left_out == (
-        "scheduling-policy = LIFO", "endpoint-delay = 10", "preferred-dataset-splits = 4", "collective-optimization = localBWAware",
-    )  # fmt: skip
+        "scheduling-policy = LIFO",
+        "endpoint-delay = 10",
+        "preferred-dataset-splits = 4",
+        "collective-optimization = localBWAware",
+    )
     assert parsed(**{"roofline-enabled": 0}).gpu is None
 
 
 def test_a_trace_on_astra_sims_files(tmp_path, capsys):
-    """A ring all_reduce of 4 MB on 4 NPUs: 6 steps of 1 MB at 50 x 2^30 B/s and 500 ns; before it 9 GFLOP at 900 TFLOPS."""
+    """A ring all_reduce of 4 MB on 4 NPUs: 6 steps of 1 MB at 50 x 2^30 B/s and 500 ns; before it 9
+    GFLOP at 900 TFLOPS.
+    """
     size = 4 << 20
     nodes = [
         Node(0, "work", "COMP", (), 0, {"num_ops": 9 * 10**9, "tensor_size": 1}),
@@ -56,7 +68,10 @@ def test_a_trace_on_astra_sims_files(tmp_path, capsys):
         str(tmp_path / "system.json"),
     ]
     assert not main([*words, "-o", str(tmp_path / "out")])
-    assert "no counterpart here: scheduling-policy = LIFO, endpoint-delay = 10" in capsys.readouterr().out
+    assert (
+        "no counterpart here: scheduling-policy = LIFO, endpoint-delay = 10"
+        in capsys.readouterr().out
+    )
     time_fs = json.loads((tmp_path / "out" / "step.json").read_bytes())["time_fs"]
     each = -(-(size // 4) * 10**15 // (50 * 2**30)) + 500 * 10**6
     assert time_fs == pytest.approx(10**10 + 6 * each, abs=6)
@@ -84,10 +99,19 @@ def test_refused(case):
 
 
 def test_groups_in_a_file_of_their_own(tmp_path, capsys):
-    """Two groups of two NPUs: each sums 1 MB in 2 steps of half a MB at 50 x 2^30 B/s and 500 ns."""
+    """Two groups of two NPUs: each sums 1 MB in 2 steps of half a MB at 50 x 2^30 B/s and 500
+    ns.
+    """
     size = 1 << 20
     for rank in range(4):
-        node = Node(0, "sum", "COMM_COLL", (), 0, {"comm_type": 0, "comm_size": size, "pg_name": str(rank // 2)})
+        node = Node(
+            0,
+            "sum",
+            "COMM_COLL",
+            (),
+            0,
+            {"comm_type": 0, "comm_size": size, "pg_name": str(rank // 2)},
+        )
         (tmp_path / f"t.{rank}.et").write_bytes(dump_nodes({}, [node]))
     (tmp_path / "network.yml").write_text(
         "topology: [ Ring ]\nnpus_count: [ 4 ]\nbandwidth: [ 50.0 ]\nlatency: [ 500.0 ]\n"
@@ -109,7 +133,10 @@ def test_groups_in_a_file_of_their_own(tmp_path, capsys):
     assert abs(json.loads((tmp_path / "out" / "step.json").read_bytes())["time_fs"] - 2 * each) <= 2
     for text, said in (
         ("[1]", "expected groups such as"),
-        ('{"0": [0, 1], "1": [2, 4]}', "group '1' has ranks [2, 4]; expected different ones, 0 to 3"),
+        (
+            '{"0": [0, 1], "1": [2, 4]}',
+            "group '1' has ranks [2, 4]; expected different ones, 0 to 3",
+        ),
         ('{"0": [0, 1], "2": [2, 3]}', "nothing describes group '1'"),
         ('{"0": [0, 1], "0": [2, 3], "1": [2, 3]}', "the key '0' occurs twice"),
     ):

@@ -1,4 +1,6 @@
-"""Chakra traces: the bytes against Google's protocol buffers, times by hand, round trips, and what is refused."""
+"""Chakra traces: the bytes against Google's protocol buffers, times by hand, round trips, and what
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from simcoll.workload import workload as ours
 from simcoll.workload.lower import WorkloadPlans, lower
 from simcoll.workload.playing import run_workload
 
-# Metadata, and a node with an attribute of each type, serialised by Google's protobuf 7.36 from MLCommons' et_def.proto.
+# Metadata, and a node with an attribute of each type, serialised by Google's protobuf 7.36 from
+# MLCommons' et_def.proto.
 OTHERS = bytes.fromhex(
     "150a05302e302e34120c0a06736368656d61ea010178ec020807120467656d6d18042203ac02022a020209300538d20942090a035b315d12025b5d52150a0a"
     "646f75626c655f76616c19000000000000f83f52100a09666c6f61745f76616c2d0000204052160a09696e7433325f76616c38fdffffffffffffffff015216"
@@ -47,26 +50,48 @@ def collective(number, kind, size, *after, **more):
 def test_bytes_of_googles_protocol_buffers():
     metadata, (node,) = parse_nodes(OTHERS)
     assert metadata == {"schema": "x"}
-    assert (node.number, node.name, node.kind, node.after, node.duration_us) == (7, "gemm", "COMP", (300, 2, 9), 1234)
+    assert (node.number, node.name, node.kind, node.after, node.duration_us) == (
+        7,
+        "gemm",
+        "COMP",
+        (300, 2, 9),
+        1234,
+    )
     assert node.values == "[1]"
     assert node.attributes == {
-        "double_val": 1.5, "float_val": 2.5, "int32_val": -3, "int64_val": -4, "uint32_val": 5, "uint64_val": 6, "sint32_val": -7,
-        "sint64_val": -8, "fixed32_val": 9, "fixed64_val": 10, "sfixed32_val": -11, "sfixed64_val": -12, "bool_val": True,
-        "string_val": "é", "bytes_val": b"\0\xff", "dims": (True, False),
-    }  # fmt: skip
+        "double_val": 1.5,
+        "float_val": 2.5,
+        "int32_val": -3,
+        "int64_val": -4,
+        "uint32_val": 5,
+        "uint64_val": 6,
+        "sint32_val": -7,
+        "sint64_val": -8,
+        "fixed32_val": 9,
+        "fixed64_val": 10,
+        "sfixed32_val": -11,
+        "sfixed64_val": -12,
+        "bool_val": True,
+        "string_val": "é",
+        "bytes_val": b"\0\xff",
+        "dims": (True, False),
+    }
     assert recognise(OTHERS) == "chakra"
     assert parse_nodes(dump_nodes(metadata, [node])) == (metadata, [node])
 
 
 def test_a_message_flows_when_its_sender_comes_to_it():
-    # Each rank sends 1 MB and then receives, as in a ring: 1 us and 20 us at 50 GB/s, and 2 ms before on rank 1.
+    # Each rank sends 1 MB and then receives, as in a ring: 1 us and 20 us at 50 GB/s, and 2 ms
+    # before on rank 1.
     def rank(own, work):
         send = {"comm_src": own, "comm_dst": 1 - own, "comm_size": 10**6}
         receive = {"comm_src": 1 - own, "comm_dst": own, "comm_size": 10**6}
         return [
-            Node(0, "w", "COMP", (), work), Node(1, "s", "COMM_SEND", (0,), 0, send), Node(2, "r", "COMM_RECV", (1,), 0, receive),
+            Node(0, "w", "COMP", (), work),
+            Node(1, "s", "COMM_SEND", (0,), 0, send),
+            Node(2, "r", "COMM_RECV", (1,), 0, receive),
             Node(3, "after", "COMP", (2,), 1000),
-        ]  # fmt: skip
+        ]
 
     workload = parse_chakra(files(rank(0, 1000), rank(1, 3000)))
     result = run_workload(workload, TWO)
@@ -81,15 +106,21 @@ def test_the_size_of_a_collective_is_that_of_a_ranks_input():
         (7, "reduce_scatter", 4096),
         (6, "all_to_all", 4096),
     ):
-        (call,) = parse_chakra(files([collective(0, kind, 4096)], [collective(0, kind, 4096)])).operations
+        (call,) = parse_chakra(
+            files([collective(0, kind, 4096)], [collective(0, kind, 4096)])
+        ).operations
         assert (call.kind, call.size_bytes) == (name, size)
 
 
 def test_work_is_timed_by_its_duration_or_by_a_gpu():
-    node = Node(0, "gemm", "COMP", (), 7, {"num_ops": 10**12, "tensor_size": 10**9, "dtype": "bf16"})
+    node = Node(
+        0, "gemm", "COMP", (), 7, {"num_ops": 10**12, "tensor_size": 10**9, "dtype": "bf16"}
+    )
     h100 = load_gpu("h100")
     assert parse_chakra(files([node])).operations[0].time_fs == 7 * 10**9
-    assert parse_chakra(files([node]), gpu=h100).operations[0].time_fs == round(10**12 / h100.gemm("bf16") * 1e15)
+    assert parse_chakra(files([node]), gpu=h100).operations[0].time_fs == round(
+        10**12 / h100.gemm("bf16") * 1e15
+    )
 
 
 def test_groups_that_a_metadata_node_describes():
@@ -114,7 +145,11 @@ def workloads(draw):
     for number in range(draw(st.integers(1, 8))):
         after = tuple(str(each) for each in range(number) if draw(st.integers(0, 2)) == 0)
         stream = draw(st.sampled_from(["a", "b"]))
-        one, other = (f"row {each}" for each in draw(st.permutations(range(rows)))[:2]) if rows > 1 else ("row 0", "")
+        one, other = (
+            (f"row {each}" for each in draw(st.permutations(range(rows)))[:2])
+            if rows > 1
+            else ("row 0", "")
+        )
         size = draw(st.integers(1, 99)) * 12 * rows * columns
         common = {"id": str(number), "stream": stream, "after": after}
         what = draw(st.sampled_from(["compute", "row", "column", "send", "meeting"]))
@@ -122,21 +157,40 @@ def workloads(draw):
             made.append(ours.ComputeOperation(on=one, time_fs=draw(TIMES), **common))
         elif what == "send":
             made.append(
-                ours.SendOperation(source=one, target=other, size_bytes=draw(st.sampled_from([0, size])), **common)
+                ours.SendOperation(
+                    source=one, target=other, size_bytes=draw(st.sampled_from([0, size])), **common
+                )
             )
         elif what == "meeting":
             made.append(ours.CallOperation(kind="meeting", group="column", size_bytes=0, **common))
         else:
             kind = draw(
-                st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier"])
+                st.sampled_from(
+                    [
+                        "all_reduce",
+                        "all_gather",
+                        "reduce_scatter",
+                        "broadcast",
+                        "all_to_all",
+                        "barrier",
+                    ]
+                )
             )
-            more = {"sizes": ((0,),)} if kind == "barrier" else {"dtype": draw(st.sampled_from(["", "float32"]))}
+            more = (
+                {"sizes": ((0,),)}
+                if kind == "barrier"
+                else {"dtype": draw(st.sampled_from(["", "float32"]))}
+            )
             more |= {"root": 1} if kind == "broadcast" and len(groups[what][0]) > 1 else {}
             size = 0 if kind == "barrier" else size
             on = (one,) if what == "row" and draw(st.booleans()) else ()
-            made.append(ours.CallOperation(kind=kind, group=what, size_bytes=size, on=on, **common, **more))
+            made.append(
+                ours.CallOperation(kind=kind, group=what, size_bytes=size, on=on, **common, **more)
+            )
     protocol = draw(st.sampled_from(["ideal", "LL", "Simple"]))
-    return ours.Workload(rows * columns, classes, groups, tuple(made), rules=ours.Rules(protocol=protocol))
+    return ours.Workload(
+        rows * columns, classes, groups, tuple(made), rules=ours.Rules(protocol=protocol)
+    )
 
 
 @pytest.mark.slow
@@ -147,13 +201,17 @@ def test_there_and_back_takes_the_same_time(workload):
     topology = DGX
 
     def time_fs(each):
-        return emulate_program(lower(each, WorkloadPlans(topology, rules=each.rules))[0], topology, data="none").time_fs
+        return emulate_program(
+            lower(each, WorkloadPlans(topology, rules=each.rules))[0], topology, data="none"
+        ).time_fs
 
     traces = traces_of_workload(workload)
     back = parse_chakra([(content, None) for content in dump_chakra(traces, workload.rules)])
     assert time_fs(back) == time_fs(workload)
     program = lower(workload, WorkloadPlans(topology, rules=workload.rules))[0]
-    again = parse_chakra([(content, None) for content in dump_chakra(traces_of_program(program), workload.rules)])
+    again = parse_chakra(
+        [(content, None) for content in dump_chakra(traces_of_program(program), workload.rules)]
+    )
     assert time_fs(again) == time_fs(workload)
 
 
@@ -167,16 +225,25 @@ def test_a_plan_as_messages_takes_its_time():
         ("broadcast", "tree"),
     ):
         plan = simcoll.bind(simcoll.schedule(kind, name, nranks=4), 1 << 16)
-        program = Program(4, [Compute([0, 1, 2, 3], MS), Call(plan, after=0), Send([(0, 1), (1, 2)], 999, after=1)])
+        program = Program(
+            4,
+            [Compute([0, 1, 2, 3], MS), Call(plan, after=0), Send([(0, 1), (1, 2)], 999, after=1)],
+        )
         lowered = dump_chakra(traces_of_program(program, lowered=True), ours.Rules())
         workload = parse_chakra([(content, None) for content in lowered])
-        assert run_workload(workload, topology, exposed=False).time_fs == simcoll.emulate(program, topology).time_fs
+        assert (
+            run_workload(workload, topology, exposed=False).time_fs
+            == simcoll.emulate(program, topology).time_fs
+        )
     nvls = simcoll.bind(simcoll.schedule("all_reduce", "nvls", nranks=4), 1 << 16)
     with pytest.raises(ConfigError, match="of a switch; a trace has messages between two ranks"):
         traces_of_program(Program(4, [Call(nvls)]), lowered=True)
-    staged = simcoll.bind(simcoll.schedule("all_reduce", "hierarchical", nranks=4, box=2, pieces=2), 1 << 16)
+    staged = simcoll.bind(
+        simcoll.schedule("all_reduce", "hierarchical", nranks=4, box=2, pieces=2), 1 << 16
+    )
     with pytest.raises(
-        ConfigError, match=r"a Chakra trace cannot hold hierarchical.*: its messages of different channels wait"
+        ConfigError,
+        match=r"a Chakra trace cannot hold hierarchical.*: its messages of different channels wait",
     ):
         traces_of_program(Program(4, [Call(staged)]), lowered=True)
 
@@ -188,28 +255,53 @@ def test_files_of_all_ranks(tmp_path):
     for name in ("run", "run.et", "run.1.et"):
         assert load_chakra(tmp_path / name).nranks == 2
     (tmp_path / "run.3.et").write_bytes(b"")
-    for name, said in (("run", "the file of rank 2 is missing"), ("walk", "there is no such file, nor walk.0.et")):
+    for name, said in (
+        ("run", "the file of rank 2 is missing"),
+        ("walk", "there is no such file, nor walk.0.et"),
+    ):
         with pytest.raises(ConfigError, match=said):
             load_chakra(tmp_path / name)
 
 
 COMP = Node(0, "w", "COMP", (), 1)
 REFUSED = {
-    "a circle": ([[Node(0, "a", "COMP", (1,), 1), Node(1, "b", "COMP", (0,), 1)]], "depends on itself"),
+    "a circle": (
+        [[Node(0, "a", "COMP", (1,), 1), Node(1, "b", "COMP", (0,), 1)]],
+        "depends on itself",
+    ),
     "an unknown node": ([[Node(0, "a", "COMP", (5,), 1)]], "node 5, which does not exist"),
     "an id twice": ([[COMP, COMP]], "id 0 is a duplicate"),
     "an unknown group": ([[collective(0, 0, 64, pg_name="3")]], "nothing describes group '3'"),
     "dimensions": ([[collective(0, 0, 64, involved_dim=(True, False))]], r"involved_dim \[1, 0\]"),
     "an unknown collective": ([[collective(0, 12, 64)]], "comm_type 12"),
-    "no size": ([[Node(0, "c", "COMM_COLL", (), 0, {"comm_type": 0})]], "comm_size: expected a whole number of at least 0, got none"),
-    "a rank that does not come": ([[collective(0, 0, 64)], [COMP]], "rank 1 never comes to it; rank 0 does"),
-    "ranks that differ": ([[collective(0, 0, 64)], [collective(0, 0, 65)]], "rank 1 asks for .* 65 bytes .*, rank 0 for .* 64 bytes"),
-    "a message to nobody": ([[Node(0, "s", "COMM_SEND", (), 0, {"comm_dst": 4, "comm_size": 1})]], "rank 4 does not exist"),
-    "memory": ([[Node(0, "m", "MEM_LOAD", (), 0, {"tensor_size": 64})]], "no duration, and no memory is modelled"),
-    "a circle of ranks": (
-        [[collective(0, 0, 64, pg_name="0"), collective(1, 2, 64, 0)], [collective(0, 2, 64), collective(1, 0, 64, 0)]], "asks for",
+    "no size": (
+        [[Node(0, "c", "COMM_COLL", (), 0, {"comm_type": 0})]],
+        "comm_size: expected a whole number of at least 0, got none",
     ),
-}  # fmt: skip
+    "a rank that does not come": (
+        [[collective(0, 0, 64)], [COMP]],
+        "rank 1 never comes to it; rank 0 does",
+    ),
+    "ranks that differ": (
+        [[collective(0, 0, 64)], [collective(0, 0, 65)]],
+        "rank 1 asks for .* 65 bytes .*, rank 0 for .* 64 bytes",
+    ),
+    "a message to nobody": (
+        [[Node(0, "s", "COMM_SEND", (), 0, {"comm_dst": 4, "comm_size": 1})]],
+        "rank 4 does not exist",
+    ),
+    "memory": (
+        [[Node(0, "m", "MEM_LOAD", (), 0, {"tensor_size": 64})]],
+        "no duration, and no memory is modelled",
+    ),
+    "a circle of ranks": (
+        [
+            [collective(0, 0, 64, pg_name="0"), collective(1, 2, 64, 0)],
+            [collective(0, 2, 64), collective(1, 0, 64, 0)],
+        ],
+        "asks for",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -219,7 +311,9 @@ def test_refused(case):
         parse_chakra(files(*ranks))
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 12, b"\x05\x0a\x09", OTHERS[:-3], b"\x03\x0a\x01\x41\x02\x18\x09"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 12, b"\x05\x0a\x09", OTHERS[:-3], b"\x03\x0a\x01\x41\x02\x18\x09"]
+)
 def test_no_trace(content):
     with pytest.raises(ConfigError, match="not a Chakra execution trace"):
         parse_nodes(content)

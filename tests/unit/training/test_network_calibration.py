@@ -62,7 +62,9 @@ def test_one_that_changes_nothing_changes_no_time_and_what_is_left_out_is_said(t
 def test_a_launch_offset_delays_every_operation_but_not_below_nothing():
     two = load_topology("dgx-h100", nodes=2)
     plain, late, early = (
-        library_play("all_gather", 2**20, two, calibration=Calibration(launch_fs=offset))[1].launch_fs
+        library_play("all_gather", 2**20, two, calibration=Calibration(launch_fs=offset))[
+            1
+        ].launch_fs
         for offset in (0, 20 * 10**9, -(10**11))
     )
     assert (late - plain, early) == (20 * 10**9, 0)
@@ -72,7 +74,9 @@ def test_a_plan_reads_it_beside_its_file_and_sees_its_changes(tmp_path):
     keys = []
     for rate in (1, 2):
         write_calibration(tmp_path / "mine.toml", Calibration(rate=Fraction(1, rate)))
-        (tmp_path / "plan.toml").write_text(DESIGN + 'calibration = "mine.toml"\n[parallel]\ntp = [1, 2]\n')
+        (tmp_path / "plan.toml").write_text(
+            DESIGN + 'calibration = "mine.toml"\n[parallel]\ntp = [1, 2]\n'
+        )
         space = load_space(tmp_path / "plan.toml")
         keys.append(repr(space))
         assert str(tmp_path / "mine.toml") in keys[-1]

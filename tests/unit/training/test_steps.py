@@ -1,4 +1,6 @@
-"""Training steps: schedules against closed forms, tiers against each other, exposure, stragglers, the command."""
+"""Training steps: schedules against closed forms, tiers against each other, exposure, stragglers,
+the command.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,23 @@ from simcoll.training.steps import TrainingStep, step
 from simcoll.workload.class_clock import play_classes
 from simcoll.workload.lower import lower
 from simcoll.workload.playing import alone_on, play_workload
-from simcoll.workload.workload import CallOperation, ComputeOperation, Inside, SendOperation, Workload
+from simcoll.workload.workload import (
+    CallOperation,
+    ComputeOperation,
+    Inside,
+    SendOperation,
+    Workload,
+)
 
 MS = 10**12
-SMALL = {"layers": 8, "hidden": 2048, "heads": 16, "vocabulary": 32000, "sequence": 2048, "global_batch": 32}
+SMALL = {
+    "layers": 8,
+    "hidden": 2048,
+    "heads": 16,
+    "vocabulary": 32000,
+    "sequence": 2048,
+    "global_batch": 32,
+}
 
 
 def design(nodes=1, model=None, topology=None, **parallel):
@@ -69,7 +84,11 @@ def pipeline(p, v, m, forward, backward, weights, schedule):
             while places[s] < len(orders[s]):
                 kind, micro, chunk = orders[s][places[s]]
                 part = chunk * p + s
-                needs = {"F": ("F", micro, part - 1), "B": ("B", micro, part + 1), "W": ("B", micro, part)}[kind]
+                needs = {
+                    "F": ("F", micro, part - 1),
+                    "B": ("B", micro, part + 1),
+                    "W": ("B", micro, part),
+                }[kind]
                 if kind == "B" and part == p * v - 1:
                     needs = ("F", micro, part)
                 if needs[2] >= 0 and needs not in done:
@@ -84,8 +103,9 @@ def pipeline(p, v, m, forward, backward, weights, schedule):
 @pytest.mark.parametrize("p", [1, 2, 4, 8])
 @pytest.mark.parametrize("rounds", [1, 2, 4])
 def test_bubbles_are_those_of_the_papers(p, rounds):
-    # Narayanan et al. 2021: (p - 1)(F + B) for 1F1B, a v-th of it interleaved; Qi et al. 2023, table 1: (p - 1)(F + B - W) for ZB-H1,
-    # where B is the part towards the input, with enough micro-batches.
+    # Narayanan et al. 2021: (p - 1)(F + B) for 1F1B, a v-th of it interleaved; Qi et al. 2023,
+    # table 1: (p - 1)(F + B - W) for ZB-H1, where B is the part towards the input, with enough
+    # micro-batches.
     m = p * rounds
     assert pipeline(p, 1, m, 10, 20, 0, "1f1b") == m * 30 + (p - 1) * 30
     for v in (2, 4):
@@ -96,18 +116,28 @@ def test_bubbles_are_those_of_the_papers(p, rounds):
 
 
 def test_every_turn_comes_once():
-    for p, v, m, schedule in ((4, 1, 3, "1f1b"), (4, 2, 8, "1f1b"), (4, 1, 2, "zero-bubble"), (3, 1, 7, "zero-bubble")):
+    for p, v, m, schedule in (
+        (4, 1, 3, "1f1b"),
+        (4, 2, 8, "1f1b"),
+        (4, 1, 2, "zero-bubble"),
+        (3, 1, 7, "zero-bubble"),
+    ):
         for stage in range(p):
             turns = stage_order(p, v, m, stage, schedule)
             kinds = "FBW" if schedule == "zero-bubble" else "FB"
-            assert sorted(turns) == sorted((kind, k, c) for kind in kinds for k in range(m) for c in range(v))
+            assert sorted(turns) == sorted(
+                (kind, k, c) for kind in kinds for k in range(m) for c in range(v)
+            )
 
 
 def test_matrix_products_are_quantised_in_waves():
-    # Exactly one wave of 256 x 128 tiles on 132 multiprocessors, and one tile more: a second wave, of smaller tiles at best.
+    # Exactly one wave of 256 x 128 tiles on 132 multiprocessors, and one tile more: a second wave,
+    # of smaller tiles at best.
     h100 = Roofline(load_gpu("h100"), UNCALIBRATED, "bf16")
     full = h100.gemm(12 * 256, 11 * 128, 8192)
-    assert full == pytest.approx(2 * 132 * 256 * 128 * 8192 / (0.8 * 794.5e12))  # a share of 0.8 is sustained
+    assert full == pytest.approx(
+        2 * 132 * 256 * 128 * 8192 / (0.8 * 794.5e12)
+    )  # a share of 0.8 is sustained
     assert h100.gemm(12 * 256 + 1, 11 * 128, 8192) > 1.2 * full
     assert h100.gemm(12 * 256, 11 * 128, 1) > 2 * 132 * 256 * 128 / 3.35e12  # memory counts
     slower = Roofline(load_gpu("h100"), StepCalibration(rate=0.5), "bf16")
@@ -115,19 +145,25 @@ def test_matrix_products_are_quantised_in_waves():
 
 
 def test_operations_of_a_step_are_counted_by_hand():
-    # 6 operations a token and parameter of a matrix, and causal attention: 6 L h s^2 / 2 x 2 products a sequence.
+    # 6 operations a token and parameter of a matrix, and causal attention: 6 L h s^2 / 2 x 2
+    # products a sequence.
     made = StepParts(design(tp=2, pp=2, shard="optimizer")).workload()
     h, layers, s, batch, v = 2048, 8, 2048, 32, 32000
     matrices = layers * 16 * h * h + v * h  # attention 4, gated MLP of 4 h: 12
     assert made.model_flops == pytest.approx(batch * s * (6 * matrices + 6 * layers * h * s))
-    assert made.hardware_flops == pytest.approx(batch * s * (6 * matrices + 7 * layers * h * s))  # scores again
+    assert made.hardware_flops == pytest.approx(
+        batch * s * (6 * matrices + 7 * layers * h * s)
+    )  # scores again
     half = StepParts(design(tp=2, pp=2, recompute="operators")).workload()  # every second product
-    assert half.hardware_flops == pytest.approx(batch * s * (6 * matrices + layers * 16 * h * h + 7 * layers * h * s))
+    assert half.hardware_flops == pytest.approx(
+        batch * s * (6 * matrices + layers * 16 * h * h + 7 * layers * h * s)
+    )
     full = StepParts(design(tp=2, pp=2, recompute="full")).workload()
     assert full.hardware_flops == pytest.approx(
         batch * s * (6 * matrices + 2 * layers * 16 * h * h + 9 * layers * h * s)
     )
-    # Two of sixteen experts of 3 h x 1024, and the router; how tokens are spread over the experts changes no count.
+    # Two of sixteen experts of 3 h x 1024, and the router; how tokens are spread over the experts
+    # changes no count.
     matrices = layers * (4 * h * h + 2 * 3 * h * 1024 + 16 * h) + v * h
     for imbalance in (1.0, 1.3):
         experts = StepParts(
@@ -137,11 +173,19 @@ def test_operations_of_a_step_are_counted_by_hand():
 
 
 def test_a_layer_says_what_megatron_says():
-    # 2 all_reduces of b s h elements in each direction; with sequence parallelism each is a reduce_scatter and an all_gather.
+    # 2 all_reduces of b s h elements in each direction; with sequence parallelism each is a
+    # reduce_scatter and an all_gather.
     plain = layer_of(design(tp=8), moe=False)
-    assert plain.forward.inside == (Inside("all_reduce", "tp", 2048 * 2048 * 2, 2),) == plain.to_input.inside
+    assert (
+        plain.forward.inside
+        == (Inside("all_reduce", "tp", 2048 * 2048 * 2, 2),)
+        == plain.to_input.inside
+    )
     split = layer_of(design(tp=8, sequence_parallel=True), moe=False)
-    assert {(inner.kind, inner.count) for inner in split.forward.inside} == {("all_gather", 2), ("reduce_scatter", 2)}
+    assert {(inner.kind, inner.count) for inner in split.forward.inside} == {
+        ("all_gather", 2),
+        ("reduce_scatter", 2),
+    }
     assert split.forward.seconds < plain.forward.seconds
 
 
@@ -211,11 +255,20 @@ def test_every_parallelism_is_played(name):
 @pytest.mark.slow
 def test_engines_agree_on_a_step():
     asked = TrainingStep(
-        design(nodes=2, tp=4, pp=2, shard="optimizer", overlap_dp=True, model={"layers": 2, "global_batch": 8})
+        design(
+            nodes=2,
+            tp=4,
+            pp=2,
+            shard="optimizer",
+            overlap_dp=True,
+            model={"layers": 2, "global_batch": 8},
+        )
     )
     program, _ = lower(asked.workload, asked.alone.plans)
     found = {
-        emulate_program(program, asked.design.topology, data="none", engine=engine, quotient=quotient).time_fs
+        emulate_program(
+            program, asked.design.topology, data="none", engine=engine, quotient=quotient
+        ).time_fs
         for engine, quotient in (("simpy", False), ("fast", False), ("auto", True))
     }
     assert len(found) == 1
@@ -241,26 +294,41 @@ def test_axes_that_share_a_nic_slow_each_other_down():
 def test_what_runs_beside_computation_is_hidden():
     topology = crossbar(2, "10 GB/s")
     size = 10**8  # an all_to_all takes 5 ms
-    # With a quarter of the multiprocessors taken, 5 ms beside a computation cost 1.25 ms of its work, unless it waits longer anyway.
+    # With a quarter of the multiprocessors taken, 5 ms beside a computation cost 1.25 ms of its
+    # work, unless it waits longer anyway.
     for hidden, share, expected in (
-        (0, 0, 15), (3, 0, 12), (5, 0, 10), (9, 0, 10), (9, 0.25, 11.25), (4, 0.25, 11.25), (3, 0.25, 12), (0, 0.25, 15),
-    ):  # fmt: skip
+        (0, 0, 15),
+        (3, 0, 12),
+        (5, 0, 10),
+        (9, 0, 10),
+        (9, 0.25, 11.25),
+        (4, 0.25, 11.25),
+        (3, 0.25, 12),
+        (0, 0.25, 15),
+    ):
         inner = Inside("all_to_all", "ep", size, 1, 1.0, hidden * MS, share)
         work = ComputeOperation(id="c", on="all", time_fs=10 * MS, inside=(inner,))
         beside = CallOperation(
             id="other", kind="all_to_all", group="dp", size_bytes=2, stream="x"
         )  # shares the link: nothing is memoised
         workload = Workload(
-            2, {"all": np.arange(2)}, {"ep": np.array([[0, 1]]), "dp": np.array([[0, 1]])}, (beside, work)
+            2,
+            {"all": np.arange(2)},
+            {"ep": np.array([[0, 1]]), "dp": np.array([[0, 1]])},
+            (beside, work),
         )
         for tier in (1, 2):
-            found = play_workload(workload, alone_on(topology, uniform=False), tier=tier).clock.time_fs
+            found = play_workload(
+                workload, alone_on(topology, uniform=False), tier=tier
+            ).clock.time_fs
             assert found == pytest.approx(expected * MS, rel=1e-4)
 
 
 @pytest.mark.parametrize("buckets", ["chunk", "aligned"])
 def test_whole_chunks_are_reduced_at_once(buckets):
-    """Aligned, stage s, which is s turns ahead of the first, reduces s turns later; the same bytes move as layer by layer."""
+    """Aligned, stage s, which is s turns ahead of the first, reduces s turns later; the same bytes
+    move as layer by layer.
+    """
     model = {"layers": 24, "global_batch": 24}
     asked = {
         "nodes": 6,
@@ -275,14 +343,24 @@ def test_whole_chunks_are_reduced_at_once(buckets):
     moved = []
     for each, count in (("layer", 24 + 2), (buckets, 3 * 4)):
         made = TrainingStep(design(**asked, buckets=each))
-        calls = [o for o in made.workload.operations if isinstance(o, CallOperation) and o.kind == "reduce_scatter"]
+        calls = [
+            o
+            for o in made.workload.operations
+            if isinstance(o, CallOperation) and o.kind == "reduce_scatter"
+        ]
         assert len(calls) == count
-        moved.append([sum(o.size_bytes for o in calls if o.on == (f"stage{stage}",)) for stage in range(3)])
+        moved.append(
+            [sum(o.size_bytes for o in calls if o.on == (f"stage{stage}",)) for stage in range(3)]
+        )
     assert moved[0] == moved[1]
     script = made.parts.script
     for stage in range(3):
         slots = [(script.slots[row.slot], row) for row in script.rows]
-        turns = [n for n, (slot, _) in enumerate(slots) if (slot.does, slot.stage, slot.work) == ("turn", stage, "BW")]
+        turns = [
+            n
+            for n, (slot, _) in enumerate(slots)
+            if (slot.does, slot.stage, slot.work) == ("turn", stage, "BW")
+        ]
         final = {
             slots[n][0].chunk: place
             for place, n in enumerate(turns)
@@ -294,19 +372,30 @@ def test_whole_chunks_are_reduced_at_once(buckets):
             if (slot.does, slot.stage) == ("reduce_scatter", stage)
         }
         turns_later = stage if buckets == "aligned" else 0
-        assert late == {3: turns_later, 2: turns_later, 1: turns_later, 0: 0}  # after the last chunk no turns are left
+        assert late == {
+            3: turns_later,
+            2: turns_later,
+            1: turns_later,
+            0: 0,
+        }  # after the last chunk no turns are left
 
 
 def test_interleaved_sends_overlap_while_passes_alternate():
-    """Megatron-LM fills with (p - s - 1) * 2 + (v - 1) * p forward passes on stage s and waits for their sends, as when it drains."""
+    """Megatron-LM fills with (p - s - 1) * 2 + (v - 1) * p forward passes on stage s and waits for
+    their sends, as when it drains.
+    """
     asked = {"nodes": 2, "tp": 8, "pp": 2, "virtual": 2, "model": {"layers": 4, "global_batch": 8}}
-    # Stage 0 fills with 4 passes and drains with 5, of which the middle two send; stage 1 fills with 2 and drains with 3, the last of which
-    # nothing waits for.
+    # Stage 0 fills with 4 passes and drains with 5, of which the middle two send; stage 1 fills
+    # with 2 and drains with 3, the last of which nothing waits for.
     alternating = {("F", 0): 4, ("F", 1): 2, ("B", 0): 2, ("B", 1): 2}
     # 16 passes a stage each way; the last chunk sends nothing forward, the first nothing backward.
     never = {("F", 0): 16, ("F", 1): 8, ("B", 0): 8, ("B", 1): 15}
     times = []
-    for overlap, expected in (({"overlap_pp": True}, {}), ({}, alternating), ({"overlap_pp": False}, never)):
+    for overlap, expected in (
+        ({"overlap_pp": True}, {}),
+        ({}, alternating),
+        ({"overlap_pp": False}, never),
+    ):
         made = TrainingStep(design(**asked, **overlap))
         slots = [(made.parts.script.slots[row.slot], row) for row in made.parts.script.rows]
         waited = Counter(
@@ -326,7 +415,9 @@ def test_what_an_axis_exposes_is_what_is_saved_without_it():
     assert set(result.axes) == {"tp", "pp"}
     rest = result.time_fs - sum(axis.exposed_fs for axis in result.axes.values())
     assert rest <= result.compute_fs + result.bubble_fs  # together they save at least as much
-    assert result.axes["tp"].exposed_fs >= result.axes["tp"].total_fs  # nothing hides it, and the bubble has it, too
+    assert (
+        result.axes["tp"].exposed_fs >= result.axes["tp"].total_fs
+    )  # nothing hides it, and the bubble has it, too
 
 
 def test_a_slow_rank_slows_its_group():
@@ -336,14 +427,16 @@ def test_a_slow_rank_slows_its_group():
     )
     work = step(design(nodes=2, tp=8), tier=1, exposed=False).compute_fs
     assert slow - usual == pytest.approx(work * 0.1, rel=0.01)
-    assert step(design(nodes=2, tp=8, topology={"slow": {"3": 1.1}}), tier=1, exposed=False).time_fs == pytest.approx(
-        slow, rel=0.01
-    )
+    assert step(
+        design(nodes=2, tp=8, topology={"slow": {"3": 1.1}}), tier=1, exposed=False
+    ).time_fs == pytest.approx(slow, rel=0.01)
 
 
 def test_one_fast_rank_speeds_no_group_up():
     for tier in (1, 2):
-        usual, fast = (step(design(tp=8, topology={"slow": ranks}), tier=tier) for ranks in ({}, {"3": 0.5}))
+        usual, fast = (
+            step(design(tp=8, topology={"slow": ranks}), tier=tier) for ranks in ({}, {"3": 0.5})
+        )
         assert usual.time_fs == fast.time_fs
         assert usual.bound_fs == fast.bound_fs
 
@@ -351,20 +444,28 @@ def test_one_fast_rank_speeds_no_group_up():
 def test_a_gpu_in_the_machine_of_another_is_said():
     mixed = step(design(topology={"name": "dgx-a100"}), tier=1, exposed=False)
     assert "computation is that of h100, and topology dgx-a100 is one of a100" in mixed.notes
-    assert not any("computation is that of" in note for note in step(design(), tier=1, exposed=False).notes)
+    assert not any(
+        "computation is that of" in note for note in step(design(), tier=1, exposed=False).notes
+    )
 
 
 @pytest.mark.parametrize("shard", ["optimizer", "gradients", "parameters"])
 def test_shards_of_one_rank_are_replicas_alone(shard):
-    first, second = (step(design(tp=2, shard=shard, shard_group=1), tier=tier, exposed=False) for tier in (1, 2))
-    assert second.time_fs == pytest.approx(first.time_fs, rel=0.01)  # gathering beside computation, they share links
+    first, second = (
+        step(design(tp=2, shard=shard, shard_group=1), tier=tier, exposed=False) for tier in (1, 2)
+    )
+    assert second.time_fs == pytest.approx(
+        first.time_fs, rel=0.01
+    )  # gathering beside computation, they share links
     assert first.axes["replica"].total_fs > 0 == first.axes["shard"].total_fs
 
 
 def test_a_calibration_of_another_gpu_is_said():
     said = "the calibration is of a100, not of h100"
     notes = {
-        name: step(replace(design(), calibration=shipped_calibration(name)), tier=1, exposed=False).notes
+        name: step(
+            replace(design(), calibration=shipped_calibration(name)), tier=1, exposed=False
+        ).notes
         for name in ("megatron-a100", "fsdp-h100", "megatron-experts")
     }
     assert [name for name, told in notes.items() if said in told] == ["megatron-a100"]
@@ -380,7 +481,9 @@ def test_degraded_links_count():
 
 def test_a_design_that_does_not_fit_is_said_not_to():
     result = step(
-        design(model={"global_batch": 512, "layers": 96, "hidden": 8192, "heads": 64}, micro_batch=64),
+        design(
+            model={"global_batch": 512, "layers": 96, "hidden": 8192, "heads": 64}, micro_batch=64
+        ),
         tier=1,
         exposed=False,
     )
@@ -392,7 +495,9 @@ def test_host_time_is_a_floor():
     base = design()
     launches = replace(base, calibration=StepCalibration(host_layer_us=10_000))
     # 32 / 8 micro-batches of 8 layers: 10 ms forward, 20 ms backward.
-    found = step(launches, tier=1, exposed=False).time_fs - step(base, tier=1, exposed=False).time_fs
+    found = (
+        step(launches, tier=1, exposed=False).time_fs - step(base, tier=1, exposed=False).time_fs
+    )
     assert 4 * 8 * 25 * MS < found < 4 * 8 * 30 * MS
 
 
@@ -409,7 +514,9 @@ def test_the_host_launches_what_no_graph_does():
 
 def test_overlapped_exchanges_take_multiprocessors_from_the_computation():
     model = {"experts": 8, "top_k": 2, "global_batch": 16}
-    units = {units: design(ep=8, overlap_ep=True, exchange_units=units, model=model) for units in (0, 33)}
+    units = {
+        units: design(ep=8, overlap_ep=True, exchange_units=units, model=model) for units in (0, 33)
+    }
     inner = {name: StepParts(each).costs.turn("F", 0, 0).inside for name, each in units.items()}
     assert [each.share for each in inner[33]] == [0.25]
     assert [each.share for each in inner[0]] == [0]
@@ -417,7 +524,8 @@ def test_overlapped_exchanges_take_multiprocessors_from_the_computation():
 
 
 def test_work_is_slower_while_a_collective_is_under_way():
-    # Half as fast: ten units of work from 0 on, beside a collective from 4 to 8, do 4, then 2 of the next 4, then the last 4.
+    # Half as fast: ten units of work from 0 on, beside a collective from 4 to 8, do 4, then 2 of
+    # the next 4, then the last 4.
     assert _stretch(0, 10, [(4, 8)], Fraction(1)) == 12
     assert _stretch(0, 10, [(4, 8), (9, 30)], Fraction(1)) == 15
     assert _stretch(5, 10, [(0, 5), (20, 25)], Fraction(1)) == 10
@@ -432,9 +540,12 @@ def test_collectives_beside_computation_slow_it_in_both_tiers():
     found = slowed.time_fs(tier=1)
     assert found == slowed.time_fs(tier=2) == slowed.clock(tier=1).clock.time_fs
     hidden = step(base, tier=1).axes["dp"]
-    # Of what is hidden, a third is lost: at half the speed more, 1.5 units of time do the work of one.
+    # Of what is hidden, a third is lost: at half the speed more, 1.5 units of time do the work of
+    # one.
     assert 0 < found - usual <= (hidden.total_fs - hidden.exposed_fs) // 3
-    assert slowed.time_fs(tier=1, without=("dp",)) == TrainingStep(base).time_fs(tier=1, without=("dp",))
+    assert slowed.time_fs(tier=1, without=("dp",)) == TrainingStep(base).time_fs(
+        tier=1, without=("dp",)
+    )
 
 
 @pytest.mark.parametrize("moved", ["activations", "weights", "optimizer"])
@@ -453,8 +564,8 @@ def test_what_is_offloaded_takes_its_time(moved):
     assert found == slow.clock(tier=2, spans=False).clock.time_fs
     weights, activations = offloaded_bytes(slow.design, 0, 0)
     state = memory_by_stage(slow.design)[0].host if moved == "optimizer" else 0
-    # 32 micro-batches: the first stage moves all activations but those of the last, which it uses at once, out and then in, and weights
-    # in twice for each; the link is busy nearly all the time.
+    # 32 micro-batches: the first stage moves all activations but those of the last, which it uses
+    # at once, out and then in, and weights in twice for each; the link is busy nearly all the time.
     bytes_of = {"activations": 31 * activations, "weights": 64 * weights, "optimizer": state}[moved]
     assert bytes_of > 0
     assert 0.99 * bytes_of / 1e8 < found / 1e15 < 1.1 * (bytes_of / 1e8 + usual / 1e15)
@@ -471,8 +582,13 @@ def test_play_classes_keeps_streams_in_order():
     workload = Workload(2, {"x": np.array([0]), "y": np.array([1])}, {}, operations)
     clock = play_classes(workload, Free())
     assert [(span.operation, span.begin_fs, span.end_fs) for span in clock.spans] == [
-        (0, 0, 5), (1, 0, 7), (2, 7, 7), (2, 7, 7), (3, 0, 1), (4, 7, 8),
-    ]  # fmt: skip
+        (0, 0, 5),
+        (1, 0, 7),
+        (2, 7, 7),
+        (2, 7, 7),
+        (3, 0, 1),
+        (4, 7, 8),
+    ]
     with pytest.raises(ConfigError, match="tier 3"):
         play_workload(workload, alone_on(crossbar(2, "1 GB/s"), uniform=False), tier=3)
 
@@ -481,18 +597,24 @@ def test_play_classes_keeps_streams_in_order():
 def test_the_command(tmp_path, capsys):
     path = tmp_path / "small.toml"
     path.write_text(
-        "[model]\nlayers = 2\nhidden = 1024\nheads = 8\nvocabulary = 1024\nsequence = 512\nglobal_batch = 8\n"
+        "[model]\nlayers = 2\nhidden = 1024\nheads = 8\nvocabulary = 1024\nsequence = 512\n"
+        "global_batch = 8\n"
         "[topology]\nname = 'dgx-h100'\n[parallel]\ntp = 4\n"
     )
     folder = tmp_path / "out"
     assert main(["step", str(path), "-o", str(folder), "--tier", "1"]) == 0
     text = capsys.readouterr().out
-    assert all(f"\n{name}" in text for name in ("step ", "MFU, HFU", "tp ", "dp ", "bound", "memory"))
+    assert all(
+        f"\n{name}" in text for name in ("step ", "MFU, HFU", "tp ", "dp ", "bound", "memory")
+    )
     assert not any(word in text for word in ("# played", "# model FLOPs", "trace "))
     found = json.loads((folder / "step.json").read_text())
     assert found["time_fs"] > found["compute_fs"] > 0
     events = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))["traceEvents"]
-    assert {event["args"]["name"] for event in events if event["name"] == "thread_name"} == {"compute", "reduce"}
+    assert {event["args"]["name"] for event in events if event["name"] == "thread_name"} == {
+        "compute",
+        "reduce",
+    }
     ends = [event["ts"] + event["dur"] for event in events if event["ph"] == "X"]
     assert max(ends) == pytest.approx(found["time_fs"] / 1e9)
     assert (folder / "step.svg").read_bytes().startswith(b"<?xml")
@@ -500,7 +622,10 @@ def test_the_command(tmp_path, capsys):
     capsys.readouterr()
     assert main(["step", str(path), "-o", str(folder), "--tier", "1", "-v"]) == 0
     text = capsys.readouterr().out
-    assert f"\n# design {found['design_hash']}, played: {found['path']}, trace {found['trace_hash'] or '-'}\n" in text
+    assert (
+        f"\n# design {found['design_hash']}, played: {found['path']}, trace "
+        f"{found['trace_hash'] or '-'}\n" in text
+    )
     assert "\n# model FLOPs: " in text
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == first
     path.write_text(path.read_text() + "pp = 3\n")
@@ -509,13 +634,14 @@ def test_the_command(tmp_path, capsys):
 
 
 def test_casts_to_8_bits_are_counted_by_hand():
-    # Attention out and the second matrix of the MLP cast their input; all four cast weights and the gradients of their output:
-    # 2 bytes read, and 1 written twice. A norm writes 8 bits by itself.
+    # Attention out and the second matrix of the MLP cast their input; all four cast weights and the
+    # gradients of their output: 2 bytes read, and 1 written twice. A norm writes 8 bits by itself.
     rows, h, inner = 2048, 2048, 4 * 2048
     rate = 0.8 * 3.35e12
     weights = 4 * h * h + 3 * h * inner
     made = {
-        gathered: layer_of(design(model={"dtype": "fp8"}, gathered=gathered), moe=False) for gathered in ("bf16", "fp8")
+        gathered: layer_of(design(model={"dtype": "fp8"}, gathered=gathered), moe=False)
+        for gathered in ("bf16", "fp8")
     }
     cast = made["bf16"].forward.seconds - made["fp8"].forward.seconds
     assert cast == pytest.approx(4 * weights / rate)
@@ -525,23 +651,38 @@ def test_casts_to_8_bits_are_counted_by_hand():
     matrices = [(h, 3 * h), (h, h), (h, 2 * inner), (inner, h)]
     products = sum(roof.gemm(rows, outputs, inputs) for inputs, outputs in matrices)
     back = sum(roof.gemm(rows, inputs, outputs) for inputs, outputs in matrices)
-    # The same layer in 16 bits has no casts: what is left of both, beside products, differs by them alone.
+    # The same layer in 16 bits has no casts: what is left of both, beside products, differs by them
+    # alone.
     plain = layer_of(design(), moe=False)
     wide = Roofline(asked.gpu, UNCALIBRATED, "bf16")
-    left = plain.forward.seconds - sum(wide.gemm(rows, outputs, inputs) for inputs, outputs in matrices)
-    assert made["fp8"].forward.seconds - products - left == pytest.approx(4 * rows * (h + inner) / rate)
-    left = plain.to_input.seconds - sum(wide.gemm(rows, inputs, outputs) for inputs, outputs in matrices)
-    assert made["fp8"].to_input.seconds - back - left == pytest.approx(4 * rows * (3 * h + h + 2 * inner + h) / rate)
+    left = plain.forward.seconds - sum(
+        wide.gemm(rows, outputs, inputs) for inputs, outputs in matrices
+    )
+    assert made["fp8"].forward.seconds - products - left == pytest.approx(
+        4 * rows * (h + inner) / rate
+    )
+    left = plain.to_input.seconds - sum(
+        wide.gemm(rows, inputs, outputs) for inputs, outputs in matrices
+    )
+    assert made["fp8"].to_input.seconds - back - left == pytest.approx(
+        4 * rows * (3 * h + h + 2 * inner + h) / rate
+    )
 
 
 def test_tensor_parallelism_beside_products_in_both_tiers():
-    apart, beside = (TrainingStep(design(tp=8, sequence_parallel=True, overlap_tp=each)) for each in (False, True))
+    apart, beside = (
+        TrainingStep(design(tp=8, sequence_parallel=True, overlap_tp=each))
+        for each in (False, True)
+    )
     layer = layer_of(beside.design, moe=False)
-    # Seven eighths of a fourth of the products hide each of four collectives: the part that a rank has is there at once.
+    # Seven eighths of a fourth of the products hide each of four collectives: the part that a rank
+    # has is there at once.
     roof = Roofline(load_gpu("h100"), UNCALIBRATED, "bf16")
     matrices = [(2048, 3 * 256), (256, 2048), (2048, 2 * 1024), (1024, 2048)]
     products = sum(roof.gemm(2048, outputs, inputs) for inputs, outputs in matrices)
-    assert [inner.hidden_fs for inner in layer.forward.inside] == [pytest.approx(products * 1e15 * 7 / 32)] * 2
+    assert [inner.hidden_fs for inner in layer.forward.inside] == [
+        pytest.approx(products * 1e15 * 7 / 32)
+    ] * 2
     for made in (apart, beside):
         assert made.time_fs(tier=1) == made.time_fs(tier=2)
     free = beside.time_fs(tier=1, without=("tp",))
@@ -551,10 +692,13 @@ def test_tensor_parallelism_beside_products_in_both_tiers():
 
 
 def test_biases_of_experts_are_added_by_separate_kernels():
-    """TEGroupedMLP._apply_bias of Megatron-LM: 28 bytes of an element of the experts' outputs, 40 of its gradient."""
+    """TEGroupedMLP._apply_bias of Megatron-LM: 28 bytes of an element of the experts' outputs, 40
+    of its gradient.
+    """
     experts = {"experts": 8, "top_k": 2}
     plain, biased = (
-        layer_of(design(model={**experts, "expert_bias": each}, micro_batch=2), moe=True) for each in (False, True)
+        layer_of(design(model={**experts, "expert_bias": each}, micro_batch=2), moe=True)
+        for each in (False, True)
     )
     outputs = 2 * SMALL["sequence"] * 2 * SMALL["hidden"]
     for way, nbytes in (("forward", 28), ("to_input", 40)):
@@ -566,18 +710,27 @@ def test_eager_kernels_and_older_attention_are_constants():
     fused = layer_of(design(), moe=False).forward.seconds
     roof = Roofline(load_gpu("h100"), UNCALIBRATED, "bf16")
     flops = 16 * 2048**2 * 2 * 128
-    slow = layer_of(replace(design(), calibration=StepCalibration(attention=0.5)), moe=False).forward.seconds
+    slow = layer_of(
+        replace(design(), calibration=StepCalibration(attention=0.5)), moe=False
+    ).forward.seconds
     assert slow - fused == pytest.approx(roof.attention(flops))
-    # Norms 2 x 4, residuals 2 x 6 and heads 12 bytes a row and width, and 3 x 2 of the gated MLP, which is four times as wide.
+    # Norms 2 x 4, residuals 2 x 6 and heads 12 bytes a row and width, and 3 x 2 of the gated MLP,
+    # which is four times as wide.
     moved = 2048 * 2048 * (8 + 12 + 12 + 4 * 6)
-    eager = layer_of(replace(design(), calibration=StepCalibration(unfused=2.0)), moe=False).forward.seconds
+    eager = layer_of(
+        replace(design(), calibration=StepCalibration(unfused=2.0)), moe=False
+    ).forward.seconds
     assert eager - fused == pytest.approx(moved / (0.8 * 3.35e12))
 
 
 @pytest.mark.parametrize(
     ("nodes", "ep", "copies"),
     [
-        (4, 32, 4 * (1 - Fraction(24 * 23, 32 * 31))),  # 8 of 32 experts a node: neither of two is there
+        (
+            4,
+            32,
+            4 * (1 - Fraction(24 * 23, 32 * 31)),
+        ),  # 8 of 32 experts a node: neither of two is there
         (2, 8, 8 * (1 - Fraction(28 * 27, 32 * 31))),  # one node, 4 experts a rank
         (1, 4, 4 * (1 - Fraction(24 * 23, 32 * 31))),
     ],

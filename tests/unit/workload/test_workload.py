@@ -46,19 +46,26 @@ names = st.text("abcdefg", min_size=1, max_size=4)
 
 @st.composite
 def workloads(draw):
-    """Two classes of equally many ranks, groups across and inside, any operations in a legal order."""
+    """Two classes of equally many ranks, groups across and inside, any operations in a legal
+    order.
+    """
     half = draw(st.integers(1, 4))
     n = 2 * half
     inside = [list(range(half)), list(range(half, n))]
     made, known = [], []
     for number in range(draw(st.integers(0, 8))):
-        after = tuple(draw(st.lists(st.sampled_from(known), unique=True, max_size=2))) if known else ()
+        after = (
+            tuple(draw(st.lists(st.sampled_from(known), unique=True, max_size=2))) if known else ()
+        )
         common = {"id": f"op{number}", "after": after, "stream": draw(names), "name": draw(names)}
         kind = draw(st.sampled_from(["compute", "call", "send"]))
         size = draw(st.integers(0, 2**40))
         if kind == "compute":
             calls = draw(
-                st.lists(st.builds(Inside, st.just("all_reduce"), st.just("tp"), st.integers(0, 99)), max_size=2)
+                st.lists(
+                    st.builds(Inside, st.just("all_reduce"), st.just("tp"), st.integers(0, 99)),
+                    max_size=2,
+                )
             )
             made.append(
                 ComputeOperation(
@@ -84,7 +91,14 @@ def workloads(draw):
         known.append(f"op{number}")
     classes = {"a": np.arange(half), "b": np.arange(half, n)}
     return Workload(
-        n, classes, {"tp": np.array(inside), "all": np.arange(n)[None]}, tuple(made), draw(names), 7, 1.5, 2.5
+        n,
+        classes,
+        {"tp": np.array(inside), "all": np.arange(n)[None]},
+        tuple(made),
+        draw(names),
+        7,
+        1.5,
+        2.5,
     )
 
 
@@ -96,7 +110,12 @@ def test_a_workload_is_read_as_written(workload):
     again = read_workload(content)
     assert write_workload(again) == content
     assert again.operations == workload.operations
-    assert (again.title, again.tokens, again.model_flops, again.hardware_flops) == (workload.title, 7, 1.5, 2.5)
+    assert (again.title, again.tokens, again.model_flops, again.hardware_flops) == (
+        workload.title,
+        7,
+        1.5,
+        2.5,
+    )
     assert {name: ranks.tolist() for name, ranks in again.groups.items()} == {
         name: ranks.tolist() for name, ranks in workload.groups.items()
     }
@@ -104,9 +123,14 @@ def test_a_workload_is_read_as_written(workload):
 
 def file_of(**changes):
     whole = {
-        "format": "simcoll workload 1", "nranks": 2, "classes": {"all": [0, 1]}, "groups": {"dp": [[0, 1]]},
-        "operations": [{"op": "call", "id": "x", "kind": "all_reduce", "group": "dp", "size_bytes": 8}],
-    }  # fmt: skip
+        "format": "simcoll workload 1",
+        "nranks": 2,
+        "classes": {"all": [0, 1]},
+        "groups": {"dp": [[0, 1]]},
+        "operations": [
+            {"op": "call", "id": "x", "kind": "all_reduce", "group": "dp", "size_bytes": 8}
+        ],
+    }
     return json.dumps({**whole, **changes}).encode()
 
 
@@ -119,15 +143,32 @@ def file_of(**changes):
         ({"groups": {"dp": [[0, 1], [0]]}}, "$.groups.dp"),
         ({"groups": {"dp": [[0, 2]]}}, "0 to 1"),
         ({"groups": {"tp": [[0, 1]]}}, "unknown group 'dp'"),
-        ({"operations": [{"op": "compute", "id": "a", "on": "all", "time_fs": 1, "after": ["b"]},
-                         {"op": "compute", "id": "b", "on": "all", "time_fs": 1, "after": ["a"]}]}, "cycle"),
-        ({"operations": [{"op": "compute", "id": "a", "on": "al", "time_fs": 1}]}, "did you mean 'all'"),
-        ({"operations": [{"op": "call", "id": "x", "kind": "allreduce", "group": "dp", "size_bytes": 8}]}, "did you mean 'all_reduce'"),
+        (
+            {
+                "operations": [
+                    {"op": "compute", "id": "a", "on": "all", "time_fs": 1, "after": ["b"]},
+                    {"op": "compute", "id": "b", "on": "all", "time_fs": 1, "after": ["a"]},
+                ]
+            },
+            "cycle",
+        ),
+        (
+            {"operations": [{"op": "compute", "id": "a", "on": "al", "time_fs": 1}]},
+            "did you mean 'all'",
+        ),
+        (
+            {
+                "operations": [
+                    {"op": "call", "id": "x", "kind": "allreduce", "group": "dp", "size_bytes": 8}
+                ]
+            },
+            "did you mean 'all_reduce'",
+        ),
         ({"operations": [{"op": "compute", "id": "a", "on": "all", "time_fs": -1}]}, "at least 0"),
         ({"operations": [{"op": "copy", "id": "a"}]}, "copy"),
         ({"nranks": 10**12}, "ranks"),
     ],
-)  # fmt: skip
+)
 def test_workload_files_that_make_no_sense(changes, said):
     with pytest.raises(ConfigError) as caught:
         read_workload(file_of(**changes), "w.json")
@@ -137,7 +178,19 @@ def test_workload_files_that_make_no_sense(changes, said):
 def test_a_group_may_not_leave_the_classes_of_a_call():
     workload = read_workload(file_of(classes={"a": [0], "b": [1]}))
     with pytest.raises(ConfigError, match="only partly in a"):
-        workload.groups_of(CallOperation(id="y", kind="all_reduce", group="dp", size_bytes=8, on=("a",)))
-    half, call = {"first": np.array([0, 1]), "second": np.array([2, 3])}, {"kind": "all_reduce", "size_bytes": 8}
-    with pytest.raises(ConfigError, match="operation 'a': a group of 'tp' is only partly in second, or none is"):
-        Workload(4, half, {"tp": np.array([[0, 1]])}, (CallOperation(id="a", group="tp", on=("second",), **call),))
+        workload.groups_of(
+            CallOperation(id="y", kind="all_reduce", group="dp", size_bytes=8, on=("a",))
+        )
+    half, call = (
+        {"first": np.array([0, 1]), "second": np.array([2, 3])},
+        {"kind": "all_reduce", "size_bytes": 8},
+    )
+    with pytest.raises(
+        ConfigError, match="operation 'a': a group of 'tp' is only partly in second, or none is"
+    ):
+        Workload(
+            4,
+            half,
+            {"tp": np.array([[0, 1]])},
+            (CallOperation(id="a", group="tp", on=("second",), **call),),
+        )

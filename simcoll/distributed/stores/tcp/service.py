@@ -11,7 +11,16 @@ from simcoll.distributed.server.frames import Limits, MalformedError
 from simcoll.distributed.server.server import LIGHT_BYTES, Peer
 from simcoll.distributed.stores.store_errors import DistStoreError
 from simcoll.distributed.stores.store_table import ENTRY_BYTES, StoreTable
-from simcoll.distributed.stores.wire import MAX_ITEMS, NOT_READY, REQUESTS, SERVICE, Answer, Reply, StoreRequest, Verb
+from simcoll.distributed.stores.wire import (
+    MAX_ITEMS,
+    NOT_READY,
+    REQUESTS,
+    SERVICE,
+    Answer,
+    Reply,
+    StoreRequest,
+    Verb,
+)
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
@@ -21,7 +30,9 @@ __all__ = ["Parking", "Stay", "StoreService"]
 
 @dataclass(slots=True)
 class Stay:
-    """A request that waits for its key number ``key_index`` until a timer makes it late; the keys before it were present."""
+    """A request that waits for its key number ``key_index`` until a timer makes it late; the keys
+    before it were present.
+    """
 
     request: StoreRequest
     key_index: int
@@ -36,7 +47,9 @@ class Stay:
 
 @dataclass(slots=True)
 class Parking:
-    """Waiting clients, each for one key at a time, so that a new key wakes only those it may help."""
+    """Waiting clients, each for one key at a time, so that a new key wakes only those it may
+    help.
+    """
 
     stays: dict[Peer, Stay] = field(default_factory=dict)
     _by_key: dict[str, dict[Peer, None]] = field(default_factory=dict)
@@ -47,7 +60,9 @@ class Parking:
         self._by_key.setdefault(stay.key, {})[who] = None
 
     def move(self, who: Peer, index: int) -> None:
-        """Wait for another key of the same request; for the same key a client keeps its place in the queue."""
+        """Wait for another key of the same request; for the same key a client keeps its place in
+        the queue.
+        """
         stay = self.stays[who]
         if stay.request.keys[index] != stay.key:
             self._forget(who, stay.key)
@@ -93,7 +108,9 @@ class StoreService:
         if longest > self._limits.max_key_bytes:
             why = f"a key of {longest} bytes; this server takes {self._limits.max_key_bytes}"
             peer.send(Reply.failure(ValueError(why)))
-        elif request.code is Verb.LIST_KEYS and len(self._table.values) > MAX_ITEMS:  # sorting them would take seconds
+        elif (
+            request.code is Verb.LIST_KEYS and len(self._table.values) > MAX_ITEMS
+        ):  # sorting them would take seconds
             why = f"there are {len(self._table.values)} keys; this server lists at most {MAX_ITEMS}"
             peer.send(Reply.failure(DistStoreError(why)))
         else:
@@ -121,7 +138,9 @@ class StoreService:
             peer.park(_held_bytes(request))
 
     def _attempt(self, peer: Peer, request: StoreRequest, last: bool = False) -> bool:
-        """Try a request and reply if it succeeds or this was its last chance; False when it has to wait."""
+        """Try a request and reply if it succeeds or this was its last chance; False when it has to
+        wait.
+        """
         try:
             answer = self._table.apply(request)
         except (ValueError, DistStoreError) as error:
@@ -145,13 +164,18 @@ class StoreService:
     def _reply(self, peer: Peer, request: StoreRequest, answer: Answer) -> Reply:
         reply = Reply.of(answer)
         size = reply.most_bytes
-        if size > self._limits.max_message_bytes or max(len(reply.keys), len(reply.values)) > MAX_ITEMS:
+        if (
+            size > self._limits.max_message_bytes
+            or max(len(reply.keys), len(reply.values)) > MAX_ITEMS
+        ):
             why = (
-                f"the answer has up to {size} bytes in {len(reply.keys) + len(reply.values)} items; this server sends at most "
+                f"the answer has up to {size} bytes in {len(reply.keys) + len(reply.values)} "
+                "items; this server sends at most "
                 f"{self._limits.max_message_bytes} in {MAX_ITEMS}"
             )
             return Reply.failure(DistStoreError(why))
-        # A change has been made already: its answer must not be refused for lack of room, or a popped value would be lost.
+        # A change has been made already: its answer must not be refused for lack of room, or a
+        # popped value would be lost.
         if not request.code.changes and not peer.has_room(size):
             return Reply.failure(DistStoreError("the server has too much to send; try again"))
         return reply

@@ -17,9 +17,25 @@ import msgspec
 
 from simcoll.distributed.server import frames
 from simcoll.distributed.server.secret import check_reach, job_secret
-from simcoll.distributed.stores.store import DEFAULT_TIMEOUT, PollingWaiter, Store, Waiter, call_and_wait, timed_out
+from simcoll.distributed.stores.store import (
+    DEFAULT_TIMEOUT,
+    PollingWaiter,
+    Store,
+    Waiter,
+    call_and_wait,
+    timed_out,
+)
 from simcoll.distributed.stores.store_errors import DistNetworkError, DistStoreError
-from simcoll.distributed.stores.wire import ANSWERS, MAX_ITEMS, NOT_READY, SERVICE, Answer, Reply, StoreRequest, Verb
+from simcoll.distributed.stores.wire import (
+    ANSWERS,
+    MAX_ITEMS,
+    NOT_READY,
+    SERVICE,
+    Answer,
+    Reply,
+    StoreRequest,
+    Verb,
+)
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,7 +55,9 @@ _KNOCK_S = 0.5
 
 @dataclass(slots=True, weakref_slot=True)
 class StoreConnection:
-    """A client connection with one outstanding request. The server accepts messages of ``max_message_bytes``."""
+    """A client connection with one outstanding request. The server accepts messages of
+    ``max_message_bytes``.
+    """
 
     channel: frames.FrameChannel
     lock: threading.Lock
@@ -52,7 +70,8 @@ class StoreConnection:
         sock = self.channel.sock
         if self.pid != os.getpid():
             raise DistNetworkError(
-                f"the connection to {self.address} belongs to the process that forked this one; use clone()"
+                f"the connection to {self.address} belongs to the process that forked this one; "
+                "use clone()"
             )
         if sock.fileno() < 0:
             raise DistNetworkError(f"the connection to {self.address} is closed")
@@ -61,7 +80,8 @@ class StoreConnection:
         frame = frames.encode(request)
         if len(frame) - frames.HEAD_BYTES > self.max_message_bytes:
             raise DistStoreError(
-                f"a request of {len(frame) - frames.HEAD_BYTES} bytes; the server at {self.address} takes {self.max_message_bytes}"
+                f"a request of {len(frame) - frames.HEAD_BYTES} bytes; the server at "
+                f"{self.address} takes {self.max_message_bytes}"
             )
         with self.lock:
             try:
@@ -74,7 +94,9 @@ class StoreConnection:
                 # The reply to this question would be taken for that to the next.
                 sock.close()
                 if isinstance(error, (OSError, frames.MalformedError)):
-                    raise DistNetworkError(f"the connection to the store at {self.address} broke: {error}") from error
+                    raise DistNetworkError(
+                        f"the connection to the store at {self.address} broke: {error}"
+                    ) from error
                 raise
         if isinstance(reply, frames.Refusal):
             sock.close()
@@ -82,7 +104,9 @@ class StoreConnection:
         return reply
 
 
-def _connect(host: str, port: int, patience_s: float, secret: bytes, waiter: Waiter | None) -> StoreConnection:
+def _connect(
+    host: str, port: int, patience_s: float, secret: bytes, waiter: Waiter | None
+) -> StoreConnection:
     """Retry until a server accepts, then authenticate; a DistNetworkError after ``patience_s``."""
     deadline_s = time.monotonic() + patience_s
     sock = _knock(host, port, patience_s, waiter or PollingWaiter(_KNOCK_S))
@@ -90,7 +114,9 @@ def _connect(host: str, port: int, patience_s: float, secret: bytes, waiter: Wai
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         channel = frames.FrameChannel(sock)
-        most_bytes = frames.introduce(channel, SERVICE, secret, max(deadline_s - time.monotonic(), 1.0))
+        most_bytes = frames.introduce(
+            channel, SERVICE, secret, max(deadline_s - time.monotonic(), 1.0)
+        )
     except BaseException as error:
         sock.close()
         if isinstance(error, frames.RefusedError):
@@ -112,7 +138,8 @@ def _knock(host: str, port: int, patience_s: float, waiter: Waiter) -> socket.so
             last = error
             return False
         if sock.getsockname() == sock.getpeername():
-            # Knocking at a free port of this machine can, once in many times, end in a connection to oneself.
+            # Knocking at a free port of this machine can, once in many times, end in a connection
+            # to oneself.
             sock.close()
             return False
         opened = sock
@@ -121,7 +148,8 @@ def _knock(host: str, port: int, patience_s: float, waiter: Waiter) -> socket.so
     waiter.wait(ready, patience_s)
     if opened is None:
         raise DistNetworkError(
-            f"The client socket has timed out after {round(patience_s * 1000)}ms while trying to connect to "
+            f"The client socket has timed out after {round(patience_s * 1000)}ms while trying to "
+            "connect to "
             f"({host}, {port}). The last attempt ended with: {last}"
         ) from last
     return opened
@@ -133,8 +161,9 @@ class TCPStore(Store):
     Parameters
     ----------
     host_name, port
-        Address of the master's server. The server binds to exactly the address that the name resolves to, so "localhost" is
-        reachable from this machine only. Port 0 lets the master choose a free port; see `port`.
+        Address of the master's server. The server binds to exactly the address that the name
+        resolves to, so "localhost" is reachable from this machine only. Port 0 lets the master
+        choose a free port; see `port`.
     world_size
         Number of stores, the master's included; None if it is not fixed.
     is_master
@@ -150,11 +179,12 @@ class TCPStore(Store):
     use_libuv
         Accepted and returned by `libuvBackend`; there is one kind of server.
     secret
-        Shared with all clients. Default: the job's, from SIMCOLL_SECRET or the file named by SIMCOLL_SECRET_FILE. Both sides prove
-        that they know it without sending it. Without a secret only loopback is served. Keys and values are not encrypted.
+        Shared with all clients. Default: the job's, from SIMCOLL_SECRET or the file named by
+        SIMCOLL_SECRET_FILE. Both sides prove that they know it without sending it. Without a secret
+        only loopback is served. Keys and values are not encrypted.
     bind
-        Address to bind to, if not ``host_name``'s; "0.0.0.0" or "::" for all. Default: the environment variable
-        SIMCOLL_STORE_BIND.
+        Address to bind to, if not ``host_name``'s; "0.0.0.0" or "::" for all. Default: the
+        environment variable SIMCOLL_STORE_BIND.
     limits
         Bounds on clients of the server.
     rank
@@ -163,8 +193,8 @@ class TCPStore(Store):
     Raises
     ------
     DistNetworkError
-        The address is in use, belongs to another machine, or is open to others without a secret; or no compatible server
-        answered in time.
+        The address is in use, belongs to another machine, or is open to others without a secret; or
+        no compatible server answered in time.
     DistStoreError
         Not all workers joined in time.
 
@@ -209,14 +239,23 @@ class TCPStore(Store):
             if is_master:
                 address = bind or os.environ.get(BIND_VARIABLE) or host_name
                 server = _serving(
-                    address, port, master_listen_fd, limits or frames.Limits(), self._secret, multi_tenant
+                    address,
+                    port,
+                    master_listen_fd,
+                    limits or frames.Limits(),
+                    self._secret,
+                    multi_tenant,
                 )
                 on_failure.callback(server.release)
                 self._reached, self._port = server.address[:2]
                 # It listens on all addresses: loopback is the nearest.
-                self._reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._reached, self._reached)  # noqa: S104
+                self._reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(  # noqa: S104
+                    self._reached, self._reached
+                )
                 self._tell()
-            self._connection = _connect(self._reached, self._port, self._patience_s(), self._secret, self.waiter)
+            self._connection = _connect(
+                self._reached, self._port, self._patience_s(), self._secret, self.waiter
+            )
             if rank is not None and not is_master:
                 self._connection.address += ", of rank 0,"
             self._released = weakref.finalize(self, _release, self._connection, server)
@@ -249,7 +288,9 @@ class TCPStore(Store):
         """Ask the server, which does the waiting unless this store has a `waiter`."""
         if timeout_s is not None and self.waiter is not None:
             return call_and_wait(self, self.waiter, request, timeout_s)
-        wait_ms = 0 if timeout_s is None else round(min(timeout_s, threading.TIMEOUT_MAX / 2) * 1000)
+        wait_ms = (
+            0 if timeout_s is None else round(min(timeout_s, threading.TIMEOUT_MAX / 2) * 1000)
+        )
         patience_s = (self._patience_s() if timeout_s is None else timeout_s) + _GRACE_S
         reply = self._connection.ask(msgspec.structs.replace(request, wait_ms=wait_ms), patience_s)
         answer = reply.answer(request.code)
@@ -295,17 +336,20 @@ class TCPStore(Store):
             named_ranks = range(min(world_size, _MOST_NAMED)) if rank is not None else ()
             missing = [str(number) for number in named_ranks if not count(f"rank {number}")]
             listing = (
-                f" Missing: rank{'s' * (len(missing) > 1)} {', '.join(missing[:8])}{', ...' * (len(missing) > 8)}."
+                f" Missing: rank{'s' * (len(missing) > 1)} "
+                f"{', '.join(missing[:8])}{', ...' * (len(missing) > 8)}."
                 if missing
                 else ""
             )
             raise DistStoreError(
-                f"Timed out after {waited} waiting for clients. {members}/{world_size} clients joined.{listing}"
+                f"Timed out after {waited} waiting for clients. {members}/{world_size} clients "
+                f"joined.{listing}"
             )
 
 
 def _release(connection: StoreConnection, server: Server | None) -> None:
-    # Closing under a lock that a waiting thread holds would wait for it; closing the socket ends its wait.
+    # Closing under a lock that a waiting thread holds would wait for it; closing the socket ends
+    # its wait.
     if connection.pid == os.getpid():
         with contextlib.suppress(OSError):
             connection.channel.sock.shutdown(socket.SHUT_RDWR)
@@ -318,32 +362,48 @@ def _check_address(host_name: object, port: object, is_master: bool) -> None:
     if not isinstance(host_name, str) or not host_name:
         raise TypeError(f"TCPStore's host_name must be a name or address, got {host_name!r}")
     if isinstance(port, bool) or not isinstance(port, int):
-        raise TypeError(f"TCPStore's port must be an int, got {port!r} of type {type(port).__name__}")
+        raise TypeError(
+            f"TCPStore's port must be an int, got {port!r} of type {type(port).__name__}"
+        )
     if not (0 if is_master else 1) <= port <= 65_535:
-        raise ValueError(f"TCPStore's port must be 1 to 65535 (or 0 on the master, for any free one), got {port}")
+        raise ValueError(
+            f"TCPStore's port must be 1 to 65535 (or 0 on the master, for any free one), got {port}"
+        )
 
 
 def _resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
-    """The family and address of a host; IPv4 first, as older stores' clients expect for "localhost"."""
+    """The family and address of a host; IPv4 first, as older stores' clients expect for
+    "localhost".
+    """
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise DistNetworkError(f"the host {host!r} of a TCPStore has no address: {error}") from error
+        raise DistNetworkError(
+            f"the host {host!r} of a TCPStore has no address: {error}"
+        ) from error
     entry = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
     family, (host_address, host_port) = entry[0], entry[4][:2]
     return family, (str(host_address), int(host_port))
 
 
 def _serving(
-    host: str, port: int, descriptor: int | None, limits: frames.Limits, secret: bytes, multi_tenant: bool
+    host: str,
+    port: int,
+    descriptor: int | None,
+    limits: frames.Limits,
+    secret: bytes,
+    multi_tenant: bool,
 ) -> Server:
-    """A server at an address or on an adopted socket; with ``multi_tenant``, shared within this process."""
+    """A server at an address or on an adopted socket; with ``multi_tenant``, shared within this
+    process.
+    """
     # Only the process that holds the store needs the event loop.
     from simcoll.distributed.server.server import Server
     from simcoll.distributed.stores.tcp.service import StoreService
 
     def find_server() -> Server | None:
-        # The interpreter's list of threads is the only registry: nothing to keep in step, nothing global of ours.
+        # The interpreter's list of threads is the only registry: nothing to keep in step, nothing
+        # global of ours.
         for thread in threading.enumerate() if multi_tenant else ():
             if isinstance(thread, Server) and thread.address[:2] == address:
                 service = thread.service
@@ -372,7 +432,8 @@ def _serving(
             name = errno.errorcode.get(error.errno or 0, "error")
             foreign = f"; {host!r} is not an address of this machine: pass bind="
             raise DistNetworkError(
-                f"The server socket has failed to listen on {address[0]}. port: {port}, {name}: {error.strerror}"
+                f"The server socket has failed to listen on {address[0]}. port: {port}, {name}: "
+                f"{error.strerror}"
                 f"{foreign if error.errno == errno.EADDRNOTAVAIL else ''}"
             ) from error
     try:
@@ -390,5 +451,7 @@ def _adopt(descriptor: int) -> socket.socket:
         listener = socket.socket(fileno=descriptor)
         listener.listen(frames.BACKLOG)
     except (OSError, TypeError, ValueError) as error:
-        raise DistNetworkError(f"master_listen_fd {descriptor!r} is not a bound socket: {error}") from error
+        raise DistNetworkError(
+            f"master_listen_fd {descriptor!r} is not a bound socket: {error}"
+        ) from error
     return listener
