@@ -170,7 +170,7 @@ class Rows:
 
     def alone(self) -> bool:
         """Whether each GPU has its own process, and the collective its own kernels."""
-        return self.settings.launcher == "process-per-gpu" and self.table.collective not in P2P
+        return self.settings.launcher in {"process", "thread"} and self.table.collective not in P2P
 
     def depends_on(self, place: str) -> bool:
         """Whether a number can matter here."""

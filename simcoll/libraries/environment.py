@@ -21,9 +21,9 @@ ALGORITHMS = {
     "collnetchain": "collnet_chain",
     "pat": "pat",
 }
-LAUNCHERS = ("process-per-gpu", "one-process", "torch")
-"""What launches the operation: one process per GPU, one process for all GPUs of a node, or
-PyTorch.
+LAUNCHERS = ("process", "thread", "one-process", "torch", "graph")
+"""What launches the operation: a process or a thread for each GPU, one thread of one process for
+all GPUs of a node, PyTorch, or a CUDA graph that was captured before.
 """
 _COLLECTIVES = {
     "allreduce": "all_reduce",
@@ -97,8 +97,8 @@ def _allows(limits: tuple[tuple[str, tuple[str, ...]], ...], collective: str, na
 def parse_environment(text: str) -> Environment:
     """Parse settings such as ``NCCL_ALGO=Ring,NCCL_PROTO=^LL128``, separated by commas or blanks.
 
-    ``LAUNCHER=one-process`` or ``torch`` states what launches the operation. Other variables are
-    kept as ignored.
+    ``LAUNCHER`` states what launches the operation, by one of :data:`LAUNCHERS`. Other variables
+    are kept as ignored.
 
     Raises
     ------

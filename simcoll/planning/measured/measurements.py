@@ -27,8 +27,8 @@ class PublishedTable:
         counted from the first.
     environment
         NCCL's variables and the launcher, as text.
-    library, version
-        The library, and its version if known.
+    library, version, dtype
+        The library, its version and the element type; empty if the page does not state them.
     source
         URL of the page.
     rows
@@ -45,6 +45,7 @@ class PublishedTable:
     environment: str
     library: str
     version: str
+    dtype: str
     source: str
     rows: tuple[tuple[int, int], ...]
 
@@ -65,7 +66,7 @@ def published_tables(*, added: bool = False, later: bool = False) -> tuple[Publi
     >>> len(tables), sum(len(table.rows) for table in tables)
     (77, 979)
     >>> len(published_tables(added=True)), len(published_tables(later=True))
-    (228, 19)
+    (406, 19)
     """
     parts = {"later"} if later else {"development", "added"} if added else {"development"}
     folder = data_folder("measurements")
@@ -86,6 +87,7 @@ def published_tables(*, added: bool = False, later: bool = False) -> tuple[Publi
                 about["environment"],
                 about["library"],
                 about["version"],
+                about["dtype"],
                 about["source"],
                 tuple(sorted(rows[about["table"]])),
             )

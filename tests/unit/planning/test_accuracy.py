@@ -43,6 +43,14 @@ def test_added_tables_are_other_tables_with_a_machine():
         assert all(time <= 1.5 * min(times[place:]) for place, time in enumerate(times)), table.name
 
 
+def test_a_lab_that_states_launcher_version_and_element_type_keeps_them():
+    lab = [table for table in published_tables(added=True) if "AIConfigurator" in table.system]
+    assert len(lab) == 178
+    assert {table.settings().launcher for table in lab} == {"thread"}
+    assert {table.dtype for table in lab} == {"half", "int8"}
+    assert all(table.version for table in lab)
+
+
 def test_rows_left_out_are_of_added_tables():
     with (data_folder("measurements") / "rows_left_out.csv").open() as stream:
         rows = list(csv.DictReader(stream))
