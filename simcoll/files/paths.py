@@ -36,7 +36,7 @@ def data_folder(name: str) -> Path:
     source checkout.
 
     >>> sorted(path.stem for path in data_folder("libraries").iterdir())
-    ['mpi', 'nccl-2.27', 'rccl-2.22']
+    ['mpi', 'nccl-2.27', 'nccl-graphs', 'rccl-2.22']
     """
     package = Path(__file__).resolve().parents[1]
     packaged = package / "data" / name
