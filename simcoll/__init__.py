@@ -6,7 +6,10 @@ This module holds the names that most programs need; types and rarer names are i
 
 from __future__ import annotations
 
+import sys
+
 from simcoll.lazy import lazy_attributes
+from simcoll.moved import MovedModules
 from simcoll.stopping import end_at_once, started_as
 
 if started_as("simcoll", "realcoll"):
@@ -60,3 +63,6 @@ __getattr__, __dir__ = lazy_attributes(
         "simcoll.tuning": ["schedule"],
     },
 )
+
+if MovedModules not in sys.meta_path:
+    sys.meta_path.append(MovedModules)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from simcoll.moved import RENAMES
+
 TYPE_CHECKING = False  # so that type checkers see what follows, and typing need not be imported
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +28,7 @@ def lazy_attributes(
     modules = {name: home for home, names in homes.items() for name in names}
 
     def find(name: str) -> Any:
+        name = RENAMES.get(package, {}).get(name, name)
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = modules[name] or f"{package}.{name}"

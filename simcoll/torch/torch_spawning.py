@@ -63,8 +63,9 @@ def spawn(
     ----------
     program
         A function. Objects that it captures, such as a model, are shared by all ranks.
-    nprocs, args, kwargs, topology, protocol, algorithm, library, debug, alike, trace, record,
-    events, policy
+    nprocs, args, kwargs, topology, protocol, algorithm, library, debug, alike
+        As for :func:`simcoll.distributed.spawn`, like the four parameters that follow.
+    trace, record, events, policy
         As for :func:`simcoll.distributed.spawn`.
     compute
         Time model of PyTorch's operators. ``"none"``: they take no time. ``"roofline"``:

@@ -20,6 +20,7 @@ from simcoll.core.reduction import parse_dtype
 from simcoll.errors import ConfigError, blamed_on, nearest
 from simcoll.files.reader_arguments import Content, content_of
 from simcoll.files.strict import decode_json
+from simcoll.moved import renamed_attributes
 
 __all__ = [
     "CallOperation",
@@ -492,3 +493,6 @@ def read_workload(content: Content, file: str | None = None) -> Workload:
             )
         except (OverflowError, ValueError) as error:
             raise ConfigError(f"ranks must be whole numbers of 64 bits: {error}") from None
+
+
+__getattr__ = renamed_attributes(__name__, __name__)

@@ -17,7 +17,7 @@ MODULES = sorted(
     path for package in ("simcoll", "realcoll") for path in (ROOT / package).rglob("*.py")
 )
 
-MAX_FUNCTION_LINES = 84
+MAX_FUNCTION_LINES = 90
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "base", "common", "misc", "manager"}
 
 
