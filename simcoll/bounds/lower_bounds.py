@@ -25,12 +25,13 @@ from simcoll.bounds.linear_programs import (
     rooted_by_routes,
     routed_bound,
 )
+from simcoll.core.facts import FactStore
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology import Topology
 from simcoll.topology.orbits import rank_orbits, set_orbits
 from simcoll.units import FS_PER_SECOND, UBPS_PER_BPS
 
-__all__ = ["Bottleneck", "Bound", "bottleneck", "lower_bound"]
+__all__ = ["Bottleneck", "Bound", "bottleneck", "bottlenecks_of", "lower_bound"]
 
 ROUTE_LIMIT = 256
 """Up to this many ranks, the routes of all pairs are tested for whether they reach a bound."""
@@ -92,6 +93,14 @@ class Bound:
     kind: str
     bottleneck: str
     certificate: Bottleneck
+
+
+bottlenecks_of: FactStore[Topology, dict[tuple[str, int, bool], Bottleneck]] = FactStore(
+    lambda _: {}
+)
+"""The bounds of a topology that were asked for so far, by collective, root, and whether switches
+may multicast and reduce.
+"""
 
 
 def lower_bound(
@@ -161,11 +170,11 @@ def bottleneck(
             f"root {root} is not a rank of topology {topology.name!r}; expected 0 to "
             f"{topology.nranks - 1}"
         )
-    answers, question = topology.derived.bounds, (kind, start if kind in _ROOTED else 0, in_network)
-    if question not in answers:
-        answers[question] = _search(kind, topology, start, in_network=in_network)
-    bound: Bottleneck = answers[question]
-    return bound
+    bottlenecks = bottlenecks_of(topology)
+    question = (kind, start if kind in _ROOTED else 0, in_network)
+    if question not in bottlenecks:
+        bottlenecks[question] = _search(kind, topology, start, in_network=in_network)
+    return bottlenecks[question]
 
 
 def _search(kind: str, topology: Topology, root: int, *, in_network: bool) -> Bottleneck:

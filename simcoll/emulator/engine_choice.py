@@ -8,27 +8,29 @@ EPYC, warm, in CPU time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from simcoll.emulator.fast.compiled import COMPILED, REMEDY
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, InternalError, nearest
 
 __all__ = [
     "ASKED",
     "DEEPEST_FIFO",
-    "ENGINES",
     "FEW_MESSAGES",
     "MOST_HASHED",
     "PACED",
     "WATCHED",
+    "EngineWay",
     "check_engine",
+    "choose_way",
     "deep_fifo",
+    "engine_names",
     "few",
     "few_classes_pay",
     "is_little",
 ]
 
-ENGINES = ("auto", "simpy", "fast")
 ASKED = "asked for"
 """The reason for an engine that the caller named."""
 WATCHED = "an observer follows every transfer"
@@ -45,6 +47,15 @@ requests would differ. SimPy plays so many messages in 4 ms, the loops in 2 ms (
 to 96 ranks on DGX H100: 5 ms and 2 ms for 120 messages, 43 and 2 for 2,016, 327 and 4 for 18,336).
 So a loop over small runs loses 2 ms a run at most, and a process whose only run is larger loses the
 0.35 s of loading, once. With a limit of 1,000, the first would lose 15 ms a run.
+
+Where the loops have never been compiled, the first run compiles them: 1.5 s for those of lock-step
+(ring of 17 ranks, 561 messages; 5 ms in the next run), 5 to 9 s for those with a calendar
+(all_to_all of 24 ranks, 576 messages; 24 ms in the next process, after loading). SimPy would have
+played either in 0.02 s. The branch does not ask for that, because what numba has on disk is no part
+of a request: the same run would have another path on another machine, or tomorrow. It is paid once
+for each version of simcoll, and won back by some 120 runs of 2,016 messages; only a limit of
+300,000 messages would spare it, at which every process would lose seconds in SimPy.
+``engine="simpy"`` avoids it.
 """
 MANY_MESSAGES = 1 << 17
 """Up to this number of messages, a run that may be the only one plays every message: at 115,000 to
@@ -62,7 +73,33 @@ has 8. Deeper ones are for SimPy.
 """
 
 
-def check_engine(engine: str, quotient: bool | None, names: Iterable[str] = ENGINES) -> None:
+Run_contra = TypeVar("Run_contra", contravariant=True)
+Record_co = TypeVar("Record_co", covariant=True)
+
+
+class EngineWay(Protocol[Run_contra, Record_co]):
+    """A way to play a request."""
+
+    @property
+    def name(self) -> str:
+        """The engine: what callers ask for with ``engine=``, and what the result's ``engine``
+        says.
+        """
+
+    def refuses(self, request: Run_contra, /) -> str | None:
+        """Why it does not play a request, in a few words for the result's ``path``; ``None`` if it
+        does.
+
+        The answer may depend on the request alone.
+        """
+
+    def play(self, request: Run_contra, /) -> Record_co:
+        """Play a request that it does not refuse; the result's ``path``, if it has one, says more
+        than the refusals.
+        """
+
+
+def check_engine(engine: str, quotient: bool | None, names: Sequence[str]) -> None:
     """Refuse an engine that does not exist, is not installed, or cannot play a requested quotient.
 
     Raises
@@ -70,7 +107,6 @@ def check_engine(engine: str, quotient: bool | None, names: Iterable[str] = ENGI
     ConfigError
         States the valid choices.
     """
-    names = tuple(names)
     if engine not in names:
         raise ConfigError(f"engine {engine!r} is not known; {nearest(str(engine), names)}")
     if engine == "fast" and not COMPILED:
@@ -81,8 +117,32 @@ def check_engine(engine: str, quotient: bool | None, names: Iterable[str] = ENGI
         )
 
 
+def engine_names(ways: Iterable[EngineWay[Run_contra, Record_co]]) -> tuple[str, ...]:
+    """What a caller may ask for where there are these ways."""
+    return tuple(dict.fromkeys(["auto", *(option.name for option in ways)]))
+
+
+def choose_way(
+    ways: Sequence[EngineWay[Run_contra, Record_co]], request: Run_contra, engine: str
+) -> tuple[EngineWay[Run_contra, Record_co], str]:
+    """The first way that does not refuse a request, and what the others refused.
+
+    Those of the engine that was asked for come before the others.
+    """
+    refusals: dict[str, None] = {}
+    for option in sorted(ways, key=lambda option: option.name != engine):
+        refusal = option.refuses(request)
+        if refusal is None:
+            return option, "; ".join(refusals) or ASKED
+        refusals[refusal] = None
+    raise InternalError(f"no way plays a {type(request).__name__}: {'; '.join(refusals)}")
+
+
 def is_little(messages: int) -> bool:
-    """Whether a single run is so small that SimPy plays it, and a compiler would not help it."""
+    """Whether a single run is so small that SimPy plays it, and a compiler would not help it.
+
+    Not asked: whether the loops are compiled or loaded, see ``LITTLE``.
+    """
     return messages <= (LITTLE if COMPILED else FEW_MESSAGES)
 
 

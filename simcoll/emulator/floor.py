@@ -7,7 +7,10 @@ from __future__ import annotations
 import numpy as np
 
 from simcoll.arrays import Ints
+from simcoll.core.collective import Collective
+from simcoll.core.facts import FactStore
 from simcoll.core.plan import Plan
+from simcoll.core.protocol import Protocol
 from simcoll.emulator.model import latency_fs, send_busy_fs
 from simcoll.topology import Topology
 
@@ -18,6 +21,10 @@ EXACT_RANKS = 256
 SAMPLED_SOURCES = 64
 REMEMBERED = 64
 """Number of floors remembered per topology; a floor is independent of sizes."""
+
+_floors_of: FactStore[Topology, dict[tuple[Collective, Protocol, bytes], int]] = FactStore(
+    lambda _: {}
+)
 
 
 def latency_floor_fs(plan: Plan, topology: Topology) -> int:
@@ -31,7 +38,7 @@ def latency_floor_fs(plan: Plan, topology: Topology) -> int:
     """
     if plan.nranks == 1 or _may_be_empty(plan):
         return 0
-    floors, key = topology.derived.floors, (plan.collective, plan.protocol, plan.ranks.tobytes())
+    floors, key = _floors_of(topology), (plan.collective, plan.protocol, plan.ranks.tobytes())
     if key not in floors:
         if len(floors) == REMEMBERED:
             floors.pop(next(iter(floors)))

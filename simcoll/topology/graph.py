@@ -73,22 +73,7 @@ class Routes:
         return LINK_KINDS
 
 
-@dataclass(slots=True, eq=False)
-class DerivedFacts:
-    """Derived facts about a topology, each computed once, neither pickled nor copied.
-
-    ``symmetries`` by the rank that they fix; ``bounds`` and ``floors`` by their arguments.
-    """
-
-    symmetries: dict[int | None, tuple[Ints, ...]] = field(default_factory=dict)
-    bounds: dict[tuple[str, int, bool], Any] = field(default_factory=dict)
-    floors: dict[tuple[Any, ...], int] = field(default_factory=dict)
-
-    def __reduce__(self) -> tuple[type[DerivedFacts], tuple[()]]:
-        return DerivedFacts, ()
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False, weakref_slot=True)
 class Topology:
     """A frozen cluster: nobody can change its arrays and mappings.
 
@@ -134,8 +119,6 @@ class Topology:
     traits: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     description: str = ""
-    # Not copied by dataclasses.replace: derived facts do not hold for a changed topology.
-    derived: DerivedFacts = field(default_factory=DerivedFacts, repr=False, init=False)
 
     def __post_init__(self) -> None:
         freeze(self)

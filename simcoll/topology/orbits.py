@@ -15,17 +15,21 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from simcoll.arrays import Ints, Words
+from simcoll.core.facts import FactStore
 from simcoll.core.hashing import SALTS, mix
 from simcoll.core.step import distinct
 from simcoll.topology.components import lowest_in_component
 from simcoll.topology.graph import Topology
 from simcoll.topology.routing import TorusRouter
 
-__all__ = ["is_symmetry", "rank_orbits", "set_orbits", "symmetries"]
+__all__ = ["is_symmetry", "rank_orbits", "set_orbits", "symmetries", "symmetries_of"]
 
 ROUNDS = 6
 FAR = 16
 """Limit of links between a rank and a feature that distinguishes it from another."""
+
+symmetries_of: FactStore[Topology, dict[int | None, tuple[Ints, ...]]] = FactStore(lambda _: {})
+"""The symmetries of a topology that were asked for so far, by the rank that they fix."""
 
 
 def rank_orbits(topology: Topology, fixed: int | None = None) -> Ints:
@@ -69,7 +73,7 @@ def symmetries(topology: Topology, fixed: int | None = None) -> tuple[Ints, ...]
     """Permutations of the ranks (``image[rank]``) that preserve all links and fix the rank
     ``fixed``.
     """
-    cache = topology.derived.symmetries
+    cache = symmetries_of(topology)
     if fixed not in cache:
         candidates = (_extend(topology, image) for image in _turns(topology, fixed))
         rank = np.zeros(len(topology.node_names), np.int64)

@@ -11,7 +11,7 @@ from simcoll.core.protocol import IDEAL, nccl
 from simcoll.emulator import emulate
 from simcoll.emulator.programs import Call, Compute, Program, Send
 from simcoll.emulator.programs.compiled_programs import play_all
-from simcoll.emulator.programs.run import _calls
+from simcoll.emulator.programs.resources import calls_of
 from simcoll.emulator.programs.step_lowering import lower
 from simcoll.emulator.steps.pruning import without_links
 from simcoll.errors import ConfigError
@@ -322,7 +322,7 @@ def compare(kind, seed):
         return compare_links(program, topology, seed)
     replay = f"replay: python tests/support/run_agreement.py --kind {kind} --first {seed} --cases 1"
     expected, _ = outcome(program, topology, engine="simpy")
-    jittered = any(call.plan.protocol.jitter_fs for _, call in _calls(program))
+    jittered = any(call.plan.protocol.jitter_fs for _, call in calls_of(program))
     ways = ["simpy", *["jitter"] * jittered]
     got, result = outcome(program, topology, engine="fast", quotient=False)
     assert got == expected, f"fast differs from simpy\n{replay}"

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 
 from simcoll.emulator import emulate
-from simcoll.emulator.programs.run import _calls
+from simcoll.emulator.programs.resources import calls_of
 from simcoll.errors import ConfigError
 from tests.support import program_cases
 from tests.support.event_cases import random_events, random_policy
@@ -72,7 +72,7 @@ def compare(kind, seed):
     assert [*told, unseen.cut] == [*expected[:4], expected[5]], (
         f"fast differs when nobody asks for single times\n{replay}"
     )
-    jittered = any(call.plan.protocol.jitter_fs for _, call in _calls(program))
+    jittered = any(call.plan.protocol.jitter_fs for _, call in calls_of(program))
     ways = [
         "fast",
         *["jitter"] * jittered,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,9 +19,10 @@ from simcoll.emulator.digest import MovedHash
 from simcoll.emulator.events.outage_routes import Detours
 from simcoll.emulator.events.pace import Pace
 from simcoll.emulator.reference.fabric import Calendar, Fabric
-from simcoll.emulator.reference.player import Player
-from simcoll.emulator.reference.prepared import PreparedPlan, add_caps
+from simcoll.emulator.reference.messages import PreparedStep, prepared_steps
+from simcoll.emulator.reference.player import Player, add_caps
 from simcoll.emulator.steps.plan_placement import Placement
+from simcoll.emulator.steps.step_columns import PlanSummary, summary
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
@@ -104,7 +105,9 @@ class PlanStage:
 
     ``inputs`` and ``outputs`` hold a flat array per rank; ``None`` where there is none, and
     everywhere if they are fake. ``links`` are the topology links that the plan uses. ``prepared``
-    can be reused by every run of the plan; with jitter only ``placement`` can.
+    can be reused by every run of the plan; with jitter only ``placement`` can. Prepared steps are
+    part of the buffers, not of the memory of runs (:mod:`simcoll.emulator.folding.remembered`):
+    they point to these arrays, and to links of this fabric.
     """
 
     __slots__ = (
@@ -117,6 +120,7 @@ class PlanStage:
         "prepared",
         "size_bytes",
         "storage",
+        "summary",
     )
 
     def __init__(self, emulator: Emulator, plan: Plan, *, fake: bool) -> None:
@@ -138,22 +142,15 @@ class PlanStage:
                 for view, has_output in zip(self.pool.visible(OUTPUT), has, strict=True)
             ]
             self.size_bytes = int(plan.buffer_elements().sum()) * plan.dtype.itemsize
-        self.placement: Placement | None = (
-            add_caps(plan, emulator.fabric) if plan.protocol.jitter_fs else None
-        )
-        few = (
-            self.placement is None
-            and plan.proof is not None
-            and plan.proof.transfers <= KEPT_TRANSFERS
-        )
-        self.prepared = (
-            PreparedPlan(plan, emulator.topology, emulator.fabric, self.storage) if few else None
-        )
-        used = (
-            ()
-            if self.prepared is None
-            else (column for step in self.prepared.steps for column in step.columns)
-        )
+        self.summary: PlanSummary = replace(summary(plan), groups=None)
+        self.placement: Placement | None = None
+        self.prepared: tuple[PreparedStep, ...] | None = None
+        if plan.protocol.jitter_fs:
+            self.placement = add_caps(plan, emulator.fabric)
+        elif plan.proof is not None and plan.proof.transfers <= KEPT_TRANSFERS:
+            placement = add_caps(plan, emulator.fabric)
+            self.prepared = tuple(prepared_steps(plan, emulator.topology, self.storage, placement))
+        used = (column for step in self.prepared or () for column in step.columns)
         shared = emulator.topology.nlinks
         self.links = frozenset(link for column in used for link in column[2] if link < shared)
 
@@ -239,6 +236,7 @@ class Playing:
             emulator.topology,
             emulator.fabric,
             stage.storage,
+            plan_summary=stage.summary,
             prepared=stage.prepared,
             placement=stage.placement,
             on_leave=self._note_departure,

@@ -20,7 +20,7 @@ from simcoll.emulator.steps.roles import MOVES
 from simcoll.emulator.steps.timed import Timed
 from simcoll.errors import InternalError
 
-__all__ = ["ProgramOutcome", "play_all", "play_classes"]
+__all__ = ["ProgramOutcome", "fold_program", "play_all", "play_classes"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,21 +141,23 @@ def play_all(lowered: Lowered, *, keep: bool, timeline: Timeline | None = None) 
     return _times(machine.time_fs, machine.hexdigest(), None, expansion, keep=keep)
 
 
-def play_classes(
-    lowered: Lowered, *, keep: bool, expand: bool, worth_it: bool
-) -> ProgramOutcome | str:
-    """Play one row of every class, or return the reason why not; ``expand``: with a trace hash."""
-    from simcoll.emulator.fast.driver import StepMachine  # imports numba
-
-    resources = lowered.resources
-    quotient = fold(
+def fold_program(lowered: Lowered, *, worth_it: bool) -> Quotient | str:
+    """The classes of the rows, or why there are none; ``worth_it``: only if that saves a lot."""
+    return fold(
         without_links(lowered.stream, lowered.dropped),
-        resources.capacity,
+        lowered.resources.capacity,
         lowered.lane_steps,
         worth_it=worth_it,
     )
-    if isinstance(quotient, str):
-        return quotient
+
+
+def play_classes(
+    lowered: Lowered, quotient: Quotient, *, keep: bool, expand: bool
+) -> ProgramOutcome:
+    """Play one row of every class; ``expand``: with a trace hash."""
+    from simcoll.emulator.fast.driver import StepMachine  # imports numba
+
+    resources = lowered.resources
     expansion = _ProgramTimes(lowered, quotient, keep=keep) if keep or expand else None
     machine = StepMachine(
         quotient.capacity,

@@ -5,6 +5,8 @@ Streams and their lanes, link capacities, and the links that protocols add.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from simcoll.arrays import Ints, Shorts
@@ -16,7 +18,7 @@ from simcoll.emulator.steps.plan_placement import Caps, Placement
 from simcoll.errors import ConfigError
 from simcoll.topology import Topology
 
-__all__ = ["Resources", "call_of"]
+__all__ = ["Resources", "call_of", "calls_of"]
 
 
 def call_of(operation: Operation) -> Call | None:
@@ -24,6 +26,14 @@ def call_of(operation: Operation) -> Call | None:
     if isinstance(operation, Send):
         return operation.call
     return operation if isinstance(operation, Call) else None
+
+
+def calls_of(program: Program) -> Iterator[tuple[int, Call]]:
+    """The collectives of a program, and the numbers of their operations."""
+    for number, operation in enumerate(program.operations):
+        call = call_of(operation)
+        if call is not None:
+            yield number, call
 
 
 class Resources:

@@ -7,7 +7,7 @@ with the length of the schedule.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,18 +25,18 @@ from simcoll.emulator.reference.messages import (
     LaneState,
     Message,
     MessageBlock,
+    PreparedStep,
     blocks,
     prepared_steps,
     where_stuck,
 )
-from simcoll.emulator.reference.prepared import PreparedPlan, add_caps
-from simcoll.emulator.steps.plan_placement import Placement
+from simcoll.emulator.steps.plan_placement import Caps, Placement, placement_of
 from simcoll.emulator.steps.run_links import check_switches
 from simcoll.emulator.steps.step_columns import PlanSummary, summary
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
-__all__ = ["Player", "links_now"]
+__all__ = ["Player", "add_caps", "links_now"]
 
 NEVER = 2**200
 """Later than the end of any work: completion time of work that a stopped rank never finishes."""
@@ -49,6 +49,12 @@ def links_now(detours: Detours | None, flow: Message | Bundle) -> tuple[int, ...
     if detours is None or isinstance(flow, Bundle):
         return flow.links
     return detours.links(flow.sender.place, flow.receiver.place, flow.links)
+
+
+def add_caps(plan: Plan, fabric: Fabric) -> Placement:
+    """Add the links that cap the plan's rates to the fabric, if any."""
+    caps = Caps(plan.protocol, plan.nranks, plan.nchannels)
+    return placement_of(plan, fabric.add_links(caps.rates, caps.name) if caps.rates else 0)
 
 
 class Player:
@@ -69,7 +75,8 @@ class Player:
     plan_summary
         Result of an earlier first pass over the plan, if any.
     prepared
-        The same plan, topology and storage, prepared earlier.
+        The steps of the same plan for the same topology, fabric and storage, if an earlier run
+        has prepared them.
     placement
         Endpoints, lanes and rate caps of the ranks; default: those of a plan that runs alone.
     recent
@@ -103,7 +110,7 @@ class Player:
         *,
         keep: bool = False,
         plan_summary: PlanSummary | None = None,
-        prepared: PreparedPlan | None = None,
+        prepared: Sequence[PreparedStep] | None = None,
         placement: Placement | None = None,
         recent: dict[tuple[int, int, int], list[Message]] | None = None,
         on_leave: Callable[[int], None] | None = None,
@@ -116,9 +123,7 @@ class Player:
         self.finished: simpy.Event = fabric.env.event()
         self._calendar = fabric.calendar
         self._depth = plan.protocol.fifo_depth
-        self._summary = replace(
-            plan_summary or (summary(plan) if prepared is None else prepared.summary), groups=None
-        )
+        self._summary = replace(plan_summary or summary(plan), groups=None)
         self.steps, self.messages = self._summary.steps, self._summary.messages
         self.switched = self._summary.switched
         if self.switched:
@@ -133,8 +138,8 @@ class Player:
             for number, count in enumerate(steps)
         ]
         streamed = (
-            prepared.steps
-            if prepared
+            prepared
+            if prepared is not None
             else prepared_steps(
                 plan, topology, storage, placement or add_caps(plan, fabric), number
             )

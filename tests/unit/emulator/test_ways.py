@@ -9,8 +9,13 @@ import pytest
 import simcoll
 from simcoll.core.protocol import Protocol
 from simcoll.emulator import emulate, ways
+from simcoll.emulator.engine_choice import choose_way
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.folding.remembered import runs_of
+from simcoll.emulator.programs import Program
+from simcoll.emulator.programs import run as programs_run
+from simcoll.emulator.programs.program_request import ProgramRequest
+from simcoll.emulator.programs.program_ways import PROGRAM_WAYS, ProgramPlayersWay
 from simcoll.emulator.request import Request
 from simcoll.emulator.run import run_checked
 from simcoll.topology import crossbar, load_topology
@@ -127,3 +132,35 @@ def test_why_an_added_engine_does_not_play_is_told(monkeypatch):
         simcoll.ConfigError, match="engine 'formule' is not known; did you mean 'formula'"
     ):
         emulate(tree, crossbar(8, "50 GB/s"), engine="formule")
+
+
+@pytest.mark.parametrize("how", [{}, {"quotient": True}, {"engine": "fast"}, {"engine": "simpy"}])
+def test_a_program_is_played_by_the_same_loop(how):
+    if how.get("engine") == "fast" and not COMPILED:
+        pytest.skip("needs numba")
+    plan, topology = plan_of("some messages")
+    paths = {emulate([plan, plan], topology, data="none", **how).path for _ in range(3)}
+    (path,) = paths
+    request = ProgramRequest(Program.of([plan, plan]), topology, **how)
+    way, refusals = choose_way(PROGRAM_WAYS, request, request.engine)
+    assert path == (way.play(request).path or refusals)
+
+
+def test_an_added_way_plays_programs(monkeypatch):
+    class Instant:
+        name = "instant"
+
+        def refuses(self, request):
+            return None if request.engine == "instant" else "instant: not asked for"
+
+        def play(self, request):
+            return replace(ProgramPlayersWay().play(request), engine=self.name, time_fs=0)
+
+    monkeypatch.setattr(programs_run, "PROGRAM_WAYS", (Instant(), *PROGRAM_WAYS))
+    plan, topology = plan_of("few messages")
+    first, second = (
+        emulate([plan], topology, data="none", engine=engine) for engine in ("instant", "auto")
+    )
+    assert (first.engine, first.time_fs, first.path) == ("instant", 0, "asked for")
+    assert second.time_fs > 0
+    assert second.path.startswith("instant: not asked for; ")
