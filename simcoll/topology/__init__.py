@@ -8,9 +8,15 @@ that library models need. Nothing here depends on schedules or time.
 """
 
 from simcoll.topology.cluster import Tier
-from simcoll.topology.direct_networks import dragonfly, hybrid_cube_mesh, hypercube, hyperx
-from simcoll.topology.ecmp import clos
-from simcoll.topology.families import boxes, crossbar, fat_tree, torus
+from simcoll.topology.direct_networks import (
+    DragonflyParameters,
+    dragonfly,
+    hybrid_cube_mesh,
+    hypercube,
+    hyperx,
+)
+from simcoll.topology.ecmp import ClosParameters, clos
+from simcoll.topology.families import BoxesParameters, boxes, crossbar, fat_tree, torus
 from simcoll.topology.files import load_topology, shipped_topologies, topology_of_job
 from simcoll.topology.graph import LINK_KINDS, NODE_KINDS, Routes, Topology
 from simcoll.topology.networkx_graph import from_networkx
@@ -20,6 +26,9 @@ from simcoll.topology.placement import place
 __all__ = [
     "LINK_KINDS",
     "NODE_KINDS",
+    "BoxesParameters",
+    "ClosParameters",
+    "DragonflyParameters",
     "Routes",
     "Tier",
     "Topology",

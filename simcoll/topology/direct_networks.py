@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
 from simcoll.arrays import Ints
+from simcoll.call_records import record_of, takes
 from simcoll.errors import ConfigError
 from simcoll.topology.families import torus
 from simcoll.topology.graph import Topology
@@ -26,7 +29,7 @@ from simcoll.topology.values import (
     parse_capacity,
 )
 
-__all__ = ["dragonfly", "hybrid_cube_mesh", "hypercube", "hyperx"]
+__all__ = ["DragonflyParameters", "dragonfly", "hybrid_cube_mesh", "hypercube", "hyperx"]
 
 
 def hypercube(
@@ -144,25 +147,11 @@ def hyperx(
     return _graph(name, n, names, links, {"switch": np.arange(n) // hosts})
 
 
-def dragonfly(
-    hosts_per_switch: int,
-    switches_per_group: int,
-    global_links: int,
-    bandwidth: Quantity,
-    latency: Quantity = 0,
-    *,
-    groups: int | None = None,
-    local_bandwidth: Quantity | None = None,
-    local_latency: Quantity = 0,
-    global_bandwidth: Quantity | None = None,
-    global_latency: Quantity = 0,
-    name: str = "dragonfly",
-    link_kind: str = "net",
-) -> Topology:
-    """Groups of fully connected switches, with links between all groups (Kim et al., ISCA 2008).
-    Routes are minimal.
+@dataclass(frozen=True, slots=True)
+class DragonflyParameters:
+    """Parameters of :func:`dragonfly`.
 
-    Parameters
+    Attributes
     ----------
     hosts_per_switch, switches_per_group, global_links
         p, a and h of the paper: ranks per switch, switches per group, links of a switch to other
@@ -172,6 +161,29 @@ def dragonfly(
         links count as one.
     local_bandwidth, local_latency, global_bandwidth, global_latency
         Of the links within and between groups; bandwidths default to that of a rank's link.
+    """
+
+    hosts_per_switch: int
+    switches_per_group: int
+    global_links: int
+    bandwidth: Quantity
+    latency: Quantity = 0
+    _: KW_ONLY
+    groups: int | None = None
+    local_bandwidth: Quantity | None = None
+    local_latency: Quantity = 0
+    global_bandwidth: Quantity | None = None
+    global_latency: Quantity = 0
+    name: str = "dragonfly"
+    link_kind: str = "net"
+
+
+@takes(DragonflyParameters)
+def dragonfly(*arguments: Any, **keywords: Any) -> Topology:
+    """Groups of fully connected switches, with links between all groups (Kim et al., ISCA 2008).
+    Routes are minimal.
+
+    Takes a :class:`DragonflyParameters`, or its fields as arguments.
 
     Examples
     --------
@@ -179,26 +191,24 @@ def dragonfly(
     >>> network.nranks, int(network.groups["group"].max()) + 1, len(network.path(0, 71))
     (72, 9, 5)
     """
-    p, a = (
-        count(hosts_per_switch, "hosts_per_switch"),
-        count(switches_per_group, "switches_per_group"),
-    )
-    ports = a * count(global_links, "global_links")
-    g = count(ports + 1 if groups is None else groups, "groups", maximum=ports + 1)
+    shape = record_of(DragonflyParameters, arguments, keywords)
+    p = count(shape.hosts_per_switch, "hosts_per_switch")
+    a = count(shape.switches_per_group, "switches_per_group")
+    ports = a * count(shape.global_links, "global_links")
+    g = count(ports + 1 if shape.groups is None else shape.groups, "groups", maximum=ports + 1)
     n = count(p * a * g, "number of ranks", maximum=2**20)
     links = LinkTable([])
-    capacity, _ = add_hosts(links, n, p, bandwidth, latency, link_kind)
-    local_capacity = parse_capacity(
-        capacity if local_bandwidth is None else local_bandwidth, "local_bandwidth"
-    )
-    far = parse_capacity(
-        capacity if global_bandwidth is None else global_bandwidth, "global_bandwidth"
-    )
-    delay = duration_fs(local_latency, "local_latency")
+    link_kind = shape.link_kind
+    capacity, _ = add_hosts(links, n, p, shape.bandwidth, shape.latency, link_kind)
+    within = capacity if shape.local_bandwidth is None else shape.local_bandwidth
+    local_capacity = parse_capacity(within, "local_bandwidth")
+    between = capacity if shape.global_bandwidth is None else shape.global_bandwidth
+    far = parse_capacity(between, "global_bandwidth")
+    delay = duration_fs(shape.local_latency, "local_latency")
     for group in range(g):
         for a_switch, b_switch in combinations(range(n + group * a, n + group * a + a), 2):
             links.add_pair(a_switch, b_switch, local_capacity, (delay, delay), link_kind)
-    delay = duration_fs(global_latency, "global_latency")
+    delay = duration_fs(shape.global_latency, "global_latency")
     joined: dict[tuple[int, int], int] = {}
     for near_end, far_end in _global_links(g, ports, ports // a):
         ends = (n + near_end[0] * a + near_end[1], n + far_end[0] * a + far_end[1])
@@ -213,7 +223,7 @@ def dragonfly(
     ]
     levels = {"switch": np.arange(n) // p, "group": np.arange(n) // (p * a)}
     return _graph(
-        name,
+        shape.name,
         n,
         names,
         links,

@@ -7,12 +7,14 @@ can collide on an uplink, as in real networks with ECMP.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints, Shorts
+from simcoll.call_records import record_of, takes
 from simcoll.core.hashing import SALTS, mix
 from simcoll.core.immutable import by_constructor, freeze
 from simcoll.core.numbers import check_seed
@@ -24,7 +26,7 @@ from simcoll.topology.links import LinkTable, room_for_links, switch_network
 from simcoll.topology.routing import Router
 from simcoll.topology.values import Quantity, count, duration_fs, halves_fs, parse_capacity
 
-__all__ = ["ECMP", "ClosRouter", "clos", "hash_of", "reseed"]
+__all__ = ["ECMP", "ClosParameters", "ClosRouter", "clos", "hash_of", "reseed"]
 
 ECMP = ("hash", "modulo", "ideal")
 PLANE, SPINE, AGAIN = 1, 2, 3
@@ -155,25 +157,11 @@ def reseed(topology: Topology, seed: int) -> Topology:
     )
 
 
-def clos(
-    leaves: int,
-    hosts_per_leaf: int,
-    spines: int,
-    bandwidth: Quantity,
-    latency: Quantity = 0,
-    *,
-    planes: int = 1,
-    uplink_bandwidth: Quantity | None = None,
-    spine_latency: Quantity = 0,
-    ecmp: str = "hash",
-    seed: int = 0,
-    name: str = "clos",
-    link_kind: str = "net",
-) -> Topology:
-    """A two-level fat tree with every leaf and spine, or several such planes with one link of every
-    rank in each.
+@dataclass(frozen=True, slots=True)
+class ClosParameters:
+    """Parameters of :func:`clos`.
 
-    Parameters
+    Attributes
     ----------
     bandwidth
         Of a rank's link in one plane, per direction.
@@ -187,6 +175,29 @@ def clos(
         ``"hash"`` chooses plane and spine of a pair by a hash of (seed, source, destination);
         ``"modulo"`` by source plus destination; ``"ideal"`` spreads every message over all planes
         and spines, so that one plane and one spine stand for all.
+    """
+
+    leaves: int
+    hosts_per_leaf: int
+    spines: int
+    bandwidth: Quantity
+    latency: Quantity = 0
+    _: KW_ONLY
+    planes: int = 1
+    uplink_bandwidth: Quantity | None = None
+    spine_latency: Quantity = 0
+    ecmp: str = "hash"
+    seed: int = 0
+    name: str = "clos"
+    link_kind: str = "net"
+
+
+@takes(ClosParameters)
+def clos(*arguments: Any, **keywords: Any) -> Topology:
+    """A two-level fat tree with every leaf and spine, or several such planes with one link of every
+    rank in each.
+
+    Takes a :class:`ClosParameters`, or its fields as arguments.
 
     Examples
     --------
@@ -194,35 +205,31 @@ def clos(
     >>> tree.path(0, 7)
     ['gpu0 -> leaf0', 'leaf0 -> spine1', 'spine1 -> leaf3', 'leaf3 -> gpu7']
     """
-    if ecmp not in ECMP:
-        raise ConfigError(f"ecmp: unknown {ecmp!r}; {nearest(ecmp, ECMP)}")
-    seed = check_seed(seed)
-    p, roots, hosts = (
-        count(planes, "planes"),
-        count(spines, "spines"),
-        count(hosts_per_leaf, "hosts_per_leaf"),
-    )
-    below = count(leaves, "leaves")
+    shape = record_of(ClosParameters, arguments, keywords)
+    if shape.ecmp not in ECMP:
+        raise ConfigError(f"ecmp: unknown {shape.ecmp!r}; {nearest(shape.ecmp, ECMP)}")
+    seed = check_seed(shape.seed)
+    p, roots = count(shape.planes, "planes"), count(shape.spines, "spines")
+    hosts, below = count(shape.hosts_per_leaf, "hosts_per_leaf"), count(shape.leaves, "leaves")
     n = count(below * hosts, "number of ranks", maximum=2**20)
-    capacity = parse_capacity(bandwidth, "bandwidth")
-    trunk = parse_capacity(
-        capacity if uplink_bandwidth is None else uplink_bandwidth, "uplink_bandwidth"
-    )
-    if ecmp == "ideal":
+    capacity = parse_capacity(shape.bandwidth, "bandwidth")
+    uplink = capacity if shape.uplink_bandwidth is None else shape.uplink_bandwidth
+    trunk = parse_capacity(uplink, "uplink_bandwidth")
+    if shape.ecmp == "ideal":
         share = f"{hosts * capacity}/{roots * trunk}"
         return fat_tree(
             below,
             hosts,
             capacity * p,
-            latency,
+            shape.latency,
             oversubscription=share,
-            spine_latency=spine_latency,
-            name=name,
-            link_kind=link_kind,
+            spine_latency=shape.spine_latency,
+            name=shape.name,
+            link_kind=shape.link_kind,
         )
     room_for_links(2 * p * (n + below * roots), "this Clos network")
-    links, halves = LinkTable([]), halves_fs(duration_fs(latency, "latency"))
-    rise = halves_fs(duration_fs(spine_latency, "spine_latency"))
+    links, halves = LinkTable([]), halves_fs(duration_fs(shape.latency, "latency"))
+    rise, link_kind = halves_fs(duration_fs(shape.spine_latency, "spine_latency")), shape.link_kind
     names = [f"gpu{v}" for v in range(n)]
     ends = np.empty((p, n, 2), np.int32)
     trunks = np.empty((p, below, roots, 2), np.int32)
@@ -243,6 +250,6 @@ def clos(
         down=ends[..., 1].T,
         rise=trunks[..., 0],
         fall=trunks[..., 1],
-        seed=seed if ecmp == "hash" else None,
+        seed=seed if shape.ecmp == "hash" else None,
     )
-    return switch_network(name, n, names, links, router, {"leaf": np.arange(n) // hosts})
+    return switch_network(shape.name, n, names, links, router, {"leaf": np.arange(n) // hosts})

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
 from simcoll.arrays import Ints
+from simcoll.call_records import record_of, takes
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.cluster import Box, Tier, cluster
 from simcoll.topology.graph import Topology
@@ -35,7 +38,7 @@ from simcoll.topology.values import (
 )
 from simcoll.units import MAX_RATE_UBPS
 
-__all__ = ["boxes", "crossbar", "fat_tree", "torus"]
+__all__ = ["BoxesParameters", "boxes", "crossbar", "fat_tree", "torus"]
 
 MAX_RANKS = 2**20
 MAX_MESH = 256
@@ -199,39 +202,11 @@ def torus(
     )
 
 
-def boxes(
-    nodes: int,
-    gpus_per_node: int,
-    gpu_bandwidth: Quantity | None = None,
-    gpu_latency: Quantity = 0,
-    *,
-    nodes_per_domain: int = 1,
-    interconnect: str = "switch",
-    links: Sequence[tuple[int, int, int]] = (),
-    nics: int = 0,
-    nic_bandwidth: Quantity | None = None,
-    nic_latency: Quantity = 0,
-    pcie_bandwidth: Quantity | None = None,
-    pcie_latency: Quantity = 0,
-    gpus_per_pcie_switch: int | None = None,
-    cpus: int = 2,
-    cpu_bandwidth: Quantity | None = None,
-    cpu_latency: Quantity = 0,
-    boxes_per_leaf: int | None = None,
-    oversubscription: str | float | Fraction = 1,
-    spine_latency: Quantity = 0,
-    tiers: Sequence[Tier] | None = None,
-    name: str = "boxes",
-) -> Topology:
-    """Nodes of GPUs, joined by a rail-optimised network.
+@dataclass(frozen=True, slots=True)
+class BoxesParameters:
+    """Parameters of :func:`boxes`.
 
-    Within a node the GPUs are joined by one switch (NVSwitch), by a full mesh, by a list of
-    ``links`` (GPU, GPU, number of parallel links), or only by PCIe; pairs without a link
-    communicate over PCIe and CPUs. To other nodes a GPU uses the NIC of its rail. With fewer NICs
-    than GPUs, neighbours share one; with more, each GPU's NICs count as one of their total
-    bandwidth.
-
-    Parameters
+    Attributes
     ----------
     gpu_bandwidth, gpu_latency
         With a switch, of each GPU into it, and from GPU to GPU through it; otherwise of each link.
@@ -253,6 +228,43 @@ def boxes(
         model's links can carry), and a spine above the leaves.
     tiers
         The tiers in full, in place of the previous three arguments and ``nic_latency``.
+    """
+
+    nodes: int
+    gpus_per_node: int
+    gpu_bandwidth: Quantity | None = None
+    gpu_latency: Quantity = 0
+    _: KW_ONLY
+    nodes_per_domain: int = 1
+    interconnect: str = "switch"
+    links: Sequence[tuple[int, int, int]] = ()
+    nics: int = 0
+    nic_bandwidth: Quantity | None = None
+    nic_latency: Quantity = 0
+    pcie_bandwidth: Quantity | None = None
+    pcie_latency: Quantity = 0
+    gpus_per_pcie_switch: int | None = None
+    cpus: int = 2
+    cpu_bandwidth: Quantity | None = None
+    cpu_latency: Quantity = 0
+    boxes_per_leaf: int | None = None
+    oversubscription: str | float | Fraction = 1
+    spine_latency: Quantity = 0
+    tiers: Sequence[Tier] | None = None
+    name: str = "boxes"
+
+
+@takes(BoxesParameters)
+def boxes(*arguments: Any, **keywords: Any) -> Topology:
+    """Nodes of GPUs, joined by a rail-optimised network.
+
+    Within a node the GPUs are joined by one switch (NVSwitch), by a full mesh, by a list of
+    ``links`` (GPU, GPU, number of parallel links), or only by PCIe; pairs without a link
+    communicate over PCIe and CPUs. To other nodes a GPU uses the NIC of its rail. With fewer NICs
+    than GPUs, neighbours share one; with more, each GPU's NICs count as one of their total
+    bandwidth.
+
+    Takes a :class:`BoxesParameters`, or its fields as arguments.
 
     Examples
     --------
@@ -260,9 +272,12 @@ def boxes(
     >>> dgx.path(1, 9)
     ['box0.gpu1 -> box0.nic1', 'box0.nic1 -> leaf0.rail1', 'leaf0.rail1 -> box1.nic1', 'box1.nic1 -> box1.gpu1']
     """
-    g, nics = count(gpus_per_node, "gpus_per_node", maximum=1024), count(nics, "nics", minimum=0)
-    nodes, span = count(nodes, "nodes", maximum=2**17), count(nodes_per_domain, "nodes_per_domain")
-    if span > 1 and (interconnect != "switch" or gpus_per_pcie_switch is not None):
+    shape = record_of(BoxesParameters, arguments, keywords)
+    g = count(shape.gpus_per_node, "gpus_per_node", maximum=1024)
+    nics = count(shape.nics, "nics", minimum=0)
+    nodes = count(shape.nodes, "nodes", maximum=2**17)
+    span = count(shape.nodes_per_domain, "nodes_per_domain")
+    if span > 1 and (shape.interconnect != "switch" or shape.gpus_per_pcie_switch is not None):
         raise ConfigError(
             "nodes_per_domain: only GPUs joined by a switch, and without a PCIe tree, form a "
             "domain of several nodes"
@@ -271,49 +286,28 @@ def boxes(
     g, nics = count(g * span, "GPUs of a domain", maximum=1024), nics * span
     table = LinkTable([])
     names, kinds = [f"gpu{i}" for i in range(g)], ["gpu"] * g
-    _interconnect(table, names, kinds, g, interconnect, links, gpu_bandwidth, gpu_latency)
-    cards, card_capacity, card_of_gpu = _cards(names, kinds, g, nics, nic_bandwidth)
-    pcie = None if pcie_bandwidth is None else parse_capacity(pcie_bandwidth, "pcie_bandwidth")
-    hop = duration_fs(pcie_latency, "pcie_latency")
-    if gpus_per_pcie_switch is None:
-        if interconnect == "pcie":
-            raise ConfigError(
-                "interconnect 'pcie': expected gpus_per_pcie_switch, for a PCIe tree that joins "
-                "the GPUs"
-            )
-        for gpu, k in enumerate(card_of_gpu):
-            table.add_pair(gpu, cards[k], pcie or card_capacity[k], halves_fs(hop), "pcie")
+    _interconnect(table, names, kinds, g, shape)
+    cards, card_capacity, card_of_gpu = _cards(names, kinds, g, nics, shape.nic_bandwidth)
+    if shape.gpus_per_pcie_switch is None:
+        _direct_nics(table, cards, card_capacity, card_of_gpu, shape)
     else:
-        if pcie is None or cpu_bandwidth is None:
-            raise ConfigError(
-                "gpus_per_pcie_switch: a PCIe tree needs pcie_bandwidth and cpu_bandwidth"
-            )
-        per_switch = count(gpus_per_pcie_switch, "gpus_per_pcie_switch", maximum=g)
-        trunk = (
-            parse_capacity(cpu_bandwidth, "cpu_bandwidth"),
-            duration_fs(cpu_latency, "cpu_latency"),
-        )
-        _pcie_tree(
-            table,
-            names,
-            kinds,
-            g,
-            per_switch,
-            cards,
-            card_of_gpu,
-            (pcie, hop),
-            count(cpus, "cpus", maximum=64),
-            trunk,
-        )
+        _pcie_tree(table, names, kinds, g, cards, card_of_gpu, shape)
     box = Box(tuple(names), tuple(kinds), table, tuple(range(g)), cards, card_capacity, card_of_gpu)
-    if tiers is None:
-        if boxes_per_leaf is None and cards:
-            boxes_per_leaf = _most_below_a_leaf(
-                domains, card_capacity[0] / factor(oversubscription, "oversubscription")
-            )
-        leaf = Tier("leaf", boxes=boxes_per_leaf, rail_only=True, latency=nic_latency)
-        tiers = (leaf, Tier("spine", latency=spine_latency, oversubscription=oversubscription))
-    return cluster(name, box, domains, tiers).take(ranks)
+    return cluster(shape.name, box, domains, _tiers(shape, domains, card_capacity)).take(ranks)
+
+
+def _tiers(shape: BoxesParameters, domains: int, card_capacity: tuple[int, ...]) -> Sequence[Tier]:
+    """The tiers of switches between nodes: those in full, or a leaf and a spine."""
+    if shape.tiers is not None:
+        return shape.tiers
+    boxes_per_leaf, oversubscription = shape.boxes_per_leaf, shape.oversubscription
+    if boxes_per_leaf is None and card_capacity:
+        boxes_per_leaf = _most_below_a_leaf(
+            domains, card_capacity[0] / factor(oversubscription, "oversubscription")
+        )
+    leaf = Tier("leaf", boxes=boxes_per_leaf, rail_only=True, latency=shape.nic_latency)
+    spine = Tier("spine", latency=shape.spine_latency, oversubscription=oversubscription)
+    return leaf, spine
 
 
 def _most_below_a_leaf(domains: int, uplink: Fraction) -> int | None:
@@ -350,16 +344,10 @@ def _cards(
 
 
 def _interconnect(
-    table: LinkTable,
-    names: list[str],
-    kinds: list[str],
-    g: int,
-    interconnect: str,
-    links: Sequence[tuple[int, int, int]],
-    bandwidth: Quantity | None,
-    latency: Quantity,
+    table: LinkTable, names: list[str], kinds: list[str], g: int, shape: BoxesParameters
 ) -> None:
     """Add the links between the GPUs of a node."""
+    interconnect, links, bandwidth = shape.interconnect, shape.links, shape.gpu_bandwidth
     if interconnect not in INTERCONNECTS:
         raise ConfigError(
             f"interconnect: unknown {interconnect!r}; {nearest(interconnect, INTERCONNECTS)}"
@@ -373,7 +361,7 @@ def _interconnect(
         )
     capacity, latency_fs = (
         parse_capacity(bandwidth, "gpu_bandwidth"),
-        duration_fs(latency, "gpu_latency"),
+        duration_fs(shape.gpu_latency, "gpu_latency"),
     )
     if interconnect == "switch":
         names.append("nvswitch")
@@ -406,22 +394,52 @@ def _interconnect(
         )
 
 
+def _pcie_links(shape: BoxesParameters) -> tuple[int | None, int]:
+    """The capacity of a link to PCIe, if one is given, and its latency."""
+    bandwidth = shape.pcie_bandwidth
+    capacity = None if bandwidth is None else parse_capacity(bandwidth, "pcie_bandwidth")
+    return capacity, duration_fs(shape.pcie_latency, "pcie_latency")
+
+
+def _direct_nics(
+    table: LinkTable,
+    cards: tuple[int, ...],
+    card_capacity: tuple[int, ...],
+    card_of_gpu: tuple[int, ...],
+    shape: BoxesParameters,
+) -> None:
+    """Link every GPU with its NIC."""
+    pcie, hop = _pcie_links(shape)
+    if shape.interconnect == "pcie":
+        raise ConfigError(
+            "interconnect 'pcie': expected gpus_per_pcie_switch, for a PCIe tree that joins "
+            "the GPUs"
+        )
+    for gpu, k in enumerate(card_of_gpu):
+        table.add_pair(gpu, cards[k], pcie or card_capacity[k], halves_fs(hop), "pcie")
+
+
 def _pcie_tree(
     table: LinkTable,
     names: list[str],
     kinds: list[str],
     g: int,
-    per_switch: int,
     cards: tuple[int, ...],
     card_of_gpu: tuple[int, ...],
-    pcie: tuple[int, int],
-    sockets: int,
-    trunk: tuple[int, int],
+    shape: BoxesParameters,
 ) -> None:
     """Add PCIe switches, sockets and the links between sockets; a NIC is attached to the switch of
     its first GPU.
     """
-    capacity, hop = pcie
+    capacity, hop = _pcie_links(shape)
+    if capacity is None or shape.cpu_bandwidth is None:
+        raise ConfigError(
+            "gpus_per_pcie_switch: a PCIe tree needs pcie_bandwidth and cpu_bandwidth"
+        )
+    per_switch = count(shape.gpus_per_pcie_switch, "gpus_per_pcie_switch", maximum=g)
+    trunk = parse_capacity(shape.cpu_bandwidth, "cpu_bandwidth")
+    trunk_hop = duration_fs(shape.cpu_latency, "cpu_latency")
+    sockets = count(shape.cpus, "cpus", maximum=64)
     switches = -(-g // per_switch)
     first_switch = len(names)
     names += [f"pcie{k}" for k in range(switches)] + [f"cpu{k}" for k in range(sockets)]
@@ -445,8 +463,8 @@ def _pcie_tree(
             table.add_pair(
                 first_switch + switches + a,
                 first_switch + switches + b,
-                trunk[0],
-                (trunk[1], trunk[1]),
+                trunk,
+                (trunk_hop, trunk_hop),
                 "cpu",
             )
 
