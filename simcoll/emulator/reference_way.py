@@ -14,7 +14,7 @@ from simcoll.emulator.events.outage_routes import Detours
 from simcoll.emulator.model import effective_capacities
 from simcoll.emulator.reference.fabric import Calendar, Fabric
 from simcoll.emulator.reference.link_changes import LinkChanges
-from simcoll.emulator.reference.player import Player, links_now
+from simcoll.emulator.reference.player import Player, Surroundings, links_now
 from simcoll.emulator.reference.player_cut import cut_of_player, until_end
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result
@@ -49,8 +49,7 @@ class ReferenceWay:
             *buffers,
             keep=request.keep,
             plan_summary=request.summary,
-            pace=pace,
-            detours=detours,
+            surroundings=Surroundings(pace=pace, detours=detours),
         )
         ledger, cut = player.ledger, None
         if timeline is not None:

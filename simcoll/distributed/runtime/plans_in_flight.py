@@ -20,7 +20,7 @@ from simcoll.emulator.events.outage_routes import Detours
 from simcoll.emulator.events.pace import Pace
 from simcoll.emulator.reference.fabric import Calendar, Fabric
 from simcoll.emulator.reference.messages import PreparedStep, prepared_steps
-from simcoll.emulator.reference.player import Player, add_caps
+from simcoll.emulator.reference.player import Player, Surroundings, add_caps
 from simcoll.emulator.steps.plan_placement import Placement
 from simcoll.emulator.steps.step_columns import PlanSummary, summary
 from simcoll.errors import InternalError
@@ -238,11 +238,13 @@ class Playing:
             stage.storage,
             plan_summary=stage.summary,
             prepared=stage.prepared,
-            placement=stage.placement,
-            on_leave=self._note_departure,
-            pace=None if emulator.pace is None else emulator.pace.of(self.plan.ranks.tolist()),
-            detours=emulator.detours,
-            number=lambda message: first_message + message,
+            surroundings=Surroundings(
+                placement=stage.placement,
+                on_leave=self._note_departure,
+                pace=None if emulator.pace is None else emulator.pace.of(self.plan.ranks.tolist()),
+                detours=emulator.detours,
+                number=lambda message: first_message + message,
+            ),
         )
         if stage.placement is not None:
             emulator.drawn += player.messages

@@ -23,9 +23,10 @@ from simcoll.emulator.programs.program_events import ProgramEvents
 from simcoll.emulator.programs.resources import Resources, call_of
 from simcoll.emulator.reference.fabric import Calendar, Fabric
 from simcoll.emulator.reference.messages import Message
-from simcoll.emulator.reference.player import Player
+from simcoll.emulator.reference.player import Player, Surroundings
 from simcoll.emulator.reference.player_cut import until_end
 from simcoll.emulator.steps.step_columns import summary
+from simcoll.emulator.traces.trace_marks import TraceRow
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
@@ -195,12 +196,14 @@ class ProgramPlayer:
                 self.fabric,
                 self.storages.get((number, group_number)),
                 self._observer(number, group_number, ranks, starts, count),
-                placement=self.resources.placement(call.stream, group, protocol, plan.nchannels),
-                recent=recent,
-                on_leave=partial(self._leave, number, ranks),
-                pace=None if pace is None else pace.of(ranks),
-                detours=None if self.events is None else self.events.detours,
-                number=name,
+                surroundings=Surroundings(
+                    self.resources.placement(call.stream, group, protocol, plan.nchannels),
+                    recent,
+                    on_leave=partial(self._leave, number, ranks),
+                    pace=None if pace is None else pace.of(ranks),
+                    detours=None if self.events is None else self.events.detours,
+                    number=name,
+                ),
             )
             self.players.append(player)
             if self.events is not None:
@@ -218,27 +221,13 @@ class ProgramPlayer:
     ) -> Callable[..., None]:
         """An observer of the transfers of one group."""
 
-        def report(
-            message: int,
-            _step: int,
-            src: int,
-            dst: int,
-            _channel: int,
-            op: int,
-            size: int,
-            ready: int,
-            start: int,
-            end: int,
-            done_fs: int,
-        ) -> None:
-            name = self._name(number, group, starts, count, message)
-            self.bytes_by_op[op] += size
-            self._count(
-                number,
-                group,
-                ready,
-                HashedRow(name, ranks[src], ranks[dst], size, start, end, done_fs),
-            )
+        def report(*columns: int) -> None:
+            row = TraceRow(*columns)
+            name = self._name(number, group, starts, count, row.message)
+            self.bytes_by_op[row.op] += row.size_bytes
+            ends = ranks[row.src], ranks[row.dst]
+            hashed = HashedRow(name, *ends, row.size_bytes, row.start_fs, row.end_fs, row.done_fs)
+            self._count(number, group, row.ready_fs, hashed)
 
         return report
 

@@ -8,7 +8,7 @@ with the length of the schedule.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,7 @@ from simcoll.emulator.steps.step_columns import PlanSummary, summary
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
-__all__ = ["Player", "add_caps", "links_now"]
+__all__ = ["Player", "Surroundings", "add_caps", "links_now"]
 
 NEVER = 2**200
 """Later than the end of any work: completion time of work that a stopped rank never finishes."""
@@ -55,6 +55,33 @@ def add_caps(plan: Plan, fabric: Fabric) -> Placement:
     """Add the links that cap the plan's rates to the fabric, if any."""
     caps = Caps(plan.protocol, plan.nranks, plan.nchannels)
     return placement_of(plan, fabric.add_links(caps.rates, caps.name) if caps.rates else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a plan shares with others that run beside it, and what disturbs it.
+
+    Attributes
+    ----------
+    placement
+        Endpoints, lanes and rate caps of the ranks; default: those of a plan that runs alone.
+    recent
+        The latest messages of each connection, shared by plans that use the same connections.
+    on_leave
+        Called with each rank when its last transfer is done.
+    pace
+        Of ranks that slow down or stop; ``None``: no rank does.
+    detours, number
+        Routes around links that are down (``None``: messages keep their routes); message numbers
+        for the jitter.
+    """
+
+    placement: Placement | None = None
+    recent: dict[tuple[int, int, int], list[Message]] | None = None
+    on_leave: Callable[[int], None] | None = None
+    pace: Pace | None = None
+    detours: Detours | None = None
+    number: Callable[[int], int] = int
 
 
 class Player:
@@ -77,17 +104,8 @@ class Player:
     prepared
         The steps of the same plan for the same topology, fabric and storage, if an earlier run
         has prepared them.
-    placement
-        Endpoints, lanes and rate caps of the ranks; default: those of a plan that runs alone.
-    recent
-        The latest messages of each connection, shared by plans that use the same connections.
-    on_leave
-        Called with each rank when its last transfer is done.
-    pace
-        Of ranks that slow down or stop; ``None``: no rank does.
-    detours, number
-        Routes around links that are down (``None``: messages keep their routes); message numbers
-        for the jitter.
+    surroundings
+        What the plan shares with others, and what disturbs it; default: nothing.
 
     Attributes
     ----------
@@ -111,13 +129,10 @@ class Player:
         keep: bool = False,
         plan_summary: PlanSummary | None = None,
         prepared: Sequence[PreparedStep] | None = None,
-        placement: Placement | None = None,
-        recent: dict[tuple[int, int, int], list[Message]] | None = None,
-        on_leave: Callable[[int], None] | None = None,
-        pace: Pace | None = None,
-        detours: Detours | None = None,
-        number: Callable[[int], int] = int,
+        surroundings: Surroundings | None = None,
     ) -> None:
+        surroundings = surroundings or Surroundings()
+        placement = surroundings.placement
         self.plan = plan
         self.fabric = fabric
         self.finished: simpy.Event = fabric.env.event()
@@ -129,7 +144,7 @@ class Player:
         if self.switched:
             check_switches(plan, topology)
         self.ledger = Ledger(self._summary, observer, keep=keep)
-        self._pace, self._detours = pace, detours
+        self._pace, self._detours = surroundings.pace, surroundings.detours
         steps = self._summary.lane_steps.tolist()
         places = (plan.ranks if placement is None else placement.endpoints).tolist()
         channels = plan.nchannels
@@ -141,15 +156,19 @@ class Player:
             prepared
             if prepared is not None
             else prepared_steps(
-                plan, topology, storage, placement or add_caps(plan, fabric), number
+                plan,
+                topology,
+                storage,
+                placement or add_caps(plan, fabric),
+                surroundings.number,
             )
         )
         self._blocks = blocks(streamed, self.lanes)
-        self._on_leave = on_leave
+        self._on_leave = surroundings.on_leave
         self._busy_lanes = [0] * plan.nranks
         for lane in self.lanes:
             self._busy_lanes[lane.rank] += lane.steps_left > 0
-        self._recent = {} if recent is None else recent
+        self._recent = {} if surroundings.recent is None else surroundings.recent
         self._waits = plan.waits
         self._awaited = frozenset(
             message for earlier_messages in self._waits.values() for message in earlier_messages
