@@ -84,9 +84,10 @@ def main() -> None:
     parser.add_argument("--every", action="store_true")
     given = parser.parse_args()
     machine = load_topology("dgx-h100", nodes=given.nodes)
+    # Loads compiled code.
     run(
         simcoll.schedule("all_reduce", "tree", nranks=8), machine, 1 << 20, "Simple", quotient=False
-    )  # loads compiled code
+    )
     print(
         f"machine: {platform.processor() or platform.machine()}, {os.cpu_count()} cores; "
         f"{machine.nranks} ranks"

@@ -122,9 +122,8 @@ def scatter(
     """
     targets = None if out is None else [_place(target) for target in out]
     source = _place(tensor)
-    with load_cupy()[0].cuda.Device(
-        max(0, device_of(source))
-    ):  # what CuPy makes is made on the current device
+    # What CuPy makes is made on the current device.
+    with load_cupy()[0].cuda.Device(max(0, device_of(source))):
         return _bare(
             comm.scatter(source, devices, chunk_sizes, dim, streams, out=targets, play=on_gpus)
         )

@@ -342,9 +342,8 @@ def _split(arguments: list[str]) -> list[str]:
     """Separate the options of a launched script from realcoll's."""
     if arguments[:1] != ["launch"]:
         return arguments
-    position = (
-        arguments.index("-m") if "-m" in arguments else len(arguments)
-    )  # a module is part of the script
+    # A module is part of the script.
+    position = arguments.index("-m") if "-m" in arguments else len(arguments)
     return [
         "launch",
         *separate_program(arguments[1:position], ("-n", "--nproc")),

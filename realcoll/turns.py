@@ -92,9 +92,8 @@ class _TurnWriter:
     aside: list[tuple[Span, Span]] = field(default_factory=list)
     recvs: list[Message] = field(default_factory=list)
     sends: list[Message] = field(default_factory=list)
-    afterwards: list[tuple[int, bool, Span, Span]] = field(
-        default_factory=list
-    )  # with how many must come before
+    # With how many must come before.
+    afterwards: list[tuple[int, bool, Span, Span]] = field(default_factory=list)
     saved: dict[int, Span] = field(default_factory=dict)  # what a transfer has set aside
 
     def staging(self, size_bytes: int) -> Span:

@@ -99,9 +99,8 @@ def run_app(
         return 0
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - no traceback reaches a user
         if speaks or not isinstance(error, _ALIKE):
-            with contextlib.suppress(
-                OSError
-            ):  # the status says it even where nothing can be written
+            # The status says it even where nothing can be written.
+            with contextlib.suppress(OSError):
                 say_text(f"{name}: {_message(name, error)}", error=True)
         if _is_full(error):
             return 2
@@ -166,9 +165,8 @@ def completion_script(app: App, shell: str, names: Mapping[str, Sequence[str]]) 
     finally:
         for function, annotations in signatures:
             function.__annotations__ = annotations
-    if (
-        shell == "zsh"
-    ):  # the script only defines a function, which must be called when zsh autoloads it
+    # The script only defines a function, which must be called when zsh autoloads it.
+    if shell == "zsh":
         entry = f"_cyclopts_{app.name[0]}"
         return (
             f"{script.rstrip()}\n\nif [[ $zsh_eval_context[-1] == loadautofunc ]]; then\n"

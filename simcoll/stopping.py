@@ -80,11 +80,8 @@ def run_program(main: Callable[[], int]) -> NoReturn:
             for stream in (sys.stdout, sys.stderr):
                 try:
                     stream.flush()
-                except (
-                    AttributeError,
-                    OSError,
-                    ValueError,
-                ):  # there is none, or its reader or file is gone
+                except (AttributeError, OSError, ValueError):
+                    # There is none, or its reader or file is gone.
                     continue
             os._exit(STOPPED)
 

@@ -322,9 +322,8 @@ def schedule_on(
             filled.setdefault("box", box)
         if "channels" in registered.params:
             filled.setdefault("channels", min(box, most_channels))
-    elif (
-        box == 1 and algorithm == "nccl_tree"
-    ):  # a tree over the nodes; the default would be one chain
+    elif box == 1 and algorithm == "nccl_tree":
+        # A tree over the nodes; the default would be one chain.
         filled.setdefault("box", box)
     if "topology" in registered.params:
         filled.setdefault("topology", topology)

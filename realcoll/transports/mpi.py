@@ -22,9 +22,8 @@ from realcoll.transports.vendor import mpi_collective
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 
-_Group: TypeAlias = tuple[
-    list[Any], list[int]
-]  # requests, and the process at the other end of each
+# Requests, and the process at the other end of each.
+_Group: TypeAlias = tuple[list[Any], list[int]]
 
 __all__ = ["MpiTransport"]
 

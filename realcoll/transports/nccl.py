@@ -286,9 +286,8 @@ class NcclTransport:
         def run() -> None:
             nonlocal runs
             runs += 1
-            if (
-                runs == 1
-            ):  # compiles kernels and lets NCCL connect, neither of which can be captured
+            # Compiles kernels and lets NCCL connect, neither of which can be captured.
+            if runs == 1:
                 fork_and_join()
                 return
             if not graphs:

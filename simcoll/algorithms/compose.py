@@ -159,9 +159,8 @@ def pipelined(
             if local:
                 yield from (_whole(step, count) for step in rounds)
                 continue
-            full = max(
-                count - len(rounds) + 1, 1
-            )  # steps with a piece in every round differ only in their pieces
+            # Steps with a piece in every round differ only in their pieces.
+            full = max(count - len(rounds) + 1, 1)
             for time in chain(
                 range(len(rounds)), range(len(rounds) + full - 1, len(rounds) + count - 1)
             ):

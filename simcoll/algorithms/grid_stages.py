@@ -18,9 +18,8 @@ from simcoll.arrays import Ints
 from simcoll.core.schedule import COPY, Step, transfers
 from simcoll.errors import ConfigError
 
-Moves = Iterable[
-    tuple[Ints, Ints, int]
-]  # peer of every rank, first chunks [runs, ranks], chunks in a run
+# Peer of every rank, first chunks [runs, ranks], chunks in a run.
+Moves = Iterable[tuple[Ints, Ints, int]]
 
 __all__ = [
     "PAIRWISE",

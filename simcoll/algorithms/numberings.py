@@ -67,9 +67,8 @@ def _scratch_slots(schedule: Schedule, order: Ints) -> Ints:
     if layout.scratch.ndim == 1:
         new = _blocks(schedule.collective, order, layout.scratch)
         stays = np.arange(layout.scratch_slots)
-        if schedule.divisible or np.array_equal(
-            new, layout.scratch
-        ):  # divisible: every block has the size of every other
+        # Divisible: every block has the size of every other.
+        if schedule.divisible or np.array_equal(new, layout.scratch):
             return stays
         slot_of = {block: slot for slot, block in enumerate(layout.scratch.tolist())}
         if len(slot_of) == layout.scratch_slots and slot_of.keys() == set(new.tolist()):

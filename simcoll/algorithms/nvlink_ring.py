@@ -91,9 +91,8 @@ def _through(topology: Topology, size: int) -> list[Cycle]:
     links = links_of(topology, size)
     if size == topology.nranks:
         return link_rings(links // max(int(np.gcd.reduce(links, axis=None)), 1))
-    from simcoll.topology.machine import (
-        machine,
-    )  # imported late: topologies are loaded on first use
+    # Imported late: topologies are loaded on first use.
+    from simcoll.topology.machine import machine
 
     ring_rate = max(machine(topology).nic_uBps // size, 1)
     around = np.ones((size + 1, size + 1), np.int64)

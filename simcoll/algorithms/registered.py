@@ -126,9 +126,8 @@ class Algorithm:
         )
         result: Schedule = replace(schedule, name=self.name, params=tuple(texts))
         module, name = (getattr(self.function, key, "") for key in ("__module__", "__name__"))
-        if (
-            getattr(sys.modules.get(module), name, None) is self
-        ):  # another process finds it there, too
+        # Another process finds it there, too.
+        if getattr(sys.modules.get(module), name, None) is self:
             result.keep_passes(build_again, module, name, collective, tuple(params.items()))
         else:
             result.keep_passes()

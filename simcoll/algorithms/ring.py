@@ -52,9 +52,8 @@ def ring_orders(nranks: int, channels: int, box: int | None, cycles: Ints | None
     walk = np.where(rank // box % 2 == 1, box - 1 - local, local)
     if cycles is None:
         cycles = (np.arange(box) + np.arange(channels)[:, None]) % box
-        if (
-            nodes % 2 and nodes > 1 and box > 2
-        ):  # the last node is left, and the first entered, by a third rail
+        # The last node is left, and the first entered, by a third rail.
+        if nodes % 2 and nodes > 1 and box > 2:
             walk[:2], walk[-box:] = (1, 0), (0, *range(2, box), 1)
     return rank - local + cycles[:, walk]
 

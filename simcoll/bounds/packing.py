@@ -234,9 +234,8 @@ def _tries(counts: Sequence[int]) -> list[tuple[float, int]]:
 def _parts(weights: Floats, total: int) -> tuple[int, ...]:
     """Integers that add up to ``total`` by largest remainders; ties go to the lower rank."""
     exact = np.maximum(weights, 0) * total
-    floors = np.floor(exact + 1e-6).astype(
-        np.int64
-    )  # the solver may be a little below a whole number
+    # The solver may be a little below a whole number.
+    floors = np.floor(exact + 1e-6).astype(np.int64)
     # Rounded, so that noise does not choose between equal remainders.
     rounded_up = np.argsort(-np.round(exact - floors, 6), kind="stable")[
         : max(total - int(floors.sum()), 0)

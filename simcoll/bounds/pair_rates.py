@@ -47,9 +47,8 @@ def best_weights(pairs: Pairs, outward: Floats, inward: Floats) -> tuple[float, 
     The capacities of the pairs are given; they are used first inward and then outward.
     """
     n = pairs.nranks
-    scale = float(
-        max(outward.max(), inward.max())
-    )  # solvers cannot handle numbers with many digits
+    # Solvers cannot handle numbers with many digits.
+    scale = float(max(outward.max(), inward.max()))
     networks = (pairs.ends, outward / scale), (pairs.ends[::-1], inward / scale)
 
     def row(direction: int, side: NDArray[np.bool_]) -> Floats:

@@ -281,9 +281,8 @@ class Collective:
 
     def __post_init__(self) -> None:
         raw_kind: Any = self.kind  # whatever was given
-        kind = (
-            str.__str__(raw_kind) if isinstance(raw_kind, str) else ""
-        )  # a member of an enumeration is its value
+        # A member of an enumeration is its value.
+        kind = str.__str__(raw_kind) if isinstance(raw_kind, str) else ""
         if kind not in KINDS:
             raise ConfigError(f"unknown collective {raw_kind!r}; {nearest(str(raw_kind), KINDS)}")
         object.__setattr__(self, "kind", kind)

@@ -46,9 +46,8 @@ class FactStore(Generic[Record, Fact]):
         with self._lock:
             fact = self._facts.get(record)
         if fact is None:
-            derived = self._derive(
-                record
-            )  # without the lock: this may take long, or ask for other facts
+            # Without the lock: this may take long, or ask for other facts.
+            derived = self._derive(record)
             with self._lock:
                 fact = self._facts.setdefault(record, derived)
         return fact

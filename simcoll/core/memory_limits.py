@@ -104,9 +104,8 @@ def _machine() -> int | None:
         return 1024 * int(
             next(line for line in lines if line.startswith("MemAvailable:")).split()[1]
         )
-    with contextlib.suppress(
-        AttributeError, OSError, ValueError
-    ):  # macOS: total memory; Windows: unknown
+    # MacOS: total memory; Windows: unknown.
+    with contextlib.suppress(AttributeError, OSError, ValueError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
 

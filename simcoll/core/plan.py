@@ -241,9 +241,8 @@ class Plan:
     def _ranges(self, step: Step, src_region: Ints, dst_region: Ints) -> tuple[Ints, Ints, Ints]:
         """Source and destination offsets of each transfer, and its elements."""
         positions = self.positions()
-        if (
-            positions is None or (step.op == SYNC).any()
-        ):  # a message without data may have any chunk
+        # A message without data may have any chunk.
+        if positions is None or (step.op == SYNC).any():
             src_offset = self._address(step.src_rank, step.src_chunk, src_region)
             elements = (
                 self._address(step.src_rank, step.src_chunk + step.count, src_region) - src_offset

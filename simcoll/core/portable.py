@@ -63,9 +63,8 @@ def portable_source(
 
 
 def _can_travel(source: Any) -> bool:
-    if (
-        isinstance(source, FunctionType) and "<" in source.__qualname__
-    ):  # a lambda, or a function inside another
+    # A lambda, or a function inside another.
+    if isinstance(source, FunctionType) and "<" in source.__qualname__:
         return False
     try:
         pickle.dumps(source)

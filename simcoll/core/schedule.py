@@ -361,9 +361,8 @@ class Schedule:
                 f"channel {{}} does not exist; channels are 0..{self.nchannels - 1}",
             ),
         ):
-            if (
-                len(column) and int(column.astype(np.uint64).max()) >= limit
-            ):  # negative ones are huge there
+            # Negative ones are huge there.
+            if len(column) and int(column.astype(np.uint64).max()) >= limit:
                 row = int(np.flatnonzero((column < 0) | (column >= limit))[0])
                 self._refuse(number, step, row, wrong.format(column[row]))
         if self.collective.kind == "barrier" and (step.op != SYNC).any():

@@ -198,9 +198,8 @@ def transfers(
         for name, values in arguments.items()
     ]
     ops = columns[-1]
-    highest = (
-        ops if isinstance(ops, int) else int(ops.view(np.uint64).max(initial=0))
-    )  # negative ones are huge there
+    # Negative ones are huge there.
+    highest = ops if isinstance(ops, int) else int(ops.view(np.uint64).max(initial=0))
     if highest >= len(OP_NAMES):
         wrong = next(number for number in np.ravel(ops).tolist() if not 0 <= number < len(OP_NAMES))
         raise ConfigError(f"op {wrong} is unknown; use {', '.join(OP_NAMES).upper()}")

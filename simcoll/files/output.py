@@ -124,9 +124,8 @@ class _New:
             with contextlib.suppress(OSError):
                 _remove_unless_in_use(old)
         part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
-        descriptor = os.open(
-            part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666
-        )  # never follows a link
+        # Never follows a link.
+        descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         _lock(descriptor)
         return cls(target, part, descriptor)
 

@@ -47,9 +47,8 @@ def content_of(content: Content, parser: str) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
-        return value.encode(
-            "utf-8", "surrogatepass"
-        )  # lone surrogates become bytes that every reader refuses
+        # Lone surrogates become bytes that every reader refuses.
+        return value.encode("utf-8", "surrogatepass")
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
     raise ConfigError(

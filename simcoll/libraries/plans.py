@@ -126,9 +126,8 @@ def _plays(
         playable = play(cost, question.collective, size_bytes, topology, question.machine)
         if not isinstance(playable, str):
             protocol = playable.protocol
-            depth = min(
-                protocol.fifo_depth, DEEPEST_FIFO
-            )  # a FIFO of this depth holds the flow of one latency
+            # A FIFO of this depth holds the flow of one latency.
+            depth = min(protocol.fifo_depth, DEEPEST_FIFO)
             launch_fs = max(0, protocol.launch_fs + launch_offset_fs)
             yield playable.schedule, replace(protocol, fifo_depth=depth, launch_fs=launch_fs)
 

@@ -183,9 +183,8 @@ def _rails(candidate: _SizedCandidate) -> int:
     """Number of channels: over domains one per NIC, so that all are used."""
     if candidate.shape.domains == 1:
         return 1
-    return max(
-        candidate.machine.nics, candidate.shape.per_domain
-    )  # members that share a NIC alternate at the ends
+    # Members that share a NIC alternate at the ends.
+    return max(candidate.machine.nics, candidate.shape.per_domain)
 
 
 @lru_cache(maxsize=16)
@@ -394,9 +393,8 @@ def _tree(candidate: _SizedCandidate) -> LibraryPlay | str:
         candidate, domain_GBps * lead, crossing * lead
     ):
         return "a tree this deep needs more pieces than can be played"
-    node = (
-        (("box", s.per_domain),) if s.domains > 1 else ()
-    )  # even of one GPU: a chain of all would be deeper
+    # Even of one GPU: a chain of all would be deeper.
+    node = (("box", s.per_domain),) if s.domains > 1 else ()
     params = (("channels", pairs), ("pieces", pieces), *node)
     schedule = _schedule(candidate.collective, "nccl_tree", candidate.topology, params)
     net_us = candidate.nets * candidate.net_us / (2 * depth) if depth else 0.0

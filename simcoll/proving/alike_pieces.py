@@ -131,9 +131,8 @@ def _representatives(schedule: Schedule, rows: _PieceTransfers) -> Ints | None:
     length = np.bincount(piece, minlength=layout.chunks)
     start = np.cumsum(length) - length
     place = np.arange(len(piece)) - start[piece]
-    key = 2 * key + (
-        (place > 0) & (np.diff(number, prepend=-1) == 0)
-    )  # whether it shares the step of its predecessor
+    # Whether it shares the step of its predecessor.
+    key = 2 * key + ((place > 0) & (np.diff(number, prepend=-1) == 0))
     sums = token_at(length, 2)
     np.add.at(sums, piece, token_at(key, 0) * (token_at(place, 1) | np.uint64(1)))
     _, first_piece, kind = np.unique(sums, return_index=True, return_inverse=True)

@@ -59,9 +59,8 @@ class _Steps:
 
     program: DeviceProgram
     rows: dict[int, list[Row]] = field(default_factory=dict)
-    last_read: dict[tuple[int, int], int] = field(
-        default_factory=dict
-    )  # last step that reads each cell
+    # Last step that reads each cell.
+    last_read: dict[tuple[int, int], int] = field(default_factory=dict)
     last_write: dict[tuple[int, int], int] = field(default_factory=dict)
     # First step after the last meeting of each thread block.
     floor: dict[tuple[int, int], int] = field(default_factory=dict)

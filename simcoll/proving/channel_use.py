@@ -31,9 +31,8 @@ class ChannelUse:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.channel = np.full(
-            schedule.layout.size, -1, np.int64
-        )  # of every address; -1: not touched yet
+        # Of every address; -1: not touched yet.
+        self.channel = np.full(schedule.layout.size, -1, np.int64)
         self.mixed = self.concurrent = False
 
     def record(self, step: Step) -> None:

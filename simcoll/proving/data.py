@@ -91,9 +91,8 @@ def verify(schedule: Schedule, *, exact: bool | None = None, salt: bytes | None 
         return replace(_prove(schedule, exact=exact, salt=salt), error_bits=0)
     if exact is not None:
         return _prove(schedule, exact=exact, salt=None)
-    if (
-        facts.proof is None or facts.proof.of is not facts
-    ):  # none yet, or one of a different schedule
+    # None yet, or one of a different schedule.
+    if facts.proof is None or facts.proof.of is not facts:
         proof = schedule.keep_proof(_prove(schedule, exact=None, salt=None))
         if not facts.keeps:  # a source of the user's may be a generator that is used up
             next(schedule.blocks(), None)

@@ -42,9 +42,8 @@ class Order:
     """
 
     events: int = 0
-    edges: list[tuple[int, int, bool]] = field(
-        default_factory=list
-    )  # before, after, whether data is ordered as well
+    # Before, after, whether data is ordered as well.
+    edges: list[tuple[int, int, bool]] = field(default_factory=list)
     played: list[tuple[int, int, int]] = field(default_factory=list)
     accesses: list[Access] = field(default_factory=list)
     packets: dict[tuple[int, int], int] = field(default_factory=dict)  # event that wrote each

@@ -29,9 +29,8 @@ _61 = np.array(61, np.uint64)
 def _reduce(words: Words) -> Words:
     """Words below 2^64 as elements of the field: 2^61 = 1."""
     folded = (words & _PRIME) + (words >> _61)
-    return cast(
-        "Words", np.minimum(folded, folded - _PRIME)
-    )  # a negative difference wraps to a huge number
+    # A negative difference wraps to a huge number.
+    return cast("Words", np.minimum(folded, folded - _PRIME))
 
 
 def add(x: Words, y: Words) -> Words:

@@ -130,9 +130,8 @@ class Fingerprints:
         self.tokens = random_words(salt + b"tokens", nranks * len(chunks)).reshape(
             nranks, len(chunks)
         )
-        self.points = random_words(
-            salt + b"expressions", nranks + 2
-        )  # x of every rank, y, and the y of switches
+        # X of every rank, y, and the y of switches.
+        self.points = random_words(salt + b"expressions", nranks + 2)
 
     def _column(self, chunk: Ints) -> Ints:
         return (
@@ -283,9 +282,8 @@ class Contents:
         order = np.argsort(target, kind="stable")
         target = target[order]
         starts = np.flatnonzero(np.diff(target, prepend=-1))
-        leaves = np.add.reduceat(
-            self.leaves[order].astype(np.uint64), starts
-        )  # fewer than 2^32 rows cannot wrap this
+        # Fewer than 2^32 rows cannot wrap this.
+        leaves = np.add.reduceat(self.leaves[order].astype(np.uint64), starts)
         sums, trees = self.algebra.reduce_by_switch((self.sums[order], self.trees[order]), starts)
         return target[starts], Contents(
             self.algebra, np.minimum(leaves, MOST_LEAVES).astype(np.uint32), sums, trees
@@ -335,9 +333,8 @@ def play_few(
             f"{max(targets, key=targets.count)} is written by several transfers; only the full "
             "proof handles that"
         )
-    values = [
-        (leaves[row], sums[row], trees[row]) for row in sources
-    ]  # all reads come before the first write
+    # All reads come before the first write.
+    values = [(leaves[row], sums[row], trees[row]) for row in sources]
     for source, target, reduce, (leaf_count, total, tree) in zip(
         sources, targets, reduces, values, strict=True
     ):
@@ -399,9 +396,8 @@ class Memory:
         self.algebra = algebra
         self.strides = (layout.size, 1) if collective.nblocks == 1 else (1, n)
         self.contents = Contents.nothing(algebra, rows)
-        self.writer = np.zeros(
-            rows, np.uint32
-        )  # number of the last transfer in a step that wrote each row
+        # Number of the last transfer in a step that wrote each row.
+        self.writer = np.zeros(rows, np.uint32)
         self.folds = self.switched = False
         for ranks in in_groups(np.flatnonzero(collective.has_input(np.arange(n))), per_rank):
             rank = np.tile(ranks, per_rank)
@@ -594,9 +590,8 @@ class Memory:
         per_rank = self.layout.output_base
         outputs = np.arange(layout.output_base, layout.scratch_base)
         faults = [np.zeros((2, 0), np.int64)]
-        first_row = np.zeros(
-            per_rank, np.int64
-        )  # 1 + row of the first reduction of each input chunk
+        # 1 + row of the first reduction of each input chunk.
+        first_row = np.zeros(per_rank, np.int64)
         consistent = True
         ranks = np.flatnonzero(collective.has_output(np.arange(self.schedule.nranks))).astype(
             np.int64

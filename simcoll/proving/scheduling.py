@@ -68,9 +68,8 @@ def _by_blocks(wiring: Wiring) -> _Channels | None:
     """A channel for each set of lanes joined by connections; None if a set has two lanes on one
     rank.
     """
-    from scipy.sparse import (
-        coo_array,
-    )  # imports take a quarter of a second, and most proofs do not need it
+    # Imports take a quarter of a second, and most proofs do not need it.
+    from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
     ranks = wiring.code.rank

@@ -72,9 +72,8 @@ def vector_of(layout: Layout) -> Vector | None:
         "all_gather": (True, False, False),
         "reduce_scatter": (False, True, False),
     }
-    inner = (
-        collective.in_place and collective.kind == "reduce_scatter"
-    )  # its outputs would be addressed in two ways
+    # Its outputs would be addressed in two ways.
+    inner = collective.in_place and collective.kind == "reduce_scatter"
     fits = scratch.size == 0 or (
         collective.kind == "reduce_scatter"
         and layout.scratch_pieces is None

@@ -174,9 +174,8 @@ def detour(schedule: Schedule, index: int, row: int) -> Schedule:
     same_target = (
         (step.op == REDUCE) & (step.dst_rank == dst) & (step.dst_chunk == dst_chunk) & remaining
     )
-    if (
-        step.op[row] == REDUCE and (step.src_rank[same_target] == dst).any()
-    ):  # a fold takes one operand of each rank
+    # A fold takes one operand of each rank.
+    if step.op[row] == REDUCE and (step.src_rank[same_target] == dst).any():
         return _like(schedule, steps)
     cell = np.array([dst]), np.array([dst_chunk])
     block = int(old.block(*cell)[0])

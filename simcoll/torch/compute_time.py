@@ -303,9 +303,8 @@ def watch_modules() -> Iterator[None]:
         timed_call = (
             None if watched is None or watched.modules is None else watched.modules.leave(module)
         )
-        if (
-            watched is not None and timed_call is not None and result is not None
-        ):  # None: an exception ends the call
+        # None: an exception ends the call.
+        if watched is not None and timed_call is not None and result is not None:
             watched.add(
                 *timed_call, fake=any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(result))
             )

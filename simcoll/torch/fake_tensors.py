@@ -113,9 +113,8 @@ def change_fake_tensors(
     else:
         replace(undo, sys, "meta_path", [_WhenImported(_PIPELINES, pipelines), *sys.meta_path])
     replace(undo, DeviceMesh, "__init__", make_rank_mesh)
-    replace(
-        undo, dist, "_verify_params_across_processes", _on_real_tensors(check_shapes)
-    )  # it compares them in tensors
+    # It compares them in tensors.
+    replace(undo, dist, "_verify_params_across_processes", _on_real_tensors(check_shapes))
     replace(undo, c10d.Reducer, "_rebuild_buckets", keep_buckets)
 
 

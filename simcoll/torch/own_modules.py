@@ -143,9 +143,8 @@ class OwnModules:
             importer in packages
             for packages in (self.shared, self.following, self._required, sys.stdlib_module_names)
         ):
-            if (
-                importlib.machinery.PathFinder.find_spec(package) is not None
-            ):  # else only looked for
+            # Else only looked for.
+            if importlib.machinery.PathFinder.find_spec(package) is not None:
                 self.following[package] = importer
             return False
         reason = _obstacle(package)

@@ -112,9 +112,8 @@ class SimcollGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._thread = thread
         self._store = options.store
-        algorithm = (
-            pg_options.algorithm if isinstance(pg_options, Options) else None
-        )  # options of other backends mean nothing here
+        # Options of other backends mean nothing here.
+        algorithm = pg_options.algorithm if isinstance(pg_options, Options) else None
         self._handle: ProcessGroup = self._thread.call(
             _join, options, algorithm, self._thread.process.backend
         )

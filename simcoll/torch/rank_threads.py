@@ -415,9 +415,8 @@ def _end_fork(job: RankJob) -> None:
 
 def rank_thread_of(thread: threading.Thread | None = None) -> RankThread | None:
     """The RankThread of a thread (default: the current one); None for other threads."""
-    if (
-        thread is None
-    ):  # threading.current_thread() would make an object for a thread that is just starting
+    # Threading.current_thread() would make an object for a thread that is just starting.
+    if thread is None:
         thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
     return getattr(thread, _MARK, None)
 

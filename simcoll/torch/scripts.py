@@ -356,9 +356,8 @@ def _as_script(script: RankScript, file: str, notes: _Notes) -> Iterator[None]:
         random.seed(0)
         np.random.seed(0)  # noqa: NPY002  # what scripts use
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", module="simcoll"
-            )  # findings, which are told at the end
+            # Findings, which are told at the end.
+            warnings.filterwarnings("ignore", module="simcoll")
             yield
     finally:
         for owner, name, value in previous:

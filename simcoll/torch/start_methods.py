@@ -83,9 +83,8 @@ def _start_process(standard: Callable[..., int]) -> Callable[..., int]:
 
 def start_replacements() -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of functions that start one process per rank."""
-    module = importlib.import_module(
-        "torch.multiprocessing.spawn"
-    )  # the name in torch.multiprocessing is the function
+    # The name in torch.multiprocessing is the function.
+    module = importlib.import_module("torch.multiprocessing.spawn")
     return [
         (util, "spawnv_passfds", _start_process(util.spawnv_passfds)),
         *(

@@ -400,8 +400,7 @@ def end_threads(process: Process, *, failed: bool) -> None:
         if not failed and not thread.thread.daemon:
             wait_until(thread.over)
         else:
-            _wait_in_task(
-                thread.over, 0, explicit=True
-            )  # those that have been told to end do so now
+            # Those that have been told to end do so now.
+            _wait_in_task(thread.over, 0, explicit=True)
     for thread in helpers:
         thread.abandon()

@@ -171,9 +171,8 @@ class ChunkCosts:
         needed = performed = 0.0
         for layer in range(design.model.layers):
             layer_passes = self._layers[design.model.is_moe(layer)]
-            core = (
-                layer_passes.forward.flops - layer_passes.to_weights.flops
-            )  # attention: its backward pass has twice the products
+            # Attention: its backward pass has twice the products.
+            core = layer_passes.forward.flops - layer_passes.to_weights.flops
             if design.parallel.attention == "plain":
                 core /= 2  # what a causal model needs
             needed += 3 * (layer_passes.to_weights.flops + core)

@@ -298,9 +298,8 @@ def _tensor(
     if not parallel.sequence_parallel:
         exchange = (Inside("all_reduce", "tp", size, 2),)
         return exchange, exchange
-    share = (
-        (1 - 1 / parallel.tp) / 4 if parallel.overlap_tp else 0.0
-    )  # of the products, beside each of four collectives
+    # Of the products, beside each of four collectives.
+    share = (1 - 1 / parallel.tp) / 4 if parallel.overlap_tp else 0.0
     forward, backward = (
         (
             Inside("all_gather", "tp", size, 2, 1.0, hidden),
@@ -380,9 +379,8 @@ def ends_of(design: Design) -> EndPasses:
     spread = roof.elementwise(3 * ELEMENT * x)
     flops = 2.0 * x * columns
     logits = sizes.rows * columns
-    loss = roof.elementwise(
-        30 * logits + 2 * ELEMENT * x / sizes.split
-    )  # in 32 bits: cast, maximum, difference, exponential, sum
+    # In 32 bits: cast, maximum, difference, exponential, sum.
+    loss = roof.elementwise(30 * logits + 2 * ELEMENT * x / sizes.split)
     loss_backward = roof.elementwise(14 * logits + 3 * ELEMENT * x / sizes.split)
     forward = roof.gemm(sizes.rows, columns, sizes.hidden, wide=True)
     backward = roof.gemm(sizes.rows, sizes.hidden, columns, wide=True)

@@ -115,16 +115,14 @@ def activation_bytes(design: Design, *, moe: bool, recompute: str | None = None)
     how = parallel.recompute if recompute is None else recompute
     t, b, s = parallel.tp, parallel.micro_batch, design.sequence // parallel.cp
     rows = b * s
-    repeats = (
-        t if parallel.sequence_parallel else 1
-    )  # what tensor parallelism alone repeats on every rank
+    # What tensor parallelism alone repeats on every rank.
+    repeats = t if parallel.sequence_parallel else 1
     x = rows * model.hidden
     if how == "full":
         return ACTIVATION_BYTES * x // repeats
     two = ACTIVATION_BYTES
-    repeated = (
-        2 * two * x + two * x + two * x
-    )  # inputs of both norms, of the projections, of the MLP
+    # Inputs of both norms, of the projections, of the MLP.
+    repeated = 2 * two * x + two * x + two * x
     if model.dropout:
         repeated += 2 * x  # masks of the two residuals, a byte an element
     queries, keys = rows * model.heads * model.key_width, rows * model.groups * model.key_width
@@ -256,9 +254,8 @@ def _ends(design: Design, stage: int) -> int:
     if stage == 0 and model.dropout:
         nbytes += rows * model.hidden * min(design.micro_batches, parallel.pp) // split
     if stage == parallel.pp - 1:
-        nbytes += (
-            2 * ACTIVATION_BYTES * rows * model.hidden // split
-        )  # input of the last norm and of the head
+        # Input of the last norm and of the head.
+        nbytes += 2 * ACTIVATION_BYTES * rows * model.hidden // split
         nbytes += 4 * rows * model.vocabulary // parallel.tp
     return nbytes
 

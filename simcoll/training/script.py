@@ -318,9 +318,8 @@ class _ScriptWriter:
         target = (stage + 1) % p if forward else (stage - 1) % p
         wraps = stage == p - 1 if forward else stage == 0
         chunk = turn.chunk + (wraps if forward else -wraps)
-        parity = (
-            "around" if wraps and p % 2 else str(stage % 2)
-        )  # a stream has one direction on each stage
+        # A stream has one direction on each stage.
+        parity = "around" if wraps and p % 2 else str(stage % 2)
         send_row = self.add(
             Slot("send", stage, turn.kind, target, stream=f"send {turn.kind} {parity}"),
             (turn_row,),

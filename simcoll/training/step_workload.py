@@ -144,9 +144,8 @@ class StepParts:
             )
         fixed = self.design.calibration.step_ms * 1e-3
         seconds = optimizer_seconds(self.design, dense + experts)
-        if (
-            "optimizer" in self.design.parallel.offload
-        ):  # its state comes and goes at once, part by part beside the update
+        # Its state comes and goes at once, part by part beside the update.
+        if "optimizer" in self.design.parallel.offload:
             seconds = max(
                 seconds,
                 OPTIMIZER_BYTES * (dense + experts) / self.design.gpu.number("host.bandwidth"),

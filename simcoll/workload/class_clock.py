@@ -108,11 +108,12 @@ def play_classes(workload: Workload, times: OperationDurations) -> Clock:
             for name in classes
         }
         takes = operation_fs(operation, times)
+        # Classes meet.
         if (
             takes
             or isinstance(operation, SendOperation)
             or (isinstance(operation, CallOperation) and operation.kind == "meeting")
-        ):  # classes meet
+        ):
             begins = dict.fromkeys(classes, max(begins.values()))
         ends[operation.id] = {name: begin + takes for name, begin in begins.items()}
         for name, begin in begins.items():

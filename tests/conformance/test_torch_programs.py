@@ -28,8 +28,9 @@ def test_programs_have_the_numbers_of_gloo():
         script.stem: difference(*pair) for script, *pair in zip(PROGRAMS, ours, theirs, strict=True)
     }
     assert {name: each for name, each in differences.items() if each > CLOSE} == {}
+    # They say something.
     assert all(
         any(abs(value) > 1 for value in numbers) for program in theirs for numbers in program
-    )  # they say something
+    )
     assert same == exact
     assert all(len(numbers) == 3 * (8 + 6) for numbers in exact)

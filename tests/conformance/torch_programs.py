@@ -93,11 +93,8 @@ def _numbers(text, ranks):
 
 def play(player, scripts, ranks, algorithm=None, ordered=()):
     """For every script, the numbers of every rank, in this process."""
-    for name in (
-        "torch._dynamo",
-        "torch.distributed.fsdp",
-        "torch.distributed.optim",
-    ):  # once, before ranks are forked
+    # Once, before ranks are forked.
+    for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim"):
         importlib.import_module(name)
     found = []
     for script in scripts:

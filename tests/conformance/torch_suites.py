@@ -168,9 +168,8 @@ def _on_simcoll(name, backend, path, *, gpus=False):
     module, suite, skips = _suite()
     module.os = _ProcessOfRank()
     barrier = threading.Barrier(int(os.environ["WORLD_SIZE"]))
-    module.Barrier.sync = classmethod(
-        lambda *_, **__: barrier.wait()
-    )  # the standard one waits in real time
+    # The standard one waits in real time.
+    module.Barrier.sync = classmethod(lambda *_, **__: barrier.wait())
     _made_smaller(suite, name)
     outcomes = {}
 

@@ -132,9 +132,8 @@ def run(line):
     else:
         return None
     out = io.StringIO()
-    slow_machine = mock.patch(
-        "simcoll.cli.progress.LINE_S", 3600.0
-    )  # whose lines of progress no page shows
+    # Whose lines of progress no page shows.
+    slow_machine = mock.patch("simcoll.cli.progress.LINE_S", 3600.0)
     with (
         slow_machine,
         contextlib.redirect_stdout(out),

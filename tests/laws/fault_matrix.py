@@ -183,9 +183,8 @@ def play(cell, timeout_s):
             wrong.append(f"temporary files left: {', '.join(left)}")
         if _is_to_be_named(cell) and f"rank {cell.victim}" not in text:
             wrong.append("nobody names the rank")
-        silenced = (
-            cell.launcher == "mpiexec" and cell.fault != signal.SIGSTOP
-        )  # in the middle of a line
+        # In the middle of a line.
+        silenced = cell.launcher == "mpiexec" and cell.fault != signal.SIGSTOP
         if (
             not silenced
             and "Traceback" in text

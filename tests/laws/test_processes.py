@@ -68,9 +68,8 @@ def in_a_child(work):
     """What ``work`` returns in a forked process, as text."""
     there, back = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # of fork beside threads, which is what is tested here
+        # Of fork beside threads, which is what is tested here.
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
         try:

@@ -123,12 +123,8 @@ def test_every_format_of_a_tuner_is_fuzzed(name):
 
 
 def test_nothing_is_left_out_that_has_a_reader():
-    several = {
-        "toml",
-        "json",
-        "binary",
-        "text",
-    }  # what is read where it is expected, without being recognised
+    # What is read where it is expected, without being recognised.
+    several = {"toml", "json", "binary", "text"}
     assert WITHOUT_READER.keys() & fuzzed() <= several
     assert WITHOUT_READER.keys() <= TITLES.keys()
 

@@ -51,9 +51,8 @@ def table_topology(rng, nranks, nlinks, width, copies=1):
     table = np.full((nranks * copies, nranks * copies, width), -1, np.int32)
     capacity = rng.integers(1, 40, nlinks) * rng.choice([10**12, 10**15, 3 * 10**14 + 7], nlinks)
     latency = rng.choice([0, 1, 10**6, 10**9, 1_234_567], nlinks)
-    reach = np.zeros(
-        (copies, nranks, nranks), np.int64
-    )  # copy of the receiver, by copy of the sender
+    # Copy of the receiver, by copy of the sender.
+    reach = np.zeros((copies, nranks, nranks), np.int64)
     for src in range(nranks):
         for dst in range(nranks):
             if src == dst:
@@ -240,9 +239,8 @@ def alone_case(rng):
         )
         for _ in range(int(rng.integers(1, 5)))
     ]
-    wide = (
-        1000 if rng.random() < 0.3 else 1
-    )  # a link in the middle, which never binds where it is wide
+    # A link in the middle, which never binds where it is wide.
+    wide = 1000 if rng.random() < 0.3 else 1
     table = np.full((nranks, nranks, 3), -1, np.int32)
     table[..., 0], table[..., 1], table[..., 2] = rank[:, None], nranks + rank, 2 * nranks
     if rng.random() < 0.6:

@@ -142,9 +142,8 @@ def columns(rng, quick):
             yield schedule_case(label, True, make, exact=False, may_decline=shape == "masked")
     for dtype in rng.sample(TYPES[:-4], 3 if quick else 8):
         bits = 8 * np.dtype(dtype).itemsize
-        if (
-            bits == 32
-        ):  # too large to prove: an address that wraps must be refused as no chunk at all
+        # Too large to prove: an address that wraps must be refused as no chunk at all.
+        if bits == 32:
             continue
         n = rng.randint(6, 9)
         chunks = rng.randint(17, 24) if bits == 8 else 2 ** (bits - 3) // 3
@@ -630,9 +629,8 @@ def repeats(rng, quick):
         for field, value in rng.sample(other, 2 if quick else len(other)):
             try:
                 changed = dataclasses.replace(block, **{field: value})
-            except (
-                simcoll.types.SimcollError
-            ):  # windows that do not fit their order are refused when they are made
+            except simcoll.types.SimcollError:
+                # Windows that do not fit their order are refused when they are made.
                 continue
             steps = [*blocks[:place], changed, *blocks[place + 1 :]]
             if not verdict_on(with_blocks(plain, steps)).right:

@@ -21,8 +21,7 @@ class Deferred:
         self._name = name
 
     def __getattr__(self, attribute: str) -> object:
-        if (
-            attribute.startswith(("__", "_mock")) or "pytest" in attribute
-        ):  # asked of every global at collection
+        # Asked of every global at collection.
+        if attribute.startswith(("__", "_mock")) or "pytest" in attribute:
             raise AttributeError(attribute)
         return getattr(import_module(self._name), attribute)

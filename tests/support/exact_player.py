@@ -385,9 +385,8 @@ def _barrier(schedule, blocks) -> None:
 def verdict_on(schedule, blocks=None) -> Verdict:
     """The verdict on a schedule; ``blocks`` instead of those that its source yields."""
     try:
-        blocks_in_order = (
-            schedule.source() if blocks is None else blocks
-        )  # read as they come: their arrays may change later
+        # Read as they come: their arrays may change later.
+        blocks_in_order = schedule.source() if blocks is None else blocks
         if schedule.collective.kind == "barrier":
             _barrier(schedule, blocks_in_order)
             return Verdict(True, "", "")

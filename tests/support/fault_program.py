@@ -17,9 +17,8 @@ from realcoll.start import mpi_start
 
 # Where a rank is late, the others must not be too, whatever else the machine does; all other faults
 # are seen without waiting.
-LATE_S = dict.fromkeys(
-    ("sleeps", "absent", "raises"), 5.0
-)  # one that raises waits for the others at its end
+# One that raises waits for the others at its end.
+LATE_S = dict.fromkeys(("sleeps", "absent", "raises"), 5.0)
 LATE_AT_THE_START_S = 15.0
 VICTIM = 1
 

@@ -575,17 +575,15 @@ def test_barriers():
     check(schedule({"kind": "barrier", "nranks": n}, blocks))
     wrong(schedule({"kind": "barrier", "nranks": n}, blocks[:2]), "may leave before")
     other = changed(blocks, lambda b: b[1]["steps"][0].update(channel=1))
-    wrong(
-        schedule({"kind": "barrier", "nranks": n}, other, channels=2), "may leave before"
-    )  # channels do not tell each other
+    # Channels do not tell each other.
+    wrong(schedule({"kind": "barrier", "nranks": n}, other, channels=2), "may leave before")
     check(schedule({"kind": "barrier", "nranks": n}, [other[1], *blocks], channels=2))
     both = [
         {"steps": [step([(0, 0, 1, 0, "sync"), (1, 0, 2, 0, "sync"), (2, 0, 0, 0, "sync")])]}
     ] * 2
     check(schedule({"kind": "barrier", "nranks": 3}, both))
-    wrong(
-        schedule({"kind": "barrier", "nranks": 3}, both[:1]), "may leave before"
-    )  # messages of a step are simultaneous
+    # Messages of a step are simultaneous.
+    wrong(schedule({"kind": "barrier", "nranks": 3}, both[:1]), "may leave before")
     wrong(
         schedule({"kind": "barrier", "nranks": 2}, [{"steps": [step([(0, 0, 1, 0, "copy")])]}]),
         "no such",
@@ -859,9 +857,8 @@ def test_deadlocks_and_least_depths():
     wrong(changed(right, lambda c: c["claims"].update(least_depth=0)), "least_depth")
     wrong(changed(right, lambda c: c["claims"].update(least_depth=2)), "least_depth")
     wrong(changed(right, lambda c: c["claims"].update(least_depth=None)), "least_depth")
-    first = changed(
-        right, lambda c: code(c, 0).insert(0, code(c, 0).pop(1))
-    )  # rank 0 receives first: rendezvous is enough
+    # Rank 0 receives first: rendezvous is enough.
+    first = changed(right, lambda c: code(c, 0).insert(0, code(c, 0).pop(1)))
     wrong(first, "least_depth")
     check(changed(first, lambda c: c["claims"].update(least_depth=0)))
     both = changed(first, lambda c: code(c, 1).insert(0, code(c, 1).pop(1)))

@@ -338,9 +338,8 @@ class LinkedWorld:
             if not task.dead:
                 task.switch()
         self._quiet = 0 if busy or self.tasks.ready else self._quiet + 1
-        if (
-            self._quiet > EAGER_ROUNDS
-        ):  # leave the processor to others, for longer when nothing has happened for long
+        # Leave the processor to others, for longer when nothing has happened for long.
+        if self._quiet > EAGER_ROUNDS:
             time.sleep(LONG_REST_S if self._quiet > 20 * EAGER_ROUNDS else REST_S)
         elif self._quiet:
             os.sched_yield()

@@ -262,9 +262,8 @@ class EmulatedWorld:
         """Run all tasks to their ends."""
         tasks, unsettled = self.tasks, self.emulator.unsettled
         try:
-            with np.errstate(
-                all="ignore"
-            ):  # arithmetic of reductions is IEEE's and wraps, as on a GPU
+            # Arithmetic of reductions is IEEE's and wraps, as on a GPU.
+            with np.errstate(all="ignore"):
                 while True:
                     if tasks.ready and not self._asked:
                         self._schedule_tasks()

@@ -170,9 +170,8 @@ def _plain(obj: object, path: _Way, depth: int) -> object:
         case dict() if kind is dict:
             keys = [_plain(key, (path, " key {!r}", key), depth + 1) for key in obj]
             values = [_plain(value, (path, "[{!r}]", key), depth + 1) for key, value in obj.items()]
-            if any(
-                isinstance(key, msgspec.msgpack.Ext) for key in keys
-            ):  # not a key that a MessagePack map can have
+            # Not a key that a MessagePack map can have.
+            if any(isinstance(key, msgspec.msgpack.Ext) for key in keys):
                 return _ext(_ExtensionKind.DICT, msgspec.msgpack.encode([keys, values]))
             return dict(zip(keys, values, strict=True))
         case set() | frozenset() if kind in {set, frozenset}:

@@ -292,9 +292,8 @@ class Recording:
             stream = noted.lane or names.get(noted.stream, noted.stream)
             if together is not None and noted.stream in names:
                 together = replace(together, group=stream)
-                if (
-                    noted.sends is not None
-                ):  # no rank begins before all have called: only then are the blocks known
+                # No rank begins before all have called: only then are the blocks known.
+                if noted.sends is not None:
                     together = replace(together, **_all_to_all_sizes(together, rows[together.key]))
                     meeting = Together(
                         ("called", together.key), together.ranks, "meeting", "meetings", 0

@@ -98,9 +98,8 @@ def _describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Described:
     return ((shape, dtype.name),)  # a name is composed every time
 
 
-class Entry(
-    msgspec.Struct, eq=False, gc=False
-):  # every call makes one: C makes it in half the time
+# Every call makes one: C makes it in half the time.
+class Entry(msgspec.Struct, eq=False, gc=False):
     """One operation of one rank; inputs and outputs by shape and dtype, times -1 until known."""
 
     group: tuple[str, str]

@@ -79,9 +79,8 @@ class Faults:
         """Stop a rank where it is."""
         world, rank = self._world, self._world.ranks[number]
         self._stopped[number] = world.now
-        if (
-            rank.finish_fs >= 0
-        ):  # its program had ended; operations that it began wait for it for ever
+        # Its program had ended; operations that it began wait for it for ever.
+        if rank.finish_fs >= 0:
             return
         rank.finish_fs = world.now
         rank.failure = RuntimeError(f"it stopped at {format_time(world.now)}")

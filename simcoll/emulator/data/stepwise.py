@@ -154,16 +154,14 @@ class BufferPool:
         target = starts[step.dst_rank[rows], step.dst_buffer[rows]] + step.dst_offset[rows]
         switched = bool((step.op == SWITCH_REDUCE).any())
         combines = step.op[rows] == REDUCE
-        if (
-            switched
-        ):  # the first transfer of a switch reduction copies: the old content does not count
+        # The first transfer of a switch reduction copies: the old content does not count.
+        if switched:
             followers = step.op == SWITCH_REDUCE
             followers[[group[0] for group in switch_groups(step)]] = False
             combines |= followers[rows]
         turn = np.zeros(len(length), np.int64)
-        if (
-            switched or self._plan.schedule.known.folds
-        ):  # only these write an element twice in a step
+        # Only these write an element twice in a step.
+        if switched or self._plan.schedule.known.folds:
             if _overlap(target, length):
                 row = np.repeat(np.arange(len(length)), length)
                 offset = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)

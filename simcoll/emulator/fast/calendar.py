@@ -133,9 +133,8 @@ def next_time(s: State) -> bool:
         position = find(s, time)
         head = s.table_head[position]
         drop_key(s, position)
-        if (
-            head >= 0
-        ):  # unlinked slots leave empty times: removing one from inside the heap would cost more
+        # Unlinked slots leave empty times: removing one from inside the heap would cost more.
+        if head >= 0:
             r[NOW] = time
             r[CHAIN] = head
             return True

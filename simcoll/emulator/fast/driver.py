@@ -106,10 +106,8 @@ class StepMachine:
     ) -> None:
         self.steps = _singles(steps)
         self.rest_of_run: tuple[Timed, int] | None = None
-        self.waits = waits or (
-            np.zeros(0, np.int64),
-            np.zeros(0, np.int64),
-        )  # later and earlier messages
+        # Later and earlier messages.
+        self.waits = waits or (np.zeros(0, np.int64), np.zeros(0, np.int64))
         self.sees_all = bool(on_step or len(self.waits[0]))
         self.on_step = on_step
         self.bytes_by_op = [0, 0, 0, 0, 0]
@@ -121,16 +119,12 @@ class StepMachine:
         self.hops_used = 0
         self.free: dict[int, dict[Timed, list[int]]] = {}
         self.spare = min(max(SPARE, int(lane_steps.sum())), 4 * SPARE)
-        self.latest: tuple[StepShape | None, Ints] = (
-            None,
-            np.zeros(0, np.int64),
-        )  # and the connections of its rows
+        # And the connections of its rows.
+        self.latest: tuple[StepShape | None, Ints] = (None, np.zeros(0, np.int64))
         self.ring_used = 0
         self.lanes_seen = np.zeros(len(lane_steps), np.int32)
-        self.connections = (
-            np.zeros(0, np.int64),
-            np.zeros(0, np.int64),
-        )  # names, ascending, and numbers
+        # Names, ascending, and numbers.
+        self.connections = (np.zeros(0, np.int64), np.zeros(0, np.int64))
         self.live: dict[int, tuple[int, int]] = {}  # blocks in flight by first message: block, rows
         self.state = new_state(capacities_uBps, lane_steps, launch_fs, fifo=fifo)
         self.state.reg[HASHED] = hashed

@@ -261,9 +261,8 @@ def _arrive(s: State, m: int) -> bool:
     s.phase[m] = LATE
     _push(s, m)
     sender = s.sender[m]
-    if (
-        sender != s.receiver[m]
-    ):  # in a quotient both ends may be in one class, which leaves when the message is done
+    # In a quotient both ends may be in one class, which leaves when the message is done.
+    if sender != s.receiver[m]:
         _leave(s, sender)
     return False
 
@@ -280,9 +279,8 @@ def _handle(s: State, m: int) -> None:
             join(s, m)
             return
     elif phase == FLOW:
-        if (
-            s.rate[m] == 0
-        ):  # it has waited its full time for a link; settling checks whether it still waits
+        # It has waited its full time for a link; settling checks whether it still waits.
+        if s.rate[m] == 0:
             s.started[r[STARTED]] = m
             r[STARTED] += 1
             return

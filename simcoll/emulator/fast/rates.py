@@ -92,9 +92,8 @@ def put_on_links(s: State, m: int) -> None:
         s.next_flow[e] = neighbour
         s.head[l] = e
         if neighbour >= 0:
-            if (
-                s.shared[neighbour] == 0
-            ):  # the first flow was alone here, so the link's numbers are stale
+            # The first flow was alone here, so the link's numbers are stale.
+            if s.shared[neighbour] == 0:
                 if (
                     s.queued[l] == 0
                     # Otherwise others left just now, and dependents of the link still have its old
@@ -247,9 +246,8 @@ def _spread(s: State) -> int:
             continue
         old = s.level[l]
         new = _water_level(s, l)
-        if (
-            new == old and s.key[l] != r[NOW]
-        ):  # a timer that fires now must be set again even if the level is the same
+        # A timer that fires now must be set again even if the level is the same.
+        if new == old and s.key[l] != r[NOW]:
             continue
         s.level[l] = new
         if s.marked[l] == 0:

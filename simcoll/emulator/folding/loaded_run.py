@@ -85,9 +85,8 @@ class LoadedRun:
             self.capacities[plan.protocol] = capacity, name
         capacity, name = self.capacities[plan.protocol]
         if self.links is not None and self.members is not None:
-            caps = np.ones(
-                len(self.members) - len(capacity), np.int64
-            )  # absent under this protocol
+            # Absent under this protocol.
+            caps = np.ones(len(self.members) - len(capacity), np.int64)
             capacity = np.append(capacity, caps)[self.links]
         costs = self._costs(plan.protocol, cache_key(plan)[1])
         state = self.whole.play(costs, capacity, plan.protocol.launch_fs, self._names(name))

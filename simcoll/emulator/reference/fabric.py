@@ -274,9 +274,8 @@ class Fabric:
             if links == flow.links:
                 continue
             self._take_off(flow)
-            if (
-                flow.rate or self._waiting.pop(flow, None) is not None
-            ):  # otherwise it has only just started
+            # Otherwise it has only just started.
+            if flow.rate or self._waiting.pop(flow, None) is not None:
                 self._started.append(flow)
             if flow.rate:
                 flow.left = remaining_bytes(flow.left, flow.rate, now_fs - flow.since_fs)

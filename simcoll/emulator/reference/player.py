@@ -265,9 +265,8 @@ class Player:
         if len(recent) == self._depth:
             predecessor = recent.pop(0)
             if not predecessor.consumed:
-                predecessor.follower = partial(
-                    self._meet_need, message
-                )  # may belong to another player
+                # May belong to another player.
+                predecessor.follower = partial(self._meet_need, message)
                 message.needs += 1
         recent.append(message)
 

@@ -274,9 +274,8 @@ def _turning(block: Repeat, chunk: Ints, lengths: Ints) -> tuple[Ints, Ints]:
     start, place = block.window(chunk)
     starts, window = np.unique(start, return_inverse=True)
     windows = block.chunk_at(starts[:, None] + np.arange(block.modulus))
-    table = lengths.take(
-        windows, mode="clip"
-    )  # a window may leave the buffers where no transfer does
+    # A window may leave the buffers where no transfer does.
+    table = lengths.take(windows, mode="clip")
     return np.tile(table, 2).reshape(-1), 2 * block.modulus * window + place
 
 

@@ -117,10 +117,8 @@ class PlanRank:
         self.place, self.rank = place, rank
         self.plan, self.shape = plan, shape
         self.gpu: PlanGpu = plan.gpus[rank]
-        self.counters: dict[str, list[tuple[int, int]]] = {
-            "memory": [],
-            "port": [],
-        }  # peer, and number among those to it
+        # Peer, and number among those to it.
+        self.counters: dict[str, list[tuple[int, int]]] = {"memory": [], "port": []}
         self.switches: list[tuple[str, tuple[int, ...]]] = []
         for number in range(len(self.gpu.channels)):
             self._channel(place.at(f".channels[{number}]"), number)
@@ -128,10 +126,8 @@ class PlanRank:
             place.at(f".remote_buffers[{number}]").within(
                 "rank", buffer.rank, 0, len(plan.gpus) - 1
             )
-        self.used: dict[bool, set[tuple[int, int]]] = {
-            True: set(),
-            False: set(),
-        }  # chunks of scratch of packets, of plain data
+        # Chunks of scratch of packets, of plain data.
+        self.used: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
 
     def _channel(self, place: PlanPlace, number: int) -> None:
         channel, last = self.gpu.channels[number], len(self.plan.gpus) - 1
@@ -325,10 +321,8 @@ class _BlockReader:
                 if name == "sem_acquire"
                 else DeviceOp(name, releases=numbers)
             )
-        if name in {
-            "nop",
-            "flush",
-        }:  # a flush runs over the outputs of its operation, of which it has none
+        # A flush runs over the outputs of its operation, of which it has none.
+        if name in {"nop", "flush"}:
             return DeviceOp(name, fence=name == "nop")
         counters = self._counters(place, operation)
         if name.endswith("signal"):

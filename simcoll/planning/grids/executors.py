@@ -236,11 +236,8 @@ def _dask(kind: str) -> Iterator[GridPool]:
         client = Client(address, timeout=20)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--executor {kind}: no dask scheduler answers there ({error})") from None
-    for talker in (
-        "distributed",
-        "distributed.client",
-        "tornado.application",
-    ):  # the error below says it in one line
+    # The error below says it in one line.
+    for talker in ("distributed", "distributed.client", "tornado.application"):
         logging.getLogger(talker).setLevel(logging.CRITICAL)
     with client:
         # A worker that cannot import what it gets dies, and its request goes to the next one.

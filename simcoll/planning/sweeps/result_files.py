@@ -33,9 +33,8 @@ def picture(title: str, table: SweepTable, topology: Topology, run: str) -> byte
             "a picture shows bandwidth over sizes, and a GOAL program has one size of its own; its "
             "timeline shows it"
         )
-    through = [
-        row for row in table.rows if row.result.cut is None
-    ]  # of the others there is nothing to draw
+    # Of the others there is nothing to draw.
+    through = [row for row in table.rows if row.result.cut is None]
     return busbw_svg(title, table.sweep.collective, topology.nranks, through or table.rows, run=run)
 
 

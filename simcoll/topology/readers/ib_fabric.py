@@ -287,9 +287,8 @@ def _router(
     reverse = graph.T.tocsr()
     switch_links = through[np.repeat(np.arange(vertices), np.diff(reverse.indptr))]
     away = np.empty((len(adapters), vertices))
-    for number, adapter in enumerate(
-        adapters.tolist()
-    ):  # backwards from each adapter, over switches only
+    # Backwards from each adapter, over switches only.
+    for number, adapter in enumerate(adapters.tolist()):
         usable = switch_links.copy()
         usable[reverse.indptr[adapter] : reverse.indptr[adapter + 1]] = True
         ways = csr_array(

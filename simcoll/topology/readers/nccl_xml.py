@@ -67,9 +67,8 @@ class _Dump:
     up: dict[int, int] = field(default_factory=dict)  # PCIe parent of a vertex
     gpus: list[_XmlGpu] = field(default_factory=list)
     cards: list[_Card] = field(default_factory=list)
-    cpus: list[tuple[int, str, int]] = field(
-        default_factory=list
-    )  # vertex, vendor, capacity between sockets
+    # Vertex, vendor, capacity between sockets.
+    cpus: list[tuple[int, str, int]] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
 
     def vertex(self, name: str, kind: str) -> int:

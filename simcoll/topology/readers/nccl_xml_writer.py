@@ -55,9 +55,8 @@ def nccl_topology_xml(topology: Topology) -> bytes:
         raise ConfigError(
             f"{topology.name!r} has several nodes; a file describes one, so load it with nodes=1"
         )
-    first_rank = np.zeros(
-        topology.nranks - 1, np.int64
-    )  # ranks of one node reach each other without the network
+    # Ranks of one node reach each other without the network.
+    first_rank = np.zeros(topology.nranks - 1, np.int64)
     used = topology.route(first_rank, np.arange(1, topology.nranks)).links
     if (topology.link_kind[used[used >= 0]] == LINK_KINDS.index("net")).any():
         raise ConfigError(

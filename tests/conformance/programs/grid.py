@@ -23,9 +23,8 @@ class Grid:
                 group = dist.new_group(row)
                 if dist.get_rank() in row:
                     self.groups[name], self.members[name] = group, row
-        rows = (
-            ranks.permute(1, 3, 0, 2).reshape(pipeline * tensor, -1).tolist()
-        )  # who has the same weights
+        # Who has the same weights.
+        rows = ranks.permute(1, 3, 0, 2).reshape(pipeline * tensor, -1).tolist()
         made = [dist.new_group(row) for row in rows]
         self.groups["replicas"] = next(
             made[at] for at, row in enumerate(rows) if dist.get_rank() in row

@@ -165,10 +165,8 @@ def test_the_root_does_not_matter(collective, algorithm):
         assert time_fs(collective, algorithm, n, n * 3840, root=root) == cost_fs(form(n), n * 3840)
 
 
-BOX_FS, NET_FS = (
-    Fraction(2500),
-    Fraction(20000),
-)  # a byte at 400 GB/s in the box, at 50 GB/s between boxes
+# A byte at 400 GB/s in the box, at 50 GB/s between boxes.
+BOX_FS, NET_FS = (Fraction(2500), Fraction(20000))
 BOXES = ((2, 4), (3, 4), (4, 8), (5, 2))
 HIERARCHICAL = {  # vectors that a GPU sends in its box, and between boxes; of m boxes of g
     "all_reduce": lambda m, g: (2 * share(g), 2 * share(m) / g),

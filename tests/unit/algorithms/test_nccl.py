@@ -213,9 +213,8 @@ def test_many_pieces_fill_the_links_of_a_tree(nodes):
         simcoll.bind(made, size, "uint8"), rails, data="none", bound=False
     ).time_fs
     longest = max(2 * (g - 1) * size // g * 2_500, size * 20_000 // g * (1 if nodes == 2 else 2))
-    assert (
-        longest - 1000 <= found < 1.12 * longest
-    )  # every message rounds by less than a femtosecond
+    # Every message rounds by less than a femtosecond.
+    assert longest - 1000 <= found < 1.12 * longest
 
 
 GROUPED = {"all_to_all": (None,), "gather": (0, 2), "scatter": (0, 2)}

@@ -111,9 +111,8 @@ def test_random_graphs_against_all_subsets(n, seed, big, with_switch):
     nx.set_node_attributes(graph, "gpu", "kind")
     if with_switch and n > 2:
         graph.nodes[0]["kind"] = "switch"
-    scale = (
-        999_999_999_989 if big else 10**15
-    )  # with a large prime the flows do not fit 32 bits exactly
+    # With a large prime the flows do not fit 32 bits exactly.
+    scale = 999_999_999_989 if big else 10**15
     for a, b in graph.edges:
         graph.edges[a, b]["capacity_uBps"] = int(rng.integers(1, 9)) * scale + (
             int(rng.integers(0, 10**9)) if big else 0

@@ -189,9 +189,8 @@ def test_no_trees_where_a_cut_has_no_room():
     ends = np.array([[0, 1, 1, 2], [1, 0, 2, 1]])
     assert packs(ends, np.array([1, 1, 1, 1]), [1, 0, 0])
     assert not packs(ends, np.array([1, 1, 0, 1]), [1, 0, 0])
-    assert not packs(
-        ends, np.array([1, 1, 1, 1]), [1, 1, 0]
-    )  # both trees enter rank 2 over one link
+    # Both trees enter rank 2 over one link.
+    assert not packs(ends, np.array([1, 1, 1, 1]), [1, 1, 0])
     assert [tree.links for tree in grow(ends, np.array([1, 1, 1, 1]), [1, 0, 0])] == [
         ((0, 1), (1, 2))
     ]

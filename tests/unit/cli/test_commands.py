@@ -135,9 +135,8 @@ def test_run_writes_four_files(small):
         assert entry["time_fs"] == min(times)
         assert entry["bound_fs"] <= entry["time_fs"]
     assert {row["wrong"] for row in rows if int(row["size_bytes"]) <= 1024} == {"0"}
-    assert {row["wrong"] for row in rows if int(row["size_bytes"]) > 1024} == {
-        "0"
-    }  # of the check of the schedule
+    # Of the check of the schedule.
+    assert {row["wrong"] for row in rows if int(row["size_bytes"]) > 1024} == {"0"}
     assert ET.parse(out / "busbw.svg").getroot().tag.endswith("svg")
     trace = json.loads(gzip.decompress((out / "trace.json.gz").read_bytes()))
     assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X", "s", "f", "C"}

@@ -115,9 +115,8 @@ def test_empty_transfers_go_and_messages_without_data_stay():
         transfers(0, 2, 1, 6),
         transfers(0, 1, 1, 5),
     ]
-    plan = bind(
-        Schedule("x", layout, lambda: iter(steps)), 2, unproved=True
-    )  # pieces [0,0) [0,1) [1,1) [1,2)
+    # Pieces [0,0) [0,1) [1,1) [1,2).
+    plan = bind(Schedule("x", layout, lambda: iter(steps)), 2, unproved=True)
     assert [
         (s.step, s.op.tolist(), s.elements.tolist(), s.size_bytes.tolist()) for s in plan.steps()
     ] == [

@@ -192,9 +192,8 @@ def test_in_place_merges_exactly_the_two_names_of_the_same_memory():
                 continue
             smaller = min(collective.input_slots, collective.output_slots)
             assert len(merged) == smaller * layout.chunks
-            assert np.array_equal(
-                layout.canonical(np.full(len(chunks), rank), stored), stored
-            )  # one address, reached at once
+            # One address, reached at once.
+            assert np.array_equal(layout.canonical(np.full(len(chunks), rank), stored), stored)
             for chunk, place in merged:
                 at = np.array([rank])
                 assert chunk % layout.chunks == place % layout.chunks

@@ -54,9 +54,8 @@ def test_groups_are_split_by_their_members():
         half = dist.split_group(split_ranks=[[2, 0, 1], [3, 4]], group_desc="half")
         if half is None:
             return None
-        part = dist.split_group(
-            half, [[1, 0]]
-        )  # ranks of the group, of which each half has its own
+        # Ranks of the group, of which each half has its own.
+        part = dist.split_group(half, [[1, 0]])
         x = np.array([rank])
         if part is not None:
             dist.all_reduce(x, group=part)

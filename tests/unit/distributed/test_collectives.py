@@ -432,9 +432,8 @@ def test_gradient_of_all_gather():
     """RS-07: the gradient of an all_gather is the reduce_scatter of the gradients."""
 
     def program(rank, world_size):
-        weight = np.arange(1.0, 1 + 2 * world_size).reshape(world_size, 2) * (
-            rank + 1
-        )  # d loss / d gathered
+        # D loss / d gathered.
+        weight = np.arange(1.0, 1 + 2 * world_size).reshape(world_size, 2) * (rank + 1)
         gradient = np.zeros(2)
         dist.reduce_scatter(gradient, list(weight))
         return gradient.tolist()

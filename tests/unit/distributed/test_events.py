@@ -115,13 +115,15 @@ def test_a_message_under_way_comes_after_its_sender_or_receiver_has_stopped(slow
 def test_slow_ranks_and_links_take_their_time():
     plain = run("gloo").returns[0]
     slow = run("gloo", "t=0 rank 2 slower 2").returns[0]
+    # Less what the others send meanwhile.
     assert [b - a for a, b in zip(plain, slow, strict=True)] == pytest.approx(
         [1e-3, 2e-3, 3e-3], abs=1e-5
-    )  # less what the others send meanwhile
+    )
     down = run("gloo", "t=1ms gpu0 -> switch = 0 for 5ms").returns[0]
+    # Its latency passes meanwhile.
     assert [b - a for a, b in zip(plain, down, strict=True)] == pytest.approx(
         [4.999e-3] * 3, abs=1e-9
-    )  # its latency passes meanwhile
+    )
 
 
 @pytest.mark.slow

@@ -154,9 +154,8 @@ def test_the_store_of_a_method_is_there(kind, tmp_path, monkeypatch):
         if rank == 0:
             dist.compute(1.0)
             store.set("greeting", "hello")
-        assert (
-            store.get("greeting") == b"hello"
-        )  # the others wait for it without keeping rank 0 from running
+        # The others wait for it without keeping rank 0 from running.
+        assert store.get("greeting") == b"hello"
         if rank == 0 and kind in {"tcp", "env"}:
             with dist.TCPStore("127.0.0.1", port) as other:
                 seen.append(other.get("greeting"))

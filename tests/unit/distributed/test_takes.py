@@ -82,9 +82,8 @@ def test_groups_with_links_of_their_own_follow_side_by_side(counted, monkeypatch
         return x.tolist()
 
     both(monkeypatch, program, 16, topology="dgx-h100")
-    assert (
-        counted["followed"] == 8
-    )  # ranks come to the second call in another order than to the first
+    # Ranks come to the second call in another order than to the first.
+    assert counted["followed"] == 8
 
 
 def test_a_rank_that_comes_at_another_time_is_noticed(counted, monkeypatch):

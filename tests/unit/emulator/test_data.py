@@ -64,9 +64,8 @@ def test_sums_are_right_beyond_64_bits():
 def test_the_limit_can_be_set(monkeypatch, text, moves):
     monkeypatch.setenv("SIMCOLL_MAX_BYTES", text)
     assert emulate(ring(), crossbar(4, "50 GB/s")).data == ("exact" if moves else "none")
-    assert (
-        emulate(ring(), crossbar(4, "50 GB/s"), data="exact").wrong == 0
-    )  # what is asked for is not limited by it
+    # What is asked for is not limited by it.
+    assert emulate(ring(), crossbar(4, "50 GB/s"), data="exact").wrong == 0
     assert emulate(ring(), crossbar(4, "50 GB/s"), data="none").no_data == ""
 
 
@@ -155,9 +154,8 @@ def test_no_run_takes_more_than_was_added_up(kind, algorithm, in_place, op, prot
     if dtype == "int8" and op != "sum":
         pytest.skip("no such reduction of whole numbers")
     plan = simcoll.bind(schedule, 1 << 16, dtype, op, protocol=protocol)
-    emulate(
-        simcoll.bind(schedule, 8, dtype, op, protocol=protocol), crossbar(8, "50 GB/s")
-    )  # loads what it needs
+    # Loads what it needs.
+    emulate(simcoll.bind(schedule, 8, dtype, op, protocol=protocol), crossbar(8, "50 GB/s"))
     tracemalloc.start()
     try:
         emulate(plan, crossbar(8, "50 GB/s"), data="exact")

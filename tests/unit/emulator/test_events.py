@@ -168,9 +168,8 @@ def test_bytes_take_another_way(play, by_hand):
     down = ["t=501us gpu0 -> gpu1 = 0"]
     # Both have half of their bytes left and share the link from 3 to 2.
     assert play(plan, down, "re-route", topology=net).done_fs.tolist() == [1501 * US] * 2
-    back = [
-        "t=501us gpu0 -> gpu1 = 0 for 400us"
-    ]  # 0.3 of each are left, and go their own ways again
+    # 0.3 of each are left, and go their own ways again.
+    back = ["t=501us gpu0 -> gpu1 = 0 for 400us"]
     assert play(plan, back, "re-route", topology=net).done_fs.tolist() == [1201 * US] * 2
     late = ["t=0 gpu0 -> gpu1 = 0", "t=201us gpu0 -> gpu1 = 1"]
     assert (

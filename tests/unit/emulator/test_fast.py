@@ -458,9 +458,8 @@ def test_ctrl_c_waits_for_a_compilation():
     """Lost in LLVM it became a bug report, and a table lost the sizes that were done."""
     from numba.core import event
 
-    usual = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # which a shell's background job ignores
+    # Which a shell's background job ignores.
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     double = _jit(lambda number: 2 * number)
     interrupt = {
         "on_start": lambda *_: signal.raise_signal(signal.SIGINT),

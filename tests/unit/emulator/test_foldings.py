@@ -49,9 +49,8 @@ def test_every_size_and_protocol_as_with_every_message(kind, algorithm, params):
             )
             assert (found.time_fs, found.trace_hash) == (every.time_fs, every.trace_hash)
             assert np.array_equal(found.done_fs, every.done_fs)
-    assert (
-        len(kept(made)) <= 2 * 3
-    )  # equal chunks and the last others; protocols that cap channels, ranks, or nothing
+    # Equal chunks and the last others; protocols that cap channels, ranks, or nothing.
+    assert len(kept(made)) <= 2 * 3
 
 
 def test_a_schedule_that_runs_again_is_folded_once():
@@ -85,9 +84,8 @@ def test_capacities_that_differ_within_a_class_are_another_folding():
 def test_too_little_symmetry_is_found_once():
     made = simcoll.schedule("all_reduce", "recursive_doubling", nranks=256, channels=2)
     machine = crossbar(256, "50 GB/s", "1 us")
-    capacity = machine.link_capacity_uBps - 10**6 * np.arange(
-        machine.nlinks
-    )  # no two ranks are alike, the two channels of each are
+    # No two ranks are alike, the two channels of each are.
+    capacity = machine.link_capacity_uBps - 10**6 * np.arange(machine.nlinks)
     machine = dataclasses.replace(machine, link_capacity_uBps=capacity)
     plans = [simcoll.bind(made, 1 << exponent) for exponent in (12, 13, 14)]
     runs = [

@@ -31,9 +31,8 @@ def run(engine, *events, policy="stall", program=WORK_AND_SEND):
 def test_times_by_hand(engine):
     assert run(engine).time_fs == 12 * US
     assert run(engine, "t=0 gpu0 -> switch = 1/2").time_fs == 13 * US
-    assert (
-        run(engine, "t=5us gpu0 -> switch = 0 for 95us").time_fs == 101 * US
-    )  # its latency passes meanwhile
+    # Its latency passes meanwhile.
+    assert run(engine, "t=5us gpu0 -> switch = 0 for 95us").time_fs == 101 * US
     assert run(engine, "t=0 gpu0 -> switch background 3/4").time_fs == 15 * US
     slow = run(engine, Slow(0, 3, at_fs=4 * US, for_fs=9 * US))  # 4 us of it, 3 in 9, and 3
     assert slow.end_fs(0).tolist() == [16 * US, 10 * US, 10 * US]

@@ -62,9 +62,8 @@ def test_only_wide_links_have_slack():
     both = ["leaf0 -> leaf1", "leaf1 -> leaf0"]
     assert wide(two_leaves([5 * 10**8, 5 * 10**8], 10**9)) == both
     assert wide(two_leaves([5 * 10**8, 5 * 10**8], 10**9 - 1)) == []
-    assert (
-        wide(two_leaves([10**9], 10**9)) == []
-    )  # one of two as wide as each other must keep its capacity
+    # One of two as wide as each other must keep its capacity.
+    assert wide(two_leaves([10**9], 10**9)) == []
     assert len(wide(fat_tree(2, 4, "50 GB/s", "1 us"))) == 4
     assert wide(fat_tree(2, 4, "50 GB/s", "1 us", oversubscription=2)) == []
 

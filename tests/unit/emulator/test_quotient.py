@@ -272,9 +272,8 @@ def test_the_reference_engine_refuses_a_quotient():
 
 
 def test_many_equal_steps_are_folded_without_being_asked():
-    two_rings = simcoll.schedule(
-        "all_reduce", "ring", nranks=320, channels=2, in_place=True
-    )  # on the same links
+    # On the same links.
+    two_rings = simcoll.schedule("all_reduce", "ring", nranks=320, channels=2, in_place=True)
     plan, topology = simcoll.bind(two_rings, count=640 * 64), crossbar(320, "50 GB/s", "1 us")
     result = emulate(plan, topology, data="none", bound=False)
     assert (result.messages, result.classes) == (4 * 319 * 320, 2 * 319)

@@ -74,9 +74,10 @@ def test_a_changed_schedule_shares_nothing():
     summary(simcoll.bind(made, 8))
     assert summaries_of(made)
     assert summaries_of(dataclasses.replace(made)) == {}
+    # A copy and three steps.
     assert np.array_equal(
         summary(simcoll.bind(dataclasses.replace(made), 8)).lane_steps, [4, 4, 4, 4]
-    )  # a copy and three steps
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "bidirectional_ring", "tree"])
@@ -104,9 +105,8 @@ def test_turns_with_empty_chunks_are_the_steps_of_the_plan(algorithm, params):
 
 def test_steps_that_come_back_are_one_object_and_counted_once():
     made = simcoll.schedule("all_reduce", "ring", nranks=32)
-    found = summary(
-        simcoll.bind(made, 8)
-    )  # a chunk of every four has an element: four steps, again and again
+    # A chunk of every four has an element: four steps, again and again.
+    found = summary(simcoll.bind(made, 8))
     distinct = {id(step): step.rows for group, _ in found.groups for step in group}
     assert found.rows == sum(distinct.values()) == 32 + 2 * 4 * 8
     assert found.messages == 32 + 62 * 8

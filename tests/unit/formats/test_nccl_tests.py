@@ -58,9 +58,8 @@ def same_times(found, sizes=SIZES, last_us=0.006, **machine):
 def test_versions_and_prefixes(read, version, prefix):
     log = read(nccl_tests(SIZES, 15 / 8, prefix=prefix, version=version, hosts=TWO))
     (found,) = log.tables
-    same_times(
-        found, last_us=0.006 if version else 0.6
-    )  # version 0 prints milliseconds with three decimals
+    # Version 0 prints milliseconds with three decimals.
+    same_times(found, last_us=0.006 if version else 0.6)
     assert (found.collective, found.nranks, found.nnodes) == ("all_reduce", 16, 2)
     assert found.devices == ("NVIDIA H100 80GB HBM3",)
     assert {(row.dtype, row.op, row.root) for row in found.rows} == {("float", "sum", -1)}

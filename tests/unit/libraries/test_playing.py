@@ -47,9 +47,8 @@ def test_events_and_formula_agree_where_links_are_free(name, nodes, collective, 
         events = predict(collective, size, topology, environment=environment)
         formula = formula_time(collective, size, topology, environment=environment)
         assert (events.algorithm, events.protocol) == (formula.algorithm, formula.protocol)
-        if (
-            events.timed_by == "formula"
-        ):  # a tree or a chain whose pipeline the links cannot make up for
+        # A tree or a chain whose pipeline the links cannot make up for.
+        if events.timed_by == "formula":
             assert (events.algorithm, size) in {
                 ("tree", 2**30),
                 ("tree", 2**25),
@@ -83,9 +82,8 @@ def test_forced_trees_take_the_time_of_the_formula(name, nodes, protocol):
 
 
 def test_gpus_without_a_link_send_through_the_memory_of_one_between_them():
-    mesh = simcoll.load_topology(
-        "dgx-1v"
-    )  # the host would take 19 times the bound: 6 GB/s between its sockets
+    # The host would take 19 times the bound: 6 GB/s between its sockets.
+    mesh = simcoll.load_topology("dgx-1v")
     for collective, least, most in (
         ("all_to_all", 1.0, 1.5),
         ("gather", 1.0, 2.0),
@@ -113,9 +111,8 @@ def test_a_tree_along_other_links_than_nccls_is_not_played():
         found = predict("all_reduce", size, two)
         assert (found.algorithm, "between neighbours" in found.note) == ("tree", True)
         assert found.bound_fs < found.time_fs == formula_time("all_reduce", size, two).time_fs
-    pairs = predict(
-        "broadcast", 2**20, simcoll.load_topology("azure-nc-a100-v4")
-    )  # bridges join pairs of its GPUs
+    # Bridges join pairs of its GPUs.
+    pairs = predict("broadcast", 2**20, simcoll.load_topology("azure-nc-a100-v4"))
     assert (pairs.timed_by, "rings of direct links" in pairs.note) == ("formula", True)
 
 

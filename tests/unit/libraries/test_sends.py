@@ -53,9 +53,8 @@ def test_channels_of_one_message_in_a_node(ranks, size, environment, channels):
 
 def test_all_channels_share_an_exchange():
     eight = simcoll.load_topology("dgx-b200")
-    found = formula_time(
-        "all_to_all", 256 * MiB, eight
-    )  # 7 messages of 4 channels each, where the links would carry more
+    # 7 messages of 4 channels each, where the links would carry more.
+    found = formula_time("all_to_all", 256 * MiB, eight)
     rate = 28 * NUMBER("class.blackwell.p2p_channel_rate")
     assert rate < NUMBER("class.blackwell.p2p_share") * 900
     assert found.time_us == pytest.approx(start_us(7) + 224 * MiB / rate / 1000, rel=1e-6)
@@ -97,9 +96,8 @@ def test_gpus_without_nvlink_send_everything_over_pcie():
     one, two = (simcoll.load_topology("rtx-pro-6000", nodes=nodes) for nodes in (1, 2))
     for kind in ("all_to_all", "scatter", "gather"):
         near, far = (formula_time(kind, 2**30, topology) for topology in (one, two))
-        assert far.time_us > near.time_us * (15 / 16) / (
-            7 / 8
-        )  # 15 of 16 blocks leave a GPU where 7 of 8 did
+        # 15 of 16 blocks leave a GPU where 7 of 8 did.
+        assert far.time_us > near.time_us * (15 / 16) / (7 / 8)
         assert far.time_fs >= predict(kind, 2**30, two).bound_fs
 
 

@@ -96,9 +96,8 @@ def test_a_log_as_predicted_needs_no_hypothesis():
     assert (told(log, "dgx-h100"), notes) == ([], [])
     rows = compare(setting)
     assert deviations(rows) == []
-    assert all(
-        each.ratio == pytest.approx(1, rel=0.06) for each in rows
-    )  # events against the formula
+    # Events against the formula.
+    assert all(each.ratio == pytest.approx(1, rel=0.06) for each in rows)
     errors = band_errors((each.row.size_bytes, each.ratio) for each in rows)
     assert [name for name, _, _, _ in errors] == ["below 64 KiB", "64 KiB to 64 MiB", "from 64 MiB"]
     assert all(middle <= ninth < 0.06 for _, _, middle, ninth in errors)
@@ -271,10 +270,8 @@ def test_the_named_collective_of_several_is_taken():
     found, notes = settings_for(
         replace(log, tables=(*log.tables, guess, other)), "dgx-h100", collective="broadcast"
     )
-    assert [each.table.collective for each in found] == [
-        "broadcast",
-        "broadcast",
-    ]  # a name counts more than a guess
+    # A name counts more than a guess.
+    assert [each.table.collective for each in found] == ["broadcast", "broadcast"]
     assert [note.partition(" is ")[2] for note in notes] == [
         "left out: --collective asks for broadcast"
     ]
@@ -294,9 +291,8 @@ def test_the_library_of_a_report_of_realcoll(transport, says):
     (setting,), notes = settings_for(replace(log, tables=(report,)), "dgx-h100")
     assert says in "".join(notes)
     assert bool(notes) == bool(says)
-    assert all(
-        each.ratio == pytest.approx(1, rel=0.06) for each in compare(setting)
-    )  # with the library's own time
+    # With the library's own time.
+    assert all(each.ratio == pytest.approx(1, rel=0.06) for each in compare(setting))
 
 
 @pytest.mark.slow

@@ -231,14 +231,12 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     assert any(line.startswith("# after flap ") and "re-planned: " in line for line in texts[0])
     assert any(line.startswith("# after link ") and "re-planned: " in line for line in texts[0])
-    assert (
-        main(["faults", "pair.toml", "--kind", "link", "--seeds", "2", "-o", "none"]) == 0
-    )  # none finishes
+    # None finishes.
+    assert main(["faults", "pair.toml", "--kind", "link", "--seeds", "2", "-o", "none"]) == 0
     assert (tmp_path / "none" / "faults.svg").is_file()
     capsys.readouterr()
     assert main(["faults", "pair.toml", "--kind", "link", "--seed", "1"]) == 0
-    assert (
-        "re-planned: ring on 7 ranks" in capsys.readouterr().out
-    )  # the link is the only one of its GPU
+    # The link is the only one of its GPU.
+    assert "re-planned: ring on 7 ranks" in capsys.readouterr().out
     assert main(["faults", "pair.toml", "--kind", "lnk"]) == 2
     assert "did you mean 'link'" in capsys.readouterr().err

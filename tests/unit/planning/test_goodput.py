@@ -68,9 +68,8 @@ def test_one_failure_by_hand(at):
 
 
 def test_a_failure_begins_loading_again_and_none_happens_while_nothing_runs(at):
-    at(
-        cause0=[100, 3, 30]
-    )  # at 100; at 103, while it is noticed; at 133, after 28 of 50 of loading
+    # At 100; at 103, while it is noticed; at 133, after 28 of 50 of loading.
+    at(cause0=[100, 3, 30])
     spent = simulate(PLAIN, 300, seed=0)
     assert spent.interruptions == 2
     assert (spent.detect, spent.restart, spent.lost) == (5 + 5, 28 + 50, 100)

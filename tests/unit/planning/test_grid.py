@@ -280,9 +280,8 @@ def fails(error, *arguments):
 
 @pytest.mark.slow
 def test_an_error_that_cannot_be_sent_arrives_in_words(monkeypatch):
-    monkeypatch.syspath_prepend(
-        Path(__file__).parents[3]
-    )  # processes that are started get it, and import this module
+    # Processes that are started get it, and import this module.
+    monkeypatch.syspath_prepend(Path(__file__).parents[3])
     with open_pool(jobs=2) as pool:
         odd, locked, plain = (
             pool.executor.submit(fails, *call)
@@ -452,9 +451,8 @@ def test_kill_9_loses_no_more_than_a_row_of_each_worker(tmp_path, jobs):
         while process.poll() is None and ended_points(tmp_path) < 100 * run:
             time.sleep(0.007)
         maps = Path(f"/proc/{process.pid}/maps")
-        assert (
-            not maps.exists() or "/dev/shm/" not in maps.read_text()
-        )  # what has a name there would stay
+        # What has a name there would stay.
+        assert not maps.exists() or "/dev/shm/" not in maps.read_text()
         os.killpg(process.pid, signal.SIGKILL)  # the workers with it
         process.wait(timeout=60)
         time.sleep(0.2)
@@ -521,9 +519,8 @@ def test_dask_gives_the_bytes_of_one_though_a_worker_is_killed(sweep, tmp_path):
         assert process.poll() is None
         started[1].kill()
         said = process.communicate(timeout=120)[1].splitlines()
-        ours = [
-            line for line in said if "- distributed." not in line
-        ]  # dask may tell that it does a key again
+        # Dask may tell that it does a key again.
+        ours = [line for line in said if "- distributed." not in line]
         assert (ours, process.returncode) == ([], 0)
 
         # Without workers it waits, and says so; without the scheduler it ends with one line.

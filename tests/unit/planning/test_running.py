@@ -33,9 +33,8 @@ def test_data_is_checked_once_for_an_algorithm():
     wanted = sweep("ring:channels=4:pieces=3", "tree")
     table = table_of(wanted, prepare(wanted, MACHINE))
     ring, tree = table[0].checked, table[2].checked
-    assert (
-        ring.count == 8 * 4 * 3 * 5 // 4 + 1
-    )  # uneven: ranks x channels x pieces chunks of one element or two
+    # Uneven: ranks x channels x pieces chunks of one element or two.
+    assert ring.count == 8 * 4 * 3 * 5 // 4 + 1
     assert tree.count >= 8
     assert {row.checked for row in table} == {ring, tree}
     assert {row.wrong for row in table} == {0}
@@ -94,9 +93,8 @@ def test_a_table_prints_and_shows_the_best_of_each_size(table):
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked")
 def test_freed_memory_goes_back_to_the_system(monkeypatch):
     monkeypatch.setattr(memory, "KEPT", 0)
-    arrays = [
-        np.ones(12_000) for _ in range(1000)
-    ]  # 96 MB in pieces that are too small for a mapping of their own
+    # 96 MB in pieces that are too small for a mapping of their own.
+    arrays = [np.ones(12_000) for _ in range(1000)]
     kept = arrays[::100]
     full = resident()
     del arrays

@@ -101,9 +101,8 @@ def test_steps_of_torchtitan_with_constants_of_another_program():
         if "8B, compiled" in row.fold and row.design.gpu.name == "h100"
     ]
     assert len(rows) == 4
-    assert (
-        np.abs(errors(rows, shipped_calibration("fsdp-h100"))).max() < 0.05
-    )  # 0 to 3.5 %; 10 to 16 % without recomputation
+    # 0 to 3.5 %; 10 to 16 % without recomputation.
+    assert np.abs(errors(rows, shipped_calibration("fsdp-h100"))).max() < 0.05
     a100 = [row for row in published_steps("torchtitan").rows if row.design.gpu.name == "a100-80"]
     assert np.abs(errors(a100, shipped_calibration("fsdp-a100"))).max() < 0.1
 
@@ -241,10 +240,8 @@ def test_the_command_writes_a_calibration(tmp_path, capsys):
 
 def test_a_fit_that_means_nothing_is_refused_and_a_limit_is_said(tmp_path, capsys):
     out = tmp_path / "out.toml"
-    for rows in (
-        "50000,64\n26000,32\n",
-        "0.05,64\n0.026,32\n",
-    ):  # as if in microseconds, or in seconds
+    # As if in microseconds, or in seconds.
+    for rows in ("50000,64\n26000,32\n", "0.05,64\n0.026,32\n"):
         base, measured = small(tmp_path, f"time_ms,model.global_batch\n{rows}")
         assert main(["calibrate", "step", str(base), str(measured), "-o", str(out)]) == 2
         assert "explain these steps: half are off by" in capsys.readouterr().err

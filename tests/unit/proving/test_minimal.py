@@ -282,9 +282,8 @@ def check_prefix(schedule, error):
     ]
     if circle:
         check_orderable(prefix(schedule, error.step))
-    assert "is wrong at the end" in refusal(
-        prefix(schedule, error.step)
-    )  # only because it is not done yet
+    # Only because it is not done yet.
+    assert "is wrong at the end" in refusal(prefix(schedule, error.step))
 
 
 @pytest.mark.slow

@@ -90,9 +90,8 @@ def test_processes_of_one_machine_meet_on_loopback(variables):
 
 
 def test_without_a_secret_no_other_machine_is_served():
-    job = LaunchedJob(
-        "torchrun", 0, 2, 0, ("192.0.2.1", 0)
-    )  # of another machine: it would listen everywhere
+    # Of another machine: it would listen everywhere.
+    job = LaunchedJob("torchrun", 0, 2, 0, ("192.0.2.1", 0))
     with pytest.raises(
         ConfigError,
         match=r"without a secret only this machine is served, and others can reach 0\.0\.0\.0",
@@ -122,9 +121,8 @@ def test_the_rendezvous_listens_at_the_address_asked_for_and_no_other():
 
 def test_a_name_of_another_machine_or_of_loopback_only_here_listens_everywhere(monkeypatch):
     assert listening_at("192.0.2.1") == "0.0.0.0"
-    monkeypatch.setattr(
-        socket, "gethostbyname", lambda _: "127.0.1.1"
-    )  # as Debian names a machine in its /etc/hosts
+    # As Debian names a machine in its /etc/hosts.
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")
     assert listening_at("node7") == "0.0.0.0"
     assert listening_at("localhost") == "127.0.1.1"
 

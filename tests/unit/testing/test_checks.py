@@ -47,12 +47,8 @@ def test_what_is_right_passes():
 
 
 def test_default_counts_are_awkward():
-    assert default_counts(my_all_reduce(4)) == (
-        0,
-        1,
-        3,
-        5,
-    )  # none, one, n - 1, n + 1; its one chunk adds 3
+    # None, one, n - 1, n + 1; its one chunk adds 3.
+    assert default_counts(my_all_reduce(4)) == (0, 1, 3, 5)
     pieces = simcoll.schedule("all_reduce", "ring", nranks=3)
     assert default_counts(pieces) == (0, 1, 2, 4, 3, 7)
     even = Schedule("imported", pieces.layout, pieces.source, divisible=True)

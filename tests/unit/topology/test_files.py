@@ -53,10 +53,8 @@ def test_shipped_topology_loads_and_every_number_has_a_source(name):
         )
         for path in entries:
             text = path.startswith("$.traits.") or path in TEXTS
-            choice = path in {
-                "$.nodes",
-                "$.wrap",
-            }  # a default size, and yes or no: no measured number
+            # A default size, and yes or no: no measured number.
+            choice = path in {"$.nodes", "$.wrap"}
             if not (text or choice) and path not in topology.sources:
                 unsourced.append(path)
     assert unsourced == []

@@ -51,9 +51,8 @@ def test_networkx_reads_what_is_written(tmp_path):
     nx.set_node_attributes(ring, "gpu", "kind")
     nx.set_edge_attributes(ring, "25 GB/s", "bandwidth")
     nx.write_graphml_xml(ring, tmp_path / "ring.graphml")
-    with pytest.raises(
-        ConfigError, match="gpus_forward"
-    ):  # whether GPUs pass on what is not theirs is not known
+    # Whether GPUs pass on what is not theirs is not known.
+    with pytest.raises(ConfigError, match="gpus_forward"):
         load_topology(tmp_path / "ring.graphml")
 
 

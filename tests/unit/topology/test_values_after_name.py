@@ -51,9 +51,8 @@ def test_values_replace_those_of_a_file():
     )
     plain = load_topology("dgx-h100", nodes=2, nic__bandwidth="100 Gbps")
     assert changed.link_capacity_uBps.tolist() == plain.link_capacity_uBps.tolist()
-    assert (
-        len(layers_of("dgx-h100:nodes=2")) == len(layers_of("dgx-h100")) + 1
-    )  # so that a sweep's points differ
+    # So that a sweep's points differ.
+    assert len(layers_of("dgx-h100:nodes=2")) == len(layers_of("dgx-h100")) + 1
 
 
 @pytest.mark.parametrize(

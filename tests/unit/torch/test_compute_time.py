@@ -333,10 +333,8 @@ def test_flex_attention_is_one_kernel_each_way(gpu):
         )
 
     product = 2 * heads * tokens**2 * depth / 10**12  # of queries and keys, for example
-    for way, products in (
-        ("forward", 2),
-        ("backward", 5),
-    ):  # PyTorch, too, counts no blocks that the mask leaves out
+    # PyTorch, too, counts no blocks that the mask leaves out.
+    for way, products in (("forward", 2), ("backward", 5)):
         seconds, result = step_time(gpu, lambda rank, way=way: step(rank, way), cuda_is_cpu=True)
         assert seconds == pytest.approx(products * product, rel=0.01)
         assert not [finding for finding in result.findings if "attention" in finding]

@@ -146,9 +146,8 @@ def test_one_that_came_while_the_baton_was_on_its_way_is_not_lost():
     with interrupts.noted():
         with pytest.raises(KeyboardInterrupt):
             interrupts.hand_over(thread, given, Returned)
-        with pytest.raises(
-            KeyboardInterrupt
-        ):  # and it is raised again by what follows, should it be lost
+        # And it is raised again by what follows, should it be lost.
+        with pytest.raises(KeyboardInterrupt):
             interrupts.hand_over(thread, given, Returned)
     assert interrupts.came
     answered.set()

@@ -56,9 +56,7 @@ def test_what_is_gathered_and_freed():
 
     layer = 4 * width * width
     peak, left = backend.spawn(program, 4, cuda_is_cpu=True).returns[0]
-    shards, gathered = (
-        layers * layer / 4,
-        2 * 2 * layer,
-    )  # two layers, each as it came and as it is used
+    # Two layers, each as it came and as it is used.
+    shards, gathered = (layers * layer / 4, 2 * 2 * layer)
     assert shards <= left < shards + layer
     assert shards + layer < peak < shards + gathered + layer

@@ -126,13 +126,8 @@ def test_a_script_for_gpus_runs_unchanged(script, capsys, tmp_path):
     )
     assert told.startswith("# 10 ranks (dgx-h100): ")
     assert head.startswith("# ranks  total ")
-    assert [row.split("  ")[0] for row in rows] == [
-        "# 0-1",
-        "# 2-3",
-        "# 4-5",
-        "# 6-7",
-        "# 8-9",
-    ]  # a line for each pair's group
+    # A line for each pair's group.
+    assert [row.split("  ")[0] for row in rows] == ["# 0-1", "# 2-3", "# 4-5", "# 6-7", "# 8-9"]
     assert "; 3 optimizer steps on rank 0, the first " in out
     with gzip.open(tmp_path / "t.json.gz") as file:
         assert json.load(file)["traceEvents"]
@@ -517,9 +512,8 @@ def test_ranks_have_their_own_modules(tmp_path, monkeypatch):
         import counting.inner as again
 
         everyone = [None] * world_size
-        dist.all_gather_object(
-            everyone, counting.inner.Counter()
-        )  # pickled by the name of its class
+        # Pickled by the name of its class.
+        dist.all_gather_object(everyone, counting.inner.Counter())
         assert all(type(each) is again.Counter for each in everyone)
         return again.Counter.seen
 

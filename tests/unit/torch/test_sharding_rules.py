@@ -74,9 +74,8 @@ def test_context_parallel_attention_is_that_of_the_whole_sequence(ranks, rotatio
                 each.requires_grad_()
             part = functional.scaled_dot_product_attention(*tensors, **causal)
             part.backward(gradient)
-        assert (
-            functional.scaled_dot_product_attention is standard
-        )  # of this rank; others may still be inside
+        # Of this rank; others may still be inside.
+        assert functional.scaled_dot_product_attention is standard
         mine = [part.detach(), *(each.grad for each in tensors)]
         got = experimental.context_parallel_unshard(mesh, mine, [2] * 4)
         for each in whole[1:]:

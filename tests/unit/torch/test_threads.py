@@ -106,9 +106,8 @@ def test_executors_events_and_groups_of_threads():
             torch.ops._c10d_functional.wait_tensor(
                 torch.ops._c10d_functional.all_reduce_(value, "sum", told[0].group_name)
             )
-        late = ThreadPoolExecutor(1).submit(
-            dist.barrier
-        )  # as Python does at exit, the rank waits for it
+        # As Python does at exit, the rank waits for it.
+        late = ThreadPoolExecutor(1).submit(dist.barrier)
         assert not threading.Event().wait(0.5)
         return where, value.item(), late.done(), backend.emulated_time()
 

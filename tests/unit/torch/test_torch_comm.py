@@ -66,9 +66,8 @@ def test_gather_is_torch_cat(shape, dim, count):
         lambda: [gather([DeviceArray(part, index) for index, part in enumerate(parts)], dim, "cpu")]
     )
     theirs = outcome(lambda: [torch.cat([torch.from_numpy(part) for part in parts], dim)])
-    assert ours == theirs or (
-        not shape and IndexError in (ours, theirs)
-    )  # of scalars torch.cat says it otherwise
+    # Of scalars torch.cat says it otherwise.
+    assert ours == theirs or (not shape and IndexError in (ours, theirs))
 
 
 @pytest.mark.slow

@@ -100,9 +100,8 @@ def test_ddp_gradients_are_those_of_the_whole_batch():
     alone(batches()[0]).square().mean().backward()
 
     def body(rank, world_size):
-        model = nn.parallel.DistributedDataParallel(
-            network(), bucket_cap_mb=1e-4
-        )  # a bucket for each parameter
+        # A bucket for each parameter.
+        model = nn.parallel.DistributedDataParallel(network(), bucket_cap_mb=1e-4)
         for _ in range(2):  # the first pass finds the buckets
             model.zero_grad()
             model(share(batches()[0], rank, world_size)).square().mean().backward()
@@ -546,9 +545,8 @@ def test_coalescing():
         with c10d._coalescing_manager():
             dist.reduce_scatter_single(parts[0], wide[0])
             dist.reduce_scatter_single(parts[1], wide[1])
-        with c10d._coalescing_manager(
-            device=torch.device("cpu")
-        ):  # sends and receives that would wait for each other
+        # Sends and receives that would wait for each other.
+        with c10d._coalescing_manager(device=torch.device("cpu")):
             dist.broadcast(c, 3)
             dist.broadcast(a, 2)
         return (
@@ -765,9 +763,8 @@ def test_one_run_at_a_time_and_only_inside():
 def test_ranks_start_as_torch_does_it():
     def program(rank, world_size, store):
         assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(rank), str(world_size))
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=world_size
-        )  # a name says nothing here
+        # A name says nothing here.
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         assert dist.get_backend() == "gloo"
         dist.monitored_barrier()
         dist.destroy_process_group()

@@ -97,9 +97,8 @@ def test_the_documented_example_and_what_it_is():
     found = load_operations(EXAMPLE)
     assert found.topology.nranks == found.workload.nranks == 16
     assert recognise(EXAMPLE.read_bytes()) == "operations"
-    assert (
-        recognise(b'[[op]]\nid = "a"\n') == "operations"
-    )  # without its mesh, too, so that the mesh is asked for
+    # Without its mesh, too, so that the mesh is asked for.
+    assert recognise(b'[[op]]\nid = "a"\n') == "operations"
     dispatch = next(
         operation for operation in found.workload.operations if operation.id == "dispatch"
     )

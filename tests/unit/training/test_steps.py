@@ -135,9 +135,8 @@ def test_matrix_products_are_quantised_in_waves():
     # of smaller tiles at best.
     h100 = Roofline(load_gpu("h100"), UNCALIBRATED, "bf16")
     full = h100.gemm(12 * 256, 11 * 128, 8192)
-    assert full == pytest.approx(
-        2 * 132 * 256 * 128 * 8192 / (0.8 * 794.5e12)
-    )  # a share of 0.8 is sustained
+    # A share of 0.8 is sustained.
+    assert full == pytest.approx(2 * 132 * 256 * 128 * 8192 / (0.8 * 794.5e12))
     assert h100.gemm(12 * 256 + 1, 11 * 128, 8192) > 1.2 * full
     assert h100.gemm(12 * 256, 11 * 128, 1) > 2 * 132 * 256 * 128 / 3.35e12  # memory counts
     slower = Roofline(load_gpu("h100"), StepCalibration(rate=0.5), "bf16")
@@ -151,9 +150,8 @@ def test_operations_of_a_step_are_counted_by_hand():
     h, layers, s, batch, v = 2048, 8, 2048, 32, 32000
     matrices = layers * 16 * h * h + v * h  # attention 4, gated MLP of 4 h: 12
     assert made.model_flops == pytest.approx(batch * s * (6 * matrices + 6 * layers * h * s))
-    assert made.hardware_flops == pytest.approx(
-        batch * s * (6 * matrices + 7 * layers * h * s)
-    )  # scores again
+    # Scores again.
+    assert made.hardware_flops == pytest.approx(batch * s * (6 * matrices + 7 * layers * h * s))
     half = StepParts(design(tp=2, pp=2, recompute="operators")).workload()  # every second product
     assert half.hardware_flops == pytest.approx(
         batch * s * (6 * matrices + layers * 16 * h * h + 7 * layers * h * s)
@@ -308,9 +306,8 @@ def test_what_runs_beside_computation_is_hidden():
     ):
         inner = Inside("all_to_all", "ep", size, 1, 1.0, hidden * MS, share)
         work = ComputeOperation(id="c", on="all", time_fs=10 * MS, inside=(inner,))
-        beside = CallOperation(
-            id="other", kind="all_to_all", group="dp", size_bytes=2, stream="x"
-        )  # shares the link: nothing is memoised
+        # Shares the link: nothing is memoised.
+        beside = CallOperation(id="other", kind="all_to_all", group="dp", size_bytes=2, stream="x")
         workload = Workload(
             2,
             {"all": np.arange(2)},
@@ -372,12 +369,8 @@ def test_whole_chunks_are_reduced_at_once(buckets):
             if (slot.does, slot.stage) == ("reduce_scatter", stage)
         }
         turns_later = stage if buckets == "aligned" else 0
-        assert late == {
-            3: turns_later,
-            2: turns_later,
-            1: turns_later,
-            0: 0,
-        }  # after the last chunk no turns are left
+        # After the last chunk no turns are left.
+        assert late == {3: turns_later, 2: turns_later, 1: turns_later, 0: 0}
 
 
 def test_interleaved_sends_overlap_while_passes_alternate():
@@ -415,9 +408,8 @@ def test_what_an_axis_exposes_is_what_is_saved_without_it():
     assert set(result.axes) == {"tp", "pp"}
     rest = result.time_fs - sum(axis.exposed_fs for axis in result.axes.values())
     assert rest <= result.compute_fs + result.bubble_fs  # together they save at least as much
-    assert (
-        result.axes["tp"].exposed_fs >= result.axes["tp"].total_fs
-    )  # nothing hides it, and the bubble has it, too
+    # Nothing hides it, and the bubble has it, too.
+    assert result.axes["tp"].exposed_fs >= result.axes["tp"].total_fs
 
 
 def test_a_slow_rank_slows_its_group():
@@ -454,9 +446,8 @@ def test_shards_of_one_rank_are_replicas_alone(shard):
     first, second = (
         step(design(tp=2, shard=shard, shard_group=1), tier=tier, exposed=False) for tier in (1, 2)
     )
-    assert second.time_fs == pytest.approx(
-        first.time_fs, rel=0.01
-    )  # gathering beside computation, they share links
+    # Gathering beside computation, they share links.
+    assert second.time_fs == pytest.approx(first.time_fs, rel=0.01)
     assert first.axes["replica"].total_fs > 0 == first.axes["shard"].total_fs
 
 
@@ -556,9 +547,8 @@ def test_what_is_offloaded_takes_its_time(moved):
         return TrainingStep(replace(made, gpu=gpu))
 
     usual = timed(1.0).time_fs(tier=1)
-    assert timed(1e18, moved).time_fs(tier=1) == pytest.approx(
-        usual, rel=1e-8
-    )  # a host that is fast enough costs nothing
+    # A host that is fast enough costs nothing.
+    assert timed(1e18, moved).time_fs(tier=1) == pytest.approx(usual, rel=1e-8)
     slow = timed(1e8, moved)
     found = slow.time_fs(tier=1)
     assert found == slow.clock(tier=2, spans=False).clock.time_fs

@@ -94,9 +94,8 @@ def test_hugging_face_configurations(tmp_path):
         "tie_word_embeddings": False,
     }
     path.write_text(json.dumps(oss))
-    assert model_from_hf(path).parameters / 1e9 == pytest.approx(
-        116.83, rel=0.001
-    )  # its model card, table 1
+    # Its model card, table 1.
+    assert model_from_hf(path).parameters / 1e9 == pytest.approx(116.83, rel=0.001)
     assert (model_from_hf(path).window, model_from_hf(path).windowed) == (0, 0)
     path.write_text(json.dumps(oss | {"sliding_window": 128}))
     assert (model_from_hf(path).window, model_from_hf(path).windowed) == (128, 18)

@@ -110,9 +110,8 @@ def test_constants_are_those_of_the_generation_or_none():
         6_800_000_000,
     ]
     own = costs("LL", NODES)
-    assert (
-        costs(own, load_topology("crossbar")) is own
-    )  # constants of one's own are taken as they are
+    # Constants of one's own are taken as they are.
+    assert costs(own, load_topology("crossbar")) is own
     with pytest.raises(ConfigError, match="names no GPU generation; use protocol 'ideal'"):
         costs("LL", load_topology("crossbar"))
 

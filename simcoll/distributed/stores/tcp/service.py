@@ -108,9 +108,8 @@ class StoreService:
         if longest > self._limits.max_key_bytes:
             why = f"a key of {longest} bytes; this server takes {self._limits.max_key_bytes}"
             peer.send(Reply.failure(ValueError(why)))
-        elif (
-            request.code is Verb.LIST_KEYS and len(self._table.values) > MAX_ITEMS
-        ):  # sorting them would take seconds
+        elif request.code is Verb.LIST_KEYS and len(self._table.values) > MAX_ITEMS:
+            # Sorting them would take seconds.
             why = f"there are {len(self._table.values)} keys; this server lists at most {MAX_ITEMS}"
             peer.send(Reply.failure(DistStoreError(why)))
         else:
