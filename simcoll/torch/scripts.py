@@ -96,9 +96,9 @@ def _find_spec(name: str) -> ModuleSpec:
     spec: ModuleSpec | None = None
     path: Sequence[str] | None = None
     for part in name.split("."):
-        spec = importlib._bootstrap._find_spec(
+        spec = importlib._bootstrap._find_spec(  # type: ignore[attr-defined]
             part if spec is None else f"{spec.name}.{part}", path
-        )  # type: ignore[attr-defined]
+        )
         if spec is None:
             raise ImportError(f"No module named {name}")
         path = spec.submodule_search_locations or ()

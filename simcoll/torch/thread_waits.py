@@ -377,8 +377,8 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (
             importlib._bootstrap,
             "_get_module_lock",
-            _module_lock(importlib._bootstrap._get_module_lock),
-        ),  # type: ignore[attr-defined]
+            _module_lock(importlib._bootstrap._get_module_lock),  # type: ignore[attr-defined]
+        ),
     ]
 
 
