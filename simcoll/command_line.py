@@ -11,6 +11,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import FunctionType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -153,18 +154,18 @@ def completion_script(app: App, shell: str, names: Mapping[str, Sequence[str]]) 
     """
     if shell not in SHELLS:
         raise ConfigError(f"no completion for {shell!r}; {nearest(shell, SHELLS)}")
-    signatures = [(function, function.__annotations__) for function in _functions(app)]
+    declarations = [(holder, holder.__annotations__) for holder in dict.fromkeys(_holders(app))]
     try:
-        for function, _ in signatures:
-            hints = get_type_hints(function, include_extras=True)
+        for holder, _ in declarations:
+            hints = get_type_hints(holder, include_extras=True)
             narrowed = {
                 name: _of_names(hints[name], names[name]) for name in names if name in hints
             }
-            function.__annotations__ = hints | narrowed
+            holder.__annotations__ = hints | narrowed
         script = app.generate_completion(shell=shell)  # type: ignore[arg-type]
     finally:
-        for function, annotations in signatures:
-            function.__annotations__ = annotations
+        for holder, annotations in declarations:
+            holder.__annotations__ = annotations
     # The script only defines a function, which must be called when zsh autoloads it.
     if shell == "zsh":
         entry = f"_cyclopts_{app.name[0]}"
@@ -176,12 +177,19 @@ def completion_script(app: App, shell: str, names: Mapping[str, Sequence[str]]) 
     return script.replace("\ncomplete -F ", "\ncomplete -o default -F ")
 
 
-def _functions(app: App) -> Iterator[FunctionType]:
+def _holders(app: App) -> Iterator[FunctionType | type[Any]]:
+    """The functions of all commands, and the records that hold options of theirs."""
     for name in app:
         if not name.startswith("-"):
-            yield from _functions(app[name])
+            yield from _holders(app[name])
     if isinstance(app.default_command, FunctionType):
         yield app.default_command
+        for hint in get_type_hints(app.default_command).values():
+            yield from filter(_is_record, (hint, *get_args(hint)))
+
+
+def _is_record(hint: Any) -> bool:
+    return isinstance(hint, type) and is_dataclass(hint)
 
 
 def _of_names(hint: Any, names: Sequence[str]) -> Any:
