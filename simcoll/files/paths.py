@@ -36,7 +36,7 @@ def data_folder(name: str) -> Path:
     source checkout.
 
     >>> sorted(path.stem for path in data_folder("libraries").iterdir())
-    ['mpi', 'nccl-2.27', 'nccl-graphs', 'rccl-2.22']
+    ['mpi', 'nccl-2.27', 'nccl-2.28', 'nccl-2.29', 'nccl-2.30', 'nccl-graphs', 'rccl-2.22']
     """
     package = Path(__file__).resolve().parents[1]
     packaged = package / "data" / name
@@ -48,7 +48,7 @@ def shipped_files(folder: str) -> Mapping[str, Path]:
     """The TOML files of a data folder by name.
 
     >>> list(shipped_files("libraries"))
-    ['nccl-2.27', 'rccl-2.22']
+    ['nccl-2.27', 'nccl-2.28', 'nccl-2.29', 'nccl-2.30', 'rccl-2.22']
     """
     return MappingProxyType(
         {path.stem: path for path in sorted(data_folder(folder).glob("*.toml"))}

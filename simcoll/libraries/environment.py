@@ -16,7 +16,6 @@ ALGORITHMS = {
     "tree": "tree",
     "nvls": "nvls",
     "nvlstree": "nvls_tree",
-    "collnet": "collnet",
     "collnetdirect": "collnet",
     "collnetchain": "collnet_chain",
     "pat": "pat",
@@ -48,8 +47,17 @@ class Environment:
         collectives. Empty: everything.
     nvls
         Whether reduction in switches is enabled.
-    min_channels, max_channels
-        Limits on the number of channels (CTAs); 0: none.
+    min_nchannels, max_nchannels, min_ctas, max_ctas
+        Limits on the number of channels, by the variables of these names; 0: none. Those of CTAs
+        hold for reduction in switches as well.
+    nvls_channels
+        Number of channels of reduction in switches; 0: NCCL's.
+    threads, ll128_threads
+        Most threads of a block, and under LL128; 0: NCCL's.
+    thread_bytes
+        ``((algorithm, protocol), bytes), ...``: the least number of bytes of a thread.
+    pat
+        Whether PAT may run: 0 never, 1 always, 2 with one rank per node.
     launcher
         One of :data:`LAUNCHERS`.
     ignored
@@ -59,10 +67,30 @@ class Environment:
     algorithms: tuple[tuple[str, tuple[str, ...]], ...] = ()
     protocols: tuple[tuple[str, tuple[str, ...]], ...] = ()
     nvls: bool = True
-    min_channels: int = 0
-    max_channels: int = 0
+    min_nchannels: int = 0
+    max_nchannels: int = 0
+    min_ctas: int = 0
+    max_ctas: int = 0
+    nvls_channels: int = 0
+    threads: int = 0
+    ll128_threads: int = 0
+    thread_bytes: tuple[tuple[tuple[str, str], int], ...] = ()
+    pat: int = 2
     launcher: str = LAUNCHERS[0]
     ignored: tuple[str, ...] = ()
+
+    @property
+    def max_channels(self) -> int:
+        """The highest number of channels that both variables permit; 0: no limit."""
+        limits = [limit for limit in (self.max_nchannels, self.max_ctas) if limit]
+        return min(limits, default=0)
+
+    @property
+    def min_channels(self) -> int:
+        """The least number of channels; 0: no limit."""
+        # As NCCL, which lowers the least number of CTAs to the most.
+        ctas = min(self.min_ctas, self.max_ctas or MOST_CHANNELS)
+        return max(ctas, min(self.min_nchannels, MOST_CHANNELS))
 
     def allows(self, collective: str, algorithm: str, protocol: str) -> bool:
         """Whether NCCL may choose this algorithm and protocol for a collective.
@@ -139,20 +167,49 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
     protocol_names = {protocol.lower(): protocol for protocol in PROTOCOLS}
     protocols = _limits(remaining.pop("NCCL_PROTO", ""), protocol_names, "NCCL_PROTO")
     nvls = _whole(remaining, "NCCL_NVLS_ENABLE", 2)
-    min_channels = max(
-        _whole(remaining, name, 0) for name in ("NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS")
-    )
-    maxima = [_whole(remaining, name, 0) for name in ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")]
-    max_channels = min((maximum for maximum in maxima if maximum), default=0)
-    # As NCCL, which lowers a least number above the most.
-    min_channels = min(min_channels, max_channels or MOST_CHANNELS)
+    limits = {
+        name: _whole(remaining, f"NCCL_{name.upper()}", 0)
+        for name in ("min_nchannels", "max_nchannels", "min_ctas", "max_ctas")
+    }
+    if "NCCL_MAX_NCHANNELS" in settings:
+        limits["max_nchannels"] = max(1, limits["max_nchannels"])
+    threads = {
+        "nvls_channels": _whole(remaining, "NCCL_NVLS_NCHANNELS", 0),
+        "threads": _whole(remaining, "NCCL_NTHREADS", 0),
+        "ll128_threads": _whole(remaining, "NCCL_LL128_NTHREADS", 0),
+    }
+    thread_bytes = _thread_bytes(remaining.pop("NCCL_THREAD_THRESHOLDS", ""))
+    pat = _whole(remaining, "NCCL_PAT_ENABLE", 2)
     launcher = remaining.pop("LAUNCHER", LAUNCHERS[0])
     if launcher not in LAUNCHERS:
         raise ConfigError(f"unknown LAUNCHER {launcher!r}; {nearest(launcher, LAUNCHERS)}")
     ignored = tuple(f"{name}={value}" for name, value in remaining.items())
     return Environment(
-        algorithms, protocols, nvls != 0, min_channels, max_channels, launcher, ignored
+        algorithms,
+        protocols,
+        nvls != 0,
+        **limits,
+        **threads,
+        thread_bytes=thread_bytes,
+        pat=pat,
+        launcher=launcher,
+        ignored=ignored,
     )
+
+
+def _thread_bytes(text: str) -> tuple[tuple[tuple[str, str], int], ...]:
+    """NCCL_THREAD_THRESHOLDS: up to six numbers, of trees and of rings, each for LL, LL128 and
+    Simple.
+    """
+    words = text.split()
+    if len(words) > 6 or not all(word.lstrip("-").isdecimal() for word in words):
+        raise ConfigError(
+            "NCCL_THREAD_THRESHOLDS: expected up to six whole numbers, for LL, LL128 and Simple "
+            f"of trees and of rings, got {text!r:.80}"
+        )
+    pairs = [(algorithm, protocol) for algorithm in ("tree", "ring") for protocol in PROTOCOLS]
+    thresholds = zip(pairs, map(int, words), strict=False)
+    return tuple((pair, threshold) for pair, threshold in thresholds if threshold >= 0)
 
 
 def _whole(settings: dict[str, str], name: str, default: int) -> int:
@@ -169,8 +226,13 @@ def _limits(
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """NCCL's lists: ``Ring``, ``^Tree``, or ``allreduce:Tree;broadcast:Ring``."""
     limits: dict[str, tuple[str, ...]] = {}
-    for part in filter(None, text.split(";")):
+    for position, part in enumerate(filter(None, text.split(";"))):
         prefix, colon, names_text = part.rpartition(":")
+        if position and not colon:
+            raise ConfigError(
+                f"{variable}: {part!r} after a semicolon is for no collective: NCCL refuses all "
+                "entries but the first without one; write it as in 'Ring;allreduce:Tree'"
+            )
         collective = _COLLECTIVES.get(prefix.strip().lower(), "") if colon else ""
         if colon and not collective:
             raise ConfigError(

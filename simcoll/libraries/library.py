@@ -86,6 +86,7 @@ _FACTS = FactSchema(
         "cpu.*.net_overhead": _time,
         "cpu.*.ll_rate": _rates,
         "generation.*.plateau": _number,
+        "generation.*.nvls_efficiency": _number,
         "generation.*.channels": _number,
         "generation.*.ll_rate": _rate,
         "generation.*.nvls_rate": _rate,
@@ -118,6 +119,8 @@ _FACTS = FactSchema(
         "correction.*_rate": _rate,
         "correction.*": _time,
         "launcher.*": _time,
+        "rules.nvls_rate": _text,
+        "rules.*": _number,
     },
     ignored=_TEXTS,
 )
@@ -238,16 +241,20 @@ def load_library(name: str | Path | Library = "nccl") -> Library:
         if stem == text.replace(" ", "-") or stem.rpartition("-")[0] == text
     ]
     if fitting:
-        newest = max(
-            fitting, key=lambda stem: [int(part) for part in stem.rpartition("-")[2].split(".")]
-        )
-        return _load(shipped[newest])
+        return max((_load(shipped[stem]) for stem in fitting), key=_preference)
     if text.endswith(".toml") or "/" in text or "\\" in text:
         return parse_library(read_file(text, MAX_FILE_BYTES), text)
     names = {*shipped, *(stem.rpartition("-")[0] for stem in shipped)}
     raise ConfigError(
         f"unknown library {text!r}; {nearest(text, names)}; or give the path of a .toml file"
     )
+
+
+def _preference(library: Library) -> tuple[bool, list[int]]:
+    """The order of versions of a library whose name alone is given: the newest of which the
+    accuracy is known.
+    """
+    return bool(library.accuracy), [int(part) for part in library.version.split(".")]
 
 
 def shipped_libraries() -> dict[str, str]:
@@ -299,7 +306,7 @@ def parse_library(content: Content, file: str) -> Library:
         name,
         version,
         heads["description"],
-        tuple(heads["missing"]),
+        tuple(heads["missing"] or (base.missing if base else ())),
         values,
         sources,
         borrowed,

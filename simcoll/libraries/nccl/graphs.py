@@ -23,6 +23,7 @@ __all__ = [
     "NcclGraphs",
     "PathType",
     "Pattern",
+    "channel_graph",
     "graphs_of",
     "read_graphs",
     "shipped_graphs",
@@ -100,6 +101,10 @@ class NcclGraphs:
         Number of nodes as NCCL counts them: of a host whose GPUs reach each other by NICs, several.
     p2p_channels, p2p_channels_per_peer
         Number of channels of sends and receives, in total and to one peer.
+    nic_GBps
+        Rate of the slowest NIC; 0 without NICs.
+    least_node_ranks
+        The least number of ranks of a node.
     """
 
     ring: ChannelGraph
@@ -108,6 +113,8 @@ class NcclGraphs:
     nodes: int
     p2p_channels: int
     p2p_channels_per_peer: int
+    nic_GBps: float
+    least_node_ranks: int
 
 
 _Key = tuple[str, tuple[int, ...]]
@@ -195,17 +202,21 @@ def read_graphs(rows: Iterable[dict[str, str]]) -> dict[_Key, NcclGraphs]:
 
 def _graphs(rows: dict[str, dict[str, str]]) -> NcclGraphs:
     ring = rows["ring"]
+    ranks, nodes = sum(map(int, ring["domain_ranks"].split("+"))), int(ring["nccl_nodes"])
     return NcclGraphs(
-        ring=_graph(ring),
-        tree=_graph(rows["tree"]),
-        nvls=_graph(rows["nvls"]) if "nvls" in rows else None,
+        ring=channel_graph(ring),
+        tree=channel_graph(rows["tree"]),
+        nvls=channel_graph(rows["nvls"]) if "nvls" in rows else None,
         nodes=int(ring["nccl_nodes"]),
         p2p_channels=int(ring["p2p_channels"]),
         p2p_channels_per_peer=int(ring["p2p_channels_per_peer"]),
+        nic_GBps=float(ring["nic_GBps"]),
+        least_node_ranks=ranks // nodes,
     )
 
 
-def _graph(row: dict[str, str]) -> ChannelGraph:
+def channel_graph(row: dict[str, str]) -> ChannelGraph:
+    """The graph of one algorithm in a row of a table."""
     return ChannelGraph(
         channels=int(row["channels"]),
         pattern=cast("Pattern", row["pattern"]),

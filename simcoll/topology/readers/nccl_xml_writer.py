@@ -13,6 +13,7 @@ from typing import NoReturn
 import numpy as np
 
 from simcoll.errors import ConfigError, InternalError
+from simcoll.topology.capability import GENERATIONS_OF_NVIDIA, compute_capability
 from simcoll.topology.graph import LINK_KINDS, Topology
 from simcoll.topology.readers.link_speeds import XGMI, nvlink, pcie_rate
 from simcoll.topology.readers.nccl_xml import parse_nccl_xml
@@ -22,7 +23,6 @@ __all__ = ["nccl_topology_xml"]
 GBps = 10**15
 MOST_ELEMENTS = 256
 """Limit of elements in NCCL's parser."""
-_CAPABILITY = {"pascal": 60, "volta": 70, "ampere": 80, "hopper": 90, "blackwell": 100}
 _CPUS = {
     "intel": 'arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143"',
     "amd": 'arch="x86_64" vendor="AuthenticAMD" familyid="175" modelid="1"',
@@ -100,11 +100,11 @@ class _SystemXmlWriter:
         amd = {row[2]: gcn for gcn, row in XGMI.items()}
         if generation in amd:
             self.chip, self.one = f'gcn="{amd[generation]}"', XGMI[amd[generation]][0]
-        elif generation in _CAPABILITY:
-            capability = _CAPABILITY[generation]
+        elif generation in GENERATIONS_OF_NVIDIA:
+            capability = compute_capability(topology.traits)
             self.chip, self.one = f'sm="{capability}"', nvlink(capability)[0]
         else:
-            generations = ", ".join([*_CAPABILITY, *amd])
+            generations = ", ".join([*GENERATIONS_OF_NVIDIA, *amd])
             self.refuse(
                 f"its GPUs are of generation {generation!r}, and links cannot be counted without; "
                 f"known: {generations}"

@@ -50,7 +50,7 @@ def test_the_environment_decides():
     )
     assert (forced.algorithm, forced.protocol) == ("tree", "LL")
     few = formula_time(
-        "all_reduce", 2**32, H100, environment=Environment(nvls=False, max_channels=4)
+        "all_reduce", 2**32, H100, environment=Environment(nvls=False, max_nchannels=4)
     )
     assert few.channels == 4
     assert few.time_fs > 2 * no_nvls.time_fs

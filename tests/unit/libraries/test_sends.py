@@ -38,7 +38,7 @@ def start_us(peers):
         (
             8,
             64 * MiB,
-            Environment(max_channels=8),
+            Environment(max_nchannels=8),
             4,
         ),  # one for each rank, and twice as many until parts have 16 MiB
     ],

@@ -36,6 +36,7 @@ def test_a_part_of_a_node_has_other_graphs():
     assert pair.tree.speed_inside == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [(2, 27), (2, 28), (2, 29), (2, 30)])
 def test_every_machine_of_the_table_is_found_by_its_name(version):
     for name, domain_ranks in shipped_graphs(version):
