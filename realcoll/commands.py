@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,22 +68,80 @@ def _open_transport(transport: str, timeout_s: float) -> Iterator[Transport]:
     chosen_transport.close()
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class MeasuredSizes:
+    """The measured sizes.
+
+    Parameters
+    ----------
+    begin
+        Smallest size, such as 8 or 1M.
+    end
+        Largest size.
+    factor
+        Factor between sizes.
+    step
+        Distance between sizes, in place of a factor.
+    """
+
+    begin: Annotated[str, Parameter(name=["--minbytes", "-b"])] = "32M"
+    end: Annotated[str, Parameter(name=["--maxbytes", "-e"])] = "32M"
+    factor: Annotated[int, Parameter(name=["--stepfactor", "-f"]), WHOLE] = 2
+    step: Annotated[str | None, Parameter(name=["--stepbytes", "-i"])] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Repetition:
+    """The runs of a size.
+
+    Parameters
+    ----------
+    ngpus
+        Ranks per process, which share its GPU. Default 1 (4 with one process).
+    iters
+        Timed runs of each size.
+    warmup
+        Runs before the timed ones.
+    check
+        0 skips the comparison with the exact result.
+    """
+
+    ngpus: Annotated[int | None, Parameter(name=["--ngpus", "-g"]), WHOLE] = None
+    iters: Annotated[int, Parameter(name=["--iters", "-n"]), WHOLE] = 20
+    warmup: Annotated[int, Parameter(name=["--warmup_iters", "-w"]), WHOLE] = 1
+    check: Annotated[int, Parameter(name=["--check", "-c"]), WHOLE] = 1
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Operand:
+    """The elements, and their reduction.
+
+    Parameters
+    ----------
+    op
+        Reduction: sum, prod, min, max, avg, mulsum, band, bor, bxor; or all that nccl-tests has.
+    dtype
+        int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, ...; or all.
+    root
+        Root rank of broadcast, reduce, gather and scatter.
+    """
+
+    op: Annotated[str, Parameter(name=["--op", "-o"])] = "sum"
+    dtype: Annotated[str, Parameter(name=["--datatype", "-d"])] = "float"
+    root: Annotated[int | None, Parameter(name=["--root", "-r"]), WHOLE] = None
+
+
 @app.command
 def perf(
     collective: str,
     /,
     *,
-    begin: Annotated[str, Parameter(name=["--minbytes", "-b"])] = "32M",
-    end: Annotated[str, Parameter(name=["--maxbytes", "-e"])] = "32M",
-    factor: Annotated[int, Parameter(name=["--stepfactor", "-f"]), WHOLE] = 2,
-    step: Annotated[str | None, Parameter(name=["--stepbytes", "-i"])] = None,
-    ngpus: Annotated[int | None, Parameter(name=["--ngpus", "-g"]), WHOLE] = None,
-    iters: Annotated[int, Parameter(name=["--iters", "-n"]), WHOLE] = 20,
-    warmup: Annotated[int, Parameter(name=["--warmup_iters", "-w"]), WHOLE] = 1,
-    check: Annotated[int, Parameter(name=["--check", "-c"]), WHOLE] = 1,
-    op: Annotated[str, Parameter(name=["--op", "-o"])] = "sum",
-    dtype: Annotated[str, Parameter(name=["--datatype", "-d"])] = "float",
-    root: Annotated[int | None, Parameter(name=["--root", "-r"]), WHOLE] = None,
+    measured: MeasuredSizes = MeasuredSizes(),
+    repetition: Repetition = Repetition(),
+    operand: Operand = Operand(),
     json: Annotated[Path | None, Parameter(name=["--output_file", "-J"])] = None,
     algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None,
     transport: Annotated[str, Parameter(name=["--transport", "-t"])] = "auto",
@@ -96,28 +155,6 @@ def perf(
     ----------
     collective
         all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, ...
-    begin
-        Smallest size, such as 8 or 1M.
-    end
-        Largest size.
-    factor
-        Factor between sizes.
-    step
-        Distance between sizes, in place of a factor.
-    ngpus
-        Ranks per process, which share its GPU. Default 1 (4 with one process).
-    iters
-        Timed runs of each size.
-    warmup
-        Runs before the timed ones.
-    check
-        0 skips the comparison with the exact result.
-    op
-        Reduction: sum, prod, min, max, avg, mulsum, band, bor, bxor; or all that nccl-tests has.
-    dtype
-        int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, ...; or all.
-    root
-        Root rank of broadcast, reduce, gather and scatter.
     json
         File for the results in nccl-tests' JSON.
     algorithm
@@ -137,6 +174,7 @@ def perf(
     from simcoll.topology import load_topology
     from simcoll.tuning import first_algorithm, parse_choice
 
+    ngpus, iters, warmup = repetition.ngpus, repetition.iters, repetition.warmup
     if iters < 1 or warmup < 0 or (ngpus is not None and ngpus < 1):
         raise ConfigError(
             f"expected -n and -g of at least 1 and -w of at least 0; got -n {iters} -g {ngpus} -w "
@@ -145,8 +183,8 @@ def perf(
     choice = parse_choice(algorithm or first_algorithm(collective))
     find_algorithm(collective, choice.algorithm)
     refuse_places([json])
-    sizes = _sizes(begin, end, factor, step)
-    data = kinds_of_data(collective, dtype, op)
+    sizes = _sizes(measured.begin, measured.end, measured.factor, measured.step)
+    data = kinds_of_data(collective, operand.dtype, operand.op)
     topology = load_topology(predict) if predict else None
     with _open_transport(transport, timeout) as link:
         nranks = link.control.size * (ngpus or (4 if link.control.size == 1 else 1))
@@ -156,12 +194,12 @@ def perf(
                 choice,
                 element.name,
                 reduction,
-                root,
+                operand.root,
                 tuple(counts_for(collective, sizes, nranks, element.itemsize)),
                 nranks,
                 iters,
                 warmup,
-                check != 0,
+                repetition.check != 0,
             )
             for element, reduction in data
         ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -16,23 +17,95 @@ if TYPE_CHECKING:
 __all__ = ["convert_file"]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class NamedOptions:
+    """The algorithm of a name.
+
+    Parameters
+    ----------
+    collective
+        Collective of a named algorithm.
+    nranks
+        Number of ranks of a named algorithm. Default: the topology's, or 4.
+    topology
+        For topology-dependent algorithms, and for workloads that name no machine: a shipped
+        topology, or a file.
+    root
+        Root rank of a named algorithm.
+    in_place
+        Let the output of a named algorithm share memory with the input.
+    """
+
+    collective: Annotated[str, Parameter(name=["--collective", "-c"])] = "all_reduce"
+    nranks: Annotated[int | None, Parameter(name=["--nranks", "-n"]), WHOLE] = None
+    topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None
+    root: Annotated[int | None, WHOLE] = None
+    in_place: bool = False
+
+    def load(self, text: str) -> Algorithm:
+        """Load the algorithm in a file, or the named one."""
+        from simcoll.algorithms.imported import is_file_name
+        from simcoll.cli.show_command import named_schedule
+        from simcoll.formats.schedules.schedule_files import load_algorithm
+        from simcoll.topology import load_topology
+
+        if is_file_name(text):
+            return load_algorithm(text)
+        machine = load_topology(self.topology) if self.topology else None
+        return named_schedule(
+            text, self.collective, self.nranks, machine, self.root, in_place=self.in_place
+        )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ContentOptions:
+    """The content of the written file.
+
+    Parameters
+    ----------
+    dialect
+        Runtime of an MSCCL XML file: msccl, azure or rccl.
+    protocol
+        NCCL's protocol in the written file: Simple, LL or LL128.
+    min_bytes
+        Smallest size for the written file, such as 64K.
+    max_bytes
+        Largest size for the written file.
+    size
+        Size in bytes, as in nccl-tests, for formats with sizes: GOAL, Chakra. Default: 1M.
+    dtype
+        Element type, for formats with sizes. Default: float32.
+    """
+
+    dialect: str | None = None
+    protocol: Annotated[str | None, Parameter(name=["--protocol", "-p"])] = None
+    min_bytes: str | None = None
+    max_bytes: str | None = None
+    size: Annotated[str | None, Parameter(name=["--size", "-s"])] = None
+    dtype: Annotated[str | None, Parameter(name=["--dtype", "-d"])] = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that are not left out, with sizes in bytes."""
+        from simcoll.units import parse_size
+
+        return {
+            name: parse_size(value) if name in {"min_bytes", "max_bytes", "size"} else value
+            for name, value in vars(self).items()
+            if value is not None
+        }
+
+
 def convert_file(
     source: Annotated[str, Parameter(name="IN")],
     target: Annotated[Path, Parameter(name="OUT")],
     /,
     *,
     to: str | None = None,
-    collective: Annotated[str, Parameter(name=["--collective", "-c"])] = "all_reduce",
-    nranks: Annotated[int | None, Parameter(name=["--nranks", "-n"]), WHOLE] = None,
-    topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None,
-    root: Annotated[int | None, WHOLE] = None,
-    in_place: bool = False,
-    dialect: str | None = None,
-    protocol: Annotated[str | None, Parameter(name=["--protocol", "-p"])] = None,
-    min_bytes: str | None = None,
-    max_bytes: str | None = None,
-    size: Annotated[str | None, Parameter(name=["--size", "-s"])] = None,
-    dtype: Annotated[str | None, Parameter(name=["--dtype", "-d"])] = None,
+    named: NamedOptions = NamedOptions(),
+    content: ContentOptions = ContentOptions(),
 ) -> None:
     """Write a file in another format; content that the target cannot express is an error, never
     dropped.
@@ -49,21 +122,9 @@ def convert_file(
         Format: schedule, msccl, mscclpp, goal or goal-binary; for a topology graphml, simgrid or
         nccl-topology; for a workload workload, chakra, or chakra-messages (collectives as sends and
         receives, also for an algorithm).
-    collective, nranks, topology, root, in_place
-        For an algorithm by name, as for simcoll show.
-    dialect
-        Runtime of an MSCCL XML file: msccl, azure or rccl.
-    protocol
-        NCCL's protocol in the written file: Simple, LL or LL128.
-    min_bytes, max_bytes
-        Range of sizes for the written file, such as 64K.
-    size, dtype
-        Size in bytes, as in nccl-tests, and element type, for formats with sizes: GOAL, Chakra.
-        Default: 1M, float32.
     """
     from simcoll.files.output import write_file
     from simcoll.formats.schedules.schedule_files import algorithm_content, target_format
-    from simcoll.units import parse_size
 
     if (to or _TOPOLOGY_ENDINGS.get(target.suffix)) in _TOPOLOGIES:
         _convert_topology(source, target, to or _TOPOLOGY_ENDINGS[target.suffix])
@@ -72,26 +133,21 @@ def convert_file(
     if format_name in _WORKLOADS:
         from simcoll.cli.workload_files import convert_workload
 
-        def algorithm() -> Algorithm:
-            return _source(source, collective, nranks, topology, root, in_place=in_place)
-
-        convert_workload(source, target, format_name, topology, algorithm, size, dtype)
+        convert_workload(
+            source,
+            target,
+            format_name,
+            named.topology,
+            lambda: named.load(source),
+            content.size,
+            content.dtype,
+        )
         return
-    chosen = target_format(target, to)
-    options = {
-        "dialect": dialect,
-        "protocol": protocol,
-        "min_bytes": None if min_bytes is None else parse_size(min_bytes),
-        "max_bytes": None if max_bytes is None else parse_size(max_bytes),
-        "size": None if size is None else parse_size(size),
-        "dtype": dtype,
-    }
-    loaded = _source(source, collective, nranks, topology, root, in_place=in_place)
-    content = algorithm_content(
-        loaded, chosen, **{key: value for key, value in options.items() if value is not None}
-    )
-    write_file(target, content)
-    say(f"wrote {target}: {loaded}, {len(content):,} bytes of format {chosen.name}")
+    chosen, options = target_format(target, to), content.given
+    loaded = named.load(source)
+    data = algorithm_content(loaded, chosen, **options)
+    write_file(target, data)
+    say(f"wrote {target}: {loaded}, {len(data):,} bytes of format {chosen.name}")
 
 
 _WORKLOADS = ("workload", "chakra", "chakra-messages")
@@ -115,24 +171,3 @@ def _convert_topology(source: str, target: Path, name: str) -> None:
         f"wrote {target}: {machine.name}, {machine.nranks} ranks, {len(content):,} bytes of format "
         f"{name}"
     )
-
-
-def _source(
-    text: str,
-    kind: str,
-    nranks: int | None,
-    topology: str | None,
-    root: int | None,
-    *,
-    in_place: bool,
-) -> Algorithm:
-    """Load the algorithm in a file, or the named one."""
-    from simcoll.algorithms.imported import is_file_name
-    from simcoll.cli.show_command import named_schedule
-    from simcoll.formats.schedules.schedule_files import load_algorithm
-    from simcoll.topology import load_topology
-
-    if is_file_name(text):
-        return load_algorithm(text)
-    machine = load_topology(topology) if topology else None
-    return named_schedule(text, kind, nranks, machine, root, in_place=in_place)

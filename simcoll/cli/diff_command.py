@@ -27,8 +27,10 @@ def diff_results(
 
     Parameters
     ----------
-    before, after
-        Folders that simcoll run, sweep, plan or goodput wrote.
+    before
+        A folder that simcoll run, sweep, plan or goodput wrote.
+    after
+        A later one.
     metric
         The column to compare, a number in the rows.
     threshold

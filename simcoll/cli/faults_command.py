@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +23,57 @@ if TYPE_CHECKING:
 __all__ = ["play_faults"]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ChanceOptions:
+    """Distributions of faults.
+
+    Parameters
+    ----------
+    policy
+        Treatment of bytes at a dead link: stall, stall 67ms x 7, re-route or abort.
+    timeout
+        Time without progress after which ranks raise.
+    late
+        Median delay of ranks (0: a tenth of the undisturbed time).
+    sigma
+        Standard deviation, up to 10, of the logarithm of delays and factors.
+    jitter
+        Maximum delay of a message (0: a hundredth of the undisturbed time).
+    mtbf
+        Mean time between failures of a link (0: one link fails once).
+    mttr
+        Mean time to repair (0: a tenth of the undisturbed time).
+    """
+
+    policy: str = "stall"
+    timeout: str = "600s"
+    late: str = "0"
+    sigma: str = "1"
+    jitter: str = "0"
+    mtbf: str = "0"
+    mttr: str = "0"
+
+    def chances(self) -> Chances:
+        """The distributions, with times in femtoseconds."""
+        from simcoll.planning.reliability.faults import Chances
+        from simcoll.topology.values import factor
+        from simcoll.units import parse_time
+
+        times = ("timeout", "late", "jitter", "mtbf", "mttr")
+        return Chances(
+            sigma_ppm=int(factor(self.sigma, "--sigma") * 1_000_000),
+            policy=self.policy,
+            **{f"{name}_fs": parse_time(getattr(self, name), what=f"--{name}") for name in times},
+        )
+
+    @property
+    def changed(self) -> dict[str, str]:
+        """The options that differ from their defaults."""
+        defaults = vars(type(self)())
+        return {f"--{name}": value for name, value in vars(self).items() if value != defaults[name]}
+
+
 def play_faults(
     scenario: str,
     /,
@@ -33,13 +84,7 @@ def play_faults(
     seed: Annotated[int | None, WHOLE] = None,
     algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None,
     size: str | None = None,
-    policy: str = "stall",
-    timeout: str = "600s",
-    late: str = "0",
-    sigma: str = "1",
-    jitter: str = "0",
-    mtbf: str = "0",
-    mttr: str = "0",
+    odds: ChanceOptions = ChanceOptions(),
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
 ) -> None:
     """Play a scenario's collective under seeded random faults: how many runs finish, how late, and
@@ -50,28 +95,20 @@ def play_faults(
     scenario
         A scenario file, or the name of a shipped one; its largest size, first algorithm and first
         protocol.
-    seeds, first
-        Number of faults of each kind, and the first seed.
+    seeds
+        Number of faults of each kind.
+    first
+        The first seed.
     kind
         late, slow, jitter, rehash, traffic, flap, link, nic or stop; may be repeated. Default: all
         that apply to the machine.
     seed
         Play only this fault of one kind, and print its course and the times of re-planned
         schedules.
-    algorithm, size
-        Algorithm and size, instead of the scenario's.
-    policy
-        Treatment of bytes at a dead link: stall, stall 67ms x 7, re-route or abort.
-    timeout
-        Time without progress after which ranks raise.
-    late, sigma
-        Median delay of ranks (0: a tenth of the time), and the standard deviation, up to 10, of the
-        logarithm of delays and factors.
-    jitter
-        Maximum delay of a message (0: a hundredth of the undisturbed time).
-    mtbf, mttr
-        Mean time between failures of a link (0: one link fails once), and mean time to repair (0: a
-        tenth of the undisturbed time).
+    algorithm
+        Algorithm, instead of the scenario's first.
+    size
+        Size, instead of the scenario's largest.
     output
         Folder for faults.csv and faults.svg; default out/<scenario>-faults.
     """
@@ -81,13 +118,11 @@ def play_faults(
     from simcoll.planning.reliability.faults import (
         KINDS,
         MOST_SEED,
-        Chances,
         check_flaps,
         wrong_elements,
     )
     from simcoll.planning.sweeps import scenario as scenarios
-    from simcoll.topology.values import factor
-    from simcoll.units import format_size, format_time, parse_time
+    from simcoll.units import format_size, format_time
 
     for fault in kind:
         if fault not in KINDS:
@@ -96,19 +131,14 @@ def play_faults(
         raise ConfigError(f"--seeds {seeds}: expected 1 to {MOST_SEEDS}")
     for number in (first, first + seeds - 1, seed or 0):
         check_seed(number, MOST_SEED)
-    times = {"timeout": timeout, "late": late, "jitter": jitter, "mtbf": mtbf, "mttr": mttr}
-    chances = Chances(
-        sigma_ppm=int(factor(sigma, "--sigma") * 1_000_000),
-        policy=policy,
-        **{f"{name}_fs": parse_time(text, what=f"--{name}") for name, text in times.items()},
-    )
+    chances = odds.chances()
     content, path = scenarios.load_scenario(scenario)
     with blamed_on(str(path)):
         plan, machine, whole_fs = _calm_run(content, path, algorithm, size)
     say(f"# simcoll faults: {content.title}")
     say(
         f"# {plan.schedule.title}, {format_size(plan.total_bytes)}, {plan.protocol.name}: "
-        f"{format_time(whole_fs)} undisturbed; {policy}"
+        f"{format_time(whole_fs)} undisturbed; {odds.policy}"
     )
     if disturbed := scenarios.sweep_of(content, str(path)).disturbed:
         say(f"# ignored, since faults are drawn here: {disturbed}")
@@ -146,10 +176,7 @@ def play_faults(
     options = {
         "-a": algorithm,
         "--size": size,
-        "--policy": policy,
-        "--timeout": timeout,
-        "--sigma": sigma,
-        **{f"--{option}": times[option] for option in times if option != "timeout"},
+        **odds.changed,
     }
     say(f"# replay one: {_command(scenario, options)} --kind {next(iter(outcomes))} --seed {first}")
     say(f"# wrote {', '.join(str(folder / filename) for filename in files)}")
@@ -158,7 +185,6 @@ def play_faults(
 LOSSES = ("flap", "link", "nic", "stop")
 """Kinds of faults that remove part of the machine."""
 MOST_SEEDS = 100_000
-DEFAULTS = {"--policy": "stall", "--timeout": "600s", "--sigma": "1"}
 MOVED = 5
 """Number of seeds of each kind that are also played with data."""
 
@@ -167,7 +193,7 @@ def _command(scenario: str, options: Mapping[str, str | None]) -> str:
     """The command line that plays a scenario with the same options."""
     words = ["simcoll", "faults", scenario]
     for option, value in options.items():
-        if value and value != DEFAULTS.get(option, "0"):
+        if value:
             words += [option, value]
     return shlex.join(words)
 

@@ -40,8 +40,10 @@ def time_step(
     tier
         2: everything emulated together. 1: collectives timed once each, and the pipeline played
         with these times; faster, and equal where no two axes share links.
-    topology, nodes
+    topology
         Machine of a workload, if it names none or to override it.
+    nodes
+        Number of nodes of that machine.
     gpu
         GPU whose roofline times Chakra nodes with operation and byte counts.
     system

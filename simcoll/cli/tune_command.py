@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from simcoll.cli.perf_options import SizeOptions
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError
 from simcoll.terminal import say
@@ -19,6 +21,16 @@ if TYPE_CHECKING:
 __all__ = ["tune_library"]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class TunedSizes(SizeOptions):
+    """The sizes that are tuned."""
+
+    begin: Annotated[str, Parameter(name=["-b", "--begin"])] = "8"
+    end: Annotated[str, Parameter(name=["-e", "--end"])] = "1G"
+    factor: Annotated[int, Parameter(name=["-f", "--factor"]), WHOLE] = 4
+
+
 def tune_library(
     *,
     topology: Annotated[str, Parameter(name=["--topology", "-t"])],
@@ -26,9 +38,7 @@ def tune_library(
     format: Annotated[str, Parameter(name="--format")] = "nccl-csv",  # noqa: A002 - the option's name
     nodes: Annotated[int | None, WHOLE] = None,
     collectives: Annotated[str | None, Parameter(name=["--collectives", "-c"])] = None,
-    begin: Annotated[str, Parameter(name=["-b", "--begin"])] = "8",
-    end: Annotated[str, Parameter(name=["-e", "--end"])] = "1G",
-    factor: Annotated[int, Parameter(name=["-f", "--factor"]), WHOLE] = 4,
+    tuned: TunedSizes = TunedSizes(),
     protocol: Annotated[str | None, Parameter(name=["--protocol", "-p"])] = None,
     library: str | None = None,
     calibration: Path | None = None,
@@ -37,16 +47,16 @@ def tune_library(
 
     Parameters
     ----------
-    topology, nodes
+    topology
         The machine, as for simcoll perf.
+    nodes
+        Number of nodes. Default: the topology's.
     output
         The file to write.
     format
         nccl-csv (NCCL's tuner plugin), openmpi, openmpi-han, mpich or oneccl.
     collectives
         Names separated by commas. Default: all that the format and the models support.
-    begin, end, factor
-        Smallest and largest size, and the factor between them.
     protocol
         Protocol of MPI libraries' messages. Default: ideal.
     library
@@ -58,11 +68,10 @@ def tune_library(
     from simcoll.formats.tuners.tuner_files import tuner_format
     from simcoll.libraries.calibration import load_calibration
     from simcoll.planning.sweeps.nccl_tests_table import microseconds
-    from simcoll.planning.sweeps.sweep import size_ladder
     from simcoll.planning.tuners.fastest_choices import nccl_choices, played_choices, rules_of
     from simcoll.planning.tuners.mpi_libraries import load_mpi_library
     from simcoll.topology import load_topology
-    from simcoll.units import counted, parse_size
+    from simcoll.units import counted
 
     chosen, of_nccl = tuner_format(format), format == "nccl-csv"
     if of_nccl and protocol is not None:
@@ -74,7 +83,7 @@ def tune_library(
     refuse_places([output], [topology, library, calibration])
     overlay = load_calibration(calibration) if calibration else None
     machine = load_topology(topology, nodes=nodes)
-    sizes = size_ladder(parse_size(begin, what="-b"), parse_size(end, what="-e"), factor)
+    sizes = tuned.ladder
     of_mpi = {} if of_nccl else load_mpi_library(format).collectives
     available = tuple(of_mpi or chosen.names)
     kinds = [kind.strip() for kind in collectives.split(",")] if collectives else list(available)

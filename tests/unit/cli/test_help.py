@@ -10,6 +10,7 @@ from io import StringIO
 
 import pytest
 
+from realcoll.commands import app as realcoll_app
 from realcoll.commands import main as realcoll_main
 from simcoll.cli import app, main
 from simcoll.core.collective import KINDS
@@ -153,3 +154,28 @@ def test_types_of_pytorch_are_known():
         assert parse_dtype(each).name == str(each).removeprefix("torch.")
     with pytest.raises(ConfigError, match="unknown dtype"):
         parse_dtype(torch.qint8)
+
+
+def commands(app, path=()):
+    """Every command of an application, by the words that call it."""
+    for name in app:
+        if not name.startswith("-"):
+            yield from commands(app[name], (*path, name))
+    if app.default_command is not None:
+        yield path, app
+
+
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [
+        pytest.param(path, command, id=" ".join((program.name[0], *path)))
+        for program in (app, realcoll_app)
+        for path, command in commands(program)
+        if path
+    ],
+)
+def test_every_option_has_a_description(path, command):
+    arguments = command.assemble_argument_collection(parse_docstring=True)
+    options = [argument for argument in arguments if not argument.children]
+    assert [option.name for option in options if not option.parameter.help] == []
+    assert len({option.name for option in options}) == len(options)
