@@ -87,7 +87,7 @@ class ContentOptions:
     dtype: Annotated[str | None, Parameter(name=["--dtype", "-d"])] = None
 
     @property
-    def given(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """The options that are not left out, with sizes in bytes."""
         from simcoll.units import parse_size
 
@@ -104,7 +104,7 @@ def convert_file(
     /,
     *,
     to: str | None = None,
-    named: NamedOptions = NamedOptions(),
+    algorithm: NamedOptions = NamedOptions(),
     content: ContentOptions = ContentOptions(),
 ) -> None:
     """Write a file in another format; content that the target cannot express is an error, never
@@ -137,14 +137,14 @@ def convert_file(
             source,
             target,
             format_name,
-            named.topology,
-            lambda: named.load(source),
+            algorithm.topology,
+            lambda: algorithm.load(source),
             content.size,
             content.dtype,
         )
         return
-    chosen, options = target_format(target, to), content.given
-    loaded = named.load(source)
+    chosen, options = target_format(target, to), content.arguments
+    loaded = algorithm.load(source)
     data = algorithm_content(loaded, chosen, **options)
     write_file(target, data)
     say(f"wrote {target}: {loaded}, {len(data):,} bytes of format {chosen.name}")

@@ -68,7 +68,7 @@ class ChanceOptions:
         )
 
     @property
-    def changed(self) -> dict[str, str]:
+    def differences(self) -> dict[str, str]:
         """The options that differ from their defaults."""
         defaults = vars(type(self)())
         return {f"--{name}": value for name, value in vars(self).items() if value != defaults[name]}
@@ -176,7 +176,7 @@ def play_faults(
     options = {
         "-a": algorithm,
         "--size": size,
-        **odds.changed,
+        **odds.differences,
     }
     say(f"# replay one: {_command(scenario, options)} --kind {next(iter(outcomes))} --seed {first}")
     say(f"# wrote {', '.join(str(folder / filename) for filename in files)}")
