@@ -28,7 +28,7 @@ import numpy as np
 from simcoll.files.paths import data_folder
 from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.prediction import choose, launch_us
-from simcoll.libraries.question import P2P, Question, class_of
+from simcoll.libraries.question import P2P, Question, class_of, question_on
 from simcoll.planning.measured.measurements import PublishedTable, published_tables
 from simcoll.topology.machine import machine
 
@@ -134,7 +134,8 @@ class Rows:
     """A table as arrays, with its machine."""
 
     def __init__(self, table: PublishedTable) -> None:
-        self.table, self.machine, self.settings = table, machine(table.machine()), table.settings()
+        self.table, self.topology, self.settings = table, table.machine(), table.settings()
+        self.machine = machine(self.topology)
         self.size = np.array([size for size, _ in table.rows], float)
         self.time = np.array([time for _, time in table.rows], float) / 1000
         self.kind = class_of(self.machine, load_library(table.library)).split(".")[1]
@@ -148,7 +149,7 @@ class Rows:
 
     def question(self, library: Library) -> Question:
         """What the table asks of a library."""
-        return Question(self.table.collective, self.machine, library, self.settings)
+        return question_on(self.table.collective, self.topology, library, self.settings)
 
     def predicted(self, library: Library, size: Floats | None = None) -> Floats:
         """Times of the corrected formula, without the launch of the run."""

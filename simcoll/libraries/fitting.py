@@ -52,9 +52,8 @@ from simcoll.libraries.calibration import (
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.prediction import choose, in_time, launch_us
-from simcoll.libraries.question import Question
+from simcoll.libraries.question import question_on
 from simcoll.topology import Topology
-from simcoll.topology.machine import machine as machine_of
 from simcoll.units import counted, format_size, format_time
 
 __all__ = [
@@ -232,11 +231,10 @@ def formula(
     ConfigError
         When the library has no numbers for the machine.
     """
-    machine, library = machine_of(topology), load_library(library)
-    nranks = sum(machine.domain_ranks)
+    library, nranks = load_library(library), topology.nranks
 
     def times_fs(sizes: Sequence[int], calibration: Calibration) -> list[int]:
-        question = Question(collective, machine, library, environment, calibration)
+        question = question_on(collective, topology, library, environment, calibration)
         size_bytes = np.array(sizes, float)
         costs, picks = choose(question, size_bytes)
         times_us = np.array([cost.time_us(size_bytes) for cost in costs])[

@@ -120,6 +120,7 @@ _FACTS = FactSchema(
         "correction.*": _time,
         "launcher.*": _time,
         "rules.nvls_rate": _text,
+        "rules.choice": _text,
         "rules.*": _number,
     },
     ignored=_TEXTS,

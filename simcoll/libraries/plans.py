@@ -21,9 +21,8 @@ from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library, load_library
 from simcoll.libraries.prediction import COLLECTIVES, choose
 from simcoll.libraries.proved_choice import play
-from simcoll.libraries.question import Question
+from simcoll.libraries.question import Question, question_on
 from simcoll.topology import Topology
-from simcoll.topology.machine import machine as machine_of
 from simcoll.tuning import collective_on, costs, default_protocols, schedule_on
 
 __all__ = ["library_plan", "library_play"]
@@ -104,7 +103,7 @@ def _question(
     if kind not in COLLECTIVES:
         return None
     try:
-        return Question(kind, machine_of(topology), library, environment, calibration)
+        return question_on(kind, topology, library, environment, calibration)
     except ConfigError:
         return None
 

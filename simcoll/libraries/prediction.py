@@ -17,16 +17,17 @@ from simcoll.libraries.assumptions import assumptions
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import Cost, stated_costs
 from simcoll.libraries.library import Library, load_library
+from simcoll.libraries.nccl_decision import own_choices
 from simcoll.libraries.prediction_cache import key_of, recall, remember, topology_digest
 from simcoll.libraries.proved_choice import play
-from simcoll.libraries.question import Question
+from simcoll.libraries.question import Question, question_on
 from simcoll.topology import Topology
 from simcoll.topology.machine import Machine
-from simcoll.topology.machine import machine as machine_of
 from simcoll.units import MAX_INT64, MAX_TIME_FS
 
 if TYPE_CHECKING:
     from simcoll.bounds import Bottleneck
+    from simcoll.libraries.nccl.choice import NcclChoice
     from simcoll.libraries.calibration import Calibration
 
 __all__ = ["COLLECTIVES", "Prediction", "choose", "formula_time", "predict"]
@@ -104,8 +105,10 @@ _FORM = {field.name: {"str": str, "int": int}[str(field.type)] for field in fiel
 def choose(question: Question, size_bytes: Floats) -> tuple[list[Cost], Ints]:
     """The corrected costs of the permitted candidates, and the index of the choice for every size.
 
-    The choice is the fastest candidate; on fabrics where NCCL is known to follow its own estimates,
-    and under a calibration with a tuning table, it is the one preferred by those.
+    The choice is NCCL's own (:func:`~simcoll.libraries.nccl_decision.own_choices`) if the library's
+    ``rules.choice`` is ``"nccl"``. Otherwise it is the fastest candidate; on fabrics where NCCL is
+    known to follow its own estimates, and under a calibration with a tuning table, it is the one
+    preferred by those.
 
     Raises
     ------
@@ -125,6 +128,13 @@ def choose(question: Question, size_bytes: Floats) -> tuple[list[Cost], Ints]:
         raise ConfigError(
             f"the environment leaves nothing to run {collective} with; here there are {names}"
         )
+    choices = (
+        own_choices(question, size_bytes)
+        if question.constants.text("rules.choice") == "nccl"
+        else None
+    )
+    if choices:
+        return permitted, _picks_of(choices, permitted, size_bytes)
     estimates = _nccl_estimates(question, size_bytes)
     costs = [
         cost for cost in permitted if (cost.algorithm, cost.protocol) in estimates
@@ -133,6 +143,18 @@ def choose(question: Question, size_bytes: Floats) -> tuple[list[Cost], Ints]:
         estimates.get((cost.algorithm, cost.protocol), cost).time_us(size_bytes) for cost in costs
     ]
     return costs, np.argmin(np.array(times), axis=0)
+
+
+def _picks_of(choices: list[NcclChoice], costs: list[Cost], size_bytes: Floats) -> Ints:
+    """Index of the cost of every choice; of the fastest where none is known, as of PAT."""
+    indices = {(cost.algorithm, cost.protocol): index for index, cost in enumerate(costs)}
+    fastest = np.argmin(np.array([cost.time_us(size_bytes) for cost in costs]), axis=0)
+    return np.array(
+        [
+            indices.get(choice.key, index)
+            for choice, index in zip(choices, fastest.tolist(), strict=True)
+        ]
+    )
 
 
 def _nccl_estimates(question: Question, size_bytes: Floats) -> dict[tuple[str, str], Cost]:
@@ -204,13 +226,18 @@ def _best(question: Question, size_bytes: int) -> Cost:
 
 def _formula_prediction(best: Cost, question: Question, size_bytes: int) -> Prediction:
     """The choice with the formula's time, without launch and calibration."""
+    choices = own_choices(question, [size_bytes])
+    if choices and choices[0].key == (best.algorithm, best.protocol):
+        channels = choices[0].channels
+    else:
+        channels = channels_for(best, size_bytes, question.nranks, question.environment)
     return Prediction(
         collective=question.collective,
         size_bytes=size_bytes,
         time_fs=in_time(float(best.time_us(np.array([float(size_bytes)]))[0])),
         algorithm=best.algorithm,
         protocol=best.protocol,
-        channels=channels_for(best, size_bytes, question.nranks, question.environment),
+        channels=channels,
         schedule="",
         timed_by="formula",
         library=str(question.library),
@@ -268,11 +295,6 @@ def _part(topology: Topology, ranks: int | None) -> Topology:
     return topology if ranks is None else topology.take(ranks)
 
 
-@lru_cache(maxsize=64)
-def _machine(topology: Topology) -> Machine:
-    return machine_of(topology)
-
-
 @lru_cache(maxsize=4096)
 def _question(
     collective: str,
@@ -290,12 +312,12 @@ def _question(
             f"no library model for collective {collective!r}; "
             f"{nearest(str(collective), COLLECTIVES)}"
         )
-    machine = _machine(_part(topology, ranks))
-    if sum(machine.domain_ranks) < 2:
+    part = _part(topology, ranks)
+    if part.nranks < 2:
         raise ConfigError(
             f"{topology.name} has one rank here; a library moves nothing between fewer than 2"
         )
-    return Question(collective, machine, library, environment, calibration)
+    return question_on(collective, part, library, environment, calibration)
 
 
 def predict(

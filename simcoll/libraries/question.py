@@ -4,20 +4,23 @@ how long it takes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import MachineShape, shape
+from simcoll.libraries.nccl.communicator import CommunicatorFacts, communicator_on
+from simcoll.topology.machine import machine as machine_of
 
 if TYPE_CHECKING:
     from simcoll.libraries.calibration import Calibration
     from simcoll.libraries.library import Library
+    from simcoll.topology import Topology
     from simcoll.topology.machine import Machine
 
-__all__ = ["P2P", "Question", "calibrate", "class_of", "fabric_of"]
+__all__ = ["P2P", "Question", "calibrate", "class_of", "fabric_of", "question_on"]
 
 P2P = ("all_to_all", "gather", "scatter", "send_recv")
 """Collectives that NCCL implements as grouped sends and receives."""
@@ -104,6 +107,8 @@ class Question:
     ----------
     library
         The library as its file states it.
+    communicator
+        The ranks as NCCL sees them; None for other libraries, and where the graphs are unknown.
     constants
         The library under the calibration: what the formulas read.
     """
@@ -113,6 +118,7 @@ class Question:
     library: Library
     environment: Environment = DEFAULT
     calibration: Calibration | None = None
+    communicator: CommunicatorFacts | None = None
     constants: Library = field(init=False)
 
     def __post_init__(self) -> None:
@@ -144,3 +150,34 @@ class Question:
     def fabric(self) -> str:
         """:func:`fabric_of` the machine."""
         return fabric_of(self.machine, self.library)
+
+
+def question_on(
+    collective: str,
+    topology: Topology,
+    library: Library,
+    environment: Environment = DEFAULT,
+    calibration: Calibration | None = None,
+) -> Question:
+    """What is asked of a library for a collective of all ranks of a topology."""
+    machine = machine_of(topology)
+    communicator = None
+    if library.name == "nccl":
+        fabric = f"fabric.{machine.fabric}" if machine.domains > 1 else ""
+        permitted = _under_defaults(environment, library, fabric)
+        communicator = communicator_on(topology, library, permitted)
+    return Question(collective, machine, library, environment, calibration, communicator)
+
+
+def _under_defaults(environment: Environment, library: Library, fabric: str) -> Environment:
+    """The environment with the algorithms and protocols that a fabric's plugin permits, where it
+    names none.
+    """
+    algorithms, protocols = (
+        library.texts(f"{fabric}.{name}") for name in ("algorithms", "protocols")
+    )
+    if algorithms and not environment.algorithms:
+        environment = replace(environment, algorithms=(("", algorithms),))
+    if protocols and not environment.protocols:
+        environment = replace(environment, protocols=(("", protocols),))
+    return environment

@@ -61,6 +61,11 @@ class NcclChoice:
     threads: int
     estimate_us: float
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Algorithm and protocol."""
+        return self.algorithm, self.protocol
+
 
 def nccl_choice(communicator: CommunicatorFacts, call: NcclCall) -> NcclChoice:
     """The choice of NCCL for a call.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library
@@ -90,10 +91,12 @@ class CommunicatorFacts:
         )
 
 
+@lru_cache(maxsize=256)
 def communicator_on(
     topology: Topology, library: Library, environment: Environment = DEFAULT
 ) -> CommunicatorFacts | None:
-    """All ranks of a topology as NCCL sees them; None if its graphs on the topology are unknown.
+    """All ranks of a topology as NCCL sees them; None if its graphs on the topology are unknown, or
+    the library states no rules.
 
     Examples
     --------
@@ -103,7 +106,7 @@ def communicator_on(
     >>> call_channels(node), nvls_channels(node)
     (24, 16)
     """
-    graphs = graphs_of(topology, version_of(library))
+    graphs = graphs_of(topology, version_of(library)) if "rules.choice" in library.values else None
     if graphs is None:
         return None
     capability, cpu = compute_capability(topology.traits), topology.traits.get("cpu", "")

@@ -18,7 +18,7 @@ from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import stated_costs
 from simcoll.libraries.plans import bind_size
 from simcoll.libraries.prediction import choose, predict
-from simcoll.libraries.question import Question, calibrate
+from simcoll.libraries.question import calibrate, question_on
 from simcoll.planning.measured.accuracy import METHODS, band_of, errors_of, medians
 from simcoll.planning.measured.library_table import library_for
 from simcoll.planning.measured.measurements import published_tables
@@ -121,7 +121,7 @@ def nccl_choices(
     overlaid = calibrate(model, machine, calibration)
     for collective in collectives:
         bytes_ = np.array(sizes, float)
-        offered, _ = choose(Question(collective, machine, overlaid), bytes_)
+        offered, _ = choose(question_on(collective, topology, overlaid), bytes_)
         every = {(cost.algorithm, cost.protocol): cost.time_us(bytes_) for cost in offered}
         estimates = {
             (cost.algorithm, cost.protocol): cost.time_us(bytes_)
