@@ -27,8 +27,8 @@ from simcoll.units import MAX_INT64, MAX_TIME_FS
 
 if TYPE_CHECKING:
     from simcoll.bounds import Bottleneck
-    from simcoll.libraries.nccl.choice import NcclChoice
     from simcoll.libraries.calibration import Calibration
+    from simcoll.libraries.nccl.choice import NcclChoice
 
 __all__ = ["COLLECTIVES", "Prediction", "choose", "formula_time", "predict"]
 
