@@ -57,7 +57,9 @@ nodes = [1, 2, 4]
 collectives = ["all_reduce", "all_gather", "reduce_scatter"]
 protocols = ["LL", "LL128", "Simple"]
 sizes = {{ begin = "1K", end = "{end}", factor = 4 }}
-algorithms = ["ring", "bidirectional_ring", "bine", "recursive_doubling", "recursive_halving", "direct"]
+algorithms = [
+  "ring", "bidirectional_ring", "bine", "recursive_doubling", "recursive_halving", "direct",
+]
 """
 
 

@@ -25,7 +25,8 @@ import json, resource, sys
 import simcoll
 from simcoll.emulator import emulate
 from simcoll.topology import crossbar
-plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4, channels=int(sys.argv[1])), count=8)
+ring = simcoll.schedule("all_reduce", "ring", nranks=4, channels=int(sys.argv[1]))
+plan = simcoll.bind(ring, count=8)
 emulate(plan, crossbar(4, "1 GB/s"), data="none", bound=False, engine="fast", quotient=False)
 used = resource.getrusage(resource.RUSAGE_SELF)
 json.dump([used.ru_utime + used.ru_stime, used.ru_maxrss / 1024], sys.stdout)
@@ -49,7 +50,8 @@ for _ in range(3):
     times.append(process_time())
     plan = simcoll.bind(schedule, 2 * plan.sizes, protocol=plan.protocol)
 took = [after - before for before, after in zip(times, times[1:])]
-json.dump([took[0] + took[1], *took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024], sys.stdout)
+memory_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+json.dump([took[0] + took[1], *took, memory_mib], sys.stdout)
 """
 SCHEDULES = (("switch", 1024, {}), ("hierarchical", 512, {"box": 8, "pieces": 4}))
 COMMANDS = (("--help", 0.2), ("perf all_reduce -e 1K -a ring -p ideal", 0.4))

@@ -395,7 +395,8 @@ def execute(
     --------
     >>> import numpy as np
     >>> import simcoll, realcoll
-    >>> plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=2), count=1, dtype="int32")
+    >>> ring = simcoll.schedule("all_gather", "ring", nranks=2)
+    >>> plan = simcoll.bind(ring, count=1, dtype="int32")
     >>> outputs = realcoll.execute(plan, [np.array([5], "int32"), np.array([7], "int32")])
     >>> outputs[0].tolist(), outputs[1].tolist()
     ([5, 7], [5, 7])

@@ -167,7 +167,8 @@ def default_algorithm(
     bandwidth-optimal algorithm where data goes to all ranks, and a binomial tree where there is a
     root.
 
-    >>> default_algorithm(Collective("all_reduce", 8)), default_algorithm(Collective("all_reduce", 6), ["box"])
+    >>> eight, six = Collective("all_reduce", 8), Collective("all_reduce", 6)
+    >>> default_algorithm(eight), default_algorithm(six, ["box"])
     ('rabenseifner', 'hierarchical')
     """
     kind = collective.kind
@@ -440,7 +441,9 @@ def carries(protocol_name: str, schedule: Schedule) -> bool:
 
     A switch that reduces cannot take a protocol with flags; NCCL uses only Simple there.
 
-    >>> carries("LL", schedule("all_reduce", "switch", nranks=4)), carries("LL", schedule("broadcast", "switch", nranks=4, root=0))
+    >>> reduction = schedule("all_reduce", "switch", nranks=4)
+    >>> multicast = schedule("broadcast", "switch", nranks=4, root=0)
+    >>> carries("LL", reduction), carries("LL", multicast)
     (False, True)
     """
     if protocol_name not in _FLAGGED:

@@ -39,7 +39,8 @@ MPI_BYTE = 6  # in traces of SMPI
 PLATFORM = """<?xml version='1.0'?>
 <!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">
 <platform version="4.1">
-  <cluster id="c" prefix="n" suffix="" radical="0-{last}" speed="1Gf" bw="50GBps" lat="500ns" sharing_policy="SPLITDUPLEX"/>
+  <cluster id="c" prefix="n" suffix="" radical="0-{last}" speed="1Gf" bw="50GBps" lat="500ns"
+    sharing_policy="SPLITDUPLEX"/>
 </platform>
 """
 PLAIN = (

@@ -42,7 +42,8 @@ def _columns(*, predicts: bool) -> tuple[Column, ...]:
 def header(*, predicts: bool) -> Iterator[str]:
     """Title lines of the table."""
     data_width, times_width = (sum(width for _, _, width in columns) for columns in (DATA, TIMES))
-    yield f"#{'':>{data_width - 1}}{'out-of-place':^{times_width}}{'in-place':^{times_width}}{'library':>18}"
+    places = f"{'out-of-place':^{times_width}}{'in-place':^{times_width}}"
+    yield f"#{'':>{data_width - 1}}{places}{'library':>18}"
     yield from titles(_columns(predicts=predicts))
 
 

@@ -136,7 +136,8 @@ def job_from(environment: Mapping[str, str]) -> LaunchedJob:
 
     Examples
     --------
-    >>> job_from({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node7"}).address
+    >>> place = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+    >>> job_from({**place, "MASTER_ADDR": "node7"}).address
     ('node7', 29533)
     """
     place = place_from(environment)

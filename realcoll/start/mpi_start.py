@@ -60,7 +60,8 @@ def _forget_names() -> None:
     with contextlib.suppress(OSError):  # not Linux
         for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
             path = Path(line[line.find("/") :])
-            if path.parent == Path("/dev/shm") and path.name.startswith("mpich_shm_"):  # noqa: S108 - its name, nothing is made
+            # Its name is compared, nothing is written there.
+            if path.parent == Path("/dev/shm") and path.name.startswith("mpich_shm_"):  # noqa: S108
                 path.unlink(missing_ok=True)
 
 

@@ -19,7 +19,8 @@ __all__ = ["ends_in_time", "starts_in_time"]
 # it is through, and the pipe closes when it dies.
 _SCRIPT = """
 import os, select, signal, sys, time
-parent, limit_s, starting, ranks, path = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "start", sys.argv[4], sys.argv[5]
+_, parent, limit_s, phase, ranks, path = sys.argv
+parent, limit_s, starting = int(parent), float(limit_s), phase == "start"
 pids = dict(pair.split(":") for pair in ranks.split(",") if pair)
 states = {"T": "is stopped", "t": "is stopped", "Z": "has ended", "": "has ended"}
 
@@ -38,9 +39,13 @@ while not select.select([0], [], [], 0.25)[0]:
     if not (now - begin > limit_s if starting else any(long)):
         continue
     # Not those that their own helpers have just ended for the same reason.
-    found = [f"{who} {how}" for (who, how), since in held.items() if now - since > 1 or how == "is stopped"]
-    found = found or [f"{who} {how} just now" for who, how in held]
-    why = "; ".join(found) or "not all processes came so far"
+    stopped = [
+        f"{who} {how}"
+        for (who, how), since in held.items()
+        if now - since > 1 or how == "is stopped"
+    ]
+    stopped = stopped or [f"{who} {how} just now" for who, how in held]
+    why = "; ".join(stopped) or "not all processes came so far"
     verb = "start" if starting else "end"
     os.write(2, f"realcoll: MPI did not {verb} within {limit_s:.3g} s: {why}\\n".encode())
     if os.getppid() == parent:
@@ -108,4 +113,6 @@ def _helper(
     ]
     # In a session of its own, it outlives a launcher's kill of this process's group for as long as
     # it takes to remove the file.
-    return subprocess.Popen(words, stdin=source, stdout=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
+    return subprocess.Popen(  # noqa: S603
+        words, stdin=source, stdout=subprocess.DEVNULL, start_new_session=True
+    )

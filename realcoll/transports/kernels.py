@@ -69,7 +69,10 @@ EXACT = "".join(
     for op in ("add", "sub", "mul", "div")
 )
 EXACT += """__device__ bool less_f32(float x, float y) {
-  int z; asm("{ .reg .pred p; setp.lt.f32 p, %1, %2; selp.s32 %0, 1, 0, p; }" : "=r"(z) : "f"(x), "f"(y)); return z;
+  int z;
+  asm("{ .reg .pred p; setp.lt.f32 p, %1, %2; selp.s32 %0, 1, 0, p; }"
+      : "=r"(z) : "f"(x), "f"(y));
+  return z;
 }
 """
 
@@ -97,7 +100,9 @@ def bfloat16_source(op: str) -> str:
 float x = __uint_as_float((unsigned int)t << 16), y = {right};
 float z = {_FLOAT[op]};
 unsigned int bits = __float_as_uint(z);
-t = isnan(z) ? (unsigned short)((bits >> 16 & 0x8000) | 0x7fc0) : (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+unsigned int quiet = (bits >> 16 & 0x8000) | 0x7fc0;
+unsigned int even = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+t = (unsigned short)(isnan(z) ? quiet : even);
 """
 
 

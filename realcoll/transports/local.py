@@ -43,7 +43,11 @@ class HostMemory:
         """Copy elements."""
         target[...] = source
 
-    def reducer(self, op: str, dtype: np.dtype[Any]) -> Callable[[Array, Array], object]:  # noqa: ARG002
+    def reducer(
+        self,
+        op: str,
+        dtype: np.dtype[Any],  # noqa: ARG002
+    ) -> Callable[[Array, Array], object]:
         """A numpy function."""
         ufunc = REDUCTIONS[op]
 

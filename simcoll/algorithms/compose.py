@@ -60,7 +60,7 @@ def _map(block: Step | Repeat, change: Callable[[Step], list[Step]]) -> list[Ste
 
 
 # -- pieces
-# --------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------
 
 
 def _whole(step: Step, count: int) -> Step:
@@ -403,7 +403,7 @@ def in_pieces(schedule: Schedule, *, channels: int = 1, pieces: int = 1) -> Sche
 
 
 # -- concurrent schedules
-# ----------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------
 
 
 def together(first: Schedule, *others: Schedule) -> Schedule:

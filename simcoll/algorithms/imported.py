@@ -49,8 +49,9 @@ class UnservedError(ConfigError):
 def is_file_name(text: str) -> bool:
     """Whether a text names an algorithm by a file.
 
-    >>> is_file_name("plans/ring.xml"), is_file_name("ring:channels=2"), is_file_name("mine.algorithms:star")
-    (True, False, False)
+    >>> names = ("plans/ring.xml", "ring:channels=2", "mine.algorithms:star")
+    >>> [is_file_name(name) for name in names]
+    [True, False, False]
     """
     return is_file(text) or (":" not in text and ("." in text or "/" in text or "\\" in text))
 

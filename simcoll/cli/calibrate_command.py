@@ -96,7 +96,10 @@ def _lines(
     yield f"growth x {float(result.growth):.2f}: of how much LL slows down with size"
     for correction in result.corrections:
         factors = sorted(float(factor) for _, factor in correction.points)
-        yield f"correction by size, {correction.collective} on {correction.nranks} ranks: {factors[0]:.2f} to {factors[-1]:.2f}"
+        yield (
+            f"correction by size, {correction.collective} on {correction.nranks} ranks: "
+            f"{factors[0]:.2f} to {factors[-1]:.2f}"
+        )
     rows = left_out(series, names)
     if not rows:
         yield "too few rows for a cross-validation"

@@ -50,8 +50,7 @@ def completion_of(app: App) -> Callable[..., None]:
         from simcoll.planning.names import option_names
 
         commands = tuple(name for name in app if not name.startswith("-"))
-        sys.stdout.write(
-            f"{completion_script(app, shell, {**option_names(), 'what': LISTED, 'command': commands})}\n"
-        )
+        values = {**option_names(), "what": LISTED, "command": commands}
+        sys.stdout.write(f"{completion_script(app, shell, values)}\n")
 
     return print_completion

@@ -60,12 +60,14 @@ def schedule_lines(schedule: Schedule, max_transfers: int = 200) -> Iterator[str
     contents = ", ".join(
         f"{name} {count} x {layout.chunks}" for name, count in slots.items() if count
     )
-    yield f"{printable(str(schedule))}: slots x chunks: {contents or 'none'}; {schedule.nchannels} channel{'s' * (schedule.nchannels > 1)}"
+    channels = f"{schedule.nchannels} channel{'s' * (schedule.nchannels > 1)}"
+    yield f"{printable(str(schedule))}: slots x chunks: {contents or 'none'}; {channels}"
     printed = total = 0
     for number, step in enumerate(schedule.steps()):
         kinds = sorted({OP_NAMES[op] for op in step.op.tolist()})
         if len(step) and printed < max_transfers:
-            yield f"step {number} ({', '.join(kinds)}, {len(step)} transfer{'s' * (len(step) != 1)})"
+            size = f"{len(step)} transfer{'s' * (len(step) != 1)}"
+            yield f"step {number} ({', '.join(kinds)}, {size})"
         for row in range(min(len(step), max_transfers - printed)):
             yield f"  {_transfer(schedule, step, row)}"
             printed += 1

@@ -78,9 +78,10 @@ class Progress:
 
     def _line(self) -> None:
         finished, total, next_up = self.told
+        elapsed_s = time.monotonic() - self.begun
         if total and sys.stderr is not None:
             remaining = (
-                f", about {_clock((time.monotonic() - self.begun) * (total - finished) / finished)} left"
+                f", about {_clock(elapsed_s * (total - finished) / finished)} left"
                 if finished
                 else ""
             )

@@ -149,7 +149,10 @@ def _left_out(sweep: Sweep, schedules: Sequence[Schedule]) -> Iterator[str]:
             name for name in sweep.protocols if name not in sweep.protocols_of(switched[0])
         ]
         names = ", ".join(dict.fromkeys(schedule.name for schedule in switched))
-        yield f"{names}: not under {' and '.join(protocols)}, since a reducing switch would reduce their flags too"
+        yield (
+            f"{names}: not under {' and '.join(protocols)}, since a reducing switch would reduce "
+            "their flags too"
+        )
 
 
 def _summary(rows: Sequence[SweepRow], checked: int, moved: int, wrong: int) -> str:

@@ -35,7 +35,7 @@ def tune_library(
     *,
     topology: Annotated[str, Parameter(name=["--topology", "-t"])],
     output: Annotated[Path, Parameter(name=["--output", "-o"])],
-    format: Annotated[str, Parameter(name="--format")] = "nccl-csv",  # noqa: A002 - the option's name
+    format: Annotated[str, Parameter(name="--format")] = "nccl-csv",  # noqa: A002
     nodes: Annotated[int | None, WHOLE] = None,
     collectives: Annotated[str | None, Parameter(name=["--collectives", "-c"])] = None,
     tuned: TunedSizes = TunedSizes(),
@@ -154,10 +154,19 @@ def tune_library(
 def _remarks(picked: Sequence[Picked], *, tuned: bool) -> Iterator[str]:
     """Explain the columns of NCCL's choices; ``tuned``: the calibration has NCCL's own table."""
     if tuned:
-        yield "default: NCCL's choice by its own table in the calibration; where that has none, the fastest by the formula"
+        yield (
+            "default: NCCL's choice by its own table in the calibration; where that has none, "
+            "the fastest by the formula"
+        )
     else:
-        yield "default: the fastest by the formula, which fits published tables better than NCCL's own estimates"
-    yield "error: median error of predictions of this collective and size; * the gain exceeds it on both sides"
+        yield (
+            "default: the fastest by the formula, which fits published tables better than "
+            "NCCL's own estimates"
+        )
+    yield (
+        "error: median error of predictions of this collective and size; "
+        "* the gain exceeds it on both sides"
+    )
     if any(row.estimated for row in picked):
         yield "last column: what NCCL's own estimates prefer instead, and the gain over that"
 

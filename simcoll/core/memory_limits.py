@@ -65,7 +65,7 @@ def check_room(size_bytes: int, work: str, remedy: str) -> None:
     --------
     >>> check_room(1 << 49, "proving this schedule", "fewer chunks need less")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    simcoll.errors.ConfigError: proving this schedule takes 512 TiB, but only ... is available; fewer chunks need less
+    simcoll.errors.ConfigError: proving this schedule takes 512 TiB, but only ... need less
     """
     if size_bytes <= UNQUESTIONED:
         return

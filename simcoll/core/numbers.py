@@ -35,7 +35,7 @@ def check_seed(seed: Any, maximum: int = MAX_INT64) -> int:
 
     >>> check_seed(2**64)
     Traceback (most recent call last):
-    simcoll.errors.ConfigError: seed must be a whole number from 0 to 9223372036854775807, got 18446744073709551616
+    simcoll.errors.ConfigError: seed must be a whole number from 0 to 9223372036854775807, got ...
     """
     return whole_number("seed", seed, 0, maximum)
 

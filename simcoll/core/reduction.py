@@ -159,10 +159,8 @@ def parse_dtype(name: Any) -> np.dtype[Any]:
             for bits in (8, 16, 32, 64)
             if (kind, bits) != ("float", 8)
         ]
-        raise ConfigError(
-            f"unknown dtype {name!r}; "
-            f"{nearest(str(name), [*names, 'complex64', 'complex128', 'bool', *_ML_DTYPES, *_DTYPE_ALIASES])}"
-        ) from None
+        choices = [*names, "complex64", "complex128", "bool", *_ML_DTYPES, *_DTYPE_ALIASES]
+        raise ConfigError(f"unknown dtype {name!r}; {nearest(str(name), choices)}") from None
     if dtype.kind not in "biufcV" or (dtype.kind == "V" and dtype.name not in _ML_DTYPES):
         raise ConfigError(f"dtype {name!r} is not a number type")
     return dtype

@@ -49,7 +49,8 @@ def reduce_add(
 
     Examples
     --------
-    >>> reduce_add([DeviceArray(np.array([1.0, 2.0]), device) for device in range(3)]).array.tolist()
+    >>> parts = [DeviceArray(np.array([1.0, 2.0]), device) for device in range(3)]
+    >>> reduce_add(parts).array.tolist()
     [3.0, 6.0]
     """
     if not inputs:

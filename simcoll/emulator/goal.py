@@ -46,7 +46,9 @@ def goal_program(goal: Goal, *, protocol: Protocol = IDEAL, unit_fs: int = FS_PE
     >>> import simcoll
     >>> from simcoll.formats import parse_goal
     >>> from simcoll.topology import crossbar
-    >>> goal = parse_goal("num_ranks 2 \n rank 0 { \n send 1000b to 1 \n } \n rank 1 { \n recv 1000b from 0 \n }")
+    >>> goal = parse_goal(
+    ...     "num_ranks 2 \n rank 0 { \n send 1000b to 1 \n } \n rank 1 { \n recv 1000b from 0 \n }"
+    ... )
     >>> simcoll.emulate(goal_program(goal), crossbar(2, "1 GB/s", "5 us")).time_us
     6.0
     """

@@ -137,7 +137,8 @@ def emulate(
     >>> result = emulate(plan, crossbar(4, "50 GB/s", "1 us"))
     >>> result.time_us, result.wrong
     (131.82912, 0)
-    >>> emulate(plan, crossbar(4, "50 GB/s", "1 us"), events=["t=30us gpu0 -> switch = 0 for 1ms"]).time_us
+    >>> outage = "t=30us gpu0 -> switch = 0 for 1ms"
+    >>> emulate(plan, crossbar(4, "50 GB/s", "1 us"), events=[outage]).time_us
     1131.82912
     """
     seed = check_seed(seed)

@@ -23,7 +23,7 @@ def path_of(path: FilePath, reader: str, parser: str = "") -> str:
     'plan.json'
     >>> path_of(b"{}", "load_plan", "parse_plan")
     Traceback (most recent call last):
-    simcoll.errors.ConfigError: load_plan takes the path of a file, got b'{}'; parse_plan takes the content of one
+    simcoll.errors.ConfigError: load_plan takes the path of a file, got b'{}'; parse_plan takes ...
     """
     value: Any = path
     name = fspath(value) if isinstance(value, (str, PathLike)) else None

@@ -78,7 +78,7 @@ class FactSchema:
     ({'memory.size': 80000000000}, {'memory.size': 'data sheet'})
     >>> facts.read({"memory": {"sise": {"value": "80 GB", "source": "data sheet"}}}, "gpu.toml")
     Traceback (most recent call last):
-    simcoll.errors.ConfigError: gpu.toml: $.memory.sise: unknown key; did you mean 'size'? (valid: size)
+    simcoll.errors.ConfigError: gpu.toml: $.memory.sise: unknown key; did you mean 'size'? ...
     """
 
     kinds: Mapping[str, Kind | FactRows]

@@ -163,7 +163,8 @@ class Series:
             (size, time), (_, later) = medians[:2]
             aside = (
                 (
-                    f"{format_size(size)} took {format_time(time)}, {time / later:.1f} times the next "
+                    f"{format_size(size)} took {format_time(time)}, {time / later:.1f} times the "
+                    "next "
                     "size: warm-up"
                 ),
             )

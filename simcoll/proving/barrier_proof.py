@@ -65,7 +65,8 @@ def _leaves_early(schedule: Schedule, rank: int, absent: list[int]) -> NoReturn:
     ranks = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
     lines = [
         (
-            f"{schedule}: rank {rank} may leave before rank {ranks} has entered: no chain of messages "
+            f"{schedule}: rank {rank} may leave before rank {ranks} has entered: no chain of "
+            "messages "
             "leads here from there"
         )
     ]

@@ -95,7 +95,8 @@ def assert_implements(
     Examples
     --------
     >>> import simcoll
-    >>> assert_implements(simcoll.schedule("all_gather", "ring", nranks=3), counts=[0, 5, [1, 0, 4]])
+    >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
+    >>> assert_implements(ring, counts=[0, 5, [1, 0, 4]])
     """
     __tracebackhide__ = True
     expect(

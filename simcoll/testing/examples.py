@@ -13,7 +13,8 @@ __all__ = ["needed_params"]
 def needed_params(collective: str, algorithm: str, nranks: int) -> dict[str, Any]:
     """Parameters that an algorithm requires: a path of ranks, or a torus for ``bfb``.
 
-    >>> needed_params("all_gather", "ring", 6), needed_params("all_gather", "bfb", 6)["topology"].name
+    >>> torus = needed_params("all_gather", "bfb", 6)["topology"]
+    >>> needed_params("all_gather", "ring", 6), torus.name
     ({}, 'torus')
     """
     if "topology" not in find_algorithm(collective, algorithm).params:

@@ -187,7 +187,8 @@ def dragonfly(*arguments: Any, **keywords: Any) -> Topology:
 
     Examples
     --------
-    >>> network = dragonfly(2, 4, 2, "50 GB/s", "1 us", local_latency="100 ns", global_latency="300 ns")
+    >>> latencies = {"local_latency": "100 ns", "global_latency": "300 ns"}
+    >>> network = dragonfly(2, 4, 2, "50 GB/s", "1 us", **latencies)
     >>> network.nranks, int(network.groups["group"].max()) + 1, len(network.path(0, 71))
     (72, 9, 5)
     """

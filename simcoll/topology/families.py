@@ -270,7 +270,7 @@ def boxes(*arguments: Any, **keywords: Any) -> Topology:
     --------
     >>> dgx = boxes(2, 8, "450 GB/s", "1 us", nics=8, nic_bandwidth="50 GB/s", nic_latency="3 us")
     >>> dgx.path(1, 9)
-    ['box0.gpu1 -> box0.nic1', 'box0.nic1 -> leaf0.rail1', 'leaf0.rail1 -> box1.nic1', 'box1.nic1 -> box1.gpu1']
+    ['box0.gpu1 -> box0.nic1', 'box0.nic1 -> leaf0.rail1', ..., 'box1.nic1 -> box1.gpu1']
     """
     shape = record_of(BoxesParameters, arguments, keywords)
     g = count(shape.gpus_per_node, "gpus_per_node", maximum=1024)

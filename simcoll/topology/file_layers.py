@@ -33,7 +33,8 @@ _MATRIX = re.compile(rb"^\W{0,8}(?:\x1b\[[0-9;]{0,4}m)?\s{0,8}GPU0\s", re.MULTIL
 MARKED = 1 << 16
 """Number of bytes at the start of a file that identify its format."""
 IB_LISTING = re.compile(
-    rb'^(?:(?:Switch|Ca)\s+\d+\s+"[SH]-|(?:Switch|CA):?\s[^\n]{1,200}:$|0x[0-9a-f]{16}\s+"[^"\n]{0,200}"\s+\d+\s+\d+\[)',
+    rb'^(?:(?:Switch|Ca)\s+\d+\s+"[SH]-|(?:Switch|CA):?\s[^\n]{1,200}:$|'
+    rb'0x[0-9a-f]{16}\s+"[^"\n]{0,200}"\s+\d+\s+\d+\[)',
     re.MULTILINE,
 )
 """A vertex in the output of ``ibnetdiscover`` or ``iblinkinfo``."""

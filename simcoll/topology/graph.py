@@ -173,7 +173,8 @@ class Topology:
             rates = self.link_capacity_uBps[self.link_kind == number]
             if rates.size:
                 lowest, highest = format_rate(int(rates.min())), format_rate(int(rates.max()))
-                yield f"{rates.size} {kind} at {lowest}{'' if lowest == highest else f' to {highest}'}"
+                span = lowest if lowest == highest else f"{lowest} to {highest}"
+                yield f"{rates.size} {kind} at {span}"
 
     @property
     def passes_gpus(self) -> bool:

@@ -135,7 +135,7 @@ def factor(value: Ratio, subject: str, *, zero: bool = False) -> Fraction:
 
     Examples
     --------
-    >>> factor("7:1", "oversubscription"), factor(1.5, "oversubscription"), factor("370/450", "efficiency")
+    >>> factor("7:1", "oversubscription"), factor(1.5, "oversubscription"), factor("37/45", "share")
     (Fraction(7, 1), Fraction(3, 2), Fraction(37, 45))
     """
     if isinstance(value, (int, Fraction)):

@@ -96,6 +96,10 @@ def _in_programs(
     return function
 
 
+def _current_accelerator(check_available: bool = False) -> torch.device:  # noqa: ARG001
+    return torch.device("cuda")
+
+
 def _count() -> int:
     return int(current_thread().process.environment["LOCAL_WORLD_SIZE"])
 
@@ -323,7 +327,7 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (cuda, "is_initialized", lambda: True),
         (accelerator, "is_available", lambda: True),
         (accelerator, "device_count", _count),
-        (accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")),  # noqa: ARG005
+        (accelerator, "current_accelerator", _current_accelerator),
         (distributed, "is_nccl_available", lambda: True),
     ]
     in_rank_threads: list[tuple[Any, str, Any]] = [

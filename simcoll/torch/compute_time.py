@@ -141,7 +141,11 @@ class _StreamEvent:
 class _Stream:
     """A stream, with the methods of ``torch.cpu.Stream``."""
 
-    def __init__(self, priority: int = -1, device_stream: DeviceStream | None = None) -> None:  # noqa: ARG002  # torch's signature
+    def __init__(  # the signature is that of torch
+        self,
+        priority: int = -1,  # noqa: ARG002
+        device_stream: DeviceStream | None = None,
+    ) -> None:
         device = _device()
         self.device_stream: Any = (
             device_stream if device_stream is not None or device is None else device.stream()

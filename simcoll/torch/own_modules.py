@@ -32,7 +32,8 @@ __all__ = ["OwnModules"]
 
 _FOUNDATION = ("torch", "numpy", "simcoll", "ml_dtypes")
 _REGISTERS = re.compile(
-    rb"torch\.ops\.load_library|rename_privateuse1_backend|Backend\.register_backend|register_extension_type"
+    rb"torch\.ops\.load_library|rename_privateuse1_backend|"
+    rb"Backend\.register_backend|register_extension_type"
 )
 _IMPORTING = ("importlib", "_frozen_importlib", "runpy", "pkgutil", "pickle", "_pickle", __name__)
 
@@ -94,7 +95,8 @@ class OwnModules:
         ]
         return {name: sys.modules.pop(name) for name in names}
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:  # noqa: ARG002  # of a meta path finder
+    # The signature is that of a meta path finder.
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:  # noqa: ARG002
         """Record that a rank imports a module, which the next finder finds."""
         thread = current_thread_or_none()
         if thread is not None and self._is_own(name.partition(".")[0]):

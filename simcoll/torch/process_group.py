@@ -452,7 +452,8 @@ class SimcollGroup(dist.ProcessGroup):
         """The store given at creation."""
         return self._store
 
-    def _get_backend(self, device: torch.device) -> SimcollGroup:  # noqa: ARG002  # torch's signature
+    # The signature is torch's.
+    def _get_backend(self, device: torch.device) -> SimcollGroup:  # noqa: ARG002
         return self
 
     def _get_sequence_number_for_group(self) -> int:

@@ -27,7 +27,11 @@ class _Joined:
 
     processes: tuple[()] = ()
 
-    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:  # noqa: ARG002  # torch's signature
+    def join(  # the signature is that of torch
+        self,
+        timeout: float | None = None,  # noqa: ARG002
+        grace_period: float | None = None,  # noqa: ARG002
+    ) -> bool:
         """True."""
         return True
 

@@ -148,7 +148,8 @@ def _lock() -> Any:
 
 @for_ranks
 def _recursive_lock(*_: Any) -> Any:
-    lock = threading._PyRLock()  # type: ignore[attr-defined]  # the one that is written in Python, on a lock of ours
+    # The one that is written in Python, on a lock of ours.
+    lock = threading._PyRLock()  # type: ignore[attr-defined]
     lock._block = _TurnLock()
     return lock
 
@@ -239,7 +240,9 @@ def _thread_join(standard: Callable[..., None]) -> Callable[..., None]:
 
 def _simple_queue(standard: type) -> Callable[[], Any]:
     def simple_queue() -> Any:
-        return standard() if current_thread_or_none() is None else queue._PySimpleQueue()  # type: ignore[attr-defined]
+        if current_thread_or_none() is None:
+            return standard()
+        return queue._PySimpleQueue()  # type: ignore[attr-defined]
 
     return simple_queue
 
@@ -347,7 +350,8 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (threading, "Lock", _lock),
         (threading, "RLock", _recursive_lock(threading.RLock)),
         (queue, "SimpleQueue", _simple_queue(queue.SimpleQueue)),
-        (threading, "_time", _clock(threading._time)),  # type: ignore[attr-defined]  # what timeouts are counted with
+        # Timeouts are counted with this one.
+        (threading, "_time", _clock(threading._time)),  # type: ignore[attr-defined]
         (queue, "time", _clock(queue.time)),  # type: ignore[attr-defined]
         (time, "sleep", _sleep(time.sleep)),
         (select, "select", _select(3)(select.select)),

@@ -137,7 +137,8 @@ class Ranks:
         )
         thread = RankThread(process)
         thread.thread.start()
-        thread.thread._daemonic = False  # type: ignore[attr-defined]  # threads that it starts inherit this
+        # Threads that it starts inherit this.
+        thread.thread._daemonic = False  # type: ignore[attr-defined]
         self._undo.callback(_end_all, process)
         return thread
 

@@ -117,7 +117,9 @@ def parse_astra_system(content: Content, file: str | None = None) -> AstraSystem
 
     Examples
     --------
-    >>> found = parse_astra_system(b'{"all-reduce-implementation": ["halvingDoubling"], "endpoint-delay": 10}')
+    >>> found = parse_astra_system(
+    ...     b'{"all-reduce-implementation": ["halvingDoubling"], "endpoint-delay": 10}'
+    ... )
     >>> found.algorithms, found.left_out
     ({'all_reduce': 'rabenseifner'}, ('endpoint-delay = 10',))
     """

@@ -196,8 +196,12 @@ def design_from(document: Mapping[str, Any], *, file: str = "design") -> Design:
     Examples
     --------
     >>> made = design_from({
-    ...     "model": {"name": "llama-3.1-8b", "sequence": 8192, "global_batch": 16, "dtype": "bf16"},
-    ...     "topology": {"name": "dgx-h100"}, "gpu": {"name": "h100"}, "parallel": {"tp": 2, "shard": "optimizer"},
+    ...     "model": {
+    ...         "name": "llama-3.1-8b", "sequence": 8192, "global_batch": 16, "dtype": "bf16",
+    ...     },
+    ...     "topology": {"name": "dgx-h100"},
+    ...     "gpu": {"name": "h100"},
+    ...     "parallel": {"tp": 2, "shard": "optimizer"},
     ... })
     >>> made.mesh.axes, made.micro_batches
     ((('tp', 2), ('cp', 1), ('dp', 4), ('pp', 1)), 4)
@@ -358,9 +362,9 @@ def _model(table: dict[str, Any], folder: Path) -> tuple[Model, _Batch]:
         )
     for key in table:
         if key not in Model.__struct_fields__:
+            choices = [*Model.__struct_fields__, "hf", "sequence", "global_batch", "dtype"]
             raise ConfigError(
-                "unknown key; "
-                f"{nearest(key, [*Model.__struct_fields__, 'hf', 'sequence', 'global_batch', 'dtype'])}",
+                f"unknown key; {nearest(key, choices)}",
                 path=f"$.model.{key}",
             )
     shipped = shipped_model(name)

@@ -159,7 +159,8 @@ class Gpu:
         """One number with its unit.
 
         >>> gpu = load_gpu("h100")
-        >>> [gpu.format_number(place) for place in ("peak.bf16", "memory.size", "memory.bandwidth", "power.watts", "units.count")]
+        >>> places = ("peak.bf16", "memory.size", "memory.bandwidth", "power.watts", "units.count")
+        >>> [gpu.format_number(place) for place in places]
         ['989.4 TFLOPS', '80 GB', '3,350 GB/s', '700 W', '132']
         """
         scale, unit = _UNITS[_FACTS.kind(place)]

@@ -144,7 +144,8 @@ def operations_from(document: Mapping[str, Any], *, file: str = "operations") ->
     --------
     >>> listed = operations_from({"mesh": {"dp": 4}, "op": [
     ...     {"id": "backward", "time": "1 ms"},
-    ...     {"id": "gradients", "call": "all_reduce", "axis": "dp", "bytes": "64M", "after": ["backward"]},
+    ...     {"id": "gradients", "call": "all_reduce", "axis": "dp", "bytes": "64M",
+    ...      "after": ["backward"]},
     ... ]})
     >>> listed.workload.nranks, [operation.id for operation in listed.workload.operations]
     (4, ['backward', 'gradients'])

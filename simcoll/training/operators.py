@@ -80,7 +80,8 @@ class Roofline:
         >>> from simcoll.training.step_calibration import UNCALIBRATED
         >>> from simcoll.training.gpu import load_gpu
         >>> a100 = Roofline(load_gpu("a100-80"), UNCALIBRATED, "bf16")
-        >>> round(2 * 8192**3 / a100.gemm(8192, 8192, 8192) / 1e12)  # TFLOP/s, of 271 in the best case
+        >>> flops = 2 * 8192**3
+        >>> round(flops / a100.gemm(8192, 8192, 8192) / 1e12)  # TFLOP/s, of 271 in the best case
         271
         """
         if min(rows, columns, depth, batch) <= 0:

@@ -168,7 +168,10 @@ def script_of(shape: ScriptShape) -> Script:
     Examples
     --------
     >>> from simcoll.training.script import ScriptShape
-    >>> two = ScriptShape((((0,),), ((1,),)), 1, "1f1b", "never", False, "none", False, False, frozenset(), False, False)
+    >>> two = ScriptShape(
+    ...     (((0,),), ((1,),)), 1, "1f1b", "never", False, "none", False, False, frozenset(),
+    ...     False, False,
+    ... )
     >>> made = script_of(two)
     >>> [made.slots[row.slot].does for row in made.rows]
     ['turn', 'send', 'turn', 'turn', 'send', 'turn', 'update', 'update']

@@ -51,7 +51,8 @@ def _play(script: Script, takes: Sequence[int], slowing: _Slowing | None) -> lis
         took = takes[slot]
         begin = free[lane]
         for end_index in needs:
-            if ends[end_index] > begin:  # noqa: PLR1730 - max() takes twice as long here, where 10,000 designs spend most of their time
+            # max() takes twice as long, and 10,000 designs spend most of their time here.
+            if ends[end_index] > begin:  # noqa: PLR1730
                 begin = ends[end_index]
         if second_lane < 0:
             if slowing is not None:

@@ -76,7 +76,8 @@ class StepCalibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     Examples
     --------
-    >>> UNCALIBRATED.hash == StepCalibration().hash, StepCalibration(rate=0.9).hash == UNCALIBRATED.hash
+    >>> default, slower = StepCalibration(), StepCalibration(rate=0.9)
+    >>> default.hash == UNCALIBRATED.hash, slower.hash == UNCALIBRATED.hash
     (True, False)
     """
 

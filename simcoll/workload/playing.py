@@ -322,7 +322,10 @@ def run_workload(
     >>> from simcoll.workload.workload import CallOperation, ComputeOperation, Workload
     >>> workload = Workload(2, {"all": np.arange(2)}, {"dp": np.array([[0, 1]])}, (
     ...     ComputeOperation(id="backward", on="all", time_fs=10**12),
-    ...     CallOperation(id="gradients", kind="all_reduce", group="dp", size_bytes=2**20, after=("backward",)),
+    ...     CallOperation(
+    ...         id="gradients", kind="all_reduce", group="dp", size_bytes=2**20,
+    ...         after=("backward",),
+    ...     ),
     ... ))
     >>> result = run_workload(workload, crossbar(2, "50 GB/s", "1 us"))
     >>> result.time_fs - result.axes["dp"].exposed_fs

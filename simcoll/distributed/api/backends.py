@@ -50,7 +50,9 @@ class Backend(str):
         made.
         """
         if not isinstance(name, str):
-            raise ValueError(f"Backend constructor parameter must be string-ish, got {name!r}")  # noqa: TRY004  # as torch
+            raise ValueError(  # noqa: TRY004  # as torch
+                f"Backend constructor parameter must be string-ish, got {name!r}"
+            )
         return name.lower()
 
     @classmethod

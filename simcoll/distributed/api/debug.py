@@ -137,7 +137,8 @@ def set_debug_level_from_env() -> None:
     set_debug_level(_from_environment())
 
 
-def breakpoint(rank: int = 0, skip: int = 0, timeout_s: int = 3600) -> None:  # noqa: A001, ARG001  # torch's name and signature
+# The name and the signature are torch's.
+def breakpoint(rank: int = 0, skip: int = 0, timeout_s: int = 3600) -> None:  # noqa: A001, ARG001
     """Start the debugger on one rank, while the others wait in a barrier.
 
     Parameters

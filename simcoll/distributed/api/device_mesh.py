@@ -91,7 +91,9 @@ class DeviceMesh:
             init_process_group()
         self._rank = get_rank()
         self._root = self if _root is None else _root
-        self._flattened: dict[str, DeviceMesh] = {} if _root is None else _root._flattened  # noqa: SLF001  # one for all slices
+        # One for all slices.
+        self._flattened: dict[str, DeviceMesh]
+        self._flattened = {} if _root is None else _root._flattened  # noqa: SLF001
         self._groups: list[ProcessGroup | None] = []
         if _groups is not None:
             self._groups = list(_groups)

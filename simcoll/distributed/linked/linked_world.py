@@ -231,7 +231,8 @@ class LinkedWorld:
         else:
             try:
                 value = encode(me.value)
-            except Exception:  # noqa: BLE001  # pickle may raise anything; the others learn that it could not be sent
+            # pickle may raise anything; the others learn that it could not be sent.
+            except Exception:  # noqa: BLE001
                 message = type(me.value).__name__
         ending = Ending(
             text,
@@ -271,11 +272,13 @@ class LinkedWorld:
         """None: other processes announce their ends."""
         return ""
 
-    def later(self, time_fs: int, action: Callable[[], None]) -> None:  # noqa: ARG002  # as on the emulator
+    # The signature is that of the emulator.
+    def later(self, time_fs: int, action: Callable[[], None]) -> None:  # noqa: ARG002
         """Refuse: real time does not wait."""
         raise InternalError("streams of simulated devices are for the emulator")
 
-    def pause(self, duration_fs: int, name: str) -> None:  # noqa: ARG002  # there is no timeline of a real run
+    # There is no timeline of a real run.
+    def pause(self, duration_fs: int, name: str) -> None:  # noqa: ARG002
         """Let the running rank spend real time; operations in flight proceed meanwhile."""
         until_fs = self.now + duration_fs
         while self.now < until_fs:

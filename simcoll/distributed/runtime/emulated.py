@@ -202,14 +202,16 @@ class EmulatedWorld:
     @property
     def now(self) -> int:
         """Femtoseconds."""
-        return self.env._now  # type: ignore[return-value]  # noqa: SLF001  # as the calendar's, on every call
+        # As the calendar's own, on every call.
+        return self.env._now  # type: ignore[return-value]  # noqa: SLF001
 
     def _schedule_tasks(self) -> None:
         """Let the ready tasks run after the other events of this timestamp."""
         self._asked = True
         event = simpy.Event(self.env)
         event.callbacks.append(self._run_ready)
-        event._ok = True  # noqa: SLF001  # as SimPy's own events that are triggered when they are made
+        # As SimPy's own events that are triggered when they are made.
+        event._ok = True  # noqa: SLF001
         event._value = None  # noqa: SLF001
         self.env.schedule(event, priority=PROGRAMS)
 

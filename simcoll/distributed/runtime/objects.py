@@ -81,7 +81,7 @@ def encode(thing: object, *, trusted: bool | None = None) -> bytes:
     ['foo', 12, {1: 2}, (3, 4.5)]
     >>> encode({"f": print})
     Traceback (most recent call last):
-    simcoll.distributed.runtime.objects.ObjectEncodingError: $['f'] is a builtin_function_or_method, which is not plain data; ...
+    simcoll.distributed.runtime.objects.ObjectEncodingError: $['f'] is a builtin_function_or...
     """
     if _is_trusted(trusted):
         return _PICKLE + pickle.dumps(thing, protocol=pickle.HIGHEST_PROTOCOL)
@@ -246,7 +246,8 @@ def _extension(code: int, data: memoryview) -> object:
         raise ValueError(f"unknown extension type {code}")
     items = _unpack(bytes(data))
     if not isinstance(items, list):
-        raise ValueError(f"expected a list inside, got {type(items).__name__}")  # noqa: TRY004  bad data, not a bad call
+        # Bad data, not a bad call.
+        raise ValueError(f"expected a list inside, got {type(items).__name__}")  # noqa: TRY004
     match code:
         case _ExtensionKind.TUPLE:
             return tuple(items)

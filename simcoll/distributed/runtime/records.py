@@ -78,7 +78,8 @@ def calling_site(*folders: str, above: int = 1) -> Site:
     if site is not None:
         return site
     internal_folders = folders or _HERE
-    frame: FrameType | None = sys._getframe(above)  # noqa: SLF001  # inspect.stack() reads source files; this is on every call
+    # inspect.stack() reads source files, and this is done on every call.
+    frame: FrameType | None = sys._getframe(above)  # noqa: SLF001
     while frame is not None and (code := frame.f_code).co_filename.startswith(internal_folders):
         frame = frame.f_back
     if frame is None:

@@ -90,11 +90,11 @@ def check_reach(address: str, secret: str | bytes) -> None:
 
     Examples
     --------
-    >>> check_reach("127.0.0.1", ""), check_reach("192.0.2.7", "something that strangers cannot guess")
-    (None, None)
+    >>> check_reach("127.0.0.1", "")
+    >>> check_reach("192.0.2.7", "something that strangers cannot guess")
     >>> check_reach("192.0.2.7", "")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    simcoll.errors.ConfigError: without a secret only this machine is served, and others can reach 192.0.2.7: ...
+    simcoll.errors.ConfigError: without a secret only this machine is served, and others ...
     """
     if secret or ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         return

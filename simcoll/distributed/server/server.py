@@ -220,7 +220,8 @@ class Peer:
             self._advance()
         except frames.MalformedError as error:
             self.refuse(f"malformed message: {error}")
-        except Exception as error:  # noqa: BLE001  a bug here must not end the service for the other ranks
+        # A bug here must not end the service for the other ranks.
+        except Exception as error:  # noqa: BLE001
             self.refuse(f"internal error, please report: {error!r}")
         self._server.make_room()
 

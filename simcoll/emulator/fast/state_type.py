@@ -76,7 +76,8 @@ def _unbox(_kind: StateType, state: Any, c: Any) -> NativeValue:
 class _Attribute(AttributeTemplate):
     key = StateType
 
-    def generic_resolve(self, _state: Any, name: str) -> Any:  # type: ignore[override]  # not a method there
+    # In numba it is no method.
+    def generic_resolve(self, _state: Any, name: str) -> Any:  # type: ignore[override]
         return ColumnType(from_dtype(np.dtype(DTYPES[name]))) if name in DTYPES else None
 
 

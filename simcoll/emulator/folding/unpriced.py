@@ -130,7 +130,8 @@ class CostTerms(StepTimer):
         self.moves: dict[Timed, Moves] = {}
         self.routes: dict[Timed, Routes] = {}
 
-    def _time(self, steps: list[Moves], first_message: int) -> list[Timed]:  # noqa: ARG002 - there is no jitter
+    # Without jitter, the number of a message does not matter.
+    def _time(self, steps: list[Moves], first_message: int) -> list[Timed]:  # noqa: ARG002
         found, first, ways = [], 0, self._recent(steps)
         labels: Any = alike(
             *in_one(

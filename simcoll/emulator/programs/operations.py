@@ -318,7 +318,9 @@ def _set(operation: Any, stream: str, predecessors: After, name: str) -> None:
 
 
 def _describe(operation: Operation, kind: str = "") -> str:
-    title = f"{type(operation).__name__}{operation.name and ' '}{repr(operation.name) if operation.name else ''}"
+    title = type(operation).__name__
+    if operation.name:
+        title = f"{title} {operation.name!r}"
     if isinstance(operation, Call):
         groups, size = operation.groups.shape
         ranks = f"{kind} by {groups} groups of {size} ranks"

@@ -33,7 +33,8 @@ class ProgramTrace:
     >>> from simcoll.planning import Compute, Program, Send
     >>> from simcoll.topology import crossbar
     >>> net = crossbar(2, "1 GB/s", "1 us")
-    >>> program = Program(2, [Compute([0], 10**9, name="forward"), Send([(0, 1)], 1000, after="forward")])
+    >>> forward = Compute([0], 10**9, name="forward")
+    >>> program = Program(2, [forward, Send([(0, 1)], 1000, after="forward")])
     >>> trace = ProgramTrace(program, net)
     >>> trace.document(simcoll.emulate(program, net, observer=trace))["otherData"]["critical_path"]
     {'messages': 2, 'share': 1.0}

@@ -51,7 +51,8 @@ class Calendar:
     @property
     def now(self) -> int:
         """The current time, in femtoseconds."""
-        return self.env._now  # type: ignore[return-value]  # noqa: SLF001  # an integer, since all delays are; a hot path
+        # An integer, since all delays are. The property `now` costs a call on a hot path.
+        return self.env._now  # type: ignore[return-value]  # noqa: SLF001
 
     def at(self, time_fs: int, action: Callable[[Any], None], argument: Any) -> None:
         """Call ``action(argument)`` at a time, which must not be in the past.

@@ -136,7 +136,8 @@ def dump_goal(schedule: Schedule, *, size: int = 1 << 20, dtype: str = "float32"
     Examples
     --------
     >>> import simcoll
-    >>> print(dump_goal(simcoll.schedule("broadcast", "tree", nranks=2), size=4).decode().splitlines()[0])
+    >>> tree = simcoll.schedule("broadcast", "tree", nranks=2)
+    >>> print(dump_goal(tree, size=4).decode().splitlines()[0])
     // tree(channels=1, pieces=1) broadcast n=2 root=0, 4 bytes
     """
     plan = bind_bytes(schedule, size, dtype)

@@ -31,7 +31,8 @@ ANY = -1
 
 _LIMITS = {"size": 2**63 - 1, "peer": 2**32 - 2, "tag": 2**32 - 2, "cpu": 255, "nic": 255}
 _OPERATION = re.compile(
-    r"(?:(?P<label>[A-Za-z]\w*)\s*:\s*)?(?P<word>send|recv|calc)\s+(?P<size>\d+)(?P<bytes>b)?(?:\s+(?P<way>to|from)\s+(?P<peer>-1|\d+))?"
+    r"(?:(?P<label>[A-Za-z]\w*)\s*:\s*)?(?P<word>send|recv|calc)\s+(?P<size>\d+)(?P<bytes>b)?"
+    r"(?:\s+(?P<way>to|from)\s+(?P<peer>-1|\d+))?"
     r"(?:\s+tag\s+(?P<tag>-1|\d+))?(?:\s+cpu\s+(?P<cpu>\d+))?(?:\s+nic\s+(?P<nic>\d+))?",
     re.ASCII,
 )
@@ -211,7 +212,9 @@ def parse_goal(content: Content, file: str | None = None) -> Goal:
 
     Examples
     --------
-    >>> print(parse_goal("num_ranks 2 \n rank 0 { \n send 8b to 1 tag 0 \n } \n rank 1 { \n recv 8b from 0 tag 0 \n }"))
+    >>> sender, receiver = "send 8b to 1 tag 0", "recv 8b from 0 tag 0"
+    >>> ranks = f"rank 0 {{ \n {sender} \n }} \n rank 1 {{ \n {receiver} \n }}"
+    >>> print(parse_goal(f"num_ranks 2 \n {ranks}"))
     GOAL n=2, 2 operations, unproved
     """
     content = content_of(content, "parse_goal")
@@ -314,7 +317,10 @@ def _operation(text: _Text, line: str, nranks: int) -> tuple[tuple[int, ...], st
 def goal_text(goal: Goal, comment: Sequence[str] = ()) -> bytes:
     r"""Write GOAL text, which reads back as the same operations and dependencies.
 
-    >>> text = goal_text(parse_goal("num_ranks 1 \n rank 0 { \n a: calc 5 \n b: calc 6 cpu 1 \n b requires a \n }"))
+    >>> goal = parse_goal(
+    ...     "num_ranks 1 \n rank 0 { \n a: calc 5 \n b: calc 6 cpu 1 \n b requires a \n }"
+    ... )
+    >>> text = goal_text(goal)
     >>> print(text.decode())
     num_ranks 1
     <BLANKLINE>

@@ -247,9 +247,11 @@ def findings(records: Mapping[int, FlightRecord]) -> list[str]:
 
     Reports the first faulty collective of each group, since later faults are consequences.
 
-    >>> entry = FlightEntry("0", 1, "nccl:all_reduce", (((4,), "Float"),), (((4,), "Float"),), "scheduled")
-    >>> findings({0: FlightRecord("2.4", (("0", (0, 1)),), (entry,)), 1: FlightRecord("2.4", (("0", (0, 1)),), ())})
-    ["group '0', collective 1 (nccl:all_reduce): rank 1 never came; it has done 0 of this group; waiting: rank 0"]
+    >>> shapes = (((4,), "Float"),)
+    >>> entry = FlightEntry("0", 1, "nccl:all_reduce", shapes, shapes, "scheduled")
+    >>> groups = (("0", (0, 1)),)
+    >>> findings({0: FlightRecord("2.4", groups, (entry,)), 1: FlightRecord("2.4", groups, ())})
+    ["group '0', collective 1 (nccl:all_reduce): rank 1 never came; ...; waiting: rank 0"]
     """
     names = dict.fromkeys(entry.group for record in records.values() for entry in record.entries)
     faults: list[str] = []
@@ -320,12 +322,19 @@ def _of_group(name: str, by_rank: Mapping[int, Mapping[int, FlightEntry]]) -> It
             progress = (
                 f"it has done {latest}" if len(missing) == 1 else f"they have done up to {latest}"
             )
-            yield f"{title} ({operation}): {ranks_listed(missing)} never came; {progress} of this group; waiting: {ranks_listed(waiting)}"
+            yield (
+                f"{title} ({operation}): {ranks_listed(missing)} never came; "
+                f"{progress} of this group; waiting: {ranks_listed(waiting)}"
+            )
             return
         if waiting:
             states = Counter(present[rank].state for rank in waiting)
             summary = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-            yield f"{title} ({operation}): {ranks_listed(waiting)} did not end it ({summary}), {len(present) - len(waiting)} did"
+            ended = len(present) - len(waiting)
+            yield (
+                f"{title} ({operation}): {ranks_listed(waiting)} did not end it ({summary}), "
+                f"{ended} did"
+            )
             return
 
 

@@ -138,7 +138,10 @@ def _of(rows: Sequence[InspectorRow]) -> Iterator[str]:
     behind = sorted(rank for rank, number in last.items() if number < latest - 1)
     if behind:
         earliest = min(last[rank] for rank in behind)
-        yield f"{ranks_listed(behind)} ended with collective {earliest}{' or later' * (len(behind) > 1)}, others with {latest}"
+        later = " or later" * (len(behind) > 1)
+        yield (
+            f"{ranks_listed(behind)} ended with collective {earliest}{later}, others with {latest}"
+        )
     absent = [rank for rank in range(min(rows[0].nranks, 1 << 16)) if rank not in last]
     if absent and len(last) > 1:
         yield f"no collectives of {ranks_listed(absent)}"
@@ -161,4 +164,7 @@ def _slow(rows: Sequence[InspectorRow]) -> Iterator[str]:
                 [value for peer, value in medians.items() if peer != rank] or [duration]
             )
             if duration > SLOW * typical:
-                yield f"rank {rank} takes {duration:,.0f} us for {kind} of {size:,} bytes, others {typical:,.0f} us"
+                yield (
+                    f"rank {rank} takes {duration:,.0f} us for {kind} of {size:,} bytes, "
+                    f"others {typical:,.0f} us"
+                )

@@ -124,9 +124,10 @@ def ras_findings(report: RasReport) -> list[str]:
     In a running job, ranks' counts differ by one; they differ by more only if some ranks wait for
     others.
 
-    >>> ranks = [RasRank(0, collective_counts={"AllReduce": 12}), RasRank(1, collective_counts={"AllReduce": 9})]
-    >>> ras_findings(RasReport([RasCommunicator("0xab", 2, ranks)]))
-    ['communicator 0xab: rank 1 has begun 9 AllReduce, others up to 12: they wait for it, or it for them']
+    >>> ahead = RasRank(0, collective_counts={"AllReduce": 12})
+    >>> behind = RasRank(1, collective_counts={"AllReduce": 9})
+    >>> ras_findings(RasReport([RasCommunicator("0xab", 2, [ahead, behind])]))
+    ['communicator 0xab: rank 1 has begun 9 AllReduce, others up to 12: they wait for it, ...']
     """
     return [
         f"communicator {communicator.hash[:40]}: {finding}"
@@ -176,7 +177,10 @@ def _of(communicator: RasCommunicator) -> Iterator[str]:
                 else f"{lowest} or more"
             )
             has = "has" if len(behind) == 1 else "have"
-            yield f"{ranks_listed(behind)} {has} begun {begun} {name[:40]}, others up to {highest}: they wait for it, or it for them"
+            yield (
+                f"{ranks_listed(behind)} {has} begun {begun} {name[:40]}, others up to {highest}: "
+                "they wait for it, or it for them"
+            )
 
 
 def _result(number: int) -> str:

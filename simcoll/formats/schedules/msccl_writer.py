@@ -132,9 +132,10 @@ def dump_msccl_xml(
     Examples
     --------
     >>> import simcoll
-    >>> text = dump_msccl_xml(simcoll.schedule("all_gather", "ring", nranks=2), name="mine", protocol="LL").decode()
+    >>> ring = simcoll.schedule("all_gather", "ring", nranks=2)
+    >>> text = dump_msccl_xml(ring, name="mine", protocol="LL").decode()
     >>> print(text.split(" min")[0])
-    <algo name="mine" proto="LL" nchannels="1" nchunksperloop="2" ngpus="2" coll="allgather" inplace="0"
+    <algo name="mine" proto="LL" nchannels="1" nchunksperloop="2" ngpus="2" coll="allgather" ...
     """
     expect(
         schedule,

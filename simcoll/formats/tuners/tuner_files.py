@@ -149,7 +149,10 @@ def _read_nccl(text: str, file: str | None) -> list[Rule]:
 
 def _write_nccl(rules: Sequence[Rule]) -> str:
     lines = [
-        "# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
+        (
+            "# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,"
+            "nNodes,nRanks,numPipeOps,regBuff"
+        )
     ]
     for rule in rules:
         settings = dict(condition.split("=") for condition in rule.conditions)
@@ -242,7 +245,8 @@ def tuner_format(name: str) -> TunerFormat:
 
     Examples
     --------
-    >>> tuner_format("oneccl").dump([Rule("all_reduce", 0, 8192, "recursive_doubling"), Rule("all_reduce", 8193, -1, "ring")])
+    >>> small = Rule("all_reduce", 0, 8192, "recursive_doubling")
+    >>> tuner_format("oneccl").dump([small, Rule("all_reduce", 8193, -1, "ring")])
     b'export CCL_ALLREDUCE="recursive_doubling:0-8192;ring:8193-max"\n'
     """
     if name not in TUNER_FORMATS:

@@ -44,8 +44,8 @@ PATH_TYPES: tuple[PathType, ...] = (
     "NET",
 )
 """NCCL's types of paths, from the best to the worst: the GPU itself, NVLink, NVLink through another
-GPU, NVLink to the CPU, one PCIe switch, several, a PCIe switch behind NVLink to the CPU, a GPU beside
-the NIC, a PCIe host bridge, the link between CPUs, the network.
+GPU, NVLink to the CPU, one PCIe switch, several, a PCIe switch behind NVLink to the CPU, a GPU
+beside the NIC, a PCIe host bridge, the link between CPUs, the network.
 """
 Pattern = Literal["ring", "tree", "balanced_tree", "split_tree", "nvls"]
 

@@ -106,12 +106,14 @@ def step_lines(result: StepResult, *, verbose: bool = False) -> Iterator[str]:
         yield _row("note", note)
     if verbose:
         yield f"# model FLOPs: {result.flops_formula}"
-        yield f"# design {result.design_hash}, played: {result.path}, trace {result.trace_hash or '-'}"
+        trace = result.trace_hash or "-"
+        yield f"# design {result.design_hash}, played: {result.path}, trace {trace}"
 
 
 def workload_lines(result: WorkloadResult, *, verbose: bool = False) -> Iterator[str]:
     """The lines of the table of a workload without a design, as :func:`step_lines`."""
-    yield f"# {result.title or 'a workload'}: {result.nranks} ranks on {result.topology}, tier {result.tier}"
+    title = result.title or "a workload"
+    yield f"# {title}: {result.nranks} ranks on {result.topology}, tier {result.tier}"
     yield _row("step", format_time(result.time_fs))
     yield _row("compute", format_time(result.compute_fs))
     yield from _communication(result)

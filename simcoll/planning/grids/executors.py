@@ -77,7 +77,8 @@ class _Here(Executor):
         future: Future[Answer] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001 - raised where the result is requested; Ctrl-C propagates
+        # It is raised where the result is requested; Ctrl-C propagates.
+        except Exception as error:  # noqa: BLE001
             future.set_exception(error)
         return future
 

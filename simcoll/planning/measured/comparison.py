@@ -352,11 +352,13 @@ def comparison_lines(rows: Sequence[Compared]) -> Iterator[str]:
         times = (row.row.time_fs, row.prediction.time_fs, row.prediction.bound_fs)
         measured, predicted, bound = (microseconds(time / 1e9) for time in times)
         cells = (row.row.size_bytes, measured, predicted, f"{row.ratio:.2f}", bound)
-        yield f"{table_line(_COLUMNS, cells)}  {choice:<{width}}  {printable(row.prediction.bottleneck)}".rstrip()
+        bottleneck = printable(row.prediction.bottleneck)
+        yield f"{table_line(_COLUMNS, cells)}  {choice:<{width}}  {bottleneck}".rstrip()
 
 
 def band_lines(ratios: Iterable[tuple[int, float]]) -> Iterator[str]:
     """Lines with median and 90th percentile of the error by band."""
     for error in band_errors(ratios):
         rows = f"{error.rows} row{'s' * (error.rows != 1)}"
-        yield f"{error.band}: median {error.median:.0%}, 90th percentile {error.ninth:.0%} of {rows}"
+        quantiles = f"median {error.median:.0%}, 90th percentile {error.ninth:.0%}"
+        yield f"{error.band}: {quantiles} of {rows}"

@@ -109,7 +109,8 @@ def _changes(
         half = setting.library.with_values({share: setting.library.number(share) / 2})
         yield (
             (
-                "half of the network bandwidth: half of the NICs unused, or data through host memory "
+                "half of the network bandwidth: half of the NICs unused, or data through host "
+                "memory "
                 "(no GPUDirect)"
             ),
             setting.formula(half)([size for size, _ in rows], base),

@@ -139,9 +139,10 @@ def simulate(job: TrainingJob, span_us: int, seed: int) -> Spent:
 
     Examples
     --------
-    >>> job = TrainingJob(nodes=2, interval_us=600, blocking_us=30, saving_us=30, detect_us=0, load_us=300, causes=())
+    >>> costs = {"blocking_us": 30, "saving_us": 30, "detect_us": 0, "load_us": 300}
+    >>> job = TrainingJob(nodes=2, interval_us=600, causes=(), **costs)
     >>> simulate(job, 6300, seed=1)
-    Spent(useful=6000, slow=0, checkpoint=300, lost=0, detect=0, restart=0, waiting=0, interruptions=0, causes=Counter())
+    Spent(useful=6000, slow=0, checkpoint=300, lost=0, detect=0, restart=0, waiting=0, ...)
     """
     run = _JobRun(job, span_us, seed)
     run.env.run(until=span_us)

@@ -30,7 +30,10 @@ def fault_lines(outcomes: Outcomes, whole_fs: int) -> Iterator[str]:
     with the latest time.
     """
     heads = "".join(f"{f'p{share}':>9}" for share in PERCENTILES)
-    yield f"# {'fault':<8}{'runs':>6}{'finish':>8}{heads}{'most':>9}{'raise':>7}  {'within':>10}  seed of the worst"
+    yield (
+        f"# {'fault':<8}{'runs':>6}{'finish':>8}{heads}{'most':>9}{'raise':>7}"
+        f"  {'within':>10}  seed of the worst"
+    )
     for kind, runs in outcomes.items():
         finished = [run for run in runs if not run.raised]
         raised = [run for run in runs if run.raised]
@@ -42,7 +45,10 @@ def fault_lines(outcomes: Outcomes, whole_fs: int) -> Iterator[str]:
         )
         within = format_time(max(run.time_fs for run in raised)) if raised else "-"
         cells = "".join(f"{cell:>9}" for cell in longer)
-        yield f"  {kind:<8}{len(runs):>6}{len(finished):>8}{cells}{len(raised):>7}  {within:>10}  {worst(runs).seed}"
+        yield (
+            f"  {kind:<8}{len(runs):>6}{len(finished):>8}{cells}{len(raised):>7}"
+            f"  {within:>10}  {worst(runs).seed}"
+        )
 
 
 def worst(runs: Sequence[Outcome]) -> Outcome:

@@ -86,7 +86,8 @@ def machines_along(machine: Topology, text: str) -> dict[str, Topology]:
     :func:`parse_mesh`.
 
     >>> from simcoll.topology import crossbar
-    >>> {axis: part.nranks for axis, part in machines_along(crossbar(8, "1 GB/s"), "tp=2,dp=4").items()}
+    >>> machines = machines_along(crossbar(8, "1 GB/s"), "tp=2,dp=4")
+    >>> {axis: part.nranks for axis, part in machines.items()}
     {'tp': 2, 'dp': 4}
     """
     mesh = parse_mesh(text, machine.nranks)

@@ -89,10 +89,11 @@ class SweepTable:
         from html import escape
 
         head = "".join(f"<th>{escape(' '.join(title))}</th>" for title in titles_of())
-        body = "".join(
-            f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells(self.sweep, rows))}</tr>"
+        lines = (
+            "".join(f"<td>{escape(str(cell))}</td>" for cell in cells(self.sweep, rows))
             for rows in self.sizes()
         )
+        body = "".join(f"<tr>{line}</tr>" for line in lines)
         return f"<table><tr>{head}</tr>{body}</table>"
 
 

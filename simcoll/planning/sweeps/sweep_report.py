@@ -150,7 +150,10 @@ def foot_lines(rows: Sequence[SweepRow]) -> Iterator[str]:
         low, high = min(counts), max(counts)
         elements = f"{low:,} elements" if low == high else f"{low:,} to {high:,} elements"
         subject = "the algorithm" if len(checks) == 1 else "every algorithm"
-        yield f"# #wrong: real data ({elements}) moved once through {subject}; the proofs hold for every size"
+        yield (
+            f"# #wrong: real data ({elements}) moved once through {subject}; "
+            "the proofs hold for every size"
+        )
     for reason in dict.fromkeys(check.reason for check in checks.values() if check.reason):
         yield f"# '-' under #wrong: {reason}"
     for row in rows:

@@ -221,14 +221,18 @@ def fit_lines(channels: NcclChannels, topology: Topology) -> Iterator[str]:
         )
     slowest = LINK_KINDS[int(routes.kind.max())]
     if channels.path in _KINDS and slowest != _KINDS[channels.path]:
-        yield f"  NCCL says that its slowest path is {channels.path}; on this machine it goes over {slowest}"
+        yield (
+            f"  NCCL says that its slowest path is {channels.path}; on this machine it goes over "
+            f"{slowest}"
+        )
     fast = [
         link
         for link in range(topology.nlinks)
         if LINK_KINDS[topology.link_kind[link]] == "nvlink" and link not in times
     ]
     if fast:
-        yield f"  {len(fast)} NVLinks of {topology.name} are left idle, such as {topology.link_name(fast[0])}"
+        example = topology.link_name(fast[0])
+        yield f"  {len(fast)} NVLinks of {topology.name} are left idle, such as {example}"
 
 
 def connection_lines(communicator: NcclCommunicator, topology: Topology) -> Iterator[str]:
@@ -259,7 +263,10 @@ def connection_lines(communicator: NcclCommunicator, topology: Topology) -> Iter
             worse[transport, "the network's RDMA"].append((a, b))
     for (transport, best), edges in list(worse.items())[:MOST_LINES]:
         a, b = edges[0]
-        yield f"  {len(edges)} of them, such as {a} -> {b}, go via {transport}, where this machine has {best}"
+        yield (
+            f"  {len(edges)} of them, such as {a} -> {b}, go via {transport}, "
+            f"where this machine has {best}"
+        )
 
 
 def channels_schedule(

@@ -45,7 +45,8 @@ def parse_astra_network(content: Content, file: str | None = None) -> Topology:
 
     Examples
     --------
-    >>> lines = ("topology: [ Ring ]", "npus_count: [ 4 ]", "bandwidth: [ 50.0 ]  # GB/s", "latency: [ 500 ]")
+    >>> shape = ("topology: [ Ring ]", "npus_count: [ 4 ]")
+    >>> lines = (*shape, "bandwidth: [ 50.0 ]  # GB/s", "latency: [ 500 ]")
     >>> topology = parse_astra_network(chr(10).join(lines).encode())
     >>> topology.path(0, 3), int(topology.link_capacity_uBps[0]) == 50 * 2**30 * 10**6
     (['npu0 -> npu3'], True)

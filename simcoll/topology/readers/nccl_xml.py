@@ -137,7 +137,10 @@ def _topology(content: bytes, title: str, nodes: int, facts: Facts) -> Topology:
         f"NCCL dump: {len(gpus)} GPUs, {len(box.nics)} rail(s) of {len(dump.cards)} network card(s)"
     )
     if nodes > 1:
-        description += f"; {nodes} copies joined by a non-blocking switch per rail and a spine, not in the dump"
+        description += (
+            f"; {nodes} copies joined by a non-blocking switch per rail and a spine, not in the "
+            "dump"
+        )
     return replace(
         topology,
         description=description,

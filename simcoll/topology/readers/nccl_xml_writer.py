@@ -160,7 +160,8 @@ class _SystemXmlWriter:
             if kind == "gpu":
                 yield from self._gpu(neighbour, speed, depth)
             else:
-                yield f'{"  " * depth}<pci busid="{self._bus()}" class="0x060400" link_speed="{speed[0]}" link_width="{speed[1]}">'
+                link = f'link_speed="{speed[0]}" link_width="{speed[1]}"'
+                yield f'{"  " * depth}<pci busid="{self._bus()}" class="0x060400" {link}>'
                 yield from self._inside(neighbour, below, visited, depth + 1)
                 yield f"{'  ' * depth}</pci>"
 
@@ -188,7 +189,8 @@ class _SystemXmlWriter:
     def _gpu(self, vertex: int, speed: tuple[str, int], depth: int) -> Iterator[str]:
         rank, space = self.rank_of[vertex], "  " * depth
         vendor = 'vendor="0x1002"' if self.amd else 'vendor="0x10de"'
-        yield f'{space}<pci busid="{self._bus(rank)}" class="0x030200" {vendor} link_speed="{speed[0]}" link_width="{speed[1]}">'
+        link = f'link_speed="{speed[0]}" link_width="{speed[1]}"'
+        yield f'{space}<pci busid="{self._bus(rank)}" class="0x030200" {vendor} {link}>'
         yield f'{space}  <gpu dev="{rank}" {self.chip} rank="{rank}" gdr="1">'
         for (tail, head), capacity in sorted(self.rates.items()):
             if tail != f"gpu{rank}":
@@ -205,6 +207,7 @@ class _SystemXmlWriter:
                 else (self._bus(int(head[3:])), "0x030200")
             )
             word = "xgmi" if self.amd else "nvlink"
-            yield f'{space}    <{word} target="{target}" count="{count.numerator}" tclass="{kind}"/>'
+            links = f'count="{count.numerator}" tclass="{kind}"'
+            yield f'{space}    <{word} target="{target}" {links}/>'
         yield f"{space}  </gpu>"
         yield f"{space}</pci>"
