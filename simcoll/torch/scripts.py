@@ -81,7 +81,8 @@ class RankScript:
         try:
             if self.module:
                 spec = _find_spec(self.name)
-                return spec.loader.get_code(spec.name), str(spec.origin), spec  # type: ignore[union-attr]
+                code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
+                return code, str(spec.origin), spec
             return compile(Path(self.name).read_bytes(), self.name, "exec"), self.name, None
         except SyntaxError as error:
             raise ConfigError("".join(traceback.format_exception_only(error)).rstrip()) from error

@@ -83,7 +83,7 @@ def nccl_choice(communicator: CommunicatorFacts, call: NcclCall) -> NcclChoice:
     >>> graphs = graphs_of(load_topology("dgx-h100"), (2, 27))
     >>> node = CommunicatorFacts(load_library("nccl-2.27"), graphs, 8, 90, "intel")
     >>> nccl_choice(node, NcclCall("all_reduce", 2**28))
-    NcclChoice(algorithm='nvls', protocol='Simple', channels=16, threads=640, estimate_us=1031.63...)
+    NcclChoice(algorithm='nvls', protocol='Simple', channels=16, threads=640, estimate_us=1031.6...)
     """
     entries = [
         entry

@@ -1,4 +1,4 @@
-"""NCCL's tuning table: latency and rate of every algorithm and protocol, before corrections by size.
+"""NCCL's tuning table: latency and rate of every algorithm and protocol, before corrections.
 
 As in NCCL 2.27 to 2.30, src/graph/tuning.cc. Times are in microseconds, rates in GB/s.
 """
