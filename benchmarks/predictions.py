@@ -15,8 +15,8 @@ from time import process_time
 import simcoll
 from simcoll.errors import ConfigError
 from simcoll.files.paths import shipped_files
+from simcoll.libraries.library import library_for
 from simcoll.libraries.prediction import COLLECTIVES
-from simcoll.planning.measured.library_table import library_for
 
 TARGETS = {2: 50, 128: 1000}
 TABLE = 5000

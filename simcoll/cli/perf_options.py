@@ -153,8 +153,8 @@ class LibraryOptions:
         """
         from simcoll.libraries.calibration import load_calibration
         from simcoll.libraries.environment import parse_environment
+        from simcoll.libraries.library import library_for
         from simcoll.planning.measured.library_table import (
-            library_for,
             library_lines,
             library_predictions,
         )

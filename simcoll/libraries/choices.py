@@ -21,7 +21,7 @@ from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError
-from simcoll.libraries.plans import library_play
+from simcoll.libraries.plans import library_call
 from simcoll.topology import Topology
 from simcoll.tuning import costs, default_algorithm, schedule, schedule_on
 
@@ -125,22 +125,43 @@ def _cached_schedule(
     return plans.named_schedules[key]
 
 
-def _library_choice(
-    plans: Plans, library: str, collective: Collective, endpoints: tuple[int, ...], total_bytes: int
-) -> tuple[Schedule, Protocol]:
-    """The library's schedule and protocol on these ranks; for another root or other pairs, its
-    algorithm adapted to these.
+def _library_plan(
+    plans: Plans,
+    collective: Collective,
+    count: Any,
+    dtype: np.dtype[Any],
+    op: str,
+    endpoints: tuple[int, ...],
+) -> Plan:
+    """The library's plan on these ranks; for another root or other pairs, its algorithm adapted to
+    these.
     """
+    largest = count if isinstance(count, int) else int(np.max(count, initial=0))
+    size_bytes = largest * dtype.itemsize * max(collective.input_slots, collective.output_slots)
     topology = plans.topology.with_ranks(list(endpoints))
-    library_schedule, protocol = library_play(
-        collective.kind, total_bytes, topology, library=library
-    )
-    if library_schedule.collective != collective:
+    call = library_call(collective.kind, size_bytes, topology, library=plans.library)
+    schedule_of_call = call.schedule
+    if schedule_of_call.collective != collective:
         params = {
-            name: value for name, value in library_schedule.params if name in {"channels", "pieces"}
+            name: value for name, value in schedule_of_call.params if name in {"channels", "pieces"}
         }
-        library_schedule = schedule_on(collective, library_schedule.name, topology, params)
-    return library_schedule, protocol
+        schedule_of_call = schedule_on(collective, schedule_of_call.name, topology, params)
+    shared_schedule = _shared(plans, schedule_of_call, collective, endpoints)
+    return call.bind(shared_schedule, count, dtype, op, np.array(endpoints))
+
+
+def _shared(
+    plans: Plans,
+    schedule_of_call: Schedule,
+    collective: Collective,
+    endpoints: tuple[int, ...],
+    schedule_id: int = 0,
+) -> Schedule:
+    """An equal schedule of an earlier call, so that both share the proof, the expensive part."""
+    topology_ranks = endpoints if "topology" in dict(schedule_of_call.params) else ()
+    return plans.schedules.setdefault(
+        (schedule_of_call.title, collective, schedule_id, topology_ranks), schedule_of_call
+    )
 
 
 def plan_for(
@@ -167,24 +188,18 @@ def plan_for(
             sizes if isinstance(sizes, int) else int(np.max(sizes, initial=0))
         ) * dtype.itemsize
         total *= max(collective.input_slots, collective.output_slots)
-        chosen_schedule, protocol = _schedule(plans, choices, collective, endpoints, total), None
-        if chosen_schedule is None and plans.library is not None and len(endpoints) > 1:
-            chosen_schedule, protocol = _library_choice(
-                plans, plans.library, collective, endpoints, total
-            )
-        if chosen_schedule is None:
-            chosen_schedule = schedule(collective, default_algorithm(collective, total_bytes=total))
-        # Equal schedules share their proof, which is the expensive part.
-        schedule_id = id(chosen_schedule) if chosen_schedule in choices else 0
-        topology_ranks = endpoints if "topology" in dict(chosen_schedule.params) else ()
-        shared_schedule = plans.schedules.setdefault(
-            (chosen_schedule.title, collective, schedule_id, topology_ranks), chosen_schedule
-        )
         count: Any = sizes if isinstance(sizes, int) else list(sizes)
-        protocol = (
-            costs(plans.protocol, plans.topology, shared_schedule) if protocol is None else protocol
-        )
-        plan = bind(shared_schedule, count, dtype, op, ranks=list(endpoints), protocol=protocol)
+        chosen_schedule = _schedule(plans, choices, collective, endpoints, total)
+        if chosen_schedule is None and plans.library is not None and len(endpoints) > 1:
+            plan = _library_plan(plans, collective, count, dtype, op, endpoints)
+        else:
+            if chosen_schedule is None:
+                name = default_algorithm(collective, total_bytes=total)
+                chosen_schedule = schedule(collective, name)
+            schedule_id = id(chosen_schedule) if chosen_schedule in choices else 0
+            shared_schedule = _shared(plans, chosen_schedule, collective, endpoints, schedule_id)
+            protocol = costs(plans.protocol, plans.topology, shared_schedule)
+            plan = bind(shared_schedule, count, dtype, op, ranks=list(endpoints), protocol=protocol)
         if len(plans.plans) >= KEPT_PLANS:
             plans.plans.clear()
         entry = plans.plans[key] = (plan, choices)  # objects whose ids are in the key stay alive

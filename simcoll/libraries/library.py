@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.files.paths import shipped_files
@@ -25,7 +25,10 @@ from simcoll.files.strict import read_file
 from simcoll.files.text import parse_toml
 from simcoll.units import parse_rate, parse_time
 
-__all__ = ["Library", "load_library", "parse_library", "shipped_libraries"]
+if TYPE_CHECKING:
+    from simcoll.topology import Topology
+
+__all__ = ["Library", "library_for", "load_library", "parse_library", "shipped_libraries"]
 
 MAX_FILE_BYTES = 2**20
 
@@ -256,6 +259,18 @@ def _preference(library: Library) -> tuple[bool, list[int]]:
     accuracy is known.
     """
     return bool(library.accuracy), [int(part) for part in library.version.split(".")]
+
+
+def library_for(name: str | Path | Library | None, topology: Topology) -> Library:
+    """The named library, or else the usual one for the GPUs of a topology.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`load_library`.
+    """
+    default = "rccl" if topology.traits.get("generation", "").startswith("mi") else "nccl"
+    return load_library(name or default)
 
 
 def shipped_libraries() -> dict[str, str]:

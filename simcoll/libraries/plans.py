@@ -1,31 +1,36 @@
 """A library's choice for a collective of one size, as a plan that the emulator can play alongside
 others.
+
+Alone, the plan takes the time that :func:`~simcoll.libraries.prediction.predict` gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from simcoll.arrays import Ints
 from simcoll.binding import bind
-from simcoll.core.collective import KINDS
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Schedule
-from simcoll.emulator.engine_choice import DEEPEST_FIFO
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import DEFAULT, Environment
-from simcoll.libraries.library import Library, load_library
-from simcoll.libraries.prediction import COLLECTIVES, choose
-from simcoll.libraries.proved_choice import play
+from simcoll.libraries.isolated import alone_fs, bind_size, scale_protocol, settle
+from simcoll.libraries.library import Library, library_for
+from simcoll.libraries.prediction import COLLECTIVES, ROOTED, choose, launch_us, predict
+from simcoll.libraries.prediction_cache import key_of, recall, remember, topology_digest
+from simcoll.libraries.proved_choice import LibraryPlay, play
 from simcoll.libraries.question import Question, question_on
 from simcoll.topology import Topology
 from simcoll.tuning import collective_on, costs, default_protocols, schedule_on
 
-__all__ = ["library_plan", "library_play"]
+__all__ = ["LibraryCall", "library_call", "library_plan", "library_play"]
 
 _PLAIN = {
     "all_reduce": "ring",
@@ -40,6 +45,110 @@ _PLAIN = {
     "barrier": "dissemination",
 }
 """The algorithms that run if the library's choice cannot be played."""
+_FORM = {"time_fs": int, "launch_fs": int, "share": str}
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryCall:
+    """A collective of one size as a library runs it: schedule and protocol.
+
+    Attributes
+    ----------
+    schedule, protocol
+        What is played.
+    topology
+        The machine.
+    size_bytes
+        The size as nccl-tests counts it.
+    slight_bytes
+        As of :func:`~simcoll.libraries.isolated.bind_size`.
+    """
+
+    schedule: Schedule
+    protocol: Protocol
+    topology: Topology
+    size_bytes: int
+    slight_bytes: float = 0.0
+
+    def plan(self, imbalance: float = 1.0) -> Plan:
+        """The plan in bytes, as nccl-tests would run it."""
+        return bind_size(
+            self.schedule, self.protocol, self.size_bytes, imbalance, self.slight_bytes
+        )
+
+    def bind(
+        self, schedule: Schedule, count: Any, dtype: Any, op: str, ranks: Ints | None = None
+    ) -> Plan:
+        """The plan of a program's own call, of the same size, with this call's time alone.
+
+        Chunks of few elements are uneven or empty, and so quicker than the library's, which pads
+        them. ``schedule`` is this call's, possibly of another root or other pairs; calls with uneven
+        blocks keep the time of their bytes.
+        """
+        plan = bind(schedule, count, dtype, op, ranks=ranks, protocol=self.protocol)
+        even = not isinstance(plan.sizes, int) or plan.sizes % schedule.layout.chunks == 0
+        if even or schedule.collective != self.schedule.collective:
+            return plan
+        in_place = replace(plan, ranks=np.arange(plan.nranks))
+        settled = settle(in_place, self.topology, alone_fs(self.plan(), self.topology))
+        return replace(plan, protocol=settled.protocol)
+
+
+def library_call(
+    kind: str,
+    size_bytes: int,
+    topology: Topology,
+    *,
+    library: str | Path | Library | None = None,
+    environment: Environment = DEFAULT,
+    calibration: Calibration | None = None,
+    algorithm: str = "",
+) -> LibraryCall:
+    """The call of a library on all ranks of a topology; parameters as :func:`library_play`."""
+    root = 0 if kind in ROOTED else None
+    collective = collective_on(kind, topology.nranks, root)
+    size_bytes = max(1, size_bytes)
+    model = library_for(library, topology)
+    question = _question(kind, topology, model, environment, calibration)
+    played = _played(question, size_bytes, topology) if question else None
+    if question is None or played is None:
+        names, _ = default_protocols(topology)
+        schedule = schedule_on(collective, algorithm or _PLAIN[kind], topology)
+        return LibraryCall(schedule, costs(names[-1], topology, schedule), topology, size_bytes)
+    choice, stands_in = played
+    call = LibraryCall(choice.schedule, choice.protocol, topology, size_bytes, choice.slight_bytes)
+    if algorithm and choice.schedule.name != algorithm:
+        return replace(call, schedule=schedule_on(collective, algorithm, topology))
+    if not stands_in and calibration is None and not launch_us(question):
+        return call  # what was predicted is this plan
+    prediction = predict(
+        kind,
+        size_bytes,
+        topology,
+        library=model,
+        environment=environment,
+        calibration=calibration,
+    )
+    return replace(call, protocol=_settled_protocol(call, prediction.time_fs))
+
+
+def _settled_protocol(call: LibraryCall, time_fs: int) -> Protocol:
+    """The protocol with which a call takes a time alone; recalled from disk, because large plans
+    take seconds to play.
+    """
+    plan = call.plan()
+    original = plan.protocol
+    request = (call.schedule.title, call.size_bytes, original, time_fs)
+    key = key_of("settled", topology_digest(call.topology), *request)
+    fields_on_disk = recall(key, _FORM)
+    if fields_on_disk is not None:
+        fraction = Fraction(str(fields_on_disk["share"]))
+        launch_fs = int(str(fields_on_disk["launch_fs"]))
+        return replace(scale_protocol(original, fraction), launch_fs=launch_fs)
+    protocol = settle(plan, call.topology, time_fs).protocol
+    share = str(protocol.wire_factor / original.wire_factor)
+    remember(key, {"time_fs": time_fs, "launch_fs": protocol.launch_fs, "share": share})
+    return protocol
 
 
 def library_play(
@@ -47,22 +156,23 @@ def library_play(
     size_bytes: int,
     topology: Topology,
     *,
-    library: str | Library = "nccl",
+    library: str | Path | Library | None = None,
     environment: Environment = DEFAULT,
     calibration: Calibration | None = None,
     algorithm: str = "",
 ) -> tuple[Schedule, Protocol]:
     """The schedule and protocol that a library would run on all ranks of a topology.
 
-    If the emulator cannot play the library's choice, it is the next best that it can; if the
-    library has no numbers for the machine, a ring or another plain algorithm under the protocol
-    ``ideal``.
+    If the emulator cannot play the library's choice, the next best that it can stands in for it,
+    with a protocol that gives it the predicted time; if the library has no numbers for the
+    machine, a ring or another plain algorithm under the protocol ``ideal``.
 
     Parameters
     ----------
+    library
+        As for :func:`~simcoll.libraries.prediction.predict`.
     calibration
-        A calibration from measurements of this machine, without its correction by size, which is of
-        a whole run and not of its messages.
+        A calibration from measurements of this machine.
     algorithm
         Run this algorithm instead, with the protocol of the library's choice.
 
@@ -78,16 +188,16 @@ def library_play(
     >>> schedule.name, protocol.name
     ('nvls', 'Simple')
     """
-    root = 0 if kind in {"broadcast", "reduce", "gather", "scatter"} else None
-    collective = collective_on(kind, topology.nranks, root)
-    question = _question(kind, topology, load_library(library), environment, calibration)
-    for schedule, protocol in _plays(question, max(1, size_bytes), topology) if question else ():
-        if algorithm and schedule.name != algorithm:
-            return schedule_on(collective, algorithm, topology), protocol
-        return schedule, protocol
-    names, _ = default_protocols(topology)
-    schedule = schedule_on(collective, algorithm or _PLAIN[kind], topology)
-    return schedule, costs(names[-1], topology, schedule)
+    call = library_call(
+        kind,
+        size_bytes,
+        topology,
+        library=library,
+        environment=environment,
+        calibration=calibration,
+        algorithm=algorithm,
+    )
+    return call.schedule, call.protocol
 
 
 def _question(
@@ -108,27 +218,28 @@ def _question(
         return None
 
 
-def _plays(
+def _played(
     question: Question, size_bytes: int, topology: Topology
-) -> Iterator[tuple[Schedule, Protocol]]:
-    """The ways to run it that the emulator can play, the library's choice first; none if the
-    library has no numbers for the machine.
+) -> tuple[LibraryPlay, bool] | None:
+    """The first way to run it that the emulator can play, the library's choice first, and whether
+    it stands in for what cannot be played; None if the library has no numbers for the machine.
     """
     size = np.array([float(size_bytes)])
     try:
         candidates, picks = choose(question, size)
     except ConfigError:
-        return
+        return None
     best = candidates.pop(int(picks[0]))
-    launch_offset_fs = question.calibration.launch_fs if question.calibration else 0
     for cost in (best, *sorted(candidates, key=lambda cost: float(cost.time_us(size)[0]))):
         playable = play(cost, question.collective, size_bytes, topology, question.machine)
         if not isinstance(playable, str):
-            protocol = playable.protocol
-            # A FIFO of this depth holds the flow of one latency.
-            depth = min(protocol.fifo_depth, DEEPEST_FIFO)
-            launch_fs = max(0, protocol.launch_fs + launch_offset_fs)
-            yield playable.schedule, replace(protocol, fifo_depth=depth, launch_fs=launch_fs)
+            return playable, cost is not best or playable.topology is not None
+    collective = collective_on(
+        question.collective, topology.nranks, 0 if question.collective in ROOTED else None
+    )
+    schedule = schedule_on(collective, _PLAIN[question.collective], topology)
+    names, _ = default_protocols(topology)
+    return LibraryPlay(schedule, costs(names[-1], topology, schedule)), True
 
 
 def library_plan(
@@ -136,7 +247,7 @@ def library_plan(
     size_bytes: int,
     topology: Topology,
     *,
-    library: str | Library = "nccl",
+    library: str | Path | Library | None = None,
     environment: Environment = DEFAULT,
     calibration: Calibration | None = None,
     algorithm: str = "",
@@ -154,7 +265,7 @@ def library_plan(
     ConfigError
         As :func:`library_play`.
     """
-    schedule, protocol = library_play(
+    return library_call(
         kind,
         size_bytes,
         topology,
@@ -162,27 +273,4 @@ def library_plan(
         environment=environment,
         calibration=calibration,
         algorithm=algorithm,
-    )
-    return bind_size(schedule, protocol, size_bytes, imbalance)
-
-
-def bind_size(
-    schedule: Schedule, protocol: Protocol, size_bytes: int, imbalance: float = 1.0
-) -> Plan:
-    """A schedule bound to a size, which is rounded down to equal chunks if large.
-
-    Uneven blocks for an imbalance.
-    """
-    n, kind = schedule.nranks, KINDS[schedule.collective.kind]
-    slots = max(kind.input_slots(n), kind.output_slots(n), 1)
-    count, chunks = max(1, size_bytes // slots), schedule.layout.chunks
-    if count >= 64 * chunks:
-        count -= count % chunks
-    if imbalance > 1 and schedule.collective.kind == "all_to_all" and n > 1:
-        loaded, unloaded = (
-            round(count * imbalance),
-            round(count * max(0.0, (n - imbalance) / (n - 1))),
-        )
-        row = [loaded, *[unloaded] * (n - 1)]
-        return bind(schedule, [row] * n, "uint8", protocol=protocol)
-    return bind(schedule, count, "uint8", protocol=protocol)
+    ).plan(imbalance)

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.arrays import Floats, Ints
-from simcoll.core.collective import KINDS
 from simcoll.core.numbers import whole_number
 from simcoll.errors import ConfigError, expect, nearest
 from simcoll.libraries import corrected
 from simcoll.libraries.assumptions import assumptions
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import Cost, stated_costs
-from simcoll.libraries.library import Library, load_library
+from simcoll.libraries.library import Library, library_for
 from simcoll.libraries.nccl_decision import own_choices
 from simcoll.libraries.prediction_cache import key_of, recall, remember, topology_digest
 from simcoll.libraries.proved_choice import play
 from simcoll.libraries.question import Question, question_on
 from simcoll.topology import Topology
-from simcoll.topology.machine import Machine
 from simcoll.units import MAX_INT64, MAX_TIME_FS
 
 if TYPE_CHECKING:
@@ -44,9 +43,9 @@ COLLECTIVES = (
     "send_recv",
 )
 """The collectives that a library offers."""
-SLIGHT = 0.001
-"""Change of time accepted for rounding the bytes so that all chunks are equal."""
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
+DIFFERENT = 0.1
+"""Share of the formula's time from which on a difference of the played time is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,8 @@ class Prediction:
         Why the emulator could not play it, if the time is the formula's.
     assumed
         Substitutes for numbers that the library lacks; empty if there are none.
+    formula_fs
+        The time of the corrected formula, which knows no shared links.
     """
 
     collective: str
@@ -92,11 +93,17 @@ class Prediction:
     calibration: str
     note: str = ""
     assumed: str = ""
+    formula_fs: int = 0
 
     @property
     def time_us(self) -> float:
         """The predicted time in microseconds."""
         return self.time_fs / 1e9
+
+    @property
+    def differs(self) -> bool:
+        """Whether the time differs from the formula's by more than a tenth."""
+        return abs(self.time_fs - self.formula_fs) > DIFFERENT * self.formula_fs
 
 
 _FORM = {field.name: {"str": str, "int": int}[str(field.type)] for field in fields(Prediction)}
@@ -198,7 +205,7 @@ def formula_time(
     topology: Topology,
     *,
     ranks: int | None = None,
-    library: str | Library = "nccl",
+    library: str | Path | Library | None = None,
     calibration: Calibration | None = None,
     environment: Environment = DEFAULT,
 ) -> Prediction:
@@ -212,10 +219,9 @@ def formula_time(
     """
     size_bytes = whole_number("size_bytes", size_bytes, 1, MAX_INT64)
     question = _question(
-        collective, topology, ranks, load_library(library), environment, calibration
+        collective, topology, ranks, library_for(library, topology), environment, calibration
     )
-    prediction = _formula_prediction(_best(question, size_bytes), question, size_bytes)
-    return replace(prediction, time_fs=_run_fs(prediction, question))
+    return _formula_prediction(_best(question, size_bytes), question, size_bytes)
 
 
 def _best(question: Question, size_bytes: int) -> Cost:
@@ -225,7 +231,9 @@ def _best(question: Question, size_bytes: int) -> Cost:
 
 
 def _formula_prediction(best: Cost, question: Question, size_bytes: int) -> Prediction:
-    """The choice with the formula's time, without launch and calibration."""
+    """The choice with the formula's time."""
+    time_fs = in_time(float(best.time_us(np.array([float(size_bytes)]))[0]))
+    formula_fs = run_fs(time_fs, size_bytes, question)
     choices = own_choices(question, [size_bytes])
     if choices and choices[0].key == (best.algorithm, best.protocol):
         channels = choices[0].channels
@@ -234,7 +242,8 @@ def _formula_prediction(best: Cost, question: Question, size_bytes: int) -> Pred
     return Prediction(
         collective=question.collective,
         size_bytes=size_bytes,
-        time_fs=in_time(float(best.time_us(np.array([float(size_bytes)]))[0])),
+        time_fs=formula_fs,
+        formula_fs=formula_fs,
         algorithm=best.algorithm,
         protocol=best.protocol,
         channels=channels,
@@ -248,13 +257,13 @@ def _formula_prediction(best: Cost, question: Question, size_bytes: int) -> Pred
     )
 
 
-def _run_fs(prediction: Prediction, question: Question) -> int:
-    """The time including the launch and the calibration."""
-    time_fs = prediction.time_fs + in_time(launch_us(question))
+def run_fs(time_fs: int, size_bytes: int, question: Question) -> int:
+    """The time of a collective with its launch and the calibration."""
+    launched_fs = time_fs + in_time(launch_us(question))
     if not question.calibration:
-        return time_fs
+        return launched_fs
     return question.calibration.corrected_fs(
-        time_fs, question.collective, question.nranks, prediction.size_bytes
+        launched_fs, question.collective, question.nranks, size_bytes
     )
 
 
@@ -326,7 +335,7 @@ def predict(
     topology: Topology,
     *,
     ranks: int | None = None,
-    library: str | Library = "nccl",
+    library: str | Path | Library | None = None,
     calibration: Calibration | None = None,
     environment: Environment = DEFAULT,
 ) -> Prediction:
@@ -342,7 +351,8 @@ def predict(
         Use only the first ``ranks`` ranks of the topology.
     library
         A shipped library (:func:`~simcoll.libraries.library.shipped_libraries`), a file, or a
-        :class:`Library`.
+        :class:`Library`. Default: that of the topology's GPUs, ``"rccl"`` for AMD's and ``"nccl"``
+        for all others.
     calibration
         A calibration from measurements of this machine.
     environment
@@ -375,7 +385,7 @@ def predict(
             calibration, Calibration, "predict takes a calibration, made by load_calibration(file)"
         )
     question = _question(
-        collective, topology, ranks, load_library(library), environment, calibration
+        collective, topology, ranks, library_for(library, topology), environment, calibration
     )
     return _predict(question, _part(topology, ranks), size_bytes)
 
@@ -397,20 +407,17 @@ def _predict(question: Question, topology: Topology, size_bytes: int) -> Predict
         return Prediction(**fields_on_disk)  # type: ignore[arg-type]
     best = _best(question, size_bytes)
     prediction = _formula_prediction(best, question, size_bytes)
-    prediction = _with_emulation(prediction, best, topology, question.machine)
-    prediction = replace(prediction, time_fs=_run_fs(prediction, question))
+    prediction = _with_emulation(prediction, best, question, topology)
     remember(key, {name: getattr(prediction, name) for name in _FORM})
     return prediction
 
 
 def _with_emulation(
-    prediction: Prediction, best: Cost, topology: Topology, machine: Machine
+    prediction: Prediction, best: Cost, question: Question, topology: Topology
 ) -> Prediction:
     """The prediction with the emulated time, if the emulator can play it, and the bound."""
-    from simcoll.binding import bind
     from simcoll.bounds import lower_bound
-    from simcoll.emulator import emulate
-    from simcoll.emulator.fast.compiled import COMPILED
+    from simcoll.libraries.isolated import alone_fs, bind_size
 
     collective, size = prediction.collective, prediction.size_bytes
     root, switched = 0 if collective in ROOTED else None, best.algorithm.startswith("nvls")
@@ -419,24 +426,15 @@ def _with_emulation(
         collective, topology, size, root=root, certificate=certificate, in_network=switched
     )
     prediction = replace(prediction, bound_fs=bound.time_fs, bottleneck=str(bound.bottleneck))
-    playable = play(best, collective, size, topology, machine)
+    playable = play(best, collective, size, topology, question.machine)
     if isinstance(playable, str):
+        time_fs = max(in_time(float(best.time_us(np.array([float(size)]))[0])), bound.time_fs)
         note = f"timed by the formula: {playable}"
-        return replace(prediction, time_fs=max(prediction.time_fs, bound.time_fs), note=note)
-    schedule = playable.schedule
-    slots = max(
-        KINDS[collective].input_slots(topology.nranks),
-        KINDS[collective].output_slots(topology.nranks),
-    )
-    count, chunks = max(1, size // slots), schedule.layout.chunks
-    even = max(chunks, count - count % chunks)  # equal chunks are symmetric and are played once
-    change = abs(even - count) * slots * 10**6
-    if change < best.rate_GBps[0] * prediction.time_fs * SLIGHT or count >= 64 * chunks:
-        count = even
-    plan = bind(schedule, count, "uint8", protocol=playable.protocol)
-    engine = "fast" if COMPILED else "auto"
-    result = emulate(plan, playable.topology or topology, data="none", bound=False, engine=engine)
-    return replace(prediction, time_fs=result.time_fs, schedule=schedule.title, timed_by="events")
+        return replace(prediction, time_fs=run_fs(time_fs, size, question), note=note)
+    plan = bind_size(playable.schedule, playable.protocol, size, slight_bytes=playable.slight_bytes)
+    time_fs = run_fs(alone_fs(plan, playable.topology or topology), size, question)
+    title = playable.schedule.title
+    return replace(prediction, time_fs=time_fs, schedule=title, timed_by="events")
 
 
 @lru_cache(maxsize=256)

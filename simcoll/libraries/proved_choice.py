@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from simcoll.algorithms.double_tree import binary_tree
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Repeat, Schedule, Step
+from simcoll.emulator.engine_choice import DEEPEST_FIFO
 from simcoll.errors import ConfigError
 from simcoll.libraries.formula import Cost, MachineShape, ring_steps, shape
 from simcoll.topology.routing import graph_router
@@ -50,6 +51,8 @@ SETTLED = 8
 """Number of a tree's pieces from which the children of a rank send simultaneously; with fewer, they
 send one after the other.
 """
+SLIGHT = 0.001
+"""Change of time accepted for rounding the bytes so that all chunks are equal."""
 FREE = 0.98
 """Share of a link that the rates made here may use, so that a free link does not slow them down."""
 _US = 10**9
@@ -58,13 +61,23 @@ _INSIDE = ("nvlink", "link", "pcie", "cpu")
 
 @dataclass(frozen=True, slots=True)
 class LibraryPlay:
-    """A schedule and its protocol; ``topology`` is set if NCCL's routes differ from those of the
-    machine.
+    """A schedule and its protocol.
+
+    Attributes
+    ----------
+    schedule, protocol
+        What the emulator plays.
+    topology
+        The machine with NCCL's routes, if they differ from its own; otherwise None.
+    slight_bytes
+        Change of the size that is too small to matter: :data:`SLIGHT` of what flows in the
+        formula's time.
     """
 
     schedule: Schedule
     protocol: Protocol
     topology: Topology | None = None
+    slight_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +131,20 @@ def play(
         return (
             f"{cost.algorithm} over several nodes is known as a whole only, not message by message"
         )
+    build = _chain if collective in {"broadcast", "reduce"} else builders[cost.algorithm]
     try:
-        return (_chain if collective in {"broadcast", "reduce"} else builders[cost.algorithm])(
-            candidate
-        )
+        playable = build(candidate)
     except ConfigError as error:  # for example, the topology has no such rings or nodes
         return error.message
+    if isinstance(playable, str):
+        return playable
+    flowing_us = float(cost.time_us(np.array([float(size_bytes)]))[0])
+    depth = min(playable.protocol.fifo_depth, DEEPEST_FIFO)  # it holds the flow of one latency
+    return replace(
+        playable,
+        protocol=replace(playable.protocol, fifo_depth=depth),
+        slight_bytes=SLIGHT * 1000 * candidate.rate_GBps * flowing_us,
+    )
 
 
 @lru_cache(maxsize=256)

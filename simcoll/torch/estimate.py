@@ -48,7 +48,7 @@ def estimating(handle: ProcessGroup) -> tuple[ProcessGroup, Estimator]:
     """
     group = handle.communicator
     run = group.world
-    plans = Plans(run.plans.topology, run.plans.protocol, run.plans.algorithm)
+    plans = Plans(run.plans.topology, run.plans.protocol, run.plans.algorithm, run.plans.library)
     world = EmulatedWorld(len(run.ranks), plans, debug=False, history=History(0))
     twin = Communicator(
         world,

@@ -214,11 +214,6 @@ def _notes(design: Design, tier: int) -> tuple[str, ...]:
         notes.append(f"the calibration is of {design.calibration.gpu}, not of {design.gpu.name}")
     if design.measured is not None:
         notes.append(design.measured.note())
-    if design.network is not None and design.network.corrections:
-        notes.append(
-            "the calibration of collectives is used without its correction by size, which is not "
-            "of single messages"
-        )
     if design.slow and tier == 1:
         notes.append("tier 1 slows all ranks of a stage down as much as the slowest of them")
     if design.calibration.overlap == 0 and design.parallel.overlap_dp:

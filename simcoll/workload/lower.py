@@ -21,7 +21,7 @@ from simcoll.emulator import programs
 from simcoll.errors import ConfigError
 from simcoll.libraries import choices
 from simcoll.libraries.calibration import Calibration
-from simcoll.libraries.plans import library_plan, library_play
+from simcoll.libraries.plans import library_call
 from simcoll.topology import Topology
 from simcoll.topology.graph import LINK_KINDS
 from simcoll.tuning import schedule_on
@@ -57,9 +57,9 @@ class WorkloadPlans:
     uniform
         Whether no link of the cluster is degraded.
     rules
-        Selection rules; None: as NCCL would.
+        Selection rules; None: as the library of the machine's GPUs would, NCCL or RCCL.
     calibration
-        A calibration of NCCL on this machine.
+        A calibration of this library on this machine.
     """
 
     topology: Topology
@@ -120,27 +120,21 @@ class WorkloadPlans:
         return self._plans[key]
 
     def _by_library(self, call: CallOperation, ranks: NDArray[np.int64]) -> Plan:
-        """The plan that NCCL would choose; for uneven blocks, by the largest."""
+        """The plan that the library would choose; for uneven blocks, by the largest."""
         place = self.place(ranks)
         size = call.size_bytes
         algorithm = call.algorithm
-        if not (call.sizes or call.root):
-            return library_plan(
-                call.kind,
-                size,
-                place,
-                calibration=self.calibration,
-                imbalance=call.imbalance,
-                algorithm=algorithm,
-            )
-        schedule, protocol = library_play(
+        chosen = library_call(
             call.kind, size, place, calibration=self.calibration, algorithm=algorithm
         )
+        if not (call.sizes or call.root):
+            return chosen.plan(call.imbalance)
+        schedule = chosen.schedule
         collective = _collective(call, len(ranks))
         if schedule.collective != collective:
             schedule = schedule_on(collective, schedule.name, place)
         blocks, dtype = _blocks(call, collective)
-        return bind(schedule, blocks, dtype, protocol=protocol)
+        return chosen.bind(schedule, blocks, dtype, "sum")
 
     def _by_rules(self, call: CallOperation, ranks: NDArray[np.int64]) -> Plan:
         collective = _collective(call, len(ranks))
@@ -189,8 +183,8 @@ class WorkloadPlans:
         key = (self.placement(np.array([source, target])), size_bytes)
         if key not in self._protocols:
             pair = self.place(np.array([source, target]))
-            _, protocol = library_play("send_recv", size_bytes, pair, calibration=self.calibration)
-            self._protocols[key] = protocol
+            call = library_call("send_recv", size_bytes, pair, calibration=self.calibration)
+            self._protocols[key] = call.protocol
         return self._protocols[key]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import simpy
 from simpy.events import EventPriority
 
+from simcoll.core.protocol import IDEAL
 from simcoll.distributed.runtime.calls import CollectiveCall
 from simcoll.distributed.runtime.collective_calls import execute
 from simcoll.distributed.runtime.history import History
@@ -39,7 +40,7 @@ from simcoll.distributed.runtime.world import Buffers, Communicator, OwnStore, P
 from simcoll.distributed.stores import HashStore, Store
 from simcoll.distributed.stores.rendezvous import rendezvous
 from simcoll.emulator.events import Timeline as EventTimeline
-from simcoll.emulator.model import effective_capacities
+from simcoll.emulator.model import effective_capacities, shared_capacities
 from simcoll.emulator.reference.fabric import Calendar, Fabric, OverdueError
 from simcoll.libraries.choices import Plans
 from simcoll.tuning import costs
@@ -108,13 +109,20 @@ class EmulatedWorld:
         self.groups: dict[str, list[Communicator]] = {}
         self.env = simpy.Environment()
         self.calendar = Calendar(self.env)
-        capacities = effective_capacities(topology, costs(plans.protocol, topology))
+        # A library's own protocols say which share of a link they use.
+        protocol = IDEAL if plans.library else costs(plans.protocol, topology)
+        capacities = effective_capacities(topology, protocol)
         patience = None if events is None else events.policy.limit_fs
         fabric = Fabric(self.calendar, capacities, topology.link_name, patience_fs=patience)
         self.everyone = tuple(range(nranks))
         self.ranks = [Rank(number, self) for number in self.everyone]
         self.emulator = Emulator(
-            topology, self.calendar, fabric, self.history, steady=events is None
+            topology,
+            self.calendar,
+            fabric,
+            self.history,
+            shared_capacities(topology, protocol),
+            steady=events is None,
         )
         self._alone = alone
         self._streams: dict[Communicator, Streams] = {}

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from simcoll.arrays import Array
+from simcoll.arrays import Array, Ints
+from simcoll.arrays import Links as IndexLinks
 from simcoll.core.plan import INPUT, OUTPUT, Plan
 from simcoll.core.reduction import Reduction
 from simcoll.distributed.runtime.history import History
@@ -18,6 +19,7 @@ from simcoll.emulator.data.stepwise import BufferPool
 from simcoll.emulator.digest import MovedHash
 from simcoll.emulator.events.outage_routes import Detours
 from simcoll.emulator.events.pace import Pace
+from simcoll.emulator.model import shared_capacities
 from simcoll.emulator.reference.fabric import Calendar, Fabric
 from simcoll.emulator.reference.messages import PreparedStep, prepared_steps
 from simcoll.emulator.reference.player import Player, Surroundings, add_caps
@@ -53,12 +55,17 @@ class Emulator:
         two is non-empty.
     drawn
         Messages with jitter so far, which numbers the next draw.
+    open_uBps
+        Capacity of every link that the run leaves to data.
+    shares
+        Links that stand for the smaller shares of protocols, by the capacities that they leave.
     """
 
     topology: Topology
     calendar: Calendar
     fabric: Fabric
     history: History
+    open_uBps: Ints
     stages: dict[tuple[int, bool], list[PlanStage]] = field(default_factory=dict)
     kept_bytes: int = 0
     unsettled: dict[Callable[[], None], None] = field(default_factory=dict)
@@ -70,6 +77,26 @@ class Emulator:
     playing: int = 0
     drawn: int = 0
     following: dict[Playing, None] = field(default_factory=dict)
+    shares: dict[bytes, IndexLinks] = field(default_factory=dict)
+
+    def place(self, plan: Plan) -> Placement:
+        """The placement of a plan, with links that cap its rates and that stand for the share of a
+        link that its protocol uses, if that is less than the run's.
+        """
+        placement = add_caps(plan, self.fabric)
+        share_uBps = shared_capacities(self.topology, plan.protocol)
+        lower = np.flatnonzero(share_uBps < self.open_uBps)
+        if not len(lower):
+            return placement
+        key = share_uBps.tobytes()
+        if key not in self.shares:
+            names = [self.topology.link_name(link) for link in lower.tolist()]
+            base = self.fabric.add_links(
+                share_uBps[lower].tolist(), lambda place: f"{names[place]} ({plan.protocol.name})"
+            )
+            self.shares[key] = np.full(self.topology.nlinks, -1, np.int32)
+            self.shares[key][lower] = np.arange(base, base + len(lower))
+        return replace(placement, shares=self.shares[key])
 
     def stage(self, plan: Plan, *, fake: bool) -> PlanStage:
         """Buffers for a plan, reused from an earlier run where possible."""
@@ -105,7 +132,7 @@ class PlanStage:
 
     ``inputs`` and ``outputs`` hold a flat array per rank; ``None`` where there is none, and
     everywhere if they are fake. ``links`` are the topology links that the plan uses. ``prepared``
-    can be reused by every run of the plan; with jitter only ``placement`` can. Prepared steps are
+    can be reused by every run of the plan; otherwise only ``placement`` can. Prepared steps are
     part of the buffers, not of the memory of runs (:mod:`simcoll.emulator.folding.remembered`):
     they point to these arrays, and to links of this fabric.
     """
@@ -146,10 +173,12 @@ class PlanStage:
         self.placement: Placement | None = None
         self.prepared: tuple[PreparedStep, ...] | None = None
         if plan.protocol.jitter_fs:
-            self.placement = add_caps(plan, emulator.fabric)
+            self.placement = emulator.place(plan)
         elif plan.proof is not None and plan.proof.transfers <= KEPT_TRANSFERS:
-            placement = add_caps(plan, emulator.fabric)
+            placement = emulator.place(plan)
             self.prepared = tuple(prepared_steps(plan, emulator.topology, self.storage, placement))
+        else:
+            self.placement = emulator.place(plan)
         used = (column for step in self.prepared or () for column in step.columns)
         shared = emulator.topology.nlinks
         self.links = frozenset(link for column in used for link in column[2] if link < shared)
@@ -246,7 +275,7 @@ class Playing:
                 number=lambda message: first_message + message,
             ),
         )
-        if stage.placement is not None:
+        if self.plan.protocol.jitter_fs:
             emulator.drawn += player.messages
         if emulator.steady and stage.prepared is not None:
             player.ledger.columns = []

@@ -16,9 +16,8 @@ from simcoll.formats.logs.measured import Log, MeasuredRow, MeasuredTable
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import Environment, from_settings, parse_environment
 from simcoll.libraries.fitting import WARM_UP, Predictor, formula
-from simcoll.libraries.library import Library
+from simcoll.libraries.library import Library, library_for
 from simcoll.libraries.prediction import COLLECTIVES, Prediction, predict
-from simcoll.planning.measured.library_table import library_for
 from simcoll.planning.sweeps.nccl_tests_table import Column, microseconds, table_line, titles
 from simcoll.terminal import printable
 from simcoll.topology import Topology, load_topology, topology_of_job

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from simcoll.core.collective import bus_factor
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import DEFAULT, Environment
-from simcoll.libraries.library import Library, load_library
+from simcoll.libraries.library import Library
 from simcoll.libraries.prediction import Prediction, predict
 from simcoll.planning.sweeps.nccl_tests_table import (
     TIMES,
@@ -22,11 +22,12 @@ from simcoll.planning.sweeps.nccl_tests_table import (
 )
 from simcoll.terminal import printable
 from simcoll.topology import Topology
+from simcoll.units import counted
 
 if TYPE_CHECKING:
     from simcoll.planning.sweeps.sweep import SweepRow
 
-__all__ = ["doubts", "gain_lines", "library_for", "library_lines", "library_predictions"]
+__all__ = ["doubts", "gain_lines", "library_lines", "library_predictions"]
 
 _SIZE: Column = ("size", "(B)", 12)
 MOST_HEADROOM = 100
@@ -45,12 +46,6 @@ _SCHEDULES = {
 """The schedules of a library's algorithms; a send_recv is grouped sends to one rank, and so
 direct.
 """
-
-
-def library_for(name: str | None, topology: Topology) -> Library:
-    """The named library, or the usual one for the machine's GPUs."""
-    default = "rccl" if topology.traits.get("generation", "").startswith("mi") else "nccl"
-    return load_library(name or default)
 
 
 def library_predictions(
@@ -126,10 +121,18 @@ def library_lines(
 
 
 def doubts(predictions: Iterable[Prediction]) -> Iterator[str]:
-    """Reasons why some predictions are not emulated, and assumptions for missing numbers, each
-    once.
+    """Reasons why some predictions are not emulated, where played times differ from the formula's,
+    and assumptions for missing numbers, each once.
     """
     rows = list(predictions)
+    ratios = [row.time_fs / row.formula_fs for row in rows if row.differs]
+    if ratios:
+        low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+        times = low if low == high else f"{low} to {high}"
+        yield (
+            f"# {counted(len(ratios), 'size')} played in {times} times the formula's time: messages "
+            "share links there"
+        )
     for note, count in Counter(prediction.note for prediction in rows if prediction.note).items():
         yield printable(f"# {count} size{'s' * (count > 1)} {note}")
     for guess, count in Counter(

@@ -16,11 +16,11 @@ from simcoll.formats.tuners.tuner_rules import NO_LIMIT, Rule
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import stated_costs
-from simcoll.libraries.plans import bind_size
+from simcoll.libraries.isolated import bind_size
+from simcoll.libraries.library import library_for
 from simcoll.libraries.prediction import choose, predict
 from simcoll.libraries.question import calibrate, question_on
 from simcoll.planning.measured.accuracy import METHODS, band_of, errors_of, medians
-from simcoll.planning.measured.library_table import library_for
 from simcoll.planning.measured.measurements import published_tables
 from simcoll.planning.tuners.leaders import time_through_leaders
 from simcoll.planning.tuners.mpi_libraries import load_mpi_library

@@ -12,7 +12,7 @@ from simcoll.algorithms import schedule
 from simcoll.core.plan import Plan
 from simcoll.emulator import emulate
 from simcoll.emulator.programs import Call, Program
-from simcoll.libraries.plans import bind_size
+from simcoll.libraries.isolated import bind_size
 from simcoll.planning.tuners.mpi_libraries import MpiLibrary, row_for
 from simcoll.topology import Topology
 from simcoll.tuning import collective_on, costs
