@@ -18,11 +18,20 @@ from typing import Any
 import torch
 from torch import distributed
 
-from simcoll import distributed as ours
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.errors import ConfigError
+from simcoll.torch.cuda_streams import (
+    AcceleratorEvent,
+    AcceleratorStream,
+    CudaEvent,
+    CudaStream,
+    StreamContext,
+    current_stream,
+    default_stream,
+    set_stream,
+)
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
-from simcoll.torch.replacing import in_ranks
+from simcoll.torch.replacing import by_signature, in_ranks
 from simcoll.training.gpu import load_gpu
 from simcoll.units import format_size
 
@@ -120,7 +129,8 @@ def device_number(device: Any) -> int:
     if isinstance(device, str):
         device = torch.device(device)
     index = device.index if isinstance(device, torch.device) else device
-    if index is None:
+    index = getattr(index, "idx", index)  # torch.cuda.device, which selects one
+    if index is None or int(index) < 0:
         return current_device()
     if int(index) >= _count():
         thread = current_thread()
@@ -138,15 +148,11 @@ def _set_device(device: Any) -> None:
         current_thread().process.cuda_device = device_number(device)
 
 
-@contextlib.contextmanager
-def _selected_device(device: Any = None) -> Iterator[None]:
+def _exchange_device(device: int) -> int:
+    """Change the current device; returns the previous one, as ``torch.cuda.device`` asks."""
     previous = current_device()
-    if device is not None:
-        _set_device(device)
-    try:
-        yield
-    finally:
-        current_thread().process.cuda_device = previous
+    _set_device(device)
+    return previous
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -164,87 +170,10 @@ def _refusal(name: str) -> Callable[..., Any]:
     return refuse
 
 
-class Event:
-    """``torch.cuda.Event`` on the simulated clock."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self._event: Any = None
-        self._seconds: float | None = None
-
-    def record(self, stream: Any = None) -> None:
-        """Record the simulated time, or the current tail of a timed stream."""
-        thread = current_thread()
-        device = thread.process.device
-        if device is None:
-            self._seconds = thread.call(ours.emulated_time)
-            return
-        self._event, self._seconds = torch.cpu.Event(), None
-        self._event.record(stream)
-        point = self._event.point
-
-        def note_time() -> None:
-            self._seconds = thread.now_fs() / 1e15
-
-        point.when_done(note_time)
-
-    def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds until another event; a ValueError unless both have been recorded."""
-        for event in (self, end_event):
-            if event._event is not None:
-                event.synchronize()
-        if self._seconds is None or end_event._seconds is None:
-            raise ValueError("Both events must be recorded before calculating elapsed time.")
-        return (end_event._seconds - self._seconds) * 1e3
-
-    def synchronize(self) -> None:
-        """Wait until the stream has reached the event."""
-        if self._event is not None:
-            self._event.synchronize()
-
-    def query(self) -> bool:
-        """Whether the stream has reached the event."""
-        return self._event is None or bool(self._event.query())
-
-    def wait(self, stream: Any = None) -> None:
-        """Make a stream wait for the event."""
-        if self._event is not None:
-            self._event.wait(stream)
-
-
-def _stream(device: Any = None, priority: int = 0, **_: Any) -> Any:
-    """``torch.cuda.Stream``: of the simulated device with a time model; otherwise without
-    effect.
-    """
-    del device
-    return torch.cpu.Stream(priority)
-
-
-def _current_stream(device: Any = None) -> Any:
-    del device
-    return torch.cpu.current_stream()
-
-
-def _synchronize(device: Any = None) -> None:
-    del device
+def _synchronize() -> None:
     thread = current_thread()
     if thread.process.device is not None:
         thread.call(wait_until, thread.process.device.tail())
-
-
-def _default_stream(device: Any = None) -> Any:
-    del device
-    simulated = current_thread().process.device
-    return (
-        torch.cpu.current_stream()
-        if simulated is None
-        else torch.cpu.Stream(device_stream=simulated.default)
-    )
-
-
-def _set_stream(stream: Any) -> None:
-    device = current_thread().process.device
-    if device is not None and stream is not None and stream.device_stream is not None:
-        device.current = stream.device_stream
 
 
 def _properties(gpu: str) -> Callable[..., Any]:
@@ -274,20 +203,23 @@ def _name(gpu: str) -> str:
     )
 
 
-def _held_bytes(_device: Any = None) -> int:
+def _held_bytes(device: Any = None) -> int:
+    device_number(device)
     return int(current_thread().process.watched.memory.held_bytes)
 
 
-def _peak_bytes(_device: Any = None) -> int:
+def _peak_bytes(device: Any = None) -> int:
+    device_number(device)
     return int(current_thread().process.watched.memory.peak_bytes)
 
 
-def _reset_peak(_device: Any = None) -> None:
+def _reset_peak(device: Any = None) -> None:
+    device_number(device)
     memory = current_thread().process.watched.memory
     memory.peak_bytes = memory.held_bytes
 
 
-def _statistics(_device: Any = None) -> dict[str, int]:
+def _statistics() -> dict[str, int]:
     """``memory_stats`` without cache and allocation failures, which do not exist here."""
     sizes = {"current": _held_bytes(), "peak": _peak_bytes()}
     kinds = ("allocated", "active", "reserved", "requested")
@@ -322,6 +254,11 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
     """
     cuda, accelerator, properties = torch.cuda, torch.accelerator, _properties(gpu)
     load_gpu(gpu)
+
+    def capability(device: Any = None) -> tuple[int, int]:
+        described = properties(device)
+        return described.major, described.minor
+
     queries: list[tuple[Any, str, Callable[..., Any]]] = [
         (cuda, "is_available", lambda: True),
         (cuda, "is_initialized", lambda: True),
@@ -347,47 +284,54 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (cuda, "device_count", _count),
         (cuda, "current_device", current_device),
         (cuda, "set_device", _set_device),
-        (cuda, "device", _selected_device),
+        *(
+            (cuda, name, _exchange_device)
+            for name in ("_exchange_device", "_maybe_exchange_device")
+        ),
         (cuda, "synchronize", _synchronize),
-        (cuda, "get_device_name", lambda *_: _name(gpu)),
-        (cuda, "get_device_capability", lambda *_: (properties().major, properties().minor)),
+        (cuda, "get_device_name", lambda device=None: properties(device).name),
+        (cuda, "get_device_capability", capability),
         (cuda, "get_device_properties", properties),
         (
             cuda,
             "mem_get_info",
-            lambda *_: (properties().total_memory - _held_bytes(), properties().total_memory),
+            lambda: (properties().total_memory - _held_bytes(), properties().total_memory),
         ),
         *((cuda, name, _reset_peak) for name in _RESETS),
         *((owner, name, value) for owner in (cuda, accelerator) for name, value in _MEMORY.items()),
-        (cuda, "is_bf16_supported", lambda *_: properties().major >= 8),
+        (cuda, "is_bf16_supported", lambda: properties().major >= 8),
         *((cuda, name, _seed) for name in ("manual_seed", "manual_seed_all")),
         (cuda, "initial_seed", torch.initial_seed),
-        (cuda, "get_rng_state", lambda *_: torch.get_rng_state()),
-        (cuda, "get_rng_state_all", lambda: [torch.get_rng_state()]),
-        (cuda, "set_rng_state", lambda state, *_: torch.set_rng_state(state)),
-        (cuda, "set_rng_state_all", lambda states: torch.set_rng_state(states[0])),
-        (cuda, "Event", Event),
-        (cuda, "Stream", _stream),
-        (cuda, "current_stream", _current_stream),
-        (cuda, "default_stream", _default_stream),
-        (cuda, "set_stream", _set_stream),
-        (cuda, "stream", torch.cpu.stream),
+        (cuda, "get_rng_state", torch.get_rng_state),
+        (cuda, "get_rng_state_all", lambda: [torch.get_rng_state() for _ in range(_count())]),
+        (cuda, "set_rng_state", torch.set_rng_state),
+        (cuda, "set_rng_state_all", lambda new_states: torch.set_rng_state(new_states[0])),
+        (cuda, "current_stream", current_stream),
+        (cuda, "default_stream", default_stream),
+        (cuda, "set_stream", set_stream),
         (torch.Tensor, "record_stream", lambda _tensor, _stream: None),
-        (torch, "Event", Event),
-        (torch, "Stream", _stream),
         (accelerator, "set_device_index", _set_device),
         (accelerator, "set_device_idx", _set_device),
         (accelerator, "current_device_index", current_device),
         (accelerator, "current_device_idx", current_device),
-        (accelerator, "device_index", _selected_device),
         (accelerator, "synchronize", _synchronize),
-        (accelerator, "current_stream", _current_stream),
+        (accelerator, "current_stream", current_stream),
+        (accelerator, "set_stream", set_stream),
         (accelerator, "reset_peak_memory_stats", _reset_peak),
     ]
+    classes = [
+        (cuda, "StreamContext", StreamContext),
+        (cuda, "stream", StreamContext),
+        (cuda, "Event", CudaEvent),
+        (cuda, "Stream", CudaStream),
+        (torch, "Event", AcceleratorEvent),
+        (torch, "Stream", AcceleratorStream),
+    ]
     return [
+        *classes,
         *((owner, key, _in_programs(getattr(owner, key), value)) for owner, key, value in queries),
         *(
-            (owner, key, in_ranks(getattr(owner, key), value))
+            (owner, key, in_ranks(getattr(owner, key), by_signature(getattr(owner, key), value)))
             for owner, key, value in in_rank_threads
             if hasattr(owner, key)
         ),

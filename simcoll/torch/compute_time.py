@@ -29,7 +29,14 @@ from simcoll.torch.rank_threads import current_thread_or_none
 from simcoll.torch.roofline import OperatorCosts, operator_name
 from simcoll.torch.tensor_memory import TensorMemory, resizing
 
-__all__ = ["Watched", "compute_replacements", "watch_modules", "watched_program"]
+__all__ = [
+    "HostEvent",
+    "HostStream",
+    "Watched",
+    "compute_replacements",
+    "watch_modules",
+    "watched_program",
+]
 
 _TORCH = str(Path(torch.__file__).parent)
 _PLAIN = (torch.Tensor, FakeTensor, torch.nn.Parameter)
@@ -109,7 +116,7 @@ class Watched(TorchDispatchMode):
             thread.call(compute, time_fs / 1e15, name)
 
 
-class _StreamEvent:
+class HostEvent:
     """An event on a stream, with the methods of ``torch.cpu.Event``."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -138,7 +145,7 @@ class _StreamEvent:
             thread.call(wait_until, self.point)
 
 
-class _Stream:
+class HostStream:
     """A stream, with the methods of ``torch.cpu.Stream``."""
 
     def __init__(  # the signature is that of torch
@@ -151,18 +158,18 @@ class _Stream:
             device_stream if device_stream is not None or device is None else device.stream()
         )
 
-    def wait_stream(self, stream: _Stream) -> None:
+    def wait_stream(self, stream: HostStream) -> None:
         """Wait for all work enqueued so far on another stream."""
         if self.device_stream is not None and stream.device_stream is not None:
             self.device_stream.wait(stream.device_stream.tail)
 
-    def record_event(self, event: _StreamEvent | None = None) -> _StreamEvent:
+    def record_event(self, event: HostEvent | None = None) -> HostEvent:
         """Record an event at the current tail."""
-        event = _StreamEvent() if event is None else event
+        event = HostEvent() if event is None else event
         event.record(self)
         return event
 
-    def wait_event(self, event: _StreamEvent | None) -> None:
+    def wait_event(self, event: HostEvent | None) -> None:
         """Wait for an event."""
         if event is not None and self.device_stream is not None:
             event.wait(self)
@@ -195,7 +202,7 @@ def _device() -> SimulatedDevice | None:
 
 
 @contextmanager
-def _select(stream: _Stream | None) -> Iterator[None]:
+def _select(stream: HostStream | None) -> Iterator[None]:
     device = _device()
     if device is None or stream is None or stream.device_stream is None:
         yield
@@ -225,7 +232,9 @@ def compute_replacements() -> list[tuple[Any, str, Any]]:
         if current_thread_or_none() is None:
             return standard(device)
         simulated_device = _device()
-        return _Stream(device_stream=None if simulated_device is None else simulated_device.current)
+        return HostStream(
+            device_stream=None if simulated_device is None else simulated_device.current
+        )
 
     def enter_mode(mode: Any) -> Any:
         result = enter(mode)
@@ -250,8 +259,8 @@ def compute_replacements() -> list[tuple[Any, str, Any]]:
         *(
             (torch.cpu, name, value)
             for name, value in {
-                "Stream": _Stream,
-                "Event": _StreamEvent,
+                "Stream": HostStream,
+                "Event": HostEvent,
                 "current_stream": current_stream,
                 "stream": _select,
                 "StreamContext": _select,

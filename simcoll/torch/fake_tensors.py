@@ -90,15 +90,16 @@ def change_fake_tensors(
 
     make_mesh = DeviceMesh.__init__
 
-    def make_rank_mesh(mesh: Any, *args: Any, **kwargs: Any) -> None:
+    @functools.wraps(make_mesh)
+    def make_rank_mesh(self: DeviceMesh, *args: Any, **kwargs: Any) -> None:
         if not _faking():
-            make_mesh(mesh, *args, **kwargs)
+            make_mesh(self, *args, **kwargs)
             return
         with _disable_current_modes():  # its ranks are the values of a tensor
             rank_map = kwargs.get("_rank_map")
             if isinstance(rank_map, FakeTensor):  # init_device_mesh numbers all ranks in order
                 kwargs["_rank_map"] = torch.arange(rank_map.numel(), dtype=rank_map.dtype)
-            make_mesh(mesh, *args, **kwargs)
+            make_mesh(self, *args, **kwargs)
 
     for name in _OF_OBJECTS:  # their sizes are the values of tensors
         for module in (dist, distributed_c10d):

@@ -64,7 +64,7 @@ def create(options: Any, pg_options: Any) -> SimcollGroup:
     return SimcollGroup(options, pg_options)
 
 
-def _join(options: Any, algorithm: Choice, backend: str) -> ProcessGroup:
+def _join(options: Any, algorithm: Choice, backend: str, *, tagged: bool) -> ProcessGroup:
     """Join the group that PyTorch creates; runs in the rank's task. ``backend`` is the name whose
     errors it raises.
     """
@@ -81,7 +81,9 @@ def _join(options: Any, algorithm: Choice, backend: str) -> ProcessGroup:
         )
         return default_group()
     limit = (timeout_fs(options.timeout), timeout is not None)
-    communicator = shared_group(me, options.group_id, members, limit, backend, algorithm)
+    communicator = shared_group(
+        me, options.group_id, members, limit, backend, algorithm, tagged=tagged
+    )
     handle = ProcessGroup(communicator, me.number, options.timeout)
     me.groups.append(handle)
     return handle
@@ -114,8 +116,9 @@ class SimcollGroup(dist.ProcessGroup):
         self._store = options.store
         # Options of other backends mean nothing here.
         algorithm = pg_options.algorithm if isinstance(pg_options, Options) else None
+        process = self._thread.process
         self._handle: ProcessGroup = self._thread.call(
-            _join, options, algorithm, self._thread.process.backend
+            _join, options, algorithm, process.backend, tagged=process.tagged
         )
         self._name: str = options.group_id
         self._coalescing: list[RankWork] | None = None

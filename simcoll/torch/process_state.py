@@ -125,8 +125,8 @@ def _unregister(thread: RankThread, _: Any, function: Any) -> None:
 
 
 @for_ranks
-def _exit(_thread: RankThread, _: Any, status: int) -> Any:
-    raise SystemExit(status)
+def _exit(thread: RankThread, _: Any, status: int) -> Any:
+    thread.leave(int(status))
 
 
 def _own_generator(

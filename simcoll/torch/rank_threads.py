@@ -22,7 +22,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
 
 import greenlet  # type: ignore[import-untyped]
 import torch
@@ -32,7 +33,7 @@ from simcoll.distributed.runtime.device import SimulatedDevice
 from simcoll.distributed.runtime.records import Site, asked_from, calling_site
 from simcoll.distributed.runtime.tasks import Task, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import Rank, current_rank
-from simcoll.distributed.stores import DistBackendError
+from simcoll.distributed.stores.store_errors import DistError
 from simcoll.torch.interrupts import Interrupts
 
 __all__ = [
@@ -137,6 +138,8 @@ class Process:
         Functional collectives of fake tensors in flight, by the storage of their outputs.
     cuda_device
         The number of its current CUDA device, if there are such devices.
+    cuda_streams
+        Its CUDA streams, by number.
     modules
         Its own modules, by name.
     around
@@ -151,6 +154,8 @@ class Process:
         The ID of the run's process, which tells it from forked ones.
     backend
         The backend whose errors the group being created raises: ``nccl`` or ``emulator``.
+    tagged
+        Whether that group has a tag of functional collectives.
     """
 
     number: int
@@ -161,11 +166,13 @@ class Process:
     interrupts: Interrupts
     groups: Groups = field(default_factory=Groups)
     backend: str = "emulator"
+    tagged: bool = False
     stores: list[Any] = field(default_factory=list)
     functional: dict[int, Any] = field(default_factory=dict)
     device: SimulatedDevice | None = None
     watched: Any = None
     cuda_device: int = 0
+    cuda_streams: Any = None
     generators: dict[str, Any] = field(default_factory=dict)
     at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = field(
         default_factory=list
@@ -276,11 +283,21 @@ class RankThread:
         answer = self._receive()
         if self.awake is not None:
             self.awake()
-        if isinstance(answer.failure, DistBackendError):
-            raise torch.distributed.DistBackendError(str(answer.failure)) from answer.failure
+        if isinstance(answer.failure, DistError):
+            raise getattr(torch.distributed, type(answer.failure).__name__)(
+                str(answer.failure)
+            ) from None
         if answer.failure is not None:
             raise answer.failure
         return answer.value
+
+    def leave(self, status: int) -> NoReturn:
+        """End the rank's process at once, as ``os._exit`` does: its program does not go on."""
+        job = self._jobs[-1]
+        job.failure = _exit_of(status, sys._getframe(1))
+        self._send(job)
+        self._receive()
+        raise _StoppedError
 
     def now_fs(self) -> int:
         """Simulated time."""
@@ -411,6 +428,17 @@ def _end_fork(job: RankJob) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status if isinstance(status, int) else 1)  # of a forked process
+
+
+def _exit_of(status: int, frame: FrameType | None) -> SystemExit | None:
+    """The end of a process with a status, as if it were raised in a frame; None if it is 0."""
+    if not status:
+        return None
+    lines: TracebackType | None = None
+    while frame is not None:
+        lines = TracebackType(lines, frame, frame.f_lasti, frame.f_lineno)
+        frame = frame.f_back
+    return SystemExit(status).with_traceback(lines)
 
 
 def rank_thread_of(thread: threading.Thread | None = None) -> RankThread | None:

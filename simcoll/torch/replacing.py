@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from simcoll.torch.rank_threads import current_thread_or_none
 
-__all__ = ["for_ranks", "in_ranks"]
+__all__ = ["by_signature", "for_ranks", "in_ranks"]
 
 
 def in_ranks(standard: Any, substitute: Any) -> Any:
@@ -20,10 +21,34 @@ def in_ranks(standard: Any, substitute: Any) -> Any:
 
         return type(standard.__name__, (), {"__new__": new, "__doc__": standard.__doc__})
 
+    @functools.wraps(standard)
     def function(*args: Any, **kwargs: Any) -> Any:
         return (standard if current_thread_or_none() is None else substitute)(*args, **kwargs)
 
-    function.__doc__ = standard.__doc__
+    return function
+
+
+def by_signature(standard: Any, substitute: Callable[..., Any]) -> Callable[..., Any]:
+    """A substitute that takes the arguments of a standard function, by position or by name, and
+    uses those that it names itself.
+    """
+    try:
+        signature = inspect.signature(standard)
+    except ValueError:  # written in C++
+        return substitute
+    parameters = inspect.signature(substitute).parameters
+    takes_all = any(
+        parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters.values()
+    )
+
+    @functools.wraps(substitute)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs)
+        if takes_all:
+            return substitute(*arguments.args, **arguments.kwargs)
+        chosen = {name: value for name, value in arguments.arguments.items() if name in parameters}
+        return substitute(**chosen)
+
     return function
 
 

@@ -30,6 +30,7 @@ from simcoll.distributed.runtime.emulated import PEER_ENDED
 from simcoll.distributed.start.results import memory_of, table_of
 from simcoll.errors import ConfigError
 from simcoll.terminal import printable, printable_lines
+from simcoll.torch.endings import is_of_rank, report_of, status_of, text_of
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.process_state import call_exit_functions
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
@@ -39,16 +40,6 @@ from simcoll.units import counted, format_time
 __all__ = ["RankScript", "run_script"]
 
 MAX_FINDINGS = 8
-_OURS = str(Path(__file__).parents[1])
-_TORCH = str(Path(torch.__file__).parent)
-
-
-class _ExitedError(Exception):
-    """A rank called ``sys.exit`` with a failure status."""
-
-    def __init__(self, status: object) -> None:
-        super().__init__(f"sys.exit({status!r})")
-        self.status = status
 
 
 class _NoInput(io.TextIOBase):
@@ -83,7 +74,9 @@ class RankScript:
                 spec = _find_spec(self.name)
                 code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
                 return code, str(spec.origin), spec
-            return compile(Path(self.name).read_bytes(), self.name, "exec"), self.name, None
+            source = Path(self.name).read_bytes()
+            # dont_inherit: without the __future__ statements of this module.
+            return compile(source, self.name, "exec", dont_inherit=True), self.name, None
         except SyntaxError as error:
             raise ConfigError("".join(traceback.format_exception_only(error)).rstrip()) from error
         except (OSError, ImportError, ValueError) as error:
@@ -97,9 +90,8 @@ def _find_spec(name: str) -> ModuleSpec:
     spec: ModuleSpec | None = None
     path: Sequence[str] | None = None
     for part in name.split("."):
-        spec = importlib._bootstrap._find_spec(  # type: ignore[attr-defined]
-            part if spec is None else f"{spec.name}.{part}", path
-        )
+        full_name = part if spec is None else f"{spec.name}.{part}"
+        spec = importlib._bootstrap._find_spec(full_name, path)  # type: ignore[attr-defined]
         if spec is None:
             raise ImportError(f"No module named {name}")
         path = spec.submodule_search_locations or ()
@@ -180,23 +172,17 @@ def run_script(
                 call_exit_functions(process.at_exit)
         except SystemExit as end:
             if end.code not in (None, 0):
-                raise _ExitedError(end.code) from end
+                raise
 
     with _as_script(script, file, notes):
         try:
             result = spawn(program, nprocs, own_modules=own_modules, **guides)
-        except _ExitedError as end:
-            if not isinstance(end.status, int):
-                sys.stderr.write(f"{end.status}\n")
-            return end.status if isinstance(end.status, int) else 1
-        except ConfigError as error:
-            if not getattr(error, "__notes__", None):  # not of a rank
+        except BaseException as error:
+            if not is_of_rank(error):
                 raise
-            sys.stderr.write(_report(error))
-            return 1
-        except Exception as error:  # noqa: BLE001  # the script's own
-            sys.stderr.write(_report(error))
-            return 1
+            sys.stderr.write(report_of(error))
+            _print_shared_modules(own_modules)
+            return status_of(error)
     played = (
         f"# {counted(nprocs, 'rank')} ({printable(result.topology)}): "
         f"{counted(result.operations, 'operation')}"
@@ -205,20 +191,26 @@ def run_script(
     sys.stdout.write(
         f"{played}, {format_time(result.time_fs)}{memory_of(result)}{_steps(notes)}\n{table}"
     )
-    if own_modules.shared:
-        reported = own_modules.shared | own_modules.following
-        reasons = own_modules.shared | {
-            name: f"imported by {importer}"
-            for name, importer in own_modules.following.items()
-            if importer in reported
-        }
-        shared_list = ", ".join(f"{name} ({reason})" for name, reason in sorted(reasons.items()))
-        sys.stderr.write(f"simcoll.torch: modules that all ranks share: {shared_list}\n")
+    _print_shared_modules(own_modules)
     for line in _findings(list(dict.fromkeys(result.findings))):
         sys.stderr.write(line)
     for line in _same_files(notes, nprocs):
         sys.stderr.write(line)
     return 0
+
+
+def _print_shared_modules(own_modules: OwnModules) -> None:
+    """Print the modules that all ranks share: their globals do not belong to a rank."""
+    if not own_modules.shared:
+        return
+    reported = own_modules.shared | own_modules.following
+    reasons = own_modules.shared | {
+        name: f"imported by {importer}"
+        for name, importer in own_modules.following.items()
+        if importer in reported
+    }
+    shared_list = ", ".join(f"{name} ({reason})" for name, reason in sorted(reasons.items()))
+    sys.stderr.write(f"simcoll.torch: modules that all ranks share: {shared_list}\n")
 
 
 def _steps(notes: _Notes) -> str:
@@ -253,38 +245,6 @@ def _same_files(notes: _Notes, nprocs: int) -> Iterator[str]:
             yield f"simcoll.torch: {printable(path)} was written by {who}, {remedy}\n"
 
 
-def _report(error: BaseException) -> str:
-    """The program's part of a traceback, the error, and how the run ended; each line with its
-    rank.
-    """
-    note_of_rank = next(
-        (note for note in getattr(error, "__notes__", []) if note.startswith("[rank")), ""
-    )
-    return (
-        _format_error(error, note_of_rank.partition(":")[0] or "[rank?]")
-        + f"simcoll.torch: {note_of_rank.partition(': ')[2] or 'failed'}\n"
-    )
-
-
-def _format_error(error: BaseException, prefix: str) -> str:
-    """The program's part of a traceback, and the error; each line with a prefix."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((_OURS, "<frozen"))
-    ]
-    program_frames = [
-        frame for frame in frames if not frame.filename.startswith((_TORCH, threading.__file__))
-    ] or frames
-    notes = getattr(error, "__notes__", [])
-    lines = (
-        traceback.format_list(program_frames)
-        + traceback.format_exception_only(type(error), error)[: 1 if notes else None]
-    )
-    text = "".join(["Traceback (most recent call last):\n", *lines])
-    return "".join(f"{prefix}: {printable_lines(line)}\n" for line in text.splitlines())
-
-
 def _report_thread(args: threading.ExceptHookArgs) -> None:
     """Report an error that ended a thread of a rank, unless the run is ending anyway."""
     thread = current_thread_or_none()
@@ -294,7 +254,7 @@ def _report_thread(args: threading.ExceptHookArgs) -> None:
         return  # the run is ending
     elif args.exc_value is not None and not str(args.exc_value).startswith(PEER_ENDED):
         name = "a thread" if args.thread is None else f"thread {args.thread.name!r}"
-        sys.stderr.write(_format_error(args.exc_value, f"[rank{thread.number}] {name}"))
+        sys.stderr.write(text_of(args.exc_value, f"[rank{thread.number}] {name}"))
 
 
 def _set_handler(standard: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:

@@ -343,6 +343,7 @@ def _clock(standard: Callable[[], Any], ticks_per_s: int | None = None) -> Calla
 
 def replacements() -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of functions that wait."""
+    imports: Any = importlib._bootstrap
     return [
         (threading.Thread, "start", _thread_start(threading.Thread.start)),
         (threading.Thread, "join", _thread_join(threading.Thread.join)),
@@ -378,11 +379,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
             (time, f"{name}_ns", _clock(getattr(time, f"{name}_ns"), 10**9))
             for name in ("time", "monotonic", "perf_counter")
         ),
-        (
-            importlib._bootstrap,
-            "_get_module_lock",
-            _module_lock(importlib._bootstrap._get_module_lock),  # type: ignore[attr-defined]
-        ),
+        (imports, "_get_module_lock", _module_lock(imports._get_module_lock)),
     ]
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import greenlet  # type: ignore[import-untyped]
+
 from simcoll import distributed as ours
 from simcoll.core.protocol import Protocol
 from simcoll.distributed.runtime.device import SimulatedDevice
@@ -122,7 +124,9 @@ def spawn(
             job = functools.partial(program, rank, world_size, *args, **(kwargs or {}))
             try:
                 value = _run_program(thread, job, costs)
-            except Exception:
+            except (greenlet.GreenletExit, KeyboardInterrupt):
+                raise
+            except BaseException:
                 end_threads(thread.process, failed=True)
                 raise
             end_threads(thread.process, failed=False)

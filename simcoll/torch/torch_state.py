@@ -309,6 +309,7 @@ def _note_new_group(
     """Create a group, and record it in the run."""
     if members:
         thread.call(note_group, members)
+    thread.process.tagged = bool(kwargs.get("pg_tag"))
     return standard(size, rank, members, *args, **kwargs)
 
 

@@ -11,7 +11,13 @@ from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.api.groups import GroupMember, ProcessGroup, default_group
 from simcoll.distributed.runtime.tasks import Arrival, Meeting, wait_until
 from simcoll.distributed.runtime.work import timeout_fs
-from simcoll.distributed.runtime.world import Communicator, Rank, current_rank, current_rank_or_none
+from simcoll.distributed.runtime.world import (
+    NO_DESCRIPTION,
+    Communicator,
+    Rank,
+    current_rank,
+    current_rank_or_none,
+)
 from simcoll.distributed.stores.rendezvous import check_store_arguments, parse_init_method
 from simcoll.libraries.choices import Choice, check_choice
 
@@ -143,7 +149,7 @@ def group_of(
         meeting.check()
         return GroupMember.NON_GROUP_MEMBER
     communicator = shared_group(
-        me, label, chosen, limit, name, algorithm, desc=group_desc or "undefined"
+        me, label, chosen, limit, name, algorithm, desc=group_desc or NO_DESCRIPTION
     )
     me.groups.append(_make_handle(me, communicator, span, pg_options, meeting))
     return me.groups[-1]
@@ -164,12 +170,14 @@ def shared_group(
     backend: str,
     algorithm: Choice,
     *,
-    desc: str = "undefined",
+    desc: str = NO_DESCRIPTION,
+    tagged: bool = False,
 ) -> Communicator:
     """The record that the ranks of a group share; the first rank makes it.
 
-    Each rank numbers its own groups, so disjoint groups may share a name. Overlapping groups of one
-    name are a disagreement.
+    Each rank numbers its own groups, so different groups of one name are a disagreement: in
+    separate processes, their rendezvous would mix. Disjoint ones may share a name if each has one
+    rank, or if ``tagged``: PyTorch makes groups of a tag on their ranks only.
     """
     groups, key = me.world.groups, f"{me.generation}/{name}"
     namesakes = groups.setdefault(key, [])
@@ -179,6 +187,7 @@ def shared_group(
             for candidate in namesakes
             if me.number in candidate.group_rank
             or not candidate.group_rank.keys().isdisjoint(members)
+            or not (tagged or len(candidate.members) == len(members) == 1)
         ),
         None,
     )
@@ -195,7 +204,7 @@ def shared_group(
             f"new_group differs between ranks: rank {me.number} makes group {name} of "
             f"{list(members)}, which another rank made of "
             f"{list(communicator.members)}; all ranks have to make the same groups in the same "
-            "order"
+            "order, also those that they are no member of"
         )
     return communicator
 

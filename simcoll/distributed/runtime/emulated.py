@@ -322,6 +322,8 @@ class EmulatedWorld:
             tasks.deadline_fs = math.inf
             return
         tasks.deadline_fs = min((time for time in times if time > deadline), default=math.inf)
+        if upcoming == math.inf:  # a hang that only this timeout ends
+            self.history.stuck = int(deadline), self._hang_report(waiting)
         self.calendar.at(int(deadline), lambda _: tasks.interrupt(self.now), None)
 
     def _may_expire(self, waiting: list[Task]) -> bool:

@@ -72,6 +72,8 @@ class History:
         Problems short of an error.
     failures
         Exceptions of the programs; the first is the cause, and others may be its consequences.
+    stuck
+        The last hang that only a timeout could end: when that expired, and the report.
     timeline
         Spans and messages for a trace, if requested.
     recording
@@ -84,6 +86,7 @@ class History:
     end_fs: int = 0
     findings: list[str] = field(default_factory=list)
     failures: list[BaseException] = field(default_factory=list)
+    stuck: tuple[int, str] = (-1, "")
     timeline: RunTimeline | None = None
     recording: Recording | None = None
     _records: list[Record] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import sysconfig
 from collections import deque
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -32,6 +33,8 @@ __all__ = [
 
 KEPT = 2000
 _HERE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[2])
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _TORCH_TYPES = {
     "float32": "Float",
     "float64": "Double",
@@ -50,14 +53,25 @@ _TORCH_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A line of a program."""
+    """A line of a program; ``caller`` is the line that called its function, if it is one of the
+    program.
+    """
 
     function: str
     file: str
     line: int
+    caller: Site | None = None
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        place = f"{self.file}:{self.line}"
+        if self.caller is None:
+            return place
+        return f"{place}, called at {self.caller.file}:{self.caller.line}"
+
+    def frames(self) -> list[dict[str, Any]]:
+        """The frames, innermost first, in the fields of PyTorch's Flight Recorder."""
+        sites = [self] if self.caller is None else [self, self.caller]
+        return [{"name": site.function, "filename": site.file, "line": site.line} for site in sites]
 
 
 # Each greenlet has its own context: no other rank sees this.
@@ -66,12 +80,15 @@ asked_from: ContextVar[Site | None] = ContextVar("simcoll_asked_from", default=N
 
 
 @functools.lru_cache(maxsize=4096)
-def _site(function: str, file: str, line: int) -> Site:
-    return Site(function, file, line)
+def _site(function: str, file: str, line: int, caller: Site | None = None) -> Site:
+    return Site(function, file, line, caller)
 
 
 def calling_site(*folders: str, above: int = 1) -> Site:
-    """The innermost stack frame outside these folders (default: outside this package); the first
+    """The innermost frame of the program, outside these folders (default: outside this package) and
+    outside installed packages, and the frame of the program that called it.
+
+    A program that is installed itself has the innermost frame outside these folders. The first
     ``above`` frames are inside.
     """
     site = asked_from.get()
@@ -80,11 +97,35 @@ def calling_site(*folders: str, above: int = 1) -> Site:
     internal_folders = folders or _HERE
     # inspect.stack() reads source files, and this is done on every call.
     frame: FrameType | None = sys._getframe(above)  # noqa: SLF001
-    while frame is not None and (code := frame.f_code).co_filename.startswith(internal_folders):
+    while frame is not None and frame.f_code.co_filename.startswith(internal_folders):
         frame = frame.f_back
     if frame is None:
         return Site("?", "?", 0)
-    return _site(code.co_name, code.co_filename, frame.f_lineno)
+    line = _line_of_program(frame)
+    if line is None:
+        return _site(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
+    caller = None if line.f_back is None else _line_of_program(line.f_back)
+    called_at = (
+        None
+        if caller is None
+        else _site(caller.f_code.co_name, caller.f_code.co_filename, caller.f_lineno)
+    )
+    return _site(line.f_code.co_name, line.f_code.co_filename, line.f_lineno, called_at)
+
+
+def _line_of_program(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame, from this one outwards, of code that is not installed."""
+    while frame is not None and _is_of_installation(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of_installation(file: str) -> bool:
+    """Whether a file belongs to Python, to an installed package or to this one."""
+    if "site-packages" in file or "dist-packages" in file or file.startswith(("<frozen", _PACKAGE)):
+        return True
+    return file.startswith(_STANDARD_LIBRARY)
 
 
 def buffers_of(arrays: Sequence[Array]) -> Described:
@@ -127,9 +168,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
             else "scheduled"
         )
         fields = {
-            "frames": [
-                {"name": self.site.function, "filename": self.site.file, "line": self.site.line}
-            ],
+            "frames": self.site.frames(),
             "record_id": self.number,
             "pg_id": int(self.group[0]) if self.group[0].isdigit() else 0,
             "process_group": list(self.group),

@@ -141,7 +141,9 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
         """Run the program and keep its exception, if it raises one."""
         try:
             self.value = self._body()
-        except Exception as error:  # noqa: BLE001  # the program's own; the world reports it
+        except (greenlet.GreenletExit, KeyboardInterrupt):  # the run's end, not the program's
+            raise
+        except BaseException as error:  # noqa: BLE001  # the program's own; the world reports it
             self.failure = error
         self.close()
 

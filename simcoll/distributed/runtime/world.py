@@ -29,6 +29,7 @@ from simcoll.distributed.runtime.tasks import (
     TaskClock,
     Waitable,
     current_task,
+    list_ranks,
 )
 from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.stores import Store
@@ -37,6 +38,7 @@ from simcoll.libraries.choices import Choice, Plans
 
 __all__ = [
     "NOT_INITIALIZED",
+    "NO_DESCRIPTION",
     "Communicator",
     "Executor",
     "Mailbox",
@@ -48,6 +50,8 @@ __all__ = [
     "current_rank_or_none",
 ]
 
+NO_DESCRIPTION = "undefined"
+"""The description of a group made without one, as in torch."""
 NOT_INITIALIZED = (
     "Default process group has not been initialized, please make sure to call init_process_group."
 )
@@ -188,7 +192,10 @@ class Communicator:
         return "nccl" in self.backend
 
     def __str__(self) -> str:
-        return f"group {self.name} ({self.desc})"
+        notes = [] if self.desc == NO_DESCRIPTION else [self.desc]
+        if self.members != self.world.everyone:
+            notes.append(f"ranks {list_ranks(self.members)}")
+        return f"group {self.name} ({', '.join(notes or ['all ranks'])})"
 
 
 @dataclass(slots=True, eq=False, repr=False)

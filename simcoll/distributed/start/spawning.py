@@ -446,6 +446,9 @@ def _note_end(rank: Rank, task: Task) -> None:
     rank.failure, task.failure = task.failure, None
     if rank.failure is not None:
         rank.world.history.failures.append(rank.failure)
+        expired_fs, report = rank.world.history.stuck
+        if expired_fs == rank.world.now:
+            rank.failure.add_note(report)
         rank.failure.add_note(
             f"[rank{rank.number}]: raised by the program of rank {rank.number} at "
             f"{format_time(rank.world.now)}"

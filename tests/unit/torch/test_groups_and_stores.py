@@ -47,6 +47,37 @@ def test_groups_with_common_ranks_may_not():
         on_ranks(body, 3)
 
 
+def test_each_rank_making_only_its_own_group_is_an_error():
+    def body(rank, world_size):
+        mine = [0, 3] if rank in {0, 3} else [1, 2]
+        dist.all_reduce(torch.ones(1), group=dist.new_group(mine))
+
+    with pytest.raises(RuntimeError) as caught:
+        on_ranks(body)
+    assert "rank 1 makes group 1 of [1, 2], which another rank made of [0, 3]" in str(caught.value)
+    assert "also those that they are no member of" in str(caught.value)
+
+
+def test_own_groups_of_ranks_that_synchronise_locally_are_fine():
+    def body(rank, world_size):
+        mine = [0, 3] if rank in {0, 3} else [1, 2]
+        x = torch.tensor([rank])
+        dist.all_reduce(x, group=dist.new_group(mine, use_local_synchronization=True))
+        return x.item()
+
+    assert on_ranks(body).returns == (3, 3, 3, 3)
+
+
+def test_messages_show_the_ranks_of_a_group():
+    def body(rank, world_size):
+        pair = dist.new_group([1, 2])
+        if rank == 1:
+            dist.barrier(pair)
+
+    with pytest.raises(RuntimeError, match=r"on group 1 \(ranks 1, 2\), .*waits for rank 2"):
+        on_ranks(body)
+
+
 def test_the_default_store_has_all_methods():
     def body(rank, world_size):
         store = c10d._get_default_store()

@@ -341,8 +341,27 @@ BAD = """
             1,
             ["[rank2]: KeyError: 'lost'", '[rank2]:   File "train.py", line 8'],
         ),
-        ("if rank == 2: sys.exit(7)", 7, []),
-        ("if rank == 2: sys.exit('no data')", 1, ["no data"]),
+        (
+            "if rank == 2: sys.exit(7)",
+            7,
+            ["[rank2]: SystemExit: 7", "program of rank 2 at 0 s, with status 7"],
+        ),
+        (
+            "if rank == 2: sys.exit('no data')",
+            1,
+            ["[rank2]: SystemExit: no data", "with status 1"],
+        ),
+        (
+            "if rank == 2: os._exit(3)",
+            3,
+            ['[rank2]:   File "train.py", line 8', "SystemExit: 3", "with status 3"],
+        ),
+        ("if rank: os._exit(0)", 0, []),
+        (
+            "if rank == 2: raise GeneratorExit('early')",
+            1,
+            ["[rank2]: GeneratorExit: early", "with status 1"],
+        ),
         ("sys.exit(0)", 0, []),
         (
             "if rank == 2: dist.barrier()",

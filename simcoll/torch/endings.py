@@ -1,0 +1,85 @@
+"""Reports of the errors that end ranks: their chain, by the lines of the program."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import traceback
+from pathlib import Path
+
+import torch
+
+from simcoll.terminal import printable_lines
+
+__all__ = ["is_of_rank", "report_of", "status_of", "text_of"]
+
+_OURS = str(Path(__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent)
+_FOREIGN = (_OURS, _TORCH, threading.__file__)
+_MARK = "[rank"
+"""Start of the note by which an error tells its rank."""
+
+
+def is_of_rank(error: BaseException) -> bool:
+    """Whether an error has ended the program of a rank."""
+    return bool(_note_of(error))
+
+
+def _note_of(error: BaseException) -> str:
+    notes: list[str] = getattr(error, "__notes__", [])
+    return next((note for note in notes if note.startswith(_MARK)), "")
+
+
+def status_of(error: BaseException) -> int:
+    """The exit status of a process that ends with an error, as Python gives it."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return int(error.code)
+    return 1
+
+
+def report_of(error: BaseException) -> str:
+    """The error that ended a rank, and how the run ended."""
+    rank, _, end = _note_of(error).partition(": ")
+    return (
+        text_of(error, rank or "[rank?]")
+        + f"simcoll.torch: {end or 'failed'}, with status {status_of(error)}\n"
+    )
+
+
+def text_of(error: BaseException, prefix: str) -> str:
+    """The traceback of an error and of those that led to it, each line with a prefix.
+
+    It has the lines of the program and, where PyTorch raised, the last one of PyTorch.
+    """
+    summary = traceback.TracebackException.from_exception(error)
+    _cut(summary)
+    text = "".join(summary.format())
+    return "".join(f"{prefix}: {printable_lines(line)}\n" for line in text.splitlines())
+
+
+def _is_ours(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_OURS)
+
+
+def _cut(summary: traceback.TracebackException) -> bool:
+    """Drop foreign frames and errors of one error, and of those below it; False if nothing of the
+    program is left.
+    """
+    frames = [frame for frame in summary.stack if not frame.filename.startswith("<frozen")]
+    lines = [frame for frame in frames if not frame.filename.startswith(_FOREIGN)]
+    last = frames.index(lines[-1]) if lines else -1
+    # Where PyTorch raises, below a call of the program; not below one of ours.
+    inner = list(itertools.takewhile(lambda frame: not _is_ours(frame), frames[last + 1 :]))
+    if inner and not _is_ours(frames[-1]) and inner[-1].filename.startswith(_TORCH):
+        lines.append(inner[-1])
+    summary.stack[:] = lines
+    notes = getattr(summary, "__notes__", None)
+    if notes is not None:
+        summary.__notes__ = [note for note in notes if not str(note).startswith(_MARK)]
+    if summary.__cause__ is not None and not _cut(summary.__cause__):
+        summary.__cause__ = None
+    if summary.__context__ is not None and not _cut(summary.__context__):
+        summary.__context__ = None
+    for part in summary.exceptions or ():
+        _cut(part)
+    return bool(summary.stack)

@@ -1,0 +1,124 @@
+"""How errors of ranks are told: their chains, and which lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.deferred import Deferred, needs_torch
+
+torch, dist = Deferred("torch"), Deferred("torch.distributed")
+backend, endings = Deferred("simcoll.torch"), Deferred("simcoll.torch.endings")
+
+pytestmark = needs_torch
+
+
+def failed(body, *, rank=1):
+    """The report of a run in which one rank calls ``body``."""
+
+    def program(number, _world_size):
+        dist.init_process_group("nccl")
+        if number == rank:
+            body()
+        dist.barrier()
+
+    with pytest.raises(BaseException) as caught:
+        backend.spawn(program, 2)
+    assert endings.is_of_rank(caught.value)
+    return endings.report_of(caught.value)
+
+
+def test_causes_and_notes_are_told_and_no_line_is_ours():
+    def body():
+        try:
+            {}["missing"]
+        except KeyError as error:
+            wrong = ValueError("bad config")
+            wrong.add_note("see the manual")
+            raise wrong from error
+
+    said = failed(body)
+    assert "[rank1]: KeyError: 'missing'" in said
+    assert "[rank1]: The above exception was the direct cause" in said
+    assert said.index("ValueError: bad config") < said.index("see the manual")
+    assert "simcoll/torch/" not in said.replace("tests/unit/torch/", "")
+    assert said.endswith("simcoll.torch: raised by the program of rank 1 at 0 s, with status 1\n")
+
+
+def test_the_last_line_of_pytorch_is_told_where_it_raises():
+    said = failed(lambda: torch.nn.Linear(3, 4)(torch.ones(2, 5)))
+    assert "torch/nn/modules/linear.py" in said
+    assert "torch/nn/modules/module.py" not in said
+    assert "torch/_ops.py" not in said
+    said = failed(lambda: torch.nn.MultiheadAttention(5, 2))
+    assert "embed_dim must be divisible by num_heads" in said
+    assert "torch/nn/modules/activation.py" in said
+
+
+def test_exceptions_that_are_no_errors_end_the_run_too():
+    class Stop(BaseException):
+        pass
+
+    def stop():
+        raise Stop("early")
+
+    said = failed(stop)
+    assert "Stop: early" in said
+    assert "Traceback (most recent call last)" in said
+
+    def leave():
+        raise SystemExit(5)
+
+    assert failed(leave).endswith("with status 5\n")
+
+
+def test_groups_of_exceptions_are_told_whole():
+    def body():
+        raise ExceptionGroup("many", [ValueError("first"), KeyError("second")])
+
+    said = failed(body)
+    assert "ExceptionGroup: many (2 sub-exceptions)" in said
+    assert "ValueError: first" in said
+    assert "KeyError: 'second'" in said
+
+
+def test_a_hang_that_timeouts_end_is_told_with_all_ranks():
+    from datetime import timedelta
+
+    def program(rank, world_size):
+        dist.init_process_group("gloo", timeout=timedelta(minutes=10))
+        x = torch.ones(4)
+        if rank < 2:
+            dist.send(x, 1 - rank)
+        elif rank == 2:
+            dist.distributed_c10d._get_default_store().wait(["key"], timedelta(hours=1))
+
+    with pytest.raises(RuntimeError, match="Timed out waiting 600000ms") as caught:
+        backend.spawn(program, 4)
+    said = endings.report_of(caught.value)
+    for line in (
+        "Hang at 0 s: no event is left, and 3 ranks wait",
+        "rank 0: send to rank 1",
+        "rank 1: send to rank 0",
+        "rank 2: a key of a store that no rank has set",
+        "ended: rank 3",
+        "at 600 s",
+    ):
+        assert line in said
+
+
+def test_places_are_those_of_the_program_and_name_the_caller():
+    from typing_extensions import deprecated
+
+    @deprecated("old")
+    def step(x):
+        dist.all_reduce(x)
+
+    def body():
+        with pytest.warns(DeprecationWarning, match="old"):
+            step(torch.ones(1))
+
+    said = failed(body)
+    line = next(line for line in said.splitlines() if "rank 1: all_reduce" in line)
+    assert "typing_extensions" not in line
+    assert line.count("test_endings.py:") == 2
+    assert ", called at " in line
