@@ -23,6 +23,7 @@ from simcoll.stopping import STOPPED, raise_again
 from simcoll.terminal import printable_lines, say_text
 
 __all__ = [
+    "COUNT",
     "FAULT",
     "SHELLS",
     "VERBOSE",
@@ -60,8 +61,17 @@ def _whole(_: object, tokens: Sequence[Token]) -> int:
     return int(text)
 
 
+def _count(kind: object, tokens: Sequence[Token]) -> int:
+    number = _whole(kind, tokens)
+    if number < 0:
+        raise ConfigError(f"{tokens[0].keyword} {number}: expected a number from 0 on")
+    return number
+
+
 WHOLE = Parameter(converter=_whole)
 """Reads a whole-number option; a fraction is refused, not rounded."""
+COUNT = Parameter(converter=_count)
+"""Reads the option of a number of things, from 0 on."""
 VERBOSE = Parameter(name=["--verbose", "-v"], negative=())
 """The option that adds to a table what explains it: proofs, engines, hashes, limits of the
 model.

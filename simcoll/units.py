@@ -55,6 +55,9 @@ _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµμ/]*)\s*", re.ASCII)
 _RATIO = re.compile(rf"\s*({_NUMBER})\s*(?:[:/]\s*({_NUMBER})\s*)?", re.ASCII)
 MOST_DIGITS, MOST_EXPONENT = 40, 30
 
+_PREFIXED = re.compile(r"[A-Za-z]?i?[bB]")
+"""The part of a unit that decides its size."""
+
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
@@ -66,6 +69,7 @@ _SIZE_UNITS: dict[str, int] = {
 }
 _RATE_UNITS: dict[str, Fraction] = {
     **{f"{p}B/s": Fraction(f) for p, f in _DECIMAL.items()},
+    **{f"{p}Bps": Fraction(f) for p, f in _DECIMAL.items()},
     **{f"{p}iB/s": Fraction(f) for p, f in _BINARY.items() if p},
     **{f"{p}bps": Fraction(f, 8) for p, f in _DECIMAL.items()},
     **{f"{p}bit/s": Fraction(f, 8) for p, f in _DECIMAL.items()},
@@ -121,10 +125,28 @@ def _quantity(
         )
     if unit and unit not in units:
         raise ConfigError(
-            f"{subject}: unknown unit {shown(unit)} in {shown(text)}; {nearest(unit, units)}",
+            f"{subject}: unknown unit {shown(unit)} in {shown(text)}; {_nearest_unit(unit, units)}",
             **place,
         )
     return value * units.get(unit, 1), unit
+
+
+def _nearest_unit(unit: str, units: Mapping[str, int | Fraction]) -> str:
+    """The units that an unknown one may stand for, never one of another size: a wrong letter is
+    easily a factor of 8 or 1000.
+    """
+    spelled = re.sub("bit", "bit", unit, flags=re.IGNORECASE)
+    prefix = _PREFIXED.match(spelled)
+    same_size = [name for name in units if prefix and name.startswith(prefix[0])]
+    if same_size:
+        return nearest(spelled, same_size)
+    alike = [name for name in units if name.lower() == spelled.lower()]
+    if not alike:
+        return nearest("", units)
+    choices = " or ".join(repr(name) for name in alike)
+    if "b" in spelled and all("B" in name for name in alike):
+        return f"a small b stands for bits; for bytes, write {choices}"
+    return f"did you mean {choices}?" if len(alike) == 1 else f"is it {choices}?"
 
 
 def _exact(number: str, most_letters: int = MOST_DIGITS) -> Fraction | None:

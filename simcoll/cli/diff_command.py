@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from simcoll.command_line import WHOLE
+from simcoll.command_line import COUNT
 from simcoll.errors import ConfigError
 from simcoll.terminal import say
 
@@ -21,7 +21,7 @@ def diff_results(
     *,
     metric: Annotated[str, Parameter(name=["--metric", "-m"])] = "time_fs",
     threshold: Annotated[str, Parameter(name=["--threshold", "-t"])] = "0",
-    limit: Annotated[int, WHOLE] = 20,
+    limit: Annotated[int, COUNT] = 20,
 ) -> int:
     """Show changes between two folders of results; exit status 1 above the threshold.
 

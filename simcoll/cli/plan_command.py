@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from simcoll.cli.grids import GridOptions
-from simcoll.command_line import WHOLE
+from simcoll.command_line import COUNT
 from simcoll.errors import ConfigError
 from simcoll.terminal import say
 
@@ -25,8 +25,8 @@ def plan_designs(
     plan: str,
     /,
     *,
-    exact: Annotated[int, WHOLE] = 8,
-    top: Annotated[int, WHOLE] = 10,
+    exact: Annotated[int, COUNT] = 8,
+    top: Annotated[int, COUNT] = 10,
     options: Annotated[GridOptions, Parameter(name="*")] = GridOptions(),  # noqa: B008
 ) -> None:
     """Time every design of a space, the best ones exactly; write tables, the best design, its

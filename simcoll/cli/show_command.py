@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from simcoll.command_line import WHOLE
+from simcoll.command_line import COUNT, WHOLE
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.terminal import say, say_text
 
@@ -30,7 +30,7 @@ def show_schedule(
     ] = (),
     root: Annotated[int | None, WHOLE] = None,
     in_place: bool = False,
-    limit: Annotated[int, WHOLE] = 200,
+    limit: Annotated[int, COUNT] = 200,
     svg: Path | None = None,
     json: Path | None = None,
 ) -> None:

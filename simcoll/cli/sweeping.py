@@ -32,13 +32,20 @@ screen.
 
 def degrade_links(machine: Topology, texts: Sequence[str]) -> Topology:
     """The machine with the links named by ``--degrade`` at their remaining share of capacity."""
+    shares: dict[str, str] = {}
     for text in texts:
-        link, equals, share = text.rpartition("=")
+        link, equals, share = (part.strip() for part in text.rpartition("="))
+        if link in shares:
+            raise ConfigError(
+                f"--degrade: {link} is given twice, as {shares[link]} and as {share}; leave one out"
+            )
+        shares[link] = share
         if not equals:
             raise ConfigError(
                 f"--degrade {text!r}: expected a link and a share, such as 'gpu0 <-> gpu4=1/2'"
             )
-        machine = machine.degrade(link.strip(), share.strip())
+    for link, share in shares.items():
+        machine = machine.degrade(link, share)
     return machine
 
 

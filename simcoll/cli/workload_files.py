@@ -54,7 +54,7 @@ def read_any_workload(
     from simcoll.topology import load_topology
     from simcoll.traces.astra_system import load_astra_system, load_comm_groups
     from simcoll.traces.chakra import MAX_FILE_BYTES, load_chakra
-    from simcoll.training.gpu import load_gpu
+    from simcoll.training.gpu import load_gpu, refuse_other_gpu
     from simcoll.training.operation_list import load_operations
     from simcoll.workload.workload import read_workload
 
@@ -63,6 +63,8 @@ def read_any_workload(
     settings = None if system is None else load_astra_system(system)
     if gpu is not None and kind != "chakra":
         raise ConfigError(f"--gpu is for Chakra traces; this is {TITLES[kind]}", file=str(path))
+    if nodes is not None and topology is None:
+        raise ConfigError(f"--nodes {nodes} is for --topology, which is not given", file=str(path))
     if comm_groups is not None and kind != "chakra":
         raise ConfigError(
             f"--comm-groups is for Chakra traces; this is {TITLES[kind]}", file=str(path)
@@ -84,6 +86,8 @@ def read_any_workload(
         slow, machine = {}, load_topology(topology, nodes=nodes)
         if nodes is None and machine.nranks < workload.nranks:
             machine = load_topology(topology, nodes=-(-workload.nranks // max(1, machine.nranks)))
+        if gpu is not None:
+            refuse_other_gpu(gpu, machine)
     return workload, machine, slow
 
 

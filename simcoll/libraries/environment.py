@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.libraries.formula import PROTOCOLS
+from simcoll.libraries.variables import check_variable
 
 __all__ = ["DEFAULT", "LAUNCHERS", "Environment", "parse_environment"]
 
@@ -34,6 +35,8 @@ _COLLECTIVES = {
 MOST_CHANNELS = 64
 """Highest number of channels of NCCL (MAXCHANNELS)."""
 _SETTING = re.compile(r"(?:^|[,;\s])\s*([A-Za-z_][A-Za-z0-9_]*)=")
+_JOINED = re.compile(r";\s*([A-Za-z_]\w*)=")
+_BARE = re.compile(r"(?:^|[,;\s])\s*([NR]CCL_\w+)\s*(?=[,;\s]|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +144,29 @@ def parse_environment(text: str) -> Environment:
     ('NCCL_BUFFSIZE=4194304',)
     """
     matches = list(_SETTING.finditer(text))
+    if (joined := _JOINED.search(text)) is not None:
+        raise ConfigError(
+            f"environment {text!r:.80}: ';' separates collectives within a value, such as "
+            f"NCCL_ALGO=allreduce:Tree;broadcast:Ring; before {joined[1]}, write a comma or a blank"
+        )
+    if (bare := _BARE.search(text)) is not None:
+        raise ConfigError(f"environment {text!r:.80}: {bare[1]} has no value; write {bare[1]}=...")
     if text.strip() and (not matches or text[: matches[0].start()].strip()):
         raise ConfigError(
             f"environment {text!r:.80}: expected settings such as "
             "'NCCL_ALGO=Ring,NCCL_PROTO=^LL128'"
         )
     ends = [*(match.start() for match in matches[1:]), len(text)][: len(matches)]
-    settings = {
-        match[1]: text[match.end() : end].strip(" ,;\t\n")
-        for match, end in zip(matches, ends, strict=True)
-    }
+    settings: dict[str, str] = {}
+    for match, end in zip(matches, ends, strict=True):
+        name, value = match[1], text[match.end() : end].strip(" ,\t\n")
+        if settings.get(name, value) != value:
+            raise ConfigError(
+                f"environment: {name} is given twice, as {settings[name]!r} and as {value!r}"
+            )
+        if name != "LAUNCHER":
+            check_variable(name)
+        settings[name] = value
     return from_settings(settings)
 
 

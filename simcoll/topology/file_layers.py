@@ -20,6 +20,7 @@ __all__ = [
     "beside",
     "content_of",
     "layers_of",
+    "refuse_other_nodes",
     "shipped_topologies",
     "split_values",
 ]
@@ -90,6 +91,10 @@ def _document(text: str) -> dict[str, Any]:
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
                 raise ConfigError(f"{name} in {text[:80]!r} has a value and values below it")
+        if last in table:
+            raise ConfigError(
+                f"{key} is given twice, as {table[last]!r} and as {parsed!r}; leave one out"
+            )
         table[last] = parsed
     return document
 
@@ -123,6 +128,27 @@ def layers_of(name: str) -> list[FileLayer]:
         }
         layers.append(FileLayer(layers[-1].file, identity | _document(values)))
     return layers
+
+
+def refuse_other_nodes(name: str, nodes: int) -> None:
+    """Refuse a number of nodes beside a name that states another one.
+
+    Raises
+    ------
+    ConfigError
+        With both numbers.
+
+    Examples
+    --------
+    >>> refuse_other_nodes("dgx-h100:nodes=2", 4)
+    Traceback (most recent call last):
+    simcoll.errors.ConfigError: 'dgx-h100:nodes=2' has 2 nodes, and 4 are asked for beside it; leave one out
+    """
+    stated = _document(split_values(name)[1]).get("nodes", nodes)
+    if stated != nodes:
+        raise ConfigError(
+            f"{name!r} has {stated} nodes, and {nodes} are asked for beside it; leave one out"
+        )
 
 
 def content_of(name: str) -> bytes:

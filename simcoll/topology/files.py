@@ -26,6 +26,7 @@ from simcoll.topology.file_layers import (
     MARKED,
     FileLayer,
     layers_of,
+    refuse_other_nodes,
     shipped_topologies,
 )
 from simcoll.topology.graph import LINK_KINDS, Topology
@@ -239,12 +240,18 @@ def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: ob
     changes = {key.replace("__", "."): value for key, value in overrides.items()}
     if nodes is not None:
         changes["nodes"] = nodes
+        refuse_other_nodes(str(name), nodes)
     return _decode(layers_of(str(name)), changes)
+
+
+def _with_nodes(name: str | Path, nodes: int | None) -> Topology:
+    """A topology with another number of nodes than its name may state."""
+    return _decode(layers_of(str(name)), {} if nodes is None else {"nodes": nodes})
 
 
 def one_node(name: str | Path) -> Topology:
     """Load one node of a topology; load a graph or network without known nodes unchanged."""
-    return load_topology(name, nodes=1 if "nodes" in _keys(_family(layers_of(str(name)))) else None)
+    return _with_nodes(name, 1 if "nodes" in _keys(_family(layers_of(str(name)))) else None)
 
 
 def topology_of_job(name: str | Path, nranks: int, *, nodes: int | None = None) -> Topology:
@@ -273,9 +280,9 @@ def topology_of_job(name: str | Path, nranks: int, *, nodes: int | None = None) 
     whole_job = count(nranks, "number of ranks")
     if "nodes" not in _keys(_family(layers_of(str(name)))):
         return load_topology(name, nodes=nodes).take(whole_job)
-    per_node = load_topology(name, nodes=1).nranks
+    per_node = _with_nodes(name, 1).nranks
     on = -(-whole_job // per_node) if nodes is None else count(nodes, "nodes")
-    topology = load_topology(name, nodes=on)
+    topology = _with_nodes(name, on)
     if whole_job > topology.nranks or whole_job % on:
         return topology.take(whole_job)
     return topology.with_ranks(

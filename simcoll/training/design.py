@@ -21,7 +21,7 @@ from simcoll.libraries.calibration import load_calibration as load_network
 from simcoll.libraries.prediction_cache import topology_digest
 from simcoll.topology import Topology, load_topology
 from simcoll.topology.file_layers import beside
-from simcoll.training.gpu import Gpu, load_gpu, shipped_gpus
+from simcoll.training.gpu import Gpu, load_gpu, refuse_other_gpu, shipped_gpus
 from simcoll.training.hugging_face import model_from_hf
 from simcoll.training.measured_kernels import OperatorTimes, load_measured
 from simcoll.training.parallel import Parallel, layers_of_chunks
@@ -245,6 +245,11 @@ def _load_topology(cluster: bytes, folder: str) -> Topology:
     """Load the topology of a cluster, cached for all designs on it."""
     table = msgspec.msgpack.decode(cluster, type=Cluster)
     overrides = {place.replace(".", "__"): value for place, value in table.set.items()}
+    if table.nodes is not None and (other := overrides.pop("nodes", table.nodes)) != table.nodes:
+        raise ConfigError(
+            f"nodes is {table.nodes} here and {shown(other)} in set; leave one out",
+            path="$.topology.nodes",
+        )
     topology = load_topology(beside(Path(folder), table.name), nodes=table.nodes, **overrides)
     for link, share in table.degraded.items():
         topology = topology.degrade(link, share)
@@ -259,9 +264,10 @@ def _load_topology(cluster: bytes, folder: str) -> Topology:
                 f"slow: {shown(rank)} is not a rank; expected 0 to {topology.nranks - 1}",
                 path="$.topology.slow",
             )
-        if not 0.1 <= factor <= 100:
+        if not 1 <= factor <= 100:
             raise ConfigError(
-                f"slow: rank {rank}: expected a factor of 0.1 to 100, got {factor}",
+                f"slow: rank {rank}: expected how many times longer it computes, 1 to 100, got "
+                f"{factor}",
                 path="$.topology.slow",
             )
     return topology
@@ -377,7 +383,11 @@ def _gpu(name: str, topology: Topology, folder: Path) -> Gpu:
     """Load the GPU by name; by default the topology's."""
     if name:
         gpu_path = folder / name
-        return load_gpu(gpu_path if is_file(gpu_path) else name)
+        if is_file(gpu_path):
+            return load_gpu(gpu_path)
+        gpu = load_gpu(name)
+        refuse_other_gpu(name, topology, "$.gpu.name")
+        return gpu
     trait = topology.traits.get("gpu", "").lower()
     if trait not in shipped_gpus():
         description = (

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.files.paths import shipped_files
@@ -21,7 +21,10 @@ from simcoll.files.strict import read_file
 from simcoll.files.text import parse_toml
 from simcoll.units import UBPS_PER_BPS, parse_rate, parse_size
 
-__all__ = ["DTYPE_BYTES", "Gpu", "load_gpu", "shipped_gpus"]
+if TYPE_CHECKING:
+    from simcoll.topology import Topology
+
+__all__ = ["DTYPE_BYTES", "Gpu", "load_gpu", "refuse_other_gpu", "shipped_gpus"]
 
 MAX_FILE_BYTES = 2**20
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
@@ -195,6 +198,28 @@ def load_gpu(name: str | Path) -> Gpu:
     raise ConfigError(
         f"unknown GPU {text!r}; {nearest(text, shipped)}; or give the path of a .toml file"
     )
+
+
+def refuse_other_gpu(name: str, topology: Topology, place: str | None = None) -> None:
+    """Refuse a shipped GPU on a topology that names another shipped one.
+
+    Memory sizes of one GPU (``a100-40``) count as one.
+
+    Raises
+    ------
+    ConfigError
+        With both names.
+    """
+    trait = topology.traits.get("gpu", "").lower().replace(" ", "-")
+    models = {shipped.partition("-")[0] for shipped in shipped_files("gpus")}
+    model = trait.partition("-")[0]
+    if model in models and not (f"{name}-".startswith(f"{trait}-") or trait.startswith(f"{name}-")):
+        raise ConfigError(
+            f"GPU {name!r} on topology {topology.name!r}, whose GPUs are "
+            f"{topology.traits['gpu']}; name {trait}, or state the topology's GPU "
+            f"(traits.gpu={name.upper()})",
+            path=place,
+        )
 
 
 def shipped_gpus() -> dict[str, str]:

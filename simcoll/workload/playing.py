@@ -5,6 +5,7 @@ once each.
 from __future__ import annotations
 
 import hashlib
+import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -86,6 +87,9 @@ def play_workload(
             f"tier {tier!r}: expected 1 (collectives timed once each) or 2 (everything emulated "
             "together)"
         )
+    for rank, factor in (slow or {}).items():
+        if not 1 <= factor < math.inf:
+            raise ConfigError(f"slow: rank {rank}: expected a factor of at least 1, got {factor}")
     times = WorkloadTimes(workload, alone)
     if tier == 1:
         changed = tuple(

@@ -18,10 +18,11 @@ from simcoll.libraries.environment import Environment, from_settings, parse_envi
 from simcoll.libraries.fitting import WARM_UP, Predictor, formula
 from simcoll.libraries.library import Library, library_for
 from simcoll.libraries.prediction import COLLECTIVES, Prediction, predict
+from simcoll.libraries.variables import unknown_variable
 from simcoll.planning.sweeps.nccl_tests_table import Column, microseconds, table_line, titles
 from simcoll.terminal import printable
 from simcoll.topology import Topology, load_topology, topology_of_job
-from simcoll.topology.file_layers import layers_of
+from simcoll.topology.file_layers import layers_of, refuse_other_nodes
 from simcoll.units import format_size
 
 __all__ = [
@@ -154,6 +155,11 @@ def settings_for(
             _environment(dict(table.environment)) if not environment else (chosen_environment, [])
         )
         notes += [f"{subject}: {variable} in the log is ignored" for variable in ignored]
+        notes += [
+            f"{subject}: {wrong}"
+            for name, _ in table.environment
+            if (wrong := unknown_variable(name)) is not None
+        ]
         if table.library == "realcoll" and not all(row.library_fs for row in table.rows):
             notes.append(
                 f"{subject} times schedules of realcoll's own, not those that the library would "
@@ -214,6 +220,8 @@ def _environment(settings: dict[str, str]) -> tuple[Environment, list[str]]:
 
 def _machine(table: MeasuredTable, name: str, nodes: int | None) -> Topology:
     """The topology with the table's number of nodes and ranks."""
+    if nodes is not None:
+        refuse_other_nodes(name, nodes)
     if not table.nranks:
         return load_topology(name, nodes=nodes or table.nnodes or None)
     if nodes is None and table.nnodes:

@@ -12,6 +12,7 @@ from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library
 from simcoll.libraries.prediction import Prediction, predict
+from simcoll.libraries.variables import without_effect
 from simcoll.planning.sweeps.nccl_tests_table import (
     TIMES,
     Column,
@@ -82,10 +83,15 @@ def library_lines(
 
     ``verbose`` adds what the library's model lacks.
     """
-    ignored = (
-        f"; {', '.join(environment.ignored)} changes nothing here" if environment.ignored else ""
-    )
-    yield printable(f"# {library} on {topology.name}, {topology.nranks} ranks{ignored}")
+    yield printable(f"# {library} on {topology.name}, {topology.nranks} ranks")
+    for effect, outside in (("changes no time", True), ("not in the model", False)):
+        settings = [
+            setting
+            for setting in environment.ignored
+            if without_effect(setting.partition("=")[0]) == outside
+        ]
+        if settings:
+            yield printable(f"# {', '.join(settings)}: {effect}")
     if predictions[0].calibration:
         yield f"# calibration {predictions[0].calibration}"
     width = max(len(_choice(prediction)) for prediction in predictions) + 2

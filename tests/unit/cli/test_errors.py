@@ -423,6 +423,23 @@ def test_no_traceback_reaches_a_user(folder, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("show ring --limit -5", "--limit -5: expected a number from 0 on"),
+        ("diff a.json b.json --limit -1", "--limit -1: expected a number from 0 on"),
+        ("plan a.toml --top -1", "--top -1: expected a number from 0 on"),
+        (
+            "perf all_reduce --degrade a=1/2 --degrade a=1/4",
+            "--degrade: a is given twice, as 1/2 and as 1/4; leave one out",
+        ),
+    ],
+)
+def test_counts_below_zero_and_values_that_contradict_are_refused(arguments, said, capsys):
+    assert main(arguments.split()) == 2
+    assert capsys.readouterr().err == f"simcoll: {said}\n"
+
+
+@pytest.mark.parametrize(
     ("arguments", "option"),
     [
         ("perf all_reduce --nodes 2.5", "--nodes '2.5'"),

@@ -67,6 +67,7 @@ def test_sizes(text, size):
         ("nan", "cannot read"),
         ("inf", "cannot read"),
         ("8 GB/s", "unknown unit 'GB/s'"),
+        ("64 Mb", "a small b stands for bits; for bytes, write 'MB'"),
     ],
 )
 def test_sizes_that_are_refused(text, says):
@@ -83,6 +84,7 @@ def test_sizes_that_are_refused(text, says):
         ("50 GB/s", 50 * 10**9),
         ("400 Gbps", 50 * 10**9),
         ("400 Gb/s", 50 * 10**9),
+        ("400 GBps", 400 * 10**9),
         ("400Gbit/s", 50 * 10**9),
         ("1 GiB/s", 2**30),
         ("8 bps", 1),
@@ -100,12 +102,17 @@ def test_rates(text, bytes_per_second):
     ("text", "says"),
     [
         ("50", "'50' has no unit; write for example '50 GB/s'"),
-        ("50 GBs", "did you mean 'GB/s'"),
+        ("50 GBs", "(valid: GB/s, GBps)"),
         ("10 TB/s", "too large"),
         ("-1 GB/s", "negative"),
         (50, "got 50"),
         ("50 us", "unknown unit 'us'"),
-        ("400 gbps", "unknown unit 'gbps'"),
+        ("400 gbps", "is it 'GBps' or 'Gbps'?"),
+        ("400 Gb", "(valid: Gb/s, Gbit/s, Gbps)"),
+        ("400 GBit/s", "did you mean 'Gbit/s'?"),
+        ("400 GByte/s", "did you mean 'GB/s'?"),
+        ("400 gB/s", "is it 'GB/s' or 'Gb/s'?"),
+        ("400 Gib/s", "a small b stands for bits; for bytes, write 'GiB/s'"),
     ],
 )
 def test_rates_that_are_refused(text, says):

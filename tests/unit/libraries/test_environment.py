@@ -63,8 +63,21 @@ def test_other_variables_are_kept():
         ("NCCL_MAX_CTAS=many", "whole number"),
         ("NCCL_MAX_CTAS=-3", "from 0 to 99999, got '-3'"),
         ("LAUNCHER=mpi", "unknown LAUNCHER"),
+        ("NCCL_ALGRO=Ring", "reads no variable NCCL_ALGRO; did you mean NCCL_ALGO"),
+        ("NCLL_ALGO=Ring", "did you mean NCCL_ALGO"),
+        ("nccl_algo=Ring", "did you mean NCCL_ALGO"),
+        ("NCCL_XYZZY=1", "reads no variable NCCL_XYZZY$"),
+        ("NCCL_IB_DISABLE=1;NCCL_PROTO=LL", "before NCCL_PROTO, write a comma or a blank"),
+        ("NCCL_ALGO;NCCL_PROTO", "NCCL_ALGO has no value"),
+        ("NCCL_ALGO=Ring NCCL_PROTO", "NCCL_PROTO has no value"),
+        ("NCCL_ALGO=Ring NCCL_ALGO=Tree", "given twice, as 'Ring' and as 'Tree'"),
     ],
 )
 def test_what_nccl_does_not_know_is_refused(text, what):
     with pytest.raises(ConfigError, match=what):
         parse_environment(text)
+
+
+def test_variables_of_plugins_other_programs_and_old_versions_are_kept():
+    names = "NCCL_FASTRAK_CTRL_DEV UCX_TLS NCCL_IB_CUDA_SUPPORT RCCL_SOME_NEW_ONE TORCH_NCCL_ASYNC"
+    assert len(parse_environment("=1,".join([*names.split(), "FI_PROVIDER=efa"])).ignored) == 6

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from simcoll.errors import ConfigError
-from simcoll.topology import load_topology
+from simcoll.topology import load_topology, topology_of_job
 from simcoll.topology.file_layers import beside, layers_of, split_values
+from simcoll.topology.files import one_node
 
 DEVICE = '<pci busid="{}" class="{}" link_speed="16 GT/s" link_width="16"/>'
 GPU = (
@@ -72,6 +73,25 @@ def test_values_replace_those_of_a_file():
 def test_wrong_values_are_named(name, said):
     with pytest.raises(ConfigError, match=said):
         load_topology(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("dgx-h100:nodes=2:nodes=4", "nodes is given twice, as 2 and as 4"),
+        ("dgx-h100:nic.latency=1 us:nic.latency=2 us", "as '1 us' and as '2 us'"),
+    ],
+)
+def test_values_that_contradict_are_refused(name, said):
+    with pytest.raises(ConfigError, match=said):
+        load_topology(name)
+
+
+def test_a_number_of_nodes_beside_another_is_refused():
+    with pytest.raises(ConfigError, match="has 2 nodes, and 4 are asked for beside it"):
+        load_topology("dgx-h100:nodes=2", nodes=4)
+    assert load_topology("dgx-h100:nodes=2", nodes=2).nranks == 16
+    assert topology_of_job("dgx-h100:nodes=2", 8).nranks == one_node("dgx-h100:nodes=2").nranks == 8
 
 
 def test_a_file_may_have_a_colon_and_lies_beside_others(tmp_path, monkeypatch):

@@ -424,18 +424,36 @@ def test_a_slow_rank_slows_its_group():
     ).time_fs == pytest.approx(slow, rel=0.01)
 
 
-def test_one_fast_rank_speeds_no_group_up():
-    for tier in (1, 2):
-        usual, fast = (
-            step(design(tp=8, topology={"slow": ranks}), tier=tier) for ranks in ({}, {"3": 0.5})
-        )
-        assert usual.time_fs == fast.time_fs
-        assert usual.bound_fs == fast.bound_fs
+def test_a_fast_rank_is_refused():
+    with pytest.raises(ConfigError, match=r"rank 3: expected how many times .* 1 to 100, got 0.5"):
+        design(tp=8, topology={"slow": {"3": 0.5}})
 
 
-def test_a_gpu_in_the_machine_of_another_is_said():
-    mixed = step(design(topology={"name": "dgx-a100"}), tier=1, exposed=False)
-    assert "computation is that of h100, and topology dgx-a100 is one of a100" in mixed.notes
+@pytest.mark.parametrize(
+    ("topology", "names"),
+    [
+        ({"name": "dgx-a100"}, "GPU 'h100' on topology 'dgx-a100', whose GPUs are A100"),
+        ({"name": "dgx-h200"}, "whose GPUs are H200; name h200, or state .*traits.gpu=H100"),
+    ],
+)
+def test_a_gpu_in_the_machine_of_another_is_refused(topology, names):
+    with pytest.raises(ConfigError, match=names):
+        design(topology=topology)
+
+
+def test_a_machine_may_be_said_to_have_another_gpu():
+    changed = design(topology={"name": "dgx-h200", "set": {"traits.gpu": "H100"}})
+    assert changed.topology.traits["gpu"] == "H100"
+
+
+def test_numbers_of_nodes_that_contradict_are_refused():
+    with pytest.raises(ConfigError, match="nodes is 1 here and 2 in set; leave one out"):
+        design(topology={"set": {"nodes": 2}})
+
+
+def test_a_gpu_in_the_machine_of_an_unknown_one_is_said():
+    mixed = step(design(topology={"name": "alps-gh200", "nodes": 2}), tier=1, exposed=False)
+    assert "computation is that of h100, and topology alps-gh200 is one of gh200" in mixed.notes
     assert not any(
         "computation is that of" in note for note in step(design(), tier=1, exposed=False).notes
     )
