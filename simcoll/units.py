@@ -140,13 +140,13 @@ def _nearest_unit(unit: str, units: Mapping[str, int | Fraction]) -> str:
     same_size = [name for name in units if prefix and name.startswith(prefix[0])]
     if same_size:
         return nearest(spelled, same_size)
-    alike = [name for name in units if name.lower() == spelled.lower()]
-    if not alike:
+    same_letters = [name for name in units if name.lower() == spelled.lower()]
+    if not same_letters:
         return nearest("", units)
-    choices = " or ".join(repr(name) for name in alike)
-    if "b" in spelled and all("B" in name for name in alike):
+    choices = " or ".join(repr(name) for name in same_letters)
+    if "b" in spelled and all("B" in name for name in same_letters):
         return f"a small b stands for bits; for bytes, write {choices}"
-    return f"did you mean {choices}?" if len(alike) == 1 else f"is it {choices}?"
+    return f"did you mean {choices}?" if len(same_letters) == 1 else f"is it {choices}?"
 
 
 def _exact(number: str, most_letters: int = MOST_DIGITS) -> Fraction | None:

@@ -245,9 +245,9 @@ def _load_topology(cluster: bytes, folder: str) -> Topology:
     """Load the topology of a cluster, cached for all designs on it."""
     table = msgspec.msgpack.decode(cluster, type=Cluster)
     overrides = {place.replace(".", "__"): value for place, value in table.set.items()}
-    if table.nodes is not None and (other := overrides.pop("nodes", table.nodes)) != table.nodes:
+    if table.nodes is not None and (in_set := overrides.pop("nodes", table.nodes)) != table.nodes:
         raise ConfigError(
-            f"nodes is {table.nodes} here and {shown(other)} in set; leave one out",
+            f"nodes is {table.nodes} here and {shown(in_set)} in set; leave one out",
             path="$.topology.nodes",
         )
     topology = load_topology(beside(Path(folder), table.name), nodes=table.nodes, **overrides)

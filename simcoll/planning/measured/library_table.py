@@ -84,11 +84,11 @@ def library_lines(
     ``verbose`` adds what the library's model lacks.
     """
     yield printable(f"# {library} on {topology.name}, {topology.nranks} ranks")
-    for effect, outside in (("changes no time", True), ("not in the model", False)):
+    for effect, reporting in (("changes no time", True), ("not in the model", False)):
         settings = [
             setting
             for setting in environment.ignored
-            if without_effect(setting.partition("=")[0]) == outside
+            if without_effect(setting.partition("=")[0]) == reporting
         ]
         if settings:
             yield printable(f"# {', '.join(settings)}: {effect}")
