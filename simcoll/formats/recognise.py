@@ -35,6 +35,8 @@ TITLES: Mapping[str, str] = {
     "flight-record": "a flight record of PyTorch",
     "inspector": "a report of NCCL's inspector plugin",
     "ras": "a report of NCCL's RAS",
+    "ras-text": "a report of NCCL's RAS as text",
+    "watchdog": "a log with lines of PyTorch's NCCL watchdog",
     "smi-topology": "a matrix of nvidia-smi topo -m",
     "ib-fabric": "a listing of an InfiniBand fabric (ibnetdiscover, iblinkinfo)",
     "openmpi-rules": "a rules file of Open MPI",
@@ -98,6 +100,10 @@ _LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("nccl-tests", re.compile(r".*# ?nThread \d|[^#]*#.* out-of-place ")),
     ("osu", re.compile(r".*# OSU (?:MPI|NCCL|RCCL)\b.* Test")),
     ("nccl-log", re.compile(r".*\bNCCL (?:INFO|WARN) ")),
+    (
+        "ras-text",
+        re.compile(r"Group\s+Comms\s+Nodes\s+Ranks|#\d+-\d+ \([0-9a-f]+\) [A-Z]{5,12}$"),
+    ),
     ("smi-topology", re.compile(r"GPU0\s+X\s")),
     (
         "ib-fabric",
@@ -111,6 +117,10 @@ _LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
         re.compile(r"(?:allreduce|allgather|reducescatter|broadcast|reduce),\d+,\d+,\w+,"),
     ),
     ("oneccl", re.compile(r"(?:export )?CCL_[A-Z_]+=")),
+    (
+        "watchdog",
+        re.compile(r".*(?:Watchdog caught collective|last enqueued (?:NCCL )?work|WorkNCCL\()"),
+    ),
     ("openmpi-han", re.compile(r"\d+\s+(?:self|basic|libnbc|tuned|sm|adapt|han)\s*$")),
 )
 _LONGEST, _MOST_LINES = 400, 4000

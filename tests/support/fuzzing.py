@@ -26,15 +26,16 @@ from simcoll.formats.logs.nccl_graph import parse_nccl_graphs
 from simcoll.formats.logs.nccl_log import load_nccl_log
 from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.formats.recognise import recognise
+from simcoll.formats.reports.flight_findings import findings
 from simcoll.formats.reports.flight_record import (
     FlightEntry,
     FlightRecord,
     dump_flight_record,
-    findings,
     parse_flight_record,
 )
 from simcoll.formats.reports.nccl_inspector import inspector_findings, parse_inspector
-from simcoll.formats.reports.nccl_ras import parse_ras, ras_findings
+from simcoll.formats.reports.nccl_ras import parse_ras, parse_ras_text, ras_findings
+from simcoll.formats.reports.watchdog import parse_watchdog
 from simcoll.formats.schedules.schedule_files import FORMATS, algorithm_content, parse_algorithm
 from simcoll.formats.tuners.tuner_files import TUNER_FORMATS
 from simcoll.formats.tuners.tuner_rules import Rule
@@ -364,6 +365,26 @@ READERS = {
                 {0: 9, 1: 5},
                 missing=[(2, {"considered_dead": True})],
                 status=[(1, {"async_error": 6})],
+            )
+        ],
+    ),
+    "ras-text": Reader(
+        lambda content: parse_ras_text(content.decode("utf-8", "replace")),
+        lambda: [
+            (
+                b"0 1 4 8 32 32 RUNNING MISMATCH\n\n#0-0 (ab) MISMATCH\n  different A operation counts\n"
+                b"  30 ranks have launched up to operation 75\n"
+                b"  Rank 3 has not launched any operations -- GPU 3 managed by process 7 on node n\n"
+            )
+        ],
+    ),
+    "watchdog": Reader(
+        lambda content: findings(parse_watchdog(content.decode("utf-8", "replace"))),
+        lambda: [
+            (
+                b"[rank1]:[E] [PG ID 0 PG GUID 0(default_pg) Rank 1] at work: 2, last enqueued NCCL work: "
+                b"3, last completed NCCL work: 1.\n[Rank 0] Watchdog caught collective operation timeout: "
+                b"WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=4)\n"
             )
         ],
     ),

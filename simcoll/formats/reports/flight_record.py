@@ -1,8 +1,8 @@
-"""PyTorch's flight records: the last operations of each rank of a hung job, and the ranks'
-disagreements.
+"""PyTorch's flight records: the last operations of each rank of a hung job.
 
-A record is a file named by ``TORCH_NCCL_DEBUG_INFO_TEMP_FILE``: a pickle per rank, or the same as
-JSON. Pickles are read without executing anything in them.
+A record is a file named by ``TORCH_FR_DUMP_TEMP_FILE`` (``TORCH_NCCL_DEBUG_INFO_TEMP_FILE`` before
+PyTorch 2.9): a pickle per rank, or the same as JSON. Pickles are read without executing anything in
+them.
 """
 
 from __future__ import annotations
@@ -11,20 +11,18 @@ import io
 import json
 import pickle
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from simcoll.errors import ConfigError, ranks_listed
+from simcoll.errors import ConfigError
 from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
 from simcoll.files.strict import read_file
 
 __all__ = [
     "FlightEntry",
     "FlightRecord",
+    "GroupStatus",
     "dump_flight_record",
-    "findings",
     "load_flight_record",
     "parse_flight_record",
 ]
@@ -32,8 +30,6 @@ __all__ = [
 MAX_BYTES = 64 << 20
 MAX_ENTRIES = 1_000_000
 STATES = ("scheduled", "started", "completed")
-UNEVEN = ("all_to_all", "send", "recv", "gather", "scatter", "reduce_scatter", "all_gather")
-"""Operations whose input or output sizes may differ between ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +66,31 @@ class FlightEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """How far a rank has come in a group, which it knows beyond the entries that it keeps.
+
+    Attributes
+    ----------
+    group
+        Name of the process group.
+    called, ended
+        Numbers of the last collective that it has called, and of the last that has ended; -1 for
+        none.
+    """
+
+    group: str
+    called: int
+    ended: int
+
+
+@dataclass(frozen=True, slots=True)
 class FlightRecord:
-    """The operations of one rank, and the ranks of its groups."""
+    """The operations of one rank, the ranks of its groups, and its progress in them."""
 
     version: str
     groups: tuple[tuple[str, tuple[int, ...]], ...]
     entries: tuple[FlightEntry, ...]
+    statuses: tuple[GroupStatus, ...] = ()
 
 
 class _Plain(pickle.Unpickler):
@@ -123,21 +138,63 @@ def parse_flight_record(content: Content, file: str | None = None) -> FlightReco
     entries = _get(table, "entries", list, file, "$")
     if len(entries) > MAX_ENTRIES:
         raise ConfigError(f"more than {MAX_ENTRIES:,} entries", file=file)
-    groups = []
-    for name, group in _get(table, "pg_config", dict, file, "$", {}).items():
-        if not isinstance(name, str):
-            raise ConfigError("names of groups: expected texts", file=file, path="$.pg_config")
-        place = f"$.pg_config.{name[:40]}"
-        text = _get(group, "ranks", str, file, place, "[]")
-        if not re.fullmatch(r"\[[0-9, ]{0,1000000}\]", text):
-            raise ConfigError(
-                f"ranks {text[:40]!r}: expected a list such as '[0, 1]'", file=file, path=place
-            )
-        groups.append((name[:200], tuple(int(rank) for rank in re.findall(r"[0-9]{1,9}", text))))
-    flight_entries = tuple(
-        _entry(record, file, f"$.entries[{number}]") for number, record in enumerate(entries)
+    groups = tuple(
+        _group(name, group, file)
+        for name, group in _get(table, "pg_config", dict, file, "$", {}).items()
     )
-    return FlightRecord(_get(table, "version", str, file, "$", ""), tuple(groups), flight_entries)
+    statuses = _statuses(table, entries, file)
+    ended = {status.group: status.ended for status in statuses}
+    flight_entries = tuple(
+        _entry(record, ended, file, f"$.entries[{number}]") for number, record in enumerate(entries)
+    )
+    version = _get(table, "version", str, file, "$", "")
+    # Groups without a name or ranks are those of backends that do not register them (Gloo).
+    return FlightRecord(version, tuple(filter(all, groups)), flight_entries, statuses)
+
+
+def _group(name: Any, group: Any, file: str | None) -> tuple[str, tuple[int, ...]]:
+    """The name and the ranks of a group, which are text or, in some versions, a list."""
+    if not isinstance(name, str):
+        raise ConfigError("names of groups: expected texts", file=file, path="$.pg_config")
+    place = f"$.pg_config.{name[:40]}"
+    ranks = _get(group, "ranks", (str, list, tuple), file, place, "[]")
+    text = ranks if isinstance(ranks, str) else str(list(ranks))
+    if not re.fullmatch(r"\[[0-9, ]{0,1000000}\]", text):
+        raise ConfigError(
+            f"ranks {text[:40]!r}: expected a list such as '[0, 1]'", file=file, path=place
+        )
+    return name[:200], tuple(int(rank) for rank in re.findall(r"[0-9]{1,9}", text))
+
+
+def _statuses(table: Any, entries: list[Any], file: str | None) -> tuple[GroupStatus, ...]:
+    """The progress in each group. It is filed by a number of the group, which entries map to its
+    name. A group without entries is that of the same name if no entry contradicts that.
+    """
+    names: dict[str, str] = {}
+    last: dict[str, int] = {}
+    for entry in entries:
+        group = entry.get("process_group") if isinstance(entry, dict) else None
+        if isinstance(group, (list, tuple)) and group and isinstance(group[0], str):
+            names[str(entry.get("pg_id", ""))] = group[0]
+            number = entry.get("collective_seq_id")
+            if type(number) is int and not entry.get("is_p2p"):
+                last[group[0]] = max(number, last.get(group[0], 0))
+    numbered_by_name = all(number == name for number, name in names.items())
+    for name in table.get("pg_config", {}):
+        if numbered_by_name or name == "0":
+            names.setdefault(str(name), str(name))
+    statuses = []
+    for number, status in _get(table, "pg_status", dict, file, "$", {}).items():
+        place = f"$.pg_status.{str(number)[:40]}"
+        called, ended = (
+            _get(status, f"last_{event}_collective", int, file, place, -1)
+            for event in ("enqueued", "completed")
+        )
+        group = names.get(str(number))
+        # Gloo numbers messages together with collectives here: such numbers say nothing.
+        if group is not None and called == last.get(group, called):
+            statuses.append(GroupStatus(group[:200], called, ended))
+    return tuple(statuses)
 
 
 def _get(
@@ -166,7 +223,7 @@ def _describe(value: Any) -> str:
     return repr(value)[:40] if isinstance(value, (str, float, bytes)) else type(value).__name__
 
 
-def _entry(entry: Any, file: str | None, place: str) -> FlightEntry:
+def _entry(entry: Any, ended: dict[str, int], file: str | None, place: str) -> FlightEntry:
     group = _get(entry, "process_group", (list, tuple), file, place, [""])
     p2p = bool(entry.get("is_p2p"))
     number = _get(entry, "p2p_seq_id" if p2p else "collective_seq_id", int, file, place)
@@ -199,17 +256,25 @@ def _entry(entry: Any, file: str | None, place: str) -> FlightEntry:
         )
     name = _get(entry, "profiling_name", str, file, place)[:200]
     created = _get(entry, "time_created_ns", int, file, place, 0)
-    whose = group[0] if group and isinstance(group[0], str) else ""
-    return FlightEntry(whose[:200], number, name, sides[0], sides[1], state, p2p, created)
+    whose = group[0][:200] if group and isinstance(group[0], str) else ""
+    # Backends without events of a GPU retire an operation that they leave in its first state.
+    if p2p or number <= ended.get(whose, number):
+        state = "completed" if entry.get("retired") is True else state
+    if not p2p and number <= ended.get(whose, -1):
+        state = "completed"
+    return FlightEntry(whose, number, name, sides[0], sides[1], state, p2p, created)
 
 
 def dump_flight_record(record: FlightRecord) -> bytes:
     """Write a flight record as JSON, which reads back as the same record."""
+    numbers = {name: number for number, (name, _) in enumerate(record.groups)}
+    for entry in record.entries:
+        numbers.setdefault(entry.group, len(numbers))
     entries = [
         {
             "frames": [],
             "record_id": number,
-            "pg_id": 0,
+            "pg_id": numbers[entry.group],
             "process_group": [entry.group, ""],
             "collective_seq_id": 0 if entry.p2p else entry.sequence,
             "p2p_seq_id": entry.sequence if entry.p2p else 0,
@@ -232,112 +297,18 @@ def dump_flight_record(record: FlightRecord) -> bytes:
     groups = {
         name: {"name": name, "desc": "", "ranks": str(list(ranks))} for name, ranks in record.groups
     }
-    return (
-        json.dumps(
-            {"version": record.version, "pg_config": groups, "pg_status": {}, "entries": entries},
-            indent=1,
-        ).encode()
-        + b"\n"
-    )
-
-
-def findings(records: Mapping[int, FlightRecord]) -> list[str]:
-    """Diagnose the records of some ranks: mismatched operations, missing ranks, unfinished
-    operations.
-
-    Reports the first faulty collective of each group, since later faults are consequences.
-
-    >>> shapes = (((4,), "Float"),)
-    >>> entry = FlightEntry("0", 1, "nccl:all_reduce", shapes, shapes, "scheduled")
-    >>> groups = (("0", (0, 1)),)
-    >>> findings({0: FlightRecord("2.4", groups, (entry,)), 1: FlightRecord("2.4", groups, ())})
-    ["group '0', collective 1 (nccl:all_reduce): rank 1 never came; ...; waiting: rank 0"]
-    """
-    names = dict.fromkeys(entry.group for record in records.values() for entry in record.entries)
-    faults: list[str] = []
-    for name in names:
-        member_lists = (
-            ranks for record in records.values() for group, ranks in record.groups if group == name
-        )
-        members = sorted(next(member_lists, records))
-        by_rank = {
-            rank: {
-                entry.sequence: entry
-                for entry in records[rank].entries
-                if entry.group == name and not entry.p2p
-            }
-            for rank in members
-            if rank in records
+    statuses = {
+        str(numbers.get(status.group, status.group)): {
+            "last_enqueued_collective": status.called,
+            "last_started_collective": -1,
+            "last_completed_collective": status.ended,
         }
-        faults += _of_group(name, by_rank)
-        absent = [rank for rank in members if rank not in records]
-        if absent and by_rank:
-            faults.append(f"group {name!r}: no record of {ranks_listed(absent)}")
-    return faults
-
-
-def _of_group(name: str, by_rank: Mapping[int, Mapping[int, FlightEntry]]) -> Iterator[str]:
-    """The first fault in a group."""
-    # A record is a ring buffer: before the latest first entry nothing is known of some rank.
-    first_number = max((min(entries) for entries in by_rank.values() if entries), default=0)
-    for number in sorted(
-        {number for entries in by_rank.values() for number in entries if number >= first_number}
-    ):
-        present = {rank: entries[number] for rank, entries in by_rank.items() if number in entries}
-        title = f"group {name!r}, collective {number}"
-        operations = Counter(entry.operation for entry in present.values())
-        if len(operations) > 1:
-            parts = [
-                f"{ranks_listed([r for r in present if present[r].operation == operation])} "
-                f"{operation}"
-                for operation in sorted(operations)
-            ]
-            yield f"{title}: ranks run different operations: {'; '.join(parts)}"
-            return
-        operation = next(iter(operations))
-        for side in ("inputs", "outputs"):
-            tensors = {rank: getattr(entry, side) for rank, entry in present.items()}
-            kinds = {
-                rank: ", ".join(kind for _, kind in sides) or "none"
-                for rank, sides in tensors.items()
-            }
-            shapes = {
-                rank: ", ".join(map(_tensor, sides)) or "none" for rank, sides in tensors.items()
-            }
-            for quantity, values in (("types", kinds), ("shapes", shapes)):
-                if quantity == "shapes" and any(word in operation for word in UNEVEN):
-                    continue
-                if len(set(values.values())) > 1:
-                    different = sorted(set(values.values()))
-                    parts = [
-                        f"{ranks_listed([r for r in values if values[r] == value])} with {value}"
-                        for value in different
-                    ]
-                    yield f"{title} ({operation}): {quantity} of {side} differ: {'; '.join(parts)}"
-                    return
-        waiting = [rank for rank, entry in present.items() if entry.state != "completed"]
-        missing = [rank for rank in by_rank if rank not in present]
-        if missing and waiting:
-            latest = max((max(by_rank[rank], default=0) for rank in missing), default=0)
-            progress = (
-                f"it has done {latest}" if len(missing) == 1 else f"they have done up to {latest}"
-            )
-            yield (
-                f"{title} ({operation}): {ranks_listed(missing)} never came; "
-                f"{progress} of this group; waiting: {ranks_listed(waiting)}"
-            )
-            return
-        if waiting:
-            states = Counter(present[rank].state for rank in waiting)
-            summary = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-            ended = len(present) - len(waiting)
-            yield (
-                f"{title} ({operation}): {ranks_listed(waiting)} did not end it ({summary}), "
-                f"{ended} did"
-            )
-            return
-
-
-def _tensor(tensor: tuple[tuple[int, ...], str]) -> str:
-    shape, kind = tensor
-    return f"{'x'.join(map(str, shape)) or 'scalar'} {kind}"
+        for status in record.statuses
+    }
+    document = {
+        "version": record.version,
+        "pg_config": groups,
+        "pg_status": statuses,
+        "entries": entries,
+    }
+    return json.dumps(document, indent=1).encode() + b"\n"

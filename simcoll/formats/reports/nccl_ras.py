@@ -1,18 +1,21 @@
-"""Reports of NCCL's RAS (``ncclras -f json``): missing, failed and lagging ranks of
+"""Reports of NCCL's RAS, JSON (``ncclras -f json``) and text: missing, failed and lagging ranks of
 communicators.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from simcoll.errors import ConfigError, ranks_listed
 from simcoll.files.reader_arguments import Content, content_of
+from simcoll.units import counted
 
-__all__ = ["RasReport", "parse_ras", "ras_findings"]
+__all__ = ["RasReport", "RasText", "parse_ras", "parse_ras_text", "ras_findings"]
 
 MAX_BYTES = 256 << 20
 MOST_SHOWN = 8
@@ -28,6 +31,7 @@ _RESULTS = (
 )
 """NCCL's results by number."""
 _IN_PROGRESS = 7
+_BY_ONE = "by one is normal if a later report shows that they go on, and otherwise they wait for it"
 
 
 class RankStatus(msgspec.Struct, frozen=True):
@@ -121,8 +125,8 @@ def ras_findings(report: RasReport) -> list[str]:
     """Diagnose each communicator: missing ranks, failed ranks, and ranks that have started fewer
     collectives.
 
-    In a running job, ranks' counts differ by one; they differ by more only if some ranks wait for
-    others.
+    In a running job, ranks' counts may differ by one, which is said; they differ by more only if
+    some ranks wait for others.
 
     >>> ahead = RasRank(0, collective_counts={"AllReduce": 12})
     >>> behind = RasRank(1, collective_counts={"AllReduce": 9})
@@ -169,7 +173,7 @@ def _of(communicator: RasCommunicator) -> Iterator[str]:
         counts = {rank.rank: rank.collective_counts.get(name, 0) for rank in communicator.ranks}
         highest = max(counts.values())
         behind = [rank for rank, count in counts.items() if count < highest]
-        if behind and highest - min(counts.values()) > 1:
+        if behind:
             lowest = min(counts.values())
             begun = (
                 f"{lowest}"
@@ -177,10 +181,8 @@ def _of(communicator: RasCommunicator) -> Iterator[str]:
                 else f"{lowest} or more"
             )
             has = "has" if len(behind) == 1 else "have"
-            yield (
-                f"{ranks_listed(behind)} {has} begun {begun} {name[:40]}, others up to {highest}: "
-                "they wait for it, or it for them"
-            )
+            reading = "they wait for it, or it for them" if highest - lowest > 1 else _BY_ONE
+            yield f"{ranks_listed(behind)} {has} begun {begun} {name[:40]}, others up to {highest}: {reading}"
 
 
 def _result(number: int) -> str:
@@ -194,3 +196,108 @@ def _where(rank: _NamedRank) -> str:
         else f"GPU {rank.cuda_dev}, NVML {rank.nvml_dev}"
     )
     return f"host {rank.host[:80]}, process {rank.pid}, {gpu}"
+
+
+@dataclass(frozen=True, slots=True)
+class RasText:
+    """A report as text: its number of communicators and of their ranks, and what is wrong."""
+
+    communicators: int
+    ranks: int
+    findings: tuple[str, ...]
+
+
+_GROUP_ROW = re.compile(r"\s*\d+\s+(\d+)\s+\S+\s+\S+\s+\d+\s+(\d+)\s+[A-Z]+\s+[A-Z]+")
+_HEADING = re.compile(r"(?:#\d+-\d+ \(([0-9a-f]{1,32})\) )?([A-Z]{4,12})")
+_SEVERITY = ("DEAD", "INCOMPLETE", "ERROR", "MISMATCH", "TIMEOUT")
+_COUNTS = re.compile(
+    r"(?P<ranks>\d+) ranks? (?:have|has) (?:launched up to operation (?P<count>\d+)|not launched)"
+    r"|Rank (?P<rank>\d+) has (?:launched up to operation (?P<of_one>\d+)|not launched)"
+)
+_PLACE = re.compile(r"Rank (\d+)\b.*? -- (.*)")
+
+
+def parse_ras_text(text: str, file: str | None = None) -> RasText:
+    """Read the report that ``ncclras`` prints by default, dead processes and failed ranks first.
+
+    Raises
+    ------
+    ConfigError
+        When the text has no table of communicators.
+
+    Examples
+    --------
+    >>> report = parse_ras_text('''
+    ... Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    ...     #  in group  per comm  per node  per comm  in group
+    ...     0         1         2         8        16        16   RUNNING  MISMATCH
+    ...
+    ... #0-0 (27a0) MISMATCH
+    ...   Communicator ranks have different AllReduce operation counts
+    ...   15 ranks have launched up to operation 66
+    ...   Rank 3 has launched up to operation 50 -- GPU 3 managed by process 7 on node 10.0.0.1
+    ... ''')
+    >>> print(*report.findings)
+    communicator 27a0: AllReduce: rank 3 (GPU 3, process 7, node 10.0.0.1) has launched up to operation 50, 15 ranks up to 66
+    """
+    rows = [match for line in text.splitlines() if (match := _GROUP_ROW.fullmatch(line.rstrip()))]
+    if not rows:
+        raise ConfigError(
+            "no table of communicators; is this the whole output of ncclras?", file=file
+        )
+    findings: list[tuple[int, str]] = []
+    for block in re.split(r"\n[ \t\r]*\n", text):
+        heading, *lines = [line.strip() for line in block.strip().splitlines()] or [""]
+        match = _HEADING.fullmatch(heading)
+        if match is not None and match[2] in _SEVERITY and lines:
+            subject = f"communicator {match[1]}" if match[1] else "job"
+            fact = _lagging(lines) or "; ".join(map(_shortened, lines[: MOST_SHOWN + 1]))
+            findings.append((_SEVERITY.index(match[2]), f"{subject}: {fact}"))
+    findings.sort(key=lambda finding: finding[0])
+    return RasText(
+        sum(int(row[1]) for row in rows),
+        sum(int(row[2]) for row in rows),
+        tuple(fact for _, fact in findings),
+    )
+
+
+def _shortened(line: str) -> str:
+    """A line with the place of a rank as the JSON report has it."""
+    match = _PLACE.fullmatch(line)
+    return line if match is None else line.replace(f" -- {match[2]}", f" ({_place(match[2])})")
+
+
+def _place(text: str) -> str:
+    return text.replace(" managed by process ", ", process ").replace(" on node ", ", node ")
+
+
+def _lagging(lines: Sequence[str]) -> str | None:
+    """The ranks that have launched fewer operations than others; None for another mismatch."""
+    counts: dict[int, int] = {}
+    places: dict[int, list[str]] = defaultdict(list)
+    count = None
+    for line in lines[1:]:
+        if (match := _COUNTS.match(line)) is not None:
+            count = int(match["count"] or match["of_one"] or 0)
+            counts[count] = counts.get(count, 0) + int(match["ranks"] or 1)
+        if count is not None and (match := _PLACE.fullmatch(line)) is not None:
+            places[count].append(f"rank {match[1]} ({_place(match[2])})")
+    if len(counts) < 2:
+        return None
+    lowest, highest = min(counts), max(counts)
+    kind = re.search(r"different (\w+) operation counts", lines[0])
+    title = f"{kind[1]}: " if kind and kind[1] != "collective" else ""
+    behind = counted(counts[lowest], "rank")
+    has = "has" if counts[lowest] == 1 else "have"
+    named = places[lowest][:MOST_SHOWN]
+    if counts[lowest] == len(named):
+        behind = ", ".join(named)
+    elif named:
+        behind = f"{behind}, among them {', '.join(named)},"
+    others = ", ".join(
+        f"{counted(ranks, 'rank')} up to {number}"
+        for number, ranks in sorted(counts.items())
+        if number > lowest
+    )
+    by_one = f": {_BY_ONE}" if highest - lowest == 1 else ""
+    return f"{title}{behind} {has} launched up to operation {lowest}, {others}{by_one}"

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 from simcoll.cli import main
 from simcoll.errors import ConfigError
+from simcoll.formats.reports.flight_findings import findings
 from simcoll.formats.reports.flight_record import (
     STATES,
     FlightEntry,
     FlightRecord,
     dump_flight_record,
-    findings,
     parse_flight_record,
 )
+from tests.support.nccl_reports import call, inspector
 
 FOUR = (((4, 2), "Float"),)
 GROUPS = (("0", (0, 1, 2)), ("1", (0, 2)))
@@ -193,16 +194,36 @@ def test_on_the_command_line(tmp_path, capsys):
     )
     assert main(["flight", files[0], files[0]]) == 2
     assert "a second record of rank 0" in capsys.readouterr().err
-    (tmp_path / "i.json").write_text(
-        json.dumps(
-            {"header": {"id": "0x1", "rank": 0, "n_ranks": 1}, "coll_perf": {"coll": "AllReduce"}}
-        )
+    (tmp_path / "i.json").write_bytes(inspector([call(rank, 1) for rank in range(4)]))
+    main(["flight", *files, str(tmp_path / "i.json")])
+    assert capsys.readouterr().out.endswith(
+        "# 3 ranks, 4 operations; 4 ranks, 4 collectives: 1 finding\n"
     )
-    assert main(["flight", files[0], str(tmp_path / "i.json")]) == 2
-    assert (
-        "of different kinds: a flight record of PyTorch and a report of NCCL's inspector plugin"
-        in capsys.readouterr().err
+
+
+def test_a_folder_is_read(tmp_path, capsys):
+    for rank, record in job(r1=[entry(1)], r0=[entry(1), entry(2, state="started")]).items():
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(dump_flight_record(record))
+    (tmp_path / "notes.txt").write_text("hung again")
+    assert main(["flight", str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "notes.txt: this is a text of no kind known here" in lines[0]
+    assert "rank 1 never came" in lines[1]
+    (tmp_path / "empty").mkdir()
+    assert main(["flight", str(tmp_path / "empty")]) == 2
+    assert "a folder without files" in capsys.readouterr().err
+
+
+def test_a_wrong_rank_in_a_name_is_noticed(tmp_path, capsys):
+    """Group 1 has ranks 0 and 2: the record named 1 is another's."""
+    for name in (0, 1):
+        record = FlightRecord("2.4", GROUPS, (entry(1, group="1"),))
+        (tmp_path / f"record_{name}").write_bytes(dump_flight_record(record))
+    assert main(["flight", str(tmp_path)]) == 2
+    said = (
+        "not a record of rank 1, the last number of the name: it has done operations of group '1'"
     )
+    assert said in capsys.readouterr().err
 
 
 def test_json_of_another_kind_is_named(tmp_path, capsys):
