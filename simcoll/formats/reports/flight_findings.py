@@ -35,7 +35,7 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _FlightCall:
     """A collective of a group, or a message between two of its ranks."""
 
     group: _Group
@@ -55,17 +55,17 @@ class _Call:
 
 
 @dataclass(slots=True)
-class _Progress:
+class _GroupProgress:
     """What a rank has done in a group: its collectives by number, and the last called and ended."""
 
     collectives: dict[int, FlightEntry] = field(default_factory=dict)
     called: int = -1
     ended: int = -1
 
-    def has_called(self, number: int) -> bool:
+    def reaches(self, number: int) -> bool:
         return self.called >= number
 
-    def has_ended(self, number: int) -> bool:
+    def is_past(self, number: int) -> bool:
         entry = self.collectives.get(number)
         return number <= self.ended or (entry is not None and entry.state == "completed")
 
@@ -75,7 +75,7 @@ class _Wait:
     """A rank, the operation that it is at, and the ranks that it waits for there."""
 
     rank: int
-    call: _Call
+    call: _FlightCall
     on: tuple[int, ...]
 
 
@@ -126,18 +126,18 @@ class _Diagnosis:
 
     def __init__(self, records: Mapping[int, FlightRecord]) -> None:
         self.records = records
-        self.progress: dict[_Group, dict[int, _Progress]] = {}
+        self.progress: dict[_Group, dict[int, _GroupProgress]] = {}
         self.groups: dict[int, dict[str, _Group]] = {}
         for rank in records:
-            self._read(rank)
+            self._add(rank)
         self.at = {rank: self._at(rank) for rank in records}
         self.waits = [
-            _Wait(rank, call, self._awaited(rank, call))
+            _Wait(rank, call, self._late_ranks(rank, call))
             for rank, calls in self.at.items()
             for call in calls
         ]
 
-    def _read(self, rank: int) -> None:
+    def _add(self, rank: int) -> None:
         record = self.records[rank]
         groups: dict[str, _Group] = {}
         for name in dict.fromkeys(
@@ -150,7 +150,7 @@ class _Diagnosis:
                 groups.setdefault(name, _Group(name, tuple(sorted(members))))
         self.groups[rank] = groups
         for group in groups.values():
-            self.progress.setdefault(group, {})[rank] = _Progress()
+            self.progress.setdefault(group, {})[rank] = _GroupProgress()
         for entry in record.entries:
             if not entry.p2p:
                 progress = self.progress[groups[entry.group]][rank]
@@ -173,17 +173,17 @@ class _Diagnosis:
                     return tuple(sorted(members))
         return tuple(
             sorted(
-                other
-                for other, record in self.records.items()
+                holder
+                for holder, record in self.records.items()
                 if name == "0" or any(entry.group == name for entry in record.entries)
             )
         )
 
-    def _at(self, rank: int) -> list[_Call]:
+    def _at(self, rank: int) -> list[_FlightCall]:
         """The operation that a rank is at; of messages, all that it has posted before the next
         collective, as they run side by side.
         """
-        calls: list[_Call] = []
+        calls: list[_FlightCall] = []
         for entry in self.records[rank].entries:
             group = self.groups[rank][entry.group]
             if entry.state == "completed" or (calls and not entry.p2p):
@@ -191,7 +191,7 @@ class _Diagnosis:
                     break
                 continue
             if not entry.p2p:
-                return [_Call(group, entry.sequence, entry.operation)]
+                return [_FlightCall(group, entry.sequence, entry.operation)]
             if (message := self._message(entry, group)) is not None:
                 calls.append(message)
         if calls:
@@ -200,17 +200,17 @@ class _Diagnosis:
             progress = self.progress[group][rank]
             if progress.called > max(progress.ended, -1) and progress.ended >= 0:
                 number = progress.ended + 1
-                return [_Call(group, number, self._operation(group, number))]
+                return [_FlightCall(group, number, self._operation(group, number))]
         return []
 
     @staticmethod
-    def _message(entry: FlightEntry, group: _Group) -> _Call | None:
+    def _message(entry: FlightEntry, group: _Group) -> _FlightCall | None:
         match = _MESSAGE.search(entry.operation)
         if match is None or max(int(match[2]), int(match[4])) >= len(group.members):
             return None
         ranks = group.members[int(match[2])], group.members[int(match[4])]
         sender, receiver = ranks if match[1] == "send" else reversed(ranks)
-        return _Call(group, entry.sequence, entry.operation, sender, receiver)
+        return _FlightCall(group, entry.sequence, entry.operation, sender, receiver)
 
     def _operation(self, group: _Group, number: int) -> str:
         """The name of a collective, from any rank that has kept it."""
@@ -219,31 +219,33 @@ class _Diagnosis:
                 return progress.collectives[number].operation
         return ""
 
-    def _awaited(self, rank: int, call: _Call) -> tuple[int, ...]:
+    def _late_ranks(self, rank: int, call: _FlightCall) -> tuple[int, ...]:
         """The ranks that have not come to a call: those with a record or, if all these have come,
         those without.
         """
         members = (call.sender, call.receiver) if call.is_message else call.group.members
         peers = [member for member in members if member != rank]
-        late = [peer for peer in peers if peer in self.records and not self._has_come(peer, call)]
+        late = [
+            peer for peer in peers if peer in self.records and not self._is_at_or_past(peer, call)
+        ]
         return tuple(late) or tuple(peer for peer in peers if peer not in self.records)
 
-    def _has_come(self, peer: int, call: _Call) -> bool:
+    def _is_at_or_past(self, peer: int, call: _FlightCall) -> bool:
         """Whether a rank is at a call, or past it."""
         calls = self.at[peer]
         if call.is_message:
             return any(
-                (other.group, other.sender, other.receiver)
+                (posted.group, posted.sender, posted.receiver)
                 == (call.group, call.sender, call.receiver)
-                for other in calls
+                for posted in calls
             )
-        progress = self.progress[call.group].get(peer, _Progress())
-        if progress.has_ended(call.number):
+        progress = self.progress[call.group].get(peer, _GroupProgress())
+        if progress.is_past(call.number):
             return True
-        if not progress.has_called(call.number):
+        if not progress.reaches(call.number):
             return False
         return not calls or any(
-            (other.group, other.number) == (call.group, call.number) for other in calls
+            (begun.group, begun.number) == (call.group, call.number) for begun in calls
         )
 
     def lines(self) -> Iterator[str]:
@@ -259,7 +261,7 @@ class _Diagnosis:
                     for wait in self.waits
                     if wait.call.group == group and wait.call.number >= number
                 }
-        for text, ranks in (*self._mismatched_messages(), *self._stopped(), *self._hanging()):
+        for text, ranks in (*self._message_sizes(), *self._idle_ranks(), *self._stuck_operations()):
             if not ranks <= blamed:
                 causes.append(text)
                 blamed |= ranks
@@ -270,21 +272,21 @@ class _Diagnosis:
         yield from self._consequences(blamed, causes)
         yield from self._absent()
 
-    def _stopped(self) -> Iterator[tuple[str, set[int]]]:
+    def _idle_ranks(self) -> Iterator[tuple[str, set[int]]]:
         """Ranks that others wait for and that wait for nothing: the longest idle first."""
-        by_call: dict[_Call, list[_Wait]] = defaultdict(list)
+        by_call: dict[_FlightCall, list[_Wait]] = defaultdict(list)
         for wait in self.waits:
             if any(not self.at.get(rank) for rank in wait.on):
-                by_call[_named(wait.call)].append(wait)
+                by_call[_for_both_ends(wait.call)].append(wait)
         reported: set[int] = set()
-        for call, waits in sorted(by_call.items(), key=lambda item: self._last_act(item[1])):
+        for call, waits in sorted(by_call.items(), key=lambda entry: self._last_act(entry[1])):
             idle = sorted({rank for w in waits for rank in w.on if not self.at.get(rank)})
             new = [rank for rank in idle if rank not in reported]
             if new:
                 reported |= set(new)
                 waiting = [wait.rank for wait in waits if set(new) & set(wait.on)]
                 yield (
-                    f"{call}: {self._missing(call, new)}; waiting: {ranks_listed(waiting)}",
+                    f"{call}: {self._absence(call, new)}; waiting: {ranks_listed(waiting)}",
                     {*new, *waiting},
                 )
 
@@ -300,24 +302,25 @@ class _Diagnosis:
             default=0,
         )
 
-    def _missing(self, call: _Call, ranks: Sequence[int]) -> str:
+    def _absence(self, call: _FlightCall, ranks: Sequence[int]) -> str:
         if ranks[0] not in self.records:
             return f"no record of {ranks_listed(ranks)}, and all others are in it"
         if call.is_message:
             deed = "sent" if ranks[0] == call.sender else "received"
             return f"{ranks_listed(ranks)} has not {deed} it"
         latest = max(
-            (self.progress[call.group].get(rank, _Progress()).called for rank in ranks), default=0
+            (self.progress[call.group].get(rank, _GroupProgress()).called for rank in ranks),
+            default=0,
         )
         has = "it has" if len(ranks) == 1 else "they have"
         up_to = "" if len(ranks) == 1 else "up to "
         return f"{ranks_listed(ranks)} never came; {has} done {up_to}{max(latest, 0)} of this group"
 
-    def _hanging(self) -> Iterator[tuple[str, set[int]]]:
+    def _stuck_operations(self) -> Iterator[tuple[str, set[int]]]:
         """Operations that do not end although all their ranks are in them, or have ended them."""
-        by_call: dict[_Call, list[_Wait]] = defaultdict(list)
+        by_call: dict[_FlightCall, list[_Wait]] = defaultdict(list)
         for wait in self.waits:
-            by_call[_named(wait.call)].append(wait)
+            by_call[_for_both_ends(wait.call)].append(wait)
         for call, waits in by_call.items():
             if any(wait.on for wait in waits):
                 continue
@@ -330,12 +333,12 @@ class _Diagnosis:
             states = Counter(entry.state if entry else "called" for entry in entries)
             summary = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
             ended = len(by_rank) - len(ranks)
-            others = f"{ended} did"
+            tail = f"{ended} did"
             if len(call.group.members) == 1:
-                others = "and nothing is known of other ranks of this group"
-            yield f"{call}: {ranks_listed(ranks)} did not end it ({summary}), {others}", set(ranks)
+                tail = "and nothing is known of other ranks of this group"
+            yield f"{call}: {ranks_listed(ranks)} did not end it ({summary}), {tail}", set(ranks)
 
-    def _mismatched_messages(self) -> Iterator[tuple[str, set[int]]]:
+    def _message_sizes(self) -> Iterator[tuple[str, set[int]]]:
         """Messages that are sent and received with other sizes."""
         for rank, calls in self.at.items():
             for call in calls:
@@ -351,7 +354,7 @@ class _Diagnosis:
                     )
                     yield f"{call}: {ends}", {call.sender, call.receiver}
 
-    def _tensors(self, rank: int, call: _Call) -> Tensors:
+    def _tensors(self, rank: int, call: _FlightCall) -> Tensors:
         """The tensors of a rank's first unfinished message of a direction."""
         for entry in self.records[rank].entries if rank in self.records else ():
             if entry.p2p and entry.state != "completed" and entry.group == call.group.name:
@@ -384,8 +387,8 @@ class _Diagnosis:
 
     def _consequences(self, blamed: set[int], causes: Sequence[str]) -> Iterator[str]:
         """The other waiting ranks, in one line."""
-        others = [wait for wait in self.waits if wait.rank not in blamed and wait.on]
-        ranks = {wait.rank: wait for wait in reversed(others)}
+        folded = [wait for wait in self.waits if wait.rank not in blamed and wait.on]
+        ranks = {wait.rank: wait for wait in reversed(folded)}
         if not ranks or not causes:
             return
         texts = [
@@ -417,21 +420,21 @@ class _Diagnosis:
                 groups[absent].append(group.name)
         for absent, names in groups.items():
             title = ", ".join(map(repr, names[:MOST_WAITS]))
-            more = f" and {len(names) - MOST_WAITS} more" if len(names) > MOST_WAITS else ""
-            yield f"group{'s' * (len(names) > 1)} {title}{more}: no record of {ranks_listed(absent)}"
+            tail = f" and {len(names) - MOST_WAITS} more" if len(names) > MOST_WAITS else ""
+            yield f"group{'s' * (len(names) > 1)} {title}{tail}: no record of {ranks_listed(absent)}"
 
 
 Tensors = tuple[tuple[tuple[int, ...], str], ...]
 
 
-def _named(call: _Call) -> _Call:
+def _for_both_ends(call: _FlightCall) -> _FlightCall:
     """A call under one name for both ends of a message."""
     if not call.is_message:
-        return _Call(call.group, call.number, call.operation)
+        return _FlightCall(call.group, call.number, call.operation)
     operation = _MESSAGE.sub("message", call.operation)
     sender, receiver = (call.group.members.index(rank) for rank in (call.sender, call.receiver))
     text = f"{operation.replace('message', 'send')} {sender}->{receiver}"
-    return _Call(call.group, call.number, text, call.sender, call.receiver)
+    return _FlightCall(call.group, call.number, text, call.sender, call.receiver)
 
 
 def _circle_line(circle: Sequence[_Wait]) -> str:
@@ -442,21 +445,23 @@ def _circle_line(circle: Sequence[_Wait]) -> str:
     return f"ranks wait for each other in a circle: {listed(parts, MOST_WAITS)}"
 
 
-def _mismatch(group: _Group, by_rank: Mapping[int, _Progress]) -> tuple[int, str] | None:
+def _mismatch(group: _Group, by_rank: Mapping[int, _GroupProgress]) -> tuple[int, str] | None:
     """The first collective of a group in which ranks run different operations or sizes."""
     # A record is a ring buffer: before the latest first entry nothing is known of some rank.
     collectives = {rank: progress.collectives for rank, progress in by_rank.items()}
-    first = max((min(entries) for entries in collectives.values() if entries), default=0)
-    numbers = {number for entries in collectives.values() for number in entries if number >= first}
+    earliest = max((min(entries) for entries in collectives.values() if entries), default=0)
+    numbers = {
+        number for entries in collectives.values() for number in entries if number >= earliest
+    }
     for number in sorted(numbers):
         present = {
             rank: entries[number] for rank, entries in collectives.items() if number in entries
         }
         operations = {rank: entry.operation for rank, entry in present.items()}
-        call = _Call(group, number, "")
+        call = _FlightCall(group, number, "")
         if len(set(operations.values())) > 1:
             return number, f"{call}: ranks run different operations: {_by_value(operations)}"
-        call = _Call(group, number, next(iter(operations.values())))
+        call = _FlightCall(group, number, next(iter(operations.values())))
         for side in ("inputs", "outputs"):
             tensors: dict[int, Tensors] = {
                 rank: getattr(entry, side) for rank, entry in present.items()

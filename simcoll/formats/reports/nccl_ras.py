@@ -251,7 +251,7 @@ def parse_ras_text(text: str, file: str | None = None) -> RasText:
         match = _HEADING.fullmatch(heading)
         if match is not None and match[2] in _SEVERITY and lines:
             subject = f"communicator {match[1]}" if match[1] else "job"
-            fact = _lagging(lines) or "; ".join(map(_shortened, lines[: MOST_SHOWN + 1]))
+            fact = _ranks_behind(lines) or "; ".join(map(_with_place, lines[: MOST_SHOWN + 1]))
             findings.append((_SEVERITY.index(match[2]), f"{subject}: {fact}"))
     findings.sort(key=lambda finding: finding[0])
     return RasText(
@@ -261,7 +261,7 @@ def parse_ras_text(text: str, file: str | None = None) -> RasText:
     )
 
 
-def _shortened(line: str) -> str:
+def _with_place(line: str) -> str:
     """A line with the place of a rank as the JSON report has it."""
     match = _PLACE.fullmatch(line)
     return line if match is None else line.replace(f" -- {match[2]}", f" ({_place(match[2])})")
@@ -271,7 +271,7 @@ def _place(text: str) -> str:
     return text.replace(" managed by process ", ", process ").replace(" on node ", ", node ")
 
 
-def _lagging(lines: Sequence[str]) -> str | None:
+def _ranks_behind(lines: Sequence[str]) -> str | None:
     """The ranks that have launched fewer operations than others; None for another mismatch."""
     counts: dict[int, int] = {}
     places: dict[int, list[str]] = defaultdict(list)
@@ -289,15 +289,15 @@ def _lagging(lines: Sequence[str]) -> str | None:
     title = f"{kind[1]}: " if kind and kind[1] != "collective" else ""
     behind = counted(counts[lowest], "rank")
     has = "has" if counts[lowest] == 1 else "have"
-    named = places[lowest][:MOST_SHOWN]
-    if counts[lowest] == len(named):
-        behind = ", ".join(named)
-    elif named:
-        behind = f"{behind}, among them {', '.join(named)},"
-    others = ", ".join(
+    examples = places[lowest][:MOST_SHOWN]
+    if counts[lowest] == len(examples):
+        behind = ", ".join(examples)
+    elif examples:
+        behind = f"{behind}, among them {', '.join(examples)},"
+    ahead = ", ".join(
         f"{counted(ranks, 'rank')} up to {number}"
         for number, ranks in sorted(counts.items())
         if number > lowest
     )
     by_one = f": {_BY_ONE}" if highest - lowest == 1 else ""
-    return f"{title}{behind} {has} launched up to operation {lowest}, {others}{by_one}"
+    return f"{title}{behind} {has} launched up to operation {lowest}, {ahead}{by_one}"

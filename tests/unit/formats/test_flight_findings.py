@@ -114,12 +114,12 @@ def test_different_operations_come_first_and_explain_who_waits():
         [call("dp0", 4)],
         [],
     )
-    cause, *others = findings(records)
+    cause, *consequences = findings(records)
     assert cause == (
         "group 'tp0', collective 1: ranks run different operations: rank 0 nccl:all_reduce; rank 1 "
         "nccl:broadcast"
     )
-    assert others == [
+    assert consequences == [
         "  so rank 2 waits: rank 2 for rank 0 (group 'dp0', collective 4 (nccl:all_reduce))"
     ]
 
