@@ -138,6 +138,7 @@ def _nearest_unit(unit: str, units: Mapping[str, int | Fraction]) -> str:
     spelled = re.sub("bit", "bit", unit, flags=re.IGNORECASE)
     prefix = _PREFIXED.match(spelled)
     same_size = [name for name in units if prefix and name.startswith(prefix[0])]
+    same_size = same_size or [name for name in units if len(name) > 1 and spelled.startswith(name)]
     if same_size:
         return nearest(spelled, same_size)
     same_letters = [name for name in units if name.lower() == spelled.lower()]

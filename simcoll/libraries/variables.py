@@ -1,4 +1,4 @@
-"""The names of NCCL's and RCCL's environment variables: a wrong name changes nothing, in silence."""
+"""Names of NCCL's and RCCL's environment variables: a wrong one changes nothing, in silence."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def refuse_other_nodes(name: str, nodes: int) -> None:
     --------
     >>> refuse_other_nodes("dgx-h100:nodes=2", 4)
     Traceback (most recent call last):
-    simcoll.errors.ConfigError: 'dgx-h100:nodes=2' has 2 nodes, and 4 are asked for beside it; leave one out
+    simcoll.errors.ConfigError: 'dgx-h100:nodes=2' has 2 nodes, and 4 are asked for beside it; ...
     """
     stated = _document(split_values(name)[1]).get("nodes", nodes)
     if stated != nodes:

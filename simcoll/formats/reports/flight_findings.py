@@ -90,9 +90,9 @@ def findings(records: Mapping[int, FlightRecord]) -> list[str]:
     --------
     >>> vector = (((4,), "Float"),)
     >>> entry = FlightEntry("0", 1, "nccl:all_reduce", vector, vector, "scheduled")
-    >>> for line in findings({0: FlightRecord("2.4", (("0", (0, 1)),), (entry,)), 1: FlightRecord("2.4", (("0", (0, 1)),), ())}):
-    ...     print(line)
-    group '0', collective 1 (nccl:all_reduce): rank 1 never came; it has done 0 of this group; waiting: rank 0
+    >>> groups = (("0", (0, 1)),)
+    >>> findings({0: FlightRecord("2.4", groups, (entry,)), 1: FlightRecord("2.4", groups, ())})
+    ["group '0', collective 1 (nccl:all_reduce): rank 1 never came; ...; waiting: rank 0"]
     """
     return list(_Diagnosis(records).lines())
 
@@ -421,7 +421,8 @@ class _Diagnosis:
         for absent, names in groups.items():
             title = ", ".join(map(repr, names[:MOST_WAITS]))
             tail = f" and {len(names) - MOST_WAITS} more" if len(names) > MOST_WAITS else ""
-            yield f"group{'s' * (len(names) > 1)} {title}{tail}: no record of {ranks_listed(absent)}"
+            groups_named = f"group{'s' * (len(names) > 1)} {title}{tail}"
+            yield f"{groups_named}: no record of {ranks_listed(absent)}"
 
 
 Tensors = tuple[tuple[tuple[int, ...], str], ...]

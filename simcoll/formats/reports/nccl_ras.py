@@ -182,7 +182,8 @@ def _of(communicator: RasCommunicator) -> Iterator[str]:
             )
             has = "has" if len(behind) == 1 else "have"
             reading = "they wait for it, or it for them" if highest - lowest > 1 else _BY_ONE
-            yield f"{ranks_listed(behind)} {has} begun {begun} {name[:40]}, others up to {highest}: {reading}"
+            count = f"{ranks_listed(behind)} {has} begun {begun} {name[:40]}"
+            yield f"{count}, others up to {highest}: {reading}"
 
 
 def _result(number: int) -> str:
@@ -235,10 +236,10 @@ def parse_ras_text(text: str, file: str | None = None) -> RasText:
     ... #0-0 (27a0) MISMATCH
     ...   Communicator ranks have different AllReduce operation counts
     ...   15 ranks have launched up to operation 66
-    ...   Rank 3 has launched up to operation 50 -- GPU 3 managed by process 7 on node 10.0.0.1
+    ...   Rank 3 has launched up to operation 50 -- GPU 3 managed by process 7 on node n1
     ... ''')
     >>> print(*report.findings)
-    communicator 27a0: AllReduce: rank 3 (GPU 3, process 7, node 10.0.0.1) has launched up to operation 50, 15 ranks up to 66
+    communicator 27a0: AllReduce: rank 3 (GPU 3, ...) has launched up to operation 50, 15 ranks ...
     """
     rows = [match for line in text.splitlines() if (match := _GROUP_ROW.fullmatch(line.rstrip()))]
     if not rows:

@@ -14,10 +14,10 @@ from simcoll.formats.reports.flight_record import FlightEntry, FlightRecord, Gro
 __all__ = ["is_watchdog_log", "parse_watchdog"]
 
 _GLOBAL_RANK = re.compile(r"\[rank(\d{1,9})\]")
-# "[PG 1 Rank 3]", "[PG 1 (tp) Rank 3]", "[PG ID 2 PG GUID 9(tp) Rank 3]", and "[Rank 3]" before 2.3.
+# "[PG 1 Rank 3]", "[PG 1 (tp) Rank 3]", "[PG ID 2 PG GUID 9(tp) Rank 3]", or "[Rank 3]".
 _GROUP_RANK = re.compile(
-    r"\[(?:PG (?:ID \d+ )?(?:PG )?(?:GUID )?(?P<group>[\w-]{1,64})\s*(?:\((?P<title>[^)]{0,200})\))? )?"
-    r"Rank (?P<rank>\d{1,9})\]"
+    r"\[(?:PG (?:ID \d+ )?(?:PG )?(?:GUID )?(?P<group>[\w-]{1,64})"
+    r"\s*(?:\((?P<title>[^)]{0,200})\))? )?Rank (?P<rank>\d{1,9})\]"
 )
 _WORK = re.compile(
     r"Work\w{1,20}\((?:SeqNum=(?P<number>\d{1,18}), )?OpType=(?P<operation>\w{1,40})"
@@ -82,8 +82,8 @@ def parse_watchdog(text: str, file: str | None = None) -> dict[int, FlightRecord
     Examples
     --------
     >>> line = (
-    ...     "[rank1]:[E ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank 1] Exception "
-    ...     "detected by watchdog at work: 2, last enqueued NCCL work: 3, last completed NCCL work: 1."
+    ...     "[rank1]:[E ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank 1] at work: "
+    ...     "2, last enqueued NCCL work: 3, last completed NCCL work: 1."
     ... )
     >>> parse_watchdog(line)[1].statuses
     (GroupStatus(group='0', called=3, ended=1),)
