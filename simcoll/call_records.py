@@ -55,8 +55,10 @@ def takes(
         declared: Any = function
         returned = inspect.signature(function).return_annotation
         declared.__signature__ = inspect.signature(record).replace(return_annotation=returned)
-        if function.__doc__ and record.__doc__:
-            function.__doc__ = _with_parameters(function.__doc__, record.__doc__)
+        if function.__doc__:  # Python may have left documentation out
+            classes = reversed(inspect.getmro(cast("type[Record]", record)))
+            described = "\n".join(filter(None, map(_described_fields, classes)))
+            function.__doc__ = _with_parameters(function.__doc__, described)
         # An argument that does not exist is an error of the call, by its name.
         record.__init__.__qualname__ = function.__qualname__
         return cast("RecordCall[Fields, Record, Answer_co]", function)
@@ -78,14 +80,15 @@ def record_of(
     return record(*arguments, **keywords)
 
 
-def _with_parameters(text: str, of_record: str) -> str:
-    """A function's documentation, with the fields of its record as parameters before its other
-    sections.
-    """
-    text, of_record = inspect.cleandoc(text), inspect.cleandoc(of_record)
-    _, heading, fields = of_record.partition("Attributes\n----------\n")
-    if not heading:
-        return text
+def _described_fields(record: type) -> str:
+    """What the documentation of a record says of its own fields."""
+    text = inspect.cleandoc(record.__doc__ or "")
+    return text.partition("Attributes\n----------\n")[2].rstrip()
+
+
+def _with_parameters(text: str, fields: str) -> str:
+    """A function's documentation with parameters before its other sections."""
+    text = inspect.cleandoc(text)
     section = _SECTION.search(text)
     place = section.start() if section else len(text)
-    return f"{text[:place].rstrip()}\n\nParameters\n----------\n{fields.rstrip()}\n\n{text[place:]}"
+    return f"{text[:place].rstrip()}\n\nParameters\n----------\n{fields}\n\n{text[place:]}"

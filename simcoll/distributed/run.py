@@ -18,7 +18,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,6 +33,11 @@ from simcoll.distributed.linked.process_links import (
 )
 from simcoll.distributed.runtime.objects import ObjectEncodingError, encode
 from simcoll.distributed.start.results import RunResult, collect_results, memory_of, table_of
+from simcoll.distributed.start.run_options import (
+    CollectiveOptions,
+    EventOptions,
+    option_values,
+)
 from simcoll.distributed.start.spawning import spawn
 from simcoll.errors import ConfigError, nearest
 from simcoll.files.paths import is_file
@@ -68,12 +73,6 @@ class _RunOptions:
         Ranks; by default those of the topology, or of mpiexec.
     topology
         A shipped topology or a topology file.
-    protocol
-        ideal, LL, LL128 or Simple.
-    algorithm
-        The algorithm of collectives, where it serves.
-    library
-        Run what this library would, at its speed: nccl or rccl, for example.
     data
         none: collectives and messages only take time, and leave tensors as they are.
     alike
@@ -81,13 +80,6 @@ class _RunOptions:
     trace
         Write the timeline of the run there: t.json or t.json.gz, for Perfetto, or a folder with a
         file for each rank.
-    record
-        Record the run there as a workload for other topologies: a workload w.json, Chakra traces
-        w.et, or a folder with both.
-    fault
-        An event of the run, such as "t=1ms rank 3 stops"; may be repeated.
-    policy
-        Policy for bytes at a dead link: stall, "stall 67ms x 7", re-route or abort.
     script
         Every rank runs the whole file, as under torchrun.
     """
@@ -95,15 +87,11 @@ class _RunOptions:
     backend: str | None = None
     nproc: Annotated[int | None, Parameter(name=["--nproc", "-n"])] = None
     topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None
-    protocol: Annotated[str, Parameter(name=["--protocol", "-p"])] = "ideal"
-    algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None
-    library: str | None = None
+    collectives: CollectiveOptions = field(default_factory=CollectiveOptions)
     data: Literal["exact", "none"] = "exact"
     alike: Literal["all"] | None = None
     trace: str | None = None
-    record: str | None = None
-    fault: Annotated[tuple[str, ...], Parameter(negative=())] = ()
-    policy: str = "stall"
+    events: EventOptions = field(default_factory=EventOptions)
     script: Annotated[bool, Parameter(negative=())] = False
 
     @property
@@ -114,16 +102,15 @@ class _RunOptions:
     @property
     def guides(self) -> dict[str, Any]:
         """The given options that are arguments of spawn; ``fault`` is its ``events``."""
-        values = {
-            option.name: getattr(self, option.name)
-            for option in fields(self)
-            if option.name not in _OWN
+        return {
+            name: value
+            for name, value in option_values(self).items()
+            if name not in _OWN and value != _DEFAULTS[name]
         }
-        return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
 
 
 _OWN = ("backend", "nproc", "script")
-_DEFAULTS = {option.name: option.default for option in fields(_RunOptions)}
+_DEFAULTS = option_values(_RunOptions())
 
 
 def _start_processes(program: str, arguments: Sequence[str], options: _RunOptions) -> None:
@@ -137,7 +124,7 @@ def _start_processes(program: str, arguments: Sequence[str], options: _RunOption
         )
     sys.stdout.flush()
     words = [f"--{name}={value}" for name, value in options.guides.items() if name != "fault"]
-    words += [f"--fault={event}" for event in options.fault]
+    words += [f"--fault={event}" for event in options.events.fault]
     words += [
         f"--backend={options.where}",
         *(["--script"] if options.script else []),
@@ -293,7 +280,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "-t",
         "-p",
         "-a",
-        *(f"--{option.name}" for option in fields(_RunOptions) if option.name != "script"),
+        *(f"--{name}" for name in _DEFAULTS if name != "script"),
     }
     return status_of(app, separate_program(sys.argv[1:] if words is None else words, valued), _say)
 

@@ -17,9 +17,9 @@ except ImportError as _error:
 from simcoll.distributed.start.spawning import RunResult
 from simcoll.torch.process_group import Options
 from simcoll.torch.process_group import create as _create
-from simcoll.torch.torch_spawning import compute, emulated_time, spawn
+from simcoll.torch.torch_spawning import TorchSpawnParameters, compute, emulated_time, spawn
 
-__all__ = ["Options", "RunResult", "compute", "emulated_time", "spawn"]
+__all__ = ["Options", "RunResult", "TorchSpawnParameters", "compute", "emulated_time", "spawn"]
 
 if "SIMCOLL" not in _dist.Backend._plugins:  # a module that is loaded again
     _dist.Backend.register_backend("simcoll", _create, extended_api=True, devices=["cpu"])

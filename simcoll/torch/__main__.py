@@ -8,13 +8,18 @@ from __future__ import annotations
 import faulthandler
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
 from simcoll.command_line import separate_program, status_of
+from simcoll.distributed.start.run_options import (
+    CollectiveOptions,
+    EventOptions,
+    option_values,
+)
 from simcoll.errors import ConfigError
 from simcoll.stopping import run_program
 from simcoll.topology import load_topology
@@ -44,12 +49,6 @@ class _ScriptOptions:
         A shipped topology or a topology file.
     nodes
         Nodes of the topology.
-    protocol
-        ideal, LL, LL128 or Simple.
-    algorithm
-        The algorithm of collectives, where it serves.
-    library
-        Run what this library would, at its speed: nccl or rccl, for example.
     alike
         all: one rank's program runs, and all ranks make its calls.
     compute
@@ -61,13 +60,6 @@ class _ScriptOptions:
         GPUs.
     trace
         Write the timeline of the run there: t.json or t.json.gz, for Perfetto.
-    record
-        Record the run there as a workload for other topologies: a workload w.json, Chakra traces
-        w.et, or a folder with both.
-    fault
-        An event of the run, such as "t=1ms rank 3 stops"; may be repeated.
-    policy
-        Policy for bytes at a dead link: stall, "stall 67ms x 7", re-route or abort.
     shared
         A package that all ranks share instead of importing their own copies; may be repeated.
     module
@@ -77,17 +69,13 @@ class _ScriptOptions:
     nproc: Annotated[int | None, Parameter(name=["--nproc", "-n"])] = None
     topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None
     nodes: Annotated[int | None, Parameter(name=["--nodes", "--nnodes"])] = None
-    protocol: Annotated[str, Parameter(name=["--protocol", "-p"])] = "ideal"
-    algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None
-    library: str | None = None
+    collectives: CollectiveOptions = field(default_factory=CollectiveOptions)
     alike: Literal["all"] | None = None
     compute: str = "none"
     gpu: str | None = None
     device: Literal["cuda", "cpu"] = "cuda"
     trace: str | None = None
-    record: str | None = None
-    fault: Annotated[tuple[str, ...], Parameter(negative=())] = ()
-    policy: str = "stall"
+    events: EventOptions = field(default_factory=EventOptions)
     shared: Annotated[tuple[str, ...], Parameter(negative=())] = ()
     module: Annotated[bool, Parameter(name=["--module", "-m"], negative=())] = False
 
@@ -119,22 +107,21 @@ def _command(
     grows = place is not None and options.nodes is None and ranks > place.nranks
     if not options.module and not Path(script).is_file():
         raise ConfigError("there is no such file", file=script)
+    record = options.events.record
     return run_script(
         RankScript(script, arguments, options.module),
         ranks,
         shared=options.shared,
         topology=options.topology if grows else place,
-        protocol=options.protocol,
-        algorithm=options.algorithm,
-        library=options.library,
+        **option_values(options.collectives),
         alike=options.alike,
         compute=options.compute,
         gpu=options.gpu,
         cuda_is_cpu=options.device == "cuda",
         trace=options.trace if options.trace is not None else False,
-        record=options.record if options.record is not None else False,
-        events=options.fault,
-        policy=options.policy,
+        record=record if record is not None else False,
+        events=options.events.fault,
+        policy=options.events.policy,
     )
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import greenlet  # type: ignore[import-untyped]
 
 from simcoll import distributed as ours
-from simcoll.core.protocol import Protocol
+from simcoll.call_records import record_of, takes
 from simcoll.distributed.runtime.device import SimulatedDevice
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.runtime.world import current_rank
+from simcoll.distributed.start.run_parameters import RunParameters, SpawnParameters
 from simcoll.distributed.start.spawning import RunResult
-from simcoll.emulator.events import Event, Policy
-from simcoll.libraries.choices import Choice
 from simcoll.topology import Topology
 from simcoll.torch.compute_time import Watched, watch_modules, watched_program
 from simcoll.torch.own_modules import OwnModules
@@ -28,47 +28,15 @@ from simcoll.torch.thread_waits import end_threads
 from simcoll.torch.torch_state import prepare_torch
 from simcoll.training.gpu import shipped_gpus
 
-__all__ = ["compute", "emulated_time", "spawn"]
+__all__ = ["TorchSpawnParameters", "compute", "emulated_time", "spawn"]
 
 
-def spawn(
-    program: Callable[..., Any],
-    nprocs: int,
-    args: Sequence[Any] = (),
-    *,
-    topology: str | Path | Topology | None = None,
-    protocol: str | Protocol = "ideal",
-    algorithm: Choice = None,
-    library: str | None = None,
-    debug: bool = True,
-    alike: str | Sequence[Sequence[int]] | None = None,
-    trace: str | Path | bool = False,
-    record: str | Path | bool = False,
-    compute: str | Path = "none",
-    gpu: str | Path | None = None,
-    own_modules: bool | Sequence[str] | OwnModules = False,
-    cuda_is_cpu: bool = False,
-    events: Sequence[Event | str] = (),
-    policy: Policy | str = "stall",
-    kwargs: Mapping[str, Any] | None = None,
-) -> RunResult:
-    """Run ``program(rank, world_size, *args)``, a PyTorch program, on every rank, under one
-    simulated clock.
+@dataclass(frozen=True)
+class TorchSpawnParameters(RunParameters):
+    """Parameters of :func:`simcoll.torch.spawn`.
 
-    All ranks run in this process, each in its own thread, one at a time, in an order that depends
-    only on the program. Each has its own random number generator (a copy of the caller's), ``RANK``
-    and ``LOCAL_RANK``. The program calls ``torch.distributed.init_process_group("simcoll")`` and
-    continues as on any cluster. By default only :func:`compute` and communication take simulated
-    time. Under ``FakeTensorMode`` tensors need no memory, and collectives take the same time.
-
-    Parameters
+    Attributes
     ----------
-    program
-        A function. Objects that it captures, such as a model, are shared by all ranks.
-    nprocs, args, kwargs, topology, protocol, algorithm, library, debug, alike
-        As for :func:`simcoll.distributed.spawn`, like the four parameters that follow.
-    trace, record, events, policy
-        As for :func:`simcoll.distributed.spawn`.
     compute
         Time model of PyTorch's operators. ``"none"``: they take no time. ``"roofline"``:
         floating-point operations over the GPU's measured rate or bytes over its memory bandwidth,
@@ -83,6 +51,28 @@ def spawn(
     cuda_is_cpu
         Show the program the GPUs of its node, whose tensors are on the CPU. See
         :mod:`simcoll.torch.devices`.
+    """
+
+    _: KW_ONLY
+    compute: str | Path = "none"
+    gpu: str | Path | None = None
+    own_modules: bool | Sequence[str] | OwnModules = False
+    cuda_is_cpu: bool = False
+
+
+@takes(TorchSpawnParameters)
+def spawn(*arguments: Any, **keywords: Any) -> RunResult:
+    """Run ``program(rank, world_size, *args)``, a PyTorch program, on every rank, under one
+    simulated clock.
+
+    All ranks run in this process, each in its own thread, one at a time, in an order that depends
+    only on the program. Each has its own random number generator (a copy of the caller's), ``RANK``
+    and ``LOCAL_RANK``. The program calls ``torch.distributed.init_process_group("simcoll")`` and
+    continues as on any cluster. By default only :func:`compute` and communication take simulated
+    time. Under ``FakeTensorMode`` tensors need no memory, and collectives take the same time.
+    Objects that the program captures, such as a model, are shared by all ranks.
+
+    Takes a :class:`TorchSpawnParameters`, or its fields as arguments.
 
     Returns
     -------
@@ -112,16 +102,19 @@ def spawn(
     >>> result.returns[3], result.time
     ([6.0, 10.0], 2.00032e-06)
     """
-    costs, filters = read_costs(compute, gpu), warnings.filters
+    run = record_of(TorchSpawnParameters, arguments, keywords)
+    own_modules = run.own_modules
+    costs, filters = read_costs(run.compute, run.gpu), warnings.filters
     if isinstance(own_modules, OwnModules) or own_modules is False:
         modules = own_modules or None
     else:
         modules = OwnModules(None if own_modules is True else own_modules)
-    with prepare_torch(modules, cuda=_gpu_name(gpu, topology) if cuda_is_cpu else None) as ranks:
+    cuda = _gpu_name(run.gpu, run.topology) if run.cuda_is_cpu else None
+    with prepare_torch(modules, cuda=cuda) as ranks:
 
         def body(rank: int, world_size: int) -> Any:
             thread = ranks.start(rank, _environment(rank, world_size))
-            job = functools.partial(program, rank, world_size, *args, **(kwargs or {}))
+            job = functools.partial(run.program, rank, world_size, *run.args, **(run.kwargs or {}))
             try:
                 value = _run_program(thread, job, costs)
             except (greenlet.GreenletExit, KeyboardInterrupt):
@@ -137,21 +130,9 @@ def spawn(
             contextlib.nullcontext() if costs is None or not costs.modules else watch_modules()
         )
         with watching:
-            return ours.spawn(
-                body,
-                nprocs,
-                topology=topology,
-                protocol=protocol,
-                algorithm=algorithm,
-                library=library,
-                init=False,
-                debug=debug,
-                alike=alike,
-                trace=trace,
-                record=record,
-                events=events,
-                policy=policy,
-            )
+            shared = {field.name: getattr(run, field.name) for field in fields(RunParameters)}
+            shared |= {"program": body, "args": (), "kwargs": None}
+            return ours.spawn(SpawnParameters(**shared, init=False))
 
 
 def _gpu_name(gpu: str | Path | None, topology: str | Path | Topology | None) -> str:

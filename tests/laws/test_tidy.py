@@ -18,6 +18,16 @@ MODULES = sorted(
 )
 
 MAX_FUNCTION_LINES = 90
+MAX_PARAMETERS = 10
+WIDE_CALLS = {
+    # Documented calls, whose parameters are declared here and nowhere else.
+    ("simcoll/core/protocol.py", "Protocol.__init__"),  # the fields of a record that users make
+    ("simcoll/distributed/stores/tcp/tcp_store.py", "TCPStore.__init__"),  # torch's signature
+    ("simcoll/emulator/run.py", "emulate"),  # its result has another type for a program
+    ("simcoll/emulator/reference/ledger.py", "Observer.__call__"),  # what users' observers take
+}
+COMPILED = {"entry", "part"}
+"""Decorators of compiled kernels, which take arrays, not records."""
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "base", "common", "misc", "manager"}
 
 
@@ -81,6 +91,67 @@ def test_functions_are_short():
         > MAX_FUNCTION_LINES
     ]
     assert long == []
+
+
+def parameter_count(node):
+    """The parameters of a function, without the object or class of a method."""
+    arguments = node.args
+    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    several = [arguments.vararg, arguments.kwarg]
+    return (
+        len(positional)
+        - (positional[:1] in (["self"], ["cls"]))
+        + len(arguments.kwonlyargs)
+        + sum(argument is not None for argument in several)
+    )
+
+
+def wide_functions(parent, owner=""):
+    """``(name, parameters)`` of the functions with too many, in and below a node."""
+    for node in ast.iter_child_nodes(parent):
+        title = owner
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            title = f"{owner}.{node.name}".lstrip(".")
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            compiled = COMPILED & {ast.unparse(decorator) for decorator in node.decorator_list}
+            if not compiled and (count := parameter_count(node)) > MAX_PARAMETERS:
+                yield title, count
+        yield from wide_functions(node, title)
+
+
+@pytest.mark.slow
+def test_functions_take_few_parameters():
+    # Options that belong together are a record; a documented call that takes many declares them
+    # as one, and takes it too (simcoll/call_records.py).
+    wide = [
+        (name(path), title, count)
+        for path in MODULES
+        for title, count in wide_functions(tree(path))
+    ]
+    assert [row for row in wide if row[:2] not in WIDE_CALLS] == []
+    assert {row[:2] for row in wide} == WIDE_CALLS
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("def f(a, b, /, c, *, d, e): ...", 5),
+        ("def f(*args, **kwargs): ...", 2),
+        ("async def f(self, a): ...", 1),
+        ("def f(cls): ...", 0),
+    ],
+)
+def test_the_count_of_parameters(text, count):
+    (node,) = ast.parse(text).body
+    assert parameter_count(node) == count
+
+
+def test_a_wide_function_is_told_wherever_it_stands():
+    letters = ", ".join("abcdefghijk")
+    text = (
+        f"class C:\n    def f(self):\n        def g({letters}): ...\n@entry\ndef h({letters}): ..."
+    )
+    assert list(wide_functions(ast.parse(text))) == [("C.f.g", 11)]
 
 
 def test_modules_have_names_that_say_something():

@@ -7,13 +7,13 @@ import contextlib
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import greenlet  # type: ignore[import-untyped]
 
-from simcoll.core.protocol import Protocol
+from simcoll.call_records import record_of, takes
 from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.api.making_groups import close_store, set_default_group
 from simcoll.distributed.linked.linked_world import LinkedWorld
@@ -42,9 +42,10 @@ from simcoll.distributed.start.results import (
     raise_first,
     result_of,
 )
+from simcoll.distributed.start.run_parameters import SpawnParameters
 from simcoll.distributed.start.timeline_file import write_timeline
 from simcoll.distributed.stores import PollingWaiter, use_waiter
-from simcoll.emulator.events import Event, Policy, timeline_of
+from simcoll.emulator.events import timeline_of
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.libraries.choices import Choice, Plans, check_choice
 from simcoll.libraries.library import load_library
@@ -53,6 +54,7 @@ from simcoll.units import FS_PER_SECOND, MAX_TIME_FS, format_time, parse_time
 
 __all__ = [
     "RunResult",
+    "SpawnParameters",
     "compute",
     "emulated_time",
     "fake_array",
@@ -65,80 +67,12 @@ MAX_RANKS = 1 << 16
 DATA = ("exact", "none")
 
 
-def spawn(
-    program: Callable[..., Any],
-    nprocs: int,
-    args: Sequence[Any] = (),
-    *,
-    topology: str | Path | Topology | None = None,
-    protocol: str | Protocol = "ideal",
-    algorithm: Choice = None,
-    library: str | None = None,
-    backend: str | None = None,
-    init: bool = True,
-    debug: bool = True,
-    data: str = "exact",
-    alike: str | Sequence[Sequence[int]] | None = None,
-    trace: str | Path | bool = False,
-    record: str | Path | bool = False,
-    events: Sequence[Event | str] = (),
-    policy: Policy | str = "stall",
-    kwargs: Mapping[str, Any] | None = None,
-) -> RunResult:
+@takes(SpawnParameters)
+def spawn(*arguments: Any, **keywords: Any) -> RunResult:
     """Run ``program(rank, world_size, *args)`` on every rank, under one simulated clock, or for
     real.
 
-    Parameters
-    ----------
-    program
-        An ordinary blocking function. All ranks run in this process, one at a time, in an order
-        that depends only on the program. With a real backend this process runs one rank, and every
-        process of the job calls spawn.
-    nprocs
-        World size; with a real backend, the number of processes.
-    args, kwargs
-        Further arguments of the program.
-    topology
-        Name, file or Topology with at least ``nprocs`` ranks; nodes are added as needed. None: a
-        crossbar with 50 GB/s per rank and 1 us. With a real backend it only guides the algorithms.
-    protocol
-        Costs of a message: ``ideal``, ``LL``, ``LL128``, ``Simple``, or a
-        :class:`simcoll.types.Protocol`.
-    algorithm
-        Algorithm of the collectives: a name (used where it applies), a schedule, a mapping from
-        collective to one of these, or a function of (collective, ranks, bytes). None:
-        latency-optimal for small sizes, bandwidth-optimal for large ones.
-    library
-        Without an algorithm: emulate the choices and the speed of a communication library, such as
-        ``"nccl"``.
-    backend
-        ``"mpi"``: ranks are the processes that ``mpiexec`` started. None: the environment variable
-        ``SIMCOLL_BACKEND``, else the emulator. Other names run on the emulator, and get_backend
-        returns them; a registered backend plays the collectives of every rank.
-    init
-        Give every rank a default group. A program that calls init_process_group itself replaces it.
-    debug
-        Guard the buffers of asynchronous operations, and refuse receives that are too long.
-    data
-        ``"none"``: collectives and messages only take time, and leave tensors as they are, which
-        may then be :func:`fake_array`; object collectives work as always.
-    alike
-        Classes of symmetric ranks, as lists of ranks, or ``"all"``: only the program of the lowest
-        rank of each class runs, and the others make its calls at the same time. A call completes
-        when it has completed on the whole class; ``RunResult.skew_fs`` is the largest spread.
-    trace
-        Keep a timeline of the run, ``RunResult.timeline``; with a path, write it there: a file for
-        Perfetto (``t.json`` or ``t.json.gz``), or a folder with a file per rank, as PyTorch's
-        profiler writes them. Not for real backends.
-    record
-        Record the run as a workload, ``RunResult.workload``, for other topologies; with a path,
-        write it there: ``w.json``, Chakra traces ``w.et``, or a folder with both. Not for real
-        backends.
-    events, policy
-        Faults and traffic during the run, and the treatment of bytes at a dead link, as for
-        :func:`simcoll.emulate`. A rank that stops ends where it is, and returns None. Under backend
-        nccl the others get a DistBackendError after their group's timeout, under other backends a
-        RuntimeError at once.
+    Takes a :class:`SpawnParameters`, or its fields as arguments.
 
     Raises
     ------
@@ -159,16 +93,19 @@ def spawn(
     >>> result.returns[3], result.time
     ([6.0, 10.0], 2.00064e-06)
     """
+    run = record_of(SpawnParameters, arguments, keywords)
+    nprocs, alike, trace, record = run.nprocs, run.alike, run.trace, run.record
+    backend, data = run.backend, run.data
     if type(nprocs) is not int or not 1 <= nprocs <= MAX_RANKS:
         raise ConfigError(f"nprocs {nprocs!r}: expected a whole number of ranks, 1 to {MAX_RANKS}")
-    check_choice(algorithm)
-    if library is not None:
-        load_library(library)  # an unknown name is an error here
-    plans = Plans(_topology(topology, nprocs), protocol, algorithm, library)
+    check_choice(run.algorithm)
+    if run.library is not None:
+        load_library(run.library)  # an unknown name is an error here
+    plans = Plans(_topology(run.topology, nprocs), run.protocol, run.algorithm, run.library)
     place = place_of(backend)
     if data not in DATA:
         raise ConfigError(f"data {data!r}; {nearest(data, DATA)}")
-    happens = timeline_of(events, policy, plans.topology, nprocs)
+    happens = timeline_of(run.events, run.policy, plans.topology, nprocs)
     if place != EMULATOR and happens is not None:
         raise ConfigError(f"backend {place!r} runs for real: events= are for the emulator")
     if place != EMULATOR and (data != "exact" or trace or record or alike is not None):
@@ -178,11 +115,11 @@ def spawn(
         )
 
     def body(rank: int) -> Any:
-        return program(rank, nprocs, *args, **(kwargs or {}))
+        return run.program(rank, nprocs, *run.args, **(run.kwargs or {}))
 
     if place != EMULATOR and current_task() is None:
-        linked = LinkedWorld(connect_processes(place, nprocs), plans, debug=debug)
-        return _linked_run(linked, body, (backend or linked.home) if init else None)
+        linked = LinkedWorld(connect_processes(place, nprocs), plans, debug=run.debug)
+        return _linked_run(linked, body, (backend or linked.home) if run.init else None)
     history = History(
         timeline=RunTimeline() if trace else None,
         recording=Recording(nprocs, plans) if record else None,
@@ -192,13 +129,13 @@ def spawn(
     world = EmulatedWorld(
         nprocs,
         plans,
-        debug=debug,
+        debug=run.debug,
         timed=timed,
         rank_classes=classes,
         history=history,
         events=happens,
     )
-    result = _emulated_run(world, body, (backend or EMULATOR) if init else None)
+    result = _emulated_run(world, body, (backend or EMULATOR) if run.init else None)
     if not isinstance(trace, bool):
         write_timeline(trace, result, plans.topology)
     if not isinstance(record, bool):
