@@ -81,7 +81,7 @@ def predict(
         )
     if library.alone and (algorithm is not None or protocol is not None):
         raise ConfigError(
-            "--library, --env and --calibration are for what a library chooses, -a and -p for what "
+            "--library, --nccl-version, --env and --calibration are for what a library chooses, -a and -p for what "
             "you choose"
         )
     unrestricted = (
@@ -110,10 +110,10 @@ def predict(
             raise ConfigError(
                 "--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64"
             )
-        if library.env or library.calibration or request.programs or checked:
+        if library.has_settings or request.programs or checked:
             raise ConfigError(
-                "--concurrent is for the times of schedules, not for --env, --calibration, --check "
-                "and GOAL programs"
+                "--concurrent is for the times of schedules, not for --env, --calibration, "
+                "--nccl-version, --check and GOAL programs"
             )
         chosen = library.library or ("nccl" if unrestricted else "")
         for note in () if chosen else notes:

@@ -134,16 +134,25 @@ class LibraryOptions:
         NCCL's variables for its lines, such as NCCL_ALGO=Ring,NCCL_PROTO=^LL128.
     calibration
         A file that simcoll calibrate wrote, for NCCL's lines.
+    nccl_version
+        Version of NCCL, such as 2.29, whose rules choose. Default: that to which the times were
+        fitted.
     """
 
     library: str | None = None
     env: str = ""
     calibration: Path | None = None
+    nccl_version: str | None = None
 
     @property
     def alone(self) -> bool:
         """Whether only the library is requested."""
-        return self.library is not None or bool(self.env) or self.calibration is not None
+        return self.library is not None or self.has_settings
+
+    @property
+    def has_settings(self) -> bool:
+        """Whether the library is asked for with settings of its own."""
+        return bool(self.env) or (self.calibration or self.nccl_version) is not None
 
     def show(
         self, collective: str, sizes: Sequence[int], topology: Topology, *, verbose: bool
@@ -162,7 +171,7 @@ class LibraryOptions:
         environment = parse_environment(self.env)
         overlay = None if self.calibration is None else load_calibration(self.calibration)
         try:
-            library = library_for(self.library, topology)
+            library = library_for(self.library, topology, self.nccl_version)
             predictions = library_predictions(
                 collective, sizes, topology, library, environment, overlay
             )
@@ -238,8 +247,8 @@ class Files:
 
         if library.alone and any((self.csv, self.svg, self.trace)):
             raise ConfigError(
-                "--csv, --svg and --trace are for the runs of algorithms; what --library, --env "
-                "and --calibration give is printed, and "
+                "--csv, --svg and --trace are for the runs of algorithms; what --library, "
+                "--nccl-version, --env and --calibration give is printed, and "
                 "with -J written"
             )
         if concurrent and any((self.json, self.svg, self.trace)):

@@ -119,9 +119,10 @@ def _offers(question: Question, terms: Terms) -> bool:
     """Whether the machine offers an algorithm and protocol; the environment's choice takes
     precedence over the fabric's defaults.
     """
-    if terms.protocol == "LL128" and question.machine.inside in {"pcie", "host"}:
-        return False
     fabric, collective, environment = question.fabric, question.collective, question.environment
+    on_pcie = question.machine.inside in {"pcie", "host"}
+    if terms.protocol == "LL128" and on_pcie and not environment.names_protocols(collective):
+        return False
     protocols = question.constants.texts(f"{fabric}.protocols")
     algorithms = question.constants.texts(f"{fabric}.algorithms")
     if (

@@ -221,8 +221,14 @@ def _digest(library: Library) -> str:
     return hashlib.sha256(repr((str(library), values)).encode()).hexdigest()[:16]
 
 
-def load_library(name: str | Path | Library = "nccl") -> Library:
+def load_library(name: str | Path | Library = "nccl", version: str = "") -> Library:
     """Load a shipped library by name, with or without its version, or a library file.
+
+    Parameters
+    ----------
+    version
+        The version of a library that is given by its name alone, such as ``"2.29"`` or
+        ``"2.29.7"``. Default: the newest whose accuracy is known.
 
     Raises
     ------
@@ -235,10 +241,12 @@ def load_library(name: str | Path | Library = "nccl") -> Library:
     >>> print(library, library.number("hop.net.nvls_tree"), "us")
     nccl 2.27 14.0 us
     """
+    shipped = shipped_files("libraries")
+    if version:
+        return _load(shipped[_stem_of(name, version, shipped)])
     if isinstance(name, Library):
         return name
     text = str(name)
-    shipped = shipped_files("libraries")
     fitting = [
         stem
         for stem in shipped
@@ -254,6 +262,20 @@ def load_library(name: str | Path | Library = "nccl") -> Library:
     )
 
 
+def _stem_of(name: str | Path | Library, version: str, shipped: Mapping[str, Path]) -> str:
+    """The file of a version; of ``2.29.7``, that of ``2.29``."""
+    versions = [stem.rpartition("-")[2] for stem in shipped if stem.rpartition("-")[0] == str(name)]
+    if not versions:
+        raise ConfigError(
+            f"version {version} of {name}: a version is of a shipped library by its name, such as "
+            "'nccl'; a file states its own"
+        )
+    minor = ".".join(str(version).split(".")[:2])
+    if minor not in versions:
+        raise ConfigError(f"no {name} of version {version}; {nearest(minor, versions)}")
+    return f"{name}-{minor}"
+
+
 def _preference(library: Library) -> tuple[bool, list[int]]:
     """The order of versions of a library whose name alone is given: the newest of which the
     accuracy is known.
@@ -261,7 +283,9 @@ def _preference(library: Library) -> tuple[bool, list[int]]:
     return bool(library.accuracy), [int(part) for part in library.version.split(".")]
 
 
-def library_for(name: str | Path | Library | None, topology: Topology) -> Library:
+def library_for(
+    name: str | Path | Library | None, topology: Topology, version: str | None = None
+) -> Library:
     """The named library, or else the usual one for the GPUs of a topology.
 
     Raises
@@ -270,7 +294,7 @@ def library_for(name: str | Path | Library | None, topology: Topology) -> Librar
         As :func:`load_library`.
     """
     default = "rccl" if topology.traits.get("generation", "").startswith("mi") else "nccl"
-    return load_library(name or default)
+    return load_library(name or default, version or "")
 
 
 def shipped_libraries() -> dict[str, str]:

@@ -338,6 +338,7 @@ def predict(
     library: str | Path | Library | None = None,
     calibration: Calibration | None = None,
     environment: Environment = DEFAULT,
+    version: str = "",
 ) -> Prediction:
     """Predict the time of a collective in a communication library.
 
@@ -357,6 +358,8 @@ def predict(
         A calibration from measurements of this machine.
     environment
         The settings of NCCL's environment variables.
+    version
+        The version of a shipped library, such as ``"2.29"``.
 
     Raises
     ------
@@ -385,7 +388,12 @@ def predict(
             calibration, Calibration, "predict takes a calibration, made by load_calibration(file)"
         )
     question = _question(
-        collective, topology, ranks, library_for(library, topology), environment, calibration
+        collective,
+        topology,
+        ranks,
+        library_for(library, topology, version),
+        environment,
+        calibration,
     )
     return _predict(question, _part(topology, ranks), size_bytes)
 
