@@ -132,9 +132,10 @@ def _change_line(change: ChoiceChange) -> str:
         new.estimate_us / old.estimate_us - 1
         for old, new in zip(change.old_choices, change.new_choices, strict=True)
     ]
+    old, new = _label(change.old_choices), _label(change.new_choices)
     return (
-        f"{change.collective:15} {sizes[0]:>8} to {sizes[1]:>8}  {_label(change.old_choices):24} -> "
-        f"{_label(change.new_choices):24} {min(shares):+7.1%} to {max(shares):+7.1%}"
+        f"{change.collective:15} {sizes[0]:>8} to {sizes[1]:>8}  {old:24} -> {new:24} "
+        f"{min(shares):+7.1%} to {max(shares):+7.1%}"
     )
 
 

@@ -81,8 +81,8 @@ def predict(
         )
     if library.alone and (algorithm is not None or protocol is not None):
         raise ConfigError(
-            "--library, --nccl-version, --env and --calibration are for what a library chooses, -a and -p for what "
-            "you choose"
+            "--library, --nccl-version, --env and --calibration are for what a library chooses, -a "
+            "and -p for what you choose"
         )
     unrestricted = (
         algorithm is None

@@ -62,7 +62,8 @@ def choice_changes(
     >>> from simcoll.libraries.library import load_library
     >>> from simcoll.topology import load_topology
     >>> versions = load_library("nccl-2.27"), load_library("nccl-2.30")
-    >>> (change,) = choice_changes(load_topology("dgx-h100").take(2), *versions, ["all_reduce"], [2**30])
+    >>> pair = load_topology("dgx-h100").take(2)
+    >>> (change,) = choice_changes(pair, *versions, ["all_reduce"], [2**30])
     >>> change.old_choices[0].key, change.new_choices[0].key
     (('ring', 'Simple'), ('nvls', 'Simple'))
     """
