@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
-__all__ = ["RecordCall", "record_of", "takes"]
+__all__ = ["RecordCall", "described_fields", "record_of", "takes", "with_parameters"]
 
 Fields = ParamSpec("Fields")
 Record = TypeVar("Record")
@@ -56,9 +56,8 @@ def takes(
         returned = inspect.signature(function).return_annotation
         declared.__signature__ = inspect.signature(record).replace(return_annotation=returned)
         if function.__doc__:  # Python may have left documentation out
-            classes = reversed(inspect.getmro(cast("type[Record]", record)))
-            described = "\n".join(filter(None, map(_described_fields, classes)))
-            function.__doc__ = _with_parameters(function.__doc__, described)
+            fields = described_fields(cast("type[Record]", record))
+            function.__doc__ = with_parameters(function.__doc__, fields)
         # An argument that does not exist is an error of the call, by its name.
         record.__init__.__qualname__ = function.__qualname__
         return cast("RecordCall[Fields, Record, Answer_co]", function)
@@ -80,13 +79,14 @@ def record_of(
     return record(*arguments, **keywords)
 
 
-def _described_fields(record: type) -> str:
-    """What the documentation of a record says of its own fields."""
-    text = inspect.cleandoc(record.__doc__ or "")
-    return text.partition("Attributes\n----------\n")[2].rstrip()
+def described_fields(record: type) -> str:
+    """The descriptions of a record's fields, those of its bases first."""
+    texts = (inspect.cleandoc(base.__doc__ or "") for base in reversed(inspect.getmro(record)))
+    parts = (text.partition("Attributes\n----------\n")[2].rstrip() for text in texts)
+    return "\n".join(filter(None, parts))
 
 
-def _with_parameters(text: str, fields: str) -> str:
+def with_parameters(text: str, fields: str) -> str:
     """A function's documentation with parameters before its other sections."""
     text = inspect.cleandoc(text)
     section = _SECTION.search(text)

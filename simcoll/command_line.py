@@ -11,13 +11,14 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from types import FunctionType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from cyclopts import App, CycloptsError, Parameter, Token, UnusedCliTokensError
 
+from simcoll.call_records import described_fields, with_parameters
 from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollError, nearest
 from simcoll.stopping import STOPPED, raise_again
 from simcoll.terminal import printable_lines, say_text
@@ -29,10 +30,13 @@ __all__ = [
     "VERBOSE",
     "WHOLE",
     "completion_script",
+    "overriding",
     "run_app",
     "separate_program",
     "status_of",
 ]
+
+Options = TypeVar("Options")
 
 FAULT = 3
 """Exit status of an internal error."""
@@ -76,6 +80,32 @@ VERBOSE = Parameter(name=["--verbose", "-v"], negative=())
 """The option that adds to a table what explains it: proofs, engines, hashes, limits of the
 model.
 """
+
+
+def overriding(
+    record: type[Any], flags: Mapping[str, Parameter]
+) -> Callable[[type[Options]], type[Options]]:
+    """Give a class the fields of a record as options, which are None unless given.
+
+    Parameters
+    ----------
+    record
+        A dataclass, whose documentation describes its fields.
+    flags
+        The fields, in the order of the help, and how each is spelled.
+    """
+    hints = get_type_hints(record)
+
+    def declare(options: type[Options]) -> type[Options]:
+        options.__annotations__ = {
+            name: Annotated[hints[name] | None, flag] for name, flag in flags.items()
+        }
+        for name in flags:
+            setattr(options, name, None)
+        options.__doc__ = with_parameters(options.__doc__ or "", described_fields(record))
+        return Parameter(name="*")(dataclass(frozen=True)(options))
+
+    return declare
 
 
 def run_app(

@@ -40,17 +40,15 @@ def run_scenario(
     verbose
         Print also every proof, what played the runs, and the hash of their traces.
     """
-    from msgspec import structs
-
     from simcoll.cli.sweeping import print_sweep, prove_all
     from simcoll.files.output import open_folder
     from simcoll.planning.sweeps import scenario as scenarios
     from simcoll.planning.sweeps.goal_programs import split_programs
 
     content, path = scenarios.load_scenario(scenario)
-    content = structs.replace(
-        content, **disturbed.keys(content.jitter), **({"group": group} if group else {})
-    )
+    keys = disturbed.keys(content.jitter)
+    keys |= {"group": group} if group else {}
+    content = replace(content, **keys)
     sweep = scenarios.sweep_of(content, str(path))
     with blamed_on(str(path)):
         machines = scenarios.scenario_machines(content, path)
@@ -73,7 +71,7 @@ def run_scenario(
         )
         if table or table.programs:
             names = scenarios.write_results(
-                folder, structs.replace(content, title=title), machine, table, proofs
+                folder, replace(content, title=title), machine, table, proofs
             )
             say(f"# wrote {', '.join(str(folder / name) for name in names)}")
         if stopped:

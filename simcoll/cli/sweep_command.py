@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -35,8 +36,6 @@ def sweep_all(
         Axes of a mesh of all ranks, fastest first, such as tp=8,dp=64: every point for one group of
         each axis.
     """
-    from msgspec import structs
-
     from simcoll.cli.grids import play_grid
     from simcoll.files.output import write_file
     from simcoll.planning.sweeps.scenario import file_of
@@ -50,7 +49,7 @@ def sweep_all(
         keys |= {"group": group} if group else {}
         if "seed" in keys:
             keys["seeds"] = (keys.pop("seed"),)
-        return sweep_grid(structs.replace(content, **keys), file)
+        return sweep_grid(replace(content, **keys), file)
 
     played = play_grid(options, file, grid, ("results.csv",))
     if played is None:

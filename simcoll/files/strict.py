@@ -5,8 +5,10 @@ type.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -15,7 +17,39 @@ from simcoll.files.text import parse_toml, refuse_repeated_keys
 
 __all__ = ["convert_table", "decode_json", "decode_toml", "in_words", "read_file", "read_start"]
 
-Record = TypeVar("Record", bound=msgspec.Struct)
+Record = TypeVar("Record")
+"""A struct, or a dataclass with structs inside."""
+Table = TypeVar("Table", bound=msgspec.Struct)
+
+
+class _TableKey(NamedTuple):
+    """A key of a table: the field of a record."""
+
+    name: str
+    type: Any
+    required: bool
+
+
+def _is_record(kind: Any) -> bool:
+    return isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or is_dataclass(kind))
+
+
+def _keys_of(record: Any) -> list[_TableKey]:
+    """The keys of a record."""
+    if issubclass(record, msgspec.Struct):
+        return [
+            _TableKey(entry.encode_name, entry.type, entry.required)
+            for entry in msgspec.structs.fields(record)
+        ]
+    kinds = get_type_hints(record)
+    return [
+        _TableKey(
+            entry.name,
+            kinds[entry.name],
+            entry.default is MISSING and entry.default_factory is MISSING,
+        )
+        for entry in fields(record)
+    ]
 
 
 def read_file(path: str | Path, max_bytes: int) -> bytes:
@@ -58,10 +92,10 @@ def read_start(path: str | Path, most_bytes: int = 1 << 20) -> bytes:
 def _field_names(record: Any, visited: dict[Any, None]) -> dict[str, None]:
     """Names of all fields of a record and of its nested records."""
     names: dict[str, None] = {}
-    if isinstance(record, type) and issubclass(record, msgspec.Struct) and record not in visited:
+    if _is_record(record) and record not in visited:
         visited[record] = None
-        for entry in msgspec.structs.fields(record):
-            names[entry.encode_name] = None
+        for entry in _keys_of(record):
+            names[entry.name] = None
             names.update(_field_names(entry.type, visited))
     for inner in get_args(record):
         names.update(_field_names(inner, visited))
@@ -74,36 +108,25 @@ def _inside(record: Any, place: str) -> list[Any]:
     for step in re.findall(r"\.(\w+)|\[[^\]]*\]", place):
         types = [inner for member in types for inner in (member, *get_args(member))]
         if step:
-            records = [
-                member
-                for member in types
-                if isinstance(member, type) and issubclass(member, msgspec.Struct)
-            ]
             types = [
                 entry.type
-                for struct in records
-                for entry in msgspec.structs.fields(struct)
-                if entry.encode_name == step
+                for member in filter(_is_record, types)
+                for entry in _keys_of(member)
+                if entry.name == step
             ]
         else:
             types = [inner for outer in types for inner in get_args(outer)]
     return types
 
 
-def _records(types: list[Any]) -> list[type[msgspec.Struct]]:
+def _records(types: list[Any]) -> list[type[Any]]:
     """The records among some types, including those inside unions."""
     inner = [member for outer in types for member in (outer, *get_args(outer))]
-    return [
-        member
-        for member in inner
-        if isinstance(member, type) and issubclass(member, msgspec.Struct)
-    ]
+    return list(filter(_is_record, inner))
 
 
-def _keys(records: list[type[msgspec.Struct]]) -> dict[str, None]:
-    return {
-        entry.encode_name: None for struct in records for entry in msgspec.structs.fields(struct)
-    }
+def _keys(records: list[type[Any]]) -> dict[str, None]:
+    return {entry.name: None for record in records for entry in _keys_of(record)}
 
 
 _KINDS = {
@@ -138,24 +161,22 @@ def _refuse(error: msgspec.ValidationError, record: type[Record], file: str | No
     records = _records(_inside(record, place))
     if unknown:
         keys = _keys(records) or _field_names(record, {})
-        reason, place = (
-            f"unknown key; {nearest(unknown.group(1), keys)}",
-            f"{place}.{unknown.group(1)}",
-        )
+        return _unknown_key(unknown.group(1), keys, place, file)
     missing = re.fullmatch(r"Object missing required field `(.*)`", reason)
     if missing:
         needed = [
-            entry.encode_name
-            for struct in records[:1]
-            for entry in msgspec.structs.fields(struct)
-            if entry.required
+            entry.name for outer in records[:1] for entry in _keys_of(outer) if entry.required
         ]
         hint = f"; needed are {', '.join(needed)}" if len(records) == 1 and len(needed) > 1 else ""
         reason = f"missing key {missing.group(1)!r}{hint}"
     return ConfigError(reason, file=file, path=place)
 
 
-def decode_json(data: bytes | str, record: type[Record], file: str | None = None) -> Record:
+def _unknown_key(key: str, keys: Iterable[str], place: str, file: str | None) -> ConfigError:
+    return ConfigError(f"unknown key; {nearest(key, keys)}", file=file, path=f"{place}.{key}")
+
+
+def decode_json(data: bytes | str, record: type[Table], file: str | None = None) -> Table:
     """Decode a record from JSON.
 
     Raises
@@ -196,6 +217,11 @@ def convert_table(table: object, record: type[Record], file: str | None = None) 
     ConfigError
         With the file and the path inside it.
     """
+    if is_dataclass(record) and isinstance(table, dict):  # msgspec would ignore unknown keys
+        keys = _keys([record])
+        for key in table:
+            if key not in keys:
+                raise _unknown_key(key, keys, "$", file)
     try:
         return msgspec.convert(table, record)
     except msgspec.ValidationError as error:

@@ -5,10 +5,11 @@ ranks.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
+from simcoll.call_records import record_of, takes
 from simcoll.core.numbers import check_seed
 from simcoll.emulator.events import (
     Background,
@@ -20,6 +21,7 @@ from simcoll.emulator.events import (
     timeline_of,
 )
 from simcoll.errors import ConfigError, shown
+from simcoll.planning.sweeps.run_conditions import SeededConditions
 from simcoll.topology import Topology
 from simcoll.units import format_time, parse_time
 
@@ -109,30 +111,11 @@ CALM = RunDisturbance()
 """No disturbance."""
 
 
-def disturbance(
-    stragglers: Sequence[str] = (),
-    background: Sequence[str] = (),
-    jitter: str = "0",
-    seed: int = 0,
-    faults: Sequence[str] = (),
-    policy: str = "stall",
-) -> RunDisturbance:
+@takes(SeededConditions)
+def disturbance(*arguments: Any, **keywords: Any) -> RunDisturbance:
     """Parse a disturbance.
 
-    Parameters
-    ----------
-    stragglers
-        Ranks that take longer: ``rank 3: +10 %``.
-    background
-        Background traffic on links: ``leaf0 -> spine1: 20 %``.
-    jitter
-        Maximum random delay of a message, such as ``1 us``.
-    seed
-        Seed of the delays.
-    faults
-        Events: ``t=1ms box0.gpu3 -> box0.nic3 = 0 for 2ms``.
-    policy
-        Treatment of bytes at a link that is down, such as ``stall 67ms x 7``.
+    Takes a :class:`SeededConditions`, or its fields as arguments; the ranks do not matter.
 
     Raises
     ------
@@ -141,12 +124,13 @@ def disturbance(
 
     Examples
     --------
-    >>> str(disturbance(["rank 3: +10 %"], ["gpu0 <-> switch: 20 %"]))
+    >>> str(disturbance(stragglers=["rank 3: +10 %"], background=["gpu0 <-> switch: 20 %"]))
     'rank 3 takes 11/10 of its time; others take 1/5 of gpu0 <-> switch'
     """
+    conditions = record_of(SeededConditions, arguments, keywords)
     slow: list[tuple[int, str]] = []
     shares = []
-    for text in stragglers:
+    for text in conditions.stragglers:
         match = _STRAGGLER.fullmatch(text.strip())
         if match is None:
             raise ConfigError(
@@ -160,7 +144,7 @@ def disturbance(
             )
         if longer:
             slow.append((rank, str(1 + longer)))
-    for text in background:
+    for text in conditions.background:
         match = _BACKGROUND.fullmatch(text.strip())
         share = Fraction(match[2]) / 100 if match else Fraction(0)
         if match is None or share >= 1:
@@ -170,12 +154,13 @@ def disturbance(
             )
         if share:
             shares.append((match[1], str(share)))
-    events, rule = tuple(str(parse_event(text)) for text in faults), str(parse_policy(policy))
+    events = tuple(str(parse_event(text)) for text in conditions.faults)
+    rule = str(parse_policy(conditions.policy))
     return RunDisturbance(
         tuple(slow),
         tuple(shares),
-        parse_time(jitter, what="jitter"),
-        check_seed(seed),
+        parse_time(conditions.jitter, what="jitter"),
+        check_seed(conditions.seed),
         events,
         rule,
     )

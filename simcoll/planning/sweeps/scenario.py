@@ -5,6 +5,7 @@ one folder.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from simcoll.files.strict import decode_toml, read_file
 from simcoll.formats.recognise import TITLES, recognise
 from simcoll.planning.sweeps.disturbance import disturbance, parse_ranks
 from simcoll.planning.sweeps.result_files import picture, timeline
+from simcoll.planning.sweeps.run_conditions import SeededConditions
 from simcoll.planning.sweeps.sweep import Sweep, size_ladder
 from simcoll.planning.sweeps.sweep_report import results_csv, results_json
 from simcoll.topology import Topology, load_topology
@@ -86,8 +88,16 @@ class SizesTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     factor: int = 2
 
 
-class Scenario(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A scenario file."""
+@dataclass(frozen=True, kw_only=True)
+class Scenario(SeededConditions):
+    """A scenario file.
+
+    Attributes
+    ----------
+    group
+        Axes of a mesh of all ranks, fastest first, such as tp=8,dp=64: a table for one group of
+        each axis.
+    """
 
     title: str
     topology: TopologyTable
@@ -97,13 +107,6 @@ class Scenario(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     protocols: tuple[str, ...] = ("ideal",)
     check_up_to: str | int = "0"
     trace_size: str | int = "1M"
-    jitter: str = "0"
-    seed: int = 0
-    stragglers: tuple[str, ...] = ()
-    background: tuple[str, ...] = ()
-    faults: tuple[str, ...] = ()
-    policy: str = "stall"
-    ranks: str = ""
     group: str = ""
 
 
@@ -221,14 +224,7 @@ def sweep_of(scenario: Scenario, file: str) -> Sweep:
             scenario.collective.op,
             scenario.collective.root,
             size(scenario.check_up_to, "$.check_up_to"),
-            disturbance(
-                scenario.stragglers,
-                scenario.background,
-                scenario.jitter,
-                scenario.seed,
-                scenario.faults,
-                scenario.policy,
-            ),
+            disturbance(scenario),
         )
 
 

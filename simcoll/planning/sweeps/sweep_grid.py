@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain, product, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import msgspec
 
 from simcoll.algorithms import ALGORITHMS
 from simcoll.algorithms.imported import file_schedule, imported_algorithm, is_file_name
@@ -31,6 +29,7 @@ from simcoll.planning.grids.grid import Row as GridRow
 from simcoll.planning.sweeps.disturbance import RunDisturbance, disturbance, parse_ranks
 from simcoll.planning.sweeps.goal_programs import is_program, play_program
 from simcoll.planning.sweeps.mesh_groups import machines_along, parse_axes
+from simcoll.planning.sweeps.run_conditions import RunConditions
 from simcoll.planning.sweeps.scenario import SizesTable
 from simcoll.planning.sweeps.sweep import (
     Sweep,
@@ -71,7 +70,8 @@ FIGURES = (
 )
 
 
-class SweepFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+@dataclass(frozen=True, kw_only=True)
+class SweepFile(RunConditions):
     """A sweep file: every list is an axis of the grid. Empty ``nodes`` and ``degraded``: the
     topology unchanged.
     """
@@ -80,17 +80,11 @@ class SweepFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     topologies: list[str]
     collectives: list[str]
     sizes: SizesTable | list[str | int]
-    nodes: list[int] = []
-    degraded: list[dict[str, str | int | float]] = []
-    algorithms: list[str] = []
+    nodes: list[int] = field(default_factory=list)
+    degraded: list[dict[str, str | int | float]] = field(default_factory=list)
+    algorithms: list[str] = field(default_factory=list)
     protocols: tuple[str, ...] = ("ideal",)
     seeds: tuple[int, ...] = (0,)
-    jitter: str = "0"
-    stragglers: tuple[str, ...] = ()
-    background: tuple[str, ...] = ()
-    faults: tuple[str, ...] = ()
-    policy: str = "stall"
-    ranks: str = ""
     group: str = ""
     dtype: str = "float32"
     op: str = "sum"
@@ -170,7 +164,10 @@ def sweep_grid(sweep: SweepFile, path: Path) -> PointGrid:
     }
     # Only what is asked for is part of a point, so that others keep their keys.
     disturbed = disturbance(
-        sweep.stragglers, sweep.background, faults=sweep.faults, policy=sweep.policy
+        stragglers=sweep.stragglers,
+        background=sweep.background,
+        faults=sweep.faults,
+        policy=sweep.policy,
     )
     fixed |= {"stragglers": list(disturbed.stragglers)} if disturbed.stragglers else {}
     fixed |= {"background": list(disturbed.background)} if disturbed.background else {}

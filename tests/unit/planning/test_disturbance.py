@@ -58,7 +58,7 @@ def test_a_straggler_is_slow_in_everything(folder, capsys):
 
 
 def test_the_work_of_a_straggler_is_slow():
-    slow = disturbance(["rank 3: +50 %"]).events(simcoll.load_topology("dgx-h100"))
+    slow = disturbance(stragglers=["rank 3: +50 %"]).events(simcoll.load_topology("dgx-h100"))
     assert slow[0] == Slow(3, "3/2")
     assert str(slow[1]) == "t=0 box0.gpu3 = 2/3"
 
@@ -122,20 +122,23 @@ def test_files_say_the_same(folder, capsys):
     ("read", "said"),
     [
         (
-            lambda: disturbance(["3 +10 %"]),
+            lambda: disturbance(stragglers=["3 +10 %"]),
             "straggler '3 .10 %': expected a rank and how much longer",
         ),
         (
-            lambda: disturbance([], ["leaf: 100 %"]),
+            lambda: disturbance(background=["leaf: 100 %"]),
             "background 'leaf: 100 %': expected a link and the share",
         ),
-        (lambda: disturbance([], [], "fast"), "jitter"),
+        (lambda: disturbance(jitter="fast"), "jitter"),
         (
-            lambda: disturbance([], [], "0", -1),
+            lambda: disturbance(seed=-1),
             "seed must be a whole number from 0 to 9223372036854775807, got -1",
         ),
         (lambda: parse_ranks("3-1"), "ranks '3-1': expected numbers and rising ranges"),
-        (lambda: disturbance(["rank 3: +1 %", "3: +2 %"]), "rank 3 is already slow"),
+        (
+            lambda: disturbance(stragglers=["rank 3: +1 %", "3: +2 %"]),
+            "rank 3 is already slow",
+        ),
         (
             lambda: crossbar(4, "1 GB/s").with_ranks(range(5)),
             "may use ranks 0 to 3 of topology 'crossbar', not 4",
