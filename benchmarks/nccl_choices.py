@@ -26,6 +26,7 @@ from simcoll.libraries.library import load_library
 from simcoll.libraries.nccl.choice import NcclCall, nccl_choice
 from simcoll.libraries.nccl.communicator import CommunicatorFacts, call_channels, nvls_channels
 from simcoll.libraries.nccl.graphs import NcclGraphs, channel_graph
+from simcoll.libraries.nccl.sends import channels_of_sends, send_channels
 from simcoll.libraries.nccl.tuning_table import tuning_table
 
 WITHOUT_INPUT = {
@@ -86,7 +87,6 @@ def communicators(folder: Path) -> dict[tuple[str, ...], CommunicatorFacts]:
                 channel_graph(graphs["tree"]),
                 channel_graph(graphs["nvls"]) if "nvls" in graphs else None,
                 nodes,
-                int(ring["p2p_channels"]),
                 int(ring["p2p_channels_per_peer"]),
                 nic_GBps,
                 ranks // nodes,
@@ -134,12 +134,32 @@ def compare_channels(folder: Path, by_key, show: int) -> str:
         if row["graph"] != "ring":
             continue
         communicator = by_key[key_of(row)]
-        counts = call_channels(communicator), nvls_channels(communicator)
-        same = counts == (int(row["call_channels"]), int(row["nvls_channels"]))
+        counts = (
+            call_channels(communicator),
+            nvls_channels(communicator),
+            *send_channels(communicator),
+        )
+        columns = ("call_channels", "nvls_channels", "p2p_channels", "p2p_channels_per_peer")
+        same = counts == tuple(int(row[column]) for column in columns)
         agreements[same] += 1
         if not same and agreements[False] <= show:
             print("channels", list(row.values()), counts)
     return f"{agreements[True]} of {agreements.total()} communicators have the same channels"
+
+
+def compare_sends(
+    sends: list[tuple[tuple[str, ...], int, int]],
+    by_key: dict[tuple[str, ...], CommunicatorFacts],
+    show: int,
+) -> str:
+    """Agreement of the channels of calls made of sends, in words."""
+    agreements = Counter()
+    for key, size_bytes, expected in sends:
+        channels = channels_of_sends(by_key[key], size_bytes // by_key[key].ranks)
+        agreements[channels == expected] += 1
+        if channels != expected and agreements[False] <= show:
+            print("sends", key, size_bytes, expected, channels)
+    return f"{agreements[True]} of {agreements.total()} calls made of sends have the same channels"
 
 
 def main() -> None:
@@ -150,9 +170,10 @@ def main() -> None:
     options = parser.parse_args()
     by_key = communicators(options.folder)
     shares = defaultdict(Counter)
-    shown = 0
+    shown, sends = 0, []
     for row in rows_of(options.folder / "nccl_choices.csv.gz"):
         if row["algorithm"] == "p2p":
+            sends.append((key_of(row), int(row["size_bytes"]), int(row["channels"])))
             continue
         key = key_of(row)
         call = NcclCall(row["collective"], int(row["size_bytes"]), row["dtype"], row["op"])
@@ -175,6 +196,7 @@ def main() -> None:
                 print(list(row.values()), choice)
     print(compare_tables(options.folder, by_key, options.show))
     print(compare_channels(options.folder, by_key, options.show))
+    print(compare_sends(sends, by_key, options.show))
     print(f"\n{'':28} {'rows':>7} algorithm channels threads estimate")
     total = Counter()
     for name, counts in sorted(shares.items()):

@@ -59,6 +59,8 @@ class Environment:
         Most threads of a block, and under LL128; 0: NCCL's.
     thread_bytes
         ``((algorithm, protocol), bytes), ...``: the least number of bytes of a thread.
+    buffer_bytes
+        Size of a buffer of Simple, which limits the chunks of sends; 0: NCCL's.
     pat
         Whether PAT may run: 0 never, 1 always, 2 with one rank per node.
     launcher
@@ -78,6 +80,7 @@ class Environment:
     threads: int = 0
     ll128_threads: int = 0
     thread_bytes: tuple[tuple[tuple[str, str], int], ...] = ()
+    buffer_bytes: int = 0
     pat: int = 2
     launcher: str = LAUNCHERS[0]
     ignored: tuple[str, ...] = ()
@@ -193,6 +196,8 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
         "nvls_channels": _whole(remaining, "NCCL_NVLS_NCHANNELS", 0),
         "threads": _whole(remaining, "NCCL_NTHREADS", 0),
         "ll128_threads": _whole(remaining, "NCCL_LL128_NTHREADS", 0),
+        # Also kept as ignored: it changes the channels of sends here, but no time.
+        "buffer_bytes": _whole(dict(remaining), "NCCL_BUFFSIZE", 0, digits=10),
     }
     thread_bytes = _thread_bytes(remaining.pop("NCCL_THREAD_THRESHOLDS", ""))
     pat = _whole(remaining, "NCCL_PAT_ENABLE", 2)
@@ -228,12 +233,14 @@ def _thread_bytes(text: str) -> tuple[tuple[tuple[str, str], int], ...]:
     return tuple((pair, threshold) for pair, threshold in thresholds if threshold >= 0)
 
 
-def _whole(settings: dict[str, str], name: str, default: int) -> int:
+def _whole(settings: dict[str, str], name: str, default: int, *, digits: int = 5) -> int:
     text = settings.pop(name, "")
     if not text:
         return default
-    if not (text.isascii() and text.isdecimal() and len(text) < 6):
-        raise ConfigError(f"{name}: expected a whole number from 0 to 99999, got {text!r}")
+    if not (text.isascii() and text.isdecimal() and len(text) <= digits):
+        raise ConfigError(
+            f"{name}: expected a whole number from 0 to {'9' * digits}, got {text!r:.80}"
+        )
     return int(text)
 
 

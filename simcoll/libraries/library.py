@@ -124,6 +124,7 @@ _FACTS = FactSchema(
         "launcher.*": _time,
         "rules.nvls_rate": _text,
         "rules.choice": _text,
+        "rules.send_order": _text,
         "rules.*": _number,
     },
     ignored=_TEXTS,

@@ -17,6 +17,7 @@ from simcoll.libraries.assumptions import assumptions
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import Cost, stated_costs
 from simcoll.libraries.library import Library, library_for
+from simcoll.libraries.nccl.sends import channels_of_sends, channels_to_a_peer
 from simcoll.libraries.nccl_decision import own_choices
 from simcoll.libraries.prediction_cache import key_of, recall, remember, topology_digest
 from simcoll.libraries.proved_choice import play
@@ -234,11 +235,6 @@ def _formula_prediction(best: Cost, question: Question, size_bytes: int) -> Pred
     """The choice with the formula's time."""
     time_fs = in_time(float(best.time_us(np.array([float(size_bytes)]))[0]))
     formula_fs = run_fs(time_fs, size_bytes, question)
-    choices = own_choices(question, [size_bytes])
-    if choices and choices[0].key == (best.algorithm, best.protocol):
-        channels = choices[0].channels
-    else:
-        channels = channels_for(best, size_bytes, question.nranks, question.environment)
     return Prediction(
         collective=question.collective,
         size_bytes=size_bytes,
@@ -246,7 +242,7 @@ def _formula_prediction(best: Cost, question: Question, size_bytes: int) -> Pred
         formula_fs=formula_fs,
         algorithm=best.algorithm,
         protocol=best.protocol,
-        channels=channels,
+        channels=_channels(best, question, size_bytes),
         schedule="",
         timed_by="formula",
         library=str(question.library),
@@ -265,6 +261,18 @@ def run_fs(time_fs: int, size_bytes: int, question: Question) -> int:
     return question.calibration.corrected_fs(
         launched_fs, question.collective, question.nranks, size_bytes
     )
+
+
+def _channels(best: Cost, question: Question, size_bytes: int) -> int:
+    """Number of channels of a choice: NCCL's own where its rules are known."""
+    choices = own_choices(question, [size_bytes])
+    if choices and choices[0].key == (best.algorithm, best.protocol):
+        return choices[0].channels
+    if question.is_p2p and question.communicator:
+        if question.collective == "send_recv":
+            return channels_to_a_peer(question.communicator, size_bytes)
+        return channels_of_sends(question.communicator, size_bytes // question.nranks)
+    return channels_for(best, size_bytes, question.nranks, question.environment)
 
 
 def in_time(time_us: float) -> int:

@@ -99,8 +99,8 @@ class NcclGraphs:
         The graphs; ``nvls`` is None where no switch multicasts.
     nodes
         Number of nodes as NCCL counts them: of a host whose GPUs reach each other by NICs, several.
-    p2p_channels, p2p_channels_per_peer
-        Number of channels of sends and receives, in total and to one peer.
+    p2p_channels_per_peer
+        Number of channels of sends and receives that the links to one peer can fill.
     nic_GBps
         Rate of the slowest NIC; 0 without NICs.
     least_node_ranks
@@ -111,7 +111,6 @@ class NcclGraphs:
     tree: ChannelGraph
     nvls: ChannelGraph | None
     nodes: int
-    p2p_channels: int
     p2p_channels_per_peer: int
     nic_GBps: float
     least_node_ranks: int
@@ -208,7 +207,6 @@ def _graphs(rows: dict[str, dict[str, str]]) -> NcclGraphs:
         tree=channel_graph(rows["tree"]),
         nvls=channel_graph(rows["nvls"]) if "nvls" in rows else None,
         nodes=int(ring["nccl_nodes"]),
-        p2p_channels=int(ring["p2p_channels"]),
         p2p_channels_per_peer=int(ring["p2p_channels_per_peer"]),
         nic_GBps=float(ring["nic_GBps"]),
         least_node_ranks=ranks // nodes,

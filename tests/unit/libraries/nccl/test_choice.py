@@ -20,6 +20,7 @@ from simcoll.libraries.nccl.communicator import (
     nvls_channels,
 )
 from simcoll.libraries.nccl.graphs import NcclGraphs, channel_graph
+from simcoll.libraries.nccl.sends import channels_of_sends, channels_to_a_peer, send_channels
 from simcoll.libraries.nccl.tuning_table import tuning_table
 from simcoll.topology import load_topology
 
@@ -42,7 +43,6 @@ def communicator_of(graphs):
             channel_graph(graphs["tree"]),
             channel_graph(graphs["nvls"]) if "nvls" in graphs else None,
             nodes,
-            int(ring["p2p_channels"]),
             int(ring["p2p_channels_per_peer"]),
             float(ring["nic_GBps"]),
             ranks // nodes,
@@ -103,6 +103,21 @@ def test_every_communicator_has_nccls_channels():
         communicator = communicators()[row["id"]]
         assert call_channels(communicator) == int(row["call_channels"]), row
         assert nvls_channels(communicator) == int(row["nvls_channels"]), row
+        sends = int(row["p2p_channels"]), int(row["p2p_channels_per_peer"])
+        assert send_channels(communicator) == sends, row
+
+
+def test_every_call_of_sends_has_nccls_channels():
+    for row in rows_of("sends.csv"):
+        communicator = communicators()[row["id"]]
+        piece_bytes = int(row["size_bytes"]) // communicator.ranks
+        assert channels_of_sends(communicator, piece_bytes) == int(row["channels"]), row
+
+
+def test_a_small_buffer_shortens_the_chunks_of_sends():
+    node = sample("dgx-h100")
+    small = with_variables(node, "NCCL_BUFFSIZE=1048576")
+    assert channels_to_a_peer(node, 2**16) < channels_to_a_peer(small, 2**16)
 
 
 @pytest.mark.parametrize("text", ["Tree", "NVLS", "NVLSTree", "^Ring", "broadcast:tree"])

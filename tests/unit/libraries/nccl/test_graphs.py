@@ -11,7 +11,7 @@ def test_a_shipped_machine_has_the_graphs_of_its_own_nccl():
     assert graphs.nvls.channels == 8
     assert graphs.ring.net_latency_us == 35
     assert graphs.ring.cross_nic == 2
-    assert (graphs.nodes, graphs.p2p_channels, graphs.p2p_channels_per_peer) == (2, 16, 4)
+    assert (graphs.nodes, graphs.p2p_channels_per_peer) == (2, 4)
 
 
 def test_versions_differ():
