@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from simcoll.errors import ConfigError
+from simcoll.files.lookalikes import LOOKALIKES, lookalike
 from simcoll.files.text import parse_toml
 from simcoll.formats.chakra.nodes import is_chakra
 
@@ -37,8 +38,9 @@ TITLES: Mapping[str, str] = {
     "ras": "a report of NCCL's RAS",
     "ras-text": "a report of NCCL's RAS as text",
     "watchdog": "a log with lines of PyTorch's NCCL watchdog",
-    "smi-topology": "a matrix of nvidia-smi topo -m",
+    "smi-topology": "a matrix of nvidia-smi topo -m, rocm-smi or amd-smi",
     "ib-fabric": "a listing of an InfiniBand fabric (ibnetdiscover, iblinkinfo)",
+    **{name: title for name, title, _ in LOOKALIKES},
     "openmpi-rules": "a rules file of Open MPI",
     "mpich-selection": "a selection file of MPICH",
     "oneccl": "a list of oneCCL's environment variables",
@@ -104,7 +106,10 @@ _LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
         "ras-text",
         re.compile(r"Group\s+Comms\s+Nodes\s+Ranks|#\d+-\d+ \([0-9a-f]+\) [A-Z]{5,12}$"),
     ),
-    ("smi-topology", re.compile(r"GPU0\s+X\s")),
+    (
+        "smi-topology",
+        re.compile(r".*\bGPU0\W+X\W|\W*(?:LINK TYPE TABLE:|=*\s?Link Type between two GPUs)"),
+    ),
     (
         "ib-fabric",
         re.compile(
@@ -148,6 +153,9 @@ def recognise(content: bytes) -> str:
         return "pickle"
     if is_chakra(content):
         return "chakra"
+    similar = lookalike(head)
+    if similar is not None:
+        return similar[0]
     text = head.decode("utf-8", "replace")
     first_letter = text.lstrip("\ufeff \t\r\n")[:1]
     if first_letter == "<":

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simcoll.errors import ConfigError, expect, nearest
+from simcoll.files.lookalikes import lookalike
 from simcoll.files.paths import is_file, shipped_files
 from simcoll.files.text import parse_toml
 from simcoll.terminal import printable
@@ -29,8 +30,12 @@ MAX_FILE_BYTES = 2**20
 MAX_DUMP_BYTES = 2**24
 MAX_BASES = 4
 
-_MATRIX = re.compile(rb"^\W{0,8}(?:\x1b\[[0-9;]{0,4}m)?\s{0,8}GPU0\s", re.MULTILINE)
-"""The header of a matrix of ``nvidia-smi topo -m``."""
+SMI_MATRIX = re.compile(
+    rb"\bGPU0\W{1,12}(?:X\W|GPU1\b)|"
+    rb"^[> \t]{0,8}=*\s?(?:LINK TYPE TABLE:|Link Type between two GPUs)",
+    re.MULTILINE,
+)
+"""Two cells of a matrix of ``nvidia-smi topo -m``, or a title of AMD's tables."""
 MARKED = 1 << 16
 """Number of bytes at the start of a file that identify its format."""
 IB_LISTING = re.compile(
@@ -210,10 +215,17 @@ def _content(path: Path, file: str) -> bytes:
 
 
 def _parse(content: bytes, file: str) -> FileLayer:
+    similar = lookalike(content)
+    if similar is not None:
+        raise ConfigError(
+            f"this is {similar[1]}; use a dump of NCCL (NCCL_TOPO_DUMP_FILE) or nvidia-smi topo -m "
+            "for a node, and ibnetdiscover or iblinkinfo for a fabric",
+            file=file,
+        )
     if (
         file.endswith(".xml")
         or content.lstrip()[:1] == b"<"
-        or _MATRIX.search(content[:4096])
+        or SMI_MATRIX.search(content[:MARKED])
         or IB_LISTING.search(content[:MARKED])
         or ASTRA_NETWORK.search(content[:MARKED])
     ):
@@ -229,7 +241,7 @@ def _parse(content: bytes, file: str) -> FileLayer:
             raise
         raise ConfigError(
             "not a topology: expected TOML, an NCCL topology dump, the output of nvidia-smi topo "
-            "-m, ibnetdiscover or iblinkinfo, GraphML, "
-            "a SimGrid platform, or a network.yml of ASTRA-sim",
+            "-m, rocm-smi --showtopo, amd-smi topology, ibnetdiscover or iblinkinfo, GraphML, a "
+            "SimGrid platform, or a network.yml of ASTRA-sim",
             file=file,
         ) from None

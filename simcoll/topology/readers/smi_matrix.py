@@ -1,4 +1,5 @@
-"""Reader of ``nvidia-smi topo -m``: the proximity of the GPUs and NICs of a node.
+"""Reader of ``nvidia-smi topo -m``, ``rocm-smi --showtopo`` and ``amd-smi topology``: the proximity
+of the GPUs and NICs of a node.
 
 The matrix states the number of NVLinks between two GPUs and the connection of other pairs, but no
 rates, which must be given. Latencies are assumptions, those of NCCL dumps.
@@ -6,36 +7,26 @@ rates, which must be given. Latencies are assumptions, those of NCCL dumps.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any
 
 from simcoll.errors import ConfigError
 from simcoll.files.reader_arguments import Content, content_of
 from simcoll.topology.cluster import Box, Tier, cluster
 from simcoll.topology.graph import Topology
 from simcoll.topology.links import LinkTable
+from simcoll.topology.readers.amd_smi import AMD_TABLES, matrix_of_amd_tables
 from simcoll.topology.readers.missing_rates import Rate, required_rates
+from simcoll.topology.readers.smi_text import NEARNESS, DeviceMatrix, matrix_of_text
 from simcoll.topology.values import halves_fs
 
 __all__ = ["parse_smi_matrix"]
 
 MAX_BYTES = 2**18
-MAX_DEVICES = 128
 NVLINKS = 18
 """Most NVLinks of a GPU: a larger total over its peers indicates switches."""
-NEARNESS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 NVLINK_FS, PCIE_FS = 700_000_000, 400_000_000
 CPU_FS, NET_FS = 500_000_000, 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Matrix:
-    """Device names, GPUs first, and the word for each pair."""
-
-    gpus: int
-    words: list[list[str]]
-    numa: list[str]  # of each GPU; empty if not given
 
 
 def parse_smi_matrix(
@@ -48,7 +39,8 @@ def parse_smi_matrix(
     nic_bandwidth: Any = None,
     cpu_bandwidth: Any = None,
 ) -> Topology:
-    """Build a topology from the output of ``nvidia-smi topo -m``.
+    """Build a topology from the output of ``nvidia-smi topo -m``, ``rocm-smi --showtopo`` or
+    ``amd-smi topology``.
 
     Parameters
     ----------
@@ -57,8 +49,8 @@ def parse_smi_matrix(
     nodes
         Copies of the node, joined by a non-blocking network for each rail.
     nvlink_bandwidth, pcie_bandwidth, nic_bandwidth, cpu_bandwidth
-        Rate of one NVLink, of a PCIe slot, of a NIC and between two sockets, in each direction.
-        Each is required only if needed.
+        Rate of one NVLink or xGMI link, of a PCIe slot, of a NIC and between two sockets, in each
+        direction. Each is required only if needed.
 
     Raises
     ------
@@ -73,10 +65,11 @@ def parse_smi_matrix(
         [int(word[2:]) if word.startswith("NV") else 0 for word in row[:n]]
         for row in matrix.words[:n]
     ]
+    link_name = "NVLinks" if matrix.source.startswith("nvidia") else "xGMI links"
     needs = {
         "nvlink": (
             any(map(any, counts)),
-            Rate("nvlink.bandwidth", "NVLinks", "25 GB/s", nvlink_bandwidth),
+            Rate("nvlink.bandwidth", link_name, "25 GB/s", nvlink_bandwidth),
         ),
         "pcie": (
             n > 1 or total > n,
@@ -144,85 +137,18 @@ def parse_smi_matrix(
     )
     return replace(
         topology,
-        description=f"nvidia-smi topo -m: {n} GPUs, {len(nics)} NICs",
-        sources={"$": "nvidia-smi topo -m: what joins what; rates as given; latencies unverified"},
+        description=f"{matrix.source}: {n} GPUs, {len(nics)} NICs",
+        sources={"$": f"{matrix.source}: what joins what; rates as given; latencies unverified"},
     )
 
 
-def _parse(content: bytes, file: str) -> _Matrix:
-    """The matrix, from raw output or a copied page."""
-
-    def refuse(message: str, line: int | None = None) -> NoReturn:
-        raise ConfigError(message, file=file, path=None if line is None else f"line {line}")
-
+def _parse(content: bytes, file: str) -> DeviceMatrix:
     if len(content) > MAX_BYTES:
-        refuse(f"larger than {MAX_BYTES >> 10} KiB")
-    text = re.sub(r"\x1b\[[0-9;]*m", "", content.decode("utf-8", "replace"))
-    lines = text.split("\n")
-    start = next(
-        (
-            i
-            for i, line in enumerate(lines)
-            if line.split()[:1] == ["GPU0"] and " X " not in f" {line} "
-        ),
-        None,
-    )
-    if start is None:
-        refuse("no header line that begins with GPU0; is this the output of nvidia-smi topo -m?")
-    titles = re.split(r"\s+", lines[start].strip())
-    devices = [
-        title
-        for title in titles
-        if re.fullmatch(r"GPU[0-9]{1,3}|NIC[0-9]{1,3}|mlx[0-9a-z_]{1,12}", title)
-    ]
-    gpus = sum(device.startswith("GPU") for device in devices)
-    if not 1 <= len(devices) <= MAX_DEVICES or devices[:gpus] != [
-        f"GPU{gpu}" for gpu in range(gpus)
-    ]:
-        refuse(
-            f"expected column headers GPU0, GPU1, ... and NICs after them, at most {MAX_DEVICES}; "
-            f"got {' '.join(devices)[:80]}",
-            start + 1,
-        )
-    words: dict[str, list[str]] = {}
-    remainders: dict[str, list[str]] = {}
-    for number, line in enumerate(lines[start + 1 :], start + 2):
-        cells = line.split()
-        if not cells or cells[0] not in devices:
-            continue
-        if len(cells) < len(devices) + 1:
-            refuse(
-                f"{len(cells) - 1} cells; expected one for each of {len(devices)} devices", number
-            )
-        for cell in cells[1 : len(devices) + 1]:
-            if cell not in {"X", *NEARNESS} and not re.fullmatch(r"NV[0-9]{1,3}", cell):
-                refuse(
-                    f"unknown word {cell[:20]!r}; expected X, NV and a number, or one of "
-                    f"{', '.join(NEARNESS)}",
-                    number,
-                )
-        if cells[0] in words:
-            refuse(f"two rows of {cells[0]}", number)
-        words[cells[0]], remainders[cells[0]] = (
-            cells[1 : len(devices) + 1],
-            cells[len(devices) + 1 :],
-        )
-    missing = [device for device in devices if device not in words]
-    if missing:
-        refuse(f"no row of {missing[0]}")
-    rows = [words[device] for device in devices]
-    for a in range(len(rows)):
-        for b in range(len(rows)):
-            if (rows[a][b] == "X") != (a == b) or rows[a][b] != rows[b][a]:
-                refuse(
-                    f"{devices[a]} to {devices[b]} is {rows[a][b]}, and back {rows[b][a]}; "
-                    "expected the same, X for a device itself"
-                )
-    numa = [
-        remainders[f"GPU{gpu}"][1] if len(remainders[f"GPU{gpu}"]) > 1 else ""
-        for gpu in range(gpus)
-    ]
-    return _Matrix(gpus, rows, numa)
+        raise ConfigError(f"larger than {MAX_BYTES >> 10} KiB", file=file)
+    text = content.decode("utf-8", "replace")
+    if AMD_TABLES.search(content):
+        return matrix_of_amd_tables(text, file)
+    return matrix_of_text(text, file)
 
 
 def _groups(count: int, pairs: list[tuple[int, int]]) -> list[int]:
@@ -236,7 +162,7 @@ def _groups(count: int, pairs: list[tuple[int, int]]) -> list[int]:
     return group
 
 
-def _sockets(matrix: _Matrix) -> list[int]:
+def _sockets(matrix: DeviceMatrix) -> list[int]:
     """Socket of each device: devices not separated by the word SYS, and GPUs with one NUMA node,
     share a socket.
     """
@@ -282,7 +208,7 @@ def _nvlinks(
             links.add_pair(gpu, switch, link_rate * max(count[gpu]), halves_fs(NVLINK_FS), "nvlink")
 
 
-def _nearest(matrix: _Matrix, gpu: int) -> int:
+def _nearest(matrix: DeviceMatrix, gpu: int) -> int:
     """The NIC that a GPU uses: the nearest NICs are divided among the GPUs that share them."""
     n, total = matrix.gpus, len(matrix.words)
 

@@ -547,3 +547,20 @@ def test_the_bandwidth_of_gpus_is_needed_except_with_pcie(tmp_path):
     )
     pcie = load_topology(write(tmp_path, text.replace("[nic]", tree)), nodes=1)
     assert [len(pcie.path(0, gpu)) for gpu in (1, 2)] == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            "<?xml version='1.0'?>\n<topology version='2.0'/>",
+            "this is hwloc's description of a node",
+        ),
+        ("CA 'mlx5_0'\n\tCA type: MT4123\n", "this is the state of one node's InfiniBand adapters"),
+        ("SwitchName=s0 Switches=s[1-2]\n", "this is a topology of Slurm"),
+    ],
+)
+def test_files_without_links_are_named(content, said, tmp_path):
+    (tmp_path / "file.xml").write_text(content)
+    with pytest.raises(ConfigError, match=f"{said}.*; use a dump of NCCL .*NCCL_TOPO_DUMP_FILE"):
+        load_topology(tmp_path / "file.xml")
