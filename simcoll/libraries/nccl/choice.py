@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from simcoll.errors import ConfigError
 from simcoll.libraries.nccl.communicator import CommunicatorFacts, call_channels, nvls_channels
@@ -67,6 +68,7 @@ class NcclChoice:
         return self.algorithm, self.protocol
 
 
+@lru_cache(maxsize=2**16)
 def nccl_choice(communicator: CommunicatorFacts, call: NcclCall) -> NcclChoice:
     """The choice of NCCL for a call.
 

@@ -9,6 +9,7 @@ from functools import cache
 
 import numpy as np
 
+from simcoll.arrays import Floats
 from simcoll.core.schedule import Schedule
 from simcoll.emulator import emulate
 from simcoll.errors import ConfigError
@@ -18,8 +19,9 @@ from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import stated_costs
 from simcoll.libraries.isolated import bind_size
 from simcoll.libraries.library import library_for
+from simcoll.libraries.nccl_decision import own_choices
 from simcoll.libraries.prediction import choose, predict
-from simcoll.libraries.question import calibrate, question_on
+from simcoll.libraries.question import Question, calibrate, question_on
 from simcoll.planning.measured.accuracy import METHODS, band_of, errors_of, medians
 from simcoll.planning.measured.measurements import published_tables
 from simcoll.planning.tuners.leaders import time_through_leaders
@@ -121,28 +123,17 @@ def nccl_choices(
     overlaid = calibrate(model, machine, calibration)
     for collective in collectives:
         bytes_ = np.array(sizes, float)
-        offered, _ = choose(question_on(collective, topology, overlaid), bytes_)
+        question = question_on(collective, topology, overlaid)
+        offered, _ = choose(question, bytes_)
         every = {(cost.algorithm, cost.protocol): cost.time_us(bytes_) for cost in offered}
-        estimates = {
-            (cost.algorithm, cost.protocol): cost.time_us(bytes_)
-            for cost in stated_costs(machine, collective, bytes_, model)
-        }
+        prefers = _choices_of_estimates(question, bytes_)
         for place, size in enumerate(sizes):
             default = predict(collective, size, topology, library=model, calibration=calibration)
-            fastest, prefers = (
-                sorted(
-                    times_by_key,
-                    key=lambda key: (
-                        float(np.broadcast_to(times_by_key[key], len(sizes))[place]),
-                        key,
-                    ),
-                )
-                for times_by_key in (every, estimates)
-            )
+            fastest = _fastest_at(every, place)
             predictions = {(default.algorithm, default.protocol): default}
             for algorithm, protocol in [
                 *fastest[:PLAYED],
-                *(key for key in prefers[:1] if key in every),
+                *([prefers[place]] if prefers[place] in every else []),
             ]:
                 if (algorithm, protocol) not in predictions:
                     only = Environment(
@@ -159,7 +150,7 @@ def nccl_choices(
                         environment=only,
                     )
             best = min(predictions.values(), key=lambda prediction: prediction.time_fs)
-            preferred = predictions.get(prefers[0], default) if prefers else default
+            preferred = predictions.get(prefers[place], default)
             yield Picked(
                 collective,
                 size,
@@ -176,6 +167,34 @@ def nccl_choices(
                     else ()
                 ),
             )
+
+
+def _choices_of_estimates(question: Question, size_bytes: Floats) -> list[tuple[str, str]]:
+    """The algorithm and protocol that NCCL's own estimates prefer at every size, by its exact rules
+    where its graphs are known.
+    """
+    choices = own_choices(question, size_bytes)
+    if choices:
+        return [choice.key for choice in choices]
+    estimates = {
+        (cost.algorithm, cost.protocol): cost.time_us(size_bytes)
+        for cost in stated_costs(
+            question.machine, question.collective, size_bytes, question.library
+        )
+    }
+    return [_fastest_at(estimates, place)[0] for place in range(len(size_bytes))]
+
+
+def _fastest_at(
+    times_by_key: Mapping[tuple[str, str], Floats], place: int
+) -> list[tuple[str, str]]:
+    """The choices by their time at one of the sizes, the fastest first."""
+
+    def time_us(key: tuple[str, str]) -> float:
+        times = np.atleast_1d(times_by_key[key])
+        return float(times[min(place, len(times) - 1)])
+
+    return sorted(times_by_key, key=lambda key: (time_us(key), key))
 
 
 def played_choices(
