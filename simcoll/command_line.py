@@ -30,7 +30,8 @@ __all__ = [
     "VERBOSE",
     "WHOLE",
     "completion_script",
-    "overriding",
+    "inherit_options",
+    "override_options",
     "run_app",
     "separate_program",
     "status_of",
@@ -82,7 +83,7 @@ model.
 """
 
 
-def overriding(
+def override_options(
     record: type[Any], flags: Mapping[str, Parameter]
 ) -> Callable[[type[Options]], type[Options]]:
     """Give a class the fields of a record as options, which are None unless given.
@@ -103,6 +104,21 @@ def overriding(
         for name in flags:
             setattr(options, name, None)
         options.__doc__ = with_parameters(options.__doc__ or "", described_fields(record))
+        return Parameter(name="*")(dataclass(frozen=True)(options))
+
+    return declare
+
+
+def inherit_options(flags: Mapping[str, Parameter]) -> Callable[[type[Options]], type[Options]]:
+    """Make options of the fields that a class inherits from a record: how each is spelled."""
+
+    def declare(options: type[Options]) -> type[Options]:
+        hints = get_type_hints(options)
+        options.__annotations__ = {
+            name: Annotated[hints[name], flag] for name, flag in flags.items()
+        }
+        for name in flags:
+            setattr(options, name, getattr(options, name))  # the inherited default
         return Parameter(name="*")(dataclass(frozen=True)(options))
 
     return declare
@@ -224,12 +240,16 @@ def _holders(app: App) -> Iterator[FunctionType | type[Any]]:
             yield from _holders(app[name])
     if isinstance(app.default_command, FunctionType):
         yield app.default_command
-        for hint in get_type_hints(app.default_command).values():
-            yield from filter(_is_record, (hint, *get_args(hint)))
+        yield from _records_in(app.default_command)
 
 
-def _is_record(hint: Any) -> bool:
-    return isinstance(hint, type) and is_dataclass(hint)
+def _records_in(holder: FunctionType | type[Any]) -> Iterator[type[Any]]:
+    """The dataclasses among the types of parameters or fields, and those inside them."""
+    for hint in get_type_hints(holder).values():
+        for kind in (hint, *get_args(hint)):
+            if isinstance(kind, type) and is_dataclass(kind):
+                yield kind
+                yield from _records_in(kind)
 
 
 def _of_names(hint: Any, names: Sequence[str]) -> Any:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
-from simcoll.command_line import WHOLE, overriding
+from simcoll.command_line import WHOLE, override_options
 from simcoll.errors import ConfigError
 from simcoll.planning.sweeps.run_conditions import SeededConditions
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Disturbed"]
 
 
-@overriding(
+@override_options(
     SeededConditions,
     {
         "jitter": Parameter(),

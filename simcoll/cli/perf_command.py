@@ -61,7 +61,7 @@ def predict(
 
     machine = disturbed.select_ranks(place.load())
     disturbance = disturbed.disturbance()
-    algorithm, protocol, root = runs.algorithm, runs.protocol, runs.root
+    algorithm, protocol, root = runs.algorithm, runs.protocol, runs.data.root
     protocols = tuple(protocol.split(",")) if protocol is not None else ()
     machines = {"": machine}
     if mesh.group is not None and not mesh.concurrent:
@@ -99,8 +99,8 @@ def predict(
         ladder,
         request.choices or (),
         protocols,
-        runs.dtype,
-        runs.op,
+        runs.data.dtype,
+        runs.data.op,
         request.root,
         checked,
         disturbance,

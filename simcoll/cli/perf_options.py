@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from simcoll.command_line import WHOLE
+from simcoll.command_line import WHOLE, inherit_options
 from simcoll.errors import ConfigError
+from simcoll.planning.sweeps.run_conditions import DataKeys
 from simcoll.terminal import say, say_text
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlgorithmOptions",
+    "DataOptions",
     "Files",
     "LibraryOptions",
     "MachineOptions",
@@ -87,6 +89,17 @@ class SizeOptions:
         return size_ladder(begin, end, self.factor)
 
 
+@inherit_options(
+    {
+        "dtype": Parameter(name=["--dtype", "-d"]),
+        "op": Parameter(name=["--op", "-o"]),
+        "root": Parameter(name=["--root", "-r"], converter=WHOLE.converter),
+    }
+)
+class DataOptions(DataKeys):
+    """The elements."""
+
+
 @Parameter(name="*")
 @dataclass(frozen=True)
 class AlgorithmOptions:
@@ -101,12 +114,6 @@ class AlgorithmOptions:
     protocol
         ideal, LL, LL128, Simple, separated by commas; the best of each size is shown.
         Default: LL,LL128,Simple where NCCL has constants for the GPUs, otherwise ideal.
-    dtype
-        Element type, such as float32, bf16 or int8.
-    op
-        Reduction: sum, product, min, max, band, bor, bxor, avg.
-    root
-        Root rank of broadcast, reduce, gather and scatter.
     check
         Largest size at which every run moves real data. In any case data is moved once through
         every algorithm.
@@ -114,9 +121,7 @@ class AlgorithmOptions:
 
     algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None
     protocol: Annotated[str | None, Parameter(name=["--protocol", "-p"])] = None
-    dtype: Annotated[str, Parameter(name=["--dtype", "-d"])] = "float32"
-    op: Annotated[str, Parameter(name=["--op", "-o"])] = "sum"
-    root: Annotated[int | None, Parameter(name=["--root", "-r"]), WHOLE] = None
+    data: DataOptions = field(default_factory=DataOptions)
     check: Annotated[str, Parameter(name=["--check", "-c"])] = "0"
 
 

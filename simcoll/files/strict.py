@@ -176,6 +176,17 @@ def _unknown_key(key: str, keys: Iterable[str], place: str, file: str | None) ->
     return ConfigError(f"unknown key; {nearest(key, keys)}", file=file, path=f"{place}.{key}")
 
 
+def _refuse_unknown(table: object, record: Any, place: str, file: str | None) -> None:
+    """Refuse keys that a dataclass lacks, and those in it; msgspec ignores them."""
+    if not is_dataclass(record) or not isinstance(table, dict):
+        return
+    keys = {entry.name: entry.type for entry in _keys_of(record)}
+    for key, inner in table.items():
+        if key not in keys:
+            raise _unknown_key(key, keys, place, file)
+        _refuse_unknown(inner, keys[key], f"{place}.{key}", file)
+
+
 def decode_json(data: bytes | str, record: type[Table], file: str | None = None) -> Table:
     """Decode a record from JSON.
 
@@ -217,11 +228,7 @@ def convert_table(table: object, record: type[Record], file: str | None = None) 
     ConfigError
         With the file and the path inside it.
     """
-    if is_dataclass(record) and isinstance(table, dict):  # msgspec would ignore unknown keys
-        keys = _keys([record])
-        for key in table:
-            if key not in keys:
-                raise _unknown_key(key, keys, "$", file)
+    _refuse_unknown(table, record, "$", file)
     try:
         return msgspec.convert(table, record)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""Keys of scenario and sweep files that commands override: disturbances, and the ranks.
+"""Keys that scenario and sweep files share, most of which are options of commands too.
 
 Commands read their options from these records when they start, so nothing heavy is imported here.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["RunConditions", "SeededConditions"]
+__all__ = ["DataKeys", "RunConditions", "SeededConditions", "TableKeys"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,3 +52,43 @@ class SeededConditions(RunConditions):
     """
 
     seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataKeys:
+    """The elements of a collective.
+
+    Attributes
+    ----------
+    dtype
+        Element type, such as float32, bf16 or int8.
+    op
+        Reduction: sum, product, min, max, band, bor, bxor, avg.
+    root
+        Root rank of broadcast, reduce, gather and scatter.
+    """
+
+    dtype: str = "float32"
+    op: str = "sum"
+    root: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableKeys:
+    """The runs of every size.
+
+    Attributes
+    ----------
+    protocols
+        ideal, LL, LL128 and Simple, or some of them.
+    check_up_to
+        Largest size at which every run moves real data. In any case data is moved once through
+        every algorithm.
+    group
+        Axes of a mesh of all ranks, fastest first, such as tp=8,dp=64: every run for one group of
+        each axis.
+    """
+
+    protocols: tuple[str, ...] = ("ideal",)
+    check_up_to: str | int = "0"
+    group: str = ""

@@ -19,7 +19,7 @@ from simcoll.files.strict import decode_toml, read_file
 from simcoll.formats.recognise import TITLES, recognise
 from simcoll.planning.sweeps.disturbance import disturbance, parse_ranks
 from simcoll.planning.sweeps.result_files import picture, timeline
-from simcoll.planning.sweeps.run_conditions import SeededConditions
+from simcoll.planning.sweeps.run_conditions import DataKeys, SeededConditions, TableKeys
 from simcoll.planning.sweeps.sweep import Sweep, size_ladder
 from simcoll.planning.sweeps.sweep_report import results_csv, results_json
 from simcoll.topology import Topology, load_topology
@@ -71,13 +71,11 @@ class TopologyTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     degraded: dict[str, str | int | float] = {}
 
 
-class CollectiveTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+@dataclass(frozen=True, kw_only=True)
+class CollectiveTable(DataKeys):
     """``[collective]``."""
 
     kind: str
-    dtype: str = "float32"
-    op: str = "sum"
-    root: int | None = None
 
 
 class SizesTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -89,25 +87,15 @@ class SizesTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scenario(SeededConditions):
-    """A scenario file.
-
-    Attributes
-    ----------
-    group
-        Axes of a mesh of all ranks, fastest first, such as tp=8,dp=64: a table for one group of
-        each axis.
-    """
+class Scenario(SeededConditions, TableKeys):
+    """A scenario file."""
 
     title: str
     topology: TopologyTable
     collective: CollectiveTable
     sizes: SizesTable
     algorithms: list[str]
-    protocols: tuple[str, ...] = ("ideal",)
-    check_up_to: str | int = "0"
     trace_size: str | int = "1M"
-    group: str = ""
 
 
 def file_of(kind: str, name: str | Path) -> Path:

@@ -20,6 +20,7 @@ from simcoll.emulator.request import Request
 from simcoll.emulator.run import run_checked
 from simcoll.errors import ConfigError
 from simcoll.planning.sweeps.disturbance import CALM, RunDisturbance
+from simcoll.planning.sweeps.run_conditions import DataKeys, TableKeys
 from simcoll.topology import Topology
 from simcoll.tuning import Choice, carries, collective_on, costs, schedule_on
 
@@ -60,10 +61,10 @@ class Sweep:
     collective: str
     sizes: tuple[int, ...]
     choices: tuple[Choice, ...]
-    protocols: tuple[str, ...] = ("ideal",)
-    dtype: str = "float32"
-    op: str = "sum"
-    root: int | None = None
+    protocols: tuple[str, ...] = TableKeys.protocols
+    dtype: str = DataKeys.dtype
+    op: str = DataKeys.op
+    root: int | None = DataKeys.root
     check_up_to: int = 0
     disturbed: RunDisturbance = CALM
 

@@ -29,7 +29,7 @@ from simcoll.planning.grids.grid import Row as GridRow
 from simcoll.planning.sweeps.disturbance import RunDisturbance, disturbance, parse_ranks
 from simcoll.planning.sweeps.goal_programs import is_program, play_program
 from simcoll.planning.sweeps.mesh_groups import machines_along, parse_axes
-from simcoll.planning.sweeps.run_conditions import RunConditions
+from simcoll.planning.sweeps.run_conditions import DataKeys, RunConditions, TableKeys
 from simcoll.planning.sweeps.scenario import SizesTable
 from simcoll.planning.sweeps.sweep import (
     Sweep,
@@ -71,7 +71,7 @@ FIGURES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepFile(RunConditions):
+class SweepFile(RunConditions, DataKeys, TableKeys):
     """A sweep file: every list is an axis of the grid. Empty ``nodes`` and ``degraded``: the
     topology unchanged.
     """
@@ -83,13 +83,7 @@ class SweepFile(RunConditions):
     nodes: list[int] = field(default_factory=list)
     degraded: list[dict[str, str | int | float]] = field(default_factory=list)
     algorithms: list[str] = field(default_factory=list)
-    protocols: tuple[str, ...] = ("ideal",)
     seeds: tuple[int, ...] = (0,)
-    group: str = ""
-    dtype: str = "float32"
-    op: str = "sum"
-    root: int | None = None
-    check_up_to: str | int = "0"
 
 
 def load_sweep(path: FilePath) -> SweepFile:

@@ -74,6 +74,7 @@ def test_completion_names_every_command(shell):
         ("simcoll show recursive_mul", "recursive_multiplying"),
         ("simcoll list topo", "topologies"),
         ("simcoll perf -p LL1", "LL128"),
+        ("simcoll perf -d bfl", "bfloat16"),
         ("simcoll help swe", "sweep"),
         ("simcoll tune --format openmpi-", "openmpi-han"),
         ("simcoll goodput ll", "llama3-405b"),

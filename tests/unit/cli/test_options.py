@@ -8,9 +8,10 @@ import pytest
 
 from simcoll.cli import app
 from simcoll.cli.disturbance_options import Disturbed
+from simcoll.cli.perf_options import DataOptions
 from simcoll.errors import ConfigError
-from simcoll.planning.sweeps.run_conditions import SeededConditions
-from simcoll.planning.sweeps.scenario import Scenario
+from simcoll.planning.sweeps.run_conditions import DataKeys, SeededConditions
+from simcoll.planning.sweeps.scenario import CollectiveTable, Scenario
 from simcoll.planning.sweeps.sweep_grid import SweepFile
 
 
@@ -30,6 +31,16 @@ def test_commands_describe_them_in_the_words_of_the_record(command):
         first_line = descriptions[option].splitlines()[0]
         documentation = f"{SeededConditions.__doc__}{SeededConditions.__base__.__doc__}"
         assert first_line in documentation
+
+
+def test_data_has_the_defaults_of_files():
+    options, keys = DataOptions(), DataKeys()
+    assert [(field.name, field.default) for field in fields(options)] == [
+        (field.name, field.default) for field in fields(keys)
+    ]
+    assert isinstance(options, DataKeys)
+    assert issubclass(CollectiveTable, DataKeys)
+    assert (options.dtype, options.op, options.root) == ("float32", "sum", None)
 
 
 def test_only_what_is_present_overrides_a_file():

@@ -26,10 +26,24 @@ class General:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A table that is a dataclass."""
+
+    left: int = 0
+
+
+class PairStruct(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The same table as a struct."""
+
+    left: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Whole(General):
     """A file."""
 
     title: str
+    pair: Pair = Pair()
     inner: Inner = field(default_factory=Inner)
     names: list[str] = field(default_factory=list)
 
@@ -38,6 +52,7 @@ class WholeStruct(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
     """The same file as a struct."""
 
     title: str
+    pair: PairStruct = PairStruct()
     inner: Inner = Inner()
     names: list[str] = []
     policy: str = "stall"
@@ -57,12 +72,15 @@ def test_a_dataclass_takes_the_keys_of_its_bases():
         ({"title": "x", "polciy": "abort"}, "$.polciy: unknown key; did you mean 'policy'?"),
         (
             {"title": "x", "colour": 1},
-            "$.colour: unknown key; valid: inner, names, policy, ranks, title",
+            "$.colour: unknown key; valid: inner, names, pair, policy, ranks, title",
         ),
         ({}, "missing key 'title'"),
         ({"title": 1}, "$.title: expected text, got a whole number"),
         ({"title": "x", "ranks": [1]}, "$.ranks[0]: expected text, got a whole number"),
         ({"title": "x", "inner": {"sise": 1}}, "$.inner.sise: unknown key; did you mean 'size'?"),
+        ({"title": "x", "pair": {"lift": 1}}, "$.pair.lift: unknown key; did you mean 'left'?"),
+        ({"title": "x", "pair": {"left": "1"}}, "$.pair.left: expected a whole number, got text"),
+        ({"title": "x", "pair": 1}, "$.pair: expected a table of keys, got a whole number"),
         ({"title": "x", "inner": {"size": "1"}}, "$.inner.size: expected a whole number, got text"),
         ([], "expected a table of keys, got a list"),
     ],
