@@ -69,7 +69,8 @@ class _Dump:
     cards: list[_Card] = field(default_factory=list)
     # Vertex, vendor, capacity between sockets.
     cpus: list[tuple[int, str, int]] = field(default_factory=list)
-    hosts: list[str] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)  # of each CPU
+    host_of_cpu: dict[int, int] = field(default_factory=dict)  # number of the host, by vertex
 
     def vertex(self, name: str, kind: str) -> int:
         if name in self.used_names:
@@ -78,6 +79,17 @@ class _Dump:
         self.names.append(name)
         self.kinds.append(kind)
         return len(self.names) - 1
+
+    def label(self, busid: str) -> str:
+        """An address that is unique in a dump of several hosts."""
+        host = max(self.host_of_cpu.values(), default=0)
+        return f"{busid}-host{host}" if host else busid
+
+    def cpu_above(self, vertex: int) -> int:
+        """The CPU at the root of a vertex's PCIe tree."""
+        while vertex in self.up:
+            vertex = self.up[vertex]
+        return vertex
 
     def below(self, parent: int, name: str, kind: str, capacity: int) -> int:
         """Add a vertex with a PCIe link to its parent."""
@@ -119,9 +131,11 @@ def _topology(content: bytes, title: str, nodes: int, facts: Facts) -> Topology:
     dump, root = _Dump(), _parse(content)
     complete(root, facts)
     _read_children(dump, root, None)
-    if len(set(dump.hosts)) > 1:
+    nhosts = len(set(dump.hosts))
+    if nhosts > 1 and not all(_switch_links(gpu) for gpu in dump.gpus):
         raise ConfigError(
-            f"the dump spans {len(set(dump.hosts))} hosts; expected the dump of one node"
+            f"the dump spans {nhosts} hosts, which no NVSwitch joins; expected the dump of one "
+            "node, or of a rack with NVLinks between nodes"
         )
     if not dump.gpus:
         raise ConfigError("no GPU: expected <gpu> elements, each in a <pci> of its own")
@@ -161,6 +175,8 @@ def _box(dump: _Dump, gpus: list[_XmlGpu]) -> Box:
     """The node, with its sockets joined and a vertex for each rail of NICs."""
     for i, (a, _, capacity) in enumerate(dump.cpus):
         for b, _, second_capacity in dump.cpus[i + 1 :]:
+            if dump.host_of_cpu[a] != dump.host_of_cpu[b]:
+                continue
             dump.links.add_pair(a, b, min(capacity, second_capacity), (CPU_FS, CPU_FS), "cpu")
     rails, rail_of_gpu = _rails(dump, gpus)
     for number, gpu in enumerate(gpus):
@@ -223,6 +239,7 @@ def _read_cpu(dump: _Dump, element: Element) -> None:
         (vertex, vendor, rate_between_sockets(vendor, _integer(element, "modelid", 0)) * GBps)
     )
     dump.hosts.append(element.get("host_hash", ""))
+    dump.host_of_cpu[vertex] = list(dict.fromkeys(dump.hosts)).index(dump.hosts[-1])
     _read_children(dump, element, vertex)
 
 
@@ -230,7 +247,9 @@ def _read_pci(dump: _Dump, element: Element, parent: int | None) -> None:
     busid = element.get("busid", "").lower()
     if parent is None:
         raise ConfigError(f"<pci busid={busid!r}> is not inside a <cpu>")
-    width = _integer(element, "link_width", 16) or 16  # NCCL treats 0, as on virtual bridges, as 16
+    # NCCL treats 0, as on virtual bridges, as 16; 255 is what Linux reports for an unknown width.
+    width = _integer(element, "link_width", 16)
+    width = 16 if width in {0, 255} else width
     capacity = int(pcie_rate(width, element.get("link_speed", "")) * GBps)
     if not 1 <= width <= 64:
         raise ConfigError(
@@ -238,11 +257,22 @@ def _read_pci(dump: _Dump, element: Element, parent: int | None) -> None:
         )
     gpu, nic = element.find("gpu"), element.find("nic")
     if gpu is not None:
-        _read_gpu(dump, gpu, dump.below(parent, f"gpu-{busid}", "gpu", capacity), busid)
+        label = f"gpu-{dump.label(busid)}"
+        chip_to_chip = _chip_to_chip(gpu, busid)
+        # A GPU on the chip of its CPU reaches it by C2C; its PCIe link only configures it.
+        if parent not in dump.up:
+            capacity = max(capacity, chip_to_chip)
+        vertex = dump.below(parent, label, "gpu", capacity)
+        if chip_to_chip and parent in dump.up:
+            cpu = dump.cpu_above(parent)
+            dump.links.add_pair(vertex, cpu, chip_to_chip, (PCIE_FS, PCIE_FS), "pcie")
+        _read_gpu(dump, gpu, vertex, busid)
     elif nic is not None:
         _read_nic(dump, nic, parent, capacity)
     elif len(element):
-        _read_children(dump, element, dump.below(parent, f"pcie-{busid}", "pcie", capacity))
+        _read_children(
+            dump, element, dump.below(parent, f"pcie-{dump.label(busid)}", "pcie", capacity)
+        )
 
 
 def _read_gpu(dump: _Dump, element: Element, vertex: int, busid: str) -> None:
@@ -277,6 +307,26 @@ def _read_gpu(dump: _Dump, element: Element, vertex: int, busid: str) -> None:
             links=tuple(bundles),
         )
     )
+
+
+def _chip_to_chip(element: Element, busid: str) -> int:
+    """Capacity of the C2C links between a GPU and its CPU: the links times Mbyte/s of one."""
+    capacity = 0
+    for link in element:
+        if link.tag == "c2c":
+            rate, count = _integer(link, "bw", 0), _integer(link, "count", 1)
+            if not 0 < rate <= 10**6 or not 1 <= count <= 100:
+                raise ConfigError(
+                    f"GPU {busid}: <c2c bw='{rate}' count='{count}'>; expected Mbyte/s of a link, "
+                    "such as 43125, and 1 to 100 links"
+                )
+            capacity += rate * count * GBps // 1000
+    return capacity
+
+
+def _switch_links(gpu: _XmlGpu) -> int:
+    """Number of NVLinks of a GPU to switches."""
+    return sum(number for _, tclass, number in gpu.links if tclass.startswith("0x068000"))
 
 
 def _compute_capability(element: Element, busid: str) -> int:
@@ -333,7 +383,7 @@ def _scale_up(dump: _Dump, gpus: list[_XmlGpu]) -> tuple[Fraction, Fraction, str
     by_busid = {gpu.busid: gpu.vertex for gpu in gpus}
     switch: int | None = None
     for gpu in gpus:
-        to_switch = sum(number for _, tclass, number in gpu.links if tclass.startswith("0x068000"))
+        to_switch = _switch_links(gpu)
         if to_switch:
             if switch is None:
                 switch = dump.vertex("nvswitch", "switch")
@@ -376,15 +426,17 @@ def _rails(dump: _Dump, gpus: list[_XmlGpu]) -> tuple[list[list[_Card]], list[in
 
 
 _JOINED = -1
-"""Stands for all sockets together, with one link between any two."""
+"""Stands for all sockets of the first host together, with one link between any two; those of
+further hosts have lower numbers.
+"""
 
 
 def _above(dump: _Dump, vertex: int) -> list[int]:
-    """The vertex, its ancestors in the PCIe tree, and the sockets together."""
+    """The vertex, its ancestors in the PCIe tree, and the sockets of its host together."""
     chain = [vertex]
     while chain[-1] in dump.up:
         chain.append(dump.up[chain[-1]])
-    return [*chain, _JOINED]
+    return [*chain, _JOINED - dump.host_of_cpu.get(chain[-1], 0)]
 
 
 def _reach(dump: _Dump) -> dict[int, tuple[int, list[int]]]:
@@ -396,7 +448,7 @@ def _reach(dump: _Dump) -> dict[int, tuple[int, list[int]]]:
         chain = _above(dump, card.parent)
         for away, vertex in enumerate(chain):
             # From one socket to another there is one link, not two.
-            down = away - (vertex == _JOINED)
+            down = away - (vertex <= _JOINED)
             distance, cards = reach.get(vertex, (down, []))
             if down <= distance:
                 reach[vertex] = (down, [*(cards if down == distance else []), number])

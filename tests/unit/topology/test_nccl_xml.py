@@ -276,7 +276,7 @@ EXTERNAL = b'<!DOCTYPE s [<!ENTITY x SYSTEM "file:///etc/passwd">]><system>&x;</
                 cpu(0, gpu("0:1.0", 0), extra='host_hash="0x1"'),
                 cpu(1, "", extra='host_hash="0x2"'),
             ),
-            "spans 2 hosts",
+            "spans 2 hosts, which no NVSwitch joins",
         ),
     ],
 )
@@ -396,3 +396,76 @@ def test_what_link_speeds_follow_from_is_never_guessed(content, message):
         parse_nccl_xml(content, file="dump.xml")
     assert message in str(error.value)
     assert str(error.value).startswith("dump.xml: ")
+
+
+def chip(busid, rank, c2c, inside="", **where):
+    """A GPU on the chip of its CPU."""
+    return gpu(busid, rank, links=f"{c2c}{inside}", sm=121, **where)
+
+
+C2C = '<c2c bw="43125" count="8"/>'
+
+
+def test_a_gpu_on_the_chip_of_its_cpu_is_reached_by_c2c():
+    """8 links of 43.125 GB/s, as NCCL computes it; the PCIe link of 2.5 GT/s only configures it."""
+    dump = system(
+        cpu(
+            0,
+            chip("000f:01:00.0", 0, C2C, speed="2.5 GT/s PCIe")
+            + nic("0000:01:00.0", 200_000, width=4)
+            + nic("0002:01:00.0", 200_000, width=4),
+        )
+    )
+    two = parse_nccl_xml(dump, nodes=2)
+    capacities = two.link_capacity_uBps[[two.link(link) for link in two.path(0, 1)]]
+    assert int(capacities[0]) == 345 * GB
+    assert int(capacities.min()) == 24 * GB  # two slots of 4 lanes at 32 GT/s, as NCCL counts them
+
+
+def test_a_gpu_below_a_switch_keeps_its_pcie_link_beside_c2c():
+    """Its NIC is below the same switch; memory of the CPU is reached by C2C."""
+    inside = gpu("0:2.0", 0, links=f"{C2C}{HOPPER}", sm=100) + nic("0:3.0", 400_000)
+    one = parse_nccl_xml(system(cpu(0, pci("0:1.0", inside) + gpu("0:4.0", 1, HOPPER, sm=100))))
+    assert int(one.link_capacity_uBps[one.link("box0.gpu0 -> box0.cpu0")]) == 345 * GB
+    assert int(one.link_capacity_uBps[one.link("box0.gpu0 -> box0.pcie-0:1.0")]) < 64 * GB
+
+
+@pytest.mark.parametrize("c2c", ['<c2c bw="0" count="8"/>', '<c2c bw="43125" count="101"/>'])
+def test_c2c_links_out_of_range_are_refused(c2c):
+    with pytest.raises(ConfigError, match=r"<c2c bw=.*; expected Mbyte/s of a link, such as 43125"):
+        parse_nccl_xml(system(cpu(0, chip("0:1.0", 0, c2c))))
+
+
+@pytest.mark.parametrize("width", [0, 255])
+def test_an_unknown_width_is_that_of_a_slot(width):
+    dumps = [
+        system(cpu(0, gpu("0:1.0", 0, width=lanes) + gpu("0:2.0", 1))) for lanes in (16, width)
+    ]
+    slot, unknown = map(parse_nccl_xml, dumps)
+    assert unknown.link_capacity_uBps.tolist() == slot.link_capacity_uBps.tolist()
+
+
+def test_a_rack_of_hosts_is_one_nvlink_domain():
+    """As NCCL dumps it with NVLinks between nodes: the hosts' trees side by side, alike."""
+
+    def host(number):
+        return "".join(
+            cpu(
+                socket,
+                gpu(f"000{socket}:01:00.0", 4 * number + 2 * socket, switches(18), sm=100)
+                + gpu(f"000{socket}:02:00.0", 4 * number + 2 * socket + 1, switches(18), sm=100)
+                + nic(f"000{socket}:03:00.0", 400_000),
+                extra=f'host_hash="0x{number + 1}"',
+            )
+            for socket in range(2)
+        )
+
+    rack = parse_nccl_xml(system(host(0), host(1)))
+    assert rack.nranks == 8
+    assert rack.path(0, 7) == ["box0.gpu0 -> box0.nvswitch", "box0.nvswitch -> box0.gpu7"]
+    assert machine(rack).domain_ranks == (8,)
+    between = LINK_KINDS.index("cpu")
+    assert int((rack.link_kind == between).sum()) == 4  # two sockets a host, both directions
+    racks = parse_nccl_xml(system(host(0), host(1)), nodes=2)
+    cards = [next(link for link in racks.path(rank, 8) if ".nic" in link) for rank in range(8)]
+    assert len({card.split("nic")[1] for card in cards}) == 4
