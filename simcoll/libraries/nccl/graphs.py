@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, cast
 
@@ -139,7 +139,7 @@ def graphs_of(topology: Topology, version: tuple[int, int]) -> NcclGraphs | None
     """The graphs of NCCL on a topology; None if they are unknown.
 
     They are known for shipped machines. A topology that has the name of one and other links is none
-    of them.
+    of them; a network that reduces changes no graph.
 
     Parameters
     ----------
@@ -159,7 +159,10 @@ def graphs_of(topology: Topology, version: tuple[int, int]) -> NcclGraphs | None
     if graphs is None:
         return None
     shipped = _shipped_part(topology.name, facts.domain_ranks)
-    return graphs if shipped is not None and machine(shipped) == facts else None
+    if shipped is None:
+        return None
+    same = replace(machine(shipped), network_reduces=facts.network_reduces) == facts
+    return graphs if same else None
 
 
 @cache

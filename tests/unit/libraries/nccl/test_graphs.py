@@ -1,5 +1,7 @@
 """The graphs that NCCL finds on shipped machines."""
 
+from dataclasses import replace
+
 import pytest
 
 from simcoll.libraries.nccl.graphs import graphs_of, shipped_graphs
@@ -48,3 +50,9 @@ def test_every_machine_of_the_table_is_found_by_its_name(version):
 def test_a_name_alone_is_no_machine():
     changed = load_topology("dgx-h100").with_ranks([0, 1, 2, 3, 4, 5, 6])
     assert graphs_of(changed, (2, 27)) is None
+
+
+def test_a_network_that_reduces_has_the_same_graphs():
+    two = load_topology("dgx-h100", nodes=2)
+    sharp = replace(two, traits={**two.traits, "switch_reduce": "nvlink-sharp sharp"})
+    assert graphs_of(sharp, (2, 27)) == graphs_of(two, (2, 27))
