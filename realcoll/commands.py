@@ -70,6 +70,49 @@ def _open_transport(transport: str, timeout_s: float) -> Iterator[Transport]:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
+class JobOptions:
+    """The processes that measure.
+
+    Parameters
+    ----------
+    transport
+        auto, mpi, nccl or local.
+    timeout
+        Seconds that other ranks may take for their part.
+    """
+
+    transport: Annotated[str, Parameter(name=["--transport", "-t"])] = "auto"
+    predict: str | None = None
+    timeout: float = 60.0
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class PerfJob(JobOptions):
+    """The processes that measure a collective.
+
+    Parameters
+    ----------
+    predict
+        A topology (simcoll list topologies, or a file) to print the emulator's predictions for.
+    """
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class CalibrationJob(JobOptions):
+    """The processes that measure messages.
+
+    Parameters
+    ----------
+    predict
+        The machine (simcoll list topologies, or a file) to write a calibration file for, as simcoll
+        calibrate does.
+    """
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
 class MeasuredSizes:
     """The measured sizes.
 
@@ -144,9 +187,7 @@ def perf(
     operand: Operand = Operand(),
     json: Annotated[Path | None, Parameter(name=["--output_file", "-J"])] = None,
     algorithm: Annotated[str | None, Parameter(name=["--algorithm", "-a"])] = None,
-    transport: Annotated[str, Parameter(name=["--transport", "-t"])] = "auto",
-    predict: str | None = None,
-    timeout: float = 60.0,
+    job: PerfJob = PerfJob(),
 ) -> None:
     """Measure a collective over a range of sizes, beside the library's own and the emulator's
     prediction.
@@ -160,12 +201,6 @@ def perf(
     algorithm
         With parameters after colons: ring:channels=2; or a file, or module:function. Default: the
         first of simcoll list algorithms.
-    transport
-        auto, mpi, nccl or local.
-    predict
-        A topology (simcoll list topologies, or a file) to print the emulator's predictions for.
-    timeout
-        Seconds that other ranks may take for their part.
     """
     from realcoll.measure.timed_sizes import TimingRequest, kinds_of_data
     from simcoll.algorithms import find_algorithm
@@ -185,8 +220,8 @@ def perf(
     refuse_places([json])
     sizes = _sizes(measured.begin, measured.end, measured.factor, measured.step)
     data = kinds_of_data(collective, operand.dtype, operand.op)
-    topology = load_topology(predict) if predict else None
-    with _open_transport(transport, timeout) as link:
+    topology = load_topology(job.predict) if job.predict else None
+    with _open_transport(job.transport, job.timeout) as link:
         nranks = link.control.size * (ngpus or (4 if link.control.size == 1 else 1))
         requests = [
             TimingRequest(
@@ -279,9 +314,7 @@ def calibrate(
     end: Annotated[str, Parameter(name=["--maxbytes", "-e"])] = "16M",
     factor: Annotated[int, Parameter(name=["--stepfactor", "-f"]), WHOLE] = 4,
     iters: Annotated[int, Parameter(name=["--iters", "-n"]), WHOLE] = 20,
-    transport: Annotated[str, Parameter(name=["--transport", "-t"])] = "auto",
-    predict: str | None = None,
-    timeout: float = 60.0,
+    job: CalibrationJob = CalibrationJob(),
 ) -> None:
     """Measure messages between neighbours, and write a fitted topology file or a calibration of a
     known topology.
@@ -298,13 +331,6 @@ def calibrate(
         Factor between sizes.
     iters
         Timed runs of each size.
-    transport
-        auto, mpi, nccl or local.
-    predict
-        The machine (simcoll list topologies, or a file) to write a calibration file for, as simcoll
-        calibrate does.
-    timeout
-        Seconds that other ranks may take for their part.
     """
     from realcoll.measure.message_fit import calibration, fit, sizes_and_times, topology_toml
     from simcoll.files.output import refuse_places, write_file
@@ -317,9 +343,9 @@ def calibrate(
     if exists(output):
         raise ConfigError("is already there; choose another name", file=str(output))
     refuse_places([output])
-    if predict:
-        load_topology(predict)
-    with _open_transport(transport, timeout) as link:
+    if job.predict:
+        load_topology(job.predict)
+    with _open_transport(job.transport, job.timeout) as link:
         nranks = max(2, link.control.size)
         times = sizes_and_times(link, nranks, sizes, iters)
         if link.control.process == 0:
@@ -332,8 +358,8 @@ def calibrate(
                 f"# latency {line.latency_s * 1e6:.3g} us, bandwidth {line.bandwidth / 1e9:.3g} "
                 "GB/s"
             )
-            if predict:
-                fitted = calibration(sizes, times, predict, nranks, link.name)
+            if job.predict:
+                fitted = calibration(sizes, times, job.predict, nranks, link.name)
                 say(
                     f"# launch {fitted.launch_fs / 1e9:+.3g} us, rates x {float(fitted.rate):.3g}: "
                     f"calibration {fitted.hash}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from simcoll.command_line import WHOLE
+from simcoll.cli.log_options import LogOptions
 from simcoll.errors import ConfigError
 from simcoll.terminal import say
 
@@ -23,10 +23,7 @@ def calibrate_logs(
     *logs: Path,
     topology: Annotated[str, Parameter(name=["--topology", "-t"])],
     output: Annotated[Path, Parameter(name=["--output", "-o"])],
-    nodes: Annotated[int | None, WHOLE] = None,
-    collective: Annotated[str | None, Parameter(name=["--collective", "-c"])] = None,
-    library: str | None = None,
-    env: str = "",
+    options: LogOptions = LogOptions(),  # noqa: B008
     parameters: str | None = None,
 ) -> None:
     """Fit launch offset, rate, fabric latency and growth to measured rows, for --calibration.
@@ -40,14 +37,6 @@ def calibrate_logs(
         The machine, as for simcoll compare.
     output
         The file, such as machine.toml.
-    nodes
-        Number of nodes. Default: as in the logs.
-    collective
-        The measured collective, for logs that do not name it, or to select one of several.
-    library
-        A shipped library or a library file. Default: nccl; rccl for a log of RCCL or AMD's GPUs.
-    env
-        NCCL's variables, instead of those printed in the logs.
     parameters
         Parameters to fit, among launch,rate,growth,fabric_latency. Default: as many as the rows
         allow.
@@ -60,11 +49,9 @@ def calibrate_logs(
         raise ConfigError(
             "calibrate needs a log; expected output of nccl-tests, rccl-tests or realcoll perf"
         )
-    refuse_places([output], [topology, library, *logs])
+    refuse_places([output], [topology, options.library, *logs])
     names = tuple(parameters.split(",")) if parameters is not None else None
-    measurements = gather(
-        logs, topology, nodes=nodes, library=library, environment=env, collective=collective
-    )
+    measurements = gather(logs, topology, options)
     for note in measurements.notes:
         say(f"# note: {note}")
     result = fit_calibration(measurements, names, topology)

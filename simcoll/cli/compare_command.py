@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from simcoll.command_line import WHOLE
+from simcoll.cli.log_options import LogOptions
 from simcoll.errors import ConfigError
 from simcoll.terminal import say
 
@@ -26,10 +26,7 @@ def compare_log(
     /,
     *,
     topology: Annotated[str, Parameter(name=["--topology", "-t"])],
-    nodes: Annotated[int | None, WHOLE] = None,
-    collective: Annotated[str | None, Parameter(name=["--collective", "-c"])] = None,
-    library: str | None = None,
-    env: str = "",
+    options: LogOptions = LogOptions(),  # noqa: B008
     calibration: Path | None = None,
     svg: Path | None = None,
 ) -> None:
@@ -43,15 +40,6 @@ def compare_log(
     topology
         The machine: a shipped topology (simcoll list topologies), a TOML file, or an NCCL topology
         XML dump.
-    nodes
-        Number of nodes. Default: as in the log.
-    collective
-        The measured collective, for a log that does not name it, or to select one of several.
-    library
-        A shipped library or a library file. Default: nccl; rccl for a log of RCCL or AMD's GPUs.
-    env
-        NCCL's variables, such as NCCL_ALGO=Ring,NCCL_PROTO=^LL128, instead of those printed in the
-        log.
     calibration
         A file that simcoll calibrate wrote.
     svg
@@ -75,14 +63,12 @@ def compare_log(
     from simcoll.planning.measured.library_table import doubts
     from simcoll.terminal import printable
 
-    refuse_places([svg], [log, topology, library, calibration])
-    check_request(topology, env)
+    refuse_places([svg], [log, topology, options.library, calibration])
+    check_request(topology, options.environment)
     overlay = load_calibration(calibration) if calibration else None
     content = load_log(log)
     with blame_log(content, log):
-        settings, notes = settings_for(
-            content, topology, nodes=nodes, library=library, environment=env, collective=collective
-        )
+        settings, notes = settings_for(content, topology, options)
     if overlay and any(source.startswith(f"{log.name}:") for source in overlay.sources):
         notes.append(
             "the calibration was fitted to a log of this name; simcoll calibrate prints its error "
@@ -105,7 +91,7 @@ def compare_log(
             f"{setting.library}{f', calibration {overlay.hash}' if overlay else ''}"
         )
         if setting.table.environment:
-            replaced = ", which --env replaces" if env else ""
+            replaced = ", which --env replaces" if options.environment else ""
             values = " ".join(f"{name}={value}" for name, value in setting.table.environment)
             say(f"# environment of the log{replaced}: {values}")
         for line in (*comparison_lines(rows), *doubts(row.prediction for row in rows)):

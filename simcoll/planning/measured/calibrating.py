@@ -11,6 +11,7 @@ from simcoll.formats.logs.nccl_tuning import TuningTable
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import Predictor, Series, fit_series
 from simcoll.planning.measured.comparison import Setting, blame_log, check_request, settings_for
+from simcoll.planning.measured.log_parameters import LogParameters
 
 __all__ = ["Gathered", "fit_calibration", "gather"]
 
@@ -41,11 +42,7 @@ class Gathered:
 def gather(
     logs: Sequence[str | Path],
     topology: str,
-    *,
-    nodes: int | None = None,
-    library: str | None = None,
-    environment: str = "",
-    collective: str | None = None,
+    parameters: LogParameters = LogParameters(),  # noqa: B008 - it cannot change
 ) -> Gathered:
     """Read all logs.
 
@@ -57,7 +54,7 @@ def gather(
     settings: list[tuple[str, Setting]] = []
     tuning: dict[TuningTable, None] = {}
     notes: list[str] = []
-    check_request(topology, environment)
+    check_request(topology, parameters.environment)
     for path in logs:
         log, name = load_log(path), Path(path).name
         tuning |= dict.fromkeys(log.tuning)
@@ -65,14 +62,7 @@ def gather(
         if log.tuning and not log.tables:
             continue
         with blame_log(log, path):
-            log_settings, remarks = settings_for(
-                log,
-                topology,
-                nodes=nodes,
-                library=library,
-                environment=environment,
-                collective=collective,
-            )
+            log_settings, remarks = settings_for(log, topology, parameters)
         notes += [f"{name}: {note}" for note in remarks]
         settings += [(name, setting) for setting in log_settings]
     tables = tuple(tuning)

@@ -19,6 +19,7 @@ from simcoll.libraries.fitting import WARM_UP, Predictor, formula
 from simcoll.libraries.library import Library, library_for
 from simcoll.libraries.prediction import COLLECTIVES, Prediction, predict
 from simcoll.libraries.variables import unknown_variable
+from simcoll.planning.measured.log_parameters import LogParameters
 from simcoll.planning.sweeps.nccl_tests_table import Column, microseconds, table_line, titles
 from simcoll.terminal import printable
 from simcoll.topology import Topology, load_topology, topology_of_job
@@ -106,30 +107,25 @@ def blame_log(log: Log, file: str | Path) -> Iterator[None]:
 def settings_for(
     log: Log,
     topology: str,
-    *,
-    nodes: int | None = None,
-    library: str | None = None,
-    environment: str = "",
-    collective: str | None = None,
+    parameters: LogParameters = LogParameters(),  # noqa: B008 - it cannot change
 ) -> tuple[list[Setting], list[str]]:
     """The settings to predict a log's tables with, and notes on tables without a prediction.
 
     Parameters
     ----------
-    topology, nodes
-        As for :func:`~simcoll.topology.load_topology`. Default for ``nodes``: as in the log.
-    library
-        Default: NCCL, or RCCL for a log of RCCL or AMD's GPUs.
-    environment
-        Settings that override those printed in the log.
-    collective
-        The collective of tables that do not name theirs; tables of other collectives are skipped.
+    topology
+        As for :func:`~simcoll.topology.load_topology`.
+    parameters
+        What the log does not say, or what replaces it; tables of other collectives than the one
+        named here are skipped.
 
     Raises
     ------
     ConfigError
         When no table remains.
     """
+    collective, nodes, library = parameters.collective, parameters.nodes, parameters.library
+    environment = parameters.environment
     if collective is not None and collective not in COLLECTIVES:
         raise ConfigError(
             f"no library model for collective {collective!r}; {nearest(collective, COLLECTIVES)}"

@@ -15,6 +15,7 @@ from simcoll.libraries.formula import stated_costs
 from simcoll.libraries.library import load_library
 from simcoll.libraries.prediction import formula_time
 from simcoll.planning.measured.calibrating import fit_calibration, gather
+from simcoll.planning.measured.log_parameters import LogParameters
 from simcoll.topology.machine import machine
 from tests.support.nccl_logs import blocks, nccl_tests
 
@@ -41,7 +42,7 @@ def nccl_table(topology, change=None):
 def read(tmp_path, lines, **how):
     path = tmp_path / "run.log"
     path.write_text("\n".join(lines))
-    return gather([path], "dgx-h100", **how)
+    return gather([path], "dgx-h100", LogParameters(**how))
 
 
 def test_nccl_s_own_numbers_lead_to_nccl_s_own_choice(tmp_path):

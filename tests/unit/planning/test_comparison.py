@@ -31,6 +31,7 @@ from simcoll.planning.measured.comparison import (
     settings_for,
 )
 from simcoll.planning.measured.hypotheses import hypotheses
+from simcoll.planning.measured.log_parameters import LogParameters
 from simcoll.topology import load_topology
 from simcoll.topology.machine import machine
 from tests.support.nccl_logs import nccl_tests
@@ -66,7 +67,7 @@ def made(
 
 
 def told(log, topology, **how):
-    (setting,), _ = settings_for(log, topology, **how)
+    (setting,), _ = settings_for(log, topology, LogParameters(**how))
     return hypotheses(setting)
 
 
@@ -193,15 +194,17 @@ def test_a_value_that_is_not_nccl_s_is_named():
 def test_the_machine_has_the_nodes_and_ranks_of_the_log(nranks, nnodes, nodes, boxes):
     log = made("dgx-h100")
     table = replace(log.tables[0], nranks=nranks, nnodes=nnodes)
-    (setting,), _ = settings_for(replace(log, tables=(table,)), "dgx-h100", nodes=nodes)
+    (setting,), _ = settings_for(
+        replace(log, tables=(table,)), "dgx-h100", LogParameters(nodes=nodes)
+    )
     assert setting.topology.nranks == setting.table.nranks == (nranks or 16)
     assert len(set(setting.topology.groups["box"].tolist())) == boxes
 
 
 def test_a_number_of_nodes_other_than_the_log_s_is_noted():
     log = made("dgx-a100")
-    assert settings_for(log, "dgx-a100", nodes=2)[1] == []
-    (note,) = settings_for(log, "dgx-a100", nodes=4)[1]
+    assert settings_for(log, "dgx-a100", LogParameters(nodes=2))[1] == []
+    (note,) = settings_for(log, "dgx-a100", LogParameters(nodes=4))[1]
     assert note.endswith("is of 2 nodes in the log; predicted for --nodes 4")
 
 
@@ -245,7 +248,8 @@ def test_a_gpu_other_than_the_machine_s_is_noted(device, topology, noted):
 def test_what_cannot_be_compared(change, how, says):
     log = made("dgx-h100")
     with pytest.raises(ConfigError, match=says):
-        settings_for(replace(log, tables=(replace(log.tables[0], **change),)), "dgx-h100", **how)
+        table = replace(log.tables[0], **change)
+        settings_for(replace(log, tables=(table,)), "dgx-h100", LogParameters(**how))
 
 
 def test_tables_without_a_model_are_left_out_of_several():
@@ -268,7 +272,9 @@ def test_the_named_collective_of_several_is_taken():
         replace(log.tables[0], collective="broadcast"),
     )
     found, notes = settings_for(
-        replace(log, tables=(*log.tables, guess, other)), "dgx-h100", collective="broadcast"
+        replace(log, tables=(*log.tables, guess, other)),
+        "dgx-h100",
+        LogParameters(collective="broadcast"),
     )
     # A name counts more than a guess.
     assert [each.table.collective for each in found] == ["broadcast", "broadcast"]

@@ -142,7 +142,7 @@ def test_diff_reads_scenarios_and_names_what_it_cannot_compare(folders, tmp_path
     for arguments, said in (
         (["a", "e"], "e: has no rows.jsonl and no results.json of simcoll"),
         (["a", "b", "-m", "time"], "did you mean 'time_fs'"),
-        (["a", "b", "--limit", "-1"], "--limit -1: expected 0 or more"),
+        (["a", "b", "--limit", "-1"], "--limit -1: expected a number from 0 on"),
         (["a", "b", "-t", "much"], "threshold 'much': expected a share"),
     ):
         assert main(["diff", *arguments]) == 2
