@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, listed
 from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.formats.logs.log_lines import Skipped, log_lines
 from simcoll.formats.logs.nccl_graph import PATTERNS
@@ -137,6 +137,7 @@ class _RankOutput:
     nnodes: int = 0
     name: str = ""
     device: int = -1
+    channels: int = 0  # as the number of each ring says
     rings: dict[int, tuple[int, ...]] = field(default_factory=dict)
     successors: dict[int, int] = field(default_factory=dict)
     parents: dict[int, int] = field(default_factory=dict)
@@ -204,6 +205,7 @@ def _feed(part: _RankOutput, message: str, with_connections: bool) -> None:
             part.ways[int(match[1]), int(match[2]), _NUMBERS.sub("", match[3])] = None
     elif match := _RING.search(message):
         if int(match[1]) < MAX_CHANNELS:
+            part.channels = max(part.channels, int(match[2]))
             part.rings[int(match[1])] = () if match[4] else tuple(map(int, match[3].split()))
     elif match := _PLACE.search(message):
         if int(match[1]) < MAX_CHANNELS:
@@ -288,6 +290,13 @@ def _rings(
     channels = sorted(
         printed.keys() | {channel for part in parts.values() for channel in part.successors}
     )
+    total = min(max((part.channels for part in parts.values()), default=0), MAX_CHANNELS)
+    absent = sorted(set(range(total)) - set(channels))
+    if absent:
+        notes.append(
+            f"{len(channels)} of {total} channels are in the log; missing: "
+            f"{listed(f'{channel:02d}' for channel in absent)}"
+        )
     rings = []
     for channel in channels:
         ring = printed.get(channel, ())
