@@ -11,30 +11,48 @@ from typing import TYPE_CHECKING
 from simcoll.libraries.nccl.choice import NcclCall, NcclChoice, nccl_choice
 
 if TYPE_CHECKING:
+    from simcoll.formats.logs.nccl_tuning import TunedCost
     from simcoll.libraries.question import Question
 
-__all__ = ["own_choices"]
+__all__ = ["decides", "own_choices"]
 
 
 def own_choices(question: Question, sizes_bytes: Iterable[float]) -> list[NcclChoice] | None:
-    """NCCL's choice for every size; None if its graphs here are unknown, or another rule decides.
+    """NCCL's choice for every size; None if its graphs here are unknown, or it offers no choice.
 
-    Sends and receives have no algorithm to choose, and a calibration with NCCL's own tuning table
-    knows more than its rules.
+    Sends and receives have no algorithm to choose. Under a calibration with NCCL's own tuning
+    table, its numbers count instead of those that the rules give.
 
     Raises
     ------
     ConfigError
         When the variables leave nothing to run.
     """
-    communicator, calibration = question.communicator, question.calibration
+    communicator = question.communicator
     if communicator is None or question.is_p2p:
         return None
-    if calibration and calibration.tuning_rows(
-        question.collective, question.nranks, question.machine.domains
-    ):
-        return None
+    logged = tuple(
+        (row.algorithm, row.protocol, row.latency_fs / 1e9, row.bandwidth_uBps / 1e15)
+        for row in _log_rows(question)
+    )
     return [
-        nccl_choice(communicator, NcclCall(question.collective, int(size_bytes)))
+        nccl_choice(communicator, NcclCall(question.collective, int(size_bytes)), logged)
         for size_bytes in sizes_bytes
     ]
+
+
+def decides(question: Question) -> bool:
+    """Whether predictions choose as NCCL does, and not by their times.
+
+    As its library file says, and under a calibration with NCCL's own tuning table.
+    """
+    by_rules = question.constants.text("rules.choice") == "nccl"
+    return by_rules or bool(_log_rows(question))
+
+
+def _log_rows(question: Question) -> tuple[TunedCost, ...]:
+    """The rows of the calibration's tuning table for the collective."""
+    calibration, nodes = question.calibration, question.machine.domains
+    if calibration is None:
+        return ()
+    return calibration.tuning_rows(question.collective, question.nranks, nodes)

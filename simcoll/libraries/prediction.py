@@ -18,7 +18,7 @@ from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import Cost, stated_costs
 from simcoll.libraries.library import Library, library_for
 from simcoll.libraries.nccl.sends import channels_of_sends, channels_to_a_peer
-from simcoll.libraries.nccl_decision import own_choices
+from simcoll.libraries.nccl_decision import decides, own_choices
 from simcoll.libraries.prediction_cache import key_of, recall, remember, topology_digest
 from simcoll.libraries.proved_choice import play
 from simcoll.libraries.question import Question, question_on
@@ -113,10 +113,10 @@ _FORM = {field.name: {"str": str, "int": int}[str(field.type)] for field in fiel
 def choose(question: Question, size_bytes: Floats) -> tuple[list[Cost], Ints]:
     """The corrected costs of the permitted candidates, and the index of the choice for every size.
 
-    The choice is NCCL's own (:func:`~simcoll.libraries.nccl_decision.own_choices`) if the library's
-    ``rules.choice`` is ``"nccl"``. Otherwise it is the fastest candidate; on fabrics where NCCL is
-    known to follow its own estimates, and under a calibration with a tuning table, it is the one
-    preferred by those.
+    The choice is NCCL's own where it decides (:mod:`simcoll.libraries.nccl_decision`). Otherwise it
+    is the fastest candidate; where NCCL's graphs are unknown, on fabrics where it is known to
+    follow its own estimates, and under a calibration with a tuning table, the one preferred by
+    those.
 
     Raises
     ------
@@ -136,11 +136,7 @@ def choose(question: Question, size_bytes: Floats) -> tuple[list[Cost], Ints]:
         raise ConfigError(
             f"the environment leaves nothing to run {collective} with; here there are {names}"
         )
-    choices = (
-        own_choices(question, size_bytes)
-        if question.constants.text("rules.choice") == "nccl"
-        else None
-    )
+    choices = own_choices(question, size_bytes) if decides(question) else None
     if choices:
         return permitted, _picks_of(choices, permitted, size_bytes)
     estimates = _nccl_estimates(question, size_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from simcoll.errors import ConfigError
@@ -68,9 +68,20 @@ class NcclChoice:
         return self.algorithm, self.protocol
 
 
+LoggedCosts = tuple[tuple[str, str, float, float], ...]
+"""Algorithm, protocol, latency in microseconds and rate in GB/s, as NCCL logs them."""
+
+
 @lru_cache(maxsize=2**16)
-def nccl_choice(communicator: CommunicatorFacts, call: NcclCall) -> NcclChoice:
+def nccl_choice(
+    communicator: CommunicatorFacts, call: NcclCall, logged: LoggedCosts = ()
+) -> NcclChoice:
     """The choice of NCCL for a call.
+
+    Parameters
+    ----------
+    logged
+        The tuning table of the machine's own NCCL for this collective, by which it then chooses.
 
     Raises
     ------
@@ -87,11 +98,10 @@ def nccl_choice(communicator: CommunicatorFacts, call: NcclCall) -> NcclChoice:
     >>> nccl_choice(node, NcclCall("all_reduce", 2**28))
     NcclChoice(algorithm='nvls', protocol='Simple', channels=16, threads=640, estimate_us=1031.6...)
     """
-    entries = [
-        entry
-        for entry in tuning_table(communicator, call.collective)
-        if _supports(entry.algorithm, call)
-    ]
+    table = tuning_table(communicator, call.collective)
+    if logged:
+        table = _with_log(table, logged) or table
+    entries = [entry for entry in table if _supports(entry.algorithm, call)]
     if not entries:
         raise ConfigError(
             f"NCCL's variables leave nothing to run {call.collective} of {call.dtype} with: NCCL "
@@ -108,6 +118,16 @@ def nccl_choice(communicator: CommunicatorFacts, call: NcclCall) -> NcclChoice:
         _working_channels(communicator, entry, call, channels),
         threads,
         estimates[fastest],
+    )
+
+
+def _with_log(table: tuple[TuningEntry, ...], logged: LoggedCosts) -> tuple[TuningEntry, ...]:
+    """The entries that a log has, too, with its numbers."""
+    numbers = {(algorithm, protocol): costs for algorithm, protocol, *costs in logged}
+    return tuple(
+        replace(entry, latency_us=costs[0], rate_GBps=costs[1])
+        for entry in table
+        if (costs := numbers.get((entry.algorithm, entry.protocol))) and costs[1] > 0
     )
 
 

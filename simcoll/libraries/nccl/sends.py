@@ -94,9 +94,10 @@ def _base(communicator: CommunicatorFacts, position: int) -> int:
     """Number of the first channel of the peer at a position of the order of sends."""
     if communicator.nodes == 1:
         return position
-    group = communicator.ranks // communicator.nodes
     if communicator.library.text("rules.send_order") == "bases":
-        group = gcd(group, SENDS_OF_A_BATCH)
+        group = gcd(communicator.graphs.least_node_ranks, SENDS_OF_A_BATCH)
+    else:
+        group = -(-communicator.ranks // communicator.nodes)
     batches = -(-group // SENDS_OF_A_BATCH)
     return position // group * batches + position % group // SENDS_OF_A_BATCH
 

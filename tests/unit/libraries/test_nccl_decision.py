@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from simcoll.formats.logs.nccl_tuning import TunedCost, TuningTable
+from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import parse_environment
 from simcoll.libraries.library import load_library
-from simcoll.libraries.nccl_decision import own_choices
+from simcoll.libraries.nccl_decision import decides, own_choices
 from simcoll.libraries.prediction import choose, formula_time, predict
 from simcoll.libraries.question import question_on
 from simcoll.topology import load_topology
@@ -60,6 +62,19 @@ def test_a_fabric_without_ll128_holds_unless_variables_name_protocols(variables)
     )
     protocols = {choice.protocol for choice in own_choices(question, SIZES)}
     assert protocols <= ({"LL", "Simple"} if variables else {"Simple"})
+
+
+def test_a_tuning_table_of_the_machine_counts_instead_of_the_rules():
+    rows = (
+        TunedCost("all_reduce", "ring", "LL", 10**9, 10**15),
+        TunedCost("all_reduce", "tree", "Simple", 5 * 10**9, 500 * 10**15),
+    )
+    calibration = Calibration(tuning=(TuningTable(8, 1, rows),))
+    question = question_on("all_reduce", H100, load_library("nccl"), calibration=calibration)
+    assert decides(question)
+    small, large = own_choices(question, [8, 2**30])
+    assert (small.key, large.key) == (("ring", "LL"), ("tree", "Simple"))
+    assert large.estimate_us == pytest.approx(5 + 2**30 / 500e3, rel=0.2)
 
 
 def test_the_version_is_named():
