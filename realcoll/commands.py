@@ -97,6 +97,8 @@ class PerfJob(JobOptions):
         A topology (simcoll list topologies, or a file) to print the emulator's predictions for.
     """
 
+    predict: str | None = None
+
 
 @Parameter(name="*")
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ class CalibrationJob(JobOptions):
         The machine (simcoll list topologies, or a file) to write a calibration file for, as simcoll
         calibrate does.
     """
+
+    predict: str | None = None
 
 
 @Parameter(name="*")
