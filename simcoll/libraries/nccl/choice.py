@@ -15,8 +15,6 @@ WARP = 32
 MAX_THREADS = 640
 LOSSY = 1024
 """Factor on the time of a ring that would add more than eight numbers of 8 bits in a row."""
-_ITEM_BYTES = {"float64": 8, "int64": 8, "uint64": 8, "float32": 4, "int32": 4, "uint32": 4}
-_NARROW = {"float16": 2, "bfloat16": 2}
 _SWITCHES_ORDER = frozenset({"int32", "uint32", "int64", "uint64", "float16", "bfloat16"})
 """Types of which switches also find the least and the greatest."""
 _SWITCHES_ADD = _SWITCHES_ORDER | {"float32", "float64"}

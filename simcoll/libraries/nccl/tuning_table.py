@@ -23,6 +23,10 @@ _SWITCHED = ("nvls", "nvls_tree")
 _MAX_THREADS = {"LL": 512, "LL128": 640, "Simple": 512}
 _THREAD_BYTES = {"LL": 8, "LL128": 8, "Simple": 64}
 """Least number of bytes of a thread, below which NCCL uses fewer channels and threads."""
+MAX_NVLS_RANKS = 32
+"""Highest number of ranks of a node whose all_gather and reduce_scatter go by switches
+(NCCL_MAX_NVLS_ARITY).
+"""
 _PCIE_GBps = 12.0
 """Rate of all rings up to which half the threads are enough."""
 
@@ -97,7 +101,8 @@ def _permits(
     if not communicator.has_nvls:
         return False
     if algorithm == "nvls":  # over nodes it needs a network that reduces
-        return graphs.nodes == 1
+        few = communicator.ranks_per_node <= MAX_NVLS_RANKS
+        return graphs.nodes == 1 and (few or collective == "all_reduce")
     return graphs.nodes > 1 and collective == "all_reduce"
 
 

@@ -137,6 +137,17 @@ def test_an_all_gather_by_switches_needs_one_node():
             nccl_choice(node, NcclCall("all_gather", 2**20))
 
 
+def test_a_rack_gathers_by_rings_and_reduces_in_switches():
+    trays = sample("gb200-nvl72", hosts=4, ranks=16)
+    rack = replace(trays, ranks=72)
+    algorithms = [
+        {entry.algorithm for entry in tuning_table(communicator, collective)}
+        for communicator in (trays, rack)
+        for collective in ("all_gather", "all_reduce")
+    ]
+    assert ["nvls" in names for names in algorithms] == [True, True, False, True]
+
+
 def test_a_list_for_one_collective_leaves_the_others():
     node = with_variables(
         sample("dgx-h100"), "NCCL_ALGO=ring,collnetdirect;allreduce:tree;broadcast:ring"
