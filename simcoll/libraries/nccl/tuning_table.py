@@ -140,6 +140,8 @@ def _latency_us(
     link = "nvlink" if graph.path_inside == "NVL" else "pcie"
 
     def constant(place: str) -> float:
+        if place == "hop.pcie.tree" and protocol == "Simple" and communicator.cpu == "ppc64":
+            place = "hop.pcie.ring"  # NCCL prefers trees on POWER
         numbers = library.numbers(place)
         return numbers[kind if len(numbers) > 1 else 0]
 
