@@ -10,7 +10,7 @@ skipped with a note.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.formats.logs.log_lines import Skipped, log_lines
@@ -26,6 +26,7 @@ from simcoll.formats.logs.measured import (
 from simcoll.formats.logs.nccl_tests_json import MAX_JSON, tables_of_json
 from simcoll.formats.logs.nccl_tuning import TuningReader
 from simcoll.formats.logs.osu import OsuReader
+from simcoll.formats.logs.row_pieces import RowPieces
 from simcoll.terminal import printable
 
 __all__ = ["load_log"]
@@ -297,12 +298,17 @@ def load_log(path: FilePath) -> Log:
     path = path_of(path, "load_log")
     skipped = Skipped()
     reader, osu, tuning = _Reader(skipped), OsuReader(skipped), TuningReader(skipped)
-    lines: Iterator[tuple[int, str]] = log_lines(path)
-    for number, text in lines:
-        if number == 1 and text.lstrip()[:1] == "{" and _is_document(text):
+    pieces = RowPieces(_DTYPES, OPS)
+    commented = True
+    for number, text in log_lines(path):
+        if commented and text.lstrip()[:1] == "{" and _is_document(text):
             return Log(tables_of_json(path, MAX_JSON, skipped), (), (), skipped.texts())
-        for line_reader in (reader, osu, tuning):
-            line_reader.feed(number, text)
+        commented = commented and (not text.strip() or text.lstrip().startswith(("//", "/*", "*")))
+        for first, line in pieces.feed(number, text):
+            for line_reader in (reader, osu, tuning):
+                line_reader.feed(first, line)
+    for first, line in pieces.end():
+        reader.feed(first, line)
     tables = (*reader.tables(), *osu.tables())
     return Log(tables, tuning.tables(), tuning.choices(), skipped.texts())
 

@@ -76,6 +76,31 @@ class _Document(msgspec.Struct, frozen=True):
     errors: list[Any] = []
 
 
+_COMMENT = re.compile(
+    rb'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/|^[ \t]*#[^\n]*|,(?=\s*[}\]])',
+    re.DOTALL | re.MULTILINE,
+)
+"""Texts, which stay, comments, and commas after the last entry."""
+
+
+def _decode(content: bytes) -> _Document:
+    """A document, which people may have annotated."""
+    try:
+        return msgspec.json.decode(content, type=_Document)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        plain = _COMMENT.sub(lambda match: match[1] or b"", content)
+        # A comma before a comment that stood last is seen only now.
+        plain = _COMMENT.sub(lambda match: match[1] or b"", plain)
+        try:
+            return msgspec.json.decode(plain, type=_Document)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            raise error from None
+
+
 def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[MeasuredTable, ...]:
     """Read the tables of a document.
 
@@ -85,8 +110,9 @@ def tables_of_json(path: str | Path, max_bytes: int, skipped: Skipped) -> tuple[
         When it is truncated, too large, or of another kind.
     """
     file = str(path)
+    content = read_file(path, max_bytes)
     try:
-        document = msgspec.json.decode(read_file(path, max_bytes), type=_Document)
+        document = _decode(content)
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"not the JSON of nccl-tests or realcoll: {in_words(str(error))}", file=file

@@ -511,3 +511,103 @@ def test_what_cannot_be_read(tmp_path):
     ):
         with pytest.raises(ConfigError, match=f"cannot be read: {says}"):
             load_log(path)
+
+
+PIECES = "  1048576  262144  float  sum  -1", "  25.10  41.78  73.12  0", "  25.20  41.61  72.82  0"
+HEAD = (
+    "# Collective test starting: all_reduce_perf",
+    *(
+        f"#  Rank {rank} Group 0 Pid 4{rank} on node-0 device {rank} [0x10] H100"
+        for rank in range(8)
+    ),
+    "#       size    count   type redop root   time  algbw  busbw #wrong   time  algbw  busbw #wrong",
+)
+CHOICE = "AllReduce: 1048576 Bytes -> Algo NVLS proto SIMPLE channel{Lo..Hi}={0..15}"
+
+
+def of_nccl(host="node-0", rank=0):
+    return f"{host}:9:1{rank} [{rank}] NCCL INFO {CHOICE}"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [PIECES[0] + of_nccl(), PIECES[1] + of_nccl(), PIECES[2]],
+        [PIECES[0] + of_nccl(), of_nccl(rank=1), PIECES[1] + of_nccl(), of_nccl(rank=1), PIECES[2]],
+        [PIECES[0], of_nccl(), PIECES[1], of_nccl(rank=1), of_nccl(), PIECES[2]],
+        [of_nccl("10.0.0.7"), PIECES[0] + of_nccl("10.0.0.7"), PIECES[1] + of_nccl("10.0.0.7"), PIECES[2]],
+        [PIECES[0] + of_nccl("ip-10-0-0-7"), "", *PIECES[1:]],
+        [PIECES[0] + PIECES[1] + of_nccl(), PIECES[2] + of_nccl()],
+        ["[0]" + "[0]".join(PIECES)],
+        ["[1,0]<stdout>:" + "[1,0]<stdout>:".join(PIECES)],
+        [f"[1,0]<stdout>:{piece}" for piece in PIECES],
+        [f"0: {piece}" for piece in PIECES],
+        [f"2026-11-02T10:11:1{number}.12Z {piece}" for number, piece in enumerate(PIECES)],
+        [f"[pod/launcher-x7/nccl] {piece}" for piece in PIECES],
+    ],
+    ids=[
+        "glued", "of two ranks", "between", "addresses", "names that begin with i", "first group",
+        "prefix", "mpirun", "lines of mpirun", "lines of srun", "time stamps", "lines of kubectl",
+    ],
+)  # fmt: skip
+def test_rows_in_pieces(read, lines):
+    log = read([*HEAD, *lines, "# Avg bus bandwidth : 73"])
+    ((row,),) = (table.rows for table in log.tables)
+    assert (row.size_bytes, row.out_of_place_fs, row.in_place_fs) == (
+        2**20,
+        25_100_000_000,
+        25_200_000_000,
+    )
+    assert log.notes == ()
+    if any("NCCL" in line for line in lines):
+        assert {choice.algorithm for choice in log.choices} == {"nvls"}
+
+
+def test_pieces_that_never_come_are_no_rows(read):
+    log = read([*HEAD, PIECES[0], of_nccl(), PIECES[0] + PIECES[1], "# Avg bus bandwidth : 73"])
+    assert [row.in_place_fs for row in log.tables[0].rows] == [0]
+    assert any("1048576 B: cut off" in note for note in log.notes)
+
+
+TITLES = "size,count,type,redop,root,time,algbw,busbw,#wrong,time,algbw,busbw,#wrong"
+CELLS = "1048576,262144,float,sum,-1,25.10,41.78,73.12,0,25.20,41.61,72.82,0"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [TITLES, CELLS],
+        ["size (B)," + TITLES.removeprefix("size,"), CELLS],
+        [TITLES.replace("time", "oop_time(us)", 1), CELLS],
+        [",".join(f'"{title}"' for title in TITLES.split(",")), CELLS],
+        [CELLS],
+        [
+            f"| {TITLES.replace(',', ' | ')} |",
+            "|---" * 13 + "|",
+            f"| {CELLS.replace(',', ' | ')} |",
+        ],
+        [f"{TITLES.replace(',', ' | ')}", f"{CELLS.replace(',', ' | ')}"],
+    ],
+    ids=["csv", "units", "long titles", "quotes", "no titles", "page", "page without edges"],
+)
+def test_tables_of_pages_and_csv(read, lines):
+    (table,) = read(["all_reduce_perf", *lines]).tables
+    assert [(row.out_of_place_fs, row.in_place_fs) for row in table.rows] == [
+        (25_100_000_000, 25_200_000_000)
+    ]
+
+
+def test_json_that_people_have_annotated(read):
+    group = '{"time": 25.1, "alg_bw": 41.78, "bus_bw": 73.12, "nwrong": 0}'
+    log = read(
+        [
+            "// of node 7 // again",
+            "{",
+            '  "args": ["all_reduce_perf", "http://wiki/x"], // the command',
+            '  /* "env": [], */',
+            "  # one row",
+            f'  "results": [{{"size": 1048576, "type": "float", "out_of_place": {group}}},],',
+            "}",
+        ]
+    )
+    assert [row.out_of_place_fs for row in log.tables[0].rows] == [25_100_000_000]
