@@ -67,6 +67,8 @@ _RANK = re.compile(
 _GPUS = re.compile(r"\bnGpus (\d{1,6})\b")
 _PERF = re.compile(r"\b([a-z_]{4,20})_perf(?:_mpi)?\b")
 _STARTING = re.compile(r"Collective test starting:\s*(\w{1,40})")
+_COLD = re.compile(r"\bwarmup iters:? 0\b")
+_CPU_TIMES = re.compile(r"\s(?:-C|--report_cputime)[= ]?1\b")
 _VERSION = re.compile(r"\b([NR]CCL)[ _][vV]ersion\s*:?\s*(\d{1,3}\.\d{1,3}(?:\.\d{1,3})?)")
 _LIBRARY = re.compile(r"nccl-library=(\d{4,6})\b")
 _SET = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60}) set (?:by environment )?to (\S{1,200})")
@@ -109,6 +111,11 @@ class _Reader:
         elif "nThread" in text:
             self._next()
             self._run.gpus_per_thread = int(gpus[1]) if (gpus := _GPUS.search(text)) else 0
+            if _COLD.search(text):
+                self._skipped.add(
+                    number,
+                    "no warm-up iterations: times have the setting up of connections and buffers",
+                )
         elif "bus bandwidth" in text:
             self._complete = True
         elif " time " in text and (header := _HEADER.search(text)):
@@ -152,6 +159,11 @@ class _Reader:
         run = self._run
         if "_perf" in text and "concluded" not in text and (name := _PERF.search(text)):
             self._command(name[1])
+            if _CPU_TIMES.search(text):
+                self._skipped.add(
+                    number,
+                    "times of the CPU (-C 1), which launches an operation and does not wait for it",
+                )
         if "Collective test" in text and (name := _STARTING.search(text)):
             self._command(name[1].removesuffix("_perf"))
         if "ersion" in text and (version := _VERSION.search(text)):

@@ -132,6 +132,8 @@ def settings_for(
         )
     chosen_environment = parse_environment(environment)
     settings, notes = [], []
+    if (alone := _single_ranks(log)) is not None:
+        raise ConfigError(alone)
     for number, table in enumerate(log.tables, 1):
         subject = f"table {number} ({table})" if len(log.tables) > 1 else f"the table ({table})"
         open_to = table.guessed or not table.collective
@@ -188,6 +190,22 @@ def settings_for(
             else "there is no row of nccl-tests' table in it, nor of its JSON or of OSU's table"
         )
     return settings, notes
+
+
+def _single_ranks(log: Log) -> str | None:
+    """Why a log has tables of one rank only, which move nothing; None for other logs."""
+    tables = len(log.tables)
+    if not tables or any(table.nranks != 1 for table in log.tables):
+        return None
+    if tables == 1:
+        return (
+            "a table of one rank, which moves nothing: nccl-tests runs on the GPUs of -g and -t, "
+            "and on several processes of mpirun only if it was built with make MPI=1"
+        )
+    return (
+        f"{tables} tables of a single rank each, which move nothing: nccl-tests was built without "
+        "MPI, so that each process ran alone; rebuild it with make MPI=1"
+    )
 
 
 def _other_gpu(devices: tuple[str, ...], machine: Topology) -> str | None:

@@ -611,3 +611,25 @@ def test_json_that_people_have_annotated(read):
         ]
     )
     assert [row.out_of_place_fs for row in log.tables[0].rows] == [25_100_000_000]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "# nThread 1 nGpus 8 minBytes 8 maxBytes 64 step: 2(factor) warmup iters: 0 iters: 20",
+            "no warm-up",
+        ),
+        ("mpirun -np 8 ./all_reduce_perf -b 8 -e 1G -C 1 -f 2", "times of the CPU (-C 1)"),
+        ("./all_reduce_perf -b 8 --report_cputime 1", "times of the CPU (-C 1)"),
+        (
+            "# nThread 1 nGpus 8 minBytes 8 maxBytes 64 step: 2(factor) warmup iters: 5 iters: 20",
+            None,
+        ),
+        ("./all_reduce_perf -b 8 -c 1 -C 0", None),
+    ],
+)
+def test_misuse_is_named(read, line, said):
+    notes = read([line, *HEAD, "".join(PIECES), "# Avg bus bandwidth : 73"]).notes
+    assert [note for note in notes if said and said in note] == list(notes)
+    assert bool(notes) == (said is not None)

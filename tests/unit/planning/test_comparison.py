@@ -356,3 +356,17 @@ def test_a_log_that_was_printed(tmp_path):
         [],
     )
     assert setting.topology.nranks == 16
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (1, "a table of one rank, which moves nothing: .* only if it was built with make MPI=1"),
+        (4, "4 tables of a single rank each, .* was built without MPI, so that each process ran"),
+    ],
+)
+def test_a_benchmark_built_without_mpi_is_named(count, said):
+    log = made("dgx-a100")
+    table = replace(log.tables[0], nranks=1, nnodes=1)
+    with pytest.raises(ConfigError, match=said):
+        settings_for(replace(log, tables=(table,) * count), "dgx-a100")
