@@ -70,6 +70,13 @@ def time_step(
     folder = output or Path("out") / design.stem
     kind = workload_kind(design)
     if kind not in WORKLOADS:
+        if kind == "astra-workload":
+            raise ConfigError(
+                f"this is {TITLES[kind]}, which has no graph; Chakra converts it to traces, which "
+                "are played: chakra_converter Text --input ... --output ... --num-npus ... "
+                "--num-passes 1",
+                file=str(design),
+            )
         if kind not in {"design", "toml", "text"}:
             raise ConfigError(
                 f"this is {TITLES[kind]}; expected a design, a list of operations, a workload or a "

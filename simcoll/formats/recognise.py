@@ -46,6 +46,7 @@ TITLES: Mapping[str, str] = {
     "oneccl": "a list of oneCCL's environment variables",
     "openmpi-han": "a rules file of Open MPI's HAN",
     "astra-network": "a network.yml of ASTRA-sim",
+    "astra-workload": "a text workload of ASTRA-sim 1.0, SimAI or AICB",
     "simgrid": "a SimGrid platform",
     "graphml": "a GraphML graph",
     "topology": "a simcoll topology file",
@@ -97,6 +98,13 @@ _TABLES: tuple[tuple[str, frozenset[str]], ...] = (
 _GOAL_COOKIE = 4223
 # Texts, by a line that only they have; the first row that fits any line decides.
 _LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    (
+        "astra-workload",
+        re.compile(
+            r"(?:HYBRID_(?:TRANSFORMER|DLRM|DATA_MODEL|MODEL_DATA|CUSTOMIZED)\w*(?:\s+\w+:.*)?"
+            r"|(?:DATA|MODEL|MICRO|DISTRIBUTED_INFERENCE|TRANSFORMER\w*|DLRM\w*))$"
+        ),
+    ),
     ("astra-network", re.compile(r"topology\s*:\s*\[")),
     ("goal", re.compile(r"num_ranks\s+\d")),
     ("nccl-tests", re.compile(r".*# ?nThread \d|[^#]*#.* out-of-place ")),

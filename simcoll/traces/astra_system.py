@@ -6,7 +6,7 @@ Settings without a counterpart in simcoll are reported by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -33,6 +33,9 @@ _ALGORITHMS: Mapping[str, Mapping[str, str]] = {
     "all_to_all": {"direct": "direct"},
 }
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "seprate-log": (0, 1),
+    "separate-log": (0, 1),
+    "local-mem-trace-filename": (),
     "active-chunks-per-dimension": (1,),
     "preferred-dataset-splits": (1,),
     "boost-mode": (0,),
@@ -45,6 +48,9 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 """Settings without effect at these values."""
 _LEFT_OUT = (
     "scheduling-policy",
+    "communication-delay",
+    "local-reduction-delay",
+    "per-node-custom-implementation",
     "endpoint-delay",
     "L",
     "o",
@@ -69,6 +75,8 @@ class AstraSystem:
     ----------
     algorithms
         Algorithm of each collective.
+    refusals
+        For collectives whose algorithm is not here, why; a workload with one is refused.
     gpu
         The roofline, if the file enables it.
     left_out
@@ -78,11 +86,24 @@ class AstraSystem:
     algorithms: Mapping[str, str]
     gpu: Gpu | None
     left_out: tuple[str, ...]
+    refusals: Mapping[str, ConfigError] = field(default_factory=dict)
 
     def apply_to(self, workload: Workload) -> Workload:
         """A workload with the file's collective algorithms; without its own rules it gets the plain
         message model.
+
+        Raises
+        ------
+        ConfigError
+            For a collective of the workload whose algorithm in the file is not here.
         """
+        for operation in workload.operations:
+            if (
+                isinstance(operation, CallOperation)
+                and not operation.algorithm
+                and operation.kind in self.refusals
+            ):
+                raise self.refusals[operation.kind]
         operations = tuple(
             msgspec.structs.replace(operation, algorithm=self.algorithms[operation.kind])
             if isinstance(operation, CallOperation)
@@ -112,8 +133,7 @@ def parse_astra_system(content: Content, file: str | None = None) -> AstraSystem
     Raises
     ------
     ConfigError
-        For unknown keys, unsupported algorithms, algorithms that differ between dimensions, and a
-        roofline without its numbers.
+        For unknown keys, and a roofline without its numbers.
 
     Examples
     --------
@@ -130,11 +150,22 @@ def parse_astra_system(content: Content, file: str | None = None) -> AstraSystem
         raise ConfigError(f"not a JSON object: {error}", file=file) from None
     algorithms: dict[str, str] = {}
     left_out: list[str] = []
+    refusals: dict[str, ConfigError] = {}
     for key, value in document.items():
         kind = key.removesuffix("-implementation").replace("-", "_")
         if key.endswith("-implementation") and kind in _ALGORITHMS:
-            algorithms[kind] = _algorithm(kind, value, key, file)
-        elif key in _LEFT_OUT or (key in _NEUTRAL and value not in _NEUTRAL[key]):
+            try:
+                algorithms[kind] = _algorithm(kind, value, key, file)
+            except ConfigError as error:
+                refusals[kind] = error
+        elif key.endswith("-implementation-custom"):
+            kind = key.removesuffix("-implementation-custom").replace("-", "_")
+            refusals[kind] = ConfigError(
+                "an algorithm in traces of its own cannot be played here",
+                file=file,
+                path=f"$.{key}",
+            )
+        elif key in _LEFT_OUT or (_NEUTRAL.get(key) and value not in _NEUTRAL[key]):
             left_out.append(f"{key} = {value!s:.40}")
         elif key not in _NEUTRAL and key not in _USED:
             raise ConfigError(
@@ -165,7 +196,7 @@ def parse_astra_system(content: Content, file: str | None = None) -> AstraSystem
         gpu = Gpu(
             "astra-sim", "an NPU of ASTRA-sim", values, dict.fromkeys(values, file or "system.json")
         )
-    return AstraSystem(algorithms, gpu, tuple(left_out))
+    return AstraSystem(algorithms, gpu, tuple(left_out), refusals)
 
 
 def load_comm_groups(path: FilePath) -> dict[str, list[int]]:

@@ -27,7 +27,7 @@ from simcoll.formats.chakra.nodes import Node, Value, parse_nodes
 from simcoll.terminal import printable
 from simcoll.traces.gathering import gather_traces
 from simcoll.traces.rank_traces import Together, Traces, TraceStep
-from simcoll.units import MAX_TIME_FS
+from simcoll.units import MAX_TIME_FS, counted
 from simcoll.workload.stream_names import message_stream
 from simcoll.workload.workload import Rules, Workload
 
@@ -125,7 +125,7 @@ def parse_chakra(
     Raises
     ------
     ConfigError
-        For files that are not traces, missing or cyclic dependencies, undescribed groups,
+        For files that are not traces, cyclic dependencies, undescribed groups,
         collectives over some dimensions only (``involved_dim``), and ranks that contradict each
         other.
     """
@@ -138,6 +138,7 @@ def parse_chakra(
         )
     traces: Traces = []
     metadata: dict[str, Value] = {}
+    outside = 0
     for rank, (content, file) in enumerate(files):
         metadata, nodes = parse_nodes(content, file)
         with blamed_on(file):
@@ -145,12 +146,15 @@ def parse_chakra(
             for name, members in (groups or {}).items():
                 conversion.add_group(name, members)
             traces.append(conversion.steps(nodes))
+            outside += _outside(nodes)
     rules = None
     if f"{OWN}protocol" in metadata:
         rules = Rules(
             protocol=str(metadata[f"{OWN}protocol"]), library=str(metadata.get(f"{OWN}library", ""))
         )
-    return gather_traces(traces, title=title, rules=rules)
+    if outside:
+        title = f"{title}; {counted(outside, 'node')} outside the trace taken as done"
+    return gather_traces(traces, title=title.removeprefix("; "), rules=rules)
 
 
 @dataclass(eq=False)
@@ -180,7 +184,9 @@ class _NodeConversion:
 
     def _add(self, node: Node) -> None:
         needs = tuple(
-            dict.fromkeys(step for other_node in node.after for step in self.ends[other_node])
+            dict.fromkeys(
+                step for other_node in node.after for step in self.ends.get(other_node, ())
+            )
         )
         if node.kind in {"INVALID", "METADATA"}:
             self.ends[node.number] = needs
@@ -386,17 +392,23 @@ def _sizes(node: Node) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(map(int, row.split(","))) for row in text.split(";"))
 
 
+def _outside(nodes: Sequence[Node]) -> int:
+    """The number of nodes that others need and that are not in the trace."""
+    return len({number for node in nodes for number in node.after} - {n.number for n in nodes})
+
+
 def _topological_order(nodes: Sequence[Node]) -> list[Node]:
     """Sort nodes topologically, lowest number first."""
     by_number: Mapping[int, Node] = {node.number: node for node in nodes}
-    for node in nodes:
-        for needed in node.after:
-            if needed not in by_number:
-                raise ConfigError(
-                    f"depends on node {needed}, which does not exist",
-                    path=f"node {node.number} {node.name!r:.60}",
-                )
-    order = list(lowest_first({node.number: node.after for node in nodes}))
+    # Converters cut a trace out of a longer one: what a node needs from before it is done.
+    order = list(
+        lowest_first(
+            {
+                node.number: tuple(number for number in node.after if number in by_number)
+                for node in nodes
+            }
+        )
+    )
     if len(order) < len(nodes):
         stuck = min(by_number.keys() - set(order))
         raise ConfigError(

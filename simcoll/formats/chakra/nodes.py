@@ -127,20 +127,54 @@ def parse_nodes(content: Content, file: str | None = None) -> tuple[dict[str, Va
 
 
 def is_chakra(content: bytes) -> bool:
-    """Whether a file starts like a trace, with metadata that has a version."""
+    """Whether a file starts like a trace: metadata of a version and attributes, either of which may
+    be missing, then a node. Only the start of a file is needed.
+
+    >>> is_chakra(dump_nodes({}, [Node(0, "forward", "COMP")])), is_chakra(b"hello"), is_chakra(b"")
+    (True, False, False)
+    """
     try:
         size, begin = _varint(content, 0, len(content))
-        if not 0 < size <= len(content) - begin or content[begin] != 1 << 3 | _BYTES:
+        end = begin + size
+        if end > len(content) or not _is_metadata(content, begin, end):
             return False
-        length, text_begin = _varint(content, begin + 1, begin + size)
-        version = content[text_begin : text_begin + length]
-        return (
-            text_begin + length <= begin + size
-            and 0 < length < 32
-            and version.replace(b".", b"").isalnum()
-        )
-    except _Broken:
+        if end == len(content):
+            return size > 0
+        node_size, node_begin = _varint(content, end, len(content))
+        node_end = min(node_begin + node_size, len(content))
+        return node_size > 0 and _is_node(content, node_begin, node_end)
+    except (_Broken, UnicodeDecodeError):
         return False
+
+
+def _is_metadata(content: bytes, offset: int, end: int) -> bool:
+    """Whether a message has a version and named attributes only."""
+    for (number, kind), value, stop in _fields(content, offset, end):
+        if kind != _BYTES or number not in {1, 2}:
+            return False
+        text = content[value:stop]
+        if number == 2:
+            (first_field, first_kind), name, name_end = next(
+                _fields(content, value, stop), ((0, 0), 0, 0)
+            )
+            if (first_field, first_kind) != (1, _BYTES):
+                return False
+            text = content[name:name_end]
+        if len(text) > 1000 or not text.decode().isprintable():
+            return False
+    return True
+
+
+def _is_node(content: bytes, offset: int, end: int) -> bool:
+    """Whether a message, which may be cut off, begins as a node: its number, then its name."""
+    tag, offset = _varint(content, offset, end)
+    if tag == 1 << 3 | _VARINT:
+        _, offset = _varint(content, offset, end)
+        if offset == end:
+            return True
+        tag, offset = _varint(content, offset, end)
+    # The number 0 is not written; then a node begins with its name, type or duration.
+    return tag in {2 << 3 | _BYTES, 3 << 3 | _VARINT, 7 << 3 | _VARINT}
 
 
 def _varint(content: bytes, offset: int, end: int) -> tuple[int, int]:

@@ -149,9 +149,9 @@ class RowPieces:
         """Start a row, which may be complete."""
         prefix = " ".join(words[: place - 2])
         pattern = _pattern(prefix)
-        rest = text[text.index(words[place - 2], len(prefix)) :] if prefix else text
-        cells = (pattern.sub(" ", rest) if pattern else rest).split()
-        has_prefix_inside = pattern is not None and pattern.search(rest) is not None
+        after_prefix = text[text.index(words[place - 2], len(prefix)) :] if prefix else text
+        cells = (pattern.sub(" ", after_prefix) if pattern else after_prefix).split()
+        has_prefix_inside = pattern is not None and pattern.search(after_prefix) is not None
         after = 3 + (len(cells) > 3 and cells[3] in self._ops)
         # The root follows unless the first number there is a time.
         after += len(cells) > after and re.fullmatch(r"-?\d{1,6}", cells[after]) is not None

@@ -56,6 +56,8 @@ MARKS = [
     (b"hca_id:\tmlx5_0\n\ttransport:\tInfiniBand (0)\n", "ibstat"),
     (b"# tree\nSwitchName=s0 Nodes=n[0-15]\n", "slurm-topology"),
     (b"[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2)\n", "watchdog"),
+    (b"HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 8 ep: 1\n1\n", "astra-workload"),
+    (b"MODEL\n2\nlayer0 -1 1000 ALLREDUCE 1024 1 NONE 0 1 NONE 0 1\n", "astra-workload"),
     (gzip.compress(b"x"), "gzip"),
     (b"  \n", "empty"),
     (b"hello", "text"),

@@ -79,14 +79,6 @@ def test_a_trace_on_astra_sims_files(tmp_path, capsys):
 
 REFUSED = {
     "an unknown key": ({"peak-pref": 1}, "unknown key 'peak-pref'; did you mean 'peak-perf'"),
-    "an algorithm that is not here": (
-        {"all-to-all-implementation": ["ring"]},
-        r"\$.all-to-all-implementation: .*is not here; .*direct",
-    ),
-    "dimensions that differ": (
-        {"all-reduce-implementation": ["ring", "direct"]},
-        "different algorithms in different dimensions",
-    ),
     "a roofline without a peak": ({"peak-perf": None}, r"\$.peak-perf: expected a number above 0"),
 }
 
@@ -152,3 +144,47 @@ def test_a_group_that_file_and_trace_describe_differently_is_refused():
     assert parse_chakra(files, groups={"1": [0, 1]}).nranks == 4
     with pytest.raises(ConfigError, match=r"described twice, with ranks \[2, 3\] and \[0, 1\]"):
         parse_chakra(files, groups={"1": [2, 3]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"all-reduce-implementation": ["tree"]}, r"\$.all-reduce-implementation: .*is not here"),
+        (
+            {"all-reduce-implementation": ["ring", "direct"]},
+            "different algorithms in different dimensions",
+        ),
+        ({"all-reduce-implementation-custom": ["a/b"]}, "traces of its own cannot be played here"),
+    ],
+)
+def test_an_algorithm_is_judged_where_a_trace_uses_it(changes, said):
+    node = Node(0, "c", "COMM_COLL", (), 0, {"comm_type": 0, "comm_size": 64})
+    workload = parse_chakra([(dump_nodes({}, [node]), None)] * 2)
+    system = parsed(**changes)
+    with pytest.raises(ConfigError, match=said):
+        system.apply_to(workload)
+    others = {"all-to-all-implementation": ["ring"], "reduce-scatter-implementation": ["a", "b"]}
+    (call,) = parsed(**others).apply_to(workload).operations
+    assert call.algorithm == "ring"
+
+
+def test_all_keys_of_the_native_system_are_known():
+    """Those that ASTRA-sim 2 reads (system/Sys.cc)."""
+    settings = parsed(
+        **{
+            "local-reduction-delay": 1,
+            "per-node-custom-implementation": 0,
+            "local-mem-trace-filename": "mem_trace/local",
+            "track-local-mem": 1,
+            "trace-enabled": 0,
+            "replay-only": 0,
+            "model-shared-bus": 0,
+            "L": 0.0,
+            "o": 0.0,
+            "g": 0.0,
+            "G": 0.0,
+        }
+    )
+    assert "local-reduction-delay = 1" in settings.left_out
+    assert "track-local-mem = 1" in settings.left_out
+    assert not any("mem_trace" in text for text in settings.left_out)

@@ -269,7 +269,6 @@ REFUSED = {
         [[Node(0, "a", "COMP", (1,), 1), Node(1, "b", "COMP", (0,), 1)]],
         "depends on itself",
     ),
-    "an unknown node": ([[Node(0, "a", "COMP", (5,), 1)]], "node 5, which does not exist"),
     "an id twice": ([[COMP, COMP]], "id 0 is a duplicate"),
     "an unknown group": ([[collective(0, 0, 64, pg_name="3")]], "nothing describes group '3'"),
     "dimensions": ([[collective(0, 0, 64, involved_dim=(True, False))]], r"involved_dim \[1, 0\]"),
@@ -326,3 +325,52 @@ def test_a_prefix_is_converted_as_it_is_played(tmp_path, monkeypatch, capsys):
         assert main(["convert", source, f"of-{source}.json", "--to", "workload"]) == 0
     assert (tmp_path / "of-r.json").read_bytes() == (tmp_path / "of-r.0.et.json").read_bytes()
     capsys.readouterr()
+
+
+def test_what_a_node_needs_from_before_the_trace_is_done():
+    workload = parse_chakra(
+        files([Node(7, "a", "COMP", (2, 5), 3), Node(8, "b", "COMP", (7, 5), 4)])
+    )
+    assert workload.title == "2 nodes outside the trace taken as done"
+    first, second = workload.operations
+    assert (first.after, second.after) == ((), (first.id,))
+
+
+def varint(number):
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128, number >> 7])
+
+
+def message(*fields):
+    """A message of fields with bytes, by number."""
+    return b"".join(bytes([number << 3 | 2]) + varint(len(raw)) + raw for number, raw in fields)
+
+
+SCHEMA = b"\x0a\x06schema\xea\x01\x051.0.1"
+NODES = dump_nodes({}, [Node(0, "w", "COMP", (), 1), Node(1, "v", "COMP", (0,), 1)])
+NODES = NODES[1 + NODES[0] :]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        message((2, SCHEMA)),
+        message((2, SCHEMA), (1, b"0.0.4")),
+        message((1, b"0.0.4"), (2, SCHEMA)),
+        message((1, b"1.1.1-chakra.0.0.4")),
+        b"",
+    ],
+    ids=["no version", "version last", "version first", "long version", "empty"],
+)
+def test_traces_of_other_writers_are_recognised(metadata):
+    content = varint(len(metadata)) + metadata + NODES
+    assert recognise(content) == "chakra"
+    assert [node.name for node in parse_nodes(content)[1]] == ["w", "v"]
+    assert recognise(content[: len(metadata) + 4]) == "chakra"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\x00", b"\x00hello", b"\x02\x18\x01rest", b"\x05\x0a\x03abc\xff\xff", b"\n\x0a\x01"],
+)
+def test_other_files_are_not_traces(content):
+    assert recognise(content) != "chakra"
