@@ -172,6 +172,7 @@ def _refusal(name: str) -> Callable[..., Any]:
 
 def _synchronize() -> None:
     thread = current_thread()
+    thread.process.flights.clear()
     if thread.process.device is not None:
         thread.call(wait_until, thread.process.device.tail())
 

@@ -24,8 +24,10 @@ from torch.utils._pytree import tree_leaves
 from simcoll.distributed.runtime.device import DeviceStream, SimulatedDevice
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.start.spawning import compute
+from simcoll.torch.buffer_races import Flights
 from simcoll.torch.module_time import ModuleTimes
-from simcoll.torch.rank_threads import current_thread_or_none
+from simcoll.torch.rank_threads import RankThread, current_thread_or_none
+from simcoll.torch.replacing import for_ranks
 from simcoll.torch.roofline import OperatorCosts, operator_name
 from simcoll.torch.tensor_memory import TensorMemory, resizing
 
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 _TORCH = str(Path(torch.__file__).parent)
+_COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_c10d_functional_autograd"))
 _PLAIN = (torch.Tensor, FakeTensor, torch.nn.Parameter)
 
 
@@ -54,6 +57,8 @@ class Watched(TorchDispatchMode):
         device: SimulatedDevice | None,
         costs: OperatorCosts | None,
         root: Watched | None = None,
+        *,
+        flights: Flights | None = None,
     ) -> None:
         super().__init__()
         self.device = device
@@ -63,6 +68,7 @@ class Watched(TorchDispatchMode):
         self.modules = None if costs is None or not costs.modules else ModuleTimes(costs.modules)
         self.inside = False  # the fields of the root count
         self.pushed: list[Any] = []
+        self.flights: Flights | None = flights if root is None else root.flights
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -81,17 +87,17 @@ class Watched(TorchDispatchMode):
             return NotImplemented  # a tensor made of others, whose operators come here next
         if self.root.inside:
             return func(*args, **(kwargs or {}))
+        if self.flights and func.namespace not in _COLLECTIVES:
+            thread = current_thread_or_none()
+            if thread is not None:
+                self.flights.check_operator(func, args, kwargs or {}, thread.site)
         self.root.inside = True
         try:
             result = func(*args, **(kwargs or {}))
         finally:
             self.root.inside = False
         self.root.memory.note(result)
-        if self.costs is not None and func.namespace not in {
-            "c10d",
-            "_c10d_functional",
-            "_c10d_functional_autograd",
-        }:
+        if self.costs is not None and func.namespace not in _COLLECTIVES:
             self._add(self.costs, func, args, kwargs or {}, result)
         return result
 
@@ -220,6 +226,17 @@ def _synchronize(_device_given: Any = None) -> None:
         thread.call(wait_until, device.tail())
 
 
+@for_ranks
+def _read_past_dispatcher(
+    thread: RankThread, standard: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """A method that reads elements past the dispatcher."""
+    flights = thread.process.flights
+    if flights and type(tensor) in _PLAIN:
+        flights.check_access(standard.__name__, tensor, thread.site, writes=False)
+    return standard(tensor, *args, **kwargs)
+
+
 def compute_replacements() -> list[tuple[Any, str, Any]]:
     """Replacements during a run: CPU streams and events, and entry and exit of FakeTensorMode."""
     standard, enter, leave = (
@@ -256,6 +273,10 @@ def compute_replacements() -> list[tuple[Any, str, Any]]:
         return None if watched is None else watched.memory
 
     return [
+        *(
+            (torch.Tensor, name, _read_past_dispatcher(getattr(torch.Tensor, name)))
+            for name in ("__array__", "__repr__", "numpy", "tolist")
+        ),
         *(
             (torch.cpu, name, value)
             for name, value in {

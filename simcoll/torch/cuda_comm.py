@@ -15,20 +15,28 @@ tensor([0, 1, 2, 3, 4])
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch._utils import _get_device_index
+from torch.cuda import comm
+from torch.nn.parallel import comm as parallel_comm
+from torch.utils._pytree import tree_map_only
 
 from simcoll import cuda_comm
 from simcoll.cuda_comm.emulated_devices import BUFFER_BYTES, CPU, Tensor, device_number
+from simcoll.torch.places import HOST, Places
+from simcoll.torch.rank_threads import current_thread
+from simcoll.torch.replacing import in_ranks
 from simcoll.torch.tensors import array_of, tensor_of
 
 __all__ = [
     "DeviceTensor",
     "broadcast",
     "broadcast_coalesced",
+    "comm_replacements",
     "gather",
     "on_device",
     "reduce_add",
@@ -256,3 +264,44 @@ def gather(
     return arrays.back(
         cuda_comm.gather([arrays.of(tensor) for tensor in tensors], dim, place, out=target)
     )
+
+
+def comm_replacements() -> list[tuple[Any, str, Any]]:
+    """Owner, name and replacement of the functions of ``torch.cuda.comm``, for the tensors of
+    ranks, which are on the CPU and have the place that the script has given them.
+    """
+    functions = (broadcast, broadcast_coalesced, gather, reduce_add, reduce_add_coalesced, scatter)
+    return [
+        (owner, function.__name__, in_ranks(getattr(owner, function.__name__), _on_gpus(function)))
+        for owner in (comm, parallel_comm)
+        for function in functions
+    ]
+
+
+def _on_gpus(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of device tensors, for tensors with places."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        places: Places = current_thread().process.places
+        originals: dict[int, tuple[DeviceTensor, torch.Tensor]] = {}
+
+        def to_device(tensor: torch.Tensor) -> torch.Tensor:
+            place = places.get(tensor)
+            if place == HOST or isinstance(tensor, DeviceTensor):
+                return tensor
+            twin = on_device(tensor, torch.cuda.current_device() if place is None else place)
+            originals[id(twin)] = twin, tensor
+            return twin
+
+        def to_plain(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) in originals:
+                return originals[id(tensor)][1]
+            result = tensor.as_subclass(torch.Tensor)
+            places.put(result, tensor.number if isinstance(tensor, DeviceTensor) else HOST)
+            return result
+
+        arguments = tree_map_only(torch.Tensor, to_device, (args, kwargs))
+        return tree_map_only(torch.Tensor, to_plain, function(*arguments[0], **arguments[1]))
+
+    return call

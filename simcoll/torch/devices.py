@@ -23,7 +23,8 @@ from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode
 
 from simcoll.torch.accelerator import accelerator_replacements, device_number
-from simcoll.torch.rank_threads import current_thread_or_none
+from simcoll.torch.places import HOST, Places
+from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks, in_ranks
 
 __all__ = ["CudaIsCpu", "add_nccl_options", "device_replacements"]
@@ -51,13 +52,38 @@ def _to_cpu(device: Any) -> Any:
     return _CPU
 
 
+_FACTORIES = frozenset(
+    getattr(torch, name)
+    for name in (
+        *("arange", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randint"),
+        *("randn", "randperm", "scalar_tensor", "tensor", "zeros"),
+    )
+)
+"""They make tensors on the host unless they are given a device."""
+
+
 class CudaIsCpu(TorchFunctionMode):
-    """Mode that places tensors for CUDA devices on the CPU."""
+    """Mode that places tensors for CUDA devices on the CPU, and notes where the script has put
+    them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        process = current_thread().process
+        if process.places is None:
+            process.places = Places()
+        self.places: Places = process.places
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a PyTorch function with CUDA devices mapped to the CPU."""
         kwargs = kwargs or {}
-        if func is torch.Tensor.cuda or func is torch.Tensor.pin_memory:
+        if func is torch.Tensor.cuda:
+            return self._move(
+                args[0], _place(args[1] if args[1:] else kwargs.get("device", "cuda"))
+            )
+        if func is torch.Tensor.cpu:
+            return self._move(args[0], HOST)
+        if func is torch.Tensor.pin_memory:
             return args[0]
         if func is torch.device:
             return (
@@ -70,18 +96,52 @@ class CudaIsCpu(TorchFunctionMode):
                 arg.replace("torch.cuda.", "torch.") if isinstance(arg, str) else arg
                 for arg in args
             )
-        if kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": _to_cpu(kwargs["device"])}
+        device = kwargs.get("device")
+        if device is not None:
+            kwargs = {**kwargs, "device": _to_cpu(device)}
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         if func in _MOVES:
             position = 1 if func is torch.Tensor.to else 0
+            device = args[position] if device is None and args[position:] else device
             args = (
                 *args[:position],
                 *map(_to_cpu, args[position : position + 1]),
                 *args[position + 1 :],
             )
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        place = _place(device)
+        if func is torch.Tensor.to and place is not None:
+            return self._move(result, place) if result is args[0] else self._put(result, place)
+        if isinstance(result, (torch.Tensor, tuple, list)) and result is not (args or [None])[0]:
+            if device is None:
+                place = HOST if func in _FACTORIES else self.places.of_inputs(args)
+            self.places.put(result, place)
+        return result
+
+    def _put(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
+        self.places.put(tensor, place)
+        return tensor
+
+    def _move(self, tensor: torch.Tensor, place: int | None) -> torch.Tensor:
+        """Move a tensor: a copy, if it is known to be elsewhere, as on a GPU."""
+        old = self.places.get(tensor)
+        if place is None or old == place:
+            return tensor
+        if old is None:
+            if place != HOST:
+                self.places.put(tensor, place)
+            return tensor
+        return self._put(tensor.clone(), place)
+
+
+def _place(device: Any) -> int | None:
+    """The place that a script means by a device; None where it says none, or the device of another
+    tensor.
+    """
+    if _is_cuda(device) or _is_number(device):
+        return device_number(device)
+    return HOST if isinstance(device, str) and device == "cpu" else None
 
 
 class _NcclOptions(SimpleNamespace):

@@ -30,7 +30,9 @@ from simcoll.distributed.runtime.device import SimulatedDevice, after
 from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import ProcessGroup, current_rank
 from simcoll.libraries.choices import Choice
+from simcoll.torch.buffer_races import overlaps
 from simcoll.torch.estimate import Estimator, estimating
+from simcoll.torch.nccl_limits import NcclLimits
 from simcoll.torch.rank_threads import current_thread
 from simcoll.torch.tensors import array_of, arrays_of, reduce_op_of
 from simcoll.torch.works import RankWork
@@ -122,6 +124,10 @@ class SimcollGroup(dist.ProcessGroup):
         )
         self._name: str = options.group_id
         self._coalescing: list[RankWork] | None = None
+        self._limits: NcclLimits | None = None
+        if process.nccl_only and process.places is not None:
+            users: dict[tuple[str, str], int] = self._handle.communicator.device_users
+            self._limits = NcclLimits(self._thread, users)
         self._run_handle = self._handle  # while times are estimated, calls go to another
         self._estimator: Estimator | None = None
 
@@ -130,11 +136,13 @@ class SimcollGroup(dist.ProcessGroup):
         function: Callable[..., Any],
         *args: Any,
         opts: Any,
+        inputs: Sequence[torch.Tensor],
         results: list[torch.Tensor],
         **kwargs: Any,
     ) -> RankWork:
         """Call a collective, and wait for it unless the caller wants the Work."""
         waits = opts is not None and not opts.asyncOp and self._coalescing is None
+        self._check(function.__name__, inputs, results, getattr(opts, "reduceOp", None))
         device = self._device(results)
         if device is not None:
             work = self._enqueue(device, function, *args, results=results, async_op=True, **kwargs)
@@ -142,7 +150,29 @@ class SimcollGroup(dist.ProcessGroup):
                 work.wait()
             return self._note(work)
         part = self._thread.call(function, *args, group=self._handle, async_op=not waits, **kwargs)
+        if part is not None:
+            self._thread.process.flights.begin(part, self._handle.communicator, inputs, results)
         return self._note(RankWork(self._thread, () if part is None else (part,), results))
+
+    def _check(
+        self,
+        name: str,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        op: Any = None,
+    ) -> None:
+        """Note what NCCL would refuse, and buffers that operations in flight use or that
+        overlap.
+        """
+        thread = self._thread
+        if self._limits is not None:
+            self._limits.check(name, inputs, outputs, op)
+        if thread.process.flights:
+            thread.process.flights.check_call(
+                name, self._handle.communicator, (inputs, outputs), thread.site, p2p=False
+            )
+        for reason in overlaps(name, inputs, outputs, self.rank(), self.size()):
+            thread.tell(name, reason)
 
     def _device(self, tensors: list[torch.Tensor]) -> SimulatedDevice | None:
         """The device of fake tensors, with a time model."""
@@ -179,7 +209,8 @@ class SimcollGroup(dist.ProcessGroup):
         if tensor.layout is torch.sparse_coo:
             return self._allreduce_sparse(tensor, opts)
         op = reduce_op_of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
-        return self._run(ours.all_reduce, array_of(tensor), op, opts=opts, results=[tensor])
+        array = array_of(tensor, reduced=True)
+        return self._run(ours.all_reduce, array, op, opts=opts, inputs=[tensor], results=[tensor])
 
     def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any) -> RankWork:
         """Sum sparse tensors: gather all indices and values on every rank. Blocks, as sizes have to
@@ -210,7 +241,12 @@ class SimcollGroup(dist.ProcessGroup):
         """Copy the root's tensor to the others."""
         tensor = _single(tensors, "broadcast")
         return self._run(
-            ours.broadcast, array_of(tensor), opts=opts, results=[tensor], group_src=opts.rootRank
+            ours.broadcast,
+            array_of(tensor),
+            opts=opts,
+            inputs=[tensor],
+            results=[tensor],
+            group_src=opts.rootRank,
         )
 
     def reduce(self, tensors: Tensors, opts: Any) -> RankWork:
@@ -219,9 +255,10 @@ class SimcollGroup(dist.ProcessGroup):
         op = reduce_op_of(opts.reduceOp)
         return self._run(
             ours.reduce,
-            array_of(tensor),
+            array_of(tensor, reduced=True),
             op=op,
             opts=opts,
+            inputs=[tensor],
             results=[tensor],
             group_dst=opts.rootRank,
         )
@@ -229,8 +266,9 @@ class SimcollGroup(dist.ProcessGroup):
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> RankWork:
         """Collect every rank's tensor, of any size, in a list."""
         listed = list(outputs[0])
-        source = array_of(_single(inputs, "allgather"))
-        return self._run(ours.all_gather, arrays_of(listed), source, opts=opts, results=listed)
+        source = _single(inputs, "allgather")
+        arrays = arrays_of(listed), array_of(source)
+        return self._run(ours.all_gather, *arrays, opts=opts, inputs=[source], results=listed)
 
     def all_gather_single(
         self,
@@ -244,18 +282,20 @@ class SimcollGroup(dist.ProcessGroup):
             array_of(output),
             array_of(input),
             opts=opts,
+            inputs=[input],
             results=[output],
         )
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> RankWork:
         """Collect every rank's tensor in a list of the root."""
         listed = list(outputs[0]) if outputs else []
-        source = array_of(_single(inputs, "gather"))
+        source = _single(inputs, "gather")
         return self._run(
             ours.gather,
-            source,
+            array_of(source),
             arrays_of(listed),
             opts=opts,
+            inputs=[source],
             results=listed,
             group_dst=opts.rootRank,
         )
@@ -263,12 +303,13 @@ class SimcollGroup(dist.ProcessGroup):
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> RankWork:
         """Give every rank one tensor of the root's list."""
         output = _single(outputs, "scatter")
-        listed = arrays_of(inputs[0]) if inputs else []
+        listed = list(inputs[0]) if inputs else []
         return self._run(
             ours.scatter,
             array_of(output),
-            listed,
+            arrays_of(listed),
             opts=opts,
+            inputs=listed,
             results=[output],
             group_src=opts.rootRank,
         )
@@ -276,9 +317,15 @@ class SimcollGroup(dist.ProcessGroup):
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> RankWork:
         """Reduce lists entry by entry, and give every rank one entry."""
         output = _single(outputs, "reduce_scatter")
-        op, listed = reduce_op_of(opts.reduceOp), arrays_of(inputs[0])
+        op, arrays = reduce_op_of(opts.reduceOp), arrays_of(inputs[0], reduced=True)
         return self._run(
-            ours.reduce_scatter, array_of(output), listed, op, opts=opts, results=[output]
+            ours.reduce_scatter,
+            array_of(output),
+            arrays,
+            op,
+            opts=opts,
+            inputs=list(inputs[0]),
+            results=[output],
         )
 
     def reduce_scatter_single(
@@ -292,9 +339,10 @@ class SimcollGroup(dist.ProcessGroup):
         return self._run(
             ours.reduce_scatter_tensor,
             array_of(output),
-            array_of(input),
+            array_of(input, reduced=True),
             op,
             opts=opts,
+            inputs=[input],
             results=[output],
         )
 
@@ -310,18 +358,26 @@ class SimcollGroup(dist.ProcessGroup):
         self._equal_splits()
         arrays = array_of(output), array_of(input)
         splits = list(output_splits or ()), list(input_splits or ())
-        return self._run(ours.all_to_all_single, *arrays, *splits, opts=opts, results=[output])
+        return self._run(
+            ours.all_to_all_single,
+            *arrays,
+            *splits,
+            opts=opts,
+            inputs=[input],
+            results=[output],
+        )
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RankWork:
         """Send every rank one entry of a list, and receive one from each."""
         self._equal_splits()
+        arrays = arrays_of(outputs), arrays_of(inputs)
         return self._run(
-            ours.all_to_all, arrays_of(outputs), arrays_of(inputs), opts=opts, results=list(outputs)
+            ours.all_to_all, *arrays, opts=opts, inputs=list(inputs), results=list(outputs)
         )
 
     def barrier(self, opts: Any = None) -> RankWork:
         """Wait until all ranks have called."""
-        return self._run(ours.barrier, opts=opts, results=[])
+        return self._run(ours.barrier, opts=opts, inputs=[], results=[])
 
     # Several tensors at once
 
@@ -329,7 +385,14 @@ class SimcollGroup(dist.ProcessGroup):
         """All-reduce several tensors."""
         op = reduce_op_of(opts.reduceOp)
         works = [
-            self._run(all_reduce_coalesced, arrays_of(batch), op, opts=opts, results=batch)
+            self._run(
+                all_reduce_coalesced,
+                arrays_of(batch, reduced=True),
+                op,
+                opts=opts,
+                inputs=batch,
+                results=batch,
+            )
             for batch in _of_one_dtype(tensors, lambda tensor: tensor)
         ]
         return self._together(works, list(tensors))
@@ -346,7 +409,12 @@ class SimcollGroup(dist.ProcessGroup):
             sources = [array_of(source) for _, source in pairs]
             works.append(
                 self._run(
-                    all_gather_coalesced, list(map(list, rows)), sources, opts=opts, results=[]
+                    all_gather_coalesced,
+                    list(map(list, rows)),
+                    sources,
+                    opts=opts,
+                    inputs=[source for _, source in pairs],
+                    results=[output for output, _ in pairs],
                 )
             )
         return self._together(works, list(outputs))
@@ -357,7 +425,10 @@ class SimcollGroup(dist.ProcessGroup):
         """Collect lists of tensors: entry r of ``outputs`` is the list of rank r."""
         targets = [arrays_of(rank_outputs) for rank_outputs in outputs]
         flat = [tensor for rank_outputs in outputs for tensor in rank_outputs]
-        return self._run(all_gather_coalesced, targets, arrays_of(inputs), opts=opts, results=flat)
+        arrays = targets, arrays_of(inputs)
+        return self._run(
+            all_gather_coalesced, *arrays, opts=opts, inputs=list(inputs), results=flat
+        )
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any
@@ -366,7 +437,8 @@ class SimcollGroup(dist.ProcessGroup):
         works, op = [], reduce_op_of(opts.reduceOp)
         for pairs in _of_one_dtype(list(zip(outputs, inputs, strict=True)), lambda pair: pair[0]):
             rows = zip(
-                *(by_rank(array_of(source), self.size()) for _, source in pairs), strict=True
+                *(by_rank(array_of(source, reduced=True), self.size()) for _, source in pairs),
+                strict=True,
             )
             targets = [array_of(output) for output, _ in pairs]
             works.append(
@@ -376,7 +448,8 @@ class SimcollGroup(dist.ProcessGroup):
                     list(map(list, rows)),
                     op,
                     opts=opts,
-                    results=[],
+                    inputs=[source for _, source in pairs],
+                    results=[output for output, _ in pairs],
                 )
             )
         return self._together(works, list(outputs))
@@ -414,12 +487,21 @@ class SimcollGroup(dist.ProcessGroup):
     ) -> RankWork:
         if self._estimator is not None:
             raise RuntimeError("the time estimator supports collectives only, not send and recv")
+        sends, flights = function is ours.isend, self._thread.process.flights
+        buffers = ([tensor], []) if sends else ([], [tensor])
+        if self._limits is not None:
+            name = "send" if sends else "recv"
+            self._limits.check_message(name, tensor, tag, any_source=not peer)
+        if flights:
+            shared, site = self._handle.communicator, self._thread.site
+            flights.check_call(function.__name__, shared, buffers, site, p2p=True)
         device = self._device([tensor])
         if device is not None:
             return self._note(
                 self._enqueue(device, function, array_of(tensor), results=[tensor], tag=tag, **peer)
             )
         part = self._thread.call(function, array_of(tensor), group=self._handle, tag=tag, **peer)
+        flights.begin(part, self._handle.communicator, *buffers)
         return self._note(RankWork(self._thread, (part,), [tensor]))
 
     # Names of these before and after torch 2.13
@@ -468,6 +550,9 @@ class SimcollGroup(dist.ProcessGroup):
         """A barrier that names the missing ranks: see
         :func:`simcoll.distributed.monitored_barrier`.
         """
+        if self._limits is not None:
+            reason = "monitored_barrier is only implemented for gloo"
+            self._limits.refuse("monitored_barrier", reason)
         self._thread.call(ours.monitored_barrier, self._handle, timeout, wait_all_ranks)
 
     def shutdown(self) -> None:

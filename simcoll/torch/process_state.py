@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, _random
+from torch.nn.modules import module
 
 from simcoll.torch.rank_threads import RankThread, rank_thread_of
 from simcoll.torch.replacing import for_ranks
@@ -32,6 +33,8 @@ from simcoll.torch.replacing import for_ranks
 __all__ = ["OwnState", "call_exit_functions", "state_replacements"]
 
 _DISPATCHER: Any = DTensor._op_dispatcher
+_MODULE_HOOKS = tuple(name for name in vars(module) if name.startswith("_global_"))
+"""The hooks on all modules of a process, such as those of CommDebugMode and FlopCounterMode."""
 _ROOT_FIELDS = ("handlers", "filters", "level", "disabled", "_cache")
 
 
@@ -60,6 +63,7 @@ class OwnState:
         }
         state._handlers = dict(self._handlers)
         state._filters = self._filters[:]
+        state._module_hooks = {name: copy.copy(hooks) for name, hooks in self._module_hooks.items()}
         state.changed_folder = False
         return state
 
@@ -72,6 +76,8 @@ class OwnState:
         self._handlers: dict[Any, Any] = _DISPATCHER._custom_op_handlers
         self._attention = torch.nn.functional.scaled_dot_product_attention
         self._filters = warnings.filters
+        self._tracker = _random._rng_tracker
+        self._module_hooks = {name: getattr(module, name) for name in _MODULE_HOOKS}
         self._root: dict[str, Any] = {name: getattr(logging.root, name) for name in _ROOT_FIELDS}
 
     def enter(self) -> None:
@@ -84,6 +90,9 @@ class OwnState:
         _DISPATCHER._custom_op_handlers = self._handlers
         torch.nn.functional.scaled_dot_product_attention = self._attention
         warnings.filters = self._filters
+        _random._rng_tracker = self._tracker
+        for name, hooks in self._module_hooks.items():
+            setattr(module, name, hooks)
         logging.root.manager.loggerDict = self._loggers
         for name, value in self._root.items():
             setattr(logging.root, name, value)

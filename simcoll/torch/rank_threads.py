@@ -34,6 +34,7 @@ from simcoll.distributed.runtime.records import Site, asked_from, calling_site
 from simcoll.distributed.runtime.tasks import Task, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import Rank, current_rank
 from simcoll.distributed.stores.store_errors import DistError
+from simcoll.torch.buffer_races import Flights
 from simcoll.torch.interrupts import Interrupts
 
 __all__ = [
@@ -140,6 +141,8 @@ class Process:
         The number of its current CUDA device, if there are such devices.
     cuda_streams
         Its CUDA streams, by number.
+    places
+        Where its script has placed tensors, if there are CUDA devices.
     modules
         Its own modules, by name.
     around
@@ -154,6 +157,10 @@ class Process:
         The ID of the run's process, which tells it from forked ones.
     backend
         The backend whose errors the group being created raises: ``nccl`` or ``emulator``.
+    nccl_only
+        Whether all devices of that group use nccl, so that its limits hold.
+    flights
+        The operations that the program has not waited for.
     tagged
         Whether that group has a tag of functional collectives.
     """
@@ -166,13 +173,16 @@ class Process:
     interrupts: Interrupts
     groups: Groups = field(default_factory=Groups)
     backend: str = "emulator"
+    nccl_only: bool = False
     tagged: bool = False
+    flights: Any = None
     stores: list[Any] = field(default_factory=list)
     functional: dict[int, Any] = field(default_factory=dict)
     device: SimulatedDevice | None = None
     watched: Any = None
     cuda_device: int = 0
     cuda_streams: Any = None
+    places: Any = None
     generators: dict[str, Any] = field(default_factory=dict)
     at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = field(
         default_factory=list
@@ -225,6 +235,8 @@ class RankThread:
         self._rank_turn, self._clock_turn = _thread.allocate_lock(), _thread.allocate_lock()
         self._rank_turn.acquire(), self._clock_turn.acquire()
         self._known: tuple[Any, ...] = ()
+        if process.flights is None:
+            process.flights = Flights(self.tell)
         process.threads.append(self)
 
     @property
@@ -290,6 +302,18 @@ class RankThread:
         if answer.failure is not None:
             raise answer.failure
         return answer.value
+
+    def site(self) -> Site:
+        """The line of the program that calls."""
+        return calling_site(*_NOT_THE_PROGRAM)
+
+    def tell(self, text: str, reason: str = "") -> None:
+        """Note a finding of the run, once for a line; with a ``reason``, the line is the caller's
+        and stands in between.
+        """
+        text = f"{text} at {self.site()}: {reason}" if reason else text
+        if self._rank is not None and text not in self._rank.world.history.findings:
+            self._rank.world.history.findings.append(text)
 
     def leave(self, status: int) -> NoReturn:
         """End the rank's process at once, as ``os._exit`` does: its program does not go on."""

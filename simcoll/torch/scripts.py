@@ -39,7 +39,7 @@ from simcoll.units import counted, format_time
 
 __all__ = ["RankScript", "run_script"]
 
-MAX_FINDINGS = 8
+MAX_FINDINGS = 64
 
 
 class _NoInput(io.TextIOBase):

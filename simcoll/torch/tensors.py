@@ -38,7 +38,6 @@ _EXTRA_NAMES = (
     "float8_e4m3fnuz",
     "float8_e5m2",
     "float8_e5m2fnuz",
-    "float8_e8m0fnu",
 )
 _DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     getattr(torch, name): np.dtype(name) for name in _NAMES
@@ -61,14 +60,23 @@ class _TensorArray:
         }
 
 
-def array_of(tensor: torch.Tensor) -> Array:
+def _moved_as(tensor: torch.Tensor) -> np.dtype[Any] | None:
+    """Unsigned integers of the size of a dtype that has no arithmetic: they only move."""
+    size = tensor.dtype.itemsize
+    return np.dtype(f"u{size}") if size in {1, 2, 4, 8} else None
+
+
+def array_of(tensor: torch.Tensor, *, reduced: bool = False) -> Array:
     """View the memory of a tensor as an array, invisible to autograd.
+
+    Dtypes that neither numpy nor ml_dtypes can add, such as scales in ``float8_e8m0fnu`` or packed
+    ``float4_e2m1fn_x2``, are moved as bits, unless the elements are to be ``reduced``.
 
     Raises
     ------
     RuntimeError
-        For a tensor that is not dense, not on the CPU, has no memory, or has a dtype that numpy and
-        ml_dtypes lack.
+        For a tensor that is not dense, not on the CPU, has no memory, or has a dtype that cannot be
+        reduced.
     """
     if (
         tensor.device.type != "cpu" and not isinstance(tensor, FakeTensor)
@@ -78,6 +86,12 @@ def array_of(tensor: torch.Tensor) -> Array:
             f"on {tensor.device}"
         )
     dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None and reduced:
+        raise RuntimeError(
+            f"tensors of {tensor.dtype} only move: they have no sum, and no other reduction"
+        )
+    if dtype is None:
+        dtype = _moved_as(tensor)
     if dtype is not None and isinstance(tensor, FakeTensor):
         return fake_array(tuple(tensor.shape), dtype)
     if dtype is None or tensor.is_conj() or tensor.is_neg():
@@ -96,9 +110,9 @@ def array_of(tensor: torch.Tensor) -> Array:
     return np.asarray(_TensorArray(tensor.detach(), dtype)).view(dtype)
 
 
-def arrays_of(tensors: Sequence[torch.Tensor]) -> list[Array]:
+def arrays_of(tensors: Sequence[torch.Tensor], *, reduced: bool = False) -> list[Array]:
     """View the memory of each tensor as an array."""
-    return [array_of(tensor) for tensor in tensors]
+    return [array_of(tensor, reduced=reduced) for tensor in tensors]
 
 
 def tensor_of(array: Array) -> torch.Tensor:

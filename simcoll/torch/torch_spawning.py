@@ -151,7 +151,7 @@ def _run_program(thread: RankThread, job: Callable[[], Any], costs: OperatorCost
     """Run a program with its operators intercepted, and wait until its streams are idle."""
     process, me = thread.process, current_rank()
     process.device = device = None if costs is None else SimulatedDevice(me)
-    process.watched = Watched(device, costs)
+    process.watched = Watched(device, costs, flights=process.flights)
     me.memory = process.watched.memory
     value = thread.serve(functools.partial(watched_program, job, process.watched))
     if costs is None or device is None:

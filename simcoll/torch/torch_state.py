@@ -43,10 +43,13 @@ from torch.distributed.fsdp._flat_param import FlatParamHandle
 
 from simcoll.distributed.api.making_groups import note_group
 from simcoll.distributed.stores import HashStore
+from simcoll.libraries.library import shipped_libraries
 from simcoll.torch.batch_norm import add_kernels, batch_norm_replacements
 from simcoll.torch.compilation import compile_replacements
 from simcoll.torch.compute_time import compute_replacements
+from simcoll.torch.cuda_comm import comm_replacements
 from simcoll.torch.devices import CudaIsCpu, add_nccl_options, device_replacements
+from simcoll.torch.dtensor_random import random_replacements
 from simcoll.torch.fake_tensors import change_fake_tensors
 from simcoll.torch.interrupts import Interrupts
 from simcoll.torch.own_modules import OwnModules
@@ -100,6 +103,7 @@ class _BackendConfig(distributed_c10d.BackendConfig):
         thread, names = current_thread_or_none(), dict.fromkeys(self.device_backend_map.values())
         if thread is not None and names != {"fake": None}:
             thread.process.backend = "nccl" if "nccl" in names else "emulator"
+            thread.process.nccl_only = set(names) == {"nccl"}
             return {"cpu": "simcoll"}
         backends: dict[str, str] = super().get_device_backend_map()
         return backends
@@ -203,6 +207,8 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
         if cuda is not None:
             _replace_all(undo, device_replacements(cuda))
             _replace_all(undo, batch_norm_replacements())
+            _replace_all(undo, random_replacements())
+            _replace_all(undo, comm_replacements())
             add_kernels(undo)
             add_nccl_options(undo)
         if modules is not None:
@@ -272,10 +278,14 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
 
 
 def _nccl_version(standard: Callable[[], Any]) -> Callable[[], Any]:
-    """The NCCL version for PyTorch's log of an error in a group called nccl, in forked processes
-    too; no NCCL runs.
-    """
-    return lambda: standard() if rank_thread_of() is None else (0, 0, 0)
+    """The newest NCCL version that is modelled, in forked processes too; no NCCL runs."""
+    numbers = max(
+        tuple(map(int, name.partition("-")[2].split(".")))
+        for name in shipped_libraries()
+        if name.startswith("nccl-")
+    )
+    version = (*numbers, 0)[:3]
+    return lambda: standard() if rank_thread_of() is None else version
 
 
 def _change_fsdp(undo: contextlib.ExitStack) -> None:

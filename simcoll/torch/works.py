@@ -64,6 +64,7 @@ class RankWork(dist.Work):
             else:
                 self.device.current.wait(part)
                 part.rank.open_works.pop(part, None)
+        self.thread.process.flights.land(self.parts)
         return True
 
     def synchronize(self) -> None:
@@ -72,10 +73,12 @@ class RankWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether it has finished. If not, the poll takes a microsecond of simulated time."""
-        if self._is_over():
-            return True
-        self.thread.call(compute, POLL)
-        return self._is_over()
+        if not self._is_over():
+            self.thread.call(compute, POLL)
+        ended = self._is_over()
+        if ended:
+            self.thread.process.flights.land(self.parts)
+        return ended
 
     def _is_over(self) -> bool:
         return all(part.done for part in self.parts)
@@ -146,6 +149,7 @@ class RankWork(dist.Work):
         if future.done():
             return
         future.work = None
+        self.thread.process.flights.land(self.parts)
         failure = self.exception()
         if failure is None:
             future.set_result(self.results)

@@ -160,6 +160,8 @@ class Communicator:
         The last call whose plan was asked for, and the plan.
     calls, messages, barriers
         Number made so far, by group rank.
+    device_users
+        Global ranks by node and device that a program has placed their tensors on.
     """
 
     world: World
@@ -180,6 +182,7 @@ class Communicator:
     calls: Counter[int] = field(default_factory=Counter)
     messages: Counter[int] = field(default_factory=Counter)
     barriers: Counter[int] = field(default_factory=Counter)
+    device_users: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Number the members."""

@@ -1,0 +1,70 @@
+"""Random numbers of DTensors on simulated GPUs: shards differ, and replicas are equal.
+
+On GPUs, PyTorch's tracker gives each shard its part of one sequence, by an offset into the
+generator's. The generator of a run is the CPU's, which has no offsets; so every operator draws one
+number from it, which is equal on ranks of one seed, and seeds each shard with that and its offset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.distributed.tensor import _dispatch, _random
+
+from simcoll.torch.rank_threads import RankThread
+from simcoll.torch.replacing import for_ranks
+
+__all__ = ["random_replacements"]
+
+
+class _RankTracker(_random.OffsetBasedRNGTracker):
+    """PyTorch's tracker on the generator of a rank."""
+
+    def __init__(self, device_mesh: Any, run_state_sync: bool = True) -> None:
+        self._device = torch.device("cpu")
+        self._device_handle = torch.cpu
+        self._use_distribute_region = True
+        if run_state_sync:
+            state = torch.get_rng_state()
+            torch.distributed.broadcast(state, 0)
+            torch.set_rng_state(state)
+        del device_mesh
+
+    @contextlib.contextmanager
+    def _distribute_region(
+        self, spec: Any, generator: torch.Generator | None = None
+    ) -> Iterator[None]:
+        """Run an operator with the generator of its shard."""
+        if not self.distribute_region_enabled:
+            yield
+            return
+        source = torch.default_generator if generator is None else generator
+        drawn = int(torch.randint(2**62, (), generator=source))
+        offset, _ = self._compute_rng_offsets(spec)
+        text = hashlib.sha256(f"{drawn} {int(offset)}".encode()).digest()
+        state = torch.get_rng_state()
+        torch.default_generator.manual_seed(int.from_bytes(text[:8], "little"))
+        try:
+            yield
+        finally:
+            torch.set_rng_state(state)
+
+
+@for_ranks
+def _can_be_random(_thread: RankThread, standard: Callable[[Any], bool], device_mesh: Any) -> bool:
+    return device_mesh.device_type == "cpu" or standard(device_mesh)
+
+
+def random_replacements() -> list[tuple[Any, str, Any]]:
+    """Owner, name and replacement of functions of random DTensors, where scripts see GPUs."""
+    supported = _can_be_random(_random.is_rng_supported_mesh)
+    return [
+        (_random, "is_rng_supported_mesh", supported),
+        (_dispatch, "is_rng_supported_mesh", supported),
+        (_random, "OffsetBasedRNGTracker", _RankTracker),
+        (_random, "_rng_tracker", None),
+    ]

@@ -1,0 +1,179 @@
+"""Accesses to buffers in flight, and buffers of one call that overlap."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.deferred import Deferred, needs_torch
+
+torch, dist = Deferred("torch"), Deferred("torch.distributed")
+backend = Deferred("simcoll.torch")
+
+pytestmark = needs_torch
+
+
+def on_ranks(body, nprocs=2):
+    def program(rank, world_size):
+        dist.init_process_group("gloo")
+        return body(rank, world_size)
+
+    return backend.spawn(program, nprocs)
+
+
+DTYPES = ("float32", "float16", "bfloat16", "float64", "int32", "uint8", "bool", "complex64")
+ACCESSES = {
+    "writes": lambda t: t.fill_(1),
+    "writes a part": lambda t: t[2:].zero_(),
+    "copies": lambda t: t.copy_(torch.zeros(8)),
+    "reads": lambda t: t == 1,
+    "reads a view": lambda t: t.view(2, 4).sum(),
+    "asks for a value": lambda t: t[3].item(),
+    "prints": repr,
+    "lists": lambda t: t.tolist(),
+    "leaves for numpy": lambda t: t.numpy(),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("access", ["writes", "reads"])
+def test_every_dtype_is_watched(dtype, access):
+    def body(rank, world_size):
+        t = torch.ones(8, dtype=getattr(torch, dtype))
+        work = dist.broadcast(t, 0, async_op=True)
+        ACCESSES[access](t)
+        work.wait()
+
+    with pytest.raises(RuntimeError, match=rf"{access} the output buffer of broadcast \(issued at"):
+        on_ranks(body)
+
+
+@pytest.mark.parametrize("access", ACCESSES)
+def test_outputs_may_not_be_touched_before_wait(access):
+    def body(rank, world_size):
+        t = torch.ones(8)
+        work = dist.all_reduce(t, async_op=True)
+        ACCESSES[access](t)
+        work.wait()
+
+    with pytest.raises(RuntimeError) as caught:
+        on_ranks(body)
+    said = str(caught.value)
+    assert "buffer of all_reduce (issued at" in said
+    assert said.count("test_buffer_races.py:") >= 2
+    assert "while the operation is in flight; call wait() before touching it" in said
+
+
+def test_the_mean_of_gradients_divided_too_early():
+    def body(rank, world_size):
+        gradient = torch.full((4,), float(rank))
+        work = dist.all_reduce(gradient, async_op=True)
+        gradient.div_(world_size)
+        work.wait()
+
+    with pytest.raises(RuntimeError, match=r"div_ at .* writes the output buffer of all_reduce"):
+        on_ranks(body)
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_inputs_may_be_read_and_not_written():
+    def reads(rank, world_size):
+        t, all_of_them = torch.ones(4), torch.zeros(8)
+        work = dist.all_gather_into_tensor(all_of_them, t, async_op=True)
+        double = t * 2
+        work.wait()
+        return double.tolist(), all_of_them.tolist()
+
+    def writes(rank, world_size):
+        t, all_of_them = torch.ones(4), torch.zeros(8)
+        dist.all_gather_into_tensor(all_of_them, t, async_op=True)
+        t.mul_(2)
+
+    def sends(rank, world_size):
+        t = torch.ones(4)
+        work = dist.isend(t, 1) if rank == 0 else dist.irecv(t, 0)
+        if rank == 0:
+            t.zero_()
+        work.wait()
+
+    assert on_ranks(reads).returns == (([2.0] * 4, [1.0] * 8),) * 2
+    with pytest.raises(RuntimeError, match=r"mul_ at .* writes the input buffer of all_gather"):
+        on_ranks(writes)
+    with pytest.raises(RuntimeError, match=r"zero_ at .* writes the input buffer of send"):
+        on_ranks(sends)
+
+
+def test_a_wait_a_future_or_a_later_call_of_the_group_ends_the_watch():
+    def body(rank, world_size):
+        t, later = torch.ones(4), torch.ones(4)
+        dist.all_reduce(t, async_op=True).wait()
+        future = dist.all_reduce(t, async_op=True).get_future()
+        means = future.then(lambda future: future.value()[0].div_(world_size)).wait()
+        first = dist.all_reduce(t, async_op=True)
+        dist.all_reduce(later, async_op=True).wait()
+        sums = t.tolist()
+        first.wait()
+        return means.tolist(), sums
+
+    assert on_ranks(body).returns == (([4.0] * 4, [4.0] * 4),) * 2
+
+
+def test_other_parts_of_the_storage_are_free():
+    def body(rank, world_size):
+        t = torch.ones(4, 4)
+        work = dist.all_reduce(t[0], async_op=True)
+        t[1:].add_(1)
+        columns = torch.ones(4, 2)
+        copy = dist.broadcast(columns[:, 0], 0, async_op=True)
+        columns[:, 1].add_(1)
+        work.wait(), copy.wait()
+        return t[0].sum().item() + columns.sum().item()
+
+    assert on_ranks(body).returns == (20.0, 20.0)
+
+
+def test_one_tensor_in_two_groups_at_once():
+    def body(rank, world_size):
+        second, t = dist.new_group(), torch.ones(4)
+        dist.all_reduce(t, async_op=True)
+        dist.all_reduce(t, group=second, async_op=True)
+
+    with pytest.raises(RuntimeError, match=r"all_reduce at .* the output buffer of all_reduce"):
+        on_ranks(body)
+
+
+def findings(body):
+    with pytest.warns(UserWarning, match="share"):
+        result = on_ranks(body)
+    return result.findings
+
+
+def test_buffers_of_a_call_that_overlap_are_findings():
+    def outputs(rank, world_size):
+        x = torch.zeros(4)
+        dist.all_gather([x, x], torch.ones(4))
+
+    def exchanged(rank, world_size):
+        x = torch.zeros(8)
+        dist.all_to_all_single(x, x)
+
+    (said,) = findings(outputs)
+    assert "all_gather at " in said
+    assert "outputs share memory with each other" in said
+    (said,) = findings(exchanged)
+    assert "all_to_all_single at " in said
+    assert "an input shares memory with an output" in said
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_calls_in_place_are_no_findings():
+    def body(rank, world_size):
+        x = torch.ones(8)
+        mine = x[4 * rank : 4 * rank + 4]
+        dist.all_gather_into_tensor(x, mine)
+        dist.reduce_scatter_tensor(mine, x)
+        parts = list(x.chunk(2))
+        dist.all_gather(parts, parts[rank])
+        dist.all_reduce(x)
+        dist.reduce(x, 0)
+
+    assert on_ranks(body).findings == ()

@@ -1,0 +1,162 @@
+"""What NCCL would refuse or do differently, found by kind and line under its name."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.deferred import Deferred, needs_torch
+
+torch, dist = Deferred("torch"), Deferred("torch.distributed")
+backend = Deferred("simcoll.torch")
+
+pytestmark = [
+    needs_torch,
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+def findings(body, *, name="nccl", own_devices=True):
+    def program(rank, world_size):
+        dist.init_process_group(name)
+        if own_devices:
+            torch.cuda.set_device(rank)
+        body(rank)
+
+    return backend.spawn(program, 2, cuda_is_cpu=True).findings
+
+
+CASES = {
+    "a column": (
+        lambda _: dist.broadcast(torch.ones(2, 2, device="cuda")[:, 0], 0),
+        "broadcast at ",
+        "Tensors must be contiguous",
+    ),
+    "a transpose into one tensor": (
+        lambda _: dist.all_gather_into_tensor(
+            torch.empty(6, 2, device="cuda"), torch.ones(2, 3, device="cuda").t()
+        ),
+        "all_gather_into_tensor at ",
+        "Tensors must be contiguous",
+    ),
+    "bits": (
+        lambda _: dist.all_reduce(
+            torch.ones(2, dtype=torch.int32, device="cuda"), dist.ReduceOp.BXOR
+        ),
+        "all_reduce at ",
+        "Cannot use ReduceOp.BXOR with NCCL",
+    ),
+    "short integers": (
+        lambda _: dist.reduce(torch.ones(2, dtype=torch.int16, device="cuda"), 0),
+        "reduce at ",
+        "data type torch.int16 is not supported",
+    ),
+    "scales": (
+        lambda _: dist.broadcast(torch.ones(2).to("cuda").to(torch.float8_e8m0fnu), 0),
+        "broadcast at ",
+        "data type torch.float8_e8m0fnu is not supported",
+    ),
+    "complex numbers": (
+        lambda _: dist.broadcast(torch.ones(2, dtype=torch.complex64, device="cuda"), 0),
+        "broadcast at ",
+        "data type torch.complex64 is not supported",
+    ),
+    "a tensor on the host": (
+        lambda _: dist.all_reduce(torch.ones(2) * 3),
+        "all_reduce at ",
+        "Tensors must be CUDA and dense",
+    ),
+    "a tensor moved back": (
+        lambda _: dist.all_reduce(torch.ones(2, device="cuda").cpu()),
+        "all_reduce at ",
+        "Tensors must be CUDA and dense",
+    ),
+    "any source": (
+        lambda rank: (
+            dist.send(torch.ones(1).cuda(), 1) if rank == 0 else dist.recv(torch.ones(1).cuda())
+        ),
+        "recv at ",
+        "NCCL does not receive from any rank",
+    ),
+    "tags": (
+        lambda rank: (
+            dist.send(torch.ones(1).cuda(), 1, tag=5)
+            if rank == 0
+            else dist.recv(torch.ones(1).cuda(), 0, tag=5)
+        ),
+        "send at ",
+        "NCCL ignores tags",
+    ),
+    "NaN": (
+        lambda _: dist.all_reduce(
+            torch.tensor([float("nan"), 1], device="cuda"), dist.ReduceOp.MIN
+        ),
+        "all_reduce at ",
+        "ReduceOp.MIN of NaN",
+    ),
+    "a monitored barrier": (
+        lambda _: dist.monitored_barrier(),
+        "monitored_barrier at ",
+        "only implemented for gloo",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_limit_is_a_finding_with_its_line(case):
+    body, begin, reason = CASES[case]
+    matches = [finding for finding in findings(body) if reason in finding]
+    assert matches
+    assert any(match.startswith(f"nccl: {begin}") for match in matches)
+    assert all("test_nccl_limits.py:" in match for match in matches)
+
+
+def test_other_backends_have_none_of_them():
+    for body, _, _ in CASES.values():
+        assert findings(body, name="gloo") == ()
+
+
+def test_two_ranks_on_one_gpu():
+    def body(rank):
+        dist.all_reduce(torch.ones(2, device="cuda:0"))
+
+    said = findings(body)
+    assert len(said) == 1
+    assert "ranks 0 and 1 both use device 0 of their node, which NCCL refuses" in said[0]
+    (said,) = findings(lambda _: dist.all_reduce(torch.ones(2).cuda()), own_devices=False)
+    assert "call torch.cuda.set_device(LOCAL_RANK) first" in said
+
+
+def test_programs_as_nccl_wants_them_have_no_findings():
+    def body(rank):
+        x = torch.ones(4, 4, device="cuda")
+        model = torch.nn.Linear(4, 4).cuda()
+        y = model(x).sum(0).detach()
+        dist.all_reduce(y, dist.ReduceOp.AVG)
+        dist.all_reduce(torch.zeros_like(x))
+        dist.all_gather([torch.empty(4, 4).cuda().t() for _ in range(2)], x)
+        dist.broadcast(torch.zeros(2, device=x.device), 0)
+        dist.all_reduce(torch.tensor(1.0).to(torch.device("cuda")))
+        dist.broadcast(
+            torch.ones(1, 3, 4, 4, device="cuda").to(memory_format=torch.channels_last), 0
+        )
+        dist.barrier()
+        values = [None, None]
+        dist.all_gather_object(values, rank)
+
+    assert findings(body) == ()
+
+
+def test_a_move_between_host_and_gpu_is_a_copy():
+    def program(rank, world_size):
+        x = torch.ones(3)
+        y = x.cuda()
+        y.add_(1)
+        z = y.cpu()
+        y.zero_()
+        same = y.cuda()
+        same.add_(5)
+        return x.tolist(), y.tolist(), z.tolist()
+
+    run = backend.spawn(program, 1, cuda_is_cpu=True)
+    assert run.returns == (([1.0] * 3, [5.0] * 3, [2.0] * 3),)
