@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simcoll.libraries.formula import Cost
+from simcoll.libraries.formula import ONE_WAY, Cost
+from simcoll.libraries.nccl_decision import decides
 from simcoll.libraries.question import Question
 
 __all__ = ["assumptions"]
@@ -35,11 +36,23 @@ def assumptions(cost: Cost, question: Question) -> str:
         f"{', '.join(places)} {'are those' if len(places) > 1 else 'is that'} of {lender}"
         for lender, places in borrowed.items()
     ]
+    if cost.algorithm in {"nvls", "pat"} and collective in ONE_WAY:
+        numbers = (
+            "the start of an all_reduce and the rate of rings"
+            if cost.algorithm == "nvls"
+            else "NCCL's own estimate"
+        )
+        sentences.append(
+            f"{collective} by {cost.algorithm} has {numbers}, because no published table measures "
+            "it"
+        )
     # RCCL's is off by default.
+    is_offered = question.communicator is not None and decides(question)
     if (
-        collective in {"all_gather", "reduce_scatter"}
+        collective in ONE_WAY
         and max(machine.domain_ranks) == 1
         and library.name == "nccl"
+        and not is_offered
     ):
         sentences.append(
             "PAT, which NCCL may choose for one GPU per node, is left out, because there are no "

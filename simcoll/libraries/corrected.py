@@ -26,6 +26,7 @@ from simcoll.libraries.formula import (
     stated_terms,
     tree_correction,
 )
+from simcoll.libraries.one_way import one_way_costs
 from simcoll.libraries.question import Question
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ def costs(question: Question, size_bytes: Floats) -> list[Cost]:
         else:
             cost = _link_cost(terms, question, size_bytes, buses)
         corrected.append(_with_start(cost, question))
-    return corrected
+    one_way = one_way_costs(question, size_bytes, buses)
+    return [*corrected, *(_with_start(cost, question) for cost in one_way)]
 
 
 def _with_full_nics(all_terms: list[Terms], question: Question, buses: Buses) -> list[Terms]:

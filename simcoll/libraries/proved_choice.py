@@ -127,6 +127,10 @@ def play(
     if len(set(machine.domain_ranks)) > 1:
         return "domains of different sizes"
     builders = {"ring": _ring, "tree": _tree, "nvls": _switch, "grouped": _grouped_sends}
+    if cost.algorithm == "nvls" and collective != "all_reduce":
+        return f"switches are played for an all_reduce, not for {collective}"
+    if cost.algorithm == "pat":
+        return "PAT is known as a whole only, not message by message"
     if cost.algorithm not in builders:
         return (
             f"{cost.algorithm} over several nodes is known as a whole only, not message by message"

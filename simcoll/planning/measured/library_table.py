@@ -42,6 +42,7 @@ _SCHEDULES = {
     "tree": ("nccl_tree",),
     "nvls": ("nvls",),
     "nvls_tree": ("nvls_tree",),
+    "pat": (),
     "grouped": ("grouped", "direct"),
 }
 """The schedules of a library's algorithms; a send_recv is grouped sends to one rank, and so

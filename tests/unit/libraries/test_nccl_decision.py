@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from simcoll.errors import ConfigError
 from simcoll.formats.logs.nccl_tuning import TunedCost, TuningTable
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import parse_environment
@@ -75,6 +76,23 @@ def test_a_tuning_table_of_the_machine_counts_instead_of_the_rules():
     small, large = own_choices(question, [8, 2**30])
     assert (small.key, large.key) == (("ring", "LL"), ("tree", "Simple"))
     assert large.estimate_us == pytest.approx(5 + 2**30 / 500e3, rel=0.2)
+
+
+def test_switches_gather_where_variables_say_so():
+    environment = parse_environment("NCCL_ALGO=NVLS")
+    by_switches = predict("all_gather", 2**28, H100, environment=environment)
+    by_rings = predict("all_gather", 2**28, H100)
+    assert (by_switches.algorithm, by_switches.channels) == ("nvls", 16)
+    assert by_switches.timed_by == "formula"
+    assert by_switches.time_fs == pytest.approx(by_rings.time_fs, rel=0.1)
+    assert "no published table measures it" in by_switches.assumed
+
+
+def test_nccl_refuses_what_it_cannot_run():
+    for text in ("NCCL_ALGO=Tree", "NCCL_ALGO=allgather:NVLSTree", "NCCL_ALGO=NVLS"):
+        machine = H100 if "=NVLS" not in text else load_topology("dgx-h100", nodes=2)
+        with pytest.raises(ConfigError, match="leaves nothing to run all_gather"):
+            predict("all_gather", 2**20, machine, environment=parse_environment(text))
 
 
 def test_the_version_is_named():
