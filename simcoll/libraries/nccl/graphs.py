@@ -161,8 +161,8 @@ def graphs_of(topology: Topology, version: tuple[int, int]) -> NcclGraphs | None
     shipped = _shipped_part(topology.name, facts.domain_ranks)
     if shipped is None:
         return None
-    same = replace(machine(shipped), network_reduces=facts.network_reduces) == facts
-    return graphs if same else None
+    is_shipped = replace(machine(shipped), network_reduces=facts.network_reduces) == facts
+    return graphs if is_shipped else None
 
 
 @cache
