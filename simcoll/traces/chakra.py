@@ -138,7 +138,7 @@ def parse_chakra(
         )
     traces: Traces = []
     metadata: dict[str, Value] = {}
-    outside = 0
+    ndone = 0
     for rank, (content, file) in enumerate(files):
         metadata, nodes = parse_nodes(content, file)
         with blamed_on(file):
@@ -146,14 +146,14 @@ def parse_chakra(
             for name, members in (groups or {}).items():
                 conversion.add_group(name, members)
             traces.append(conversion.steps(nodes))
-            outside += _outside(nodes)
+            ndone += _count_outside(nodes)
     rules = None
     if f"{OWN}protocol" in metadata:
         rules = Rules(
             protocol=str(metadata[f"{OWN}protocol"]), library=str(metadata.get(f"{OWN}library", ""))
         )
-    if outside:
-        title = f"{title}; {counted(outside, 'node')} outside the trace taken as done"
+    if ndone:
+        title = f"{title}; {counted(ndone, 'node')} outside the trace taken as done"
     return gather_traces(traces, title=title.removeprefix("; "), rules=rules)
 
 
@@ -392,7 +392,7 @@ def _sizes(node: Node) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(map(int, row.split(","))) for row in text.split(";"))
 
 
-def _outside(nodes: Sequence[Node]) -> int:
+def _count_outside(nodes: Sequence[Node]) -> int:
     """The number of nodes that others need and that are not in the trace."""
     return len({number for node in nodes for number in node.after} - {n.number for n in nodes})
 

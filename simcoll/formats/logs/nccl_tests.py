@@ -316,11 +316,11 @@ def load_log(path: FilePath) -> Log:
         if commented and text.lstrip()[:1] == "{" and _is_document(text):
             return Log(tables_of_json(path, MAX_JSON, skipped), (), (), skipped.texts())
         commented = commented and (not text.strip() or text.lstrip().startswith(("//", "/*", "*")))
-        for first, line in pieces.feed(number, text):
+        for origin, line in pieces.feed(number, text):
             for line_reader in (reader, osu, tuning):
-                line_reader.feed(first, line)
-    for first, line in pieces.end():
-        reader.feed(first, line)
+                line_reader.feed(origin, line)
+    for origin, line in pieces.end():
+        reader.feed(origin, line)
     tables = (*reader.tables(), *osu.tables())
     return Log(tables, tuning.tables(), tuning.choices(), skipped.texts())
 

@@ -66,9 +66,9 @@ class RowPieces:
         if "NCCL " not in text:
             yield from self._piece(number, text)
             return
-        before, message = self._split(text)
-        if before:
-            yield from self._piece(number, before)
+        fragment, message = self._split(text)
+        if fragment:
+            yield from self._piece(number, fragment)
         yield number, message
 
     def end(self) -> Iterator[tuple[int, str]]:
@@ -97,19 +97,21 @@ class RowPieces:
 
     def _split(self, text: str) -> tuple[str, str]:
         """A piece of a row, and the message of NCCL that follows it without a blank."""
-        first = _NCCL_FIRST.match(text)
-        if first is not None and self._row is None and len(self._hosts) < MOST_HOSTS:
-            self._hosts[first["host"]] = None
-        place = min((at for host in self._hosts if (at := text.find(f"{host}:")) >= 0), default=-1)
+        start = _NCCL_FIRST.match(text)
+        if start is not None and self._row is None and len(self._hosts) < MOST_HOSTS:
+            self._hosts[start["host"]] = None
+        place = min(
+            (column for host in self._hosts if (column := text.find(f"{host}:")) >= 0), default=-1
+        )
         if place < 0 and (match := _NCCL.search(text)) is not None:
             place = match.start()
             if text[:place].endswith("N/") and text[place] == "A":
                 place += 1
-        before = text[: max(place, 0)]
-        words = self._words(before)
+        fragment = text[: max(place, 0)]
+        words = self._words(fragment)
         is_piece = self._row is not None and _is_piece(words)
         if is_piece or not self._dtypes.isdisjoint(words):
-            return before, text[place:]
+            return fragment, text[place:]
         return "", text
 
     def _words(self, text: str) -> list[str]:

@@ -7,10 +7,10 @@ pair of ranks, and names its links by their ends.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, permutations
 from typing import Any, NoReturn
 from xml.etree.ElementTree import Element
 from xml.sax.saxutils import quoteattr
@@ -25,6 +25,8 @@ from simcoll.files.xml import XmlLimits, parse_xml
 from simcoll.topology.families import crossbar
 from simcoll.topology.graph import LINK_KINDS, Topology
 from simcoll.topology.networkx_graph import from_networkx
+from simcoll.topology.readers.simgrid_zones import host_route, radical, read_zone
+from simcoll.units import MAX_RATE_UBPS
 
 __all__ = ["graphml_text", "parse_graphml", "parse_simgrid", "simgrid_text"]
 
@@ -201,7 +203,7 @@ _TIMES = {
 }
 
 
-def _quantity(text: str, kind: str, file: str) -> int:
+def _quantity(text: str, kind: str, file: str | None) -> int:
     """A rate in micro-bytes per second, or a time in femtoseconds."""
     match = re.fullmatch(
         r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)(?:[eE](-?[0-9]{1,2}))?\s*([A-Za-z]*)\s*", text
@@ -224,8 +226,11 @@ def _quantity(text: str, kind: str, file: str) -> int:
 
 
 def parse_simgrid(content: Content, file: str = "platform") -> Topology:
-    """Read a SimGrid platform: one zone with all routes, whose links are named ``a -> b``, or one
-    flat ``<cluster>``.
+    """Read a SimGrid platform: zones of hosts, links and routes (Full, Floyd, Dijkstra) and flat
+    clusters, inside each other.
+
+    Links named ``a -> b`` are those of a topology that was written; of others only the rate that
+    all share is known.
 
     Raises
     ------
@@ -250,20 +255,82 @@ def parse_simgrid(content: Content, file: str = "platform") -> Topology:
 
     if root.tag != "platform":
         refuse(f"expected <platform>, found <{str(root.tag)[:40]}>")
-    if len(root) == 1 and root[0].tag == "cluster":
-        return _cluster(root[0], file)
-    if len(root) != 1 or root[0].tag != "zone" or root[0].get("routing") not in {"Full", "full"}:
-        refuse('expected one <zone routing="Full">, or one <cluster>')
-    zone = root[0]
-    strange = [
-        str(child.tag)[:40] for child in zone if child.tag not in {"host", "link", "route", "prop"}
-    ]
-    if strange:
-        refuse(f"<{strange[0]}> in the zone; expected host, link and route")
-    hosts = [child.get("id", "") for child in zone if child.tag == "host"]
+    zones = [child for child in root if child.tag in {"zone", "AS", "cluster"}]
+    if len(zones) != 1:
+        refuse(f"{len(zones)} zones; expected one outermost <zone> or <cluster>")
+    zone = zones[0]
+    inner = [child for child in zone if child.tag != "prop"]
+    if zone.tag == "cluster" or (len(inner) == 1 and inner[0].tag == "cluster"):
+        cluster_element = zone if zone.tag == "cluster" else inner[0]
+        if _is_flat(cluster_element):
+            with blamed_on(file):
+                return _cluster(cluster_element, file)
+    hosts = [child.get("id", "") for child in inner if child.tag == "host"]
+    tags = {child.tag for child in inner}
+    link_names = [child.get("id", "") for child in inner if child.tag == "link"]
+    has_ends = bool(link_names) and all(" -> " in name for name in link_names)
+    if zone.get("routing", "").lower() == "full" and tags <= {"host", "link", "route"} and has_ends:
+        if not 1 <= len(hosts) <= MOST_ROUTED:
+            refuse(f"{len(hosts)} hosts; expected 1 to {MOST_ROUTED}")
+        return _routed_topology(zone, hosts, file)
+    with blamed_on(file):
+        return _zoned_topology(zone)
+
+
+def _is_flat(cluster: Element) -> bool:
+    """Whether a cluster is a switch with a link of each host in both directions."""
+    further = ("bb_bw", "limiter_link")
+    return (
+        cluster.get("topology", "FLAT") == "FLAT"
+        and not any(cluster.get(key) for key in further)
+        and cluster.get("sharing_policy", "SPLITDUPLEX") == "SPLITDUPLEX"
+    )
+
+
+def _zoned_topology(element: Element) -> Topology:
+    """The topology of any zones: a vertex before and behind each link, since both directions of a
+    route share it.
+    """
+    import networkx as nx
+
+    root = read_zone(element, None, partial(_quantity, file=None))
+    hosts = root.hosts
     if not 1 <= len(hosts) <= MOST_ROUTED:
-        refuse(f"{len(hosts)} hosts; expected 1 to {MOST_ROUTED}")
-    return _routed_topology(zone, hosts, file)
+        raise ConfigError(f"{len(hosts)} hosts; expected 1 to {MOST_ROUTED}")
+    graph: Any = nx.DiGraph()
+    for rank, host in enumerate(hosts):
+        graph.add_node(host, kind="gpu", rank=rank)
+    routes: dict[tuple[int, int], list[tuple[str, str]]] = {}
+    for a, b in permutations(range(len(hosts)), 2):
+        links = host_route(root, hosts[a], hosts[b])
+        if not links:
+            raise ConfigError(f"the route of {hosts[a]!r} to {hosts[b]!r} has no link")
+        vertices = [hosts[a]]
+        for link in links:
+            vertices += [f"{link.name} in", f"{link.name} out"]
+            graph.add_edge(
+                *vertices[-2:], capacity_uBps=link.capacity_uBps, latency_fs=link.latency_fs
+            )
+        vertices.append(hosts[b])
+        # Between links is nothing that takes time.
+        for tail, head in zip(vertices[::2], vertices[1::2], strict=True):
+            graph.add_edge(tail, head, capacity_uBps=MAX_RATE_UBPS, latency_fs=0)
+        routes[a, b] = list(pairwise(vertices))
+    for vertex in graph:
+        graph.nodes[vertex].setdefault("kind", "switch")
+    topology = from_networkx(graph, name=root.name or "platform", gpus_forward=True)
+    number_of = {topology.link_name(link): link for link in range(topology.nlinks)}
+    table = np.full(
+        (len(hosts), len(hosts), max(map(len, routes.values()), default=1)), -1, np.int32
+    )
+    for (a, b), steps in routes.items():
+        table[a, b, : len(steps)] = [number_of[f"{tail} -> {head}"] for tail, head in steps]
+    return replace(
+        topology,
+        router=_RouteTable(table),
+        rank_endpoints=np.arange(len(hosts)),
+        description="SimGrid platform: hosts, links, routes; no speeds of hosts, profiles, disks",
+    )
 
 
 def _routed_topology(zone: Element, hosts: list[str], file: str) -> Topology:
@@ -362,16 +429,7 @@ class _RouteTable:
 
 def _cluster(cluster: Element, file: str) -> Topology:
     """A flat cluster: hosts with a link in each direction to a switch."""
-    for key in ("topology", "bb_bw", "loopback_bw", "limiter_link"):
-        if cluster.get(key) and not (key == "topology" and cluster.get(key) == "FLAT"):
-            raise ConfigError(
-                f"<cluster {key}={cluster.get(key, '')[:40]!r}>: only a flat cluster without it is "
-                "read",
-                file=file,
-            )
-    if cluster.get("sharing_policy", "SPLITDUPLEX") != "SPLITDUPLEX":
-        raise ConfigError("sharing_policy: expected SPLITDUPLEX, a link each way", file=file)
-    hosts = sum(1 for _ in _radical(cluster.get("radical", ""), file))
+    hosts = sum(1 for _ in radical(cluster.get("radical", "")))
     rate, delay = (
         _quantity(cluster.get(key, ""), kind, file)
         for key, kind in (("bw", "bandwidth"), ("lat", "latency"))
@@ -385,11 +443,3 @@ def _cluster(cluster: Element, file: str) -> Topology:
         link_latency_fs=latency,
         link_kind=np.full(topology.nlinks, LINK_KINDS.index("net"), np.int8),
     )
-
-
-def _radical(text: str, file: str) -> Iterator[int]:
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", part)
-        if match is None:
-            raise ConfigError(f"radical {text[:40]!r}: expected ranges such as 0-15", file=file)
-        yield from range(int(match[1]), int(match[2] or match[1]) + 1)

@@ -77,7 +77,7 @@ def test_a_flat_cluster():
     assert topology.nranks == 4
     assert set(topology.link_capacity_uBps.tolist()) == {12_500_000_000 * 10**6}
     assert topology.route([0], [3]).latency_fs.tolist() == [100 * 10**9]
-    with pytest.raises(ConfigError, match="only a flat cluster"):
+    with pytest.raises(ConfigError, match="only flat clusters are read"):
         parse_simgrid(text.replace(b"speed", b'topology="TORUS" speed'))
 
 
@@ -96,8 +96,17 @@ GRAPH = graphml_text(crossbar(2, "8 Gbps", "1 us"))
             b"<!DOCTYPE a [<!ENTITY b 'c'>]>" + GRAPH[39:],
             "document type|DTD|entities",
         ),
-        (parse_simgrid, PLATFORM.replace(b"Full", b"Floyd"), 'expected one <zone routing="Full">'),
-        (parse_simgrid, PLATFORM.replace(b" -&gt; ", b"_"), "its ends are unknown"),
+        (
+            parse_simgrid,
+            PLATFORM.replace(b"Full", b"Vivaldi"),
+            "with routing 'Vivaldi'; expected Full, Floyd, Dijkstra or Cluster",
+        ),
+        (parse_simgrid, b"<platform/>", "0 zones; expected one outermost <zone> or <cluster>"),
+        (
+            parse_simgrid,
+            PLATFORM.replace(b"-&gt; switch", b"switch", 1),
+            "no link 'gpu1 -> switch'|no link",
+        ),
         (
             parse_simgrid,
             PLATFORM.replace(b"1000000000Bps", b"fast"),
@@ -106,7 +115,7 @@ GRAPH = graphml_text(crossbar(2, "8 Gbps", "1 us"))
         (
             parse_simgrid,
             PLATFORM.replace(b"<route", b"<rout", 1).replace(b"</route>", b"</rout>", 1),
-            "<rout> in the zone",
+            "<rout> in zone",
         ),
         (
             parse_simgrid,
@@ -159,3 +168,111 @@ def test_on_the_command_line(tmp_path, monkeypatch, capsys):
             )
             == 0
         )
+
+
+ZONES = """<platform version="4.1"><zone id="world" routing="{routing}">
+<zone id="left" routing="Full"><host id="a" speed="1Gf"/><host id="b" speed="1Gf"/><router id="ra"/>
+<link id="wa" bandwidth="1GBps" latency="1us"/>
+<link id="wb" bandwidth="2GBps" latency="2us" sharing_policy="SPLITDUPLEX"/>
+<route src="a" dst="b"><link_ctn id="wa"/><link_ctn id="wb" direction="DOWN"/></route>
+<route src="a" dst="ra"><link_ctn id="wa"/></route>
+<route src="b" dst="ra"><link_ctn id="wb" direction="UP"/></route></zone>
+<cluster id="c" prefix="c-" suffix="" radical="0-1" speed="1Gf" bw="4GBps" lat="4us" {backbone}/>
+<router id="middle"/>
+<link id="l1" bandwidth="8GBps" latency="8us"/><link id="l2" bandwidth="8GBps" latency="16us" {policy}/>
+{routes}</zone></platform>"""
+STEPS = """<zoneRoute src="left" dst="middle" gw_src="ra" gw_dst="middle"><link_ctn id="l1"/></zoneRoute>
+<zoneRoute src="middle" dst="c" gw_src="middle" gw_dst="c-c_router"><link_ctn id="l2"/></zoneRoute>"""
+WHOLE = """<zoneRoute src="left" dst="c" gw_src="ra" gw_dst="c-c_router"><link_ctn id="l1"/><link_ctn id="l2"/>
+</zoneRoute>"""
+
+
+def platform(routing="Full", routes=WHOLE, backbone="", policy=""):
+    text = ZONES.format(routing=routing, routes=routes, backbone=backbone, policy=policy)
+    return parse_simgrid(text.encode())
+
+
+def resources(topology, source, target):
+    """Links of the platform on a route, without the steps between them."""
+    names = topology.path(source, target)
+    return [name.split(" in -> ")[0] for name in names if " in -> " in name]
+
+
+@pytest.mark.parametrize(
+    ("routing", "routes"), [("Full", WHOLE), ("Floyd", STEPS), ("Dijkstra", STEPS)]
+)
+def test_zones_in_zones(routing, routes):
+    """Hosts are a, b, c-0, c-1; a route between zones goes over their gateways."""
+    topology = platform(routing, routes)
+    assert topology.nranks == 4
+    assert resources(topology, 0, 1) == ["wa", "wb_DOWN"]
+    assert resources(topology, 1, 0) == ["wb_UP", "wa"]
+    assert resources(topology, 0, 2) == ["wa", "l1", "l2", "c_link_0_DOWN"]
+    assert resources(topology, 3, 1) == ["c_link_1_UP", "l2", "l1", "wb_DOWN"]
+    assert resources(topology, 2, 3) == ["c_link_0_UP", "c_link_1_DOWN"]
+    assert topology.route([0], [2]).latency_fs.tolist() == [(1 + 8 + 16 + 4) * 10**9]
+    shared = topology.link("l1 in -> l1 out")
+    assert int(topology.link_capacity_uBps[shared]) == 8 * 10**15
+
+
+def test_a_backbone_is_shared_and_a_fat_pipe_is_not():
+    topology = platform(backbone='bb_bw="16GBps" bb_lat="1us"', policy='sharing_policy="FATPIPE"')
+    assert resources(topology, 2, 3) == ["c_link_0_UP", "c_backbone", "c_link_1_DOWN"]
+    assert resources(topology, 0, 2)[-3:] == ["l2 a to c-0", "c_backbone", "c_link_0_DOWN"]
+    assert resources(topology, 0, 3)[-3] == "l2 a to c-1"
+
+
+def test_both_directions_of_a_shared_link_halve_it():
+    """Two hosts on one link of 1 GB/s: a message each way takes as long as two one after another."""
+    text = b"""<platform version="4.1"><zone id="z" routing="Full"><host id="a" speed="1Gf"/>
+    <host id="b" speed="1Gf"/><link id="l" bandwidth="1GBps" latency="0"/>
+    <route src="a" dst="b"><link_ctn id="l"/></route></zone></platform>"""
+    shared = parse_simgrid(text)
+    duplex = parse_simgrid(
+        text.replace(b'latency="0"', b'latency="0" sharing_policy="SPLITDUPLEX"').replace(
+            b'"l"/></r', b'"l" direction="UP"/></r'
+        )
+    )
+    plan = simcoll.bind(simcoll.schedule("all_to_all", "direct", nranks=2), 2 * 10**9 // 4)
+    times = [
+        simcoll.emulate(plan, each, data="none", bound=False).time_fs for each in (shared, duplex)
+    ]
+    assert times[0] == pytest.approx(2 * times[1], rel=1e-6)
+
+
+def test_clusters_of_cabinets_and_of_single_hosts():
+    text = b"""<platform version="4.1"><zone id="z" routing="Cluster">
+    <cabinet id="k" prefix="h" suffix="" radical="0-1" speed="1Gf" bw="1GBps" lat="1us"/>
+    <host id="x" speed="1Gf"/><link id="up" bandwidth="2GBps" latency="2us"/>
+    <host_link id="x" up="up" down="up"/><backbone id="bb" bandwidth="8GBps" latency="8us"/>
+    </zone></platform>"""
+    topology = parse_simgrid(text)
+    assert resources(topology, 0, 1) == ["link_k_0_UP", "bb", "link_k_1_DOWN"]
+    assert resources(topology, 2, 0) == ["up", "bb", "link_k_0_DOWN"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"routes": ""}, "zone 'world' has no route from 'left' to 'c'"),
+        ({"routes": WHOLE.replace('"ra"', '"rb"')}, "gateway 'rb' is not in zone 'left'"),
+        ({"routes": WHOLE.replace('"l1"', '"l3"')}, "no link 'l3'; did you mean 'l2'"),
+        (
+            {"routes": WHOLE.replace('dst="c"', 'dst="d"')},
+            "<zoneRoute> of zone 'world': 'd' is not in it",
+        ),
+        ({"backbone": 'topology="TORUS"'}, "of topology 'TORUS': only flat clusters are read"),
+        (
+            {"policy": 'sharing_policy="WIFI"'},
+            "sharing_policy 'WIFI'; expected SHARED, SPLITDUPLEX",
+        ),
+        (
+            {"routes": f"{WHOLE}<peer id='p'/>"},
+            "<peer> in zone 'world': coordinates instead of links",
+        ),
+        ({"routing": "Vivaldi"}, "zone 'world' with routing 'Vivaldi'; expected Full"),
+    ],
+)
+def test_platforms_that_are_refused(changes, said):
+    with pytest.raises(ConfigError, match=f"platform: .*{said}"):
+        platform(**changes)
