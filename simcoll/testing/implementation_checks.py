@@ -1,0 +1,125 @@
+"""Check somebody's implementation of collectives on a case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from hypothesis import currently_in_test_context, reject
+
+from simcoll.arrays import Array
+from simcoll.testing.collective_cases import Case, legal_outputs
+from simcoll.testing.rank_calls import RankOutcome, Target
+from simcoll.testing.rank_runners import Runner, ThreadRunner
+
+__all__ = ["assert_collective", "case_faults"]
+
+MOST_FAULTS = 6
+"""Lines of a message."""
+
+
+def assert_collective(
+    run: Target, case: Case, runner: Runner | None = None, *, deadline_s: float = 10
+) -> None:
+    """Assert that an implementation does what a case says, on every rank.
+
+    Outputs must be those of the definition. Inputs, and the memory around all buffers, must stay
+    as they were.
+
+    Parameters
+    ----------
+    run
+        A function of a :class:`~simcoll.testing.rank_calls.RankCall`, called on every rank of a
+        group for each operation, or a class with ``run``, whose instances are ranks; ``setup`` is
+        called with the rank's :class:`~simcoll.testing.rank_calls.RankWorld` before, ``teardown``
+        after. A call returns ``None``, or an object with ``wait()``. An operation that is not
+        offered raises NotImplementedError on every rank, and Hypothesis passes over the case.
+    case
+        As drawn by :func:`~simcoll.testing.cases` or :func:`~simcoll.testing.programs`.
+    runner
+        Default: threads, which join a new world for each case.
+    deadline_s
+        Seconds after which ranks that have not ended hang.
+
+    Raises
+    ------
+    AssertionError
+        With the ranks and elements that are wrong, or the ranks that hang, and a line that replays
+        the case.
+
+    Examples
+    --------
+    >>> from simcoll import Collective
+    >>> from simcoll.testing import CaseOperation
+    >>> def run(call):  # each rank copies its input: right for one rank only
+    ...     call.output[...] = call.input
+    >>> alone = Case(1, (CaseOperation(Collective("all_reduce", 1), (0,)),))
+    >>> assert_collective(run, alone)
+    """
+    __tracebackhide__ = True
+    outcomes = (runner or ThreadRunner()).play(run, case, deadline_s)
+    refusals = [outcome.unsupported for outcome in outcomes if outcome and outcome.unsupported]
+    callers = {rank for operation in case.operations for rank in operation.ranks}
+    if refusals and len(refusals) == len(callers):
+        if currently_in_test_context():
+            reject()
+        raise NotImplementedError(refusals[0])
+    faults = list(case_faults(case, outcomes, deadline_s))
+    if not faults:
+        return
+    hidden = len(faults) - MOST_FAULTS
+    lines = [str(case), *(f"  {fault}" for fault in faults[:MOST_FAULTS])]
+    if hidden > 0:
+        lines.append(f"  and {hidden} more")
+    lines.append(f"replay: assert_collective({_name(run)}, {case!r})")
+    raise AssertionError("\n".join(lines))
+
+
+def _name(run: Target) -> str:
+    return str(getattr(run, "__name__", run))
+
+
+def case_faults(
+    case: Case, outcomes: Sequence[RankOutcome | None], deadline_s: float
+) -> Iterator[str]:
+    """What is wrong with the outcomes of all ranks."""
+    hung = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
+    if hung:
+        plural = "rank" if len(hung) == 1 else "ranks"
+        yield f"{plural} {', '.join(map(str, hung))} did not end within {deadline_s:g} s"
+    for rank, outcome in enumerate(outcomes):
+        if outcome is None:
+            continue
+        if outcome.error is not None:
+            yield f"rank {rank}: {outcome.error}"
+        if outcome.unsupported is not None:
+            yield f"rank {rank} refuses what others execute: {outcome.unsupported}"
+        yield from (f"rank {rank}: {fault}" for fault in outcome.faults)
+    for index, operation in enumerate(case.operations):
+        results = legal_outputs(operation)
+        for position, rank in enumerate(operation.ranks):
+            outcome, choices = outcomes[rank], results[position]
+            if outcome is None or not outcome.outputs or choices is None:
+                continue
+            fault = difference(outcome.outputs[index], choices)
+            if fault:
+                place = f"operation {index}, " if len(case.operations) > 1 else ""
+                yield f"{place}rank {rank}: {fault}"
+
+
+def difference(output: Array | None, choices: Sequence[Array]) -> str | None:
+    """How an output differs from all its legal values, or ``None``."""
+    expected = choices[0]
+    if output is None or output.shape != expected.shape:
+        return f"the output is missing, expected {expected.size} elements"
+    right = np.zeros(expected.shape, np.bool_)
+    for choice in choices:
+        right |= (output == choice) | (np.isnan(output) & np.isnan(choice))
+    if right.all():
+        return None
+    place = int(np.argmin(right))
+    also = "" if len(choices) == 1 else f" or another of {len(choices)} orders' results"
+    return (
+        f"element {place} is {output[place]}, expected {expected[place]}{also} "
+        f"({int((~right).sum())} of {expected.size} elements are wrong)"
+    )

@@ -1,0 +1,263 @@
+"""Runners: where the ranks of an implementation under test live, in threads or in processes."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import pickle
+import secrets
+import shlex
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, Listener, wait
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from simcoll.errors import ConfigError
+from simcoll.testing.collective_cases import Case
+from simcoll.testing.rank_calls import RankOutcome, RankWorld, Target, join, leave, play_rank
+
+__all__ = ["ProcessRunner", "Runner", "ThreadRunner"]
+
+START_S = 120
+"""Time for processes to start, import and meet; PyTorch alone takes several seconds."""
+
+
+class Runner(Protocol):
+    """Plays a case on all ranks; an outcome is ``None`` where a rank has not ended in time."""
+
+    def play(self, target: Target, case: Case, deadline_s: float) -> Sequence[RankOutcome | None]:
+        """Play a case."""
+
+
+class ThreadRunner:
+    """Every rank is a thread of this process, which joins a new world for each case.
+
+    A thread that hangs cannot be ended, and remains until the process ends.
+    """
+
+    def play(self, target: Target, case: Case, deadline_s: float) -> list[RankOutcome | None]:
+        """Play a case; threads that have not ended after the deadline have no outcome."""
+        outcomes: list[RankOutcome | None] = [None] * case.nranks
+        shared: dict[Any, Any] = {}
+        with tempfile.TemporaryDirectory() as folder:
+
+            def play(rank: int) -> None:
+                world = RankWorld(rank, case.nranks, folder, shared)
+                outcomes[rank] = play_once(target, case, world)
+
+            threads = [
+                threading.Thread(target=play, args=(rank,), daemon=True)
+                for rank in range(case.nranks)
+            ]
+            for thread in threads:
+                thread.start()
+            end = time.monotonic() + deadline_s
+            for thread in threads:
+                thread.join(max(0.0, end - time.monotonic()))
+        return list(outcomes)
+
+
+def play_once(target: Target, case: Case, world: RankWorld) -> RankOutcome:
+    """Join a world, play a case, and leave."""
+    instance = None
+    try:
+        run, instance = join(target, world)
+        return play_rank(run, case, world)
+    except Exception as error:  # noqa: BLE001  # whatever an implementation raises is its result
+        return RankOutcome(error=f"{type(error).__name__}: {error}")
+    finally:
+        if instance is not None:
+            leave(instance)
+
+
+class ProcessRunner:
+    """Every rank is a process, which stays for further cases of as many ranks.
+
+    Processes that hang or die are ended, and started anew for the next case. Use it in a ``with``
+    statement, or ``close()`` it.
+
+    Parameters
+    ----------
+    launcher
+        Command that starts ``{n}`` processes of a program, such as ``"mpiexec -n {n}"`` or
+        ``"torchrun --nproc-per-node {n} --no-python"``; without one, processes are started
+        directly. Ranks are read from the variables of MPICH, Open MPI, PMIx and torchrun.
+
+    Examples
+    --------
+    >>> ProcessRunner("mpiexec -n {n}").command(4)[:3]
+    ['mpiexec', '-n', '4']
+    """
+
+    def __init__(self, launcher: str | None = None) -> None:
+        if launcher is not None and "{n}" not in launcher:
+            raise ConfigError(
+                f"launcher {launcher!r}: expected {{n}} in place of the number of processes, as in "
+                f"'mpiexec -n {{n}}'"
+            )
+        self.launcher = launcher
+        self._worlds: dict[int, _LaunchedWorld] = {}
+
+    def command(self, nranks: int) -> list[str]:
+        """The command line that starts the ranks, or one rank if there is no launcher."""
+        program = [sys.executable, "-m", "simcoll.testing.rank_worker"]
+        if self.launcher is None:
+            return program
+        return [*shlex.split(self.launcher.format(n=nranks)), *program]
+
+    def play(self, target: Target, case: Case, deadline_s: float) -> list[RankOutcome | None]:
+        """Play a case; processes that have not ended after the deadline have no outcome."""
+        request = _request(target)
+        world = self._worlds.get(case.nranks)
+        if world is not None and world.request != request:
+            self._worlds.pop(case.nranks).close()
+            world = None
+        if world is None:
+            command = self.command(case.nranks)
+            world = self._worlds[case.nranks] = _LaunchedWorld(
+                command, case.nranks, request, direct=self.launcher is None
+            )
+        outcomes = world.play(case, deadline_s)
+        if any(outcome is None or outcome.error for outcome in outcomes):
+            # A rank may still wait for one that failed: the next case starts afresh.
+            self._worlds.pop(case.nranks).close()
+        return outcomes
+
+    def close(self) -> None:
+        """End all processes."""
+        while self._worlds:
+            self._worlds.popitem()[1].close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _request(target: Target) -> tuple[bytes, str, str]:
+    """What a process needs to find an implementation: its pickle, its module, and its file."""
+    maker: Any = getattr(target, "func", target)
+    try:
+        image = pickle.dumps(target)
+        path = inspect.getsourcefile(maker) or ""
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"{target!r} cannot be sent to other processes ({error}); expected a function or class "
+            f"at the top level of a module"
+        ) from None
+    return image, str(maker.__module__), path
+
+
+class _LaunchedWorld:
+    """Processes that have joined one world, and the connections to them."""
+
+    def __init__(
+        self, command: list[str], nranks: int, request: tuple[bytes, str, str], *, direct: bool
+    ) -> None:
+        self.request, self.nranks = request, nranks
+        self.folder = tempfile.TemporaryDirectory(prefix="simcoll-kit-")
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.connections: dict[int, Connection[Any, Any]] = {}
+        self.members: set[int] = set()
+        key = secrets.token_bytes(16)
+        address = str(Path(self.folder.name) / "meeting")
+        variables = {
+            "SIMCOLL_KIT_ADDRESS": address,
+            "SIMCOLL_KIT_KEY": key.hex(),
+            "SIMCOLL_KIT_SIZE": str(nranks),
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        listener = Listener(address, "AF_UNIX", backlog=nranks, authkey=key)
+        try:
+            for rank in range(nranks if direct else 1):
+                # A launcher numbers the processes that it starts.
+                number = {"SIMCOLL_KIT_RANK": str(rank)} if direct else {}
+                environment = {**os.environ, **variables, **number}
+                process = subprocess.Popen(  # noqa: S603  # what the caller wants to run
+                    command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL
+                )
+                self.processes.append(process)
+            self._meet(listener)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            listener.close()
+
+    def _meet(self, listener: Listener) -> None:
+        """Accept every rank, and let it join."""
+        socket: Any = listener._listener  # type: ignore[attr-defined]  # noqa: SLF001
+        socket._socket.settimeout(1)  # noqa: SLF001  # accept() of a Listener has no timeout
+        end = time.monotonic() + START_S
+        while len(self.connections) < self.nranks:
+            try:
+                connection = listener.accept()
+            except TimeoutError:
+                codes = [process.poll() for process in self.processes]
+                if any(codes) or time.monotonic() > end:
+                    raise ConfigError(
+                        f"{len(self.connections)} of {self.nranks} ranks have started within "
+                        f"{START_S} s; exit statuses: {codes}; command: "
+                        f"{shlex.join(self.processes[0].args)}"  # type: ignore[arg-type]
+                    ) from None
+                continue
+            self.connections[connection.recv()] = connection
+        meeting_place = str(Path(self.folder.name) / "world")
+        Path(meeting_place).mkdir()
+        for connection in self.connections.values():
+            connection.send((self.request, meeting_place))
+        for rank, message in self._messages(end):
+            if message is not None:
+                self.members.add(rank)
+
+    def _messages(self, end: float) -> Iterator[tuple[int, Any]]:
+        """The next message of each rank that comes in time; ``None`` of one that has ended."""
+        pending: dict[Any, int] = {
+            connection: rank for rank, connection in self.connections.items()
+        }
+        while pending and (wait_s := end - time.monotonic()) > 0:
+            ready: list[Any] = wait(list(pending), wait_s)
+            for connection in ready:
+                try:
+                    message = connection.recv()
+                except (EOFError, OSError):
+                    message = None
+                yield pending.pop(connection), message
+
+    def play(self, case: Case, deadline_s: float) -> list[RankOutcome | None]:
+        """Send a case to every rank, and wait for the outcomes."""
+        absent = RankOutcome(error=f"has not joined its world within {START_S} s, or has ended")
+        outcomes: list[RankOutcome | None] = [
+            None if rank in self.members else absent for rank in range(self.nranks)
+        ]
+        if len(self.members) < self.nranks:
+            return outcomes
+        for connection in self.connections.values():
+            with contextlib.suppress(OSError):
+                connection.send(case)
+        for rank, message in self._messages(time.monotonic() + deadline_s):
+            outcomes[rank] = message or RankOutcome(error="the process has ended")
+        return outcomes
+
+    def close(self) -> None:
+        """Ask the processes to leave, then end those that have not."""
+        for connection in self.connections.values():
+            with contextlib.suppress(OSError):
+                connection.send(None)
+        for process in self.processes:
+            try:
+                process.wait(2)
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, 9)
+                process.wait()
+        for connection in self.connections.values():
+            connection.close()
+        self.folder.cleanup()
