@@ -110,7 +110,7 @@ def library_call(
     size_bytes = max(1, size_bytes)
     model = library_for(library, topology)
     question = _question(kind, topology, model, environment, calibration)
-    played = _played(question, size_bytes, topology) if question else None
+    played = _first_playable(question, size_bytes, topology) if question else None
     if question is None or played is None:
         names, _ = default_protocols(topology)
         schedule = schedule_on(collective, algorithm or _PLAIN[kind], topology)
@@ -129,10 +129,10 @@ def library_call(
         environment=environment,
         calibration=calibration,
     )
-    return replace(call, protocol=_settled_protocol(call, prediction.time_fs))
+    return replace(call, protocol=_protocol_of_time(call, prediction.time_fs))
 
 
-def _settled_protocol(call: LibraryCall, time_fs: int) -> Protocol:
+def _protocol_of_time(call: LibraryCall, time_fs: int) -> Protocol:
     """The protocol with which a call takes a time alone; recalled from disk, because large plans
     take seconds to play.
     """
@@ -218,7 +218,7 @@ def _question(
         return None
 
 
-def _played(
+def _first_playable(
     question: Question, size_bytes: int, topology: Topology
 ) -> tuple[LibraryPlay, bool] | None:
     """The first way to run it that the emulator can play, the library's choice first, and whether
