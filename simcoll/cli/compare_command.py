@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["compare_log"]
 
 MAX_PANELS = 12
-NOISE = "two publishers' tables of one kind of system differ by a median of 17 / 8 / 1 %"
 
 
 def compare_log(
@@ -57,6 +56,7 @@ def compare_log(
         comparison_lines,
         deviations,
         settings_for,
+        within_line,
     )
     from simcoll.planning.measured.comparison_chart import comparison_svg
     from simcoll.planning.measured.hypotheses import hypotheses
@@ -98,7 +98,7 @@ def compare_log(
             say(line)
         for line in band_lines((row.row.size_bytes, row.ratio) for row in rows):
             say(f"# error {line}")
-        say(f"# ({NOISE})")
+        say(f"# {within_line(rows)}")
         for line in (*deviations(rows), *_choices(rows, content.choices)):
             say(f"# {line}")
         explanations = hypotheses(setting, overlay)

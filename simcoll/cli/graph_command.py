@@ -92,7 +92,6 @@ def _compare_nodes(path: Path) -> int:
     from simcoll.formats.logs.nccl_graph import MAX_BYTES
     from simcoll.formats.recognise import TITLES, recognise
     from simcoll.formats.reports.node_facts import (
-        NodeFacts,
         facts_of_dump,
         facts_of_log,
         node_differences,

@@ -191,6 +191,6 @@ def _table(
         for line in gain_lines(predictions, table.rows):
             say(line)
     if table or table.programs:
-        files.write(title, table, machine, proofs)
+        files.write(title, table, machine, proofs, predictions)
     if stopped:
         raise KeyboardInterrupt

@@ -223,7 +223,8 @@ class Files:
     csv
         A line for every run.
     svg
-        Picture of bus bandwidth and time of every algorithm, and the bound.
+        Picture of bus bandwidth and time of every algorithm, and the bound; for a library, with a
+        band that holds 90 % of measurements.
     trace
         Timeline of the best run at the size nearest to 1 MiB, for Perfetto (.json.gz).
     """
@@ -250,11 +251,11 @@ class Files:
             return
         from simcoll.files.output import refuse_places
 
-        if library.alone and any((self.csv, self.svg, self.trace)):
+        if library.alone and any((self.csv, self.trace)):
             raise ConfigError(
-                "--csv, --svg and --trace are for the runs of algorithms; what --library, "
+                "--csv and --trace are for the runs of algorithms; what --library, "
                 "--nccl-version, --env and --calibration give is printed, and "
-                "with -J written"
+                "with -J and --svg written"
             )
         if concurrent and any((self.json, self.svg, self.trace)):
             raise ConfigError(
@@ -265,16 +266,23 @@ class Files:
 
     def write_predictions(self, predictions: Sequence[Prediction], machine: Topology) -> None:
         """Write a library's choices, if a file is requested."""
-        if self.json is None or not predictions:
+        if not predictions or not (self.json or self.svg):
             return
         from simcoll.files.output import write_file
-        from simcoll.planning.sweeps.result_files import predictions_json
+        from simcoll.planning.sweeps.result_files import predictions_json, predictions_picture
 
-        write_file(self.json, predictions_json(predictions, machine))
-        say(f"# wrote {self.json}")
+        for path, content_of in ((self.json, predictions_json), (self.svg, predictions_picture)):
+            if path is not None:
+                write_file(path, content_of(predictions, machine))
+                say(f"# wrote {path}")
 
     def write(
-        self, title: str, table: SweepTable, machine: Topology, proofs: Sequence[str]
+        self,
+        title: str,
+        table: SweepTable,
+        machine: Topology,
+        proofs: Sequence[str],
+        predictions: Sequence[Prediction],
     ) -> None:
         """Write the requested files, each with the hash of all results."""
         if not any((self.json, self.csv, self.svg, self.trace)):
@@ -287,7 +295,7 @@ class Files:
         contents: tuple[tuple[Path | None, Callable[[], bytes]], ...] = (
             (self.json, lambda: nccl_tests_json(table, run)),
             (self.csv, lambda: results_csv(table.rows, run, table.programs)),
-            (self.svg, lambda: picture(title, table, machine, run)),
+            (self.svg, lambda: picture(title, table, machine, run, predictions)),
             (self.trace, lambda: timeline(table, machine, 1 << 20, run)),
         )
         for path, content in contents:

@@ -164,8 +164,8 @@ def _remarks(picked: Sequence[Picked], *, tuned: bool) -> Iterator[str]:
             "NCCL's own estimates"
         )
     yield (
-        "error: median error of predictions of this collective and size; "
-        "* the gain exceeds it on both sides"
+        "error: half of the interval that holds 50 % of measurements; "
+        "* the gain exceeds that interval"
     )
     if any(row.estimated for row in picked):
         yield "last column: what NCCL's own estimates prefer instead, and the gain over that"

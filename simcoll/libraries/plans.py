@@ -82,8 +82,8 @@ class LibraryCall:
         """The plan of a program's own call, of the same size, with this call's time alone.
 
         Chunks of few elements are uneven or empty, and so quicker than the library's, which pads
-        them. ``schedule`` is this call's, possibly of another root or other pairs; calls with uneven
-        blocks keep the time of their bytes.
+        them. ``schedule`` is this call's, possibly of another root or other pairs; calls with
+        uneven blocks keep the time of their bytes.
         """
         plan = bind(schedule, count, dtype, op, ranks=ranks, protocol=self.protocol)
         even = not isinstance(plan.sizes, int) or plan.sizes % schedule.layout.chunks == 0

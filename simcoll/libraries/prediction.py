@@ -16,6 +16,7 @@ from simcoll.libraries import corrected
 from simcoll.libraries.assumptions import assumptions
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import Cost, stated_costs
+from simcoll.libraries.intervals import spread_of
 from simcoll.libraries.library import Library, library_for
 from simcoll.libraries.nccl.sends import channels_of_sends, channels_to_a_peer
 from simcoll.libraries.nccl_decision import decides, own_choices
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from simcoll.libraries.calibration import Calibration
     from simcoll.libraries.nccl.choice import NcclChoice
 
-__all__ = ["COLLECTIVES", "Prediction", "choose", "formula_time", "predict"]
+__all__ = ["COLLECTIVES", "Prediction", "choose", "differs", "formula_time", "predict"]
 
 COLLECTIVES = (
     "all_reduce",
@@ -78,6 +79,11 @@ class Prediction:
         Substitutes for numbers that the library lacks; empty if there are none.
     formula_fs
         The time of the corrected formula, which knows no shared links.
+    low50_fs, high50_fs, low90_fs, high90_fs
+        Intervals that hold the measured time of half and of nine tenths of the published tables
+        whose systems were left out of the fit.
+    errors_of
+        The tables whose errors the intervals come from, in words.
     """
 
     collective: str
@@ -95,16 +101,48 @@ class Prediction:
     note: str = ""
     assumed: str = ""
     formula_fs: int = 0
+    low50_fs: int = 0
+    high50_fs: int = 0
+    low90_fs: int = 0
+    high90_fs: int = 0
+    errors_of: str = ""
 
     @property
     def time_us(self) -> float:
         """The predicted time in microseconds."""
         return self.time_fs / 1e9
 
+    def interval(self, share: float = 0.9) -> tuple[float, float]:
+        """The interval that holds a share of the measured times, 0.5 or 0.9, in microseconds.
+
+        Raises
+        ------
+        ConfigError
+            For another share.
+
+        Examples
+        --------
+        >>> import simcoll
+        >>> prediction = simcoll.predict("all_reduce", 2**30, simcoll.load_topology("dgx-h100"))
+        >>> low, high = prediction.interval(0.9)
+        >>> low < prediction.time_us < high
+        True
+        """
+        if share not in {0.5, 0.9}:
+            raise ConfigError(f"no interval holds a share of {share!r}; valid: 0.5, 0.9")
+        if share == 0.5:
+            return self.low50_fs / 1e9, self.high50_fs / 1e9
+        return self.low90_fs / 1e9, self.high90_fs / 1e9
+
     @property
     def differs(self) -> bool:
         """Whether the time differs from the formula's by more than a tenth."""
-        return abs(self.time_fs - self.formula_fs) > DIFFERENT * self.formula_fs
+        return differs(self.time_fs, self.formula_fs)
+
+
+def differs(time_fs: int, formula_fs: int) -> bool:
+    """Whether a played time differs from the formula's by more than a tenth."""
+    return abs(time_fs - formula_fs) > DIFFERENT * formula_fs
 
 
 _FORM = {field.name: {"str": str, "int": int}[str(field.type)] for field in fields(Prediction)}
@@ -218,7 +256,8 @@ def formula_time(
     question = _question(
         collective, topology, ranks, library_for(library, topology), environment, calibration
     )
-    return _formula_prediction(_best(question, size_bytes), question, size_bytes)
+    prediction = _formula_prediction(_best(question, size_bytes), question, size_bytes)
+    return _with_intervals(prediction, question)
 
 
 def _best(question: Question, size_bytes: int) -> Cost:
@@ -420,8 +459,24 @@ def _predict(question: Question, topology: Topology, size_bytes: int) -> Predict
     best = _best(question, size_bytes)
     prediction = _formula_prediction(best, question, size_bytes)
     prediction = _with_emulation(prediction, best, question, topology)
+    prediction = _with_intervals(prediction, question)
     remember(key, {name: getattr(prediction, name) for name in _FORM})
     return prediction
+
+
+def _with_intervals(prediction: Prediction, question: Question) -> Prediction:
+    """The prediction with the intervals around its time."""
+    spread = spread_of(question, prediction.size_bytes)
+    low50_fs, high50_fs = spread.ends_fs(prediction.time_fs, 0.5)
+    low90_fs, high90_fs = spread.ends_fs(prediction.time_fs, 0.9)
+    return replace(
+        prediction,
+        low50_fs=low50_fs,
+        high50_fs=high50_fs,
+        low90_fs=low90_fs,
+        high90_fs=high90_fs,
+        errors_of=str(spread),
+    )
 
 
 def _with_emulation(

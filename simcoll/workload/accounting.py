@@ -4,22 +4,40 @@ axis.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 import msgspec
 import numpy as np
 
+from simcoll.errors import ConfigError
+from simcoll.libraries.prediction import differs, formula_time
 from simcoll.workload.class_clock import operation_fs
 from simcoll.workload.traffic import Traffic
-from simcoll.workload.workload import ComputeOperation, Operation, SendOperation, Workload
+from simcoll.workload.workload import (
+    CallOperation,
+    ComputeOperation,
+    Operation,
+    SendOperation,
+    Workload,
+    call_inside,
+)
 
 if TYPE_CHECKING:
     from simcoll.workload.lower import WorkloadPlans
     from simcoll.workload.timing import WorkloadTimes
 
-__all__ = ["AxisTime", "Breakdown", "OperationCounts", "axes_of", "breakdown", "without_axes"]
+__all__ = [
+    "AxisTime",
+    "Breakdown",
+    "CallTime",
+    "OperationCounts",
+    "axes_of",
+    "breakdown",
+    "without_axes",
+]
 
 OperationCounts: TypeAlias = "tuple[tuple[Operation, int], ...]"
 """Operations with equal costs, and their counts."""
@@ -45,9 +63,55 @@ class AxisTime:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class CallTime:
+    """A collective of a workload, played alone with all groups of its axis.
+
+    Attributes
+    ----------
+    axis, kind, ranks, size_bytes
+        Its axis, kind, number of ranks of a group, and size as nccl-tests counts it.
+    count
+        How often a rank of the busiest class calls it.
+    time_fs
+        Its time.
+    library
+        Name and version of the library that chose it; empty if rules or a plain algorithm did.
+    choice
+        Algorithm and protocol of the library.
+    formula_fs
+        The time of the library's formula for one group; 0 without a library.
+    low50_fs, high50_fs, low90_fs, high90_fs
+        Intervals that hold half and nine tenths of measured times; 0 without a library.
+    errors_of, assumed
+        As of a :class:`~simcoll.libraries.prediction.Prediction`.
+    """
+
+    axis: str
+    kind: str
+    ranks: int
+    size_bytes: int
+    count: int
+    time_fs: int
+    library: str = ""
+    choice: str = ""
+    formula_fs: int = 0
+    low50_fs: int = 0
+    high50_fs: int = 0
+    low90_fs: int = 0
+    high90_fs: int = 0
+    errors_of: str = ""
+    assumed: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the time differs from the formula's by more than a tenth."""
+        return bool(self.formula_fs) and differs(self.time_fs, self.formula_fs)
+
+
 class Breakdown(TypedDict):
-    """The parts of a time: computation, communication by axis, what bounds it, and the use of
-    links.
+    """The parts of a time: computation, communication by axis, what bounds it, the use of links,
+    and the collectives.
     """
 
     compute_fs: int
@@ -55,6 +119,7 @@ class Breakdown(TypedDict):
     bound_fs: int
     limit: str
     link_use: tuple[tuple[str, float], ...]
+    calls: tuple[CallTime, ...]
 
 
 def breakdown(
@@ -95,7 +160,66 @@ def breakdown(
         if free_fs >= carried_fs
         else f"link {link}",
         "link_use": use,
+        "calls": () if time_fs is None else tuple(_call_times(costs, times)),
     }
+
+
+def _call_times(costs: OperationCounts, times: WorkloadTimes) -> Iterator[CallTime]:
+    """The collectives of a workload, each kind and size once, the longest in all first."""
+    counts: dict[CallOperation, list[tuple[Operation, int]]] = {}
+    for operation, count in costs:
+        for call, repeats in _calls_of(operation):
+            anonymous = msgspec.structs.replace(call, id="", name="", stream="", after=())
+            counts.setdefault(anonymous, []).append((operation, count * repeats))
+    merged: dict[CallTime, int] = {}
+    for call, repeats_of in counts.items():
+        alone = replace(_call_time(call, times), count=0)
+        merged[alone] = merged.get(alone, 0) + _busiest(repeats_of, times.workload)
+    rows = [replace(alone, count=count) for alone, count in merged.items()]
+    yield from sorted(rows, key=lambda row: -row.count * row.time_fs)
+
+
+def _calls_of(operation: Operation) -> Iterator[tuple[CallOperation, int]]:
+    """The collectives of an operation with bytes, and how often it makes them."""
+    if isinstance(operation, ComputeOperation):
+        for inner in operation.inside:
+            if inner.size_bytes:
+                yield call_inside(operation, inner), inner.count
+    elif isinstance(operation, CallOperation) and operation.size_bytes:
+        yield operation, 1
+
+
+def _call_time(call: CallOperation, times: WorkloadTimes) -> CallTime:
+    """The time of a collective, with the library's choice and interval for one group."""
+    plans = times.alone.plans
+    groups = times.workload.groups_of(call)
+    ranks, time_fs = groups.shape[1], times.call(call)
+    row = CallTime(call.group, call.kind, ranks, call.size_bytes, 1, time_fs)
+    library = None if plans.rules is None else plans.rules.library
+    if library == "" or call.algorithm:
+        return row
+    try:
+        predicted = formula_time(
+            call.kind,
+            call.size_bytes,
+            plans.place(groups[0]),
+            library=library,
+            calibration=plans.calibration,
+        )
+    except ConfigError:  # no library has numbers for the machine
+        return row
+    scale = Fraction(time_fs, predicted.time_fs)
+    names = ("low50_fs", "high50_fs", "low90_fs", "high90_fs")
+    ends = {name: round(getattr(predicted, name) * scale) for name in names}
+    return replace(
+        row,
+        library=predicted.library,
+        choice=f"{predicted.algorithm} {predicted.protocol}",
+        formula_fs=predicted.formula_fs,
+        errors_of=predicted.errors_of,
+        assumed=predicted.assumed,
+        **ends,
+    )
 
 
 def axes_of(costs: OperationCounts) -> tuple[str, ...]:

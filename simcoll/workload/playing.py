@@ -21,7 +21,14 @@ from simcoll.emulator.programs import emulate_program
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
 from simcoll.topology import Topology
-from simcoll.workload.accounting import AxisTime, OperationCounts, axes_of, breakdown, without_axes
+from simcoll.workload.accounting import (
+    AxisTime,
+    CallTime,
+    OperationCounts,
+    axes_of,
+    breakdown,
+    without_axes,
+)
 from simcoll.workload.class_clock import Clock, Span, lost_fs, play_classes
 from simcoll.workload.lower import WorkloadPlans, lower
 from simcoll.workload.timing import IsolatedTimes, WorkloadTimes
@@ -263,6 +270,8 @@ class WorkloadResult:
         Lower bound of the time, and what sets it.
     link_use
         Busiest links, with the share of their capacity that is used.
+    calls
+        Its collectives, each kind and size once, alone, the longest in all first.
     clock
         Start and end of each operation, by class, if they were kept.
     path, trace_hash
@@ -281,6 +290,7 @@ class WorkloadResult:
     bound_fs: int
     limit: str
     link_use: tuple[tuple[str, float], ...] = ()
+    calls: tuple[CallTime, ...] = ()
     clock: Clock
     path: str = ""
     trace_hash: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,6 +13,7 @@ from simcoll.units import format_size, format_time
 
 if TYPE_CHECKING:
     from simcoll.training.memory import StageMemory
+    from simcoll.workload.accounting import CallTime
     from simcoll.workload.class_clock import Clock
     from simcoll.workload.playing import WorkloadResult
     from simcoll.workload.workload import Workload
@@ -39,6 +40,7 @@ _WORKLOAD_FIELDS = (
     "bound_fs",
     "limit",
     "link_use",
+    "calls",
     "path",
     "trace_hash",
     "seconds",
@@ -63,6 +65,7 @@ _STEP_FIELDS = (
     "bound_fs",
     "limit",
     "link_use",
+    "calls",
     "classes",
     "path",
     "trace_hash",
@@ -74,6 +77,7 @@ _STEP_FIELDS = (
     "fits",
 )
 """The fields of a result in its file, in this order."""
+SHOWN_CALLS = 6
 _PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
@@ -137,6 +141,38 @@ def _communication(result: WorkloadResult) -> Iterator[str]:
     yield _row("bound", f"{format_time(result.bound_fs)}: {result.limit}")
     for name, share in result.link_use:
         yield _row("busiest", f"{name}, {100 * share:.0f} % of its capacity")
+    for call in result.calls[:SHOWN_CALLS]:
+        yield _row("collective", _call(call))
+    if len(result.calls) > SHOWN_CALLS:
+        yield _row("", f"and {len(result.calls) - SHOWN_CALLS} that take less time")
+    for line in dict.fromkeys(_origins(result.calls)):
+        yield f"# {line}"
+
+
+def _call(call: CallTime) -> str:
+    """One collective: what it is, its time alone, and the interval around it."""
+    text = (
+        f"{call.axis}: {call.count} {call.kind} of {format_size(call.size_bytes)} on {call.ranks}, "
+        f"alone {format_time(call.time_fs)}"
+    )
+    if not call.library:
+        return text
+    within = f"{format_time(call.low90_fs)} to {format_time(call.high90_fs)}"
+    played = f", {call.time_fs / call.formula_fs:.2f} times the formula's" if call.differs else ""
+    return f"{text}{played} (90 % within {within}), {call.choice}"
+
+
+def _origins(calls: Sequence[CallTime]) -> Iterator[str]:
+    """The libraries, and where intervals and numbers that they lack come from."""
+    for call in calls:
+        if call.library:
+            yield f"collectives are those of {call.library}"
+    for call in calls[:SHOWN_CALLS]:
+        if call.errors_of:
+            yield f"90 % within: {call.errors_of}"
+    for call in calls:
+        for guess in filter(None, call.assumed.split("; ")):
+            yield f"assumed: {guess}"
 
 
 def _row(name: str, text: str) -> str:

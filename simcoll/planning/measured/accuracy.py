@@ -12,15 +12,13 @@ import numpy as np
 from simcoll.files.paths import data_folder
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import Series, fit_series, formula
+from simcoll.libraries.intervals import BANDS, METHODS, band_of
 from simcoll.libraries.library import Library, Value, load_library
 from simcoll.libraries.prediction import predict
 from simcoll.planning.measured.measurements import PublishedTable, published_tables
 
 __all__ = ["BANDS", "METHODS", "Error", "errors_of", "left_out_library", "measure", "medians"]
 
-BANDS = ("small", "middle", "large")
-"""Below 64 KiB, up to 64 MiB, and above."""
-METHODS = ("uncalibrated", "two points", "six points")
 SIX = (8, 2**16, 2**20, 2**23, 2**26, 2**30)
 """Target sizes of six calibration points; two points are the first and the last."""
 FEWEST_ROWS = 7
@@ -47,15 +45,6 @@ class Error:
     def band(self) -> str:
         """The band of :data:`BANDS`."""
         return band_of(self.size_bytes)
-
-
-def band_of(size_bytes: int) -> str:
-    """Name the band of a size.
-
-    >>> band_of(65535), band_of(65536), band_of(2**26)
-    ('small', 'middle', 'large')
-    """
-    return BANDS[(size_bytes >= 2**16) + (size_bytes >= 2**26)]
 
 
 @cache

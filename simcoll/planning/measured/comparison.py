@@ -24,7 +24,7 @@ from simcoll.planning.sweeps.nccl_tests_table import Column, microseconds, table
 from simcoll.terminal import printable
 from simcoll.topology import Topology, load_topology, topology_of_job
 from simcoll.topology.file_layers import layers_of, refuse_other_nodes
-from simcoll.units import format_size
+from simcoll.units import counted, format_size
 
 __all__ = [
     "BANDS",
@@ -39,6 +39,7 @@ __all__ = [
     "comparison_lines",
     "deviations",
     "settings_for",
+    "within_line",
 ]
 
 BANDS = (
@@ -86,6 +87,16 @@ class Compared:
     def ratio(self) -> float:
         """Predicted over measured time."""
         return self.prediction.time_fs / self.row.time_fs
+
+    @property
+    def within(self) -> str:
+        """The interval of the prediction that the measured time is in: ``"50 %"`` or ``"90 %"``;
+        ``"outside"`` if in neither.
+        """
+        prediction, time_fs = self.prediction, self.row.time_fs
+        if prediction.low50_fs <= time_fs <= prediction.high50_fs:
+            return "50 %"
+        return "90 %" if prediction.low90_fs <= time_fs <= prediction.high90_fs else "outside"
 
 
 def check_request(topology: str, environment: str) -> None:
@@ -358,6 +369,7 @@ _COLUMNS: tuple[Column, ...] = (
     ("measured", "(us)", 11),
     ("predicted", "(us)", 11),
     ("pred/meas", "", 10),
+    ("within", "", 9),
     ("bound", "(us)", 11),
 )
 
@@ -372,9 +384,16 @@ def comparison_lines(rows: Sequence[Compared]) -> Iterator[str]:
     for row, choice in zip(rows, chosen, strict=True):
         times = (row.row.time_fs, row.prediction.time_fs, row.prediction.bound_fs)
         measured, predicted, bound = (microseconds(time / 1e9) for time in times)
-        cells = (row.row.size_bytes, measured, predicted, f"{row.ratio:.2f}", bound)
+        cells = (row.row.size_bytes, measured, predicted, f"{row.ratio:.2f}", row.within, bound)
         bottleneck = printable(row.prediction.bottleneck)
         yield f"{table_line(_COLUMNS, cells)}  {choice:<{width}}  {bottleneck}".rstrip()
+
+
+def within_line(rows: Sequence[Compared]) -> str:
+    """How many measured times are within the intervals of their predictions."""
+    half = sum(row.within == "50 %" for row in rows)
+    most = half + sum(row.within == "90 %" for row in rows)
+    return f"within 90 %: {most} of {counted(len(rows), 'row')}, within 50 %: {half}"
 
 
 def band_lines(ratios: Iterable[tuple[int, float]]) -> Iterator[str]:

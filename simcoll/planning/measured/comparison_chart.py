@@ -34,6 +34,15 @@ def comparison_svg(title: str, tables: Mapping[str, Sequence[Compared]]) -> byte
                 markersize=4,
                 label=f"predicted, {ordered[0].prediction.library}",
             )
+            axes.fill_between(
+                sizes,
+                [row.prediction.low90_fs / 1e9 for row in ordered],
+                [row.prediction.high90_fs / 1e9 for row in ordered],
+                color=COLOURS[1],
+                alpha=0.15,
+                linewidth=0,
+                label="90 % of measurements",
+            )
             bounds = [
                 (row.row.size_bytes, row.prediction.bound_fs / 1e9)
                 for row in ordered

@@ -28,11 +28,12 @@ from simcoll.units import counted
 if TYPE_CHECKING:
     from simcoll.planning.sweeps.sweep import SweepRow
 
-__all__ = ["doubts", "gain_lines", "library_lines", "library_predictions"]
+__all__ = ["doubts", "gain_lines", "library_lines", "library_predictions", "within_text"]
 
 _SIZE: Column = ("size", "(B)", 12)
 MOST_HEADROOM = 100
 """Largest headroom shown: the bound covers bytes only, and says little where latency dominates."""
+_WITHIN: tuple[Column, ...] = (("90 % within", "(us)", 21),)
 _BOUND: tuple[Column, ...] = (("bound", "(us)", 11), ("headroom", "", 9))
 MOST_ALIKE = 1.01
 """Ratio of two times below which neither counts as faster."""
@@ -98,7 +99,7 @@ def library_lines(
     width = max(len(_choice(prediction)) for prediction in predictions) + 2
     heads = (("runs", "bottleneck"), ("", ""))
     for table_title, bound_title, (name, last) in zip(
-        titles((_SIZE, *_TIMES)), titles(_BOUND), heads, strict=True
+        titles((_SIZE, *_TIMES)), titles((*_WITHIN, *_BOUND)), heads, strict=True
     ):
         yield f"{table_title}  {name:<{width}} {bound_title[1:]}  {last}".rstrip()
     for prediction in predictions:
@@ -114,31 +115,33 @@ def library_lines(
         headroom = (
             "-" if not ratio else f"{ratio:.3g}x" if ratio < MOST_HEADROOM else f">{MOST_HEADROOM}x"
         )
-        bound = table_line(_BOUND, (microseconds(prediction.bound_fs / 1e9), headroom))
+        bound_text = microseconds(prediction.bound_fs / 1e9)
+        within = within_text(prediction.low90_fs, prediction.high90_fs)
+        bound = table_line((*_WITHIN, *_BOUND), (within, bound_text, headroom))
         line = (
             f"{table_line((_SIZE, *_TIMES), cells)}  {_choice(prediction):<{width}}{bound}  "
             f"{prediction.bottleneck}"
         )
         yield printable(line)
     yield from doubts(predictions)
-    if library.accuracy and not predictions[0].calibration:
-        yield f"# uncalibrated: {library.accuracy}"
     if verbose:
         yield f"# not in the model: {'; '.join(library.missing)}"
 
 
 def doubts(predictions: Iterable[Prediction]) -> Iterator[str]:
-    """Reasons why some predictions are not emulated, where played times differ from the formula's,
-    and assumptions for missing numbers, each once.
+    """Where intervals come from, reasons why some predictions are not emulated, where played times
+    differ from the formula's, and assumptions for missing numbers, each once.
     """
     rows = list(predictions)
+    for errors, count in Counter(prediction.errors_of for prediction in rows).items():
+        yield f"# 90 % within for {counted(count, 'size')}: {errors}"
     ratios = [row.time_fs / row.formula_fs for row in rows if row.differs]
     if ratios:
         low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
         times = low if low == high else f"{low} to {high}"
         yield (
-            f"# {counted(len(ratios), 'size')} played in {times} times the formula's time: messages "
-            "share links there"
+            f"# {counted(len(ratios), 'size')} played in {times} times the formula's time: "
+            "messages share links there"
         )
     for note, count in Counter(prediction.note for prediction in rows if prediction.note).items():
         yield printable(f"# {count} size{'s' * (count > 1)} {note}")
@@ -146,6 +149,15 @@ def doubts(predictions: Iterable[Prediction]) -> Iterator[str]:
         guess for prediction in rows for guess in prediction.assumed.split("; ") if guess
     ).items():
         yield printable(f"# assumed for {count} size{'s' * (count > 1)}: {guess}")
+
+
+def within_text(low_fs: int, high_fs: int) -> str:
+    """An interval of times in microseconds.
+
+    >>> within_text(9_500_000_000, 16_250_000_000)
+    '9.50 to 16.25'
+    """
+    return f"{microseconds(low_fs / 1e9)} to {microseconds(high_fs / 1e9)}"
 
 
 def gain_lines(predictions: Sequence[Prediction], rows: Sequence[SweepRow]) -> Iterator[str]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simcoll.core.collective import bus_factor
 from simcoll.planning.sweeps.sweep import SweepRow, best_rows, bound_rows
 from simcoll.units import format_size
+
+if TYPE_CHECKING:
+    from simcoll.libraries.prediction import Prediction
 
 __all__ = ["COLOURS", "busbw_svg", "name_sizes", "picture", "shares_svg"]
 
@@ -35,19 +38,34 @@ def _curves(rows: Sequence[SweepRow]) -> dict[str, list[SweepRow]]:
 
 
 def busbw_svg(
-    title: str, kind: str, nranks: int, rows: Sequence[SweepRow], *, run: str = ""
+    title: str,
+    kind: str,
+    nranks: int,
+    rows: Sequence[SweepRow],
+    predictions: Sequence[Prediction] = (),
+    *,
+    run: str = "",
 ) -> bytes:
     """Draw bus bandwidth as SVG (for a barrier, times), deterministic to the byte.
 
-    ``run`` identifies the results in the picture's metadata.
+    Parameters
+    ----------
+    predictions
+        A library's, drawn with the band that holds 90 % of measurements.
+    run
+        Identifies the results in the picture's metadata.
     """
 
     def bandwidths(panels: Sequence[Any]) -> None:
+        factor = float(bus_factor(kind, nranks))
+        _draw_predictions(panels[0], predictions, lambda size, fs: size / fs * 1e6 * factor)
+        _draw_predictions(panels[1], predictions, lambda _, fs: fs / 1e9)
         _draw_bandwidths(panels[0], kind, nranks, rows)
         _draw_latencies(panels[1], rows)
-        name_sizes(panels[1], [row.size_bytes for row in rows])
+        sizes = [row.size_bytes for row in rows]
+        name_sizes(panels[1], sizes + [prediction.size_bytes for prediction in predictions])
 
-    if any(row.size_bytes for row in rows):
+    if predictions or any(row.size_bytes for row in rows):
         return picture(title, 2, bandwidths, run=run)
     return picture(title, 1, lambda panels: _draw_times(panels[0], rows), run=run)
 
@@ -144,6 +162,24 @@ def _draw_curves(axes: Any, rows: Sequence[SweepRow], height: Callable[[SweepRow
             color=COLOURS[number % len(COLOURS)],
             marker=_MARKERS[number // len(COLOURS) % len(_MARKERS)],
         )
+
+
+def _draw_predictions(
+    axes: Any, predictions: Sequence[Prediction], height: Callable[[int, int], float]
+) -> None:
+    """Draw a library's predictions, and the band of their 90 % intervals; ``height`` is that of a
+    size and a time.
+    """
+    if not predictions:
+        return
+    sizes = [prediction.size_bytes for prediction in predictions]
+    times = ("time_fs", "low90_fs", "high90_fs")
+    middle, low, high = (
+        [height(row.size_bytes, getattr(row, name)) for row in predictions] for name in times
+    )
+    axes.plot(sizes, middle, color="black", linewidth=1, label=predictions[0].library)
+    label = "90 % of measurements"
+    axes.fill_between(sizes, low, high, color="black", alpha=0.12, linewidth=0, label=label)
 
 
 def _draw_bound(

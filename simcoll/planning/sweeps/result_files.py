@@ -19,13 +19,30 @@ if TYPE_CHECKING:
     from simcoll.libraries.prediction import Prediction
     from simcoll.planning.sweeps.running import SweepTable
 
-__all__ = ["nccl_tests_json", "picture", "predictions_json", "timeline"]
+__all__ = ["nccl_tests_json", "picture", "predictions_json", "predictions_picture", "timeline"]
 
 NCCL_TESTS_VERSION = 3
 
 
-def picture(title: str, table: SweepTable, topology: Topology, run: str) -> bytes:
-    """Draw the curves of a sweep as SVG; ``run`` identifies the results."""
+def predictions_picture(predictions: Sequence[Prediction], topology: Topology) -> bytes:
+    """Draw a library's predictions with the band of their 90 % intervals, as SVG."""
+    from simcoll.planning.sweeps.chart import busbw_svg
+
+    kind = predictions[0].collective
+    title = f"{kind} of {predictions[0].library} on {topology.name}"
+    return busbw_svg(title, kind, topology.nranks, (), predictions)
+
+
+def picture(
+    title: str,
+    table: SweepTable,
+    topology: Topology,
+    run: str,
+    predictions: Sequence[Prediction] = (),
+) -> bytes:
+    """Draw the curves of a sweep, and a library's predictions, as SVG; ``run`` identifies the
+    results.
+    """
     from simcoll.planning.sweeps.chart import busbw_svg
 
     if not table.rows:
@@ -35,7 +52,8 @@ def picture(title: str, table: SweepTable, topology: Topology, run: str) -> byte
         )
     # Of the others there is nothing to draw.
     through = [row for row in table.rows if row.result.cut is None]
-    return busbw_svg(title, table.sweep.collective, topology.nranks, through or table.rows, run=run)
+    kind, rows = table.sweep.collective, through or table.rows
+    return busbw_svg(title, kind, topology.nranks, rows, predictions, run=run)
 
 
 def timeline(table: SweepTable, topology: Topology, size_bytes: int, run: str) -> bytes:
@@ -128,6 +146,10 @@ def predictions_json(predictions: Sequence[Prediction], topology: Topology) -> b
                 "bound": prediction.bound_fs / 1e9,
                 "bottleneck": prediction.bottleneck,
                 "assumed": prediction.assumed.split("; ") if prediction.assumed else [],
+                "formula": prediction.formula_fs / 1e9,
+                "within_50": list(prediction.interval(0.5)),
+                "within_90": list(prediction.interval(0.9)),
+                "errors_of": prediction.errors_of,
             }
         )
     config = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
@@ -22,8 +21,6 @@ from simcoll.libraries.library import library_for
 from simcoll.libraries.nccl_decision import own_choices
 from simcoll.libraries.prediction import choose, predict
 from simcoll.libraries.question import Question, calibrate, question_on
-from simcoll.planning.measured.accuracy import METHODS, band_of, errors_of, medians
-from simcoll.planning.measured.measurements import published_tables
 from simcoll.planning.tuners.leaders import time_through_leaders
 from simcoll.planning.tuners.mpi_libraries import load_mpi_library
 from simcoll.topology import Topology
@@ -54,7 +51,7 @@ class Picked:
     default, default_fs
         The default choice, and its time; None if simcoll lacks the algorithm.
     error
-        Median error of predictions of this collective and size against published tables; None
+        Half the width of the 50 % interval of the prediction of its time, as a share of it; None
         without measurements.
     estimated, estimated_fs
         What NCCL's own estimates prefer, and its time, where that is another choice than the
@@ -84,25 +81,10 @@ class Picked:
 
     @property
     def certain(self) -> bool:
-        """Whether the gain exceeds the prediction error."""
+        """Whether the gain exceeds the 50 % interval."""
         return (
             self.error is not None and self.gain is not None and self.gain > (1 + self.error) ** 2
         )
-
-
-@cache
-def _errors(collective: str) -> Mapping[str, float]:
-    """Median errors by band of the formula's predictions of published tables, with each system left
-    out of the fit.
-    """
-    tables = [table for table in published_tables() if table.collective == collective]
-    errors = [
-        error
-        for table in tables
-        for error in errors_of(table, by_formula=True)
-        if error.method == METHODS[0]
-    ]
-    return medians(errors)
 
 
 def nccl_choices(
@@ -160,7 +142,7 @@ def nccl_choices(
                 best.time_fs,
                 f"{default.algorithm} {default.protocol}",
                 default.time_fs,
-                _errors(collective).get(band_of(size)),
+                (best.high50_fs / best.low50_fs) ** 0.5 - 1,
                 *(
                     (f"{preferred.algorithm} {preferred.protocol}", preferred.time_fs)
                     if preferred is not default

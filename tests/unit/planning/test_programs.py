@@ -115,7 +115,7 @@ def test_files_of_what_is_only_printed_are_refused(capsys):
     assert (
         main(["perf", "all_reduce", "-t", "dgx-h100", "--library", "nccl", "--csv", "a.csv"]) == 2
     )
-    assert "is printed, and with -J written" in capsys.readouterr().err
+    assert "is printed, and with -J and --svg written" in capsys.readouterr().err
     assert not Path("a.csv").exists()
 
 
