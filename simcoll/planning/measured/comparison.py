@@ -90,13 +90,13 @@ class Compared:
 
     @property
     def within(self) -> str:
-        """The interval of the prediction that the measured time is in: ``"50 %"`` or ``"90 %"``;
+        """The interval of the prediction that the measured time is in: ``"50%"`` or ``"90%"``;
         ``"outside"`` if in neither.
         """
         prediction, time_fs = self.prediction, self.row.time_fs
         if prediction.low50_fs <= time_fs <= prediction.high50_fs:
-            return "50 %"
-        return "90 %" if prediction.low90_fs <= time_fs <= prediction.high90_fs else "outside"
+            return "50%"
+        return "90%" if prediction.low90_fs <= time_fs <= prediction.high90_fs else "outside"
 
 
 def check_request(topology: str, environment: str) -> None:
@@ -391,8 +391,8 @@ def comparison_lines(rows: Sequence[Compared]) -> Iterator[str]:
 
 def within_line(rows: Sequence[Compared]) -> str:
     """How many measured times are within the intervals of their predictions."""
-    half = sum(row.within == "50 %" for row in rows)
-    most = half + sum(row.within == "90 %" for row in rows)
+    half = sum(row.within == "50%" for row in rows)
+    most = half + sum(row.within == "90%" for row in rows)
     return f"within 90 %: {most} of {counted(len(rows), 'row')}, within 50 %: {half}"
 
 

@@ -61,7 +61,7 @@ def test_the_environment_is_that_of_the_log_or_the_given_one(here, capsys, more,
     (here / "ring.log").write_text("\n".join([forced, *nccl_tests((8, 2**20), 14 / 8, version=3)]))
     status, out, _ = run(f"compare ring.log -t dgx-a100{more}", capsys)
     assert (status, told in out.splitlines()) == (0, True)
-    assert {line.split()[5] for line in out.splitlines() if line.startswith(" ")} == {runs}
+    assert {line.split()[6] for line in out.splitlines() if line.startswith(" ")} == {runs}
 
 
 @pytest.mark.slow
@@ -82,7 +82,9 @@ def test_compare_prints_the_table_and_writes_the_picture(capsys, here):
     assert all(
         float(row[3]) == pytest.approx(float(row[2]) / float(row[1]), abs=0.01) for row in rows
     )
-    assert "# (two publishers' tables" in out
+    assert {row[4] for row in rows} <= {"50%", "90%", "outside"}
+    inside = sum(row[4] != "outside" for row in rows)
+    assert f"# within 90 %: {inside} of {len(rows)} rows, within 50 %:" in out
     picture = (here / "both.svg").read_text()
     assert "measured" in picture
     assert "lower bound for any schedule" in picture

@@ -60,7 +60,8 @@ def test_the_environment_and_a_calibration_count(capsys, tmp_path):
     write_calibration(tmp_path / "c.toml", overlay)
     _, late, _ = run(capsys, *words, "--calibration", str(tmp_path / "c.toml"))
     assert f"# calibration {overlay.hash}" in late
-    assert ("# uncalibrated: off by" in plain, "# uncalibrated" in late) == (True, False)
+    assert "# 90 % within for 1 size: errors on " in plain
+    assert ("uncalibrated, large" in plain, "two points, large" in late) == (True, True)
     times = [
         float(next(x for x in out.splitlines() if x.strip().startswith("1073741824")).split()[1])
         for out in (plain, late)
@@ -137,7 +138,7 @@ def test_a_machine_without_numbers_is_no_obstacle(capsys):
             ("--library", "nccl", "-t", "crossbar"),
             "no constants for GPUs whose generation the topology does not name; valid: ",
         ),
-        (("--library", "nccl", "--svg", "x.svg"), "with -J written"),
+        (("--library", "nccl", "--csv", "x.csv"), "with -J and --svg written"),
     ],
 )
 def test_what_makes_no_sense_is_refused(capsys, words, what):
