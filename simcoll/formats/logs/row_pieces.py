@@ -142,8 +142,8 @@ class RowPieces:
     def _header(self, words: Sequence[str]) -> None:
         """The number of groups of columns, and of the columns of one."""
         self._groups = max(words.count("time"), 1)
-        after = len(words) - words.index("time")
-        self._columns = min(max(after // self._groups, 3), 4)
+        ntitles = len(words) - words.index("time")
+        self._columns = min(max(ntitles // self._groups, 3), 4)
 
     def _begin(
         self, number: int, text: str, words: Sequence[str], place: int
@@ -154,15 +154,15 @@ class RowPieces:
         after_prefix = text[text.index(words[place - 2], len(prefix)) :] if prefix else text
         cells = (pattern.sub(" ", after_prefix) if pattern else after_prefix).split()
         has_prefix_inside = pattern is not None and pattern.search(after_prefix) is not None
-        after = 3 + (len(cells) > 3 and cells[3] in self._ops)
+        lead = 3 + (len(cells) > 3 and cells[3] in self._ops)
         # The root follows unless the first number there is a time.
-        after += len(cells) > after and re.fullmatch(r"-?\d{1,6}", cells[after]) is not None
-        further = len(cells) - after
+        lead += len(cells) > lead and re.fullmatch(r"-?\d{1,6}", cells[lead]) is not None
+        further = len(cells) - lead
         needed = self._groups * self._columns
         if (
             further >= needed
             or further % self._columns
-            or not all(map(_NUMBER.fullmatch, cells[after:]))
+            or not all(map(_NUMBER.fullmatch, cells[lead:]))
         ):
             yield number, " ".join(cells) if has_prefix_inside else text
         else:

@@ -295,7 +295,7 @@ def host_route(root: PlatformZone, source: str, target: str) -> list[PlatformLin
         return []
     zone = _common_zone(root, source, target)
     ends = tuple(_point_in(zone, point) for point in (source, target))
-    between = _between(root, zone, ends[0], ends[1])
+    between = _local_route(root, zone, ends[0], ends[1])
     links = [*between.links]
     entry, exit_point = between.gateways
     if ends[0] != source:
@@ -333,7 +333,7 @@ def _point_in(zone: PlatformZone, point: str) -> str:
     return next(name for name, inner in zone.inner.items() if point in inner.points)
 
 
-def _between(root: PlatformZone, zone: PlatformZone, source: str, target: str) -> _Route:
+def _local_route(root: PlatformZone, zone: PlatformZone, source: str, target: str) -> _Route:
     """The route between two points of one zone."""
     if (source, target) in zone.routes:
         return zone.routes[source, target]
