@@ -39,11 +39,11 @@ SMI_MATRIX = re.compile(
 MARKED = 1 << 16
 """Number of bytes at the start of a file that identify its format."""
 IB_LISTING = re.compile(
-    rb'^(?:(?:Switch|Ca)\s+\d+\s+"[SH]-|(?:Switch|CA):?\s[^\n]{1,200}:$|'
+    rb'^(?:(?:Switch|Ca|Hca|Rt)\s+\d+\s+"|(?:Switch|CA):?\s[^\n]{1,200}:$|'
     rb'0x[0-9a-f]{16}\s+"[^"\n]{0,200}"\s+\d+\s+\d+\[)',
     re.MULTILINE,
 )
-"""A vertex in the output of ``ibnetdiscover`` or ``iblinkinfo``."""
+"""A vertex in the output of ``ibnetdiscover`` or ``iblinkinfo``, or in a net file of ``ibsim``."""
 ASTRA_NETWORK = re.compile(rb"^topology[ \t]{0,8}:[ \t]{0,8}\[", re.MULTILINE)
 """A line that only ASTRA-sim's network.yml contains."""
 

@@ -1,5 +1,5 @@
-"""Listings of an InfiniBand fabric: the output of ``ibnetdiscover`` and ``iblinkinfo``, as vertices
-and cables.
+"""Listings of an InfiniBand fabric as vertices and cables: the output of ``ibnetdiscover`` and
+``iblinkinfo``, and net files of ``ibsim``.
 """
 
 from __future__ import annotations
@@ -40,11 +40,21 @@ _SIGNALLED = {
     "212.5": "XDR",
 }
 
-_NODE = re.compile(r'(Switch|Ca|Rt)\s+\d{1,4}\s+"([SHR]-[0-9a-fA-F]{1,16})"\s*#\s*"([^"]{0,200})"')
-_PORT = re.compile(
-    r"\[(\d{1,3})\](?:\[[^\]]{0,40}\])?(?:\([0-9a-fA-F]{1,16}\))?\s+"
-    r'"([SHR]-[0-9a-fA-F]{1,16})"\[(\d{1,3})\]'
+_NODE = re.compile(
+    r'\s*(Switch|Ca|Hca|Rt)\s+\d{1,4}\s+"([^"\n]{1,64})"(?:\s*#\s*"([^"]{0,200})")?', re.IGNORECASE
 )
+_PORT = re.compile(
+    r"\s*\[(\d{1,3})\](?:\[[^\]]{0,40}\])?(?:\([0-9a-fA-F]{1,16}\))?\s+"
+    r'"([^"\n]{1,64})"\s*\[(\d{1,3})\]'
+)
+_SIMULATED = re.compile(r"(width|speed|speedext)\s+(\d{1,3})\s*$", re.IGNORECASE)
+"""Settings of ibsim for the ports that follow: sums of what a port can do."""
+_SIMULATED_VALUES = {
+    "width": {1: "1", 16: "2", 2: "4", 4: "8", 8: "12"},
+    "speed": {1: "SDR", 2: "DDR", 4: "QDR"},
+    "speedext": {1: "FDR", 2: "EDR", 4: "HDR", 8: "NDR"},
+}
+"""Widths and speeds by ibsim's numbers, the least first."""
 _COMPAT = re.compile(r"\b(\d{1,2})x([A-Z]{3}(?:10)?)\b")
 _HEAD = re.compile(r"(Switch|CA|Router):?\s+(?:0x[0-9a-fA-F]{1,16}\s+)?(.{1,200}?):$")
 _LINED = re.compile(r'(0x[0-9a-fA-F]{1,16})\s+"([^"]{0,200})"\s+(\d{1,6}\s+(\d{1,3})\[.*)')
@@ -76,7 +86,7 @@ class Listing:
     cables: list[Cable] = field(default_factory=list)
 
 
-_KINDS = {"Switch": "switch", "Ca": "nic", "CA": "nic", "Rt": "router", "Router": "router"}
+_KINDS = {"switch": "switch", "ca": "nic", "hca": "nic", "rt": "router", "router": "router"}
 
 
 def parse_listing(content: Content, file: str | None = None) -> Listing:
@@ -98,7 +108,9 @@ def parse_listing(content: Content, file: str | None = None) -> Listing:
     )
     if not ports:
         raise ConfigError(
-            "has no cables; expected what ibnetdiscover or iblinkinfo prints", file=file
+            "has no cables; expected what ibnetdiscover or iblinkinfo prints, or a net file of "
+            "ibsim",
+            file=file,
         )
     _join(ports, listing, file)
     return listing
@@ -109,28 +121,43 @@ _Ports = dict[tuple[int, int], tuple[tuple[int, int], int, int]]
 
 
 def _ibnetdiscover_ports(lines: list[str], listing: Listing, file: str | None) -> _Ports:
-    """Ports in the output of ibnetdiscover: vertices by GUID."""
+    """Ports in the output of ibnetdiscover and in net files of ibsim: vertices by GUID or ID.
+
+    In a net file a cable may be listed at one end, and has the width and speed set before, by
+    default those of ibsim.
+    """
     numbers: dict[str, int] = {}
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         if match := _NODE.match(line):
-            numbers[match[2]] = _vertex(listing, match[1], match[3])
+            if match[2] in numbers:
+                _refuse(f"{match[2]!r} is listed twice", file, number)
+            numbers[match[2]] = _vertex(listing, match[1], match[3] or match[2])
+    simulated = not any(map(_COMPAT.search, lines))
+    width, speed = "4", "SDR"
     ports: dict[tuple[int, int], tuple[tuple[int, int], int, int]] = {}
     vertex = -1
     for number, line in enumerate(lines, 1):
         if match := _NODE.match(line):
             vertex = numbers[match[2]]
+        elif simulated and (match := _SIMULATED.match(line.strip())):
+            setting, mask = match[1].lower(), int(match[2])
+            values = [text for bit, text in _SIMULATED_VALUES[setting].items() if mask & bit]
+            if not values:
+                bits = ", ".join(map(str, _SIMULATED_VALUES[setting]))
+                _refuse(f"{setting} {mask}: expected a sum of {bits}", file, number)
+            width, speed = (values[-1], speed) if setting == "width" else (width, values[-1])
         elif (match := _PORT.match(line)) and vertex >= 0:
             if match[2] not in numbers:
                 _refuse(f"port {match[1]} leads to {match[2]}, which is not listed", file, number)
-            widths = _COMPAT.findall(line)
+            widths = [(width, speed)] if simulated else _COMPAT.findall(line)
             if not widths:
                 _refuse("no width and speed at the end, such as 4xHDR", file, number)
-            lanes, speed = widths[-1]
-            ports[vertex, int(match[1])] = (
-                (numbers[match[2]], int(match[3])),
-                _rate(lanes, speed, file, number),
-                number,
-            )
+            lanes, lane_speed = widths[-1]
+            rate = _rate(lanes, lane_speed, file, number)
+            end, peer = (vertex, int(match[1])), (numbers[match[2]], int(match[3]))
+            ports[end] = (peer, rate, number)
+            if simulated:
+                ports.setdefault(peer, (end, rate, number))
             if len(ports) > MAX_PORTS:
                 _refuse(f"more than {MAX_PORTS:,} ports", file, number)
     return ports
@@ -210,8 +237,9 @@ def _line_vertices(lines: list[str], listing: Listing) -> dict[str, int]:
 
 
 def _vertex(listing: Listing, word: str, name: str) -> int:
-    listing.kinds.append(_KINDS[word])
-    listing.names.append(name.strip().strip("'") or f"{_KINDS[word]} {len(listing.names)}")
+    kind = _KINDS[word.lower()]
+    listing.kinds.append(kind)
+    listing.names.append(name.strip().strip("'") or f"{kind} {len(listing.names)}")
     return len(listing.names) - 1
 
 

@@ -123,3 +123,56 @@ def test_a_fabric_in_two_parts_is_refused():
     apart = [cable for cable in cables if not names[cable[1][0]].startswith("spine")]
     with pytest.raises(ConfigError, match="no way from 'node-"):
         parse_ib_fabric(discovered(names, kinds, [*apart, ((10, 9), (11, 9), "HDR")]), **RATES)
+
+
+NET = """# two switches, two cables between them
+speed 7
+Switch  8 "s1"
+[1]  "h1"[1]
+[2]  "h2"[1]
+[3]  "s2"[3]
+[5]  "s2"[5]
+
+Switch 8 "s2"
+[1]  "h3"[1]
+[3]  "s1"[3]
+
+Hca  2 "h1"
+[1]  "s1"[1]
+
+Hca  2 "h2"
+
+Hca  2 "h3"
+"""
+
+
+def test_net_files_of_ibsim(tmp_path):
+    """4 lanes of QDR carry 4 GB/s; a cable may be listed at one end only."""
+    (tmp_path / "net").write_text(NET)
+    assert recognise(NET.encode()) == "ib-fabric"
+    machine = load_topology(tmp_path / "net", pcie__bandwidth="50 GB/s")
+    assert machine.nranks == 3
+    assert machine.path(0, 2) == [
+        "h1.gpu0 -> h1", "h1 -> s1", "s1 -> s2", "s2 -> h3", "h3 -> h3.gpu0"
+    ]  # fmt: skip
+    capacities = {
+        machine.link_name(link): int(machine.link_capacity_uBps[link])
+        for link in range(machine.nlinks)
+    }
+    between = [rate for name, rate in capacities.items() if name.startswith("s1 -> s2")]
+    assert between == [2 * 4 * 10**15]  # two cables as one
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"s2"[5]', '"s9"[5]', "port 5 leads to s9, which is not listed"),
+        ('Hca  2 "h2"', 'Hca  2 "h1"', "'h1' is listed twice"),
+        ('[3]  "s1"[3]', '[3]  "s1"[4]', "which does not lead back"),
+        ("speed 7", "speed 8", "speed 8: expected a sum of 1, 2, 4"),
+    ],
+)
+def test_net_files_that_are_refused(old, new, said):
+    assert old in NET
+    with pytest.raises(ConfigError, match=said):
+        parse_ib_fabric(NET.replace(old, new, 1).encode(), **RATES)
