@@ -57,7 +57,7 @@ def _code() -> str:
 
 @lru_cache(maxsize=64)
 def topology_digest(topology: Topology) -> str:
-    """Hash of a topology: links, ranks, traits, and routes between pairs of ranks."""
+    """Hash of a topology: links, ranks, traits, devices, and routes between pairs of ranks."""
     digest = hashlib.sha256()
     for array in (
         topology.rank_nodes,
@@ -70,7 +70,7 @@ def topology_digest(topology: Topology) -> str:
         digest.update(np.ascontiguousarray(array).tobytes())
     groups = sorted((name, ids.tolist()) for name, ids in topology.groups.items())
     efficiency, traits = sorted(topology.efficiency.items()), sorted(topology.traits.items())
-    digest.update(repr((topology.node_kinds, groups, efficiency, traits)).encode())
+    digest.update(repr((topology.node_kinds, groups, efficiency, traits, topology.host)).encode())
     n = topology.nranks
     ranks = np.arange(n)
     starts = ranks if n <= 64 else np.unique(np.linspace(0, n - 1, 64).astype(np.int64))

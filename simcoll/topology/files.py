@@ -30,6 +30,7 @@ from simcoll.topology.file_layers import (
     shipped_topologies,
 )
 from simcoll.topology.graph import LINK_KINDS, Topology
+from simcoll.topology.host_layout import BoxFacts, HostFacts, host_of_box
 from simcoll.topology.machine import TRAIT_VALUES
 from simcoll.topology.placement import place
 from simcoll.topology.readers.link_speeds import SLOTS
@@ -212,6 +213,40 @@ _PLACEMENT = {
 }
 
 
+_HOST = {
+    "host.sockets": _Key("sockets", count),
+    "host.gpus_per_switch": _Key("gpus_per_switch", _from_zero),
+    "host.cpu_family": _Key("cpu_family", count),
+    "host.cpu_model": _Key("cpu_model", count),
+    "host.pcie_transfers": _Key("pcie_transfers", count),
+    "host.pcie_lanes": _Key("pcie_lanes", count),
+    "host.cpu_link": _Key("cpu_link_uBps", _rate),
+    "host.ports_per_nic": _Key("ports_per_nic", count),
+    "host.nics_per_device": _Key("nics_per_device", count),
+    "host.nic_latency": _Key("nic_latency_fs", _time),
+}
+"""Facts about the PCIe devices of a node."""
+
+
+def _box_facts(arguments: Mapping[str, Any]) -> BoxFacts:
+    """What the arguments of the family say of one node."""
+
+    def rate(name: str) -> int:
+        return 0 if arguments.get(name) is None else parse_capacity(arguments[name], name)
+
+    return BoxFacts(
+        gpus=arguments["gpus_per_node"],
+        nics=arguments.get("nics", 0),
+        interconnect=arguments.get("interconnect", "switch"),
+        links=arguments.get("links", ()),
+        gpu_uBps=rate("gpu_bandwidth"),
+        nic_uBps=rate("nic_bandwidth"),
+        pcie_uBps=rate("pcie_bandwidth"),
+        gpus_per_switch=arguments.get("gpus_per_pcie_switch"),
+        sockets=arguments.get("cpus"),
+    )
+
+
 def load_topology(name: str | Path, *, nodes: int | None = None, **overrides: object) -> Topology:
     """Load a shipped topology by name, a topology file, or an NCCL topology dump.
 
@@ -313,7 +348,7 @@ def _decode(layers: list[FileLayer], changes: Mapping[str, object]) -> Topology:
     """A topology from a file and its bases; values of later files replace those of earlier ones."""
     family, file = _family(layers), layers[-1].file
     keys = _keys(family)
-    valid = keys | _PLACEMENT
+    valid = keys | _PLACEMENT | (_HOST if family == "boxes" else {})
     kinds: dict[str, Kind | FactRows] = {path: key.kind for path, key in valid.items()}
     kinds |= dict.fromkeys(("name", "description", "family"), text)
     kinds |= {f"efficiency.{link}": _share for link in LINK_KINDS}
@@ -349,6 +384,12 @@ def _decode(layers: list[FileLayer], changes: Mapping[str, object]) -> Topology:
         }
         if placement:
             topology = place(topology, **placement)
+    if family == "boxes":
+        facts_of_host = {
+            key.parameter: values[path] for path, key in _HOST.items() if path in values
+        }
+        host = host_of_box(_box_facts(arguments), HostFacts(**facts_of_host), traits)
+        topology = replace(topology, host=host)
     shares = {
         path.partition(".")[2]: value
         for path, value in values.items()

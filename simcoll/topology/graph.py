@@ -22,6 +22,7 @@ from simcoll.core.step import distinct
 from simcoll.errors import ConfigError, nearest
 from simcoll.terminal import printable
 from simcoll.topology.detours import DetourRouter, detour_router
+from simcoll.topology.host_tree import HostTree
 from simcoll.topology.relays import relays_of
 from simcoll.topology.routing import Router, graph_router
 from simcoll.topology.values import checked_capacity, factor, whole
@@ -100,6 +101,8 @@ class Topology:
         ``{"gpu": "H100", "generation": "hopper", "cpu": "intel"}``.
     sources
         Source of each number, by its place in the file.
+    host
+        The PCIe devices of one node, by which libraries decide; None if unknown.
     """
 
     name: str
@@ -119,6 +122,7 @@ class Topology:
     traits: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     description: str = ""
+    host: HostTree | None = None
 
     def __post_init__(self) -> None:
         freeze(self)

@@ -7,7 +7,8 @@ from functools import lru_cache
 
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library
-from simcoll.libraries.nccl.graphs import NcclGraphs, graphs_of
+from simcoll.libraries.nccl.graphs import NcclGraphs
+from simcoll.libraries.nccl.search import graphs_on
 from simcoll.topology import Topology
 from simcoll.topology.capability import compute_capability
 
@@ -106,7 +107,7 @@ def communicator_on(
     >>> call_channels(node), nvls_channels(node)
     (24, 16)
     """
-    graphs = graphs_of(topology, version_of(library)) if "rules.choice" in library.values else None
+    graphs = graphs_on(topology, version_of(library)) if "rules.choice" in library.values else None
     if graphs is None:
         return None
     capability, cpu = compute_capability(topology.traits), topology.traits.get("cpu", "")

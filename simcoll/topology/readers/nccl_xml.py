@@ -23,6 +23,7 @@ from simcoll.topology.graph import Topology
 from simcoll.topology.links import LinkTable
 from simcoll.topology.readers.link_speeds import XGMI, nvlink, pcie_rate, rate_between_sockets
 from simcoll.topology.readers.nccl_completed import Facts, complete
+from simcoll.topology.readers.nccl_host import host_in
 from simcoll.topology.values import halves_fs
 
 __all__ = ["parse_nccl_xml"]
@@ -158,16 +159,26 @@ def _topology(content: bytes, title: str, nodes: int, facts: Facts) -> Topology:
     return replace(
         topology,
         description=description,
+        host=None if gpus[0].gcn else host_in(root),
         efficiency={"nvlink": expected / raw},
         traits={
             "gpu": gpus[0].gcn or f"sm{gpus[0].sm}",
             "generation": generation,
-            "cpu": dump.cpus[0][1],
+            "cpu": {"arm64": "arm"}.get(dump.cpus[0][1], dump.cpus[0][1]),
+            **({"switch_reduce": "nvlink-sharp"} if _has_sharp(gpus) else {}),
         },
         sources={
             "$": "NCCL topology dump; link speeds by NCCL 2.30 src/graph/topo.h; latencies "
             "unverified"
         },
+    )
+
+
+def _has_sharp(gpus: list[_XmlGpu]) -> bool:
+    """Whether NVSwitches multicast and reduce: they do from Hopper on."""
+    return all(
+        gpu.sm >= 90 and any(tclass.startswith("0x068000") for _, tclass, _ in gpu.links)
+        for gpu in gpus
     )
 
 

@@ -1,7 +1,7 @@
 """Writer of NCCL topology files: one node, as input for ``NCCL_TOPO_FILE``.
 
-NCCL identifies PCIe links by generation and width, and NVLinks by their number; it adds NICs
-itself. Anything else is refused.
+NCCL identifies PCIe links by generation and width, and NVLinks by their number. Anything else is
+refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy as np
 from simcoll.errors import ConfigError, InternalError
 from simcoll.topology.capability import GENERATIONS_OF_NVIDIA, compute_capability
 from simcoll.topology.graph import LINK_KINDS, Topology
+from simcoll.topology.host_tree import HostTree, gpus_of
 from simcoll.topology.readers.link_speeds import XGMI, nvlink, pcie_rate
+from simcoll.topology.readers.nccl_host_writer import host_lines
 from simcoll.topology.readers.nccl_xml import parse_nccl_xml
 
 __all__ = ["nccl_topology_xml"]
@@ -41,9 +43,11 @@ NVSWITCH = "fffffff:ff:ff.0"
 def nccl_topology_xml(topology: Topology) -> bytes:
     """A topology of one node as an NCCL topology file.
 
-    NVLinks and xGMI links are counted, and PCIe links identified, by NCCL's rates for them; GPUs
-    without PCIe are attached to one CPU at Gen5 x16. The file is read back to check that every two
-    GPUs are joined by the same number of links.
+    NVLinks and xGMI links are counted, and PCIe links identified, by NCCL's rates for them.
+    Sockets, switches and NICs are those of the node where the topology knows them
+    (:class:`~simcoll.topology.host_tree.HostTree`), NICs named as those of InfiniBand, ``mlx5_0``.
+    Elsewhere GPUs without PCIe are attached to one CPU at Gen5 x16, and NCCL adds NICs itself. The
+    file is read back to check that every two GPUs are joined by the same number of links.
 
     Raises
     ------
@@ -56,6 +60,13 @@ def nccl_topology_xml(topology: Topology) -> bytes:
             f"{topology.name!r} has several nodes; a file describes one, so load it with nodes=1"
         )
     # Ranks of one node reach each other without the network.
+    host_gpus = len(gpus_of(topology.host)) if topology.host else topology.nranks
+    if topology.nranks > host_gpus:
+        hosts = -(-topology.nranks // host_gpus)
+        raise ConfigError(
+            f"{topology.name!r} has {hosts} hosts in one NVLink domain; a file describes one, so "
+            "load it with nodes=1"
+        )
     first_rank = np.zeros(topology.nranks - 1, np.int64)
     used = topology.route(first_rank, np.arange(1, topology.nranks)).links
     if (topology.link_kind[used[used >= 0]] == LINK_KINDS.index("net")).any():
@@ -63,7 +74,10 @@ def nccl_topology_xml(topology: Topology) -> bytes:
             f"{topology.name!r} joins its GPUs by a network; a file describes one node"
         )
     writer = _SystemXmlWriter(topology)
-    lines = ['<system version="1">', *writer.lines(), "</system>", ""]
+    devices = list(writer.lines())
+    if topology.host is not None and _is_whole(topology, topology.host):
+        devices = list(host_lines(topology.host, topology.traits.get("fabric", "")))
+    lines = ['<system version="1">', *devices, "</system>", ""]
     if (
         sum(line.lstrip().startswith("<") and not line.lstrip().startswith("</") for line in lines)
         > MOST_ELEMENTS
@@ -74,6 +88,13 @@ def nccl_topology_xml(topology: Topology) -> bytes:
     if writer.rates != _rates(again):
         raise InternalError(f"{topology.name}: its NCCL topology file reads back with other links")
     return content
+
+
+def _is_whole(topology: Topology, host: HostTree) -> bool:
+    """Whether the ranks are all GPUs of the host, in order."""
+    names = [topology.node_names[vertex] for vertex in topology.rank_nodes.tolist()]
+    gpus = [f"gpu{number}" for number in range(len(gpus_of(host)))]
+    return [name.rpartition(".")[2] for name in names] == gpus
 
 
 def _rates(topology: Topology) -> dict[tuple[str, str], int]:

@@ -126,7 +126,7 @@ def test_traits_that_a_topology_does_not_name_are_empty():
     assert (full.generation, full.gpu, full.cpu, full.fabric) == (
         "hopper",
         "H100",
-        "intel",
+        "amd",
         "efa-p5",
     )
     assert (full.switch_reduce, full.domains) == (True, 3)

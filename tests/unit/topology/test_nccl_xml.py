@@ -84,7 +84,12 @@ def test_nvlinks_to_several_nvswitches_are_one_bundle():
     assert topology.link_capacity_uBps[topology.link("box0.gpu0 -> box0.nvswitch")] == 18 * 25 * GB
     # NCCL expects 20.6 of the 25 GB/s of a Hopper NVLink (src/graph/topo.h).
     assert float(topology.efficiency["nvlink"]) == 0.824
-    assert topology.traits == {"gpu": "sm90", "generation": "hopper", "cpu": "intel"}
+    assert topology.traits == {
+        "gpu": "sm90",
+        "generation": "hopper",
+        "cpu": "intel",
+        "switch_reduce": "nvlink-sharp",
+    }
 
 
 def test_virtual_machine_with_one_bundle_to_nowhere_is_the_same():

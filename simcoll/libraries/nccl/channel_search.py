@@ -1,0 +1,574 @@
+"""One attempt of NCCL's search: channels of one pattern and speed through the devices of a node.
+
+The search goes from device to device, takes the speed of a channel from every link, and goes back
+where a link has too little left. Because it gives up after a number of steps, its order decides
+what it finds, and is that of ``src/graph/search.cc`` of NCCL 2.27 to 2.30.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+
+from simcoll.libraries.nccl.device_graph import DeviceGraph, DeviceLink, Path, Vertex
+from simcoll.libraries.nccl.device_paths import (
+    DISCONNECTED,
+    PHB,
+    PathRules,
+    local_gpu,
+    local_net,
+    nearest,
+)
+from simcoll.libraries.nccl.graphs import Pattern
+
+__all__ = ["ChannelSearch", "Draft"]
+
+PCIE_ORDER_STEPS = 1 << 10
+_MOST_PORTS = 64
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """Channels under construction, or the best ones so far.
+
+    Speeds are MB/s of a channel, types of paths indices into
+    :data:`~simcoll.libraries.nccl.graphs.PATH_TYPES`. ``orders`` has the ranks of the GPUs of each
+    channel, ``nics`` the ports, as indices, by which it enters and leaves.
+    """
+
+    pattern: Pattern
+    min_channels: int
+    max_channels: int
+    cross_nic: int = 0
+    speed_inside: int = 0
+    speed_between: int = 0
+    type_inside: int = 0
+    type_to_nic: int = 0
+    same_channels: bool = False
+    channels: int = 0
+    hops: int = 0
+    net_latency_us: float = 0.0
+    orders: list[list[int]] = field(default_factory=list)
+    nics: list[list[int]] = field(default_factory=list)
+
+    def copy(self) -> Draft:
+        """The same channels, independent of later changes."""
+        return replace(
+            self,
+            orders=[list(order) for order in self.orders],
+            nics=[list(pair) for pair in self.nics],
+        )
+
+
+Step = Generator["Step", None, None]
+"""A step of the search: it yields the steps that it contains, so that depth needs no recursion."""
+
+
+@dataclass(slots=True, eq=False)
+class _StepBudget:
+    """The number of steps left; -1 once nothing better can be found."""
+
+    steps: int
+
+
+@dataclass(slots=True, eq=False)
+class _ChargedPath:
+    """A path as the search charges it.
+
+    PCIe links cost more through an Intel host bridge, and traffic to a GPU before Ampere takes an
+    eighth of the opposite direction.
+    """
+
+    links: tuple[tuple[DeviceLink, bool, DeviceLink | None], ...]
+    type: int
+    costs_more: bool
+
+
+class ChannelSearch:
+    """The search in the devices that one rank sees."""
+
+    def __init__(self, graph: DeviceGraph, *, between: bool, rules: PathRules) -> None:
+        self.graph = graph
+        self.between = between
+        self.rules = rules
+        self.gpus = graph.gpus
+        self.nets = graph.nets
+        self.ranks = [gpu.rank for gpu in self.gpus]
+        self.index_of_rank = {rank: index for index, rank in enumerate(self.ranks)}
+        self.net_speeds = [net.links[0].free_MBps for net in self.nets]
+        self.cards = [(net.port.card, net.port.port) for net in self.nets]
+        self.local_gpus = [local_gpu(graph, net, rules) for net in range(len(self.nets))]
+        self.routes: dict[tuple[str, int, str, int], _ChargedPath] = {}
+        self.pcie_links = [_pcie_links(gpu) for gpu in self.gpus]
+        self.orders_of_next: dict[_PeerKey, list[tuple[int, tuple[int, int]]]] = {}
+        self.port_lists: dict[tuple[int, int], list[int]] = {}
+        self.draft = Draft("ring", 1, 1)
+        self.best = self.draft
+        self.used = [0] * len(self.gpus)
+        self.state = 0
+        self.improvements = 0
+        self.fruitless: dict[_State, tuple[int, int]] = {}
+
+    def run(self, draft: Draft, best: Draft, steps: int) -> tuple[Draft, int]:
+        """Search for channels better than the best; return the best, and the number of steps left:
+        0 if time ran out, -1 if nothing better is possible.
+        """
+        self.draft, self.best = draft, best
+        draft.channels = 0
+        draft.orders = [[0] * len(self.gpus) for _ in range(draft.max_channels)]
+        draft.nics = [[0, 0] for _ in range(draft.max_channels)]
+        self.fruitless.clear()
+        clock = _StepBudget(steps)
+        pending = [self._next_channel(clock)]
+        while pending:
+            inner = next(pending[-1], None)
+            if inner is None:
+                pending.pop()
+            else:
+                pending.append(inner)
+        return self.best, clock.steps
+
+    # Paths
+
+    def _route(self, tail_kind: str, tail: int, head_kind: str, head: int) -> _ChargedPath:
+        key = (tail_kind, tail, head_kind, head)
+        if key not in self.routes:
+            start = self.graph.of_kind[tail_kind][tail]
+            self.routes[key] = _route_along(start, start.paths[head_kind][head])
+        return self.routes[key]
+
+    def _follow(self, route: _ChargedPath, speed: int) -> bool:
+        """Take a speed from all links of a path, or from none if one has too little left."""
+        over_pcie = speed * 6 // 5 if route.costs_more else speed
+        for passed, (link, pcie, reverse) in enumerate(route.links):
+            cost = over_pcie if pcie else speed
+            enough = link.free_MBps >= cost
+            if enough and reverse is not None:
+                enough = reverse.free_MBps * 8 >= cost
+            if not enough:
+                self._release(route, speed, passed)
+                return False
+            link.free_MBps -= cost
+            self.state -= cost * link.weight
+            if reverse is not None:
+                reverse.free_MBps -= _eighth(cost)
+                self.state -= _eighth(cost) * reverse.weight
+        return True
+
+    def _release(self, route: _ChargedPath, speed: int, count: int | None = None) -> None:
+        over_pcie = speed * 6 // 5 if route.costs_more else speed
+        for link, pcie, reverse in route.links[:count]:
+            cost = over_pcie if pcie else speed
+            link.free_MBps += cost
+            self.state += cost * link.weight
+            if reverse is not None:
+                reverse.free_MBps += _eighth(cost)
+                self.state += _eighth(cost) * reverse.weight
+
+    def _enter(
+        self,
+        tail_kind: str,
+        tail: int,
+        head_kind: str,
+        head: int,
+        factor: int = 1,
+        divisor: int = 1,
+    ) -> bool:
+        """Go from one device to another, if the path is good enough and has the speed left."""
+        draft = self.draft
+        peer_path = tail_kind != "net" and head_kind != "net"
+        speed = (draft.speed_inside if peer_path else draft.speed_between) * factor // divisor
+        limit = draft.type_inside if peer_path else draft.type_to_nic
+        route = self._route(tail_kind, tail, head_kind, head)
+        if route.type >= DISCONNECTED or (route.type > limit and factor == 1):
+            return False
+        if factor == 1 and draft.pattern in {"balanced_tree", "tree", "split_tree"}:
+            reverse = self.graph.of_kind[head_kind][head].paths[tail_kind][tail]
+            if reverse.type > limit:
+                return False
+        if not self._follow(route, speed):
+            return False
+        draft.hops += len(route.links) * factor
+        return True
+
+    def _leave(
+        self,
+        tail_kind: str,
+        tail: int,
+        head_kind: str,
+        head: int,
+        factor: int = 1,
+        divisor: int = 1,
+    ) -> None:
+        draft = self.draft
+        peer_path = tail_kind != "net" and head_kind != "net"
+        speed = (draft.speed_inside if peer_path else draft.speed_between) * factor // divisor
+        route = self._route(tail_kind, tail, head_kind, head)
+        self._release(route, speed)
+        draft.hops -= len(route.links) * factor
+
+    # Steps
+
+    def _next_channel(self, clock: _StepBudget) -> Step:
+        draft, last = self.draft, len(self.gpus) - 1
+        if self.between:
+            to_net = {"ring": last, "split_tree": 1}.get(draft.pattern, 0)
+            yield self._from_nets(to_net, clock)
+            return
+        to_first = last if draft.pattern == "ring" else -1
+        if draft.pattern == "nvls":
+            yield self._try_gpu(0, -1, to_first, "", clock, None, draft.channels)
+            return
+        if draft.channels == 0:
+            yield self._try_gpu(0, -1, to_first, "pcie", clock, None, 0)
+        else:
+            start = self.index_of_rank[draft.orders[draft.channels - 1][0]]
+            yield self._try_gpu(0, -1, to_first, "replay", clock, None, start)
+        if not draft.same_channels or draft.channels == 0:
+            for gpu in range(len(self.gpus)):
+                if clock.steps <= 0:
+                    return
+                yield self._try_gpu(0, -1, to_first, "", clock, None, gpu)
+
+    def _from_nets(self, to_net: int, clock: _StepBudget) -> Step:
+        """Begin a channel at each port in turn."""
+        draft, channel = self.draft, self.draft.channels
+        speed = draft.speed_between // 1000 * 1000
+        candidates = self._ports(draft.type_to_nic, -1)
+        switched_once = False
+        for i in range(len(candidates)):
+            if clock.steps <= 0 or (draft.pattern == "nvls" and switched_once):
+                return
+            net = candidates[(channel + i) % len(candidates)]
+            if self.net_speeds[net] < speed:
+                continue
+            alternates = draft.pattern == "ring" and draft.cross_nic == 2 and channel & 1
+            if alternates and net != draft.nics[channel - 1][1]:
+                continue
+            draft.nics[channel][0] = net
+            draft.net_latency_us = self.nets[net].port.latency_us
+            shared = [n for n, card in enumerate(self.cards) if card == self.cards[net]]
+            for n in shared:
+                self.net_speeds[n] -= speed
+                self.state -= speed * self.nets[n].links[0].weight << 64
+            if draft.pattern == "nvls":
+                gpu = self.local_gpus[net]
+                heads = [draft.orders[c][0] for c in range(channel)]
+                if channel < len(candidates) and gpu is not None and self.ranks[gpu] not in heads:
+                    yield self._try_gpu(0, to_net, -1, "", clock, net, gpu)
+                    switched_once = True
+            else:
+                yield self._from_net(net, to_net, clock)
+            for n in shared:
+                self.net_speeds[n] += speed
+                self.state += speed * self.nets[n].links[0].weight << 64
+
+    def _from_net(self, net: int, to_net: int, clock: _StepBudget) -> Step:
+        draft, channel = self.draft, self.draft.channels
+        if channel > 0 and draft.same_channels:
+            start = self.index_of_rank[draft.orders[channel - 1][0]]
+            yield self._try_gpu(0, to_net, -1, "replay", clock, net, start)
+            return
+        if channel == 0 and not self.graph.of_kind["nvs"]:
+            trial = _StepBudget(PCIE_ORDER_STEPS)
+            yield self._try_gpu(0, to_net, -1, "pcie", trial, net, 0)
+            if trial.steps == -1:
+                clock.steps = -1
+        local = self.local_gpus[net]
+        if local is not None:
+            yield self._try_gpu(0, to_net, -1, "", clock, net, local)
+        for gpu in nearest(self.nets[net], "gpu")[0]:
+            if gpu != local:
+                yield self._try_gpu(0, to_net, -1, "", clock, net, gpu)
+
+    def _try_gpu(
+        self,
+        step: int,
+        to_net: int,
+        to_first: int,
+        order: str,
+        clock: _StepBudget,
+        net: int | None,
+        gpu: int,
+        tail: int | None = None,
+    ) -> Step:
+        """Go on at a GPU, from a port, another GPU, or at the start of a channel."""
+        if clock.steps <= 0:
+            return
+        origin = None
+        if net is not None:
+            origin = ("net", net)
+        elif tail is not None:
+            origin = ("gpu", tail)
+        if origin is not None and not self._enter(*origin, "gpu", gpu):
+            return
+        flag = 1 << self.draft.channels
+        self.used[gpu] ^= flag
+        key = self._key(gpu, step, to_net, to_first, order)
+        if not self._skips(key, clock):
+            steps, improvements, hops = clock.steps, self.improvements, self.draft.hops
+            yield self._at_gpu(gpu, step, to_net, to_first, order, clock)
+            if clock.steps > 0 and improvements == self.improvements:
+                self.fruitless[key] = steps - clock.steps, hops
+        self.used[gpu] ^= flag
+        if origin is not None:
+            self._leave(*origin, "gpu", gpu)
+
+    def _key(self, gpu: int, step: int, to_net: int, to_first: int, order: str) -> _State:
+        """Everything on which the rest of the search depends, but the number of links so far."""
+        draft, channel = self.draft, self.draft.channels
+        flag = 1 << channel
+        visited = 0
+        for bit, used in enumerate(self.used):
+            if used & flag:
+                visited |= 1 << bit
+        nics: tuple[int, ...] = ()
+        if self.between:
+            start = channel - 1 if draft.cross_nic == 2 and channel else channel
+            nics = tuple(nic for pair in draft.nics[start : channel + 1] for nic in pair)
+        preceding: tuple[int, ...] = ()
+        if not self.between or draft.same_channels:
+            preceding = tuple(draft.orders[channel][:step])
+        if order == "replay":
+            preceding += tuple(draft.orders[channel - 1])
+        if draft.pattern == "nvls":
+            preceding += tuple(draft.orders[c][0] for c in range(channel))
+        return (self.state, channel, gpu, step, to_net, to_first, order, visited, nics, preceding)
+
+    def _skips(self, key: _State, clock: _StepBudget) -> bool:
+        """Whether the search has been here before, in vain; then the steps are spent at once."""
+        steps, hops = self.fruitless.get(key, (0, 0))
+        if not steps or self.draft.hops < hops:
+            return False
+        clock.steps = max(clock.steps - steps, 0)
+        return True
+
+    def _at_gpu(
+        self, gpu: int, step: int, to_net: int, to_first: int, order: str, clock: _StepBudget
+    ) -> Step:
+        if clock.steps <= 0:
+            return
+        clock.steps -= 1
+        draft = self.draft
+        if step == len(self.gpus):
+            yield self._finish_channel(clock)
+            return
+        draft.orders[draft.channels][step] = self.ranks[gpu]
+        if step == to_net:
+            if self.between:
+                yield self._to_net(gpu, step, to_first, order, clock)
+        elif draft.pattern == "nvls":
+            yield self._through_switch(gpu, clock)
+        elif step < len(self.gpus) - 1:
+            for peer in self._next_gpus(gpu, step, to_net, order):
+                if clock.steps <= 0:
+                    return
+                yield self._try_gpu(step + 1, to_net, to_first, order, clock, None, peer, gpu)
+        elif step == to_first:
+            start = self.index_of_rank[draft.orders[draft.channels][0]]
+            if self._enter("gpu", gpu, "gpu", start):
+                yield self._at_gpu(start, step + 1, to_net, -1, order, clock)
+                self._leave("gpu", gpu, "gpu", start)
+        else:
+            yield self._at_gpu(gpu, len(self.gpus), -1, -1, order, clock)
+
+    def _finish_channel(self, clock: _StepBudget) -> Step:
+        draft = self.draft
+        draft.channels += 1
+        if self._is_better():
+            self.best = draft.copy()
+            self.improvements += 1
+            if draft.channels == draft.max_channels:
+                clock.steps = -1
+        if draft.channels < draft.max_channels:
+            yield self._next_channel(clock)
+        draft.channels -= 1
+
+    def _is_better(self) -> bool:
+        """Whether the channels so far are faster than the best, or as fast on fewer links."""
+        new, old = self.draft, self.best
+        if new.channels < new.min_channels:
+            return False
+        if new.pattern == "nvls":
+            adds_heads = old.channels < new.channels <= len(self.gpus)
+            return adds_heads or new.channels * new.speed_between > old.channels * old.speed_between
+        speed, best_speed = new.channels * new.speed_inside, old.channels * old.speed_inside
+        if speed != best_speed:
+            return speed > best_speed
+        comparable = new.pattern == old.pattern and new.cross_nic == old.cross_nic
+        return comparable and new.hops < old.hops
+
+    def _to_net(self, gpu: int, step: int, to_first: int, order: str, clock: _StepBudget) -> Step:
+        """Go back to the network; a balanced tree does so at its first two GPUs, half from each."""
+        draft, channel = self.draft, self.draft.channels
+        start = draft.nics[channel][0]
+        balanced = draft.pattern == "balanced_tree"
+        divisor = 2 if balanced else 1
+        for net in self._ports(draft.type_to_nic, gpu):
+            if clock.steps <= 0:
+                return
+            if not self._may_end(net, start, step):
+                continue
+            next_to_net = 1 if balanced and step == 0 else -1
+            if self._enter("gpu", gpu, "net", net, 1, divisor):
+                draft.nics[channel][1] = net
+                yield self._at_gpu(gpu, step, next_to_net, to_first, order, clock)
+                self._leave("gpu", gpu, "net", net, 1, divisor)
+
+    def _may_end(self, net: int, start: int, step: int) -> bool:
+        draft, channel = self.draft, self.draft.channels
+        if draft.pattern == "tree" and net != start:
+            return False
+        if draft.pattern == "ring" and draft.cross_nic == 2:
+            if channel & 1 and net != draft.nics[channel - 1][0]:
+                return False
+        elif draft.cross_nic == 0 and self.cards[net] != self.cards[start]:
+            return False
+        return draft.pattern != "balanced_tree" or step == 0 or net == draft.nics[channel][1]
+
+    def _through_switch(self, head: int, clock: _StepBudget) -> Step:
+        """Pull from all GPUs through the NVSwitches, and from the head twice."""
+        gpus = range(len(self.gpus))
+        passed: list[tuple[str, int, str, int, int]] = []
+        legs = [
+            *(("nvs", 0, "gpu", gpu, 2 if gpu == head else 1) for gpu in gpus),
+            *(("gpu", gpu, "nvs", 0, 2 if gpu == head else 1) for gpu in gpus),
+        ]
+        for leg in legs:
+            if not self._enter(*leg):
+                break
+            passed.append(leg)
+        else:
+            yield self._at_gpu(head, len(self.gpus), -1, -1, "", clock)
+        for leg in reversed(passed):
+            self._leave(*leg)
+
+    # Orders
+
+    def _next_gpus(self, gpu: int, step: int, to_net: int, order: str) -> list[int]:
+        """The GPUs to try next, the most promising first."""
+        draft, count = self.draft, len(self.gpus)
+        if order == "pcie":
+            return [step + 1]
+        if order == "replay":
+            return [self.index_of_rank[draft.orders[draft.channels - 1][step + 1]]]
+        sort_by_net = 0 if to_net == -1 else 1 if to_net == step + 1 else -1
+        net = draft.nics[draft.channels][0] if sort_by_net else -1
+        flag = 1 << draft.channels
+        free = [
+            (peer, score)
+            for peer, score in self._sorted_peers(gpu, net)
+            if not self.used[peer] & flag
+        ]
+        peers = [peer for peer, _ in free]
+        if sort_by_net == -1 and len({score for _, score in free}) <= 1:
+            peers.reverse()
+        if not self.graph.of_kind["nvs"]:
+            return peers
+        # Through switches all GPUs are equal; neighbours keep the number of connections low.
+        following, preceding = (gpu + 1) % count, (gpu - 1) % count
+        neighbours = {"ring": [following, preceding], "tree": [following], "nvls": [following]}.get(
+            draft.pattern, [preceding, following]
+        )
+        chosen: list[int] = []
+        for peer in dict.fromkeys(neighbours):
+            if peer in peers:
+                chosen.insert(0, peer)
+        return chosen
+
+    def _sorted_peers(self, gpu: int, net: int) -> list[tuple[int, tuple[int, int]]]:
+        """All other GPUs with the rate and number of links from the GPU; the best connected to the
+        port (if not -1), and then to the GPU, first.
+        """
+        pcie = tuple(map(_free_rate, self.pcie_links)) if net >= 0 else ()
+        if (gpu, net, pcie) not in self.orders_of_next:
+            count = len(self.gpus)
+            scores = []
+            for distance in range(1, count):
+                peer = (gpu + distance) % count
+                peer_path = self.gpus[gpu].paths["gpu"][peer]
+                if not peer_path.links:
+                    continue
+                net_score = (0, 0, 0)
+                if net >= 0:
+                    path = self.nets[net].paths["gpu"][peer]
+                    net_score = (-(path.rate_MBps // 1000), -(pcie[peer] // 1000), len(path.links))
+                score = (-(peer_path.rate_MBps // 1000), len(peer_path.links))
+                scores.append((net_score, score, distance, peer))
+            self.orders_of_next[gpu, net, pcie] = [
+                (peer, score) for _, score, _, peer in sorted(scores)
+            ]
+        return self.orders_of_next[gpu, net, pcie]
+
+    def _ports(self, type_to_nic: int, gpu: int) -> list[int]:
+        """Ports to try for a GPU, or for all GPUs (-1): those that GPUs prefer, then others within
+        the type of path.
+        """
+        if (type_to_nic, gpu) not in self.port_lists:
+            gpus = range(len(self.gpus)) if gpu == -1 else [gpu]
+            ports = dict.fromkeys(self._preferred_ports(gpus))
+            for worst in range(type_to_nic + 1):
+                for g in gpus:
+                    for net, path in enumerate(self.gpus[g].paths.get("net", ())[:_MOST_PORTS]):
+                        if path.type == worst:
+                            ports[net] = None
+            self.port_lists[type_to_nic, gpu] = list(ports)
+        return self.port_lists[type_to_nic, gpu]
+
+    def _preferred_ports(self, gpus: Sequence[int]) -> list[int]:
+        """Ports of GPUs in all channels: GPU by GPU on one host, channel by channel on several."""
+        lists = []
+        for g in gpus:
+            ports: list[int] = []
+            for channel in range(_MOST_PORTS):
+                net = local_net(self.graph, self.gpus[g], channel, self.rules)
+                if net is None or (ports and net == ports[0]):
+                    break
+                ports.append(net)
+            lists.append(ports)
+        if self.graph.hosts == 1:
+            return [net for ports in lists for net in ports]
+        longest = max(map(len, lists), default=0)
+        return [ports[c] for c in range(longest) for ports in lists if c < len(ports)]
+
+
+def _route_along(start: Vertex, path: Path) -> _ChargedPath:
+    through_intel = any(
+        link.head.kind == "cpu" and link.head.socket.vendor == "intel" for link in path.links
+    )
+    links: list[tuple[DeviceLink, bool, DeviceLink | None]] = []
+    tail = start
+    for link in path.links:
+        head, reverse = link.head, None
+        if head.kind == "gpu" and head.gpu.capability < 80 and start.kind != "gpu":
+            reverse = next(
+                route for route in head.links if route.head is tail and route.kind == link.kind
+            )
+        links.append((link, link.kind == "PCI", reverse))
+        tail = head
+    costs_more = path.type == PHB and start.kind == "gpu" and through_intel
+    return _ChargedPath(tuple(links), path.type, costs_more)
+
+
+def _eighth(cost: int) -> int:
+    """An eighth, rounded as NCCL rounds."""
+    return (cost + 4) // 8
+
+
+_State = tuple[int, int, int, int, int, int, str, int, tuple[int, ...], tuple[int, ...]]
+_PeerKey = tuple[int, int, tuple[int, ...]]
+"""GPU, port, and free rates of the PCIe links of all GPUs."""
+
+
+def _pcie_links(gpu: Vertex) -> tuple[DeviceLink, DeviceLink] | None:
+    """The PCIe link of a GPU, and the opposite one."""
+    for link in gpu.links:
+        if link.kind == "PCI":
+            for reverse in link.head.links:
+                if reverse.head is gpu:
+                    return link, reverse
+    return None
+
+
+def _free_rate(pair: tuple[DeviceLink, DeviceLink] | None) -> int:
+    return -1000 if pair is None else min(pair[0].free_MBps, pair[1].free_MBps)

@@ -1,0 +1,92 @@
+"""How many channels NCCL uses for sends and receives, by ``src/graph/paths.cc`` of 2.27 to 2.30."""
+
+from __future__ import annotations
+
+from simcoll.libraries.nccl.device_graph import DeviceGraph, Vertex
+from simcoll.libraries.nccl.device_paths import NVB, NVL, PathRules, local_net, nearest, nearest_cpu
+from simcoll.topology.readers.link_speeds import nvlink
+
+__all__ = ["channels_per_peer", "power_of_two_from"]
+
+_MOST_CHANNELS = 64
+_CHANNEL_GBps = 14
+_PEERS_OF_BATCH = 8
+
+
+def power_of_two_from(number: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def channels_per_peer(
+    graph: DeviceGraph, ranks: int, nodes: int, channels: int, rules: PathRules
+) -> int:
+    """Number of channels to one peer: the least of all GPUs of a node.
+
+    Parameters
+    ----------
+    ranks, nodes
+        Of the whole communicator, as NCCL counts them.
+    channels
+        Number of channels of sends and receives.
+    """
+    channels_to_peer = channels if rules.version < (2, 29) else _MOST_CHANNELS
+    for gpu in graph.gpus:
+        for peer in graph.gpus:
+            if peer is not gpu:
+                path = peer.paths["gpu"][graph.gpus.index(gpu)]
+                channels_to_peer = min(
+                    channels_to_peer, _within_node(gpu, path.type, path.rate_MBps)
+                )
+        if len(graph.gpus) < ranks:
+            channels_to_peer = min(
+                channels_to_peer, _over_network(graph, gpu, ranks, channels, rules)
+            )
+    channels_to_peer = power_of_two_from(channels_to_peer)
+    if nodes > 1 and rules.version >= (2, 29):
+        batches = -(-ranks // _PEERS_OF_BATCH)
+        while channels_to_peer * batches > channels and channels_to_peer > 1:
+            channels_to_peer //= 2
+        return channels_to_peer
+    return min(channels_to_peer, channels)
+
+
+def _within_node(gpu: Vertex, path_type: int, rate_MBps: int) -> int:
+    if path_type not in {NVL, NVB}:
+        return 2
+    return 2 * max(1, int(rate_MBps / (1000 * nvlink(gpu.gpu.capability)[1])))
+
+
+def _over_network(
+    graph: DeviceGraph, gpu: Vertex, ranks: int, channels: int, rules: PathRules
+) -> int:
+    """At least one channel for each NIC of a GPU, and enough for their rate."""
+    if rules.version < (2, 29):
+        limit = 2
+        while limit * ranks > channels * 4 and limit > 1:
+            limit //= 2
+        return max(_nics_by_cpu_link(gpu), limit)
+    cpu_MBps = gpu.paths["cpu"][nearest_cpu(gpu)].rate_MBps
+    nics: list[int] = []
+    total_MBps = 0
+    for channel in range(_MOST_CHANNELS):
+        net = local_net(graph, gpu, channel, rules)
+        if net is None or (nics and net == nics[0]):
+            break
+        nics.append(net)
+        total_MBps += gpu.paths["net"][net].rate_MBps
+        if total_MBps >= cpu_MBps:
+            break
+    return max(len(nics), -(-(total_MBps // 1000) // _CHANNEL_GBps)) if nics else 2
+
+
+def _nics_by_cpu_link(gpu: Vertex) -> int:
+    """Number of nearest NICs that fill the link from a GPU to its CPU."""
+    to_cpu = [link.free_MBps for link in gpu.links if link.head.kind == "cpu"]
+    nets, total_MBps, count = nearest(gpu, "net")[0], 0, 0
+    for net in nets:
+        if not to_cpu or total_MBps >= to_cpu[-1]:
+            break
+        total_MBps += gpu.paths["net"][net].rate_MBps
+        count += 1
+    return count

@@ -1,0 +1,226 @@
+"""NCCL's search for graphs, held against what its own host code computed without a GPU.
+
+The expected numbers are those of NCCL 2.27.7 and 2.30.7, run on stub libraries with a topology file
+of each machine: of shipped machines the library's own table, of others as stated here.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from simcoll.errors import ConfigError
+from simcoll.libraries.library import load_library
+from simcoll.libraries.nccl.communicator import call_channels, communicator_on
+from simcoll.libraries.nccl.device_paths import LOC, PathRules
+from simcoll.libraries.nccl.graph_search import Settings
+from simcoll.libraries.nccl.graphs import shipped_graphs
+from simcoll.libraries.nccl.search import graphs_on, search
+from simcoll.topology import load_topology
+from simcoll.topology.machine import machine
+from simcoll.topology.readers.nccl_xml import parse_nccl_xml
+from simcoll.topology.readers.nccl_xml_writer import nccl_topology_xml
+
+UNEXPLAINED = {"gcp-a4x-max-apart"}
+"""NCCL used the NICs of one socket of two where GPUs have NVLink-C2C: docs/reference/libraries.md."""
+
+
+def without_orders(graphs):
+    """The graphs without what the table of shipped machines leaves out."""
+    bare = {"orders": (), "nics": ()}
+    nvls = graphs.nvls and replace(graphs.nvls, **bare)
+    ring, tree = replace(graphs.ring, **bare), replace(graphs.tree, **bare)
+    return replace(graphs, ring=ring, tree=tree, nvls=nvls, nic_GBps=0.0)
+
+
+def shipped(name, domain_ranks):
+    nodes = len(domain_ranks)
+    topology = load_topology(name, nodes=nodes) if nodes > 1 else load_topology(name)
+    return topology.take(sum(domain_ranks))
+
+
+def agreement(names, version):
+    """The machines on which the search finds other graphs than NCCL, and how many were compared."""
+    wrong, count = [], 0
+    for (name, domain_ranks), expected in shipped_graphs(version).items():
+        if name not in names or (name in UNEXPLAINED and len(domain_ranks) > 1):
+            continue
+        topology = shipped(name, domain_ranks)
+        if machine(topology).domain_ranks == domain_ranks:
+            count += 1
+            graphs = search(topology, version)
+            if without_orders(graphs) != without_orders(expected):
+                wrong.append((name, domain_ranks))
+    return wrong, count
+
+
+def test_the_search_finds_what_nccl_found():
+    assert agreement({"dgx-a100", "rtx-pro-6000", "kestrel-h100"}, (2, 30)) == ([], 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [(2, 27), (2, 29), (2, 30)])
+def test_the_search_finds_what_nccl_found_on_every_shipped_machine(version):
+    names = {name for name, _ in shipped_graphs(version)}
+    wrong, count = agreement(names, version)
+    assert wrong == []
+    assert count >= 30
+
+
+def test_a_version_without_data_has_the_graphs_of_its_search():
+    # src/graph/search.cc: 45 GB/s came in with 2.29; src/transport/nvls.cc: two GPUs with 2.28.
+    node = load_topology("dgx-b200")
+    assert graphs_on(node, (2, 28)).tree.speed_inside == 40
+    assert graphs_on(node.take(2), (2, 27)).nvls is None
+    assert graphs_on(node.take(2), (2, 28)).nvls is not None
+
+
+def test_order_and_nics_of_channels():
+    # NCCL 2.30.7, two DGX H100: "0,7,6,5,4,3,2,1 1,2,3,4,5,6,7,0", NICs "0,1 1,0"
+    ring = search(load_topology("dgx-h100", nodes=2), (2, 30)).ring
+    assert ring.orders[:2] == ((0, 7, 6, 5, 4, 3, 2, 1), (1, 2, 3, 4, 5, 6, 7, 0))
+    assert ring.nics[:2] == ((0, 1), (1, 0))
+    assert len(ring.orders) == len(ring.nics) == 8
+
+
+L40S = """
+name = "l40s"
+family = "boxes"
+nodes = 1
+[traits]
+gpu = "L40S"
+generation = "ampere"
+cpu = "intel"
+fabric = "ib"
+[gpu]
+interconnect = "pcie"
+count = 8
+[nic]
+count = 4
+bandwidth = "200 Gbps"
+[pcie]
+bandwidth = "31.5 GB/s"
+gpus_per_switch = 2
+[cpu]
+count = 2
+bandwidth = "22 GB/s"
+"""
+
+
+@pytest.fixture
+def l40s(tmp_path):
+    path = tmp_path / "l40s.toml"
+    path.write_text(L40S, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("hosts", "nodes", "p2p"), [(1, 2, (2, 2)), (2, 4, (2, 1))])
+def test_a_host_without_nvlink_is_several_nodes(l40s, hosts, nodes, p2p):
+    # NCCL 2.30.7, 8 L40S with a NIC for two: it sends from socket to socket by NICs.
+    graphs = search(load_topology(l40s, nodes=hosts), (2, 30))
+    tree, ring = graphs.tree, graphs.ring
+    assert (graphs.nodes, graphs.p2p_channels, graphs.p2p_channels_per_peer) == (nodes, *p2p)
+    assert (ring.channels, ring.speed_inside, ring.path_inside, ring.path_to_nic) == (
+        1,
+        20,
+        "PHB",
+        "PHB",
+    )
+    assert (tree.pattern, tree.speed_inside, tree.speed_between) == ("balanced_tree", 15, 12)
+
+
+def test_networks_may_be_kept_out_of_a_host(l40s):
+    # NCCL_NET_DISABLE_INTRA=1: one node, and paths over the link between sockets.
+    rules = PathRules(network_inside=False)
+    graphs = search(load_topology(l40s), (2, 30), Settings(rules=rules))
+    assert (graphs.nodes, graphs.ring.path_inside) == (1, "SYS")
+
+
+@pytest.mark.parametrize(
+    ("settings", "channels", "speed", "path"),
+    [
+        (Settings(), 8, 24, "PIX"),
+        (Settings(ports=(0,)), 1, 24, "PIX"),
+        (Settings(rules=PathRules(peer_level=LOC)), 1, 24, "PIX"),
+    ],
+)
+def test_variables_change_the_graphs_of_two_dgx_a100(settings, channels, speed, path):
+    # NCCL 2.30.7: without variables, NCCL_IB_HCA=mlx5_0, NCCL_P2P_LEVEL=LOC
+    ring = search(load_topology("dgx-a100", nodes=2), (2, 30), settings).ring
+    assert (ring.channels, ring.speed_between, ring.path_to_nic) == (channels, speed, path)
+
+
+def test_a_changed_machine_is_searched():
+    # NCCL 2.30.7 on 8 H100 of two nodes, a NIC each of 400 Gbit/s: 2 of 24 for one NIC of eight
+    slow = load_topology("dgx-h100", nodes=2, nic__count=1)
+    assert graphs_on(slow, (2, 30)).ring.channels == 2
+    node = communicator_on(slow, load_library("nccl-2.30"))
+    assert call_channels(node) == 4
+
+
+def test_gpus_of_unknown_kind_have_no_graphs():
+    assert search(load_topology("mi300x"), (2, 30)) is None
+    assert search(load_topology("crossbar"), (2, 30)) is None
+
+
+MACHINES = ["dgx-h100", "aws-p5", "oci-h100", "dgx-1v", "gb200-nvl72", "kestrel-h100"]
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_written_machine_is_the_same_for_nccl(name):
+    node = load_topology(name, nodes=1)
+    again = parse_nccl_xml(nccl_topology_xml(node))
+    assert again.host == node.host
+    traits = {key: node.traits.get(key, "") for key in ("switch_reduce", "cpu")}
+    assert {key: again.traits.get(key, "") for key in traits} == traits
+    assert search(again, (2, 30)) == search(node, (2, 30))
+
+
+def test_a_rack_is_not_written_as_one_host():
+    with pytest.raises(ConfigError, match="18 hosts"):
+        nccl_topology_xml(load_topology("gb200-nvl72", nodes=18))
+
+
+def test_a_dump_of_two_switches_in_one():
+    """A BM.GPU.H100.8: Broadcom switches that show themselves as two levels, NICs of two ports."""
+    switch = 'class="0x060400" vendor="0x1000" device="0xc030" subsystem_vendor="0x1000"'
+    gen5 = 'link_speed="32.0 GT/s PCIe" link_width="16"'
+    parts = []
+    for n in range(8):
+        links = '<nvlink target="0000:07:00.0" count="18" tclass="0x068000"/>'
+        gpu = (
+            f'<pci busid="0000:{16 + n:02x}:00.0" class="0x030200" {gen5}>'
+            f'<gpu dev="{n}" sm="90" rank="{n}" gdr="1">{links}</gpu></pci>'
+        )
+        ports = "".join(
+            f'<net name="mlx5_{2 * n + port}" dev="{2 * n + port}" speed="180000" '
+            f'port="{port + 1}" latency="0" guid="0x{n + 1}" gdr="1"/>'
+            for port in range(2)
+        )
+        nic = (
+            f'<pci busid="0001:{16 + n:02x}:00.0" class="0x020000" {gen5}><nic>{ports}</nic></pci>'
+        )
+        inner = "".join(
+            f'<pci busid="0002:{2 * n + i:02x}:00.0" {switch} subsystem_device="0x1003" {gen5}>'
+            f"{device}</pci>"
+            for i, device in enumerate((gpu, nic))
+        )
+        parts.append(
+            f'<pci busid="0003:{n:02x}:00.0" {switch} subsystem_device="0x0072" '
+            f'link_speed="5.0 GT/s PCIe" link_width="16">{inner}</pci>'
+        )
+    cpus = "".join(
+        f'<cpu numaid="{i}" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">'
+        f"{''.join(parts[4 * i : 4 * i + 4])}</cpu>"
+        for i in range(2)
+    )
+    topology = parse_nccl_xml(f"<system version='1'>{cpus}</system>".encode(), nodes=2)
+    graphs = search(topology, (2, 30))
+    # NCCL 2.30.7 on the dump of such a machine
+    assert (graphs.ring.channels, graphs.ring.speed_between, graphs.ring.path_to_nic) == (
+        16,
+        22,
+        "PXN",
+    )
+    assert (graphs.tree.speed_inside, graphs.tree.speed_between) == (24, 22)
+    assert (graphs.nvls.channels, graphs.nvls.speed_between) == (8, 22)
+    assert (graphs.p2p_channels, graphs.p2p_channels_per_peer) == (32, 2)
