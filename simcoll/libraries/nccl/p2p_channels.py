@@ -10,7 +10,6 @@ __all__ = ["channels_per_peer", "power_of_two_from"]
 
 _MOST_CHANNELS = 64
 _CHANNEL_GBps = 14
-_PEERS_OF_BATCH = 8
 
 
 def power_of_two_from(number: int) -> int:
@@ -18,17 +17,15 @@ def power_of_two_from(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
-def channels_per_peer(
-    graph: DeviceGraph, ranks: int, nodes: int, channels: int, rules: PathRules
-) -> int:
-    """Number of channels to one peer: the least of all GPUs of a node.
+def channels_per_peer(graph: DeviceGraph, ranks: int, channels: int, rules: PathRules) -> int:
+    """Number of channels of sends that the links or NICs to one peer can fill: the least of a node.
 
     Parameters
     ----------
-    ranks, nodes
-        Of the whole communicator, as NCCL counts them.
+    ranks
+        Of the whole communicator.
     channels
-        Number of channels of sends and receives.
+        Number of channels of sends and receives, by which NCCL before 2.29 limits them.
     """
     channels_to_peer = channels if rules.version < (2, 29) else _MOST_CHANNELS
     for gpu in graph.gpus:
@@ -42,13 +39,7 @@ def channels_per_peer(
             channels_to_peer = min(
                 channels_to_peer, _over_network(graph, gpu, ranks, channels, rules)
             )
-    channels_to_peer = power_of_two_from(channels_to_peer)
-    if nodes > 1 and rules.version >= (2, 29):
-        batches = -(-ranks // _PEERS_OF_BATCH)
-        while channels_to_peer * batches > channels and channels_to_peer > 1:
-            channels_to_peer //= 2
-        return channels_to_peer
-    return min(channels_to_peer, channels)
+    return channels_to_peer
 
 
 def _within_node(gpu: Vertex, path_type: int, rate_MBps: int) -> int:

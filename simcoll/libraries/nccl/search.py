@@ -25,8 +25,6 @@ __all__ = ["graphs_on", "search"]
 
 MOST_CHANNELS = 64
 _DEFAULT = Settings()
-_COMPUTED = {(2, 27), (2, 29), (2, 30)}
-"""Versions whose host code computed the table of shipped machines; 2.28 is between two of them."""
 
 
 def graphs_on(topology: Topology, version: tuple[int, int]) -> NcclGraphs | None:
@@ -40,8 +38,7 @@ def graphs_on(topology: Topology, version: tuple[int, int]) -> NcclGraphs | None
     >>> graphs_on(one_nic, (2, 30)).ring.channels
     2
     """
-    shipped = graphs_of(topology, version) if version in _COMPUTED else None
-    return shipped or search(topology, version)
+    return graphs_of(topology, version) or search(topology, version)
 
 
 def search(
@@ -124,8 +121,7 @@ def _graphs(
     capability = min(graphs.devices.capability for graphs in domains)
     channels = _send_channels(ring, tree, nvls, nodes, capability, settings.rules.version)
     per_peer = min(
-        channels_per_peer(graphs.devices, ranks, nodes, channels, settings.rules)
-        for graphs in domains
+        channels_per_peer(graphs.devices, ranks, channels, settings.rules) for graphs in domains
     )
     ports = (port for nic in nics_of(host) for port in nic.ports)
     used = (port for port in ports if settings.ports is None or port.number in settings.ports)
@@ -134,7 +130,6 @@ def _graphs(
         tree=tree,
         nvls=nvls,
         nodes=nodes,
-        p2p_channels=channels,
         p2p_channels_per_peer=per_peer,
         nic_GBps=min((port.speed_mbps / 8000 for port in used), default=0.0),
         least_node_ranks=min(len(graphs.devices.gpus) for graphs in domains),
@@ -149,7 +144,7 @@ def _send_channels(
     capability: int,
     version: tuple[int, int],
 ) -> int:
-    """Number of channels of sends and receives: those of a communicator, as a power of two."""
+    """Number of channels of sends without NCCL's variables: a communicator's, as a power of two."""
     channels = min(2 * min(ring.channels, tree.channels), MOST_CHANNELS)
     if capability >= 90 and nodes > 1 and ring.speed_inside > 45 and channels < 16:
         channels *= 2

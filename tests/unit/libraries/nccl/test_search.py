@@ -10,12 +10,14 @@ import pytest
 
 from simcoll.errors import ConfigError
 from simcoll.libraries.library import load_library
-from simcoll.libraries.nccl.communicator import call_channels, communicator_on
+from simcoll.libraries.nccl.communicator import CommunicatorFacts, call_channels, communicator_on
 from simcoll.libraries.nccl.device_paths import LOC, PathRules
 from simcoll.libraries.nccl.graph_search import Settings
 from simcoll.libraries.nccl.graphs import shipped_graphs
 from simcoll.libraries.nccl.search import graphs_on, search
+from simcoll.libraries.nccl.sends import send_channels
 from simcoll.topology import load_topology
+from simcoll.topology.capability import compute_capability
 from simcoll.topology.machine import machine
 from simcoll.topology.readers.nccl_xml import parse_nccl_xml
 from simcoll.topology.readers.nccl_xml_writer import nccl_topology_xml
@@ -29,7 +31,14 @@ def without_orders(graphs):
     bare = {"orders": (), "nics": ()}
     nvls = graphs.nvls and replace(graphs.nvls, **bare)
     ring, tree = replace(graphs.ring, **bare), replace(graphs.tree, **bare)
-    return replace(graphs, ring=ring, tree=tree, nvls=nvls, nic_GBps=0.0)
+    return replace(graphs, ring=ring, tree=tree, nvls=nvls, nic_GBps=0.0, p2p_channels_per_peer=0)
+
+
+def sends(topology, graphs, version):
+    """Channels of sends, in total and to a peer."""
+    library = load_library(f"nccl-{version[0]}.{version[1]}")
+    capability = compute_capability(topology.traits)
+    return send_channels(CommunicatorFacts(library, graphs, topology.nranks, capability, "amd"))
 
 
 def shipped(name, domain_ranks):
@@ -48,7 +57,10 @@ def agreement(names, version):
         if machine(topology).domain_ranks == domain_ranks:
             count += 1
             graphs = search(topology, version)
-            if without_orders(graphs) != without_orders(expected):
+            counts = [
+                sends(topology, channel_graphs, version) for channel_graphs in (graphs, expected)
+            ]
+            if without_orders(graphs) != without_orders(expected) or counts[0] != counts[1]:
                 wrong.append((name, domain_ranks))
     return wrong, count
 
@@ -58,7 +70,7 @@ def test_the_search_finds_what_nccl_found():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", [(2, 27), (2, 29), (2, 30)])
+@pytest.mark.parametrize("version", [(2, 27), (2, 28), (2, 29), (2, 30)])
 def test_the_search_finds_what_nccl_found_on_every_shipped_machine(version):
     names = {name for name, _ in shipped_graphs(version)}
     wrong, count = agreement(names, version)
@@ -113,12 +125,14 @@ def l40s(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(("hosts", "nodes", "p2p"), [(1, 2, (2, 2)), (2, 4, (2, 1))])
-def test_a_host_without_nvlink_is_several_nodes(l40s, hosts, nodes, p2p):
+@pytest.mark.parametrize(("hosts", "nodes", "channels"), [(1, 2, (2, 2)), (2, 4, (2, 1))])
+def test_a_host_without_nvlink_is_several_nodes(l40s, hosts, nodes, channels):
     # NCCL 2.30.7, 8 L40S with a NIC for two: it sends from socket to socket by NICs.
-    graphs = search(load_topology(l40s, nodes=hosts), (2, 30))
+    topology = load_topology(l40s, nodes=hosts)
+    graphs = search(topology, (2, 30))
     tree, ring = graphs.tree, graphs.ring
-    assert (graphs.nodes, graphs.p2p_channels, graphs.p2p_channels_per_peer) == (nodes, *p2p)
+    assert graphs.nodes == nodes
+    assert sends(topology, graphs, (2, 30)) == channels
     assert (ring.channels, ring.speed_inside, ring.path_inside, ring.path_to_nic) == (
         1,
         20,
@@ -223,4 +237,4 @@ def test_a_dump_of_two_switches_in_one():
     )
     assert (graphs.tree.speed_inside, graphs.tree.speed_between) == (24, 22)
     assert (graphs.nvls.channels, graphs.nvls.speed_between) == (8, 22)
-    assert (graphs.p2p_channels, graphs.p2p_channels_per_peer) == (32, 2)
+    assert sends(topology, graphs, (2, 30)) == (32, 2)
