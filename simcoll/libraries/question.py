@@ -68,7 +68,9 @@ def fabric_of(machine: Machine, library: Library) -> str:
             else "a topology without the trait 'fabric'"
         )
         raise ConfigError(
-            f"{library} has no numbers for {subject}; {nearest(machine.fabric, fabrics)}"
+            # A fabric of another library or transport is no misspelling of one of these.
+            f"{library} has no numbers for {subject}; "
+            f"{nearest('' if machine.fabric in FABRICS else machine.fabric, fabrics)}"
         )
     return f"fabric.{machine.fabric}"
 

@@ -135,6 +135,8 @@ def parse_flight_record(content: Content, file: str | None = None) -> FlightReco
             f"not a flight record: {' '.join(str(error).split())[:160] or type(error).__name__}",
             file=file,
         ) from None
+    if isinstance(table, list):  # PyTorch 2.2 dumps the entries alone
+        table = {"entries": table}
     entries = _get(table, "entries", list, file, "$")
     if len(entries) > MAX_ENTRIES:
         raise ConfigError(f"more than {MAX_ENTRIES:,} entries", file=file)
@@ -172,8 +174,9 @@ def _statuses(table: Any, entries: list[Any], file: str | None) -> tuple[GroupSt
     """
     names: dict[str, str] = {}
     last: dict[str, int] = {}
-    for entry in entries:
-        group = entry.get("process_group") if isinstance(entry, dict) else None
+    for record in entries:
+        entry = _completed(record) if isinstance(record, dict) else {}
+        group = entry.get("process_group")
         if isinstance(group, (list, tuple)) and group and isinstance(group[0], str):
             names[str(entry.get("pg_id", ""))] = group[0]
             number = entry.get("collective_seq_id")
@@ -223,7 +226,27 @@ def _describe(value: Any) -> str:
     return repr(value)[:40] if isinstance(value, (str, float, bytes)) else type(value).__name__
 
 
+def _completed(entry: dict[Any, Any]) -> dict[Any, Any]:
+    """An entry with the keys that PyTorch 2.2 and 2.3 do not write: one number for collectives and
+    messages, the number of the group instead of its name, no types.
+    """
+    if "seq_id" not in entry or "collective_seq_id" in entry:
+        return entry
+    added: dict[str, Any] = {
+        "collective_seq_id": entry["seq_id"],
+        "p2p_seq_id": entry["seq_id"],
+        "is_p2p": re.search(r":(?:send|recv)\b", str(entry.get("profiling_name"))) is not None,
+        "process_group": [str(entry.get("pg_id", 0))],
+    }
+    for side in ("input", "output"):
+        sizes = entry.get(f"{side}_sizes")
+        added[f"{side}_dtypes"] = [""] * len(sizes) if isinstance(sizes, (list, tuple)) else []
+    return {**added, **entry}
+
+
 def _entry(entry: Any, ended: dict[str, int], file: str | None, place: str) -> FlightEntry:
+    if isinstance(entry, dict):
+        entry = _completed(entry)
     group = _get(entry, "process_group", (list, tuple), file, place, [""])
     p2p = bool(entry.get("is_p2p"))
     number = _get(entry, "p2p_seq_id" if p2p else "collective_seq_id", int, file, place)

@@ -14,6 +14,8 @@ from simcoll.formats.reports.flight_record import FlightEntry, FlightRecord, Gro
 __all__ = ["is_watchdog_log", "parse_watchdog"]
 
 _GLOBAL_RANK = re.compile(r"\[rank(\d{1,9})\]")
+_LAUNCHER_RANK = re.compile(r"\s*(?:\[(?:\d{1,9},)?(\d{1,9})\]|(\d{1,9}):)")
+"""A rank as srun and mpirun put it before a line, for versions that do not say it."""
 # "[PG 1 Rank 3]", "[PG 1 (tp) Rank 3]", "[PG ID 2 PG GUID 9(tp) Rank 3]", or "[Rank 3]".
 _GROUP_RANK = re.compile(
     r"\[(?:PG (?:ID \d+ )?(?:PG )?(?:GUID )?(?P<group>[\w-]{1,64})"
@@ -99,6 +101,8 @@ def parse_watchdog(text: str, file: str | None = None) -> dict[int, FlightRecord
         group = (group_rank["group"] if group_rank else None) or "0"
         place = int(group_rank["rank"] if group_rank else global_rank[1])  # type: ignore[index]
         rank = int(global_rank[1]) if global_rank else place
+        if global_rank is None and (launcher := _LAUNCHER_RANK.match(line)) is not None:
+            rank = int(launcher[1] or launcher[2])
         sight = sights[rank].setdefault(group, _Sight(place))
         if work is not None and work["number"] and sight.number < 0:
             sight.number = int(work["number"])

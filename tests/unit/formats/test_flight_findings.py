@@ -276,3 +276,46 @@ def test_a_group_of_which_one_rank_speaks_is_said():
             "ranks of this group"
         )
     ]
+
+
+def test_what_old_versions_write_is_read():
+    """PyTorch 2.2 and 2.3 number collectives and messages together, and name no group."""
+
+    def entries(last):
+        return [
+            {
+                "pg_id": 0,
+                "seq_id": number,
+                "profiling_name": name,
+                "input_sizes": [[4]],
+                "output_sizes": [[4]],
+                "state": "completed" if number < last else "started",
+            }
+            for number, name in (
+                (1, "nccl:all_reduce"),
+                (2, "nccl:send 0->1"),
+                (3, "nccl:broadcast"),
+            )
+            if number <= last
+        ]
+
+    alone = parse_flight_record(pickle.dumps(entries(3)))
+    assert [entry.p2p for entry in alone.entries] == [False, True, False]
+    records = {
+        0: alone,
+        1: parse_flight_record(pickle.dumps({"version": "1.5", "entries": entries(1)[:0]})),
+    }
+    assert findings(records)[0].startswith(
+        "group '0', collective 3 (nccl:broadcast): rank 1 never came"
+    )
+
+
+def test_the_rank_before_a_line_counts_where_the_line_has_that_of_a_group():
+    lines = [
+        f"{rank}: [E ProcessGroupNCCL.cpp:475] [PG 5 (dp) Rank {rank // 2}] Timeout at NCCL work: 8, "
+        f"last enqueued NCCL work: {called}, last completed NCCL work: 7."
+        for rank, called in ((1, 8), (3, 7))
+    ]
+    assert findings(parse_watchdog("\n".join(lines))) == [
+        "group '5', collective 8: rank 3 never came; it has done 7 of this group; waiting: rank 1"
+    ]
