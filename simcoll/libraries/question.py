@@ -12,6 +12,7 @@ from simcoll.errors import ConfigError, nearest
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import MachineShape, shape
 from simcoll.libraries.nccl.communicator import CommunicatorFacts, communicator_on
+from simcoll.topology.machine import FABRICS
 from simcoll.topology.machine import machine as machine_of
 
 if TYPE_CHECKING:
