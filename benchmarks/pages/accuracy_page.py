@@ -4,18 +4,20 @@ largest deviations.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from simcoll.files.paths import data_folder
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import formula
 from simcoll.libraries.library import Library, load_library
 from simcoll.planning.measured.accuracy import BANDS, METHODS, Error, left_out_library, medians
 from simcoll.planning.measured.measurements import PublishedTable, published_tables
 
-__all__ = ["page"]
+__all__ = ["interval_lines", "page"]
 
 MOST_ROWS = 15
 HEAD = """# Accuracy
@@ -38,6 +40,18 @@ FLOOR = """
 {medians} % here ({pairs} pairs of tables). Over more tables than may be shipped it is 17 / 8 / 1 %, with a p90 of
 58 / 48 / 21 %; in place and out of place in one run differ by 1.6 / 1.4 / 0.3 %. An uncalibrated median below about 15 / 10 / 2 % is
 therefore chance.
+"""
+INTERVALS = """
+## Intervals
+
+Share of measured times inside the intervals of their predictions, in percent, over all published tables ({systems} systems). The system is
+left out of the fit, and all tables of its publisher out of the intervals; each system has the same weight. *Width* is the upper end of
+the 90 % interval over the lower, the median over rows; *best*, that of the interval that holds 90 % of the cell's own errors. *Chance* is
+the probability that the number of systems inside is as far from 90 % as it is if 90 % is right. [How they are made](explanation/intervals.md).
+`python benchmarks/intervals.py` writes `measurements/intervals.csv` and the figures of this table, `measurements/coverage.csv`.
+
+| calibration | sizes | fabric | systems | rows | in 50 % | in 90 % | width | best | chance |
+|---|---|---|---|---|---|---|---|---|---|
 """
 WORTH = """
 ## The value of each correction
@@ -95,6 +109,7 @@ def page(errors: Sequence[Error]) -> str:
             HEAD.format(lead="".join(_lead(errors)), **counts),
             *_figures(errors),
             FLOOR.format(**_noise(list(tables.values()))),
+            *interval_lines(),
             "\n## By collective and machine\n\n",
             *_groups(errors, "collective", lambda table: table.collective),
             "\n",
@@ -161,6 +176,21 @@ def _cells(errors: Sequence[Error]) -> list[str]:
             f"{np.exp(np.log(values).mean()):.2f}" if len(values) else "-" for values in ratios
         ),
     ]
+
+
+def interval_lines() -> Iterator[str]:
+    """The section on intervals: how often they hold."""
+    with (data_folder("measurements") / "coverage.csv").open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    yield INTERVALS.format(systems=max(int(row["systems"]) for row in rows))
+    for row in rows:
+        names = [row[name] for name in ("calibration", "band", "fabric", "systems", "rows")]
+        if row["fabric"] == "all":
+            names = [f"**{name}**" for name in names]
+        shares = [f"{100 * float(row[name]):.0f}" for name in ("within50", "within90")]
+        widths = [f"{float(row[name]):.2f}" for name in ("width90", "best_width90")]
+        cells = [*names, *shares, *widths, f"{float(row['chance']):.2f}"]
+        yield f"| {' | '.join(cells)} |\n"
 
 
 def _noise(tables: Sequence[PublishedTable]) -> dict[str, object]:

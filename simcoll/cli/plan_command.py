@@ -46,6 +46,7 @@ def plan_designs(
     from simcoll.files.output import write_files
     from simcoll.planning.designs.design_search import (
         best_of,
+        design_of,
         exact_grid,
         firsts,
         latest,
@@ -54,7 +55,9 @@ def plan_designs(
         tight_of,
     )
     from simcoll.planning.designs.space import load_space
+    from simcoll.planning.designs.step_report import call_lines
     from simcoll.planning.sweeps.scenario import file_of
+    from simcoll.training.steps import TrainingStep
 
     if exact < 0 or top < 1:
         raise ConfigError(f"--exact {exact} --top {top}: expected at least 0 and 1")
@@ -85,6 +88,8 @@ def plan_designs(
     designs = list({row["key"]: row for row in (*best[:top], *firsts(best))}.values())
     for line in _table(designs, space[0], front):
         say(line)
+    for line in call_lines(TrainingStep(design_of(best[0])).calls):
+        say(line if line.startswith("#") else f"# best: {line}")
     for note in notes_of(designs):
         say(f"# note: {note}")
     write_files(folder, _files(space[0], rows, best, front))

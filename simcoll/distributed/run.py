@@ -32,7 +32,13 @@ from simcoll.distributed.linked.process_links import (
     connect_processes,
 )
 from simcoll.distributed.runtime.objects import ObjectEncodingError, encode
-from simcoll.distributed.start.results import RunResult, collect_results, memory_of, table_of
+from simcoll.distributed.start.results import (
+    RunResult,
+    collect_results,
+    machine_of,
+    memory_of,
+    table_of,
+)
 from simcoll.distributed.start.run_options import (
     CollectiveOptions,
     EventOptions,
@@ -223,7 +229,7 @@ def _tell(result: RunResult, backend: str) -> None:
         digest = hashlib.sha256(encode(list(result.returns))).hexdigest()[:16]
     except ObjectEncodingError:
         digest = "-"
-    platform = result.topology if backend == EMULATOR else f"{len(result.returns)} processes"
+    platform = machine_of(result) if backend == EMULATOR else f"{len(result.returns)} processes"
     sys.stdout.write(
         f"# {counted(len(result.returns), 'rank')}, {backend} ({printable(platform)}): "
         f"{counted(result.operations, 'operation')}, "

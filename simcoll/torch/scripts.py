@@ -27,7 +27,7 @@ import torch
 from torch.optim import optimizer
 
 from simcoll.distributed.runtime.emulated import PEER_ENDED
-from simcoll.distributed.start.results import memory_of, table_of
+from simcoll.distributed.start.results import machine_of, memory_of, table_of
 from simcoll.errors import ConfigError
 from simcoll.terminal import printable, printable_lines
 from simcoll.torch.endings import is_of_rank, report_of, status_of, text_of
@@ -184,7 +184,7 @@ def run_script(
             _print_shared_modules(own_modules)
             return status_of(error)
     played = (
-        f"# {counted(nprocs, 'rank')} ({printable(result.topology)}): "
+        f"# {counted(nprocs, 'rank')} ({printable(machine_of(result))}): "
         f"{counted(result.operations, 'operation')}"
     )
     table = printable_lines(table_of(result))

@@ -20,7 +20,14 @@ from simcoll.training.script_clock import play_script, slowed_rows
 from simcoll.training.step_calibration import UNCALIBRATED
 from simcoll.training.step_result import StepResult
 from simcoll.training.step_workload import FLOPS_FORMULA, StepParts
-from simcoll.workload.accounting import OperationCounts, axes_of, breakdown, without_axes
+from simcoll.workload.accounting import (
+    CallTime,
+    OperationCounts,
+    axes_of,
+    breakdown,
+    call_times,
+    without_axes,
+)
 from simcoll.workload.class_clock import Clock, operation_fs
 from simcoll.workload.playing import WorkloadRun, alone_on, play_workload, slow_down
 from simcoll.workload.timing import IsolatedTimes, WorkloadTimes
@@ -103,6 +110,11 @@ class TrainingStep:
     @cached_property
     def _times(self) -> WorkloadTimes:
         return WorkloadTimes(self._ground, self.alone)
+
+    @property
+    def calls(self) -> tuple[CallTime, ...]:
+        """Its collectives alone, the longest in all first."""
+        return tuple(call_times(self._operation_counts, self._times))
 
     def clock(self, *, tier: int, without: Collection[str] = (), spans: bool = True) -> WorkloadRun:
         """Play the step, with its spans; ``without``: axes whose bytes are removed."""

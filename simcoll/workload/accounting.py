@@ -36,6 +36,7 @@ __all__ = [
     "OperationCounts",
     "axes_of",
     "breakdown",
+    "call_times",
     "without_axes",
 ]
 
@@ -160,11 +161,11 @@ def breakdown(
         if free_fs >= carried_fs
         else f"link {link}",
         "link_use": use,
-        "calls": () if time_fs is None else tuple(_call_times(costs, times)),
+        "calls": () if time_fs is None else tuple(call_times(costs, times)),
     }
 
 
-def _call_times(costs: OperationCounts, times: WorkloadTimes) -> Iterator[CallTime]:
+def call_times(costs: OperationCounts, times: WorkloadTimes) -> Iterator[CallTime]:
     """The collectives of a workload, each kind and size once, the longest in all first."""
     counts: dict[CallOperation, list[tuple[Operation, int]]] = {}
     for operation, count in costs:

@@ -18,6 +18,7 @@ from simcoll.distributed.runtime.run_timeline import RunTimeline
 from simcoll.distributed.runtime.world import Rank, World
 from simcoll.errors import ConfigError
 from simcoll.files.output import write_file
+from simcoll.libraries.library import load_library
 from simcoll.units import format_memory
 from simcoll.workload.workload import Workload
 
@@ -28,6 +29,7 @@ __all__ = [
     "collect_results",
     "flight_of",
     "leftovers",
+    "machine_of",
     "memory_of",
     "raise_first",
     "result_of",
@@ -70,6 +72,8 @@ class RunResult:
     workload
         The recorded run, if spawn was called with ``record=``: play it with
         :func:`simcoll.planning.run_workload`.
+    library
+        Name and version of the library whose choices were played; empty if there was none.
     """
 
     time_fs: int
@@ -85,6 +89,7 @@ class RunResult:
     peak_bytes: tuple[int, ...]
     timeline: RunTimeline | MaybeNone
     workload: Workload | MaybeNone
+    library: str
     _flights: Mapping[int, tuple[Flight, Groups]] = field(repr=False)
 
     @property
@@ -115,6 +120,11 @@ class RunResult:
         old file.
         """
         write_file(path, f"{json.dumps(self.flight_record(rank), indent=1)}\n".encode())
+
+
+def machine_of(result: RunResult) -> str:
+    """The topology and the library of a run, for its summary line."""
+    return f"{result.topology}, {result.library}" if result.library else result.topology
 
 
 def memory_of(result: RunResult) -> str:
@@ -188,7 +198,7 @@ def result_of(
     trace_hash: str = "",
 ) -> RunResult:
     """The result of a successful run; findings become warnings at the line that called spawn."""
-    history = world.history
+    history, library = world.history, world.plans.library
     leaders = world.everyone if world.rank_classes is None else world.rank_classes.leader
     peaks = tuple(world.ranks[number].memory.peak_bytes for number in leaders)
     if history.timeline is not None:
@@ -215,6 +225,7 @@ def result_of(
         workload=None
         if history.recording is None
         else history.recording.workload(world.rank_classes),
+        library=str(load_library(library)) if library else "",
         _flights={rank.number: flight_of(rank) for rank in own_ranks},
     )
     results = _COLLECTED.get()

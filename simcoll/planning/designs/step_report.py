@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from simcoll.workload.playing import WorkloadResult
     from simcoll.workload.workload import Workload
 
-__all__ = ["step_json", "step_lines", "step_svg", "workload_lines"]
+__all__ = ["call_lines", "step_json", "step_lines", "step_svg", "workload_lines"]
 
 _COLOURS = {
     "forward": "#0072B2",
@@ -141,11 +141,16 @@ def _communication(result: WorkloadResult) -> Iterator[str]:
     yield _row("bound", f"{format_time(result.bound_fs)}: {result.limit}")
     for name, share in result.link_use:
         yield _row("busiest", f"{name}, {100 * share:.0f} % of its capacity")
-    for call in result.calls[:SHOWN_CALLS]:
+    yield from call_lines(result.calls)
+
+
+def call_lines(calls: Sequence[CallTime]) -> Iterator[str]:
+    """The collectives that take longest, and where their times come from."""
+    for call in calls[:SHOWN_CALLS]:
         yield _row("collective", _call(call))
-    if len(result.calls) > SHOWN_CALLS:
-        yield _row("", f"and {len(result.calls) - SHOWN_CALLS} that take less time")
-    for line in dict.fromkeys(_origins(result.calls)):
+    if len(calls) > SHOWN_CALLS:
+        yield _row("", f"and {len(calls) - SHOWN_CALLS} that take less time")
+    for line in dict.fromkeys(_origins(calls)):
         yield f"# {line}"
 
 
