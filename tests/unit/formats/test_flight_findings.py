@@ -1,8 +1,11 @@
 """Who stopped first, and who waits for whom, across groups, messages and kinds of records."""
 
 import pickle
+import re
 
 import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
 from simcoll.formats.reports.flight_findings import findings, wrong_rank
 from simcoll.formats.reports.flight_record import (
@@ -319,3 +322,114 @@ def test_the_rank_before_a_line_counts_where_the_line_has_that_of_a_group():
     assert findings(parse_watchdog("\n".join(lines))) == [
         "group '5', collective 8: rank 3 never came; it has done 7 of this group; waiting: rank 1"
     ]
+
+
+def hung(chance, tp, dp, pp, stopped, keep, with_status):
+    """The records of a job in which one rank stops: all others go on until they wait.
+
+    A rank reduces over its row (tp), sends to the next stage and receives from the one before (pp),
+    and reduces over its column (dp), again and again. ``keep`` is the length of the ring buffers.
+    """
+    ranks = range(tp * dp * pp)
+    place = {rank: (rank % tp, rank // tp % dp, rank // tp // dp) for rank in ranks}
+    group_of = {}
+    for axis, name in enumerate(("tp", "dp")):
+        for rank in ranks:
+            others = [place[rank][other] for other in range(3) if other != axis]
+            group_of[name, rank] = f"{name}{'-'.join(map(str, others))}"
+    members = {}
+    for (_, rank), name in group_of.items():
+        members.setdefault(name, []).append(rank)
+    groups = (
+        *tuple((name, tuple(sorted(of))) for name, of in members.items()),
+        ("0", tuple(ranks)),
+    )
+
+    def program(rank):
+        steps = []
+        for _ in range(3):
+            steps.append(("tp", group_of["tp", rank]))
+            if place[rank][2] < pp - 1:
+                steps.append(("send", rank, rank + tp * dp))
+            if place[rank][2] > 0:
+                steps.append(("recv", rank - tp * dp, rank))
+            steps.append(("dp", group_of["dp", rank]))
+        return steps
+
+    programs = {rank: program(rank) for rank in ranks}
+    done = dict.fromkeys(ranks, 0)
+    ends_at = chance.randrange(len(programs[stopped]))
+
+    def at(rank):
+        if done[rank] == len(programs[rank]) or (rank == stopped and done[rank] >= ends_at):
+            return None
+        return programs[rank][done[rank]]
+
+    def goes_on(rank):
+        """Whether all that take part are at the same step, then they all end it."""
+        step = at(rank)
+        if step is None:
+            return False
+        if step[0] in {"tp", "dp"}:
+            together, peers = step, members[step[1]]
+            if any(at(peer) != together for peer in peers):
+                return False
+        else:
+            peers = step[1:]
+            if at(step[1]) != ("send", *step[1:]) or at(step[2]) != ("recv", *step[1:]):
+                return False
+        for peer in peers:
+            done[peer] += 1
+        return True
+
+    while any(goes_on(rank) for rank in chance.sample(list(ranks), len(ranks))):
+        pass
+    records = {}
+    for rank in ranks:
+        numbers, entries = {}, []
+        called = programs[rank][: done[rank] + (at(rank) is not None)]
+        for position, step in enumerate(called):
+            is_message = step[0] in {"send", "recv"}
+            group = "0" if is_message else step[1]
+            key = "messages" if is_message else group
+            numbers[key] = numbers.get(key, 0) + 1
+            state = "completed" if position < done[rank] else "scheduled"
+            arrow = f"{step[1]}->{step[2]}" if step[0] == "send" else f"{step[-1]}<-{step[-2]}"
+            operation = f"nccl:{step[0]} {arrow}" if is_message else "nccl:all_reduce"
+            entries.append(
+                call(group, numbers[key], state, operation, created_ns=position, p2p=is_message)
+            )
+        statuses = []
+        for name in dict.fromkeys(entry.group for entry in entries if not entry.p2p):
+            own = [entry for entry in entries if entry.group == name and not entry.p2p]
+            ended = sum(entry.state == "completed" for entry in own)
+            statuses.append(GroupStatus(name, len(own), ended))
+        records[rank] = FlightRecord(
+            "2.10", groups, tuple(entries[-keep:]), tuple(statuses) if with_status else ()
+        )
+    waiting = [rank for rank in ranks if at(rank) is not None]
+    return records, waiting
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(
+    st.randoms(use_true_random=False),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from([2, 4, 100]),
+    st.booleans(),
+)
+def test_the_rank_that_stopped_stands_first(chance, tp, dp, pp, keep, with_status):
+    stopped = chance.randrange(tp * dp * pp)
+    records, waiting = hung(chance, tp, dp, pp, stopped, keep, with_status)
+    lines = findings(records)
+    if not waiting:
+        assert lines == []
+        return
+    event("someone waits")
+    assert f"rank {stopped} never came" in lines[0] or f"rank {stopped} has not" in lines[0]
+    causes = [line for line in lines if not line.startswith("  ")]
+    assert len(causes) == 1
+    assert all(any(re.search(rf"\b{rank}\b", line) for line in lines) for rank in waiting[:6])
