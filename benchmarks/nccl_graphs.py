@@ -184,7 +184,12 @@ def communicator_of(name, nodes, gpus, version, variables, own: Path | None):
     settings = settings_of(variables)
     if settings is None or (own is None and name not in shipped_topologies()):
         return None
-    topology = topology_of(name, int(nodes), own) if own else load_topology(name, nodes=int(nodes))
+    try:
+        topology = (
+            topology_of(name, int(nodes), own) if own else load_topology(name, nodes=int(nodes))
+        )
+    except ConfigError:  # a machine without NICs on several nodes
+        return None
     if topology is None:
         return None
     topology = ranks_on(topology, {"gpus_per_node": gpus, "nodes": nodes})
