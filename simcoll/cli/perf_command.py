@@ -55,6 +55,7 @@ def predict(
     """
     from simcoll.cli.algorithm_names import name_choices
     from simcoll.cli.sweeping import mesh_lines
+    from simcoll.libraries.library import library_for
     from simcoll.planning.sweeps.sweep import Sweep
     from simcoll.tuning import default_protocols
     from simcoll.units import parse_size
@@ -115,7 +116,7 @@ def predict(
                 "--concurrent is for the times of schedules, not for --env, --calibration, "
                 "--nccl-version, --check and GOAL programs"
             )
-        chosen = library.library or ("nccl" if unrestricted else "")
+        chosen = library.library or (str(library_for(None, machine)) if unrestricted else "")
         for note in () if chosen else notes:
             say(f"# {note}")
         mesh_lines(sweep, machine, mesh.group, csv=outputs[""].csv, library=chosen)

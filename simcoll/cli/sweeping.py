@@ -189,12 +189,13 @@ def mesh_lines(
     after Ctrl-C too.
     """
     from simcoll.files.output import write_file
+    from simcoll.libraries.library import load_library
     from simcoll.planning.sweeps.mesh_groups import COLUMNS, group_rows, groups_csv, parse_mesh
     from simcoll.planning.sweeps.nccl_tests_table import titles
 
     axes = parse_mesh(mesh, machine.nranks)
     sweep.disturbed.check(machine)
-    chosen = f", as {library} would choose" if library else ""
+    chosen = f", as {load_library(library)} would choose" if library else ""
     say(f"# {sweep.collective} on {machine.name}, mesh {mesh}, fastest axis first{chosen}")
     if sweep.disturbed:
         say(f"# disturbed: {sweep.disturbed}")

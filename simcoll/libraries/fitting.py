@@ -50,7 +50,7 @@ from simcoll.libraries.calibration import (
     in_millionths,
 )
 from simcoll.libraries.environment import DEFAULT, Environment
-from simcoll.libraries.library import Library, load_library
+from simcoll.libraries.library import Library, library_for
 from simcoll.libraries.prediction import choose, in_time, launch_us
 from simcoll.libraries.question import question_on
 from simcoll.topology import Topology
@@ -222,7 +222,7 @@ class _BareTimes:
 def formula(
     collective: str,
     topology: Topology,
-    library: str | Library = "nccl",
+    library: str | Library | None = None,
     environment: Environment = DEFAULT,
 ) -> Predictor:
     """A predictor by a library's corrected formula, for all sizes at once.
@@ -232,10 +232,10 @@ def formula(
     ConfigError
         When the library has no numbers for the machine.
     """
-    library, nranks = load_library(library), topology.nranks
+    model, nranks = library_for(library, topology), topology.nranks
 
     def times_fs(sizes: Sequence[int], calibration: Calibration) -> list[int]:
-        question = question_on(collective, topology, library, environment, calibration)
+        question = question_on(collective, topology, model, environment, calibration)
         size_bytes = np.array(sizes, float)
         costs, picks = choose(question, size_bytes)
         times_us = np.array([cost.time_us(size_bytes) for cost in costs])[

@@ -108,7 +108,7 @@ def test_what_nccl_would_choose_in_all_groups_at_once(capsys):
     for options in ([], ["--library", "nccl"]):
         assert main([*argv.split(), *options]) == 0
         head, *lines = capsys.readouterr().out.splitlines()
-        assert head.endswith("fastest axis first, as nccl would choose")
+        assert head.endswith("fastest axis first, as nccl 2.27 would choose")
         rows = [line.split() for line in lines if not line.startswith("#")]
         assert [row[0] for row in rows] == ["tp", "tp", "dp", "dp"]
         for row, size in zip(rows[:2], (1 << 16, 1 << 26), strict=True):
@@ -119,6 +119,12 @@ def test_what_nccl_would_choose_in_all_groups_at_once(capsys):
             )
     assert main([*argv.split(), "--env", "NCCL_ALGO=Ring"]) == 2
     assert "not for --env" in capsys.readouterr().err
+
+
+def test_the_library_of_all_groups_is_that_of_the_gpus(capsys):
+    argv = "perf all_reduce -t mi300x -b 64K -e 64K --group tp=4,dp=2 --concurrent"
+    assert main(argv.split()) == 0
+    assert ", as rccl 2.22 would choose\n" in capsys.readouterr().out
 
 
 def test_what_disturbs_counts_ranks_on_the_machine(tmp_path, capsys):
