@@ -455,7 +455,8 @@ def _predict(question: Question, topology: Topology, size_bytes: int) -> Predict
     key = key_of(*request_id, *constants_id, question.environment)
     fields_on_disk = recall(key, _FORM)
     if fields_on_disk is not None:
-        return Prediction(**fields_on_disk)  # type: ignore[arg-type]
+        # The file of intervals changes without the code.
+        return _with_intervals(Prediction(**fields_on_disk), question)  # type: ignore[arg-type]
     best = _best(question, size_bytes)
     prediction = _formula_prediction(best, question, size_bytes)
     prediction = _with_emulation(prediction, best, question, topology)
