@@ -31,6 +31,7 @@ from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import ProcessGroup, current_rank
 from simcoll.libraries.choices import Choice
 from simcoll.torch.buffer_races import overlaps
+from simcoll.torch.c10d_operators import DispatchedGroup, dispatched
 from simcoll.torch.estimate import Estimator, estimating
 from simcoll.torch.nccl_limits import NcclLimits
 from simcoll.torch.rank_threads import current_thread
@@ -104,7 +105,7 @@ def _single(tensors: Tensors | torch.Tensor, function: str) -> torch.Tensor:
     return tensors[0]
 
 
-class SimcollGroup(dist.ProcessGroup):
+class SimcollGroup(DispatchedGroup):
     """One rank's handle of a group. Names and arguments are those of
     ``torch.distributed.ProcessGroup``.
     """
@@ -203,6 +204,7 @@ class SimcollGroup(dist.ProcessGroup):
 
     # Collectives
 
+    @dispatched
     def allreduce(self, tensors: Tensors, opts: Any = None) -> RankWork:
         """Reduce the tensors of all ranks; every rank gets the result."""
         tensor = _single(tensors, "allreduce")
@@ -237,6 +239,7 @@ class SimcollGroup(dist.ProcessGroup):
             tensor.copy_(torch.sparse_coo_tensor(parts[0].t(), parts[1], tensor.shape).coalesce())
         return self._note(RankWork(self._thread, (), [tensor]))
 
+    @dispatched
     def broadcast(self, tensors: Tensors, opts: Any) -> RankWork:
         """Copy the root's tensor to the others."""
         tensor = _single(tensors, "broadcast")
@@ -249,6 +252,7 @@ class SimcollGroup(dist.ProcessGroup):
             group_src=opts.rootRank,
         )
 
+    @dispatched
     def reduce(self, tensors: Tensors, opts: Any) -> RankWork:
         """Reduce into the root's tensor."""
         tensor = _single(tensors, "reduce")
@@ -263,6 +267,7 @@ class SimcollGroup(dist.ProcessGroup):
             group_dst=opts.rootRank,
         )
 
+    @dispatched
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> RankWork:
         """Collect every rank's tensor, of any size, in a list."""
         listed = list(outputs[0])
@@ -270,6 +275,7 @@ class SimcollGroup(dist.ProcessGroup):
         arrays = arrays_of(listed), array_of(source)
         return self._run(ours.all_gather, *arrays, opts=opts, inputs=[source], results=listed)
 
+    @dispatched
     def all_gather_single(
         self,
         output: torch.Tensor,
@@ -286,6 +292,7 @@ class SimcollGroup(dist.ProcessGroup):
             results=[output],
         )
 
+    @dispatched
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> RankWork:
         """Collect every rank's tensor in a list of the root."""
         listed = list(outputs[0]) if outputs else []
@@ -300,6 +307,7 @@ class SimcollGroup(dist.ProcessGroup):
             group_dst=opts.rootRank,
         )
 
+    @dispatched
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> RankWork:
         """Give every rank one tensor of the root's list."""
         output = _single(outputs, "scatter")
@@ -314,6 +322,7 @@ class SimcollGroup(dist.ProcessGroup):
             group_src=opts.rootRank,
         )
 
+    @dispatched
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> RankWork:
         """Reduce lists entry by entry, and give every rank one entry."""
         output = _single(outputs, "reduce_scatter")
@@ -328,6 +337,7 @@ class SimcollGroup(dist.ProcessGroup):
             results=[output],
         )
 
+    @dispatched
     def reduce_scatter_single(
         self,
         output: torch.Tensor,
@@ -346,6 +356,7 @@ class SimcollGroup(dist.ProcessGroup):
             results=[output],
         )
 
+    @dispatched
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -367,6 +378,7 @@ class SimcollGroup(dist.ProcessGroup):
             results=[output],
         )
 
+    @dispatched
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RankWork:
         """Send every rank one entry of a list, and receive one from each."""
         self._equal_splits()
@@ -375,12 +387,14 @@ class SimcollGroup(dist.ProcessGroup):
             ours.all_to_all, *arrays, opts=opts, inputs=list(inputs), results=list(outputs)
         )
 
+    @dispatched
     def barrier(self, opts: Any = None) -> RankWork:
         """Wait until all ranks have called."""
         return self._run(ours.barrier, opts=opts, inputs=[], results=[])
 
     # Several tensors at once
 
+    @dispatched
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> RankWork:
         """All-reduce several tensors."""
         op = reduce_op_of(opts.reduceOp)
@@ -397,6 +411,7 @@ class SimcollGroup(dist.ProcessGroup):
         ]
         return self._together(works, list(tensors))
 
+    @dispatched
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> RankWork:
@@ -419,6 +434,7 @@ class SimcollGroup(dist.ProcessGroup):
             )
         return self._together(works, list(outputs))
 
+    @dispatched
     def allgather_coalesced(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
     ) -> RankWork:
@@ -430,6 +446,7 @@ class SimcollGroup(dist.ProcessGroup):
             all_gather_coalesced, *arrays, opts=opts, inputs=list(inputs), results=flat
         )
 
+    @dispatched
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any
     ) -> RankWork:
@@ -454,6 +471,11 @@ class SimcollGroup(dist.ProcessGroup):
             )
         return self._together(works, list(outputs))
 
+    def join_works(self, works: Sequence[Any]) -> RankWork:
+        """One Work for several."""
+        results = [tensor for work in works for tensor in work.results]
+        return self._together(list(works), results) if len(works) > 1 else works[0]
+
     def _together(self, works: list[RankWork], results: list[torch.Tensor]) -> RankWork:
         parts = tuple(part for work in works for part in work.parts)
         return RankWork(self._thread, parts, results, next((work.device for work in works), None))
@@ -467,15 +489,18 @@ class SimcollGroup(dist.ProcessGroup):
 
     # Point to point
 
+    @dispatched
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> RankWork:
         """Start to send to a group rank."""
         tensor = _single(tensors, "send")
         return self._message(ours.isend, tensor, tag, group_dst=dst)
 
+    @dispatched
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> RankWork:
         """Start to receive from a group rank."""
         return self._message(ours.irecv, _single(tensors, "recv"), tag, group_src=src)
 
+    @dispatched
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> RankWork:
         """Start to receive from any rank."""
         work = self._message(ours.irecv, _single(tensors, "recv"), tag)

@@ -157,6 +157,8 @@ class Process:
         The ID of the run's process, which tells it from forked ones.
     backend
         The backend whose errors the group being created raises: ``nccl`` or ``emulator``.
+    owners
+        Its groups, by the C++ groups that stand for them in the dispatcher.
     nccl_only
         Whether all devices of that group use nccl, so that its limits hold.
     flights
@@ -176,6 +178,7 @@ class Process:
     nccl_only: bool = False
     tagged: bool = False
     flights: Any = None
+    owners: dict[Any, Any] = field(default_factory=dict)
     stores: list[Any] = field(default_factory=list)
     functional: dict[int, Any] = field(default_factory=dict)
     device: SimulatedDevice | None = None

@@ -12,7 +12,8 @@
   no lock during a wait;
 * functional collectives of fake tensors, and DistributedDataParallel's reducer under
   FakeTensorMode;
-* two C++ operators that PyTorch cannot dispatch to a group written in Python;
+* the operators of collectives, whose kernels cannot call a group written in Python
+  (:mod:`simcoll.torch.c10d_operators`);
 * PyTorch's default random generator: that of the running rank; other process state
   (:mod:`simcoll.torch.process_state`);
 * modules and their registrations, if each rank has its own (:mod:`simcoll.torch.own_modules`), and
@@ -26,7 +27,6 @@ import contextlib
 import functools
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -45,6 +45,7 @@ from simcoll.distributed.api.making_groups import note_group
 from simcoll.distributed.stores import HashStore
 from simcoll.libraries.library import shipped_libraries
 from simcoll.torch.batch_norm import add_kernels, batch_norm_replacements
+from simcoll.torch.c10d_operators import add_kernels_of_groups
 from simcoll.torch.compilation import compile_replacements
 from simcoll.torch.compute_time import compute_replacements
 from simcoll.torch.cuda_comm import comm_replacements
@@ -269,12 +270,7 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
     c10d._set_thread_isolation_mode(True)
     change_fake_tensors(undo, _replace)
     add_sharding_rules(undo)
-    operators = torch.library.Library("c10d", "IMPL")
-    undo.callback(operators._destroy)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the operators existed before
-        operators.impl("_allgather_base_", _all_gather_single, "CPU", allow_override=True)
-        operators.impl("_reduce_scatter_base_", _reduce_scatter_single, "CPU", allow_override=True)
+    add_kernels_of_groups(undo)
 
 
 def _nccl_version(standard: Callable[[], Any]) -> Callable[[], Any]:
@@ -399,36 +395,3 @@ def _replace(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> N
 def _replace_all(undo: contextlib.ExitStack, changes: list[tuple[Any, str, Any]]) -> None:
     for owner, name, value in changes:
         _replace(undo, owner, name, value)
-
-
-def _box(work: Any) -> Any:
-    """Wrap a Work so that C++ can own it; the Python half of a RankWork would be lost otherwise."""
-    return c10d.PythonCallbackWork(work.wait).boxed()
-
-
-def _owner(boxed_group: Any, output: Any) -> Any:
-    group = dist.ProcessGroup.unbox(boxed_group)
-    return group if isinstance(group, SimcollGroup) else group._get_backend(output.device)
-
-
-def _all_gather_single(
-    output: Any, source: Any, boxed_group: Any, async_op: bool = True, timeout: int = -1
-) -> Any:
-    del async_op, timeout
-    owner = _owner(boxed_group, output)
-    return output, _box(owner._allgather_base(output, source, c10d.AllgatherOptions()))
-
-
-def _reduce_scatter_single(
-    output: Any,
-    source: Any,
-    boxed_group: Any,
-    boxed_op: Any,
-    async_op: bool = True,
-    timeout: int = -1,
-) -> Any:
-    del async_op, timeout
-    owner = _owner(boxed_group, output)
-    options = c10d.ReduceScatterOptions()
-    options.reduceOp = dist.ReduceOp.unbox(boxed_op)
-    return output, _box(owner._reduce_scatter_base(output, source, options))

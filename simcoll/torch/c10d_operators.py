@@ -1,0 +1,207 @@
+"""The operators ``c10d::`` of PyTorch's dispatcher, for groups written in Python.
+
+PyTorch's C++ groups call these operators, so dispatch modes and tensor subclasses see collectives.
+Their kernels ask for a backend in C++, which a group in Python has not; here they call the group.
+The group itself goes through the dispatcher only where a mode or a subclass would see it.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass,
+)
+from torch.utils._pytree import tree_leaves
+
+from simcoll.torch.rank_threads import current_thread, current_thread_or_none
+
+__all__ = ["DispatchedGroup", "add_kernels_of_groups", "dispatched"]
+
+_METHODS: dict[str, tuple[str, Callable[[], Any] | None]] = {
+    "allreduce_": ("allreduce", c10d.AllreduceOptions),
+    "allreduce_coalesced_": ("allreduce_coalesced", c10d.AllreduceCoalescedOptions),
+    "broadcast_": ("broadcast", c10d.BroadcastOptions),
+    "reduce_": ("reduce", c10d.ReduceOptions),
+    "allgather_": ("allgather", c10d.AllgatherOptions),
+    "_allgather_base_": ("_allgather_base", c10d.AllgatherOptions),
+    "allgather_coalesced_": ("allgather_coalesced", c10d.AllgatherOptions),
+    "allgather_into_tensor_coalesced_": (
+        "allgather_into_tensor_coalesced",
+        c10d.AllgatherOptions,
+    ),
+    "gather_": ("gather", c10d.GatherOptions),
+    "scatter_": ("scatter", c10d.ScatterOptions),
+    "reduce_scatter_": ("reduce_scatter", c10d.ReduceScatterOptions),
+    "_reduce_scatter_base_": ("_reduce_scatter_base", c10d.ReduceScatterOptions),
+    "reduce_scatter_tensor_coalesced_": (
+        "reduce_scatter_tensor_coalesced",
+        c10d.ReduceScatterOptions,
+    ),
+    "alltoall_": ("alltoall", c10d.AllToAllOptions),
+    "alltoall_base_": ("alltoall_base", c10d.AllToAllOptions),
+    "barrier": ("barrier", c10d.BarrierOptions),
+    "send": ("send", None),
+    "recv_": ("recv", None),
+    "recv_any_source_": ("recv_anysource", None),
+}
+"""By operator: the method of a group, and the class of its options."""
+_OPTIONS = {"root_rank": "rootRank", "root_tensor": "rootTensor", "async_op": "asyncOp"}
+_NO_ARGUMENTS = ("process_group", "reduce_op", "sparse_indices", "timeout", "device_ids")
+
+
+@dataclass(slots=True, eq=False)
+class _Route:
+    """A call on its way through the dispatcher: its options, and the Works that it has started.
+
+    Subclasses of tensors may start several, and modes none.
+    """
+
+    options: Any
+    works: list[Any] = field(default_factory=list)
+
+
+class DispatchedGroup(dist.ProcessGroup):
+    """A group whose methods go through the dispatcher where something would see them.
+
+    ``native`` is a C++ group whose methods call the operators.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self.native = dist.ProcessGroup(rank, size)
+        self.route: _Route | None = None
+        current_thread().process.owners[self.native] = self
+
+    def join_works(self, works: Sequence[Any]) -> Any:
+        """One Work for several."""
+        raise NotImplementedError
+
+
+def dispatched(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a group that goes through the dispatcher where something would see it."""
+
+    @functools.wraps(method)
+    def call(self: DispatchedGroup, *args: Any, **kwargs: Any) -> Any:
+        if self.route is not None or not _is_seen((args, kwargs)):
+            return method(self, *args, **kwargs)
+        options = kwargs.get("opts", args[-1] if args else None)
+        self.route = route = _Route(options)
+        try:
+            result = getattr(self.native, method.__name__)(*args, **kwargs)
+        finally:
+            self.route = None
+        return self.join_works(route.works) if route.works else result
+
+    return call
+
+
+def _is_seen(arguments: Any) -> bool:
+    """Whether a dispatch mode of the program, or a tensor subclass, would see a call."""
+    tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        return False
+    if any(is_traceable_wrapper_subclass(tensor) for tensor in tensors):
+        return True
+    if torch._C._len_torch_dispatch_stack() < 2:  # that of the run itself
+        return False
+    modes = _get_current_dispatch_mode_stack()
+    if any(isinstance(mode, FakeTensorMode) for mode in modes):  # it would answer by shape alone
+        return False
+    return any(not type(mode).__module__.startswith("simcoll.") for mode in modes)
+
+
+def add_kernels_of_groups(undo: ExitStack) -> None:
+    """Let the operators call groups written in Python, during a run."""
+    operators = torch.library.Library("c10d", "IMPL")
+    functional = torch.library.Library("_c10d_functional", "IMPL")
+    undo.callback(operators._destroy)
+    undo.callback(functional._destroy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the operators existed before
+        for name in _METHODS:
+            operators.impl(name, functools.partial(_call, name), "CPU", allow_override=True)
+        functional.impl(
+            "reduce_scatter_tensor_out", _reduce_scatter_out, "CPU", allow_override=True
+        )
+
+
+def _call(operator: str, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator on the group that it names."""
+    method, make_options = _METHODS[operator]
+    schema = getattr(torch.ops.c10d, operator).default._schema
+    values = {
+        argument.name: args[position] if position < len(args) else kwargs.get(argument.name)
+        for position, argument in enumerate(schema.arguments)
+    }
+    group = dist.ProcessGroup.unbox(values["process_group"])
+    thread = current_thread_or_none()
+    owner: Any = group if thread is None else thread.process.owners.get(group, group)
+    route = owner.route if isinstance(owner, DispatchedGroup) else None
+    options = None if make_options is None else _options_of(make_options(), values, route)
+    words = [
+        value
+        for name, value in values.items()
+        if name not in _NO_ARGUMENTS and name not in _OPTIONS
+    ]
+    if operator == "barrier":
+        words = []
+    if not isinstance(owner, DispatchedGroup):
+        owner = owner._get_backend(torch.device("cpu"))
+    work = _unrouted(owner, method, [*words, *([] if options is None else [options])])
+    if route is not None:
+        route.works.append(work)
+    return (words[0], _box(work)) if len(schema.returns) > 1 else _box(work)
+
+
+def _options_of(options: Any, values: dict[str, Any], route: _Route | None) -> Any:
+    """The options of a call; reductions made in Python for the dispatcher are sums, and those of
+    groups come with the route, as they cannot be read from the operator's argument.
+    """
+    for name, attribute in _OPTIONS.items():
+        if values.get(name) is not None and hasattr(options, attribute):
+            setattr(options, attribute, values[name])
+    if route is not None and hasattr(route.options, "reduceOp"):
+        options.reduceOp = route.options.reduceOp
+    return options
+
+
+def _unrouted(owner: Any, method: str, arguments: Sequence[Any]) -> Any:
+    """Call a group's method itself, past the dispatcher."""
+    if not isinstance(owner, DispatchedGroup):
+        return getattr(owner, method)(*arguments)
+    previous, owner.route = owner.route, owner.route or _Route(None)
+    try:
+        return getattr(owner, method)(*arguments)
+    finally:
+        owner.route = previous
+
+
+def _box(work: Any) -> Any:
+    """Wrap a Work so that C++ can own it; the Python half of a rank's Work would be lost."""
+    if current_thread_or_none() is None:
+        return work.boxed()
+    return c10d.PythonCallbackWork(work.wait).boxed()
+
+
+def _reduce_scatter_out(
+    source: torch.Tensor, reduce_op: str, group_size: int, group_name: str, *, out: torch.Tensor
+) -> torch.Tensor:
+    """The functional collective whose C++ would hide its reduction in an operator's argument."""
+    del group_size
+    options = c10d.ReduceScatterOptions()
+    options.reduceOp = getattr(dist.ReduceOp, reduce_op.upper())
+    group = c10d._resolve_process_group(group_name)
+    work = group._reduce_scatter_base(out, source, options)
+    c10d._register_work(out, c10d.PythonCallbackWork(work.wait))
+    return out
