@@ -219,6 +219,26 @@ class _Diagnosis:
                 return progress.collectives[number].operation
         return ""
 
+    def _for_both_ends(self, call: _FlightCall) -> _FlightCall:
+        """A call under one name for both ends of a message: that of its sender, if it has one."""
+        if not call.is_message:
+            return _FlightCall(call.group, call.number, call.operation)
+        sent = (
+            posted.number
+            for posted in self.at.get(call.sender, ())
+            if (posted.group, posted.sender, posted.receiver)
+            == (call.group, call.sender, call.receiver)
+        )
+        sender, receiver = (call.group.members.index(rank) for rank in (call.sender, call.receiver))
+        backend = _MESSAGE.sub("", call.operation)
+        return _FlightCall(
+            call.group,
+            next(sent, call.number),
+            f"{backend}send {sender}->{receiver}",
+            call.sender,
+            call.receiver,
+        )
+
     def _late_ranks(self, rank: int, call: _FlightCall) -> tuple[int, ...]:
         """The ranks that have not come to a call: those with a record or, if all these have come,
         those without.
@@ -277,7 +297,7 @@ class _Diagnosis:
         by_call: dict[_FlightCall, list[_Wait]] = defaultdict(list)
         for wait in self.waits:
             if any(not self.at.get(rank) for rank in wait.on):
-                by_call[_for_both_ends(wait.call)].append(wait)
+                by_call[self._for_both_ends(wait.call)].append(wait)
         reported: set[int] = set()
         for call, waits in sorted(by_call.items(), key=lambda entry: self._last_act(entry[1])):
             idle = sorted({rank for w in waits for rank in w.on if not self.at.get(rank)})
@@ -320,11 +340,14 @@ class _Diagnosis:
         """Operations that do not end although all their ranks are in them, or have ended them."""
         by_call: dict[_FlightCall, list[_Wait]] = defaultdict(list)
         for wait in self.waits:
-            by_call[_for_both_ends(wait.call)].append(wait)
+            by_call[self._for_both_ends(wait.call)].append(wait)
+        busy = {wait.rank for wait in self.waits if wait.on}
         for call, waits in by_call.items():
             if any(wait.on for wait in waits):
                 continue
             ranks = [wait.rank for wait in waits]
+            if call.is_message and busy & {call.sender, call.receiver}:
+                continue  # it may be behind a message that waits
             if call.is_message:
                 yield f"{call}: sent and received, and not ended; {ranks_listed(ranks)}", {*ranks}
                 continue
@@ -426,16 +449,6 @@ class _Diagnosis:
 
 
 Tensors = tuple[tuple[tuple[int, ...], str], ...]
-
-
-def _for_both_ends(call: _FlightCall) -> _FlightCall:
-    """A call under one name for both ends of a message."""
-    if not call.is_message:
-        return _FlightCall(call.group, call.number, call.operation)
-    operation = _MESSAGE.sub("message", call.operation)
-    sender, receiver = (call.group.members.index(rank) for rank in (call.sender, call.receiver))
-    text = f"{operation.replace('message', 'send')} {sender}->{receiver}"
-    return _FlightCall(call.group, call.number, text, call.sender, call.receiver)
 
 
 def _circle_line(circle: Sequence[_Wait]) -> str:

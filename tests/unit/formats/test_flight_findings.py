@@ -324,11 +324,12 @@ def test_the_rank_before_a_line_counts_where_the_line_has_that_of_a_group():
     ]
 
 
-def hung(chance, tp, dp, pp, stopped, keep, with_status):
+def hung(chance, tp, dp, pp, stopped, keep, with_status, ahead):
     """The records of a job in which one rank stops: all others go on until they wait.
 
     A rank reduces over its row (tp), sends to the next stage and receives from the one before (pp),
-    and reduces over its column (dp), again and again. ``keep`` is the length of the ring buffers.
+    and reduces over its column (dp), again and again. ``keep`` is the length of the ring buffers,
+    ``ahead`` how many operations a rank calls before it waits for the first.
     """
     ranks = range(tp * dp * pp)
     place = {rank: (rank % tp, rank // tp % dp, rank // tp // dp) for rank in ranks}
@@ -387,7 +388,7 @@ def hung(chance, tp, dp, pp, stopped, keep, with_status):
     records = {}
     for rank in ranks:
         numbers, entries = {}, []
-        called = programs[rank][: done[rank] + (at(rank) is not None)]
+        called = programs[rank][: done[rank] + ahead * (at(rank) is not None)]
         for position, step in enumerate(called):
             is_message = step[0] in {"send", "recv"}
             group = "0" if is_message else step[1]
@@ -418,12 +419,13 @@ def hung(chance, tp, dp, pp, stopped, keep, with_status):
     st.integers(1, 3),
     st.integers(1, 3),
     st.integers(1, 3),
-    st.sampled_from([2, 4, 100]),
+    st.sampled_from([4, 6, 100]),
     st.booleans(),
+    st.integers(1, 4),
 )
-def test_the_rank_that_stopped_stands_first(chance, tp, dp, pp, keep, with_status):
+def test_the_rank_that_stopped_stands_first(chance, tp, dp, pp, keep, with_status, ahead):
     stopped = chance.randrange(tp * dp * pp)
-    records, waiting = hung(chance, tp, dp, pp, stopped, keep, with_status)
+    records, waiting = hung(chance, tp, dp, pp, stopped, keep, with_status, ahead)
     lines = findings(records)
     if not waiting:
         assert lines == []
