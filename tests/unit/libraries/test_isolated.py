@@ -99,6 +99,37 @@ def test_the_library_is_that_of_the_gpus_unless_named():
     assert in_workload("all_reduce", 2**26, amd, 2) == predicted.time_fs
 
 
+def test_a_workload_names_library_interval_and_assumptions_of_its_calls():
+    amd = load_topology("mi300x")
+    ranks = np.arange(8)
+    calls = tuple(
+        CallOperation(
+            id=str(number), kind="all_to_all", group="all", size_bytes=size, on=("every",)
+        )
+        for number, size in enumerate((2**20, 2**26, 2**26))
+    )
+    workload = Workload(8, {"every": ranks}, {"all": ranks[None]}, calls)
+    large, small = run_workload(workload, amd).calls
+    assert (large.size_bytes, large.count, small.count) == (2**26, 2, 1)
+    predicted = predict("all_to_all", 2**26, amd)
+    assert (large.time_fs, large.library) == (predicted.time_fs, "rccl 2.22")
+    assert (large.assumed, large.errors_of) == (predicted.assumed, predicted.errors_of)
+    assert large.low90_fs == pytest.approx(predicted.low90_fs, rel=1e-6)
+    assert not large.differs
+
+
+def test_a_time_that_shared_links_prolong_differs_from_the_formula_in_both():
+    v100 = load_topology("dgx-1v")
+    ranks = np.arange(8)
+    call = CallOperation(id="a", kind="all_to_all", group="all", size_bytes=2**26, on=("every",))
+    workload = Workload(8, {"every": ranks}, {"all": ranks[None]}, (call,))
+    (row,) = run_workload(workload, v100).calls
+    predicted = predict("all_to_all", 2**26, v100)
+    assert (row.differs, predicted.differs) == (True, True)
+    assert row.formula_fs == predicted.formula_fs
+    assert not predict("all_to_all", 2**26, load_topology("dgx-2")).differs
+
+
 def test_a_plan_is_made_quicker_and_slower():
     topology = load_topology("dgx-h100").take(4)
     plan = bind_size(simcoll.schedule("all_reduce", "ring", nranks=4), nccl("Simple"), 2**20)
