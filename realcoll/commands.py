@@ -208,6 +208,7 @@ def perf(
     """
     from realcoll.measure.timed_sizes import TimingRequest, kinds_of_data
     from simcoll.algorithms import find_algorithm
+    from simcoll.core.collective import collective_kind
     from simcoll.files.output import refuse_places
     from simcoll.planning.sweeps.sweep import counts_for
     from simcoll.topology import load_topology
@@ -223,18 +224,19 @@ def perf(
     find_algorithm(collective, choice.algorithm)
     refuse_places([json])
     sizes = _sizes(measured.begin, measured.end, measured.factor, measured.step)
-    data = kinds_of_data(collective, operand.dtype, operand.op)
+    kind = collective_kind(collective)
+    data = kinds_of_data(kind, operand.dtype, operand.op)
     topology = load_topology(job.predict) if job.predict else None
     with _open_transport(job.transport, job.timeout) as link:
         nranks = link.control.size * (ngpus or (4 if link.control.size == 1 else 1))
         requests = [
             TimingRequest(
-                collective,
+                kind,
                 choice,
                 element.name,
                 reduction,
                 operand.root,
-                tuple(counts_for(collective, sizes, nranks, element.itemsize)),
+                tuple(counts_for(kind, sizes, nranks, element.itemsize)),
                 nranks,
                 iters,
                 warmup,

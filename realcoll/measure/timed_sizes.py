@@ -22,6 +22,7 @@ from simcoll.core.memory_limits import check_room
 from simcoll.core.plan import Plan
 from simcoll.core.reduction import parse_dtype
 from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.emulator.data.budget import exact_bytes
 from simcoll.errors import ConfigError
 from simcoll.topology import Topology
@@ -76,7 +77,7 @@ class TimingRequest:
         Whether the library's own collective runs too.
     """
 
-    collective: str
+    collective: CollectiveKind
     choice: Choice
     dtype: str
     op: str
@@ -149,7 +150,9 @@ class Line:
         return self.baseline.time_s / seconds if self.baseline and seconds else None
 
 
-def kinds_of_data(collective: str, dtype: str, op: str) -> list[tuple[np.dtype[Any], str]]:
+def kinds_of_data(
+    collective: CollectiveKind, dtype: str, op: str
+) -> list[tuple[np.dtype[Any], str]]:
     """The element types and reductions selected by nccl-tests' -d and -o, where ``all`` stands for
     several.
 

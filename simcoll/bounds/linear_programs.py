@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from simcoll.arrays import Array, Floats, Ints
 from simcoll.bounds.flows import FlowGraph
 from simcoll.bounds.pair_routes import LINKS_LIMIT, TOLERANCE, Pairs, fair, pairs_of, slowest
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.errors import ConfigError
 from simcoll.units import UBPS_PER_BPS
 
@@ -147,7 +148,7 @@ def all_to_all_by_routes(topology: Topology) -> Fraction:
     return _sent_at_once(topology, *np.nonzero(~np.eye(topology.nranks, dtype=bool)))
 
 
-def rooted_by_routes(kind: str, topology: Topology, root: int) -> Fraction:
+def rooted_by_routes(kind: CollectiveKind, topology: Topology, root: int) -> Fraction:
     """Seconds per byte of a simple schedule: shares sent directly, or everything along a chain of
     ranks in pieces.
     """
@@ -176,7 +177,7 @@ def _sent_at_once(topology: Topology, src: Ints, dst: Ints) -> Fraction:
     )
 
 
-def routed_bound(kind: str, topology: Topology, worth: Fraction) -> Fraction:
+def routed_bound(kind: CollectiveKind, topology: Topology, worth: Fraction) -> Fraction:
     """The bound by routes for an all_gather, reduce_scatter or all_reduce, in seconds per byte.
 
     0 if it is known not to exceed ``worth``.
@@ -217,7 +218,7 @@ def routed_bound(kind: str, topology: Topology, worth: Fraction) -> Fraction:
 
 
 def rooted_bound(
-    kind: str, topology: Topology, root: int, worth: Fraction
+    kind: CollectiveKind, topology: Topology, root: int, worth: Fraction
 ) -> tuple[Fraction, bool]:
     """The bound by routes for a collective with a root, and whether a schedule reaches it.
 

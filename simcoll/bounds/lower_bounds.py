@@ -26,6 +26,7 @@ from simcoll.bounds.linear_programs import (
     routed_bound,
 )
 from simcoll.core.facts import FactStore
+from simcoll.core.vocabulary import BoundKind, CollectiveKind
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology import Topology
 from simcoll.topology.orbits import rank_orbits, set_orbits
@@ -40,8 +41,8 @@ PAIRS_LIMIT = 64
 """Up to this many ranks, the rates that the routes of all pairs can carry simultaneously are
 computed.
 """
-_ROUTED = ("all_gather", "reduce_scatter", "all_reduce")
-_ROOTED = ("broadcast", "reduce", "scatter", "gather")
+_ROUTED: tuple[CollectiveKind, ...] = ("all_gather", "reduce_scatter", "all_reduce")
+_ROOTED: tuple[CollectiveKind, ...] = ("broadcast", "reduce", "scatter", "gather")
 _BY_ROUTES = "the routes between ranks"
 _BY_PRICES = "what crosses between ranks, for prices of the links that a linear program found"
 
@@ -90,12 +91,12 @@ class Bound:
     """
 
     time_fs: int
-    kind: str
+    kind: BoundKind
     bottleneck: str
     certificate: Bottleneck
 
 
-bottlenecks_of: FactStore[Topology, dict[tuple[str, int, bool], Bottleneck]] = FactStore(
+bottlenecks_of: FactStore[Topology, dict[tuple[CollectiveKind, int, bool], Bottleneck]] = FactStore(
     lambda _: {}
 )
 """The bounds of a topology that were asked for so far, by collective, root, and whether switches
@@ -160,10 +161,9 @@ def bottleneck(
 
     Each topology's bound is computed only once.
     """
-    if kind not in (*_KINDS, "all_reduce"):
-        raise ConfigError(
-            f"no lower bound for collective {kind!r}; {nearest(kind, (*_KINDS, 'all_reduce'))}"
-        )
+    bounded: tuple[CollectiveKind, ...] = (*_KINDS, "all_reduce")
+    if kind not in bounded:
+        raise ConfigError(f"no lower bound for collective {kind!r}; {nearest(kind, bounded)}")
     start = 0 if root is None else root
     if not 0 <= start < topology.nranks:
         raise ConfigError(
@@ -177,7 +177,7 @@ def bottleneck(
     return bottlenecks[question]
 
 
-def _search(kind: str, topology: Topology, root: int, *, in_network: bool) -> Bottleneck:
+def _search(kind: CollectiveKind, topology: Topology, root: int, *, in_network: bool) -> Bottleneck:
     if topology.nranks == 1:
         return Bottleneck(Fraction(0), "a single rank", "nothing to send")
     bound = (
@@ -190,7 +190,7 @@ def _search(kind: str, topology: Topology, root: int, *, in_network: bool) -> Bo
     return bound if in_network or kind not in _ROUTED else _with_routes(kind, topology, bound)
 
 
-def _with_routes(kind: str, topology: Topology, bound: Bottleneck) -> Bottleneck:
+def _with_routes(kind: CollectiveKind, topology: Topology, bound: Bottleneck) -> Bottleneck:
     """The larger of a bound and the bound by message routes."""
     if topology.nranks > PAIRS_LIMIT:
         return bound
@@ -206,7 +206,7 @@ def _by_prices(topology: Topology, per_byte: Fraction, *, exact: bool) -> Bottle
 
 
 def _with_root_routes(
-    kind: str, topology: Topology, root: int, bound: Bottleneck, *, in_network: bool
+    kind: CollectiveKind, topology: Topology, root: int, bound: Bottleneck, *, in_network: bool
 ) -> Bottleneck:
     """The larger of a cut and the bound by routes; exact if routes are known to reach it.
 
@@ -373,7 +373,7 @@ def _unlike(topology: Topology, sets: list[Ints], fixed: int | None = None) -> l
     return [sets[number] for number in np.unique(set_orbits(topology, sets, fixed)).tolist()]
 
 
-_KINDS: dict[str, Callable[[Topology, int], Bottleneck]] = {
+_KINDS: dict[CollectiveKind, Callable[[Topology, int], Bottleneck]] = {
     "all_gather": partial(_gather_bound, backwards=False),
     "all_to_all": _all_to_all,
     "barrier": _no_data,

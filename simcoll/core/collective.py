@@ -17,9 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from simcoll.arrays import Ints, Whole
 from simcoll.core.immutable import without_subclasses
+from simcoll.core.vocabulary import CollectiveKind, RankSet
 from simcoll.errors import ConfigError, nearest
 
-__all__ = ["ALL", "KINDS", "Collective", "Kind", "bus_factor"]
+__all__ = ["ALL", "KINDS", "Collective", "Kind", "bus_factor", "collective_kind"]
 
 MAX_RANKS = 2**20
 ALL = -1
@@ -40,8 +41,8 @@ class Kind:
     reduces: bool
     input_slots: Callable[[int], int]
     output_slots: Callable[[int], int]
-    input_at: str
-    output_at: str
+    input_at: RankSet
+    output_at: RankSet
     input_block: Callable[[Ints, Ints, int], Ints]
     output_block: Callable[[Ints, Ints, int], Ints]
     source: Callable[[Ints, Ints], tuple[Ints, Ints]]
@@ -76,7 +77,7 @@ def _all(rank: Ints, slot: Ints) -> Ints:
 # alias(rank, slot): (input slot, output slot) of the memory that the two share when in place; slot
 # runs over the smaller buffer. None: a slot's block changes, so an in-place run first sets the
 # input aside.
-KINDS: dict[str, Kind] = {
+KINDS: dict[CollectiveKind, Kind] = {
     "broadcast": Kind(
         "every rank gets the root's vector",
         True,
@@ -227,6 +228,26 @@ def _whole(value: object, expectation: str) -> int:
     raise ConfigError(f"{expectation}; got {value!r}")
 
 
+def collective_kind(name: object) -> CollectiveKind:
+    """The kind of a collective by its name, as callers and files give it.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown name.
+
+    Examples
+    --------
+    >>> collective_kind("all_reduce")
+    'all_reduce'
+    """
+    # A member of an enumeration is its value.
+    kind = str.__str__(name) if isinstance(name, str) else ""
+    if kind not in KINDS:
+        raise ConfigError(f"unknown collective {name!r}; {nearest(str(name), KINDS)}")
+    return kind
+
+
 @without_subclasses
 @dataclass(frozen=True, slots=True)
 class Collective:
@@ -262,7 +283,7 @@ class Collective:
     2
     """
 
-    kind: str
+    kind: CollectiveKind
     nranks: int
     root: int | None = None
     pairs: tuple[tuple[int, int], ...] = ()
@@ -280,12 +301,7 @@ class Collective:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        raw_kind: Any = self.kind  # whatever was given
-        # A member of an enumeration is its value.
-        kind = str.__str__(raw_kind) if isinstance(raw_kind, str) else ""
-        if kind not in KINDS:
-            raise ConfigError(f"unknown collective {raw_kind!r}; {nearest(str(raw_kind), KINDS)}")
-        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "kind", collective_kind(self.kind))
         in_place: Any = self.in_place
         if not isinstance(in_place, (bool, np.bool_)):
             raise ConfigError(f"in_place must be True or False; got {in_place!r}")
@@ -369,7 +385,7 @@ class Collective:
         """Number of distinct blocks, the units whose sizes are given at bind."""
         return self.spec.nblocks(self.nranks)
 
-    def _at(self, role: str, rank: ArrayLike) -> NDArray[np.bool_]:
+    def _at(self, role: RankSet, rank: ArrayLike) -> NDArray[np.bool_]:
         ranks = np.asarray(rank, np.int64)
         if role == "all":
             return np.ones(ranks.shape, np.bool_)

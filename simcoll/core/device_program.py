@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from simcoll.core.collective import Collective
 from simcoll.core.layout import Layout
+from simcoll.core.vocabulary import NcclProtocol
 
 __all__ = ["EACH", "FOLD", "SWITCH", "DeviceOp", "DeviceProgram", "Region"]
 
@@ -119,7 +120,7 @@ class DeviceProgram:
     cells: int
     pieces: int = 1
     in_place: bool = False
-    protocol: str = "Simple"
+    protocol: NcclProtocol = "Simple"
     semaphores: tuple[tuple[int, ...], ...] = ()
     min_bytes: int = 0
     max_bytes: int = 2**64 - 1

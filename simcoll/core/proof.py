@@ -5,10 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from simcoll.core.immutable import without_subclasses
+from simcoll.core.vocabulary import OrderLevel, ProofKind, ProofMethod
 
 __all__ = ["LEVELS", "Proof"]
 
-LEVELS = ("any", "rank-consistent", "run-consistent", "position-independent")
+LEVELS: tuple[OrderLevel, ...] = (
+    "any",
+    "rank-consistent",
+    "run-consistent",
+    "position-independent",
+)
 """Guarantees on the reduction order, weakest first. ``rank-consistent``: the same bits on every
 rank. ``run-consistent``: also in every run. ``position-independent``: also the same order for every
 chunk.
@@ -47,9 +53,9 @@ class Proof:
         proof.
     """
 
-    kind: str
-    method: str
-    order: str
+    kind: ProofKind
+    method: ProofMethod
+    order: OrderLevel
     steps: int
     transfers: int
     shared_chunks: bool

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from simcoll.arrays import Array, Ints, Whole
 from simcoll.core.immutable import by_constructor, constant, without_subclasses
 from simcoll.core.numbers import LARGEST, NUMBER, whole_number, whole_numbers
+from simcoll.core.vocabulary import TransferOp
 from simcoll.errors import ConfigError, nearest
 
 __all__ = [
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 COPY, REDUCE, SYNC, MULTICAST, SWITCH_REDUCE = range(5)
-OP_NAMES = ("copy", "reduce", "sync", "multicast", "switch_reduce")
+OP_NAMES: tuple[TransferOp, ...] = ("copy", "reduce", "sync", "multicast", "switch_reduce")
 """``copy``: dst = src. ``reduce``: dst = dst (op) src. ``sync``: a message without data.
 
 Several reductions into one chunk in one step form a *fold*: their sources are added in ascending

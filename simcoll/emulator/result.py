@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from simcoll.arrays import Array, Ints, MaybeNone
 from simcoll.core.collective import bus_factor
@@ -85,7 +85,7 @@ class Result:
     done_fs: Ints | MaybeNone = None
     classes: int | None = None
     wall_s: float = 0.0
-    data: str = "none"
+    data: Literal["given", "exact", "none"] = "none"
     no_data: str = ""
     wrong: int | None = None
     outputs: tuple[Array | MaybeNone, ...] | MaybeNone = None

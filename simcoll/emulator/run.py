@@ -14,6 +14,7 @@ from simcoll.arrays import Array
 from simcoll.core.memory_limits import VARIABLE, in_words, largest_automatic
 from simcoll.core.numbers import check_seed
 from simcoll.core.plan import Plan
+from simcoll.core.vocabulary import DataMode
 from simcoll.emulator.data.budget import check_exact, exact_bytes
 from simcoll.emulator.data.dataplane import Storage
 from simcoll.emulator.events import Event, Policy, timeline_of
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["emulate", "run_checked"]
 
-DATA = ("auto", "exact", "none")
+DATA: tuple[DataMode, ...] = ("auto", "exact", "none")
 
 
 @overload

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Floats
+from simcoll.core.vocabulary import NcclProtocol
 from simcoll.libraries.formula import (
     ONE_WAY,
     PROTOCOLS,
@@ -93,7 +94,8 @@ def _with_full_nics(all_terms: list[Terms], question: Question, buses: Buses) ->
     machine, collective, constants = question.machine, question.collective, question.constants
     if machine.domains != 2 or machine.generation == "volta" or collective != "all_reduce":
         return all_terms
-    tree, ring = ("tree", "Simple"), ("ring", "Simple")
+    simple: NcclProtocol = "Simple"
+    tree, ring = ("tree", simple), ("ring", simple)
     nccl_rates = {
         (terms.algorithm, terms.protocol): terms.rate_GBps
         for terms in stated_terms(
@@ -145,7 +147,7 @@ def _ramp(size_bytes: Floats, constants: Library) -> Floats:
     return table[np.minimum(row, len(table) - 1)]
 
 
-def _over_fabric(net_us: Floats | float, protocol: str, question: Question) -> Floats:
+def _over_fabric(net_us: Floats | float, protocol: NcclProtocol, question: Question) -> Floats:
     """The latency of a message over the network; a calibration may lower it to 0."""
     constants = question.constants
     latency = constants.number(f"{question.fabric}.latency") * (2 if protocol == "Simple" else 1)

@@ -40,6 +40,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from simcoll.core.collective import collective_kind
 from simcoll.errors import ConfigError, nearest
 from simcoll.libraries.calibration import (
     LEAST,
@@ -233,9 +234,10 @@ def formula(
         When the library has no numbers for the machine.
     """
     model, nranks = library_for(library, topology), topology.nranks
+    kind = collective_kind(collective)
 
     def times_fs(sizes: Sequence[int], calibration: Calibration) -> list[int]:
-        question = question_on(collective, topology, model, environment, calibration)
+        question = question_on(kind, topology, model, environment, calibration)
         size_bytes = np.array(sizes, float)
         costs, picks = choose(question, size_bytes)
         times_us = np.array([cost.time_us(size_bytes) for cost in costs])[

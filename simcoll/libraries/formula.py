@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.arrays import Floats
+from simcoll.core.vocabulary import CollectiveKind, NcclProtocol
 from simcoll.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ __all__ = [
     "tree_correction",
 ]
 
-PROTOCOLS = ("LL", "LL128", "Simple")
+PROTOCOLS: tuple[NcclProtocol, ...] = ("LL", "LL128", "Simple")
 ONE_WAY = ("all_gather", "reduce_scatter")
 ROOTED = ("broadcast", "reduce")
 
@@ -52,7 +53,7 @@ class Cost:
     """
 
     algorithm: str
-    protocol: str
+    protocol: NcclProtocol
     channels: int
     latency_us: Floats
     rate_GBps: Floats
@@ -75,7 +76,7 @@ class Terms:
     """
 
     algorithm: str
-    protocol: str
+    protocol: NcclProtocol
     channels: int
     base_us: float
     hop_us: float
@@ -158,14 +159,14 @@ def search_channels(machine: Machine, library: Library) -> Buses:
     return Buses(channels, net, max(tree, net), nvls, net)
 
 
-def _ratio(algorithm: str, collective: str, n: int, library: Library) -> float:
+def _ratio(algorithm: str, collective: CollectiveKind, n: int, library: Library) -> float:
     """Bytes of the collective per byte on the bus."""
     if algorithm == "ring":
         return n / ring_steps(collective, n)
     return library.number("share.nvls") if algorithm.startswith("nvls") else 0.5
 
 
-def ring_steps(collective: str, n: int) -> int:
+def ring_steps(collective: CollectiveKind, n: int) -> int:
     """Number of steps of a ring, as NCCL counts them."""
     return {"all_reduce": 2 * (n - 1), "all_gather": n - 1, "reduce_scatter": n - 1}.get(
         collective, n
@@ -206,7 +207,7 @@ def _bus(algorithm: str, kind: int, machine: Machine, library: Library, buses: B
     )
 
 
-def algorithms_of(machine: Machine, collective: str) -> tuple[str, ...]:
+def algorithms_of(machine: Machine, collective: CollectiveKind) -> tuple[str, ...]:
     """NCCL's algorithms for a collective on a machine."""
     if collective != "all_reduce":
         return ("ring",)
@@ -218,7 +219,9 @@ def algorithms_of(machine: Machine, collective: str) -> tuple[str, ...]:
     )
 
 
-def stated_terms(machine: Machine, collective: str, library: Library, buses: Buses) -> list[Terms]:
+def stated_terms(
+    machine: Machine, collective: CollectiveKind, library: Library, buses: Buses
+) -> list[Terms]:
     """The parts of the formula for every algorithm and protocol of a collective with its own NCCL
     kernels.
     """
@@ -256,7 +259,7 @@ def stated_terms(machine: Machine, collective: str, library: Library, buses: Bus
     return terms
 
 
-def _ring_counts(collective: str, s: MachineShape) -> tuple[int, int]:
+def _ring_counts(collective: CollectiveKind, s: MachineShape) -> tuple[int, int]:
     """Number of sequential steps of a ring, and how many of them cross the network."""
     if collective in ROOTED:
         return s.ranks - 1, s.domains - 1
@@ -265,7 +268,7 @@ def _ring_counts(collective: str, s: MachineShape) -> tuple[int, int]:
     )
 
 
-def tree_correction(size_bytes: Floats, protocol: str, library: Library) -> Floats:
+def tree_correction(size_bytes: Floats, protocol: NcclProtocol, library: Library) -> Floats:
     """NCCL's table of the shortfall of trees below their rate, by powers of two of the size from 64
     B on.
     """
@@ -276,7 +279,12 @@ def tree_correction(size_bytes: Floats, protocol: str, library: Library) -> Floa
 
 
 def stated_costs(
-    machine: Machine, collective: str, size_bytes: Floats, library: Library, *, by_size: bool = True
+    machine: Machine,
+    collective: CollectiveKind,
+    size_bytes: Floats,
+    library: Library,
+    *,
+    by_size: bool = True,
 ) -> list[Cost]:
     """NCCL's own estimate of every algorithm and protocol.
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from simcoll.arrays import Floats, Ints
 from simcoll.core.numbers import whole_number
+from simcoll.core.vocabulary import CollectiveKind, NcclProtocol
 from simcoll.errors import ConfigError, expect, nearest
 from simcoll.libraries import corrected
 from simcoll.libraries.assumptions import assumptions
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COLLECTIVES", "Prediction", "choose", "differs", "formula_time", "predict"]
 
-COLLECTIVES = (
+COLLECTIVES: tuple[CollectiveKind, ...] = (
     "all_reduce",
     "all_gather",
     "reduce_scatter",
@@ -45,7 +46,7 @@ COLLECTIVES = (
     "send_recv",
 )
 """The collectives that a library offers."""
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
+ROOTED: tuple[CollectiveKind, ...] = ("broadcast", "reduce", "gather", "scatter")
 DIFFERENT = 0.1
 """Share of the formula's time from which on a difference of the played time is reported."""
 
@@ -86,7 +87,7 @@ class Prediction:
         The tables whose errors the intervals come from, in words.
     """
 
-    collective: str
+    collective: CollectiveKind
     size_bytes: int
     time_fs: int
     algorithm: str
@@ -199,7 +200,7 @@ def _picks_of(choices: list[NcclChoice], costs: list[Cost], size_bytes: Floats) 
     )
 
 
-def _nccl_estimates(question: Question, size_bytes: Floats) -> dict[tuple[str, str], Cost]:
+def _nccl_estimates(question: Question, size_bytes: Floats) -> dict[tuple[str, NcclProtocol], Cost]:
     """NCCL's own estimates by algorithm and protocol, where they decide; empty elsewhere."""
     if question.is_p2p:
         return {}

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from simcoll.algorithms.double_tree import binary_tree
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Repeat, Schedule, Step
+from simcoll.core.vocabulary import CollectiveKind, NcclProtocol
 from simcoll.emulator.engine_choice import DEEPEST_FIFO
 from simcoll.errors import ConfigError
 from simcoll.libraries.formula import Cost, MachineShape, ring_steps, shape
@@ -84,12 +85,12 @@ class LibraryPlay:
 class _SizedCandidate:
     """One size of one way to run a collective: times in microseconds, rates in GB/s."""
 
-    collective: str
+    collective: CollectiveKind
     size_bytes: int
     topology: Topology
     machine: Machine
     shape: MachineShape
-    protocol: str
+    protocol: NcclProtocol
     channels: int
     start_us: float
     hops: int
@@ -100,7 +101,7 @@ class _SizedCandidate:
 
 
 def play(
-    cost: Cost, collective: str, size_bytes: int, topology: Topology, machine: Machine
+    cost: Cost, collective: CollectiveKind, size_bytes: int, topology: Topology, machine: Machine
 ) -> LibraryPlay | str:
     """The schedule and protocol of a candidate whose cost is of this one size, or the reason why
     the emulator cannot play it.
@@ -153,7 +154,10 @@ def play(
 
 @lru_cache(maxsize=256)
 def _schedule(
-    collective: str, algorithm: str, topology: Topology, params: tuple[tuple[str, int], ...]
+    collective: CollectiveKind,
+    algorithm: str,
+    topology: Topology,
+    params: tuple[tuple[str, int], ...],
 ) -> Schedule:
     schedule = schedule_on(
         collective_on(collective, topology.nranks), algorithm, topology, dict(params)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.errors import ConfigError, nearest
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import MachineShape, shape
@@ -116,7 +117,7 @@ class Question:
         The library under the calibration: what the formulas read.
     """
 
-    collective: str
+    collective: CollectiveKind
     machine: Machine
     library: Library
     environment: Environment = DEFAULT
@@ -156,7 +157,7 @@ class Question:
 
 
 def question_on(
-    collective: str,
+    collective: CollectiveKind,
     topology: Topology,
     library: Library,
     environment: Environment = DEFAULT,

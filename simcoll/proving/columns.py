@@ -16,6 +16,7 @@ from simcoll.arrays import Ints
 from simcoll.core.proof import LEVELS
 from simcoll.core.schedule import REDUCE, Repeat, Schedule, Step
 from simcoll.core.step import distinct, spread
+from simcoll.core.vocabulary import OrderLevel
 from simcoll.errors import ScheduleError
 from simcoll.proving.kernel import Contents, Fingerprints, play_few, requirements
 from simcoll.proving.vector import Vector
@@ -25,7 +26,7 @@ Moves = tuple[list[int], list[int], list[bool]]
 __all__ = ["follow"]
 
 
-def follow(schedule: Schedule, vector: Vector, places: Ints, salt: bytes) -> str:
+def follow(schedule: Schedule, vector: Vector, places: Ints, salt: bytes) -> OrderLevel:
     """Follow some places on every rank, in a schedule whose transfers never change the place.
 
     Returns

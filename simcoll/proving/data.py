@@ -16,6 +16,7 @@ from simcoll.arrays import Words
 from simcoll.core.hazards import check_orderable
 from simcoll.core.proof import LEVELS, Proof
 from simcoll.core.schedule import Repeat, Schedule, lowered
+from simcoll.core.vocabulary import OrderLevel, ProofKind
 from simcoll.errors import ConfigError, ScheduleError, expect
 from simcoll.proving.alike_pieces import one_of_each
 from simcoll.proving.barrier_proof import check_barrier
@@ -203,7 +204,7 @@ def _follow(schedule: Schedule, salt: bytes, *, exact: bool) -> _PlayedSteps:
     return _PlayedSteps(memory, use, steps, transfers)
 
 
-def _level(trees: Words, *, consistent: bool, switched: bool) -> str:
+def _level(trees: Words, *, consistent: bool, switched: bool) -> OrderLevel:
     """The level of the reduction order, given the expression of each chunk that is reduced, and
     whether all ranks have the same.
     """
@@ -230,7 +231,8 @@ def _by_parts(schedule: Schedule, salt: bytes) -> Proof | None:
     """A proof of one piece of each kind, or of a long vector part by part; None if the full proof
     must decide or explain.
     """
-    kind, (some, steps, transfers) = "by symmetry", one_of_each(schedule)
+    kind: ProofKind = "by symmetry"
+    some, steps, transfers = one_of_each(schedule)
     if not some:
         kind, (some, steps, transfers) = "full", parts(schedule)
     if not some:

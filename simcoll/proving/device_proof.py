@@ -18,6 +18,7 @@ import numpy as np
 from simcoll.core.device_program import EACH, SWITCH, DeviceOp, DeviceProgram, Region
 from simcoll.core.layout import Layout
 from simcoll.core.proof import LEVELS
+from simcoll.core.vocabulary import OrderLevel
 from simcoll.errors import ScheduleError, expect, listed
 from simcoll.proving.device_order import Access, Order, device_order, where
 from simcoll.proving.explain import compare_contributions, leaves_below
@@ -43,7 +44,7 @@ class DeviceProof:
     """
 
     data: bool
-    order: str
+    order: OrderLevel
     operations: int
     blocks: int
     signals: int
@@ -319,7 +320,7 @@ class _CellExpressions:
         return self.held[rank, cell]
 
 
-def _check_outputs(values: _CellExpressions, layout: Layout) -> str:
+def _check_outputs(values: _CellExpressions, layout: Layout) -> OrderLevel:
     """Compare every output that the caller sees; return the reduction order."""
     program, collective = values.program, layout.collective
     trees: dict[int, set[int]] = {}

@@ -55,6 +55,7 @@ from simcoll.core.memory_limits import check_room
 from simcoll.core.proof import Proof
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, Schedule, Step, transfer_text
 from simcoll.core.step import by_chunk, overlaps
+from simcoll.core.vocabulary import OrderLevel, ProofKind
 from simcoll.proving import explain
 from simcoll.proving.field import PRIME, add, column_sums, multiply, random_words, run_sums
 
@@ -94,8 +95,8 @@ def error_bits(nranks: int, *, reduces: bool) -> int:
 
 def by_fingerprints(
     schedule: Schedule,
-    kind: str,
-    order: str,
+    kind: ProofKind,
+    order: OrderLevel,
     followed: tuple[int, int],
     salt: bytes,
     *,

@@ -21,6 +21,7 @@ from simcoll.core.proof import LEVELS
 from simcoll.core.rank_program import RankProgram, place
 from simcoll.core.schedule import Layout
 from simcoll.core.step import distinct, spread
+from simcoll.core.vocabulary import OrderLevel
 from simcoll.core.wiring import Wiring, op_where, wire
 from simcoll.errors import ConfigError, ScheduleError, expect, listed
 from simcoll.proving.deadlock import Play, deadlock, depth_text, play
@@ -59,7 +60,7 @@ class ProgramProof:
     """
 
     data: bool
-    order: str
+    order: OrderLevel
     steps: int
     messages: int
     lanes: int
@@ -373,7 +374,7 @@ def check_data(wiring: Wiring, run: Play, proof: ProgramProof) -> ProgramProof:
     )
 
 
-def _check_outputs(memory: _ProgramMemory, layout: Layout) -> str:
+def _check_outputs(memory: _ProgramMemory, layout: Layout) -> OrderLevel:
     """Compare every output that the caller sees; return the order of reductions."""
     collective = layout.collective
     values = memory.values
@@ -406,7 +407,7 @@ def _check_outputs(memory: _ProgramMemory, layout: Layout) -> str:
     return _level(leaf[reduced], values.expressions()[node[reduced]])
 
 
-def _level(chunk: Ints, tree: Ints) -> str:
+def _level(chunk: Ints, tree: Ints) -> OrderLevel:
     """Level of the reduction order, from the expression of each chunk on all ranks; a rank without
     one has no order.
     """

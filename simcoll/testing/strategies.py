@@ -10,7 +10,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 import simcoll
 from simcoll.algorithms import ALGORITHMS
-from simcoll.core.collective import KINDS, Collective
+from simcoll.core.collective import KINDS, Collective, collective_kind
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, nearest
 from simcoll.testing import rewrites
@@ -68,7 +68,7 @@ def _collectives(
 ) -> Collective:
     kind = draw(st.sampled_from(kinds))
     n = draw(nranks)
-    root = draw(st.integers(0, n - 1)) if KINDS[kind].rooted else None
+    root = draw(st.integers(0, n - 1)) if KINDS[collective_kind(kind)].rooted else None
     pairs: tuple[tuple[int, int], ...] = ()
     if kind == "send_recv":
         sources, targets = (draw(st.permutations(range(n))) for _ in range(2))

@@ -16,6 +16,7 @@ from fractions import Fraction
 import numpy as np
 
 from simcoll.arrays import Ints, Shorts
+from simcoll.core.vocabulary import NodeKind
 from simcoll.errors import ConfigError
 from simcoll.topology.graph import Topology
 from simcoll.topology.links import LinkTable, assemble, room_for_links
@@ -39,7 +40,7 @@ class Box:
     """
 
     names: tuple[str, ...]
-    kinds: tuple[str, ...]
+    kinds: tuple[NodeKind, ...]
     links: LinkTable
     gpus: tuple[int, ...]
     nics: tuple[int, ...] = ()
@@ -126,7 +127,8 @@ def _without_nics(box: Box) -> Box:
             if row[0] in new and row[1] in new
         ]
     )
-    names, kinds = (tuple(column[v] for v in remaining) for column in (box.names, box.kinds))
+    names = tuple(box.names[v] for v in remaining)
+    kinds = tuple(box.kinds[v] for v in remaining)
     return Box(names, kinds, links, tuple(new[v] for v in box.gpus))
 
 

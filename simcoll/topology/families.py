@@ -14,6 +14,7 @@ import numpy as np
 
 from simcoll.arrays import Ints
 from simcoll.call_records import record_of, takes
+from simcoll.core.vocabulary import Interconnect, NodeKind
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.cluster import Box, Tier, cluster
 from simcoll.topology.graph import Topology
@@ -42,7 +43,7 @@ __all__ = ["BoxesParameters", "boxes", "crossbar", "fat_tree", "torus"]
 
 MAX_RANKS = 2**20
 MAX_MESH = 256
-INTERCONNECTS = ("switch", "mesh", "links", "pcie")
+INTERCONNECTS: tuple[Interconnect, ...] = ("switch", "mesh", "links", "pcie")
 
 
 def crossbar(
@@ -236,7 +237,7 @@ class BoxesParameters:
     gpu_latency: Quantity = 0
     _: KW_ONLY
     nodes_per_domain: int = 1
-    interconnect: str = "switch"
+    interconnect: Interconnect = "switch"
     links: Sequence[tuple[int, int, int]] = ()
     nics: int = 0
     nic_bandwidth: Quantity | None = None
@@ -285,7 +286,8 @@ def boxes(*arguments: Any, **keywords: Any) -> Topology:
     ranks, domains, span = nodes * g, -(-nodes // span), min(nodes, span)
     g, nics = count(g * span, "GPUs of a domain", maximum=1024), nics * span
     table = LinkTable([])
-    names, kinds = [f"gpu{i}" for i in range(g)], ["gpu"] * g
+    names = [f"gpu{i}" for i in range(g)]
+    kinds: list[NodeKind] = ["gpu"] * g
     _interconnect(table, names, kinds, g, shape)
     cards, card_capacity, card_of_gpu = _cards(names, kinds, g, nics, shape.nic_bandwidth)
     if shape.gpus_per_pcie_switch is None:
@@ -319,7 +321,7 @@ def _most_below_a_leaf(domains: int, uplink: Fraction) -> int | None:
 
 
 def _cards(
-    names: list[str], kinds: list[str], g: int, nics: int, nic_bandwidth: Quantity | None
+    names: list[str], kinds: list[NodeKind], g: int, nics: int, nic_bandwidth: Quantity | None
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Add the NICs; return their vertices, the capacity of each, and the NIC of each GPU."""
     if nics == 0:
@@ -344,7 +346,7 @@ def _cards(
 
 
 def _interconnect(
-    table: LinkTable, names: list[str], kinds: list[str], g: int, shape: BoxesParameters
+    table: LinkTable, names: list[str], kinds: list[NodeKind], g: int, shape: BoxesParameters
 ) -> None:
     """Add the links between the GPUs of a node."""
     interconnect, links, bandwidth = shape.interconnect, shape.links, shape.gpu_bandwidth
@@ -422,7 +424,7 @@ def _direct_nics(
 def _pcie_tree(
     table: LinkTable,
     names: list[str],
-    kinds: list[str],
+    kinds: list[NodeKind],
     g: int,
     cards: tuple[int, ...],
     card_of_gpu: tuple[int, ...],
@@ -443,7 +445,8 @@ def _pcie_tree(
     switches = -(-g // per_switch)
     first_switch = len(names)
     names += [f"pcie{k}" for k in range(switches)] + [f"cpu{k}" for k in range(sockets)]
-    kinds += ["pcie"] * switches + ["cpu"] * sockets
+    kinds += ["pcie"] * switches
+    kinds += ["cpu"] * sockets
     for gpu in range(g):
         table.add_pair(gpu, first_switch + gpu // per_switch, capacity, (hop, hop), "pcie")
     for k, card in enumerate(cards):

@@ -19,6 +19,7 @@ from simcoll.arrays import Ints, Shorts
 from simcoll.core.immutable import by_constructor, freeze, immutable
 from simcoll.core.numbers import NUMBER, whole_numbers
 from simcoll.core.step import distinct
+from simcoll.core.vocabulary import LinkKind, NodeKind
 from simcoll.errors import ConfigError, nearest
 from simcoll.terminal import printable
 from simcoll.topology.detours import DetourRouter, detour_router
@@ -36,8 +37,8 @@ __all__ = ["LINK_KINDS", "NODE_KINDS", "Routes", "Topology"]
 
 MAX_WIDTH = 120
 _MAPPINGS = ("groups", "efficiency", "traits", "sources")
-NODE_KINDS = ("gpu", "nic", "switch", "cpu", "pcie")
-LINK_KINDS = ("nvlink", "link", "pcie", "cpu", "net")
+NODE_KINDS: tuple[NodeKind, ...] = ("gpu", "nic", "switch", "cpu", "pcie")
+LINK_KINDS: tuple[LinkKind, ...] = ("nvlink", "link", "pcie", "cpu", "net")
 """Kinds of links from the fastest to the slowest; arrays hold the index. ``nvlink`` is any scale-up
 link (NVLink, xGMI), ``cpu`` a link between sockets, ``link`` one of no special kind.
 """
@@ -69,7 +70,7 @@ class Routes:
     __reduce__ = by_constructor
 
     @property
-    def kinds(self) -> tuple[str, ...]:
+    def kinds(self) -> tuple[LinkKind, ...]:
         """Names of the kinds that ``kind`` indexes."""
         return LINK_KINDS
 
@@ -107,7 +108,7 @@ class Topology:
 
     name: str
     node_names: tuple[str, ...]
-    node_kinds: tuple[str, ...]
+    node_kinds: tuple[NodeKind, ...]
     rank_nodes: Ints
     link_src: Ints
     link_dst: Ints

@@ -9,6 +9,7 @@ import numpy as np
 
 from simcoll.arrays import Ints, Shorts
 from simcoll.core.memory_limits import check_room
+from simcoll.core.vocabulary import LinkKind, NodeKind
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.graph import LINK_KINDS, Topology
 from simcoll.topology.routing import Router
@@ -43,7 +44,7 @@ def room_for_links(number: int, subject: str) -> None:
     )
 
 
-def checked_kind(kind: str) -> str:
+def checked_kind(kind: str) -> LinkKind:
     """The kind, if it is one of :data:`~simcoll.topology.graph.LINK_KINDS`."""
     if kind not in LINK_KINDS:
         raise ConfigError(f"link_kind: unknown {kind!r}; {nearest(str(kind), LINK_KINDS)}")
@@ -103,7 +104,8 @@ def switch_network(
     gpus_forward: bool = False,
 ) -> Topology:
     """Build a topology whose first vertices are ranks 0..n-1, followed by switches."""
-    kinds = ["gpu"] * n + ["switch"] * (len(names) - n)
+    kinds: list[NodeKind] = ["gpu"] * n
+    kinds += ["switch"] * (len(names) - n)
     return assemble(
         name, names, kinds, np.arange(n), links.columns(), router, groups, gpus_forward=gpus_forward
     )
@@ -112,7 +114,7 @@ def switch_network(
 def assemble(
     name: str,
     names: Sequence[str],
-    kinds: Sequence[str],
+    kinds: Sequence[NodeKind],
     ranks: Ints,
     columns: Ints,
     router: Router,

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints
+from simcoll.core.vocabulary import Connection
 from simcoll.topology.components import lowest_in_component
 from simcoll.topology.graph import LINK_KINDS, Topology
 
@@ -87,7 +88,7 @@ class Machine:
     fabric: str
     switch_reduce: bool
     domain_ranks: tuple[int, ...]
-    inside: str
+    inside: Connection
     gpu_uBps: int
     nics: int
     nic_uBps: int
@@ -160,7 +161,7 @@ def _domains(topology: Topology) -> Ints:
     return domain
 
 
-def _inside(topology: Topology, domain: Ints) -> tuple[str, int]:
+def _inside(topology: Topology, domain: Ints) -> tuple[Connection, int]:
     """The kind of link that joins the ranks of a domain, and the capacity of one GPU's links of
     that kind.
     """
@@ -178,7 +179,7 @@ def _inside(topology: Topology, domain: Ints) -> tuple[str, int]:
     useful &= topology.link_kind == kind
     capacity = np.zeros(len(topology.node_names), dtype=np.int64)
     np.add.at(capacity, topology.link_src[useful], topology.link_capacity_uBps[useful])
-    name = LINK_KINDS[kind]
+    name: Connection = LINK_KINDS[kind]
     if topology.traits.get("peer_access") == "no":
         name = "host"
     elif kind == _NVLINK and topology.traits.get("generation", "").startswith("mi"):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simcoll.arrays import Ints
+from simcoll.core.vocabulary import NodeKind
 from simcoll.errors import ConfigError, nearest
 from simcoll.topology.graph import LINK_KINDS, NODE_KINDS, Topology
 from simcoll.topology.links import assemble
@@ -125,16 +126,15 @@ def _edge_table(
     return table
 
 
-def _node_kind(name: str, data: Mapping[str, Any]) -> str:
-    kind = data.get("kind", "gpu" if "rank" in data else "switch")
-    if kind not in NODE_KINDS:
-        raise ConfigError(
-            f"vertex {name!r}: unknown kind {kind!r}; {nearest(str(kind), NODE_KINDS)}"
-        )
-    return str(kind)
+def _node_kind(name: str, data: Mapping[str, Any]) -> NodeKind:
+    kind: Any = data.get("kind", "gpu" if "rank" in data else "switch")
+    text = str(kind)
+    if text not in NODE_KINDS:
+        raise ConfigError(f"vertex {name!r}: unknown kind {kind!r}; {nearest(text, NODE_KINDS)}")
+    return text
 
 
-def _rank_nodes(names: tuple[str, ...], kinds: tuple[str, ...], ranks: list[Any]) -> Ints:
+def _rank_nodes(names: tuple[str, ...], kinds: tuple[NodeKind, ...], ranks: list[Any]) -> Ints:
     if len(set(names)) != len(names):
         raise ConfigError("two vertices have the same name")
     if all(rank is None for rank in ranks):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simcoll.core.collective import KINDS
+from simcoll.core.collective import KINDS, collective_kind
 from simcoll.core.plan import Plan, PlanStep
 from simcoll.core.schedule import MULTICAST, OP_NAMES, REDUCE
 from simcoll.emulator.programs import Compute as Work
@@ -416,7 +416,7 @@ def _node(
     }
     if together.imbalance != 1:
         extras["imbalance"] = together.imbalance
-    if not meets and KINDS[together.kind].rooted:
+    if not meets and KINDS[collective_kind(together.kind)].rooted:
         extras["root"] = together.root
     attributes |= {f"{OWN}{name}": value for name, value in extras.items() if value}
     return Node(number, step.name or together.kind, "COMM_COLL", needs, 0, attributes)

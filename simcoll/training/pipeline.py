@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from simcoll.core.vocabulary import PassKind, PipelineSchedule
+
 __all__ = ["PipelineTurn", "stage_order"]
 
 
@@ -14,13 +16,13 @@ class PipelineTurn(NamedTuple):
     In schedules with separate weight gradients, ``"B"`` computes input gradients only.
     """
 
-    kind: str
+    kind: PassKind
     micro: int
     chunk: int
 
 
 def stage_order(
-    stages: int, chunks: int, micro_batches: int, stage: int, schedule: str = "1f1b"
+    stages: int, chunks: int, micro_batches: int, stage: int, schedule: PipelineSchedule = "1f1b"
 ) -> list[PipelineTurn]:
     """The passes of a stage in order.
 
@@ -59,7 +61,7 @@ def stage_order(
     return turns
 
 
-def _interleaved_turn(kind: str, turn: int, stages: int, chunks: int) -> PipelineTurn:
+def _interleaved_turn(kind: PassKind, turn: int, stages: int, chunks: int) -> PipelineTurn:
     """Micro-batch and chunk of a stage's n-th forward or backward pass: rounds of ``stages``
     micro-batches, chunk by chunk.
     """

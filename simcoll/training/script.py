@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from simcoll.core.vocabulary import CollectiveKind, PipelineSchedule, Sharding
 from simcoll.training.parallel import layers_of_chunks
 from simcoll.training.pipeline import PipelineTurn, stage_order
 
@@ -44,10 +45,10 @@ class ScriptShape:
 
     layers: tuple[tuple[tuple[int, ...], ...], ...]
     micro_batches: int
-    schedule: str
+    schedule: PipelineSchedule
     sends_overlap: str
     overlap_dp: bool
-    shard: str
+    shard: Sharding
     copies: bool
     expert_copies: bool
     experts: frozenset[int]
@@ -105,6 +106,9 @@ def shape_of(design: Design) -> ScriptShape:
     )
 
 
+SlotKind: TypeAlias = CollectiveKind | Literal["turn", "update", "send", "offload"]
+
+
 class Slot(NamedTuple):
     """The description of operations of equal cost.
 
@@ -125,7 +129,7 @@ class Slot(NamedTuple):
         Stream.
     """
 
-    does: str
+    does: SlotKind
     stage: int
     work: str = ""
     chunk: int = -1
@@ -336,12 +340,12 @@ class _ScriptWriter:
     def _reduce(
         self, stage: int, layer: int, needs: tuple[int, ...], micro: int = -1, chunk: int = -1
     ) -> tuple[int, ...]:
-        kind = "all_reduce" if self.shape.shard == "none" else "reduce_scatter"
+        kind: CollectiveKind = "all_reduce" if self.shape.shard == "none" else "reduce_scatter"
         return self._collective(kind, stage, layer, needs, micro, chunk)
 
     def _collective(
         self,
-        kind: str,
+        kind: CollectiveKind,
         stage: int,
         layer: int,
         needs: tuple[int, ...],

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from simcoll.algorithms import schedule as schedule_named
 from simcoll.binding import bind
-from simcoll.core.collective import KINDS, Collective
+from simcoll.core.collective import KINDS, Collective, collective_kind
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.reduction import parse_dtype
@@ -426,7 +426,9 @@ def _meeting(nranks: int) -> Plan:
 
 
 def _collective(call: CallOperation, nranks: int) -> Collective:
-    return Collective(call.kind, nranks, root=call.root if KINDS[call.kind].rooted else None)
+    return Collective(
+        call.kind, nranks, root=call.root if KINDS[collective_kind(call.kind)].rooted else None
+    )
 
 
 def _blocks(call: CallOperation, collective: Collective) -> tuple[Any, str]:

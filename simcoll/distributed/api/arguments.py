@@ -12,6 +12,7 @@ import numpy as np
 from simcoll.arrays import Array
 from simcoll.core.array_views import array_on
 from simcoll.core.reduction import Reduction
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.distributed.api.groups import ProcessGroup, rank_in_group
 from simcoll.distributed.runtime.calls import CollectiveCall
 from simcoll.distributed.runtime.fake import FakeArray
@@ -104,7 +105,7 @@ def _list_shapes(shapes: tuple[tuple[int, ...], ...], count: int) -> str:
 def call_on(
     array: Array,
     name: str,
-    kind: str,
+    kind: CollectiveKind,
     algorithm: Choice,
     op: Reduction | None = None,
     root: int | None = None,
@@ -126,7 +127,7 @@ def call_on(
 @functools.lru_cache(maxsize=1024)
 def _call_on(
     name: str,
-    kind: str,
+    kind: CollectiveKind,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
     op: str | None,

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from simcoll.core.reduction import Reduction
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.distributed.runtime.work import Work
 from simcoll.errors import InternalError
 from simcoll.libraries.choices import Choice
@@ -52,7 +53,7 @@ class CollectiveCall(msgspec.Struct, frozen=True, eq=False):
     """
 
     name: str
-    kind: str
+    kind: CollectiveKind
     sizes: int | tuple[int, ...]
     dtype: np.dtype[Any]
     shape: str = ""

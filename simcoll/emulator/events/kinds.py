@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from simcoll.core.vocabulary import PolicyKind
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.topology.values import factor
 from simcoll.units import MAX_TIME_FS, Ratio, exact_time
 
 __all__ = ["POLICIES", "Background", "Event", "LinkShare", "Policy", "Slow", "Stop"]
 
-POLICIES = ("stall", "re-route", "abort")
+POLICIES: tuple[PolicyKind, ...] = ("stall", "re-route", "abort")
 MOST_ABOVE, MOST_BELOW = 10**9, 10**6
 """Limits of a factor's numerator and denominator, so that a time in femtoseconds times a factor can
 be computed in 64 bits.
@@ -217,7 +218,7 @@ class Policy:
     stall 67ms x 7
     """
 
-    kind: str = "stall"
+    kind: PolicyKind = "stall"
     timeout_fs: int = 0
     retries: int = 0
     limit_fs: int = field(init=False, repr=False)

@@ -114,9 +114,10 @@ def parse_policy(policy: Policy | str) -> Policy:
     if not isinstance(policy, str):
         raise ConfigError(f"policy: expected text such as 'stall 67ms x 7', got {shown(policy)}")
     limited = _RETRIES.fullmatch(policy.strip())
-    if limited is None:
-        return Policy(policy.strip())
-    kind, timeout, retries = limited.groups()
+    kind = policy.strip() if limited is None else limited[1]
     if kind not in POLICIES:
         raise ConfigError(f"policy {shown(policy)} is not known; {nearest(kind, POLICIES)}")
+    if limited is None:
+        return Policy(kind)
+    timeout, retries = limited[2], limited[3]
     return Policy(kind, parse_time(timeout, what=f"timeout of policy {kind!r}"), int(retries or 0))

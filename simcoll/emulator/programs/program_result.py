@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -82,7 +83,7 @@ class ProgramResult:
     trace_hash: str
     classes: int | None = None
     done_fs: Ints | None = None
-    data: str = "none"
+    data: Literal["exact", "none"] = "none"
     wrong: int | None = None
     wall_s: float = 0.0
     cut: Cut | None = None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from simcoll.core.memory_limits import largest_automatic
+from simcoll.core.vocabulary import DataMode
 from simcoll.emulator.data.budget import check_exact, exact_bytes
 from simcoll.emulator.engine_choice import check_engine, choose_way, engine_names
 from simcoll.emulator.events import Event, Policy, timeline_of
@@ -19,7 +20,7 @@ from simcoll.topology import Topology
 
 __all__ = ["emulate_program"]
 
-DATA = ("auto", "exact", "none")
+DATA: tuple[DataMode, ...] = ("auto", "exact", "none")
 
 
 def emulate_program(
@@ -58,7 +59,7 @@ def emulate_program(
     return replace(result, path=result.path or path)
 
 
-def _moves_data(program: Program, data: str) -> bool:
+def _moves_data(program: Program, data: DataMode) -> bool:
     """Whether the program moves data."""
     if data == "none":
         return False

@@ -10,7 +10,10 @@ from typing import Literal
 
 import msgspec
 
+from simcoll.core.vocabulary import NcclProtocol
+
 __all__ = [
+    "PLAN_PROTOCOLS",
     "Channel",
     "Chunk",
     "Operation",
@@ -20,6 +23,7 @@ __all__ = [
     "ThreadBlock",
 ]
 
+PLAN_PROTOCOLS: tuple[NcclProtocol, ...] = ("Simple", "LL")
 Buffer = Literal["i", "o", "s"]
 Kind = Literal["memory", "port", "switch", "none"]
 

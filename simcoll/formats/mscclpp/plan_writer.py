@@ -16,9 +16,11 @@ import msgspec
 
 from simcoll.binding import bind, verify
 from simcoll.core.schedule import Schedule
+from simcoll.core.vocabulary import NcclProtocol
 from simcoll.errors import ConfigError, ScheduleError, expect, nearest
 from simcoll.files.output import write_file
 from simcoll.formats.mscclpp.blocks import MAX_CHANNELS, MAX_OPERATIONS, MAX_PEERS
+from simcoll.formats.mscclpp.document import PLAN_PROTOCOLS
 from simcoll.formats.mscclpp.reader import MAX_SEMAPHORES, parse_mscclpp_plan
 from simcoll.formats.mscclpp.stages import Aside, Ref, Stage, refuse, stages_of
 from simcoll.proving import verify_device_program
@@ -80,7 +82,7 @@ def dump_mscclpp_plan(
         Schedule,
         "dump_mscclpp_plan takes a schedule, made by simcoll.schedule() or Schedule()",
     )
-    if protocol not in {"Simple", "LL"}:
+    if protocol not in PLAN_PROTOCOLS:
         raise ConfigError(
             f"unknown protocol {protocol!r} of a plan; {nearest(protocol, ['Simple', 'LL'])}"
         )
@@ -135,7 +137,7 @@ def dump_mscclpp_plan(
 class _PlanWriter:
     """Collects thread blocks, channels and buffers of all ranks."""
 
-    def __init__(self, schedule: Schedule, protocol: str, *, careful: bool) -> None:
+    def __init__(self, schedule: Schedule, protocol: NcclProtocol, *, careful: bool) -> None:
         self.schedule, self.packets = schedule, protocol == "LL"
         # Whether all of a step are done before any begins the next: needed where one rank writes
         # what another read.

@@ -16,7 +16,7 @@ from simcoll.errors import ConfigError, nearest
 from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
 from simcoll.files.strict import decode_json, read_file
 from simcoll.formats.mscclpp.blocks import MAX_PARTS, PlanPlace, PlanRank, every_operation
-from simcoll.formats.mscclpp.document import PlanDocument
+from simcoll.formats.mscclpp.document import PLAN_PROTOCOLS, PlanDocument
 
 __all__ = ["load_mscclpp_plan", "parse_mscclpp_plan"]
 
@@ -69,9 +69,9 @@ def parse_mscclpp_plan(content: Content, file: str | None = None) -> DeviceProgr
         )
     plan = decode_json(content, PlanDocument, file)
     top = PlanPlace(file, "$")
-    if plan.protocol not in {"Simple", "LL"}:
+    if plan.protocol not in PLAN_PROTOCOLS:
         top.at(".protocol").refuse(
-            f"unknown protocol {plan.protocol!r}; {nearest(plan.protocol, ['Simple', 'LL'])}"
+            f"unknown protocol {plan.protocol!r}; {nearest(plan.protocol, PLAN_PROTOCOLS)}"
         )
     if plan.collective not in _KINDS:
         top.at(".collective").refuse(
@@ -186,7 +186,7 @@ def _shape(top: PlanPlace, plan: PlanDocument, pieces: int) -> DeviceProgram:
         chunks * pieces,
         pieces,
         plan.inplace,
-        plan.protocol,
+        "LL" if plan.protocol == "LL" else "Simple",
         tuple(semaphores),
         plan.min_message_size,
         plan.max_message_size,

@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from simcoll.core.vocabulary import OperationState
 from simcoll.errors import ConfigError
 from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
 from simcoll.files.strict import read_file
@@ -29,7 +30,7 @@ __all__ = [
 
 MAX_BYTES = 64 << 20
 MAX_ENTRIES = 1_000_000
-STATES = ("scheduled", "started", "completed")
+STATES: tuple[OperationState, ...] = ("scheduled", "started", "completed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class FlightEntry:
     operation: str
     inputs: tuple[tuple[tuple[int, ...], str], ...]
     outputs: tuple[tuple[tuple[int, ...], str], ...]
-    state: str
+    state: OperationState
     p2p: bool = False
     created_ns: int = 0
 

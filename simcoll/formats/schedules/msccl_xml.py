@@ -17,6 +17,7 @@ import numpy as np
 from simcoll.core.collective import Collective
 from simcoll.core.rank_program import OPS, Instruction, Lane, RankProgram
 from simcoll.core.schedule import Layout
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.errors import ConfigError, ScheduleError, nearest, shown
 from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
 from simcoll.files.strict import read_file
@@ -36,7 +37,7 @@ INT_LIMIT = 2**31
 
 # Chunks in flight per connection: NCCL_STEPS is 8, and Simple takes 4 of them for a chunk.
 _FIFO_DEPTH = {"Simple": 2, "LL": 8, "LL128": 8}
-_KINDS: dict[str, str | None] = {
+_KINDS: dict[str, CollectiveKind | None] = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
     "reduce_scatter": "reduce_scatter",

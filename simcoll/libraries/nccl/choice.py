@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from simcoll.core.vocabulary import CollectiveKind, NcclProtocol
 from simcoll.errors import ConfigError
 from simcoll.libraries.nccl.communicator import CommunicatorFacts, call_channels, nvls_channels
 from simcoll.libraries.nccl.tuning_table import TuningEntry, tuning_table
@@ -32,7 +33,7 @@ class NcclCall:
         Type of the elements and reduction, such as ``"float32"`` and ``"sum"``.
     """
 
-    collective: str
+    collective: CollectiveKind
     size_bytes: int
     dtype: str = "float32"
     op: str = "sum"
@@ -55,13 +56,13 @@ class NcclChoice:
     """
 
     algorithm: str
-    protocol: str
+    protocol: NcclProtocol
     channels: int
     threads: int
     estimate_us: float
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> tuple[str, NcclProtocol]:
         """Algorithm and protocol."""
         return self.algorithm, self.protocol
 

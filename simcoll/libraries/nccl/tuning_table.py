@@ -10,6 +10,7 @@ from functools import lru_cache
 from math import inf, log2
 from typing import Literal
 
+from simcoll.core.vocabulary import CollectiveKind, NcclProtocol
 from simcoll.libraries.formula import ONE_WAY, PROTOCOLS, ROOTED, ring_steps
 from simcoll.libraries.nccl.communicator import CommunicatorFacts
 from simcoll.libraries.nccl.graphs import PATH_TYPES, ChannelGraph, PathType
@@ -46,7 +47,7 @@ class TuningEntry:
     """
 
     algorithm: Algorithm
-    protocol: str
+    protocol: NcclProtocol
     latency_us: float
     rate_GBps: float
     threads: int
@@ -54,7 +55,9 @@ class TuningEntry:
 
 
 @lru_cache(maxsize=4096)
-def tuning_table(communicator: CommunicatorFacts, collective: str) -> tuple[TuningEntry, ...]:
+def tuning_table(
+    communicator: CommunicatorFacts, collective: CollectiveKind
+) -> tuple[TuningEntry, ...]:
     """The permitted algorithms and protocols of a collective, in NCCL's order.
 
     Empty if the environment leaves none: NCCL then refuses the call.
@@ -76,7 +79,10 @@ def tuning_table(communicator: CommunicatorFacts, collective: str) -> tuple[Tuni
 
 
 def _permits(
-    communicator: CommunicatorFacts, collective: str, algorithm: Algorithm, protocol: str
+    communicator: CommunicatorFacts,
+    collective: CollectiveKind,
+    algorithm: Algorithm,
+    protocol: NcclProtocol,
 ) -> bool:
     environment, graphs = communicator.environment, communicator.graphs
     if not environment.allows(collective, algorithm, protocol):
@@ -129,7 +135,10 @@ def _graph(communicator: CommunicatorFacts, algorithm: Algorithm) -> ChannelGrap
 
 
 def _latency_us(
-    communicator: CommunicatorFacts, collective: str, algorithm: Algorithm, protocol: str
+    communicator: CommunicatorFacts,
+    collective: CollectiveKind,
+    algorithm: Algorithm,
+    protocol: NcclProtocol,
 ) -> float:
     library, graph, kind = (
         communicator.library,
@@ -177,7 +186,10 @@ def _cpu(communicator: CommunicatorFacts) -> str:
 
 
 def _rate(
-    communicator: CommunicatorFacts, collective: str, algorithm: Algorithm, protocol: str
+    communicator: CommunicatorFacts,
+    collective: CollectiveKind,
+    algorithm: Algorithm,
+    protocol: NcclProtocol,
 ) -> float:
     """Bytes of the collective per time, from the rate of all channels together."""
     library, graph = communicator.library, _graph(communicator, algorithm)
@@ -215,7 +227,7 @@ def _rate(
 
 def _switched_rate(
     communicator: CommunicatorFacts,
-    collective: str,
+    collective: CollectiveKind,
     algorithm: Algorithm,
     graph: ChannelGraph,
     cap_GBps: float,
@@ -245,7 +257,7 @@ def _switched_rate(
     return bus * ranks / ring_steps(collective, ranks)
 
 
-def _threads(communicator: CommunicatorFacts, algorithm: Algorithm, protocol: str) -> int:
+def _threads(communicator: CommunicatorFacts, algorithm: Algorithm, protocol: NcclProtocol) -> int:
     if algorithm in _SWITCHED:
         return 640
     environment, limit = communicator.environment, _MAX_THREADS[protocol]
@@ -268,7 +280,9 @@ def _thread_limit(threads: int, lowest: int, limit: int) -> int:
     return limit if threads % 32 else min(max(threads, lowest), limit)
 
 
-def _thread_bytes(communicator: CommunicatorFacts, algorithm: Algorithm, protocol: str) -> int:
+def _thread_bytes(
+    communicator: CommunicatorFacts, algorithm: Algorithm, protocol: NcclProtocol
+) -> int:
     by_variable = dict(communicator.environment.thread_bytes).get((algorithm, protocol))
     if by_variable is not None:
         return by_variable

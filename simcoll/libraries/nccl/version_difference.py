@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from simcoll.core.collective import collective_kind
 from simcoll.errors import ConfigError
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library
@@ -69,7 +70,7 @@ def choice_changes(
     """
     old_facts, new_facts = (_communicator(topology, library, environment) for library in (old, new))
     for collective in collectives:
-        calls = [NcclCall(collective, size) for size in sizes_bytes]
+        calls = [NcclCall(collective_kind(collective), size) for size in sizes_bytes]
         triples = [
             (call, nccl_choice(old_facts, call), nccl_choice(new_facts, call)) for call in calls
         ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from simcoll.algorithms import ALGORITHMS
 from simcoll.binding import bind
-from simcoll.core.collective import KINDS, Collective
+from simcoll.core.collective import KINDS, Collective, collective_kind
 from simcoll.core.memory_limits import give_back
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
@@ -173,7 +173,8 @@ def counts_for(kind: str, sizes: Sequence[int], nranks: int, itemsize: int) -> l
     """
     if kind == "barrier":
         return [0]
-    slots = max(KINDS[kind].input_slots(nranks), KINDS[kind].output_slots(nranks))
+    definition = KINDS[collective_kind(kind)]
+    slots = max(definition.input_slots(nranks), definition.output_slots(nranks))
     return list(dict.fromkeys(max(size // (slots * itemsize), 1) for size in sizes))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from simcoll.core.collective import KINDS
+from simcoll.core.collective import KINDS, collective_kind
 from simcoll.emulator import Result
 from simcoll.files.output import csv_bytes
 from simcoll.planning.sweeps.nccl_tests_table import (
@@ -55,7 +55,7 @@ _BOUND = (("bound", "(us)", 10), ("headroom", "", 9))
 
 def _root(sweep: Sweep) -> int:
     """nccl-tests' root column: -1 without a root."""
-    return (sweep.root or 0) if KINDS[sweep.collective].rooted else -1
+    return (sweep.root or 0) if KINDS[collective_kind(sweep.collective)].rooted else -1
 
 
 def titles_of() -> tuple[tuple[str, str], ...]:
@@ -94,7 +94,7 @@ def cells(sweep: Sweep, rows: Sequence[SweepRow]) -> SizeCells:
         row.size_bytes,
         row.count,
         sweep.dtype,
-        sweep.op if KINDS[sweep.collective].reduces else "none",
+        sweep.op if KINDS[collective_kind(sweep.collective)].reduces else "none",
         _root(sweep),
         microseconds(row.time_fs / 1e9) if cut is None else cut.kind,
         gigabytes(row.algbw),

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from simcoll.arrays import Floats
+from simcoll.core.collective import collective_kind
 from simcoll.core.schedule import Schedule
+from simcoll.core.vocabulary import NcclProtocol
 from simcoll.emulator import emulate
 from simcoll.errors import ConfigError
 from simcoll.formats.tuners.tuner_rules import NO_LIMIT, Rule
@@ -105,7 +107,7 @@ def nccl_choices(
     overlaid = calibrate(model, machine, calibration)
     for collective in collectives:
         bytes_ = np.array(sizes, float)
-        question = question_on(collective, topology, overlaid)
+        question = question_on(collective_kind(collective), topology, overlaid)
         offered, _ = choose(question, bytes_)
         every = {(cost.algorithm, cost.protocol): cost.time_us(bytes_) for cost in offered}
         prefers = _choices_of_estimates(question, bytes_)
@@ -151,7 +153,7 @@ def nccl_choices(
             )
 
 
-def _choices_of_estimates(question: Question, size_bytes: Floats) -> list[tuple[str, str]]:
+def _choices_of_estimates(question: Question, size_bytes: Floats) -> list[tuple[str, NcclProtocol]]:
     """The algorithm and protocol that NCCL's own estimates prefer at every size, by its exact rules
     where its graphs are known.
     """
@@ -168,11 +170,11 @@ def _choices_of_estimates(question: Question, size_bytes: Floats) -> list[tuple[
 
 
 def _fastest_at(
-    times_by_key: Mapping[tuple[str, str], Floats], place: int
-) -> list[tuple[str, str]]:
+    times_by_key: Mapping[tuple[str, NcclProtocol], Floats], place: int
+) -> list[tuple[str, NcclProtocol]]:
     """The choices by their time at one of the sizes, the fastest first."""
 
-    def time_us(key: tuple[str, str]) -> float:
+    def time_us(key: tuple[str, NcclProtocol]) -> float:
         times = np.atleast_1d(times_by_key[key])
         return float(times[min(place, len(times) - 1)])
 

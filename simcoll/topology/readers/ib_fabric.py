@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from simcoll.arrays import Ints, Shorts
 from simcoll.core.immutable import by_constructor, freeze
 from simcoll.core.memory_limits import check_room
+from simcoll.core.vocabulary import NodeKind
 from simcoll.errors import ConfigError
 from simcoll.files.reader_arguments import Content, content_of
 from simcoll.topology.graph import Topology
@@ -179,7 +180,8 @@ def parse_ib_fabric(
         f"{host}.gpu{place}" for host, members in hosts.items() for place in range(len(members))
     ]
     names += _distinct(listing.names)
-    kinds = ["gpu"] * n + ["switch" if kind == "router" else kind for kind in listing.kinds]
+    kinds: list[NodeKind] = ["gpu"] * n
+    kinds += ["switch" if kind == "router" else kind for kind in listing.kinds]
     links = LinkTable([])
     rates: dict[tuple[int, int], int] = {}
     for cable in listing.cables:  # cables between the same two vertices add up

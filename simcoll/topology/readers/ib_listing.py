@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from typing import Literal, NamedTuple, NoReturn, TypeAlias
 
+from simcoll.core.vocabulary import NodeKind
 from simcoll.errors import ConfigError
 from simcoll.files.reader_arguments import Content, content_of
 
 __all__ = ["Cable", "Listing", "parse_listing"]
+
+FabricNode: TypeAlias = NodeKind | Literal["router"]
+"""A vertex of a listing; routers become switches."""
 
 MAX_BYTES = 64 << 20
 MAX_PORTS = 1 << 18
@@ -82,11 +86,17 @@ class Listing:
     """
 
     names: list[str] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
+    kinds: list[FabricNode] = field(default_factory=list)
     cables: list[Cable] = field(default_factory=list)
 
 
-_KINDS = {"switch": "switch", "ca": "nic", "hca": "nic", "rt": "router", "router": "router"}
+_KINDS: dict[str, FabricNode] = {
+    "switch": "switch",
+    "ca": "nic",
+    "hca": "nic",
+    "rt": "router",
+    "router": "router",
+}
 
 
 def parse_listing(content: Content, file: str | None = None) -> Listing:

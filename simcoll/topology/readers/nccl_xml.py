@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from xml.etree.ElementTree import Element
 
+from simcoll.core.vocabulary import NodeKind
 from simcoll.errors import ConfigError, blamed_on
 from simcoll.files.reader_arguments import Content, content_of
 from simcoll.files.xml import XmlLimits, parse_xml
@@ -63,7 +64,7 @@ class _Dump:
 
     names: list[str] = field(default_factory=list)
     used_names: set[str] = field(default_factory=set)
-    kinds: list[str] = field(default_factory=list)
+    kinds: list[NodeKind] = field(default_factory=list)
     links: LinkTable = field(default_factory=lambda: LinkTable([]))
     up: dict[int, int] = field(default_factory=dict)  # PCIe parent of a vertex
     gpus: list[_XmlGpu] = field(default_factory=list)
@@ -73,7 +74,7 @@ class _Dump:
     hosts: list[str] = field(default_factory=list)  # of each CPU
     host_of_cpu: dict[int, int] = field(default_factory=dict)  # number of the host, by vertex
 
-    def vertex(self, name: str, kind: str) -> int:
+    def vertex(self, name: str, kind: NodeKind) -> int:
         if name in self.used_names:
             raise ConfigError(f"{name!r} occurs twice")
         self.used_names.add(name)
@@ -92,7 +93,7 @@ class _Dump:
             vertex = self.up[vertex]
         return vertex
 
-    def below(self, parent: int, name: str, kind: str, capacity: int) -> int:
+    def below(self, parent: int, name: str, kind: NodeKind, capacity: int) -> int:
         """Add a vertex with a PCIe link to its parent."""
         vertex = self.vertex(name, kind)
         self.links.add_pair(vertex, parent, capacity, (PCIE_FS, PCIE_FS), "pcie")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from simcoll.core.vocabulary import NodeKind
 from simcoll.errors import ConfigError
 from simcoll.files.reader_arguments import Content, content_of
 from simcoll.topology.cluster import Box, Tier, cluster
@@ -86,7 +87,8 @@ def parse_smi_matrix(
         zip(needed, required_rates("the matrix", file, list(needed.values())), strict=True)
     )
     nvlink, pcie = rates.get("nvlink", 0), rates.get("pcie", 0)
-    names, kinds = [f"gpu{gpu}" for gpu in range(n)], ["gpu"] * n
+    names = [f"gpu{gpu}" for gpu in range(n)]
+    kinds: list[NodeKind] = ["gpu"] * n
     links = LinkTable([])
     _nvlinks(counts, names, kinds, links, nvlink)
     switches = _groups(
@@ -186,7 +188,11 @@ def _sockets(matrix: DeviceMatrix) -> list[int]:
 
 
 def _nvlinks(
-    count: list[list[int]], names: list[str], kinds: list[str], links: LinkTable, link_rate: int
+    count: list[list[int]],
+    names: list[str],
+    kinds: list[NodeKind],
+    links: LinkTable,
+    link_rate: int,
 ) -> None:
     """Add NVLinks between GPUs, or to a switch if a GPU's links to all peers exceed its own;
     ``link_rate`` is the rate of one.

@@ -1,0 +1,110 @@
+"""The words of the domain that records hold and code compares: kinds, protocols, axes, states.
+
+Each vocabulary is a ``Literal``, so that a comparison with a word that is not in it is an error of
+mypy (``strict_equality``). At run time its words are plain strings, as in files and on the command
+line. Text from outside becomes a word where it is checked: after ``if text not in KINDS: raise``,
+mypy knows ``text`` as a :data:`CollectiveKind`, because the keys of the table are. mypy does not
+look into ``word in {"a", "b"}``; ``tests/laws/test_vocabulary.py`` does.
+
+Names that others may add to (engines, algorithms, libraries, transports) are no vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+__all__ = [
+    "Axis",
+    "BoundKind",
+    "CollectiveKind",
+    "Connection",
+    "DataMode",
+    "Interconnect",
+    "LinkKind",
+    "NcclProtocol",
+    "NodeKind",
+    "OperationState",
+    "OrderLevel",
+    "PassKind",
+    "PipelineSchedule",
+    "PolicyKind",
+    "ProofKind",
+    "ProofMethod",
+    "RankSet",
+    "Sharding",
+    "TransferOp",
+]
+
+CollectiveKind: TypeAlias = Literal[
+    "broadcast",
+    "reduce",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "send_recv",
+    "barrier",
+]
+"""What a collective means; :data:`simcoll.core.collective.KINDS` has the definitions."""
+
+RankSet: TypeAlias = Literal["all", "root", "sources", "destinations"]
+"""The ranks of a collective that have an input, or an output."""
+
+TransferOp: TypeAlias = Literal["copy", "reduce", "sync", "multicast", "switch_reduce"]
+"""What a transfer does to its destination (:data:`simcoll.core.step.OP_NAMES`)."""
+
+OrderLevel: TypeAlias = Literal[
+    "", "any", "rank-consistent", "run-consistent", "position-independent"
+]
+"""What a proof says of the order of reductions (:data:`simcoll.core.proof.LEVELS`); empty where
+nothing is reduced.
+"""
+
+ProofKind: TypeAlias = Literal["full", "by symmetry"]
+"""Whether every chunk was followed, or some that stand for the rest."""
+
+ProofMethod: TypeAlias = Literal["exact", "fingerprint"]
+"""How contributions are compared."""
+
+BoundKind: TypeAlias = Literal["bandwidth", "latency"]
+"""What limits a collective."""
+
+NcclProtocol: TypeAlias = Literal["LL", "LL128", "Simple"]
+"""NCCL's protocols. A :class:`simcoll.core.protocol.Protocol` of one's own may have any name."""
+
+NodeKind: TypeAlias = Literal["gpu", "nic", "switch", "cpu", "pcie"]
+"""Kinds of vertices (:data:`simcoll.topology.NODE_KINDS`)."""
+
+LinkKind: TypeAlias = Literal["nvlink", "link", "pcie", "cpu", "net"]
+"""Kinds of links (:data:`simcoll.topology.LINK_KINDS`)."""
+
+Connection: TypeAlias = Literal["nvlink", "xgmi", "link", "pcie", "cpu", "net", "host", ""]
+"""What connects the ranks of a domain: a kind of link, AMD's xGMI, host memory, or nothing."""
+
+Interconnect: TypeAlias = Literal["switch", "mesh", "links", "pcie"]
+"""What joins the GPUs of a node in a family of topologies."""
+
+Axis: TypeAlias = Literal["tp", "cp", "dp", "pp", "ep", "edp"]
+"""Axes of a mesh: tensor, context, data, pipeline and expert parallelism, and the data parallelism
+of experts.
+"""
+
+Sharding: TypeAlias = Literal["none", "optimizer", "gradients", "parameters"]
+"""What data parallelism splits: nothing (DDP), ZeRO-1, ZeRO-2, ZeRO-3."""
+
+PipelineSchedule: TypeAlias = Literal["1f1b", "zero-bubble"]
+"""The order of passes in a pipeline."""
+
+PassKind: TypeAlias = Literal["F", "B", "W"]
+"""A pass of a micro-batch: forward, backward, gradients of weights alone."""
+
+PolicyKind: TypeAlias = Literal["stall", "re-route", "abort"]
+"""What happens to bytes that meet a link that is down."""
+
+OperationState: TypeAlias = Literal["scheduled", "started", "completed"]
+"""Status of an operation in a flight record."""
+
+DataMode: TypeAlias = Literal["auto", "exact", "none"]
+"""Whether a run moves data."""
