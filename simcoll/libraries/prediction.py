@@ -146,7 +146,8 @@ def differs(time_fs: int, formula_fs: int) -> bool:
     return abs(time_fs - formula_fs) > DIFFERENT * formula_fs
 
 
-_FORM = {field.name: {"str": str, "int": int}[str(field.type)] for field in fields(Prediction)}
+# Words of a vocabulary are text.
+_FORM = {field.name: int if field.type == "int" else str for field in fields(Prediction)}
 
 
 def choose(question: Question, size_bytes: Floats) -> tuple[list[Cost], Ints]:

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from simcoll.core.collective import KINDS, Collective
+from simcoll.core.collective import KINDS, Collective, collective_kind
 from simcoll.core.reduction import parse_dtype
 from simcoll.errors import ConfigError, nearest
 from simcoll.testing.checks import several
@@ -203,13 +203,13 @@ def _operations(
 @st.composite
 def _definitions(draw: DrawFn, choices: _Choices, nranks: int) -> Collective:
     kind = draw(st.sampled_from(choices.kinds))
-    root = draw(st.integers(0, nranks - 1)) if KINDS[kind].rooted else None
+    root = draw(st.integers(0, nranks - 1)) if KINDS[collective_kind(kind)].rooted else None
     pairs: tuple[tuple[int, int], ...] = ()
     if kind == "send_recv":
         sources, targets = (draw(st.permutations(range(nranks))) for _ in range(2))
         messages = [(src, dst) for src, dst in zip(sources, targets, strict=True) if src != dst]
         pairs = tuple(messages[: draw(st.integers(0, nranks))])
-    in_place = KINDS[kind].alias is not None and draw(st.booleans())
+    in_place = KINDS[collective_kind(kind)].alias is not None and draw(st.booleans())
     return Collective(kind, nranks, root=root, pairs=pairs, in_place=in_place)
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from simcoll.core.vocabulary import PipelineSchedule, Sharding
 from simcoll.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -118,8 +117,8 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     order: str = "tp-cp-dp-pp"
     virtual: int = 1
     micro_batch: int = 1
-    schedule: PipelineSchedule = "1f1b"
-    shard: Sharding = "none"
+    schedule: str = "1f1b"
+    shard: str = "none"
     shard_group: int = 0
     sequence_parallel: bool = False
     recompute: str = "none"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 from simcoll.core.vocabulary import CollectiveKind, PipelineSchedule, Sharding
 from simcoll.training.parallel import layers_of_chunks
@@ -92,10 +92,10 @@ def shape_of(design: Design) -> ScriptShape:
     return ScriptShape(
         layers,
         design.micro_batches,
-        parallel.schedule,
+        cast("PipelineSchedule", parallel.schedule),  # one of CHOICES, as the next
         parallel.sends_overlap,
         parallel.overlap_dp,
-        parallel.shard,
+        cast("Sharding", parallel.shard),
         copies=copies > 1,
         expert_copies=spread and parallel.tp * copies > parallel.ep,
         experts=frozenset(layer for layer in range(model.layers) if spread and model.is_moe(layer)),

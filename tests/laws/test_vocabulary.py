@@ -49,12 +49,12 @@ from simcoll.libraries.formula import Cost
 from simcoll.topology import Routes, Topology
 from simcoll.topology.families import BoxesParameters
 from simcoll.topology.machine import Machine
-from simcoll.training.parallel import Parallel
 from simcoll.training.pipeline import PipelineTurn
+from simcoll.training.script import ScriptShape
 
 def compared(collective: Collective, proof: Proof, bound: Bound, result: Result, policy: Policy,
              entry: FlightEntry, prediction: Prediction, cost: Cost, topology: Topology,
-             routes: Routes, boxes: BoxesParameters, machine: Machine, parallel: Parallel,
+             routes: Routes, boxes: BoxesParameters, machine: Machine, shape: ScriptShape,
              turn: PipelineTurn) -> list[bool]:
     return [
 """
@@ -75,8 +75,8 @@ COMPARED = [
     ("routes.kinds[0]", "nvlink", "nvlinks"),
     ("boxes.interconnect", "mesh", "full mesh"),
     ("machine.inside", "host", "hosts"),
-    ("parallel.schedule", "1f1b", "1F1B"),
-    ("parallel.shard", "gradients", "gradient"),
+    ("shape.schedule", "1f1b", "1F1B"),
+    ("shape.shard", "gradients", "gradient"),
     ("turn.kind", "F", "forward"),
 ]
 

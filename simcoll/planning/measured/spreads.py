@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simcoll.arrays import Floats
+from simcoll.core.collective import collective_kind
 from simcoll.libraries.intervals import FEW, LEVELS, METHODS, OUTERMOST, Spread, cell_of
 from simcoll.libraries.question import question_on
 from simcoll.planning.measured.accuracy import Error, left_out_library
@@ -72,7 +73,8 @@ def left_out_errors(errors: Iterable[Error]) -> list[LeftOutError]:
         if key not in innermost:
             library = left_out_library(table.library, table.system)
             machine = table.machine()
-            question = question_on(table.collective, machine, library, table.settings(), None)
+            kind = collective_kind(table.collective)
+            question = question_on(kind, machine, library, table.settings(), None)
             innermost[key] = cell_of(question, error.size_bytes, error.method)
         cell = innermost[key]
         gpu = cell[LEVELS.index("gpu")]
