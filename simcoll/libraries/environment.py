@@ -66,7 +66,7 @@ class Environment:
     launcher
         One of :data:`LAUNCHERS`.
     ignored
-        Settings without effect here, as they were given.
+        Settings that change no time here, as they were given; some change NCCL's graphs.
     """
 
     algorithms: tuple[tuple[str, tuple[str, ...]], ...] = ()

@@ -7,10 +7,13 @@ from functools import lru_cache
 
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library
+from simcoll.libraries.nccl.graph_search import Settings
 from simcoll.libraries.nccl.graphs import NcclGraphs
-from simcoll.libraries.nccl.search import graphs_on
+from simcoll.libraries.nccl.search import graphs_on, search
+from simcoll.libraries.nccl.search_settings import search_settings
 from simcoll.topology import Topology
 from simcoll.topology.capability import compute_capability
+from simcoll.topology.host_tree import nics_of
 
 __all__ = [
     "MAX_CHANNELS",
@@ -107,7 +110,16 @@ def communicator_on(
     >>> call_channels(node), nvls_channels(node)
     (24, 16)
     """
-    graphs = graphs_on(topology, version_of(library)) if "rules.choice" in library.values else None
+    if "rules.choice" not in library.values:
+        return None
+    host = topology.host
+    ports = [port.number for nic in nics_of(host) for port in nic.ports] if host else []
+    settings = search_settings(environment, ports)
+    version = version_of(library)
+    if settings == Settings():
+        graphs = graphs_on(topology, version)
+    else:
+        graphs = search(topology, version, settings)
     if graphs is None:
         return None
     capability, cpu = compute_capability(topology.traits), topology.traits.get("cpu", "")

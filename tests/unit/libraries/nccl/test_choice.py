@@ -84,6 +84,29 @@ def test_every_choice_is_nccls():
     assert wrong == []
 
 
+@pytest.mark.slow
+def test_variables_change_the_choice_as_in_nccl_from_the_topology_alone():
+    graphs = {row["id"]: row for row in rows_of("graphs.csv")}
+    compared = 0
+    for row in rows_of("choices.csv"):
+        about = graphs[row["id"]]
+        ranks, hosts = int(about["ranks"]), int(about["hosts"])
+        if about["machine"] not in {"dgx-h100", "dgx-a100"} or not about["variables"]:
+            continue
+        assert ranks == 8 * hosts
+        communicator = communicator_on(
+            load_topology(about["machine"], nodes=hosts),
+            load_library(f"nccl-{about['version']}"),
+            parse_environment(about["variables"]),
+        )
+        call = NcclCall(row["collective"], int(row["size_bytes"]), row["dtype"], row["op"])
+        choice = nccl_choice(communicator, call)
+        expected = (row["algorithm"], row["protocol"], int(row["channels"]))
+        assert (choice.algorithm, choice.protocol, choice.channels) == expected, (about, row)
+        compared += 1
+    assert compared > 50
+
+
 def test_every_entry_of_the_tuning_tables_is_nccls():
     for row in rows_of("tables.csv"):
         table = tuning_table(communicators()[row["id"]], row["function"])
