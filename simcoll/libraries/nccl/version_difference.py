@@ -63,10 +63,10 @@ def choice_changes(
     >>> from simcoll.libraries.library import load_library
     >>> from simcoll.topology import load_topology
     >>> versions = load_library("nccl-2.27"), load_library("nccl-2.30")
-    >>> pair = load_topology("dgx-h100").take(2)
-    >>> (change,) = choice_changes(pair, *versions, ["all_reduce"], [2**30])
+    >>> two = load_topology("dgx-b200", nodes=2)
+    >>> (change,) = choice_changes(two, *versions, ["all_gather"], [2**26])
     >>> change.old_choices[0].key, change.new_choices[0].key
-    (('ring', 'Simple'), ('nvls', 'Simple'))
+    (('ring', 'LL128'), ('ring', 'Simple'))
     """
     old_facts, new_facts = (_communicator(topology, library, environment) for library in (old, new))
     for collective in collectives:
