@@ -146,6 +146,11 @@ def pipelined(
 
     The pipeline is ``drained`` where the operation changes; a rank's copies to itself stay whole.
     ``newest_first`` is the order of the pieces in a step.
+
+    >>> import simcoll
+    >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
+    >>> [len(step) for step in pipelined(ring, 4).steps()]
+    [3, 3, 6, 6, 6, 3]
     """
     expect(schedule, Schedule, "pipelined takes a schedule")
     if checked_cuts("pieces", count) == 1:
@@ -334,6 +339,12 @@ def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Sched
     They must have one layout and the same number of steps. Within a step the transfers are ordered
     schedule by schedule, or alternating with ``run`` of each; a rank's copies to itself are ordered
     slot by slot.
+
+    >>> import simcoll
+    >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
+    >>> both = in_shares([ring, ring])
+    >>> both.nchannels, both.layout.chunks
+    (2, 2)
     """
     model = first_of(schedules, "in_shares")
     checked_cuts("schedules", len(schedules))
@@ -388,17 +399,35 @@ def channels(
 def relabelled(schedule: Schedule, order: ArrayLike, *, by_rank: bool = False) -> Schedule:
     """The same schedule with rank ``order[r]`` in the place of rank r, including blocks; see
     :func:`channels`.
+
+    >>> import simcoll
+    >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
+    >>> list(relabelled(ring, [2, 0, 1]).steps())[1].dst_rank.tolist()
+    [0, 1, 2]
     """
     return channels(schedule, [order], by_rank=by_rank)
 
 
 def in_channels(schedule: Schedule, *, channels: int = 1) -> Schedule:
-    """Copies with equal shares of the data: the parameter ``channels`` of most algorithms."""
+    """Copies with equal shares of the data: the parameter ``channels`` of most algorithms.
+
+    >>> import simcoll
+    >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
+    >>> in_channels(ring, channels=4).nchannels
+    4
+    """
     return in_shares([schedule] * checked_cuts("channels", channels))
 
 
 def in_pieces(schedule: Schedule, *, channels: int = 1, pieces: int = 1) -> Schedule:
-    """Copies with equal shares of the data, each cut into pieces that follow one another."""
+    """Copies with equal shares of the data, each cut into pieces that follow one another.
+
+    >>> import simcoll
+    >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
+    >>> parts = in_pieces(ring, channels=2, pieces=3)
+    >>> parts.nchannels, parts.layout.chunks
+    (2, 6)
+    """
     return pipelined(in_channels(schedule, channels=channels), pieces)
 
 
@@ -407,7 +436,14 @@ def in_pieces(schedule: Schedule, *, channels: int = 1, pieces: int = 1) -> Sche
 
 
 def together(first: Schedule, *others: Schedule) -> Schedule:
-    """Concurrent schedules of one layout, step by step; the transfers of the first come first."""
+    """Concurrent schedules of one layout, step by step; the transfers of the first come first.
+
+    >>> import simcoll
+    >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
+    >>> doubled = together(ring, ring)  # correct only where the two write different chunks
+    >>> [len(step) for step in doubled.steps()]
+    [6, 6, 6]
+    """
     schedules = (first, *others)
     first_of(schedules, "together")
 
@@ -428,6 +464,11 @@ def staggered(
 
     The data is cut into pieces; each performs a stage while its predecessor performs the next, on a
     channel per stage, or those in ``lanes``.
+
+    >>> import simcoll
+    >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
+    >>> [len(step) for step in staggered([ring], 2).steps()]  # its only stage, piece by piece
+    [3, 3, 3, 3, 3, 3]
     """
     model = first_of(stages, "staggered")
     if checked_cuts("pieces", count) == 1:
@@ -462,6 +503,12 @@ def in_stages(
     """The stages in sequence, in copies with equal shares of the data.
 
     Each piece runs one stage behind its predecessor.
+
+    >>> import simcoll
+    >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
+    >>> stages = in_stages([ring], channels=2, pieces=3)
+    >>> print(simcoll.verify(stages))
+    proved (full, exact): 54 transfers in 9 steps
     """
     staged = staggered(stages, pieces, lanes)
     return in_shares([staged] * checked_cuts("channels", channels), run=staged.nranks)

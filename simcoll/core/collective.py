@@ -396,27 +396,47 @@ class Collective:
         return np.isin(ranks, np.array(members, np.int64))
 
     def has_input(self, rank: ArrayLike) -> NDArray[np.bool_]:
-        """Whether each rank has an input buffer."""
+        """Whether each rank has an input buffer.
+
+        >>> Collective("scatter", 3, root=1).has_input([0, 1, 2]).tolist()
+        [False, True, False]
+        """
         return self._at(self.spec.input_at, rank)
 
     def has_output(self, rank: ArrayLike) -> NDArray[np.bool_]:
         """Whether each rank has an output buffer that the caller sees; elsewhere the buffer may
         serve as workspace.
+
+        >>> Collective("gather", 3).has_output([0, 1, 2]).tolist()
+        [True, False, False]
         """
         return self._at(self.spec.output_at, rank)
 
     def input_block(self, rank: Ints, slot: Ints) -> Ints:
-        """Block that each input slot holds."""
+        """Block that each input slot holds.
+
+        >>> Collective("all_gather", 3).input_block(np.arange(3), np.zeros(3, np.int64)).tolist()
+        [0, 1, 2]
+        """
         return self.spec.input_block(rank, slot, self.nranks)
 
     def output_block(self, rank: Ints, slot: Ints) -> Ints:
-        """Block that each output slot holds."""
+        """Block that each output slot holds.
+
+        >>> Collective("all_gather", 3).output_block(np.array([0]), np.arange(3)).tolist()
+        [0, 1, 2]
+        """
         if self.kind == "send_recv":
             return self.source(rank, slot)[0]
         return self.spec.output_block(rank, slot, self.nranks)
 
     def source(self, rank: Ints, slot: Ints) -> tuple[Ints, Ints]:
-        """Rank (or ``ALL``) and input slot whose data each output slot must hold."""
+        """Rank (or ``ALL``) and input slot whose data each output slot must hold.
+
+        >>> rank, slot = Collective("all_to_all", 3).source(np.array([1]), np.arange(3))
+        >>> rank.tolist(), slot.tolist()
+        ([0, 1, 2], [1, 1, 1])
+        """
         source, source_slot = self.spec.source(rank, slot)
         if self.spec.rooted and not self.spec.reduces and self.kind != "gather":
             source = source + np.int64(self.root or 0)

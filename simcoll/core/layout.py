@@ -55,6 +55,13 @@ class Layout:
     ------
     ConfigError
         For numbers that are not whole, blocks or pieces that do not exist, and too many chunks.
+
+    Examples
+    --------
+    >>> from simcoll.core.collective import Collective
+    >>> layout = Layout(Collective("all_gather", 3), chunks=2)
+    >>> layout.output_base, layout.scratch_base, layout.size
+    (2, 8, 8)
     """
 
     collective: Collective
@@ -139,36 +146,77 @@ class Layout:
     __reduce__ = by_constructor
 
     def input(self, slot: Any = 0, piece: Any = 0) -> Any:
-        """Address of a piece of an input slot (scalars or arrays)."""
+        """Address of a piece of an input slot (scalars or arrays).
+
+        >>> from simcoll.core.collective import Collective
+        >>> layout = Layout(Collective("all_gather", 3), chunks=2)
+        >>> layout.input(0, 1)
+        1
+        """
         return slot * self.chunks + piece
 
     def output(self, slot: Any = 0, piece: Any = 0) -> Any:
-        """Address of a piece of an output slot."""
+        """Address of a piece of an output slot.
+
+        >>> from simcoll.core.collective import Collective
+        >>> layout = Layout(Collective("all_gather", 3), chunks=2)
+        >>> layout.output(2, np.arange(2)).tolist()
+        [6, 7]
+        """
         return self.output_base + slot * self.chunks + piece
 
     def scratch_at(self, slot: Any = 0, piece: Any = 0) -> Any:
-        """Address of a piece of a scratch slot."""
+        """Address of a piece of a scratch slot.
+
+        >>> from simcoll.core.collective import Collective
+        >>> layout = Layout(Collective("all_reduce", 3), scratch=[0, 0])
+        >>> layout.scratch_at(1)
+        3
+        """
         return self.scratch_base + slot * self.scratch_chunks + piece
 
     def region(self, chunk: Ints) -> Ints:
-        """0, 1 or 2 for input, output, scratch."""
+        """0, 1 or 2 for input, output, scratch.
+
+        >>> from simcoll.core.collective import Collective
+        >>> layout = Layout(Collective("all_gather", 3), chunks=2)
+        >>> layout.region(np.array([0, 2])).tolist()
+        [0, 1]
+        """
         return (chunk >= self.output_base).astype(np.int64) + (chunk >= self.scratch_base)
 
     def bases(self) -> Ints:
-        """First chunk of input, output, scratch, and the end."""
+        """First chunk of input, output, scratch, and the end.
+
+        >>> from simcoll.core.collective import Collective
+        >>> layout = Layout(Collective("all_gather", 3), chunks=2)
+        >>> layout.bases().tolist()
+        [0, 2, 8, 8]
+        """
         return np.array([0, self.output_base, self.scratch_base, self.size], np.int64)
 
     def block(self, rank: Ints, chunk: Ints) -> Ints:
         """Block whose piece each chunk holds.
 
         Chunks may only be exchanged for chunks of the same block and piece.
+
+        >>> from simcoll.core.collective import Collective
+        >>> layout = Layout(Collective("all_gather", 3), chunks=2)
+        >>> layout.block(np.array([1, 1]), np.array([0, 2])).tolist()  # its own, and the first
+        [1, 0]
         """
         if self.collective.nblocks <= 1:
             return np.zeros(chunk.shape, np.int64)
         return self._by_region(rank, chunk, self._block_in)
 
     def piece(self, rank: Ints, chunk: Ints) -> Ints:
-        """Index within its block of the piece that each chunk holds."""
+        """Index within its block of the piece that each chunk holds.
+
+        >>> from simcoll.core.collective import Collective
+        >>> layout = Layout(Collective("all_gather", 3), chunks=2)
+        >>> layout.piece(np.array([0, 0]), np.array([2, 3])).tolist()
+        [0, 1]
+        """
         if self.scratch_pieces is None:
             return chunk % self.chunks
         return self._by_region(rank, chunk, self._piece_in)
@@ -205,6 +253,12 @@ class Layout:
     def same_size(self, step: Step) -> NDArray[np.bool_]:
         """Mask of the single-chunk transfers whose two chunks have the same size for every choice
         of block sizes.
+
+        >>> from simcoll.core.collective import Collective
+        >>> layout = Layout(Collective("all_gather", 3), chunks=2)
+        >>> from simcoll.core.step import transfers
+        >>> layout.same_size(transfers(0, 0, 1, [2, 3])).tolist()
+        [True, False]
         """
         by_address = (
             self.collective.nblocks <= 1
@@ -226,6 +280,11 @@ class Layout:
     def canonical(self, rank: Ints, chunk: Ints) -> Ints:
         """The canonical address of each chunk; of two in-place aliases, the one in the larger
         buffer.
+
+        >>> from simcoll.core.collective import Collective
+        >>> layout = Layout(Collective("all_gather", 3, in_place=True))
+        >>> layout.canonical(np.array([2]), np.array([0])).tolist()  # its slot of the output
+        [3]
         """
         alias = self.collective.spec.alias
         if not self.collective.in_place or alias is None:
@@ -244,7 +303,13 @@ class Layout:
         return np.where(in_inner & self._has_alias(rank), outer_slot * self.chunks + piece, chunk)
 
     def wanted(self, rank: Ints, chunk: Ints) -> tuple[Ints, Ints]:
-        """Rank (or ``ALL``) and input chunk whose data each output chunk must hold."""
+        """Rank (or ``ALL``) and input chunk whose data each output chunk must hold.
+
+        >>> from simcoll.core.collective import Collective
+        >>> layout = Layout(Collective("all_gather", 3), chunks=2)
+        >>> [column.tolist() for column in layout.wanted(np.array([0]), np.array([4]))]
+        [[1], [0]]
+        """
         place = chunk - self.output_base
         slot = place // self.chunks
         source, source_slot = self.collective.source(rank, slot)
@@ -253,6 +318,11 @@ class Layout:
     def writable(self, rank: Ints, chunk: Ints) -> NDArray[np.bool_]:
         """Whether a schedule may write to each (canonical) chunk: all chunks except inputs that are
         not also outputs.
+
+        >>> from simcoll.core.collective import Collective
+        >>> layout = Layout(Collective("all_gather", 3), chunks=2)
+        >>> layout.writable(np.array([0, 0]), np.array([1, 2])).tolist()
+        [False, True]
         """
         allowed: NDArray[np.bool_] = chunk >= self.output_base
         alias = self.collective.spec.alias
@@ -286,6 +356,13 @@ class Layout:
     def one_address(self, step: Step) -> Step:
         """A step with in-place aliases resolved to one address per chunk; transfers that become
         self-copies are dropped.
+
+        >>> from simcoll.core.collective import Collective
+        >>> from simcoll.core.step import transfers
+        >>> layout = Layout(Collective("all_gather", 3, in_place=True))
+        >>> own = transfers([0, 1], layout.input(), [0, 1], [layout.output(0), layout.output(1)])
+        >>> len(own), len(layout.one_address(own))
+        (2, 0)
         """
         if not self.collective.in_place:
             return step

@@ -88,6 +88,15 @@ class Plan:
     proof
         Proof of the schedule; ``None`` when bound with ``unproved=True``. No proof is pickled: a
         plan that had one proves its schedule anew where it is unpickled, or raises ScheduleError.
+
+    Examples
+    --------
+    >>> import simcoll
+    >>> plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), count=5)
+    >>> plan.nranks, plan.nchannels, plan.total_bytes, plan.whole
+    (3, 1, 60, True)
+    >>> print(plan)
+    ring(channels=1, pieces=1) all_gather n=3 count=5 float32 ideal, proved (full)
     """
 
     schedule: Schedule
@@ -196,6 +205,11 @@ class Plan:
     def positions(self) -> Ints | None:
         """Number of elements before each chunk of a rank, all buffers in a row, with the total;
         None if ranks differ or chunks are many.
+
+        >>> import simcoll
+        >>> plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), count=5)
+        >>> plan.positions().tolist()
+        [0, 5, 10, 15, 20]
         """
         layout, sizes, facts = self.schedule.layout, self.sizes, self.known
         pieces = layout.scratch_pieces
@@ -255,7 +269,14 @@ class Plan:
         return begin - bases[src_region], positions[step.dst_chunk] - bases[dst_region], elements
 
     def elements(self, step: Step) -> Ints:
-        """Number of elements of each transfer of a step with resolved aliases."""
+        """Number of elements of each transfer of a step with resolved aliases.
+
+        >>> import simcoll
+        >>> plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), count=5)
+        >>> step = next(plan.schedule.steps())
+        >>> plan.elements(step).tolist()
+        [5, 5, 5]
+        """
         layout, sizes = self.schedule.layout, self.sizes
         if isinstance(sizes, int) and sizes % layout.chunks == 0:
             return np.where(step.op == SYNC, 0, step.count * (sizes // layout.chunks))
@@ -273,6 +294,11 @@ class Plan:
         """Stream the steps with offsets and sizes, without empty steps; each call starts over.
 
         Without ``staged``, that column is all False and not computed.
+
+        >>> import simcoll
+        >>> plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), count=5)
+        >>> [step.size_bytes.tolist() for step in plan.steps()]
+        [[20, 20, 20], [20, 20, 20], [20, 20, 20]]
         """
         layout, itemsize, facts = self.schedule.layout, self.dtype.itemsize, self.known
         if facts.steps is not None:
@@ -315,6 +341,11 @@ class Plan:
     def operands(self, step: Step | PlanStep) -> Ints | int:
         """Length of the fold that each transfer of a step belongs to; a fold's reductions are
         sequential.
+
+        >>> import simcoll
+        >>> plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), count=5)
+        >>> plan.operands(next(plan.steps()))
+        1
         """
         if not self.schedule.known.folds:
             return 1
@@ -323,7 +354,13 @@ class Plan:
         )
 
     def transfers(self) -> Iterator[tuple[int, Step]]:
-        """Stream the same steps, numbered, in chunks of the schedule."""
+        """Stream the same steps, numbered, in chunks of the schedule.
+
+        >>> import simcoll
+        >>> plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), count=5)
+        >>> [(number, len(step)) for number, step in plan.transfers()]
+        [(0, 3), (1, 3), (2, 3)]
+        """
         for step in self.steps(staged=False):
             yield (
                 step.step,
@@ -369,6 +406,12 @@ class Plan:
     def expect_waits(self) -> None:
         """Have the next pass over the steps kept if waits are still to be derived, which takes
         another.
+
+        >>> import simcoll
+        >>> plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), count=5)
+        >>> plan.expect_waits()
+        >>> dict(plan.waits)
+        {}
         """
         if self._may_wait and self._of_waits().wait_pairs is None:
             self.schedule.hold()
@@ -393,6 +436,11 @@ class Plan:
 
         A workspace output that the caller does not see (at the leaves of a reduce, for example)
         counts. In place, a buffer that lies inside the other has no storage of its own.
+
+        >>> import simcoll
+        >>> plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), count=5)
+        >>> plan.buffer_elements()[0].tolist()
+        [5, 15, 0]
         """
         collective = self.collective
         rank = np.arange(self.nranks, dtype=np.int64)
@@ -407,7 +455,13 @@ class Plan:
         return result
 
     def visible_elements(self) -> Ints:
-        """Number of elements of each rank's input and visible output: ``[nranks, 2]``."""
+        """Number of elements of each rank's input and visible output: ``[nranks, 2]``.
+
+        >>> import simcoll
+        >>> plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), count=5)
+        >>> plan.visible_elements()[0].tolist()
+        [5, 15]
+        """
         rank = np.arange(self.nranks, dtype=np.int64)
         visible = np.stack(
             [self.collective.has_input(rank), self.collective.has_output(rank)], axis=1
@@ -424,7 +478,13 @@ class Plan:
         return result
 
     def has(self, rank: int, which: int) -> bool:
-        """Whether the caller supplies a rank's input (0) or sees its output (1)."""
+        """Whether the caller supplies a rank's input (0) or sees its output (1).
+
+        >>> import simcoll
+        >>> plan = simcoll.bind(simcoll.schedule("gather", "linear", nranks=3), count=5)
+        >>> [plan.has(rank, 1) for rank in range(3)]
+        [True, False, False]
+        """
         ranks = np.array([rank], np.int64)
         return bool(
             (
@@ -437,6 +497,11 @@ class Plan:
     def view(self, rank: int, which: int) -> tuple[int, int, int]:
         """Place of a rank's visible input (0) or output (1) in storage:
         ``(buffer, offset, elements)``.
+
+        >>> import simcoll
+        >>> plan = simcoll.bind(simcoll.schedule("gather", "linear", nranks=3), count=5)
+        >>> plan.view(0, 1), plan.view(1, 1)
+        ((1, 0, 15), (1, 0, 0))
         """
         if which not in self.known.views:
             self.known.views[which] = self._views(which)

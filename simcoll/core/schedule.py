@@ -98,6 +98,20 @@ class Schedule:
     divisible
         All chunks have the same size, so a block's size must be a multiple of ``layout.chunks``
         (imported formats).
+
+    Examples
+    --------
+    >>> import simcoll
+    >>> from simcoll.core.step import transfers
+    >>> layout = Layout(simcoll.Collective("broadcast", 3))
+    >>> def steps():
+    ...     yield transfers(0, layout.input(), [0, 1, 2], layout.output())
+    ...
+    >>> star = Schedule("star", layout, steps)
+    >>> star.nranks, star.nchannels, star.title
+    (3, 1, 'star')
+    >>> print(simcoll.verify(star))
+    proved (full, exact): 3 transfers in 1 steps
     """
 
     name: str
@@ -179,6 +193,13 @@ class Schedule:
         ScheduleError
             When it yields different steps than the first time: the schedule that runs would not be
             the proved one.
+
+        Examples
+        --------
+        >>> import simcoll
+        >>> ring = simcoll.schedule("all_gather", "ring", nranks=4)
+        >>> [type(block).__name__ for block in ring.blocks()]
+        ['Step', 'Repeat']
         """
         facts, number = self.known, 0
         stored = facts.kept  # read once: another thread may release it
@@ -215,11 +236,25 @@ class Schedule:
         facts.kept = tuple(collected) if room >= 0 else None
 
     def hold(self) -> None:
-        """Keep the next pass until :meth:`release`, unless it is very long."""
+        """Keep the next pass until :meth:`release`, unless it is very long.
+
+        >>> import simcoll
+        >>> ring = simcoll.schedule("all_gather", "ring", nranks=4)
+        >>> ring.hold()
+        >>> len(list(ring.steps()))
+        4
+        >>> ring.release()
+        """
         self.known.held = True
 
     def release(self) -> None:
-        """Forget a pass that was held, unless it is short."""
+        """Forget a pass that was held, unless it is short.
+
+        >>> import simcoll
+        >>> ring = simcoll.schedule("all_gather", "ring", nranks=4)
+        >>> ring.hold()
+        >>> ring.release()
+        """
         facts = self.known
         facts.held, blocks = False, facts.kept
         if blocks is not None and sum(map(_transfers, blocks)) > KEPT:
@@ -228,18 +263,35 @@ class Schedule:
     def keep_passes(self, again: Callable[..., object] | None = None, *arguments: object) -> None:
         """Keep short passes, since the source is one of the registered algorithms; ``again``, with
         its arguments, makes it elsewhere.
+
+        >>> import simcoll
+        >>> layout = Layout(simcoll.Collective("barrier", 2))
+        >>> nothing = Schedule("nothing", layout, lambda: iter(()))
+        >>> nothing.keep_passes()
         """
         self.known.keeps = True
         self.known.again = None if again is None else (again, arguments)
 
     def keep_proof(self, proof: Proof) -> Proof:
-        """Keep the proof of this schedule, and return it as such."""
+        """Keep the proof of this schedule, and return it as such.
+
+        >>> import simcoll
+        >>> ring = simcoll.schedule("all_gather", "ring", nranks=4)
+        >>> proof = simcoll.verify(ring)
+        >>> ring.keep_proof(proof) == proof
+        True
+        """
         self.known.proof = replace(proof, of=self.known)
         return self.known.proof
 
     def skip_checks(self) -> None:
         """Take steps as they are, because they have been checked, or are part of steps that have
         been.
+
+        >>> import simcoll
+        >>> ring = simcoll.schedule("all_gather", "ring", nranks=4)
+        >>> ring.skip_checks()
+        >>> ring.check()
         """
         self.known.checked = True
 
@@ -251,7 +303,13 @@ class Schedule:
         )
 
     def steps(self) -> Iterator[Step]:
-        """Every step in order, with repeats unrolled."""
+        """Every step in order, with repeats unrolled.
+
+        >>> import simcoll
+        >>> ring = simcoll.schedule("all_gather", "ring", nranks=4)
+        >>> [len(step) for step in ring.steps()]
+        [4, 4, 4, 4]
+        """
         for block in self.blocks():
             if isinstance(block, Repeat):
                 yield from block.unrolled()
@@ -293,6 +351,16 @@ class Schedule:
         ------
         ScheduleError
             As :meth:`check_step`.
+
+        Examples
+        --------
+        >>> import simcoll
+        >>> from simcoll.core.step import transfers
+        >>> layout = Layout(simcoll.Collective("all_gather", 2))
+        >>> far = Schedule("far", layout, lambda: iter([transfers(0, 0, 7, 0)]))
+        >>> far.check()
+        Traceback (most recent call last):
+        simcoll.errors.ScheduleError: far: step 0, rank 0 -> 7, channel 0: destination rank 7 ...
         """
         number = 0
         for block in () if self.known.checked else self.blocks():
@@ -304,6 +372,10 @@ class Schedule:
         """Check the steps of a block, the first of which has this number.
 
         One iteration of a repeat stands for all if these stay inside their buffers.
+
+        >>> import simcoll
+        >>> ring = simcoll.schedule("all_gather", "ring", nranks=4)
+        >>> ring.check_block(0, next(ring.blocks()))
         """
         steps = block.steps if isinstance(block, Repeat) else (block,)
         for place, step in enumerate(steps):
@@ -340,6 +412,15 @@ class Schedule:
         ------
         ScheduleError
             Names the step, rank and channel.
+
+        Examples
+        --------
+        >>> import simcoll
+        >>> from simcoll.core.step import transfers
+        >>> ring = simcoll.schedule("all_gather", "ring", nranks=4)
+        >>> ring.check_step(0, transfers(0, 99, 1, 0))
+        Traceback (most recent call last):
+        simcoll.errors.ScheduleError: ring(channels=1, pieces=1): step 0, rank 0 -> 1, ...
         """
         if any(
             column.shape != (len(step),) or column.dtype.kind not in "iu" for column in step.columns

@@ -75,6 +75,12 @@ class Step:
     ConfigError
         For a column that is not an array of one dimension, and for values that are not whole or do
         not fit.
+
+    Examples
+    --------
+    >>> step = transfers([0, 1], 5, [1, 0], 6)
+    >>> step.src_chunk.tolist(), step.ends[1][0].tolist()
+    ([5, 5], [1, 0])
     """
 
     src_rank: Ints
@@ -143,7 +149,12 @@ class Step:
         return (self.src_rank, self.src_chunk), (self.dst_rank, self.dst_chunk)
 
     def rows(self, which: slice | Array) -> Step:
-        """A subset of the transfers."""
+        """A subset of the transfers.
+
+        >>> step = transfers([0, 1, 2], 0, [1, 2, 0], 0)
+        >>> step.rows(slice(1, None)).dst_rank.tolist()
+        [2, 0]
+        """
         return Step(*(column[which] for column in self.columns))
 
 
@@ -245,7 +256,11 @@ _equal = lru_cache(maxsize=32)(constant)
 
 
 def joined(steps: Sequence[Step]) -> Step:
-    """One step with the transfers of several."""
+    """One step with the transfers of several.
+
+    >>> joined([transfers(0, 0, 1, 0), transfers(2, 0, 3, 0)]).src_rank.tolist()
+    [0, 2]
+    """
     if len(steps) == 1:
         return steps[0]
     return Step(*map(_concatenate, zip(*(step.columns for step in steps), strict=True)))
@@ -323,6 +338,10 @@ class Repeat:
     The chunks lie in windows of ``modulus`` chunks that start at ``base``; a shift wraps around
     within its window. With ``order``, a list of distinct chunks, windows are runs of that list, and
     ``base`` is a place in it. A repeat means exactly its unrolled steps.
+
+    >>> turns = Repeat((transfers(0, 1, 1, 1),), count=3, stride=1, base=1, modulus=4)
+    >>> [step.src_chunk.tolist() for step in turns.unrolled()]
+    [[1], [2], [3]]
     """
 
     steps: tuple[Step, ...]
@@ -390,7 +409,12 @@ class Repeat:
         return self
 
     def unrolled(self) -> Iterator[Step]:
-        """Yield the steps that the repeat stands for."""
+        """Yield the steps that the repeat stands for.
+
+        >>> turns = Repeat((transfers(0, 1, 1, 1),), count=2, stride=1, base=0, modulus=4)
+        >>> [len(step) for step in turns.unrolled()]
+        [1, 1]
+        """
         places = [
             [self.window(chunk) for chunk in (step.src_chunk, step.dst_chunk)]
             for step in self.steps
@@ -420,6 +444,12 @@ class Repeat:
         ------
         ConfigError
             For a chunk that is not in ``order``.
+
+        Examples
+        --------
+        >>> turns = Repeat((transfers(0, 6, 1, 1),), count=2, stride=1, base=0, modulus=4)
+        >>> [column.tolist() for column in turns.window(np.array([6]))]
+        [[4], [2]]
         """
         position = chunk.astype(np.int64)
         if self.order is not None:
@@ -437,7 +467,12 @@ class Repeat:
         return position - place, place
 
     def chunk_at(self, place: Ints) -> Ints:
-        """Chunk at a place counted like the starts of windows."""
+        """Chunk at a place counted like the starts of windows.
+
+        >>> turns = Repeat((transfers(0, 1, 1, 1),), count=2, stride=1, base=0, modulus=4)
+        >>> turns.chunk_at(np.array([1, 3])).tolist()  # with ``order``, its entries 1 and 3
+        [1, 3]
+        """
         return place if self.order is None else self.order[place]
 
 

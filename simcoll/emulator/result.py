@@ -70,6 +70,17 @@ class Result:
         Where and why events ended the run early; ``None`` if they did not. ``messages``,
         ``bytes_moved`` and ``trace_hash`` then cover completed transfers only, and ``done_fs`` is
         -1 for the rest.
+
+    Examples
+    --------
+    >>> import simcoll
+    >>> from simcoll.topology import crossbar
+    >>> plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), count=1 << 20)
+    >>> result = simcoll.emulate(plan, crossbar(4, "50 GB/s", "1 us"))
+    >>> result.time_us, result.messages, result.wrong, result.proof
+    (131.82912, 28, 0, 'full')
+    >>> f"{result.algbw:.3g} {result.busbw:.3g} {result.headroom:.3f} {result.bottleneck}"
+    '3.18e+10 4.77e+10 1.048 the links of all 4 ranks'
     """
 
     plan: Plan

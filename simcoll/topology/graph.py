@@ -58,6 +58,14 @@ class Routes:
     kind
         Kind of the slowest link of the path ``[M]``, an index into :data:`LINK_KINDS`; -1 without
         links.
+
+    Examples
+    --------
+    >>> from simcoll.topology import crossbar
+    >>> switch = crossbar(4, "50 GB/s", "1 us")
+    >>> routes = switch.route([0], [3])
+    >>> routes.links.tolist(), routes.latency_fs.tolist(), routes.kinds[routes.kind[0]]
+    ([[0, 7]], [1000000000], 'link')
     """
 
     links: Shorts
@@ -104,6 +112,18 @@ class Topology:
         Source of each number, by its place in the file.
     host
         The PCIe devices of one node, by which libraries decide; None if unknown.
+
+    Examples
+    --------
+    >>> from simcoll.topology import crossbar
+    >>> switch = crossbar(4, "50 GB/s", "1 us")
+    >>> switch.nranks, switch.nlinks, switch.node_kinds[-1]
+    (4, 8, 'switch')
+    >>> print(switch)
+    crossbar
+    ranks     4
+    vertices  4 gpu, 1 switch
+    links     8 link at 50 GB/s
     """
 
     name: str
@@ -201,11 +221,23 @@ class Topology:
         return size if even else None
 
     def link_name(self, link: int) -> str:
-        """``"box0.gpu3 -> box0.nvswitch"``."""
+        """``"box0.gpu3 -> box0.nvswitch"``.
+
+        >>> from simcoll.topology import crossbar
+        >>> switch = crossbar(4, "50 GB/s", "1 us")
+        >>> switch.link_name(0)
+        'gpu0 -> switch'
+        """
         return f"{self.node_names[self.link_src[link]]} -> {self.node_names[self.link_dst[link]]}"
 
     def path(self, src: int, dst: int) -> list[str]:
-        """Names of the links from one rank to another, in order of travel."""
+        """Names of the links from one rank to another, in order of travel.
+
+        >>> from simcoll.topology import crossbar
+        >>> switch = crossbar(4, "50 GB/s", "1 us")
+        >>> switch.path(0, 3)
+        ['gpu0 -> switch', 'switch -> gpu3']
+        """
         return [self.link_name(link) for link in self.route([src], [dst]).links[0] if link >= 0]
 
     def route(self, src: ArrayLike, dst: ArrayLike) -> Routes:
@@ -215,6 +247,13 @@ class Topology:
         ------
         ConfigError
             When a rank is not in 0..nranks-1 or the two arrays differ in length.
+
+        Examples
+        --------
+        >>> from simcoll.topology import crossbar
+        >>> switch = crossbar(4, "50 GB/s", "1 us")
+        >>> switch.route([0, 1], [3, 1]).latency_fs.tolist()
+        [1000000000, 0]
         """
         a, b = (
             np.atleast_1d(np.asarray(src, dtype=np.int64)),
@@ -252,6 +291,13 @@ class Topology:
         ------
         ConfigError
             When the selection is empty, repeats a rank, or names one that does not exist.
+
+        Examples
+        --------
+        >>> from simcoll.topology import crossbar
+        >>> switch = crossbar(4, "50 GB/s", "1 us")
+        >>> switch.with_ranks([3, 1]).path(0, 1)
+        ['gpu3 -> switch', 'switch -> gpu1']
         """
         chosen = whole_numbers("a placement", endpoints, "iu")
         if chosen.ndim != 1 or chosen.size == 0:
@@ -277,7 +323,13 @@ class Topology:
         )
 
     def take(self, nranks: int) -> Topology:
-        """The same cluster with ranks only on its first ``nranks`` GPUs."""
+        """The same cluster with ranks only on its first ``nranks`` GPUs.
+
+        >>> from simcoll.topology import crossbar
+        >>> switch = crossbar(4, "50 GB/s", "1 us")
+        >>> switch.take(2).nranks
+        2
+        """
         if not 1 <= nranks <= self.nranks:
             raise ConfigError(
                 f"topology {self.name!r} has {self.nranks} GPUs; {nranks} ranks were requested"
@@ -285,7 +337,13 @@ class Topology:
         return self if nranks == self.nranks else self.with_ranks(range(nranks))
 
     def link(self, name: str) -> int:
-        """Index of a link by name, such as ``"box0.gpu3 -> box0.nvswitch"``."""
+        """Index of a link by name, such as ``"box0.gpu3 -> box0.nvswitch"``.
+
+        >>> from simcoll.topology import crossbar
+        >>> switch = crossbar(4, "50 GB/s", "1 us")
+        >>> switch.link("gpu1 -> switch")
+        2
+        """
         tail, arrow, head = (part.strip() for part in name.partition("->"))
         if not (tail and arrow and head):
             like = f", such as {self.link_name(0)!r}" if self.nlinks else ""
@@ -369,6 +427,16 @@ class Topology:
         ------
         ConfigError
             When ``lost`` is given and two ranks have no path.
+
+        Examples
+        --------
+        >>> from simcoll.topology import torus
+        >>> circle = torus([4], "25 GB/s")
+        >>> present = np.ones(circle.nlinks, np.bool_)
+        >>> present[circle.link("gpu0 -> gpu1")] = False
+        >>> router = circle.detours(present)
+        >>> int((router.links(np.array([0]), np.array([1])) >= 0).sum())  # the long way round
+        3
         """
         src, dst, latency_fs = (
             self.link_src[present],
@@ -413,6 +481,13 @@ class Topology:
         ------
         ConfigError
             When there is no such link; states the nearest one.
+
+        Examples
+        --------
+        >>> from simcoll.topology import crossbar
+        >>> switch = crossbar(4, "50 GB/s", "1 us")
+        >>> len(switch.find_links("gpu1 <-> switch")), len(switch.find_links("switch"))
+        (2, 8)
         """
         if not isinstance(link, str):
             number = whole(link, "a link, if not a name such as 'gpu0 -> gpu1'")
@@ -440,6 +515,11 @@ class Topology:
     def to_networkx(self) -> nx.DiGraph:
         """A ``networkx.DiGraph`` over vertex names: nodes with ``kind`` and ``rank``, edges with
         ``capacity_uBps``, ``latency_fs``, ``kind``.
+
+        >>> from simcoll.topology import crossbar
+        >>> switch = crossbar(4, "50 GB/s", "1 us")
+        >>> switch.to_networkx().nodes["gpu2"]
+        {'kind': 'gpu', 'rank': 2}
         """
         import networkx as nx
 

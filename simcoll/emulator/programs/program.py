@@ -151,7 +151,14 @@ class Program:
 
     @classmethod
     def of(cls, plans: Sequence[Plan]) -> Program:
-        """A program of concurrent plans, each with its own placement and stream."""
+        """A program of concurrent plans, each with its own placement and stream.
+
+        >>> import simcoll
+        >>> ring = simcoll.schedule("all_gather", "ring", nranks=2)
+        >>> plans = [simcoll.bind(ring, 8, ranks=ranks) for ranks in ([0, 1], [2, 3])]
+        >>> [operation.stream for operation in Program.of(plans).operations]
+        ['plan 0', 'plan 1']
+        """
         for plan in plans:
             expect(plan, Plan, "emulate takes a plan, a list of plans, or a program")
         calls = [

@@ -71,6 +71,16 @@ class ProgramResult:
     cut
         Where and why events ended the run early; ``messages`` and ``bytes_moved`` then cover the
         run until there, ``done_fs`` is -1 for the rest, and there are no times of operations.
+
+    Examples
+    --------
+    >>> import simcoll
+    >>> from simcoll.planning import Compute, Program, Send
+    >>> from simcoll.topology import crossbar
+    >>> program = Program(2, [Compute([0, 1], 10**9), Send([(0, 1)], 1000, after=[0])])
+    >>> result = simcoll.emulate(program, crossbar(2, "1 GB/s", "1 us"), keep=True)
+    >>> result.time_us, result.messages, result.bytes_moved, result.unproved
+    (3.0, 3, 1000, False)
     """
 
     program: Program
@@ -111,6 +121,14 @@ class ProgramResult:
         """Start time of an operation on each of its ranks, in the order of its ``ranks``.
 
         Needs a run with ``keep``.
+
+        >>> import simcoll
+        >>> from simcoll.planning import Compute, Program, Send
+        >>> from simcoll.topology import crossbar
+        >>> program = Program(2, [Compute([0, 1], 10**9), Send([(0, 1)], 1000, after=[0])])
+        >>> result = simcoll.emulate(program, crossbar(2, "1 GB/s", "1 us"), keep=True)
+        >>> result.begin_fs(1).tolist()
+        [1000000000, 1000000000]
         """
         return self._of(operation)[0]
 
@@ -118,6 +136,14 @@ class ProgramResult:
         """End time of an operation on each of its ranks, in the order of its ``ranks``.
 
         Needs a run with ``keep``.
+
+        >>> import simcoll
+        >>> from simcoll.planning import Compute, Program, Send
+        >>> from simcoll.topology import crossbar
+        >>> program = Program(2, [Compute([0, 1], 10**9), Send([(0, 1)], 1000, after=[0])])
+        >>> result = simcoll.emulate(program, crossbar(2, "1 GB/s", "1 us"), keep=True)
+        >>> result.end_fs(1).tolist()
+        [3000000000, 3000000000]
         """
         return self._of(operation)[1]
 
@@ -137,7 +163,16 @@ class ProgramResult:
         return self._times[operation].of_ranks() if operation in self._times else (none, none)
 
     def link_bytes(self) -> Ints:
-        """Bytes that each link of the topology carried."""
+        """Bytes that each link of the topology carried.
+
+        >>> import simcoll
+        >>> from simcoll.planning import Compute, Program, Send
+        >>> from simcoll.topology import crossbar
+        >>> program = Program(2, [Compute([0, 1], 10**9), Send([(0, 1)], 1000, after=[0])])
+        >>> result = simcoll.emulate(program, crossbar(2, "1 GB/s", "1 us"), keep=True)
+        >>> result.link_bytes().tolist()
+        [1000, 0, 0, 1000]
+        """
         carried = np.zeros(self.topology.nlinks, np.int64)
         comes: dict[int, int] = {}
         lowered = lower(self.program, self.topology)
@@ -154,7 +189,16 @@ class ProgramResult:
         return carried
 
     def utilization(self) -> Floats:
-        """Mean share of the capacity of each link of the topology that was used over the run."""
+        """Mean share of the capacity of each link of the topology that was used over the run.
+
+        >>> import simcoll
+        >>> from simcoll.planning import Compute, Program, Send
+        >>> from simcoll.topology import crossbar
+        >>> program = Program(2, [Compute([0, 1], 10**9), Send([(0, 1)], 1000, after=[0])])
+        >>> result = simcoll.emulate(program, crossbar(2, "1 GB/s", "1 us"), keep=True)
+        >>> result.utilization().round(3).tolist()
+        [0.333, 0.0, 0.0, 0.333]
+        """
         largest = self.topology.link_capacity_uBps.astype(np.float64) * self.time_fs
         return self.link_bytes() * 1e21 / np.maximum(largest, 1)
 
