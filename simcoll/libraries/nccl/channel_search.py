@@ -128,6 +128,18 @@ class ChannelSearch:
                 pending.append(inner)
         return self.best, clock.steps
 
+    def can_leave(self, draft: Draft) -> bool:
+        """Whether one channel of this speed at least can leave the node, by some GPU and port."""
+        divisor = 2 if draft.pattern == "balanced_tree" else 1
+        speed = draft.speed_between // divisor
+        for gpu in range(len(self.gpus)):
+            for net in range(len(self.nets)):
+                route = self._route("gpu", gpu, "net", net)
+                if route.type <= draft.type_to_nic and self._follow(route, speed):
+                    self._release(route, speed)
+                    return True
+        return False
+
     # Paths
 
     def _route(self, tail_kind: str, tail: int, head_kind: str, head: int) -> _ChargedPath:
@@ -447,14 +459,16 @@ class ChannelSearch:
 
     def _next_gpus(self, gpu: int, step: int, to_net: int, order: str) -> list[int]:
         """The GPUs to try next, the most promising first."""
-        draft, count = self.draft, len(self.gpus)
+        draft = self.draft
         if order == "pcie":
             return [step + 1]
         if order == "replay":
             return [self.index_of_rank[draft.orders[draft.channels - 1][step + 1]]]
+        flag = 1 << draft.channels
+        if self.graph.of_kind["nvs"]:
+            return [peer for peer in self._neighbours(gpu) if not self.used[peer] & flag]
         sort_by_net = 0 if to_net == -1 else 1 if to_net == step + 1 else -1
         net = draft.nics[draft.channels][0] if sort_by_net else -1
-        flag = 1 << draft.channels
         free = [
             (peer, score)
             for peer, score in self._sorted_peers(gpu, net)
@@ -463,18 +477,19 @@ class ChannelSearch:
         peers = [peer for peer, _ in free]
         if sort_by_net == -1 and len({score for _, score in free}) <= 1:
             peers.reverse()
-        if not self.graph.of_kind["nvs"]:
-            return peers
-        # Through switches all GPUs are equal; neighbours keep the number of connections low.
+        return peers
+
+    def _neighbours(self, gpu: int) -> list[int]:
+        """The GPUs to try where switches make all equal: neighbours keep connections few."""
+        count = len(self.gpus)
         following, preceding = (gpu + 1) % count, (gpu - 1) % count
-        neighbours = {"ring": [following, preceding], "tree": [following], "nvls": [following]}.get(
-            draft.pattern, [preceding, following]
-        )
-        chosen: list[int] = []
-        for peer in dict.fromkeys(neighbours):
-            if peer in peers:
-                chosen.insert(0, peer)
-        return chosen
+        if self.draft.pattern == "ring":
+            order = [preceding, following]
+        elif self.draft.pattern == "balanced_tree":
+            order = [following, preceding]
+        else:
+            order = [following]
+        return [peer for peer in dict.fromkeys(order) if self.gpus[gpu].paths["gpu"][peer].links]
 
     def _sorted_peers(self, gpu: int, net: int) -> list[tuple[int, tuple[int, int]]]:
         """All other GPUs with the rate and number of links from the GPU; the best connected to the

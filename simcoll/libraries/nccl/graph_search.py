@@ -235,7 +235,7 @@ class _GraphSearch:
         through_amd = self.devices.cpu_vendor == "amd"
         while True:
             steps = remaining = 0
-            if self._most_channels(draft) >= draft.min_channels:
+            if self._may_succeed(draft):
                 best, remaining, steps = self._attempt(draft, best)
             budget -= steps
             if remaining == -1 or best.channels * best.speed_between >= self.total_MBps:
@@ -309,6 +309,12 @@ class _GraphSearch:
             ):
                 return False
         return True
+
+    def _may_succeed(self, draft: Draft) -> bool:
+        """Whether an attempt can find enough channels; NCCL spends its steps on others in vain."""
+        if self._most_channels(draft) < draft.min_channels:
+            return False
+        return not self.between or draft.pattern == "nvls" or self.channels.can_leave(draft)
 
     def _most_channels(self, draft: Draft) -> int:
         """A limit on the number of channels, from the links into GPUs and the speed of NICs."""
