@@ -244,6 +244,7 @@ def _box_facts(arguments: Mapping[str, Any]) -> BoxFacts:
         pcie_uBps=rate("pcie_bandwidth"),
         gpus_per_switch=arguments.get("gpus_per_pcie_switch"),
         sockets=arguments.get("cpus"),
+        cpu_uBps=rate("cpu_bandwidth"),
     )
 
 

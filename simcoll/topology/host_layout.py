@@ -32,6 +32,10 @@ _TRANSFERS_OF = {"volta": 8, "ampere": 16, "hopper": 32, "blackwell": 32}
 """GT/s of a PCIe lane by GPU generation (PCI-SIG)."""
 _CPU_MODELS = {"intel": (6, 143), "amd": (175, 1)}
 """Family and model: Sapphire Rapids and Milan."""
+_INTEL_MODELS = {6: 79, 10: 85, 22: 143, 40: 207}
+"""Models of Intel by the rate between sockets that NCCL assumes, in GB/s: Broadwell, Skylake,
+Sapphire Rapids and Emerald Rapids.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class BoxFacts:
     pcie_uBps: int
     gpus_per_switch: int | None
     sockets: int | None
+    cpu_uBps: int = 0
 
 
 def host_of_box(box: BoxFacts, facts: HostFacts, traits: Mapping[str, str]) -> HostTree | None:
@@ -98,8 +103,8 @@ def host_of_box(box: BoxFacts, facts: HostFacts, traits: Mapping[str, str]) -> H
     if vendor != "arm":
         facts = replace(facts, cpu_link_uBps=0)
     family, model = _CPU_MODELS.get(vendor, (6, 0))
-    if vendor == "intel" and generation in {"volta", "ampere"}:
-        model = 85  # Skylake and Cascade Lake
+    if vendor == "intel":
+        model = _INTEL_MODELS.get(box.cpu_uBps // GBps, model if capability >= 89 else 85)
     family, model = facts.cpu_family or family, facts.cpu_model or model
     slots = _Slots(facts, box, generation)
     gpus = [

@@ -20,6 +20,7 @@ from simcoll.libraries.nccl.device_paths import (
     SYS,
     PathRules,
     compute_paths,
+    nearest_cpu,
     without_unreachable,
 )
 from simcoll.libraries.nccl.graphs import Pattern
@@ -135,6 +136,7 @@ class _GraphSearch:
         self.max_MBps, self.total_MBps = self._rates()
         self.inflows = [_inflow(devices, gpu, ()) for gpu in devices.gpus]
         self.outer_inflows = [_inflow(devices, gpu, ("NVL",)) for gpu in devices.gpus]
+        self.socket_inflow = _socket_inflow(devices)
         self.least_hops = (self._least_hops(closes=False), self._least_hops(closes=True))
 
     def _since(self, generation: int, speed: float) -> tuple[int, int]:
@@ -326,6 +328,8 @@ class _GraphSearch:
             if draft.pattern == "ring" and not self.between:
                 limit = min(limit, min(self.inflows) // speed)
             limit = min(limit, sum(self.inflows) // ((gpus - 1) * speed))
+            if self.socket_inflow:
+                limit = min(limit, self.socket_inflow // speed)
         whole_speed = draft.speed_between // 1000 * 1000
         if self.between and whole_speed:
             cards: dict[tuple[str, int], int] = {}
@@ -433,6 +437,20 @@ def _inflow(devices: DeviceGraph, gpu: Vertex, without: tuple[str, ...]) -> int:
     """Total rate of the links into a GPU, without some kinds."""
     links = (link for vertex in devices.everything for link in vertex.links)
     return sum(link.free_MBps for link in links if link.head is gpu and link.kind not in without)
+
+
+def _socket_inflow(devices: DeviceGraph) -> int:
+    """The least rate into a socket with GPUs from other sockets; 0 with one socket or NVLinks."""
+    links = [link for vertex in devices.everything for link in vertex.links]
+    if any(link.kind in {"NVL", "C2C"} for link in links):
+        return 0
+    sockets = {nearest_cpu(gpu) for gpu in devices.gpus}
+    if len(sockets) == 1:
+        return 0
+    return min(
+        sum(link.free_MBps for link in links if link.head is cpu and link.kind == "SYS")
+        for cpu in (devices.of_kind["cpu"][number] for number in sockets)
+    )
 
 
 @dataclass(frozen=True, slots=True)

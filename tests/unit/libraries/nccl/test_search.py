@@ -146,7 +146,8 @@ def test_networks_may_be_kept_out_of_a_host(l40s):
     # NCCL_NET_DISABLE_INTRA=1: one node, and paths over the link between sockets.
     rules = PathRules(network_inside=False)
     graphs = search(load_topology(l40s), (2, 30), Settings(rules=rules))
-    assert (graphs.nodes, graphs.ring.path_inside) == (1, "SYS")
+    ring = graphs.ring
+    assert (graphs.nodes, ring.speed_inside, ring.path_inside) == (1, 20, "SYS")
 
 
 @pytest.mark.parametrize(
