@@ -78,7 +78,9 @@ def test_a_tuner_file_for_nccl(tmp_path, monkeypatch, capsys, nodes):
 
 def test_what_estimates_of_nccl_prefer_stands_beside_the_default():
     """NCCL's estimates of a tree over NVLink switches leave out most of what it costs to start."""
-    small, large = nccl_choices(load_topology("dgx-h100", nodes=2), ["all_reduce"], [8, 1 << 21])
+    # A machine whose PCIe devices are not described, so that NCCL's graphs are unknown.
+    mine = replace(load_topology("dgx-h100", nodes=2), name="mine", host=None)
+    small, large = nccl_choices(mine, ["all_reduce"], [8, 1 << 21])
     assert (small.default, small.estimated, small.estimated_fs) == ("tree LL", "", 0)
     assert (large.default, large.estimated) == ("tree LL128", "nvls_tree Simple")
     assert large.estimated_fs > large.default_fs >= large.time_fs
@@ -100,7 +102,7 @@ def test_the_default_of_a_calibration_with_nccls_table_is_its_choice(tmp_path, m
     (row,) = [each.split() for each in out.splitlines() if each.startswith("  all_reduce")]
     assert row[2:4] == ["tree", "ll128"]
     assert row[6:8] == ["nvls_tree", "Simple"]
-    assert float(row[9].removesuffix("x")) > 2
+    assert float(row[9].removesuffix("x")) > 1.1
     assert main(line.split()) == 0
     (plain,) = [
         each.split()
