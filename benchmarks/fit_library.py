@@ -1,9 +1,9 @@
 """Fit the measured numbers of the library files to the published tables.
 
 ``python benchmarks/fit_library.py`` fits all of them to all tables, writes them into
-``libraries/*.toml``, and then fits once more without each system (a publisher's machine) and writes
-what changes to ``measurements/left_out.csv``, which ``simcoll accuracy`` uses. It takes some
-minutes on one core; ``--dry`` writes nothing. ``--only p2p`` fits the numbers whose names have this
+``libraries/*.toml``, then takes one step of the fit without each system (a publisher), and writes
+what changes to ``measurements/left_out.csv``, which ``simcoll accuracy`` uses. It takes half a
+minute on one core; ``--dry`` writes nothing. ``--only p2p`` fits the numbers whose names have this
 word, to the tables that depend on them, and keeps all others, which takes seconds.
 
 The loss is the sum over rows of a robust function of log(predicted / measured), where every size
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -26,13 +27,17 @@ import cyclopts
 import numpy as np
 
 from simcoll.files.paths import data_folder
+from simcoll.libraries.corrected import costs
 from simcoll.libraries.library import Library, load_library
-from simcoll.libraries.prediction import choose, launch_us
+from simcoll.libraries.nccl_decision import decides, own_choices
+from simcoll.libraries.prediction import choose, launched_us, picks_of
 from simcoll.libraries.question import P2P, Question, class_of, question_on
 from simcoll.planning.measured.measurements import PublishedTable, published_tables
 from simcoll.topology.machine import machine
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
@@ -42,12 +47,17 @@ FILES = {
     "nccl": ROOT / "libraries" / "nccl-2.27.toml",
     "rccl": ROOT / "libraries" / "rccl-2.22.toml",
 }
+NAMES = ("nccl", "nccl-2.27", "nccl-2.28", "nccl-2.29", "nccl-2.30", "rccl")
 KNEE = 0.12  # Beyond this error of the logarithm a row counts linearly.
-KEPT = 0.7
-"""Share of the launch offset of a run that is taken out; the rest says something about the
-machine.
+TAKEN_OUT = {"nodes": 0.7, "one-process": 0.5, "torch": 0.5}
+"""Share of the launch offset of a run that is taken out, by launcher or for runs over nodes; the
+rest says something about the machine.
 """
-PENALTY = 0.02
+LATE = 0.6
+"""The same for one node with a process or thread for each GPU, if the run starts late: nothing
+starts earlier than the library does.
+"""
+PENALTY = 0.01
 STEP = 0.02
 
 
@@ -66,21 +76,37 @@ def priors() -> dict[str, tuple[float, float]]:
         "pcie",
     ):
         place = f"class.{kind}."
+        if kind not in {"mi300", "mi355", "volta"}:
+            found[place + "ll_base_factor"] = (0.9, 0.5)
+            found[place + "ll_hop_factor"] = (1.3, 0.5)
+            if kind not in {"host", "pcie"}:
+                found[place + "simple_hop_factor"] = (1.5, 0.7)
+                found[place + "ll_growth"] = (0.25, 0.5)
+                found[place + "ll128_base_factor"] = (1.0, 0.2)
+                found[place + "own_step"] = (0.4, 0.4)
+                found[place + "own_step_bytes"] = (0.1, 0.7)
+            found[place + "p2p_start"] = (8.0, 0.4)
+            found[place + "p2p_peer"] = (0.3, 0.6)
         # NCCL counts 0.8 of a link's raw rate; through host memory every byte crosses two links.
-        found[place + "ring_share"] = (0.5, 0.4) if kind == "host" else (0.8, 0.08)
+        if kind != "mi300":  # its only tables are over nodes, where the NICs decide
+            found[place + "ring_share"] = (0.5, 0.4) if kind == "host" else (0.8, 0.08)
         found[place + "p2p_share"] = (0.5, 0.4) if kind == "host" else (0.75, 0.12)
+        if kind == "pcie":
+            found[place + "ring_share"] = found[place + "p2p_share"] = (0.7, 0.3)
         if kind not in {"mi300", "mi355", "host", "pcie"}:
             found[place + "net_ll128_share"] = (1.0, 0.2)
             found[place + "ll_factor"] = (1.0, 0.25)
             found[place + "ll128_factor"] = (1.0, 0.1)
             found[place + "ll128_hop_factor"] = (1.0, 0.25)
-            found[place + "simple_start"] = (15.0, 0.6)
+            found[place + "simple_start"] = (8.0, 0.8)
         if kind in {"ampere", "hopper", "blackwell"}:
             found[place + "p2p_channel_rate"] = (20.0, 0.3)
         if kind in {"hopper", "blackwell"}:
             found[place + "nvls_share"] = (1.0, 0.15)
-            found[place + "nvls_start"] = (40.0, 0.6)
+            found[place + "nvls_start"] = (25.0, 0.3)
+            found[place + "nvls_fill"] = (40.0, 0.4)
     found["class.blackwell.nvls_large_share"] = (1.0, 0.1)
+    found["cpu.intel.p2p_rate"] = found["cpu.amd.p2p_rate"] = (25.0, 0.3)
     # aws-ofi-nccl tells NCCL 75 us for EFA of p4.
     latencies = {
         "ib": (0.3, 0.7),
@@ -112,22 +138,28 @@ def priors() -> dict[str, tuple[float, float]]:
         "correction.base_factor:1": (1.0, 0.1),
         "correction.ll_growth": (0.2, 0.5),
         "correction.net_ll_share": (1.0, 0.3),
-        "correction.copy_share": (0.2, 0.7),
+        "launcher.one_process": (3.2, 0.15),
+        "launcher.one_process_peer": (1.0, 0.7),
         "correction.net_start": (20.0, 0.7),
         "correction.nvls_tree_share": (0.93, 0.1),
-        "correction.nvls_tree_start": (40.0, 0.6),
-        "correction.nvls_tree_hop_factor:0": (1.0, 0.7),
+        "correction.nvls_tree_start": (25.0, 0.4),
+        "correction.nvls_tree_fill": (100.0, 0.5),
+        "correction.nvls_tree_fill_bytes": (2e7, 0.5),
+        "correction.tree_hop_factor:0": (1.0, 0.4),
+        "correction.tree_hop_factor:1": (1.0, 0.4),
+        "correction.tree_hop_factor:2": (1.0, 0.4),
+        "correction.nvls_tree_hop_factor:0": (1.0, 0.3),
         "correction.p2p_start": (8.4, 0.5),
+        "launcher.torch": (15.0, 0.3),
         "correction.p2p_simple_start": (5.0, 0.5),
         "correction.p2p_peer": (0.3, 0.6),
+        "correction.p2p_fill": (0.8, 0.5),
+        "correction.p2p_own_step": (0.3, 0.5),
         "correction.p2p_net": (14.0, 0.6),
         "correction.p2p_ll_rate": (5.0, 0.3),
         "correction.p2p_net_rate": (20.0, 0.3),
     }
     return found
-
-
-LAUNCHERS = {"launcher.one_process": (3.0, 0.3), "launcher.torch": (15.0, 0.3)}
 
 
 class Rows:
@@ -138,28 +170,47 @@ class Rows:
         self.machine = machine(self.topology)
         self.size = np.array([size for size, _ in table.rows], float)
         self.time = np.array([time for _, time in table.rows], float) / 1000
-        self.kind = class_of(self.machine, load_library(table.library)).split(".")[1]
+        library = load_library(table.library_file)
+        self.kind = class_of(self.machine, library).split(".")[1]
+        question = question_on(table.collective, self.topology, library, self.settings)
+        self.communicator = question.communicator
+        self.choices = own_choices(question, self.size) if decides(question) else None
         band = np.digitize(self.size, [2**16, 2**26])
         count = np.bincount(band, minlength=3)[band]
         self.weight = count**-0.25 * np.where(band == 0, 0.7, 1.0)
 
     def share_system(self, tables: int) -> None:
-        """Count less where a system published many tables."""
+        """Count less where a system published many tables of one machine."""
         self.weight = self.weight * tables**-0.4
 
+    @property
+    def machine_of_system(self) -> tuple[str, str]:
+        """The publisher's machine."""
+        return self.table.system, self.table.topology
+
     def question(self, library: Library) -> Question:
-        """What the table asks of a library."""
-        return question_on(self.table.collective, self.topology, library, self.settings)
+        """What the table asks of a library; NCCL's choice does not depend on fitted numbers."""
+        return Question(
+            self.table.collective, self.machine, library, self.settings, None, self.communicator
+        )
 
-    def predicted(self, library: Library, size: Floats | None = None) -> Floats:
-        """Times of the corrected formula, without the launch of the run."""
+    def predicted(self, libraries: dict[str, Library], size: Floats | None = None) -> Floats:
+        """Times of the corrected formula, without the offset of the run."""
+        question = self.question(libraries[self.table.library_file])
         sizes = self.size if size is None else size
-        costs, pick = choose(self.question(library), sizes)
-        return np.array([cost.time_us(sizes) for cost in costs])[pick, np.arange(len(sizes))]
+        if self.choices and size is None:
+            candidates = costs(question, sizes)
+            pick = picks_of(self.choices, candidates, sizes)
+        else:
+            candidates, pick = choose(question, sizes)
+        times_us = np.array([cost.time_us(sizes) for cost in candidates])
+        return launched_us(times_us[pick, np.arange(len(sizes))], question)
 
-    def residual(self, library: Library) -> Floats:
+    def residual(self, libraries: dict[str, Library]) -> Floats:
         """Logarithm of predicted over measured time, the launch offset taken out."""
-        predicted = self.predicted(library)
+        predicted = self.predicted(libraries)
+        over_nodes = "nodes" if self.machine.domains > 1 else ""
+        taken_out = TAKEN_OUT.get(self.settings.launcher, TAKEN_OUT.get(over_nodes))
         small = self.size <= 4096
         small = small if small.any() else self.size <= 2**16
         offset = (
@@ -167,7 +218,9 @@ class Rows:
             if small.any()
             else 0.0
         )
-        return np.log(np.maximum(predicted + KEPT * offset, 0.05) / self.time)
+        if taken_out is None:
+            taken_out = LATE if offset > 0 else 0.0
+        return np.log(np.maximum(predicted + taken_out * offset, 0.05) / self.time)
 
     def alone(self) -> bool:
         """Whether each GPU has its own process, and the collective its own kernels."""
@@ -178,10 +231,18 @@ class Rows:
         head, key, *_ = place.split(".")
         if "p2p" in place and self.table.collective not in P2P:
             return False
+        if place.endswith("_base_factor") and head == "class":
+            return key == self.kind and self.machine.domains == 1
         if head == "class":
             return key == self.kind
+        if head == "cpu":
+            return key == self.machine.cpu and self.machine.through_cpu
+        if head == "launcher":
+            return key.startswith(self.settings.launcher.replace("-", "_"))
         if head == "fabric":
             return key == self.machine.fabric and self.machine.domains > 1
+        if key.startswith("tree_hop"):
+            return self.machine.domains > 1 and self.table.collective == "all_reduce"
         if "nvls" in key:
             return self.machine.switch_reduce and self.table.collective == "all_reduce"
         return self.machine.domains > 1 if "net" in key else True
@@ -202,8 +263,8 @@ def with_numbers(library: Library, numbers: dict[str, float]) -> Library:
 
 
 def libraries(numbers: dict[str, float]) -> dict[str, Library]:
-    """Both libraries with these numbers."""
-    return {name: with_numbers(load_library(name), numbers) for name in FILES}
+    """The libraries with these numbers, by the name of their file."""
+    return {name: with_numbers(load_library(name), numbers) for name in NAMES}
 
 
 class Fit:
@@ -225,12 +286,18 @@ class Fit:
 
     def numbers(self, x: Floats) -> dict[str, float]:
         """The numbers at a point."""
-        return dict(zip(self.names, np.exp(x).tolist(), strict=True))
+        numbers = dict(zip(self.names, np.exp(x).tolist(), strict=True))
+        for name in self.names:  # a latency by size never falls
+            place, _, index = name.partition(":")
+            if place.endswith(".steps") and index != "0":
+                before = f"{place}:{int(index) - 1}"
+                numbers[name] = max(numbers[name], numbers[before])
+        return numbers
 
     def residuals(self, x: Floats) -> Floats:
         """Of all rows."""
         found = libraries(self.numbers(x))
-        return np.concatenate([rows.residual(found[rows.table.library]) for rows in self.tables])
+        return np.concatenate([rows.residual(found) for rows in self.tables])
 
     def loss(self, r: Floats, x: Floats) -> float:
         """Robust sum of squares, and the penalty."""
@@ -249,9 +316,7 @@ class Fit:
             changed = libraries(self.numbers(moved))
             for rows, place in zip(self.tables, self.place, strict=True):
                 if rows.depends_on(name):
-                    found[place, column] = (
-                        rows.residual(changed[rows.table.library]) - r[place]
-                    ) / STEP
+                    found[place, column] = (rows.residual(changed) - r[place]) / STEP
         return found
 
     def run(
@@ -289,80 +354,33 @@ class Fit:
         return x
 
 
-def launchers(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]:
-    """Time that starting takes by who starts: the mean over systems and the prior, in
-    logarithms.
-    """
-    found = libraries(numbers)
-    results = {}
-    for place, (prior, spread) in LAUNCHERS.items():
-        kind = place.partition(".")[2].replace("_", "-")
-        systems: dict[str, list[float]] = {}
-        for rows in tables:
-            small = rows.size <= 2**16
-            if rows.settings.launcher == kind and small.any() and rows.table.collective not in P2P:
-                late = float(
-                    np.median((rows.time - rows.predicted(found[rows.table.library]))[small])
-                )
-                each = launch_us(rows.question(found["nccl"].with_values({place: 1.0})))
-                systems.setdefault(rows.table.system, []).append(late / each)
-        logs = [
-            np.log(prior),
-            *(np.log(max(0.1, np.median(values))) for values in systems.values()),
-        ]
-        results[place] = float(np.exp(np.mean(logs))) if spread else prior
-    return results
+Late = dict[str, dict[str, list[float]]]
+"""What small rows take longer than the formula, by the place of a fabric's start and by system."""
 
 
-def hops(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]:
-    """Time of a hop under LL over NCCL's, per class of GPU.
-
-    It is the median over systems of small rows of one node with a process for each GPU; a system at
-    NCCL's time is added, so that one alone counts half.
-    """
-    places = [place for place in load_library("nccl").values if place.endswith(".ll_hop_factor")]
-    found = libraries(numbers | dict.fromkeys(places, 1.0))["nccl"]
-    late: dict[str, dict[str, list[float]]] = {place: {} for place in places}
-    for rows in tables:
-        place, small = f"class.{rows.kind}.ll_hop_factor", (rows.size >= 64) & (rows.size <= 2**14)
-        if place in late and small.any() and rows.machine.domains == 1 and rows.alone():
-            sizes = rows.size[small]
-            costs, pick = choose(rows.question(found), sizes)
-            more = rows.time[small] - rows.predicted(found, sizes)
-            steps = np.array([costs[at].hops for at in pick])
-            late[place].setdefault(rows.table.system, []).append(float(np.median(more / steps)))
-    nccls = found.numbers("hop.nvlink.ring")[0]
-    return {
-        place: max(
-            0.5,
-            1
-            + float(np.median([0.0, *(np.median(values) for values in systems.values())])) / nccls,
-        )
-        for place, systems in late.items()
-    }
-
-
-def starts(tables: list[Rows], numbers: dict[str, float]) -> dict[str, float]:
-    """Time that starting over nodes takes with a process for each GPU beyond NCCL's constants, per
-    fabric.
-
-    It is the median over systems of what their small rows take longer; two systems without it are
-    added, so that one alone says nothing.
-    """
-    none = [place for place in load_library("nccl").values if place.endswith(".launch")]
-    found = libraries(numbers | dict.fromkeys(none, 0.0))
-    late: dict[str, dict[str, list[float]]] = {place: {} for place in none}
+def late_starts(tables: list[Rows], numbers: dict[str, float]) -> Late:
+    """Time of a start over nodes beyond NCCL's constants, with a process for each GPU."""
+    places = [place for place in load_library("nccl").values if place.endswith(".launch")]
+    without = libraries(numbers | dict.fromkeys(places, 0.0))
+    late: Late = {place: {} for place in places}
     for rows in tables:
         place, small = f"fabric.{rows.machine.fabric}.launch", rows.size <= 2**14
         if place in late and small.any() and rows.machine.domains > 1 and rows.alone():
-            more = float(np.median((rows.time - rows.predicted(found[rows.table.library]))[small]))
+            more = float(np.median((rows.time - rows.predicted(without))[small]))
             late[place].setdefault(rows.table.system, []).append(more)
-    return {
-        place: max(
-            0.0, float(np.median([0.0, 0.0, *(np.median(values) for values in systems.values())]))
-        )
-        for place, systems in late.items()
-    }
+    return late
+
+
+def starts(late: Late, without: str = "") -> dict[str, float]:
+    """The start of each fabric: the median over systems.
+
+    Two systems without it are added, so that one alone says nothing.
+    """
+    results = {}
+    for place, systems in late.items():
+        medians = [np.median(values) for system, values in systems.items() if system != without]
+        results[place] = max(0.0, float(np.median([0.0, 0.0, *medians])))
+    return results
 
 
 def written(text: str, numbers: dict[str, float]) -> str:
@@ -392,6 +410,27 @@ def start_of(place: str) -> float:
     return max(values[int(index or 0)], 1e-6)
 
 
+def left_out_numbers(fit: Fit, x: Floats, late: Late) -> Iterator[tuple[str, dict[str, float]]]:
+    """The numbers without each system: one step of the fit without its rows, from the whole
+    optimum, with the slopes and weights there.
+    """
+    r = fit.residuals(x)
+    slopes = fit.slopes(x, r)
+    weight = fit.weight**2 / np.sqrt(1 + (r / KNEE) ** 2)
+    normal = (slopes * weight[:, None]).T @ slopes + PENALTY * np.diag(fit.spread**-2)
+    downhill = (slopes * weight[:, None]).T @ r + PENALTY * (x - fit.prior) / fit.spread**2
+    for system in dict.fromkeys(rows.table.system for rows in fit.tables):
+        rows_of = np.concatenate(
+            [np.full(len(rows.size), rows.table.system == system) for rows in fit.tables]
+        )
+        weighted = slopes[rows_of] * weight[rows_of, None]
+        step = np.linalg.solve(
+            normal - weighted.T @ slopes[rows_of], weighted.T @ r[rows_of] - downhill
+        )
+        without = fit.numbers(x + step)
+        yield system, without | starts(late, without=system)
+
+
 def main(*, only: str = "", dry: bool = False) -> None:
     """Fit all numbers, or those whose names contain ``only``, also without each system; write them
     unless ``dry``.
@@ -400,41 +439,29 @@ def main(*, only: str = "", dry: bool = False) -> None:
     wanted = [name for name in priors() if only in name]
     tables = [Rows(table) for table in published_tables(added=True)]
     tables = [rows for rows in tables if not only or any(rows.depends_on(name) for name in wanted)]
+    counts = Counter(rows.machine_of_system for rows in tables)
     for rows in tables:
-        rows.share_system(sum(other.table.system == rows.table.system for other in tables))
+        rows.share_system(counts[rows.machine_of_system])
     fit = Fit(tables, only)
     x = fit.run(np.log([start_of(name) for name in fit.names]))
-    slopes = fit.slopes(x, fit.residuals(x))
-
-    def finished(found: dict[str, float], seen: list[Rows]) -> dict[str, float]:
-        if not only:  # what a hop under LL and starting take follows from all the others
-            found |= hops(seen, found)
-            found |= starts(seen, found)
-            found |= launchers(seen, found)
-        return found
-
-    whole = finished(fit.numbers(x), tables)
+    whole = fit.numbers(x)
+    # What starting over nodes takes follows from all other numbers.
+    late = {} if only else late_starts(tables, whole)
+    whole |= starts(late)
     print(
         f"{len(tables)} tables, {len(fit.weight)} rows, {len(whole)} numbers: loss "
-        f"{fit.loss(fit.residuals(x), x):.4f}"
+        f"{fit.loss(fit.residuals(x), x):.4f} after {perf_counter() - began:.0f} s"
     )
     lines = [["system", "place", "value"]]
     if only:
         with (data_folder("measurements") / "left_out.csv").open(newline="") as stream:
             lines = [line for line in csv.reader(stream) if only not in line[1]]
-    for system in dict.fromkeys(rows.table.system for rows in tables):
-        others = [rows for rows in tables if rows.table.system != system]
-        without = Fit(others, only)
-        kept = np.concatenate(
-            [np.full(len(rows.size), rows.table.system != system) for rows in tables]
-        )
-        numbers = finished(without.numbers(without.run(x, 1, slopes[kept])), others)
+    for system, numbers in left_out_numbers(fit, x, late):
         lines += [
             [system, place, f"{value:.5g}"]
             for place, value in numbers.items()
             if abs(value - whole[place]) > 0.002 * whole[place]
         ]
-        print(f"{perf_counter() - began:6.0f} s  without {system}", flush=True)
     if dry:
         return
     for file in FILES.values():

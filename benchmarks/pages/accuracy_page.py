@@ -115,7 +115,7 @@ def page(errors: Sequence[Error]) -> str:
             "\n",
             *_groups(errors, "GPU", lambda table: table.machine().traits.get("gpu", "")),
             WORTH,
-            *_worth(),
+            *worth(published_tables()),
             FURTHEST,
             *_furthest(errors),
             *_tables(errors),
@@ -266,16 +266,22 @@ _TAKEN: dict[str, Callable[[Library], Library]] = {
         library, {"net_ll_share": 1.0}
     ),
     "filling the pipeline of Simple": lambda library: _neutral(
-        library, {".simple_start": 0.0, "net_start": 0.0}
+        library, {".simple_start": 0.0, "simple_hop_factor": 1.0, "net_start": 0.0}
     ),
-    "start of reductions in switches (25 us, as NCCL says)": lambda library: _neutral(
-        library, {"nvls_start": 25.0, "nvls_tree_start": 25.0, "nvls_tree_hop_factor": 1.0}
+    "filling the pipeline of reductions in switches": lambda library: _neutral(
+        library, {"nvls_fill": 0.0, "nvls_tree_fill": 0.0}
     ),
     "rates of trees other than NCCL's": lambda library: _neutral(
         library, {"tree_power_factor": 1.0}
     ),
     "latencies of LL and LL128 by generation": lambda library: _neutral(
-        library, {"ll_hop_factor": 1.0, "ll128_hop_factor": 1.0}
+        library,
+        {
+            "ll_hop_factor": 1.0,
+            "ll128_hop_factor": 1.0,
+            "ll_base_factor": 1.0,
+            "ll128_base_factor": 1.0,
+        },
     ),
     "rates of LL and LL128 by generation": lambda library: _neutral(
         library, {".ll_factor": 1.0, "ll128_factor": 1.0}
@@ -298,7 +304,19 @@ _TAKEN: dict[str, Callable[[Library], Library]] = {
             if not place.endswith("p2p_channel_rate")
         },
     ),
-    "the copy of the own block": lambda library: _neutral(library, {"copy_share": 0.0}),
+    "a rank's own step": lambda library: _neutral(library, {"own_step": 0.0}),
+    "the longer reduction of int8": lambda library: _neutral(library, {"own_step_bytes": 0.0}),
+    "starts of sends by class of GPU": lambda library: replace(
+        library,
+        values={
+            place: value
+            for place, value in library.values.items()
+            if not (place.startswith("class.") and place.endswith(("p2p_start", "p2p_peer")))
+        },
+    ),
+    "the last slot of sends": lambda library: _neutral(library, {"p2p_fill": 0.0}),
+    "the CPU between PCIe ports": lambda library: _neutral(library, {"p2p_rate": 1000.0}),
+    "NCCL's own choice in a node": lambda library: library.with_values({"rules.choice": "times"}),
     "NCCL's own choice on Slingshot, and its lack of LL128": lambda library: replace(
         library,
         values={
@@ -310,13 +328,12 @@ _TAKEN: dict[str, Callable[[Library], Library]] = {
 }
 
 
-def _worth() -> Iterator[str]:
+def worth(tables: Sequence[PublishedTable]) -> Iterator[str]:
     """Medians of the formula without each addition."""
-    tables = published_tables()
     for name, without in _TAKEN.items():
         errors = []
         for table in tables:
-            library = without(left_out_library(table.library, table.system))
+            library = without(left_out_library(table.library_file, table.system))
             sizes = [size for size, _ in table.rows]
             times = formula(table.collective, table.machine(), library, table.settings())(
                 sizes, Calibration()

@@ -82,8 +82,8 @@ def predict(
         )
     if library.alone and (algorithm is not None or protocol is not None):
         raise ConfigError(
-            "--library, --nccl-version, --env and --calibration are for what a library chooses, -a "
-            "and -p for what you choose"
+            "--library, --nccl-version, --env, --launcher and --calibration are for what a library "
+            "chooses, -a and -p for what you choose"
         )
     unrestricted = (
         algorithm is None
@@ -162,7 +162,7 @@ def _table(
         collective_on(sweep.collective, machine.nranks, sweep.root) if sweep.collective else None
     )
     predictions = (
-        library.show(sweep.collective, sweep.sizes, machine, verbose=verbose)
+        library.show(sweep.collective, sweep.sizes, machine, dtype=sweep.dtype, verbose=verbose)
         if library and collective
         else []
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -142,12 +142,16 @@ class LibraryOptions:
     nccl_version
         Version of NCCL, such as 2.29, whose rules choose. Default: that to which the times were
         fitted.
+    launcher
+        What launches the library's operations: process or thread (one for each GPU), one-process
+        (one thread for all GPUs of a node), torch, or graph (a CUDA graph). Default: process.
     """
 
     library: str | None = None
     env: str = ""
     calibration: Path | None = None
     nccl_version: str | None = None
+    launcher: str | None = None
 
     @property
     def alone(self) -> bool:
@@ -157,13 +161,20 @@ class LibraryOptions:
     @property
     def has_settings(self) -> bool:
         """Whether the library is asked for with settings of its own."""
-        return bool(self.env) or (self.calibration or self.nccl_version) is not None
+        settings = (self.env or None, self.calibration, self.nccl_version, self.launcher)
+        return any(setting is not None for setting in settings)
 
     def show(
-        self, collective: str, sizes: Sequence[int], topology: Topology, *, verbose: bool
+        self,
+        collective: str,
+        sizes: Sequence[int],
+        topology: Topology,
+        *,
+        dtype: str = "",
+        verbose: bool,
     ) -> list[Prediction]:
-        """Print the library's lines; if they were not requested and cannot be computed, the
-        reason.
+        """Print the library's lines for an element type; if they were not requested and cannot be
+        computed, the reason.
         """
         from simcoll.libraries.calibration import load_calibration
         from simcoll.libraries.environment import parse_environment
@@ -173,7 +184,10 @@ class LibraryOptions:
             library_predictions,
         )
 
-        environment = parse_environment(self.env)
+        launcher = f" LAUNCHER={self.launcher}" if self.launcher is not None else ""
+        environment = parse_environment(self.env + launcher)
+        if dtype not in {"", "float32"} and not environment.dtype:
+            environment = replace(environment, dtype=dtype)
         overlay = None if self.calibration is None else load_calibration(self.calibration)
         try:
             library = library_for(self.library, topology, self.nccl_version)

@@ -69,6 +69,8 @@ def assumptions(cost: Cost, question: Question) -> str:
 def _places(cost: Cost, question: Question) -> Iterator[str]:
     """The numbers that decide the time, by their names in the file."""
     machine, gpu_class, fabric = question.machine, question.gpu_class, question.fabric
+    if question.environment.launcher == "graph":
+        yield "launcher.graph_saved"
     if question.is_p2p:
         yield f"{gpu_class}.p2p_share"
         yield "correction.p2p_start"

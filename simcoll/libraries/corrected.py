@@ -25,7 +25,6 @@ from simcoll.libraries.formula import (
     Terms,
     search_channels,
     stated_terms,
-    tree_correction,
 )
 from simcoll.libraries.one_way import one_way_costs
 from simcoll.libraries.question import Question
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["costs", "measured_buses"]
 
+BYTES = ("int8", "uint8")
+"""Element types whose reduction takes longer than copying."""
 NVLS_CHANNELS = 16
 """Number of channels that NCCL uses for reduction in switches on Hopper."""
 
@@ -47,6 +48,7 @@ def measured_buses(question: Question) -> Buses:
     gpu = machine.gpu_uBps / 1e15 or inf
     ring = gpu * constants.number(f"{gpu_class}.ring_share")
     nvls = gpu * constants.number(f"{gpu_class}.nvls_share", 0.0)
+    ring = min(ring, _cpu_rate(question))
     if max_channels:  # NCCL's own limit of one channel under Simple
         channel_rates = constants.numbers(f"generation.{machine.generation}.tree_rate")
         ring = min(ring, max_channels * channel_rates[s.column])
@@ -57,6 +59,17 @@ def measured_buses(question: Question) -> Buses:
     net = machine.nic_uBps / 1e15 * constants.number(f"{fabric}.share")
     tree = 2 * net if s.domains == 2 else net * constants.number(f"{fabric}.tree_share", 1.0)
     return Buses(stated.channels, min(ring, net), min(ring, tree), nvls, net)
+
+
+def _cpu_rate(question: Question) -> float:
+    """The rate at which a CPU passes data from one PCIe port to another; no limit for GPUs below
+    one switch.
+    """
+    machine, constants = question.machine, question.constants
+    if not machine.through_cpu:
+        return inf
+    vendor = machine.cpu if machine.cpu in constants.tables("cpu") else "other"
+    return constants.number(f"cpu.{vendor}.p2p_rate")
 
 
 def costs(question: Question, size_bytes: Floats) -> list[Cost]:
@@ -147,11 +160,12 @@ def _ramp(size_bytes: Floats, constants: Library) -> Floats:
     return table[np.minimum(row, len(table) - 1)]
 
 
-def _over_fabric(net_us: Floats | float, protocol: NcclProtocol, question: Question) -> Floats:
+def _over_fabric(
+    net_us: Floats | float, protocol: NcclProtocol, factor: float, question: Question
+) -> Floats:
     """The latency of a message over the network; a calibration may lower it to 0."""
-    constants = question.constants
-    latency = constants.number(f"{question.fabric}.latency") * (2 if protocol == "Simple" else 1)
-    factor = constants.numbers("correction.net_hop_factor")[PROTOCOLS.index(protocol)]
+    latency = question.constants.number(f"{question.fabric}.latency")
+    latency *= 2 if protocol == "Simple" else 1
     return np.maximum(net_us + latency, 0.0) * factor
 
 
@@ -163,35 +177,38 @@ def _link_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buse
     ones = np.ones(len(size_bytes))
     hop, net, rate = terms.hop_us * ones, terms.net_us * ones, terms.rate_GBps * ones
     if s.domains > 1:
-        net = _over_fabric(net, terms.protocol, question)
+        kind = "tree" if terms.algorithm == "tree" else "net"
+        factor = constants.numbers(f"correction.{kind}_hop_factor")[protocol]
+        net = _over_fabric(net, terms.protocol, factor, question)
     if terms.protocol == "LL":
         hop = hop * number(f"{gpu_class}.ll_hop_factor", 1.0)
-        growth, class_growth = _ramp(size_bytes, constants), number(f"{gpu_class}.ll_growth", 0.0)
+        # A ring fills a channel with 4 KiB for each rank before it opens the next.
+        per_eight = 8 / s.ranks if s.domains == 1 and terms.algorithm == "ring" else 1.0
+        growth = _ramp(size_bytes * per_eight, constants)
+        growth *= number(f"{gpu_class}.ll_growth", number("correction.ll_growth"))
         if s.domains > 1:
-            net = net + number(f"{fabric}.ll_growth", 0.0) * growth
+            net = net + number(f"{fabric}.ll_growth", 0.0) * _ramp(size_bytes, constants)
             if terms.algorithm == "ring":  # trees reach NCCL's rate
                 rate = rate * number("correction.net_ll_share", 1.0)
         else:
             rate = rate * number(f"{gpu_class}.ll_factor", 1.0)
-            if class_growth:
-                # A channel's first bytes take this long, and all channels the size over their rate:
-                # the longer counts.
-                growth = np.maximum(
-                    growth - size_bytes / (1000 * rate * terms.hops * class_growth), 0.0
-                )
-        hop = hop + (class_growth or number("correction.ll_growth")) * growth
+            # A channel's first bytes take this long, and all channels the size over their rate: the
+            # longer counts.
+            growth = np.maximum(growth - size_bytes / (1000 * rate * terms.hops), 0.0)
+        hop = hop + growth
     elif terms.protocol == "LL128":
         rate = rate * number(f"{gpu_class}.ll128_factor", 1.0)
         hop = hop * number(f"{gpu_class}.ll128_hop_factor", 1.0)
         if s.domains > 1 and terms.algorithm == "ring":
             rate = rate * number(f"{gpu_class}.net_ll128_share", 1.0)
-    if question.collective in ONE_WAY and s.domains == 1:
-        # A rank copies its own block, and does not send meanwhile.
-        rate = rate * (s.ranks - 1) / (s.ranks - 1 + number("correction.copy_share", 0.0))
+    if s.domains == 1:
+        rate = rate * _own_step(question, terms.hops)
     if terms.algorithm == "tree":
         power = constants.numbers("correction.tree_power_factor")[protocol]
-        rate = rate * tree_correction(size_bytes, terms.protocol, constants) ** power
+        rate = rate * _tree_share(size_bytes, terms.protocol, constants) ** power
     base = terms.base_us * constants.numbers("correction.base_factor")[protocol]
+    if s.domains == 1:  # over nodes, the start of a fabric has it
+        base *= number(f"{gpu_class}.{terms.protocol.lower()}_base_factor", 1.0)
     hop = np.maximum(
         hop, constants.numbers("correction.net_post")[protocol] if s.domains > 1 else 0.0
     )
@@ -218,11 +235,36 @@ def _link_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buse
     )
 
 
+def _tree_share(size_bytes: Floats, protocol: str, constants: Library) -> Floats:
+    """NCCL's table of the shortfall of trees, without its steps: by these NCCL judges, and times
+    would fall at each power of two, but trees have none.
+    """
+    table = constants.numbers(f"tree_correction.{protocol}")
+    powers = np.log2(np.maximum(size_bytes, 1.0) / 64)
+    return np.interp(powers, np.arange(-1, len(table) + 1), [1.0, *table, 1.0])
+
+
+def _own_step(question: Question, steps: int) -> float:
+    """Share of a ring's rate that is left by the step in which a rank only copies or reduces its
+    own chunk, and sends nothing.
+    """
+    if question.collective not in {"all_reduce", *ONE_WAY}:
+        return 1.0
+    number, gpu_class = question.constants.number, question.gpu_class
+    own_step = number(f"{gpu_class}.own_step", number("correction.own_step"))
+    if question.environment.dtype in BYTES and question.collective != "all_gather":
+        own_step += number(f"{gpu_class}.own_step_bytes", number("correction.own_step_bytes"))
+    return steps / (steps + own_step)
+
+
 def _with_fill(latency: Floats, terms: Terms, question: Question, size_bytes: Floats) -> Floats:
     """The latency of Simple plus the time that its pipeline needs to fill."""
     number, machine, s = question.constants.number, question.machine, question.shape
     if s.domains == 1:
         one_way = number("correction.one_way_share") if question.collective != "all_reduce" else 1.0
+        latency = latency + terms.hops * terms.hop_us * (
+            number(f"{question.gpu_class}.simple_hop_factor", 1.0) - 1
+        )
         return latency + number(f"{question.gpu_class}.simple_start", 0.0) * one_way
     if terms.algorithm == "ring" and question.collective == "all_reduce":
         crowded = size_bytes // (terms.channels * s.ranks) >= 64
@@ -245,20 +287,25 @@ def _switch_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Bu
         question.gpu_class,
         question.shape,
     )
-    gpu = question.machine.gpu_uBps / 1e15
-    large = gpu * number(f"{gpu_class}.nvls_large_share", number(f"{gpu_class}.nvls_share"))
-    bus = np.where(size_bytes > number("correction.nvls_large_bytes"), large, buses.nvls_GBps)
+    share = number(f"{gpu_class}.nvls_share")
+    growth = max(1.0, number(f"{gpu_class}.nvls_large_share", share) / share)
+    # The rate grows within one doubling, so that the time never falls.
+    octaves = np.log2(np.maximum(size_bytes, 1.0) / number("correction.nvls_large_bytes"))
+    bus = buses.nvls_GBps * np.interp(octaves, [-0.5, 0.5], [1.0, growth])
     p = s.per_domain
     domain_rate = bus * p / (2 * (p - 1)) if p >= 8 else bus * 8 / 14 * 1.125 / (1 + 1 / p)
     if s.domains == 1:
-        latency = number(f"{gpu_class}.nvls_start") + 0 * size_bytes
+        filled = 1 - np.exp(-size_bytes / number("correction.nvls_fill_bytes"))
+        latency = number(f"{gpu_class}.nvls_start") + number(f"{gpu_class}.nvls_fill") * filled
         return Cost(terms.algorithm, terms.protocol, buses.channels, latency, domain_rate)
     net = buses.net_GBps * (1.0 if s.domains == 2 else 0.5)
     rate = np.minimum(domain_rate * number("correction.nvls_tree_share"), net)
-    hop = _over_fabric(terms.net_us, terms.protocol, question)
     hop_factor = constants.numbers("correction.nvls_tree_hop_factor")[0]
-    latency = number("correction.nvls_tree_start") + terms.nets * hop * hop_factor
-    return Cost(terms.algorithm, terms.protocol, buses.channels, latency + 0 * size_bytes, rate)
+    hop = _over_fabric(terms.net_us, terms.protocol, hop_factor, question)
+    filled = 1 - np.exp(-size_bytes / number("correction.nvls_tree_fill_bytes"))
+    start = number("correction.nvls_tree_start") + number("correction.nvls_tree_fill") * filled
+    latency = start + terms.nets * hop
+    return Cost(terms.algorithm, terms.protocol, buses.channels, latency, rate)
 
 
 def _grouped_cost(question: Question, size_bytes: Floats) -> Cost:
@@ -274,8 +321,10 @@ def _grouped_cost(question: Question, size_bytes: Floats) -> Cost:
     gpu = (((shift and machine.peer_uBps) or machine.gpu_uBps) / 1e15 or inf) * number(
         f"{gpu_class}.p2p_share"
     )
+    gpu = min(gpu, _cpu_rate(question))
     peers = 1 if shift else s.ranks - 1
-    start = number("correction.p2p_start") + number("correction.p2p_peer") * peers
+    start = number(f"{gpu_class}.p2p_start", number("correction.p2p_start"))
+    start += number(f"{gpu_class}.p2p_peer", number("correction.p2p_peer")) * peers
     piece = size_bytes / (1 if shift else s.ranks)
     sent = 1.0 if shift else (s.ranks - 1) / s.ranks  # share of the size sent by one GPU
     channels, uses_ll = _send_channels(question, piece, peers)
@@ -292,8 +341,15 @@ def _grouped_cost(question: Question, size_bytes: Floats) -> Cost:
     over_links = (
         (s.per_domain - 1) / s.ranks if collective == "all_to_all" and not own_nic_only else sent
     )
+    if not shift:  # a rank also copies its own block
+        over_links *= 1 + number("correction.p2p_own_step") / peers
     seconds_per_GB = np.maximum(over_links / gpu, sent / (channels * channel_rate))
     latency = start + np.where(uses_ll, 0.0, number("correction.p2p_simple_start"))
+    if not shift and s.domains == 1 and simple_rate < inf:
+        # The last slot of each channel leaves the buffer after it has arrived.
+        slot = np.minimum(piece * peers / channels, number("correction.p2p_slot_bytes"))
+        fill = number("correction.p2p_fill") * slot / (1000 * simple_rate)
+        latency = latency + np.where(uses_ll, 0.0, fill)
     if s.domains > 1:
         remote = 1 if shift else s.ranks - s.per_domain
         latency = np.maximum(
@@ -347,7 +403,8 @@ def _send_channels(
     per_peer = min(1 << (per_peer - 1).bit_length(), total)
     few = max(1, min(per_peer, 1 << max(0, (total // s.ranks).bit_length() - 1)))
     slot_key = "p2p_net_slot" if s.domains > 1 or not links else "p2p_slot"
-    ll_bytes = per_peer * constants.number("correction.p2p_ll_bytes") if s.domains == 1 else -1.0
+    ll_channels = per_peer if constants.number("rules.p2p_ll_by_channel") else 1
+    ll_bytes = ll_channels * constants.number("correction.p2p_ll_bytes") if s.domains == 1 else -1.0
     uses_ll = piece <= ll_bytes
     simple_slot = constants.number(f"correction.{slot_key}_bytes")
     slot = np.where(uses_ll, constants.number("correction.p2p_ll_slot_bytes"), simple_slot)

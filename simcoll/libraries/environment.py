@@ -25,6 +25,8 @@ LAUNCHERS = ("process", "thread", "one-process", "torch", "graph")
 """What launches the operation: a process or a thread for each GPU, one thread of one process for
 all GPUs of a node, PyTorch, or a CUDA graph that was captured before.
 """
+_NAMES_IN_TESTS = {"half": "float16", "float": "float32", "double": "float64"}
+"""nccl-tests' names of element types."""
 _COLLECTIVES = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -65,6 +67,8 @@ class Environment:
         Whether PAT may run: 0 never, 1 always, 2 with one rank per node.
     launcher
         One of :data:`LAUNCHERS`.
+    dtype
+        Element type, such as ``"int8"``; empty: ``float32``, as in nccl-tests.
     ignored
         Settings that change no time here, as they were given; some change NCCL's graphs.
     """
@@ -83,7 +87,13 @@ class Environment:
     buffer_bytes: int = 0
     pat: int = 2
     launcher: str = LAUNCHERS[0]
+    dtype: str = ""
     ignored: tuple[str, ...] = ()
+
+    @property
+    def adds_launch(self) -> bool:
+        """Whether the launch changes the times of the library."""
+        return self.launcher not in {"process", "thread"}
 
     @property
     def max_channels(self) -> int:
@@ -131,8 +141,8 @@ def _allows(limits: tuple[tuple[str, tuple[str, ...]], ...], collective: str, na
 def parse_environment(text: str) -> Environment:
     """Parse settings such as ``NCCL_ALGO=Ring,NCCL_PROTO=^LL128``, separated by commas or blanks.
 
-    ``LAUNCHER`` states what launches the operation, by one of :data:`LAUNCHERS`. Other variables
-    are kept as ignored.
+    ``LAUNCHER`` states what launches the operation, by one of :data:`LAUNCHERS`, and ``DTYPE`` the
+    element type. Other variables are kept as ignored.
 
     Raises
     ------
@@ -167,7 +177,7 @@ def parse_environment(text: str) -> Environment:
             raise ConfigError(
                 f"environment: {name} is given twice, as {settings[name]!r} and as {value!r}"
             )
-        if name != "LAUNCHER":
+        if name not in {"LAUNCHER", "DTYPE"}:
             check_variable(name)
         settings[name] = value
     return from_settings(settings)
@@ -204,6 +214,8 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
     launcher = remaining.pop("LAUNCHER", LAUNCHERS[0])
     if launcher not in LAUNCHERS:
         raise ConfigError(f"unknown LAUNCHER {launcher!r}; {nearest(launcher, LAUNCHERS)}")
+    dtype = remaining.pop("DTYPE", "").lower()
+    dtype = _NAMES_IN_TESTS.get(dtype, dtype)
     ignored = tuple(f"{name}={value}" for name, value in remaining.items())
     return Environment(
         algorithms,
@@ -214,6 +226,7 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
         thread_bytes=thread_bytes,
         pat=pat,
         launcher=launcher,
+        dtype=dtype,
         ignored=ignored,
     )
 

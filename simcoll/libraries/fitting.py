@@ -52,7 +52,7 @@ from simcoll.libraries.calibration import (
 )
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library, library_for
-from simcoll.libraries.prediction import choose, in_time, launch_us
+from simcoll.libraries.prediction import choose, in_time, launched_us
 from simcoll.libraries.question import question_on
 from simcoll.topology import Topology
 from simcoll.units import counted, format_size, format_time
@@ -234,19 +234,18 @@ def formula(
         When the library has no numbers for the machine.
     """
     model, nranks = library_for(library, topology), topology.nranks
-    kind = collective_kind(collective)
+    uncalibrated = question_on(collective_kind(collective), topology, model, environment)
 
     def times_fs(sizes: Sequence[int], calibration: Calibration) -> list[int]:
-        question = question_on(kind, topology, model, environment, calibration)
+        question = replace(uncalibrated, calibration=calibration)
         size_bytes = np.array(sizes, float)
         costs, picks = choose(question, size_bytes)
         times_us = np.array([cost.time_us(size_bytes) for cost in costs])[
             picks, np.arange(len(sizes))
         ]
-        launch = launch_us(question)
         return [
-            calibration.corrected_fs(in_time(time + launch), collective, nranks, size)
-            for size, time in zip(sizes, times_us.tolist(), strict=True)
+            calibration.corrected_fs(in_time(time), collective, nranks, size)
+            for size, time in zip(sizes, launched_us(times_us, question).tolist(), strict=True)
         ]
 
     return times_fs
@@ -290,9 +289,95 @@ def fit_series(series: Sequence[Series], parameters: Sequence[str] | None = None
     ConfigError
         Without rows, or for more parameters than there are rows.
     """
-    rows, bare_times = _fit_rows(series), _BareTimes(series)
-    calibration = _fit_parameters(rows, bare_times, _parameters_of(rows, parameters))
-    return replace(calibration, corrections=_corrections(series, rows, bare_times, calibration))
+    data = _Data(series, _fit_rows(series), _BareTimes(series), parameters, {})
+    return _fit_in_form(data, _best_form(data))
+
+
+class _FitForm(NamedTuple):
+    """What a fit of a calibration uses and keeps.
+
+    ``ends_only`` fits launch offset and rate to the least and the greatest size of each series,
+    ``all_parameters`` tries growth and fabric latency too, and ``corrected`` keeps the residuals by
+    size.
+    """
+
+    ends_only: bool
+    all_parameters: bool
+    corrected: bool
+
+
+_EVERYTHING = _FitForm(ends_only=False, all_parameters=True, corrected=True)
+_FIT_FORMS = (
+    _EVERYTHING,
+    _FitForm(ends_only=False, all_parameters=True, corrected=False),
+    _FitForm(ends_only=False, all_parameters=False, corrected=True),
+    _FitForm(ends_only=True, all_parameters=False, corrected=True),
+    _FitForm(ends_only=True, all_parameters=False, corrected=False),
+)
+
+
+class _Data(NamedTuple):
+    """The rows of a fit, with their times before launch and correction, the parameters asked for,
+    and the fits made so far, by rows and parameters.
+    """
+
+    series: Sequence[Series]
+    rows: Sequence[_FitRow]
+    bare_times: _BareTimes
+    parameters: Sequence[str] | None
+    fits: dict[tuple[tuple[_FitRow, ...], tuple[str, ...]], Calibration]
+
+
+def _best_form(data: _Data) -> _FitForm:
+    """The form whose fits predict rows that they do not know best; everything for few rows.
+
+    The ends of a series are always known, since no calibration does without them: a row between
+    them that is far off, by another job or another choice of the library, must not move what the
+    ends say.
+    """
+    if data.parameters is not None or len(data.rows) < ROWS_FOR_CORRECTION:
+        return _EVERYTHING
+    ends = set(_ends(data.rows))
+    between = [row for row in data.rows if row not in ends]
+    folds = [between[start::FOLDS] for start in range(min(FOLDS, len(between)))]
+    errors = [sum(_errors_without(data, form, unknown) for unknown in folds) for form in _FIT_FORMS]
+    return _FIT_FORMS[errors.index(min(errors))]
+
+
+def _errors_without(data: _Data, form: _FitForm, unknown: Sequence[_FitRow]) -> float:
+    """Sum of the errors of rows under a calibration that was fitted without them."""
+    rows = [row for row in data.rows if row not in unknown]
+    calibration = _fit_in_form(data._replace(rows=rows), form, len(data.rows) - len(rows))
+    predictions = [table.predict(calibration) for table in data.series]
+    return sum(
+        abs(math.log(predictions[row.series][row.size_bytes] / row.time_fs)) for row in unknown
+    )
+
+
+def _ends(rows: Sequence[_FitRow]) -> list[_FitRow]:
+    """The rows of the least and the greatest size of each series."""
+    return [
+        end(row for row in rows if row.series == number)
+        for number in sorted({row.series for row in rows})
+        for end in (min, max)
+    ]
+
+
+def _fit_in_form(data: _Data, form: _FitForm, absent: int = 0) -> Calibration:
+    """Fit in one form; ``absent`` rows are left out for a trial, and count as if known."""
+    series, rows, bare_times, parameters, fits = data
+    basis = _ends(rows) if form.ends_only else rows
+    names = _parameters_of(basis, parameters)
+    if not form.all_parameters:
+        names = tuple(name for name in names if name in PARAMETERS[:2])
+    request = tuple(basis), names
+    if request not in fits:
+        fits[request] = _fit_parameters(basis, bare_times, names)
+    calibration = fits[request]
+    if not form.corrected:
+        return calibration
+    corrections = _corrections(series, rows, bare_times, calibration, ROWS_FOR_CORRECTION - absent)
+    return replace(calibration, corrections=corrections)
 
 
 def left_out(
@@ -300,23 +385,20 @@ def left_out(
 ) -> tuple[LeftOut, ...]:
     """Predict each row by a fit without it; with many rows, an eighth is excluded at a time.
 
-    Empty if a fit without some rows would have too few.
+    The form of the fit is chosen once, with all rows. Empty if a fit without some rows would have
+    too few.
     """
     rows, bare_times = _fit_rows(series), _BareTimes(series)
-    folds = min(len(rows), FOLDS)
+    data = _Data(series, rows, bare_times, parameters, {})
+    folds, form = min(len(rows), FOLDS), _best_form(data)
     uncalibrated = [table.predict(Calibration()) for table in series]
     predictions = []
     for fold in range(folds if len(rows) > 2 else 0):
         fit_rows = [row for number, row in enumerate(rows) if number % folds != fold]
         try:
-            calibration = _fit_parameters(
-                fit_rows, bare_times, _parameters_of(fit_rows, parameters)
-            )
+            calibration = _fit_in_form(data._replace(rows=fit_rows), form)
         except ConfigError:
             return ()
-        calibration = replace(
-            calibration, corrections=_corrections(series, fit_rows, bare_times, calibration)
-        )
         calibrated = [table.predict(calibration) for table in series]
         for row in rows[fold::folds]:
             table, size = series[row.series], row.size_bytes
@@ -445,6 +527,7 @@ def _corrections(
     rows: Sequence[_FitRow],
     bare_times: _BareTimes,
     calibration: Calibration,
+    least_rows: int,
 ) -> tuple[Correction, ...]:
     """The residual by size, for every series with enough rows.
 
@@ -454,7 +537,7 @@ def _corrections(
     without_launch = replace(calibration, launch_fs=0)
     for number, table in enumerate(series):
         table_rows = [row for row in rows if row.series == number]
-        if len(table_rows) < ROWS_FOR_CORRECTION:
+        if len(table_rows) < least_rows:
             continue
         residuals = [
             math.log(row.time_fs / max(bare_fs + calibration.launch_fs, row.time_fs / 20))

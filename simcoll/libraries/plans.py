@@ -23,7 +23,7 @@ from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.isolated import alone_fs, bind_size, scale_protocol, settle
 from simcoll.libraries.library import Library, library_for
-from simcoll.libraries.prediction import COLLECTIVES, ROOTED, choose, launch_us, predict
+from simcoll.libraries.prediction import COLLECTIVES, ROOTED, choose, predict
 from simcoll.libraries.prediction_cache import key_of, recall, remember, topology_digest
 from simcoll.libraries.proved_choice import LibraryPlay, play
 from simcoll.libraries.question import Question, question_on
@@ -119,7 +119,7 @@ def library_call(
     call = LibraryCall(choice.schedule, choice.protocol, topology, size_bytes, choice.slight_bytes)
     if algorithm and choice.schedule.name != algorithm:
         return replace(call, schedule=schedule_on(collective, algorithm, topology))
-    if not stands_in and calibration is None and not launch_us(question):
+    if not stands_in and calibration is None and not environment.adds_launch:
         return call  # what was predicted is this plan
     prediction = predict(
         kind,

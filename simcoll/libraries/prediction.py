@@ -178,7 +178,7 @@ def choose(question: Question, size_bytes: Floats) -> tuple[list[Cost], Ints]:
         )
     choices = own_choices(question, size_bytes) if decides(question) else None
     if choices:
-        return permitted, _picks_of(choices, permitted, size_bytes)
+        return permitted, picks_of(choices, permitted, size_bytes)
     estimates = _nccl_estimates(question, size_bytes)
     costs = [
         cost for cost in permitted if (cost.algorithm, cost.protocol) in estimates
@@ -189,7 +189,7 @@ def choose(question: Question, size_bytes: Floats) -> tuple[list[Cost], Ints]:
     return costs, np.argmin(np.array(times), axis=0)
 
 
-def _picks_of(choices: list[NcclChoice], costs: list[Cost], size_bytes: Floats) -> Ints:
+def picks_of(choices: list[NcclChoice], costs: list[Cost], size_bytes: Floats) -> Ints:
     """Index of the cost of every choice; of the fastest where none is known, as of PAT."""
     indices = {(cost.algorithm, cost.protocol): index for index, cost in enumerate(costs)}
     fastest = np.argmin(np.array([cost.time_us(size_bytes) for cost in costs]), axis=0)
@@ -292,7 +292,7 @@ def _formula_prediction(best: Cost, question: Question, size_bytes: int) -> Pred
 
 def run_fs(time_fs: int, size_bytes: int, question: Question) -> int:
     """The time of a collective with its launch and the calibration."""
-    launched_fs = time_fs + in_time(launch_us(question))
+    launched_fs = in_time(float(launched_us(np.array([time_fs / 1e9]), question)[0]))
     if not question.calibration:
         return launched_fs
     return question.calibration.corrected_fs(
@@ -322,12 +322,22 @@ def in_time(time_us: float) -> int:
     return round(time_us * 1e9)
 
 
-def launch_us(question: Question) -> float:
-    """Time of launching the operation beyond the formula, by launcher."""
+def launched_us(time_us: Floats, question: Question) -> Floats:
+    """Times on the GPUs together with the launch of the operation, by launcher.
+
+    One thread issues the operation to one GPU after another, which takes a time of the host. It
+    does so while the operation before is running, so that long operations hide it: the two times
+    add as squares do. A graph saves a part of the launch that the library's own times contain.
+    """
     launcher, constants = question.environment.launcher, question.constants
     if launcher == "one-process":
-        return constants.number("launcher.one_process") * max(question.machine.domain_ranks)
-    return constants.number("launcher.torch") if launcher == "torch" else 0.0
+        host_us = constants.number("launcher.one_process")
+        if question.collective == "all_to_all":
+            host_us += constants.number("launcher.one_process_peer") * (question.nranks - 1)
+        return np.hypot(time_us, host_us * max(question.machine.domain_ranks))
+    if launcher == "graph":
+        return np.maximum(time_us - constants.number("launcher.graph_saved"), time_us / 2)
+    return time_us + (constants.number("launcher.torch") if launcher == "torch" else 0.0)
 
 
 _THREADS_TIMES_BYTES = {"LL": 512 * 8, "LL128": 640 * 8, "Simple": 512 * 64}

@@ -89,7 +89,8 @@ def calibrate(library: Library, machine: Machine, calibration: Calibration | Non
         table, _, key = place.rpartition(".")
         if table in {gpu_class, fabric} and key.endswith("share"):
             changes[place] = library.number(place) * (1.0 if key == "tree_share" else rate)
-        if place in {f"{gpu_class}.p2p_channel_rate", "correction.p2p_net_rate"}:
+        is_rate = place in {f"{gpu_class}.p2p_channel_rate", "correction.p2p_net_rate"}
+        if is_rate or (table.startswith("cpu.") and key == "p2p_rate"):
             changes[place] = library.number(place) * rate
         if place in {"correction.ll_growth", f"{gpu_class}.ll_growth", f"{fabric}.ll_growth"}:
             changes[place] = library.number(place) * growth

@@ -80,6 +80,9 @@ class Machine:
     peer_uBps
         Capacity of the NVLinks from one GPU to one other of its domain, behind switches of all its
         links; the least of all pairs, so 0 where two GPUs have no link to each other.
+    through_cpu
+        Whether a ring of the ranks of a domain over PCIe passes a CPU, because no switch joins
+        them all.
     """
 
     generation: str
@@ -94,6 +97,7 @@ class Machine:
     nic_uBps: int
     network_reduces: bool = False
     peer_uBps: int = 0
+    through_cpu: bool = False
 
     @property
     def domains(self) -> int:
@@ -144,6 +148,7 @@ def machine(topology: Topology) -> Machine:
         peer_uBps=_peer_capacity(topology, domain, gpu_uBps)
         if link_name in {"nvlink", "xgmi"}
         else 0,
+        through_cpu=link_name == "pcie" and _pass_cpu(topology, domain),
     )
 
 
@@ -185,6 +190,14 @@ def _inside(topology: Topology, domain: Ints) -> tuple[Connection, int]:
     elif kind == _NVLINK and topology.traits.get("generation", "").startswith("mi"):
         name = "xgmi"
     return name, int(capacity[topology.rank_nodes].min())
+
+
+def _pass_cpu(topology: Topology, domain: Ints) -> bool:
+    """Whether a route from a rank to the next one of its domain passes a CPU."""
+    ranks = np.flatnonzero(domain[:-1] == domain[1:])
+    links = topology.route(ranks, ranks + 1).links
+    ends = topology.link_dst[links[links >= 0]]
+    return any(topology.node_kinds[end] == "cpu" for end in np.unique(ends).tolist())
 
 
 def _peer_capacity(topology: Topology, domain: Ints, gpu_uBps: int) -> int:

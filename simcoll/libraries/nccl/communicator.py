@@ -8,7 +8,7 @@ from functools import lru_cache
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library
 from simcoll.libraries.nccl.graph_search import Settings
-from simcoll.libraries.nccl.graphs import NcclGraphs
+from simcoll.libraries.nccl.graphs import NcclGraphs, graphs_of
 from simcoll.libraries.nccl.search import graphs_on, search
 from simcoll.libraries.nccl.search_settings import search_settings
 from simcoll.topology import Topology
@@ -50,6 +50,8 @@ class CommunicatorFacts:
         Vendor of the CPUs: ``"intel"``, ``"amd"``, ``"arm"`` or another word.
     environment
         The settings of NCCL's variables.
+    is_searched
+        Whether the graphs are found by the search, and not known from NCCL itself.
     """
 
     library: Library
@@ -58,6 +60,7 @@ class CommunicatorFacts:
     capability: int
     cpu: str
     environment: Environment = DEFAULT
+    is_searched: bool = False
 
     @property
     def nodes(self) -> int:
@@ -123,7 +126,10 @@ def communicator_on(
     if graphs is None:
         return None
     capability, cpu = compute_capability(topology.traits), topology.traits.get("cpu", "")
-    return CommunicatorFacts(library, graphs, topology.nranks, capability, cpu, environment)
+    is_searched = settings != Settings() or graphs_of(topology, version) is None
+    return CommunicatorFacts(
+        library, graphs, topology.nranks, capability, cpu, environment, is_searched
+    )
 
 
 def version_of(library: Library) -> tuple[int, int]:

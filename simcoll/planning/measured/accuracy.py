@@ -78,7 +78,7 @@ def errors_of(table: PublishedTable, *, by_formula: bool = False) -> list[Error]
 
     ``by_formula`` avoids emulation, which takes long for thousands of ranks.
     """
-    library, machine = left_out_library(table.library, table.system), table.machine()
+    library, machine = left_out_library(table.library_file, table.system), table.machine()
     settings, fitter = (
         table.settings(),
         formula(table.collective, machine, library, table.settings()),

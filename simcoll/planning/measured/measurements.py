@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simcoll.files.paths import data_folder
 from simcoll.libraries.environment import Environment, parse_environment
+from simcoll.libraries.library import shipped_libraries
 from simcoll.topology import Topology, topology_of_job
 
 __all__ = ["PublishedTable", "published_tables"]
@@ -53,9 +54,17 @@ class PublishedTable:
         """The topology with the participating ranks."""
         return topology_of_job(self.topology, self.ranks, nodes=self.nodes)
 
+    @property
+    def library_file(self) -> str:
+        """Name of the shipped library of the table's version; without one for it, the default of
+        its library.
+        """
+        stem = f"{self.library}-{'.'.join(self.version.split('.')[:2])}"
+        return stem if stem in shipped_libraries() else self.library
+
     def settings(self) -> Environment:
         """The parsed environment."""
-        return parse_environment(self.environment)
+        return replace(parse_environment(self.environment), dtype=self.dtype)
 
 
 def published_tables(*, added: bool = False, later: bool = False) -> tuple[PublishedTable, ...]:

@@ -80,11 +80,19 @@ def test_a_parameter_without_need_stays_neutral():
 
 
 def test_a_correction_takes_what_no_parameter_explains():
-    rows = [Row(size, machine(size, Calibration()) * (3 if size == 2**20 else 1)) for size in SIX]
+    slow = {2**16: 2, 2**20: 3, 2**23: 2}
+    rows = [Row(size, machine(size, Calibration()) * slow.get(size, 1)) for size in SIX]
     found = fit(rows, predictor, collective="all_reduce", nranks=8)
     assert 2 < found.factor("all_reduce", 8, 2**20) < 3
     assert found.factor("all_gather", 8, 2**20) == 1
     assert abs(machine(8, found) / rows[0].time_fs - 1) < 0.01
+
+
+def test_a_row_between_the_ends_that_is_far_off_moves_nothing():
+    rows = [Row(size, machine(size, Calibration()) * (6 if size == 2**20 else 1)) for size in SIX]
+    found = fit(rows, predictor, collective="all_reduce", nranks=8)
+    for size in (8, 2**14, 2**16, 2**23, 2**26, 2**30):
+        assert machine(size, found) / machine(size, Calibration()) == pytest.approx(1, abs=0.01)
 
 
 def test_a_correction_of_64_kib_leaves_sizes_alone_that_take_as_long_as_the_least():

@@ -30,6 +30,7 @@ def test_a_file_that_extends_another_has_its_values():
     assert {place.split(".")[1] for place in rccl.values if place not in rccl.borrowed} == {
         "mi300",
         "mi355",
+        "graph_saved",
     }
 
 

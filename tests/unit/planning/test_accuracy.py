@@ -47,7 +47,7 @@ def test_a_lab_that_states_launcher_version_and_element_type_keeps_them():
     lab = [table for table in published_tables(added=True) if "AIConfigurator" in table.system]
     assert len(lab) == 178
     assert {table.settings().launcher for table in lab} == {"thread"}
-    assert {table.dtype for table in lab} == {"half", "int8"}
+    assert {table.dtype for table in lab} == {"float16", "int8"}
     assert all(table.version for table in lab)
 
 

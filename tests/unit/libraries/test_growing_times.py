@@ -1,0 +1,44 @@
+"""With one algorithm and protocol, no size takes less time than a smaller one."""
+
+import random
+
+import numpy as np
+import pytest
+
+import simcoll
+from simcoll.libraries import corrected
+from simcoll.libraries.environment import LAUNCHERS, Environment
+from simcoll.libraries.library import library_for
+from simcoll.libraries.prediction import launched_us
+from simcoll.libraries.question import question_on
+
+MACHINES = [
+    ("dgx-h100", 1),
+    ("dgx-h100", 2),
+    ("dgx-b200", 1),
+    ("dgx-b200", 4),
+    ("dgx-a100", 4),
+    ("alps-gh200", 8),
+    ("gcp-a3-high", 2),
+    ("rtx-pro-6000", 1),
+    ("rtx-2080ti-pair", 1),
+    ("mi300x", 1),
+]
+
+
+@pytest.mark.parametrize(("name", "nodes"), MACHINES)
+def test_no_size_takes_less_time_than_a_smaller_one(name, nodes):
+    rng, topology = random.Random(name), simcoll.load_topology(name, nodes=nodes)
+    library = library_for(None, topology)
+    for collective in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
+        environment = Environment(
+            launcher=rng.choice(LAUNCHERS),
+            max_ctas=rng.choice([0, 4]),
+            dtype=rng.choice(["", "int8"]),
+        )
+        question = question_on(collective, topology, library, environment)
+        sizes = np.unique(np.floor(2 ** np.sort([rng.uniform(3, 35) for _ in range(300)])))
+        for cost in corrected.costs(question, sizes):
+            times_us = launched_us(cost.time_us(sizes), question)
+            steps = np.diff(times_us) / times_us[1:]
+            assert steps.min() > -1e-9, (collective, cost.algorithm, cost.protocol, environment)
