@@ -14,7 +14,7 @@ from simcoll.arrays import Array
 from simcoll.errors import ConfigError
 from simcoll.testing.collective_cases import Case, CaseOperation, output_size
 
-__all__ = ["Implementation", "RankCall", "RankOutcome", "RankWorld"]
+__all__ = ["Implementation", "RankCall", "RankOutcome", "RankTask", "RankWorld"]
 
 GUARD = 3
 """Elements before and behind each buffer, which no collective may touch."""
@@ -132,13 +132,24 @@ class RankOutcome:
     unsupported: str | None = None
 
 
+@dataclass(frozen=True)
+class RankTask:
+    """A check that an implementation makes itself on every rank, by its method ``task(name)``."""
+
+    nranks: int
+    name: str
+
+
 class Implementation(Protocol):
-    """A class whose instances are ranks of an implementation: ``setup`` and ``teardown`` may be
+    """A class whose instances are ranks of an implementation; all methods but ``run`` may be
     missing.
     """
 
     def setup(self, world: RankWorld) -> None:
         """Join the world, once, before the first call."""
+
+    def prepare(self, case: Case) -> None:
+        """Get ready for a case, on every rank of the world; for groups that all ranks make."""
 
     def run(self, call: RankCall) -> Any:
         """Execute an operation; an asynchronous one returns an object with ``wait()``."""
@@ -238,11 +249,26 @@ class Buffers:
             yield "changed its input"
 
 
-def play_rank(run: Callable[[RankCall], Any], case: Case, world: RankWorld) -> RankOutcome:
+def play_task(instance: Any, task: RankTask) -> RankOutcome:
+    """Let an instance check something by name."""
+    try:
+        instance.task(task.name)
+    except NotImplementedError as error:
+        return RankOutcome(unsupported=str(error) or "NotImplementedError")
+    except Exception as error:  # noqa: BLE001  # whatever an implementation raises is its result
+        return RankOutcome(error=f"{type(error).__name__}: {error}")
+    return RankOutcome()
+
+
+def play_rank(
+    run: Callable[[RankCall], Any], case: Case, world: RankWorld, instance: Any = None
+) -> RankOutcome:
     """Call the operations of a case that a rank takes part in, and collect what it holds."""
     buffers: dict[int, Buffers] = {}
     pending: list[Any] = []
     try:
+        if hasattr(instance, "prepare"):
+            instance.prepare(case)
         for index, operation in enumerate(case.operations):
             if world.rank not in operation.ranks:
                 continue

@@ -20,7 +20,15 @@ from typing import Any, Protocol, Self
 
 from simcoll.errors import ConfigError
 from simcoll.testing.collective_cases import Case
-from simcoll.testing.rank_calls import RankOutcome, RankWorld, Target, join, leave, play_rank
+from simcoll.testing.rank_calls import (
+    RankOutcome,
+    RankTask,
+    RankWorld,
+    Target,
+    join,
+    leave,
+    play_rank,
+)
 
 __all__ = ["ProcessRunner", "Runner", "ThreadRunner"]
 
@@ -68,7 +76,7 @@ def play_once(target: Target, case: Case, world: RankWorld) -> RankOutcome:
     instance = None
     try:
         run, instance = join(target, world)
-        return play_rank(run, case, world)
+        return play_rank(run, case, world, instance)
     except Exception as error:  # noqa: BLE001  # whatever an implementation raises is its result
         return RankOutcome(error=f"{type(error).__name__}: {error}")
     finally:
@@ -88,6 +96,8 @@ class ProcessRunner:
         Command that starts ``{n}`` processes of a program, such as ``"mpiexec -n {n}"`` or
         ``"torchrun --nproc-per-node {n} --no-python"``; without one, processes are started
         directly. Ranks are read from the variables of MPICH, Open MPI, PMIx and torchrun.
+    quiet
+        Drop what the processes print.
 
     Examples
     --------
@@ -95,13 +105,13 @@ class ProcessRunner:
     ['mpiexec', '-n', '4']
     """
 
-    def __init__(self, launcher: str | None = None) -> None:
+    def __init__(self, launcher: str | None = None, *, quiet: bool = False) -> None:
         if launcher is not None and "{n}" not in launcher:
             raise ConfigError(
                 f"launcher {launcher!r}: expected {{n}} in place of the number of processes, as in "
                 f"'mpiexec -n {{n}}'"
             )
-        self.launcher = launcher
+        self.launcher, self.quiet = launcher, quiet
         self._worlds: dict[int, _LaunchedWorld] = {}
 
     def command(self, nranks: int) -> list[str]:
@@ -111,7 +121,9 @@ class ProcessRunner:
             return program
         return [*shlex.split(self.launcher.format(n=nranks)), *program]
 
-    def play(self, target: Target, case: Case, deadline_s: float) -> list[RankOutcome | None]:
+    def play(
+        self, target: Target, case: Case | RankTask, deadline_s: float
+    ) -> list[RankOutcome | None]:
         """Play a case; processes that have not ended after the deadline have no outcome."""
         request = _request(target)
         world = self._worlds.get(case.nranks)
@@ -121,11 +133,11 @@ class ProcessRunner:
         if world is None:
             command = self.command(case.nranks)
             world = self._worlds[case.nranks] = _LaunchedWorld(
-                command, case.nranks, request, direct=self.launcher is None
+                command, case.nranks, request, direct=self.launcher is None, quiet=self.quiet
             )
         outcomes = world.play(case, deadline_s)
-        if any(outcome is None or outcome.error for outcome in outcomes):
-            # A rank may still wait for one that failed: the next case starts afresh.
+        if world.is_over() or not _sound(case, outcomes):
+            # A rank may wait for one that failed, or its connections are broken: begin afresh.
             self._worlds.pop(case.nranks).close()
         return outcomes
 
@@ -139,6 +151,20 @@ class ProcessRunner:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _sound(case: Case | RankTask, outcomes: Sequence[RankOutcome | None]) -> bool:
+    """Whether all ranks of a case have done it, or all have refused it."""
+    callers = set(range(case.nranks))
+    if isinstance(case, Case):
+        callers = {rank for operation in case.operations for rank in operation.ranks}
+    refusals = 0
+    for rank in callers:
+        outcome = outcomes[rank]
+        if outcome is None or outcome.error is not None:
+            return False
+        refusals += outcome.unsupported is not None
+    return refusals in (0, len(callers))
 
 
 def _request(target: Target) -> tuple[bytes, str, str]:
@@ -159,13 +185,20 @@ class _LaunchedWorld:
     """Processes that have joined one world, and the connections to them."""
 
     def __init__(
-        self, command: list[str], nranks: int, request: tuple[bytes, str, str], *, direct: bool
+        self,
+        command: list[str],
+        nranks: int,
+        request: tuple[bytes, str, str],
+        *,
+        direct: bool,
+        quiet: bool,
     ) -> None:
         self.request, self.nranks = request, nranks
         self.folder = tempfile.TemporaryDirectory(prefix="simcoll-kit-")
         self.processes: list[subprocess.Popen[bytes]] = []
         self.connections: dict[int, Connection[Any, Any]] = {}
         self.members: set[int] = set()
+        output = subprocess.DEVNULL if quiet else None
         key = secrets.token_bytes(16)
         address = str(Path(self.folder.name) / "meeting")
         variables = {
@@ -181,7 +214,12 @@ class _LaunchedWorld:
                 number = {"SIMCOLL_KIT_RANK": str(rank)} if direct else {}
                 environment = {**os.environ, **variables, **number}
                 process = subprocess.Popen(  # noqa: S603  # what the caller wants to run
-                    command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL
+                    command,
+                    env=environment,
+                    start_new_session=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
                 )
                 self.processes.append(process)
             self._meet(listener)
@@ -231,7 +269,7 @@ class _LaunchedWorld:
                     message = None
                 yield pending.pop(connection), message
 
-    def play(self, case: Case, deadline_s: float) -> list[RankOutcome | None]:
+    def play(self, case: Case | RankTask, deadline_s: float) -> list[RankOutcome | None]:
         """Send a case to every rank, and wait for the outcomes."""
         absent = RankOutcome(error=f"has not joined its world within {START_S} s, or has ended")
         outcomes: list[RankOutcome | None] = [
@@ -245,6 +283,11 @@ class _LaunchedWorld:
         for rank, message in self._messages(time.monotonic() + deadline_s):
             outcomes[rank] = message or RankOutcome(error="the process has ended")
         return outcomes
+
+    def is_over(self) -> bool:
+        """Whether a process has ended, or has not joined."""
+        codes = [process.poll() for process in self.processes]
+        return len(self.members) < self.nranks or any(code is not None for code in codes)
 
     def close(self) -> None:
         """Ask the processes to leave, then end those that have not."""

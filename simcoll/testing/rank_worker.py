@@ -12,7 +12,15 @@ import sys
 from multiprocessing.connection import Client
 from typing import Any
 
-from simcoll.testing.rank_calls import RankOutcome, RankWorld, join, leave, play_rank
+from simcoll.testing.rank_calls import (
+    RankOutcome,
+    RankTask,
+    RankWorld,
+    join,
+    leave,
+    play_rank,
+    play_task,
+)
 
 RANK_VARIABLES = ("SIMCOLL_KIT_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "RANK")
 
@@ -49,12 +57,17 @@ def serve() -> None:
         run, instance = join(_target(*request), world)
     except Exception as error:  # noqa: BLE001  # told with the first case
         failure = RankOutcome(error=f"{type(error).__name__}: {error}")
-    connection.send("joined")
     try:
+        connection.send("joined")
         while (case := connection.recv()) is not None:
-            connection.send(failure or play_rank(run, case, world))
-    except EOFError:
-        pass
+            if failure is not None:
+                connection.send(failure)
+            elif isinstance(case, RankTask):
+                connection.send(play_task(instance, case))
+            else:
+                connection.send(play_rank(run, case, world, instance))
+    except (EOFError, BrokenPipeError):  # the parent is gone, or has given up
+        return
     leave(instance)
 
 

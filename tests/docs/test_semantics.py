@@ -1,7 +1,7 @@
 """docs/reference/semantics.md: which statement of torch.distributed's documentation which test
 holds, and what differs.
 
-``statements.toml`` has the statements. The docstring of a test, in any folder, begins with the rows
+``simcoll/testing/conformance/statements.toml`` has the statements. The docstring of a test, in any folder, begins with the rows
 that it holds: ``AR-01 AR-02: what is stated``. ``pytest --bless`` rewrites the page.
 """
 
@@ -17,7 +17,8 @@ HERE = Path(__file__).parent
 TESTS = HERE.parent
 PAGE = TESTS.parent / "docs" / "reference" / "semantics.md"
 
-TABLE = tomllib.loads((HERE / "statements.toml").read_text(encoding="utf-8"))
+SOURCE = TESTS.parent / "simcoll" / "testing" / "conformance" / "statements.toml"
+TABLE = tomllib.loads(SOURCE.read_text(encoding="utf-8"))
 DIFFERENCES, NOTES = TABLE.pop("differences"), TABLE.pop("notes")
 STATEMENTS = {
     f"{prefix}-{number:02d}": statement

@@ -1,0 +1,178 @@
+"""Play the statements of the semantics on a backend."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+
+from simcoll.testing.conformance.statement_cases import CASES
+from simcoll.testing.implementation_checks import case_faults
+from simcoll.testing.rank_calls import RankOutcome, RankTask, Target
+from simcoll.testing.rank_runners import ProcessRunner, ThreadRunner
+
+__all__ = ["Statement", "Verdict", "play_suite", "statements"]
+
+DEADLINE_S = 20
+PLACES = {
+    "Backends": "backends",
+    "Initialisation and shutdown": "initialization",
+    "Groups and ranks": "groups",
+    "Outside of the group": "groups",
+    "DeviceMesh": "devicemesh",
+    "Point to point": "point-to-point-communication",
+    "Work and futures": "synchronous-and-asynchronous-collective-operations",
+    "monitored_barrier": "monitored-barrier",
+    "Debugging": "debugging-torch-distributed-applications",
+    "Stores": "distributed-key-value-store",
+    "Launch": "launch-utility",
+}
+"""Places in the documentation of torch.distributed; others are among the collectives."""
+SUBJECTS = {
+    "SIG": "interface",
+    "BK": "interface",
+    "IN": "launch",
+    "DM": "mesh",
+    "ST": "stores",
+    "CS": "GPUs",
+    "LA": "launch",
+}
+"""What the statements of a section apply to; others apply to the tensor backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement of the semantics: its row, text, section, and what it applies to."""
+
+    row: str
+    text: str
+    section: str
+
+    @property
+    def subject(self) -> str:
+        """What the statement applies to."""
+        return SUBJECTS.get(self.row.split("-")[0], "tensor backend")
+
+    @property
+    def place(self) -> str:
+        """The place in the documentation of torch.distributed."""
+        anchor = PLACES.get(self.section, "collective-functions")
+        return f"https://docs.pytorch.org/docs/2.8/distributed.html#{anchor}"
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What became of a statement: ``pass``, ``fail`` or ``skip``, and the reasons."""
+
+    statement: Statement
+    played: int = 0
+    faults: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+
+    @property
+    def status(self) -> str:
+        """A statement passes if something was played, and nothing failed."""
+        if self.faults:
+            return "fail"
+        return "pass" if self.played else "skip"
+
+    @property
+    def reason(self) -> str:
+        """The first fault, or the first refusal."""
+        if self.faults:
+            return self.faults[0]
+        if not self.refusals:
+            return ""
+        part = "" if not self.played else f"{len(self.refusals)} refused: "
+        return part + self.refusals[0]
+
+
+@cache
+def statements() -> tuple[Statement, ...]:
+    """All statements, in the order of the documentation's sections."""
+    text = (files("simcoll.testing.conformance") / "statements.toml").read_text(encoding="utf-8")
+    table = tomllib.loads(text)
+    return tuple(
+        Statement(f"{prefix}-{number:02d}", statement, section["title"])
+        for prefix, section in table.items()
+        if prefix not in {"differences", "notes"}
+        for number, statement in enumerate(section["statements"], 1)
+    )
+
+
+def play_suite(
+    target: Target,
+    ranks: Sequence[int],
+    runner: ProcessRunner | ThreadRunner,
+    tasks: frozenset[str],
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Verdict]:
+    """Play all statements with each number of ranks.
+
+    Parameters
+    ----------
+    target
+        The implementation.
+    ranks
+        World sizes.
+    runner
+        Where the ranks live.
+    tasks
+        Rows that the implementation checks itself, by its method ``task(row)``.
+    progress
+        Called with a line of text for each number of ranks.
+    """
+    verdicts = {statement.row: Verdict(statement) for statement in statements()}
+    for nranks in ranks:
+        progress(f"{nranks} ranks")
+        for row, verdict in verdicts.items():
+            for text, outcomes, faults in _attempts(target, row, nranks, runner, tasks):
+                refusals = [outcome.unsupported for outcome in outcomes if outcome]
+                if not faults and any(refusals):
+                    verdict.refusals.append(next(filter(None, refusals)))
+                    continue
+                verdict.played += 1
+                verdict.faults += [f"{text}: {fault}" for fault in faults]
+    for verdict in verdicts.values():
+        if not verdict.played and not verdict.refusals:
+            verdict.refusals.append(_absence(verdict.statement, tasks))
+    return list(verdicts.values())
+
+
+def _attempts(
+    target: Target,
+    row: str,
+    nranks: int,
+    runner: ProcessRunner | ThreadRunner,
+    tasks: frozenset[str],
+) -> Iterator[tuple[str, Sequence[RankOutcome | None], list[str]]]:
+    """The outcomes of all cases and of the check of a statement."""
+    for case in CASES[row](nranks) if row in CASES else ():
+        outcomes = runner.play(target, case, DEADLINE_S)
+        callers = {rank for operation in case.operations for rank in operation.ranks}
+        members = [outcomes[rank] for rank in sorted(callers)]
+        if members and all(outcome and outcome.unsupported for outcome in members):
+            yield str(case), members, []
+        else:
+            yield str(case), members, list(case_faults(case, outcomes, DEADLINE_S))
+    if row in tasks and isinstance(runner, ProcessRunner):
+        results = runner.play(target, RankTask(nranks, row), DEADLINE_S)
+        hung = [rank for rank, result in enumerate(results) if result is None]
+        faults = [f"ranks {hung} did not end within {DEADLINE_S} s"] if hung else []
+        faults += [
+            f"rank {rank}: {result.error}"
+            for rank, result in enumerate(results)
+            if result is not None and result.error is not None
+        ]
+        yield f"{nranks} ranks", results, faults
+
+
+def _absence(statement: Statement, tasks: frozenset[str]) -> str:
+    """Why a statement was not played at all."""
+    if statement.subject == "GPUs":
+        return "needs GPUs"
+    if not tasks:
+        return "is on the interface of torch.distributed"
+    return "this suite has no check of it"

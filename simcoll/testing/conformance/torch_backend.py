@@ -1,0 +1,198 @@
+"""Any backend of torch.distributed as an implementation under test."""
+
+from __future__ import annotations
+
+import unittest
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from simcoll.arrays import Array
+from simcoll.testing.collective_cases import Case
+from simcoll.testing.rank_calls import RankCall, RankWorld
+
+__all__ = ["TorchBackend"]
+
+TIMEOUT_S = 20
+REFUSALS = (
+    "invalid scalar type",
+    "unsupported",
+    "not supported",
+    "does not support",
+    "cannot use",
+    "not implemented",
+    "must be contiguous",
+    "non-overlapping and dense",
+    "not contiguous",
+    "expected to be contiguous",
+    "invalid tensor size",
+)
+"""Words of errors by which a backend refuses a dtype, a reduction, a memory layout or
+uneven blocks.
+"""
+
+
+class _Works:
+    """Several works that are waited for as one."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self.works = works
+
+    def wait(self) -> None:
+        for work in self.works:
+            if work is not None:
+                work.wait()
+
+
+class TorchBackend:
+    """A rank of a backend of torch.distributed, by its name: ``TorchBackend("gloo")``."""
+
+    def __init__(self, name: str = "gloo") -> None:
+        self.name = name
+        self.groups: dict[tuple[int, ...], Any] = {}
+
+    def setup(self, world: RankWorld) -> None:
+        """Initialise the default group, with a file of the world's folder as its store."""
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore")  # of names that newer versions prefer
+        self.torch, self.dist, self.world = torch, dist, world
+        self.initialisations = 0
+        self.initialise()
+
+    def initialise(self) -> None:
+        """Begin a new default group."""
+        self.initialisations += 1
+        self.groups.clear()
+        path = Path(self.world.folder) / f"store-{self.initialisations}"
+        self.dist.init_process_group(
+            self.name,
+            store=self.dist.FileStore(str(path), self.world.nranks),
+            rank=self.world.rank,
+            world_size=self.world.nranks,
+            timeout=timedelta(seconds=TIMEOUT_S),
+        )
+
+    def teardown(self) -> None:
+        """End all groups."""
+        if self.dist.is_initialized():
+            self.dist.destroy_process_group()
+
+    def task(self, name: str) -> None:
+        """Check a statement of the semantics on this rank."""
+        from simcoll.testing.conformance.torch_session import TorchSession, checks
+
+        try:
+            checks()[name](TorchSession(self))
+        except unittest.SkipTest as reason:
+            raise NotImplementedError(str(reason)) from None
+
+    def prepare(self, case: Case) -> None:
+        """Make the groups of a case, on all ranks.
+
+        Groups with ``use_local_synchronization``, which only their members make, hang where ranks
+        have been in different numbers of groups before (torch 2.13).
+        """
+        for operation in case.operations:
+            ranks = operation.ranks
+            if ranks not in self.groups and ranks != tuple(range(self.world.nranks)):
+                self.groups[ranks] = self.dist.new_group(list(ranks), sort_ranks=False)
+
+    def tensor(self, values: Array | None) -> Any:
+        """A tensor in the memory of an array."""
+        if values is None:
+            return None
+        if values.size and min(values.strides) < 0:
+            raise NotImplementedError("tensors have no negative strides")
+        if values.dtype.type.__module__ != "numpy":  # of ml_dtypes
+            bits = values.view(f"int{8 * values.itemsize}")
+            return self.torch.from_numpy(bits).view(getattr(self.torch, values.dtype.name))
+        return self.torch.from_numpy(values)
+
+    def reduction(self, op: str) -> Any:
+        """The reduction of a name."""
+        name, _, factor = op.partition(":")
+        if factor:
+            if self.name != "nccl":
+                raise NotImplementedError("PREMUL_SUM is for nccl")
+            return self.dist._make_nccl_premul_sum(float(factor))  # noqa: SLF001  # no other name
+        return getattr(self.dist.ReduceOp, name.upper())
+
+    def run(self, call: RankCall) -> Any:
+        """Call the function of torch.distributed for an operation."""
+        execute: Callable[..., Any] = getattr(self, f"_{call.kind}")
+        tensors = self.tensor(call.input), self.tensor(call.output)
+        options = {"group": self.groups.get(call.ranks), "async_op": call.asynchronous}
+        if call.operation.collective.spec.reduces:
+            options["op"] = self.reduction(call.op)
+        try:
+            return execute(call, *tensors, options)
+        except (RuntimeError, ValueError, TypeError) as error:
+            text = str(error)
+            if any(words in text.lower() for words in REFUSALS):
+                raise NotImplementedError(text.splitlines()[0]) from None
+            raise
+
+    def _barrier(self, _: RankCall, __: Any, ___: Any, options: dict[str, Any]) -> Any:
+        return self.dist.barrier(**options)
+
+    def _all_reduce(self, _: RankCall, source: Any, result: Any, options: dict[str, Any]) -> Any:
+        result.copy_(source)
+        return self.dist.all_reduce(result, **options)
+
+    def _reduce(self, call: RankCall, source: Any, result: Any, options: dict[str, Any]) -> Any:
+        # Elsewhere than at the root the tensor may be overwritten.
+        vector = source.clone() if result is None else result
+        vector.copy_(source)
+        return self.dist.reduce(vector, group_dst=call.root, **options)
+
+    def _broadcast(self, call: RankCall, source: Any, result: Any, options: dict[str, Any]) -> Any:
+        if source is not None:
+            result.copy_(source)
+        return self.dist.broadcast(result, group_src=call.root, **options)
+
+    def _all_gather(self, call: RankCall, source: Any, result: Any, options: dict[str, Any]) -> Any:
+        even = len(set(call.output_counts)) == 1
+        if even and call.operation.seed % 2 and call.nranks > 1:
+            return self.dist.all_gather_into_tensor(result, source, **options)
+        return self.dist.all_gather(_parts(result, call.output_counts), source, **options)
+
+    def _gather(self, call: RankCall, source: Any, result: Any, options: dict[str, Any]) -> Any:
+        parts = None if result is None else _parts(result, call.output_counts)
+        return self.dist.gather(source, parts, group_dst=call.root, **options)
+
+    def _scatter(self, call: RankCall, source: Any, result: Any, options: dict[str, Any]) -> Any:
+        parts = None if source is None else _parts(source, call.input_counts)
+        return self.dist.scatter(result, parts, group_src=call.root, **options)
+
+    def _reduce_scatter(
+        self, call: RankCall, source: Any, result: Any, options: dict[str, Any]
+    ) -> Any:
+        even = len(set(call.input_counts)) == 1
+        if even and call.operation.seed % 2 and call.nranks > 1:
+            return self.dist.reduce_scatter_tensor(result, source, **options)
+        return self.dist.reduce_scatter(result, _parts(source, call.input_counts), **options)
+
+    def _all_to_all(self, call: RankCall, source: Any, result: Any, options: dict[str, Any]) -> Any:
+        if call.operation.seed % 2:
+            inputs, outputs = _parts(source, call.input_counts), _parts(result, call.output_counts)
+            return self.dist.all_to_all(outputs, inputs, **options)
+        return self.dist.all_to_all_single(
+            result, source, call.output_counts, call.input_counts, **options
+        )
+
+    def _send_recv(self, call: RankCall, source: Any, result: Any, options: dict[str, Any]) -> Any:
+        group, tag, works = options["group"], call.operation.tag, []
+        if call.destination is not None:
+            works.append(self.dist.isend(source, None, group, tag, group_dst=call.destination))
+        if call.source is not None:
+            works.append(self.dist.irecv(result, None, group, tag, group_src=call.source))
+        return _Works(works)
+
+
+def _parts(tensor: Any, counts: list[int]) -> list[Any]:
+    return list(tensor.split(counts))

@@ -1,0 +1,103 @@
+"""The conformance suite as a command: verdicts, reports, and what is refused."""
+
+from __future__ import annotations
+
+import shlex
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from simcoll.testing import ThreadRunner
+from simcoll.testing.conformance.__main__ import main
+from simcoll.testing.conformance.statement_cases import CASES
+from simcoll.testing.conformance.suite import play_suite, statements
+from simcoll.testing.conformance.torch_session import checks
+from tests.support.deferred import needs_torch
+from tests.support.mpi import MPIEXEC, needs_mpi
+from tests.support.thread_collectives import ForgetsRoot, ThreadLibrary
+
+LIBRARY = "tests.support.thread_collectives"
+
+
+def test_rows_are_those_of_the_semantics():
+    rows = {statement.row for statement in statements()}
+    assert len(rows) == 360
+    assert set(CASES) | set(checks()) <= rows
+    assert len(set(CASES) | set(checks())) > 250
+
+
+@pytest.mark.slow
+def test_a_right_library_passes_what_it_offers(tmp_path, capsys):
+    page, results = tmp_path / "report.html", tmp_path / "report.xml"
+    options = ["--ranks", "2,3", "--runner", "threads"]
+    files = ["--report", str(page), "--junit", str(results)]
+    assert main(["--backend", f"{LIBRARY}:ThreadLibrary", *options, *files]) == 0
+    text = capsys.readouterr().out
+    assert "50 pass, 0 fail, 310 skip" in text
+    root = ET.fromstring(results.read_text(encoding="utf-8"))
+    assert (root.get("tests"), root.get("failures")) == ("360", "0")
+    assert len(root.findall("testcase")) == 360
+    reasons = {
+        case.find("skipped").get("message") for case in root if case.find("skipped") is not None
+    }
+    assert "operations are synchronous" in reasons
+    assert "is on the interface of torch.distributed" in reasons
+    assert "needs GPUs" in reasons
+    html = page.read_text(encoding="utf-8")
+    assert html.count("<tr>") == 361
+    assert "distributed.html#point-to-point-communication" in html
+
+
+@pytest.mark.slow
+def test_a_faulty_library_fails_with_the_case(capsys):
+    options = ["--ranks", "2", "--runner", "threads"]
+    assert main(["--backend", f"{LIBRARY}:ForgetsRoot", *options]) == 1
+    text = capsys.readouterr().out
+    assert "BC-03 fails: the source is named by global or by group rank, not both" in text
+    assert "broadcast n=2 root=1, ranks [0, 1], counts 3, int32: rank 0: element 0 is" in text
+
+
+@pytest.mark.slow
+def test_statements_that_do_not_fail_are_played_alike_by_a_faulty_library():
+    right, wrong = (
+        {verdict.statement.row: verdict.status for verdict in verdicts}
+        for verdicts in (
+            play_suite(library, [2], ThreadRunner(), frozenset())
+            for library in (ThreadLibrary, ForgetsRoot)
+        )
+    )
+    differ = {row for row in right if right[row] != wrong[row]}
+    assert differ == {"BC-03"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--backend", "gloo"], "backend 'gloo': expected torch:gloo, torch:NAME, mpi"),
+        (["--backend", "no_such_module:Library"], "No module named 'no_such_module'"),
+        (["--backend", f"{LIBRARY}:NoLibrary"], "has no attribute 'NoLibrary'"),
+        (["--backend", "mpi", "--ranks", "two"], "--ranks 'two': expected numbers of ranks"),
+        (["--backend", "mpi", "--runner", "mpiexec"], "expected {n}"),
+    ],
+)
+def test_wrong_arguments_are_told(options, message, capsys):
+    assert main(options) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@needs_mpi
+def test_mpi_passes(capsys):
+    runner = f"{shlex.quote(str(MPIEXEC))} -n {{n}}"
+    assert main(["--backend", "mpi", "--ranks", "2", "--runner", runner]) == 0
+    assert "57 pass, 0 fail, 303 skip" in capsys.readouterr().out
+
+
+@needs_torch
+@pytest.mark.slow
+def test_gloo_executes_two_hundred_statements(capsys):
+    main(["--backend", "torch:gloo", "--ranks", "2"])
+    total = capsys.readouterr().out.split("  all  ")[-1]
+    passed, failed = (int(part.split()[0]) for part in total.split(",")[:2])
+    assert passed + failed >= 200
+    assert passed >= 200
