@@ -104,7 +104,7 @@ class ChannelSearch:
         self.port_lists: dict[tuple[int, int], list[int]] = {}
         self.draft = Draft("ring", 1, 1)
         self.best = self.draft
-        self.used = [0] * len(self.gpus)
+        self.visited = [0]  # for each channel, a bit for each GPU that it has visited
         self.state = 0
         self.improvements = 0
         self.fruitless: dict[_State, tuple[int, int]] = {}
@@ -117,6 +117,7 @@ class ChannelSearch:
         draft.channels = 0
         draft.orders = [[0] * len(self.gpus) for _ in range(draft.max_channels)]
         draft.nics = [[0, 0] for _ in range(draft.max_channels)]
+        self.visited = [0] * draft.max_channels
         self.fruitless.clear()
         clock = _StepBudget(steps)
         pending = [self._next_channel(clock)]
@@ -314,26 +315,22 @@ class ChannelSearch:
             origin = ("gpu", tail)
         if origin is not None and not self._enter(*origin, "gpu", gpu):
             return
-        flag = 1 << self.draft.channels
-        self.used[gpu] ^= flag
+        channel = self.draft.channels
+        self.visited[channel] ^= 1 << gpu
         key = self._key(gpu, step, to_net, to_first, order)
         if not self._skips(key, clock):
             steps, improvements, hops = clock.steps, self.improvements, self.draft.hops
             yield self._at_gpu(gpu, step, to_net, to_first, order, clock)
             if clock.steps > 0 and improvements == self.improvements:
                 self.fruitless[key] = steps - clock.steps, hops
-        self.used[gpu] ^= flag
+        self.visited[channel] ^= 1 << gpu
         if origin is not None:
             self._leave(*origin, "gpu", gpu)
 
     def _key(self, gpu: int, step: int, to_net: int, to_first: int, order: str) -> _State:
         """Everything on which the rest of the search depends, but the number of links so far."""
         draft, channel = self.draft, self.draft.channels
-        flag = 1 << channel
-        visited = 0
-        for bit, used in enumerate(self.used):
-            if used & flag:
-                visited |= 1 << bit
+        visited = self.visited[channel]
         nics: tuple[int, ...] = ()
         if self.between:
             start = channel - 1 if draft.cross_nic == 2 and channel else channel
@@ -464,15 +461,13 @@ class ChannelSearch:
             return [step + 1]
         if order == "replay":
             return [self.index_of_rank[draft.orders[draft.channels - 1][step + 1]]]
-        flag = 1 << draft.channels
+        visited = self.visited[draft.channels]
         if self.graph.of_kind["nvs"]:
-            return [peer for peer in self._neighbours(gpu) if not self.used[peer] & flag]
+            return [peer for peer in self._neighbours(gpu) if not visited >> peer & 1]
         sort_by_net = 0 if to_net == -1 else 1 if to_net == step + 1 else -1
         net = draft.nics[draft.channels][0] if sort_by_net else -1
         free = [
-            (peer, score)
-            for peer, score in self._sorted_peers(gpu, net)
-            if not self.used[peer] & flag
+            (peer, score) for peer, score in self._sorted_peers(gpu, net) if not visited >> peer & 1
         ]
         peers = [peer for peer, _ in free]
         if sort_by_net == -1 and len({score for _, score in free}) <= 1:
