@@ -6,7 +6,8 @@ module is shared by all ranks if it
 
 * belongs to Python, PyTorch, numpy or simcoll, or to what those require,
 * was loaded before the run,
-* has a C extension in its package, which Python can load only once,
+* is a C extension, which Python can load only once, or has several in its package: these refer to
+  classes of the copy that loaded them first,
 * registers a backend or a compiled library with PyTorch, or a type with another C extension,
 * is imported by a module that is shared.
 
@@ -46,6 +47,25 @@ class _NoLock:
     def release(self) -> None: ...
 
 
+class _LoadedOnce:
+    """Loads a C extension for the first rank, and gives the same module to the others."""
+
+    def __init__(self, loader: Any, modules: dict[str, Any]) -> None:
+        self._loader = loader
+        self._modules = modules
+
+    def create_module(self, spec: Any) -> Any:
+        """The module, loaded or known."""
+        if spec.name not in self._modules:
+            module = self._loader.create_module(spec)
+            self._loader.exec_module(module)
+            self._modules[spec.name] = module
+        return self._modules[spec.name]
+
+    def exec_module(self, module: Any) -> None:
+        """Do nothing: it has been executed once."""
+
+
 class OwnModules:
     """Decides which modules are per rank, and swaps them when another rank runs.
 
@@ -55,6 +75,8 @@ class OwnModules:
         Packages to copy per rank; None: all that can be.
     shared
         Packages to share.
+    own
+        Packages to copy, although they have several C extensions.
 
     Attributes
     ----------
@@ -64,11 +86,17 @@ class OwnModules:
         For packages shared because a shared package imported them first: that package.
     """
 
-    def __init__(self, names: Sequence[str] | None = None, shared: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        names: Sequence[str] | None = None,
+        shared: Sequence[str] = (),
+        own: Sequence[str] = (),
+    ) -> None:
         self.shared: dict[str, str] = dict.fromkeys(shared, "as asked for")
         self.following: dict[str, str] = {}
         self._chosen = None if names is None else set(names)
-        self._own: set[str] = set(names or ())
+        self._own: set[str] = {*(names or ()), *own}
+        self._extensions: dict[str, Any] = {}
         self._known = {name.partition(".")[0] for name in sys.modules} - self._own
         self._required = set(_FOUNDATION) | {
             package for name in _FOUNDATION for package in _requirements(name)
@@ -173,8 +201,8 @@ def _obstacle(package: str) -> str | None:
     if str(spec.origin).endswith(suffixes):
         return "C extension"
     files = [file for place in places for file in place.rglob("*.*")] or [Path(str(spec.origin))]
-    if any(file.name.endswith(suffixes) for file in files):
-        return "C extension"
+    if sum(file.name.endswith(suffixes) for file in files) > 1:
+        return "C extensions"
     sources = (file for file in files if file.suffix == ".py" and file.is_file())
     return (
         "registers with a C extension"

@@ -29,6 +29,7 @@ from simcoll.distributed.api.making_groups import shared_group
 from simcoll.distributed.runtime.device import SimulatedDevice, after
 from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import ProcessGroup, current_rank
+from simcoll.errors import ConfigError
 from simcoll.libraries.choices import Choice
 from simcoll.torch.buffer_races import overlaps
 from simcoll.torch.c10d_operators import DispatchedGroup, dispatched
@@ -579,6 +580,71 @@ class SimcollGroup(DispatchedGroup):
             reason = "monitored_barrier is only implemented for gloo"
             self._limits.refuse("monitored_barrier", reason)
         self._thread.call(ours.monitored_barrier, self._handle, timeout, wait_all_ranks)
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,  # noqa: ARG002  # torch's signature
+        group_name: str | None = None,  # noqa: ARG002
+        group_desc: str | None = None,
+        device_types: Any = None,  # noqa: ARG002
+    ) -> Any:
+        """The group of some group ranks, which only they make; None on the others.
+
+        Raises
+        ------
+        ValueError
+            For ranks that are not of this group.
+        """
+        members = self._handle.communicator.members
+        wrong = [rank for rank in ranks if not 0 <= rank < len(members)]
+        if wrong or not ranks:
+            raise ValueError(
+                f"split_group: ranks {list(ranks)}; expected ranks of this group, 0 .. "
+                f"{len(members) - 1}"
+            )
+        if self.rank() not in ranks:
+            return None
+        return dist.new_group(
+            sorted(members[rank] for rank in ranks),
+            timeout,
+            use_local_synchronization=True,
+            group_desc=group_desc,
+        )
+
+    def merge_remote_group(self, *_: Any, **__: Any) -> Any:
+        """Refuse: there are no other runs to merge with."""
+        raise ConfigError(
+            "ProcessGroup.merge_remote_group joins groups of other jobs, and a simulated run has "
+            "one: use new_group with ranks of this run"
+        )
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Limit the time of later operations."""
+        communicator = self._handle.communicator
+        communicator.timeout_fs, communicator.explicit = timeout_fs(timeout), True
+
+    def _register_on_completion_hook(self, hook: Callable[..., Any]) -> None:
+        raise ConfigError(
+            "ProcessGroup._register_on_completion_hook calls back from a thread of NCCL's, which a "
+            f"simulated run has not: poll Work.is_completed() instead (hook {hook!r})"
+        )
+
+    def _wait_for_pending_works(self) -> None:
+        """Do nothing: hooks, whose ends it waits for, are refused."""
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _enable_collectives_timing(self) -> None:
+        """Do nothing: times of collectives are always known."""
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: operations are numbered in any case."""
+
+    def _get_backend_name(self) -> str:
+        return self.getBackendName()
 
     def shutdown(self) -> None:
         """Leave the group."""

@@ -130,7 +130,12 @@ class _Notes:
 
 
 def run_script(
-    script: RankScript, nprocs: int, *, shared: Sequence[str] = (), **guides: Any
+    script: RankScript,
+    nprocs: int,
+    *,
+    shared: Sequence[str] = (),
+    own: Sequence[str] = (),
+    **guides: Any,
 ) -> int:
     """Run a script on every rank, and print a report of its times.
 
@@ -138,6 +143,8 @@ def run_script(
     ----------
     shared
         Packages that all ranks share.
+    own
+        Packages that each rank imports for itself, although they have several C extensions.
     guides
         Arguments of :func:`simcoll.torch.spawn`.
 
@@ -154,7 +161,7 @@ def run_script(
     """
     code, file, spec = script.code()
     package, place = None if spec is None else spec.parent, str(Path(file).absolute())
-    notes, own_modules = _Notes(), OwnModules(shared=shared)
+    notes, own_modules = _Notes(), OwnModules(shared=shared, own=own)
 
     def program(_rank: int, _world_size: int) -> None:
         module = types.ModuleType("__main__")

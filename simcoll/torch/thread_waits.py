@@ -38,6 +38,10 @@ __all__ = ["OUTSIDE_MARK", "end_threads", "replacements"]
 _OUTSIDE = (
     "asyncio.",
     "multiprocessing.",
+    "multiprocess.",  # as datasets and pathos use it
+    "billiard.",
+    "loky.",
+    "joblib.externals.loky.",
     "torch.multiprocessing.",
     "torch.utils.data.",
     "concurrent.futures.process",

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -231,6 +232,14 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
         thread: RankThread, _: Any, _url: str, rank: int = -1, world_size: int = -1, **_kwargs: Any
     ) -> Iterator[tuple[Any, int, int]]:
         size = int(thread.process.environment["WORLD_SIZE"])
+        for name in ("RANK", "WORLD_SIZE"):
+            mine, run = os.environ.get(name), thread.process.environment[name]
+            if mine is not None and mine != run:
+                reason = (
+                    f"the script has set {name}={mine}, and the run has {name}={run}, which counts "
+                    "here; real processes would wait for ranks that never come"
+                )
+                thread.tell("init_process_group", reason)
         yield (
             RankStore(thread, store),
             thread.number if rank < 0 else rank,

@@ -78,6 +78,43 @@ def test_messages_show_the_ranks_of_a_group():
         on_ranks(body)
 
 
+def test_groups_split_and_refuse_what_they_cannot_do():
+    from simcoll.errors import ConfigError
+
+    def body(rank, world_size):
+        world = dist.group.WORLD
+        half = world.split_group([rank // 2 * 2, rank // 2 * 2 + 1])
+        x = torch.tensor([rank])
+        dist.all_reduce(x, group=half)
+        assert world.split_group([0]) is None or rank == 0
+        with pytest.raises(ValueError, match=r"expected ranks of this group, 0 \.\. 3"):
+            world.split_group([7])
+        with pytest.raises(ConfigError, match="merge_remote_group joins groups of other jobs"):
+            world.merge_remote_group(None, 8)
+        with pytest.raises(ConfigError, match="_register_on_completion_hook calls back"):
+            world._register_on_completion_hook(print)
+        world._wait_for_pending_works()
+        world.set_timeout(timedelta(seconds=3))
+        return x.item(), half.size(), world._has_hooks()
+
+    assert on_ranks(body).returns == ((1, 2, False),) * 2 + ((5, 2, False),) * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*which counts here.*:UserWarning")
+def test_variables_that_contradict_the_run_are_a_finding():
+    import os
+
+    def program(rank, world_size):
+        os.environ["WORLD_SIZE"] = "4"
+        dist.init_process_group("gloo")
+        return dist.get_world_size()
+
+    result = backend.spawn(program, 2)
+    assert result.returns == (2, 2)
+    (said,) = result.findings
+    assert "the script has set WORLD_SIZE=4, and the run has WORLD_SIZE=2" in said
+
+
 def test_the_default_store_has_all_methods():
     def body(rank, world_size):
         store = c10d._get_default_store()

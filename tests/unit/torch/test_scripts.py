@@ -642,3 +642,45 @@ def test_a_rank_that_ends_the_process_says_where(tmp_path):
     assert done.returncode == -6
     assert "Fatal Python error: Aborted" in done.stderr
     assert 'train.py", line 3 in <module>' in done.stderr
+
+
+def test_a_package_with_one_extension_is_each_ranks_own(script, capsys, tmp_path):
+    import ml_dtypes._ml_dtypes_ext as compiled
+
+    folder = tmp_path / "parallel"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "state.py").write_text(
+        "GROUP = None\ndef init(value):\n    global GROUP\n    assert GROUP is None, 'twice'\n"
+        "    GROUP = value\n"
+    )
+    (folder / Path(compiled.__file__).name).write_bytes(Path(compiled.__file__).read_bytes())
+    text = """
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        from parallel import state
+        import parallel._ml_dtypes_ext
+        state.init(dist.get_rank())
+        dist.barrier()
+        print(state.GROUP, hasattr(parallel._ml_dtypes_ext, "bfloat16"))
+    """
+    status, out, err = script(capsys, text, options=("-n", "2"))
+    assert status == 0, err
+    lines = sorted(out.splitlines())
+    assert lines[-2:] == ["0 True", "1 True"]
+    assert "modules that all ranks share" not in err
+
+
+def test_future_statements_are_the_scripts_own(script, capsys):
+    text = """
+        import dataclasses
+
+        @dataclasses.dataclass
+        class Config:
+            steps: int = 1
+
+        print([field.type("3") for field in dataclasses.fields(Config)])
+    """
+    status, out, err = script(capsys, text, options=("-n", "1"))
+    assert status == 0, err
+    assert out.startswith("[3]")
