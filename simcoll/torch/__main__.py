@@ -62,7 +62,7 @@ class _ScriptOptions:
         Write the timeline of the run there: t.json or t.json.gz, for Perfetto.
     shared
         A package that all ranks share instead of importing their own copies; may be repeated.
-    own
+    copies
         A package that each rank imports for itself although it has several C extensions, which
         stay shared; may be repeated.
     module
@@ -80,7 +80,7 @@ class _ScriptOptions:
     trace: str | None = None
     events: EventOptions = field(default_factory=EventOptions)
     shared: Annotated[tuple[str, ...], Parameter(negative=())] = ()
-    own: Annotated[tuple[str, ...], Parameter(negative=())] = ()
+    copies: Annotated[tuple[str, ...], Parameter(name="--own", negative=())] = ()
     module: Annotated[bool, Parameter(name=["--module", "-m"], negative=())] = False
 
 
@@ -116,7 +116,7 @@ def _command(
         RankScript(script, arguments, options.module),
         ranks,
         shared=options.shared,
-        own=options.own,
+        copies=options.copies,
         topology=options.topology if grows else place,
         **option_values(options.collectives),
         alike=options.alike,

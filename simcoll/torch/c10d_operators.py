@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 
-__all__ = ["DispatchedGroup", "add_kernels_of_groups", "dispatched"]
+__all__ = ["DispatchedGroup", "add_kernels_of_groups", "through_dispatcher"]
 
 _METHODS: dict[str, tuple[str, Callable[[], Any] | None]] = {
     "allreduce_": ("allreduce", c10d.AllreduceOptions),
@@ -61,7 +61,7 @@ _NO_ARGUMENTS = ("process_group", "reduce_op", "sparse_indices", "timeout", "dev
 
 
 @dataclass(slots=True, eq=False)
-class _Route:
+class _Passage:
     """A call on its way through the dispatcher: its options, and the Works that it has started.
 
     Subclasses of tensors may start several, and modes none.
@@ -80,7 +80,7 @@ class DispatchedGroup(dist.ProcessGroup):
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self.native = dist.ProcessGroup(rank, size)
-        self.route: _Route | None = None
+        self.route: _Passage | None = None
         current_thread().process.owners[self.native] = self
 
     def join_works(self, works: Sequence[Any]) -> Any:
@@ -88,7 +88,7 @@ class DispatchedGroup(dist.ProcessGroup):
         raise NotImplementedError
 
 
-def dispatched(method: Callable[..., Any]) -> Callable[..., Any]:
+def through_dispatcher(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method of a group that goes through the dispatcher where something would see it."""
 
     @functools.wraps(method)
@@ -96,7 +96,7 @@ def dispatched(method: Callable[..., Any]) -> Callable[..., Any]:
         if self.route is not None or not _is_seen((args, kwargs)):
             return method(self, *args, **kwargs)
         options = kwargs.get("opts", args[-1] if args else None)
-        self.route = route = _Route(options)
+        self.route = route = _Passage(options)
         try:
             result = getattr(self.native, method.__name__)(*args, **kwargs)
         finally:
@@ -158,13 +158,13 @@ def _call(operator: str, *args: Any, **kwargs: Any) -> Any:
         words = []
     if not isinstance(owner, DispatchedGroup):
         owner = owner._get_backend(torch.device("cpu"))
-    work = _unrouted(owner, method, [*words, *([] if options is None else [options])])
+    work = _call_directly(owner, method, [*words, *([] if options is None else [options])])
     if route is not None:
         route.works.append(work)
     return (words[0], _box(work)) if len(schema.returns) > 1 else _box(work)
 
 
-def _options_of(options: Any, values: dict[str, Any], route: _Route | None) -> Any:
+def _options_of(options: Any, values: dict[str, Any], route: _Passage | None) -> Any:
     """The options of a call; reductions made in Python for the dispatcher are sums, and those of
     groups come with the route, as they cannot be read from the operator's argument.
     """
@@ -176,11 +176,11 @@ def _options_of(options: Any, values: dict[str, Any], route: _Route | None) -> A
     return options
 
 
-def _unrouted(owner: Any, method: str, arguments: Sequence[Any]) -> Any:
+def _call_directly(owner: Any, method: str, arguments: Sequence[Any]) -> Any:
     """Call a group's method itself, past the dispatcher."""
     if not isinstance(owner, DispatchedGroup):
         return getattr(owner, method)(*arguments)
-    previous, owner.route = owner.route, owner.route or _Route(None)
+    previous, owner.route = owner.route, owner.route or _Passage(None)
     try:
         return getattr(owner, method)(*arguments)
     finally:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import _thread
 import ctypes
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,6 +18,9 @@ __all__ = ["Interrupts"]
 
 PATIENCE_S = 0.1
 """Time that a rank may take to hand the baton back, before it gets another KeyboardInterrupt."""
+SILENCE_S = 5.0
+"""Real time that a rank may wait before it is told."""
+_PACKAGE = str(Path(__file__).parents[1])
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -74,7 +80,9 @@ class Interrupts:
         self._check()
         self._rank = rank
         given.release()
+        watch = _RealTimeWatch(rank)
         while not returned.acquire(timeout=PATIENCE_S):
+            watch.look()
             if self.came:
                 if not rank.is_alive():  # it came in the thread's own last lines
                     break
@@ -85,6 +93,51 @@ class Interrupts:
     def _check(self) -> None:
         if self.came:
             raise KeyboardInterrupt
+
+
+class _RealTimeWatch:
+    """Tells where a thread waits in real time, while no other rank can run: for a lock that another
+    rank holds, for example, or for a process.
+
+    A thread that computes uses the processor; one that waits does not.
+    """
+
+    def __init__(self, thread: threading.Thread) -> None:
+        self._thread = thread
+        self._looks = 0
+        self._ticks = -1
+
+    def look(self) -> None:
+        """Note the processor time used; after five seconds without any, say it once."""
+        ticks = _processor_ticks(self._thread)
+        if ticks is None:
+            return
+        self._looks = self._looks + 1 if ticks == self._ticks else 0
+        self._ticks = ticks
+        if self._looks == round(SILENCE_S / PATIENCE_S):
+            frame = sys._current_frames().get(self._thread.ident or 0)
+            lines = [] if frame is None else traceback.extract_stack(frame)
+            places = [f"{line.filename}:{line.lineno}" for line in lines if not _is_inner(line)]
+            sys.stderr.write(
+                f"simcoll.torch: {self._thread.name} has waited {SILENCE_S:.0f} s of real time, "
+                "while no other rank can run, at "
+                f"{', called at '.join(reversed(places[-3:])) or 'a place unknown'}\n"
+            )
+            sys.stderr.flush()
+
+
+def _is_inner(line: traceback.FrameSummary) -> bool:
+    return line.filename.startswith((_PACKAGE, threading.__file__))
+
+
+def _processor_ticks(thread: threading.Thread) -> int | None:
+    """The processor time of a thread so far; None where the system does not tell."""
+    try:
+        text = Path(f"/proc/self/task/{thread.native_id}/stat").read_text(encoding="ascii")
+    except OSError:
+        return None
+    values = text.rpartition(")")[2].split()
+    return int(values[11]) + int(values[12])
 
 
 def _interrupt(thread: threading.Thread) -> None:

@@ -75,7 +75,7 @@ class OwnModules:
         Packages to copy per rank; None: all that can be.
     shared
         Packages to share.
-    own
+    copies
         Packages to copy, although they have several C extensions.
 
     Attributes
@@ -90,12 +90,12 @@ class OwnModules:
         self,
         names: Sequence[str] | None = None,
         shared: Sequence[str] = (),
-        own: Sequence[str] = (),
+        copies: Sequence[str] = (),
     ) -> None:
         self.shared: dict[str, str] = dict.fromkeys(shared, "as asked for")
         self.following: dict[str, str] = {}
         self._chosen = None if names is None else set(names)
-        self._own: set[str] = {*(names or ()), *own}
+        self._own: set[str] = {*(names or ()), *copies}
         self._extensions: dict[str, Any] = {}
         self._known = {name.partition(".")[0] for name in sys.modules} - self._own
         self._required = set(_FOUNDATION) | {

@@ -32,7 +32,7 @@ from simcoll.distributed.runtime.world import ProcessGroup, current_rank
 from simcoll.errors import ConfigError
 from simcoll.libraries.choices import Choice
 from simcoll.torch.buffer_races import overlaps
-from simcoll.torch.c10d_operators import DispatchedGroup, dispatched
+from simcoll.torch.c10d_operators import DispatchedGroup, through_dispatcher
 from simcoll.torch.estimate import Estimator, estimating
 from simcoll.torch.nccl_limits import NcclLimits
 from simcoll.torch.rank_threads import current_thread
@@ -205,7 +205,7 @@ class SimcollGroup(DispatchedGroup):
 
     # Collectives
 
-    @dispatched
+    @through_dispatcher
     def allreduce(self, tensors: Tensors, opts: Any = None) -> RankWork:
         """Reduce the tensors of all ranks; every rank gets the result."""
         tensor = _single(tensors, "allreduce")
@@ -240,7 +240,7 @@ class SimcollGroup(DispatchedGroup):
             tensor.copy_(torch.sparse_coo_tensor(parts[0].t(), parts[1], tensor.shape).coalesce())
         return self._note(RankWork(self._thread, (), [tensor]))
 
-    @dispatched
+    @through_dispatcher
     def broadcast(self, tensors: Tensors, opts: Any) -> RankWork:
         """Copy the root's tensor to the others."""
         tensor = _single(tensors, "broadcast")
@@ -253,7 +253,7 @@ class SimcollGroup(DispatchedGroup):
             group_src=opts.rootRank,
         )
 
-    @dispatched
+    @through_dispatcher
     def reduce(self, tensors: Tensors, opts: Any) -> RankWork:
         """Reduce into the root's tensor."""
         tensor = _single(tensors, "reduce")
@@ -268,7 +268,7 @@ class SimcollGroup(DispatchedGroup):
             group_dst=opts.rootRank,
         )
 
-    @dispatched
+    @through_dispatcher
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> RankWork:
         """Collect every rank's tensor, of any size, in a list."""
         listed = list(outputs[0])
@@ -276,7 +276,7 @@ class SimcollGroup(DispatchedGroup):
         arrays = arrays_of(listed), array_of(source)
         return self._run(ours.all_gather, *arrays, opts=opts, inputs=[source], results=listed)
 
-    @dispatched
+    @through_dispatcher
     def all_gather_single(
         self,
         output: torch.Tensor,
@@ -293,7 +293,7 @@ class SimcollGroup(DispatchedGroup):
             results=[output],
         )
 
-    @dispatched
+    @through_dispatcher
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> RankWork:
         """Collect every rank's tensor in a list of the root."""
         listed = list(outputs[0]) if outputs else []
@@ -308,7 +308,7 @@ class SimcollGroup(DispatchedGroup):
             group_dst=opts.rootRank,
         )
 
-    @dispatched
+    @through_dispatcher
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> RankWork:
         """Give every rank one tensor of the root's list."""
         output = _single(outputs, "scatter")
@@ -323,7 +323,7 @@ class SimcollGroup(DispatchedGroup):
             group_src=opts.rootRank,
         )
 
-    @dispatched
+    @through_dispatcher
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> RankWork:
         """Reduce lists entry by entry, and give every rank one entry."""
         output = _single(outputs, "reduce_scatter")
@@ -338,7 +338,7 @@ class SimcollGroup(DispatchedGroup):
             results=[output],
         )
 
-    @dispatched
+    @through_dispatcher
     def reduce_scatter_single(
         self,
         output: torch.Tensor,
@@ -357,7 +357,7 @@ class SimcollGroup(DispatchedGroup):
             results=[output],
         )
 
-    @dispatched
+    @through_dispatcher
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -379,7 +379,7 @@ class SimcollGroup(DispatchedGroup):
             results=[output],
         )
 
-    @dispatched
+    @through_dispatcher
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RankWork:
         """Send every rank one entry of a list, and receive one from each."""
         self._equal_splits()
@@ -388,14 +388,14 @@ class SimcollGroup(DispatchedGroup):
             ours.all_to_all, *arrays, opts=opts, inputs=list(inputs), results=list(outputs)
         )
 
-    @dispatched
+    @through_dispatcher
     def barrier(self, opts: Any = None) -> RankWork:
         """Wait until all ranks have called."""
         return self._run(ours.barrier, opts=opts, inputs=[], results=[])
 
     # Several tensors at once
 
-    @dispatched
+    @through_dispatcher
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> RankWork:
         """All-reduce several tensors."""
         op = reduce_op_of(opts.reduceOp)
@@ -412,7 +412,7 @@ class SimcollGroup(DispatchedGroup):
         ]
         return self._together(works, list(tensors))
 
-    @dispatched
+    @through_dispatcher
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> RankWork:
@@ -435,7 +435,7 @@ class SimcollGroup(DispatchedGroup):
             )
         return self._together(works, list(outputs))
 
-    @dispatched
+    @through_dispatcher
     def allgather_coalesced(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
     ) -> RankWork:
@@ -447,7 +447,7 @@ class SimcollGroup(DispatchedGroup):
             all_gather_coalesced, *arrays, opts=opts, inputs=list(inputs), results=flat
         )
 
-    @dispatched
+    @through_dispatcher
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any
     ) -> RankWork:
@@ -490,18 +490,18 @@ class SimcollGroup(DispatchedGroup):
 
     # Point to point
 
-    @dispatched
+    @through_dispatcher
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> RankWork:
         """Start to send to a group rank."""
         tensor = _single(tensors, "send")
         return self._message(ours.isend, tensor, tag, group_dst=dst)
 
-    @dispatched
+    @through_dispatcher
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> RankWork:
         """Start to receive from a group rank."""
         return self._message(ours.irecv, _single(tensors, "recv"), tag, group_src=src)
 
-    @dispatched
+    @through_dispatcher
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> RankWork:
         """Start to receive from any rank."""
         work = self._message(ours.irecv, _single(tensors, "recv"), tag)

@@ -134,7 +134,7 @@ def run_script(
     nprocs: int,
     *,
     shared: Sequence[str] = (),
-    own: Sequence[str] = (),
+    copies: Sequence[str] = (),
     **guides: Any,
 ) -> int:
     """Run a script on every rank, and print a report of its times.
@@ -143,7 +143,7 @@ def run_script(
     ----------
     shared
         Packages that all ranks share.
-    own
+    copies
         Packages that each rank imports for itself, although they have several C extensions.
     guides
         Arguments of :func:`simcoll.torch.spawn`.
@@ -161,7 +161,7 @@ def run_script(
     """
     code, file, spec = script.code()
     package, place = None if spec is None else spec.parent, str(Path(file).absolute())
-    notes, own_modules = _Notes(), OwnModules(shared=shared, own=own)
+    notes, own_modules = _Notes(), OwnModules(shared=shared, copies=copies)
 
     def program(_rank: int, _world_size: int) -> None:
         module = types.ModuleType("__main__")

@@ -27,6 +27,7 @@ import contextlib
 import functools
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -196,6 +197,7 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
         )
     with contextlib.ExitStack() as undo:
         undo.callback(_ONE_RUN.release)
+        tempfile.gettempdir()  # finds it under a lock of its own, where no other rank could run
         undo.callback(torch.set_rng_state, torch.get_rng_state())
         for changes in (
             replacements,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import signal
 import subprocess
 import sys
@@ -153,3 +154,55 @@ def test_one_that_came_while_the_baton_was_on_its_way_is_not_lost():
     answered.set()
     thread.join(20)
     assert not thread.is_alive()
+
+
+@pytest.mark.slow
+def test_a_wait_in_real_time_is_told(capsys, monkeypatch):
+    monkeypatch.setattr("simcoll.torch.interrupts.SILENCE_S", 0.5)
+    locked = _thread.allocate_lock()
+    locked.acquire()
+
+    def release_later():
+        time.sleep(3)
+        locked.release()
+
+    def body(rank, _world_size):
+        if rank == 1:
+            _thread.start_new_thread(release_later, ())
+            locked.acquire()
+        else:
+            end = time.process_time() + 1
+            while time.process_time() < end:  # computing is no wait
+                pass
+
+    simcoll.torch.spawn(body, 2)
+    said = capsys.readouterr().err
+    assert "simcoll.torch: rank 1 has waited" in said
+    assert "test_interrupts.py:" in said
+    assert "rank 0" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("usual")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised again
+@pytest.mark.parametrize("kind", ["communicates", "computes"])
+def test_an_interrupt_at_any_of_a_hundred_moments_ends_the_run(kind):
+    moments = random.Random(kind)
+
+    def body(_rank, _world_size):
+        dist.init_process_group("simcoll")
+        while True:
+            if kind == "communicates":
+                dist.all_reduce(torch.ones(8))
+            else:
+                torch.ones(8, 8).matmul(torch.ones(8, 8)).sum().item()
+                sum(range(200))
+                if moments.random() < 0.05:
+                    dist.barrier()
+
+    for _ in range(100):
+        timer = threading.Timer(moments.uniform(0.01, 0.06), _thread.interrupt_main)
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            simcoll.torch.spawn(body, 3)
+        timer.join()
