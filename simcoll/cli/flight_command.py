@@ -52,9 +52,11 @@ def read_flight(*files: Path) -> int:
 
 def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
     """The files, and those in folders by name; whether they are from a folder."""
+    from simcoll.files.paths import is_folder
+
     files: list[tuple[Path, bool]] = []
     for path in paths:
-        if not path.is_dir():
+        if not is_folder(path):
             files.append((path, False))
             continue
         inner = sorted(

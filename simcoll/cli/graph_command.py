@@ -55,6 +55,7 @@ def check_graph(
     pieces
         Number of pieces of the trees' data.
     """
+    from simcoll.files.paths import is_folder
     from simcoll.formats.schedules.schedule_json import dump_schedule
     from simcoll.planning.tuners.nccl_graphs import channels_schedule
     from simcoll.topology import load_topology
@@ -63,7 +64,7 @@ def check_graph(
         if json is not None or use is not None or nodes is not None:
             raise ConfigError("--json, --use and --nodes need the machine: --topology")
         return _compare_nodes(file)
-    if file.is_dir():
+    if is_folder(file):
         raise ConfigError(
             "a folder, whose nodes are compared without --topology; a machine is for one file",
             file=str(file),
@@ -87,6 +88,7 @@ def _compare_nodes(path: Path) -> int:
     """Print where the nodes of a folder of dumps and logs, or of one log, differ; the exit
     status.
     """
+    from simcoll.files.paths import is_folder
     from simcoll.files.strict import read_file, read_start
     from simcoll.formats.logs.log_lines import log_lines
     from simcoll.formats.logs.nccl_graph import MAX_BYTES
@@ -97,20 +99,20 @@ def _compare_nodes(path: Path) -> int:
         node_differences,
     )
 
-    is_folder = path.is_dir()
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if is_folder else [path]
+    in_folder = is_folder(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if in_folder else [path]
     dumps: list[NodeFacts] = []
     logs: list[NodeFacts] = []
     lines: list[str] = []
     for file in files:
         kind = recognise(read_start(file))
         if kind == "nccl-topology":
-            name = file.relative_to(path).with_suffix("").as_posix() if is_folder else file.stem
+            name = file.relative_to(path).with_suffix("").as_posix() if in_folder else file.stem
             dumps += facts_of_dump(read_file(file, MAX_BYTES), name)
         elif kind in {"nccl-log", "nccl-tests"}:
             logs += facts_of_log(text for _, text in log_lines(file))
             lines += [f"{file.name}: {line}" for line in _incomplete_channels(file)]
-        elif is_folder:
+        elif in_folder:
             say(f"# left out: {file.name}: this is {TITLES[kind]}")
         else:
             raise ConfigError(

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-__all__ = ["data_folder", "exists", "is_file", "shipped_files"]
+__all__ = ["data_folder", "exists", "is_file", "is_folder", "shipped_files"]
 
 
 def is_file(path: str | Path) -> bool:
@@ -20,6 +20,15 @@ def is_file(path: str | Path) -> bool:
     (False, False)
     """
     return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for such names
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether a folder of this name exists.
+
+    >>> is_folder("a" * 10_000), is_folder(".")
+    (False, True)
+    """
+    return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises, too
 
 
 def exists(path: str | Path) -> bool:
