@@ -562,7 +562,8 @@ def test_what_ranks_share(tmp_path, monkeypatch):
     for name in ("compiled", "registering", "plain"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("seen = []\n")
-    (tmp_path / "compiled" / f"fast{suffix}").write_bytes(b"")
+    for number in range(2):
+        (tmp_path / "compiled" / f"fast{number}{suffix}").write_bytes(b"")
     (tmp_path / "first.py").write_text("")
     looks = (
         "import contextlib, first\nwith contextlib.suppress(ImportError):\n"
@@ -583,7 +584,7 @@ def test_what_ranks_share(tmp_path, monkeypatch):
 
     one, other = backend.spawn(body, 2, own_modules=own).returns
     assert [a == b for a, b in zip(one, other, strict=True)] == [True] * 4 + [False]
-    assert own.shared == {"compiled": "C extension", "registering": "registers with a C extension"}
+    assert own.shared == {"compiled": "C extensions", "registering": "registers with a C extension"}
     assert own.following == {"first": "compiled"}  # what is not there is not shared
     for name in ("compiled", "registering", "first"):
         del sys.modules[name]
