@@ -18,6 +18,7 @@ from simcoll.emulator.interrupted import changes_of, cut_of_machine
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result, compiled_result
 from simcoll.emulator.steps.plan_placement import placement_of
+from simcoll.emulator.steps.pruning import without_idle_links
 from simcoll.emulator.steps.run_links import all_links, check_switches
 from simcoll.emulator.steps.timed import StepTimer, Timed, timed_steps
 from simcoll.errors import InternalError
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from simcoll.emulator.lockstep import LockStep
 
 __all__ = ["FastWay", "beyond_loops", "play_every", "plays_in_lockstep"]
+
+
+MOST_PRUNED = 1 << 20
+"""Messages of a run whose links are judged before it: all its steps are in memory then, some 100
+bytes a message.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,10 +149,13 @@ def play_every(request: Request, timer: StepTimer | None = None) -> Result:
         if done is not None:
             done[first : first + len(done_fs)] = done_fs
 
+    steps = timed_steps(plan, topology, placement, seen.groups, timer)
+    if timeline is None and seen.messages <= MOST_PRUNED:
+        steps = iter(without_idle_links(tuple(steps), capacity))
     machine = StepMachine(
         capacity,
         seen.lane_steps,
-        timed_steps(plan, topology, placement, seen.groups, timer),
+        steps,
         launch_fs=plan.protocol.launch_fs,
         fifo=plan.protocol.fifo_depth > 0,
         waits=plan.wait_pairs,

@@ -105,6 +105,8 @@ PER_LINK = (
     "level",
     "used",
     "flows",
+    "spare",
+    "pending",
     "head",
     "queued",
     "marked",

@@ -31,7 +31,9 @@ STOP, ARGUMENT, HASHED, EDGE, MOVING, SETTLED, NEXT_ID, NEXT_NUMBER = range(10, 
 AGAIN, CONTENT, TOUCHED = range(18, 21)
 # The next time at which events change something; whether flows must be moved, and whether work has
 # paces; how long a flow may wait for a link that is down, -1: no link is ever down.
-EVENT, MOVES_FLOWS, PACED, PATIENCE, REGISTERS = range(21, 26)
+EVENT, MOVES_FLOWS, PACED, PATIENCE = range(21, 25)
+# Flows of the component that was filled last.
+FILLED, REGISTERS = range(25, 27)
 # Reasons for the loop to stop.
 IDLE, NEED_STEP, FULL, NO_RATE, CLOCK, OVER, CHANGE, MOVE, CUT = range(9)
 # Rules of a slot: rendezvous, FIFO, part of a switch operation, record, wait.
@@ -123,6 +125,8 @@ class State(NamedTuple):
     level: Ints
     used: Ints
     flows: Ints
+    spare: Ints  # while a component is filled: what its flows without a rate share, then its level
+    pending: Ints  # and their number
     head: Shorts
     queued: Bytes
     marked: Bytes

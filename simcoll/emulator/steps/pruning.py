@@ -44,7 +44,7 @@ from simcoll.emulator.steps.timed import StepShape, Timed
 
 Steps = tuple[tuple[Timed, ...], int]
 
-__all__ = ["never_bind", "without_links"]
+__all__ = ["never_bind", "without_idle_links", "without_links"]
 
 JOINED = 64
 """Number of route arrays processed together: each numpy call costs microseconds."""
@@ -126,6 +126,14 @@ def _never_binding(link: Ints, excuse: Ints, capacity: Ints) -> NDArray[np.bool_
         used & ~unexcused & ((high < own_high) | ((high == own_high) & (low <= own_low)))
     )
     return fits
+
+
+def without_idle_links(stream: Sequence[Steps], capacity: Ints) -> tuple[Steps, ...]:
+    """Steps whose flows no longer cross the links that can never bind them, if these are all the
+    flows of a run, and no capacity changes meanwhile.
+    """
+    shapes = {step.shape: None for group, _ in stream for step in group}
+    return without_links(stream, never_bind(shapes, capacity))
 
 
 def without_links(stream: Sequence[Steps], dropped: NDArray[np.bool_]) -> tuple[Steps, ...]:

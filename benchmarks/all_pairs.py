@@ -1,0 +1,64 @@
+"""All pairs at once, without symmetry: the many flows of an uneven or jittered all_to_all.
+
+    python benchmarks/all_pairs.py [ranks ...]
+
+For each number of ranks: an exchange whose messages follow a power law (the tokens of experts), and
+one of equal messages with jitter, on a crossbar and on DGX H100 nodes, each played message by
+message in the compiled loops. Prints CPU seconds of `emulate`, with the loops loaded.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+import simcoll  # noqa: E402
+from simcoll.core.protocol import Protocol  # noqa: E402
+from simcoll.topology import crossbar, load_topology  # noqa: E402
+
+
+def power_law(nranks, mean=65536, exponent=1.2, seed=1):
+    """Bytes between all pairs: each rank sends in a random order of experts."""
+    draws = np.random.default_rng(seed)
+    share = 1 / np.arange(1, nranks + 1) ** exponent
+    share *= mean * nranks / 4 / share.sum()
+    return np.array(
+        [np.maximum(1, draws.permutation(share)).astype(np.int64) for _ in range(nranks)]
+    )
+
+
+def main():
+    sizes = [int(word) for word in sys.argv[1:]] or [32, 64]
+    jitter = Protocol("jitter", jitter_fs=10**9, seed=3)
+    print(f"machine: {platform.processor() or platform.machine()}, CPU s of emulate")
+    print(f"{'':<28}{'ranks':>6}{'messages':>10}{'seconds':>9}")
+    for nranks in sizes:
+        schedule = simcoll.schedule("all_to_all", "direct", nranks=nranks)
+        plans = {
+            "power law": simcoll.bind(schedule, power_law(nranks)),
+            "jitter": simcoll.bind(schedule, 16384, protocol=jitter),
+        }
+        machines = {
+            "crossbar": crossbar(nranks, "50 GB/s", "1 us"),
+            "DGX H100": load_topology("dgx-h100", nodes=nranks // 8),
+        }
+        for title, plan in plans.items():
+            for machine, topology in machines.items():
+                how = {"engine": "fast", "data": "none", "bound": False, "quotient": False}
+                small = simcoll.bind(simcoll.schedule("all_to_all", "direct", nranks=4), 9)
+                simcoll.emulate(small, crossbar(4, "50 GB/s", "1 us"), **how)
+                begin = time.process_time()
+                messages = simcoll.emulate(plan, topology, **how).messages
+                seconds = time.process_time() - begin
+                print(f"{title + ', ' + machine:<28}{nranks:>6}{messages:>10}{seconds:>9.3f}")
+
+
+if __name__ == "__main__":
+    main()
