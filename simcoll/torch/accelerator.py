@@ -9,6 +9,7 @@ kernels are refused.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,6 +95,7 @@ def _in_programs(
     its tests are programs.
     """
 
+    @functools.wraps(standard)
     def function(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1).f_code.co_filename
         internal = caller.startswith(_TORCH) and not caller.startswith(_TESTS)
@@ -101,7 +103,6 @@ def _in_programs(
             *args, **kwargs
         )
 
-    function.__doc__ = standard.__doc__
     return function
 
 

@@ -1,0 +1,129 @@
+"""Every function that a run replaces keeps PyTorch's parameters, and every method of a group answers
+or is refused by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from datetime import timedelta
+
+import pytest
+
+from simcoll.errors import ConfigError
+from tests.support.deferred import Deferred, needs_torch
+
+torch, dist = Deferred("torch"), Deferred("torch.distributed")
+mesh = Deferred("torch.distributed.device_mesh")
+accelerator, comm = Deferred("simcoll.torch.accelerator"), Deferred("simcoll.torch.cuda_comm")
+backend = Deferred("simcoll.torch")
+
+pytestmark = [needs_torch, pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+
+def parameters(function):
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # written in C++
+        return None
+    return [(parameter.name, parameter.kind) for parameter in signature.parameters.values()]
+
+
+def test_replaced_functions_keep_names_and_kinds():
+    owners = [
+        (owner, name)
+        for owner, name, _ in (
+            *accelerator.accelerator_replacements("h100"),
+            *comm.comm_replacements(),
+        )
+    ]
+    owners += [(mesh.DeviceMesh, "__init__"), (dist, "monitored_barrier"), (dist, "split_group")]
+    before = [parameters(getattr(owner, name)) for owner, name in owners]
+    assert len(owners) > 90
+
+    def body(rank, world_size):
+        return [parameters(getattr(owner, name)) for owner, name in owners]
+
+    (during,) = backend.spawn(body, 1, cuda_is_cpu=True).returns
+    changed = {
+        f"{getattr(owner, '__name__', owner)}.{name}": (old, new)
+        for (owner, name), old, new in zip(owners, before, during, strict=True)
+        if old is not None and old != new and not inspect.isclass(getattr(owner, name))
+    }
+    assert changed == {}
+
+
+METHODS = {
+    "_device_types": lambda g: g._device_types,
+    "_enable_collectives_timing": lambda g: g._enable_collectives_timing(),
+    "_get_backend_name": lambda g: g._get_backend_name(),
+    "_get_sequence_number_for_group": lambda g: g._get_sequence_number_for_group(),
+    "_has_hooks": lambda g: g._has_hooks(),
+    "_register_on_completion_hook": lambda g: g._register_on_completion_hook(print),
+    "_set_sequence_number_for_group": lambda g: g._set_sequence_number_for_group(),
+    "_wait_for_pending_works": lambda g: g._wait_for_pending_works(),
+    "all_gather_single": lambda g: g.all_gather_single(output=torch.ones(2), input=torch.ones(1)),
+    "allreduce": lambda g: g.allreduce([torch.ones(1)]),
+    "alltoall_base": lambda g: g.alltoall_base(torch.ones(2), torch.ones(2), [], []),
+    "barrier": lambda g: g.barrier(),
+    "bound_device_id": lambda g: g.bound_device_id,
+    "broadcast": lambda g: g.broadcast([torch.ones(1)], dist.BroadcastOptions()),
+    "get_group_store": lambda g: g.get_group_store(),
+    "group_desc": lambda g: g.group_desc,
+    "group_name": lambda g: g.group_name,
+    "merge_remote_group": lambda g: g.merge_remote_group(None, 4),
+    "monitored_barrier": lambda g: g.monitored_barrier(),
+    "name": lambda g: g.name(),
+    "set_timeout": lambda g: g.set_timeout(timedelta(seconds=5)),
+    "split_group": lambda g: g.split_group([0, 1]),
+    "unbox": lambda g: dist.ProcessGroup.unbox(g.boxed()),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_of_a_group_answer_or_are_refused_by_name(method):
+    def body(rank, world_size):
+        dist.init_process_group("gloo")
+        try:
+            answer = METHODS[method](dist.group.WORLD)
+            if isinstance(answer, dist.Work):
+                answer.wait()
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    for said in backend.spawn(body, 2).returns:
+        assert said == "" or f"ProcessGroup.{method}" in said
+
+
+def test_device_meshes_and_versions():
+    def body(rank, world_size):
+        dist.init_process_group("nccl")
+        made = mesh.DeviceMesh(device_type="cuda", mesh=[0, 1])
+        assert made.mesh.tolist() == [0, 1]
+        assert torch.cuda.nccl.version() >= (2, 27)
+        stream = torch.cuda.Stream(device=torch.device("cuda", 0), priority=-1)
+        with torch.cuda.stream(stream):
+            assert torch.cuda.current_stream() == stream
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+        assert isinstance(stream, torch.cuda.Stream)
+        assert stream.priority == -1
+        with torch.cuda.device(1):
+            assert torch.cuda.current_device() == 1
+        torch.cuda.set_device(torch.cuda.device(1))
+        return torch.cuda.current_device(), torch.cuda.memory_allocated(device="cuda:0") >= 0
+
+    assert backend.spawn(body, 2, cuda_is_cpu=True).returns == ((1, True),) * 2
+
+
+def test_copies_between_gpus():
+    def body(rank, world_size):
+        parts = torch.cuda.comm.scatter(torch.arange(4.0), [0, 1])
+        total = torch.cuda.comm.reduce_add(
+            [torch.ones(2, device="cuda:0"), torch.ones(2, device="cuda:1")]
+        )
+        copies = torch.cuda.comm.broadcast(torch.ones(2, device="cuda"), devices=[0, 1])
+        whole = torch.cuda.comm.gather(parts, destination=0)
+        return [part.tolist() for part in parts], total.tolist(), len(copies), whole.tolist()
+
+    (first, _) = backend.spawn(body, 2, cuda_is_cpu=True).returns
+    assert first == ([[0.0, 1.0], [2.0, 3.0]], [2.0, 2.0], 2, [0.0, 1.0, 2.0, 3.0])
