@@ -6,6 +6,7 @@ Ranks above a power of two fold into a partner first.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,7 +49,9 @@ def _tree(peers: Ints) -> Iterator[tuple[Ints, Ints]]:
 def broadcast(collective: Collective) -> Schedule:
     """Whole vectors down the tree, the largest distance first."""
     root = collective.root or 0
-    members, rank_of, even, odd = rooted_fold(collective.nranks, root)
+    ranks = rooted_fold(collective.nranks, root)
+    members, rank_of = ranks.members, ranks.rank_of
+    even, odd = ranks.even, ranks.odd
     layout = Layout(collective)
     chunk = layout.output()
 
@@ -72,7 +75,9 @@ def broadcast(collective: Collective) -> Schedule:
 )
 def reduce(collective: Collective) -> Schedule:
     """The reversed broadcast: the smallest distance first."""
-    members, rank_of, even, odd = rooted_fold(collective.nranks, collective.root or 0)
+    ranks = rooted_fold(collective.nranks, collective.root or 0)
+    members, rank_of = ranks.members, ranks.rank_of
+    even, odd = ranks.even, ranks.odd
     layout, rank = Layout(collective), np.arange(collective.nranks)
     chunk = layout.output()
 
@@ -85,12 +90,21 @@ def reduce(collective: Collective) -> Schedule:
     return Schedule("bine", layout, steps)
 
 
-def _edges(blocks: BlockPlacement) -> list[tuple[Ints, Ints, Ints, Ints]]:
-    """Parent, child, and range of the child's subtree (first place, count), step by step from the
-    root.
+class SubtreeEdges(NamedTuple):
+    """Edges from parents to children, and the range of each child's subtree: first place and
+    size.
     """
+
+    parent: Ints
+    child: Ints
+    low: Ints
+    size: Ints
+
+
+def _edges(blocks: BlockPlacement) -> list[SubtreeEdges]:
+    """The edges of the tree, step by step from the root."""
     return [
-        (
+        SubtreeEdges(
             blocks.rank_of[parent],
             blocks.rank_of[child],
             *blocks.range_after(blocks.number[child], step),
@@ -109,17 +123,16 @@ def _edges(blocks: BlockPlacement) -> list[tuple[Ints, Ints, Ints, Ints]]:
 def gather(collective: Collective) -> Schedule:
     """Every child sends the blocks of its subtree, the largest distance and least data first."""
     n, root = collective.nranks, collective.root or 0
-    blocks = BlockPlacement(collective, butterfly.swing_peers(fold(n)[0]))
+    blocks = BlockPlacement(collective, butterfly.swing_peers(fold(n).members))
     layout, rank, slot = blocks.layout, np.arange(n), np.arange(n)
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.scratch_at(blocks.place))
         folded = layout.scratch_at(blocks.place[blocks.even])
         yield transfers(blocks.even, folded, blocks.odd, folded)
-        for parent, child, low, count in reversed(_edges(blocks)):
-            yield transfers(
-                child, layout.scratch_at(low), parent, layout.scratch_at(low), count=count
-            )
+        for edges in reversed(_edges(blocks)):
+            place = layout.scratch_at(edges.low)
+            yield transfers(edges.child, place, edges.parent, place, count=edges.size)
         yield transfers(root, layout.scratch_at(slot), root, layout.output(blocks.order))
 
     return Schedule("bine", layout, steps)
@@ -135,15 +148,14 @@ def gather(collective: Collective) -> Schedule:
 def scatter(collective: Collective) -> Schedule:
     """The reversed gather: most data and the smallest distance first."""
     n, root = collective.nranks, collective.root or 0
-    blocks = BlockPlacement(collective, butterfly.swing_peers(fold(n)[0]))
+    blocks = BlockPlacement(collective, butterfly.swing_peers(fold(n).members))
     layout, slot = blocks.layout, np.arange(n)
 
     def steps() -> Iterator[Step]:
         yield transfers(root, layout.input(blocks.order), root, layout.scratch_at(slot))
-        for parent, child, low, count in _edges(blocks):
-            yield transfers(
-                parent, layout.scratch_at(low), child, layout.scratch_at(low), count=count
-            )
+        for edges in _edges(blocks):
+            place = layout.scratch_at(edges.low)
+            yield transfers(edges.parent, place, edges.child, place, count=edges.size)
         yield transfers(
             blocks.rank_of,
             layout.scratch_at(blocks.place[blocks.rank_of]),
@@ -167,7 +179,7 @@ def scatter(collective: Collective) -> Schedule:
 def all_gather(collective: Collective) -> Schedule:
     """Doubling along the trees' partners, the largest distance and least data first."""
     return butterfly.all_gather(
-        "bine", collective, butterfly.swing_peers(fold(collective.nranks)[0])
+        "bine", collective, butterfly.swing_peers(fold(collective.nranks).members)
     )
 
 
@@ -182,7 +194,7 @@ def all_gather(collective: Collective) -> Schedule:
 def reduce_scatter(collective: Collective) -> Schedule:
     """Halving along the trees' partners, most data and the smallest distance first."""
     return butterfly.reduce_scatter(
-        "bine", collective, butterfly.swing_peers(fold(collective.nranks)[0])
+        "bine", collective, butterfly.swing_peers(fold(collective.nranks).members)
     )
 
 
@@ -198,5 +210,5 @@ def reduce_scatter(collective: Collective) -> Schedule:
 def all_reduce(collective: Collective) -> Schedule:
     """Reduce-scatter, then all-gather: in one dimension these are the partners of swing."""
     return butterfly.all_reduce(
-        "bine", collective, butterfly.swing_peers(fold(collective.nranks)[0])
+        "bine", collective, butterfly.swing_peers(fold(collective.nranks).members)
     )

@@ -9,6 +9,7 @@ the textbook's; those of swing and bine trees keep partners closer.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,9 +28,19 @@ __all__ = [
 ]
 
 
-def fold(nranks: int, members: int | None = None) -> tuple[int, Ints, Ints, Ints]:
+class FoldedRanks(NamedTuple):
     """Number of members, the rank of each member, and the ranks that fold: the even ones and their
     odd partners.
+    """
+
+    members: int
+    rank_of: Ints
+    even: Ints
+    odd: Ints
+
+
+def fold(nranks: int, members: int | None = None) -> FoldedRanks:
+    """The members of a butterfly, and the ranks that fold into one.
 
     At least half of the ranks are members; by default the largest power of two.
     """
@@ -38,20 +49,23 @@ def fold(nranks: int, members: int | None = None) -> tuple[int, Ints, Ints, Ints
     member = np.arange(members, dtype=np.int64)
     even = np.arange(0, 2 * extra, 2, dtype=np.int64)
     rank_of = np.where(member < extra, 2 * member + 1, member + extra)
-    return members, rank_of, even, even + 1
+    return FoldedRanks(members, rank_of, even, even + 1)
 
 
-def rooted_fold(nranks: int, root: int) -> tuple[int, Ints, Ints, Ints]:
+def rooted_fold(nranks: int, root: int) -> FoldedRanks:
     """The same with the ranks counted backwards from the root, so that the root is member 0 and
     never folds.
 
     >>> [column.tolist() for column in rooted_fold(5, root=2)[1:]]
     [[2, 1, 0, 4], [3], [4]]
     """
-    members, rank_of, even, odd = fold(nranks)
-    shift = root + 1
-    rank_of = (rank_of[::-1] + shift) % nranks
-    return members, rank_of, (even + shift) % nranks, (odd + shift) % nranks
+    ranks, shift = fold(nranks), root + 1
+    return FoldedRanks(
+        ranks.members,
+        (ranks.rank_of[::-1] + shift) % nranks,
+        (ranks.even + shift) % nranks,
+        (ranks.odd + shift) % nranks,
+    )
 
 
 def swing_peers(members: int, *, mirrored: bool = False) -> Ints:
@@ -100,8 +114,8 @@ class BlockPlacement:
 
     def __init__(self, collective: Collective, peers: Ints) -> None:
         n, root = collective.nranks, collective.root
-        folding = fold(n) if root is None else rooted_fold(n, root)
-        _, self.rank_of, self.even, self.odd = folding
+        ranks = fold(n) if root is None else rooted_fold(n, root)
+        self.rank_of, self.even, self.odd = ranks.rank_of, ranks.even, ranks.odd
         self.peers = peers
         self.number = member_numbers(peers)
         by_number = self.rank_of[np.argsort(self.number)]
@@ -133,7 +147,9 @@ def all_reduce(name: str, collective: Collective, peers: Ints) -> Schedule:
     """Reduce-scatter by halving along the pairings, then all-gather by doubling along the reversed
     pairings.
     """
-    members, rank_of, even, odd = fold(collective.nranks)
+    ranks = fold(collective.nranks)
+    members, rank_of = ranks.members, ranks.rank_of
+    even, odd = ranks.even, ranks.odd
     layout = Layout(collective, members)
     rank = np.arange(collective.nranks)
     number, vector = member_numbers(peers), layout.output()

@@ -112,9 +112,19 @@ def _colours(pair: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
     return colours
 
 
-def _edges(parents: list[int], colours: list[int]) -> tuple[Ints, Ints, Ints, int]:
+class UpwardEdges(NamedTuple):
     """Child, parent and time of every edge on the way up, and the number of steps between two
     pieces.
+    """
+
+    child: Ints
+    parent: Ints
+    time: Ints
+    period: int
+
+
+def _edges(parents: list[int], colours: list[int]) -> UpwardEdges:
+    """The edges of a tree on the way up.
 
     An edge fires after all edges below it, in a step of its colour; if no rank has two children,
     colours do not matter.
@@ -134,7 +144,8 @@ def _edges(parents: list[int], colours: list[int]) -> tuple[Ints, Ints, Ints, in
             time[child] = ready[child] + (colours[child] - ready[child]) % period
             ready[rank] = max(ready[rank], time[child] + 1)
     below = np.array(order[1:], np.int64)
-    return below, np.array(parents, np.int64)[below], np.array(time, np.int64)[below], period
+    parent_of, time_of = np.array(parents, np.int64), np.array(time, np.int64)
+    return UpwardEdges(below, parent_of[below], time_of[below], period)
 
 
 def _with_boxes(parents: list[int], colours: list[int], box: int) -> Tree:
@@ -181,15 +192,16 @@ class _Way(NamedTuple):
 
 def _ways(tree: Tree, *, up: bool, down: bool) -> list[_Way]:
     """The edges on the way up, down, or both."""
-    child, parent, time, period = _edges(*tree)
+    edges = _edges(*tree)
+    child, parent, time = edges.child, edges.parent, edges.time
     top = int(time.max(initial=0))
     top += top % 2  # so that colours denote the same steps in both trees on the way down
     ways = []
     if up:
-        ways.append(_Way(child, parent, time, REDUCE, period))
+        ways.append(_Way(child, parent, time, REDUCE, edges.period))
     if down:
         start = top + 1 if up else 0
-        ways.append(_Way(parent, child, top - time + start, COPY, period))
+        ways.append(_Way(parent, child, top - time + start, COPY, edges.period))
     return ways
 
 

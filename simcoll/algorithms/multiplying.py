@@ -55,7 +55,9 @@ def all_reduce(collective: Collective, *, radix: int = 4) -> Schedule:
     if not 2 <= radix <= MOST:
         raise ConfigError(f"radix={radix}: recursive_multiplying has groups of 2 to {MOST} ranks")
     n, factors = collective.nranks, factors_of(collective.nranks, radix)
-    members, rank_of, even, odd = fold(n, int(np.prod(factors, dtype=np.int64)))
+    ranks = fold(n, int(np.prod(factors, dtype=np.int64)))
+    members, rank_of = ranks.members, ranks.rank_of
+    even, odd = ranks.even, ranks.odd
     layout, member = Layout(collective, 1, np.zeros(1, np.int64)), np.arange(members)
     buffers = (layout.output(), layout.scratch_at())
 

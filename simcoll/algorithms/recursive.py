@@ -61,7 +61,9 @@ def doubling_all_reduce(collective: Collective) -> Schedule:
     its own.
     """
     layout, rank = Layout(collective), np.arange(collective.nranks)
-    members, rank_of, even, odd = fold(collective.nranks)
+    ranks = fold(collective.nranks)
+    members, rank_of = ranks.members, ranks.rank_of
+    even, odd = ranks.even, ranks.odd
     vector = layout.output()
 
     def steps() -> Iterator[Step]:
@@ -88,7 +90,9 @@ def doubling_all_gather(collective: Collective) -> Schedule:
     Of a folding pair one sends first and receives all at the end.
     """
     n = collective.nranks
-    members, rank_of, even, odd = fold(n)
+    ranks = fold(n)
+    members, rank_of = ranks.members, ranks.rank_of
+    even, odd = ranks.even, ranks.odd
     layout = Layout(collective)
     rank, member = np.arange(n), np.arange(members)
     start = _first_blocks(n)
@@ -124,7 +128,7 @@ def rabenseifner_all_reduce(collective: Collective) -> Schedule:
     """Recursive halving reduce-scatter, then recursive doubling all-gather: the bytes of a ring in
     2 lg n steps.
     """
-    members = fold(collective.nranks)[0]
+    members = fold(collective.nranks).members
     partners = [np.arange(members) ^ mask for mask in _masks(members)]
     return butterfly.all_reduce(
         "rabenseifner", collective, np.array(partners, np.int64).reshape(-1, members)
@@ -143,7 +147,9 @@ def rabenseifner_all_reduce(collective: Collective) -> Schedule:
 def rabenseifner_reduce(collective: Collective) -> Schedule:
     """Recursive halving reduce-scatter, then binomial gather to the root of the segments."""
     n = collective.nranks
-    members, rank_of, even, odd = rooted_fold(n, collective.root or 0)
+    ranks = rooted_fold(n, collective.root or 0)
+    members, rank_of = ranks.members, ranks.rank_of
+    even, odd = ranks.even, ranks.odd
     layout = Layout(collective, members)
     rank, member, vector = np.arange(n), np.arange(members), layout.output()
 
@@ -175,7 +181,9 @@ def halving_reduce_scatter(collective: Collective) -> Schedule:
     other's side.
     """
     n = collective.nranks
-    members, rank_of, even, odd = fold(n)
+    ranks = fold(n)
+    members, rank_of = ranks.members, ranks.rank_of
+    even, odd = ranks.even, ranks.odd
     layout = Layout(collective, 1, np.arange(n))
     rank, member = np.arange(n), np.arange(members)
     start = _first_blocks(n)

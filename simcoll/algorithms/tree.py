@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -113,10 +114,17 @@ def all_reduce(collective: Collective) -> Schedule:
     return Schedule("tree", layout, steps)
 
 
-def _subtrees(collective: Collective, level: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Parent, child, first block and number of blocks of a level's subtrees; blocks beyond the last
-    rank form a separate part.
-    """
+class Subtrees(NamedTuple):
+    """Parent, child, first block and number of blocks of subtrees."""
+
+    parent: Ints
+    child: Ints
+    block: Ints
+    size: Ints
+
+
+def _subtrees(collective: Collective, level: int) -> Subtrees:
+    """A level's subtrees; blocks beyond the last rank form a separate part."""
     n, root = collective.nranks, collective.root or 0
     parent, child, size = binomial_edges(n, level)
     start = (child + root) % n
@@ -125,7 +133,7 @@ def _subtrees(collective: Collective, level: int) -> tuple[Ints, Ints, Ints, Int
     rows = np.concatenate([np.arange(len(child)), wrapping])
     block = np.concatenate([start, np.zeros(len(wrapping), np.int64)])
     count = np.concatenate([head, size[wrapping] - head[wrapping]])
-    return (parent[rows] + root) % n, (child[rows] + root) % n, block, count
+    return Subtrees((parent[rows] + root) % n, (child[rows] + root) % n, block, count)
 
 
 @algorithm(
@@ -145,8 +153,9 @@ def gather(collective: Collective) -> Schedule:
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(), rank, layout.output(rank))
         for level in range(_levels(n)):
-            parent, child, block, count = _subtrees(collective, level)
-            yield transfers(child, layout.output(block), parent, layout.output(block), count=count)
+            subtrees = _subtrees(collective, level)
+            place = layout.output(subtrees.block)
+            yield transfers(subtrees.child, place, subtrees.parent, place, count=subtrees.size)
 
     return Schedule("tree", layout, steps)
 
@@ -167,9 +176,10 @@ def scatter(collective: Collective) -> Schedule:
 
     def steps() -> Iterator[Step]:
         for level in reversed(range(_levels(n))):
-            parent, child, block, count = _subtrees(collective, level)
-            address = np.where(parent == root, layout.input(block), layout.scratch_at(block))
-            yield transfers(parent, address, child, layout.scratch_at(block), count=count)
+            subtrees = _subtrees(collective, level)
+            parent, place = subtrees.parent, layout.scratch_at(subtrees.block)
+            address = np.where(parent == root, layout.input(subtrees.block), place)
+            yield transfers(parent, address, subtrees.child, place, count=subtrees.size)
         block = np.where(rank == root, layout.input(rank), layout.scratch_at(rank))
         yield transfers(rank, block, rank, layout.output())
 

@@ -336,9 +336,8 @@ def play_few(
         )
     # All reads come before the first write.
     values = [(leaves[row], sums[row], trees[row]) for row in sources]
-    for source, target, reduce, (leaf_count, total, tree) in zip(
-        sources, targets, reduces, values, strict=True
-    ):
+    moves = zip(sources, targets, reduces, strict=True)
+    for (source, target, reduce), (leaf_count, total, tree) in zip(moves, values, strict=True):
         if not leaf_count:
             return f"{source} is read but holds nothing yet"
         if reduce:

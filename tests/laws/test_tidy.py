@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.names import BASELINE, count_names, grown
+from tests.support.names import BASELINE, count_names, grown, unpackings
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(
@@ -49,10 +49,26 @@ def test_names_that_say_nothing_and_dense_files_become_fewer():
     assert grown(count_names(), json.loads(BASELINE.read_text(encoding="utf-8"))) == []
 
 
+@pytest.mark.parametrize(
+    ("statement", "count"),
+    [
+        ("a, b, c, d = record", 1),
+        ("a, b, c = record", 0),
+        ("a, b, c, d = 1, 2, 3, 4", 0),
+        ("A, B, C, D = range(4)", 0),
+        ("for a, (b, c, d, e) in records: pass", 1),
+        ("x = [d for a, b, c, d in records]", 1),
+    ],
+)
+def test_unpacking_by_position_is_counted(statement, count):
+    assert sum(map(unpackings, ast.walk(ast.parse(statement)))) == count
+
+
 def test_a_count_that_grows_is_told():
     before = {
         "filler": {"found": 1},
         "participles": 2,
+        "unpacked": 1,
         "classes": ["Table"],
         "modules": [],
         "dense": [],
@@ -60,6 +76,7 @@ def test_a_count_that_grows_is_told():
     after = {
         "filler": {"found": 2, "each": 1},
         "participles": 3,
+        "unpacked": 2,
         "classes": ["Row"],
         "modules": ["memory"],
         "dense": ["a.py"],
@@ -69,6 +86,7 @@ def test_a_count_that_grows_is_told():
         "found: 2 bindings, 1 before",
         "each: 1 bindings, 0 before",
         "functions named by a participle: 3, 2 before",
+        "more than 3 values unpacked by position: 2, 1 before",
         "classes: Row",
         "modules: memory",
         "dense: a.py",

@@ -1,5 +1,5 @@
-"""Counts of names that fit any value, of names that occur twice, and of dense files; the counts of
-the whole package may only fall.
+"""Counts of names that fit any value, of names that occur twice, of dense files, and of values that
+are unpacked by position; the counts of the whole package may only fall.
 
 ``python -m tests.support.names`` prints them, and writes them to ``tests/laws/names.json`` if none
 has grown.
@@ -63,6 +63,31 @@ def is_participle(name: str) -> bool:
     return word in IRREGULAR or (len(word) > 4 and word.endswith(("ed", "en")))
 
 
+MOST_UNPACKED = 3
+"""Number of values that may be unpacked by position; more need a record with names."""
+
+
+def unpackings(node: ast.AST) -> int:
+    """How many times a statement or a comprehension unpacks too many values by position.
+
+    Assigning as many values as there are names is none, and neither is numbering names by a range.
+    """
+    if isinstance(node, ast.Assign):
+        value = node.value
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == "range":
+            return 0
+        targets = [] if isinstance(value, (ast.Tuple, ast.List)) else node.targets
+    elif isinstance(node, (ast.For, ast.comprehension)):
+        targets = [node.target]
+    else:
+        return 0
+    return sum(
+        isinstance(part, (ast.Tuple, ast.List)) and len(part.elts) > MOST_UNPACKED
+        for target in targets
+        for part in ast.walk(target)
+    )
+
+
 def tokens_a_line(text: str) -> float:
     """Mean number of tokens on a line of code; docstrings count as one token, comments and blank
     lines as none.
@@ -77,13 +102,8 @@ def tokens_a_line(text: str) -> float:
 
 def count_names() -> dict:
     """All counts of the two packages."""
-    filler, participles, classes, modules, dense = (
-        Counter(),
-        0,
-        defaultdict(set),
-        defaultdict(set),
-        [],
-    )
+    filler, participles, unpacked = Counter(), 0, 0
+    classes, modules, dense = defaultdict(set), defaultdict(set), []
     for package in ("simcoll", "realcoll"):
         for path in sorted((ROOT / package).rglob("*.py")):
             text = path.read_text(encoding="utf-8")
@@ -91,6 +111,7 @@ def count_names() -> dict:
             for node in ast.walk(ast.parse(text)):
                 name = bound_name(node)
                 filler[name] += name in FILLER
+                unpacked += unpackings(node)
                 if isinstance(node, ast.ClassDef):
                     classes[node.name.strip("_")].add(path)
                 if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -100,6 +121,7 @@ def count_names() -> dict:
     return {
         "filler": dict(sorted((+filler).items())),
         "participles": participles,
+        "unpacked": unpacked,
         "classes": sorted(name for name, paths in classes.items() if len(paths) > 1),
         "modules": sorted(
             name
@@ -121,6 +143,11 @@ def grown(counts: dict, baseline: dict) -> list[str]:
         words.append(
             f"functions named by a participle: {counts['participles']}, {baseline['participles']} "
             "before"
+        )
+    if counts["unpacked"] > baseline["unpacked"]:
+        words.append(
+            f"more than {MOST_UNPACKED} values unpacked by position: {counts['unpacked']}, "
+            f"{baseline['unpacked']} before"
         )
     for kind in ("classes", "modules", "dense"):
         words += [f"{kind}: {name}" for name in counts[kind] if name not in baseline[kind]]
