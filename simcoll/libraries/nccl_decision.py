@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.libraries.nccl.choice import NcclCall, NcclChoice, nccl_choice
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def own_choices(question: Question, sizes_bytes: Iterable[float]) -> list[NcclCh
 @lru_cache(maxsize=4096)
 def _choices(
     communicator: CommunicatorFacts,
-    collective: str,
+    collective: CollectiveKind,
     dtype: str,
     sizes_bytes: tuple[int, ...],
     logged: tuple[tuple[str, str, float, float], ...],
