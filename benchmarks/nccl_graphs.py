@@ -115,7 +115,8 @@ def differences(row, communicator) -> set[str]:
     given_orders = row["order"].split()
     if row["graph"] == "nvls":
         given_orders = [order.partition(",")[0] for order in given_orders]
-    short = graph.orders and len(graph.orders[0]) * graphs.nodes != int(row["ranks"])
+    per_host = row["gpus_per_node"].partition("+")[0]
+    is_part = bool(graph.orders) and len(graph.orders[0]) not in {1, int(per_host)}
     pairs = {
         "channels": (
             (graph.channels, graph.pattern),
@@ -143,7 +144,7 @@ def differences(row, communicator) -> set[str]:
             (*counts, *send_channels(communicator)),
             tuple(int(row[name]) for name in names),
         )
-    if short:  # the file fills up the orders of a part of a host with zeros
+    if is_part:  # the file shows as many GPUs as a host has, of its part or of a whole rack
         del pairs["orders"]
     return {column for column, (computed, given) in pairs.items() if computed != given}
 
