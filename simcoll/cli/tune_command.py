@@ -160,8 +160,8 @@ def _remarks(picked: Sequence[Picked], *, tuned: bool) -> Iterator[str]:
         )
     else:
         yield (
-            "default: the fastest by the formula, which fits published tables better than "
-            "NCCL's own estimates"
+            "default: NCCL's own choice where its graphs are known; elsewhere the fastest by the "
+            "formula"
         )
     yield (
         "error: half of the interval that holds 50 % of measurements; "

@@ -99,9 +99,8 @@ def nccl_choices(
     """The fastest of NCCL's algorithms and protocols for each size, under a calibration if there is
     one.
 
-    The choices that the corrected formula finds fastest are played. The first of them is the
-    default: published tables are nearer to it than to what NCCL's own estimates prefer, which is
-    told beside it.
+    The choices that the corrected formula finds fastest are played. The default is NCCL's own where
+    its graphs are known, else the first of them; what its estimates prefer is told beside it.
     """
     model, machine = library_for(library, topology), machine_of(topology)
     overlaid = calibrate(model, machine, calibration)
