@@ -13,6 +13,7 @@ from simcoll.core.vocabulary import CollectiveKind
 from simcoll.libraries.nccl.choice import NcclCall, NcclChoice, nccl_choice
 
 if TYPE_CHECKING:
+    from simcoll.core.vocabulary import CollectiveKind
     from simcoll.formats.logs.nccl_tuning import TunedCost
     from simcoll.libraries.nccl.communicator import CommunicatorFacts
     from simcoll.libraries.question import Question
