@@ -149,6 +149,13 @@ def _orders(n: int) -> Iterator[Case]:
             yield _case(kind, n, 17, dtype=dtype, values="rounded", seed=2)
 
 
+def _overflows(n: int) -> Iterator[Case]:
+    """Sums beyond the range of integers, of few elements and of whole vector registers."""
+    for count in (3, 67):
+        for dtype in INTEGERS:
+            yield _case("all_reduce", n, count, dtype=dtype)
+
+
 def _every_kind(n: int, **options: Any) -> Iterator[Case]:
     for kind in KINDS:
         pairs = {"pairs": _ring(n)} if kind == "send_recv" else {}
@@ -221,7 +228,7 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "AR-04": lambda n: _reductions(n, ("sum", "avg"), COMPLEX),
     "AR-06": lambda n: iter([_case("all_reduce", n, count) for count in (1, 0)]),
     "AR-07": _orders,
-    "AR-08": lambda n: _dtypes("all_reduce", n, INTEGERS),
+    "AR-08": _overflows,
     "RD-03": lambda n: _dtypes("reduce", n, COMPLEX),
     "AG-02": lambda n: _dtypes("all_gather", n, ("int64", *COMPLEX)),
     "AT-01": lambda n: _form("all_gather", n, 1),

@@ -99,5 +99,5 @@ def test_gloo_executes_two_hundred_statements(capsys):
     main(["--backend", "torch:gloo", "--ranks", "2"])
     total = capsys.readouterr().out.split("  all  ")[-1]
     passed, failed = (int(part.split()[0]) for part in total.split(",")[:2])
-    assert passed + failed >= 200
-    assert passed >= 200
+    assert passed >= 250, total
+    assert failed <= 6, total
