@@ -248,7 +248,8 @@ def legal_totals(operation: CaseOperation) -> list[Array]:
     plan, inputs = operation.plan, operation.inputs()
     reduction, n = plan.reduction, plan.nranks
     totals = []
-    for wide in dict.fromkeys((plan.dtype, np.dtype("float32"), np.dtype("float64"))):
+    accumulators: list[np.dtype[Any]] = [plan.dtype, np.dtype("float32"), np.dtype("float64")]
+    for wide in dict.fromkeys(accumulators):
         if wide.itemsize < plan.dtype.itemsize:
             continue
         summands = [reduction.prepared(values.astype(wide)) for values in inputs]
