@@ -59,14 +59,14 @@ def _not_a_partition(
     used_lanes = 1 + max(
         (int(max(s.shape.sender.max(), s.shape.receiver.max())) for s in patterns), default=-1
     )
-    given = [("lane", partition.lanes, used_lanes), ("link", partition.links, len(capacity))]
+    numberings = [("lane", partition.lanes, used_lanes), ("link", partition.links, len(capacity))]
     if partition.connections is not None:
-        given.append(("connection", partition.connections, connections))
-    for what, classes, wanted in given:
-        if len(classes) < wanted or (what != "lane" and len(classes) != wanted):
-            return f"{len(classes)} classes of {what}s are given; the plan has {wanted} {what}s"
+        numberings.append(("connection", partition.connections, connections))
+    for owner, classes, size in numberings:
+        if len(classes) < size or (owner != "lane" and len(classes) != size):
+            return f"{len(classes)} classes of {owner}s are given; the plan has {size} {owner}s"
         if len(classes) and (classes.min() < 0 or not np.bincount(classes).all()):
-            return f"the classes of {what}s are not numbered from 0 without gaps"
+            return f"the classes of {owner}s are not numbered from 0 without gaps"
     return ""
 
 
@@ -91,18 +91,22 @@ def certify(
         capacity[first_of(links, int(links.max(initial=-1)) + 1)][links], capacity
     ):
         return "links of one class have different capacities"
-    found: list[Shorts] = []
-    lists, held = _Lists([], [], []), 0
-    first, begins, padded = 0, np.cumsum([0, *map(len, patterns)]).tolist(), np.append(links, -1)
+    names_of_steps: list[Shorts] = []
+    lists, compared_links = _Lists([], [], []), 0
+    first_class, begins, padded = (
+        0,
+        np.cumsum([0, *map(len, patterns)]).tolist(),
+        np.append(links, -1),
+    )
     padded = padded.astype(np.int16 if padded.max() < 1 << 15 else np.int32)
     for some, run in runs_of_steps(patterns):
-        here = slice(begins[some[0]], begins[some[-1] + 1])
+        rows = slice(begins[some[0]], begins[some[-1] + 1])
         ordered = (
             (places[some[0]], ways[numbers[some[0]]])
             if run.uses_connections and ways is not None
             else ()
         )
-        every = (dense if ordered else alike)(
+        classes = (dense if ordered else alike)(
             *(
                 (np.repeat(some, np.diff(begins[some[0] : some[-1] + 2])),)
                 if len(some) > 1
@@ -115,29 +119,34 @@ def certify(
             lanes[run.shape.sender],
             lanes[run.shape.receiver],
             *_crossed(run.shape, padded),
-            *(() if partition.marks is None else (partition.marks[here],)),
+            *(() if partition.marks is None else (partition.marks[rows],)),
         )
         if run.shape.leader is not None:
-            every = _leaders_first(every, run.shape.leader)
-        lists.add(run, (first + every).astype(np.int32), numbers[some[0]])
-        held += run.shape.links.size
-        if held >= COMPARED_ROWS or some[-1] + 1 == len(patterns):
+            classes = _leaders_first(classes, run.shape.leader)
+        lists.add(run, (first_class + classes).astype(np.int32), numbers[some[0]])
+        compared_links += run.shape.links.size
+        if compared_links >= COMPARED_ROWS or some[-1] + 1 == len(patterns):
             if refused := lists.unlike(partition):
                 return refused
-            lists, held = _Lists([], [], []), 0
-        before = 0
+            lists, compared_links = _Lists([], [], []), 0
+        classes_so_far = 0
         for number in some:  # the numbers of a run ascend from step to step
-            names = every[begins[number] - here.start : begins[number + 1] - here.start] - before
-            before += int(names.max(initial=-1)) + 1
-            found.append(names.astype(np.int32))
-        first += before
+            names = (
+                classes[begins[number] - rows.start : begins[number + 1] - rows.start]
+                - classes_so_far
+            )
+            classes_so_far += int(names.max(initial=-1)) + 1
+            names_of_steps.append(names.astype(np.int32))
+        first_class += classes_so_far
     if ties is not None:
-        begins = np.cumsum([0, *(int(names.max()) + 1 for names in found)]).tolist()
+        begins = np.cumsum([0, *(int(names.max()) + 1 for names in names_of_steps)]).tolist()
         if refused := ties.broken(
-            np.concatenate([names + begin for names, begin in zip(found, begins, strict=False)])
+            np.concatenate(
+                [names + begin for names, begin in zip(names_of_steps, begins, strict=False)]
+            )
         ):
             return refused
-    return found
+    return names_of_steps
 
 
 def _crossed(shape: StepShape, classes: Array) -> Sequence[Array]:
@@ -148,13 +157,15 @@ def _crossed(shape: StepShape, classes: Array) -> Sequence[Array]:
     crossed.sort(axis=1)
     if shape.linked is None:
         return [*crossed.T]
-    found = np.zeros(len(shape.sender), np.int64)
+    sets = np.zeros(len(shape.sender), np.int64)
     if crossed.shape[1] > WIDE:
-        known: dict[bytes, int] = {}
-        found[shape.linked] = [1 + known.setdefault(row.tobytes(), len(known)) for row in crossed]
+        numbers: dict[bytes, int] = {}
+        sets[shape.linked] = [
+            1 + numbers.setdefault(row.tobytes(), len(numbers)) for row in crossed
+        ]
     else:
-        found[shape.linked] = 1 + alike(shape.linked * 0, *crossed.T)
-    return [found]
+        sets[shape.linked] = 1 + alike(shape.linked * 0, *crossed.T)
+    return [sets]
 
 
 class _Lists(NamedTuple):
@@ -170,11 +181,13 @@ class _Lists(NamedTuple):
         """Add a step with the classes of its messages, and their connections."""
         shape = step.shape
         self.lanes.extend(((shape.sender, 2 * names), (shape.receiver, 2 * names + 1)))
-        own = names if shape.linked is None else names[shape.linked]
+        linked_names = names if shape.linked is None else names[shape.linked]
         if shape.linked is None:
-            self.links.extend((link, own) for link in shape.links.T)
+            self.links.extend((link, linked_names) for link in shape.links.T)
         else:  # few rows, which may have many links
-            self.links.append((shape.links.reshape(-1), np.repeat(own, shape.links.shape[1])))
+            self.links.append(
+                (shape.links.reshape(-1), np.repeat(linked_names, shape.links.shape[1]))
+            )
         if step.uses_connections:
             self.ways.append((ways, names))
 
@@ -184,16 +197,16 @@ class _Lists(NamedTuple):
         Empty if none. A step is compared only with itself.
         """
         classes = partition.lanes, partition.links, partition.connections
-        for keys, of, what in zip(self, classes, NOT_ALIKE, strict=True):
+        for keys, of, reason in zip(self, classes, NOT_ALIKE, strict=True):
             if of is not None and not _alike_lists(keys, of):
-                return what
+                return reason
         return ""
 
 
 def _leaders_first(names: Ints, leader: Ints) -> Ints:
     """Class numbers with those of leaders first."""
-    one = first_of(names, int(names.max()) + 1)
-    order = np.argsort(leader[one] != one, kind="stable")
+    example = first_of(names, int(names.max()) + 1)
+    order = np.argsort(leader[example] != example, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     return place[names]

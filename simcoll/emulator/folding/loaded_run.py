@@ -121,8 +121,8 @@ class LoadedRun:
             return _hexdigest(state.sums)
         if ends is None:
             return ""
-        sums, here = np.zeros(2, np.uint64), self.whole.slots
-        times = state.size[here], state.start_fs[here], state.end_fs[here], state.done_fs[here]
+        sums, slots = np.zeros(2, np.uint64), self.whole.slots
+        times = state.size[slots], state.start_fs[slots], state.end_fs[slots], state.done_fs[slots]
         hash_steps(sums, ends.steps, ends.patterns, (ends.src, ends.dst, ends.name), times)
         return _hexdigest(sums)
 
@@ -133,11 +133,12 @@ def _hexdigest(sums: Array) -> str:
 
 def fits(request: Request) -> bool:
     """Whether all messages of a run are few enough to be loaded."""
-    seen = request.summary
+    counts = request.summary
     wide = (
-        seen.switched and _largest(seen.groups or turns(request.plan)) * seen.messages > MOST_JOINED
+        counts.switched
+        and _largest(counts.groups or turns(request.plan)) * counts.messages > MOST_JOINED
     )
-    return seen.messages <= MOST_SLOTS and not wide
+    return counts.messages <= MOST_SLOTS and not wide
 
 
 def _largest(groups: Iterable[Group]) -> int:
@@ -152,18 +153,18 @@ def whole_run(request: Request) -> LoadedRun:
     """A run with every message."""
     from simcoll.emulator.fast.whole import Whole  # imports numba
 
-    plan, topology, seen = request.plan, request.topology, request.summary
-    if seen.switched:
+    plan, topology, counts = request.plan, request.topology, request.summary
+    if counts.switched:
         check_switches(plan, topology)
     capacity, placement, _ = all_links(plan, topology)
     timer = CostTerms(plan.protocol, topology, placement)
     numbers: dict[Timed, int] = {}
     order: list[int] = []
-    for steps, times in timed_steps(plan, topology, placement, seen.groups, timer):
+    for steps, times in timed_steps(plan, topology, placement, counts.groups, timer):
         order += [numbers.setdefault(step, len(numbers)) for step in steps] * times
     moves = joined_moves([timer.moves[step] for step in numbers])
     sheet = _sheet(list(numbers), np.array(order, np.int64), plan.wait_pairs)
-    whole = Whole(sheet, len(capacity), seen.lane_steps, hashed=True)
+    whole = Whole(sheet, len(capacity), counts.lane_steps, hashed=True)
     routes = joined_routes([timer.routes[step] for step in numbers])
     return LoadedRun(whole, UnpricedRows(moves, routes, cache_key(plan)[1]), sheet.leader)
 

@@ -156,9 +156,9 @@ def _varies(column: NDArray[Any]) -> bool:
 
 def first_of(names: Array, count: int) -> Ints:
     """The first row of each of ``count`` classes."""
-    found = np.zeros(count, np.int64)
-    found[names[::-1]] = np.arange(len(names))[::-1]
-    return found
+    rows = np.zeros(count, np.int64)
+    rows[names[::-1]] = np.arange(len(names))[::-1]
+    return rows
 
 
 def connections_in_order(patterns: Sequence[Timed]) -> tuple[list[Ints], list[Ints], int]:
@@ -173,20 +173,20 @@ def connections_in_order(patterns: Sequence[Timed]) -> tuple[list[Ints], list[In
         return [NONE] * len(patterns), [NONE] * len(patterns), 0
     lanes = 1 + max((int(step.shape.receiver.max(initial=-1)) for step in patterns), default=-1)
     pairs = [_connections(step, lanes) for step in patterns]
-    every = np.concatenate([*pairs, np.zeros(0, np.int64)])
-    names, first = number_words(every.view(np.uint64))
-    ascending = np.empty(len(first), np.int64)
-    ascending[np.argsort(every[first])] = np.arange(len(first))
+    all_pairs = np.concatenate([*pairs, np.zeros(0, np.int64)])
+    names, first_rows = number_words(all_pairs.view(np.uint64))
+    ascending = np.empty(len(first_rows), np.int64)
+    ascending[np.argsort(all_pairs[first_rows])] = np.arange(len(first_rows))
     numbers = np.split(ascending[names], np.cumsum([len(pair) for pair in pairs]))[: len(pairs)]
-    return numbers, [positions(number, len(first)) for number in numbers], len(first)
+    return numbers, [positions(number, len(first_rows)) for number in numbers], len(first_rows)
 
 
 def _connections(step: Timed, lanes: int) -> Ints:
     """Numbers of the connections of a step; empty if it has none."""
     if not step.uses_connections:
         return np.zeros(0, np.int64)
-    given = step.shape.connection
-    return step.shape.sender * lanes + step.shape.receiver if given is None else given
+    connection = step.shape.connection
+    return step.shape.sender * lanes + step.shape.receiver if connection is None else connection
 
 
 def in_one(tables: Iterable[Sequence[Array]]) -> list[Array]:
@@ -218,7 +218,7 @@ def runs_of_steps(patterns: Sequence[Timed]) -> list[tuple[range, Timed]]:
         )
         return (shape.links.shape[1],) if plain and rows <= JOINED_ROWS else (-1, number)
 
-    found = []
+    runs = []
     for _, some in groupby(range(len(patterns)), kind):
         numbers = [*some]
         steps = [patterns[number] for number in numbers]
@@ -237,15 +237,15 @@ def runs_of_steps(patterns: Sequence[Timed]) -> list[tuple[range, Timed]]:
                 (step.delay_fs, step.busy_fs, step.wire, step.post_fs) for step in steps
             )
             steps = [Timed(shape, delay, busy, wire, post, sender, ())]
-        found.append((range(numbers[0], numbers[-1] + 1), steps[0]))
-    return found
+        runs.append((range(numbers[0], numbers[-1] + 1), steps[0]))
+    return runs
 
 
 def _colour(hashes: Hashes) -> tuple[Ints, int]:
     from simcoll.emulator.fast.grouping import number_words  # imports numba
 
-    names, first = number_words(hashes)
-    return names, len(first)
+    names, first_rows = number_words(hashes)
+    return names, len(first_rows)
 
 
 def _hashed(names: Ints, salt: np.uint64) -> Hashes:

@@ -150,12 +150,12 @@ def fold(
 
 def _leaders(patterns: Sequence[Timed]) -> Ints:
     """Leaders of all rows, as row numbers over all steps; -1 for none."""
-    found, first = [np.zeros(0, np.int64)], 0
+    leaders, first_row = [np.zeros(0, np.int64)], 0
     for step in patterns:
         leader = np.full(len(step), -1) if step.shape.leader is None else step.shape.leader
-        found.append(np.where(leader >= 0, leader + first, -1))
-        first += len(step)
-    return np.concatenate(found)
+        leaders.append(np.where(leader >= 0, leader + first_row, -1))
+        first_row += len(step)
+    return np.concatenate(leaders)
 
 
 def folded(
@@ -212,18 +212,18 @@ def _weights(
     total = sum(int(names.max()) + 1 for names in classes)
     chosen = np.zeros(len(partition.links), np.bool_)
     chosen[link_of] = True
-    keys, first = [], 0
+    keys, first_class = [], 0
     for step, names in zip(patterns, classes, strict=True):
-        links, own = (
+        links, linked_names = (
             step.shape.links,
             names if step.shape.linked is None else names[step.shape.linked],
         )
-        here = (links >= 0) & chosen[links]
-        message = np.broadcast_to(first + own[:, None], links.shape)[here]
-        keys.append(partition.links[links[here]] * total + message)
-        first += int(names.max()) + 1
-    found, count = np.unique(np.concatenate(keys), return_counts=True)
-    return found, count, total
+        chosen_places = (links >= 0) & chosen[links]
+        message = np.broadcast_to(first_class + linked_names[:, None], links.shape)[chosen_places]
+        keys.append(partition.links[links[chosen_places]] * total + message)
+        first_class += int(names.max()) + 1
+    pairs, count = np.unique(np.concatenate(keys), return_counts=True)
+    return pairs, count, total
 
 
 def _ways(patterns: tuple[Timed, ...], partition: Partition) -> list[Ints | None]:

@@ -175,7 +175,9 @@ class Runs:
         with self.lock:
             if key not in self.by_key:
                 some = {
-                    old: kept for old, kept in self.by_key.items() if old.sizes in {EVEN, key.sizes}
+                    other: run
+                    for other, run in self.by_key.items()
+                    if other.sizes in {EVEN, key.sizes}
                 }
                 self.by_key = dict(list(some.items())[1 - MOST_KEYS :])
                 self.by_key[key] = Remembered()
@@ -204,7 +206,7 @@ def forget_sizes(schedule: Schedule) -> None:
     """Forget what holds only for sizes with unequal chunks."""
     runs = runs_of(schedule)
     with runs.lock:
-        runs.by_key = {key: kept for key, kept in runs.by_key.items() if key.sizes == EVEN}
+        runs.by_key = {key: run for key, run in runs.by_key.items() if key.sizes == EVEN}
     forget_unequal(schedule)
 
 
@@ -232,15 +234,15 @@ def classes_first(request: Request) -> bool:
     """
     if not loadable(request) or not is_many(request):
         return False
-    seen = request.summary
-    return is_one_of_many(request) or (seen.switched and seen.messages > MANY_UNEVEN)
+    counts = request.summary
+    return is_one_of_many(request) or (counts.switched and counts.messages > MANY_UNEVEN)
 
 
 def is_many(request: Request) -> bool:
     """Whether playing known classes is faster than playing every message."""
-    seen = request.summary
-    return seen.messages > max(
-        FEWEST_FOLDED if request.even else MANY_UNEVEN, LEAST_A_STEP * seen.steps
+    counts = request.summary
+    return counts.messages > max(
+        FEWEST_FOLDED if request.even else MANY_UNEVEN, LEAST_A_STEP * counts.steps
     )
 
 
@@ -268,22 +270,24 @@ def classes_of(
     caps. ``expanded``: the times of all messages will be needed, ``hashed``: their trace hash.
     Other parameters as in :func:`simcoll.emulator.folding.quotient.fold`.
     """
-    seen = request.summary
+    counts = request.summary
     entry = recall(plan, request.topology)
-    known = entry.folding
-    if isinstance(known, str) and worth_it:
-        return known
-    if isinstance(known, Folding) and known.has(expanded=expanded, hashed=hashed):
-        quotient = known.quotient
-        if worth_it and len(quotient.lane_steps) > _most_lanes(seen.lane_steps):
+    remembered = entry.folding
+    if isinstance(remembered, str) and worth_it:
+        return remembered
+    if isinstance(remembered, Folding) and remembered.has(expanded=expanded, hashed=hashed):
+        quotient = remembered.quotient
+        if worth_it and len(quotient.lane_steps) > _most_lanes(counts.lane_steps):
             return TOO_LITTLE
         return (
-            known if patience is None or quotient.rounds <= patience else out_of_patience(patience)
+            remembered
+            if patience is None or quotient.rounds <= patience
+            else out_of_patience(patience)
         )
     classes = find_classes(
         plan,
         request.topology,
-        seen,
+        counts,
         expanded=expanded or hashed,
         worth_it=worth_it,
         patience=patience,
@@ -348,16 +352,16 @@ def run_of_all(request: Request) -> AbstractContextManager[LoadedRun | None]:
     """
     if not count_run(request):
         return nullcontext(None)
-    entry, seen = memory_of(request), request.summary
+    entry, counts = memory_of(request), request.summary
     if entry.lent:
         return nullcontext(None)
-    ready = entry.loaded.get(CLASSES_OF_ALL_CAPS)
-    if ready is not None and ready.ends is not None:
+    loaded = entry.loaded.get(CLASSES_OF_ALL_CAPS)
+    if loaded is not None and loaded.ends is not None:
         return run_of_classes(request, None)
     if EVERY not in entry.loaded:
         if (
             is_many(request)
-            and seen.messages <= hash_limit(request)
+            and counts.messages <= hash_limit(request)
             and isinstance(folded_rows(request), Folding)
         ):
             return run_of_classes(request, None)
