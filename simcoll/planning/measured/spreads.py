@@ -17,8 +17,10 @@ import numpy as np
 from simcoll.arrays import Floats
 from simcoll.core.collective import collective_kind
 from simcoll.libraries.intervals import FEW, LEVELS, METHODS, OUTERMOST, Spread, cell_of
-from simcoll.libraries.question import question_on
-from simcoll.planning.measured.accuracy import Error, left_out_library
+from simcoll.libraries.library import load_library
+from simcoll.libraries.question import Question
+from simcoll.planning.measured.accuracy import Error
+from simcoll.topology.machine import machine as machine_of
 
 __all__ = ["Coverage", "LeftOutError", "coverages", "left_out_errors", "spreads"]
 
@@ -65,23 +67,21 @@ class LeftOutError:
 
 def left_out_errors(errors: Iterable[Error]) -> list[LeftOutError]:
     """Errors with their cells."""
-    found: list[LeftOutError] = []
-    innermost: dict[tuple[str, str, str], tuple[str, ...]] = {}
+    left_out: list[LeftOutError] = []
+    questions: dict[str, Question] = {}
     for error in errors:
         table = error.table
-        key = (table.name, error.method, error.band)
-        if key not in innermost:
-            library = left_out_library(table.library, table.system)
-            machine = table.machine()
+        if table.name not in questions:
+            machine, library = machine_of(table.machine()), load_library(table.library)
             kind = collective_kind(table.collective)
-            question = question_on(kind, machine, library, table.settings(), None)
-            innermost[key] = cell_of(question, error.size_bytes, error.method)
-        cell = innermost[key]
+            question = Question(kind, machine, library, table.settings())
+            questions[table.name] = question
+        cell = cell_of(questions[table.name], error.size_bytes, error.method)
         gpu = cell[LEVELS.index("gpu")]
         publisher = table.system.partition(",")[0]
         log_ratio = float(np.log(error.predicted_ns / error.measured_ns))
-        found.append(LeftOutError(cell, f"{table.system} ({gpu})", publisher, log_ratio))
-    return found
+        left_out.append(LeftOutError(cell, f"{table.system} ({gpu})", publisher, log_ratio))
+    return left_out
 
 
 def spreads(errors: Sequence[LeftOutError]) -> dict[tuple[str, ...], Spread]:
