@@ -45,7 +45,7 @@ def draw(rng: random.Random) -> Question | None:
     """A collective on a machine under some variables; None where nothing can run."""
     name, nodes = rng.choice(sorted(shipped_files("topologies"))), rng.choice([1, 1, 2, 4, 16])
     topology = machine(name, nodes)
-    if topology is None:
+    if topology is None or topology.nranks < 2:
         return None
     environment = Environment(
         launcher=rng.choice(LAUNCHERS),
@@ -78,7 +78,7 @@ def switches(question: Question, sizes: np.ndarray) -> list[tuple[str, float]]:
     costs, picks = choose(question, sizes)
     times_us = np.array([cost.time_us(sizes) for cost in costs])[picks, np.arange(len(sizes))]
     changes = []
-    for place in np.flatnonzero(np.diff(times_us) < 0).tolist():
+    for place in np.flatnonzero((np.diff(times_us) < 0) & (np.diff(picks) != 0)).tolist():
         before, after = costs[picks[place]], costs[picks[place + 1]]
         title = f"{before.algorithm} {before.protocol} to {after.algorithm} {after.protocol}"
         changes.append((title, 1 - times_us[place + 1] / times_us[place]))
