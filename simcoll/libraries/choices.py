@@ -146,11 +146,11 @@ def _library_plan(
             name: value for name, value in schedule_of_call.params if name in {"channels", "pieces"}
         }
         schedule_of_call = schedule_on(collective, schedule_of_call.name, topology, params)
-    shared_schedule = _shared(plans, schedule_of_call, collective, endpoints)
+    shared_schedule = _schedule_in_common(plans, schedule_of_call, collective, endpoints)
     return call.bind(shared_schedule, count, dtype, op, np.array(endpoints))
 
 
-def _shared(
+def _schedule_in_common(
     plans: Plans,
     schedule_of_call: Schedule,
     collective: Collective,
@@ -197,7 +197,9 @@ def plan_for(
                 name = default_algorithm(collective, total_bytes=total)
                 chosen_schedule = schedule(collective, name)
             schedule_id = id(chosen_schedule) if chosen_schedule in choices else 0
-            shared_schedule = _shared(plans, chosen_schedule, collective, endpoints, schedule_id)
+            shared_schedule = _schedule_in_common(
+                plans, chosen_schedule, collective, endpoints, schedule_id
+            )
             protocol = costs(plans.protocol, plans.topology, shared_schedule)
             plan = bind(shared_schedule, count, dtype, op, ranks=list(endpoints), protocol=protocol)
         if len(plans.plans) >= KEPT_PLANS:

@@ -93,7 +93,7 @@ def through_dispatcher(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def call(self: DispatchedGroup, *args: Any, **kwargs: Any) -> Any:
-        if self.route is not None or not _is_seen((args, kwargs)):
+        if self.route is not None or not _has_observer((args, kwargs)):
             return method(self, *args, **kwargs)
         options = kwargs.get("opts", args[-1] if args else None)
         self.route = route = _Passage(options)
@@ -106,7 +106,7 @@ def through_dispatcher(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _is_seen(arguments: Any) -> bool:
+def _has_observer(arguments: Any) -> bool:
     """Whether a dispatch mode of the program, or a tensor subclass, would see a call."""
     tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
     if any(isinstance(tensor, FakeTensor) for tensor in tensors):

@@ -112,14 +112,14 @@ class CudaIsCpu(TorchFunctionMode):
         result = func(*args, **kwargs)
         place = _place(device)
         if func is torch.Tensor.to and place is not None:
-            return self._move(result, place) if result is args[0] else self._put(result, place)
+            return self._move(result, place) if result is args[0] else self._at_place(result, place)
         if isinstance(result, (torch.Tensor, tuple, list)) and result is not (args or [None])[0]:
             if device is None:
                 place = HOST if func in _FACTORIES else self.places.of_inputs(args)
             self.places.put(result, place)
         return result
 
-    def _put(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
+    def _at_place(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
         self.places.put(tensor, place)
         return tensor
 
@@ -132,7 +132,7 @@ class CudaIsCpu(TorchFunctionMode):
             if place != HOST:
                 self.places.put(tensor, place)
             return tensor
-        return self._put(tensor.clone(), place)
+        return self._at_place(tensor.clone(), place)
 
 
 def _place(device: Any) -> int | None:

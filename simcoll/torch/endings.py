@@ -52,7 +52,7 @@ def text_of(error: BaseException, prefix: str) -> str:
     It has the lines of the program and, where PyTorch raised, the last one of PyTorch.
     """
     summary = traceback.TracebackException.from_exception(error)
-    _cut(summary)
+    _drop_foreign(summary)
     text = "".join(summary.format())
     return "".join(f"{prefix}: {printable_lines(line)}\n" for line in text.splitlines())
 
@@ -61,7 +61,7 @@ def _is_ours(frame: traceback.FrameSummary) -> bool:
     return frame.filename.startswith(_OURS)
 
 
-def _cut(summary: traceback.TracebackException) -> bool:
+def _drop_foreign(summary: traceback.TracebackException) -> bool:
     """Drop foreign frames and errors of one error, and of those below it; False if nothing of the
     program is left.
     """
@@ -76,10 +76,10 @@ def _cut(summary: traceback.TracebackException) -> bool:
     notes = getattr(summary, "__notes__", None)
     if notes is not None:
         summary.__notes__ = [note for note in notes if not str(note).startswith(_MARK)]
-    if summary.__cause__ is not None and not _cut(summary.__cause__):
+    if summary.__cause__ is not None and not _drop_foreign(summary.__cause__):
         summary.__cause__ = None
-    if summary.__context__ is not None and not _cut(summary.__context__):
+    if summary.__context__ is not None and not _drop_foreign(summary.__context__):
         summary.__context__ = None
     for part in summary.exceptions or ():
-        _cut(part)
+        _drop_foreign(part)
     return bool(summary.stack)

@@ -175,9 +175,9 @@ class Runs:
         with self.lock:
             if key not in self.by_key:
                 some = {
-                    other: run
-                    for other, run in self.by_key.items()
-                    if other.sizes in {EVEN, key.sizes}
+                    older: run
+                    for older, run in self.by_key.items()
+                    if older.sizes in {EVEN, key.sizes}
                 }
                 self.by_key = dict(list(some.items())[1 - MOST_KEYS :])
                 self.by_key[key] = Remembered()

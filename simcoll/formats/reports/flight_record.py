@@ -176,7 +176,7 @@ def _statuses(table: Any, entries: list[Any], file: str | None) -> tuple[GroupSt
     names: dict[str, str] = {}
     last: dict[str, int] = {}
     for record in entries:
-        entry = _completed(record) if isinstance(record, dict) else {}
+        entry = _with_all_keys(record) if isinstance(record, dict) else {}
         group = entry.get("process_group")
         if isinstance(group, (list, tuple)) and group and isinstance(group[0], str):
             names[str(entry.get("pg_id", ""))] = group[0]
@@ -227,7 +227,7 @@ def _describe(value: Any) -> str:
     return repr(value)[:40] if isinstance(value, (str, float, bytes)) else type(value).__name__
 
 
-def _completed(entry: dict[Any, Any]) -> dict[Any, Any]:
+def _with_all_keys(entry: dict[Any, Any]) -> dict[Any, Any]:
     """An entry with the keys that PyTorch 2.2 and 2.3 do not write: one number for collectives and
     messages, the number of the group instead of its name, no types.
     """
@@ -247,7 +247,7 @@ def _completed(entry: dict[Any, Any]) -> dict[Any, Any]:
 
 def _entry(entry: Any, ended: dict[str, int], file: str | None, place: str) -> FlightEntry:
     if isinstance(entry, dict):
-        entry = _completed(entry)
+        entry = _with_all_keys(entry)
     group = _get(entry, "process_group", (list, tuple), file, place, [""])
     p2p = bool(entry.get("is_p2p"))
     number = _get(entry, "p2p_seq_id" if p2p else "collective_seq_id", int, file, place)

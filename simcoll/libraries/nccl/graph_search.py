@@ -237,7 +237,7 @@ class _GraphSearch:
         through_amd = self.devices.cpu_vendor == "amd"
         while True:
             steps = remaining = 0
-            if self._may_succeed(draft):
+            if self._has_chance(draft):
                 best, remaining, steps = self._attempt(draft, best)
             budget -= steps
             if remaining == -1 or best.channels * best.speed_between >= self.total_MBps:
@@ -312,7 +312,7 @@ class _GraphSearch:
                 return False
         return True
 
-    def _may_succeed(self, draft: Draft) -> bool:
+    def _has_chance(self, draft: Draft) -> bool:
         """Whether an attempt can find enough channels; NCCL spends its steps on others in vain."""
         if self._most_channels(draft) < draft.min_channels:
             return False

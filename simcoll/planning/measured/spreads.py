@@ -98,7 +98,7 @@ def spreads(errors: Sequence[LeftOutError]) -> dict[tuple[str, ...], Spread]:
                 around = raw[cell[:-1]]
                 quantiles = (systems * quantiles + LEANING * around) / (systems + LEANING)
             raw[cell] = quantiles
-            made[cell] = _widened(cell, quantiles, systems)
+            made[cell] = _with_allowance(cell, quantiles, systems)
     return made
 
 
@@ -114,7 +114,7 @@ def _empirical(group: Sequence[LeftOutError]) -> tuple[Floats, int]:
     return np.interp(QUANTILES, middles, ratios[order]), len(counts)
 
 
-def _widened(cell: tuple[str, ...], quantiles: Floats, systems: int) -> Spread:
+def _with_allowance(cell: tuple[str, ...], quantiles: Floats, systems: int) -> Spread:
     """Quantiles with the allowance for a new system, and at least the noise."""
     low90, low50, high50, high90 = quantiles.tolist()
     center = (low50 + high50) / 2
@@ -164,7 +164,7 @@ class Coverage:
 
 def coverages(errors: Sequence[LeftOutError]) -> Iterator[Coverage]:
     """The coverage of each calibration and band, all together and by fabric."""
-    judged = list(_judged(errors))
+    judged = list(_judgements(errors))
     place = LEVELS.index("fabric")
     groups: dict[tuple[str, ...], list[tuple[LeftOutError, Spread]]] = {}
     for error, spread in judged:
@@ -176,15 +176,15 @@ def coverages(errors: Sequence[LeftOutError]) -> Iterator[Coverage]:
         yield _coverage(key, groups[key])
 
 
-def _judged(errors: Sequence[LeftOutError]) -> Iterator[tuple[LeftOutError, Spread]]:
+def _judgements(errors: Sequence[LeftOutError]) -> Iterator[tuple[LeftOutError, Spread]]:
     """Each error with the spread that the other publishers' errors give its cell."""
     for publisher in dict.fromkeys(error.publisher for error in errors):
-        made = spreads([error for error in errors if error.publisher != publisher])
+        of_others = spreads([error for error in errors if error.publisher != publisher])
         for error in errors:
             if error.publisher == publisher:
                 depths = range(len(LEVELS), OUTERMOST - 1, -1)
                 cells = (error.cell[:depth] for depth in depths)
-                yield error, next(made[cell] for cell in cells if cell in made)
+                yield error, next(of_others[cell] for cell in cells if cell in of_others)
 
 
 def _coverage(cell: tuple[str, ...], group: Sequence[tuple[LeftOutError, Spread]]) -> Coverage:
