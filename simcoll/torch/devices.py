@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,6 +54,7 @@ def _to_cpu(device: Any) -> Any:
     return _CPU
 
 
+_HERE = str(Path(__file__).parent)
 _FACTORIES = frozenset(
     getattr(torch, name)
     for name in (
@@ -78,9 +81,8 @@ class CudaIsCpu(TorchFunctionMode):
         """Call a PyTorch function with CUDA devices mapped to the CPU."""
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda:
-            return self._move(
-                args[0], _place(args[1] if args[1:] else kwargs.get("device", "cuda"))
-            )
+            device = args[1] if args[1:] else kwargs.get("device")
+            return self._move(args[0], _place("cuda" if device is None else device))
         if func is torch.Tensor.cpu:
             return self._move(args[0], HOST)
         if func is torch.Tensor.pin_memory:
@@ -115,7 +117,9 @@ class CudaIsCpu(TorchFunctionMode):
             return self._move(result, place) if result is args[0] else self._at_place(result, place)
         if isinstance(result, (torch.Tensor, tuple, list)) and result is not (args or [None])[0]:
             if device is None:
-                place = HOST if func in _FACTORIES else self.places.of_inputs(args)
+                place = self.places.of_inputs(args)
+                if func in _FACTORIES and not _called_by_us():
+                    place = HOST
             self.places.put(result, place)
         return result
 
@@ -133,6 +137,11 @@ class CudaIsCpu(TorchFunctionMode):
                 self.places.put(tensor, place)
             return tensor
         return self._at_place(tensor.clone(), place)
+
+
+def _called_by_us() -> bool:
+    """Whether this package calls a function that the mode sees."""
+    return sys._getframe(2).f_code.co_filename.startswith(_HERE)
 
 
 def _place(device: Any) -> int | None:

@@ -33,6 +33,7 @@ def norm(momentum, affine):
 def test_the_ranks_batches_are_one_batch(sizes, momentum, affine):
     def program(rank, world_size):
         dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
         torch.manual_seed(0)
         batch, target = torch.randn(2, sum(sizes), 3, 2, 5)
         begin = sum(sizes[:rank])
@@ -60,6 +61,7 @@ def test_a_model_with_distributed_data_parallel():
 
     def program(rank, world_size):
         dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
         torch.manual_seed(0)
         whole = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
         model = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(whole)).cuda()

@@ -133,6 +133,8 @@ def test_programs_as_nccl_wants_them_have_no_findings():
         model = torch.nn.Linear(4, 4).cuda()
         y = model(x).sum(0).detach()
         dist.all_reduce(y, dist.ReduceOp.AVG)
+        (model(x) * torch.ones(4)).sum().backward()
+        dist.all_reduce(model.weight.grad)
         dist.all_reduce(torch.zeros_like(x))
         dist.all_gather([torch.empty(4, 4).cuda().t() for _ in range(2)], x)
         dist.broadcast(torch.zeros(2, device=x.device), 0)
