@@ -164,10 +164,10 @@ class Coverage:
 
 def coverages(errors: Sequence[LeftOutError]) -> Iterator[Coverage]:
     """The coverage of each calibration and band, all together and by fabric."""
-    judged = list(_judgements(errors))
+    pairs = list(_judgements(errors))
     place = LEVELS.index("fabric")
     groups: dict[tuple[str, ...], list[tuple[LeftOutError, Spread]]] = {}
-    for error, spread in judged:
+    for error, spread in pairs:
         cell = error.cell
         one = (cell[0], cell[1], f"{cell[2]}, {cell[place]}, {cell[3]}")
         for key in ((*cell[:OUTERMOST], "all"), one):
