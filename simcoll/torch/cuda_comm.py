@@ -298,7 +298,7 @@ def _on_gpus(function: Callable[..., Any]) -> Callable[..., Any]:
             if id(tensor) in originals:
                 return originals[id(tensor)][1]
             result = tensor.as_subclass(torch.Tensor)
-            places.put(result, tensor.number if isinstance(tensor, DeviceTensor) else HOST)
+            places.note(result, tensor.number if isinstance(tensor, DeviceTensor) else HOST)
             return result
 
         arguments = tree_map_only(torch.Tensor, to_device, (args, kwargs))

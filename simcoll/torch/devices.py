@@ -120,11 +120,11 @@ class CudaIsCpu(TorchFunctionMode):
                 place = self.places.of_inputs(args)
                 if func in _FACTORIES and not _called_by_us():
                     place = HOST
-            self.places.put(result, place)
+            self.places.note(result, place)
         return result
 
     def _at_place(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
-        self.places.put(tensor, place)
+        self.places.note(tensor, place)
         return tensor
 
     def _move(self, tensor: torch.Tensor, place: int | None) -> torch.Tensor:
@@ -134,7 +134,7 @@ class CudaIsCpu(TorchFunctionMode):
             return tensor
         if old is None:
             if place != HOST:
-                self.places.put(tensor, place)
+                self.places.note(tensor, place)
             return tensor
         return self._at_place(tensor.clone(), place)
 

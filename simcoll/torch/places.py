@@ -27,11 +27,11 @@ class Places:
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
 
-    def put(self, value: Any, place: int | None) -> None:
+    def note(self, value: Any, place: int | None) -> None:
         """Note the place of a tensor, or of the tensors in a list; None: unknown."""
         if isinstance(value, (tuple, list)):
             for part in value:
-                self.put(part, place)
+                self.note(part, place)
         elif place is not None and _has_storage(value):
             storage = value.untyped_storage()
             address = storage._cdata

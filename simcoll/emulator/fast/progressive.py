@@ -118,9 +118,9 @@ def _rounds(s: State, size: int, unrated: int) -> None:
         share, slot = s.limits[0], s.weights[0]
         if slot < len(s.level):
             n = s.pending[slot]
-            now = s.spare[slot] // n if n > 0 else share
-            if now > share:
-                _sink(s, size, now, slot)
+            current_share = s.spare[slot] // n if n > 0 else share
+            if current_share > share:
+                _sink(s, size, current_share, slot)
                 continue
             if n > 0:
                 s.pending[slot] = FROZEN

@@ -392,8 +392,8 @@ def comparison_lines(rows: Sequence[Compared]) -> Iterator[str]:
 def within_line(rows: Sequence[Compared]) -> str:
     """How many measured times are within the intervals of their predictions."""
     half = sum(row.within == "50%" for row in rows)
-    most = half + sum(row.within == "90%" for row in rows)
-    return f"within 90 %: {most} of {counted(len(rows), 'row')}, within 50 %: {half}"
+    within_90 = half + sum(row.within == "90%" for row in rows)
+    return f"within 90 %: {within_90} of {counted(len(rows), 'row')}, within 50 %: {half}"
 
 
 def band_lines(ratios: Iterable[tuple[int, float]]) -> Iterator[str]:

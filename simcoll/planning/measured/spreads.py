@@ -87,7 +87,7 @@ def left_out_errors(errors: Iterable[Error]) -> list[LeftOutError]:
 def spreads(errors: Sequence[LeftOutError]) -> dict[tuple[str, ...], Spread]:
     """The spread of every cell, outermost first."""
     raw: dict[tuple[str, ...], Floats] = {}
-    made: dict[tuple[str, ...], Spread] = {}
+    spread_of_cell: dict[tuple[str, ...], Spread] = {}
     for depth in range(OUTERMOST, len(LEVELS) + 1):
         members: dict[tuple[str, ...], list[LeftOutError]] = {}
         for error in errors:
@@ -98,8 +98,8 @@ def spreads(errors: Sequence[LeftOutError]) -> dict[tuple[str, ...], Spread]:
                 around = raw[cell[:-1]]
                 quantiles = (systems * quantiles + LEANING * around) / (systems + LEANING)
             raw[cell] = quantiles
-            made[cell] = _with_allowance(cell, quantiles, systems)
-    return made
+            spread_of_cell[cell] = _with_allowance(cell, quantiles, systems)
+    return spread_of_cell
 
 
 def _empirical(group: Sequence[LeftOutError]) -> tuple[Floats, int]:
@@ -193,11 +193,11 @@ def _coverage(cell: tuple[str, ...], group: Sequence[tuple[LeftOutError, Spread]
     by_system: dict[str, list[tuple[bool, bool]]] = {}
     for error, spread in group:
         ratio = error.log_ratio
-        inside = (
+        hits = (
             spread.low50 <= ratio <= spread.high50,
             spread.low90 <= ratio <= spread.high90,
         )
-        by_system.setdefault(error.system, []).append(inside)
+        by_system.setdefault(error.system, []).append(hits)
     shares = np.array([np.mean(rows, axis=0) for rows in by_system.values()])
     systems = len(shares)
     within50, within90 = shares.mean(axis=0).tolist()
