@@ -18,6 +18,7 @@ from realcoll.transports.interface import Transport
 from simcoll.binding import verify
 from simcoll.command_line import WHOLE, completion_script, run_app, separate_program
 from simcoll.errors import ConfigError, InternalError, ScheduleError, nearest
+from simcoll.help_text import PARAGRAPHS
 from simcoll.terminal import say, say_text
 from simcoll.topology import Topology
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 app = App(
+    help_formatter=PARAGRAPHS,
     name="realcoll",
     help="Run and measure schedules on real machines.",
     help_flags=["--help", "-h"],

@@ -29,10 +29,12 @@ from simcoll.cli.sweep_command import sweep_all
 from simcoll.cli.tune_command import tune_library
 from simcoll.cli.verify_command import verify_file
 from simcoll.command_line import run_app
+from simcoll.help_text import PARAGRAPHS
 
 __all__ = ["app", "main"]
 
 app = App(
+    help_formatter=PARAGRAPHS,
     name="simcoll",
     help="Specify a collective once, prove it, see how fast it will be on any cluster, run it "
     "unchanged on GPUs.",

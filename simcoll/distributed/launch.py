@@ -19,11 +19,13 @@ from simcoll.command_line import separate_program, status_of
 from simcoll.distributed.server.secret import VARIABLE, job_secret, new_secret
 from simcoll.distributed.start.processes import ProcessJob, Worker, run_workers, worker_environment
 from simcoll.errors import ConfigError
+from simcoll.help_text import PARAGRAPHS
 from simcoll.stopping import run_program
 
 __all__ = ["ProcessJob", "launch", "main"]
 
 app = App(
+    help_formatter=PARAGRAPHS,
     name="python -m simcoll.distributed.launch",
     help="Start a program as several processes, with the environment torchrun gives.",
     help_flags=["--help", "-h"],

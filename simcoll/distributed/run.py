@@ -47,6 +47,7 @@ from simcoll.distributed.start.run_options import (
 from simcoll.distributed.start.spawning import spawn
 from simcoll.errors import ConfigError, nearest
 from simcoll.files.paths import is_file
+from simcoll.help_text import PARAGRAPHS
 from simcoll.stopping import run_program
 from simcoll.terminal import printable, printable_lines
 from simcoll.topology import load_topology
@@ -59,6 +60,7 @@ RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID
 
 
 app = App(
+    help_formatter=PARAGRAPHS,
     name="python -m simcoll.distributed.run",
     help="Run a file of rank programs on the emulator, or for real.",
     help_flags=["--help", "-h"],

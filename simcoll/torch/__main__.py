@@ -21,6 +21,7 @@ from simcoll.distributed.start.run_options import (
     option_values,
 )
 from simcoll.errors import ConfigError
+from simcoll.help_text import PARAGRAPHS
 from simcoll.stopping import run_program
 from simcoll.topology import load_topology
 from simcoll.torch.scripts import RankScript, run_script
@@ -28,6 +29,7 @@ from simcoll.torch.scripts import RankScript, run_script
 __all__ = ["main"]
 
 app = App(
+    help_formatter=PARAGRAPHS,
     name="python -m simcoll.torch",
     help="Run a PyTorch script on every rank of a simulated cluster, as torchrun runs it on a real "
     "one.",

@@ -180,3 +180,11 @@ def test_every_option_has_a_description(path, command):
     options = [argument for argument in arguments if not argument.children]
     assert [option.name for option in options if not option.parameter.help] == []
     assert len({option.name for option in options}) == len(options)
+
+
+def test_help_wraps_paragraphs_to_the_terminal_and_not_as_the_code_does(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    assert main(["run", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    group = next(line for line in lines if "--group" in line)
+    assert "fastest first, such as tp=8,dp=64: a table for one group of each axis" in group
