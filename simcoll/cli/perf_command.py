@@ -55,7 +55,6 @@ def predict(
     """
     from simcoll.cli.algorithm_names import name_choices
     from simcoll.cli.sweeping import mesh_lines
-    from simcoll.libraries.library import library_for
     from simcoll.planning.sweeps.sweep import Sweep
     from simcoll.tuning import default_protocols
     from simcoll.units import parse_size
@@ -107,6 +106,8 @@ def predict(
         disturbance,
     )
     if mesh.concurrent:
+        from simcoll.libraries.library import library_for
+
         if mesh.group is None:
             raise ConfigError(
                 "--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64"
