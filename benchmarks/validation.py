@@ -28,7 +28,7 @@ HEAD = """# Validation
 
 {lead}
 Median error in percent of predicted times of NCCL, for small (below 64 KiB) / middle / large sizes (from 64 MiB). Without any
-measurement of a machine, large messages are off by 5 to 8 %, small ones by about a quarter; two measured sizes remove most of that. *Two
+measurement of a machine, large messages are off by 5 to 8 %, small ones by a tenth to a quarter; two measured sizes remove most of that. *Two
 points* and *six points* are calibrations with that many rows of the same table.
 
 `python benchmarks/validation.py` prints this page. An error is |predicted / measured - 1|, of the corrected formula.

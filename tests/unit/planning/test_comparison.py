@@ -247,9 +247,10 @@ def test_a_gpu_other_than_the_machine_s_is_noted(device, topology, noted):
 )
 def test_what_cannot_be_compared(change, how, says):
     log = made("dgx-h100")
+    changed = replace(log, tables=(replace(log.tables[0], **change),))
+    parameters = LogParameters(**how)
     with pytest.raises(ConfigError, match=says):
-        table = replace(log.tables[0], **change)
-        settings_for(replace(log, tables=(table,)), "dgx-h100", LogParameters(**how))
+        settings_for(changed, "dgx-h100", parameters)
 
 
 def test_tables_without_a_model_are_left_out_of_several():
