@@ -490,6 +490,10 @@ READERS = {
 WITHOUT_READER = {
     "mscclpp-old": "recognised so that the reader of plans can refuse it by name",
     "toml": "settings of no one format",
+    "hwloc": "named, with what to use in its place",
+    "ibstat": "named, with what to use in its place",
+    "slurm-topology": "named, with what to use in its place",
+    "astra-workload": "named, with the converter to use",
     "chrome-trace": "written for a viewer",
     "xml": "of another program",
     "json": "of another program",

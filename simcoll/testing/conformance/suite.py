@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
+from simcoll.files.text import parse_toml
 from simcoll.testing.conformance.statement_cases import CASES
 from simcoll.testing.implementation_checks import case_faults
 from simcoll.testing.rank_calls import RankOutcome, RankTask, Target
@@ -92,8 +92,7 @@ class Verdict:
 @cache
 def statements() -> tuple[Statement, ...]:
     """All statements, in the order of the documentation's sections."""
-    text = (files("simcoll.testing.conformance") / "statements.toml").read_text(encoding="utf-8")
-    table = tomllib.loads(text)
+    table = parse_toml((files("simcoll.testing.conformance") / "statements.toml").read_bytes())
     return tuple(
         Statement(f"{prefix}-{number:02d}", statement, section["title"])
         for prefix, section in table.items()
