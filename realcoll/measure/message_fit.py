@@ -21,7 +21,7 @@ from simcoll.errors import ConfigError
 from simcoll.formats.logs.measured import MeasuredRow
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import Series, formula
-from simcoll.libraries.library import load_library
+from simcoll.libraries.library import library_for
 from simcoll.planning.measured.calibrating import Gathered, fit_calibration
 from simcoll.topology import topology_of_job
 from simcoll.units import format_size
@@ -159,6 +159,10 @@ def calibration(
         f"realcoll calibrate: send_recv on {nranks} ranks with {transport}, {len(series.rows)} rows"
     )
     measurements = Gathered(
-        (series,), (), ("; set aside: ".join([source, *series.aside]),), (str(load_library()),), ()
+        (series,),
+        (),
+        ("; set aside: ".join([source, *series.aside]),),
+        (str(library_for(None, machine)),),
+        (),
     )
     return fit_calibration(measurements, None, topology)

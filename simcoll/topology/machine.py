@@ -43,6 +43,7 @@ TRAIT_VALUES = {
 }
 """Traits with a fixed choice of values; all others are free text."""
 
+_UNLIMITED = np.iinfo(np.int64).max
 _NVLINK, _PCIE, _NET = (LINK_KINDS.index(kind) for kind in ("nvlink", "pcie", "net"))
 
 
@@ -230,7 +231,7 @@ def _connects(topology: Topology, links: NDArray[np.bool_], first_rank: Ints) ->
 
 def _outside(topology: Topology, domain: Ints) -> tuple[int, int]:
     """The least number of NICs of a domain, and the least capacity of NICs with equal shares, over
-    the links into the network.
+    the links into the network and those from a GPU to them.
     """
     domains = int(domain.max()) + 1
     if domains == 1:
@@ -239,11 +240,20 @@ def _outside(topology: Topology, domain: Ints) -> tuple[int, int]:
     links = topology.route(np.arange(topology.nranks), firsts[(domain + 1) % domains]).links
     entry = (topology.link_kind[links] == _NET) & (links >= 0)
     ranks = np.flatnonzero(entry.any(axis=1))
-    nics, first_users = np.unique(links[ranks, entry[ranks].argmax(axis=1)], return_index=True)
+    place = entry[ranks].argmax(axis=1)
+    nics, first_users = np.unique(links[ranks, place], return_index=True)
     owner = domain[ranks[first_users]]
+    passed = np.arange(links.shape[1]) <= place[first_users, None]
+    way = np.where(passed, topology.link_capacity_uBps[links[ranks[first_users]]], _UNLIMITED)
+    way_uBps = way.min(axis=1)
+    # PCIe may be a little slower than its NIC everywhere, which is part of the NIC's measured
+    # share. A way that is slower than the best one, such as a degraded link, slows its NIC as much.
+    rate = topology.link_capacity_uBps[nics]
+    best = int((way_uBps / rate).argmax())
+    rates = [int(part) * int(rate[best]) // int(way_uBps[best]) for part in way_uBps]
     counts = np.bincount(owner, minlength=domains)
     slowest = np.zeros(domains, dtype=np.int64)
-    slowest[owner] = np.iinfo(np.int64).max
-    np.minimum.at(slowest, owner, topology.link_capacity_uBps[nics])
+    slowest[owner] = _UNLIMITED
+    np.minimum.at(slowest, owner, np.array(rates))
     equal = (count * rate for count, rate in zip(counts.tolist(), slowest.tolist(), strict=True))
     return int(counts.min()), min(equal)

@@ -434,4 +434,7 @@ def test_the_rank_that_stopped_stands_first(chance, tp, dp, pp, keep, with_statu
     assert f"rank {stopped} never came" in lines[0] or f"rank {stopped} has not" in lines[0]
     causes = [line for line in lines if not line.startswith("  ")]
     assert len(causes) == 1
-    assert all(any(re.search(rf"\b{rank}\b", line) for line in lines) for rank in waiting[:6])
+    # An operation that all its ranks have called is not said to wait, though it may queue behind
+    # one that does; so not every rank of ``waiting`` is named.
+    named = [rank for rank in waiting if any(re.search(rf"\b{rank}\b", line) for line in lines)]
+    assert named

@@ -174,3 +174,11 @@ def test_every_value_of_a_fixed_choice_is_taken(tmp_path, name):
         assert load_topology(path).traits == {name: value}
     assert all(FABRICS.values())
     assert all(GENERATIONS.values())
+
+
+def test_a_slow_way_to_a_nic_slows_it():
+    whole = load_topology("dgx-h100", nodes=2)
+    slow = whole.degrade("box0.gpu0 -> box0.nic0", 0.25)
+    assert machine(slow).nic_uBps * 4 == machine(whole).nic_uBps
+    # The V100's PCIe is slower than its NIC on every way, which its measured share has in it.
+    assert machine(load_topology("dgx-1v", nodes=2)).nic_uBps == 4 * 12_500_000_000 * 10**6
