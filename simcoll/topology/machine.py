@@ -244,8 +244,10 @@ def _outside(topology: Topology, domain: Ints) -> tuple[int, int]:
     nics, first_users = np.unique(links[ranks, place], return_index=True)
     owner = domain[ranks[first_users]]
     passed = np.arange(links.shape[1]) <= place[first_users, None]
-    way = np.where(passed, topology.link_capacity_uBps[links[ranks[first_users]]], _UNLIMITED)
-    way_uBps = way.min(axis=1)
+    capacities = np.where(
+        passed, topology.link_capacity_uBps[links[ranks[first_users]]], _UNLIMITED
+    )
+    way_uBps = capacities.min(axis=1)
     # PCIe may be a little slower than its NIC everywhere, which is part of the NIC's measured
     # share. A way that is slower than the best one, such as a degraded link, slows its NIC as much.
     rate = topology.link_capacity_uBps[nics]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
@@ -182,9 +184,14 @@ def test_every_option_has_a_description(path, command):
     assert len({option.name for option in options}) == len(options)
 
 
-def test_help_wraps_paragraphs_to_the_terminal_and_not_as_the_code_does(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")
-    assert main(["run", "--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    group = next(line for line in lines if "--group" in line)
+def test_help_wraps_paragraphs_to_the_terminal_and_not_as_the_code_does():
+    run = subprocess.run(
+        [sys.executable, "-m", "simcoll", "run", "--help"],
+        env={**os.environ, "COLUMNS": "400"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    group = next(line for line in run.stdout.splitlines() if "--group" in line)
     assert "fastest first, such as tp=8,dp=64: a table for one group of each axis" in group

@@ -60,6 +60,8 @@ def test_an_asynchronous_checkpoint_has_every_shard(tmp_path):
 
 
 def test_a_loader_thread_calls_collectives_in_simulated_time():
+    others = threading.active_count()  # such as those that a hung library of an earlier test left
+
     def body(rank, world_size):
         batches, lock = queue.Queue(), threading.Lock()
 
@@ -86,7 +88,7 @@ def test_a_loader_thread_calls_collectives_in_simulated_time():
         assert found == [3.0, 6.0, 9.0]
         assert 3e-3 < seconds < 3.1e-3
     assert time.process_time() - begin < 60
-    assert threading.active_count() < 4
+    assert threading.active_count() <= others
 
 
 def test_executors_events_and_groups_of_threads():
@@ -119,6 +121,8 @@ def test_executors_events_and_groups_of_threads():
 
 
 def test_daemons_end_with_their_rank():
+    others = threading.active_count()  # such as those that a hung library of an earlier test left
+
     def body(rank, world_size):
         def watch():
             while True:
@@ -129,7 +133,7 @@ def test_daemons_end_with_their_rank():
         dist.barrier()
 
     assert on_ranks(body).time < 1
-    assert threading.active_count() < 4
+    assert threading.active_count() <= others
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
