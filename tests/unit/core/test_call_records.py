@@ -80,7 +80,8 @@ def test_the_call_shows_the_fields_of_its_record():
 def test_an_error_is_of_the_call(call, message):
     with pytest.raises(TypeError) as error:
         call()
-    assert str(error.value) == message
+    # Python adds the nearest name from 3.13 on.
+    assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize(
