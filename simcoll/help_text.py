@@ -47,7 +47,7 @@ class HelpInParagraphs:
 
 
 def _join(description: Any) -> None:
-    text = getattr(description, "primary_renderable", None)
+    text: Any = getattr(description, "primary_renderable", None)
     if hasattr(text, "plain"):
         text.plain = joined_lines(text.plain)
 
