@@ -377,7 +377,7 @@ def check(data: Any) -> str:
             hook = lambda pairs: dict(pairs) | ({} if len(dict(pairs)) == len(pairs) else {"a key that occurs twice": 0})
             data = json.loads(data.decode(), object_pairs_hook=hook, parse_int=lambda digits: int(digits[:21]))
     except (EOFError, OSError, RecursionError, ValueError, zlib.error) as error:
-        raise Unreadable(f"{type(error).__name__}: {error}") from None
+        raise Unreadable("too deep" if type(error) is RecursionError else str(getattr(error, "strerror", "") or error)) from None
     good = type(data) is dict and data.get("format") == "simcoll-certificate" and data.get("version") == 1
     need(good and data.get("subject") in ("schedule", "program"), "expected a certificate, version 1, of a schedule or program")
     read(data, "certificate", data["subject"])

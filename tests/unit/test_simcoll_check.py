@@ -1080,7 +1080,11 @@ def test_answers_of_the_command(tmp_path, capsys):
     assert (number, "wrong: step 5: claims: 6 steps, 24 transfers" in line) == (1, True)
     path.write_text("{")
     number, line = status(path, capsys)
-    assert (number, "unreadable: JSONDecodeError" in line) == (2, True)
+    assert (number, "unreadable: Expecting property name" in line) == (2, True)
+    path.write_text("[" * 100_000)
+    assert "unreadable: too deep" in status(path, capsys)[1]
+    assert "unreadable: No such file or directory" in status(tmp_path / "none.json", capsys)[1]
+    assert "unreadable: Is a directory" in status(tmp_path, capsys)[1]
     assert main(["--help"]) == 0
     assert "Usage: simcoll-check FILE" in capsys.readouterr().out
     for arguments in ([], ["a", "b"], ["--what"]):
