@@ -81,9 +81,9 @@ class Spread:
         return round(time_fs * math.exp(-high)), round(time_fs * math.exp(-low))
 
     def __str__(self) -> str:
-        few = ", widened" if self.systems < FEW else ""
+        few = ", widened because they are few" if self.systems < FEW else ""
         systems = "1 system" if self.systems == 1 else f"{self.systems} systems"
-        return f"errors on {systems}{few}: {', '.join(self.cell)}"
+        return f"left-out errors on {systems}{few}: {', '.join(self.cell)}"
 
 
 def cell_of(question: Question, size_bytes: int, method: str) -> tuple[str, ...]:

@@ -174,7 +174,7 @@ def _origins(calls: Sequence[CallTime]) -> Iterator[str]:
             yield f"collectives are those of {call.library}"
     for call in calls[:SHOWN_CALLS]:
         if call.errors_of:
-            yield f"90 % within: {call.errors_of}"
+            yield f"90 % interval: {call.errors_of}"
     for call in calls:
         for guess in filter(None, call.assumed.split("; ")):
             yield f"assumed: {guess}"

@@ -134,7 +134,7 @@ def doubts(predictions: Iterable[Prediction]) -> Iterator[str]:
     """
     rows = list(predictions)
     for errors, count in Counter(prediction.errors_of for prediction in rows).items():
-        yield f"# 90 % within for {counted(count, 'size')}: {errors}"
+        yield f"# 90 % interval of {counted(count, 'size')}: {errors}"
     ratios = [row.time_fs / row.formula_fs for row in rows if row.differs]
     if ratios:
         low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"

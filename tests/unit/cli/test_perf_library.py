@@ -60,7 +60,7 @@ def test_the_environment_and_a_calibration_count(capsys, tmp_path):
     write_calibration(tmp_path / "c.toml", overlay)
     _, late, _ = run(capsys, *words, "--calibration", str(tmp_path / "c.toml"))
     assert f"# calibration {overlay.hash}" in late
-    assert "# 90 % within for 1 size: errors on " in plain
+    assert "# 90 % interval of 1 size: left-out errors on " in plain
     assert ("uncalibrated, large" in plain, "two points, large" in late) == (True, True)
     times = [
         float(next(x for x in out.splitlines() if x.strip().startswith("1073741824")).split()[1])

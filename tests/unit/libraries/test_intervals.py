@@ -61,7 +61,7 @@ def test_intervals_contain_each_other_and_follow_the_time():
         low90, high90 = prediction.interval(0.9)
         low50, high50 = prediction.interval(0.5)
         assert 0 < low90 < low50 < high50 < high90
-        assert prediction.errors_of.startswith("errors on ")
+        assert prediction.errors_of.startswith("left-out errors on ")
         by_formula = formula_time("all_reduce", size, H100)
         scale = prediction.time_us / by_formula.time_us
         assert low90 == pytest.approx(by_formula.interval(0.9)[0] * scale, rel=1e-6)
@@ -92,7 +92,7 @@ def test_few_systems_are_widened_and_lean_on_the_cell_around():
     made = spreads([*many, alone])
     one, known = made[*outer, *"ABCDEFG"], made[*outer, *inner]
     assert (one.systems, known.systems) == (1, 11)
-    assert "widened" in str(one)
+    assert "widened because they are few" in str(one)
     assert "widened" not in str(known)
     assert one.high90 > 0.2  # though the only error in it is 0
     exact = 0.45
