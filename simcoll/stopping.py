@@ -9,9 +9,11 @@ from __future__ import annotations
 
 # The module signal takes 15 ms to import, in which Ctrl-C would print a traceback.
 import _signal as signal  # type: ignore[import-not-found]
+import _thread
 import atexit
 import os
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,16 +32,35 @@ def _end(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 class _Interrupt:
-    """Raises KeyboardInterrupt; at the second Ctrl-C, ends the process at once."""
+    """Raises KeyboardInterrupt; at the second Ctrl-C, ends the process at once.
+
+    Python drops an exception in the callback of a weak reference, in ``__del__`` and in C code that
+    calls back, and only reports it to ``sys.unraisablehook``. There a KeyboardInterrupt is raised
+    again a moment later, when the main thread has left the callback; otherwise the Ctrl-C would be
+    lost.
+    """
 
     def __init__(self) -> None:
         self.came = False
+        self.next_hook = sys.unraisablehook
 
     def __call__(self, _number: int, _frame: FrameType | None) -> None:
         if self.came:
             os._exit(STOPPED)
         self.came = True
         raise KeyboardInterrupt
+
+    def when_unraisable(self, report: sys.UnraisableHookArgs) -> None:
+        if not issubclass(report.exc_type, KeyboardInterrupt):
+            self.next_hook(report)
+            return
+        self.came = False
+        _thread.start_new_thread(_interrupt_soon, ())
+
+
+def _interrupt_soon() -> None:
+    time.sleep(0.005)
+    _thread.interrupt_main()
 
 
 def end_at_once() -> None:
@@ -58,14 +79,18 @@ def raise_again() -> bool:
     """
     ours = signal.getsignal(signal.SIGINT) is _end
     if ours:
-        signal.signal(signal.SIGINT, _Interrupt())
+        interrupt = _Interrupt()
+        signal.signal(signal.SIGINT, interrupt)
+        sys.unraisablehook = interrupt.when_unraisable
     return ours
 
 
 def end_again() -> None:
     """Undo :func:`raise_again`, when all is done."""
-    if isinstance(signal.getsignal(signal.SIGINT), _Interrupt):
+    interrupt = signal.getsignal(signal.SIGINT)
+    if isinstance(interrupt, _Interrupt):
         signal.signal(signal.SIGINT, _end)
+        sys.unraisablehook = interrupt.next_hook
 
 
 def run_program(main: Callable[[], int]) -> NoReturn:

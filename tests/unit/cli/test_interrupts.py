@@ -127,6 +127,37 @@ run_program(main)
         assert run.wait(20) == 130
 
 
+@pytest.mark.parametrize(
+    "place", ["weakref.ref(item, interrupt)", "weakref.finalize(item, interrupt, 0)"]
+)
+def test_ctrl_c_in_a_callback_is_not_lost(place):
+    """Python drops what a callback of a weak reference raises, and goes on."""
+    program = f"""
+import signal, time, weakref
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from simcoll.stopping import raise_again, run_program
+class Item: pass
+def interrupt(_):
+    signal.raise_signal(signal.SIGINT)
+def main():
+    raise_again()
+    item = Item()
+    reference = {place}
+    try:
+        del item
+        time.sleep(20)
+    except KeyboardInterrupt:
+        print("stopped")
+        return 130
+    return 0
+run_program(main)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "stopped\n", "")
+
+
 def test_a_caught_interrupt_within_the_execution_of_text_keeps_the_status():
     """Python would kill itself with SIGINT: the status would be -2."""
     program = """
