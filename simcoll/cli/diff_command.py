@@ -75,6 +75,10 @@ def diff_results(
         raise ConfigError(f"--limit {limit}: expected 0 or more")
     comparison = difference(before, after, metric)
     beyond = comparison.beyond(allowed)
+    for change in comparison.inputs[:limit]:
+        say(f"# {change}")
+    if len(comparison.inputs) > limit:
+        say(f"# and {len(comparison.inputs) - limit:,} more inputs that differ (--limit)")
     for move in beyond[:limit]:
         say(f"{move.change:+10.3%}  {move.old:>22,} -> {move.new:>22,}  {move.name}")
     if len(beyond) > limit:

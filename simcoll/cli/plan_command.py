@@ -54,6 +54,7 @@ def plan_designs(
         space_grid,
         tight_of,
     )
+    from simcoll.planning.designs.nearest_fit import missing_alternatives
     from simcoll.planning.designs.space import load_space
     from simcoll.planning.designs.step_report import call_lines
     from simcoll.planning.sweeps.scenario import file_of
@@ -88,6 +89,8 @@ def plan_designs(
     designs = list({row["key"]: row for row in (*best[:top], *firsts(best))}.values())
     for line in _table(designs, space[0], front):
         say(line)
+    for missing in missing_alternatives(rows):
+        say(f"  -  {missing.name}: {missing.reason}")
     for line in call_lines(TrainingStep(design_of(best[0])).calls):
         say(line if line.startswith("#") else f"# best: {line}")
     for note in notes_of(designs):

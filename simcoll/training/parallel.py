@@ -219,7 +219,7 @@ def _chunks(
         extra = 2 if split == "embeddings" else 0
         per_part, remainder = divmod(layers + extra, parts)
         if remainder or (extra and per_part < 1):
-            raise ConfigError(_uneven_error(layers, parts))
+            raise ConfigError(_uneven_error(layers, extra, parts))
         counts = [per_part] * parts
         if extra:
             counts[0] -= 1
@@ -231,14 +231,17 @@ def _chunks(
     return tuple(tuple(chunks[c * stages + s] for c in range(virtual)) for s in range(stages))
 
 
-def _uneven_error(layers: int, parts: int) -> str:
-    """The error for layers that cannot be split evenly, with valid alternatives."""
-    if (layers + 2) % parts == 0:
-        return (
-            f"{layers} layers do not divide into {parts} parts (pp x virtual); they do with "
-            "split = 'embeddings'"
-        )
-    divisors = [count for count in range(1, layers + 1) if layers % count == 0]
+def _uneven_error(layers: int, extra: int, parts: int) -> str:
+    """The error for layers that cannot be split evenly, with valid alternatives.
+
+    ``extra`` are embedding and head, where they count as a layer each.
+    """
+    total = layers + extra
+    subject = f"{layers} layers" + (", embedding and head" if extra else "")
+    problem = f"{subject} do not divide into {parts} parts (pp x virtual)"
+    split, split_total = ("even", layers) if extra else ("embeddings", layers + 2)
+    if split_total % parts == 0:
+        return f"{problem}; they do with split = '{split}'"
+    divisors = [count for count in range(1, total + 1) if total % count == 0]
     best = min(divisors, key=lambda count: (abs(count - parts), count))
-    problem = f"{layers} layers do not divide into {parts} parts (pp x virtual)"
     return f"{problem}; the nearest number that does is {best}, or give split as a list"

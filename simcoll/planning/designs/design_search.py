@@ -13,6 +13,7 @@ import numpy as np
 from simcoll.errors import ConfigError
 from simcoll.files.output import csv_bytes
 from simcoll.planning.designs.figures import FIGURES, better_of, pareto_front
+from simcoll.planning.designs.nearest_fit import missing_alternatives
 from simcoll.planning.designs.space import Space
 from simcoll.planning.grids.grid import GridRun, Point, PointGrid, Row
 from simcoll.planning.reliability.failures import Cause, TrainingJob
@@ -82,13 +83,14 @@ def time_design(point: Point) -> dict[str, Any]:
         part: getattr(worst, part)
         for part in ("weights", "gradients", "optimizer", "activations", "buffers")
     }
+    excess = _excess(design, worst.total, point["terms"])
     shared = {
-        "fits": _fits(design, worst.total, point["terms"]),
+        "fits": "yes" if excess is None else str(excess),
         "memory_bytes": worst.total,
         "memory": parts,
     }
-    if shared["fits"] != "yes":
-        return shared
+    if excess is not None:
+        return {**shared, "excess": excess.share}
     result = step(design, tier=point["tier"], exposed=point["tier"] == 2)
     return {**shared, **_figures(design, result, point["terms"]), **_breakdown(design, result)}
 
@@ -116,23 +118,33 @@ def _power(design: Design) -> float:
     return design.gpu.values.get("power.watts", 0.0) * design.mesh.nranks / 1000
 
 
-def _fits(design: Design, memory_bytes: int, terms: Mapping[str, Any]) -> str:
-    """``"yes"``, or the exceeded limit."""
+@dataclass(frozen=True, slots=True)
+class _Excess:
+    """A limit that a design exceeds."""
+
+    value: float
+    limit: float
+    unit: str
+
+    @property
+    def share(self) -> float:
+        """The value, relative to its limit."""
+        return self.value / self.limit
+
+    def __str__(self) -> str:
+        return f"{self.value:,.1f} of {self.limit:,.1f} {self.unit}"
+
+
+def _excess(design: Design, memory_bytes: int, terms: Mapping[str, Any]) -> _Excess | None:
+    """The first limit that a design exceeds, or None."""
     limits = terms["limits"]
     totals = (
-        (memory_bytes / 2**30, design.memory_limit / 2**30, "GiB"),
-        (design.mesh.nranks, limits["gpus"], "GPUs"),
-        (_price(design, terms), limits["usd_per_hour"], "$ an hour"),
-        (_power(design), limits["kilowatts"], "kW"),
+        _Excess(memory_bytes / 2**30, design.memory_limit / 2**30, "GiB"),
+        _Excess(design.mesh.nranks, limits["gpus"], "GPUs"),
+        _Excess(_price(design, terms), limits["usd_per_hour"], "$ an hour"),
+        _Excess(_power(design), limits["kilowatts"], "kW"),
     )
-    return next(
-        (
-            f"{value:,.1f} of {limit:,.1f} {unit}"
-            for value, limit, unit in totals
-            if limit and value > limit
-        ),
-        "yes",
-    )
+    return next((total for total in totals if total.limit and total.value > total.limit), None)
 
 
 def _figures(design: Design, result: StepResult, terms: Mapping[str, Any]) -> dict[str, float]:
@@ -219,9 +231,13 @@ def best_of(rows: Sequence[Row], space: Space) -> tuple[list[Row], list[Row]]:
     ran = [row for row in rows if row.get("result", {}).get("fits") == "yes"]
     if not ran:
         wrong = sum("error" in row for row in rows)
+        reasons = "".join(
+            f"; {missing.name}{': ' * bool(missing.name)}{missing.reason}"
+            for missing in missing_alternatives(rows)
+        )
         raise ConfigError(
             f"none of {len(rows):,} designs ran: {tight_of(rows) or '0 do not fit'}; {wrong:,} are "
-            "impossible",
+            f"impossible{reasons}",
             file=space.file,
         )
     figures = front_figures(space, ran[0]["result"])

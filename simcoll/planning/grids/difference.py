@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -16,6 +16,7 @@ from simcoll.planning.grids.grid import Point, read_rows
 
 __all__ = ["Difference", "MovedPoint", "difference", "parse_share"]
 
+_Rows: TypeAlias = Sequence[Mapping[str, Any]]
 MAX_BYTES = 2**30
 FILES = ("topology", "algorithm", "choice")
 """Keys whose values may be file names."""
@@ -60,12 +61,16 @@ class Difference:
     gone, new
         Names of points that ran only in the first folder (with the second's error, if any), and
         only in the second.
+    inputs
+        Of plans and goodput files, values outside their lists that differ between the folders, such
+        as ``"model.sequence: 4096 -> 8192"``.
     """
 
     metric: str
     moves: tuple[MovedPoint, ...]
     gone: tuple[str, ...]
     new: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
 
     def beyond(self, threshold: float) -> tuple[MovedPoint, ...]:
         """The moves above a threshold (a share: 0.01 is one percent)."""
@@ -96,7 +101,12 @@ def difference(old_folder: Path, new_folder: Path, metric: str = "time_fs") -> D
     ConfigError
         When a folder has no results, or none with such a figure.
     """
-    old, new = _read_points(old_folder), _read_points(new_folder)
+    rows: Sequence[_Rows] = [_rows_of(folder) for folder in (old_folder, new_folder)]
+    inputs: tuple[str, ...] = ()
+    if all("case" in row["point"] for run in rows for row in run):
+        inputs = _changed_inputs(*rows)
+        rows = _rows_by_design(*rows)
+    old, new = (_records(run) for run in rows)
     names = _names([record.point for record in (*old.values(), *new.values())])
     moves, gone = [], []
     for key, record in old.items():
@@ -117,7 +127,7 @@ def difference(old_folder: Path, new_folder: Path, metric: str = "time_fs") -> D
         if metric in record.figures and (key not in old or metric not in old[key].figures)
     ]
     moves.sort(key=lambda move: (-abs(move.change), move.name))
-    return Difference(metric, tuple(moves), tuple(sorted(gone)), tuple(sorted(added)))
+    return Difference(metric, tuple(moves), tuple(sorted(gone)), tuple(sorted(added)), inputs)
 
 
 def _is_number(value: object) -> bool:
@@ -134,13 +144,87 @@ class _PointRecord:
     mark: str
 
 
-def _read_points(folder: Path) -> dict[bytes, _PointRecord]:
-    """Read all points by identity."""
-    rows: Sequence[Mapping[str, Any]] = list(read_rows(folder).values())
+def _rows_of(folder: Path) -> _Rows:
+    """Read the rows of a folder."""
+    rows: _Rows = list(read_rows(folder).values())
     if not rows and is_file(folder / "results.json"):
         rows = [_row(run) for run in _runs(folder / "results.json")]
     if not rows:
         raise ConfigError("has no rows.jsonl and no results.json of simcoll", file=str(folder))
+    return rows
+
+
+def _leaves(value: object, place: str = "") -> Iterator[tuple[str, object]]:
+    """The values of nested tables, by path."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _leaves(entry, f"{place}.{key}" if place else key)
+    else:
+        yield place, value
+
+
+def _inputs_of(point: Point) -> dict[str, object]:
+    """All values of a point outside its case, by the names that a case would give them."""
+    document = {key: value for key, value in point.items() if key not in {"case", "tier", "seed"}}
+    values_by_name = {}
+    for path, value in _leaves(document):
+        name = path
+        for prefix in ("design.parallel.", "design.topology.set.", "design.", "terms."):
+            name = name.removeprefix(prefix)
+        if not name.endswith(NO_HASHES):
+            values_by_name[name] = value
+    return values_by_name
+
+
+def _changed_inputs(old: _Rows, new: _Rows) -> tuple[str, ...]:
+    """Values that are one in each folder, but another."""
+    values: list[dict[str, set[str]]] = []
+    for rows in (old, new):
+        by_name: dict[str, set[str]] = {}
+        for row in rows:
+            for name, value in _inputs_of(row["point"]).items():
+                by_name.setdefault(name, set()).add(str(value))
+        values.append(by_name)
+    changes = []
+    for name in dict.fromkeys([*values[0], *values[1]]):
+        old_values, new_values = (by_name.get(name, {"none"}) for by_name in values)
+        if len(old_values) == len(new_values) == 1 and old_values != new_values:
+            changes.append(f"{name}: {old_values.pop()} -> {new_values.pop()}")
+    return tuple(changes)
+
+
+def _rows_by_design(*runs: _Rows) -> list[_Rows]:
+    """Rows whose points are only what tells designs of one folder apart, so that designs of two
+    files with other fixed values meet.
+
+    A list in one file that is a single value in the other counts as a list in both. Of the tiers
+    in which both folders timed a design, the highest counts.
+    """
+    keys = dict.fromkeys(name for rows in runs for row in rows for name in row["point"]["case"])
+
+    def identity(point: Point) -> Point:
+        inputs = {**_inputs_of(point), **point["case"]}
+        case = {name: inputs[name] for name in keys if name in inputs}
+        return {"case": case, **{name: point[name] for name in ("seed",) if name in point}}
+
+    designs = []
+    for rows in runs:
+        timed: dict[tuple[str, int], Mapping[str, Any]] = {}
+        for row in rows:
+            point = identity(row["point"])
+            timed[repr(point), row["point"].get("tier", 0)] = {**row, "point": point}
+        designs.append(timed)
+    tiers: dict[str, int] = {}
+    for name, tier in sorted(set.intersection(*(set(timed) for timed in designs))):
+        tiers[name] = max(tier, tiers.get(name, 0))
+    return [
+        [row for (name, tier), row in timed.items() if tiers.get(name, tier) == tier]
+        for timed in designs
+    ]
+
+
+def _records(rows: _Rows) -> dict[bytes, _PointRecord]:
+    """Points by identity."""
     records: dict[bytes, _PointRecord] = {}
     short = {name: _short([str(row["point"].get(name)) for row in rows]) for name in FILES}
     for row in rows:

@@ -298,11 +298,13 @@ def test_what_does_not_fit_is_counted_by_limit(tmp_path):
     assert (
         tight_of([*rows, {"result": {"fits": "16.0 of 10.0 $ an hour"}}, {"error": "no"}]) == both
     )
+    impossible = [{"point": {"case": {"alternative": name}}, "error": "no"} for name in "AAB"]
     with pytest.raises(
         ConfigError,
-        match=r"none of 3 designs ran: 2 do not fit, such as 9\.0 of 8\.0 GiB; 1 are impossible",
+        match="none of 3 designs ran: 0 do not fit; 3 are impossible; A: no design is possible: "
+        "no; B: no design is possible: no",
     ):
-        best_of([*rows[1:], {"error": "no"}], space_of(tmp_path))
+        best_of(impossible, space_of(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -315,6 +315,14 @@ def test_wrong_gpu_files(text, said):
         ),
         ({"model": {"global_batch": 17}}, "the nearest that does is 16"),
         ({"parallel": {"pp": 8, "virtual": 3}}, "32 layers do not divide into 24 parts"),
+        (
+            {"parallel": {"pp": 8, "split": "embeddings"}},
+            "32 layers, embedding and head do not divide into 8 parts (pp x virtual); they do with",
+        ),
+        (
+            {"parallel": {"pp": 2, "tp": 4, "virtual": 5, "split": "embeddings"}},
+            "the nearest number that does is 17,",
+        ),
         ({"model": {"dtype": "fp4"}}, "no peak for dtype 'fp4'"),
         ({"parallel": {"tp": [1, 2]}}, "space of designs"),
         ({"parallel": {"ep": 8}}, "no experts"),

@@ -1,0 +1,122 @@
+"""Alternatives of which no design fits: their nearest design, and the least change that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from simcoll.errors import ConfigError
+from simcoll.planning.grids.grid import Row
+from simcoll.training.design import design_from
+from simcoll.training.memory import memory_by_stage
+
+__all__ = ["MissingAlternative", "missing_alternatives"]
+
+
+@dataclass(frozen=True, slots=True)
+class MissingAlternative:
+    """An alternative without a design that ran, and why: one line for people."""
+
+    name: str
+    reason: str
+
+
+def missing_alternatives(rows: Sequence[Row]) -> list[MissingAlternative]:
+    """The alternatives of a plan of which no design ran, in the order of the file.
+
+    Parameters
+    ----------
+    rows
+        All designs of the plan.
+
+    Examples
+    --------
+    >>> point = {"case": {"alternative": "A", "tp": 3}, "design": {}}
+    >>> missing_alternatives([{"point": point, "error": "8 heads over tp = 3"}])
+    [MissingAlternative(name='A', reason='no design is possible: 8 heads over tp = 3')]
+    """
+    alternatives: dict[str, list[Row]] = {}
+    for row in rows:
+        name = str(row["point"]["case"].get("alternative", ""))
+        alternatives.setdefault(name, []).append(row)
+    return [
+        MissingAlternative(name, _reason(designs))
+        for name, designs in alternatives.items()
+        if not any(row.get("result", {}).get("fits") == "yes" for row in designs)
+    ]
+
+
+def _reason(designs: Sequence[Row]) -> str:
+    """Why none of an alternative's designs ran."""
+    tight = [row for row in designs if "result" in row]
+    if not tight:
+        return f"no design is possible: {designs[0].get('error', 'none was timed')}"
+    nearest = min(tight, key=lambda row: row["result"]["excess"])
+    result = nearest["result"]
+    reason = f"no design fits; nearest {result['fits']}{_with(nearest['point']['case'])}"
+    return f"{reason}; {_remedy(nearest)}" if result["fits"].endswith("GiB") else reason
+
+
+def _with(case: Mapping[str, Any]) -> str:
+    """The values that tell a design from others of its alternative."""
+    values = [f"{name} = {value}" for name, value in case.items() if name != "alternative"]
+    return f" with {', '.join(values)}" if values else ""
+
+
+def _remedy(row: Row) -> str:
+    """The smallest change of the parallelism with which a design would fit, or come closest."""
+    document = row["point"]["design"]
+    closest = (float("inf"), "no other parallelism is possible")
+    for changes in _changes(document.get("parallel", {})):
+        try:
+            design = design_from(
+                {**document, "parallel": {**document.get("parallel", {}), **changes}}, file="plan"
+            )
+        except ConfigError:
+            continue
+        need = max(stage.total for stage in memory_by_stage(design))
+        if need <= design.memory_limit:
+            return f"fits with {_values(changes)}: {need / 2**30:.1f} GiB"
+        closest = min(closest, (need, f"still {need / 2**30:.1f} GiB with {_values(changes)}"))
+    return closest[1]
+
+
+def _changes(parallel: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Changes that save memory, those that cost the least time first."""
+    choices = []
+    for name, (default, savers) in _SAVERS.items():
+        present = parallel.get(name, default)
+        larger = [(present * factor, cost) for factor, cost in savers if name in _DEGREES]
+        choices.append([(name, None, 0), *((name, *saver) for saver in (larger or savers))])
+    combinations = []
+    for chosen in product(*choices):
+        changes = {name: value for name, value, _ in chosen if value is not None}
+        news = {name: value for name, value in changes.items() if parallel.get(name) != value}
+        if news == changes != {}:
+            combinations.append((sum(cost for _, _, cost in chosen), changes))
+    combinations.sort(key=lambda pair: pair[0])
+    return (changes for _, changes in combinations)
+
+
+_SAVERS: dict[str, tuple[Any, tuple[tuple[Any, int], ...]]] = {
+    "shard": ("none", (("optimizer", 1),)),
+    "sequence_parallel": (False, ((True, 1),)),
+    "recompute": ("none", (("selective", 2), ("full", 6))),
+    "micro_batch": (1, ((1, 2),)),
+    "cp": (1, ((2, 4), (4, 7))),
+    "pp": (1, ((2, 5), (4, 8))),
+}
+"""By key: its default, and values that save memory, with a rank of what they cost in time. Sharding
+and sequence parallelism move as many bytes as without, selective recomputation repeats the core of
+attention, full recomputation a third of the step; degrees of parallelism are factors."""
+_DEGREES = ("cp", "pp")
+
+
+def _values(changes: Mapping[str, Any]) -> str:
+    """Changes as lines of a plan file would state them."""
+    return ", ".join(
+        f"{name} = {str(value).lower() if isinstance(value, bool) else repr(value)}"
+        for name, value in changes.items()
+    )
