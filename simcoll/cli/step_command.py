@@ -111,7 +111,12 @@ def time_step(
         title, clock = run.title or design.stem, run.clock
     for line in lines:
         say(line)
-    trace = step_trace(workload, clock, title, plans)
-    contents = (content, step_svg(workload, clock, title), trace, write_workload(workload))
-    write_files(folder, dict(zip(FILES, contents, strict=True)))
-    say(f"# wrote {', '.join(str(folder / name) for name in FILES)}")
+    contents = {"step.json": content, "workload.json": write_workload(workload)}
+    if clock.spans or not workload.operations:
+        contents["step.svg"] = step_svg(workload, clock, title)
+        contents["trace.json.gz"] = step_trace(workload, clock, title, plans)
+    else:
+        say("# no picture and no timeline: the loops of the workload unroll to too many operations")
+    names = [name for name in FILES if name in contents]
+    write_files(folder, {name: contents[name] for name in names})
+    say(f"# wrote {', '.join(str(folder / name) for name in names)}")

@@ -145,11 +145,13 @@ def convert_workload(
 def _traces(workload: Workload, place: Topology | None, *, messages: bool) -> Traces:
     from simcoll.traces.chakra_writer import traces_of_program, traces_of_workload
     from simcoll.workload.lower import WorkloadPlans, lower
-    from simcoll.workload.workload import ComputeOperation
+    from simcoll.workload.workload import CallOperation, ComputeOperation, operations_with_counts
 
     nested = any(
-        isinstance(operation, ComputeOperation) and operation.inside
-        for operation in workload.operations
+        operation.inside
+        if isinstance(operation, ComputeOperation)
+        else isinstance(operation, CallOperation) and operation.pairs
+        for operation, _ in operations_with_counts(workload.operations)
     )
     if not nested and not messages:
         return traces_of_workload(workload)

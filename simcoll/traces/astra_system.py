@@ -16,7 +16,14 @@ from simcoll.files.reader_arguments import Content, FilePath, content_of, path_o
 from simcoll.files.strict import read_file
 from simcoll.files.text import refuse_repeated_keys
 from simcoll.training.gpu import DTYPE_BYTES, Gpu
-from simcoll.workload.workload import CallOperation, Rules, Workload
+from simcoll.workload.workload import (
+    CallOperation,
+    Operation,
+    Rules,
+    Workload,
+    map_operations,
+    operations_with_counts,
+)
 
 __all__ = ["AstraSystem", "load_astra_system", "load_comm_groups", "parse_astra_system"]
 
@@ -97,21 +104,24 @@ class AstraSystem:
         ConfigError
             For a collective of the workload whose algorithm in the file is not here.
         """
-        for operation in workload.operations:
+        for operation, _ in operations_with_counts(workload.operations):
             if (
                 isinstance(operation, CallOperation)
                 and not operation.algorithm
                 and operation.kind in self.refusals
             ):
                 raise self.refusals[operation.kind]
-        operations = tuple(
-            msgspec.structs.replace(operation, algorithm=self.algorithms[operation.kind])
-            if isinstance(operation, CallOperation)
-            and not operation.algorithm
-            and operation.kind in self.algorithms
-            else operation
-            for operation in workload.operations
-        )
+
+        def with_algorithm(operation: Operation) -> Operation:
+            if (
+                isinstance(operation, CallOperation)
+                and not operation.algorithm
+                and operation.kind in self.algorithms
+            ):
+                return msgspec.structs.replace(operation, algorithm=self.algorithms[operation.kind])
+            return operation
+
+        operations = map_operations(workload.operations, with_algorithm)
         return replace(workload, operations=operations, rules=workload.rules or Rules())
 
 

@@ -44,7 +44,7 @@ def traces_of_workload(workload: Workload) -> Traces:
     """
     traces: Traces = [[] for _ in range(workload.nranks)]
     places: dict[str, dict[int, int]] = {}
-    for operation in workload.operations:
+    for operation in workload.unroll():
         if isinstance(operation, ComputeOperation) and operation.inside:
             raise ConfigError(
                 f"operation {operation.id!r} has collectives inside, whose pieces depend on where "

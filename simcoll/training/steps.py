@@ -31,7 +31,7 @@ from simcoll.workload.accounting import (
 from simcoll.workload.class_clock import Clock, operation_fs
 from simcoll.workload.playing import WorkloadRun, alone_on, play_workload, slow_down
 from simcoll.workload.timing import IsolatedTimes, WorkloadTimes
-from simcoll.workload.workload import Workload
+from simcoll.workload.workload import Workload, map_operations
 
 if TYPE_CHECKING:
     from simcoll.training.design import Design
@@ -94,7 +94,9 @@ class TrainingStep:
             slowed_rows(self.parts.script, self._takes(without), overlap) if overlap else None
         )
         workload = self.parts.workload(slowed_fs)
-        operations = tuple(without_axes(operation, without) for operation in workload.operations)
+        operations = map_operations(
+            workload.operations, lambda operation: without_axes(operation, without)
+        )
         return replace(workload, operations=operations) if without else workload
 
     @cached_property

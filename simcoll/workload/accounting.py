@@ -186,7 +186,7 @@ def _calls_of(operation: Operation) -> Iterator[tuple[CallOperation, int]]:
         for inner in operation.inside:
             if inner.size_bytes:
                 yield call_inside(operation, inner), inner.count
-    elif isinstance(operation, CallOperation) and operation.size_bytes:
+    elif isinstance(operation, CallOperation) and operation.communicates:
         yield operation, 1
 
 
@@ -196,6 +196,8 @@ def _call_time(call: CallOperation, times: WorkloadTimes) -> CallTime:
     groups = times.workload.groups_of(call)
     ranks, time_fs = groups.shape[1], times.call(call)
     row = CallTime(call.group, call.kind, ranks, call.size_bytes, 1, time_fs)
+    if call.service_fs is not None:
+        return row
     library = None if plans.rules is None else plans.rules.library
     if library == "" or call.algorithm:
         return row
@@ -231,7 +233,9 @@ def axes_of(costs: OperationCounts) -> tuple[str, ...]:
             axes.update(
                 dict.fromkeys(inner.group for inner in operation.inside if inner.size_bytes)
             )
-        elif operation.size_bytes:
+        elif operation.size_bytes or (
+            isinstance(operation, CallOperation) and operation.communicates
+        ):
             axes[operation.group] = None
     return tuple(axes)
 
@@ -249,7 +253,7 @@ def without_axes(operation: Operation, axes: Collection[str]) -> Operation:
         return operation
     if isinstance(operation, SendOperation):
         return msgspec.structs.replace(operation, size_bytes=0)
-    return msgspec.structs.replace(operation, size_bytes=0, sizes=())
+    return msgspec.structs.replace(operation, size_bytes=0, sizes=(), service_fs=None)
 
 
 def _computed_fs(costs: OperationCounts, ground: Workload) -> int:

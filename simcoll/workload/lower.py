@@ -127,7 +127,7 @@ class WorkloadPlans:
         chosen = library_call(
             call.kind, size, place, calibration=self.calibration, algorithm=algorithm
         )
-        if not (call.sizes or call.root):
+        if not (call.sizes or call.root or call.pairs):
             return chosen.plan(call.imbalance)
         schedule = chosen.schedule
         collective = _collective(call, len(ranks))
@@ -210,7 +210,8 @@ def lower(
     Returns
     -------
     :
-        The program, and for each of its operations the index of the workload's operation.
+        The program, and for each of its operations the index of the workload's operation among
+        those of :meth:`~simcoll.workload.workload.Workload.unroll`.
     """
     return _WorkloadLowering(workload, plans, waits or {}, slow or {}, lost or {}).program()
 
@@ -274,7 +275,7 @@ class _WorkloadLowering:
         }
 
     def program(self) -> tuple[programs.Program, tuple[int, ...]]:
-        for place, operation in enumerate(self.workload.operations):
+        for place, operation in enumerate(self.workload.unroll()):
             count = len(self.made)
             waits_for = tuple(
                 dict.fromkeys(number for name in operation.after for number in self.ends[name])
@@ -371,6 +372,8 @@ class _WorkloadLowering:
         return self.groups[group, classes]
 
     def _call(self, call: CallOperation, waits_for: tuple[int, ...]) -> tuple[int, ...]:
+        if call.service_fs is not None:
+            return self._service(call, call.service_fs, waits_for)
         alone = self.plans.rules is None and self.workload.groups[call.group].shape[1] == 1
         if (alone or not call.moves) and call.kind != "meeting":
             return tuple(
@@ -400,6 +403,18 @@ class _WorkloadLowering:
             for plan, rows in by_plan.values()
         )
 
+    def _service(
+        self, call: CallOperation, service_fs: int, waits_for: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Add a call with a given time: its ranks meet, then all are busy for as long."""
+        groups = self._groups_in(call.group, call.on)
+        met = waits_for
+        if groups.shape[1] > 1:
+            meeting = _meeting(groups.shape[1])
+            met = (self._add(programs.Call(meeting, groups, call.stream, waits_for)),)
+        ranks = _frozen_array(np.sort(groups.reshape(-1)))
+        return (self._add(programs.Compute(ranks, service_fs, call.stream, met)),)
+
     def _send(self, send: SendOperation, waits_for: tuple[int, ...]) -> tuple[int, ...]:
         key = (send.source, send.target)
         if key not in self.pairs:
@@ -426,9 +441,8 @@ def _meeting(nranks: int) -> Plan:
 
 
 def _collective(call: CallOperation, nranks: int) -> Collective:
-    return Collective(
-        call.kind, nranks, root=call.root if KINDS[collective_kind(call.kind)].rooted else None
-    )
+    root = call.root if KINDS[collective_kind(call.kind)].rooted else None
+    return Collective(call.kind, nranks, root=root, pairs=call.pairs)
 
 
 def _blocks(call: CallOperation, collective: Collective) -> tuple[Any, str]:

@@ -40,6 +40,9 @@ from simcoll.workload.workload import (
     Rules,
     SendOperation,
     Workload,
+    map_operations,
+    operations_with_counts,
+    unrolled_count,
 )
 
 __all__ = [
@@ -50,6 +53,10 @@ __all__ = [
     "run_workload",
     "slow_down",
 ]
+
+
+MOST_SPANS = 200_000
+"""Limit of a workload of which all operations are recorded: a timeline of 20 MB."""
 
 
 @lru_cache(maxsize=64)
@@ -99,10 +106,10 @@ def play_workload(
             raise ConfigError(f"slow: rank {rank}: expected a factor of at least 1, got {factor}")
     times = WorkloadTimes(workload, alone)
     if tier == 1:
-        changed = tuple(
-            slow_down(workload, operation, slow or {}) for operation in workload.operations
+        changed = map_operations(
+            workload.operations, lambda operation: slow_down(workload, operation, slow or {})
         )
-        clock = play_classes(replace(workload, operations=changed), times)
+        clock = play_classes(replace(workload, operations=changed), times, spans=spans)
         text = repr([(span.operation, span.on, span.begin_fs, span.end_fs) for span in clock.spans])
         return WorkloadRun(clock, trace_hash=hashlib.sha256(text.encode()).hexdigest()[:16])
     waits = _waits(workload, times)
@@ -110,12 +117,13 @@ def play_workload(
         workload, alone.plans, waits, slow=slow, lost=_lost_times(workload, times)
     )
     result = emulate_program(program, alone.topology, data="none", keep=spans)
+    operations = workload.unroll()
     times_of: dict[tuple[int, str], tuple[int, int]] = {}
     for number, operation in enumerate(program.operations) if spans else ():
         place = places[number]
         begins, ends = result.begin_fs(number), result.end_fs(number)
         ranks = operation.ranks
-        for name in workload.classes_of(workload.operations[place]):
+        for name in workload.classes_of(operations[place]):
             members = np.isin(ranks, workload.classes[name])
             if members.any():
                 begin, end = int(begins[members].min()), int(ends[members].max())
@@ -125,7 +133,7 @@ def play_workload(
     for place, name in sorted(
         times_of, key=lambda key: (key[0], list(workload.classes).index(key[1]))
     ):
-        origin = workload.operations[place]
+        origin = operations[place]
         begin, end = times_of[place, name]
         if isinstance(origin, SendOperation):  # it begins when both ends are there
             begin = max(
@@ -145,7 +153,7 @@ def _waits(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Inside],
     """
     traffic = Traffic(workload, times.alone.plans)
     inners: dict[str, dict[Inside, ComputeOperation]] = {}
-    for operation in workload.operations:
+    for operation, _ in operations_with_counts(workload.operations):
         if isinstance(operation, ComputeOperation):
             for inner in operation.inside:
                 inners.setdefault(operation.on, {}).setdefault(inner, operation)
@@ -172,7 +180,7 @@ def _lost_times(workload: Workload, times: WorkloadTimes) -> dict[tuple[str, Ins
     """
     hosts = {
         (operation.on, inner): operation
-        for operation in workload.operations
+        for operation, _ in operations_with_counts(workload.operations)
         if isinstance(operation, ComputeOperation)
         for inner in operation.inside
     }
@@ -195,7 +203,8 @@ def _concurrent_loads(
     places: dict[str, list[int]] = {name: [] for name in classes}
     needs: dict[tuple[str, str], int] = {}
     number: dict[str, int] = {}
-    for place, operation in enumerate(workload.operations):
+    operations = workload.unroll()
+    for place, operation in enumerate(operations):
         number[operation.id] = place
         if isinstance(operation, ComputeOperation) and operation.on in places:
             if operation.inside:
@@ -204,7 +213,7 @@ def _concurrent_loads(
                 needs.setdefault((operation.on, needed), place)
     loads = {name: np.zeros(traffic.plans.topology.nlinks, np.int64) for name in classes}
     loads_added: set[tuple[object, ...]] = set()
-    for operation in workload.operations:
+    for operation in operations:
         if isinstance(operation, ComputeOperation) or not operation.size_bytes:
             continue
         involved = workload.classes_of(operation)
@@ -215,14 +224,10 @@ def _concurrent_loads(
             if name in involved:
                 needed_places = [number[needed] for needed in operation.after if needed in number]
                 latest = max(
-                    (
-                        position
-                        for position in needed_places
-                        if _is_of(workload.operations[position], name)
-                    ),
+                    (position for position in needed_places if _is_of(operations[position], name)),
                     default=-1,
                 )
-                last = needs.get((name, operation.id), len(workload.operations))
+                last = needs.get((name, operation.id), len(operations))
                 if bisect_right(places[name], latest) == bisect_left(places[name], last):
                     continue
             loads_added.add(key)
@@ -273,7 +278,8 @@ class WorkloadResult:
     calls
         Its collectives, each kind and size once, alone, the longest in all first.
     clock
-        Start and end of each operation, by class, if they were kept.
+        Start and end of each operation, by class, in the numbers of ``Workload.unroll()``; none
+        for more than 200,000 operations.
     path, trace_hash
         Engine, and hash of all times.
     classes
@@ -355,14 +361,16 @@ def run_workload(
     def play_without(*without: str, spans: bool = False) -> WorkloadRun:
         changed = replace(
             workload,
-            operations=tuple(without_axes(operation, without) for operation in workload.operations),
+            operations=map_operations(
+                workload.operations, lambda operation: without_axes(operation, without)
+            ),
         )
         return play_workload(
             changed if without else workload, alone, tier=tier, spans=spans, slow=slow
         )
 
     costs = _operation_counts(workload)
-    full = play_without(spans=True)
+    full = play_without(spans=unrolled_count(workload.operations) <= MOST_SPANS)
     time_fs, axes = full.clock.time_fs, axes_of(costs)
     times = WorkloadTimes(workload, alone)
     exposures = {
@@ -394,12 +402,12 @@ def _operation_counts(workload: Workload) -> OperationCounts:
     """Operations with equal costs, and their counts."""
     examples: dict[tuple[object, ...], Operation] = {}
     counts: Counter[tuple[object, ...]] = Counter()
-    for operation in workload.operations:
+    for operation, count in operations_with_counts(workload.operations):
         key = (
             *alike(operation),
             getattr(operation, "time_fs", 0),
             getattr(operation, "least_fs", 0),
         )
         examples.setdefault(key, operation)
-        counts[key] += 1
+        counts[key] += count
     return tuple((operation, counts[key]) for key, operation in examples.items())

@@ -126,7 +126,7 @@ class WorkloadTimes:
     def call(self, call: CallOperation) -> int:
         """Femtoseconds of all groups of a call at once."""
         if not call.moves:
-            return 0
+            return call.service_fs or 0
         key = (call.group, call.on, *call.plan_key)
         if key not in self._memo:
             self._memo[key] = self.alone.collective(call, self.workload.groups_of(call)).time_fs

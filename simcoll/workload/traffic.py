@@ -88,4 +88,4 @@ def alike(operation: Operation) -> tuple[object, ...]:
         return ("inside", operation.on, operation.inside)
     if isinstance(operation, SendOperation):
         return ("send", operation.source, operation.target, operation.size_bytes)
-    return ("call", operation.group, operation.on, *operation.plan_key)
+    return ("call", operation.group, operation.on, operation.service_fs, *operation.plan_key)

@@ -7,9 +7,9 @@ participates in. The file format is JSON: :func:`write_workload` and :func:`read
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -27,11 +27,16 @@ __all__ = [
     "ComputeOperation",
     "Inside",
     "Operation",
+    "RepeatOperation",
     "Rules",
     "SendOperation",
     "Workload",
+    "WorkloadPart",
     "call_inside",
+    "map_operations",
+    "operations_with_counts",
     "read_workload",
+    "unrolled_count",
     "write_workload",
 ]
 
@@ -138,6 +143,12 @@ class CallOperation(
     sizes
         Elements of uneven blocks: one row, or a row per sender of an all_to_all; empty for even
         blocks.
+    pairs
+        Source and destination of each message of a ``"send_recv"``, as group ranks; each rank at
+        most once as source and once as destination. ``size_bytes`` is the size of each message.
+    service_fs
+        Its measured time from the arrival of the last rank of a group; None: predicted on the
+        topology. A call with a given time moves no messages, so it loads no links.
     """
 
     id: str
@@ -153,6 +164,8 @@ class CallOperation(
     dtype: str = ""
     root: int = 0
     sizes: tuple[tuple[int, ...], ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
+    service_fs: int | None = None
 
     @property
     def plan_key(self) -> tuple[object, ...]:
@@ -165,12 +178,18 @@ class CallOperation(
             self.dtype,
             self.root,
             self.sizes,
+            *self.pairs,
         )
 
     @property
     def moves(self) -> bool:
         """Whether messages are sent, possibly without bytes."""
-        return bool(self.size_bytes or self.sizes)
+        return self.service_fs is None and bool(self.size_bytes or self.sizes)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it has bytes, or a given time, that count for its axis."""
+        return bool(self.size_bytes or self.service_fs)
 
 
 class SendOperation(
@@ -206,6 +225,78 @@ class SendOperation(
 
 
 Operation: TypeAlias = ComputeOperation | CallOperation | SendOperation
+
+
+class RepeatOperation(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
+    tag_field="op",
+    tag="repeat",
+):
+    """A loop: operations that are performed several times, one iteration after another.
+
+    Streams continue from one iteration into the next, without a barrier. ``after`` of an operation
+    inside names operations of the same iteration, or of what surrounds the loop; operations outside
+    name the loop itself.
+
+    Attributes
+    ----------
+    id
+        Unique in the workload, as are those of the operations inside.
+    count
+        Number of iterations, at least 1.
+    operations
+        The operations of an iteration, which may be loops.
+    """
+
+    id: str
+    count: int
+    operations: tuple[ComputeOperation | CallOperation | SendOperation | RepeatOperation, ...]
+
+
+WorkloadPart: TypeAlias = Operation | RepeatOperation
+
+
+def operations_with_counts(
+    parts: Iterable[WorkloadPart], count: int = 1
+) -> Iterator[tuple[Operation, int]]:
+    """The operations of a workload, each once, with the number of times that it is performed.
+
+    Examples
+    --------
+    >>> work = ComputeOperation(id="layer", on="all", time_fs=10)
+    >>> loop = RepeatOperation(id="layers", count=4, operations=(work,))
+    >>> [(operation.id, count) for operation, count in operations_with_counts([loop])]
+    [('layer', 4)]
+    """
+    for part in parts:
+        if isinstance(part, RepeatOperation):
+            yield from operations_with_counts(part.operations, count * part.count)
+        else:
+            yield part, count
+
+
+def map_operations(
+    parts: Iterable[WorkloadPart], change: Callable[[Operation], Operation]
+) -> tuple[WorkloadPart, ...]:
+    """The same parts with each operation changed, inside loops too."""
+    return tuple(
+        msgspec.structs.replace(part, operations=map_operations(part.operations, change))
+        if isinstance(part, RepeatOperation)
+        else change(part)
+        for part in parts
+    )
+
+
+def unrolled_count(parts: Iterable[WorkloadPart]) -> int:
+    """The number of operations without loops."""
+    return sum(count for _, count in operations_with_counts(parts))
+
+
+MOST_UNROLLED = 1_000_000
+"""Limit of a workload whose loops are unrolled: a gigabyte of operations and messages."""
 
 
 def call_inside(operation: ComputeOperation, inner: Inside) -> CallOperation:
@@ -249,7 +340,7 @@ class Workload:
     groups
         Process groups of each axis: ``[groups, ranks]``.
     operations
-        In topological order.
+        In topological order; a :class:`RepeatOperation` holds operations of its own.
     title, tokens, model_flops, hardware_flops
         For results: title, tokens of the whole program, and FLOPs of matrix products needed by the
         model and performed with recomputation.
@@ -260,7 +351,7 @@ class Workload:
     nranks: int
     classes: Mapping[str, NDArray[np.int64]]
     groups: Mapping[str, NDArray[np.int64]]
-    operations: tuple[Operation, ...]
+    operations: tuple[WorkloadPart, ...]
     title: str = ""
     tokens: int = 0
     model_flops: float = 0.0
@@ -271,6 +362,24 @@ class Workload:
         _check_classes(self.classes, self.nranks)
         _check_groups(self.groups, self.nranks)
         _check_operations(self)
+
+    def unroll(self) -> tuple[Operation, ...]:
+        """The operations with every iteration of every loop, for those that cannot play loops.
+
+        Raises
+        ------
+        ConfigError
+            For more than a million operations.
+        """
+        if not any(isinstance(part, RepeatOperation) for part in self.operations):
+            return cast("tuple[Operation, ...]", self.operations)
+        count = unrolled_count(self.operations)
+        if count > MOST_UNROLLED:
+            raise ConfigError(
+                f"its loops unroll to {count:,} operations, more than {MOST_UNROLLED:,}; tier 1 "
+                "plays loops without unrolling them"
+            )
+        return tuple(_iterations(self.operations, "", {}))
 
     def classes_of(self, operation: Operation) -> tuple[str, ...]:
         """The classes that participate in an operation."""
@@ -303,6 +412,27 @@ class Workload:
         return groups[in_classes.all(axis=1)]
 
 
+def _iterations(
+    parts: Iterable[WorkloadPart], suffix: str, names: Mapping[str, tuple[str, ...]]
+) -> Iterator[Operation]:
+    """Operations of all iterations; those of a loop have the iteration in their ids.
+
+    ``names`` holds, for each id that may be named, the operations that stand for it.
+    """
+    names = dict(names)
+    for part in parts:
+        name = f"{part.id}{suffix}"
+        if not isinstance(part, RepeatOperation):
+            predecessors = tuple(new for needed in part.after for new in names[needed])
+            names[part.id] = (name,)
+            yield msgspec.structs.replace(part, id=name, after=predecessors)
+            continue
+        for iteration in range(part.count):
+            body = list(_iterations(part.operations, f"{suffix}[{iteration}]", names))
+            yield from body
+        names[part.id] = tuple(operation.id for operation in body)
+
+
 def _check_classes(classes: Mapping[str, NDArray[np.int64]], nranks: int) -> None:
     counts = np.zeros(nranks, np.int64)
     for name, ranks in classes.items():
@@ -330,31 +460,73 @@ def _check_groups(groups: Mapping[str, NDArray[np.int64]], nranks: int) -> None:
 
 def _check_operations(workload: Workload) -> None:
     """Check that all names are defined before their use, which excludes cyclic waits."""
-    ids = {operation.id: place for place, operation in enumerate(workload.operations)}
-    defined: set[str | tuple[str, tuple[str, ...]]] = set()
-    for operation in workload.operations:
-        subject = f"operation {operation.id!r}"
-        if operation.id in defined:
-            raise ConfigError(f"{subject} is a duplicate")
+    _OperationChecks(workload, _ids(workload.operations)).check(workload.operations, frozenset())
+
+
+def _ids(parts: Iterable[WorkloadPart]) -> list[str]:
+    ids = []
+    for part in parts:
+        ids.append(part.id)
+        if isinstance(part, RepeatOperation):
+            ids += _ids(part.operations)
+    return ids
+
+
+@dataclass(eq=False)
+class _OperationChecks:
+    """Checks of operations in their order, loop by loop."""
+
+    workload: Workload
+    ids: list[str]
+    names: set[str] = field(default_factory=set)
+    axes: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
+
+    def check(self, parts: Iterable[WorkloadPart], defined: frozenset[str]) -> None:
+        """Check the operations of a loop or the workload; ``defined`` are those before it."""
+        visible = set(defined)
+        for part in parts:
+            subject = f"operation {part.id!r}"
+            if part.id in self.names:
+                raise ConfigError(f"{subject} is a duplicate")
+            self.names.add(part.id)
+            if isinstance(part, RepeatOperation):
+                if part.count < 1 or not part.operations:
+                    raise ConfigError(
+                        f"{subject}: expected a count of at least 1 and at least one operation"
+                    )
+                self.check(part.operations, frozenset(visible))
+            else:
+                self._operation(part, visible, subject)
+            visible.add(part.id)
+
+    def _operation(self, operation: Operation, visible: set[str], subject: str) -> None:
+        workload = self.workload
         for name in workload.classes_of(operation):
             if name not in workload.classes:
                 raise ConfigError(
                     f"{subject}: unknown class {name!r}; {nearest(name, workload.classes)}"
                 )
         for needed in operation.after:
-            if needed not in ids:
+            if needed in visible:
+                continue
+            if needed not in self.ids:
                 raise ConfigError(
-                    f"{subject}: after: unknown operation {needed!r}; {nearest(needed, ids)}"
+                    f"{subject}: after: unknown operation {needed!r}; {nearest(needed, self.ids)}"
                 )
-            if needed not in defined:
+            if needed in self.names and needed != operation.id:
                 raise ConfigError(
-                    f"{subject} is after {needed!r}, which comes later: in a cycle of dependencies "
-                    "nothing can start"
+                    f"{subject} is after {needed!r}, which is inside a loop; expected the loop"
                 )
-        defined.add(operation.id)
+            raise ConfigError(
+                f"{subject} is after {needed!r}, which comes later: in a cycle of dependencies "
+                "nothing can start"
+            )
         _check_sizes(workload, operation, subject)
-        if isinstance(operation, CallOperation) and (operation.group, operation.on) not in defined:
-            defined.add((operation.group, operation.on))
+        if (
+            isinstance(operation, CallOperation)
+            and (operation.group, operation.on) not in self.axes
+        ):
+            self.axes.add((operation.group, operation.on))
             workload.groups_of(operation)
 
 
@@ -373,10 +545,17 @@ def _check_sizes(workload: Workload, operation: Operation, subject: str) -> None
             )
     elif isinstance(operation, CallOperation):
         kind = "barrier" if operation.kind == "meeting" else operation.kind
+        if operation.kind == "send_recv" and operation.pairs:
+            kind = "all_to_all"  # its pairs are checked below
         _check_call(
             workload, kind, operation.group, operation.size_bytes, operation.imbalance, subject
         )
         members = workload.groups[operation.group].shape[1]
+        _check_pairs(operation, members, subject)
+        if operation.service_fs is not None and operation.service_fs < 0:
+            raise ConfigError(
+                f"{subject}: service_fs: expected at least 0, got {operation.service_fs}"
+            )
         if not 0 <= operation.root < members:
             raise ConfigError(
                 f"{subject}: root: expected a group rank, 0 to {members - 1}, got {operation.root}"
@@ -409,6 +588,24 @@ def _check_call(
         )
 
 
+def _check_pairs(call: CallOperation, members: int, subject: str) -> None:
+    """Check that the pairs of a send_recv, and of nothing else, are group ranks."""
+    if call.pairs and call.kind != "send_recv":
+        raise ConfigError(f"{subject}: pairs are for send_recv; got a {call.kind}")
+    for end, ranks in zip(("source", "destination"), zip(*call.pairs, strict=True), strict=False):
+        wrong = [rank for rank in ranks if not 0 <= rank < members]
+        if wrong:
+            raise ConfigError(
+                f"{subject}: pairs: expected group ranks, 0 to {members - 1}, got {wrong[0]}"
+            )
+        if len(set(ranks)) < len(ranks):
+            twice = next(rank for rank in ranks if ranks.count(rank) > 1)
+            raise ConfigError(f"{subject}: pairs: rank {twice} is the {end} of two messages")
+    for source, target in call.pairs:
+        if source == target:
+            raise ConfigError(f"{subject}: pairs: rank {source} sends to itself")
+
+
 def _check_blocks(call: CallOperation, subject: str) -> None:
     """Check the element type and uneven blocks of a call; binding checks that they fit its
     group.
@@ -424,7 +621,7 @@ class _WorkloadFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     nranks: int
     classes: dict[str, list[int]]
     groups: dict[str, list[list[int]]] = {}
-    operations: list[ComputeOperation | CallOperation | SendOperation]
+    operations: list[ComputeOperation | CallOperation | SendOperation | RepeatOperation]
     title: str = ""
     tokens: int = 0
     model_flops: float = 0.0

@@ -348,12 +348,13 @@ def bars_of(workload: Workload, clock: Clock) -> list[Bar]:
     last: dict[str, int] = {}
     order: dict[str, tuple[int, str]] = {}
     classes = {name: place for place, name in enumerate(workload.classes)}
+    operations = workload.unroll()
     for span in sorted(clock.spans, key=lambda span: (span.begin_fs, span.on, span.stream)):
         if span.end_fs == span.begin_fs:
             continue
         lane, name = (
             f"{span.on} {span.stream}",
-            workload.operations[span.operation].name or span.stream,
+            operations[span.operation].name or span.stream,
         )
         order[lane] = classes[span.on], span.stream
         previous = last.get(lane)

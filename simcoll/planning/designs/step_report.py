@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from simcoll.workload.accounting import CallTime
     from simcoll.workload.class_clock import Clock
     from simcoll.workload.playing import WorkloadResult
-    from simcoll.workload.workload import Workload
+    from simcoll.workload.workload import Operation, Workload
 
 __all__ = ["call_lines", "step_json", "step_lines", "step_svg", "workload_lines"]
 
@@ -210,9 +210,8 @@ def step_svg(workload: Workload, clock: Clock, title: str) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    names = dict.fromkeys(
-        workload.operations[span.operation].name or "other" for span in clock.spans
-    )
+    operations = workload.unroll()
+    names = dict.fromkeys(operations[span.operation].name or "other" for span in clock.spans)
     colours = {
         name: _COLOURS.get(name, _OTHERS[place % len(_OTHERS)]) for place, name in enumerate(names)
     }
@@ -221,7 +220,7 @@ def step_svg(workload: Workload, clock: Clock, title: str) -> bytes:
     axes = figure.add_subplot()
     for name, colour in colours.items():
         for computes in (True, False):
-            bars = _bars(workload, clock, name, lines, computes=computes)
+            bars = _bars(operations, clock, name, lines, computes=computes)
             for line, extents in bars.items():
                 axes.broken_barh(
                     extents,
@@ -252,12 +251,17 @@ def step_svg(workload: Workload, clock: Clock, title: str) -> bytes:
 
 
 def _bars(
-    workload: Workload, clock: Clock, name: str, lines: dict[str, int], *, computes: bool
+    operations: Sequence[Operation],
+    clock: Clock,
+    name: str,
+    lines: dict[str, int],
+    *,
+    computes: bool,
 ) -> dict[int, list[tuple[float, float]]]:
     """Start and length in milliseconds of the operations of one name, by row."""
     bars: dict[int, list[tuple[float, float]]] = {}
     for span in clock.spans:
-        if (workload.operations[span.operation].name or "other") == name and (
+        if (operations[span.operation].name or "other") == name and (
             span.stream == "compute"
         ) == computes:
             extent = (span.begin_fs / 1e12, (span.end_fs - span.begin_fs) / 1e12)

@@ -29,6 +29,7 @@ def step_trace(workload: Workload, clock: Clock, title: str, plans: WorkloadPlan
     """The timeline, compressed, with a process per class and a track per stream, deterministic to
     the byte.
     """
+    operations = workload.unroll()
     classes = {name: number for number, name in enumerate(workload.classes)}
     streams = {
         name: number
@@ -53,7 +54,7 @@ def step_trace(workload: Workload, clock: Clock, title: str, plans: WorkloadPlan
     for span in clock.spans:
         if span.end_fs == span.begin_fs:
             continue
-        operation = workload.operations[span.operation]
+        operation = operations[span.operation]
         critical = id(span) in red
         about = _about(operation)
         if critical:
@@ -97,14 +98,15 @@ def critical_spans(workload: Workload, clock: Clock) -> list[Span]:
     at its other end. If the ranks of a class differ, the class has the times of its first and its
     last rank, and the path may begin late.
     """
-    number = {operation.id: place for place, operation in enumerate(workload.operations)}
+    operations = workload.unroll()
+    number = {operation.id: place for place, operation in enumerate(operations)}
     pieces = [_SpanPiece(span.operation, place) for place, span in enumerate(clock.spans)]
     pieces_by_end: dict[tuple[str, int], list[_SpanPiece]] = defaultdict(list)
     for piece, span in zip(pieces, clock.spans, strict=True):
         pieces_by_end[span.on, span.end_fs].append(piece)
 
     def predecessors(piece: _SpanPiece) -> Iterator[_SpanPiece]:
-        span, operation = clock.spans[piece.place], workload.operations[piece.operation]
+        span, operation = clock.spans[piece.place], operations[piece.operation]
         dependencies = {number[name] for name in operation.after if name in number}
         for on in workload.classes_of(operation):
             for candidate in pieces_by_end[on, span.begin_fs]:
@@ -133,7 +135,7 @@ def _arrows(
 ) -> Iterator[dict[str, Any]]:
     """An arrow from the source of each message to its target."""
     place = {(span.operation, span.on): span for span in clock.spans}
-    for number, operation in enumerate(workload.operations):
+    for number, operation in enumerate(workload.unroll()):
         if not isinstance(operation, SendOperation):
             continue
         sent, received = (place.get((number, on)) for on in (operation.source, operation.target))
@@ -160,6 +162,7 @@ def _changes(workload: Workload, clock: Clock, plans: WorkloadPlans) -> dict[int
     spread evenly over its duration.
     """
     traffic = Traffic(workload, plans)
+    operations = workload.unroll()
     loads: dict[tuple[object, ...], Ints] = {}
     carried = np.zeros(plans.topology.nlinks, np.int64)
     lasts: dict[int, tuple[int, int]] = {}
@@ -168,9 +171,9 @@ def _changes(workload: Workload, clock: Clock, plans: WorkloadPlans) -> dict[int
         lasts[span.operation] = min(begin, span.begin_fs), max(end, span.end_fs)
     moving = []
     for number, (begin, end) in lasts.items():
-        key = alike(workload.operations[number])
+        key = alike(operations[number])
         if key not in loads:
-            loads[key] = traffic.of(workload.operations[number])
+            loads[key] = traffic.of(operations[number])
         if end > begin and np.any(loads[key]):
             moving.append((begin, end, key))
             carried += loads[key]
