@@ -72,10 +72,16 @@ class Forest:
         rows: Sequence[tuple[int, int, int, int, int]] | Shorts, shares: Sequence[int]
     ) -> Forest:
         """From rows of (source, destination, root, part, level)."""
-        src, dst, root, part, level = np.ascontiguousarray(
-            np.asarray(rows, np.int32).reshape(-1, 5).T
+        columns = np.ascontiguousarray(np.asarray(rows, np.int32).reshape(-1, 5).T)
+        return Forest(
+            src=columns[0],
+            dst=columns[1],
+            root=columns[2],
+            part=columns[3],
+            level=columns[4],
+            landing=np.zeros_like(columns[0]),
+            shares=tuple(shares),
         )
-        return Forest(src, dst, root, part, level, np.zeros_like(src), tuple(shares))
 
     @property
     def depth(self) -> int:

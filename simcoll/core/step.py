@@ -226,8 +226,11 @@ def transfers(
         raise ConfigError(
             f"the columns of a step must broadcast together; got shapes {', '.join(shapes)}"
         ) from None
-    src, src_c, dst, dst_c, cnt, ch = (_flat(column, shape) for column in columns[:-1])
-    return Step(src, src_c, dst, dst_c, cnt, _flat(ops, shape, OPERATION), ch)
+    numbers = zip(arguments, columns[:-1], strict=False)
+    return Step(
+        op=_flat(ops, shape, OPERATION),
+        **{name: _flat(column, shape) for name, column in numbers},
+    )
 
 
 def _is_plain(name: str, values: Any) -> bool:

@@ -169,6 +169,25 @@ def _sized(make: StepTimer, spins: Spinning) -> Turns:
     return Turns([tuple(make(each, 0)) for each in sized], spins.times, spins)
 
 
+class _TurnColumns(NamedTuple):
+    """All steps of a turn as the compiled loops take them.
+
+    Attributes
+    ----------
+    fixed, varying
+        Columns that are the same in every repetition, and those that are not.
+    begins
+        The first row of each step, and the number of rows.
+    longest_fs
+        The longest time that one repetition can take.
+    """
+
+    fixed: Ints
+    varying: Ints
+    begins: Ints
+    longest_fs: int
+
+
 class LockStep:
     """A run whose flows never meet: packs its steps for the compiled loops and accumulates their
     results. It is played once.
@@ -202,17 +221,17 @@ class LockStep:
         first, latest = 0, self.protocol.launch_fs
         with announce_compiling(advance):
             for turn in self.turns:
-                fixed, varying, begins, costs = self._packed(turn)
-                latest += turn.times * costs
+                columns = self._packed(turn)
+                latest += turn.times * columns.longest_fs
                 if latest > LATEST_FS:
                     return None
-                self._advance(turn, first, fixed, varying, begins)
-                first += turn.times * int(begins[-1])
+                self._advance(turn, first, columns)
+                first += turn.times * int(columns.begins[-1])
         trace_hash = "".join(f"{int(value):016x}" for value in self.sums)
         time = int(self.lanes[1].max(initial=self.protocol.launch_fs))
         return LockStepOutcome(time, first, trace_hash, self.done_fs if self.keep else None)
 
-    def _advance(self, turn: Turns, first: int, fixed: Ints, varying: Ints, begins: Ints) -> None:
+    def _advance(self, turn: Turns, first: int, columns: _TurnColumns) -> None:
         protocol, spins = self.protocol, turn.spins
         window = np.zeros(2, np.int64) if spins is None else spins.window
         seed = int(mix(np.array([(protocol.seed + JITTER) % 2**64], np.uint64))[0])
@@ -223,16 +242,16 @@ class LockStep:
             protocol.fifo_depth,
             protocol.jitter_fs,
         )
-        now = np.empty((3, fixed.shape[1]), np.int64)
+        now = np.empty((3, columns.fixed.shape[1]), np.int64)
         settings = np.array(numbers, np.int64)
         advance(
             self.lanes,
             self.rings,
             self.counts,
-            fixed,
-            varying,
+            columns.fixed,
+            columns.varying,
             now,
-            begins,
+            columns.begins,
             window,
             settings,
             np.uint64(seed),
@@ -240,10 +259,7 @@ class LockStep:
             self.done_fs,
         )
 
-    def _packed(self, turn: Turns) -> tuple[Ints, Ints, Ints, int]:
-        """Columns of all steps, the start of each step, and the longest time that one repetition
-        can take.
-        """
+    def _packed(self, turn: Turns) -> _TurnColumns:
         lanes, spins = self.lanes.shape[1], turn.spins
         fixed, varying, latest = [], [], 0
         for which, variants in enumerate(turn.steps):
@@ -277,7 +293,7 @@ class LockStep:
                 for each in variants
             ]
             if max(float(flow.max(initial=0)) for flow in flows) > LATEST_FS:
-                return fixed[0], fixed[0], fixed[0][0], LATEST_FS + 1
+                return _TurnColumns(fixed[0], fixed[0], fixed[0][0], LATEST_FS + 1)
             varying.append(
                 np.array(
                     [
@@ -289,4 +305,6 @@ class LockStep:
             own = [step.delay_fs, step.busy_fs, *varying[-1][:, 1:].max(axis=0)]
             latest += sum(int(column.max(initial=0)) for column in own) + self.protocol.jitter_fs
         begins = np.cumsum([0, *(each.shape[1] for each in fixed)])
-        return np.concatenate(fixed, axis=1), np.concatenate(varying, axis=2), begins, latest
+        return _TurnColumns(
+            np.concatenate(fixed, axis=1), np.concatenate(varying, axis=2), begins, latest
+        )

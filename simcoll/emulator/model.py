@@ -340,16 +340,17 @@ def with_slack(topology: Topology, capacity: Ints) -> Ints:
     pairs, place = np.unique(src * nodes + dst, return_inverse=True)
     reverse = np.searchsorted(pairs, dst * nodes + src)
     reverse = np.where(np.append(pairs, -1)[reverse] == dst * nodes + src, reverse, len(pairs))
-    # Per link end: high and low words of the sum of capacities, which may exceed 63 bits, and the
-    # number of links.
-    sums = []
+    # Of the other links that meet at each end of a link: high and low words of the sum of
+    # capacities, which may exceed 63 bits, and the number of links.
+    begin_sums, end_sums = [], []
     for part in (capacity >> 32, capacity & LOW, (capacity > 0).astype(np.int64)):
         into, out, joined = (np.zeros(size, np.int64) for size in (nodes, nodes, len(pairs) + 1))
         for total, owner in ((into, dst), (out, src), (joined, place)):
             np.add.at(total, owner, part)
-        sums.append((into[src] - joined[reverse], out[dst] - joined[reverse]))
+        begin_sums.append(into[src] - joined[reverse])
+        end_sums.append(out[dst] - joined[reverse])
     wide = np.zeros(len(capacity), np.bool_)
-    for end, high, low, links in zip((src, dst), *sums, strict=True):
+    for end, (high, low, links) in ((src, begin_sums), (dst, end_sums)):
         top, low_word = high + (low >> 32), low & LOW
         equal = (top == capacity >> 32) & (low_word == capacity & LOW)
         less = (top < capacity >> 32) | ((top == capacity >> 32) & (low_word < capacity & LOW))

@@ -365,18 +365,19 @@ def _ends(rows: Sequence[_FitRow]) -> list[_FitRow]:
 
 def _fit_in_form(data: _Data, form: _FitForm, absent: int = 0) -> Calibration:
     """Fit in one form; ``absent`` rows are left out for a trial, and count as if known."""
-    series, rows, bare_times, parameters, fits = data
-    basis = _ends(rows) if form.ends_only else rows
-    names = _parameters_of(basis, parameters)
+    basis = _ends(data.rows) if form.ends_only else data.rows
+    names = _parameters_of(basis, data.parameters)
     if not form.all_parameters:
         names = tuple(name for name in names if name in PARAMETERS[:2])
     request = tuple(basis), names
-    if request not in fits:
-        fits[request] = _fit_parameters(basis, bare_times, names)
-    calibration = fits[request]
+    if request not in data.fits:
+        data.fits[request] = _fit_parameters(basis, data.bare_times, names)
+    calibration = data.fits[request]
     if not form.corrected:
         return calibration
-    corrections = _corrections(series, rows, bare_times, calibration, ROWS_FOR_CORRECTION - absent)
+    corrections = _corrections(
+        data.series, data.rows, data.bare_times, calibration, ROWS_FOR_CORRECTION - absent
+    )
     return replace(calibration, corrections=corrections)
 
 

@@ -35,9 +35,8 @@ Waits = Sequence[tuple[Ints, Ints]]
 
 __all__ = ["Lowering", "check_lowering", "lower", "lowering"]
 
-NOP, SEND, RECV, RECV_REDUCE, COPY_HERE, REDUCE_HERE = (
-    NAMES.index(name) for name in ("nop", "send", "recv", "recv_reduce_copy", "copy", "reduce")
-)
+NOP, SEND, RECV = map(NAMES.index, ("nop", "send", "recv"))
+RECV_REDUCE, LOCAL_COPY, LOCAL_REDUCE = map(NAMES.index, ("recv_reduce_copy", "copy", "reduce"))
 STAGE_ROLE, SEND_ROLE, RECV_ROLE, LOCAL_ROLE = range(4)
 COLUMNS = ("src_rank", "src_chunk", "dst_rank", "dst_chunk", "count", "op", "channel", "staged")
 
@@ -211,7 +210,7 @@ def _instructions(
         role=np.where(away[staged], SEND_ROLE, STAGE_ROLE),
         phase=0,
         peer=np.where(away[staged], rows.dst_rank[staged], number[staged]),
-        op=COPY_HERE,
+        op=LOCAL_COPY,
         src=rows.src_chunk[staged],
         dst=aside[staged],
     )
@@ -243,7 +242,7 @@ def _instructions(
         peer=_count_earlier(group[local]),
         src=aside[local],
         dst=rows.dst_chunk[local],
-        op=np.where(sync[local], NOP, np.where(reduces[local], REDUCE_HERE, COPY_HERE)),
+        op=np.where(sync[local], NOP, np.where(reduces[local], LOCAL_REDUCE, LOCAL_COPY)),
     )
     return np.concatenate([copies, sends, recvs, local_operations], axis=1), staging
 

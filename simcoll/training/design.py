@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -401,6 +401,22 @@ def _gpu(name: str, topology: Topology, folder: Path) -> Gpu:
     return load_gpu(trait)
 
 
+class _Division(NamedTuple):
+    """A quantity of a model that is cut into equal parts, and the keys that say how many."""
+
+    subject: str
+    total: int
+    parts: int
+    keys: str
+
+    def check(self) -> None:
+        if self.total % self.parts:
+            raise ConfigError(
+                f"{self.subject} {self.total}: not divisible by {self.keys} = {self.parts}",
+                path="$.parallel",
+            )
+
+
 def _divides(model: Model, sizes: _Batch, parallel: Parallel, dp: int) -> None:
     """Refuse sizes that do not divide evenly: batch, sequence, heads, matrices and experts."""
     share = dp * parallel.micro_batch
@@ -425,16 +441,20 @@ def _divides(model: Model, sizes: _Batch, parallel: Parallel, dp: int) -> None:
         )
     heads = parallel.tp * (parallel.cp if parallel.context == "ulysses" else 1)
     divisions = [
-        ("heads", model.heads, heads, "tp" if heads == parallel.tp else "tp x cp"),
-        ("inner width of the MLP", model.inner, parallel.tp, "tp"),
-        (
+        _Division("heads", model.heads, heads, "tp" if heads == parallel.tp else "tp x cp"),
+        _Division("inner width of the MLP", model.inner, parallel.tp, "tp"),
+        _Division(
             "sequence",
             sizes.sequence,
             parallel.cp * (parallel.tp if parallel.sequence_parallel else 1),
             "cp (x tp with sequence_parallel)",
         ),
-        ("ranks for experts (tp x cp x dp)", parallel.tp * parallel.cp * dp, parallel.ep, "ep"),
-        ("ranks of a shard (dp x cp)", dp * parallel.cp, parallel.shard_group or 1, "shard_group"),
+        _Division(
+            "ranks for experts (tp x cp x dp)", parallel.tp * parallel.cp * dp, parallel.ep, "ep"
+        ),
+        _Division(
+            "ranks of a shard (dp x cp)", dp * parallel.cp, parallel.shard_group or 1, "shard_group"
+        ),
     ]
     if parallel.ep > 1:
         if not model.experts:
@@ -445,9 +465,6 @@ def _divides(model: Model, sizes: _Batch, parallel: Parallel, dp: int) -> None:
                 f"{parallel.ep} times the mean",
                 path="$.parallel.imbalance",
             )
-        divisions.append(("experts", model.experts, parallel.ep, "ep"))
-    for subject, total, parts, name in divisions:
-        if total % parts:
-            raise ConfigError(
-                f"{subject} {total}: not divisible by {name} = {parts}", path="$.parallel"
-            )
+        divisions.append(_Division("experts", model.experts, parallel.ep, "ep"))
+    for division in divisions:
+        division.check()

@@ -47,26 +47,27 @@ def _play(script: Script, takes: Sequence[int], slowing: _Slowing | None) -> lis
     lanes = script_lanes(script)
     free = [0] * lanes.count
     ends: list[int] = []
-    for slot, lane, second_lane, meets, needs, second_needs in lanes.rows:
-        took = takes[slot]
+    for row in lanes.rows:
+        lane, second_lane = row.lane, row.second_lane
+        took = takes[row.slot]
         begin = free[lane]
-        for end_index in needs:
+        for end_index in row.needs:
             # max() takes twice as long, and 10,000 designs spend most of their time here.
             if ends[end_index] > begin:  # noqa: PLR1730
                 begin = ends[end_index]
         if second_lane < 0:
             if slowing is not None:
-                took = slowing.duration_fs(len(ends) // 2, slot, begin, took)
+                took = slowing.duration_fs(len(ends) // 2, row.slot, begin, took)
             free[lane] = begin + took
             ends += (begin + took, 0)
             continue
         second_begin = free[second_lane]
-        for end_index in second_needs:
+        for end_index in row.second_needs:
             second_begin = max(second_begin, ends[end_index])
-        if meets or took:
+        if row.meets or took:
             begin = second_begin = max(begin, second_begin)
         if slowing is not None:
-            took = slowing.duration_fs(len(ends) // 2, slot, begin, took)
+            took = slowing.duration_fs(len(ends) // 2, row.slot, begin, took)
         free[lane], free[second_lane] = begin + took, second_begin + took
         ends += (begin + took, second_begin + took)
     return ends

@@ -82,7 +82,9 @@ def unpackings(node: ast.AST) -> int:
     else:
         return 0
     return sum(
-        isinstance(part, (ast.Tuple, ast.List)) and len(part.elts) > MOST_UNPACKED
+        isinstance(part, (ast.Tuple, ast.List))
+        and isinstance(part.ctx, ast.Store)
+        and len(part.elts) > MOST_UNPACKED
         for target in targets
         for part in ast.walk(target)
     )

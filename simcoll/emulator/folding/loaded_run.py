@@ -100,9 +100,10 @@ class LoadedRun:
         """SheetCosts of all distinct rows, with chunks of ``each`` bytes."""
         from simcoll.emulator.fast.whole import SheetCosts
 
-        *fixed, size = self.rows.price(protocol, each)
-        delay, busy, wire, post = fixed if self.leader is None else joint_costs(self.leader, *fixed)
-        return SheetCosts(delay, busy, wire, post, size)
+        costs, size = self.rows.price(protocol, each)
+        if self.leader is not None:
+            costs = joint_costs(self.leader, costs)
+        return SheetCosts(*costs, size)
 
     def _names(self, name: Callable[[int], str]) -> Callable[[int], str]:
         links = self.links

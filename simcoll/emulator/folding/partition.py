@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from simcoll.arrays import Array, Ints
 from simcoll.core.hashing import SALTS, mix
+from simcoll.emulator.steps.joint import RowCosts
 from simcoll.emulator.steps.timed import StepShape, Timed
 
 Hashes = NDArray[np.uint64]
@@ -233,10 +234,8 @@ def runs_of_steps(patterns: Sequence[Timed]) -> list[tuple[range, Timed]]:
                 np.concatenate([shape.links for shape in shapes]),
                 NONE,
             )
-            delay, busy, wire, post = in_one(
-                (step.delay_fs, step.busy_fs, step.wire, step.post_fs) for step in steps
-            )
-            steps = [Timed(shape, delay, busy, wire, post, sender, ())]
+            costs = in_one((step.delay_fs, step.busy_fs, step.wire, step.post_fs) for step in steps)
+            steps = [Timed(shape, *RowCosts(*costs), size=sender, bytes_by_op=())]
         runs.append((range(numbers[0], numbers[-1] + 1), steps[0]))
     return runs
 

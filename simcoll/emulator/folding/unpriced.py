@@ -20,6 +20,7 @@ from simcoll.core.protocol import Protocol
 from simcoll.emulator.folding.partition import alike, first_of, in_one
 from simcoll.emulator.folding.quotient import Quotient, fold
 from simcoll.emulator.model import message_costs
+from simcoll.emulator.steps.joint import RowCosts
 from simcoll.emulator.steps.plan_placement import Placement
 from simcoll.emulator.steps.run_links import all_links
 from simcoll.emulator.steps.step_columns import Moves, PlanSummary, cache_key, turns
@@ -58,21 +59,14 @@ class UnpricedRows:
     routes: Routes
     each: int
 
-    def price(self, protocol: Protocol, each: int) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        """Delay (-1 within a rank), busy time, wire bytes, post time, and size of every message,
-        with chunks of ``each`` bytes.
-        """
+    def price(self, protocol: Protocol, each: int) -> tuple[RowCosts, Ints]:
+        """The costs and the size of every message, with chunks of ``each`` bytes."""
         moves = self.moves
         size = moves.size_bytes // self.each * each
         local = moves.src_rank == moves.dst_rank
         costs = message_costs(size, moves.op, local, self.routes, protocol, 0, moves.operands)
-        return (
-            np.where(local, -1, costs.delay_fs),
-            costs.busy_fs,
-            costs.wire_bytes,
-            costs.post_fs,
-            size,
-        )
+        delay_fs = np.where(local, -1, costs.delay_fs)
+        return RowCosts(delay_fs, costs.busy_fs, costs.wire_bytes, costs.post_fs), size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,13 +95,13 @@ class Folding:
     def timed(self, plan: Plan, each: int, capacity: Ints) -> Quotient:
         """The quotient of a plan, with costs and capacities."""
         quotient = self.quotient
-        columns = self.rows.price(plan.protocol, each)
+        costs, size = self.rows.price(plan.protocol, each)
         steps, first = [], 0
         for step in quotient.steps:
-            here, first = slice(first, first + len(step)), first + len(step)
-            delay, busy, wire, post, payload = (column[here] for column in columns)
+            rows, first = slice(first, first + len(step)), first + len(step)
+            step_costs = RowCosts(*(column[rows] for column in costs))
             steps.append(
-                Timed(step.shape, delay, busy, wire, post, payload, step.bytes_by_op, step.depth)
+                Timed(step.shape, *step_costs, size[rows], step.bytes_by_op, depth=step.depth)
             )
         patterns = tuple(
             replace(step, size=step.size // self.rows.each * each) for step in quotient.patterns

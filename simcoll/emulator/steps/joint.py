@@ -4,12 +4,24 @@ first transfer.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from simcoll.arrays import Ints, Shorts
 from simcoll.core.step import distinct
 
-__all__ = ["joint_costs", "joint_links", "partners"]
+__all__ = ["RowCosts", "joint_costs", "joint_links", "partners"]
+
+
+class RowCosts(NamedTuple):
+    """Costs of messages, without their size; see :class:`simcoll.emulator.steps.timed.Timed`."""
+
+    delay_fs: Ints
+    busy_fs: Ints
+    wire: Ints
+    post_fs: Ints
+
 
 MARKED = 1 << 26
 """Up to this number of pairs of an operation and a link, marking is faster than sorting."""
@@ -76,24 +88,23 @@ def _links_by_marking(
     return [row.nonzero()[0] for row in marks.reshape(-1, width)[:-1, :-1]]
 
 
-def joint_costs(
-    leader: Ints, delay_fs: Ints, busy_fs: Ints, wire: Ints, post_fs: Ints
-) -> tuple[Ints, Ints, Ints, Ints]:
+def joint_costs(leader: Ints, costs: RowCosts) -> RowCosts:
     """The longest delays and the most bytes of an operation at its leader.
 
     Its other transfers put no bytes on the wire.
     """
     rows = np.flatnonzero(leader >= 0)
-    peaks = []
-    for column in (np.maximum(delay_fs, 0), wire, post_fs):
+
+    def at_leaders(column: Ints, values: Ints) -> Ints:
         largest = np.zeros_like(column)
-        np.maximum.at(largest, leader[rows], column[rows])
-        peaks.append(largest)
-    delay_fs, wire, post_fs = (
-        np.where(leader >= 0, peak, column)
-        for peak, column in zip(peaks, (delay_fs, wire, post_fs), strict=True)
+        np.maximum.at(largest, leader[rows], values[rows])
+        return np.where(leader >= 0, largest, column)
+
+    return costs._replace(
+        delay_fs=at_leaders(costs.delay_fs, np.maximum(costs.delay_fs, 0)),
+        wire=at_leaders(costs.wire, costs.wire),
+        post_fs=at_leaders(costs.post_fs, costs.post_fs),
     )
-    return delay_fs, busy_fs, wire, post_fs
 
 
 def partners(leader: Ints) -> Ints:

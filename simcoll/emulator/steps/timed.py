@@ -14,7 +14,7 @@ from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import SWITCH_REDUCE
 from simcoll.emulator.model import message_costs
-from simcoll.emulator.steps.joint import joint_costs, joint_links
+from simcoll.emulator.steps.joint import RowCosts, joint_costs, joint_links
 from simcoll.emulator.steps.plan_placement import Placement
 from simcoll.emulator.steps.roles import MOVES, RECORDS, WAITS
 from simcoll.emulator.steps.step_columns import Group, Moves, bytes_by_op, same_moves, turns
@@ -155,14 +155,14 @@ class StepTimer:
         for step, (_, shape) in zip(steps, routed, strict=True):
             rows, begin = slice(begin, begin + step.rows), begin + step.rows
             if self.last is None or self.protocol.jitter_fs or not same_moves(step, self.last[0]):
-                fixed = (
+                fixed = RowCosts(
                     delay[rows],
                     costs.busy_fs[rows],
                     costs.wire_bytes[rows],
                     costs.post_fs[rows],
                 )
                 if shape.leader is not None:
-                    fixed = joint_costs(shape.leader, *fixed)
+                    fixed = joint_costs(shape.leader, fixed)
                 self.last = (
                     step,
                     Timed(

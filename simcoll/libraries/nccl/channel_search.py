@@ -504,9 +504,9 @@ class ChannelSearch:
                     path = self.nets[net].paths["gpu"][peer]
                     net_score = (-(path.rate_MBps // 1000), -(pcie[peer] // 1000), len(path.links))
                 score = (-(peer_path.rate_MBps // 1000), len(peer_path.links))
-                scores.append((net_score, score, distance, peer))
+                scores.append(((net_score, score, distance), peer))
             self.orders_of_next[gpu, net, pcie] = [
-                (peer, score) for _, score, _, peer in sorted(scores)
+                (peer, score) for (_, score, _), peer in sorted(scores)
             ]
         return self.orders_of_next[gpu, net, pcie]
 

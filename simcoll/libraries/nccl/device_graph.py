@@ -277,11 +277,10 @@ def _join_sockets(graph: DeviceGraph) -> None:
 
 def _broadcom(model: tuple[int, int, int, int], level: int) -> int:
     """Generation of a Broadcom switch that shows itself as a tree of two levels, else 0."""
-    vendor, device, subvendor, subdevice = model
-    if (vendor, device, subvendor, subdevice >> 12) == (0x1000, 0xC010, 0x1000, 0xA):
+    *maker, subdevice = model
+    if [*maker, subdevice >> 12] == [0x1000, 0xC010, 0x1000, 0xA]:
         return 4
-    expected = (0x1000, 0xC030, 0x1000, level)
-    return 5 if (vendor, device, subvendor, subdevice >> 12) == expected else 0
+    return 5 if [*maker, subdevice >> 12] == [0x1000, 0xC030, 0x1000, level] else 0
 
 
 def _flatten_broadcom(graph: DeviceGraph) -> None:

@@ -116,8 +116,8 @@ def _empirical(group: Sequence[LeftOutError]) -> tuple[Floats, int]:
 
 def _with_allowance(cell: tuple[str, ...], quantiles: Floats, systems: int) -> Spread:
     """Quantiles with the allowance for a new system, and at least the noise."""
-    low90, low50, high50, high90 = quantiles.tolist()
-    center = (low50 + high50) / 2
+    raw = Spread(cell, systems, *quantiles.tolist())
+    center = (raw.low50 + raw.high50) / 2
     allowance = (WIDENING_OF_FEW if systems < FEW else 1.0) / systems
     wider50, wider90 = 1 + WIDENING50 * allowance, 1 + WIDENING90 * allowance
     noise50 = NOISE[cell[0]][cell[1]] * HALF
@@ -125,10 +125,10 @@ def _with_allowance(cell: tuple[str, ...], quantiles: Floats, systems: int) -> S
     return Spread(
         cell,
         systems,
-        low90=center - max((center - low90) * wider90, noise90),
-        low50=center - max((center - low50) * wider50, noise50),
-        high50=center + max((high50 - center) * wider50, noise50),
-        high90=center + max((high90 - center) * wider90, noise90),
+        low90=center - max((center - raw.low90) * wider90, noise90),
+        low50=center - max((center - raw.low50) * wider50, noise50),
+        high50=center + max((raw.high50 - center) * wider50, noise50),
+        high90=center + max((raw.high90 - center) * wider90, noise90),
     )
 
 

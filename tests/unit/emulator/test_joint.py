@@ -9,7 +9,7 @@ from simcoll.emulator import emulate
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.folding import certification, remembered
 from simcoll.emulator.steps import joint
-from simcoll.emulator.steps.joint import joint_costs, joint_links, partners
+from simcoll.emulator.steps.joint import RowCosts, joint_costs, joint_links, partners
 from simcoll.errors import ConfigError
 from simcoll.topology import crossbar, load_topology
 
@@ -68,7 +68,7 @@ def test_many_switch_operations_are_played_by_classes_at_once(wide, monkeypatch)
 
 def test_a_leader_has_the_longest_delays_and_the_most_bytes():
     delay, busy = np.array([5, -1, 3, 7, 2, 6]), np.arange(6)
-    made = joint_costs(LEADER, delay, busy, 10 * np.arange(6), 20 - np.arange(6))
+    made = joint_costs(LEADER, RowCosts(delay, busy, 10 * np.arange(6), 20 - np.arange(6)))
     assert [column.tolist() for column in made] == [
         [5, 7, 3, 0, 0, 0],
         [0, 1, 2, 3, 4, 5],
