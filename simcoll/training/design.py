@@ -21,6 +21,7 @@ from simcoll.libraries.calibration import load_calibration as load_network
 from simcoll.libraries.prediction_cache import topology_digest
 from simcoll.topology import Topology, load_topology
 from simcoll.topology.file_layers import beside
+from simcoll.training.defaults import complete_parallel
 from simcoll.training.gpu import Gpu, load_gpu, refuse_other_gpu, shipped_gpus
 from simcoll.training.hugging_face import model_from_hf
 from simcoll.training.measured_kernels import OperatorTimes, load_measured
@@ -212,7 +213,8 @@ def design_from(document: Mapping[str, Any], *, file: str = "design") -> Design:
         tables_of_file = convert_table(tables, _DesignFile)
         folder = Path(file).parent
         topology = load_cluster(tables_of_file.topology, folder)
-        return _assemble(tables_of_file, topology, folder, Path(file).stem)
+        stated = frozenset(document.get("parallel", ()))
+        return _assemble(tables_of_file, stated, topology, folder, Path(file).stem)
 
 
 def _refuse_lists(parallel: object) -> None:
@@ -273,8 +275,12 @@ def _load_topology(cluster: bytes, folder: str) -> Topology:
     return topology
 
 
-def _assemble(record: _DesignFile, topology: Topology, folder: Path, stem: str) -> Design:
-    """Assemble a design after checking that its parts fit together."""
+def _assemble(
+    record: _DesignFile, stated: frozenset[str], topology: Topology, folder: Path, stem: str
+) -> Design:
+    """Assemble a design after checking that its parts fit together; ``stated``: the keys of its
+    ``[parallel]``.
+    """
     model, batch = _model(dict(record.model), folder)
     gpu = _gpu(record.gpu.name, topology, folder)
     gpu.peak(batch.dtype)
@@ -295,7 +301,14 @@ def _assemble(record: _DesignFile, topology: Topology, folder: Path, stem: str) 
     limit = gpu.memory_bytes
     if record.limits.memory:
         limit = min(limit, parse_size(record.limits.memory, what="memory", path="$.limits.memory"))
-    parallel = record.parallel
+    parallel = complete_parallel(
+        record.parallel,
+        stated,
+        model,
+        sequence=batch.sequence,
+        global_batch=batch.global_batch,
+        gpus=topology.nranks,
+    )
     inner = parallel.tp * parallel.cp * parallel.pp
     dp = parallel.dp or max(1, topology.nranks // inner)
     mesh = mesh_of(

@@ -39,19 +39,21 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tp, cp, pp, ep, dp
         Degrees of tensor, context, pipeline, expert and data parallelism; ``dp`` 0: the degree that
         fills the cluster. Experts are distributed over ``ep`` of the ranks of tensor, context and
-        data parallelism.
+        data parallelism. A design file without any of these (or ``order``) splits sequences of
+        32,768 tokens or more by ``cp``, 8,192 tokens or more a GPU.
     order
         The axes, fastest first.
     virtual
-        Chunks of layers per stage: more than 1 interleaves.
+        Chunks of layers per stage: more than 1 interleaves. A design file without it has the most
+        that are legal, up to 8.
     micro_batch
         Sequences per micro-batch.
     schedule
         ``"1f1b"`` (interleaved where ``virtual`` is above 1) or ``"zero-bubble"`` (ZB-H1: the
         backward pass of weights fills bubbles).
     shard
-        Sharding over data parallelism: none (DDP), optimizer state (ZeRO-1), gradients too
-        (ZeRO-2), parameters too (ZeRO-3, FSDP).
+        Sharding over data parallelism: none (DDP), optimizer state (ZeRO-1, the distributed
+        optimizer; the default), gradients too (ZeRO-2), parameters too (ZeRO-3, FSDP).
     shard_group
         Ranks that share one sharded copy; 0: all of data and context parallelism. Fewer: hybrid
         sharding (HSDP).
@@ -59,7 +61,8 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Whether norms, dropout and residuals are split along the sequence over the tensor-parallel
         ranks.
     recompute
-        Activations recomputed in the backward pass: none; the attention core; ``"operators"``,
+        Activations recomputed in the backward pass: none; ``"selective"``, the attention core, as
+        fused attention does by itself; ``"operators"``,
         every second matrix product of weights and all that is neither a product nor attention, as
         in torchtitan; or whole layers.
     context
@@ -91,8 +94,8 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     overlap_dp, overlap_pp, overlap_ep, overlap_tp
         Whether collectives of data parallelism, sends between stages, exchanges of tokens, and
         collectives of tensor parallelism with ``sequence_parallel`` (part by part beside the
-        products) overlap computation. Default: only sends, when interleaved, and only while forward
-        and backward passes alternate, as in Megatron-LM; ``overlap_pp`` true includes the
+        products) overlap computation. Default: data parallelism; and sends, when interleaved, while
+        forward and backward passes alternate, as in Megatron-LM; ``overlap_pp`` true includes the
         pipeline's fill and drain.
     scatter_gather
         Whether each tensor-parallel rank sends its part of the activations to the next stage, which
@@ -118,10 +121,10 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     virtual: int = 1
     micro_batch: int = 1
     schedule: str = "1f1b"
-    shard: str = "none"
+    shard: str = "optimizer"
     shard_group: int = 0
-    sequence_parallel: bool = False
-    recompute: str = "none"
+    sequence_parallel: bool = True
+    recompute: str = "selective"
     context: str = "ring"
     attention: str = "fused"
     gradients: str = "fp32"
@@ -130,7 +133,7 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     exchange_units: int = 20
     graphs: str = "none"
     imbalance: float = 1.0
-    overlap_dp: bool = False
+    overlap_dp: bool = True
     overlap_pp: bool | None = None
     overlap_ep: bool = False
     overlap_tp: bool = False

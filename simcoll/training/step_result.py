@@ -34,6 +34,8 @@ class StepResult(WorkloadResult):
         The formula of ``model_flops``, in words.
     notes
         Caveats on the result.
+    lacks
+        What the design lacks of a well-run job, with its cost.
     """
 
     design_hash: str
@@ -47,6 +49,7 @@ class StepResult(WorkloadResult):
     peak_flops: float
     flops_formula: str
     notes: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
 
     @property
     def tokens_per_second(self) -> float:

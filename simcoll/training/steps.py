@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from simcoll.training.memory import memory_by_stage
 from simcoll.training.script_clock import play_script, slowed_rows
+from simcoll.training.shortfalls import shortfalls
 from simcoll.training.step_calibration import UNCALIBRATED
 from simcoll.training.step_result import StepResult
 from simcoll.training.step_workload import FLOPS_FORMULA, StepParts
@@ -170,6 +171,8 @@ class TrainingStep:
             time_fs=time_fs if exposed else None,
             order="the pipeline",
         )
+        bubble_fs = max(0, free - parts["compute_fs"])
+        exposed_fs = {name: axis.exposed_fs for name, axis in parts["axes"].items()}
         model_flops, hardware_flops = self.parts.costs.flops()
         return StepResult(
             title=design.title,
@@ -184,7 +187,7 @@ class TrainingStep:
             design_hash=design.hash,
             calibration=design.calibrations,
             tokens=design.tokens,
-            bubble_fs=max(0, free - parts["compute_fs"]),
+            bubble_fs=bubble_fs,
             memory=memory_by_stage(design),
             memory_limit=design.memory_limit,
             model_flops=model_flops,
@@ -192,6 +195,7 @@ class TrainingStep:
             peak_flops=design.gpu.peak(design.dtype) * design.mesh.nranks,
             flops_formula=FLOPS_FORMULA,
             notes=_notes(design, tier),
+            lacks=tuple(shortfalls(design, exposed_fs, bubble_fs)),
             **parts,
         )
 

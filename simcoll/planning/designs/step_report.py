@@ -70,6 +70,7 @@ _STEP_FIELDS = (
     "path",
     "trace_hash",
     "notes",
+    "lacks",
     "seconds",
     "tokens_per_second",
     "mfu",
@@ -106,6 +107,8 @@ def step_lines(result: StepResult, *, verbose: bool = False) -> Iterator[str]:
     yield _row(
         "memory", f"{_gib(worst.total)} of {_gib(result.memory_limit)}, {verdict}: {_parts(worst)}"
     )
+    for lack in result.lacks:
+        yield _row("lacks", lack)
     for note in result.notes:
         yield _row("note", note)
     if verbose:

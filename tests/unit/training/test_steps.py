@@ -49,13 +49,23 @@ SMALL = {
 }
 
 
+PLAIN = {
+    "virtual": 1,
+    "shard": "none",
+    "sequence_parallel": False,
+    "recompute": "none",
+    "overlap_dp": False,
+}
+"""A step without anything that only a well-run job does."""
+
+
 def design(nodes=1, model=None, topology=None, **parallel):
     return design_from(
         {
             "model": {**SMALL, **(model or {})},
             "topology": {"name": "dgx-h100", "nodes": nodes, **(topology or {})},
             "gpu": {"name": "h100"},
-            "parallel": parallel,
+            "parallel": {**PLAIN, **parallel},
         }
     )
 
@@ -622,6 +632,7 @@ def test_the_command(tmp_path, capsys):
     assert {event["args"]["name"] for event in events if event["name"] == "thread_name"} == {
         "compute",
         "reduce",
+        "gather",
     }
     ends = [event["ts"] + event["dur"] for event in events if event["ph"] == "X"]
     assert max(ends) == pytest.approx(found["time_fs"] / 1e9)

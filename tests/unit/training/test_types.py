@@ -15,13 +15,22 @@ from simcoll.training.memory import activation_bytes, chunks_in_flight, memory_b
 from simcoll.training.parallel import Parallel, layers_of_chunks
 from simcoll.training.transformer import Model, shipped_model, shipped_models
 
+PLAIN = {
+    "virtual": 1,
+    "shard": "none",
+    "sequence_parallel": False,
+    "recompute": "none",
+    "overlap_dp": False,
+}
+"""A step without anything that only a well-run job does."""
+
 
 def document(**tables):
     whole = {
         "model": {"name": "llama-3.1-8b", "sequence": 8192, "global_batch": 16, "dtype": "bf16"},
         "topology": {"name": "dgx-h100"},
         "gpu": {"name": "h100"},
-        "parallel": {},
+        "parallel": PLAIN,
     }
     return {key: {**whole[key], **tables.get(key, {})} for key in whole} | {
         key: value for key, value in tables.items() if key not in whole
