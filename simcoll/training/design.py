@@ -39,7 +39,7 @@ from simcoll.workload.mesh import Mesh, mesh_of
 __all__ = ["PLANNING_TABLES", "Cluster", "Design", "design_from", "load_cluster", "load_design"]
 
 MAX_FILE_BYTES = 2**20
-PLANNING_TABLES = ("variants", "objective", "cost", "failures")
+PLANNING_TABLES = ("variants", "objective", "cost", "power", "failures")
 """Tables of a design file that ask for more than one step."""
 
 

@@ -104,9 +104,10 @@ class Gpu:
         matrix product) in FLOP/s, ``attention.forward`` and ``attention.backward`` (fused
         attention) in FLOP/s, ``memory.size`` in bytes, ``memory.bandwidth`` and ``memory.measured``
         in bytes per second, ``host.bandwidth`` (from and to the host's memory, each) in bytes per
-        second, ``units.count`` (streaming multiprocessors), ``power.watts``,
-        ``price.usd_per_hour``, and ``sustained.share``: the share of the rates of single kernels
-        that products reach in training, where the power limit lowers the clock.
+        second, ``units.count`` (streaming multiprocessors), ``power.watts`` and ``power.with_node``
+        (with its share of the node), ``price.usd_per_hour``, and ``sustained.share``: the share of
+        the rates of single kernels that products reach in training, where the power limit lowers
+        the clock.
     sources
         Source of each number.
     """

@@ -12,6 +12,13 @@ import numpy as np
 
 from simcoll.errors import ConfigError
 from simcoll.files.output import csv_bytes
+from simcoll.planning.designs.costs import (
+    ClusterCost,
+    ClusterPower,
+    hardware,
+    hourly_cost,
+    power_kw,
+)
 from simcoll.planning.designs.figures import FIGURES, better_of, pareto_front
 from simcoll.planning.designs.nearest_fit import missing_alternatives
 from simcoll.planning.designs.space import Space
@@ -83,7 +90,8 @@ def time_design(point: Point) -> dict[str, Any]:
         part: getattr(worst, part)
         for part in ("weights", "gradients", "optimizer", "activations", "buffers")
     }
-    excess = _excess(design, worst.total, point["terms"])
+    bill = _bill(design, point["terms"])
+    excess = _excess(design, worst.total, bill, point["terms"]["limits"])
     shared = {
         "fits": "yes" if excess is None else str(excess),
         "memory_bytes": worst.total,
@@ -92,7 +100,8 @@ def time_design(point: Point) -> dict[str, Any]:
     if excess is not None:
         return {**shared, "excess": excess.share}
     result = step(design, tier=point["tier"], exposed=point["tier"] == 2)
-    return {**shared, **_figures(design, result, point["terms"]), **_breakdown(design, result)}
+    figures = _figures(result, bill, point["terms"])
+    return {**shared, **figures, "cost": bill.parts, **_breakdown(design, result)}
 
 
 def beyond_pcie(topology: Topology) -> str:
@@ -108,14 +117,26 @@ def beyond_pcie(topology: Topology) -> str:
     return f"NICs of {nic:,.0f} GB/s behind PCIe links of {pcie:,.0f} GB/s cannot be filled"
 
 
-def _price(design: Design, terms: Mapping[str, Any]) -> float:
-    """Dollars per hour for the cluster."""
-    return float(terms["cost"]["gpu_hour"]) * design.mesh.nranks
+@dataclass(frozen=True, slots=True)
+class _Bill:
+    """What a design costs, in dollars for an hour by part, and draws."""
+
+    kilowatts: float
+    parts: dict[str, float]
+
+    @property
+    def usd_per_hour(self) -> float:
+        """All parts."""
+        return sum(self.parts.values())
 
 
-def _power(design: Design) -> float:
-    """Kilowatts of the GPUs at their power limit."""
-    return design.gpu.values.get("power.watts", 0.0) * design.mesh.nranks / 1000
+def _bill(design: Design, terms: Mapping[str, Any]) -> _Bill:
+    """The cost and the power of a design, with its spares."""
+    cost, power = ClusterCost(**terms["cost"]), ClusterPower(**terms["power"])
+    parts = hardware(design, power, (terms["failures"] or {}).get("spares", 0))
+    kilowatts = power_kw(design, power, parts)
+    amounts = hourly_cost(cost, power, parts, kilowatts)
+    return _Bill(kilowatts, {amount.part: amount.usd_per_hour for amount in amounts})
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,21 +156,22 @@ class _Excess:
         return f"{self.value:,.1f} of {self.limit:,.1f} {self.unit}"
 
 
-def _excess(design: Design, memory_bytes: int, terms: Mapping[str, Any]) -> _Excess | None:
+def _excess(
+    design: Design, memory_bytes: int, bill: _Bill, limits: Mapping[str, Any]
+) -> _Excess | None:
     """The first limit that a design exceeds, or None."""
-    limits = terms["limits"]
     totals = (
         _Excess(memory_bytes / 2**30, design.memory_limit / 2**30, "GiB"),
         _Excess(design.mesh.nranks, limits["gpus"], "GPUs"),
-        _Excess(_price(design, terms), limits["usd_per_hour"], "$ an hour"),
-        _Excess(_power(design), limits["kilowatts"], "kW"),
+        _Excess(bill.usd_per_hour, limits["usd_per_hour"], "$ an hour"),
+        _Excess(bill.kilowatts, limits["kilowatts"], "kW"),
     )
     return next((total for total in totals if total.limit and total.value > total.limit), None)
 
 
-def _figures(design: Design, result: StepResult, terms: Mapping[str, Any]) -> dict[str, float]:
+def _figures(result: StepResult, bill: _Bill, terms: Mapping[str, Any]) -> dict[str, float]:
     """All figures that the plan file has the numbers for."""
-    rate, price = result.tokens_per_second, _price(design, terms)
+    rate, price = result.tokens_per_second, bill.usd_per_hour
     figures = {
         "tokens_per_second": rate,
         "tokens_per_second_per_gpu": rate / result.nranks,
@@ -157,7 +179,7 @@ def _figures(design: Design, result: StepResult, terms: Mapping[str, Any]) -> di
         "mfu": result.mfu,
         "memory_gib": max(stage.total for stage in result.memory) / 2**30,
         "gpus": result.nranks,
-        "kilowatts": _power(design),
+        "kilowatts": bill.kilowatts,
     }
     useful_rate = rate
     if terms["failures"] is not None:

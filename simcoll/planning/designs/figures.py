@@ -38,7 +38,7 @@ FIGURES: Mapping[str, Figure] = {
     "mfu": Figure("model FLOPs utilisation", "", True, "{:.1%}".format),
     "memory_gib": Figure("memory of a GPU", "GiB", False, "{:.1f}".format),
     "gpus": Figure("GPUs", "", False, "{:,.0f}".format),
-    "kilowatts": Figure("power of the GPUs", "kW", False, "{:,.0f}".format),
+    "kilowatts": Figure("power of nodes and network", "kW", False, "{:,.0f}".format),
     "usd_per_hour": Figure("cost of an hour", "$/h", False, "{:,.0f}".format),
     "usd_per_mtoken": Figure("cost of a million tokens", "$", False, "{:.4f}".format),
     "tokens_per_dollar": Figure("tokens per dollar", "tokens/$", True, "{:,.0f}".format),

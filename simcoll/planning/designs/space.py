@@ -20,6 +20,7 @@ from simcoll.files.paths import is_file
 from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import convert_table, read_file
 from simcoll.files.text import parse_toml
+from simcoll.planning.designs.costs import ClusterCost, ClusterPower, has_prices, watts_of
 from simcoll.planning.designs.figures import FIGURES
 from simcoll.topology.file_layers import content_of
 from simcoll.units import parse_span
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from simcoll.planning.grids.grid import Point
 
 __all__ = [
-    "ClusterCost",
     "ClusterLimits",
     "Failures",
     "Objective",
@@ -65,20 +65,15 @@ class Objective(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
         return self.maximise or self.minimise or "tokens_per_second"
 
 
-class ClusterCost(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """``[cost]``: dollars per GPU-hour; 0: no costs."""
-
-    gpu_hour: float = 0.0
-
-
 class Failures(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """``[failures]``: GPU-hours per failure, and times of checkpoints and restarts."""
+    """``[failures]``: GPU-hours per failure, times of checkpoints and restarts, and spare nodes."""
 
     gpu_hours: float
     checkpoint: str
     restart: str
     blocking: str = ""
     detect: str = "0"
+    spares: int = 0
 
 
 class ClusterLimits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -103,7 +98,7 @@ class Space:
     documents
         For each design, the tables of a design file, and the values that differ between designs.
     terms
-        Inputs of the figures besides the step: limits, cost and failures, as plain tables.
+        Inputs of the figures besides the step: limits, cost, power and failures, as plain tables.
     inputs_hash
         Hash of the files that the designs name.
     """
@@ -133,6 +128,7 @@ class _Alternative(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     parallel: dict[str, Any] = {}
     limits: dict[str, Any] = {}
     cost: dict[str, Any] = {}
+    power: dict[str, Any] = {}
     failures: dict[str, Any] = {}
     variants: dict[str, Any] = {}
 
@@ -188,7 +184,7 @@ def _needs(objective: Objective, terms: Mapping[str, Any]) -> None:
     """Refuse a figure for which the file lacks the numbers, before anything is timed."""
     for name in (objective.figure, *objective.pareto):
         for words, table, is_present in (
-            (("usd", "dollar"), "gpu_hour under [cost]", terms["cost"]["gpu_hour"] > 0),
+            (("usd", "dollar"), "prices under [cost], such as gpu_hour", has_prices(terms)),
             (("goodput",), "[failures]", terms["failures"] is not None),
         ):
             if any(word in name for word in words) and not is_present:
@@ -270,38 +266,55 @@ def _merge(
 
 
 def _terms(merged: dict[str, Any], objective: Objective) -> dict[str, Any]:
-    """Check limits, cost and failures; of the limits, only memory stays in the design."""
+    """Check limits, cost, power and failures; of the limits, only memory stays in the design."""
     limits, cost = _table(merged, "limits", ClusterLimits), _table(merged, "cost", ClusterCost)
-    for table, name, value in (
-        ("cost", "gpu_hour", cost.gpu_hour),
-        *(
-            ("limits", name, getattr(limits, name))
-            for name in ("gpus", "usd_per_hour", "kilowatts")
-        ),
+    power = _table(merged, "power", ClusterPower)
+    for table, record in (("limits", limits), ("cost", cost), ("power", power)):
+        for name, value in msgspec.structs.asdict(record).items():
+            if isinstance(value, (int, float)) and not 0 <= value < inf:
+                raise ConfigError(
+                    f"expected a number of at least 0, got {value}", path=f"$.{table}.{name}"
+                )
+        for name in getattr(record, "sources", ()):
+            if name not in record.__struct_fields__:
+                hint = nearest(name, record.__struct_fields__)
+                raise ConfigError(f"unknown key; {hint}", path=f"$.{table}.sources.{name}")
+    for place, value, minimum in (
+        ("cost.depreciation_years", cost.depreciation_years, 0.01),
+        ("power.pue", power.pue, 1),
+        ("power.switch_ports", power.switch_ports, 2),
     ):
-        if not 0 <= value < inf:
-            raise ConfigError(
-                f"expected a number of at least 0, got {value}", path=f"$.{table}.{name}"
-            )
+        if value < minimum:
+            raise ConfigError(f"expected at least {minimum}, got {value}", path=f"$.{place}")
+    for name in ("node", "switch"):
+        watts_of(getattr(power, name), f"$.power.{name}")
     failures = merged.pop("failures", None) or None
     if failures is not None:
-        assumptions = _table({"failures": failures}, "failures", Failures)
-        for name in ("checkpoint", "restart", "detect"):
-            parse_span(getattr(assumptions, name), path=f"$.failures.{name}")
-        if not 0 < assumptions.gpu_hours < inf:
-            raise ConfigError(
-                f"expected GPU-hours above 0, got {assumptions.gpu_hours}",
-                path="$.failures.gpu_hours",
-            )
+        _check_failures(_table({"failures": failures}, "failures", Failures))
     if limits.memory:
         merged["limits"] = {"memory": limits.memory}
     tokens = number_of(objective.tokens, "$.objective.tokens") if objective.tokens else 0
     return {
         "limits": msgspec.structs.asdict(limits),
         "cost": msgspec.structs.asdict(cost),
+        "power": msgspec.structs.asdict(power),
         "failures": failures,
         "tokens": tokens,
     }
+
+
+def _check_failures(failures: Failures) -> None:
+    """Refuse times that cannot be read, and numbers out of range."""
+    for name in ("checkpoint", "restart", "detect"):
+        parse_span(getattr(failures, name), path=f"$.failures.{name}")
+    if not 0 < failures.gpu_hours < inf:
+        raise ConfigError(
+            f"expected GPU-hours above 0, got {failures.gpu_hours}", path="$.failures.gpu_hours"
+        )
+    if not 0 <= failures.spares < 2**31:
+        raise ConfigError(
+            f"expected a number of nodes, got {failures.spares}", path="$.failures.spares"
+        )
 
 
 def _table(document: dict[str, Any], name: str, record: type[_Record]) -> _Record:

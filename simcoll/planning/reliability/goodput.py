@@ -379,7 +379,8 @@ def _case(rows: Sequence[Row]) -> Goodput:
     goodputs = sorted(row["result"]["goodput"] for row in rows)
     count, average = len(goodputs), mean(goodputs)
     useful_rate = point["tokens_per_second"] * average
-    dollars = point["usd_per_gpu_hour"] * point["gpus"] / 3600
+    paid = point["gpus"] * Fraction(job.nodes + job.spares, job.nodes)
+    dollars = point["usd_per_gpu_hour"] * float(paid) / 3600
     return Goodput(
         case=point["case"],
         interval_us=job.interval_us,

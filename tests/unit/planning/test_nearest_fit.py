@@ -69,7 +69,7 @@ def test_an_alternative_that_does_not_fit_says_what_would(tmp_path):
             "405b",
             r"still \d+\.\d GiB with sequence_parallel = true, recompute = 'full', cp = 4",
         ),
-        ("[parallel]", "[limits]\nkilowatts = 40\n[parallel]", "nearest 44.8 of 40.0 kW"),
+        ("[parallel]", "[limits]\nkilowatts = 40\n[parallel]", "nearest 86.8 of 40.0 kW"),
     ],
 )
 def test_where_nothing_fits_the_closest_is_named(tmp_path, old, new, said):

@@ -133,7 +133,7 @@ def test_alternatives_replace_tables_and_sweep_their_own(tmp_path):
         (
             'tokens = "1B"\n[cost]\ngpu_hour = 2.0',
             'pareto = ["mfu", "usd_per_mtoken"]',
-            r"usd_per_mtoken needs gpu_hour under \[cost\]",
+            r"usd_per_mtoken needs prices under \[cost\], such as gpu_hour",
         ),
         ("gpu_hour = 2.0", "gpu_hours = 2.0", "did you mean 'gpu_hour'"),
         ('restart = "5 min"', 'restart = "5"', r"\$\.failures\.restart: .*no unit"),
@@ -142,6 +142,23 @@ def test_alternatives_replace_tables_and_sweep_their_own(tmp_path):
             "gpu_hours = 0",
             r"\$\.failures\.gpu_hours: expected GPU-hours above 0",
         ),
+        ('restart = "5 min"', 'restart = "5 min"\nspares = -1', r"\$\.failures\.spares: .*got -1"),
+        (
+            "gpu_hour = 2.0",
+            "gpu_hour = 2.0\ndepreciation_years = 0",
+            r"\$\.cost\.depreciation_years: expected at least 0\.01, got 0",
+        ),
+        (
+            "gpu_hour = 2.0",
+            'sources = { gpu_hours = "a quote" }',
+            r"\$\.cost\.sources\.gpu_hours: .*did you mean 'gpu_hour'",
+        ),
+        (
+            "[failures]",
+            '[power]\nnode = "10.2"\n[failures]',
+            r"\$\.power\.node: '10\.2': expected a power such as '10\.2 kW'",
+        ),
+        ("[failures]", "[power]\npue = 0.9\n[failures]", r"\$\.power\.pue: .*at least 1, got 0\.9"),
         ('name = "dgx-h100"', 'name = "dgx-h1000"', "did you mean 'dgx-h100'"),
         (
             "gpu_hour = 2.0",
@@ -313,7 +330,7 @@ def test_what_does_not_fit_is_counted_by_limit(tmp_path):
         ('memory = "200 MiB"', "of 0.2 GiB"),
         ("gpus = 4", "8.0 of 4.0 GPUs"),
         ("usd_per_hour = 10", "16.0 of 10.0 $ an hour"),
-        ("kilowatts = 2", "5.6 of 2.0 kW"),
+        ("kilowatts = 6", "10.2 of 6.0 kW"),
     ],
 )
 def test_what_does_not_fit_is_not_timed(tmp_path, limits, said):
