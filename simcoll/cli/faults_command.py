@@ -16,7 +16,7 @@ from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.core.plan import Plan
-    from simcoll.planning.reliability.faults import Chances, Outcome
+    from simcoll.planning.reliability.faults import Chances, FaultKind, Outcome
     from simcoll.planning.sweeps.scenario import Scenario
     from simcoll.topology import Topology
 
@@ -127,6 +127,7 @@ def play_faults(
     for fault in kind:
         if fault not in KINDS:
             raise ConfigError(f"--kind {fault!r}: unknown; {nearest(fault, KINDS)}")
+    kinds = [word for fault in kind for word in KINDS if word == fault]
     if not 1 <= seeds <= MOST_SEEDS:
         raise ConfigError(f"--seeds {seeds}: expected 1 to {MOST_SEEDS}")
     for number in (first, first + seeds - 1, seed or 0):
@@ -143,15 +144,15 @@ def play_faults(
     if disturbed := scenarios.sweep_of(content, str(path)).disturbed:
         say(f"# ignored, since faults are drawn here: {disturbed}")
     if seed is not None:
-        if len(kind) != 1:
+        if len(kinds) != 1:
             raise ConfigError(f"--seed {seed}: of which kind? Give one --kind")
-        _one(kind[0], seed, plan, machine, whole_fs, chances)
+        _one(kinds[0], seed, plan, machine, whole_fs, chances)
         return
-    if not kind or "flap" in kind:
+    if not kinds or "flap" in kinds:
         check_flaps(seeds, plan, machine, whole_fs, chances)
     folder = output or Path("out") / f"{path.stem}-faults"
     open_folder(folder, ("faults.csv", "faults.svg"))
-    outcomes = _all(kind, range(first, first + seeds), plan, machine, whole_fs, chances)
+    outcomes = _all(kinds, range(first, first + seeds), plan, machine, whole_fs, chances)
     for line in report.fault_lines(outcomes, whole_fs):
         say(line)
     for fault in outcomes:
@@ -225,18 +226,18 @@ def _calm_run(
 
 
 def _all(
-    kinds: Sequence[str],
+    kinds: Sequence[FaultKind],
     seeds: range,
     plan: Plan,
     machine: Topology,
     whole_fs: int,
     chances: Chances,
-) -> dict[str, list[Outcome]]:
+) -> dict[FaultKind, list[Outcome]]:
     """The outcomes of the requested kinds, or of all that apply to the machine."""
     from simcoll.cli.progress import Progress
     from simcoll.planning.reliability.faults import KINDS, outcomes
 
-    results: dict[str, list[Outcome]] = {}
+    results: dict[FaultKind, list[Outcome]] = {}
     requests = kinds or tuple(KINDS)
     with Progress() as tell:
         for place, kind in enumerate(requests):
@@ -256,7 +257,7 @@ def _all(
 
 
 def _one(
-    kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances
+    kind: FaultKind, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances
 ) -> None:
     """Print one fault: its description, its course, and the times of re-planned schedules."""
     from simcoll.planning.reliability.faults import draw, run_fault
@@ -277,7 +278,7 @@ def _one(
 
 
 def _anew(
-    kind: str, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances
+    kind: FaultKind, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances
 ) -> None:
     """Print the times of schedules re-planned for the machine that remains after a loss."""
     from simcoll.planning.reliability.fault_report import replanned_lines

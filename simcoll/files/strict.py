@@ -8,7 +8,15 @@ import re
 from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -169,7 +177,18 @@ def _refuse(error: msgspec.ValidationError, record: type[Record], file: str | No
         ]
         hint = f"; needed are {', '.join(needed)}" if len(records) == 1 and len(needed) > 1 else ""
         reason = f"missing key {missing.group(1)!r}{hint}"
+    choice = re.fullmatch(r"Invalid enum value '(.*)'", reason, re.DOTALL)
+    if choice:
+        words = [word for inner in _inside(record, place) for word in _words(inner)]
+        reason = f"unknown {choice.group(1)!r}; {nearest(choice.group(1), words)}"
     return ConfigError(reason, file=file, path=place)
+
+
+def _words(kind: Any) -> list[str]:
+    """The words of a vocabulary, or of those in a union."""
+    if get_origin(kind) is Literal:
+        return [word for word in get_args(kind) if isinstance(word, str)]
+    return [word for inner in get_args(kind) for word in _words(inner)]
 
 
 def _unknown_key(key: str, keys: Iterable[str], place: str, file: str | None) -> ConfigError:

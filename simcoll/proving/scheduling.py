@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -42,7 +42,7 @@ CHANNEL = 6
 class _Channels:
     """Channels of the messages of every connection and of the local operations of every lane."""
 
-    kind: str
+    kind: Literal["blocks", "connections", "buffered"]
     messages: list[int]
     locals: list[int]
     count: int
@@ -86,7 +86,7 @@ def _by_blocks(wiring: Wiring) -> _Channels | None:
     )
 
 
-def _by_connections(wiring: Wiring, kind: str) -> _Channels:
+def _by_connections(wiring: Wiring, kind: Literal["connections", "buffered"]) -> _Channels:
     """A channel for each connection, and one for the local operations of each lane."""
     units = [frozenset((connection.src, connection.dst)) for connection in wiring.connections]
     lanes = [frozenset((rank,)) for rank in wiring.code.rank.tolist()]

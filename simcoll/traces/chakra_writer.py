@@ -21,7 +21,7 @@ from simcoll.emulator.programs import Compute as Work
 from simcoll.emulator.programs import Program
 from simcoll.emulator.programs import Send as Messages
 from simcoll.errors import ConfigError
-from simcoll.formats.chakra.nodes import Node, Value, dump_nodes
+from simcoll.formats.chakra.nodes import Node, NodeType, Value, dump_nodes
 from simcoll.traces.chakra import COLLECTIVES, OWN
 from simcoll.traces.rank_traces import Together, Traces, TraceStep
 from simcoll.workload.lower import NOTHING
@@ -393,7 +393,7 @@ def _node(
         }
         if step.stream:
             attributes[f"{OWN}waits"] = True
-        kind = "COMM_SEND" if rank == source else "COMM_RECV"
+        kind: NodeType = "COMM_SEND" if rank == source else "COMM_RECV"
         return Node(number, step.name or "message", kind, needs, 0, attributes)
     meets = together.kind == "meeting"
     size_bytes = (

@@ -11,16 +11,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Literal, NoReturn, TypeAlias, get_args
 
 from simcoll.errors import ConfigError
 from simcoll.files.reader_arguments import Content, content_of
 
 Value = bool | int | float | str | bytes | tuple[bool, ...]
 
-__all__ = ["MAX_NODES", "NODE_TYPES", "Node", "dump_nodes", "is_chakra", "parse_nodes"]
+__all__ = ["MAX_NODES", "NODE_TYPES", "Node", "NodeType", "dump_nodes", "is_chakra", "parse_nodes"]
 
-NODE_TYPES = (
+NodeType: TypeAlias = Literal[
     "INVALID",
     "METADATA",
     "MEM_LOAD",
@@ -29,7 +29,8 @@ NODE_TYPES = (
     "COMM_SEND",
     "COMM_RECV",
     "COMM_COLL",
-)
+]
+NODE_TYPES: tuple[NodeType, ...] = get_args(NodeType)
 MAX_NODES = 4_000_000
 MAX_ATTRIBUTES = 1000
 VERSION = "0.0.4"
@@ -65,7 +66,7 @@ class Node:
 
     number: int
     name: str
-    kind: str
+    kind: NodeType
     after: tuple[int, ...] = ()
     duration_us: int = 0
     attributes: Mapping[str, Value] = field(default_factory=dict)

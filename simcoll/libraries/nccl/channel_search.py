@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
-from simcoll.libraries.nccl.device_graph import DeviceGraph, DeviceLink, Path, Vertex
+from simcoll.libraries.nccl.device_graph import DeviceGraph, DeviceLink, Path, Vertex, VertexKind
 from simcoll.libraries.nccl.device_paths import (
     DISCONNECTED,
     PHB,
@@ -25,6 +26,11 @@ __all__ = ["ChannelSearch", "Draft"]
 
 PCIE_ORDER_STEPS = 1 << 10
 _MOST_PORTS = 64
+
+_Leg: TypeAlias = tuple[VertexKind, int, VertexKind, int, int]
+"""Kind and index of the tail and of the head, and how many times the speed is taken."""
+PeerOrder: TypeAlias = Literal["", "pcie", "replay"]
+"""How the next GPU is picked: by its score, by address, or as in the channel before."""
 
 
 @dataclass(slots=True, eq=False)
@@ -143,7 +149,9 @@ class ChannelSearch:
 
     # Paths
 
-    def _route(self, tail_kind: str, tail: int, head_kind: str, head: int) -> _ChargedPath:
+    def _route(
+        self, tail_kind: VertexKind, tail: int, head_kind: VertexKind, head: int
+    ) -> _ChargedPath:
         key = (tail_kind, tail, head_kind, head)
         if key not in self.routes:
             start = self.graph.of_kind[tail_kind][tail]
@@ -180,9 +188,9 @@ class ChannelSearch:
 
     def _enter(
         self,
-        tail_kind: str,
+        tail_kind: VertexKind,
         tail: int,
-        head_kind: str,
+        head_kind: VertexKind,
         head: int,
         factor: int = 1,
         divisor: int = 1,
@@ -206,9 +214,9 @@ class ChannelSearch:
 
     def _leave(
         self,
-        tail_kind: str,
+        tail_kind: VertexKind,
         tail: int,
-        head_kind: str,
+        head_kind: VertexKind,
         head: int,
         factor: int = 1,
         divisor: int = 1,
@@ -299,7 +307,7 @@ class ChannelSearch:
         step: int,
         to_net: int,
         to_first: int,
-        order: str,
+        order: PeerOrder,
         clock: _StepBudget,
         net: int | None,
         gpu: int,
@@ -308,7 +316,7 @@ class ChannelSearch:
         """Go on at a GPU, from a port, another GPU, or at the start of a channel."""
         if clock.steps <= 0:
             return
-        origin = None
+        origin: tuple[VertexKind, int] | None = None
         if net is not None:
             origin = ("net", net)
         elif tail is not None:
@@ -327,7 +335,7 @@ class ChannelSearch:
         if origin is not None:
             self._leave(*origin, "gpu", gpu)
 
-    def _key(self, gpu: int, step: int, to_net: int, to_first: int, order: str) -> _State:
+    def _key(self, gpu: int, step: int, to_net: int, to_first: int, order: PeerOrder) -> _State:
         """Everything on which the rest of the search depends, but the number of links so far."""
         draft, channel = self.draft, self.draft.channels
         visited = self.visited[channel]
@@ -353,7 +361,7 @@ class ChannelSearch:
         return True
 
     def _at_gpu(
-        self, gpu: int, step: int, to_net: int, to_first: int, order: str, clock: _StepBudget
+        self, gpu: int, step: int, to_net: int, to_first: int, order: PeerOrder, clock: _StepBudget
     ) -> Step:
         if clock.steps <= 0:
             return
@@ -407,7 +415,9 @@ class ChannelSearch:
         comparable = new.pattern == old.pattern and new.cross_nic == old.cross_nic
         return comparable and new.hops < old.hops
 
-    def _to_net(self, gpu: int, step: int, to_first: int, order: str, clock: _StepBudget) -> Step:
+    def _to_net(
+        self, gpu: int, step: int, to_first: int, order: PeerOrder, clock: _StepBudget
+    ) -> Step:
         """Go back to the network; a balanced tree does so at its first two GPUs, half from each."""
         draft, channel = self.draft, self.draft.channels
         start = draft.nics[channel][0]
@@ -438,8 +448,8 @@ class ChannelSearch:
     def _through_switch(self, head: int, clock: _StepBudget) -> Step:
         """Pull from all GPUs through the NVSwitches, and from the head twice."""
         gpus = range(len(self.gpus))
-        passed: list[tuple[str, int, str, int, int]] = []
-        legs = [
+        passed: list[_Leg] = []
+        legs: list[_Leg] = [
             *(("nvs", 0, "gpu", gpu, 2 if gpu == head else 1) for gpu in gpus),
             *(("gpu", gpu, "nvs", 0, 2 if gpu == head else 1) for gpu in gpus),
         ]
@@ -454,7 +464,7 @@ class ChannelSearch:
 
     # Orders
 
-    def _next_gpus(self, gpu: int, step: int, to_net: int, order: str) -> list[int]:
+    def _next_gpus(self, gpu: int, step: int, to_net: int, order: PeerOrder) -> list[int]:
         """The GPUs to try next, the most promising first."""
         draft = self.draft
         if order == "pcie":

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Literal, TypeAlias
 
 from simcoll.topology.host_tree import (
     NVSWITCH,
@@ -22,7 +23,22 @@ from simcoll.topology.host_tree import (
 )
 from simcoll.topology.readers.link_speeds import nvlink, pcie_rate, rate_between_sockets
 
-__all__ = ["LOCAL_RATE", "DeviceGraph", "DeviceLink", "Path", "Vertex", "device_graph"]
+__all__ = [
+    "LOCAL_RATE",
+    "DeviceGraph",
+    "DeviceLink",
+    "DeviceLinkKind",
+    "Path",
+    "Vertex",
+    "VertexKind",
+    "device_graph",
+]
+
+VertexKind: TypeAlias = Literal["gpu", "pcie", "nvs", "cpu", "nic", "net"]
+"""A GPU, PCIe switch, all NVSwitches together, CPU, NIC, or port of a NIC."""
+DeviceLinkKind: TypeAlias = Literal["NVL", "C2C", "PCI", "SYS", "NET"]
+"""NVLink, the link of a Grace CPU, PCIe, a link between sockets, and from a NIC to its port."""
+
 
 LOCAL_RATE = 5_000_000
 """Rate of a vertex with itself."""
@@ -39,7 +55,7 @@ _NO_SOCKET = Socket(-1, "", ())
 class DeviceLink:
     """A link in one direction; the search takes from its free rate."""
 
-    kind: str
+    kind: DeviceLinkKind
     head: Vertex
     free_MBps: int
     weight: int = 0  # of its rate in the search's number of the state of all links
@@ -66,7 +82,7 @@ class Vertex:
     host. ``paths`` holds, for a kind of vertex, the path to each vertex of that kind.
     """
 
-    kind: str
+    kind: VertexKind
     host: int
     number: int
     rank: int = -1
@@ -75,14 +91,14 @@ class Vertex:
     socket: Socket = _NO_SOCKET
     model: tuple[int, int, int, int] = (0, 0, 0, 0)
     links: list[DeviceLink] = field(default_factory=list)
-    paths: dict[str, list[Path]] = field(default_factory=dict)
+    paths: dict[VertexKind, list[Path]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class DeviceGraph:
-    """All vertices by kind: ``gpu``, ``pcie``, ``nvs``, ``cpu``, ``nic``, ``net``."""
+    """All vertices by kind."""
 
-    of_kind: dict[str, list[Vertex]]
+    of_kind: dict[VertexKind, list[Vertex]]
     hosts: int
 
     @property
@@ -195,7 +211,7 @@ class _TreeReader:
     def uses(self, port: NicPort) -> bool:
         return self.allowed is None or port.number in self.allowed
 
-    def add(self, kind: str, number: int) -> Vertex:
+    def add(self, kind: VertexKind, number: int) -> Vertex:
         vertex = Vertex(kind, self.host, number)
         self.graph.of_kind[kind].append(vertex)
         return vertex
@@ -230,12 +246,12 @@ def _slot_rate(slot: PcieSlot) -> int:
     return round(1000 * pcie_rate(slot.lanes or 16, slot.speed))
 
 
-def _join(a: Vertex, b: Vertex, kind: str, rate_MBps: int) -> None:
+def _join(a: Vertex, b: Vertex, kind: DeviceLinkKind, rate_MBps: int) -> None:
     _connect(a, b, kind, rate_MBps)
     _connect(b, a, kind, rate_MBps)
 
 
-def _connect(tail: Vertex, head: Vertex, kind: str, rate_MBps: int) -> None:
+def _connect(tail: Vertex, head: Vertex, kind: DeviceLinkKind, rate_MBps: int) -> None:
     """Add the rate to the link, and move the link before slower ones."""
     links = tail.links
     place = next(

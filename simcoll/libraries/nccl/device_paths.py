@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from simcoll.libraries.nccl.device_graph import LOCAL_RATE, DeviceGraph, DeviceLink, Path, Vertex
+from simcoll.libraries.nccl.device_graph import (
+    LOCAL_RATE,
+    DeviceGraph,
+    DeviceLink,
+    Path,
+    Vertex,
+    VertexKind,
+)
 from simcoll.libraries.nccl.graphs import PATH_TYPES
 
 __all__ = [
@@ -100,7 +107,9 @@ def compute_paths(graph: DeviceGraph, rules: PathRules) -> None:
         _paths_to_nic(graph, index, net, rules)
 
 
-def _paths_to(graph: DeviceGraph, kind: str, index: int, base: Vertex, rules: PathRules) -> None:
+def _paths_to(
+    graph: DeviceGraph, kind: VertexKind, index: int, base: Vertex, rules: PathRules
+) -> None:
     """Paths from everywhere to one vertex, in widening circles around it."""
     count = len(graph.of_kind[kind])
     _path_table(base, kind, count)[index] = Path((), LOCAL_RATE, LOC)
@@ -126,7 +135,7 @@ def _paths_to(graph: DeviceGraph, kind: str, index: int, base: Vertex, rules: Pa
         circle = wider
 
 
-def _path_table(vertex: Vertex, kind: str, count: int) -> list[Path]:
+def _path_table(vertex: Vertex, kind: VertexKind, count: int) -> list[Path]:
     if kind not in vertex.paths:
         vertex.paths[kind] = [Path((), 0, DISCONNECTED) for _ in range(count)]
     return vertex.paths[kind]
@@ -163,7 +172,7 @@ def _better(new: Path, current: Path, rules: PathRules) -> bool:
     return shorter and current.rate_MBps < new.rate_MBps
 
 
-def nearest(vertex: Vertex, kind: str) -> tuple[list[int], int]:
+def nearest(vertex: Vertex, kind: VertexKind) -> tuple[list[int], int]:
     """Vertices of a kind to which the path is fastest and, of these, of the best type; and the
     type.
     """
@@ -210,7 +219,9 @@ def local_gpu(graph: DeviceGraph, net: int, rules: PathRules) -> int | None:
     return None
 
 
-def _through(tail: Vertex, middle: Vertex, kind: str, index: int, via: tuple[str, int]) -> Path:
+def _through(
+    tail: Vertex, middle: Vertex, kind: VertexKind, index: int, via: tuple[VertexKind, int]
+) -> Path:
     """The path from ``tail`` by ``middle`` to a vertex."""
     start, second = tail.paths[via[0]][via[1]], middle.paths[kind][index]
     worst, best = max(start.type, second.type), min(start.type, second.type)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from simcoll.libraries.nccl.channel_search import ChannelSearch, Draft
-from simcoll.libraries.nccl.device_graph import DeviceGraph, Vertex, device_graph
+from simcoll.libraries.nccl.device_graph import DeviceGraph, Vertex, VertexKind, device_graph
 from simcoll.libraries.nccl.device_paths import (
     DISCONNECTED,
     LOC,
@@ -149,7 +149,7 @@ class _GraphSearch:
         gpus = self.devices.gpus
         if not self.between and len(gpus) == 1:
             return 5_000_000, 5_000_000
-        kind = "net" if self.between else "gpu"
+        kind: VertexKind = "net" if self.between else "gpu"
         fastest = max(
             (path.rate_MBps for gpu in gpus for path in gpu.paths.get(kind, ()) if path.links),
             default=0,
@@ -161,7 +161,7 @@ class _GraphSearch:
             total = max(total, nvlinks, pcie[-1] if pcie else 0)
         return fastest, total
 
-    def _path_types(self, kind: str) -> tuple[int, int]:
+    def _path_types(self, kind: VertexKind) -> tuple[int, int]:
         """The best and the worst path from GPUs to vertices of a kind."""
         types = [
             path.type
@@ -345,7 +345,7 @@ class _GraphSearch:
         """The least number of links of a channel."""
         gpus = self.devices.gpus
 
-        def shortest(vertices: Sequence[Vertex], kind: str) -> int:
+        def shortest(vertices: Sequence[Vertex], kind: VertexKind) -> int:
             lengths = [
                 len(path.links)
                 for vertex in vertices

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from simcoll.files.output import csv_bytes
-from simcoll.planning.reliability.faults import KINDS, Outcome, Replanned, percentile
+from simcoll.planning.reliability.faults import KINDS, FaultKind, Outcome, Replanned, percentile
 from simcoll.units import format_time
 
-Outcomes = Mapping[str, Sequence[Outcome]]
+Outcomes = Mapping[FaultKind, Sequence[Outcome]]
 
 __all__ = [
     "PERCENTILES",

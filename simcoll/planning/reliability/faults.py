@@ -4,10 +4,11 @@ re-planned schedules.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -28,6 +29,7 @@ __all__ = [
     "KINDS",
     "Chances",
     "Drawn",
+    "FaultKind",
     "Outcome",
     "Replanned",
     "check_flaps",
@@ -39,7 +41,10 @@ __all__ = [
     "wrong_elements",
 ]
 
-KINDS = {
+FaultKind: TypeAlias = Literal[
+    "late", "slow", "jitter", "rehash", "traffic", "flap", "link", "nic", "stop"
+]
+KINDS: Mapping[FaultKind, str] = {
     "late": "ranks arrive late, each by a lognormal delay",
     "slow": "one rank's own work, and bytes over its GPU's links, take longer, by a lognormal "
     "factor",
@@ -96,7 +101,7 @@ class Drawn:
     describes it.
     """
 
-    kind: str
+    kind: FaultKind
     seed: int
     topology: Topology
     plan: Plan
@@ -111,7 +116,7 @@ class Outcome:
     ``raised`` is empty, or the reason.
     """
 
-    kind: str
+    kind: FaultKind
     seed: int
     text: str
     time_fs: int
@@ -139,7 +144,7 @@ def _nics(topology: Topology) -> list[str]:
 
 
 def draw(
-    kind: str,
+    kind: FaultKind,
     seed: int,
     plan: Plan,
     topology: Topology,
@@ -193,7 +198,7 @@ def draw(
 
 
 def _events(
-    kind: str,
+    kind: FaultKind,
     seed: int,
     plan: Plan,
     topology: Topology,
@@ -285,7 +290,11 @@ def run_fault(drawn: Drawn, chances: Chances = Chances()) -> Outcome:
 
 
 def wrong_elements(
-    kind: str, seeds: Sequence[int], plan: Plan, topology: Topology, chances: Chances = Chances()
+    kind: FaultKind,
+    seeds: Sequence[int],
+    plan: Plan,
+    topology: Topology,
+    chances: Chances = Chances(),
 ) -> tuple[int, int]:
     """Play faults with a little data; returns the number of runs that finish, and of wrong
     elements.
@@ -323,7 +332,7 @@ def _arriving(drawn: Drawn) -> Program:
 
 
 def outcomes(
-    kind: str,
+    kind: FaultKind,
     seeds: Sequence[int],
     plan: Plan,
     topology: Topology,
