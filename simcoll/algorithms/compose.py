@@ -255,6 +255,13 @@ def _side_by_side(
     In a step the transfers are ordered schedule by schedule, or alternating with ``run`` of each; a
     rank's copies to itself slot by slot.
     """
+    # Every slot is cut into one share per schedule, so that the copies touch disjoint chunks and
+    # use disjoint channels: whatever each of them proves alone holds for all of them together, and
+    # concurrent transfers cannot meet in memory.
+    #
+    # A repeat stays a repeat wherever its windows stay one arithmetic progression inside a share,
+    # or can be listed: proofs and foldings of long rings depend on that. Unrolling all of them
+    # would be a dozen lines here, but a ring of 1,024 ranks has 2,046 steps in two repeats.
     model, copies = schedules[0], len(schedules)
     old, n = model.layout, model.nranks
     layout = _shared_layout(old, copies)

@@ -79,6 +79,16 @@ def certify(
     With connections, the messages of one connection have classes in their order; leaders of switch
     operations come first.
     """
+    # The classes of messages are made here from the numbers that decide their times (costs, classes
+    # of lanes and links, places on connections), never taken from the refinement: equal hashes
+    # could be chance, and a partition may come from any source, such as another size. Two
+    # messages of a class are then equal by construction, and what is left to compare are the
+    # lanes, links and connections of a class: whether they have the same multiset of messages.
+    #
+    # Invariant: classes of different runs of steps have different numbers (``first_class``), so one
+    # comparison serves several steps, and a lane cannot make up for a message that it lacks in one
+    # step with a message of another. Comparing step by step gives the same answer with one pass
+    # over all lanes for each step; comparing all steps at once would need memory for all links.
     lanes, links, ways = partition.lanes, partition.links, partition.connections
     numbers, places, count = connections_in_order(patterns)
     if count and ways is None:

@@ -299,6 +299,15 @@ class Fabric:
 
     def _settle(self, _event: simpy.Event) -> None:
         """Assign every flow its rate, after everything else at the timestamp."""
+        # Invariant: afterwards the rate of every flow is the least level of its links, and the
+        # level of a link is the water level of its flows when each is limited by the levels of its
+        # other links. That fixpoint is the max-min fair allocation, and there is only one.
+        #
+        # Once per timestamp, not once per start or end: in between no time passes, so those rates
+        # would move no byte, and a step of N ranks would cost N passes over the same links.
+        #
+        # Only flows on links whose level changed are visited. A new flow that is alone on all its
+        # links cannot change another flow, so without contention _spread has nothing to do.
         self._asked = False
         if self._links_of is not None:
             self._move(self._links_of)
@@ -347,6 +356,11 @@ class Fabric:
         """Propagate levels from the queued links to the fixpoint; return the links whose level
         changed.
         """
+        # It ends because a changed level wakes only links with higher levels: after the lowest
+        # level is right it never changes again, then the next lowest, and so on. The queue may
+        # visit a link before those below it are right; it comes back to it then. Where many flows
+        # meet, it comes back often: the compiled engine then fills level by level
+        # (emulator/fast/progressive.py), which visits every flow of a component once.
         flows, level, capacity = self._flows, self._level, self._capacity
         changed: dict[int, None] = {}
         queued = set(queue)
