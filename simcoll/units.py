@@ -29,6 +29,7 @@ __all__ = [
     "format_size",
     "format_span",
     "format_time",
+    "number_of",
     "parse_rate",
     "parse_ratio",
     "parse_size",
@@ -286,6 +287,22 @@ def parse_span(
             f"{what}: {text!r} has no unit; write for example '{text.strip()} min'", **place
         )
     return _whole(exact, what, text, MAX_SPAN_US, place)
+
+
+def number_of(text: str, path: str) -> int:
+    """Parse a large number, such as ``"15T"`` (decimal).
+
+    >>> number_of("15T", "$.objective.tokens"), number_of("2.5B", "")
+    (15000000000000, 2500000000)
+    """
+    scale = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}.get(text.strip()[-1:], 0)
+    try:
+        number = float(text.strip()[:-1] if scale else text) * float(10**scale)
+    except ValueError:
+        number = 0.0
+    if not 1 <= number < 2**63:
+        raise ConfigError(f"{text!r}: expected a number such as '15T'", path=path)
+    return int(number + 0.5)
 
 
 def format_span(span_us: int) -> str:

@@ -55,7 +55,10 @@ def _table(cases: Sequence[Goodput]) -> Iterator[str]:
     swept = "".join(f"{name:>{width}}  " for name, width in zip(axes, widths, strict=True))
     dear = any(case.tokens_per_second for case in cases)
     heads = "interval  goodput  +/-     5 to 95 %      formula  stops  ckpt   lost   down   slow"
-    yield f"# {swept}{heads}{'  tokens/s  $/Mtoken' if dear else ''}"
+    tail = "  tokens/s  $/Mtoken" if dear else ""
+    tail += "   days  5 to 95 %" if any(case.days for case in cases) else ""
+    tail += "         $m  5 to 95 %" if any(case.usd for case in cases) else ""
+    yield f"# {swept}{heads}{tail}"
     for case in cases:
         values = "".join(
             f"{case.case[name]!s:>{width}}  " for name, width in zip(axes, widths, strict=True)
@@ -69,6 +72,10 @@ def _table(cases: Sequence[Goodput]) -> Iterator[str]:
             f"  {case.interruptions:5.0f}  {shares['checkpoint']:.3f}  {shares['lost']:.3f}  "
             f"{down:.3f}  {shares['slow']:.3f}"
         )
-        yield line + (
-            f"  {case.tokens_per_second:8,.0f}  {case.usd_per_mtoken:8.4f}" if dear else ""
-        )
+        if dear:
+            line += f"  {case.tokens_per_second:8,.0f}  {case.usd_per_mtoken:8.4f}"
+        if case.days:
+            line += "  {:5.1f}  {:.1f} to {:.1f}".format(*case.days)
+        if case.usd:
+            line += "  {:9,.2f}  {:,.2f} to {:,.2f}".format(*(usd / 1e6 for usd in case.usd))
+        yield line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -124,11 +124,20 @@ def _files(
     )
     contents = (
         designs_csv(rows),
-        toml_text({"title": space.title, **best[0]["point"]["design"]}).encode(),
+        toml_text({"title": space.title, **_design_tables(best[0])}).encode(),
         step_trace(step.workload, clock, space.title, step.alone.plans),
         page_html(page),
     )
     return dict(zip(FILES, contents, strict=True))
+
+
+def _design_tables(row: Row) -> dict[str, Any]:
+    """The tables of a design, with the prices of its plan, for ``simcoll goodput``."""
+    from simcoll.planning.costs import stated
+
+    terms = row["point"]["terms"]
+    prices = {table: stated(table, terms[table]) for table in ("cost", "power")}
+    return {**row["point"]["design"], **{table: keys for table, keys in prices.items() if keys}}
 
 
 def _table(best: Sequence[Row], space: Space, front: Sequence[Row]) -> Iterator[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from simcoll.errors import ConfigError
 from simcoll.files.output import csv_bytes
-from simcoll.planning.designs.costs import (
+from simcoll.planning.costs import (
     ClusterCost,
     ClusterPower,
     hardware,

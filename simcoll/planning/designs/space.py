@@ -20,10 +20,10 @@ from simcoll.files.paths import is_file
 from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import convert_table, read_file
 from simcoll.files.text import parse_toml
-from simcoll.planning.designs.costs import ClusterCost, ClusterPower, has_prices, watts_of
+from simcoll.planning.costs import ClusterCost, ClusterPower, has_prices, watts_of
 from simcoll.planning.designs.figures import FIGURES
 from simcoll.topology.file_layers import content_of
-from simcoll.units import parse_span
+from simcoll.units import number_of, parse_span
 
 if TYPE_CHECKING:
     from simcoll.planning.grids.grid import Point
@@ -34,7 +34,6 @@ __all__ = [
     "Objective",
     "Space",
     "load_space",
-    "number_of",
 ]
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
@@ -221,22 +220,6 @@ def _check(objective: Objective) -> None:
         raise ConfigError("expected at least two figures", path="$.objective.pareto")
     if objective.tokens:
         number_of(objective.tokens, "$.objective.tokens")
-
-
-def number_of(text: str, path: str) -> int:
-    """Parse a large number, such as ``"15T"`` (decimal).
-
-    >>> number_of("15T", "$.objective.tokens"), number_of("2.5B", "")
-    (15000000000000, 2500000000)
-    """
-    scale = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}.get(text.strip()[-1:], 0)
-    try:
-        number = float(text.strip()[:-1] if scale else text) * float(10**scale)
-    except ValueError:
-        number = 0.0
-    if not 1 <= number < 2**63:
-        raise ConfigError(f"{text!r}: expected a number such as '15T'", path=path)
-    return int(number + 0.5)
 
 
 def _merge(

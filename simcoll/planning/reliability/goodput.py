@@ -5,24 +5,33 @@ nodes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from simcoll.errors import ConfigError, blamed_on
+from simcoll.errors import ConfigError, blamed_on, nearest
 from simcoll.files.output import csv_bytes
+from simcoll.files.paths import shipped_files
 from simcoll.files.strict import convert_table, read_file
 from simcoll.files.text import parse_toml
 from simcoll.planning.grids.grid import Point, PointGrid, Row
+from simcoll.planning.reliability.design_job import DesignJob, load_design_job
 from simcoll.planning.reliability.failures import PPM, Cause, Slowness, TrainingJob, simulate
 from simcoll.planning.reliability.renewal import renewal, young_daly
-from simcoll.units import MAX_SPAN_US, format_span, parse_span
+from simcoll.units import (
+    MAX_SPAN_US,
+    UBPS_PER_BPS,
+    format_span,
+    number_of,
+    parse_rate,
+    parse_span,
+)
 
 __all__ = [
     "Goodput",
@@ -39,23 +48,29 @@ MAX_CASES, MAX_SEEDS = 10_000, 100_000
 MAX_FAILURES = 10**6
 """Failures of a job in one simulation: half a minute."""
 HOUR_US = 3600 * 10**6
-SWEPT = ("job", "checkpoint", "restart", "spares")
+SWEPT = ("job", "checkpoint", "storage", "restart", "spares")
 """Tables whose lists are swept."""
 SPENT = ("useful", "slow", "checkpoint", "lost", "detect", "restart", "waiting")
 
 
 class _JobTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    gpus: int
-    gpus_per_node: int = 8
+    design: str = ""
+    gpus: int = 0
+    gpus_per_node: int = 0
     replica_gpus: int = 0
     tokens_per_second: float = 0.0
     usd_per_gpu_hour: float = 0.0
 
 
 class _Checkpoint(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    save: str
+    save: str = ""
     blocking: str = ""
     interval: str = "young"
+
+
+class _Storage(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    write: str = ""
+    read: str = ""
 
 
 class _Restart(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -65,15 +80,21 @@ class _Restart(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 
 class _Spares(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     nodes: int = 0
+    repair: str = "0"
+
+
+Part: TypeAlias = Literal["gpu", "node", "nic", "switch", "cable"]
 
 
 class _Failure(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     cause: str
-    gpu_hours: float
+    gpu_hours: float | None = None
+    part: Part = "gpu"
+    hours: float | None = None
     count: int = 1
     shape: float = 1.0
     nodes: int = 0
-    repair: str = "0"
+    repair: str = ""
     repair_shape: float = 0.0
 
 
@@ -84,18 +105,37 @@ class _Straggler(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     repair: str = "0"
 
 
+class _FailureTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    failure: list[_Failure]
+
+
 class GoodputFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A goodput file with one case."""
 
     title: str
-    days: float
     job: _JobTable
-    checkpoint: _Checkpoint
     restart: _Restart
+    days: float = 0.0
+    tokens: str = ""
+    checkpoint: _Checkpoint = _Checkpoint()
+    storage: _Storage = _Storage()
+    failures: str = ""
     failure: list[_Failure] = []
     straggler: _Straggler | None = None
     spares: _Spares = _Spares()
     seeds: int = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A case of a file with what its design says: the tables, and the job's facts."""
+
+    content: GoodputFile
+    design: DesignJob | None
+    gpus: int
+    node_size: int
+    tokens_per_second: float
+    usd_per_hour: float
 
 
 def _expand(document: Mapping[str, Any], file: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -137,22 +177,63 @@ def goodput_grid(path: Path) -> tuple[str, PointGrid]:
     file = str(path)
     points: list[Point] = []
     title = ""
-    for case, chosen in _expand(parse_toml(read_file(path, MAX_BYTES), file), file):
+    for tables, chosen in _expand(parse_toml(read_file(path, MAX_BYTES), file), file):
         with blamed_on(file):
-            content = convert_table(case, GoodputFile)
-            title, job = content.title, job_of(content)
-            span_us = _whole_us(content.days, 86400 * 10**6, "days", "$.days")
+            case = _case_of(convert_table(tables, GoodputFile), path.parent)
+            content = case.content
+            title, job = content.title, _training_job(case)
+            tokens = number_of(content.tokens, "$.tokens") if content.tokens else 0
+            span_us = _span_us(content, tokens, case.tokens_per_second)
             _refuse_too_many(job, span_us)
         shared = {
             "case": chosen,
             "job": asdict(job),
             "span_us": span_us,
-            "gpus": content.job.gpus,
-            "tokens_per_second": content.job.tokens_per_second,
-            "usd_per_gpu_hour": content.job.usd_per_gpu_hour,
+            "gpus": case.gpus,
+            "tokens": tokens,
+            "tokens_per_second": case.tokens_per_second,
+            "usd_per_hour": case.usd_per_hour,
         }
         points += [{**shared, "seed": seed} for seed in range(content.seeds)]
     return title, PointGrid(simulate_point, tuple(points))
+
+
+def _case_of(content: GoodputFile, folder: Path) -> _Case:
+    """A case with the facts of its design."""
+    _check_numbers(content)
+    job = content.job
+    design = load_design_job((folder / job.design).resolve()) if job.design else None
+    if design is None and not job.gpus:
+        raise ConfigError("missing; expected gpus, or a design", path="$.job.gpus")
+    if design is not None and job.gpus not in {0, design.gpus}:
+        raise ConfigError(
+            f"{job.gpus} GPUs, but the design has {design.gpus}; leave gpus out",
+            path="$.job.gpus",
+        )
+    gpus = job.gpus if design is None else design.gpus
+    node_size = job.gpus_per_node or (8 if design is None else design.gpus_per_node)
+    for place, value in (("gpus", gpus), ("replica_gpus", job.replica_gpus)):
+        if value % node_size:
+            raise ConfigError(
+                f"{value} GPUs are no whole number of nodes of {node_size}", path=f"$.job.{place}"
+            )
+    spare_gpus = content.spares.nodes * node_size
+    price = job.usd_per_gpu_hour * (gpus + spare_gpus)
+    if design is not None and not price:
+        price = design.usd_per_hour(spare_gpus)
+    rate = job.tokens_per_second or (0.0 if design is None else design.tokens_per_second)
+    return _Case(content, design, gpus, node_size, rate, price)
+
+
+def _span_us(content: GoodputFile, tokens: int, tokens_per_second: float) -> int:
+    """The simulated time: as stated, or what the tokens take without failures."""
+    if content.days or not tokens:
+        return _whole_us(content.days, 86400 * 10**6, "days", "$.days")
+    if not tokens_per_second:
+        raise ConfigError(
+            "tokens need the job's speed: give job.tokens_per_second, or a design", path="$.tokens"
+        )
+    return _whole_us(tokens / tokens_per_second / 86400, 86400 * 10**6, "days", "$.tokens")
 
 
 def _whole_us(value: float, unit_us: int, name: str, path: str) -> int:
@@ -163,18 +244,23 @@ def _whole_us(value: float, unit_us: int, name: str, path: str) -> int:
     return max(1, int(Fraction(repr(value)) * unit_us))
 
 
-def job_of(content: GoodputFile) -> TrainingJob:
-    """The job of a file.
+def job_of(content: GoodputFile, folder: Path = Path()) -> TrainingJob:
+    """The job of a file; ``folder`` is that of the file, for a design that it names.
 
     Raises
     ------
     ConfigError
         With the path of an invalid number.
     """
+    return _training_job(_case_of(content, folder))
+
+
+def _check_numbers(content: GoodputFile) -> None:
+    """Refuse numbers out of range."""
     job = content.job
     for place, value, minimum in (
-        ("gpus", job.gpus, 1),
-        ("gpus_per_node", job.gpus_per_node, 1),
+        ("gpus", job.gpus, 0 if job.design else 1),
+        ("gpus_per_node", job.gpus_per_node, 0),
         ("replica_gpus", job.replica_gpus, 0),
     ):
         if not minimum <= value < 2**31:
@@ -186,13 +272,7 @@ def job_of(content: GoodputFile) -> TrainingJob:
             raise ConfigError(
                 f"expected a number of at least 0, got {getattr(job, place)}", path=f"$.job.{place}"
             )
-    for place, value in (("gpus", job.gpus), ("replica_gpus", job.replica_gpus)):
-        if value % job.gpus_per_node:
-            raise ConfigError(
-                f"{value} GPUs are no whole number of nodes of {job.gpus_per_node}",
-                path=f"$.job.{place}",
-            )
-    if job.replica_gpus and job.gpus % job.replica_gpus:
+    if job.replica_gpus and job.gpus and job.gpus % job.replica_gpus:
         raise ConfigError(
             f"{job.gpus} GPUs are no whole number of replicas of {job.replica_gpus}",
             path="$.job.replica_gpus",
@@ -203,35 +283,86 @@ def job_of(content: GoodputFile) -> TrainingJob:
         )
     if not 1 <= content.seeds <= MAX_SEEDS:
         raise ConfigError(f"expected 1 to {MAX_SEEDS:,} seeds, got {content.seeds}", path="$.seeds")
-    causes = tuple(
-        _cause(failure, job.gpus, f"$.failure[{number}]")
-        for number, failure in enumerate(content.failure)
-    )
-    saving = parse_span(content.checkpoint.save, path="$.checkpoint.save")
-    blocking = (
-        parse_span(content.checkpoint.blocking, path="$.checkpoint.blocking")
-        if content.checkpoint.blocking
-        else saving
-    )
-    if blocking > saving:
-        raise ConfigError(
-            f"a checkpoint cannot stop training for longer ({content.checkpoint.blocking}) than it "
-            f"takes ({content.checkpoint.save})",
-            path="$.checkpoint.blocking",
-        )
+
+
+def _training_job(case: _Case) -> TrainingJob:
+    """The job of a case."""
+    content = case.content
+    nodes = case.gpus // case.node_size
+    causes = tuple(_cause(failure, case, place) for place, failure in _failures(content))
+    saving, blocking = _checkpoint_us(case)
+    load = parse_span(content.restart.load, path="$.restart.load")
+    if content.storage.read:
+        load += _transfer_us(case, "read")
     slow = content.straggler
     return TrainingJob(
-        nodes=job.gpus // job.gpus_per_node,
+        nodes=nodes,
         interval_us=_interval(content.checkpoint.interval, blocking, saving, causes),
         blocking_us=blocking,
         saving_us=saving,
         detect_us=parse_span(content.restart.detect, path="$.restart.detect"),
-        load_us=parse_span(content.restart.load, path="$.restart.load"),
+        load_us=load,
         causes=causes,
-        slowness=None if slow is None else _slowness(slow, job.gpus),
+        slowness=None if slow is None else _slowness(slow, case.gpus),
         spares=content.spares.nodes,
-        replica_nodes=job.replica_gpus // job.gpus_per_node,
+        replica_nodes=content.job.replica_gpus // case.node_size,
     )
+
+
+def _failures(content: GoodputFile) -> Iterator[tuple[str, _Failure]]:
+    """The causes of a file and of the table that it names, each with its place."""
+    for number, failure in enumerate(content.failure):
+        yield f"$.failure[{number}]", failure
+    if not content.failures:
+        return
+    shipped = shipped_files("scenarios/failures")
+    name = content.failures
+    if name not in shipped:
+        raise ConfigError(f"unknown table {name!r}; {nearest(name, shipped)}", path="$.failures")
+    table = convert_table(parse_toml(read_file(shipped[name], MAX_BYTES), name), _FailureTable)
+    for failure in table.failure:
+        yield "$.failures", failure
+
+
+def _checkpoint_us(case: _Case) -> tuple[int, int]:
+    """Microseconds until a checkpoint is safe, and for which it stops training."""
+    checkpoint = case.content.checkpoint
+    if checkpoint.save:
+        saving = parse_span(checkpoint.save, path="$.checkpoint.save")
+    elif case.content.storage.write:
+        saving = _transfer_us(case, "write")
+    else:
+        raise ConfigError(
+            "missing; expected a time, or storage.write and a design", path="$.checkpoint.save"
+        )
+    blocking = saving
+    if checkpoint.blocking == "copy":
+        if case.design is None:
+            raise ConfigError(
+                "'copy' needs a design, whose GPUs copy their share to their hosts; or give a time",
+                path="$.checkpoint.blocking",
+            )
+        blocking = case.design.copy_us
+    elif checkpoint.blocking:
+        blocking = parse_span(checkpoint.blocking, path="$.checkpoint.blocking")
+    if blocking > saving:
+        raise ConfigError(
+            f"a checkpoint cannot stop training for longer ({format_span(blocking)}) than it "
+            f"takes ({format_span(saving)})",
+            path="$.checkpoint.blocking",
+        )
+    return saving, blocking
+
+
+def _transfer_us(case: _Case, direction: str) -> int:
+    """Microseconds to write or read a checkpoint of the design."""
+    if case.design is None:
+        raise ConfigError("needs a design, for the size of a checkpoint", path="$.storage")
+    text = getattr(case.content.storage, direction)
+    rate_uBps = parse_rate(text, path=f"$.storage.{direction}")
+    if not rate_uBps:
+        raise ConfigError("expected a rate above 0", path=f"$.storage.{direction}")
+    return max(1, case.design.checkpoint_bytes * UBPS_PER_BPS * 10**6 // rate_uBps)
 
 
 def _refuse_too_many(job: TrainingJob, span_us: int) -> None:
@@ -248,7 +379,7 @@ def _refuse_too_many(job: TrainingJob, span_us: int) -> None:
         )
 
 
-def _cause(failure: _Failure, gpus: int, place: str) -> Cause:
+def _cause(failure: _Failure, case: _Case, place: str) -> Cause:
     for name, value in (("shape", failure.shape), ("repair_shape", failure.repair_shape or 1.0)):
         if not 0.1 <= value <= 20:
             raise ConfigError(
@@ -261,13 +392,35 @@ def _cause(failure: _Failure, gpus: int, place: str) -> Cause:
             f"{failure.nodes}",
             path=place,
         )
-    repair_us = parse_span(failure.repair, path=f"{place}.repair")
-    mean_us = _whole_us(
-        failure.gpu_hours / failure.count / gpus, HOUR_US, "gpu_hours", f"{place}.gpu_hours"
+    if (failure.gpu_hours is None) == (failure.hours is None):
+        raise ConfigError("expected either gpu_hours, or hours of a part", path=place)
+    repair_us = (
+        parse_span(failure.repair, path=f"{place}.repair")
+        if failure.repair
+        else parse_span(case.content.spares.repair, path="$.spares.repair")
     )
+    key = "gpu_hours" if failure.hours is None else "hours"
+    parts = case.gpus if failure.hours is None else _parts(failure, case, place)
+    hours = getattr(failure, key) / failure.count / parts
+    mean_us = _whole_us(hours, HOUR_US, key, f"{place}.{key}")
     return Cause(
         failure.cause, mean_us, failure.shape, failure.nodes, repair_us, failure.repair_shape
     )
+
+
+def _parts(failure: _Failure, case: _Case, place: str) -> int:
+    """How many parts can fail from a cause."""
+    nodes = case.gpus // case.node_size
+    if case.design is not None:
+        return max(1, case.design.parts(failure.part, nodes))
+    # Without a design, every GPU has its NIC; switches and cables are unknown.
+    counts = {"gpu": case.gpus, "node": nodes, "nic": case.gpus}
+    if failure.part not in counts:
+        raise ConfigError(
+            f"failures of a {failure.part} need a design, whose network is counted",
+            path=f"{place}.part",
+        )
+    return counts[failure.part]
 
 
 def _slowness(straggler: _Straggler, gpus: int) -> Slowness:
@@ -350,6 +503,9 @@ class Goodput:
         Number over the whole time, mean over seeds.
     tokens_per_second, usd_per_mtoken
         Of retained training; 0 if the file lacks the job's speed or price.
+    days, usd
+        To train the file's tokens: median, 5th and 95th percentile of the seeds; empty without
+        tokens, or prices.
     """
 
     case: Mapping[str, Any]
@@ -363,6 +519,8 @@ class Goodput:
     interruptions: float
     tokens_per_second: float = 0.0
     usd_per_mtoken: float = 0.0
+    days: tuple[float, ...] = ()
+    usd: tuple[float, ...] = ()
 
 
 def goodput_of(rows: Sequence[Row]) -> list[Goodput]:
@@ -379,15 +537,18 @@ def _case(rows: Sequence[Row]) -> Goodput:
     goodputs = sorted(row["result"]["goodput"] for row in rows)
     count, average = len(goodputs), mean(goodputs)
     useful_rate = point["tokens_per_second"] * average
-    paid = point["gpus"] * Fraction(job.nodes + job.spares, job.nodes)
-    dollars = point["usd_per_gpu_hour"] * float(paid) / 3600
+    dollars = point["usd_per_hour"] / 3600
+    fifth, last = (count - 1) // 20, count - 1
+    quantiles = [goodputs[place] for place in (last // 2, last - fifth, fifth)]
+    ideal_days = point["tokens"] / (point["tokens_per_second"] or 1) / 86400
+    days = tuple(ideal_days / share if share else math.inf for share in quantiles)
     return Goodput(
         case=point["case"],
         interval_us=job.interval_us,
         mean=average,
         error=stdev(goodputs) / math.sqrt(count) if count > 1 else 0.0,
-        low=goodputs[(count - 1) // 20],
-        high=goodputs[-1 - (count - 1) // 20],
+        low=goodputs[fifth],
+        high=goodputs[last - fifth],
         formula=renewal(job),
         shares={
             name: mean(row["result"][name] for row in rows) / point["span_us"] for name in SPENT
@@ -395,6 +556,8 @@ def _case(rows: Sequence[Row]) -> Goodput:
         interruptions=mean(row["result"]["interruptions"] for row in rows),
         tokens_per_second=useful_rate,
         usd_per_mtoken=dollars / useful_rate * 1e6 if useful_rate else 0.0,
+        days=days if point["tokens"] else (),
+        usd=tuple(dollars * 86400 * span for span in days) if point["tokens"] and dollars else (),
     )
 
 
@@ -412,7 +575,18 @@ def goodput_csv(cases: Sequence[Goodput]) -> bytes:
     rows = [
         {**case.case, "goodput": case.mean, "standard_error": case.error, **case.shares}
         | {name: getattr(case, name) for name in columns}
+        | _quantiles(case)
         for case in cases
     ]
     axes = list(cases[0].case) if cases else []
-    return csv_bytes([*axes, columns[0], "goodput", "standard_error", *columns[1:], *SPENT], rows)
+    heads = [*axes, columns[0], "goodput", "standard_error", *columns[1:], *SPENT]
+    return csv_bytes([*heads, *(_quantiles(cases[0]) if cases else ())], rows)
+
+
+def _quantiles(case: Goodput) -> dict[str, float]:
+    """Days and dollars by column: median, 5th and 95th percentile."""
+    return {
+        f"{figure}_{percent}": value
+        for figure, values in (("days", case.days), ("usd", case.usd))
+        for percent, value in zip((50, 5, 95), values, strict=False)
+    }

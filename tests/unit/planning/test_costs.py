@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simcoll.planning.designs.costs import (
+from simcoll.planning.costs import (
     ClusterCost,
     ClusterPower,
     Hardware,

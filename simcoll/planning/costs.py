@@ -35,6 +35,7 @@ __all__ = [
     "node_watts",
     "power_kw",
     "price_rows",
+    "stated",
     "watts_of",
 ]
 
@@ -313,6 +314,16 @@ def price_rows(terms: Mapping[str, Any], gpu: Gpu) -> Iterator[tuple[str, str, s
         for key, value in (terms[table] or {}).items():
             if value:
                 yield f"{table}.{key}", _text(value), "yours"
+
+
+def stated(table: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of ``[cost]`` or ``[power]`` that differ from their defaults.
+
+    >>> stated("cost", {"gpu_hour": 2.0, "people": 0.0, "sources": {}})
+    {'gpu_hour': 2.0}
+    """
+    record = {"cost": ClusterCost, "power": ClusterPower}[table]()
+    return {key: value for key, value in values.items() if value != getattr(record, key)}
 
 
 def _text(value: object) -> str:
