@@ -133,10 +133,10 @@ def _files(
 
 def _design_tables(row: Row) -> dict[str, Any]:
     """The tables of a design, with the prices of its plan, for ``simcoll goodput``."""
-    from simcoll.planning.costs import stated
+    from simcoll.planning.costs import changed_keys
 
     terms = row["point"]["terms"]
-    prices = {table: stated(table, terms[table]) for table in ("cost", "power")}
+    prices = {table: changed_keys(table, terms[table]) for table in ("cost", "power")}
     return {**row["point"]["design"], **{table: keys for table, keys in prices.items() if keys}}
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "ClusterPower",
     "CostPart",
     "Hardware",
+    "changed_keys",
     "gpus_per_node",
     "hardware",
     "has_prices",
@@ -35,7 +36,6 @@ __all__ = [
     "node_watts",
     "power_kw",
     "price_rows",
-    "stated",
     "watts_of",
 ]
 
@@ -316,10 +316,10 @@ def price_rows(terms: Mapping[str, Any], gpu: Gpu) -> Iterator[tuple[str, str, s
                 yield f"{table}.{key}", _text(value), "yours"
 
 
-def stated(table: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def changed_keys(table: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of ``[cost]`` or ``[power]`` that differ from their defaults.
 
-    >>> stated("cost", {"gpu_hour": 2.0, "people": 0.0, "sources": {}})
+    >>> changed_keys("cost", {"gpu_hour": 2.0, "people": 0.0, "sources": {}})
     {'gpu_hour': 2.0}
     """
     record = {"cost": ClusterCost, "power": ClusterPower}[table]()

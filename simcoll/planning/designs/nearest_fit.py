@@ -11,6 +11,7 @@ from simcoll.errors import ConfigError
 from simcoll.planning.grids.grid import Row
 from simcoll.training.design import design_from
 from simcoll.training.memory import memory_by_stage
+from simcoll.training.parallel import Parallel
 
 __all__ = ["MissingAlternative", "missing_alternatives"]
 
@@ -68,8 +69,9 @@ def _with(case: Mapping[str, Any]) -> str:
 def _remedy(row: Row) -> str:
     """The smallest change of the parallelism with which a design would fit, or come closest."""
     document = row["point"]["design"]
+    parallel = design_from(document, file="plan").parallel
     closest = (float("inf"), "no other parallelism is possible")
-    for changes in _changes(document.get("parallel", {})):
+    for changes in _changes(parallel):
         try:
             design = design_from(
                 {**document, "parallel": {**document.get("parallel", {}), **changes}}, file="plan"
@@ -83,34 +85,35 @@ def _remedy(row: Row) -> str:
     return closest[1]
 
 
-def _changes(parallel: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _changes(parallel: Parallel) -> Iterator[dict[str, Any]]:
     """Changes that save memory, those that cost the least time first."""
     choices = []
-    for name, (default, savers) in _SAVERS.items():
-        present = parallel.get(name, default)
-        larger = [(present * factor, cost) for factor, cost in savers if name in _DEGREES]
-        choices.append([(name, None, 0), *((name, *saver) for saver in (larger or savers))])
+    for name, savers in _SAVERS.items():
+        present = getattr(parallel, name)
+        values = [
+            (name, present * value if name in _DEGREES else value, cost) for value, cost in savers
+        ]
+        choices.append([(name, present, 0), *values])
     combinations = []
     for chosen in product(*choices):
-        changes = {name: value for name, value, _ in chosen if value is not None}
-        news = {name: value for name, value in changes.items() if parallel.get(name) != value}
-        if news == changes != {}:
+        changes = {name: value for name, value, cost in chosen if cost}
+        if changes and all(getattr(parallel, name) != value for name, value in changes.items()):
             combinations.append((sum(cost for _, _, cost in chosen), changes))
     combinations.sort(key=lambda pair: pair[0])
     return (changes for _, changes in combinations)
 
 
-_SAVERS: dict[str, tuple[Any, tuple[tuple[Any, int], ...]]] = {
-    "shard": ("none", (("optimizer", 1),)),
-    "sequence_parallel": (False, ((True, 1),)),
-    "recompute": ("none", (("selective", 2), ("full", 6))),
-    "micro_batch": (1, ((1, 2),)),
-    "cp": (1, ((2, 4), (4, 7))),
-    "pp": (1, ((2, 5), (4, 8))),
+_SAVERS: dict[str, tuple[tuple[Any, int], ...]] = {
+    "shard": (("optimizer", 1),),
+    "sequence_parallel": ((True, 1),),
+    "recompute": (("selective", 2), ("full", 6)),
+    "micro_batch": ((1, 2),),
+    "cp": ((2, 4), (4, 7)),
+    "pp": ((2, 5), (4, 8)),
 }
-"""By key: its default, and values that save memory, with a rank of what they cost in time. Sharding
-and sequence parallelism move as many bytes as without, selective recomputation repeats the core of
-attention, full recomputation a third of the step; degrees of parallelism are factors."""
+"""By key, values that save memory, with a rank of what they cost in time. Sharding and sequence
+parallelism move as many bytes as without, selective recomputation repeats the core of attention,
+full recomputation a third of the step; degrees of parallelism are factors."""
 _DEGREES = ("cp", "pp")
 
 

@@ -68,9 +68,15 @@ class _Checkpoint(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
     interval: str = "young"
 
 
-class _Storage(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    write: str = ""
-    read: str = ""
+class _CheckpointStorage(
+    msgspec.Struct,
+    forbid_unknown_fields=True,
+    frozen=True,
+    kw_only=True,
+    rename={"write_rate": "write", "read_rate": "read"},
+):
+    write_rate: str = ""
+    read_rate: str = ""
 
 
 class _Restart(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -118,7 +124,7 @@ class GoodputFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
     days: float = 0.0
     tokens: str = ""
     checkpoint: _Checkpoint = _Checkpoint()
-    storage: _Storage = _Storage()
+    storage: _CheckpointStorage = _CheckpointStorage()
     failures: str = ""
     failure: list[_Failure] = []
     straggler: _Straggler | None = None
@@ -127,7 +133,7 @@ class GoodputFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _JobCase:
     """A case of a file with what its design says: the tables, and the job's facts."""
 
     content: GoodputFile
@@ -198,7 +204,7 @@ def goodput_grid(path: Path) -> tuple[str, PointGrid]:
     return title, PointGrid(simulate_point, tuple(points))
 
 
-def _case_of(content: GoodputFile, folder: Path) -> _Case:
+def _case_of(content: GoodputFile, folder: Path) -> _JobCase:
     """A case with the facts of its design."""
     _check_numbers(content)
     job = content.job
@@ -222,7 +228,7 @@ def _case_of(content: GoodputFile, folder: Path) -> _Case:
     if design is not None and not price:
         price = design.usd_per_hour(spare_gpus)
     rate = job.tokens_per_second or (0.0 if design is None else design.tokens_per_second)
-    return _Case(content, design, gpus, node_size, rate, price)
+    return _JobCase(content, design, gpus, node_size, rate, price)
 
 
 def _span_us(content: GoodputFile, tokens: int, tokens_per_second: float) -> int:
@@ -285,14 +291,14 @@ def _check_numbers(content: GoodputFile) -> None:
         raise ConfigError(f"expected 1 to {MAX_SEEDS:,} seeds, got {content.seeds}", path="$.seeds")
 
 
-def _training_job(case: _Case) -> TrainingJob:
+def _training_job(case: _JobCase) -> TrainingJob:
     """The job of a case."""
     content = case.content
     nodes = case.gpus // case.node_size
     causes = tuple(_cause(failure, case, place) for place, failure in _failures(content))
     saving, blocking = _checkpoint_us(case)
     load = parse_span(content.restart.load, path="$.restart.load")
-    if content.storage.read:
+    if content.storage.read_rate:
         load += _transfer_us(case, "read")
     slow = content.straggler
     return TrainingJob(
@@ -324,12 +330,12 @@ def _failures(content: GoodputFile) -> Iterator[tuple[str, _Failure]]:
         yield "$.failures", failure
 
 
-def _checkpoint_us(case: _Case) -> tuple[int, int]:
+def _checkpoint_us(case: _JobCase) -> tuple[int, int]:
     """Microseconds until a checkpoint is safe, and for which it stops training."""
     checkpoint = case.content.checkpoint
     if checkpoint.save:
         saving = parse_span(checkpoint.save, path="$.checkpoint.save")
-    elif case.content.storage.write:
+    elif case.content.storage.write_rate:
         saving = _transfer_us(case, "write")
     else:
         raise ConfigError(
@@ -354,11 +360,11 @@ def _checkpoint_us(case: _Case) -> tuple[int, int]:
     return saving, blocking
 
 
-def _transfer_us(case: _Case, direction: str) -> int:
+def _transfer_us(case: _JobCase, direction: str) -> int:
     """Microseconds to write or read a checkpoint of the design."""
     if case.design is None:
         raise ConfigError("needs a design, for the size of a checkpoint", path="$.storage")
-    text = getattr(case.content.storage, direction)
+    text = getattr(case.content.storage, f"{direction}_rate")
     rate_uBps = parse_rate(text, path=f"$.storage.{direction}")
     if not rate_uBps:
         raise ConfigError("expected a rate above 0", path=f"$.storage.{direction}")
@@ -379,7 +385,7 @@ def _refuse_too_many(job: TrainingJob, span_us: int) -> None:
         )
 
 
-def _cause(failure: _Failure, case: _Case, place: str) -> Cause:
+def _cause(failure: _Failure, case: _JobCase, place: str) -> Cause:
     for name, value in (("shape", failure.shape), ("repair_shape", failure.repair_shape or 1.0)):
         if not 0.1 <= value <= 20:
             raise ConfigError(
@@ -408,7 +414,7 @@ def _cause(failure: _Failure, case: _Case, place: str) -> Cause:
     )
 
 
-def _parts(failure: _Failure, case: _Case, place: str) -> int:
+def _parts(failure: _Failure, case: _JobCase, place: str) -> int:
     """How many parts can fail from a cause."""
     nodes = case.gpus // case.node_size
     if case.design is not None:

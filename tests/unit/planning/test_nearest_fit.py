@@ -22,6 +22,9 @@ global_batch = 128
 tp = [4, 8]
 pp = 2
 shard = "optimizer"
+sequence_parallel = false
+recompute = "none"
+virtual = 1
 [[alternative]]
 name = "H100"
 topology = { name = "dgx-h100", nodes = 8 }
