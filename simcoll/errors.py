@@ -14,6 +14,7 @@ from simcoll.terminal import printable, printable_lines
 __all__ = [
     "ConfigError",
     "InternalError",
+    "RaceError",
     "ScheduleError",
     "SimcollError",
     "blamed_on",
@@ -118,6 +119,23 @@ class ScheduleError(SimcollError):
         self.rank = rank
         self.channel = channel
         self.chunk = chunk
+        super().__init__(message)
+
+
+class RaceError(SimcollError):
+    """A program whose results depend on the order in which its ranks go on.
+
+    Attributes
+    ----------
+    order
+        An order in which it fails, as ``interleavings=`` of ``spawn`` takes it.
+    orders
+        The number of orders that were played until then.
+    """
+
+    def __init__(self, message: str, *, order: str = "", orders: int = 0) -> None:
+        self.order = order
+        self.orders = orders
         super().__init__(message)
 
 

@@ -45,7 +45,7 @@ from simcoll.distributed.start.run_options import (
     option_values,
 )
 from simcoll.distributed.start.spawning import spawn
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, RaceError, nearest
 from simcoll.files.paths import is_file
 from simcoll.help_text import PARAGRAPHS
 from simcoll.stopping import run_program
@@ -90,6 +90,9 @@ class _RunOptions:
         file for each rank.
     script
         Every rank runs the whole file, as under torchrun.
+    interleavings
+        Play it in as many orders of turns, and fail where ranks then return something else: 200,
+        "exhaustive 200", or one order, such as "seed 17".
     """
 
     backend: str | None = None
@@ -101,6 +104,7 @@ class _RunOptions:
     trace: str | None = None
     events: EventOptions = field(default_factory=EventOptions)
     script: Annotated[bool, Parameter(negative=())] = False
+    interleavings: str | None = None
 
     @property
     def where(self) -> str:
@@ -232,10 +236,12 @@ def _tell(result: RunResult, backend: str) -> None:
     except ObjectEncodingError:
         digest = "-"
     platform = machine_of(result) if backend == EMULATOR else f"{len(result.returns)} processes"
+    orders = f", {counted(result.orders, 'order')} of turns" if result.orders > 1 else ""
     sys.stdout.write(
         f"# {counted(len(result.returns), 'rank')}, {backend} ({printable(platform)}): "
         f"{counted(result.operations, 'operation')}, "
-        f"{format_time(result.time_fs)}{memory_of(result)}, returns {digest}\n"
+        f"{format_time(result.time_fs)}{memory_of(result)}{orders}, "
+        f"returns {digest}\n"
         f"{printable_lines(table_of(result))}"
     )
 
@@ -252,7 +258,7 @@ def _command(
     /,
     *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
     options: Annotated[_RunOptions, Parameter(name="*")] = _RunOptions(),  # it cannot change
-) -> None:
+) -> int:
     """Run a file of rank programs on the emulator, or for real.
 
     Parameters
@@ -277,11 +283,15 @@ def _command(
         if error.filename != program:  # of another file: the import that led there matters
             raise
         raise ConfigError("".join(traceback.format_exception_only(error)).rstrip()) from error
+    except RaceError as error:
+        _say(f"simcoll: {printable(program)}: {error}\n")
+        return 1
+    return 0
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; exit status 0, or 2 for bad input. Exceptions of the program pass
-    through.
+    """The command line; exit status 0, 1 for a race, or 2 for bad input. Exceptions of the program
+    pass through.
     """
     valued = {
         "-n",

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from simcoll import distributed as ours
 from simcoll.call_records import record_of, takes
 from simcoll.distributed.runtime.device import SimulatedDevice
 from simcoll.distributed.runtime.tasks import wait_until
+from simcoll.distributed.runtime.turn_order import TurnOrder
 from simcoll.distributed.runtime.world import current_rank
+from simcoll.distributed.start.interleavings import check_interleavings, play_orders
 from simcoll.distributed.start.run_parameters import RunParameters, SpawnParameters
 from simcoll.distributed.start.spawning import RunResult
 from simcoll.topology import Topology
@@ -85,6 +87,8 @@ def spawn(*arguments: Any, **keywords: Any) -> RunResult:
         While another run is active in this process.
     ConfigError
         For a topology, protocol or algorithm that does not exist or is too small.
+    RaceError
+        With ``interleavings=``, where the order of turns changes what the program does.
     Exception
         The error of the first rank that failed; a note says which.
 
@@ -103,6 +107,10 @@ def spawn(*arguments: Any, **keywords: Any) -> RunResult:
     ([6.0, 10.0], 2.00032e-06)
     """
     run = record_of(TorchSpawnParameters, arguments, keywords)
+    turns = run.interleavings
+    if turns is not None and not isinstance(turns, TurnOrder):
+        check_interleavings(run, turns, emulated=True)
+        return play_orders(turns, lambda order: spawn(replace(run, interleavings=order)))
     own_modules = run.own_modules
     costs, filters = read_costs(run.compute, run.gpu), warnings.filters
     if isinstance(own_modules, OwnModules) or own_modules is False:

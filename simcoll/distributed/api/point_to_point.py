@@ -11,6 +11,7 @@ from simcoll.distributed.api.groups import ProcessGroup, get_rank, member_of
 from simcoll.distributed.runtime.calls import End
 from simcoll.distributed.runtime.collective_calls import begin
 from simcoll.distributed.runtime.fake import is_fake
+from simcoll.distributed.runtime.tasks import offer_turn
 from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.runtime.world import Buffers, current_rank
 
@@ -63,6 +64,8 @@ def _post(
         mailbox.post(end)
     else:
         work.gate.when_done(lambda: mailbox.post(end))
+    if not blocks:
+        offer_turn()  # the program may look at the tensor before it waits
     return process_group, work
 
 

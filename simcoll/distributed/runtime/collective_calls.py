@@ -25,6 +25,7 @@ from simcoll.distributed.runtime.tasks import (
     Task,
     Waitable,
     list_ranks,
+    offer_turn,
     wait_until,
 )
 from simcoll.distributed.runtime.work import Work, timeout_fs
@@ -52,6 +53,7 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
     """The Work of a call, noted in the rank's flight record; a RuntimeError when the group has
     failed before.
     """
+    offer_turn()
     if group.failure is not None:
         raise group.raises(group.failure)
     for target in buffers[1]:

@@ -33,6 +33,7 @@ from simcoll.distributed.runtime.tasks import (
     Tasks,
     Waitable,
     current_task,
+    offer_turn,
     wait_until,
 )
 from simcoll.distributed.runtime.work import Work
@@ -146,6 +147,7 @@ class EmulatedWorld:
 
     def meet(self, me: Rank, arrival: Arrival) -> Meeting:
         """Arrive at a meeting; the first rank opens it, the last one closes it."""
+        offer_turn()
         key, expected = arrival.key, arrival.expected
         tell = arrival.tell
         if self.rank_classes is not None:
@@ -170,13 +172,17 @@ class EmulatedWorld:
         self, group: ProcessGroup, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool
     ) -> Work:
         """Start a call on the emulator, or on the registered backend of its group."""
+        starts = guard
         guard = guard and self.debug
         if group.executor is not None:
             return execute(group, group.executor, me, call, buffers, guard=guard, announce=False)
         streams = self._streams.get(group.communicator)
         if streams is None:
             streams = self._streams[group.communicator] = Streams(group.communicator, self.emulator)
-        return streams.issue(me, call, buffers, guard=guard)
+        work = streams.issue(me, call, buffers, guard=guard)
+        if starts:
+            offer_turn()  # the program may look at its buffers before it waits
+        return work
 
     def mailbox(self, group: ProcessGroup) -> EmulatedMailbox:
         """The group's mailbox, which matches sends with receives; registered backends have none."""
@@ -225,7 +231,14 @@ class EmulatedWorld:
 
     def _run_ready(self, _event: simpy.Event) -> None:
         self._asked = False
-        self.tasks.run_ready()
+        tasks = self.tasks
+        if tasks.turns is None:
+            tasks.run_ready()
+        else:
+            # No wait may expire because a rank that could go on is held.
+            tasks.run_in_turns(
+                tasks.turns, may_hold=lambda: self.env.peek() < min(tasks.deadline_fs, math.inf)
+            )
 
     def pause(self, duration_fs: int, name: str) -> None:
         """Block the running rank for a duration."""
@@ -266,7 +279,8 @@ class EmulatedWorld:
             self._mailboxes[group].fail(error, [group.group_rank[rank] for rank in ranks])
 
     def poll(self) -> None:
-        """Do nothing: no simulated time passes between two polls."""
+        """No simulated time passes between two polls, but other ranks may go on."""
+        offer_turn()
 
     def run(self) -> None:
         """Run all tasks to their ends."""
@@ -275,7 +289,10 @@ class EmulatedWorld:
             # Arithmetic of reductions is IEEE's and wraps, as on a GPU.
             with np.errstate(all="ignore"):
                 while True:
-                    if tasks.ready and not self._asked:
+                    if tasks.hold_size and self.env.peek() >= tasks.deadline_fs:
+                        tasks.hold_size = 0  # nothing arrives any more
+                    if len(tasks.ready) > tasks.hold_size and not self._asked:
+                        tasks.hold_size = 0
                         self._schedule_tasks()
                     upcoming = self.env.peek()
                     if upcoming == math.inf and unsettled:

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import greenlet  # type: ignore[import-untyped]
 
 from simcoll.distributed.runtime.rank_memory import RankMemory
+from simcoll.distributed.runtime.records import Site, calling_site
+from simcoll.distributed.runtime.turn_order import MESSAGES, TurnOrder
 
 __all__ = [
     "Arrival",
@@ -23,11 +25,16 @@ __all__ = [
     "Waitable",
     "current_task",
     "list_ranks",
+    "offer_turn",
     "past_of",
     "wait_until",
 ]
 
 SHOWN_RANKS = 16
+MOST_TURNS = 100
+"""Turns that a task may take one after the other while others can go on: it may wait for them in a
+loop.
+"""
 _order = operator.attrgetter("order")
 
 
@@ -130,6 +137,8 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
         self.explicit = False
         self.waited_from_fs = 0
         self.interrupt: str | None = None
+        self.offers = False
+        self.site: Site | None = None
         self.hangs = 0
         self.past: dict[str, int] = {}
         self.value: Any = None
@@ -165,11 +174,17 @@ class Tasks:
         and that time.
     on_passed
         Called whenever a task continues after a waitable, whether it had to block or not.
+    turns
+        The order of turns; None: lowest rank first, each until it blocks.
+    hold_size
+        How many ready tasks stay where they are until another one is ready, or no message is left.
     """
 
     horizon_fs: float = math.inf
     on_waited: Callable[[Task, Waitable, str, int], None] | None = None
     on_passed: Callable[[Task, Waitable], None] | None = None
+    turns: TurnOrder | None = None
+    hold_size: int = 0
     hub: greenlet.greenlet = field(default_factory=greenlet.getcurrent)
     live: dict[Task, None] = field(default_factory=dict)
     ready: list[Task] = field(default_factory=list)
@@ -210,6 +225,34 @@ class Tasks:
                 task.waiting = None
                 task.switch()
 
+    def run_in_turns(self, turns: TurnOrder, *, may_hold: Callable[[], bool]) -> None:
+        """Run ready tasks as an order of turns has it; option 0 is always as :meth:`run_ready`."""
+        batch = sorted(self.ready, key=_order)
+        self.ready.clear()
+        running, repeated = None, 0
+        while batch := [task for task in batch if not task.dead]:
+            woken = sorted((task for task in self.ready if not task.dead), key=_order)
+            choices = [*batch, *woken]
+            goers = [task.order for task in choices] + [MESSAGES] * may_hold()
+            option = turns.choose(goers) if len(goers) > 1 else 0
+            if option and turns.explained:
+                turns.notes.append(_deviation(choices, option))
+            if option == len(choices):
+                self.ready[:] = choices
+                self.hold_size = len(choices)
+                return
+            task = choices[option]
+            (batch if option < len(batch) else self.ready).remove(task)
+            running, repeated = task, repeated + 1 if task is running else 1
+            task.waiting = None
+            task.switch()
+            if task.offers:
+                task.offers = False
+                if repeated < MOST_TURNS:
+                    batch.insert(0, task)
+                else:
+                    self.ready.append(task)
+
     def interrupt(self, now: int, lost: str = "") -> None:
         """Interrupt waits past their deadlines, which then raise; all waits, if a process has
         died.
@@ -224,6 +267,33 @@ class Tasks:
         """Unwind all tasks."""
         for task in list(self.live):
             task.throw()
+
+
+def _deviation(tasks: Sequence[Task], option: int) -> str:
+    """An option other than 0 in words."""
+
+    def place(task: Task) -> str:
+        location = "" if task.site is None else f" (at {task.site})"
+        return f"rank {task.order[0]}{location}"
+
+    delayed = place(tasks[0])
+    if option == len(tasks):
+        return f"messages arrive before {delayed} goes on"
+    return f"{place(tasks[option])} goes on before {delayed}"
+
+
+def offer_turn() -> None:
+    """Let other ranks go on first, where an order of turns is played."""
+    task = current_task()
+    if task is None:
+        return
+    tasks = task.owner.world.tasks
+    if tasks.turns is None:
+        return
+    if tasks.turns.explained:
+        task.site = calling_site(above=2)
+    task.offers = True
+    tasks.hub.switch()
 
 
 def current_task() -> Task | None:

@@ -31,6 +31,7 @@ __all__ = [
     "leftovers",
     "machine_of",
     "memory_of",
+    "note_result",
     "raise_first",
     "result_of",
     "table_of",
@@ -74,6 +75,9 @@ class RunResult:
         :func:`simcoll.planning.run_workload`.
     library
         Name and version of the library whose choices were played; empty if there was none.
+    orders, exhausted
+        With ``interleavings=``, the number of orders of turns that were played, all with these
+        returns, and whether there are no others.
     """
 
     time_fs: int
@@ -91,6 +95,8 @@ class RunResult:
     workload: Workload | MaybeNone
     library: str
     _flights: Mapping[int, tuple[Flight, Groups]] = field(repr=False)
+    orders: int = 1
+    exhausted: bool = False
 
     @property
     def time(self) -> float:
@@ -228,10 +234,15 @@ def result_of(
         library=str(load_library(library)) if library else "",
         _flights={rank.number: flight_of(rank) for rank in own_ranks},
     )
+    note_result(result)
+    return result
+
+
+def note_result(result: RunResult) -> None:
+    """Add a result to those that :func:`collect_results` collects."""
     results = _COLLECTED.get()
     if results is not None:
         results.append(result)
-    return result
 
 
 def flight_of(rank: Rank) -> tuple[Flight, Groups]:

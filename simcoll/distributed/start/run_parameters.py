@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simcoll.core.protocol import Protocol
+from simcoll.distributed.runtime.turn_order import TurnOrder
 from simcoll.emulator.events import Event, Policy
 from simcoll.libraries.choices import Choice
 from simcoll.topology import Topology
@@ -62,6 +63,13 @@ class RunParameters:
         :func:`simcoll.emulate`. A rank that stops ends where it is, and returns None. Under backend
         nccl the others get a DistBackendError after their group's timeout, under other backends a
         RuntimeError at once.
+    interleavings
+        Play the program in as many orders of turns, in which ranks overtake each other and messages
+        come late or early, and raise a :class:`simcoll.errors.RaceError` where one fails, or a rank
+        returns something else than in the usual order. A number: random orders.
+        ``"exhaustive 200"``: the orders that are nearest to the usual one. ``"seed 17"``,
+        ``"turns 4:1"``: only this one, as an error names it. The program starts anew for each, so
+        what it shares with its caller must not change.
     """
 
     program: Callable[..., Any]
@@ -79,6 +87,7 @@ class RunParameters:
     events: Sequence[Event | str] = ()
     policy: Policy | str = POLICY
     kwargs: Mapping[str, Any] | None = None
+    interleavings: int | str | TurnOrder | None = None
 
 
 @dataclass(frozen=True)

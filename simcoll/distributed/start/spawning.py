@@ -8,6 +8,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,16 @@ from simcoll.distributed.runtime.rank_classes import read_classes
 from simcoll.distributed.runtime.recording import Recording
 from simcoll.distributed.runtime.records import document
 from simcoll.distributed.runtime.run_timeline import RunTimeline
-from simcoll.distributed.runtime.tasks import Arrival, Task, current_task, wait_until
+from simcoll.distributed.runtime.tasks import (
+    Arrival,
+    Task,
+    current_task,
+    offer_turn,
+    wait_until,
+)
+from simcoll.distributed.runtime.turn_order import TurnOrder
 from simcoll.distributed.runtime.world import Rank, World, current_rank
+from simcoll.distributed.start.interleavings import check_interleavings, play_orders
 from simcoll.distributed.start.recording_files import write_recording
 from simcoll.distributed.start.results import (
     RunResult,
@@ -46,13 +55,14 @@ from simcoll.distributed.start.run_parameters import SpawnParameters
 from simcoll.distributed.start.timeline_file import write_timeline
 from simcoll.distributed.stores import PollingWaiter, use_waiter
 from simcoll.emulator.events import timeline_of
-from simcoll.errors import ConfigError, nearest, shown
+from simcoll.errors import ConfigError, RaceError, nearest, shown
 from simcoll.libraries.choices import Choice, Plans, check_choice
 from simcoll.libraries.library import load_library
 from simcoll.topology import Topology, crossbar, load_topology
 from simcoll.units import FS_PER_SECOND, MAX_TIME_FS, format_time, parse_time
 
 __all__ = [
+    "RaceError",
     "RunResult",
     "SpawnParameters",
     "compute",
@@ -78,6 +88,8 @@ def spawn(*arguments: Any, **keywords: Any) -> RunResult:
     ------
     ConfigError
         For a topology, protocol or algorithm that does not exist or is too small.
+    RaceError
+        With ``interleavings=``, where the order of turns changes what the program does.
     Exception
         The error of the first rank that failed; a note says which.
 
@@ -94,10 +106,17 @@ def spawn(*arguments: Any, **keywords: Any) -> RunResult:
     ([6.0, 10.0], 2.00064e-06)
     """
     run = record_of(SpawnParameters, arguments, keywords)
+    if type(run.nprocs) is not int or not 1 <= run.nprocs <= MAX_RANKS:
+        raise ConfigError(
+            f"nprocs {run.nprocs!r}: expected a whole number of ranks, 1 to {MAX_RANKS}"
+        )
+    turns = run.interleavings
+    if turns is not None and not isinstance(turns, TurnOrder):
+        check_interleavings(run, turns, emulated=place_of(run.backend) == EMULATOR)
+        run = replace(run, topology=_topology(run.topology, run.nprocs))  # read once
+        return play_orders(turns, lambda order: spawn(replace(run, interleavings=order)))
     nprocs, alike, trace, record = run.nprocs, run.alike, run.trace, run.record
     backend, data = run.backend, run.data
-    if type(nprocs) is not int or not 1 <= nprocs <= MAX_RANKS:
-        raise ConfigError(f"nprocs {nprocs!r}: expected a whole number of ranks, 1 to {MAX_RANKS}")
     check_choice(run.algorithm)
     if run.library is not None:
         load_library(run.library)  # an unknown name is an error here
@@ -135,6 +154,7 @@ def spawn(*arguments: Any, **keywords: Any) -> RunResult:
         history=history,
         events=happens,
     )
+    world.tasks.turns = turns
     result = _emulated_run(world, body, (backend or EMULATOR) if run.init else None)
     if not isinstance(trace, bool):
         write_timeline(trace, result, plans.topology)
@@ -170,7 +190,7 @@ def _emulated_run(
     waiter = RankWaiter(world.history.recording)
 
     def body(rank: Rank) -> Any:
-        use_waiter(waiter)
+        use_waiter(waiter, None if world.tasks.turns is None else offer_turn)
         return program(rank.number)
 
     leader = world.everyone if world.rank_classes is None else world.rank_classes.leader

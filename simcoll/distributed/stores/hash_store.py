@@ -10,7 +10,7 @@ import msgspec
 
 from simcoll.distributed.stores.store import Store, ThreadWaiter, Waiter, call_and_wait, key_text
 from simcoll.distributed.stores.store_table import StoreTable
-from simcoll.distributed.stores.wire import Answer, StoreRequest
+from simcoll.distributed.stores.wire import NOT_READY, Answer, StoreRequest
 
 __all__ = ["HashStore", "PrefixStore"]
 
@@ -38,7 +38,9 @@ class HashStore(Store):
             return call_and_wait(self, self.waiter or threads, request, timeout_s)
         with lock:
             answer = table.apply(request)
-        if request.code.changes:
+        # A queue without a value has not changed: two ranks that wait for queues would wake each
+        # other forever.
+        if request.code.changes and answer is not NOT_READY:
             threads.notify()
             self._tell()
         return answer

@@ -65,13 +65,15 @@ class Waiter(Protocol):
 
 # Each thread and each greenlet has a context, so this is no state that others could see.
 WAITER_HERE: ContextVar[Waiter | None] = ContextVar("simcoll_store_waiter", default=None)
+TURN_HERE: ContextVar[Callable[[], None] | None] = ContextVar("simcoll_store_turn", default=None)
 
 
-def use_waiter(waiter: Waiter | None) -> None:
+def use_waiter(waiter: Waiter | None, offer_turn: Callable[[], None] | None = None) -> None:
     """Make stores used in this context (greenlet, thread) wait through ``waiter``; None restores
-    their own waiters.
+    their own waiters. ``offer_turn`` is called before each operation.
     """
     WAITER_HERE.set(waiter)
+    TURN_HERE.set(offer_turn)
 
 
 class ThreadWaiter:
@@ -220,6 +222,9 @@ class Store:
         """Check the arguments of an operation and call it."""
         checked = _several(keys, "keys must be a list of str", key_text)
         contents = _several(values, "values must be a list of str or bytes", _value_bytes)
+        offer_turn = TURN_HERE.get()
+        if offer_turn is not None:
+            offer_turn()
         return self.call(
             StoreRequest(verb, _amount(amount), keys=checked, values=contents), timeout_s
         )

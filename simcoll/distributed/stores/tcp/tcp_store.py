@@ -296,7 +296,7 @@ class TCPStore(Store):
         answer = reply.answer(request.code)
         if answer is NOT_READY and timeout_s is not None:
             raise timed_out(self, request.keys, timeout_s)
-        if request.code.changes:
+        if request.code.changes and answer is not NOT_READY:
             self._tell()
         return answer
 
