@@ -34,10 +34,10 @@ from simcoll.libraries.nccl.communicator import (
 )
 from simcoll.libraries.nccl.device_paths import PathRules
 from simcoll.libraries.nccl.graph_search import Settings
-from simcoll.libraries.nccl.graphs import PATH_TYPES
 from simcoll.libraries.nccl.search import search
 from simcoll.libraries.nccl.sends import send_channels
 from simcoll.libraries.nccl.tuning_table import tuning_table
+from simcoll.libraries.path_types import PATH_TYPES
 from simcoll.topology import load_topology, shipped_topologies
 from simcoll.topology.capability import compute_capability
 from simcoll.topology.readers.nccl_xml import parse_nccl_xml

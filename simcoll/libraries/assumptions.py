@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from simcoll.libraries.formula import ONE_WAY, Cost
 from simcoll.libraries.nccl_decision import decides
 from simcoll.libraries.question import Question
+from simcoll.libraries.transports import Transports
 
 __all__ = ["assumptions"]
 
@@ -58,12 +59,39 @@ def assumptions(cost: Cost, question: Question) -> str:
             "PAT, which NCCL may choose for one GPU per node, is left out, because there are no "
             f"numbers in {library}"
         )
+    sentences += _of_variables(question)
     if machine.network_reduces and machine.domains > 1 and collective == "all_reduce":
         sentences.append(
             "reduction in the network (CollNet) is left out, because there are no numbers in "
             f"{library}"
         )
     return "; ".join(sentences)
+
+
+def _of_variables(question: Question) -> Iterator[str]:
+    """What NCCL's variables may change beyond the model."""
+    environment, library = question.environment, question.library
+    transports = environment.transports
+    if environment.threads:
+        yield "blocks of fewer threads copy as fast as NCCL's own, because no table measures them"
+    if transports == Transports():
+        return
+    if question.communicator is None:
+        reason = (
+            "the topology describes no PCIe devices"
+            if library.name == "nccl"
+            else f"the search of {library} is unknown"
+        )
+        yield (
+            "of variables that choose links only the number of NICs and sockets count, because "
+            f"{reason}"
+        )
+    if question.machine.fabric == "socket" and not transports.socket_Gbps:
+        rate = question.machine.nic_uBps * 8 / question.machine.nics / 1e15
+        yield (
+            f"an interface of sockets has at most the {rate:.3g} Gbit/s of a NIC, SOCKET_GBPS "
+            "states its own"
+        )
 
 
 def _places(cost: Cost, question: Question) -> Iterator[str]:
@@ -83,6 +111,8 @@ def _places(cost: Cost, question: Question) -> Iterator[str]:
         yield f"hop.{'pcie' if machine.inside in {'pcie', 'host'} else 'nvlink'}.{cost.algorithm}"
     if fabric:
         yield from (f"{fabric}.share", f"{fabric}.latency", f"hop.net.{cost.algorithm}")
+        if machine.fabric == "socket":
+            yield from (f"{fabric}.thread_rate", f"{fabric}.host_rate")
     elif not cost.algorithm.startswith("nvls"):
         yield from _protocol_places(cost, f"generation.{machine.generation}", gpu_class)
 

@@ -26,6 +26,7 @@ from simcoll.libraries.formula import (
     search_channels,
     stated_terms,
 )
+from simcoll.libraries.nccl.communicator import call_channels
 from simcoll.libraries.one_way import one_way_costs
 from simcoll.libraries.question import Question
 
@@ -48,6 +49,9 @@ def measured_buses(question: Question) -> Buses:
     gpu = machine.gpu_uBps / 1e15 or inf
     ring = gpu * constants.number(f"{gpu_class}.ring_share")
     nvls = gpu * constants.number(f"{gpu_class}.nvls_share", 0.0)
+    graphs = question.communicator.graphs if question.communicator else None
+    if machine.inside == "host" and graphs and graphs.ring.carries_inside_GBps:
+        ring = graphs.ring.carries_inside_GBps * constants.number(f"{gpu_class}.carried_share")
     ring = min(ring, _cpu_rate(question))
     if max_channels:  # NCCL's own limit of one channel under Simple
         channel_rates = constants.numbers(f"generation.{machine.generation}.tree_rate")
@@ -56,9 +60,23 @@ def measured_buses(question: Question) -> Buses:
     if s.domains == 1:
         return replace(stated, ring_GBps=ring, tree_GBps=ring, nvls_GBps=nvls)
     fabric = question.fabric
-    net = machine.nic_uBps / 1e15 * constants.number(f"{fabric}.share")
+    net = _nic_rate(question, constants.number(f"{fabric}.share"))
     tree = 2 * net if s.domains == 2 else net * constants.number(f"{fabric}.tree_share", 1.0)
     return Buses(stated.channels, min(ring, net), min(ring, tree), nvls, net)
+
+
+def _nic_rate(question: Question, share: float) -> float:
+    """The total rate of the NICs of a domain; of sockets, at most what the threads of the host
+    copy.
+    """
+    machine, constants, fabric = question.machine, question.constants, question.fabric
+    rate = machine.nic_uBps / 1e15 * share
+    if machine.fabric != "socket":
+        return rate
+    threads = max(1, question.environment.transports.socket_threads)
+    by_threads = threads * constants.number(f"{fabric}.thread_rate")
+    by_host = constants.number(f"{fabric}.host_rate")
+    return min(rate, machine.nics * min(by_threads, by_host))
 
 
 def _cpu_rate(question: Question) -> float:
@@ -216,6 +234,7 @@ def _link_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buse
     crossings = log2(s.domains) if terms.algorithm == "tree" else s.domains - 1
     if terms.protocol == "Simple":
         latency = _with_fill(latency, terms, question, size_bytes)
+        rate = rate * _buffered_share(question, buses, np.maximum(hop, net))
     elif s.domains > 1:
         steps = constants.numbers(f"{fabric}.steps")
         if steps:
@@ -233,6 +252,18 @@ def _link_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buse
         terms.nets,
         net,
     )
+
+
+def _buffered_share(question: Question, buses: Buses, message_us: Floats) -> Floats:
+    """Share of the rate that a small buffer leaves: a channel has at most a buffer of data on its
+    way, and the sender learns after a message's way back that it is free.
+    """
+    environment, communicator = question.environment, question.communicator
+    if not environment.buffer_bytes:
+        return np.ones(len(message_us))
+    channels = call_channels(communicator) if communicator else 2 * buses.channels
+    limit = channels * environment.buffer_bytes / (2000 * message_us)
+    return np.minimum(1.0, limit / buses.ring_GBps)
 
 
 def _tree_share(size_bytes: Floats, protocol: str, constants: Library) -> Floats:
@@ -356,7 +387,7 @@ def _grouped_cost(question: Question, size_bytes: Floats) -> Cost:
             latency + number(f"{fabric}.latency") + number("correction.p2p_net"), latency
         )
         latency = latency + number(f"{fabric}.p2p_peer", 0.0) * remote
-        all_nics = machine.nic_uBps / 1e15 * number(f"{fabric}.p2p_share")
+        all_nics = _nic_rate(question, number(f"{fabric}.p2p_share"))
         one_nic = all_nics / machine.nics
         if shift:  # to the next rank: one rank of a domain sends over the network
             net = 1 / one_nic

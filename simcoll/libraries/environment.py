@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.libraries.formula import PROTOCOLS
+from simcoll.libraries.transports import Transports, read_transports
 from simcoll.libraries.variables import check_variable
 
 __all__ = ["DEFAULT", "LAUNCHERS", "Environment", "parse_environment"]
@@ -38,6 +39,9 @@ MOST_CHANNELS = 64
 """Highest number of channels of NCCL (MAXCHANNELS)."""
 _SETTING = re.compile(r"(?:^|[,;\s])\s*([A-Za-z_][A-Za-z0-9_]*)=")
 _JOINED = re.compile(r";\s*([A-Za-z_]\w*)=")
+_TRANSPORTS = Transports()
+_OURS = ("LAUNCHER", "DTYPE", "SOCKET_GBPS")
+"""Settings that are no variables of NCCL."""
 _BARE = re.compile(r"(?:^|[,;\s])\s*([NR]CCL_\w+)\s*(?=[,;\s]|$)")
 
 
@@ -62,15 +66,18 @@ class Environment:
     thread_bytes
         ``((algorithm, protocol), bytes), ...``: the least number of bytes of a thread.
     buffer_bytes
-        Size of a buffer of Simple, which limits the chunks of sends; 0: NCCL's.
+        Size of a buffer of Simple, which limits the chunks of sends, and the rate of a channel; 0:
+        NCCL's.
     pat
         Whether PAT may run: 0 never, 1 always, 2 with one rank per node.
     launcher
         One of :data:`LAUNCHERS`.
     dtype
         Element type, such as ``"int8"``; empty: ``float32``, as in nccl-tests.
+    transports
+        The ways that the variables leave to data.
     ignored
-        Settings that change no time here, as they were given; some change NCCL's graphs.
+        Settings that change nothing here, as they were given.
     """
 
     algorithms: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -88,6 +95,7 @@ class Environment:
     pat: int = 2
     launcher: str = LAUNCHERS[0]
     dtype: str = ""
+    transports: Transports = _TRANSPORTS
     ignored: tuple[str, ...] = ()
 
     @property
@@ -141,8 +149,9 @@ def _allows(limits: tuple[tuple[str, tuple[str, ...]], ...], collective: str, na
 def parse_environment(text: str) -> Environment:
     """Parse settings such as ``NCCL_ALGO=Ring,NCCL_PROTO=^LL128``, separated by commas or blanks.
 
-    ``LAUNCHER`` states what launches the operation, by one of :data:`LAUNCHERS`, and ``DTYPE`` the
-    element type. Other variables are kept as ignored.
+    ``LAUNCHER`` states what launches the operation, by one of :data:`LAUNCHERS`, ``DTYPE`` the
+    element type, and ``SOCKET_GBPS`` the rate of an interface that sockets use. Variables without
+    an effect here are kept as ignored.
 
     Raises
     ------
@@ -153,8 +162,8 @@ def parse_environment(text: str) -> Environment:
     --------
     >>> parse_environment("NCCL_ALGO=Ring,Tree,NCCL_PROTO=^LL128").protocols
     (('', ('LL', 'Simple')),)
-    >>> parse_environment("NCCL_NVLS_ENABLE=0 NCCL_BUFFSIZE=4194304").ignored
-    ('NCCL_BUFFSIZE=4194304',)
+    >>> parse_environment("NCCL_NVLS_ENABLE=0 NCCL_IB_TIMEOUT=22").ignored
+    ('NCCL_IB_TIMEOUT=22',)
     """
     matches = list(_SETTING.finditer(text))
     if (joined := _JOINED.search(text)) is not None:
@@ -177,7 +186,7 @@ def parse_environment(text: str) -> Environment:
             raise ConfigError(
                 f"environment: {name} is given twice, as {settings[name]!r} and as {value!r}"
             )
-        if name not in {"LAUNCHER", "DTYPE"}:
+        if name not in _OURS:
             check_variable(name)
         settings[name] = value
     return from_settings(settings)
@@ -206,8 +215,7 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
         "nvls_channels": _whole(remaining, "NCCL_NVLS_NCHANNELS", 0),
         "threads": _whole(remaining, "NCCL_NTHREADS", 0),
         "ll128_threads": _whole(remaining, "NCCL_LL128_NTHREADS", 0),
-        # Also kept as ignored: it changes the channels of sends here, but no time.
-        "buffer_bytes": _whole(dict(remaining), "NCCL_BUFFSIZE", 0, digits=10),
+        "buffer_bytes": _whole(remaining, "NCCL_BUFFSIZE", 0, digits=10),
     }
     thread_bytes = _thread_bytes(remaining.pop("NCCL_THREAD_THRESHOLDS", ""))
     pat = _whole(remaining, "NCCL_PAT_ENABLE", 2)
@@ -216,6 +224,7 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
         raise ConfigError(f"unknown LAUNCHER {launcher!r}; {nearest(launcher, LAUNCHERS)}")
     dtype = remaining.pop("DTYPE", "").lower()
     dtype = _NAMES_IN_TESTS.get(dtype, dtype)
+    transports = read_transports(remaining)
     ignored = tuple(f"{name}={value}" for name, value in remaining.items())
     return Environment(
         algorithms,
@@ -227,6 +236,7 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
         pat=pat,
         launcher=launcher,
         dtype=dtype,
+        transports=transports,
         ignored=ignored,
     )
 

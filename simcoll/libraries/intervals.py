@@ -122,8 +122,12 @@ def _spreads() -> dict[tuple[str, ...], Spread]:
 
 
 def spread_of(question: Question, size_bytes: int) -> Spread:
-    """The spread of the innermost cell that has any errors."""
-    return _innermost(cell_of(question, size_bytes, method_of(question)))
+    """The spread of the innermost cell that has any errors.
+
+    No published table shows links that variables choose, so that their cell is that of the library.
+    """
+    cell = cell_of(question, size_bytes, method_of(question))
+    return _innermost(cell[: OUTERMOST + 1] if question.is_diverted else cell)
 
 
 @lru_cache(maxsize=4096)

@@ -112,7 +112,7 @@ _FACTS = FactSchema(
         "fabric.*.algorithms": _texts,
         "fabric.*.share": _number,
         "fabric.*.*_share": _number,
-        "fabric.*.ll_rate": _rate,
+        "fabric.*.*_rate": _rate,
         "fabric.*.steps": _times,
         "fabric.*.latency": _time,
         "fabric.*.launch": _time,

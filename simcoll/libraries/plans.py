@@ -233,7 +233,8 @@ def _first_playable(
     for cost in (best, *sorted(candidates, key=lambda cost: float(cost.time_us(size)[0]))):
         playable = play(cost, question.collective, size_bytes, topology, question.machine)
         if not isinstance(playable, str):
-            return playable, cost is not best or playable.topology is not None
+            stands_in = cost is not best or playable.topology is not None or question.is_diverted
+            return playable, stands_in
     collective = collective_on(
         question.collective, topology.nranks, 0 if question.collective in ROOTED else None
     )

@@ -22,7 +22,7 @@ from simcoll.libraries.library import Library, library_for
 from simcoll.libraries.nccl.sends import channels_of_sends, channels_to_a_peer
 from simcoll.libraries.nccl_decision import decides, own_choices
 from simcoll.libraries.prediction_cache import key_of, recall, remember, topology_digest
-from simcoll.libraries.proved_choice import play
+from simcoll.libraries.proved_choice import LibraryPlay, play
 from simcoll.libraries.question import Question, question_on
 from simcoll.topology import Topology
 from simcoll.units import MAX_INT64, MAX_TIME_FS
@@ -49,6 +49,9 @@ COLLECTIVES: tuple[CollectiveKind, ...] = (
 ROOTED: tuple[CollectiveKind, ...] = ("broadcast", "reduce", "gather", "scatter")
 DIFFERENT = 0.1
 """Share of the formula's time from which on a difference of the played time is reported."""
+
+
+DIVERTED = "variables lead data over other links than the routes of the topology"
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,7 +509,9 @@ def _with_emulation(
         collective, topology, size, root=root, certificate=certificate, in_network=switched
     )
     prediction = replace(prediction, bound_fs=bound.time_fs, bottleneck=str(bound.bottleneck))
-    playable = play(best, collective, size, topology, question.machine)
+    playable: LibraryPlay | str = DIVERTED
+    if not question.is_diverted:
+        playable = play(best, collective, size, topology, question.machine)
     if isinstance(playable, str):
         time_fs = max(in_time(float(best.time_us(np.array([float(size)]))[0])), bound.time_fs)
         note = f"timed by the formula: {playable}"

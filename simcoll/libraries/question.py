@@ -13,6 +13,7 @@ from simcoll.errors import ConfigError, nearest
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import MachineShape, shape
 from simcoll.libraries.nccl.communicator import CommunicatorFacts, communicator_on
+from simcoll.libraries.used_machine import used_machine
 from simcoll.topology.machine import FABRICS
 from simcoll.topology.machine import machine as machine_of
 
@@ -112,8 +113,12 @@ class Question:
     ----------
     library
         The library as its file states it.
+    machine
+        The machine that variables leave.
     communicator
         The ranks as NCCL sees them; None for other libraries, and where the graphs are unknown.
+    is_diverted
+        Whether variables lead data over other links than the routes of the topology.
     constants
         The library under the calibration: what the formulas read.
     """
@@ -124,6 +129,7 @@ class Question:
     environment: Environment = DEFAULT
     calibration: Calibration | None = None
     communicator: CommunicatorFacts | None = None
+    is_diverted: bool = False
     constants: Library = field(init=False)
 
     def __post_init__(self) -> None:
@@ -171,7 +177,10 @@ def question_on(
         fabric = f"fabric.{machine.fabric}" if machine.domains > 1 else ""
         permitted = _under_defaults(environment, library, fabric)
         communicator = communicator_on(topology, library, permitted)
-    return Question(collective, machine, library, environment, calibration, communicator)
+    used = used_machine(machine, topology, library, environment)
+    return Question(
+        collective, used, library, environment, calibration, communicator, used != machine
+    )
 
 
 def _under_defaults(environment: Environment, library: Library, fabric: str) -> Environment:

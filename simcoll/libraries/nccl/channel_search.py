@@ -22,7 +22,7 @@ from simcoll.libraries.nccl.device_paths import (
 )
 from simcoll.libraries.nccl.graphs import Pattern
 
-__all__ = ["ChannelSearch", "Draft"]
+__all__ = ["ChannelSearch", "ChargedPath", "Draft", "route_along"]
 
 PCIE_ORDER_STEPS = 1 << 10
 _MOST_PORTS = 64
@@ -38,7 +38,7 @@ class Draft:
     """Channels under construction, or the best ones so far.
 
     Speeds are MB/s of a channel, types of paths indices into
-    :data:`~simcoll.libraries.nccl.graphs.PATH_TYPES`. ``orders`` has the ranks of the GPUs of each
+    :data:`~simcoll.libraries.path_types.PATH_TYPES`. ``orders`` has the ranks of the GPUs of each
     channel, ``nics`` the ports, as indices, by which it enters and leaves.
     """
 
@@ -78,7 +78,7 @@ class _StepBudget:
 
 
 @dataclass(slots=True, eq=False)
-class _ChargedPath:
+class ChargedPath:
     """A path as the search charges it.
 
     PCIe links cost more through an Intel host bridge, and traffic to a GPU before Ampere takes an
@@ -104,7 +104,7 @@ class ChannelSearch:
         self.net_speeds = [net.links[0].free_MBps for net in self.nets]
         self.cards = [(net.port.card, net.port.port) for net in self.nets]
         self.local_gpus = [local_gpu(graph, net, rules) for net in range(len(self.nets))]
-        self.routes: dict[tuple[str, int, str, int], _ChargedPath] = {}
+        self.routes: dict[tuple[str, int, str, int], ChargedPath] = {}
         self.pcie_links = [_pcie_links(gpu) for gpu in self.gpus]
         self.orders_of_next: dict[_PeerKey, list[tuple[int, tuple[int, int]]]] = {}
         self.port_lists: dict[tuple[int, int], list[int]] = {}
@@ -147,18 +147,64 @@ class ChannelSearch:
                     return True
         return False
 
+    def most_through_cpus(self, draft: Draft) -> int | None:
+        """A limit on the number of channels by the links into CPUs, where every allowed path
+        between a GPU and a NIC passes one; None elsewhere.
+
+        A channel passes such a link on its way to the network and another on its way back. A
+        balanced tree sends half of the data from each of two GPUs.
+        """
+        to_net = self._cost_into_cpu("gpu", "net", draft)
+        from_net = self._cost_into_cpu("net", "gpu", draft)
+        if not to_net or not from_net:
+            return None
+        sends_of_channel = 2 if draft.pattern == "balanced_tree" else 1
+        links = (link for vertex in self.graph.everything for link in vertex.links)
+        uplinks = [link for link in links if link.kind == "PCI" and link.head.kind == "cpu"]
+        # The most receives beside a number of sends, of all links so far.
+        receives = [0]
+        for uplink in uplinks:
+            rate = uplink.free_MBps
+            alone = [(rate - to_net * sends) // from_net for sends in range(rate // to_net + 1)]
+            receives = [
+                max(
+                    receives[total - sends] + alone[sends]
+                    for sends in range(len(alone))
+                    if 0 <= total - sends < len(receives)
+                )
+                for total in range(len(receives) + len(alone) - 1)
+            ]
+        channels = (min(sends // sends_of_channel, r) for sends, r in enumerate(receives))
+        return max(channels)
+
+    def _cost_into_cpu(self, tail_kind: VertexKind, head_kind: VertexKind, draft: Draft) -> int:
+        """The least rate that a message of a channel takes from a link into a CPU; 0 if it can
+        avoid them.
+        """
+        split = draft.pattern == "balanced_tree" and tail_kind == "gpu"
+        speed = draft.speed_between // (2 if split else 1)
+        costs = []
+        for tail in range(len(self.graph.of_kind[tail_kind])):
+            for head in range(len(self.graph.of_kind[head_kind])):
+                route = self._route(tail_kind, tail, head_kind, head)
+                if route.type <= draft.type_to_nic:
+                    passes = any(link.head.kind == "cpu" for link, _, _ in route.links)
+                    cost = speed * 6 // 5 if route.costs_more else speed
+                    costs.append(cost if passes else 0)
+        return min(costs, default=0)
+
     # Paths
 
     def _route(
         self, tail_kind: VertexKind, tail: int, head_kind: VertexKind, head: int
-    ) -> _ChargedPath:
+    ) -> ChargedPath:
         key = (tail_kind, tail, head_kind, head)
         if key not in self.routes:
             start = self.graph.of_kind[tail_kind][tail]
-            self.routes[key] = _route_along(start, start.paths[head_kind][head])
+            self.routes[key] = route_along(start, start.paths[head_kind][head])
         return self.routes[key]
 
-    def _follow(self, route: _ChargedPath, speed: int) -> bool:
+    def _follow(self, route: ChargedPath, speed: int) -> bool:
         """Take a speed from all links of a path, or from none if one has too little left."""
         over_pcie = speed * 6 // 5 if route.costs_more else speed
         for passed, (link, pcie, reverse) in enumerate(route.links):
@@ -176,7 +222,7 @@ class ChannelSearch:
                 self.state -= _eighth(cost) * reverse.weight
         return True
 
-    def _release(self, route: _ChargedPath, speed: int, count: int | None = None) -> None:
+    def _release(self, route: ChargedPath, speed: int, count: int | None = None) -> None:
         over_pcie = speed * 6 // 5 if route.costs_more else speed
         for link, pcie, reverse in route.links[:count]:
             cost = over_pcie if pcie else speed
@@ -552,7 +598,8 @@ class ChannelSearch:
         return [ports[c] for c in range(longest) for ports in lists if c < len(ports)]
 
 
-def _route_along(start: Vertex, path: Path) -> _ChargedPath:
+def route_along(start: Vertex, path: Path) -> ChargedPath:
+    """The path from a vertex, as the search charges it."""
     through_intel = any(
         link.head.kind == "cpu" and link.head.socket.vendor == "intel" for link in path.links
     )
@@ -567,7 +614,7 @@ def _route_along(start: Vertex, path: Path) -> _ChargedPath:
         links.append((link, link.kind == "PCI", reverse))
         tail = head
     costs_more = path.type == PHB and start.kind == "gpu" and through_intel
-    return _ChargedPath(tuple(links), path.type, costs_more)
+    return ChargedPath(tuple(links), path.type, costs_more)
 
 
 def _eighth(cost: int) -> int:

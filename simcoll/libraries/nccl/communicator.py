@@ -22,6 +22,7 @@ __all__ = [
     "communicator_on",
     "generation_of",
     "nvls_channels",
+    "settings_on",
     "version_of",
 ]
 
@@ -51,7 +52,8 @@ class CommunicatorFacts:
     environment
         The settings of NCCL's variables.
     is_searched
-        Whether the graphs are found by the search, and not known from NCCL itself.
+        Whether the graphs of the machine without variables are found by the search, and not known
+        from NCCL itself.
     """
 
     library: Library
@@ -115,9 +117,7 @@ def communicator_on(
     """
     if "rules.choice" not in library.values:
         return None
-    host = topology.host
-    ports = [port.number for nic in nics_of(host) for port in nic.ports] if host else []
-    settings = search_settings(environment, ports)
+    settings = settings_on(topology, environment)
     version = version_of(library)
     if settings == Settings():
         graphs = graphs_on(topology, version)
@@ -126,10 +126,17 @@ def communicator_on(
     if graphs is None:
         return None
     capability, cpu = compute_capability(topology.traits), topology.traits.get("cpu", "")
-    is_searched = settings != Settings() or graphs_of(topology, version) is None
+    is_searched = graphs_of(topology, version) is None
     return CommunicatorFacts(
         library, graphs, topology.nranks, capability, cpu, environment, is_searched
     )
+
+
+def settings_on(topology: Topology, environment: Environment) -> Settings:
+    """The settings of NCCL's search for graphs on a topology under its variables."""
+    host, fabric = topology.host, topology.traits.get("fabric", "")
+    ports = [port.number for nic in nics_of(host) for port in nic.ports] if host else []
+    return search_settings(environment.transports, ports, fabric)
 
 
 def version_of(library: Library) -> tuple[int, int]:

@@ -66,7 +66,7 @@ class Path:
     """The path from one vertex to another; ``links`` is empty and ``rate_MBps`` 0 if there is none.
 
     ``type`` is the worst part of the path, an index into
-    :data:`~simcoll.libraries.nccl.graphs.PATH_TYPES`.
+    :data:`~simcoll.libraries.path_types.PATH_TYPES`.
     """
 
     links: tuple[DeviceLink, ...]
@@ -134,7 +134,9 @@ class DeviceGraph:
         self.of_kind["gpu"] = [gpu for gpu in self.gpus if gpu is not gone]
 
 
-def device_graph(hosts: Sequence[tuple[HostTree, int]], ports: Iterable[int] | None) -> DeviceGraph:
+def device_graph(
+    hosts: Sequence[tuple[HostTree, int]], ports: Iterable[int] | None, port_mbps: int = 0
+) -> DeviceGraph:
     """The graph of hosts that share NVSwitches, or of one host.
 
     Parameters
@@ -143,6 +145,8 @@ def device_graph(hosts: Sequence[tuple[HostTree, int]], ports: Iterable[int] | N
         Each host and its number of ranks: rank r of a host is on its GPU of rank r.
     ports
         Numbers of the ports in use; None for all.
+    port_mbps
+        Rate of each of them in Mbit/s; 0 for its own.
     """
     allowed = None if ports is None else set(ports)
     graph = DeviceGraph(
@@ -152,7 +156,9 @@ def device_graph(hosts: Sequence[tuple[HostTree, int]], ports: Iterable[int] | N
     cpu_of: dict[int, Vertex] = {}
     first_rank = 0
     for number, (host, ranks) in enumerate(hosts):
-        builder = _TreeReader(graph, by_address, cpu_of, number, first_rank, ranks, allowed)
+        builder = _TreeReader(
+            graph, by_address, cpu_of, number, first_rank, ranks, allowed, port_mbps
+        )
         builder.add_sockets(host)
         first_rank += ranks
     _add_nvlinks(graph, by_address)
@@ -181,6 +187,7 @@ class _TreeReader:
     first_rank: int
     ranks: int
     allowed: set[int] | None
+    port_mbps: int
 
     def add_sockets(self, host: HostTree) -> None:
         for socket in sorted(host.sockets, key=lambda part: self.first_rank_at(part.devices)):
@@ -227,12 +234,8 @@ class _TreeReader:
             for port in filter(self.uses, device.ports):
                 net = self.add("net", port.number)
                 net.port = port
-                _join(
-                    vertex,
-                    net,
-                    "NET",
-                    (port.speed_mbps if port.speed_mbps > 0 else _UNKNOWN_MBPS) // 8,
-                )
+                speed = self.port_mbps or port.speed_mbps
+                _join(vertex, net, "NET", (speed if speed > 0 else _UNKNOWN_MBPS) // 8)
         else:
             vertex = self.add("pcie", len(self.graph.of_kind["pcie"]))
             vertex.model = device.model

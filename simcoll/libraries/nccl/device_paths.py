@@ -17,7 +17,7 @@ from simcoll.libraries.nccl.device_graph import (
     Vertex,
     VertexKind,
 )
-from simcoll.libraries.nccl.graphs import PATH_TYPES
+from simcoll.libraries.path_types import PATH_TYPES
 
 __all__ = [
     "C2C",

@@ -51,6 +51,8 @@ _ADDED_SPEEDS = {(100, 45): (2, 29), (100, 80): (2, 29), (100, 86): (2, 30)}
 
 
 _RULES = PathRules()
+_Attempt = tuple[object, ...]
+"""Everything on which an attempt of the search depends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,15 @@ class Settings:
     """Settings of NCCL that decide on graphs.
 
     ``cross_nic`` is ``NCCL_CROSS_NIC``; ``ports`` are the numbers of the ports that NCCL may use
-    (``NCCL_IB_HCA``), None for all; ``nvls`` is False for ``NCCL_NVLS_ENABLE=0``.
+    (``NCCL_IB_HCA``), None for all; ``port_mbps`` is the rate of each in Mbit/s, 0 for its own;
+    ``nvls`` is False for ``NCCL_NVLS_ENABLE=0``.
     """
 
     rules: PathRules = _RULES
     cross_nic: int = 2
     ports: tuple[int, ...] | None = None
     nvls: bool = True
+    port_mbps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ def search_domain(
     multicast
         Whether the NVSwitches multicast and reduce.
     """
-    devices = device_graph(hosts, settings.ports)
+    devices = device_graph(hosts, settings.ports, settings.port_mbps)
     compute_paths(devices, settings.rules)
     without_unreachable(devices, rank)
     between = len(devices.gpus) != ranks
@@ -138,6 +142,8 @@ class _GraphSearch:
         self.outer_inflows = [_inflow(devices, gpu, ("NVL",)) for gpu in devices.gpus]
         self.socket_inflow = _socket_inflow(devices)
         self.least_hops = (self._least_hops(closes=False), self._least_hops(closes=True))
+        self.types = {kind: self._types(kind) for kind in ("gpu", "net")}
+        self.vain: dict[_Attempt, int] = {}
 
     def _since(self, generation: int, speed: float) -> tuple[int, int]:
         if speed == 80 and not self.between:
@@ -160,6 +166,15 @@ class _GraphSearch:
             pcie = [link.free_MBps for link in gpu.links if link.kind == "PCI"]
             total = max(total, nvlinks, pcie[-1] if pcie else 0)
         return fastest, total
+
+    def _types(self, kind: VertexKind) -> tuple[int, ...]:
+        """The types of paths between GPUs and vertices of a kind, both ways, the best first."""
+        types = set()
+        for index, gpu in enumerate(self.devices.gpus):
+            for number, vertex in enumerate(self.devices.of_kind[kind]):
+                if vertex is not gpu and kind in gpu.paths:
+                    types |= {gpu.paths[kind][number].type, vertex.paths["gpu"][index].type}
+        return tuple(sorted(types))
 
     def _path_types(self, kind: VertexKind) -> tuple[int, int]:
         """The best and the worst path from GPUs to vertices of a kind."""
@@ -223,9 +238,23 @@ class _GraphSearch:
         return place
 
     def _attempt(self, draft: Draft, best: Draft) -> tuple[Draft, int, int]:
+        """Search once; an attempt that was in vain is not repeated.
+
+        NCCL repeats it with every type of path, though worse types change nothing where there is
+        no path of these types.
+        """
         steps = _STEPS_SAME_CHANNELS if draft.same_channels else _STEPS
-        best, remaining = self.channels.run(draft, best, steps)
-        return best, remaining, steps
+        to_gpu = [index for index in self.types["gpu"] if index <= draft.type_inside]
+        to_nic = [index for index in self.types["net"] if index <= draft.type_to_nic]
+        shape = (draft.pattern, draft.min_channels, draft.max_channels, draft.same_channels)
+        speeds = (draft.speed_inside, draft.speed_between)
+        attempt = (best, *shape, *speeds, draft.cross_nic, tuple(to_gpu), tuple(to_nic))
+        if attempt in self.vain:
+            return best, self.vain[attempt], steps
+        better, remaining = self.channels.run(draft, best, steps)
+        if better is best:
+            self.vain[attempt] = remaining
+        return better, remaining, steps
 
     def _first_pass(self, best: Draft, limits: _PathBounds) -> Draft:
         """Relax one demand after the other until channels fit."""
@@ -339,6 +368,8 @@ class _GraphSearch:
             limit = min(limit, sum(cards.values()))
             # Every channel enters the node by some GPU, without NVLink.
             limit = min(limit, sum(inflow // draft.speed_between for inflow in self.outer_inflows))
+            through_cpus = self.channels.most_through_cpus(draft)
+            limit = limit if through_cpus is None else min(limit, through_cpus)
         return limit
 
     def _least_hops(self, *, closes: bool) -> int:

@@ -14,14 +14,13 @@ from functools import cache
 from typing import Literal, cast
 
 from simcoll.files.paths import data_folder
+from simcoll.libraries.path_types import PathType
 from simcoll.topology import Topology, load_topology
 from simcoll.topology.machine import machine
 
 __all__ = [
-    "PATH_TYPES",
     "ChannelGraph",
     "NcclGraphs",
-    "PathType",
     "Pattern",
     "channel_graph",
     "graphs_of",
@@ -29,24 +28,6 @@ __all__ = [
     "shipped_graphs",
 ]
 
-PathType = Literal["LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "NET"]
-PATH_TYPES: tuple[PathType, ...] = (
-    "LOC",
-    "NVL",
-    "NVB",
-    "C2C",
-    "PIX",
-    "PXB",
-    "P2C",
-    "PXN",
-    "PHB",
-    "SYS",
-    "NET",
-)
-"""NCCL's types of paths, from the best to the worst: the GPU itself, NVLink, NVLink through another
-GPU, NVLink to the CPU, one PCIe switch, several, a PCIe switch behind NVLink to the CPU, a GPU
-beside the NIC, a PCIe host bridge, the link between CPUs, the network.
-"""
 Pattern = Literal["ring", "tree", "balanced_tree", "split_tree", "nvls"]
 
 
@@ -74,6 +55,9 @@ class ChannelGraph:
         Order of the GPUs of a node in each channel, by their index; empty if unknown.
     nics
         NIC by which each channel enters and leaves a node; empty if unknown.
+    carries_inside_GBps, carries_between_GBps
+        Total rate of all channels of a ring that the links of a node carry, between its GPUs and to
+        its NICs; 0 if unknown.
     """
 
     channels: int
@@ -87,6 +71,8 @@ class ChannelGraph:
     cross_nic: int = 0
     orders: tuple[tuple[int, ...], ...] = ()
     nics: tuple[tuple[int, int], ...] = ()
+    carries_inside_GBps: float = 0.0
+    carries_between_GBps: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from simcoll.libraries.nccl.carried_rates import carried_rates
 from simcoll.libraries.nccl.channel_search import Draft
 from simcoll.libraries.nccl.graph_search import DomainGraphs, Settings, search_domain
-from simcoll.libraries.nccl.graphs import (
-    PATH_TYPES,
-    ChannelGraph,
-    NcclGraphs,
-    PathType,
-    graphs_of,
-)
+from simcoll.libraries.nccl.graphs import ChannelGraph, NcclGraphs, graphs_of
 from simcoll.libraries.nccl.p2p_channels import channels_per_peer, power_of_two_from
+from simcoll.libraries.path_types import PATH_TYPES, PathType
 from simcoll.topology import Topology
 from simcoll.topology.host_tree import Device, GpuDevice, HostTree, PcieSwitch, gpus_of, nics_of
 
@@ -114,7 +110,7 @@ def _graphs(
                 parts.append((graphs, count))
     nodes = sum(count for _, count in parts)
     domains = [graphs for graphs, _ in parts]
-    ring = _least([graphs.ring for graphs in domains], domains)
+    ring = _with_link_rates(_least([graphs.ring for graphs in domains], domains), domains)
     tree = _least([graphs.tree for graphs in domains], domains)
     switched = [graphs.nvls for graphs in domains if graphs.nvls is not None]
     nvls = _least(switched, domains) if len(switched) == len(domains) else None
@@ -124,14 +120,15 @@ def _graphs(
         channels_per_peer(graphs.devices, ranks, channels, settings.rules) for graphs in domains
     )
     ports = (port for nic in nics_of(host) for port in nic.ports)
-    used = (port for port in ports if settings.ports is None or port.number in settings.ports)
+    used = [port for port in ports if settings.ports is None or port.number in settings.ports]
+    speeds = [settings.port_mbps or port.speed_mbps for port in used]
     return NcclGraphs(
         ring=ring,
         tree=tree,
         nvls=nvls,
         nodes=nodes,
         p2p_channels_per_peer=per_peer,
-        nic_GBps=min((port.speed_mbps / 8000 for port in used), default=0.0),
+        nic_GBps=min((speed / 8000 for speed in speeds), default=0.0),
         least_node_ranks=min(len(graphs.devices.gpus) for graphs in domains),
     )
 
@@ -178,6 +175,13 @@ def _least(drafts: Sequence[Draft], domains: Sequence[DomainGraphs]) -> ChannelG
         if between
         else (),
     )
+
+
+def _with_link_rates(ring: ChannelGraph, domains: Sequence[DomainGraphs]) -> ChannelGraph:
+    """The ring with the rates that the links of all domains carry."""
+    rates = [carried_rates(part.devices, part.ring, between=part.between) for part in domains]
+    to_gpus, to_ports = (min(column) for column in zip(*rates, strict=True))
+    return replace(ring, carries_inside_GBps=to_gpus, carries_between_GBps=to_ports)
 
 
 def _path_type(index: int) -> PathType:

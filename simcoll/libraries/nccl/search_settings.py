@@ -2,75 +2,84 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from simcoll.libraries.environment import Environment
-from simcoll.libraries.nccl.device_paths import PathRules
+from simcoll.libraries.nccl.device_paths import LOC, PathRules
 from simcoll.libraries.nccl.graph_search import Settings
-from simcoll.libraries.nccl.graphs import PATH_TYPES
 
-__all__ = ["search_settings"]
+if TYPE_CHECKING:
+    from simcoll.libraries.transports import Transports
 
-_OLD_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS", "SYS")
-"""Types of paths by the numbers that older versions of NCCL gave to levels."""
+__all__ = ["search_settings", "used_ports"]
+
+_DEVICE = re.compile(r"(.*?)(\d+)")
 
 
-def search_settings(environment: Environment, ports: Sequence[int]) -> Settings:
-    """The settings of the search under an environment; ``ports`` numbers the ports of a host.
-
-    As NCCL, it takes no notice of a level that it does not know.
+def search_settings(transports: Transports, ports: Sequence[int], fabric: str = "") -> Settings:
+    """The settings of the search under variables; ``ports`` numbers the ports of a host.
 
     Examples
     --------
-    >>> from simcoll.libraries.environment import parse_environment
-    >>> settings = search_settings(parse_environment("NCCL_IB_HCA=^mlx5_0"), range(3))
-    >>> settings.ports
+    >>> from simcoll.libraries.transports import read_transports
+    >>> search_settings(read_transports({"NCCL_IB_HCA": "^mlx5_0"}), range(3)).ports
     (1, 2)
-    >>> search_settings(parse_environment("NCCL_P2P_DISABLE=1"), ()).rules.peer_level
+    >>> search_settings(read_transports({"NCCL_P2P_DISABLE": "1"}), ()).rules.peer_level
     0
     """
-    assignments = (setting.partition("=") for setting in environment.ignored)
-    variables = {name.removeprefix("NCCL_"): value for name, _, value in assignments}
-    disabled = variables.get("P2P_DISABLE") == "1"
+    sockets = transports.uses_sockets(fabric)
     rules = PathRules(
-        peer_level=0 if disabled else _level(variables.get("P2P_LEVEL", "")),
-        nic_level=_level(variables.get("NET_GDR_LEVEL", "")),
-        through_gpus=variables.get("PXN_DISABLE", "0") in {"0", ""},
-        shared_memory=variables.get("SHM_DISABLE", "0") in {"0", ""},
-        network_inside=variables.get("NET_DISABLE_INTRA", "0") in {"0", ""},
+        peer_level=transports.peer_level,
+        # Sockets take data from host memory only.
+        nic_level=LOC if sockets else transports.nic_level,
+        through_gpus=transports.through_gpus,
+        shared_memory=transports.shared_memory,
+        network_inside=transports.network_inside,
     )
-    cross_nic = variables.get("CROSS_NIC", "2")
+    used = used_ports(transports, ports, fabric)
     return Settings(
         rules,
-        int(cross_nic) if cross_nic in {"0", "1"} else 2,
-        _ports(variables.get("IB_HCA", ""), ports),
+        transports.cross_nic,
+        None if len(used) == len(ports) else used,
+        port_mbps=1000 * transports.socket_Gbps if sockets else 0,
     )
 
 
-def _level(text: str) -> int | None:
-    """A type of path by its name or its old number; None if NCCL knows none of this name."""
-    if text in PATH_TYPES:
-        return PATH_TYPES.index(text)
-    if text.isascii() and text.isdecimal():
-        return PATH_TYPES.index(_OLD_LEVELS[min(int(text), len(_OLD_LEVELS) - 1)])
-    return None
+def used_ports(transports: Transports, ports: Sequence[int], fabric: str = "") -> tuple[int, ...]:
+    """The ports that ``NCCL_IB_HCA`` leaves, ``mlx5_<number>`` each, or as many as
+    ``NCCL_SOCKET_IFNAME`` names for sockets; all where that would be none.
 
-
-def _ports(text: str, ports: Sequence[int]) -> tuple[int, ...] | None:
-    """The ports that ``NCCL_IB_HCA`` leaves, ``mlx5_<number>`` each; None if it says nothing of
-    them.
-
-    Names are prefixes, unless the list starts with ``=``; ``^`` excludes them.
+    Names are prefixes, unless the list starts with ``=``; ``^`` excludes them. Where names have
+    numbers beyond those of the ports, or begin otherwise, the host counts other devices as well;
+    then their number counts.
     """
+    if transports.uses_sockets(fabric):
+        names = _names(transports.interfaces)
+        counts = bool(names) and not transports.interfaces.startswith("^")
+        return tuple(ports[: len(names)] if counts else ports)
+    text = transports.devices
     excludes, text = text.startswith("^"), text.removeprefix("^")
     is_exact, text = text.startswith("="), text.removeprefix("=")
-    names = [name.partition(":")[0] for name in text.split(",") if name]
-    if not names or not all(name.startswith("mlx5") for name in names):
-        return None
+    devices = [None if name == "mlx5" else _DEVICE.fullmatch(name) for name in _names(text)]
+    if not devices or None in devices:
+        return tuple(ports)  # a prefix such as "mlx5" or "rdma" has all
+    matches = [(device[1], int(device[2])) for device in devices if device]
+    are_ports = all(prefix == "mlx5_" and number in ports for prefix, number in matches)
+    if not are_ports:
+        return tuple(ports if excludes else ports[: len(set(matches))])
+    names = [f"{prefix}{number}" for prefix, number in matches]
     kept = []
     for port in ports:
-        device = f"mlx5_{port}"
-        matches = any(device == name if is_exact else device.startswith(name) for name in names)
-        if matches != excludes:
+        device_name = f"mlx5_{port}"
+        is_named = any(
+            device_name == name if is_exact else device_name.startswith(name) for name in names
+        )
+        if is_named != excludes:
             kept.append(port)
-    return tuple(kept) or None
+    return tuple(kept or ports)
+
+
+def _names(text: str) -> list[str]:
+    """The names of a list, without marks and numbers of ports."""
+    return [name.partition(":")[0] for name in text.strip("^=").split(",") if name]

@@ -13,7 +13,8 @@ from typing import Literal
 from simcoll.core.vocabulary import CollectiveKind, NcclProtocol
 from simcoll.libraries.formula import ONE_WAY, PROTOCOLS, ROOTED, ring_steps
 from simcoll.libraries.nccl.communicator import CommunicatorFacts
-from simcoll.libraries.nccl.graphs import PATH_TYPES, ChannelGraph, PathType
+from simcoll.libraries.nccl.graphs import ChannelGraph
+from simcoll.libraries.path_types import PATH_TYPES, PathType
 
 __all__ = ["Algorithm", "TuningEntry", "tuning_table"]
 

@@ -48,7 +48,8 @@ def test_nothing_given_leaves_everything():
 
 def test_other_variables_are_kept():
     env = parse_environment("NCCL_DEBUG=INFO,NCCL_IB_HCA=mlx5_0,mlx5_1 LAUNCHER=torch")
-    assert env.ignored == ("NCCL_DEBUG=INFO", "NCCL_IB_HCA=mlx5_0,mlx5_1")
+    assert env.ignored == ("NCCL_DEBUG=INFO",)
+    assert env.transports.devices == "mlx5_0,mlx5_1"
     assert env.launcher == "torch"
 
 

@@ -105,8 +105,8 @@ def test_fewer_ranks():
         (
             "all_reduce",
             8,
-            replace(TWO, traits={**TWO.traits, "fabric": "socket"}),
-            "no numbers for fabric 'socket'",
+            replace(TWO, traits={**TWO.traits, "fabric": "tcpxx"}),
+            "no numbers for fabric 'tcpxx'",
         ),
     ],
 )

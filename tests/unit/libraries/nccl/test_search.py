@@ -10,9 +10,10 @@ import pytest
 
 from simcoll.errors import ConfigError
 from simcoll.libraries.library import load_library
+from simcoll.libraries.nccl.channel_search import ChannelSearch
 from simcoll.libraries.nccl.communicator import CommunicatorFacts, call_channels, communicator_on
 from simcoll.libraries.nccl.device_paths import LOC, PathRules
-from simcoll.libraries.nccl.graph_search import Settings
+from simcoll.libraries.nccl.graph_search import Settings, search_domain
 from simcoll.libraries.nccl.graphs import shipped_graphs
 from simcoll.libraries.nccl.search import graphs_on, search
 from simcoll.libraries.nccl.sends import send_channels
@@ -30,7 +31,8 @@ def without_orders(graphs):
     """The graphs without what the table of shipped machines leaves out."""
     bare = {"orders": (), "nics": ()}
     nvls = graphs.nvls and replace(graphs.nvls, **bare)
-    ring, tree = replace(graphs.ring, **bare), replace(graphs.tree, **bare)
+    tree = replace(graphs.tree, **bare)
+    ring = replace(graphs.ring, **bare, carries_inside_GBps=0.0, carries_between_GBps=0.0)
     return replace(graphs, ring=ring, tree=tree, nvls=nvls, nic_GBps=0.0, p2p_channels_per_peer=0)
 
 
@@ -170,6 +172,35 @@ def test_a_changed_machine_is_searched():
     assert graphs_on(slow, (2, 30)).ring.channels == 2
     node = communicator_on(slow, load_library("nccl-2.30"))
     assert call_channels(node) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "speed", "carries"), [("dgx-a100", 4, 12, 48), ("dgx-2", 4, 10, 40)]
+)
+def test_without_gpudirect_rings_go_through_the_cpu(name, channels, speed, carries):
+    # NCCL 2.30.7 on two DGX A100, NCCL_NET_GDR_LEVEL=LOC: 4 channels of 12. Each of 4 PCIe switches
+    # passes 24 GB/s, which what is sent and what is received share on its way up.
+    settings = Settings(rules=PathRules(nic_level=LOC))
+    ring = search(load_topology(name, nodes=2), (2, 30), settings).ring
+    assert (ring.channels, ring.speed_between, ring.path_to_nic) == (channels, speed, "PHB")
+    if name == "dgx-a100":
+        assert ring.carries_between_GBps == carries
+
+
+def test_an_attempt_in_vain_is_not_repeated(monkeypatch):
+    """Through CPUs NCCL repeats its attempts for types of paths that do not exist: 900 times."""
+    attempts = []
+    run = ChannelSearch.run
+
+    def counted(self, draft, best, steps):
+        attempts.append(draft.speed_between)
+        return run(self, draft, best, steps)
+
+    monkeypatch.setattr(ChannelSearch, "run", counted)
+    rules = PathRules(nic_level=LOC, version=(2, 30))
+    host = load_topology("dgx-h100").host
+    search_domain([(host, 8)], 16, 0, Settings(rules=rules), multicast=True)
+    assert len(attempts) < 120
 
 
 def test_gpus_of_unknown_kind_have_no_graphs():

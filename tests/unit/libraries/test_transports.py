@@ -1,0 +1,177 @@
+"""Variables that choose links: they reach NCCL's choice and the times."""
+
+import pytest
+
+import simcoll
+from simcoll.errors import ConfigError
+from simcoll.libraries.environment import parse_environment
+from simcoll.libraries.library import load_library
+from simcoll.libraries.nccl.search_settings import used_ports
+from simcoll.libraries.plans import library_plan
+from simcoll.libraries.question import question_on
+from simcoll.libraries.transports import Transports, read_transports
+from simcoll.topology import load_topology
+
+LARGE = 2**30
+
+
+def bus_rate(name, nodes, variables, *, size=LARGE, collective="all_reduce"):
+    """Bus bandwidth in GB/s."""
+    topology = load_topology(name, nodes=nodes)
+    environment = parse_environment(variables)
+    prediction = simcoll.predict(collective, size, topology, environment=environment)
+    ranks = topology.nranks
+    return size / prediction.time_us / 1000 * 2 * (ranks - 1) / ranks
+
+
+def machine_under(name, nodes, variables):
+    topology = load_topology(name, nodes=nodes)
+    environment = parse_environment(variables)
+    return question_on("all_reduce", topology, load_library("nccl"), environment).machine
+
+
+RINGS = "NCCL_ALGO=Ring,NCCL_PROTO=Simple"
+
+
+@pytest.mark.parametrize(
+    ("devices", "count"), [("mlx5_0", 1), ("mlx5_0,mlx5_1", 2), ("^mlx5_0", 7), ("mlx5", 8)]
+)
+def test_rings_have_the_named_nics_only(devices, count):
+    machine = machine_under("dgx-a100", 2, f"NCCL_IB_HCA={devices}")
+    assert machine.nics == count
+    assert machine.nic_uBps == pytest.approx(count * 25 * 10**15)
+    whole, part = (
+        bus_rate("dgx-a100", 2, f"{RINGS}{rest}") for rest in ("", f",NCCL_IB_HCA={devices}")
+    )
+    assert part == pytest.approx(whole * count / 8, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("text", "ports"),
+    [
+        ("=mlx5_1,mlx5_3:1", (1, 3)),
+        ("^=mlx5_2", (0, 1, 3)),
+        # A host that counts other devices too: the number of names counts.
+        ("mlx5_4,mlx5_5", (0, 1)),
+        ("bnxt_re0,bnxt_re1,bnxt_re2", (0, 1, 2)),
+        ("^mlx5_bond_0", (0, 1, 2, 3)),
+        ("rdma", (0, 1, 2, 3)),
+        ("", (0, 1, 2, 3)),
+    ],
+)
+def test_names_of_nics(text, ports):
+    assert used_ports(Transports(devices=text), range(4)) == ports
+
+
+def test_without_gpudirect_data_shares_the_way_to_the_cpu():
+    # A DGX A100 has two NICs of 25 GB/s and two GPUs below each of four PCIe switches of 24 GB/s:
+    # both directions of all NICs pass four ways up, a quarter of what the NICs carry.
+    whole, part = (
+        bus_rate("dgx-a100", 2, f"{RINGS}{rest}") for rest in ("", ",NCCL_NET_GDR_LEVEL=LOC")
+    )
+    assert part == pytest.approx(whole / 4, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        # One interface: a thread copies 3 GB/s; several threads as much as the host manages.
+        ("NCCL_SOCKET_IFNAME=eth0", 3.0),
+        ("NCCL_SOCKET_IFNAME=eth0,NCCL_SOCKET_NTHREADS=4", 5.0),
+        ("NCCL_SOCKET_IFNAME=eth0,SOCKET_GBPS=10", 1.25 * 0.955),
+        ("NCCL_SOCKET_IFNAME=eth0,eth1", 6.0),
+    ],
+)
+@pytest.mark.parametrize("sockets", ["NCCL_IB_DISABLE=1", "NCCL_NET=Socket"])
+def test_rings_over_sockets(sockets, variables, expected):
+    rate = bus_rate("azure-nd-a100-v4", 2, f"{RINGS},{sockets},{variables}", size=2**32)
+    assert rate == pytest.approx(expected, rel=0.03)
+
+
+def test_the_plugin_of_a_fabric_takes_no_notice_of_a_variable_of_infiniband():
+    assert machine_under("aws-p4d", 2, "NCCL_IB_DISABLE=1").fabric == "efa-p4"
+    assert machine_under("aws-p4d", 2, "NCCL_NET_PLUGIN=none").fabric == "socket"
+
+
+def test_a_topology_with_ethernet_alone_is_timed():
+    topology = load_topology("dgx-a100", nodes=2, traits__fabric="socket")
+    prediction = simcoll.predict("all_reduce", LARGE, topology)
+    assert prediction.protocol != "LL128"
+    # 8 interfaces of 3 GB/s; a tree over two nodes crosses half as much.
+    assert LARGE * 15 / 8 / prediction.time_us / 1000 < 2 * 8 * 3
+
+
+def test_without_peer_access_data_goes_through_host_memory():
+    machine = machine_under("perlmutter-a100", 1, "NCCL_P2P_DISABLE=1")
+    assert (machine.inside, machine.domains) == ("host", 1)
+    # Two channels of 12 GB/s: PCIe 4 of each GPU carries 24.
+    rate = bus_rate("perlmutter-a100", 1, f"{RINGS},NCCL_P2P_DISABLE=1", size=2**32)
+    assert 15 < rate < 24
+
+
+def test_nics_inside_a_host_make_it_several_nodes():
+    # NCCL 2.30.7 counts 4 nodes on a DGX A100 with NCCL_P2P_DISABLE=1, and one without NICs inside.
+    machine = machine_under("dgx-a100", 1, "NCCL_P2P_DISABLE=1")
+    assert (machine.domain_ranks, machine.nics) == ((2, 2, 2, 2), 2)
+    machine = machine_under("dgx-a100", 1, "NCCL_P2P_DISABLE=1,NCCL_NET_DISABLE_INTRA=1")
+    assert machine.domain_ranks == (8,)
+
+
+def test_only_sockets_are_left_without_peers_host_memory_and_nics():
+    machine = machine_under("rtx-2080ti-pair", 1, "NCCL_SHM_DISABLE=1")
+    assert (machine.domain_ranks, machine.fabric) == ((1, 1), "socket")
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_to_all", "send_recv", "broadcast"])
+def test_a_small_buffer_or_slow_links_never_make_a_call_quicker(collective):
+    topology = load_topology("dgx-a100", nodes=2)
+    for size in (1024, 2**20, 2**28):
+        plain = simcoll.predict(collective, size, topology, environment=parse_environment(RINGS))
+        for variables in ("NCCL_BUFFSIZE=65536", "NCCL_IB_HCA=mlx5_0", "NCCL_NET_GDR_LEVEL=LOC"):
+            environment = parse_environment(f"{RINGS},{variables}")
+            slow = simcoll.predict(collective, size, topology, environment=environment)
+            assert slow.time_fs >= plain.time_fs * 0.999
+
+
+def test_a_buffer_limits_the_rate_of_a_channel():
+    wide, narrow = (
+        bus_rate("dgx-a100", 2, f"{RINGS}{rest}") for rest in ("", ",NCCL_BUFFSIZE=65536")
+    )
+    assert narrow < wide / 5
+    assert bus_rate("dgx-a100", 2, f"{RINGS},NCCL_BUFFSIZE=8388608") == pytest.approx(wide)
+
+
+def test_a_diverted_call_says_so_and_has_the_interval_of_its_library():
+    topology = load_topology("dgx-a100", nodes=2)
+    environment = parse_environment("NCCL_IB_HCA=mlx5_0")
+    prediction = simcoll.predict("all_reduce", LARGE, topology, environment=environment)
+    assert "other links than the routes" in prediction.note
+    assert prediction.errors_of.endswith("uncalibrated, large, nccl")
+    plan = library_plan("all_reduce", LARGE, topology, environment=environment)
+    played = simcoll.emulate(plan, topology, data="none").time_fs
+    assert played == pytest.approx(prediction.time_fs, rel=0.01)
+
+
+def test_what_a_topology_without_devices_lacks_is_said():
+    environment = parse_environment("NCCL_NET_GDR_LEVEL=LOC,NCCL_IB_HCA=mlx5_0")
+    topology = load_topology("mi300x", nodes=2)
+    prediction = simcoll.predict("all_reduce", LARGE, topology, environment=environment)
+    assert "only the number of NICs and sockets count" in prediction.assumed
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ("NCCL_P2P_LEVEL=NVLINK", "NCCL_P2P_LEVEL: NCCL takes no notice of 'NVLINK'; did you mean"),
+        ("NCCL_IB_DISABLE=yes", "NCCL_IB_DISABLE: expected a whole number from 0 to 1, got 'yes'"),
+        ("NCCL_SOCKET_NTHREADS=17", "expected a whole number from 0 to 16"),
+        ("SOCKET_GBPS=-1", "SOCKET_GBPS: expected a whole number"),
+    ],
+)
+def test_values_that_nccl_would_ignore_are_refused(variables, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_environment(variables)
+
+
+def test_old_numbers_of_levels():
+    assert read_transports({"NCCL_P2P_LEVEL": "3"}) == read_transports({"NCCL_P2P_LEVEL": "PHB"})
