@@ -117,7 +117,7 @@ def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
 
     Reductions run in rank order, in the dtype of the plan. An average is a quotient in that dtype;
     8- and 16-bit floats are divided in float32 and rounded, integers truncated towards zero.
-    Outputs of a reduction share memory.
+    Outputs that must be equal may share memory.
     """
     collective, n = plan.collective, plan.nranks
     starts = [_slots(plan, rank, INPUT) for rank in range(n)]
@@ -129,20 +129,27 @@ def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
         if plan.reduction.name == "avg":
             total = _average(total, n)
     outputs: list[Array | None] = []
+    slots = np.arange(collective.output_slots)
+    shared_key: tuple[bytes, ...] = ()
+    shared_output: Array | None = None
     for rank, visible in enumerate(collective.has_output(np.arange(n)).tolist()):
         if not visible:
             outputs.append(None)
             continue
+        sources = collective.source(np.full_like(slots, rank), slots)
+        key = tuple(column.tobytes() for column in sources)
+        if key == shared_key:  # in an all_gather, all ranks hold the same N blocks
+            outputs.append(shared_output)
+            continue
         parts = []
-        for slot in range(collective.output_slots):
-            source, source_slot = (
-                int(a[0]) for a in collective.source(np.array([rank]), np.array([slot]))
-            )
+        for source, slot in zip(*(column.tolist() for column in sources), strict=True):
             data, offsets = (total, starts[0]) if source < 0 else (inputs[source], starts[source])
             if data is not None:
-                parts.append(data[offsets[source_slot] : offsets[source_slot + 1]])
-        shared = total is not None and len(parts) == 1
-        outputs.append(parts[0] if shared else np.concatenate([np.zeros(0, plan.dtype), *parts]))
+                parts.append(data[offsets[slot] : offsets[slot + 1]])
+        whole = total is not None and len(parts) == 1
+        output = parts[0] if whole else np.concatenate([np.zeros(0, plan.dtype), *parts])
+        outputs.append(output)
+        shared_key, shared_output = key, output
     return outputs
 
 
