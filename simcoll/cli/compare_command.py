@@ -29,7 +29,7 @@ def compare_log(
     calibration: Path | None = None,
     svg: Path | None = None,
 ) -> None:
-    """Compare measured times with predictions, row by row, and test hypotheses on the difference.
+    """Compare measured times with predictions, row by row, and explain the difference.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def compare_log(
         within_line,
     )
     from simcoll.planning.measured.comparison_chart import comparison_svg
-    from simcoll.planning.measured.hypotheses import hypotheses
+    from simcoll.planning.measured.diagnosis import diagnose, with_log
     from simcoll.planning.measured.library_table import doubts
     from simcoll.terminal import printable
 
@@ -82,18 +82,26 @@ def compare_log(
     for note in (*content.notes, *notes):
         say(f"# note: {note}")
     tables = {}
-    for number, setting in enumerate(settings, 1):
+    for number, requested in enumerate(settings, 1):
+        variables = requested.table.environment
+        log_setting = with_log(requested, variables=not options.environment)
+        setting = log_setting.setting
         with Progress() as progress:
             rows = compare(setting, overlay, progress)
+        diagnosis = diagnose(rows, log_setting, overlay)
         tables[f"{number}. {printable(str(setting))}"] = rows
         say(
             f"# {setting}; predicted by "
             f"{setting.library}{f', calibration {overlay.hash}' if overlay else ''}"
         )
-        if setting.table.environment:
+        if variables:
             replaced = ", which --env replaces" if options.environment else ""
-            values = " ".join(f"{name}={value}" for name, value in setting.table.environment)
+            values = " ".join(f"{name}={value}" for name, value in variables)
             say(f"# environment of the log{replaced}: {values}")
+        for line in diagnosis.facts:
+            say(f"# the log says: {line}")
+        for line in log_setting.lines():
+            say(f"# {line}")
         for line in (*comparison_lines(rows), *doubts(row.prediction for row in rows)):
             say(line)
         for line in band_lines((row.row.size_bytes, row.ratio) for row in rows):
@@ -101,11 +109,8 @@ def compare_log(
         say(f"# {within_line(rows)}")
         for line in (*deviations(rows), *_choices(rows, content.choices)):
             say(f"# {line}")
-        explanations = hypotheses(setting, overlay)
-        if explanations:
-            say("# Hypotheses, each tested by predicting with that one change:")
-        for explanation in explanations:
-            say(f"#   {explanation}")
+        for line in diagnosis.lines():
+            say(f"# {line}")
     if svg is not None:
         if len(tables) > MAX_PANELS:
             raise ConfigError(

@@ -8,6 +8,7 @@ from statistics import median
 
 from simcoll.core.collective import bus_factor
 from simcoll.formats.logs.nccl_tuning import Chosen, TuningTable
+from simcoll.formats.logs.run_facts import FactReader, RunFacts
 
 __all__ = [
     "ITEMSIZES",
@@ -109,6 +110,8 @@ class MeasuredTable:
         In the order of the log.
     guessed
         Whether the collective was inferred from the columns.
+    facts
+        What else the log says of the run.
     """
 
     collective: str
@@ -120,6 +123,7 @@ class MeasuredTable:
     environment: tuple[tuple[str, str], ...]
     rows: tuple[MeasuredRow, ...]
     guessed: bool = False
+    facts: RunFacts = field(default_factory=RunFacts)
 
     def __str__(self) -> str:
         ranks = f"{self.nranks} ranks" if self.nranks else "an unknown number of ranks"
@@ -153,6 +157,7 @@ class MeasuredRun:
     library: str = ""
     version: str = ""
     gpus_per_thread: int = 0
+    facts: FactReader = field(default_factory=FactReader)
 
 
 def finish_table(run: MeasuredRun) -> tuple[MeasuredTable, tuple[str, ...]]:
@@ -200,6 +205,7 @@ def finish_table(run: MeasuredRun) -> tuple[MeasuredTable, tuple[str, ...]]:
         environment,
         rows,
         guessed,
+        run.facts.facts(),
     )
     return table, tuple(notes)
 

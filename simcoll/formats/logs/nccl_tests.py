@@ -75,6 +75,10 @@ _SET = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60}) set (?:by environment )?to (\S{1,20
 _GIVEN = re.compile(
     r"\b(NCCL_[A-Z0-9_]{1,60})=(\"[^\"]{0,200}\"|'[^']{0,200}'|[^\s\"',;]\S{0,199})"
 )
+_TELLING = re.compile(r"NCCL|\b(?:FI|HSA|CUDA|OFI)_|NET/")
+"""A line that may state a fact besides times."""
+_BEGINS = re.compile(r"NCCL version|Bootstrap ?:|cudaDriverVersion|NET/\w+ ?:|Using network")
+"""A line that NCCL prints when it starts."""
 _REALCOLL = re.compile(r"# realcoll: (\w{1,40}) with (.{1,200}?) on (\w{1,40}): (\d{1,7}) ranks")
 _FAILURE = re.compile(r"\b(?:Test )?(?:NCCL|CUDA|RCCL|HIP) failure\b.{0,200}")
 _COUNT = re.compile(r"[0-9]{1,18}|[0-9](?:\.[0-9]{1,9})?e\+?[0-9]{1,2}")  # copies round it
@@ -98,6 +102,10 @@ class _Reader:
     def feed(self, number: int, text: str) -> None:
         """Process a line."""
         self._lines = number
+        if _TELLING.search(text):
+            if self._complete and _BEGINS.search(text):
+                self._next()
+            self._run.facts.feed(number, text)
         words = text.split()
         if not _DTYPES.isdisjoint(words) and self._row(number, words):
             return
@@ -152,6 +160,8 @@ class _Reader:
         self._run = MeasuredRun(
             environment=run.environment, library=run.library, version=run.version
         )
+        if not self._complete:  # still the same run
+            self._run.facts = run.facts
         self._columns, self._in_ms, self._complete = [], False, False
 
     def _about(self, number: int, text: str) -> None:

@@ -1,153 +1,600 @@
-"""Hypotheses on differences between measured and predicted times, each tested by predicting with
-that one change.
+"""Explanations of differences between measured and predicted times: physical changes of the
+machine, each tested by predicting with that one change.
 
-None is a fact: a change that brings predictions closer is evidence for a cause with that effect,
-which other causes may share.
+None is a fact. A change that brings predictions closer is evidence for a cause with that effect,
+which other causes share; what the log says decides between them where it can. A change is named
+only if it explains at least half of the difference, and none where a range of sizes agrees.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from fractions import Fraction
+from statistics import median
 
+from simcoll.core.collective import bus_factor
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
-from simcoll.libraries.environment import Environment
-from simcoll.libraries.fitting import Series, fit_series
-from simcoll.libraries.question import fabric_of
-from simcoll.planning.measured.comparison import Setting
+from simcoll.libraries.fitting import MOST_LAUNCH_FS, Series, fit_series
+from simcoll.libraries.prediction import formula_time, predict
+from simcoll.planning.measured.causes import CAUSES
+from simcoll.planning.measured.comparison import Compared, Setting
+from simcoll.planning.measured.variants import (
+    SOCKET_RATES,
+    host_memory,
+    in_environment,
+    over_interface,
+    slower_links,
+    with_nics,
+)
 from simcoll.topology.machine import machine as machine_of
 from simcoll.units import format_signed, format_size
 
-__all__ = ["Hypothesis", "hypotheses"]
+__all__ = [
+    "AGREES",
+    "LEAST_SHARE",
+    "Effect",
+    "Explanation",
+    "cliff_of",
+    "effect_of",
+    "explanations",
+    "figures",
+    "odd_sizes",
+    "sample_sizes",
+    "times_by_size",
+]
 
-FEWEST_ROWS = 3
-"""Minimum number of rows; fewer would fit too many changes."""
-LARGE_BYTES = 2**26
-"""Size from which a launch offset is negligible."""
-GAIN, LEAST_GAIN = 0.15, 0.02
-"""Share of the mean error, and share of the times, that a change must explain to be reported."""
+LEAST_SHARE = 0.5
+"""Share of the difference that an explanation must explain."""
+AGREES = math.log(1.2)
+"""Mean logarithm of the ratio of measured and predicted times below which they agree: as much as
+two publishers of one machine differ at small and middle sizes.
+"""
+SLIGHT, FAR = 1.2, 1.5
+"""Ratios of measured and predicted time: below the first nothing needs an explanation, whatever the
+interval; from the second on everything does.
+"""
+CLIFF = 4.0
+"""Rise of the ratio between neighbouring sizes that counts as a cliff."""
+MOST_SIZES = 12
+"""Number of sizes that are predicted for a change: enough for its shape."""
+MOST_HOP_FS = 200 * 10**9
+"""Largest latency of a hop over a network, beyond that of the library, that is a cause: 200 us."""
+MOST_CONFIRMED = 6
+"""Number of changes that are predicted as the table is; others are ruled out by the formula."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hypothesis:
-    """A change that brings predictions closer to the measurements.
+class PhysicalChange:
+    """A change to test.
 
     Attributes
     ----------
+    causes
+        Names of the causes with this effect, the most frequent first.
     claim
-        The possible cause and its effect.
-    old_error, new_error
-        Geometric mean error of all rows without and with the change.
-    closer, rows
-        Number of rows that it brings closer, and total number.
-    least_bytes, most_bytes
-        Range of sizes that it brings closer by a tenth or more; 0 if none.
+        The change in words.
+    setting, calibration
+        What predicts it.
+    rarity
+        Added to the share that it leaves unexplained when changes are ranked: between equal ones,
+        the cause that is found more often comes first.
+    unseen
+        Whether the library does not know of it, and chooses as on a sound machine.
     """
 
+    causes: tuple[str, ...]
     claim: str
-    old_error: float
-    new_error: float
-    closer: int
-    rows: int
-    least_bytes: int
-    most_bytes: int
-
-    def __str__(self) -> str:
-        extent = ""
-        if self.most_bytes:
-            ends = [format_size(size) for size in (self.least_bytes, self.most_bytes)]
-            extent = (
-                f", most at {ends[0]}"
-                if ends[0] == ends[1]
-                else f", most from {ends[0]} to {ends[1]}"
-            )
-        falls = f"the mean error falls from {self.old_error:.0%} to {self.new_error:.0%}"
-        return f"{self.claim}: {falls}; {self.closer} of {self.rows} rows are closer{extent}"
+    setting: Setting
+    calibration: Calibration
+    rarity: float = 0.0
+    unseen: bool = False
 
 
-def hypotheses(
-    setting: Setting, calibration: Calibration | None = None, limit: int = 4
-) -> list[Hypothesis]:
-    """The changes that explain most, in order; empty if none explains enough."""
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Times with a change beside those without it, of the same sizes.
+
+    Attributes
+    ----------
+    sizes, measured_fs, old_fs, new_fs
+        Sizes, measured times, and predictions without and with the change.
+    """
+
+    sizes: tuple[int, ...]
+    measured_fs: tuple[int, ...]
+    old_fs: tuple[int, ...]
+    new_fs: tuple[int, ...]
+
+    @property
+    def old_error(self) -> float:
+        """Mean logarithm of the ratios without the change."""
+        return _error(self.old_fs, self.measured_fs)
+
+    @property
+    def new_error(self) -> float:
+        """Mean logarithm of the ratios with the change."""
+        return _error(self.new_fs, self.measured_fs)
+
+    @property
+    def share(self) -> float:
+        """Share of the difference that the change explains; below 0 if it adds to it."""
+        return 1 - self.new_error / self.old_error if self.old_error else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A change that explains at least half of a difference.
+
+    Attributes
+    ----------
+    causes
+        Names in :data:`~simcoll.planning.measured.causes.CAUSES`, the likeliest first.
+    claim
+        The change in words.
+    effect
+        How much it explains, with the figures.
+    evidence
+        What the log says for and against it.
+    """
+
+    causes: tuple[str, ...]
+    claim: str
+    effect: str
+    evidence: tuple[str, ...] = ()
+
+    def lines(self) -> Iterator[str]:
+        """The claim with its effect, the evidence, and what to do next."""
+        yield f"{self.claim}: {self.effect}"
+        yield from self.evidence
+        likeliest = CAUSES[self.causes[0]]
+        yield f"next: {likeliest.check}; if so, it shows {likeliest.shows}"
+
+
+def _error(times_fs: Sequence[int], measured_fs: Sequence[int]) -> float:
+    logs = [
+        abs(math.log(time / measured)) for time, measured in zip(times_fs, measured_fs, strict=True)
+    ]
+    return sum(logs) / len(logs)
+
+
+def times_by_size(rows: Sequence[Compared]) -> dict[int, tuple[int, int]]:
+    """Median measured time and predicted time of each size, in order."""
+    times: dict[int, list[int]] = defaultdict(list)
+    predicted: dict[int, int] = {}
+    for row in rows:
+        times[row.row.size_bytes].append(row.row.time_fs)
+        predicted[row.row.size_bytes] = row.prediction.time_fs
+    return {size: (int(median(times[size])), predicted[size]) for size in sorted(times)}
+
+
+def odd_sizes(rows: Sequence[Compared]) -> set[int]:
+    """Sizes whose times are above the interval of their predictions, or far above the prediction
+    where the interval is wide.
+    """
+    upper_fs = {row.row.size_bytes: row.prediction.high90_fs for row in rows}
+    return {
+        size
+        for size, (time, predicted) in times_by_size(rows).items()
+        if time > min(max(upper_fs[size], SLIGHT * predicted), FAR * predicted)
+    }
+
+
+def effect_of(rows: Sequence[Compared], new_fs: Sequence[int], sizes: Sequence[int]) -> Effect:
+    """Compare times with a change with the predictions of a table, at some of its sizes."""
+    times = times_by_size(rows)
+    measured, old = zip(*(times[size] for size in sizes), strict=True)
+    return Effect(tuple(sizes), measured, old, tuple(new_fs))
+
+
+def sample_sizes(sizes: Sequence[int]) -> list[int]:
+    """At most :data:`MOST_SIZES` sizes, evenly spaced, both ends among them."""
+    if len(sizes) <= MOST_SIZES:
+        return list(sizes)
+    last = len(sizes) - 1
+    places = {round(last * step / (MOST_SIZES - 1)) for step in range(MOST_SIZES)}
+    return [sizes[place] for place in sorted(places)]
+
+
+def explanations(
+    setting: Setting,
+    rows: Sequence[Compared],
+    calibration: Calibration | None = None,
+    against: Mapping[str, str] | None = None,
+    support: Mapping[str, str] | None = None,
+    limit: int = 4,
+) -> tuple[list[Explanation], str]:
+    """The changes that explain most, in order, and a line on what remains unexplained.
+
+    Parameters
+    ----------
+    rows
+        The compared rows of the table.
+    against, support
+        Causes that the log rules out or points to, with what it says.
+    """
+    against, support = against or {}, support or {}
     base = calibration or Calibration()
-    rows = sorted((row.size_bytes, row.time_fs) for row in setting.table.rows)
-    sizes = [size for size, _ in rows]
-    if len(set(sizes)) < FEWEST_ROWS:
-        return []
-    base_times = setting.formula()(sizes, base)
-    ranked: list[tuple[float, int, Hypothesis]] = []
-    for claim, times in _changes(setting, base, rows, base_times):
-        errors = [
-            (abs(math.log(old / time)), abs(math.log(new / time)))
-            for old, new, (_, time) in zip(base_times, times, rows, strict=True)
-        ]
-        old_error, new_error = (sum(column) / len(rows) for column in zip(*errors, strict=True))
-        if old_error - new_error < max(LEAST_GAIN, GAIN * old_error):
+    times = times_by_size(rows)
+    results: list[Explanation] = []
+    cliff = cliff_of(times)
+    sizes = list(times)
+    if cliff:
+        results.append(_cliff_explanation(cliff, times, setting))
+        sizes = [size for size in sizes if size < cliff]
+    remains: list[str] = []
+    odd = odd_sizes(rows)
+    for part in _parts(sizes, times):
+        if odd.isdisjoint(part):
             continue
-        far = [size for size, (old, new) in zip(sizes, errors, strict=True) if old - new > 0.1]
-        closer = sum(new < old for old, new in errors)
-        ends = min(far, default=0), max(far, default=0)
-        hypothesis = Hypothesis(
-            claim, math.expm1(old_error), math.expm1(new_error), closer, len(rows), *ends
-        )
-        ranked.append((new_error, len(ranked), hypothesis))
-    return [entry for _, _, entry in sorted(ranked, key=lambda scored: scored[:2])[:limit]]
-
-
-def _changes(
-    setting: Setting, base: Calibration, rows: Sequence[tuple[int, int]], base_times: Sequence[int]
-) -> Iterator[tuple[str, Sequence[int]]]:
-    """Yield claims with the times that they predict."""
-    yield from _fit_claims(setting, base, rows)
-    yield from _choice_claims(setting, base, rows, base_times)
-    machine = machine_of(setting.topology)
-    if machine.domains > 1:
-        share = f"{fabric_of(machine, setting.library)}.share"
-        half = setting.library.with_values({share: setting.library.number(share) / 2})
-        yield (
-            (
-                "half of the network bandwidth: half of the NICs unused, or data through host "
-                "memory "
-                "(no GPUDirect)"
-            ),
-            setting.formula(half)([size for size, _ in rows], base),
-        )
-
-
-def _fit_claims(
-    setting: Setting, base: Calibration, rows: Sequence[tuple[int, int]]
-) -> Iterator[tuple[str, Sequence[int]]]:
-    """Claims with one fitted number."""
-    predictor = setting.formula()
-    sizes = [size for size, _ in rows]
-    series = Series.of(
-        setting.table.collective, setting.table.nranks, setting.table.rows, predictor
+        ranked = _best_changes(setting, rows, base, part, against, support)
+        results += [
+            _explanation(candidate, test, part, sizes, setting, support)
+            for candidate, test in ranked[:limit]
+        ]
+        if not ranked:
+            remains.append(_range_text(part, times))
+    unexplained = (
+        f"unexplained: {'; '.join(remains)}; no change tested explains half of it"
+        if remains
+        else ""
     )
+    return results, unexplained
+
+
+def _parts(sizes: Sequence[int], times: Mapping[int, tuple[int, int]]) -> list[list[int]]:
+    """Ranges of sizes that are slower than predicted: all of them if none is faster."""
+    if not sizes:
+        return []
+    logs = {size: math.log(times[size][0] / times[size][1]) for size in sizes}
+    if sum(logs.values()) / len(sizes) >= AGREES and min(logs.values()) > -AGREES:
+        return [list(sizes)]
+    parts: list[list[int]] = []
+    run: list[int] = []
+    for size in [*sizes, 0]:
+        if run and (not size or logs[size] <= AGREES):
+            parts.append(run)
+            run = []
+        if size and logs[size] > AGREES:
+            run.append(size)
+    return [part for part in parts if len(part) > 1 or len(sizes) < 3]
+
+
+def _range_text(part: Sequence[int], times: Mapping[int, tuple[int, int]]) -> str:
+    factors = sorted(times[size][0] / times[size][1] for size in part)
+    low, high = f"{factors[0]:.2f}", f"{factors[-1]:.2f}"
+    factor_text = low if low == high else f"{low} to {high}"
+    return f"{_sizes_text(part)} takes {factor_text} times the prediction"
+
+
+def _sizes_text(sizes: Sequence[int]) -> str:
+    ends = [format_size(size) for size in (sizes[0], sizes[-1])]
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+
+
+def cliff_of(times: Mapping[int, tuple[int, int]]) -> int:
+    """The size from which on a table is slower by a factor that no smaller size has; 0 if none."""
+    sizes = list(times)
+    ratios = [times[size][0] / times[size][1] for size in sizes]
+    for place in range(2, len(sizes)):
+        smaller, larger = ratios[:place], ratios[place:]
+        if (
+            ratios[place] > CLIFF * ratios[place - 1]
+            and min(larger) > 2 * max(smaller)
+            and sizes[place] <= 8 * sizes[place - 1]
+        ):
+            return sizes[place]
+    return 0
+
+
+def _cliff_explanation(
+    cliff: int, times: Mapping[int, tuple[int, int]], setting: Setting
+) -> Explanation:
+    sizes = list(times)
+    last = sizes[sizes.index(cliff) - 1]
+    rates = [_bus_rate(setting, size, times[size][0]) for size in (last, cliff)]
     several = machine_of(setting.topology).domains > 1
-    names = (("launch",) if sizes[0] < LARGE_BYTES else ()) + ("rate", "growth")
-    for name in (*names, *(("fabric_latency",) if several else ())):
-        fitted = fit_series([series], (name,))
-        changed = replace(
-            base,
-            launch_fs=base.launch_fs + fitted.launch_fs,
-            rate=base.rate * fitted.rate,
-            fabric_latency_fs=base.fabric_latency_fs + fitted.fabric_latency_fs,
-            growth=base.growth * fitted.growth,
+    causes = ("congestion", "slow_link", "shared") if several else ("slow_link", "shared")
+    title = CAUSES["congestion"].title if several else "a fault of links or memory under load"
+    below_text, above_text = (
+        _range_text([size for size in sizes if (size < cliff) == is_below], times)
+        for is_below in (True, False)
+    )
+    return Explanation(
+        causes,
+        f"a cliff at {format_size(cliff)}: {title}",
+        f"the bandwidth falls from {rates[0]:.3g} to {rates[1]:.3g} GB/s ({below_text}; "
+        f"{above_text}); no parameter of the library has such a step",
+    )
+
+
+def _bus_rate(setting: Setting, size: int, time_fs: int) -> float:
+    factor = float(bus_factor(setting.table.collective, setting.topology.nranks))
+    return factor * size / time_fs * 1e6
+
+
+def _best_changes(
+    setting: Setting,
+    rows: Sequence[Compared],
+    base: Calibration,
+    part: Sequence[int],
+    against: Mapping[str, str],
+    support: Mapping[str, str],
+) -> list[tuple[PhysicalChange, Effect]]:
+    """The changes that explain half of the difference in a range, the best of each first cause."""
+    sizes = sample_sizes(part)
+    predictor = _ChangeTimes(rows)
+    candidates = []
+    for candidate in _candidates(setting, rows, base, part):
+        causes = [cause for cause in candidate.causes if cause not in against]
+        if causes:
+            ordered = tuple(sorted(causes, key=lambda cause: cause not in support))
+            candidates.append(replace(candidate, causes=ordered))
+    # The formula differs from events by some percent: a little less may be enough there.
+    likely = _tests(predictor.formula_times, candidates, rows, sizes, LEAST_SHARE - 0.1)
+    likely.sort(key=lambda test: _score(test[0], test[1], support))
+    remaining = [candidate for candidate, _ in likely[:MOST_CONFIRMED]]
+    confirmed = _tests(predictor.event_times, remaining, rows, sizes, LEAST_SHARE)
+    confirmed.sort(key=lambda test: _score(test[0], test[1], support))
+    best: dict[str, tuple[PhysicalChange, Effect]] = {}
+    for candidate, effect in confirmed:
+        best.setdefault(candidate.causes[0], (candidate, effect))
+    return list(best.values())
+
+
+def _tests(
+    times_of: Callable[[PhysicalChange, Sequence[int]], Sequence[int]],
+    candidates: Sequence[PhysicalChange],
+    rows: Sequence[Compared],
+    sizes: Sequence[int],
+    least_share: float,
+) -> list[tuple[PhysicalChange, Effect]]:
+    """The changes that explain at least a share of the difference, by times of one kind."""
+    tests = []
+    for candidate in candidates:
+        try:
+            effect = effect_of(rows, times_of(candidate, sizes), sizes)
+        except ConfigError:  # the model has no numbers for such a machine
+            continue
+        if effect.share >= least_share:
+            tests.append((candidate, effect))
+    return tests
+
+
+def _score(candidate: PhysicalChange, effect: Effect, support: Mapping[str, str]) -> float:
+    supported = any(cause in support for cause in candidate.causes)
+    return 1 - effect.share + candidate.rarity - (10.0 if supported else 0.0)
+
+
+class _ChangeTimes:
+    """Times of changes: quickly by the formula, or as the table was predicted."""
+
+    def __init__(self, rows: Sequence[Compared]) -> None:
+        self._base = {
+            row.row.size_bytes: (row.prediction.formula_fs or row.prediction.time_fs)
+            for row in rows
+        }
+        self._events = {row.row.size_bytes: row.prediction.time_fs for row in rows}
+        self._choices = {
+            row.row.size_bytes: (row.prediction.algorithm, row.prediction.protocol) for row in rows
+        }
+
+    def _environment(self, candidate: PhysicalChange, size: int) -> Setting:
+        """The setting of a change for one size; the choice of the sound machine if unseen."""
+        algorithm, protocol = self._choices[size]
+        if not candidate.unseen or algorithm == "grouped":
+            return candidate.setting
+        return in_environment(
+            candidate.setting,
+            algorithms=(("", (algorithm,)),),
+            protocols=(("", (protocol,)),),
         )
-        hop = format_signed(fitted.fabric_latency_fs)
-        claim = {
-            "launch": _launch(fitted.launch_fs),
-            "rate": f"links and NICs at {float(fitted.rate):.2f} of the rates that the library "
-            "file has measured elsewhere",
-            "fabric_latency": f"{hop} on every hop over the network: another fabric, plugin or "
-            "distance",
-            "growth": f"LL that slows down {float(fitted.growth):.1f} times as much with size as "
-            "it does elsewhere",
-        }[name]
-        yield claim, predictor(sizes, changed)
+
+    def formula_times(self, candidate: PhysicalChange, sizes: Sequence[int]) -> list[int]:
+        """The formula's change of every time, applied to the table's predictions."""
+        return [
+            max(
+                1,
+                self._formula(candidate, size) * self._events[size] // max(1, self._base[size]),
+            )
+            for size in sizes
+        ]
+
+    def _formula(self, candidate: PhysicalChange, size: int) -> int:
+        setting = self._environment(candidate, size)
+        return formula_time(
+            setting.table.collective,
+            size,
+            setting.topology,
+            library=setting.library,
+            calibration=candidate.calibration,
+            environment=setting.environment,
+        ).time_fs
+
+    def event_times(self, candidate: PhysicalChange, sizes: Sequence[int]) -> list[int]:
+        """Times predicted as the table's."""
+        times = []
+        for size in sizes:
+            setting = self._environment(candidate, size)
+            times.append(
+                predict(
+                    setting.table.collective,
+                    size,
+                    setting.topology,
+                    library=setting.library,
+                    calibration=candidate.calibration,
+                    environment=setting.environment,
+                ).time_fs
+            )
+        return times
+
+
+def _explanation(
+    candidate: PhysicalChange,
+    test: Effect,
+    part: Sequence[int],
+    sizes: Sequence[int],
+    setting: Setting,
+    support: Mapping[str, str],
+) -> Explanation:
+    scope = "" if len(part) == len(sizes) else f" from {_sizes_text(part)}"
+    evidence = [f"for it: {support[cause]}" for cause in candidate.causes if cause in support]
+    titles = [CAUSES[cause].title for cause in candidate.causes[1:]]
+    if titles:
+        evidence.append(f"of the same effect: {'; '.join(titles)}")
+    effect = f"explains {test.share:.0%} of the difference{scope}: {figures(test, setting)}"
+    return Explanation(candidate.causes, candidate.claim, effect, tuple(evidence))
+
+
+def figures(test: Effect, setting: Setting) -> str:
+    """Bandwidth, or time if it is small, with the change, without it, and measured, at the size
+    where the change does most.
+    """
+    changes = [
+        round(abs(math.log(new / old)), 2)
+        for old, new in zip(test.old_fs, test.new_fs, strict=True)
+    ]
+    place = len(changes) - 1 - changes[::-1].index(max(changes))
+    size = test.sizes[place]
+    times_fs = [column[place] for column in (test.new_fs, test.old_fs, test.measured_fs)]
+    size_text = format_size(size)
+    if size < 2**20:
+        times = [f"{time / 1e9:.4g}" for time in times_fs]
+        return f"{times[0]} instead of {times[1]} us at {size_text}, measured {times[2]}"
+    rates = [f"{_bus_rate(setting, size, time):.3g}" for time in times_fs]
+    return f"{rates[0]} instead of {rates[1]} GB/s at {size_text}, measured {rates[2]}"
+
+
+_SHARE_NAMES = {Fraction(1, 2): "half", Fraction(1, 4): "a quarter", Fraction(1, 8): "an eighth"}
+_SHARES = tuple(Fraction(*pair) for pair in ((3, 4), (1, 2), (3, 8), (1, 4), (1, 8), (1, 16)))
+
+
+def _candidates(
+    setting: Setting, rows: Sequence[Compared], base: Calibration, part: Sequence[int]
+) -> Iterator[PhysicalChange]:
+    """All changes to test on a range of sizes."""
+    facts = machine_of(setting.topology)
+    times = times_by_size(rows)
+    slower = sum(math.log(times[size][0] / times[size][1]) for size in part) > 0
+    if slower and facts.domains > 1:
+        yield from _network_candidates(setting, base)
+    if slower and any(count > 1 for count in facts.domain_ranks):
+        yield from _node_candidates(setting, base)
+    yield from _choice_candidates(setting, base, rows)
+    if slower and len(part) > 2:
+        yield from _fitted_candidates(setting, base, times, part)
+
+
+def _network_candidates(setting: Setting, base: Calibration) -> Iterator[PhysicalChange]:
+    facts = machine_of(setting.topology)
+    total = facts.nics
+    for count in sorted({1, total // 4, total // 2, 3 * total // 4, total - 1} - {0, total}):
+        claim = f"{count} of {total} NICs in use"
+        yield PhysicalChange(("few_nics",), claim, with_nics(setting, count), base)
+    for share in _SHARES:
+        causes = ("no_gpudirect", "acs", "pcie", "slow_link", "shared")
+        if facts.domains > 2:
+            causes = ("no_gpudirect", "spine", "acs", "slow_link", "shared")
+        claim = f"the network at {_SHARE_NAMES.get(share, f'{float(share):.2g}')} of its rate"
+        slow = slower_links(setting, "net", share)
+        yield PhysicalChange(causes, claim, slow, base, 0.12, unseen=True)
+    for rate_Gbps, title in SOCKET_RATES:
+        if rate_Gbps * 10**15 < 4 * facts.nic_uBps:  # half of the rate of the NICs
+            claim = f"TCP sockets over an interface of {title}"
+            changed = over_interface(setting, rate_Gbps)
+            yield PhysicalChange(("sockets",), claim, changed, base, 0.1)
+
+
+def _node_candidates(setting: Setting, base: Calibration) -> Iterator[PhysicalChange]:
+    facts = machine_of(setting.topology)
+    if facts.inside in {"nvlink", "xgmi"}:
+        rarity = 0.45 if facts.domains > 1 else 0.02
+        for share in (Fraction(3, 4), Fraction(1, 2), Fraction(1, 4)):
+            claim = f"NVLinks at {float(share):.2g} of their rate: {CAUSES['few_nvlinks'].title}"
+            slow = slower_links(setting, "nvlink", share)
+            yield PhysicalChange(
+                ("few_nvlinks", "slow_link"), claim, slow, base, rarity, unseen=True
+            )
+    elif facts.inside == "pcie":
+        for share in (Fraction(1, 2), Fraction(1, 4)):
+            claim = f"PCIe at {float(share):.2g} of its rate: {CAUSES['pcie'].title}"
+            slow = slower_links(slower_links(setting, "pcie", share), "cpu", share)
+            yield PhysicalChange(("pcie", "acs", "slow_link"), claim, slow, base, 0.02, unseen=True)
+    if facts.inside != "host":
+        yield PhysicalChange(("no_p2p",), CAUSES["no_p2p"].title, host_memory(setting), base, 0.01)
+
+
+def _choice_candidates(
+    setting: Setting, base: Calibration, rows: Sequence[Compared]
+) -> Iterator[PhysicalChange]:
+    """Other choices of algorithm, protocol and channels."""
+    environment = setting.environment
+    algorithms = {row.prediction.algorithm for row in rows}
+    if environment.nvls and any(name.startswith("nvls") for name in algorithms):
+        off = in_environment(setting, nvls=False)
+        yield PhysicalChange(("nvls_off",), CAUSES["nvls_off"].title, off, base)
+    if not environment.max_channels and "grouped" not in algorithms:
+        rarity = 0.3 if machine_of(setting.topology).domains > 1 else 0.12
+        for channels in (1, 2, 4, 8):
+            limited = in_environment(setting, max_nchannels=channels)
+            claim = f"only {channels} channel{'s' * (channels > 1)}"
+            yield PhysicalChange(("few_channels",), claim, limited, base, rarity)
+    if not environment.protocols:
+        for names, claim, rarity in (
+            (("LL", "Simple"), "no LL128: a network plugin without it, or NCCL_PROTO", 0.1),
+            (("LL",), "LL at all sizes: NCCL_PROTO=LL, or a tuner", 0.4),
+            (("Simple",), "Simple at all sizes: NCCL_PROTO=Simple, or a tuner", 0.2),
+        ):
+            changed = in_environment(setting, protocols=(("", names),))
+            yield PhysicalChange(("protocol",), claim, changed, base, rarity)
+    if not environment.algorithms:
+        for name in ("ring", "tree"):
+            changed = in_environment(setting, algorithms=(("", (name,)),))
+            claim = f"{name}s only: NCCL_ALGO={name.capitalize()}, or a tuner"
+            yield PhysicalChange(("algorithm",), claim, changed, base, 0.1)
+
+
+def _fitted_candidates(
+    setting: Setting,
+    base: Calibration,
+    times: Mapping[int, tuple[int, int]],
+    part: Sequence[int],
+) -> Iterator[PhysicalChange]:
+    """Changes with one fitted time, unless the fit ends at its bound or below 0."""
+    timed = [_SizedTime(size, times[size][0]) for size in part]
+    predictor = setting.formula()
+    collective, nranks = setting.table.collective, setting.table.nranks
+    series = Series.of(collective, nranks, timed, lambda sizes, c: predictor(sizes, _sum(base, c)))
+    several = machine_of(setting.topology).domains > 1
+    fitted = fit_series([series], ("launch",))
+    if 10**9 < fitted.launch_fs < 0.95 * MOST_LAUNCH_FS:
+        cause = "launch"
+        claim = _launch(fitted.launch_fs)
+        yield PhysicalChange((cause, "one_process"), claim, setting, _sum(base, fitted), 0.05)
+    if several:
+        fitted = fit_series([series], ("fabric_latency",))
+        if 10**9 < fitted.fabric_latency_fs < MOST_HOP_FS:
+            hop = format_signed(fitted.fabric_latency_fs)
+            claim = f"{hop} on every hop over the network: another fabric, plugin or distance"
+            yield PhysicalChange(("network_latency",), claim, setting, _sum(base, fitted), 0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class _SizedTime:
+    size_bytes: int
+    time_fs: int
+
+
+def _sum(base: Calibration, fitted: Calibration) -> Calibration:
+    """A calibration with the fitted times added."""
+    return replace(
+        base,
+        launch_fs=base.launch_fs + fitted.launch_fs,
+        fabric_latency_fs=base.fabric_latency_fs + fitted.fabric_latency_fs,
+    )
 
 
 _STARTS = (
@@ -166,65 +613,6 @@ def _launch(time_fs: int) -> str:
         if low - 4 <= time_fs / 10**9 <= high + 4
     ]
     return (
-        "a launch offset of "
-        f"{format_signed(time_fs)}{', as with ' if causes else ''}{' or '.join(causes)}"
+        f"a launch offset of {format_signed(time_fs)}"
+        f"{', as with ' if causes else ''}{' or '.join(causes)}"
     )
-
-
-def _choice_claims(
-    setting: Setting, base: Calibration, rows: Sequence[tuple[int, int]], base_times: Sequence[int]
-) -> Iterator[tuple[str, Sequence[int]]]:
-    """Claims of another choice of algorithm or protocol."""
-    environment, sizes = setting.environment, [size for size, _ in rows]
-    alternatives: list[tuple[str, Environment]] = []
-    if not environment.protocols:
-        no_ll128 = replace(environment, protocols=(("", ("LL", "Simple")),))
-        alternatives.append(("no LL128: a network plugin without it, or NCCL_PROTO", no_ll128))
-    if environment.nvls:
-        alternatives.append(
-            (
-                "no reduction in switches (NVLS): switched off, or no fabric manager",
-                replace(environment, nvls=False),
-            )
-        )
-    if not environment.algorithms:
-        for name in ("ring", "tree"):
-            only = replace(environment, algorithms=(("", (name,)),))
-            alternatives.append((f"{name}s only: NCCL_ALGO={name.capitalize()}, or a tuner", only))
-    for claim, alternative in alternatives:
-        times = _times(setting, alternative, base, sizes)
-        if times and list(times) != list(base_times):
-            yield claim, times
-    if not environment.protocols and (
-        low := _times(setting, replace(environment, protocols=(("", ("LL",)),)), base, sizes)
-    ):
-        yield from _ll_claims(rows, base_times, low)
-
-
-def _times(
-    setting: Setting, environment: Environment, base: Calibration, sizes: Sequence[int]
-) -> Sequence[int]:
-    """The times under another environment; empty if it leaves no choice."""
-    try:
-        return setting.formula(environment=environment)(sizes, base)
-    except ConfigError:
-        return []
-
-
-def _ll_claims(
-    rows: Sequence[tuple[int, int]], base_times: Sequence[int], low: Sequence[int]
-) -> Iterator[tuple[str, Sequence[int]]]:
-    """Claims that LL is used up to some size, for the size that explains most."""
-    gains = (
-        abs(math.log(old / time)) - abs(math.log(new / time))
-        for old, new, (_, time) in zip(base_times, low, rows, strict=True)
-    )
-    summed = list(accumulate(gains, initial=0.0))
-    place = max(range(len(summed)), key=summed.__getitem__)
-    if place and low[place - 1] != base_times[place - 1]:
-        claim = (
-            f"LL kept up to {format_size(rows[place - 1][0])}, where another protocol would "
-            "be "
-            "faster: a choice of NCCL's tuner"
-        )
-        yield claim, [*low[:place], *base_times[place:]]

@@ -1,26 +1,17 @@
-"""Comparisons: the machine of a log, ranges that deviate, and hypotheses that find what a log was
-made with.
-"""
+"""Comparisons: the machine of a log, and ranges that deviate."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from dataclasses import replace
-from fractions import Fraction
-from types import SimpleNamespace
 
 import pytest
 
-import simcoll.planning.measured.hypotheses as hypotheses_module
 from simcoll.errors import ConfigError
 from simcoll.formats.logs.measured import Log, MeasuredRow, MeasuredTable
 from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.libraries.calibration import Calibration
-from simcoll.libraries.environment import DEFAULT, parse_environment
+from simcoll.libraries.environment import DEFAULT
 from simcoll.libraries.fitting import formula
-from simcoll.libraries.library import load_library
-from simcoll.libraries.question import fabric_of
 from simcoll.planning.measured.comparison import (
     Compared,
     band_errors,
@@ -30,10 +21,8 @@ from simcoll.planning.measured.comparison import (
     deviations,
     settings_for,
 )
-from simcoll.planning.measured.hypotheses import hypotheses
 from simcoll.planning.measured.log_parameters import LogParameters
 from simcoll.topology import load_topology
-from simcoll.topology.machine import machine
 from tests.support.nccl_logs import nccl_tests
 
 US = 10**9
@@ -66,35 +55,11 @@ def made(
     )
 
 
-def told(log, topology, **how):
-    (setting,), _ = settings_for(log, topology, LogParameters(**how))
-    return hypotheses(setting)
-
-
-def test_a_log_of_many_rows_is_judged_in_one_pass(monkeypatch):
-    # A log of 100,000 rows would take an hour if every size where LL could end were compared with
-    # every row.
-    logarithms = Counter()
-
-    def log_of(value):
-        logarithms["taken"] += 1
-        return math.log(value)
-
-    monkeypatch.setattr(hypotheses_module, "math", SimpleNamespace(log=log_of, expm1=math.expm1))
-    log = made("dgx-h100", environment=parse_environment("NCCL_PROTO=LL"))
-    (table,) = log.tables
-    many = replace(log, tables=(replace(table, rows=table.rows * 30),))
-    first, again = (told(each, "dgx-h100") for each in (log, many))
-    assert "LL kept up to 1 GiB" in str(again[0])
-    assert [each.claim for each in again] == [each.claim for each in first]
-    assert logarithms["taken"] < 100 * len(many.tables[0].rows)
-
-
 @pytest.mark.slow
-def test_a_log_as_predicted_needs_no_hypothesis():
+def test_a_log_as_predicted_deviates_nowhere():
     log = made("dgx-h100")
     (setting,), notes = settings_for(log, "dgx-h100")
-    assert (told(log, "dgx-h100"), notes) == ([], [])
+    assert notes == []
     rows = compare(setting)
     assert deviations(rows) == []
     # Events against the formula.
@@ -102,74 +67,6 @@ def test_a_log_as_predicted_needs_no_hypothesis():
     errors = band_errors((each.row.size_bytes, each.ratio) for each in rows)
     assert [name for name, _, _, _ in errors] == ["below 64 KiB", "64 KiB to 64 MiB", "from 64 MiB"]
     assert all(middle <= ninth < 0.06 for _, _, middle, ninth in errors)
-
-
-def half_the_nics(topology):
-    library = load_library("nccl")
-    share = f"{fabric_of(machine(load_topology(topology, nodes=2)), library)}.share"
-    return library.with_values({share: library.number(share) / 2})
-
-
-CAUSES = [
-    (
-        "dgx-h100",
-        {"calibration": Calibration(launch_fs=22 * US)},
-        "a launch offset of +22 us, as with a loop in PyTorch (18 to 22 us) or one process",
-    ),
-    ("dgx-a100", {"environment": parse_environment("NCCL_PROTO=^LL128")}, "no LL128"),
-    (
-        "dgx-h100",
-        {"environment": parse_environment("NCCL_NVLS_ENABLE=0"), "nodes": 1},
-        "no reduction in switches",
-    ),
-    ("dgx-a100", {"environment": parse_environment("NCCL_ALGO=Ring")}, "rings only"),
-    ("dgx-a100", {"environment": parse_environment("NCCL_ALGO=Tree")}, "trees only"),
-    ("dgx-a100", {"library": half_the_nics("dgx-a100")}, "half of the network bandwidth"),
-    (
-        "dgx-a100",
-        {"calibration": Calibration(rate=Fraction(7, 10)), "nodes": 1},
-        "links and NICs at 0.70 of the rates",
-    ),
-    ("dgx-h100", {"calibration": Calibration(fabric_latency_fs=40 * US)}, "+40 us on every hop"),
-]
-
-
-@pytest.mark.parametrize(
-    ("topology", "cause", "claim"), CAUSES, ids=[claim for _, _, claim in CAUSES]
-)
-def test_the_first_hypothesis_is_what_the_log_was_made_with(topology, cause, claim):
-    first = told(made(topology, **cause), topology)[0]
-    assert first.claim.startswith(claim)
-    assert first.new_error < min(0.02, first.old_error / 5)
-    assert f"the mean error falls from {first.old_error:.0%} to {first.new_error:.0%}" in str(first)
-
-
-def test_ll_kept_too_long():
-    log = made("dgx-h100")
-    low = made("dgx-h100", environment=parse_environment("NCCL_PROTO=LL"))
-    rows = tuple(
-        slow if slow.size_bytes <= 2**21 else fast
-        for slow, fast in zip(low.tables[0].rows, log.tables[0].rows, strict=True)
-    )
-    found = told(replace(log, tables=(replace(log.tables[0], rows=rows),)), "dgx-h100")
-    assert any(
-        each.claim.startswith("LL kept up to 2 MiB") and each.new_error == 0 for each in found
-    )
-
-
-def test_two_rows_fit_too_many_changes():
-    slow = Calibration(launch_fs=50 * US)
-    assert told(made("dgx-h100", calibration=slow, sizes=(8, 1024)), "dgx-h100") == []
-    assert told(made("dgx-h100", calibration=slow, sizes=(8, 512, 1024)), "dgx-h100") != []
-
-
-def test_a_variable_that_is_set_is_no_hypothesis():
-    log = made("dgx-a100", environment=parse_environment("NCCL_ALGO=Tree"))
-    table = replace(log.tables[0], environment=(("NCCL_ALGO", "Tree"), ("NCCL_IB_HCA", "mlx5")))
-    (setting,), notes = settings_for(replace(log, tables=(table,)), "dgx-a100")
-    assert setting.environment.algorithms == (("", ("tree",)),)
-    assert (hypotheses(setting), notes) == ([], [])
-    assert told(replace(log, tables=(table,)), "dgx-a100", environment="NCCL_ALGO=Ring") != []
 
 
 def test_a_value_that_is_not_nccl_s_is_named():

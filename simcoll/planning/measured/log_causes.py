@@ -1,0 +1,360 @@
+"""What a log says of the causes of its times: by variables, transports, devices and warnings.
+
+A statement names a cause, rules one out, or is a fact alone. Those that name one enter the
+prediction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from simcoll.formats.logs.run_facts import RunFact, RunFacts
+from simcoll.planning.measured.causes import CAUSES
+from simcoll.planning.measured.comparison import Setting
+from simcoll.planning.measured.variants import (
+    host_memory,
+    in_environment,
+    nics_of,
+    no_gpudirect,
+    with_nics,
+)
+from simcoll.topology.machine import machine as machine_of
+from simcoll.units import counted
+
+__all__ = ["LogCause", "excluded_causes", "fact_lines", "log_causes"]
+
+Change = Callable[[Setting], Setting]
+
+
+@dataclass(frozen=True, slots=True)
+class LogCause:
+    """A cause that the log names.
+
+    Attributes
+    ----------
+    cause
+        Its name in :data:`~simcoll.planning.measured.causes.CAUSES`.
+    claim
+        The cause in words, with its extent.
+    source
+        Where the log says so: a variable, or the words of a line.
+    change
+        Applies it to a setting; None where the model has no such parameter.
+    """
+
+    cause: str
+    claim: str
+    source: str
+    change: Change | None
+
+
+def fact_lines(setting: Setting) -> Iterator[str]:
+    """The facts of the log in a few lines: network and devices, transports, channels, warnings."""
+    facts = setting.table.facts
+    network = [f"network {name}" for name in facts.values("network")]
+    network += [f"{name}: no device" for name in facts.values("no network device")]
+    if devices := facts.values("NICs"):
+        listed = " ".join(dict.fromkeys(" ".join(devices).split()))
+        network.append(f"{counted(len(listed.split()), 'NIC')}: {listed}")
+    network += [f"socket interface {name}" for name in facts.values("socket interface")]
+    network += [f"GPUDirect RDMA {text}" for text in facts.values("GPUDirect")]
+    if network:
+        yield "; ".join(network)
+    if ways := facts.of("transport"):
+        yield "transports: " + ", ".join(f"{fact.value} {fact.count}" for fact in ways)
+    for kind in ("channels", "NVLS", "pattern", "plugin", "provider", "variable"):
+        if texts := facts.values(kind):
+            yield f"{kind}: {'; '.join(texts[:4])}"
+    for fact in facts.of("warning")[:6]:
+        times = f", {fact.count} times" if fact.count > 1 else ""
+        yield f"warning in line {fact.line}{times}: {fact.value}"
+
+
+def log_causes(setting: Setting) -> list[LogCause]:
+    """The causes that variables and lines of the log name, without duplicates of one cause."""
+    causes = [*_by_variables(setting), *_by_facts(setting)]
+    by_claim: dict[str, LogCause] = {}
+    for cause in causes:
+        earlier = by_claim.get(cause.cause)
+        if earlier is None:
+            by_claim[cause.cause] = cause
+        elif earlier.change is None and cause.change is not None:
+            by_claim[cause.cause] = replace(cause, source=f"{earlier.source}; {cause.source}")
+        elif cause.source not in earlier.source:
+            by_claim[cause.cause] = replace(earlier, source=f"{earlier.source}; {cause.source}")
+    causes = list(by_claim.values())
+    if "sockets" in by_claim:
+        # Without RDMA neither its NICs nor GPUDirect matter.
+        causes = [cause for cause in causes if cause.cause not in {"few_nics", "no_gpudirect"}]
+    return causes
+
+
+def excluded_causes(setting: Setting) -> dict[str, str]:
+    """Causes that the log rules out, with what it says."""
+    facts, out = setting.table.facts, {}
+    ways = facts.values("transport")
+    networks = facts.values("network")
+    if any(name.startswith(("IB", "AWS", "Libfabric", "FasTrak", "RDMA")) for name in networks):
+        out["sockets"] = f"the log has 'Using network {networks[0]}'"
+    if any("GDRDMA" in transport for transport in ways) and not any(
+        transport.startswith("NET") and "GDRDMA" not in transport for transport in ways
+    ):
+        out["no_gpudirect"] = "all connections over the network are 'GDRDMA'"
+    local = [transport for transport in ways if transport.startswith(("P2P", "SHM", "direct"))]
+    if local and not any(transport.startswith("SHM") for transport in local):
+        out["no_p2p"] = "all connections in a node are 'via P2P'"
+    devices = dict.fromkeys(" ".join(facts.values("NICs")).split())
+    if devices and len(devices) >= nics_of(setting) > 0:
+        out["few_nics"] = f"the log lists {counted(len(devices), 'NIC')}"
+    if any(_number(text, "nvls channels") for text in facts.values("channels")):
+        out["nvls_off"] = "the log has nvls channels"
+    if facts.values("channels") and all(
+        _number(text, "coll channels") > 8 for text in facts.values("channels")
+    ):
+        out["few_channels"] = f"the log has {facts.values('channels')[0]}"
+    environment = dict(setting.table.environment)
+    if "LAUNCHER" not in environment and setting.table.devices:
+        out["one_process"] = "each process drives one GPU"
+    return out
+
+
+def _number(text: str, words: str) -> int:
+    match = re.search(rf"(\d+) {words}", text)
+    return int(match[1]) if match else 0
+
+
+_FALSE = {"0", "no", "off", "false"}
+_NONE = {"LOC", "0", "loc"}
+
+
+def _by_variables(setting: Setting) -> Iterator[LogCause]:
+    """The causes that variables name."""
+    values = {
+        **dict(setting.table.environment),
+        **dict(
+            text.split("=", 1) for text in setting.table.facts.values("variable") if "=" in text
+        ),
+    }
+    several = machine_of(setting.topology).domains > 1
+    local = any(count > 1 for count in machine_of(setting.topology).domain_ranks)
+    for name, value in values.items():
+        source = f"{name}={value}"
+        if several:
+            yield from _network_variable(setting, name, value, source)
+        if local:
+            yield from _node_variable(setting, name, value, source)
+        yield from _choice_variable(setting, name, value, source)
+
+
+def _network_variable(setting: Setting, name: str, value: str, source: str) -> Iterator[LogCause]:
+    sockets_of = {
+        "NCCL_IB_DISABLE": value not in {*_FALSE, ""},
+        "NCCL_NET": value.lower() == "socket",
+        "FI_PROVIDER": value.lower() in {"tcp", "sockets", "udp", "tcp;ofi_rxm"},
+    }
+    if sockets_of.get(name, False):
+        yield LogCause("sockets", CAUSES["sockets"].title, source, None)
+    if name == "NCCL_IB_HCA" and (count := _device_count(value)):
+        total = nics_of(setting)
+        if 0 < count < total:
+            yield _few_nics(count, total, source)
+    gdr_off = {
+        "NCCL_NET_GDR_LEVEL": value in _NONE,
+        "NCCL_IB_GDR_LEVEL": value in _NONE,
+        "NCCL_IB_CUDA_SUPPORT": value in _FALSE,
+        "NCCL_NET_GDR_READ": value in _FALSE,
+        "FI_EFA_USE_DEVICE_RDMA": value in _FALSE,
+    }
+    if gdr_off.get(name, False):
+        yield LogCause("no_gpudirect", CAUSES["no_gpudirect"].title, source, no_gpudirect)
+
+
+def _few_nics(count: int, total: int, source: str) -> LogCause:
+    return LogCause(
+        "few_nics",
+        f"{count} of {total} NICs in use",
+        source,
+        lambda setting: with_nics(setting, count),
+    )
+
+
+def _device_count(value: str) -> int:
+    """Number of devices that NCCL_IB_HCA names; 0 where it is a prefix or an exclusion."""
+    if value.startswith("^") or not value.strip("="):
+        return 0
+    names = [name.partition(":")[0] for name in value.lstrip("=").split(",") if name]
+    # A prefix such as mlx5 stands for all devices whose names begin so.
+    if any(re.fullmatch(r"mlx[45]_?|\D*", name) for name in names):
+        return 0
+    return len(dict.fromkeys(names))
+
+
+def _node_variable(setting: Setting, name: str, value: str, source: str) -> Iterator[LogCause]:
+    facts = machine_of(setting.topology)
+    p2p_off = {
+        "NCCL_P2P_DISABLE": value not in {*_FALSE, ""},
+        "NCCL_P2P_LEVEL": value in _NONE or (value == "NVL" and facts.inside == "pcie"),
+    }
+    if p2p_off.get(name, False) and facts.inside != "host":
+        yield LogCause("no_p2p", CAUSES["no_p2p"].title, source, host_memory)
+    if name == "NCCL_NVLS_ENABLE" and value in _FALSE and facts.switch_reduce:
+        yield LogCause("nvls_off", CAUSES["nvls_off"].title, source, _without_nvls)
+
+
+def _without_nvls(setting: Setting) -> Setting:
+    return in_environment(setting, nvls=False)
+
+
+def _choice_variable(setting: Setting, name: str, value: str, source: str) -> Iterator[LogCause]:
+    """Limits of channels, protocols and algorithms, which the environment of the setting has."""
+    environment = setting.environment
+    if name in {"NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MAX_NRINGS"} and value.isdecimal():
+        count = max(1, int(value))
+        yield LogCause(
+            "few_channels",
+            f"at most {counted(count, 'channel')}",
+            source,
+            _at_most(count),
+        )
+    if name == "NCCL_PROTO" and environment.protocols:
+        protocols = environment.protocols
+        yield LogCause(
+            "protocol",
+            f"the protocol is set: {value}",
+            source,
+            lambda changed: in_environment(changed, protocols=protocols),
+        )
+    if name == "NCCL_ALGO" and environment.algorithms:
+        algorithms = environment.algorithms
+        yield LogCause(
+            "algorithm",
+            f"the algorithm is set: {value}",
+            source,
+            lambda changed: in_environment(changed, algorithms=algorithms),
+        )
+    if name == "NCCL_NTHREADS" and value.isdecimal() and int(value) < 256:
+        yield LogCause(
+            "few_threads",
+            f"blocks of {value} threads",
+            source,
+            lambda changed: in_environment(changed, threads=int(value)),
+        )
+    if name == "NCCL_BUFFSIZE" and value.isdecimal() and int(value) < 2**22:
+        yield LogCause("small_buffers", f"buffers of {int(value):,} bytes", source, None)
+    if name == "CUDA_LAUNCH_BLOCKING" and value not in _FALSE:
+        yield LogCause("launch", "each launch waits for its end", source, None)
+
+
+def _at_most(channels: int) -> Change:
+    return lambda setting: in_environment(setting, max_nchannels=channels)
+
+
+def _by_facts(setting: Setting) -> Iterator[LogCause]:
+    """The causes that lines of NCCL name."""
+    facts = setting.table.facts
+    machine = machine_of(setting.topology)
+    if machine.domains > 1:
+        yield from _network_facts(setting, facts)
+    if any(count > 1 for count in machine.domain_ranks):
+        yield from _node_facts(setting, facts)
+    for fact in facts.of("channels"):
+        count = _number(fact.value, "coll channels")
+        if 0 < count <= 4:
+            yield LogCause(
+                "few_channels",
+                f"at most {counted(count, 'channel')}",
+                _source(fact),
+                _at_most(count),
+            )
+    for fact in facts.of("warning"):
+        yield from _warning(fact)
+
+
+def _source(fact: RunFact) -> str:
+    return f"line {fact.line}: {fact.value}"
+
+
+def _network_facts(setting: Setting, facts: RunFacts) -> Iterator[LogCause]:
+    for fact in facts.of("network"):
+        if fact.value.lower().startswith("socket"):
+            source = f"line {fact.line}: Using network {fact.value}"
+            yield LogCause("sockets", CAUSES["sockets"].title, source, None)
+    ways = facts.of("transport")
+    over_network = [fact for fact in ways if fact.value.startswith("NET")]
+    for fact in over_network:
+        if fact.value.startswith("NET/Socket"):
+            yield LogCause(
+                "sockets", CAUSES["sockets"].title, f"line {fact.line}: via {fact.value}", None
+            )
+            break
+    for fact in facts.of("no network device"):
+        if not any("IB" in name for name in facts.values("network")):
+            source = f"line {fact.line}: {fact.value}: no device causes"
+            yield LogCause("sockets", CAUSES["sockets"].title, source, None)
+    for fact in facts.of("provider"):
+        if re.search(r"\b(tcp|sockets)\b", fact.value):
+            yield LogCause("sockets", CAUSES["sockets"].title, _source(fact), None)
+    rdma = [fact for fact in over_network if not fact.value.startswith("NET/Socket")]
+    if rdma and not any("GDRDMA" in fact.value for fact in rdma):
+        source = f"line {rdma[0].line}: via {rdma[0].value}, without GDRDMA"
+        yield LogCause("no_gpudirect", CAUSES["no_gpudirect"].title, source, no_gpudirect)
+    disabled = [fact for fact in facts.of("GPUDirect") if "disabled" in fact.value]
+    enabled = [fact for fact in facts.of("GPUDirect") if "enabled" in fact.value]
+    if disabled and not enabled and not any("GDRDMA" in fact.value for fact in rdma):
+        source = f"line {disabled[0].line}: GPU Direct RDMA Disabled"
+        yield LogCause("no_gpudirect", CAUSES["no_gpudirect"].title, source, no_gpudirect)
+    total = nics_of(setting)
+    for fact in facts.of("NICs")[:1]:
+        count = len(fact.value.split())
+        if count < total:
+            yield _few_nics(count, total, f"line {fact.line}: NET/IB : Using {fact.value}")
+    for fact in facts.of("pattern"):
+        if re.search(r"type \w+/(SYS|PHB|NODE|PHN)", fact.value) and total:
+            text = f"{CAUSES['pcie'].title}: NICs at distance {fact.value[-3:]}"
+            yield LogCause("pcie", text, _source(fact), None)
+            break
+
+
+def _node_facts(setting: Setting, facts: RunFacts) -> Iterator[LogCause]:
+    machine = machine_of(setting.topology)
+    local = [fact for fact in facts.of("transport") if fact.value.startswith(("P2P", "SHM"))]
+    shared = [fact for fact in local if fact.value.startswith("SHM")]
+    if shared and len(shared) == len(local) and machine.inside != "host":
+        source = f"line {shared[0].line}: via {shared[0].value}"
+        yield LogCause("no_p2p", CAUSES["no_p2p"].title, source, host_memory)
+    for fact in facts.of("peer access"):
+        if machine.inside != "host":
+            yield LogCause("no_p2p", CAUSES["no_p2p"].title, _source(fact), host_memory)
+    over_network = [fact for fact in facts.of("transport") if fact.value.startswith("NET")]
+    if over_network and machine.domains == 1:
+        source = f"line {over_network[0].line}: via {over_network[0].value} within a node"
+        yield LogCause("through_network", CAUSES["through_network"].title, source, None)
+    for fact in facts.of("NVLS"):
+        if fact.value.startswith("not") and machine.switch_reduce:
+            source = f"line {fact.line}: NVLS multicast support is not available"
+            yield LogCause("nvls_off", CAUSES["nvls_off"].title, source, _without_nvls)
+    for fact in facts.of("channels"):
+        if " 0 nvls channels" in f" {fact.value}" and machine.switch_reduce:
+            yield LogCause("nvls_off", CAUSES["nvls_off"].title, _source(fact), _without_nvls)
+
+
+_WARNINGS: Mapping[str, str] = {
+    r"NUMA auto balancing|numa_balancing": "host_settings",
+    r"iommu=pt|IOMMU": "host_settings",
+    r"\bACS\b": "acs",
+    r"async(hronous)? (fatal )?event|port error|link down|Port.*DOWN": "port_error",
+    r"P2P is disabled between|not enable P2P": "no_p2p",
+    r"[Ff]ailed to (load|open|find).*(plugin|libnccl-net)|dlopen.*libnccl-net": "plugin",
+    r"retry count exceeded|status=12|error 12": "port_error",
+    r"[Mm]issing.*fine.?grain": "host_settings",
+}
+"""Warnings that name a cause."""
+
+
+def _warning(fact: RunFact) -> Iterator[LogCause]:
+    for pattern, cause in _WARNINGS.items():
+        if re.search(pattern, fact.value):
+            yield LogCause(cause, CAUSES[cause].title, f"warning in {_source(fact)}", None)
+            return

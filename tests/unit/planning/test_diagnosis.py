@@ -1,0 +1,248 @@
+"""Explanations: a table made with one change is explained by it, and what the log says comes
+first.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from simcoll.formats.logs.measured import Log, MeasuredRow, MeasuredTable
+from simcoll.formats.logs.run_facts import RunFact, RunFacts
+from simcoll.libraries.calibration import Calibration
+from simcoll.libraries.environment import parse_environment
+from simcoll.libraries.library import library_for
+from simcoll.planning.measured.causes import CAUSES
+from simcoll.planning.measured.comparison import Setting, compare, settings_for
+from simcoll.planning.measured.diagnosis import diagnose, with_log
+from simcoll.planning.measured.hypotheses import LEAST_SHARE
+from simcoll.planning.measured.log_causes import excluded_causes, log_causes
+from simcoll.planning.measured.variants import (
+    host_memory,
+    over_interface,
+    slower_links,
+    with_nics,
+)
+from simcoll.topology import load_topology
+
+US = 10**9
+SIZES = tuple(2**power for power in range(3, 34, 3))
+
+
+def setting_on(topology, *, nodes=2, variables=(), facts=(), sizes=SIZES, env=""):
+    """A table without times on a machine, and what its log says."""
+    machine = load_topology(topology, nodes=nodes)
+    rows = tuple(MeasuredRow(size, size // 4, "float", "sum", -1, 1) for size in sizes)
+    table = MeasuredTable(
+        "all_reduce",
+        machine.nranks,
+        nodes,
+        (),
+        "nccl",
+        "2.27.5",
+        tuple(variables),
+        rows,
+        facts=RunFacts(tuple(facts)),
+    )
+    environment = parse_environment(env)
+    return Setting(table, machine, library_for("nccl", machine), environment, topology)
+
+
+def log_of(setting, times):
+    """A log with these times."""
+    rows = tuple(
+        MeasuredRow(row.size_bytes, row.count, row.dtype, row.op, row.root, time)
+        for row, time in zip(setting.table.rows, times, strict=True)
+    )
+    table = setting.table
+    return Log(
+        (
+            MeasuredTable(
+                table.collective,
+                table.nranks,
+                table.nnodes,
+                (),
+                "nccl",
+                "2.27.5",
+                table.environment,
+                rows,
+                facts=table.facts,
+            ),
+        ),
+        (),
+        (),
+        (),
+    )
+
+
+def diagnosis_of(sound, changed, calibration=None):
+    """The diagnosis of a log that was made with a change."""
+    times = changed.formula()(
+        [row.size_bytes for row in sound.table.rows], calibration or Calibration()
+    )
+    (setting,), _ = settings_for(log_of(sound, times), sound.name)
+    log_setting = with_log(setting)
+    return diagnose(compare(log_setting.setting), log_setting)
+
+
+def environment_of(text):
+    return lambda setting: Setting(
+        setting.table,
+        setting.topology,
+        setting.library,
+        parse_environment(text),
+        setting.name,
+    )
+
+
+CHANGES = [
+    ("dgx-a100", 2, lambda setting: with_nics(setting, 2), "few_nics"),
+    ("dgx-a100", 2, lambda setting: over_interface(setting, 10), "sockets"),
+    ("dgx-h100", 2, lambda setting: over_interface(setting, 25), "sockets"),
+    ("dgx-h100", 1, environment_of("NCCL_NVLS_ENABLE=0"), "nvls_off"),
+    ("dgx-a100", 1, lambda setting: slower_links(setting, "nvlink", Fraction(1, 2)), "few_nvlinks"),
+    ("dgx-a100", 1, host_memory, "no_p2p"),
+    ("dgx-a100", 1, environment_of("NCCL_MAX_NCHANNELS=2"), "few_channels"),
+    ("dgx-a100", 2, environment_of("NCCL_PROTO=Simple"), "protocol"),
+    ("dgx-a100", 2, environment_of("NCCL_ALGO=Ring"), "algorithm"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("topology", "nodes", "change", "cause"), CHANGES)
+def test_the_first_explanation_is_what_the_log_was_made_with(topology, nodes, change, cause):
+    sound = setting_on(topology, nodes=nodes)
+    diagnosis = diagnosis_of(sound, change(sound))
+    assert diagnosis.causes[:1] == (cause,)
+    assert "explains" in diagnosis.explanations[0].effect
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("calibration", "cause"),
+    [
+        (Calibration(launch_fs=22 * US), "launch"),
+        (Calibration(fabric_latency_fs=40 * US), "network_latency"),
+    ],
+)
+def test_a_time_that_is_added_is_fitted(calibration, cause):
+    sound = setting_on("dgx-h100", sizes=SIZES[:6])
+    assert cause in diagnosis_of(sound, sound, calibration).causes[:3]
+
+
+@pytest.mark.slow
+def test_a_table_as_predicted_needs_no_explanation():
+    sound = setting_on("dgx-h100")
+    diagnosis = diagnosis_of(sound, sound)
+    assert (diagnosis.explanations, diagnosis.unexplained) == ((), "")
+    assert list(diagnosis.lines()) == []
+
+
+def test_one_size_is_explained_too():
+    sound = setting_on("dgx-a100", sizes=(2**30,))
+    diagnosis = diagnosis_of(sound, with_nics(sound, 4))
+    assert "few_nics" in diagnosis.causes[:1]
+
+
+def test_a_fit_at_its_bound_is_no_explanation():
+    # Such a launch is beyond the range of the search.
+    sound = setting_on("dgx-a100", sizes=SIZES[:4])
+    diagnosis = diagnosis_of(sound, sound, Calibration(launch_fs=900 * US))
+    assert not {"launch", "network_latency"} & set(diagnosis.causes)
+
+
+def test_a_cliff_is_no_parameter_of_the_library():
+    sound = setting_on("dgx-h100", sizes=tuple(2**power for power in range(20, 31)))
+    sizes = [row.size_bytes for row in sound.table.rows]
+    times = sound.formula()(sizes, Calibration())
+    cut = [time * (60 if size >= 2**26 else 1) for size, time in zip(sizes, times, strict=True)]
+    (setting,), _ = settings_for(log_of(sound, cut), "dgx-h100")
+    log_setting = with_log(setting)
+    diagnosis = diagnose(compare(log_setting.setting), log_setting)
+    assert diagnosis.causes[0] == "congestion"
+    assert diagnosis.explanations[0].claim.startswith("a cliff at 64 MiB")
+    assert len(diagnosis.explanations) == 1
+
+
+def test_what_no_change_explains_is_said():
+    sound = setting_on("dgx-a100", nodes=1, sizes=SIZES[:4])
+    diagnosis = diagnosis_of(sound, sound, Calibration(launch_fs=900 * US))
+    assert diagnosis.unexplained.startswith("unexplained: 8 B to 4 KiB takes ")
+
+
+FACTS = [
+    ([("NCCL_IB_DISABLE", "1")], [], "sockets"),
+    ([("NCCL_IB_HCA", "mlx5_0")], [], "few_nics"),
+    ([("NCCL_IB_HCA", "=mlx5_0:1,mlx5_1:1")], [], "few_nics"),
+    ([("NCCL_NET_GDR_LEVEL", "LOC")], [], "no_gpudirect"),
+    ([("NCCL_P2P_DISABLE", "1")], [], "no_p2p"),
+    ([("NCCL_NVLS_ENABLE", "0")], [], "nvls_off"),
+    ([("NCCL_MAX_NCHANNELS", "2")], [], "few_channels"),
+    ([], [("network", "Socket")], "sockets"),
+    ([], [("no network device", "NET/IB")], "sockets"),
+    ([], [("NICs", "mlx5_0:1/IB mlx5_1:1/IB")], "few_nics"),
+    ([], [("transport", "NET/IB")], "no_gpudirect"),
+    ([], [("GPUDirect", "disabled")], "no_gpudirect"),
+    ([], [("transport", "SHM/direct/direct")], "no_p2p"),
+    ([], [("NVLS", "not available")], "nvls_off"),
+    ([], [("channels", "2 coll channels, 0 nvls channels")], "few_channels"),
+    ([], [("warning", "NET/IB : mlx5_1:1 async fatal event: port error")], "port_error"),
+    ([], [("provider", "tcp")], "sockets"),
+]
+
+
+@pytest.mark.parametrize(("variables", "facts", "cause"), FACTS)
+def test_a_cause_that_the_log_names(variables, facts, cause):
+    lines = [RunFact(kind, value, 7) for kind, value in facts]
+    setting = setting_on("dgx-h100", variables=variables, facts=lines)
+    assert cause in [entry.cause for entry in log_causes(setting)]
+    log_setting = with_log(setting)
+    changed = [entry for entry in log_setting.causes if entry.cause == cause and entry.change]
+    assert bool(changed) == (cause != "port_error")
+
+
+@pytest.mark.parametrize(
+    ("variables", "facts"),
+    [
+        ([("NCCL_IB_HCA", "mlx5")], []),
+        ([("NCCL_IB_HCA", "^mlx5_9")], []),
+        ([("NCCL_IB_DISABLE", "0")], []),
+        ([("NCCL_P2P_DISABLE", "0")], []),
+        ([], [("network", "IB")]),
+        ([], [("transport", "NET/IB/GDRDMA"), ("transport", "P2P/CUMEM")]),
+    ],
+)
+def test_a_fact_that_is_no_cause(variables, facts):
+    lines = [RunFact(kind, value, 7) for kind, value in facts]
+    assert log_causes(setting_on("dgx-h100", variables=variables, facts=lines)) == []
+
+
+def test_what_the_log_rules_out():
+    facts = [
+        RunFact("network", "IB", 1),
+        RunFact("transport", "NET/IB/GDRDMA", 2),
+        RunFact("transport", "P2P/CUMEM", 3),
+        RunFact("channels", "16 coll channels, 16 nvls channels", 4),
+    ]
+    out = excluded_causes(setting_on("dgx-h100", facts=facts))
+    assert {"sockets", "no_gpudirect", "no_p2p", "nvls_off", "few_channels"} <= set(out)
+
+
+@pytest.mark.slow
+def test_what_the_log_says_leads():
+    sound = setting_on("dgx-a100", variables=[("NCCL_IB_HCA", "mlx5_0")])
+    diagnosis = diagnosis_of(sound, with_nics(sound, 1))
+    first = diagnosis.explanations[0]
+    assert first.causes == ("few_nics",)
+    assert first.claim == "1 of 8 NICs in use"
+    assert first.evidence == ("the log says: NCCL_IB_HCA=mlx5_0",)
+    assert len(diagnosis.explanations) == 1
+
+
+def test_every_cause_says_what_to_do():
+    assert LEAST_SHARE == 0.5
+    for cause in CAUSES.values():
+        assert cause.title
+        assert cause.check
+        assert cause.shows
