@@ -19,6 +19,7 @@ from simcoll.cli.faults_command import play_faults
 from simcoll.cli.flight_command import read_flight
 from simcoll.cli.goodput_command import simulate_goodput
 from simcoll.cli.graph_command import check_graph
+from simcoll.cli.job_command import ask_job
 from simcoll.cli.list_command import list_names
 from simcoll.cli.perf_command import predict
 from simcoll.cli.plan_command import plan_designs
@@ -57,6 +58,7 @@ _calibrate.command(calibrate_steps, name="step")
 app.command(_calibrate)
 app.command(show_accuracy, name="accuracy")
 app.command(time_step, name="step")
+app.command(ask_job, name="job")
 app.command(verify_file, name="verify")
 app.command(show_schedule, name="show")
 app.command(convert_file, name="convert")

@@ -89,6 +89,7 @@ FILES = {
     "flight": ["X", "X X"],
     "goodput": ["X"],
     "graph": ["X -t dgx-h100", "two-nodes.log -t X"],
+    "job": ["X", "X X"],
     "list": ["X"],
     "perf": [
         "X",
