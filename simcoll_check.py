@@ -23,7 +23,8 @@ RANGES = {"n": range(2**63), "p": range(1, 2**63), "i": range(-(2**63), 2**63)}
 OBJECTS = {
     "schedule": "format:t version:p subject:t name:t collective:collective chunks:p channels?:p divisible?:b scratch?:n*,n** "
                 "scratch_pieces?:0,n*,n** blocks:block* proof:proof claims:claims",
-    "collective": "kind:t nranks:p root?:n pairs?:n** in_place?:b", "proof": "kind:t rank?:n** lane?:n,n* place?:n*",
+    "collective": "kind:t nranks:p root?:n pairs?:n** in_place?:b definition?:definition",
+    "definition": "name:t inputs:n** outputs:n*** sizes?:n* order?:t", "proof": "kind:t rank?:n** lane?:n,n* place?:n*",
     "block": "steps:step* repeat?:n stride?:i base?:i modulus?:p order?:0,n*",
     "step": "src_rank:n* src_chunk:n,n* dst_rank:n,n* dst_chunk:n,n* count?:p,p* op?:t,t* channel?:n,n*",
     "claims": "order:t steps:n transfers:n shared_chunks:b folds:b",
@@ -48,6 +49,7 @@ KINDS = {
     "all_to_all":     "n n nn  rn+s sn+r s r       all all",
     "send_recv":      "1 1 n   r source  source 0  sources targets",
     "barrier":        "0 0 0   0 0       0 0       all all",
+    "custom":         "0 0 0   0 0       0 0       all all",  # has a definition instead
 }
 # What an instruction of a program does with its source, its destination, and the messages that come in and go out:
 # a>b writes a into b, a+b adds a to what b holds or to what is written there in the same instruction.
@@ -98,6 +100,8 @@ class Machine:
         c, chunks, n = document["collective"] or {"kind": "barrier", "nranks": len(scratch)}, document["chunks"], len(scratch)
         self.now, self.claims, self.chunks, self.kind, self.n = "certificate", document["claims"], chunks, c["kind"], n
         need(self.kind in KINDS and c["nranks"] == n, f"collective: expected {n} ranks and one of {', '.join(KINDS)}")
+        self.definition = self.define(c) if self.kind == "custom" or "definition" in c else None
+        self.title, numbers = (c["definition"]["name"], len(self.classes)) if self.definition else (self.kind, n)
         self.codes, self.root, pairs = KINDS[self.kind].split(), c.get("root", 0), c.get("pairs", [])
         good = self.root < n and (self.kind == "send_recv" or not pairs) and (not self.root or "root" in self.codes)
         good = good and all(len(pair) == 2 and max(pair) < n for pair in pairs)
@@ -105,13 +109,14 @@ class Machine:
         who = {"all": range(n), "root": [self.root], "sources": {*self.source.values()}, "targets": self.source}
         need(good and len(self.source) == len(who["sources"]) == len(pairs), f"collective: wrong root or pairs of {self.kind}")
         self.givers, self.seers, self.in_place = who[self.codes[7]], who[self.codes[8]], c.get("in_place", False)
-        self.inputs, self.outputs = inputs, outputs = buffers or [self.at(0, 0)[code] * chunks for code in self.codes[:2]]
-        self.size, self.kinds, self.parts = inputs + outputs + max(scratch), inputs + 1, 0
+        slots = [max(map(len, side)) for side in self.definition or ()] or [self.at(0, 0)[code] for code in self.codes[:2]]
+        self.inputs, self.outputs = inputs, outputs = buffers or [side * chunks for side in slots]
+        self.size, self.kinds, self.parts = inputs + outputs + max(scratch), (chunks if self.definition else inputs) + 1, 0
         need(n * self.size <= MAX_CELLS, f"above the limits: more than {MAX_CELLS} chunks of memory")
         self.home = array("i", range(n * self.size))  # of a cell with two addresses, the one in the larger buffer
         self.values = array("q", [-1]) * len(self.home)  # -1: nothing
         self.readonly = bytearray((b"\1" * inputs).ljust(self.size, b"\0")) * n
-        self.operands: list[tuple[int, ...]] = [()] * n  # of each number
+        self.operands: list[tuple[int, ...]] = [()] * numbers  # of each number
         self.sums: dict[tuple[int, ...], int] = {}  # the number of the sum of these operands
         for rank in self.givers:
             base, output = rank * self.size, inputs + (rank * chunks if outputs > chunks else 0)
@@ -119,7 +124,41 @@ class Machine:
             shares = self.in_place and rank in self.seers and self.kind not in {"all_to_all", "send_recv", "barrier"}
             for cell in range(base, base + chunks if shares else base):
                 self.home[cell + smaller], self.readonly[cell + larger] = cell + larger, 0
+            if self.definition:
+                held = (number * self.kinds + piece for number in self.definition[0][rank] for piece in range(chunks))
+                for chunk, value in enumerate(held): self.values[base + chunk] = value
+                continue
             for chunk in range(inputs): self.values[self.home[base + chunk]] = rank * self.kinds + chunk
+
+    def define(self, c: dict[str, Any]) -> tuple[Any, Any]:
+        """A custom collective: for each rank the contribution in every input slot, and the contributions that every output slot
+        must hold, each as often as it is listed. Ranks may have different numbers of slots. Blocks of a size class have one size.
+        """
+        need(self.kind == "custom" and "definition" in c, "collective: a definition is for kind custom")
+        record = c["definition"]
+        held, outputs, self.order = record["inputs"], record["outputs"], record.get("order", "")
+        numbers = {number for slots in held for number in slots}
+        self.classes = classes = record.get("sizes") or [0] * len(numbers)
+        good = len(held) == len(outputs) == self.n and len(classes) == len(numbers) > 0 and numbers == {*range(len(numbers))}
+        good = good and any(outputs) and self.order in ("", *LEVELS[1:], "listed") and not c.get("in_place", False)
+        good = good and all(listed and numbers.issuperset(listed) for slots in outputs for listed in slots)
+        good = good and all(len({classes[number] for number in listed}) == 1 for slots in outputs for listed in slots)
+        need(good, "collective: a wrong definition")
+        return held, outputs
+
+    def block(self, rank: int, side: int, slot: int) -> int:
+        """The block of a slot of input (side 0) or output (1), its size class if custom; -1 for a slot that the rank does not have."""
+        if not self.definition: return self.at(rank, slot)[self.codes[3 + side]]
+        slots = self.definition[side][rank]
+        return -1 if slot >= len(slots) else self.classes[slots[slot][0] if side else slots[slot]]
+
+    def required(self, rank: int, slot: int) -> tuple[Any, int, Any]:
+        """The numbers and the input slot that an output slot must hold; which sum that is, None if none."""
+        if self.definition:
+            listed = self.definition[1][rank][slot] if slot < len(self.definition[1][rank]) else []
+            return listed, 0, tuple(sorted(listed)) if len(listed) > 1 else None
+        source, start = (self.at(rank, slot)[code] for code in self.codes[5:7])
+        return ([source], start, None) if source >= 0 else (range(self.n), start, 0)
 
     def at(self, r: int, s: int) -> dict[str, int]:
         """What the codes in the table of collectives mean for slot s of rank r; -1 for a sum over all ranks."""
@@ -162,15 +201,26 @@ class Machine:
 
     def finish(self, followed: Any = None) -> None:
         """Compare the outputs with the definition of the collective, and the order of additions with the claim."""
-        level, n, sums, self.now = self.claims["order"], self.n, dict[int, int](), "at the end"  # sums: by input chunk
-        self.claim(level in (LEVELS if "sum" in self.codes else [""]), "claims.order is no level of {}", self.kind)
+        level, sums, self.now = self.claims["order"], dict[Any, int](), "at the end"  # sums: by sum and input chunk
+        adds = any(len(listed) > 1 for slots in self.definition[1] for listed in slots) if self.definition else "sum" in self.codes
+        self.claim(level in (LEVELS if adds else [""]), "claims.order is no level of {}", self.title)
+        least = self.order if self.definition and adds and self.order in LEVELS else level
+        self.claim(least == "" or LEVELS.index(level) >= LEVELS.index(least), "claims.order is less than the definition requires")
         for rank, output in ((rank, output) for rank in sorted(self.seers) for output in range(self.outputs)):
             cell, (slot, piece) = self.home[rank * self.size + self.inputs + output], divmod(output, self.chunks)
-            source, start = (self.at(rank, slot)[code] for code in self.codes[5:7])
+            listed, start, which = self.required(rank, slot)
+            if not listed: continue
+            self.parts += len(listed) if self.definition else 0
+            need(self.parts <= MAX_PARTS, f"above the limits: more than {MAX_PARTS} parts of outputs")
             (number, chunk), wanted = divmod(self.values[cell], self.kinds), start * self.chunks + piece
-            right = chunk == wanted and number == (sums.get(wanted) if source < 0 else source)
+            if self.definition and self.order == "listed" and which:
+                total, *others = (one * self.kinds + piece for one in listed)
+                for one in others: total = self.add(total, one)
+                self.claim(number == total // self.kinds, "rank {} output {} is not added in the listed order", rank, output)
+            right = chunk == wanted and number == (listed[0] if which is None else sums.get((which, wanted)))
             if right or (followed and not followed[cell]): continue
-            counts, parts = Counter(dict.fromkeys(range(n) if source < 0 else [source], -1)), [number] * (number >= 0)
+            counts, parts, n = Counter[int](), [number] * (number >= 0), max(self.n, len(listed))
+            counts.subtract(listed)
             for part in parts:  # grows meanwhile: n contributions are in n - 1 sums and alone in n more, which makes less than 3 n parts
                 counts[part] += not self.operands[part]
                 parts += self.operands[part] if len(parts) < 3 * n else ()
@@ -179,9 +229,10 @@ class Machine:
             faults = [f"{count:+} of rank {part}" for part, count in counts.items() if count][:8] + ["..."] * (len(parts) >= 3 * n)
             holds = "nothing" if number < 0 else f"input chunk {chunk}" if chunk < self.inputs else "different input chunks"
             self.claim(chunk == wanted and not faults, "rank {} output {} has {} (expected {}), {}", rank, output, holds, wanted, faults)
-            same = level in {"", "any"} or sums.setdefault(wanted, number) == number
+            same = which is None or level in {"", "any"} or sums.setdefault((which, wanted), number) == number
             self.claim(same, "claims.order: rank {} output {} is added in another order than on another rank", rank, output)
-        self.claim(level != LEVELS[3] or len(set(sums.values())) < 2, "claims.order: chunks are added in different orders")
+        alike = level != LEVELS[3] or len({(which, number) for (which, _), number in sums.items()}) == len({which for which, _ in sums})
+        self.claim(alike, "claims.order: chunks are added in different orders")
 
 def unrolled(blocks: list[dict[str, Any]], limit: int, most: int) -> Any:
     """The rows of every step, with repeats played."""
@@ -234,11 +285,11 @@ def check_schedule(document: dict[str, Any]) -> str:
     machine = Machine(document, [len(slots) * (chunks if b is None else 1) for slots, b in zip(scratch, pieces, strict=True)])
     places, kind, home, size, sides = array("q"), machine.kind, machine.home, machine.size, (machine.inputs, machine.outputs)
     for rank, (slots, single) in enumerate(zip(scratch, pieces, strict=True)):
-        blocks = machine.at(0, 0)[machine.codes[2]]
+        blocks = max(machine.classes) + 2 if machine.definition else machine.at(0, 0)[machine.codes[2]]
         need(max(slots, default=-1) < blocks and max(single or [-1]) < chunks, "scratch: no such block or piece")
-        starts = [machine.at(rank, slot)[machine.codes[3 + k]] * chunks for k in (0, 1) for slot in range(sides[k] // chunks)]
+        starts = [machine.block(rank, k, slot) * chunks for k in (0, 1) for slot in range(sides[k] // chunks)]
         starts += [block * chunks for block in slots] if single is None else []
-        places.extend(start + piece for start in starts for piece in range(chunks))
+        places.extend(start + piece if start >= 0 else -1 for start in starts for piece in range(chunks))
         places.extend(block * chunks + piece for block, piece in zip(slots, single or (), strict=False))
         places.extend([-1] * (size * (rank + 1) - len(places)))
     image, follow, buffer = dict[int, int](), bytearray(), bytes(sides[0]) + b"o" * sides[1] + b"s" * (size - sum(sides))
@@ -295,7 +346,7 @@ def check_schedule(document: dict[str, Any]) -> str:
     early = [rank for rank, ranks in enumerate(heard[channels::lanes]) if ranks.bit_count() < n]
     machine.claim(not early, "rank {} may leave before every rank has entered", early[:1])
     machine.finish(follow)
-    return f"{kind} of {n} ranks, {transfers} transfers in {step + 1} steps, {proof['kind']}"
+    return f"{machine.title} of {n} ranks, {transfers} transfers in {step + 1} steps, {proof['kind']}"
 
 def check_program(document: dict[str, Any]) -> str:
     """Check a program: messages, deadlock, races, data."""
@@ -363,7 +414,7 @@ def check_program(document: dict[str, Any]) -> str:
         writers |= dict.fromkeys(writes, turn)
         if known: machine.play(moves)
     if known: machine.finish()
-    return f"program of {n} ranks, {machine.kind if known else 'unknown collective'}, {len(sender)} messages"
+    return f"program of {n} ranks, {machine.title if known else 'unknown collective'}, {len(sender)} messages"
 
 def check(data: Any) -> str:
     """Check a certificate: a path, the bytes of a file, or what JSON makes of them. A line that says what holds."""

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from simcoll.arrays import Ints
+from simcoll.core.collective import Collective
+from simcoll.core.definition import Definition
 from simcoll.core.numbers import whole_numbers
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
@@ -28,6 +30,8 @@ TOO_LARGE = "a rank would hold more than 2**62 bytes"
 def _block_sizes(schedule: Schedule, count: Any) -> tuple[Ints | int, int]:
     """Sizes per block and the count shown in tables."""
     collective = schedule.collective
+    if collective.definition is not None:
+        return _class_sizes(collective.definition, count)
     if isinstance(count, (int, np.integer)) and not isinstance(count, bool):
         if count < 0:
             raise ConfigError(f"count {count} is negative")
@@ -58,6 +62,27 @@ def _block_sizes(schedule: Schedule, count: Any) -> tuple[Ints | int, int]:
     return np.ascontiguousarray(sizes.reshape(-1), np.int64), largest
 
 
+def _class_sizes(definition: Definition, count: Any) -> tuple[Ints | int, int]:
+    """Sizes of the size classes of a custom collective: the same for all, or one each."""
+    single = isinstance(count, (int, np.integer)) and not isinstance(count, bool)
+    numbers = [int(count)] * definition.nclasses if single else count
+    sizes = whole_numbers("counts", numbers, "iu")
+    if sizes.shape != (definition.nclasses,):
+        raise ConfigError(
+            f"{definition} has blocks of {definition.nclasses} size classes; expected one whole "
+            f"number or a list of {definition.nclasses}; got counts of shape {sizes.shape}"
+        )
+    largest = int(sizes.max())
+    if int(sizes.min()) < 0:
+        raise ConfigError(f"count {sizes.min()} is negative")
+    if largest > MAX_BYTES:
+        raise ConfigError(f"count {largest} is too large: {TOO_LARGE}")
+    if single and not definition.ragged:
+        return int(count), largest
+    # Slots that a rank does not have are a class of their own.
+    return np.concatenate([sizes, np.zeros(int(definition.ragged), np.int64)]), largest
+
+
 def bind(
     schedule: Schedule,
     count: int | Sequence[int] | Sequence[Sequence[int]],
@@ -77,7 +102,8 @@ def bind(
     count
         Elements per block: of the whole vector (broadcast, reduce, all_reduce), per rank
         (all_gather, reduce_scatter, gather, scatter, send_recv), or per pair (all_to_all). A list
-        gives every rank's own count, a matrix ``[source][destination]`` those of an all_to_all.
+        gives every rank's own count, a matrix ``[source][destination]`` those of an all_to_all, a
+        list those of the size classes of a custom collective.
     dtype
         A numpy dtype or its name; ``bfloat16`` and float8 included.
     op
@@ -105,15 +131,16 @@ def bind(
         proof = verify(schedule)
     element = parse_dtype(dtype)
     reduction = parse_reduction(op, element)
+    _check_reduction(schedule.collective, reduction)
     sizes, plan_count = _block_sizes(schedule, count)
     largest = sizes if isinstance(sizes, int) else int(sizes.max(initial=0))
     slots = max(schedule.collective.input_slots, schedule.collective.output_slots, 1)
     if largest * slots * max(element.itemsize, schedule.layout.chunks) > MAX_BYTES:
         raise ConfigError(f"count {largest} is too large: {TOO_LARGE}")
     if schedule.divisible:
-        if not isinstance(sizes, int):
+        if not isinstance(sizes, int) and schedule.collective.definition is None:
             raise ConfigError(f"{schedule.title} needs equal blocks")
-        if sizes % schedule.layout.chunks:
+        if np.any(np.asarray(sizes) % schedule.layout.chunks):
             raise ConfigError(
                 f"{schedule.title} cuts blocks into {schedule.layout.chunks} equal chunks; count "
                 f"{sizes} is not a multiple"
@@ -136,6 +163,19 @@ def bind(
     if not isinstance(costs, Protocol):
         raise ConfigError(f"protocol must be a name or a Protocol, got {protocol!r:.60}")
     return Plan(schedule, sizes, plan_count, element, reduction, endpoints, costs, proof)
+
+
+def _check_reduction(collective: Collective, reduction: Reduction) -> None:
+    """Refuse what divides or scales every output where a custom collective also copies, or adds
+    different numbers of contributions.
+    """
+    if collective.definition is None or not collective.spec.reduces:
+        return
+    if reduction.name in ("avg", "premul_sum") and collective.summands is None:
+        raise ConfigError(
+            f"{collective}: {reduction.name} needs outputs that all are sums of the same number of "
+            "contributions; expected sum, or another reduction, and a division afterwards"
+        )
 
 
 def _to_pickle(plan: Plan) -> tuple[Any, tuple[Any, ...]]:

@@ -172,6 +172,8 @@ def default_algorithm(
     ('rabenseifner', 'hierarchical')
     """
     kind = collective.kind
+    if collective.definition is not None:
+        return "direct"
     serving = {
         a.name for a in ALGORITHMS if a.collective == kind and refusal(a, collective, 1) is None
     }

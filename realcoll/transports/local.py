@@ -60,7 +60,7 @@ class HostMemory:
         """A numpy function."""
         if plan.reduction.name != "avg":
             return None
-        return lambda values: plan.reduction.finish(values, plan.nranks)
+        return lambda values: plan.reduction.finish(values, plan.summands)
 
     def load(self, target: Array, values: Array) -> None:
         """Copy elements."""

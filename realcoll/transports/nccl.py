@@ -224,7 +224,7 @@ class NcclTransport:
         """A kernel on the stream, behind the work of the lanes."""
         if plan.reduction.name != "avg":
             return None
-        divide = self._on_stream(kernels.finisher(self._cupy, plan.dtype, plan.nranks))
+        divide = self._on_stream(kernels.finisher(self._cupy, plan.dtype, plan.summands))
 
         def finish(values: Any) -> None:
             self._wait_for_lanes()

@@ -88,7 +88,7 @@ class Algorithm:
     machine: str = "crossbar"
 
     def __post_init__(self) -> None:
-        if self.collective not in KINDS:
+        if self.collective not in KINDS and self.collective != "custom":
             raise ConfigError(
                 f"algorithm {self.name!r}: unknown collective {self.collective!r}; "
                 f"{nearest(self.collective, KINDS)}"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from simcoll.algorithms.combinable import MAX_CUTS
+from simcoll.algorithms.custom import direct
 from simcoll.algorithms.registered import Algorithm
 from simcoll.core.collective import KINDS, Collective
 from simcoll.core.schedule import Schedule
@@ -78,6 +79,8 @@ def refusal(algorithm: Algorithm, collective: Collective, box: int) -> str | Non
     None if it does, or checks that itself.
     """
     n = collective.nranks
+    if collective.definition is not None:  # it has its ranks
+        return None
     alternative = next(
         a.name
         for a in ALGORITHMS
@@ -98,6 +101,8 @@ def refusal(algorithm: Algorithm, collective: Collective, box: int) -> str | Non
 
 
 def _check_kind(collective: Any) -> None:
+    if collective == "custom":
+        return
     if not isinstance(collective, str) or collective not in KINDS:
         raise ConfigError(f"unknown collective {collective!r}; {nearest(str(collective), KINDS)}")
 
@@ -114,7 +119,9 @@ def find_algorithm(collective: str, name: str) -> Algorithm:
     """
     _check_kind(collective)
     serving = {
-        algorithm.name: algorithm for algorithm in ALGORITHMS if algorithm.collective == collective
+        algorithm.name: algorithm
+        for algorithm in (*ALGORITHMS, direct)
+        if algorithm.collective == collective
     }
     requested: Any = name  # whatever was given
     if not isinstance(requested, str) or requested not in serving:

@@ -9,16 +9,17 @@ absent here: they are fixed when a schedule is bound.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simcoll.arrays import Ints, Whole
+from simcoll.core.definition import Definition
 from simcoll.core.immutable import without_subclasses
 from simcoll.core.vocabulary import CollectiveKind, RankSet
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, InternalError, nearest, shown
 
 __all__ = ["ALL", "KINDS", "Collective", "Kind", "bus_factor", "collective_kind"]
 
@@ -248,8 +249,30 @@ def collective_kind(name: object) -> CollectiveKind:
     return kind
 
 
+def _custom_kind(definition: Definition) -> Kind:
+    """The row of a collective of one's own, beside the table."""
+
+    def no_source(rank: Ints, slot: Ints) -> tuple[Ints, Ints]:
+        raise InternalError(f"{definition}: outputs of a custom collective have several sources")
+
+    return Kind(
+        definition.name,
+        False,
+        definition.reduces,
+        lambda n: int(definition.held.shape[1]),
+        lambda n: int(definition.sums.shape[1]),
+        "all",
+        "all",
+        lambda rank, slot, n: definition.input_block(rank, slot),
+        lambda rank, slot, n: definition.output_block(rank, slot),
+        no_source,
+        lambda n: definition.nclasses + definition.ragged,
+        None,
+    )
+
+
 @without_subclasses
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Collective:
     """A collective operation of ``nranks`` ranks.
 
@@ -257,7 +280,8 @@ class Collective:
     ----------
     kind
         ``broadcast``, ``reduce``, ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``gather``,
-        ``scatter``, ``all_to_all``, ``send_recv`` or ``barrier``.
+        ``scatter``, ``all_to_all``, ``send_recv`` or ``barrier``; ``custom`` with a definition
+        (:meth:`custom` makes both).
     nranks
         World size, at least 1.
     root
@@ -268,6 +292,8 @@ class Collective:
     in_place
         The output shares memory with the input, as in NCCL: an all_gather's input, for example, is
         its own slot of the output.
+    definition
+        The definition of a custom collective; ``None`` elsewhere.
 
     Raises
     ------
@@ -288,6 +314,9 @@ class Collective:
     root: int | None = None
     pairs: tuple[tuple[int, int], ...] = ()
     in_place: bool = False
+    definition: Definition | None = None
+    # The row of the definition, made once.
+    own_row: Kind | None = field(default=None, init=False, repr=False, compare=False)
 
     if TYPE_CHECKING:
 
@@ -298,10 +327,14 @@ class Collective:
             root: Whole | None = None,
             pairs: Sequence[Sequence[Whole]] = (),
             in_place: bool | np.bool_ = False,
+            definition: Definition | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kind", collective_kind(self.kind))
+        kind: Any = self.kind  # whatever was given
+        custom = isinstance(kind, str) and str.__str__(kind) == "custom"
+        object.__setattr__(self, "kind", "custom" if custom else collective_kind(self.kind))
+        self._check_definition()
         in_place: Any = self.in_place
         if not isinstance(in_place, (bool, np.bool_)):
             raise ConfigError(f"in_place must be True or False; got {in_place!r}")
@@ -323,7 +356,7 @@ class Collective:
             raise ConfigError(
                 f"{self.kind} needs a whole number of ranks, at least 1; got {self.nranks}"
             )
-        if not KINDS[self.kind].rooted:
+        if not self.spec.rooted:
             if self.root is not None:
                 raise ConfigError(f"{self.kind} has no root, but root={self.root!r} was given")
         elif self.root is None:
@@ -335,6 +368,59 @@ class Collective:
         self._check_pairs()
         if self.pairs and self.kind != "send_recv":
             raise ConfigError(f"{self.kind} takes no pairs; only send_recv does")
+
+    def _check_definition(self) -> None:
+        definition: Any = self.definition  # whatever was given
+        if self.kind != "custom":
+            if definition is not None:
+                raise ConfigError(
+                    f"{self.kind} has a definition already; only custom takes one, got "
+                    f"{shown(definition):.60}"
+                )
+            return
+        if type(definition) is not Definition:
+            raise ConfigError(
+                "a custom collective needs its definition; Collective.custom(name, inputs, "
+                f"outputs) makes both, got {shown(definition):.60}"
+            )
+        if self.nranks != definition.nranks:
+            raise ConfigError(
+                f"{definition} is defined for {definition.nranks} ranks; got "
+                f"nranks={shown(self.nranks)}"
+            )
+        if self.in_place:
+            raise ConfigError(
+                f"{definition}: a custom collective runs out of place; got in_place=True"
+            )
+        object.__setattr__(self, "own_row", _custom_kind(definition))
+
+    def __reduce__(self) -> tuple[type[Collective], tuple[Any, ...]]:
+        return Collective, (
+            self.kind,
+            self.nranks,
+            self.root,
+            self.pairs,
+            self.in_place,
+            self.definition,
+        )
+
+    @classmethod
+    def custom(
+        cls,
+        name: str,
+        inputs: Sequence[Sequence[Whole]],
+        outputs: Sequence[Sequence[Whole | Sequence[Whole]]],
+        sizes: Sequence[Whole] = (),
+        order: str = "",
+    ) -> Collective:
+        """A collective of one's own; the arguments are those of
+        :class:`~simcoll.core.definition.Definition`.
+
+        >>> print(Collective.custom("swap", inputs=[[0], [1]], outputs=[[1], [0]]))
+        swap n=2
+        """
+        definition = Definition(name, inputs, outputs, sizes, order)
+        return cls("custom", definition.nranks, definition=definition)
 
     def _check_pairs(self) -> None:
         pairs: list[tuple[int, int]] = []
@@ -367,8 +453,22 @@ class Collective:
 
     @property
     def spec(self) -> Kind:
-        """The row in the table of collectives."""
-        return KINDS[self.kind]
+        """The row in the table of collectives, or that of the definition."""
+        return KINDS[self.kind] if self.own_row is None else self.own_row
+
+    @property
+    def name(self) -> str:
+        """The kind, or the name of a custom collective."""
+        return self.kind if self.definition is None else self.definition.name
+
+    @property
+    def summands(self) -> int | None:
+        """Number of contributions to every output of a reduction; None if outputs differ.
+
+        >>> Collective("all_reduce", 4).summands
+        4
+        """
+        return self.nranks if self.definition is None else self.definition.summand_count
 
     @property
     def input_slots(self) -> int:
@@ -395,12 +495,19 @@ class Collective:
         members = [pair[0 if role == "sources" else 1] for pair in self.pairs]
         return np.isin(ranks, np.array(members, np.int64))
 
+    def _with_slots(self, slots: Ints, rank: ArrayLike) -> NDArray[np.bool_]:
+        """Whether each rank has some slot of a custom collective."""
+        owners: NDArray[np.bool_] = np.any(slots >= 0, axis=1)
+        return np.asarray(owners[np.asarray(rank, np.int64)])
+
     def has_input(self, rank: ArrayLike) -> NDArray[np.bool_]:
         """Whether each rank has an input buffer.
 
         >>> Collective("scatter", 3, root=1).has_input([0, 1, 2]).tolist()
         [False, True, False]
         """
+        if self.definition is not None:
+            return self._with_slots(self.definition.held, rank)
         return self._at(self.spec.input_at, rank)
 
     def has_output(self, rank: ArrayLike) -> NDArray[np.bool_]:
@@ -410,6 +517,8 @@ class Collective:
         >>> Collective("gather", 3).has_output([0, 1, 2]).tolist()
         [True, False, False]
         """
+        if self.definition is not None:
+            return self._with_slots(self.definition.sums, rank)
         return self._at(self.spec.output_at, rank)
 
     def input_block(self, rank: Ints, slot: Ints) -> Ints:
@@ -447,8 +556,16 @@ class Collective:
             source = origin[rank] + 0 * slot
         return source, source_slot
 
+    def __repr__(self) -> str:
+        # Content hashes of schedules begin with this text.
+        own = "" if self.definition is None else f", definition=<{self.definition}>"
+        return (
+            f"Collective(kind={self.kind!r}, nranks={self.nranks!r}, root={self.root!r}, "
+            f"pairs={self.pairs!r}, in_place={self.in_place!r}{own})"
+        )
+
     def __str__(self) -> str:
-        parts = [self.kind, f"n={self.nranks}"]
+        parts = [self.name, f"n={self.nranks}"]
         if self.root is not None:
             parts.append(f"root={self.root}")
         if self.pairs:

@@ -315,6 +315,48 @@ class Layout:
         source, source_slot = self.collective.source(rank, slot)
         return source, self.input(source_slot, place - slot * self.chunks)
 
+    @property
+    def contributors(self) -> int:
+        """Number of origins of contributions: the ranks, or the contributions of a definition."""
+        definition = self.collective.definition
+        return self.collective.nranks if definition is None else definition.contributions
+
+    @property
+    def leaves(self) -> int:
+        """Number of chunks of every origin of contributions."""
+        return self.output_base if self.collective.definition is None else self.chunks
+
+    def contribution(self, rank: Ints, chunk: Ints) -> tuple[Ints, Ints]:
+        """Origin and chunk of the contribution in each input chunk: the rank and the chunk itself,
+        or a contribution of the definition (-1 for a slot that the rank does not have) and its
+        piece.
+
+        >>> from simcoll.core.collective import Collective
+        >>> swap = Layout(Collective.custom("swap", inputs=[[1], [0]], outputs=[[0], [1]]), 2)
+        >>> [column.tolist() for column in swap.contribution(np.array([0]), np.array([1]))]
+        [[1], [1]]
+        """
+        definition = self.collective.definition
+        if definition is None:
+            return rank, chunk
+        return definition.held[rank, chunk // self.chunks], chunk % self.chunks
+
+    def has_slot(self, rank: Ints, chunk: Ints) -> NDArray[np.bool_]:
+        """Whether each output chunk lies in a slot that its rank has.
+
+        >>> from simcoll.core.collective import Collective
+        >>> pair = Collective.custom("pair", inputs=[[0], [1]], outputs=[[0, 1], [0]])
+        >>> Layout(pair).has_slot(np.array([0, 1]), np.array([2, 2])).tolist()
+        [True, False]
+        """
+        definition = self.collective.definition
+        if definition is None:
+            return np.ones(rank.shape, np.bool_)
+        present: NDArray[np.bool_] = (
+            definition.sums[rank, (chunk - self.output_base) // self.chunks] >= 0
+        )
+        return present
+
     def writable(self, rank: Ints, chunk: Ints) -> NDArray[np.bool_]:
         """Whether a schedule may write to each (canonical) chunk: all chunks except inputs that are
         not also outputs.

@@ -428,8 +428,29 @@ class Plan:
     def whole(self) -> bool:
         """Whether no chunk is empty, and the plan therefore has all transfers of the schedule."""
         return (
-            int(np.min(self.sizes, initial=np.iinfo(np.int64).max)) >= self.schedule.layout.chunks
+            int(np.min(self.block_sizes, initial=np.iinfo(np.int64).max))
+            >= self.schedule.layout.chunks
         )
+
+    @property
+    def block_sizes(self) -> Ints | int:
+        """Elements of the blocks that hold something: without slots that ranks do not have.
+
+        >>> import simcoll
+        >>> pair = simcoll.Collective.custom("pair", inputs=[[0], [1]], outputs=[[0, 1], [0]])
+        >>> plan = simcoll.bind(simcoll.schedule(pair, "direct"), count=5)
+        >>> plan.sizes.tolist(), plan.block_sizes.tolist()
+        ([5, 0], [5])
+        """
+        definition = self.collective.definition
+        if definition is None or not definition.ragged or isinstance(self.sizes, int):
+            return self.sizes
+        return self.sizes[:-1]
+
+    @property
+    def summands(self) -> int:
+        """Number of contributions that an average is taken over."""
+        return self.collective.summands or self.nranks
 
     def buffer_elements(self) -> Ints:
         """Elements of the input, output and scratch storage of every rank: ``[nranks, 3]``.
@@ -531,6 +552,8 @@ class Plan:
         """Bytes of the larger of a rank's input and output: the ``size`` of nccl-tests."""
         collective = self.collective
         slots = max(collective.input_slots, collective.output_slots)
+        if collective.definition is not None:
+            return int(self._slot_elements()[:, :2].max()) * self.dtype.itemsize
         if isinstance(self.sizes, int):
             return slots * self.sizes * self.dtype.itemsize
         if slots <= 1:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from simcoll.arrays import Array, Ints, Words
+from simcoll.core.definition import Definition
 from simcoll.core.hashing import mix
 from simcoll.core.plan import INPUT, Plan
 from simcoll.core.reduction import combine
@@ -37,7 +38,8 @@ def _random_bits(seed: int, rank: int, count: int) -> Words:
 
 
 def _values(plan: Plan, seed: int, rank: int, count: int) -> Array:
-    dtype, n = plan.dtype, plan.nranks
+    """The data of a rank, or of a contribution of a custom collective."""
+    dtype, n, definition = plan.dtype, plan.nranks, plan.collective.definition
     bits = _random_bits(seed, rank, count)
     if dtype.kind == "b":
         return (bits & np.uint64(1)).astype(dtype)
@@ -51,6 +53,9 @@ def _values(plan: Plan, seed: int, rank: int, count: int) -> Array:
     # Of n ranks at most reach / 4 contribute to an element, between -2 and 2: every partial sum is
     # exact in any order.
     reach = limit // _odd_part(scaled)
+    if definition is not None:
+        n = definition.contributions
+        reach //= definition.repetitions
     largest, contributing = 2, reach // 4
     if reach < 8:  # doubling is always exact: two ranks contribute, between -1 and 1
         largest, contributing = 1, 2
@@ -94,8 +99,15 @@ def exact_inputs(plan: Plan, seed: int = 0) -> list[Array]:
     """
     ends = np.cumsum([plan.view(rank, INPUT)[2] for rank in range(plan.nranks)])
     inputs = np.split(np.empty(int(ends[-1]), plan.dtype), ends[:-1])
+    definition = plan.collective.definition
     for rank, part in enumerate(inputs):
-        part[...] = _values(plan, seed, rank, part.size)
+        if definition is None:
+            part[...] = _values(plan, seed, rank, part.size)
+            continue
+        offsets = _slots(plan, rank, INPUT)
+        for slot, contribution in enumerate(definition.inputs[rank]):
+            begin, end = offsets[slot : slot + 2].tolist()
+            part[begin:end] = _values(plan, seed, contribution, end - begin)
     return inputs
 
 
@@ -120,6 +132,8 @@ def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
     Outputs that must be equal may share memory.
     """
     collective, n = plan.collective, plan.nranks
+    if collective.definition is not None:
+        return _defined_outputs(plan, collective.definition, inputs)
     starts = [_slots(plan, rank, INPUT) for rank in range(n)]
     total: Array | None = None
     if collective.spec.reduces:
@@ -150,6 +164,32 @@ def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
         output = parts[0] if whole else np.concatenate([np.zeros(0, plan.dtype), *parts])
         outputs.append(output)
         shared_key, shared_output = key, output
+    return outputs
+
+
+def _defined_outputs(
+    plan: Plan, definition: Definition, inputs: Sequence[Array]
+) -> list[Array | None]:
+    """The outputs of a custom collective: contributions are reduced in the order in which they are
+    listed; of several inputs that hold a contribution, the first counts.
+    """
+    reduction, reduces = plan.reduction, definition.reduces
+    blocks: dict[int, Array] = {}
+    for rank, contributions in enumerate(definition.inputs):
+        offsets = _slots(plan, rank, INPUT)
+        for slot, contribution in enumerate(contributions):
+            block = np.asarray(inputs[rank])[offsets[slot] : offsets[slot + 1]]
+            blocks.setdefault(contribution, reduction.prepared(block) if reduces else block)
+    outputs: list[Array | None] = []
+    for slots in definition.outputs:
+        parts = []
+        for listed in slots:
+            total = np.array(blocks[listed[0]], plan.dtype)
+            for contribution in listed[1:]:
+                combine(plan.op, total, blocks[contribution])
+            averages = reduces and reduction.name == "avg"
+            parts.append(_average(total, plan.summands) if averages else total)
+        outputs.append(np.concatenate(parts) if parts else None)
     return outputs
 
 

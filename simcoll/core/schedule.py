@@ -336,6 +336,8 @@ class Schedule:
             ]
             if self.layout.scratch_pieces is not None:
                 head.append(self.layout.scratch_pieces.tolist())
+            if self.collective.definition is not None:
+                head.append(self.collective.definition.record())
             digest.update(json.dumps(head).encode())
             for step in self.steps():
                 digest.update(len(step).to_bytes(8, "little"))

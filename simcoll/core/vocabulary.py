@@ -46,8 +46,11 @@ CollectiveKind: TypeAlias = Literal[
     "all_to_all",
     "send_recv",
     "barrier",
+    "custom",
 ]
-"""What a collective means; :data:`simcoll.core.collective.KINDS` has the definitions."""
+"""What a collective means; :data:`simcoll.core.collective.KINDS` has the definitions of all but
+``custom``, which brings its own (:class:`simcoll.core.definition.Definition`).
+"""
 
 RankSet: TypeAlias = Literal["all", "root", "sources", "destinations"]
 """The ranks of a collective that have an input, or an output."""

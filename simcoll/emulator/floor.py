@@ -8,6 +8,7 @@ import numpy as np
 
 from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
+from simcoll.core.definition import Definition
 from simcoll.core.facts import FactStore
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
@@ -48,8 +49,9 @@ def latency_floor_fs(plan: Plan, topology: Topology) -> int:
 
 def _floor_fs(plan: Plan, topology: Topology) -> int:
     n, collective = plan.nranks, plan.collective
+    definition = collective.definition
     if n > EXACT_RANKS:
-        if collective.kind == "send_recv" or collective.root is not None:
+        if definition is not None or collective.kind == "send_recv" or collective.root is not None:
             return plan.protocol.launch_fs
         sources = np.linspace(0, n - 1, SAMPLED_SOURCES).astype(np.int64)
         cost = _costs(plan, topology, sources)
@@ -59,7 +61,9 @@ def _floor_fs(plan: Plan, topology: Topology) -> int:
     np.fill_diagonal(cost, 0)
     for relay in range(n):
         cost = np.minimum(cost, cost[:, relay, None] + cost[None, relay, :])
-    if collective.kind == "send_recv":
+    if definition is not None:
+        cost = _nearest_holders(definition, cost)
+    elif collective.kind == "send_recv":
         cost = cost[tuple(np.array(collective.pairs, np.int64).reshape(-1, 2).T)]
     elif collective.root is not None:
         cost = (
@@ -74,7 +78,19 @@ def _may_be_empty(plan: Plan) -> bool:
     """Whether some block has no elements, in which case ranks may have nothing to exchange."""
     if plan.collective.nblocks == 0:
         return False
-    return plan.sizes == 0 if isinstance(plan.sizes, int) else bool((plan.sizes == 0).any())
+    sizes = plan.block_sizes
+    return sizes == 0 if isinstance(sizes, int) else bool((sizes == 0).any())
+
+
+def _nearest_holders(definition: Definition, cost: Ints) -> Ints:
+    """For every contribution of every output, the cost from the nearest rank that holds it."""
+    holders = np.zeros((definition.contributions, len(cost)), np.bool_)
+    rank, slot = np.nonzero(definition.held >= 0)
+    holders[definition.held[rank, slot], rank] = True
+    nearest = np.array([cost[owners].min(axis=0) for owners in holders], np.int64)
+    row = np.repeat(np.arange(definition.sums.size), np.diff(definition.starts))
+    least: Ints = nearest[definition.summands, row // definition.sums.shape[1]]
+    return least
 
 
 def _costs(plan: Plan, topology: Topology, sources: Ints) -> Ints:

@@ -28,6 +28,7 @@ from simcoll.topology import Topology
 
 if TYPE_CHECKING:
     from simcoll.bounds import Bottleneck, Bound
+    from simcoll.core.definition import Definition
     from simcoll.emulator.programs import Program, ProgramObserver, ProgramResult
 
 
@@ -261,6 +262,8 @@ def _bound(
 
     collective = plan.collective
     total = plan.total_bytes
+    if collective.definition is not None:
+        return _custom_bound(plan, topology, played, collective.definition, firm=firm)
     if not isinstance(plan.sizes, int):
         sizes = plan.sizes
         if collective.kind == "all_to_all":  # a rank's own block need not move
@@ -280,6 +283,31 @@ def _bound(
         certificate=None if isinstance(known, bool) else known,
         in_network=played.switched,
     )
+    return _respected(plan, topology, played, found, firm=firm)
+
+
+def _custom_bound(
+    plan: Plan, topology: Topology, played: Result, definition: Definition, *, firm: bool
+) -> Bound:
+    """The lower bound of a custom collective."""
+    from simcoll.bounds import custom_bound
+
+    sizes = plan.block_sizes
+    elements = [sizes] * definition.nclasses if isinstance(sizes, int) else sizes.tolist()
+    factor = plan.dtype.itemsize * min(plan.protocol.wire_factor, Fraction(1))
+    bound = custom_bound(
+        definition,
+        topology.with_ranks(plan.ranks),
+        [int(count * factor) for count in elements],
+        latency_fs=latency_floor_fs(plan, topology),
+    )
+    return _respected(plan, topology, played, bound, firm=firm and not played.switched)
+
+
+def _respected(
+    plan: Plan, topology: Topology, played: Result, found: Bound, *, firm: bool
+) -> Bound:
+    """A bound that the run respects, if ``firm``."""
     # The bound is exact; a message rounds its time by less than 1 fs, and float64 keeps 53 bits.
     slack = played.steps + found.time_fs // 2**50
     if firm and plan.proof is not None and played.time_fs + slack < found.time_fs:

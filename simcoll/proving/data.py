@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simcoll.arrays import Words
 from simcoll.core.hazards import check_orderable
 from simcoll.core.proof import LEVELS, Proof
 from simcoll.core.schedule import Repeat, Schedule, lowered
@@ -26,6 +25,7 @@ from simcoll.proving.kernel import (
     Counts,
     Fingerprints,
     Memory,
+    Sums,
     by_fingerprints,
     check_memory,
 )
@@ -110,7 +110,8 @@ def _prove(schedule: Schedule, *, exact: bool | None, salt: bytes | None) -> Pro
     elif exact and _contributions(schedule) > EXACT_LIMIT:
         layout, n = schedule.layout, schedule.nranks
         raise ConfigError(
-            f"exact proof of {schedule} would count {n * layout.output_base} contributions in "
+            f"exact proof of {schedule} would count {layout.contributors * layout.leaves} "
+            "contributions in "
             f"{n * layout.size} chunks; use fingerprints"
         )
     salt = salt or secrets.token_bytes(SALT_BYTES)
@@ -118,6 +119,8 @@ def _prove(schedule: Schedule, *, exact: bool | None, salt: bytes | None) -> Pro
     try:
         if exact:
             return _in_full(schedule, salt, exact=True)
+        if schedule.collective.definition is not None:  # the shortcuts know the table's kinds
+            return _in_full(schedule, salt, exact=False)
         return (
             _by_symmetry(schedule, salt)
             or _by_parts(schedule, salt)
@@ -130,7 +133,7 @@ def _prove(schedule: Schedule, *, exact: bool | None, salt: bytes | None) -> Pro
 def _contributions(schedule: Schedule) -> int:
     """Number of contributions in all chunks, if each had one of every input chunk."""
     layout, n = schedule.layout, schedule.nranks
-    return n * layout.size * n * layout.output_base
+    return n * layout.size * layout.contributors * layout.leaves
 
 
 def _is_small(schedule: Schedule) -> bool:
@@ -147,8 +150,8 @@ def _is_small(schedule: Schedule) -> bool:
         room -= (
             turns
             * sum(int(step.count.sum()) for step in steps)
-            * schedule.nranks
-            * schedule.layout.output_base
+            * schedule.layout.contributors
+            * schedule.layout.leaves
         )
     return room >= 0
 
@@ -156,11 +159,12 @@ def _is_small(schedule: Schedule) -> bool:
 def _in_full(schedule: Schedule, salt: bytes, *, exact: bool) -> Proof:
     """Follow every chunk."""
     result = _follow(schedule, salt, exact=exact)
-    trees, consistent = result.memory.compare()
+    sums = result.memory.compare()
     shared = result.use.shares_chunks()
     if shared:
         result.use.check_orderable()
-    order = _level(trees, consistent=consistent, switched=result.memory.switched)
+    order = _level(sums, switched=result.memory.switched)
+    _check_order(schedule, order)
     if exact:
         return Proof(
             "full",
@@ -191,9 +195,10 @@ class _PlayedSteps(NamedTuple):
 def _follow(schedule: Schedule, salt: bytes, *, exact: bool) -> _PlayedSteps:
     """Play all steps of a schedule."""
     check_memory(schedule, exact=exact)
-    n, per_rank = schedule.nranks, schedule.layout.output_base
+    origins, leaves = schedule.layout.contributors, schedule.layout.leaves
     memory = Memory(
-        schedule, Counts(n, per_rank) if exact else Fingerprints(salt, n, np.arange(per_rank))
+        schedule,
+        Counts(origins, leaves) if exact else Fingerprints(salt, origins, np.arange(leaves)),
     )
     use = ChannelUse(schedule)
     transfers = steps = 0
@@ -204,15 +209,28 @@ def _follow(schedule: Schedule, salt: bytes, *, exact: bool) -> _PlayedSteps:
     return _PlayedSteps(memory, use, steps, transfers)
 
 
-def _level(trees: Words, *, consistent: bool, switched: bool) -> OrderLevel:
-    """The level of the reduction order, given the expression of each chunk that is reduced, and
-    whether all ranks have the same.
-    """
+def _level(sums: Sums, *, switched: bool) -> OrderLevel:
+    """The level of the reduction order, given the expression of each chunk that is reduced."""
+    trees, groups, consistent = sums
     if not len(trees):
         return ""
     if not consistent or switched:
         return LEVELS[1] if consistent else LEVELS[0]
-    return LEVELS[3] if (trees == trees[0]).all() else LEVELS[2]
+    first = np.searchsorted(groups, groups)  # groups ascend
+    return LEVELS[3] if (trees == trees[first]).all() else LEVELS[2]
+
+
+def _check_order(schedule: Schedule, order: OrderLevel) -> None:
+    """Refuse a weaker order of reductions than a custom collective requires."""
+    definition = schedule.collective.definition
+    required = "" if definition is None else definition.order
+    if not order or required in ("", "listed"):
+        return
+    if LEVELS.index(order) < LEVELS.index(required):
+        raise ScheduleError(
+            f"{schedule}: its order of reductions is {order!r}; the definition requires at least "
+            f"{required!r}"
+        )
 
 
 def _by_symmetry(schedule: Schedule, salt: bytes) -> Proof | None:
@@ -237,24 +255,27 @@ def _by_parts(schedule: Schedule, salt: bytes) -> Proof | None:
         kind, (some, steps, transfers) = "full", parts(schedule)
     if not some:
         return None
-    trees = []
-    all_consistent = True
+    parts_of_sums: list[Sums] = []
     folds = shared = False
     for part in some:
         try:
             result = _follow(part, salt, exact=False)
-            part_trees, consistent = result.memory.compare()
+            part_sums = result.memory.compare()
         except ScheduleError:
             return None
         shared = shared or result.use.shares_chunks()
         if shared and kind == "full":
             return None
-        trees.append(part_trees)
-        all_consistent = all_consistent and consistent
+        parts_of_sums.append(part_sums)
         folds = folds or result.memory.folds
     if shared:  # pieces of one kind may block each other in a step
         check_orderable(schedule)
-    order = _level(np.concatenate(trees), consistent=all_consistent, switched=False)
+    sums = Sums(
+        np.concatenate([part.trees for part in parts_of_sums]),
+        np.concatenate([part.groups for part in parts_of_sums]),
+        all(part.consistent for part in parts_of_sums),
+    )
+    order = _level(sums, switched=False)
     return by_fingerprints(
         schedule, kind, order, (steps, transfers), salt, shared_chunks=shared, folds=folds
     )

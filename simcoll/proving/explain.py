@@ -58,18 +58,15 @@ def leaves_below(node: int, operands: Callable[[int], Iterable[int]]) -> Counter
 def compare_contributions(
     expected: Sequence[Item], actual: Counter[Item], words: Callable[[list[Item]], str]
 ) -> list[str]:
-    """The contributions expected and found, with those that are missing, unwanted, or counted more
-    than once.
+    """The contributions expected and found, with those that are missing, unwanted, or counted too
+    often.
     """
-    expected_items = frozenset(expected)
+    times = Counter(expected)
+    often = "counted more than once" if set(times.values()) <= {1} else "counted too often"
     kinds = {
-        "missing": [contribution for contribution in expected if not actual[contribution]],
-        "not wanted": sorted(
-            contribution for contribution in actual if contribution not in expected_items
-        ),
-        "counted more than once": [
-            contribution for contribution in expected if actual[contribution] > 1
-        ],
+        "missing": [one for one, count in times.items() if actual[one] < count],
+        "not wanted": sorted(one for one in actual if one not in times),
+        often: [one for one, count in times.items() if actual[one] > count],
     }
     ends = [
         f"  expected: {words(list(expected))}",
@@ -186,6 +183,11 @@ def _held_before(schedule: Schedule, number: int, step: Step, row: int) -> Count
 
 
 def _contributions(schedule: Schedule, rank: int, chunk: int) -> list[Cell]:
+    layout, definition = schedule.layout, schedule.collective.definition
+    if definition is not None:  # of several inputs that hold a contribution, the first is named
+        slot, piece = divmod(chunk - layout.output_base, layout.chunks)
+        holders = [definition.holders(number)[0] for number in definition.required(rank, slot)]
+        return [(owner, int(layout.input(place, piece))) for owner, place in holders]
     source, piece = (
         int(column[0]) for column in schedule.layout.wanted(np.array([rank]), np.array([chunk]))
     )
@@ -194,6 +196,26 @@ def _contributions(schedule: Schedule, rank: int, chunk: int) -> list[Cell]:
 
 def _list(schedule: Schedule, items: list[Cell]) -> str:
     return listed([f"rank {rank} {schedule.layout.name(chunk)}" for rank, chunk in items], 6)
+
+
+def wrong_order(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
+    """Report output chunks that hold the right contributions, added in another order than listed
+    by the definition.
+    """
+    rank, chunk = int(ranks[0]), int(chunks[0])
+    listed_cells = _list(schedule, _contributions(schedule, rank, chunk))
+    lines = [
+        (
+            f"{schedule}: rank {rank} {schedule.layout.name(chunk)} is added in another order than "
+            f"its definition lists (wrong output chunks in all: {len(ranks)})"
+        ),
+        f"  expected: from left to right, {listed_cells}",
+    ]
+    past = history(schedule, rank, chunk)
+    if past is not None:
+        lines.append(f"  how it came about ({len(past[0])} transfers):")
+        lines += _story(schedule, past[0], -1, [])
+    raise ScheduleError("\n".join(lines), rank=rank, chunk=chunk)
 
 
 MAX_EXPLAINED = 50_000_000
@@ -236,7 +258,8 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
         lines.append(f"  (too large to explain: {total:,} transfers)")
     else:
         moves, actual = past
-        missing = [contribution for contribution in expected if not actual[contribution]][:1]
+        times = Counter(expected)
+        missing = [cell for cell, count in times.items() if actual[cell] < count][:1]
         journey = trail(schedule, missing[0]) if missing else Trail(None, None)
         fault, reason = _fault(schedule, moves, expected, missing, journey)
         if fault >= 0:
@@ -282,11 +305,12 @@ def _fault(
     schedule: Schedule, moves: list[Move], expected: list[Cell], missing: list[Cell], journey: Trail
 ) -> tuple[int, str]:
     """The first wrong transfer and its fault; -1 if there is none."""
-    expected_cells = frozenset(expected)
+    times = Counter(expected)
     for position, move in enumerate(moves):
-        if move.duplicates:
-            return position, f"counts {_list(schedule, move.duplicates)} again"
-        extra = sorted(cell for cell in move.contents if cell not in expected_cells)
+        again = [cell for cell in move.duplicates if move.contents[cell] > times[cell]]
+        if again:
+            return position, f"counts {_list(schedule, again)} again"
+        extra = sorted(cell for cell in move.contents if cell not in times)
         if extra:
             return position, f"brings {_list(schedule, extra)}, which is not wanted"
         if journey.last and (move.dst, move.step) == (journey.last.dst, journey.overwritten):

@@ -44,12 +44,13 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints, Words
+from simcoll.core.definition import Definition
 from simcoll.core.layout import Layout
 from simcoll.core.memory_limits import check_room
 from simcoll.core.proof import Proof
@@ -66,6 +67,7 @@ __all__ = [
     "Counts",
     "Fingerprints",
     "Memory",
+    "Sums",
     "by_fingerprints",
     "check_memory",
     "error_bits",
@@ -85,7 +87,7 @@ _MOST_LEAVES = np.array(MOST_LEAVES, np.uint32)
 
 def error_bits(nranks: int, *, reduces: bool) -> int:
     """The greatest whole e such that a wrong schedule is proved by fingerprints with a probability
-    of at most 2^-e.
+    of at most 2^-e; ``nranks`` is the largest number of contributions that an output must hold.
 
     >>> error_bits(8, reduces=False), error_bits(1024, reduces=True)
     (60, 50)
@@ -106,7 +108,9 @@ def by_fingerprints(
     """The proof of a schedule whose contents were compared by fingerprints; ``followed``: its
     numbers of steps and transfers.
     """
-    bits = error_bits(schedule.nranks, reduces=schedule.collective.spec.reduces)
+    definition = schedule.collective.definition
+    most = schedule.nranks if definition is None else definition.most_summands
+    bits = error_bits(most, reduces=schedule.collective.spec.reduces)
     return Proof(kind, "fingerprint", order, *followed, shared_chunks, bits, folds, salt)
 
 
@@ -118,9 +122,9 @@ class Fingerprints:
     salt
         Secret bytes, drawn for one proof.
     nranks
-        World size.
+        World size; the number of contributions of a custom collective, which then stand for ranks.
     chunks
-        The input chunks that are followed, ascending.
+        The input chunks that are followed, ascending; the pieces of a custom collective.
     """
 
     exact = False
@@ -165,6 +169,10 @@ class Fingerprints:
             factors = factors[~odd]
             lengths = (lengths + 1) // 2
         return run_sums(sums, starts), add(factors, self.points[-1:])
+
+    def total(self, tokens: Words, starts: Ints) -> Words:
+        """Sums of runs of tokens."""
+        return run_sums(tokens, starts)
 
     def everyone(self, chunk: Ints) -> Words:
         """Sums of a token of every rank, of these input chunks."""
@@ -216,6 +224,11 @@ class Counts:
             for low, high in pairwise(ends)
         ]
         return np.add.reduceat(operands[0], starts, axis=0), np.array(trees, np.uint64)
+
+    def total(self, tokens: Words, starts: Ints) -> Words:
+        """Sums of runs of contributions."""
+        totals: Words = np.add.reduceat(tokens, starts, axis=0)
+        return totals
 
     def everyone(self, chunk: Ints) -> Words:
         """Sums of a contribution from every rank, of these input chunks."""
@@ -296,7 +309,11 @@ def requirements(
 ) -> tuple[Leaves, Any, Ints]:
     """The leaves and sums that outputs must hold, by the collective's definition, and the input
     chunk of each reduction, else -1.
+
+    A custom collective has a number for each chunk of each sum in place of the input chunk.
     """
+    if layout.collective.definition is not None:
+        return _defined(algebra, layout, layout.collective.definition, rank, chunk)
     source, piece = layout.wanted(rank, chunk)
     reduces = source < 0
     if reduces.all():
@@ -306,6 +323,57 @@ def requirements(
         sums[reduces] = algebra.everyone(piece[reduces])
     leaves = np.where(reduces, layout.collective.nranks, 1).astype(np.uint32)
     return leaves, sums, np.where(reduces, piece, -1)
+
+
+class _Summands(NamedTuple):
+    """The contributions that some output chunks must hold, in a row, as they are listed."""
+
+    origin: Ints
+    piece: Ints
+    starts: Ints
+    lengths: Ints
+
+
+def _summands(layout: Layout, definition: Definition, rank: Ints, chunk: Ints) -> _Summands:
+    slot, piece = np.divmod(chunk - layout.output_base, layout.chunks)
+    row = rank * definition.sums.shape[1] + slot
+    lengths = definition.starts[row + 1] - definition.starts[row]
+    starts = np.cumsum(lengths) - lengths
+    offset = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
+    origin = definition.summands[np.repeat(definition.starts[row], lengths) + offset]
+    return _Summands(origin, np.repeat(piece, lengths), starts, lengths)
+
+
+def _defined(
+    algebra: Algebra, layout: Layout, definition: Definition, rank: Ints, chunk: Ints
+) -> tuple[Leaves, Any, Ints]:
+    """The requirements of outputs by the definition of a custom collective; every output chunk
+    lies in a slot that its rank has.
+    """
+    summands = _summands(layout, definition, rank, chunk)
+    tokens = algebra.inputs(summands.origin, summands.piece)[0]
+    slot, piece = np.divmod(chunk - layout.output_base, layout.chunks)
+    number = definition.sums[rank, slot] * layout.chunks + piece
+    leaves = summands.lengths.astype(np.uint32)
+    return leaves, algebra.total(tokens, summands.starts), np.where(leaves > 1, number, -1)
+
+
+def _listed_trees(
+    algebra: Algebra, layout: Layout, definition: Definition, rank: Ints, chunk: Ints
+) -> Words:
+    """Expressions of outputs whose contributions are added in the order in which they are
+    listed.
+    """
+    summands = _summands(layout, definition, rank, chunk)
+    operands = algebra.inputs(summands.origin, summands.piece)
+    sums, trees = operands[0][summands.starts], operands[1][summands.starts].copy()
+    for place in range(1, int(summands.lengths.max(initial=1))):
+        rows = np.flatnonzero(summands.lengths > place)
+        addend = summands.starts[rows] + place
+        sums[rows], trees[rows] = algebra.reduce(
+            (sums[rows], trees[rows]), (operands[0][addend], operands[1][addend])
+        )
+    return trees
 
 
 def play_few(
@@ -361,13 +429,32 @@ def check_memory(schedule: Schedule, *, exact: bool) -> None:
     """
     layout = schedule.layout
     n = schedule.nranks
-    contributions = n * layout.output_base
+    contributions = layout.contributors * layout.leaves
     rows = n * layout.size
     size_bytes = rows * (8 * (contributions if exact else 1) + 16) + 8 * (
         layout.size + 2 * contributions
     )
     work = f"proving a schedule with {layout.size} chunks on each of {n} ranks"
     check_room(size_bytes, work, "cut its blocks into fewer")
+
+
+class Sums(NamedTuple):
+    """The reductions that the outputs hold after a proof.
+
+    Attributes
+    ----------
+    trees
+        Expressions, one for each input chunk that is reduced, or for each chunk of each sum of a
+        custom collective.
+    groups
+        The sum that each is a chunk of, ascending; one number for all ranks' contributions.
+    consistent
+        Whether the expressions of each are equal on all ranks.
+    """
+
+    trees: Words
+    groups: Ints
+    consistent: bool
 
 
 class Memory:
@@ -402,7 +489,11 @@ class Memory:
         for ranks in in_groups(np.flatnonzero(collective.has_input(np.arange(n))), per_rank):
             rank = np.tile(ranks, per_rank)
             chunk = np.repeat(np.arange(per_rank), len(ranks))
-            self.contents.put_inputs(self.rows(rank, layout.canonical(rank, chunk)), rank, chunk)
+            origin, leaf = layout.contribution(rank, chunk)
+            row = self.rows(rank, layout.canonical(rank, chunk))
+            if collective.definition is not None:  # a rank may have fewer slots than another
+                row, origin, leaf = row[origin >= 0], origin[origin >= 0], leaf[origin >= 0]
+            self.contents.put_inputs(row, origin, leaf)
 
     def rows(self, rank: Ints, chunk: Ints) -> Ints:
         """Row of each chunk."""
@@ -571,14 +662,13 @@ class Memory:
                 part = old.plus(part)
             self.contents.write(target, part)
 
-    def compare(self) -> tuple[Words, bool]:
+    def compare(self) -> Sums:
         """Compare all outputs with the collective's definition.
 
         Returns
         -------
-        tuple
-            Expressions of reductions, one for each input chunk that is reduced, and whether those
-            of each chunk are equal on all ranks.
+        Sums
+            The reductions that the outputs hold.
 
         Raises
         ------
@@ -587,11 +677,15 @@ class Memory:
         """
         collective = self.schedule.collective
         layout = self.layout
-        per_rank = self.layout.output_base
+        definition = collective.definition
         outputs = np.arange(layout.output_base, layout.scratch_base)
         faults = [np.zeros((2, 0), np.int64)]
-        # 1 + row of the first reduction of each input chunk.
-        first_row = np.zeros(per_rank, np.int64)
+        disorder = [np.zeros((2, 0), np.int64)]
+        # 1 + row of the first reduction of each input chunk, or of each chunk of a sum.
+        number = layout.output_base
+        if definition is not None:
+            number = (int(definition.sums.max()) + 1) * layout.chunks
+        first_row = np.zeros(number, np.int64)
         consistent = True
         ranks = np.flatnonzero(collective.has_output(np.arange(self.schedule.nranks))).astype(
             np.int64
@@ -599,6 +693,9 @@ class Memory:
         for few in in_groups(ranks, collective.output_slots * layout.chunks):
             rank = np.tile(few, len(outputs))
             chunk = np.repeat(outputs, len(few))
+            if definition is not None:
+                present = layout.has_slot(rank, chunk)
+                rank, chunk = rank[present], chunk[present]
             row = self.rows(rank, layout.canonical(rank, chunk))
             leaves, sums, reduced = requirements(self.algebra, layout, rank, chunk)
             equal = self.contents.sums.take(row, axis=0) == sums
@@ -606,6 +703,9 @@ class Memory:
                 equal.all(axis=1) if equal.ndim > 1 else equal
             )
             faults.append(np.stack([rank, chunk])[:, ~right])
+            if definition is not None and definition.order == "listed":
+                trees = _listed_trees(self.algebra, layout, definition, rank, chunk)
+                disorder.append(np.stack([rank, chunk])[:, self.contents.trees[row] != trees])
             row = row[reduced >= 0]
             reduced = reduced[reduced >= 0]
             new = first_row[reduced] == 0
@@ -616,7 +716,14 @@ class Memory:
         wrong = np.concatenate(faults, axis=1)
         if wrong.size:
             explain.wrong_outputs(self.schedule, *wrong)
-        return self.contents.trees[first_row[first_row > 0] - 1], consistent
+        unlisted = np.concatenate(disorder, axis=1)
+        if unlisted.size:
+            explain.wrong_order(self.schedule, *unlisted)
+        reductions = np.flatnonzero(first_row)
+        groups = np.zeros(len(reductions), np.int64)
+        if definition is not None:
+            groups = reductions // layout.chunks
+        return Sums(self.contents.trees[first_row[reductions] - 1], groups, consistent)
 
 
 def _parts(step: Step) -> list[Step]:

@@ -82,7 +82,24 @@ def original_inputs(schedule: Schedule) -> dict[Cell, Cell]:
         chunks = np.arange(layout.output_base)
         stored = layout.canonical(np.full(len(chunks), rank), chunks)
         names.update({(rank, place): (rank, chunk) for chunk, place in enumerate(stored.tolist())})
-    return names
+    if collective.definition is None:
+        return names
+    return {cell: first for cell in names if (first := _first_holder(schedule, *cell)) is not None}
+
+
+def _first_holder(schedule: Schedule, rank: int, chunk: int) -> Cell | None:
+    """The first input chunk that holds the same contribution; None for a slot that a rank does not
+    have.
+    """
+    definition, chunks = schedule.collective.definition, schedule.layout.chunks
+    if definition is None:
+        return rank, chunk
+    slots = definition.inputs[rank]
+    slot, piece = divmod(chunk, chunks)
+    if slot >= len(slots):
+        return None
+    owner, place = definition.holders(slots[slot])[0]
+    return owner, place * chunks + piece
 
 
 def _storage_cell(schedule: Schedule, rank: int, chunk: int) -> Cell:

@@ -10,6 +10,7 @@ contributions and the order of each reduction follow.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -17,10 +18,11 @@ from typing import NoReturn
 import numpy as np
 
 from simcoll.arrays import Ints
+from simcoll.core.definition import Definition
 from simcoll.core.proof import LEVELS
 from simcoll.core.rank_program import RankProgram, place
 from simcoll.core.schedule import Layout
-from simcoll.core.step import distinct, spread
+from simcoll.core.step import distinct, first_alike, spread
 from simcoll.core.vocabulary import OrderLevel
 from simcoll.core.wiring import Wiring, op_where, wire
 from simcoll.errors import ConfigError, ScheduleError, expect, listed
@@ -248,8 +250,11 @@ class _ProgramMemory:
         self.writer = np.full(n * self.chunks, -1)
         self.read_only = np.zeros(n * self.chunks, np.bool_)
         reduces = op_where(code, "reads") & (op_where(code, "receives") | op_where(code, "updates"))
-        self.values = _Expressions(np.repeat(np.arange(n), inputs), int(code.count[reduces].sum()))
+        origins = np.repeat(np.arange(n), inputs)
         layout = program.layout
+        if layout is not None and layout.collective.definition is not None:
+            origins = layout.contribution(origins, np.tile(np.arange(inputs), n))[0]
+        self.values = _Expressions(origins, int(code.count[reduces].sum()))
         rank, chunk = (
             cells.reshape(-1)
             for cells in np.meshgrid(np.arange(n), np.arange(inputs), indexing="ij")
@@ -266,10 +271,13 @@ class _ProgramMemory:
         else:
             stored = layout.canonical(rank, chunk)
             has_input = layout.collective.has_input(rank)
+            if layout.collective.definition is not None:
+                has_input = layout.contribution(rank, chunk)[0] >= 0
             writable = layout.writable(rank, stored)
         cell = rank * self.chunks + stored
         self.read_only[cell[~writable]] = True
-        self.held[cell[has_input]] = np.flatnonzero(has_input)
+        leaf = np.flatnonzero(has_input)
+        self.held[cell[has_input]] = leaf if layout is None else _first_leaf(layout, leaf)
         self.alias = np.zeros(n * self.chunks, np.bool_)  # the memory of another address
         if layout is None:
             self.alias[rank * self.chunks + chunk] = program.in_place
@@ -377,6 +385,8 @@ def check_data(wiring: Wiring, run: Play, proof: ProgramProof) -> ProgramProof:
 def _check_outputs(memory: _ProgramMemory, layout: Layout) -> OrderLevel:
     """Compare every output that the caller sees; return the order of reductions."""
     collective = layout.collective
+    if collective.definition is not None:
+        return _check_defined(memory, layout, collective.definition)
     values = memory.values
     n = collective.nranks
     inputs = memory.wiring.program.buffers[0]
@@ -407,16 +417,80 @@ def _check_outputs(memory: _ProgramMemory, layout: Layout) -> OrderLevel:
     return _level(leaf[reduced], values.expressions()[node[reduced]])
 
 
-def _level(chunk: Ints, tree: Ints) -> OrderLevel:
+def _first_leaf(layout: Layout, leaf: Ints) -> Ints:
+    """The leaf that stands for each input chunk: of chunks with one contribution, the first."""
+    if layout.collective.definition is None:
+        return leaf
+    origin, piece = layout.contribution(*np.divmod(leaf, layout.output_base))
+    return leaf[first_alike(origin, piece)]
+
+
+def _check_defined(memory: _ProgramMemory, layout: Layout, definition: Definition) -> OrderLevel:
+    """Compare every output of a custom collective; return the order of reductions."""
+    values, inputs = memory.values, layout.output_base
+    first = {
+        number: rank * inputs + slot * layout.chunks
+        for number in range(definition.contributions)
+        for rank, slot in definition.holders(number)[:1]
+    }
+    wrong: list[tuple[int, list[int]]] = []
+    sums: list[int] = []
+    nodes: list[int] = []
+    for rank, output in np.argwhere(definition.sums >= 0).tolist():
+        summands = definition.required(rank, output)
+        for piece in range(layout.chunks):
+            cell = rank * memory.chunks + inputs + output * layout.chunks + piece
+            node, leaves = int(memory.held[cell]), [first[number] + piece for number in summands]
+            if not _holds(values, node, leaves, listed=definition.order == "listed"):
+                wrong.append((cell, leaves))
+            elif len(summands) > 1:
+                sums.append(int(definition.sums[rank, output]) * layout.chunks + piece)
+                nodes.append(node)
+    if wrong:
+        _wrong_output(memory, *wrong[0], len(wrong))
+    order = _level(
+        np.array(sums, np.int64),
+        values.expressions()[np.array(nodes, np.int64)],
+        np.array(sums, np.int64) // layout.chunks,
+    )
+    if (
+        order
+        and definition.order in LEVELS
+        and LEVELS.index(order) < LEVELS.index(definition.order)
+    ):
+        raise ScheduleError(
+            f"{memory.wiring.program}: its order of reductions is {order!r}; the definition "
+            f"requires at least {definition.order!r}"
+        )
+    return order
+
+
+def _holds(values: _Expressions, node: int, leaves: list[int], *, listed: bool) -> bool:
+    """Whether a node is the sum of some leaves, if ``listed`` in this order from left to right."""
+    if node < 0 or values.size[node] != len(leaves):
+        return False
+    if not listed:
+        return leaves_below(node, values.below) == Counter(leaves)
+    for leaf in reversed(leaves[1:]):
+        operands = values.below(node)
+        if leaf not in operands:
+            return False
+        node = operands[1 - operands.index(leaf)]
+    return node == leaves[0]
+
+
+def _level(chunk: Ints, tree: Ints, group: Ints | None = None) -> OrderLevel:
     """Level of the reduction order, from the expression of each chunk on all ranks; a rank without
     one has no order.
+
+    ``group``: the sum that each is a chunk of, if that is not the same for all.
     """
     if not len(chunk):
         return ""
-    _, first_row, group = np.unique(chunk, return_index=True, return_inverse=True)
-    if (tree != tree[first_row][group]).any():
+    if (tree != tree[first_alike(chunk)]).any():
         return LEVELS[0]
-    return LEVELS[3] if (tree == tree[0]).all() else LEVELS[2]
+    first = np.zeros(len(tree), np.int64) if group is None else first_alike(group)
+    return LEVELS[3] if (tree == tree[first]).all() else LEVELS[2]
 
 
 def _wrong_output(memory: _ProgramMemory, cell: int, expected: list[int], faults: int) -> NoReturn:

@@ -61,7 +61,26 @@ def definition(collective: Collective, inputs: list, mask: int = MASK) -> list:
         case "send_recv":
             source = {dst: src for src, dst in collective.pairs}
             return [[inputs[source[r]][0]] if r in source else None for r in ranks]
+        case "custom":
+            return _custom(collective.definition, inputs, mask)
     raise NotImplementedError(collective.kind)
+
+
+def _custom(stated, inputs: list, mask: int) -> list:
+    """Outputs of a custom collective, from its lists alone."""
+    block = {}
+    for contributions, blocks in zip(stated.inputs, inputs, strict=True):
+        for number, values in zip(contributions, blocks, strict=False):
+            block.setdefault(number, values)
+    return [
+        [
+            [sum(values) & mask for values in zip(*(block[c] for c in listed), strict=True)]
+            for listed in slots
+        ]
+        if slots
+        else None
+        for slots in stated.outputs
+    ]
 
 
 class Game:

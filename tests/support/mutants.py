@@ -93,10 +93,11 @@ def mutants(schedule: Schedule) -> Iterator[tuple[str, Callable[[], Schedule]]]:
     """``(kind of fault, what makes the schedule)`` of every variant with one fault."""
     rows = rows_of(schedule)
     kept = {id(step): step_of(step) for step in rows}  # a fault is in one step or two
-    yield (
-        "in place flipped",
-        lambda: rebuilt(schedule, rows, in_place=not schedule.collective.in_place),
-    )
+    if schedule.collective.definition is None:  # a custom collective is never in place
+        yield (
+            "in place flipped",
+            lambda: rebuilt(schedule, rows, in_place=not schedule.collective.in_place),
+        )
     for kind, changed in _faults(schedule, rows):
         yield kind, partial(_made, schedule, changed, kept)
 

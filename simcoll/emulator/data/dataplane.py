@@ -205,7 +205,7 @@ class Storage:
             buffer, offset, length = self._plan.view(rank, OUTPUT)
             output = store[buffer][offset : offset + length]
             if has[rank] and self._plan.collective.spec.reduces:
-                self._plan.reduction.finish(output, self._plan.nranks)
+                self._plan.reduction.finish(output, self._plan.summands)
             result.append(output if has[rank] else None)
         return tuple(result)
 

@@ -51,7 +51,7 @@ def move_inputs(plan: Plan, inputs: Iterable[Array]) -> tuple[Array | None, ...]
     has = plan.collective.has_output(np.arange(plan.nranks)).tolist()
     for output, receives in zip(pool.visible(OUTPUT), has, strict=True):
         if receives and reduces:
-            plan.reduction.finish(output, plan.nranks)
+            plan.reduction.finish(output, plan.summands)
         outputs.append(output if receives else None)
     return tuple(outputs)
 

@@ -224,6 +224,8 @@ def _collective(collective: Collective) -> dict[str, Any]:
         record["pairs"] = [list(pair) for pair in collective.pairs]
     if collective.in_place:
         record["in_place"] = True
+    if collective.definition is not None:
+        record["definition"] = collective.definition.record()
     return record
 
 

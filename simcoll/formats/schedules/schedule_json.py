@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from simcoll.core.collective import Collective
+from simcoll.core.definition import Definition
 from simcoll.core.schedule import OP_NAMES, Layout, Repeat, Schedule, Step
 from simcoll.errors import ConfigError
 from simcoll.files.output import write_file
@@ -28,12 +29,21 @@ Names = str | list[str]
 Value = int | float | bool | str | None
 
 
+class _DefinitionRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    name: str
+    inputs: list[list[int]]
+    outputs: list[list[int | list[int]]]
+    sizes: list[int] = []
+    order: str = ""
+
+
 class _CollectiveRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     kind: str
     nranks: int
     root: int | None = None
     pairs: list[tuple[int, int]] = []
     in_place: bool = False
+    definition: _DefinitionRecord | None = None
 
 
 class _StepRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -137,6 +147,7 @@ def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
             collective.root,
             list(collective.pairs),
             collective.in_place,
+            _definition_record(collective),
         ),
         layout.chunks,
         blocks,
@@ -150,6 +161,11 @@ def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
     if path is not None:
         write_file(path, data)
     return data
+
+
+def _definition_record(collective: Collective) -> _DefinitionRecord | None:
+    definition = collective.definition
+    return None if definition is None else _DefinitionRecord(**definition.record())
 
 
 def _length(step: _StepRecord) -> int:
@@ -253,7 +269,12 @@ def _schedule(record: _ScheduleFile, file: str | None) -> Schedule:
     stated = record.collective
     try:
         collective = Collective(
-            stated.kind, stated.nranks, stated.root, tuple(stated.pairs), stated.in_place
+            stated.kind,
+            stated.nranks,
+            stated.root,
+            tuple(stated.pairs),
+            stated.in_place,
+            _definition(stated.definition),
         )
         layout = Layout(collective, record.chunks, *_scratch(record, collective, file))
     except ConfigError as error:
@@ -293,6 +314,12 @@ def _schedule(record: _ScheduleFile, file: str | None) -> Schedule:
             schedule.check_step(number + place, step)
         number += turns * len(steps)
     return schedule
+
+
+def _definition(record: _DefinitionRecord | None) -> Definition | None:
+    if record is None:
+        return None
+    return Definition(record.name, record.inputs, record.outputs, record.sizes, record.order)
 
 
 def _scratch(

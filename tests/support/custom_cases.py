@@ -1,0 +1,54 @@
+"""Custom collectives with schedules: the ten shipped ones, each for several numbers of ranks."""
+
+from __future__ import annotations
+
+from simcoll.collectives import (
+    Routing,
+    broadcast_from_roots,
+    chain,
+    combine,
+    combine_by_node,
+    dispatch,
+    dispatch_by_node,
+    doubling,
+    exclusive_scan,
+    gossip,
+    halo_exchange,
+    neighbour_rounds,
+    reduce_to_roots,
+    reshard,
+    scan,
+    shard_to_shard,
+    torus_exchange,
+    tree_and_fan,
+    trees_side_by_side,
+    two_phases,
+    with_neighbours,
+)
+
+
+def shipped(nranks):
+    """Each of the ten with its algorithms, by name: those that serve this number of ranks."""
+    schedules = {
+        "scan by a chain": chain(scan(nranks, order="listed")),
+        "scan by doubling": doubling(scan(nranks)),
+        "reduction to roots": tree_and_fan(reduce_to_roots(nranks)),
+        "broadcast from roots": trees_side_by_side(broadcast_from_roots(nranks)),
+    }
+    if nranks >= 2:
+        routing = Routing.drawn(nranks, 2 if nranks % 2 == 0 else 1, tokens=2, experts=2)
+        schedules |= {
+            "exclusive scan by a chain": chain(exclusive_scan(nranks)),
+            "exclusive scan by doubling": doubling(exclusive_scan(nranks)),
+            "torus": with_neighbours(torus_exchange(nranks)),
+            "halo": two_phases(halo_exchange(nranks)),
+            "dispatch": dispatch_by_node(dispatch(nranks, routing=routing), routing=routing),
+            "combine": combine_by_node(combine(nranks, routing=routing), routing=routing),
+            "reshard": shard_to_shard(reshard(nranks)),
+        }
+    if nranks >= 3:
+        schedules |= {
+            "gossip": neighbour_rounds(gossip(nranks)),
+            "gossip in three rounds": neighbour_rounds(gossip(nranks, rounds=3)),
+        }
+    return schedules
