@@ -201,7 +201,8 @@ def perf(
     Parameters
     ----------
     collective
-        all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, ...
+        all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, ..., or a custom one
+        as module:function of the number of ranks.
     json
         File for the results in nccl-tests' JSON.
     algorithm
@@ -210,6 +211,7 @@ def perf(
     """
     from realcoll.measure.timed_sizes import TimingRequest, kinds_of_data
     from simcoll.algorithms import find_algorithm
+    from simcoll.algorithms.imported import names_custom
     from simcoll.core.collective import collective_kind
     from simcoll.files.output import refuse_places
     from simcoll.planning.sweeps.sweep import counts_for
@@ -223,10 +225,10 @@ def perf(
             f"{warmup}"
         )
     choice = parse_choice(algorithm or first_algorithm(collective))
-    find_algorithm(collective, choice.algorithm)
+    kind = collective if names_custom(collective) else collective_kind(collective)
+    find_algorithm("custom" if names_custom(collective) else kind, choice.algorithm)
     refuse_places([json])
     sizes = _sizes(measured.begin, measured.end, measured.factor, measured.step)
-    kind = collective_kind(collective)
     data = kinds_of_data(kind, operand.dtype, operand.op)
     topology = load_topology(job.predict) if job.predict else None
     with _open_transport(job.transport, job.timeout) as link:

@@ -77,10 +77,10 @@ def _class_sizes(definition: Definition, count: Any) -> tuple[Ints | int, int]:
         raise ConfigError(f"count {sizes.min()} is negative")
     if largest > MAX_BYTES:
         raise ConfigError(f"count {largest} is too large: {TOO_LARGE}")
-    if single and not definition.ragged:
+    if single and not definition.has_gaps:
         return int(count), largest
     # Slots that a rank does not have are a class of their own.
-    return np.concatenate([sizes, np.zeros(int(definition.ragged), np.int64)]), largest
+    return np.concatenate([sizes, np.zeros(int(definition.has_gaps), np.int64)]), largest
 
 
 def bind(

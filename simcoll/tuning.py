@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from simcoll.algorithms import ALGORITHMS, find_algorithm
 from simcoll.algorithms import schedule as schedule_named
-from simcoll.algorithms.imported import split_choice
+from simcoll.algorithms.custom import direct
+from simcoll.algorithms.imported import named_collective, names_custom, split_choice
 from simcoll.algorithms.registry import checked_params, meant_by, refusal
 from simcoll.core.collective import Collective
 from simcoll.core.facts import FactStore
@@ -197,6 +198,8 @@ def first_algorithm(kind: str) -> str:
     >>> first_algorithm("broadcast")
     'tree'
     """
+    if names_custom(kind):
+        return "direct"
     return next(
         (algorithm.name for algorithm in ALGORITHMS if algorithm.collective == kind), "ring"
     )
@@ -282,7 +285,13 @@ def _schedule_for_hint(collective: Collective, name: str, set_params: dict[str, 
 def collective_on(
     kind: str, nranks: int, root: int | None = None, *, in_place: bool = False
 ) -> Collective:
-    """The collective as measured; send_recv is the shift by one rank of nccl-tests."""
+    """The collective as measured; send_recv is the shift by one rank of nccl-tests, and a text
+    with a colon or of a file names a custom one.
+    """
+    if names_custom(kind):
+        if root is not None or in_place:
+            raise ConfigError(f"{kind} takes neither a root nor in_place: it has its definition")
+        return named_collective(kind, nranks)
     pairs = (
         tuple((rank, (rank + 1) % nranks) for rank in range(nranks)) if kind == "send_recv" else ()
     )
@@ -342,7 +351,7 @@ def candidates(
     """
     fitting: list[tuple[Choice, Schedule]] = []
     left_out: list[str] = []
-    for algorithm in ALGORITHMS:
+    for algorithm in (*ALGORITHMS, direct):
         if algorithm.collective != collective.kind:
             continue
         if slow := _slow(algorithm.name, collective, topology):

@@ -5,11 +5,12 @@ name.
 from __future__ import annotations
 
 from simcoll.bounds import Bound
+from simcoll.core.definition import Definition
 from simcoll.core.plan import Plan
 from simcoll.core.proof import Proof
 from simcoll.core.protocol import Protocol
 from simcoll.core.reduction import Reduction, premul_sum
-from simcoll.core.step import COPY, MULTICAST, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Step
+from simcoll.core.step import COPY, MULTICAST, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Step, joined
 from simcoll.emulator import Observer, Result
 from simcoll.emulator.events import Background, Cut, LinkShare, Policy, Slow, Stop
 from simcoll.errors import InternalError, SimcollError
@@ -24,6 +25,7 @@ __all__ = [
     "Background",
     "Bound",
     "Cut",
+    "Definition",
     "InternalError",
     "LinkShare",
     "Observer",
@@ -39,5 +41,6 @@ __all__ = [
     "Step",
     "Stop",
     "Topology",
+    "joined",
     "premul_sum",
 ]

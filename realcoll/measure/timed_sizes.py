@@ -22,7 +22,6 @@ from simcoll.core.memory_limits import check_room
 from simcoll.core.plan import Plan
 from simcoll.core.reduction import parse_dtype
 from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
-from simcoll.core.vocabulary import CollectiveKind
 from simcoll.emulator.data.budget import exact_bytes
 from simcoll.errors import ConfigError
 from simcoll.topology import Topology
@@ -77,7 +76,7 @@ class TimingRequest:
         Whether the library's own collective runs too.
     """
 
-    collective: CollectiveKind
+    collective: str
     choice: Choice
     dtype: str
     op: str
@@ -150,11 +149,9 @@ class Line:
         return self.baseline.time_s / seconds if self.baseline and seconds else None
 
 
-def kinds_of_data(
-    collective: CollectiveKind, dtype: str, op: str
-) -> list[tuple[np.dtype[Any], str]]:
+def kinds_of_data(collective: str, dtype: str, op: str) -> list[tuple[np.dtype[Any], str]]:
     """The element types and reductions selected by nccl-tests' -d and -o, where ``all`` stands for
-    several.
+    several (sum alone for a custom collective).
 
     Raises
     ------
@@ -169,7 +166,7 @@ def kinds_of_data(
     dtypes = [parse_dtype(name) for name in (ALL_DTYPES if dtype == "all" else [dtype])]
     ops = (
         ALL_OPS
-        if op == "all" and KINDS[collective].reduces
+        if op == "all" and collective in KINDS and KINDS[collective].reduces
         else ["sum" if op == "all" else OP_NAMES.get(op, op)]
     )
     return [(element, reduction) for element in dtypes for reduction in ops]
@@ -189,7 +186,7 @@ def schedules(request: TimingRequest) -> tuple[simcoll.Schedule | None, simcoll.
     verify(proved)
     if is_file_name(request.choice.algorithm):
         return (None, proved) if proved.collective.in_place else (proved, None)
-    if KINDS[request.collective].alias is None:
+    if out_of_place.spec.alias is None:
         return proved, None
     in_place = simcoll.schedule(
         replace(out_of_place, in_place=True), request.choice.algorithm, **params

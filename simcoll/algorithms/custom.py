@@ -47,14 +47,14 @@ def _holders(definition: Definition, contribution: Ints, receiver: Ints) -> tupl
     """The input slot that each contribution is fetched from: the receiver's own, or of the first
     holder after it, so that several holders share the work.
     """
-    rank, slot = np.nonzero(definition.held >= 0)
-    number = definition.held[rank, slot]
+    rank, slot = np.nonzero(definition.input_numbers >= 0)
+    number = definition.input_numbers[rank, slot]
     order = np.lexsort((slot, rank, number))
     key = number[order] * definition.nranks + rank[order]
     place = np.searchsorted(key, contribution * definition.nranks + receiver)
     # After the last holder of a contribution, its first one is next.
-    first = np.searchsorted(key, contribution * definition.nranks)
-    inside = np.minimum(place, len(key) - 1)
-    later = (place < len(key)) & (number[order][inside] == contribution)
-    chosen = order[np.where(later, inside, first)]
+    earliest = np.searchsorted(key, contribution * definition.nranks)
+    bounded = np.minimum(place, len(key) - 1)
+    later = (place < len(key)) & (number[order][bounded] == contribution)
+    chosen = order[np.where(later, bounded, earliest)]
     return rank[chosen], slot[chosen]

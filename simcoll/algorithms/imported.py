@@ -30,6 +30,8 @@ __all__ = [
     "file_schedule",
     "imported_algorithm",
     "is_file_name",
+    "named_collective",
+    "names_custom",
     "split_choice",
 ]
 
@@ -123,6 +125,50 @@ def file_schedule(path: str) -> Schedule:
         return schedule_of(program)
 
 
+def names_custom(text: str) -> bool:
+    """Whether a text names a custom collective: by a function, or a schedule file.
+
+    >>> names_custom("simcoll.collectives:scan"), names_custom("all_reduce")
+    (True, False)
+    """
+    return ":" in text or is_file_name(text)
+
+
+def named_collective(text: str, nranks: int) -> Collective:
+    """The custom collective that a function of a module makes for a number of ranks, or that a
+    schedule file has.
+
+    >>> print(named_collective("simcoll.collectives:scan", 4))
+    scan n=4
+
+    Raises
+    ------
+    ConfigError
+        For a module or function that cannot be loaded, a result that is no collective, and a file
+        of another number of ranks.
+    """
+    if is_file_name(text):
+        collective = file_schedule(text).collective
+        if collective.nranks != nranks:
+            raise ConfigError(f"is {collective}, not of {nranks} ranks", file=text)
+        return collective
+    function = _import_function(text)
+    if not callable(function):
+        raise ConfigError(f"{text}: expected a function of a number of ranks; got {function!r:.60}")
+    try:
+        with _blame(f"{text}({nranks})"):
+            result = function(nranks)
+    except ConfigError as error:
+        explanation = f"{error.message}; {text} receives the number of ranks, {nranks}"
+        raise ConfigError(explanation, file=error.file, path=error.path) from error
+    if not isinstance(result, Collective):
+        raise ConfigError(
+            f"{text}({nranks}) returned {result!r:.60}; expected a Collective, made by "
+            "Collective.custom(name, inputs, outputs)"
+        )
+    return result
+
+
 def _of_file(path: str, collective: Collective) -> Schedule:
     """The file's schedule for one collective; in place as in the file, unless in place is
     required.
@@ -131,6 +177,7 @@ def _of_file(path: str, collective: Collective) -> Schedule:
     served = schedule.collective
     differs = (served.kind, served.nranks) != (collective.kind, collective.nranks)
     differs = differs or (served.root, served.pairs) != (collective.root, collective.pairs)
+    differs = differs or served.definition != collective.definition
     if differs or (collective.in_place and not served.in_place):
         raise UnservedError(f"is {served}, not {collective}", file=path)
     return schedule
@@ -155,7 +202,7 @@ def _of_function(kind: str, name: str, function: Callable[..., Any]) -> Algorith
             with _blame(f"{name}({collective})"):
                 result = function(collective, **params)
                 if result is not None:
-                    return _as_schedule(name, result)
+                    return _of_collective(name, _as_schedule(name, result), collective)
             raise UnservedError(
                 f"{name}({collective}): expected a schedule; got None, which means that it does "
                 "not serve this collective"
@@ -171,6 +218,13 @@ def _of_function(kind: str, name: str, function: Callable[..., Any]) -> Algorith
 
     build.__signature__ = _signature(name, function)  # type: ignore[attr-defined]
     return Algorithm(kind, name, build, **_NO_RECORD)
+
+
+def _of_collective(name: str, schedule: Schedule, collective: Collective) -> Schedule:
+    """A schedule, refused if it is of another custom collective than requested."""
+    if schedule.collective.definition == collective.definition:
+        return schedule
+    raise UnservedError(f"{name}: its schedule is of {schedule.collective}, not of {collective}")
 
 
 def _signature(name: str, function: Any) -> Any:
@@ -214,7 +268,7 @@ def _import_function(name: str) -> Any:
     if not hasattr(namespace, function):
         functions = [
             attribute
-            for attribute in vars(namespace)
+            for attribute in dir(namespace)
             if callable(getattr(namespace, attribute)) and not attribute.startswith("_")
         ]
         raise ConfigError(f"module {module!r} has no {function!r}; {nearest(function, functions)}")

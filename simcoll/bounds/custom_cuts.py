@@ -29,7 +29,7 @@ __all__ = ["crossing_blocks", "custom_bound"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Cut:
+class _ReceiverCut:
     """A set of ranks, and a cut of the network that all data into it must cross."""
 
     receivers: NDArray[np.bool_]
@@ -84,21 +84,21 @@ def custom_bound(
             f"got {topology.nranks} ranks and {len(block_bytes)} sizes"
         )
     nothing = Bottleneck(Fraction(0), "latency", "no data has to cross between ranks", exact=False)
-    most, certificate = Fraction(0), nothing
+    longest, certificate = Fraction(0), nothing
     for cut in _cuts_of(topology):
         blocks = crossing_blocks(definition, cut.receivers)
         size = sum(
             number * block for number, block in zip(blocks.tolist(), block_bytes, strict=True)
         )
         seconds = Fraction(size * UBPS_PER_BPS, cut.capacity_uBps)
-        if seconds > most:
+        if seconds > longest:
             number = int(blocks.sum())
             argument = f"{number} block{'s' if number > 1 else ''} must cross the cut"
             senders = tuple(np.flatnonzero(~cut.receivers).tolist())
             rate = Fraction(UBPS_PER_BPS, cut.capacity_uBps)
-            most = seconds
+            longest = seconds
             certificate = Bottleneck(rate, cut.name, argument, senders, exact=False)
-    time_fs = int(most * FS_PER_SECOND)
+    time_fs = int(longest * FS_PER_SECOND)
     if time_fs >= latency_fs and time_fs > 0:
         return Bound(time_fs, "bandwidth", certificate.name, certificate)
     return Bound(latency_fs, "latency", "latency", certificate)
@@ -116,9 +116,9 @@ def crossing_blocks(definition: Definition, receivers: NDArray[np.bool_]) -> Int
     >>> crossing_blocks(scan, np.array([False, True, True])).tolist()
     [1]
     """
-    inside = np.zeros(definition.contributions, np.bool_)
-    held = definition.held[receivers]
-    inside[held[held >= 0]] = True
+    present = np.zeros(definition.contributions, np.bool_)
+    numbers_inside = definition.input_numbers[receivers]
+    present[numbers_inside[numbers_inside >= 0]] = True
     width = definition.sums.shape[1]
     numbers: dict[int, tuple[int, ...]] = {}
     for rank in np.flatnonzero(receivers).tolist():
@@ -126,18 +126,18 @@ def crossing_blocks(definition: Definition, receivers: NDArray[np.bool_]) -> Int
             if number >= 0 and number not in numbers:
                 row = rank * width + slot
                 begin, end = definition.starts[row : row + 2].tolist()
-                summands = definition.summands[begin:end]
-                numbers[number] = tuple(sorted(set(summands[~inside[summands]].tolist())))
+                row_numbers = definition.summands[begin:end]
+                numbers[number] = tuple(sorted(set(row_numbers[~present[row_numbers]].tolist())))
     blocks = np.zeros(definition.nclasses, np.int64)
     covered: set[int] = set()
-    for outside in sorted(numbers.values(), key=lambda members: (len(members), members)):
-        if not covered.issuperset(outside):
-            covered.update(outside)
-            blocks[definition.classes[outside[0]]] += 1
+    for summands in sorted(numbers.values(), key=lambda members: (len(members), members)):
+        if not covered.issuperset(summands):
+            covered.update(summands)
+            blocks[definition.classes[summands[0]]] += 1
     return blocks
 
 
-def _find_cuts(topology: Topology) -> tuple[_Cut, ...]:
+def _find_cuts(topology: Topology) -> tuple[_ReceiverCut, ...]:
     """Cuts into and out of ranks, groups and halves of the groups of each level."""
     n = topology.nranks
     if n == 1:
@@ -150,20 +150,20 @@ def _find_cuts(topology: Topology) -> tuple[_Cut, ...]:
         if len(groups) > 2:
             orbits.append(len(sets))
             sets.append(np.sort(np.concatenate(groups[: len(groups) // 2])))
-    cuts: list[_Cut] = []
+    cuts: list[_ReceiverCut] = []
     for backwards in (False, True):
         graph = flow_graph(topology, backwards=backwards)
-        known: dict[int, int] = {}
+        capacities: dict[int, int] = {}
         for members, orbit in zip(sets, orbits, strict=True):
-            if orbit not in known or n <= FLOW_LIMIT // 16:
-                known[orbit], side = egress(graph, members)
+            if orbit not in capacities or n <= FLOW_LIMIT // 16:
+                capacities[orbit], side = egress(graph, members)
                 name = cut_name(topology, graph, side, backwards=backwards)
             else:
                 name = _name(topology, graph, members, backwards=backwards)
-            inside = np.zeros(n, np.bool_)
-            inside[members] = True
-            receivers = inside if backwards else ~inside
-            cuts.append(_Cut(receivers, known[orbit] * graph.unit_uBps, name))
+            members_mask = np.zeros(n, np.bool_)
+            members_mask[members] = True
+            receivers = members_mask if backwards else ~members_mask
+            cuts.append(_ReceiverCut(receivers, capacities[orbit] * graph.unit_uBps, name))
     return tuple(cuts)
 
 
@@ -174,4 +174,4 @@ def _name(topology: Topology, graph: FlowGraph, members: Ints, *, backwards: boo
     return cut_name(topology, graph, side, backwards=backwards)
 
 
-_cuts_of: FactStore[Topology, tuple[_Cut, ...]] = FactStore(_find_cuts)
+_cuts_of: FactStore[Topology, tuple[_ReceiverCut, ...]] = FactStore(_find_cuts)

@@ -59,6 +59,8 @@ def name_choices(
         if collective is None and file is not None:
             file_collective = file_schedule(file).collective
             collective, root = file_collective.kind, file_collective.root if root is None else root
+            if file_collective.definition is not None:
+                collective = file
     if collective is None:
         list_collectives()
         raise ConfigError(

@@ -25,7 +25,7 @@ class NamedOptions:
     Parameters
     ----------
     collective
-        Collective of a named algorithm.
+        Collective of a named algorithm; a custom one as module:function, of the number of ranks.
     nranks
         Number of ranks of a named algorithm. Default: the topology's, or 4.
     topology

@@ -47,8 +47,8 @@ def predict(
     Parameters
     ----------
     collective
-        all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, ... Default: that of
-        a file given as algorithm.
+        all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, ..., or a custom one
+        as module:function or file. Default: that of a file given as algorithm.
     verbose
         Print also every proof, why an algorithm is left out, what a library's model lacks, what
         played the runs, and their hash.
@@ -162,9 +162,13 @@ def _table(
     collective = (
         collective_on(sweep.collective, machine.nranks, sweep.root) if sweep.collective else None
     )
+    if library and library.alone and collective and collective.definition is not None:
+        raise ConfigError(
+            f"no library has {collective}, a custom collective; give -a, not a library"
+        )
     predictions = (
         library.show(sweep.collective, sweep.sizes, machine, dtype=sweep.dtype, verbose=verbose)
-        if library and collective
+        if library and collective and collective.definition is None
         else []
     )
     if library and library.alone:

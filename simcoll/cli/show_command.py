@@ -119,18 +119,20 @@ def named_schedule(
 ) -> Schedule:
     """The schedule of a named algorithm; ``machine`` is used only by topology-dependent ones."""
     from simcoll.algorithms import find_algorithm
+    from simcoll.algorithms.imported import names_custom
     from simcoll.core.collective import KINDS
     from simcoll.tuning import collective_on, parse_choice, schedule
 
     choice = parse_choice(text)
     if choice.algorithm in KINDS:  # the collective alone: its algorithms are told
         kind = choice.algorithm
+    lookup = "custom" if names_custom(kind) else kind
     params: dict[str, Any] = dict(choice.params)
-    if machine is not None and "topology" in find_algorithm(kind, choice.algorithm).params:
+    if machine is not None and "topology" in find_algorithm(lookup, choice.algorithm).params:
         params["topology"] = machine
     if nranks is None:
         nranks = 4 if machine is None else machine.nranks
-    find_algorithm(kind, choice.algorithm)
+    find_algorithm(lookup, choice.algorithm)
     return schedule(
         collective_on(kind, nranks, root, in_place=in_place), choice.algorithm, **params
     )

@@ -31,7 +31,7 @@ def verify_file(
     file
         The file, an algorithm with parameters, ring:channels=2, or module:function.
     collective
-        Collective of a named algorithm.
+        Collective of a named algorithm; a custom one as module:function, of the number of ranks.
     nranks
         Number of ranks of a named algorithm. Default: the topology's, or 4.
     topology

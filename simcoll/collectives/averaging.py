@@ -61,10 +61,10 @@ def neighbour_rounds(collective: Collective) -> Schedule:
         rank = np.arange(n)
         for number in range(rounds):
             source, target = place(number), place(number + 1)
-            own = transfers(rank, source, rank, target)
-            others = [
+            copies = transfers(rank, source, rank, target)
+            additions = [
                 transfers(rank, source, (rank + shift) % n, target, op=REDUCE) for shift in (1, -1)
             ]
-            yield joined([own, *others])
+            yield joined([copies, *additions])
 
     return Schedule("neighbour_rounds", layout, steps)

@@ -7,11 +7,13 @@ on the way back that rank adds what the experts of its node return.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from simcoll.arrays import Ints
 from simcoll.core.collective import Collective
 from simcoll.core.hashing import mix
 from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, transfers
@@ -133,7 +135,7 @@ def combine(nranks: int, *, routing: Routing | None = None) -> Collective:
     return Collective.custom("combine", inputs, outputs)
 
 
-class _Slots:
+class _SlotCounter:
     """Numbers the slots of ranks as they are asked for."""
 
     def __init__(self, nranks: int) -> None:
@@ -143,6 +145,26 @@ class _Slots:
         """The next slot of a rank."""
         self.used[rank] += 1
         return self.used[rank] - 1
+
+
+class _Hop(NamedTuple):
+    """One block from rank to rank, with the slots at both ends."""
+
+    sender: int
+    source_slot: int
+    receiver: int
+    target_slot: int
+    adds: bool = False
+
+
+def _hop_step(
+    hops: Sequence[_Hop], source: Callable[[Ints], Ints], target: Callable[[Ints], Ints]
+) -> Step:
+    """The transfers of hops, given the chunks of slots at both ends."""
+    columns = np.array(hops, np.int64).T
+    return transfers(
+        columns[0], source(columns[1]), columns[2], target(columns[3]), op=columns[4] * REDUCE
+    )
 
 
 def _by_node(routing: Routing, ranks: Sequence[int]) -> dict[int, list[int]]:
@@ -163,25 +185,22 @@ def dispatch_by_node(collective: Collective, *, routing: Routing | None = None) 
     plan = _routing(collective.nranks, routing)
     if collective != dispatch(collective.nranks, routing=plan):
         raise ConfigError(f"dispatch_by_node serves dispatch of its routing, not {collective}")
-    source_slot, target_slot, relayed = (_Slots(plan.nranks) for _ in range(3))
-    # (rank, slot) of a token at its source; then of every copy, and where it comes from.
-    across: list[tuple[int, ...]] = []
-    inside: list[tuple[int, ...]] = []
+    source_slot, target_slot, relayed = (_SlotCounter(plan.nranks) for _ in range(3))
+    across: list[_Hop] = []
+    local: list[_Hop] = []
     for source, ranks in plan.tokens:
         token = source_slot.next(source)
         landing = {rank: target_slot.next(rank) for rank in ranks}
         for members in _by_node(plan, ranks).values():
             relay = plan.relay(source, members[0])
             waiting = relayed.next(relay)
-            across.append((source, token, relay, waiting))
-            inside += [(relay, waiting, rank, landing[rank]) for rank in members]
+            across.append(_Hop(source, token, relay, waiting))
+            local += [_Hop(relay, waiting, rank, landing[rank]) for rank in members]
     layout = Layout(collective, scratch=[0] * max(relayed.used))
 
     def steps() -> Iterator[Step]:
-        source, token, relay, waiting = np.array(across).T
-        yield transfers(source, layout.input(token), relay, layout.scratch_at(waiting))
-        relay, waiting, rank, slot = np.array(inside).T
-        yield transfers(relay, layout.scratch_at(waiting), rank, layout.output(slot))
+        yield _hop_step(across, layout.input, layout.scratch_at)
+        yield _hop_step(local, layout.scratch_at, layout.output)
 
     return Schedule("dispatch_by_node", layout, steps)
 
@@ -197,29 +216,23 @@ def combine_by_node(collective: Collective, *, routing: Routing | None = None) -
     plan = _routing(collective.nranks, routing)
     if collective != combine(collective.nranks, routing=plan):
         raise ConfigError(f"combine_by_node serves combine of its routing, not {collective}")
-    result_slot, token_slot, relayed = (_Slots(plan.nranks) for _ in range(3))
-    inside: list[tuple[int, ...]] = []
-    across: list[tuple[int, ...]] = []
+    result_slot, token_slot, relayed = (_SlotCounter(plan.nranks) for _ in range(3))
+    across: list[_Hop] = []
+    local: list[_Hop] = []
     for source, ranks in plan.tokens:
         token = token_slot.next(source)
         result = {rank: result_slot.next(rank) for rank in ranks}
         for place, members in enumerate(_by_node(plan, ranks).values()):
             relay = plan.relay(source, members[0])
             waiting = relayed.next(relay)
-            inside += [
-                (rank, result[rank], relay, waiting, int(rank != members[0])) for rank in members
+            local += [
+                _Hop(rank, result[rank], relay, waiting, rank != members[0]) for rank in members
             ]
-            across.append((relay, waiting, source, token, int(place > 0)))
+            across.append(_Hop(relay, waiting, source, token, place > 0))
     layout = Layout(collective, scratch=[0] * max(relayed.used))
 
     def steps() -> Iterator[Step]:
-        rank, result, relay, waiting, adds = np.array(inside).T
-        yield transfers(
-            rank, layout.input(result), relay, layout.scratch_at(waiting), op=adds * REDUCE
-        )
-        relay, waiting, source, token, adds = np.array(across).T
-        yield transfers(
-            relay, layout.scratch_at(waiting), source, layout.output(token), op=adds * REDUCE
-        )
+        yield _hop_step(local, layout.input, layout.scratch_at)
+        yield _hop_step(across, layout.scratch_at, layout.output)
 
     return Schedule("combine_by_node", layout, steps)

@@ -133,28 +133,28 @@ def two_phases(collective: Collective, *, dims: Sequence[int] | None = None) -> 
     corner = (
         collective.nblocks
         - 1
-        - int(collective.definition is not None and collective.definition.ragged)
+        - int(collective.definition is not None and collective.definition.has_gaps)
     )
     # A scratch slot for each corner that passes through: from west or east, to north or south.
     layout = Layout(collective, scratch=[corner] * 4 if min(sizes) > 1 else [])
 
     def steps() -> Iterator[Step]:
-        first: list[Step] = []
-        second: list[Step] = []
+        across: list[Step] = []
+        down: list[Step] = []
         for rank in range(n):
             row = rank // sizes[1]
             for direction, peer in _around(rank, sizes):
                 source, target = layout.input(slots[rank][peer]), layout.output(slots[peer][rank])
                 if direction < 4:
-                    (first if direction < 2 else second).append(
+                    (across if direction < 2 else down).append(
                         transfers(rank, source, peer, target)
                     )
                     continue
                 relay = row * sizes[1] + peer % sizes[1]
                 waiting = layout.scratch_at(direction - 4)
-                first.append(transfers(rank, source, relay, waiting))
-                second.append(transfers(relay, waiting, peer, target))
-        for moves in (first, second):
+                across.append(transfers(rank, source, relay, waiting))
+                down.append(transfers(relay, waiting, peer, target))
+        for moves in (across, down):
             if moves:
                 yield joined(moves)
 

@@ -259,14 +259,14 @@ def _custom_kind(definition: Definition) -> Kind:
         definition.name,
         False,
         definition.reduces,
-        lambda n: int(definition.held.shape[1]),
+        lambda n: int(definition.input_numbers.shape[1]),
         lambda n: int(definition.sums.shape[1]),
         "all",
         "all",
         lambda rank, slot, n: definition.input_block(rank, slot),
         lambda rank, slot, n: definition.output_block(rank, slot),
         no_source,
-        lambda n: definition.nclasses + definition.ragged,
+        lambda n: definition.nclasses + definition.has_gaps,
         None,
     )
 
@@ -507,7 +507,7 @@ class Collective:
         [False, True, False]
         """
         if self.definition is not None:
-            return self._with_slots(self.definition.held, rank)
+            return self._with_slots(self.definition.input_numbers, rank)
         return self._at(self.spec.input_at, rank)
 
     def has_output(self, rank: ArrayLike) -> NDArray[np.bool_]:
@@ -558,10 +558,10 @@ class Collective:
 
     def __repr__(self) -> str:
         # Content hashes of schedules begin with this text.
-        own = "" if self.definition is None else f", definition=<{self.definition}>"
+        text = "" if self.definition is None else f", definition=<{self.definition}>"
         return (
             f"Collective(kind={self.kind!r}, nranks={self.nranks!r}, root={self.root!r}, "
-            f"pairs={self.pairs!r}, in_place={self.in_place!r}{own})"
+            f"pairs={self.pairs!r}, in_place={self.in_place!r}{text})"
         )
 
     def __str__(self) -> str:

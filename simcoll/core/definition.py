@@ -64,7 +64,7 @@ class Definition:
 
     Attributes
     ----------
-    held
+    input_numbers
         Contribution in each input slot, ``[nranks, input slots]``; -1 for a slot that a rank does
         not have.
     summands, starts
@@ -94,7 +94,7 @@ class Definition:
     outputs: tuple[tuple[tuple[int, ...], ...], ...]
     sizes: tuple[int, ...] = ()
     order: RequiredOrder = ""
-    held: Ints = field(init=False, repr=False, compare=False)
+    input_numbers: Ints = field(init=False, repr=False, compare=False)
     summands: Ints = field(init=False, repr=False, compare=False)
     starts: Ints = field(init=False, repr=False, compare=False)
     sums: Ints = field(init=False, repr=False, compare=False)
@@ -157,23 +157,23 @@ class Definition:
             )
 
     def _check_contributions(self) -> None:
-        held = {number for slots in self.inputs for number in slots}
-        count = len(held)
-        largest = max(held, default=-1)
+        numbers = {number for slots in self.inputs for number in slots}
+        count = len(numbers)
+        largest = max(numbers, default=-1)
         if largest >= MOST_CONTRIBUTIONS:
             raise ConfigError(
                 f"{self.name}: contribution {largest} is too large; at most "
                 f"{MOST_CONTRIBUTIONS:,} are supported"
             )
         if largest >= count:
-            gap = next(number for number in range(largest) if number not in held)
+            gap = next(number for number in range(largest) if number not in numbers)
             raise ConfigError(
                 f"{self.name}: no input slot holds contribution {gap}; contributions are numbered "
                 f"without gaps, from 0 to {largest}"
             )
         for rank, slots in enumerate(self.outputs):
-            for slot, numbers in enumerate(slots):
-                wrong = next((number for number in numbers if number >= count), None)
+            for slot, listed in enumerate(slots):
+                wrong = next((number for number in listed if number >= count), None)
                 if wrong is not None:
                     raise ConfigError(
                         f"{self.name}: outputs[{rank}][{slot}] lists contribution {wrong}, which "
@@ -187,9 +187,9 @@ class Definition:
 
     def _store_arrays(self) -> None:
         n = self.nranks
-        held = np.full((n, max(map(len, self.inputs))), -1, np.int64)
+        input_numbers = np.full((n, max(map(len, self.inputs))), -1, np.int64)
         for rank, contributions in enumerate(self.inputs):
-            held[rank, : len(contributions)] = contributions
+            input_numbers[rank, : len(contributions)] = contributions
         width = max(map(len, self.outputs))
         numbers: dict[tuple[int, ...], int] = {}
         sums = np.full((n, width), -1, np.int64)
@@ -202,11 +202,13 @@ class Definition:
                 lengths[rank * width + slot] = len(listed)
                 summands.extend(listed)
         arrays = {
-            "held": held,
+            "input_numbers": input_numbers,
             "summands": np.array(summands, np.int64),
             "starts": np.concatenate([[0], np.cumsum(lengths)]),
             "sums": sums,
-            "classes": np.array(self.sizes or [0] * (int(held.max(initial=-1)) + 1), np.int64),
+            "classes": np.array(
+                self.sizes or [0] * (int(input_numbers.max(initial=-1)) + 1), np.int64
+            ),
         }
         for name, values in arrays.items():
             object.__setattr__(self, name, immutable(values))
@@ -259,12 +261,12 @@ class Definition:
     @property
     def repetitions(self) -> int:
         """How often an output counts one contribution at most."""
-        most = 1
+        times = 1
         for slots in self.outputs:
             for listed in slots:
                 if len(set(listed)) < len(listed):
-                    most = max(most, *(listed.count(number) for number in set(listed)))
-        return most
+                    times = max(times, *(listed.count(number) for number in set(listed)))
+        return times
 
     @property
     def nclasses(self) -> int:
@@ -272,11 +274,11 @@ class Definition:
         return int(self.classes.max(initial=-1)) + 1
 
     @property
-    def ragged(self) -> bool:
+    def has_gaps(self) -> bool:
         """Whether some rank has fewer slots than another; the slots that it lacks have a size
         class of their own, whose size is 0.
         """
-        return bool((self.held < 0).any() or (self.sums < 0).any())
+        return bool((self.input_numbers < 0).any() or (self.sums < 0).any())
 
     def input_block(self, rank: Ints, slot: Ints) -> Ints:
         """Size class of each input slot.
@@ -285,7 +287,7 @@ class Definition:
         >>> halves.input_block(np.array([0, 1]), np.array([0, 0])).tolist()
         [0, 1]
         """
-        number = self.held[rank, slot]
+        number = self.input_numbers[rank, slot]
         return np.where(number < 0, self.nclasses, self.classes[number])
 
     def output_block(self, rank: Ints, slot: Ints) -> Ints:
@@ -295,16 +297,16 @@ class Definition:
         >>> halves.output_block(np.array([0, 1]), np.array([0, 0])).tolist()
         [1, 0]
         """
-        first = self.starts[:-1].reshape(self.sums.shape)[rank, slot]
-        number = self.summands[np.minimum(first, len(self.summands) - 1)]
+        begin = self.starts[:-1].reshape(self.sums.shape)[rank, slot]
+        number = self.summands[np.minimum(begin, len(self.summands) - 1)]
         return np.where(self.sums[rank, slot] < 0, self.nclasses, self.classes[number])
 
-    def required(self, rank: int, slot: int) -> tuple[int, ...]:
+    def requirement(self, rank: int, slot: int) -> tuple[int, ...]:
         """The contributions that an output slot must hold, as listed; empty for a slot that the
         rank does not have.
 
         >>> scan = Definition("scan", inputs=[[0], [1]], outputs=[[0], [[0, 1]]])
-        >>> scan.required(1, 0)
+        >>> scan.requirement(1, 0)
         (0, 1)
         """
         slots = self.outputs[rank]
@@ -317,7 +319,9 @@ class Definition:
         >>> copies.holders(0)
         [(0, 0), (1, 0)]
         """
-        return [(int(rank), int(slot)) for rank, slot in np.argwhere(self.held == contribution)]
+        return [
+            (int(rank), int(slot)) for rank, slot in np.argwhere(self.input_numbers == contribution)
+        ]
 
     def record(self) -> dict[str, Any]:
         """The definition as lists, as files hold it.

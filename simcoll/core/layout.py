@@ -339,7 +339,7 @@ class Layout:
         definition = self.collective.definition
         if definition is None:
             return rank, chunk
-        return definition.held[rank, chunk // self.chunks], chunk % self.chunks
+        return definition.input_numbers[rank, chunk // self.chunks], chunk % self.chunks
 
     def has_slot(self, rank: Ints, chunk: Ints) -> NDArray[np.bool_]:
         """Whether each output chunk lies in a slot that its rank has.

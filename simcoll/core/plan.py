@@ -443,7 +443,7 @@ class Plan:
         ([5, 0], [5])
         """
         definition = self.collective.definition
-        if definition is None or not definition.ragged or isinstance(self.sizes, int):
+        if definition is None or not definition.has_gaps or isinstance(self.sizes, int):
             return self.sizes
         return self.sizes[:-1]
 

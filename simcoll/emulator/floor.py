@@ -85,12 +85,12 @@ def _may_be_empty(plan: Plan) -> bool:
 def _nearest_holders(definition: Definition, cost: Ints) -> Ints:
     """For every contribution of every output, the cost from the nearest rank that holds it."""
     holders = np.zeros((definition.contributions, len(cost)), np.bool_)
-    rank, slot = np.nonzero(definition.held >= 0)
-    holders[definition.held[rank, slot], rank] = True
+    rank, slot = np.nonzero(definition.input_numbers >= 0)
+    holders[definition.input_numbers[rank, slot], rank] = True
     nearest = np.array([cost[owners].min(axis=0) for owners in holders], np.int64)
     row = np.repeat(np.arange(definition.sums.size), np.diff(definition.starts))
-    least: Ints = nearest[definition.summands, row // definition.sums.shape[1]]
-    return least
+    costs: Ints = nearest[definition.summands, row // definition.sums.shape[1]]
+    return costs
 
 
 def _costs(plan: Plan, topology: Topology, sources: Ints) -> Ints:

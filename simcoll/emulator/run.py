@@ -283,7 +283,7 @@ def _bound(
         certificate=None if isinstance(known, bool) else known,
         in_network=played.switched,
     )
-    return _respected(plan, topology, played, found, firm=firm)
+    return _firm_bound(plan, topology, played, found, firm=firm)
 
 
 def _custom_bound(
@@ -301,18 +301,18 @@ def _custom_bound(
         [int(count * factor) for count in elements],
         latency_fs=latency_floor_fs(plan, topology),
     )
-    return _respected(plan, topology, played, bound, firm=firm and not played.switched)
+    return _firm_bound(plan, topology, played, bound, firm=firm and not played.switched)
 
 
-def _respected(
-    plan: Plan, topology: Topology, played: Result, found: Bound, *, firm: bool
+def _firm_bound(
+    plan: Plan, topology: Topology, played: Result, bound: Bound, *, firm: bool
 ) -> Bound:
     """A bound that the run respects, if ``firm``."""
     # The bound is exact; a message rounds its time by less than 1 fs, and float64 keeps 53 bits.
-    slack = played.steps + found.time_fs // 2**50
-    if firm and plan.proof is not None and played.time_fs + slack < found.time_fs:
+    slack = played.steps + bound.time_fs // 2**50
+    if firm and plan.proof is not None and played.time_fs + slack < bound.time_fs:
         raise InternalError(
             f"{plan} took {played.time_fs} fs on {topology.name}; "
-            f"its lower bound is {found.time_fs} fs ({found.bottleneck})"
+            f"its lower bound is {bound.time_fs} fs ({bound.bottleneck})"
         )
-    return found
+    return bound

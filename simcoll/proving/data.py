@@ -216,8 +216,8 @@ def _level(sums: Sums, *, switched: bool) -> OrderLevel:
         return ""
     if not consistent or switched:
         return LEVELS[1] if consistent else LEVELS[0]
-    first = np.searchsorted(groups, groups)  # groups ascend
-    return LEVELS[3] if (trees == trees[first]).all() else LEVELS[2]
+    leader = np.searchsorted(groups, groups)  # groups ascend
+    return LEVELS[3] if (trees == trees[leader]).all() else LEVELS[2]
 
 
 def _check_order(schedule: Schedule, order: OrderLevel) -> None:

@@ -64,9 +64,9 @@ def compare_contributions(
     times = Counter(expected)
     often = "counted more than once" if set(times.values()) <= {1} else "counted too often"
     kinds = {
-        "missing": [one for one, count in times.items() if actual[one] < count],
-        "not wanted": sorted(one for one in actual if one not in times),
-        often: [one for one, count in times.items() if actual[one] > count],
+        "missing": [key for key, count in times.items() if actual[key] < count],
+        "not wanted": sorted(key for key in actual if key not in times),
+        often: [key for key, count in times.items() if actual[key] > count],
     }
     ends = [
         f"  expected: {words(list(expected))}",
@@ -186,7 +186,7 @@ def _contributions(schedule: Schedule, rank: int, chunk: int) -> list[Cell]:
     layout, definition = schedule.layout, schedule.collective.definition
     if definition is not None:  # of several inputs that hold a contribution, the first is named
         slot, piece = divmod(chunk - layout.output_base, layout.chunks)
-        holders = [definition.holders(number)[0] for number in definition.required(rank, slot)]
+        holders = [definition.holders(number)[0] for number in definition.requirement(rank, slot)]
         return [(owner, int(layout.input(place, piece))) for owner, place in holders]
     source, piece = (
         int(column[0]) for column in schedule.layout.wanted(np.array([rank]), np.array([chunk]))

@@ -109,8 +109,8 @@ def by_fingerprints(
     numbers of steps and transfers.
     """
     definition = schedule.collective.definition
-    most = schedule.nranks if definition is None else definition.most_summands
-    bits = error_bits(most, reduces=schedule.collective.spec.reduces)
+    summands = schedule.nranks if definition is None else definition.most_summands
+    bits = error_bits(summands, reduces=schedule.collective.spec.reduces)
     return Proof(kind, "fingerprint", order, *followed, shared_chunks, bits, folds, salt)
 
 
@@ -313,7 +313,7 @@ def requirements(
     A custom collective has a number for each chunk of each sum in place of the input chunk.
     """
     if layout.collective.definition is not None:
-        return _defined(algebra, layout, layout.collective.definition, rank, chunk)
+        return _definition_requirements(algebra, layout, layout.collective.definition, rank, chunk)
     source, piece = layout.wanted(rank, chunk)
     reduces = source < 0
     if reduces.all():
@@ -344,7 +344,7 @@ def _summands(layout: Layout, definition: Definition, rank: Ints, chunk: Ints) -
     return _Summands(origin, np.repeat(piece, lengths), starts, lengths)
 
 
-def _defined(
+def _definition_requirements(
     algebra: Algebra, layout: Layout, definition: Definition, rank: Ints, chunk: Ints
 ) -> tuple[Leaves, Any, Ints]:
     """The requirements of outputs by the definition of a custom collective; every output chunk

@@ -84,7 +84,9 @@ def original_inputs(schedule: Schedule) -> dict[Cell, Cell]:
         names.update({(rank, place): (rank, chunk) for chunk, place in enumerate(stored.tolist())})
     if collective.definition is None:
         return names
-    return {cell: first for cell in names if (first := _first_holder(schedule, *cell)) is not None}
+    return {
+        cell: origin for cell in names if (origin := _first_holder(schedule, *cell)) is not None
+    }
 
 
 def _first_holder(schedule: Schedule, rank: int, chunk: int) -> Cell | None:

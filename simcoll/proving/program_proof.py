@@ -386,7 +386,7 @@ def _check_outputs(memory: _ProgramMemory, layout: Layout) -> OrderLevel:
     """Compare every output that the caller sees; return the order of reductions."""
     collective = layout.collective
     if collective.definition is not None:
-        return _check_defined(memory, layout, collective.definition)
+        return _check_definition(memory, layout, collective.definition)
     values = memory.values
     n = collective.nranks
     inputs = memory.wiring.program.buffers[0]
@@ -425,10 +425,10 @@ def _first_leaf(layout: Layout, leaf: Ints) -> Ints:
     return leaf[first_alike(origin, piece)]
 
 
-def _check_defined(memory: _ProgramMemory, layout: Layout, definition: Definition) -> OrderLevel:
+def _check_definition(memory: _ProgramMemory, layout: Layout, definition: Definition) -> OrderLevel:
     """Compare every output of a custom collective; return the order of reductions."""
     values, inputs = memory.values, layout.output_base
-    first = {
+    leaf_of = {
         number: rank * inputs + slot * layout.chunks
         for number in range(definition.contributions)
         for rank, slot in definition.holders(number)[:1]
@@ -437,10 +437,10 @@ def _check_defined(memory: _ProgramMemory, layout: Layout, definition: Definitio
     sums: list[int] = []
     nodes: list[int] = []
     for rank, output in np.argwhere(definition.sums >= 0).tolist():
-        summands = definition.required(rank, output)
+        summands = definition.requirement(rank, output)
         for piece in range(layout.chunks):
             cell = rank * memory.chunks + inputs + output * layout.chunks + piece
-            node, leaves = int(memory.held[cell]), [first[number] + piece for number in summands]
+            node, leaves = int(memory.held[cell]), [leaf_of[number] + piece for number in summands]
             if not _holds(values, node, leaves, listed=definition.order == "listed"):
                 wrong.append((cell, leaves))
             elif len(summands) > 1:
@@ -489,8 +489,8 @@ def _level(chunk: Ints, tree: Ints, group: Ints | None = None) -> OrderLevel:
         return ""
     if (tree != tree[first_alike(chunk)]).any():
         return LEVELS[0]
-    first = np.zeros(len(tree), np.int64) if group is None else first_alike(group)
-    return LEVELS[3] if (tree == tree[first]).all() else LEVELS[2]
+    leader = np.zeros(len(tree), np.int64) if group is None else first_alike(group)
+    return LEVELS[3] if (tree == tree[leader]).all() else LEVELS[2]
 
 
 def _wrong_output(memory: _ProgramMemory, cell: int, expected: list[int], faults: int) -> NoReturn:

@@ -116,3 +116,12 @@ def test_a_program_may_end_without_closing(tmp_path):
     )
     done = run_mpi(3, tmp_path / "open.py")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("processes", [3, 4, 6])
+def test_custom_collectives_have_the_bits_of_the_emulator(processes):
+    done = run_mpi(processes, PROGRAMS / "mpi_custom.py")
+    assert done.returncode == 0, done.stderr
+    schedules, different = done.stdout.strip().split(" schedules, different: ")
+    assert int(schedules) >= 13
+    assert different == "[]"

@@ -23,7 +23,7 @@ from simcoll.training.parallel import CHOICES
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = {
-    "CollectiveKind": KINDS,
+    "CollectiveKind": (*KINDS, "custom"),
     "Interconnect": INTERCONNECTS,
     "LinkKind": LINK_KINDS,
     "NcclProtocol": PROTOCOLS,

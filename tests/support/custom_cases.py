@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from simcoll.collectives import (
     Routing,
     broadcast_from_roots,
@@ -52,3 +54,16 @@ def shipped(nranks):
             "gossip in three rounds": neighbour_rounds(gossip(nranks, rounds=3)),
         }
     return schedules
+
+
+def rounding_inputs(plan, seed=5):
+    """Inputs whose sums depend on the order; equal contributions are equal."""
+    definition, inputs = plan.collective.definition, []
+    for rank, contributions in enumerate(definition.inputs):
+        length = plan.view(rank, 0)[2] // max(len(contributions), 1)
+        blocks = [
+            np.random.default_rng(seed + number).standard_normal(length) * 10.0 ** (number % 5)
+            for number in contributions
+        ]
+        inputs.append(np.concatenate([np.zeros(0), *blocks]).astype(plan.dtype))
+    return inputs

@@ -1352,7 +1352,7 @@ def test_interrupts_end_with_130(monkeypatch, capsys):
 
 def test_the_file_is_short_and_needs_only_the_standard_library():
     lines = FILE.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 400
+    assert len(lines) <= 500
     assert max(map(len, lines)) <= 140
     tree = ast.parse("\n".join(lines))
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]

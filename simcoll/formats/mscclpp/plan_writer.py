@@ -89,7 +89,7 @@ def dump_mscclpp_plan(
     if schedule.collective.kind not in _COLLECTIVES:
         refuse(
             schedule,
-            f"the executor has no {schedule.collective.kind}; it has {', '.join(_COLLECTIVES)}",
+            f"the executor has no {schedule.collective.name}; it has {', '.join(_COLLECTIVES)}",
         )
     proof = verify(schedule)
     plan = bind(schedule, schedule.layout.chunks)

@@ -183,7 +183,7 @@ def _check_fits(schedule: Schedule) -> None:
     """Refuse content that the format cannot express, by name."""
     collective = schedule.collective
     if collective.kind not in _COLLS:
-        _refuse(schedule, f"the runtimes have no {collective.kind}; they have {', '.join(_COLLS)}")
+        _refuse(schedule, f"the runtimes have no {collective.name}; they have {', '.join(_COLLS)}")
     if collective.kind == "all_to_all" and collective.in_place:
         _refuse(schedule, "the runtimes have no all_to_all in place")
     if collective.root:

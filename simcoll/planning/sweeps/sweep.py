@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from simcoll.algorithms import ALGORITHMS
 from simcoll.binding import bind
-from simcoll.core.collective import KINDS, Collective, collective_kind
+from simcoll.core.collective import KINDS
 from simcoll.core.memory_limits import give_back
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
@@ -173,7 +173,7 @@ def counts_for(kind: str, sizes: Sequence[int], nranks: int, itemsize: int) -> l
     """
     if kind == "barrier":
         return [0]
-    definition = KINDS[collective_kind(kind)]
+    definition = KINDS[kind] if kind in KINDS else collective_on(kind, nranks).spec
     slots = max(definition.input_slots(nranks), definition.output_slots(nranks))
     return list(dict.fromkeys(max(size // (slots * itemsize), 1) for size in sizes))
 
@@ -202,7 +202,7 @@ def prepare(
     ScheduleError
         For a schedule that does not implement the collective.
     """
-    Collective(sweep.collective, topology.nranks, root=sweep.root)
+    collective_on(sweep.collective, topology.nranks, sweep.root)
     if not sweep.choices:
         served = sorted({algorithm.collective for algorithm in ALGORITHMS})
         raise ConfigError(

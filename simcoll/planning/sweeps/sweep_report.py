@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from simcoll.core.collective import KINDS, collective_kind
 from simcoll.emulator import Result
 from simcoll.files.output import csv_bytes
 from simcoll.planning.sweeps.nccl_tests_table import (
@@ -53,11 +52,6 @@ def sweep_hash(rows: Sequence[SweepRow | ProgramRun]) -> str:
 _BOUND = (("bound", "(us)", 10), ("headroom", "", 9))
 
 
-def _root(sweep: Sweep) -> int:
-    """nccl-tests' root column: -1 without a root."""
-    return (sweep.root or 0) if KINDS[collective_kind(sweep.collective)].rooted else -1
-
-
 def titles_of() -> tuple[tuple[str, str], ...]:
     """Title and unit of every column: those of nccl-tests, then algorithm, bound, headroom and
     bottleneck.
@@ -90,12 +84,13 @@ def cells(sweep: Sweep, rows: Sequence[SweepRow]) -> SizeCells:
     """The cells of one size: its best run, and the bound over all runs."""
     (row,), (bound,) = best_rows(rows), bound_rows(rows)
     cut, bound_fs = row.result.cut, bound.bound_fs
+    collective = row.result.plan.collective.spec
     return SizeCells(
         row.size_bytes,
         row.count,
         sweep.dtype,
-        sweep.op if KINDS[collective_kind(sweep.collective)].reduces else "none",
-        _root(sweep),
+        sweep.op if collective.reduces else "none",
+        (sweep.root or 0) if collective.rooted else -1,  # nccl-tests' column
         microseconds(row.time_fs / 1e9) if cut is None else cut.kind,
         gigabytes(row.algbw),
         gigabytes(row.busbw),
