@@ -59,6 +59,8 @@ TITLES: Mapping[str, str] = {
     "workload": "a simcoll workload",
     "library": "a simcoll library file",
     "toml": "a TOML file of no kind known here",
+    "hlo": "the text of an HLO module",
+    "stablehlo": "a StableHLO program, which is not compiled",
     "chrome-trace": "a Chrome or Perfetto trace",
     "xml": "an XML file of no kind known here",
     "json": "a JSON file of no kind known here",
@@ -98,6 +100,8 @@ _TABLES: tuple[tuple[str, frozenset[str]], ...] = (
 _GOAL_COOKIE = 4223
 # Texts, by a line that only they have; the first row that fits any line decides.
 _LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("hlo", re.compile(r"HloModule [^,\s]+")),
+    ("stablehlo", re.compile(r"module @?[\w.\-]* .*\{$|.*\bstablehlo\.\w+")),
     (
         "astra-workload",
         re.compile(

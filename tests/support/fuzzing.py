@@ -6,6 +6,7 @@ A mutation is a function of (seed, reader, number), so every input can be made a
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 import random
@@ -39,6 +40,10 @@ from simcoll.formats.reports.watchdog import parse_watchdog
 from simcoll.formats.schedules.schedule_files import FORMATS, algorithm_content, parse_algorithm
 from simcoll.formats.tuners.tuner_files import TUNER_FORMATS
 from simcoll.formats.tuners.tuner_rules import Rule
+from simcoll.jobs.hlo_memory import memory_of
+from simcoll.jobs.hlo_program import program_of
+from simcoll.jobs.hlo_text import parse_hlo
+from simcoll.jobs.hlo_workload import hlo_workload
 from simcoll.libraries.calibration import Calibration, calibration_toml, parse_calibration
 from simcoll.libraries.environment import parse_environment
 from simcoll.libraries.library import parse_library
@@ -70,7 +75,7 @@ from simcoll.traces.chakra_writer import dump_chakra
 from simcoll.traces.gathering import gather_traces
 from simcoll.traces.rank_traces import Together, TraceStep
 from simcoll.training.design import load_design
-from simcoll.training.gpu import parse_gpu
+from simcoll.training.gpu import load_gpu, parse_gpu
 from simcoll.training.hugging_face import model_from_hf
 from simcoll.training.measured_kernels import parse_measured
 from simcoll.training.operation_list import load_operations
@@ -313,6 +318,24 @@ ALONE = [
     TraceStep("b", (0, 1), together=Together("v", (0,), "all_to_all", "ep", 64, sizes=((64,),))),
     TraceStep("c", (2,), name="x", time_fs=5),
 ]
+
+
+def _hlo_workload(content):
+    """Every reader of compiled programs: text, costs, groups, memory, and the workload."""
+    program = program_of(parse_hlo(content))
+    memory_of(program.module)
+    return hlo_workload(program, load_gpu("h100"), cpu=True)
+
+
+def _hlo_texts():
+    """A loop with collectives and a permute, and one of convolutions."""
+    folder = ROOT / "tests" / "unit" / "jobs" / "hlo"
+    return [
+        gzip.decompress((folder / f"{name}-h100.txt.gz").read_bytes())
+        for name in ("pipeline", "convolutions")
+    ]
+
+
 READERS = {
     **{
         each.name: Reader(_proved(each.read), partial(_written, each))
@@ -408,6 +431,7 @@ READERS = {
         _proved(parse_algorithm),
         lambda: [READERS[name].seeds()[0] for name in ("schedule", "msccl", "goal")],
     ),
+    "hlo": Reader(_hlo_workload, _hlo_texts),
     "recognise": Reader(
         recognise,
         lambda: [
@@ -494,6 +518,7 @@ WITHOUT_READER = {
     "ibstat": "named, with what to use in its place",
     "slurm-topology": "named, with what to use in its place",
     "astra-workload": "named, with the converter to use",
+    "stablehlo": "named, with what to use in its place",
     "chrome-trace": "written for a viewer",
     "xml": "of another program",
     "json": "of another program",

@@ -58,6 +58,8 @@ MARKS = [
     (b"[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2)\n", "watchdog"),
     (b"HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 8 ep: 1\n1\n", "astra-workload"),
     (b"MODEL\n2\nlayer0 -1 1000 ALLREDUCE 1024 1 NONE 0 1 NONE 0 1\n", "astra-workload"),
+    (b"HloModule jit_step, is_scheduled=true\n", "hlo"),
+    (b'#loc1 = loc("x")\nmodule @jit_f attributes {a = 1} {\n', "stablehlo"),
     (gzip.compress(b"x"), "gzip"),
     (b"  \n", "empty"),
     (b"hello", "text"),

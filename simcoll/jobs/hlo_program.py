@@ -1,0 +1,406 @@
+"""What each device does in a compiled module: work, collectives and loops, in order of execution.
+
+All devices run the same program. Work is not timed here: its cost is known without the device.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from simcoll.arrays import Ints
+from simcoll.errors import ConfigError
+from simcoll.jobs.hlo_costs import COLLECTIVES, FREE, HloCost, HloCosts
+from simcoll.jobs.hlo_groups import groups_of_pairs, permute_pairs, replica_groups
+from simcoll.jobs.hlo_loops import trip_count
+from simcoll.jobs.hlo_text import HloComputation, HloInstruction, HloModule
+
+__all__ = [
+    "HloCollective",
+    "HloEnd",
+    "HloLoop",
+    "HloProgram",
+    "HloStart",
+    "HloWork",
+    "Step",
+    "program_of",
+    "steps_with_counts",
+]
+
+MOST_STEPS = 2_000_000
+_DEEPEST = 100
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HloWork:
+    """Work of a device: the cost of one instruction, its name, and the compiler's own cycles."""
+
+    name: str
+    cost: HloCost
+    cycles: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HloCollective:
+    """A collective.
+
+    Attributes
+    ----------
+    name, line
+        Its name, and its line in the text.
+    opcode, kind
+        Opcode of HLO, and the collective here.
+    groups, pairs
+        Groups of devices; for a permute the pairs within each.
+    size_bytes
+        Its size as nccl-tests counts it: the larger of a device's input and output; of a permute,
+        that of a message.
+    synchronous
+        Whether the device's work waits for it where it starts.
+    """
+
+    name: str
+    line: int
+    opcode: str
+    kind: str
+    groups: Ints
+    pairs: tuple[tuple[int, int], ...]
+    size_bytes: int
+    synchronous: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HloStart:
+    """The start of a collective, which runs beside the work that follows."""
+
+    collective: HloCollective
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HloEnd:
+    """Where the work waits for a collective that was started."""
+
+    collective: HloCollective
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HloLoop:
+    """A loop: its name, the number of its iterations, and the steps of one."""
+
+    name: str
+    count: int
+    steps: tuple[Step, ...]
+
+
+Step: TypeAlias = "HloWork | HloStart | HloEnd | HloLoop"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HloProgram:
+    """The steps of each device, and what was assumed about the module, in words."""
+
+    module: HloModule
+    steps: tuple[Step, ...]
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def flops(self) -> Counter[str]:
+        """FLOPs of each device by type, with all iterations of loops."""
+        total: Counter[str] = Counter()
+        for step, count in steps_with_counts(self.steps):
+            if isinstance(step, HloWork):
+                for name, flops in step.cost.flops.items():
+                    total[name] += round(flops * count)
+        return total
+
+    @property
+    def collectives(self) -> Iterator[tuple[HloCollective, int]]:
+        """The collectives, and how often each runs."""
+        for step, count in steps_with_counts(self.steps):
+            if isinstance(step, HloStart):
+                yield step.collective, count
+
+
+def steps_with_counts(steps: Iterable[Step], count: int = 1) -> Iterator[tuple[Step, int]]:
+    """Steps inside of loops too, each once, with the number of times that it is performed."""
+    for step in steps:
+        if isinstance(step, HloLoop):
+            yield from steps_with_counts(step.steps, count * step.count)
+        else:
+            yield step, count
+
+
+def program_of(module: HloModule) -> HloProgram:
+    r"""The program of a module.
+
+    Raises
+    ------
+    ConfigError
+        With the line, for what cannot be read: an unknown number of iterations, custom call or
+        notation, branches that differ, messages outside of collectives.
+
+    Examples
+    --------
+    >>> from simcoll.jobs.hlo_text import parse_hlo
+    >>> program = program_of(parse_hlo(
+    ...     "HloModule sum, is_scheduled=true, num_partitions=2\n"
+    ...     "ENTRY %main (x: bf16[8,4], y: bf16[4,2]) -> bf16[8,2] {\n"
+    ...     "  %x = bf16[8,4]{1,0} parameter(0)\n"
+    ...     "  %y = bf16[4,2]{1,0} parameter(1)\n"
+    ...     "  ROOT %z = bf16[8,2]{1,0} dot(%x, %y), lhs_contracting_dims={1}, "
+    ...     "rhs_contracting_dims={0}\n"
+    ...     "}\n"
+    ... ))
+    >>> dict(program.flops)
+    {'bf16': 128}
+    """
+    reader = _ProgramReader(module)
+    steps = reader.steps(module.computations[module.entry], 0)
+    return HloProgram(module, tuple(steps), tuple(reader.assumptions))
+
+
+@dataclass(eq=False)
+class _ProgramReader:
+    module: HloModule
+    costs: HloCosts = field(init=False)
+    assumptions: dict[str, None] = field(default_factory=dict)
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.costs = HloCosts(self.module)
+
+    def steps(self, computation: HloComputation, depth: int) -> list[Step]:
+        """The steps of a computation; ``depth`` counts the calls around it."""
+        if depth > _DEEPEST:
+            raise ConfigError(
+                f"line {computation.line}: calls are nested more than {_DEEPEST} deep",
+                file=self.module.file,
+            )
+        started: dict[str, HloCollective] = {}
+        steps: list[Step] = []
+        for instruction in computation.instructions.values():
+            steps += self._steps_of(computation, instruction, started, depth)
+        self.count += len(steps)
+        if self.count > MOST_STEPS:
+            raise ConfigError(f"more than {MOST_STEPS:,} steps", file=self.module.file)
+        waiting = next(iter(started.values()), None)
+        if waiting is not None:
+            raise ConfigError(
+                f"line {waiting.line}, {waiting.name}: it is started and not ended in "
+                f"{computation.name}",
+                file=self.module.file,
+            )
+        return steps
+
+    def _steps_of(
+        self,
+        computation: HloComputation,
+        instruction: HloInstruction,
+        started: dict[str, HloCollective],
+        depth: int,
+    ) -> list[Step]:
+        opcode = instruction.opcode
+        base = opcode.removesuffix("-start")
+        if opcode in FREE:
+            self._pass_on(instruction, started)
+            return []
+        if opcode == "while":
+            return self._loop(computation, instruction, depth)
+        if opcode == "call":
+            return self.steps(self.module.computation(instruction, "to_apply"), depth + 1)
+        if opcode == "conditional":
+            return self._branches(instruction, depth)
+        if opcode in {"send", "recv", "send-done", "recv-done", "infeed", "outfeed"}:
+            raise self.module.refuse(
+                instruction, f"{opcode!r}: messages outside of collectives are not read"
+            )
+        if base in COLLECTIVES:
+            collective = self._collective(computation, instruction, base)
+            return self._start(instruction.name, collective, started, opcode != base)
+        if opcode == "async-start":
+            return self._async_start(instruction, started)
+        if opcode.endswith("-done") and opcode != "slice-done":
+            return self._end(instruction, started)
+        if opcode == "async-update":
+            self._pass_on(instruction, started)
+            return []
+        if opcode == "fusion":
+            return self._fusion(computation, instruction, started)
+        return [self._work(computation, instruction)]
+
+    def _work(self, computation: HloComputation, instruction: HloInstruction) -> HloWork:
+        cost = self.costs.of(computation, instruction)
+        cycles = _cycles(instruction)
+        return HloWork(instruction.name, cost, cycles)
+
+    def _pass_on(self, instruction: HloInstruction, started: dict[str, HloCollective]) -> None:
+        """Know what was started by the names of the values that hold it."""
+        if instruction.opcode in {"get-tuple-element", "bitcast", "async-update"}:
+            for operand in instruction.operands[:1]:
+                if operand in started:
+                    started[instruction.name] = started[operand]
+
+    def _loop(
+        self, computation: HloComputation, instruction: HloInstruction, depth: int
+    ) -> list[Step]:
+        count = trip_count(self.module, computation, instruction)
+        steps = self.steps(self.module.computation(instruction, "body"), depth + 1)
+        if not count or not steps:
+            return []
+        return [HloLoop(instruction.name, count, tuple(steps))]
+
+    def _branches(self, instruction: HloInstruction, depth: int) -> list[Step]:
+        """The branch of a conditional that moves most bytes, if none communicates or multiplies."""
+        listed = instruction.attribute("branch_computations").strip("{}").split(",")
+        names = [name.strip().lstrip("%") for name in listed if name.strip()]
+        names += [
+            instruction.computation_name(key)
+            for key in ("true_computation", "false_computation")
+            if instruction.computation_name(key)
+        ]
+        branches = []
+        for name in names:
+            if name not in self.module.computations:
+                raise self.module.refuse(instruction, f"the text has no computation {name!r:.60}")
+            branches.append(self.steps(self.module.computations[name], depth + 1))
+        plain = all(
+            isinstance(step, HloWork) and not step.cost.total_flops
+            for branch in branches
+            for step in branch
+        )
+        if not branches or not plain:
+            raise self.module.refuse(
+                instruction,
+                "which branch runs is decided by data, and the branches communicate, multiply or "
+                "loop; expected a program without lax.cond around them",
+            )
+        self.assumptions["conditionals take the branch that moves most bytes"] = None
+        return max(branches, key=_moved_bytes)
+
+    def _collective(
+        self, computation: HloComputation, instruction: HloInstruction, base: str
+    ) -> HloCollective:
+        pairs: tuple[tuple[int, int], ...] = ()
+        nbytes = computation.operand_bytes(instruction)
+        if base == "collective-permute":
+            messages = permute_pairs(self.module, instruction)
+            groups, pairs = (
+                groups_of_pairs(messages)
+                if messages
+                else (replica_groups(self.module, instruction, base)[:, :1], ())
+            )
+            source = computation.operand(instruction, 0)
+            nbytes = source.nbytes if source is not None else nbytes
+        else:
+            groups = replica_groups(self.module, instruction, base)
+        if base == "all-gather":
+            nbytes *= groups.shape[1]
+        elif base == "ragged-all-to-all":
+            source = computation.operand(instruction, 0)
+            nbytes = source.nbytes if source is not None else nbytes
+            self.assumptions[
+                "ragged all_to_alls send whole buffers in even parts: the data decides their sizes"
+            ] = None
+        backend = instruction.attribute("backend_config").replace(" ", "")
+        synchronous = not instruction.opcode.endswith("-start") or '"is_sync":true' in backend
+        return HloCollective(
+            instruction.name,
+            instruction.line,
+            base,
+            COLLECTIVES[base],
+            groups,
+            pairs,
+            nbytes,
+            synchronous,
+        )
+
+    def _start(
+        self,
+        name: str,
+        collective: HloCollective,
+        started: dict[str, HloCollective],
+        has_end: bool,
+    ) -> list[Step]:
+        if has_end:
+            started[name] = collective
+        if collective.groups.shape[1] == 1:
+            return []
+        return [HloStart(collective)]
+
+    def _async_start(
+        self, instruction: HloInstruction, started: dict[str, HloCollective]
+    ) -> list[Step]:
+        """A computation that runs beside the device's work: one collective."""
+        body = self.module.computation(instruction, "calls")
+        inner = [
+            candidate
+            for candidate in body.instructions.values()
+            if candidate.opcode.removesuffix("-start") in COLLECTIVES
+        ]
+        further = [
+            candidate
+            for candidate in body.instructions.values()
+            if candidate not in inner and candidate.opcode not in FREE
+        ]
+        if len(inner) != 1 or further:
+            raise self.module.refuse(
+                instruction,
+                f"expected one collective in {body.name}, got {len(inner)} and "
+                f"{len(further)} other operations",
+            )
+        base = inner[0].opcode.removesuffix("-start")
+        return self._start(
+            instruction.name, self._collective(body, inner[0], base), started, has_end=True
+        )
+
+    def _end(self, instruction: HloInstruction, started: dict[str, HloCollective]) -> list[Step]:
+        collective = next(
+            (started[operand] for operand in instruction.operands if operand in started), None
+        )
+        if collective is None:
+            raise self.module.refuse(
+                instruction, "it ends what was not started in the same computation"
+            )
+        for name in [name for name, value in started.items() if value is collective]:
+            del started[name]
+        return [HloEnd(collective)] if collective.groups.shape[1] > 1 else []
+
+    def _fusion(
+        self,
+        computation: HloComputation,
+        instruction: HloInstruction,
+        started: dict[str, HloCollective],
+    ) -> list[Step]:
+        """A fusion; those of TPUs may start or end a collective, or hold one."""
+        body = self.module.computation(instruction, "calls")
+        inner = [
+            candidate for candidate in body.instructions.values() if candidate.opcode in COLLECTIVES
+        ]
+        work: list[Step] = [self._work(computation, instruction)]
+        targets = {candidate.target for candidate in body.instructions.values()} - {""}
+        running = next((name for name in instruction.operands if name in started), "")
+        if "AsyncCollectiveDone" in targets and running:
+            return [*work, *self._end(instruction, started)]
+        if running:  # a step of a collective beside which it computes
+            started[instruction.name] = started[running]
+            return work
+        steps = work
+        for candidate in inner:
+            collective = self._collective(body, candidate, candidate.opcode)
+            is_async = "AsyncCollectiveStart" in targets
+            steps = [*self._start(instruction.name, collective, started, is_async), *steps]
+        return steps
+
+
+def _cycles(instruction: HloInstruction) -> int:
+    """The cycles that the compiler for TPUs estimates."""
+    text = instruction.attribute("backend_config")
+    _, marker, text = text.partition('"estimated_cycles":"')
+    number = text.partition('"')[0]
+    return int(number) if marker and number.isdigit() and len(number) < 16 else 0
+
+
+def _moved_bytes(steps: list[Step]) -> int:
+    return sum(step.cost.nbytes for step in steps if isinstance(step, HloWork))

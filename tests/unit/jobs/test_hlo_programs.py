@@ -1,0 +1,153 @@
+"""FLOPs, bytes and groups of compiled programs, against closed forms of the programs."""
+
+import json
+from collections import Counter, defaultdict
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import hlo_programs as sizes
+from simcoll.jobs.hlo_workload import load_hlo
+
+FOLDER = Path(__file__).parent / "hlo"
+T, W, F, L = sizes.TOKENS, sizes.WIDTH, sizes.HIDDEN, sizes.LAYERS
+H, G, D, S, V = sizes.HEADS, sizes.KV_HEADS, sizes.HEAD, sizes.SEQUENCE, sizes.VOCABULARY
+BF16 = 2
+
+
+@cache
+def program(name, target):
+    return load_hlo(FOLDER / f"{name}-{target}.txt.gz")
+
+
+def _decoder_flops():
+    """A decoder: forward once, backward twice, over 8 parts of the batch and 2 of the tensors."""
+    tokens = T / 8
+    projections = 2 * tokens * W * (H + 2 * G + H) * D
+    scores = 2 * 2 * tokens * S * H * D
+    mlp = 3 * 2 * tokens * W * F
+    head = 2 * tokens * W * V
+    return 3 * (L * (projections + scores + mlp) + head) / 2
+
+
+FLOPS = {
+    # Three products forward, gate and up again in the backward pass, six backward.
+    "gated-mlp": L * (3 + 2 + 6) * 2 * (T / 4) * W * (F / 4),
+    "decoder": _decoder_flops(),
+    # Two products forward, first again for the gradient, and the gradients: of both kernels, and of
+    # what lies between them.
+    "experts": (2 + 3) * 2 * (T / 16) * W * F,
+    # 11 turns of 2 layers, each of two products on a quarter of the kernels.
+    "pipeline": 11 * 2 * 2 * 2 * (T / 8) * W * (F / 4),
+    # 4 micro-batches of 4 layers: two products forward, four backward.
+    "accumulation": 4 * L * 6 * 2 * (T / 16) * W * F,
+}
+
+
+@pytest.mark.parametrize("target", ["cpu", "h100"])
+@pytest.mark.parametrize("name", FLOPS)
+def test_flops_are_those_of_the_program(name, target):
+    assert sum(program(name, target).flops.values()) == FLOPS[name]
+
+
+@pytest.mark.parametrize("target", ["cpu", "h100"])
+def test_flops_of_convolutions(target):
+    images = 64 / 16
+    # Of a padded 3 by 3 window on 32 pixels, 94 products of 96 along an axis meet the image.
+    first = 2 * images * 94**2 * 64 * 128
+    second = 2 * images * (15 * 3) ** 2 * 128 * 128
+    # Both forward, both kernels' gradients, and that of what lies between them.
+    assert sum(program("convolutions", target).flops.values()) == 2 * first + 3 * second
+
+
+def _bytes(name, target):
+    """Bytes of collectives, by kind and by the groups as text."""
+    total = defaultdict(int)
+    for collective, count in program(name, target).collectives:
+        total[collective.kind, str(collective.groups.tolist())] += count * collective.size_bytes
+    return dict(total)
+
+
+ROWS = str(np.arange(16).reshape(4, 4).tolist())
+COLUMNS = str(np.arange(16).reshape(4, 4).T.tolist())
+ALL = str([list(range(16))])
+
+
+def test_bytes_of_a_gated_mlp_on_gpus():
+    layer = 3 * W * (F // 4) * BF16
+    activations = (T // 4) * W * BF16
+    moved = _bytes("gated-mlp", "h100")
+    # Weights are gathered along fsdp, forward and backward (XLA kept one pass's of 4 layers of
+    # gate and up together), and their gradients scattered; activations are summed along tensor.
+    assert moved["reduce_scatter", COLUMNS] == L * layer
+    assert moved["all_gather", COLUMNS] == 2 * L * layer
+    # Forward the output, backward the gradients by gate and by up, which XLA sums in one product.
+    assert moved["all_reduce", ROWS] == L * activations * 3
+    assert len(moved) == 3
+
+
+def test_a_module_for_cpus_has_other_collectives():
+    moved = _bytes("gated-mlp", "cpu")
+    assert moved["all_gather", COLUMNS] == 2 * _bytes("gated-mlp", "h100")["all_gather", COLUMNS]
+    assert ("reduce_scatter", COLUMNS) not in moved
+    assert program("gated-mlp", "cpu").module.target == "cpu"
+    assert program("gated-mlp", "h100").module.target == "gpu"
+
+
+def test_bytes_of_experts():
+    # Tokens of a device go out and come back forward; one way suffices backward.
+    assert _bytes("experts", "h100") == {
+        ("all_to_all", ROWS): 3 * (T // 16) * W * BF16,
+        ("all_reduce", COLUMNS): 2 * W * F * BF16,
+    }
+
+
+def test_a_pipeline_passes_messages_on_within_nested_loops():
+    moved = _bytes("pipeline", "h100")
+    micro_batch = (T // 8) * W * BF16
+    assert moved == {
+        ("send_recv", COLUMNS): 11 * micro_batch,
+        ("all_reduce", ROWS): 22 * micro_batch,
+    }
+    pairs = {c.pairs for c, _ in program("pipeline", "h100").collectives if c.pairs}
+    assert pairs == {((0, 1), (1, 2), (2, 3), (3, 0))}
+
+
+def test_gradients_are_summed_once_after_the_micro_batches():
+    assert _bytes("accumulation", "h100") == {("all_reduce", ALL): 2 * L * W * F * BF16}
+    kernels = (9 * 64 * 128 + 9 * 128 * 128) * BF16
+    assert _bytes("convolutions", "h100") == {("all_reduce", ALL): kernels}
+
+
+def test_bytes_of_a_decoder_by_group():
+    moved = _bytes("decoder", "h100")
+    fsdp = str([[8 * d + 2 * f + t for f in range(4)] for d in range(2) for t in range(2)])
+    gradients = Counter()
+    for (kind, groups), nbytes in moved.items():
+        if kind == "reduce_scatter":
+            gradients[sorted(json.loads(groups)) == sorted(json.loads(fsdp))] += nbytes
+    layer = (2 * W * H * D + 2 * W * G * D + 3 * W * F) * BF16 // 2
+    head = W * V * BF16 // 2
+    assert gradients == {True: L * layer + head}
+
+
+MEMORY = {
+    # Sizes by XLA 0.10.2 (compiled.memory_analysis()): arguments, and the peak.
+    "gated-mlp": (1310720, 15466528),
+    "decoder": (2753536, 37280024),
+    "experts": (2228224, 9043984),
+    "pipeline": (3145728, 8781888),
+    "accumulation": (8912896, 38141984),
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_memory_is_about_that_of_xlas_assignment(name):
+    from simcoll.jobs.hlo_memory import memory_of
+
+    arguments, peak = MEMORY[name]
+    memory = memory_of(program(name, "h100").module)
+    assert memory.arguments == arguments
+    assert 0.99 * peak < memory.peak < 1.08 * peak

@@ -1,0 +1,264 @@
+"""Texts of HLO: all notations, and refusals with the line."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from simcoll.errors import ConfigError
+from simcoll.jobs.hlo_groups import groups_of_pairs, replica_groups
+from simcoll.jobs.hlo_program import HloLoop, program_of
+from simcoll.jobs.hlo_text import parse_hlo
+from simcoll.jobs.hlo_workload import is_hlo_file, load_hlo
+
+HEADER = "HloModule test, is_scheduled=true, num_partitions=8, entry_computation_layout={()->()}"
+
+
+def module(*lines, computations="", header=HEADER):
+    body = "\n".join(f"  {line}" for line in lines)
+    return parse_hlo(f"{header}\n\n{computations}\nENTRY %main () -> f32[] {{\n{body}\n}}\n")
+
+
+def groups(text, attributes="use_global_device_ids=true"):
+    read = module(
+        "%x = f32[4]{0} parameter(0)",
+        f"ROOT %y = f32[4]{{0}} all-reduce(%x), channel_id=1, replica_groups={text}, {attributes}",
+    )
+    instruction = read.computations["main"].instructions["y"]
+    return replica_groups(read, instruction, "all-reduce").tolist()
+
+
+EIGHT = np.arange(8)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", EIGHT.reshape(2, 4)),
+        ("{}", EIGHT[None]),
+        ("[2,4]<=[8]", EIGHT.reshape(2, 4)),
+        ("[4,2]<=[2,4]T(1,0)", EIGHT.reshape(2, 4).T),
+        ("[2,4]<=[2,2,2]T(1,2,0)", EIGHT.reshape(2, 2, 2).transpose(1, 2, 0).reshape(2, 4)),
+        ("mesh['a'=2,'b'=4] {'b'}", EIGHT.reshape(2, 4)),
+        ("mesh['a'=2,'b'=4] {'a'}", EIGHT.reshape(2, 4).T),
+        ("mesh['a'=2,'b'=4] {'b','a'}", EIGHT.reshape(2, 4).T.reshape(1, 8)),
+        ("mesh['a'=2,'b'=1,'c'=4] {'b'}", EIGHT[:, None]),
+        # The first half of axis b, of two parts of two: b = 2 i + j, groups along i.
+        ("mesh['a'=2,'b'=4] {'b':(1)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        ("mesh['a'=2,'b'=4] {'b':(2)2}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        ("mesh['a'=2,'b'=4], device_ids=(7,6,5,4,3,2,1,0) {'b'}", [[7, 6, 5, 4], [3, 2, 1, 0]]),
+    ],
+)
+def test_notations_of_replica_groups(text, expected):
+    assert groups(text) == np.array(expected).tolist()
+
+
+def test_numbers_of_replicas_stand_for_all_their_partitions():
+    assert groups("{{0}}", "to_apply=%add") == [list(range(8))]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{{0,1},{2}}", "expected replica groups of one size"),
+        ("{{0,8}}", "replica groups name device 8; the module has 8"),
+        ("{{0,1},{1,2}}", "a device is in two replica groups"),
+        ("[2,4]<=[9]", "the dimensions do not fit"),
+        ("v9(1)", r"unknown notation of replica groups 'v9\(1\)'"),
+        ("mesh['a'=2,'b'=4] {'c'}", "unknown axis \"'c'\" of a mesh"),
+        ("mesh['a'=2,'b'=2] {'a'}", "a mesh of 4 devices; there are 8"),
+        ("mesh['a'=2,'b'=4] {'b':(3)2}", "its parts do not divide 4"),
+        ("mesh['a'=2,'b'=4], device_ids=(0,1) {'a'}", "do not name each device once"),
+    ],
+)
+def test_unknown_groups_are_refused_with_the_line(text, message):
+    with pytest.raises(ConfigError, match=f"line 6, y: .*{message}"):
+        groups(text)
+
+
+def test_pairs_form_groups():
+    shift = [(rank, (rank + 2) % 8) for rank in range(8)]
+    matrix, within = groups_of_pairs(shift)
+    assert matrix.tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert within == ((0, 1), (1, 2), (2, 3), (3, 0))
+    matrix, within = groups_of_pairs([(0, 1), (2, 3), (3, 2)])
+    assert matrix.tolist() == [[0, 1, 2, 3]]
+    assert within == ((0, 1), (2, 3), (3, 2))
+
+
+def loop(known="", limit="4", start="1", step="2", direction="LT"):
+    """A loop whose body multiplies."""
+    computations = f"""
+%body (p: (s32[], bf16[4,4])) -> (s32[], bf16[4,4]) {{
+  %p = (s32[], bf16[4,4]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = bf16[4,4] get-tuple-element(%p), index=1
+  %c = s32[] constant({step})
+  %j = s32[] add(%i, %c)
+  %y = bf16[4,4] dot(%x, %x), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  ROOT %t = (s32[], bf16[4,4]) tuple(%j, %y)
+}}
+%less (a: s32[], b: s32[]) -> pred[] {{
+  %a = s32[] parameter(0)
+  %b = s32[] parameter(1)
+  ROOT %less = pred[] compare(%a, %b), direction={direction}
+}}
+%condition (q: (s32[], bf16[4,4])) -> pred[] {{
+  %q = (s32[], bf16[4,4]) parameter(0)
+  %k = s32[] get-tuple-element(%q), index=0
+  %n = s32[] {limit}
+  ROOT %r = pred[] fusion(%k, %n), kind=kLoop, calls=%less
+}}
+"""
+    return module(
+        f"%s = s32[] {start}",
+        "%z = bf16[4,4]{1,0} parameter(0)",
+        "%t0 = (s32[], bf16[4,4]) tuple(%s, %z)",
+        f"ROOT %w = (s32[], bf16[4,4]) while(%t0), condition=%condition, body=%body{known}",
+        computations=computations,
+    )
+
+
+def count(text):
+    (step,) = program_of(text).steps
+    assert isinstance(step, HloLoop)
+    return step.count
+
+
+def test_trip_counts():
+    known = ', backend_config={"known_trip_count":{"n":"7"}}'
+    assert count(loop(known, start="constant(0)", limit="parameter(1)")) == 7
+    # 1, 3, 5, 7, 9 are below 10.
+    assert count(loop(start="constant(1)", limit="constant(10)")) == 5
+    assert count(loop(start="constant(1)", limit="constant(9)", direction="LE")) == 5
+    assert count(loop(start="constant(9)", limit="constant(0)", step="-3", direction="GT")) == 3
+    assert program_of(loop(start="constant(9)", limit="constant(9)")).steps == ()
+
+
+@pytest.mark.parametrize(
+    "change", [{"limit": "parameter(1)"}, {"start": "parameter(1)"}, {"step": "x"}]
+)
+def test_an_unknown_trip_count_is_refused_with_the_line(change):
+    with pytest.raises(ConfigError, match=r"line 29, w: the number of iterations is not known"):
+        program_of(loop(**({"start": "constant(0)", "limit": "constant(4)"} | change)))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('custom-call(%x), custom_call_target="my_kernel"', "custom call 'my_kernel' is not known"),
+        ("cholesky(%x)", "the cost of 'cholesky' is not known"),
+        ("send(%x), channel_id=1", "'send': messages outside of collectives are not read"),
+        ("all-gather-start(%x), replica_groups={}", "y: it is started and not ended in main"),
+        ("all-gather-done(%x)", "ends what was not started in the same computation"),
+        ("fusion(%x), calls=%nothing", "calls='nothing': the text has no such computation"),
+        ("dot(%x, %x), lhs_contracting_dims={5}", r"contracted dimensions \[5\] of \(4, 4\)"),
+        ("collective-permute(%x), source_target_pairs={{0,1},{0,2}}", "devices below 8, each once"),
+        (
+            "all-reduce(%x), channel_id=1, replica_groups={{0},{1,2}}, use_global_device_ids=true",
+            "replica groups of one size",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_the_line(line, message):
+    read = module("%x = f32[4,4]{1,0} parameter(0)", f"ROOT %y = f32[4,4]{{1,0}} {line}")
+    with pytest.raises(ConfigError, match=f"line 6.*{message}"):
+        program_of(read)
+
+
+def branches(operation):
+    computations = f"""
+%one (a: f32[4,4]) -> f32[4,4] {{
+  %a = f32[4,4] parameter(0)
+  ROOT %b = f32[4,4] {operation}
+}}
+%two (c: f32[4,4]) -> f32[4,4] {{
+  ROOT %c = f32[4,4] parameter(0)
+}}
+"""
+    return module(
+        "%i = s32[] parameter(0)",
+        "%x = f32[4,4] parameter(1)",
+        "ROOT %y = f32[4,4] conditional(%i, %x, %x), branch_computations={%one, %two}",
+        computations=computations,
+    )
+
+
+def test_a_conditional_takes_the_branch_that_moves_more():
+    program = program_of(branches("exponential(%a)"))
+    assert [step.name for step in program.steps] == ["b"]
+    assert program.assumptions == ("conditionals take the branch that moves most bytes",)
+    product = "dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    with pytest.raises(ConfigError, match=r"line 15, y: which branch runs is decided by data"):
+        program_of(branches(product))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no line begins with HloModule"),
+        ("hello", "line 1: expected HloModule, got 'hello'"),
+        ("module @jit_f {\n  stablehlo.add", r"line 1: this is StableHLO \(lowered.as_text\(\)\)"),
+        ("HloModule m, num_partitions=8", r"line 1: the module has no schedule"),
+        (HEADER, "ends at line 1 without an ENTRY computation"),
+        (f"{HEADER}\nENTRY %m () -> f32[] {{\n  %x = f32[] constant(0)", "ends inside of"),
+        (f"{HEADER}\nENTRY %m () -> f32[] {{\n  what\n}}", "line 3: expected an instruction"),
+        (f"{HEADER}\nENTRY %m () -> q7[] {{\n  %x = q7[] constant(0)\n}}", "unknown type .* 'q7'"),
+        (f"{HEADER.replace('=8', '=0')}\nENTRY", "num_partitions: expected 1 to|without an ENTRY"),
+    ],
+)
+def test_other_texts_are_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_hlo(text)
+
+
+def test_operands_may_have_types_and_no_percent_sign():
+    read = module(
+        "x = f32[8,4]{1,0} parameter(0)",
+        "y = f32[4,2]{1,0} parameter(1)",
+        "ROOT z = f32[8,2]{1,0} dot(f32[8,4]{1,0} x, /*index=1*/f32[4,2]{1,0} y), "
+        'lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="a,b)=(c"}',
+    )
+    assert program_of(read).flops == {"tf32": 2 * 8 * 2 * 4}
+
+
+@pytest.mark.parametrize("cut", [0, 1, 10, 100])
+def test_files(tmp_path, cut):
+    text = f"{HEADER}\nENTRY %m () -> f32[] {{\n  ROOT %x = f32[] constant(0)\n}}\n".encode()
+    (tmp_path / "plain.txt").write_bytes(text)
+    packed = gzip.compress(text)
+    (tmp_path / "packed.txt.gz").write_bytes(packed[: len(packed) - cut])
+    assert is_hlo_file(tmp_path / "plain.txt")
+    assert load_hlo(tmp_path / "plain.txt").steps == ()
+    if not cut:
+        assert is_hlo_file(tmp_path / "packed.txt.gz")
+        assert load_hlo(tmp_path / "packed.txt.gz").module.devices == 8
+    else:
+        with pytest.raises(ConfigError, match=r"cut short|cannot be decompressed"):
+            load_hlo(tmp_path / "packed.txt.gz")
+
+
+def test_custom_calls_of_cuda_libraries():
+    gemm = (
+        'custom-call(%x, %x), custom_call_target="__cublas$lt$matmul", backend_config='
+        '{"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}'
+    )
+    read = module("%x = bf16[4,4]{1,0} parameter(0)", f"ROOT %y = bf16[4,4]{{1,0}} {gemm}")
+    assert program_of(read).flops == {"bf16": 2 * 4**3}
+    attention = (
+        'custom-call(%q, %q, %q), custom_call_target="__cudnn$fmhaSoftmax{}", backend_config='
+        '{{"cudnn_fmha_backend_config":{{"intermediate_tensor_shape":{{"dimensions":'
+        '["2","8","128","128"]}},"bmm1_dot_dimension_numbers":{{"lhs_contracting_dimensions":'
+        '["3"]}},"mask_type":"{}"}}}}'
+    )
+    product = 2 * 2 * 8 * 128 * 128 * 64
+    for backward, mask, expected in [
+        ("", "NO_MASK", {"attention.forward": 2 * product}),
+        ("Backward", "CAUSAL", {"attention.backward": 5 * product // 2}),
+    ]:
+        read = module(
+            "%q = bf16[2,128,8,64]{3,2,1,0} parameter(0)",
+            f"ROOT %y = bf16[2,128,8,64]{{3,2,1,0}} {attention.format(backward, mask)}",
+        )
+        assert program_of(read).flops == expected
