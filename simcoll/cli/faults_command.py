@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from cyclopts import Parameter
 
@@ -15,7 +16,10 @@ from simcoll.errors import ConfigError, blamed_on, nearest
 from simcoll.terminal import say
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from simcoll.core.plan import Plan
+    from simcoll.planning.grids.executors import GridPool
     from simcoll.planning.reliability.faults import Chances, FaultKind, Outcome
     from simcoll.planning.sweeps.scenario import Scenario
     from simcoll.topology import Topology
@@ -86,6 +90,8 @@ def play_faults(
     size: str | None = None,
     odds: ChanceOptions = ChanceOptions(),
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    jobs: Annotated[int | None, Parameter(name=["--jobs", "-j"]), WHOLE] = None,
+    executor: str = "processes",
 ) -> None:
     """Play a scenario's collective under seeded random faults: how many runs finish, how late, and
     how many raise.
@@ -111,9 +117,14 @@ def play_faults(
         Size, instead of the scenario's largest.
     output
         Folder for faults.csv and faults.svg; default out/<scenario>-faults.
+    jobs
+        Number of processes; default one per core, or only one for fewer than 500 seeds.
+    executor
+        processes, dask://host:port (a scheduler of dask.distributed), or mpi (under mpiexec).
     """
     from simcoll.core.numbers import check_seed
     from simcoll.files.output import open_folder, write_files
+    from simcoll.planning.grids.executors import open_pool
     from simcoll.planning.reliability import fault_report as report
     from simcoll.planning.reliability.faults import (
         KINDS,
@@ -152,7 +163,14 @@ def play_faults(
         check_flaps(seeds, plan, machine, whole_fs, chances)
     folder = output or Path("out") / f"{path.stem}-faults"
     open_folder(folder, ("faults.csv", "faults.svg"))
-    outcomes = _all(kinds, range(first, first + seeds), plan, machine, whole_fs, chances)
+    if jobs is None and executor == "processes" and seeds < SEEDS_OF_ONE_PROCESS:
+        jobs = 1
+    with open_pool(executor, jobs) as pool:
+        if pool is None:
+            return
+        outcomes = _all(
+            pool, kinds, range(first, first + seeds), _CalmRun(plan, machine, whole_fs, chances)
+        )
     for line in report.fault_lines(outcomes, whole_fs):
         say(line)
     for fault in outcomes:
@@ -186,6 +204,9 @@ def play_faults(
 LOSSES = ("flap", "link", "nic", "stop")
 """Kinds of faults that remove part of the machine."""
 MOST_SEEDS = 100_000
+SEEDS_OF_ONE_PROCESS = 500
+"""With fewer seeds, a run takes less time than the start of processes would save."""
+SEEDS_OF_A_REQUEST = 50
 MOVED = 5
 """Number of seeds of each kind that are also played with data."""
 
@@ -225,26 +246,52 @@ def _calm_run(
     return plan, machine, emulate(plan, machine, data="none", bound=False).time_fs
 
 
+class _CalmRun(NamedTuple):
+    """The undisturbed run that faults are drawn for, as worker processes take it."""
+
+    plan: Plan
+    machine: Topology
+    whole_fs: int
+    chances: Chances
+
+    def outcomes(self, kind: FaultKind, seeds: range) -> list[Outcome]:
+        from simcoll.planning.reliability.faults import outcomes
+
+        return list(outcomes(kind, seeds, *self))
+
+
+def _in_order(
+    pool: GridPool, calm: _CalmRun, kind: FaultKind, parts: Sequence[range]
+) -> Iterator[list[Outcome]]:
+    """The outcomes of each part, asked for a few parts ahead, so that progress can be shown."""
+    futures: deque[Future[list[Outcome]]] = deque()
+    for part in parts:
+        futures.append(pool.executor.submit(calm.outcomes, kind, part))
+        if len(futures) > pool.ahead * pool.workers():
+            yield futures.popleft().result()
+    for future in futures:
+        yield future.result()
+
+
 def _all(
-    kinds: Sequence[FaultKind],
-    seeds: range,
-    plan: Plan,
-    machine: Topology,
-    whole_fs: int,
-    chances: Chances,
+    pool: GridPool, kinds: Sequence[FaultKind], seeds: range, calm: _CalmRun
 ) -> dict[FaultKind, list[Outcome]]:
     """The outcomes of the requested kinds, or of all that apply to the machine."""
     from simcoll.cli.progress import Progress
-    from simcoll.planning.reliability.faults import KINDS, outcomes
+    from simcoll.planning.reliability.faults import KINDS
 
     results: dict[FaultKind, list[Outcome]] = {}
     requests = kinds or tuple(KINDS)
+    parts = [
+        seeds[begin : begin + SEEDS_OF_A_REQUEST]
+        for begin in range(0, len(seeds), SEEDS_OF_A_REQUEST)
+    ]
     with Progress() as tell:
         for place, kind in enumerate(requests):
             runs: list[Outcome] = []
             try:
-                for run in outcomes(kind, seeds, plan, machine, whole_fs, chances):
-                    runs.append(run)
+                for part in _in_order(pool, calm, kind, parts):
+                    runs.extend(part)
                     tell(place * len(seeds) + len(runs), len(requests) * len(seeds), kind)
             except ConfigError as error:
                 if kinds:

@@ -221,8 +221,8 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         "2s",
     ]
     texts = []
-    for folder in ("one", "two"):
-        assert main([*command, "-o", folder]) == 0
+    for folder, processes in (("one", "1"), ("two", "2")):
+        assert main([*command, "-o", folder, "--jobs", processes]) == 0
         texts.append([line for line in capsys.readouterr().out.splitlines() if "wrote" not in line])
     assert texts[0] == texts[1]
     assert any(line.split()[:3] == ["flap", "3", "3"] for line in texts[0])
