@@ -112,6 +112,9 @@ class MeasuredTable:
         Whether the collective was inferred from the columns.
     facts
         What else the log says of the run.
+    situation
+        ``"in situ"`` or ``"in situ, beside computation"`` for services of collectives of a job,
+        which have no launch; empty for benchmarks.
     """
 
     collective: str
@@ -124,14 +127,16 @@ class MeasuredTable:
     rows: tuple[MeasuredRow, ...]
     guessed: bool = False
     facts: RunFacts = field(default_factory=RunFacts)
+    situation: str = ""
 
     def __str__(self) -> str:
         ranks = f"{self.nranks} ranks" if self.nranks else "an unknown number of ranks"
         nodes = f" on {self.nnodes} node{'s' * (self.nnodes != 1)}" if self.nnodes else ""
         by = f", {self.library} {self.version}".rstrip() if self.library else ""
+        situation = f", {self.situation}" if self.situation else ""
         return (
             f"{self.collective or 'unknown collective'}, {ranks}{nodes}, {len(self.rows)} "
-            f"row{'s' * (len(self.rows) != 1)}{by}"
+            f"row{'s' * (len(self.rows) != 1)}{by}{situation}"
         )
 
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 
 from simcoll.files.reader_arguments import FilePath, path_of
+from simcoll.formats.logs.in_situ import HEADER, in_situ_tables
 from simcoll.formats.logs.log_lines import Skipped, log_lines
 from simcoll.formats.logs.measured import (
     ITEMSIZES,
@@ -322,7 +323,10 @@ def load_log(path: FilePath) -> Log:
     reader, osu, tuning = _Reader(skipped), OsuReader(skipped), TuningReader(skipped)
     pieces = RowPieces(_DTYPES, OPS)
     commented = True
-    for number, text in log_lines(path):
+    lines = log_lines(path)
+    for number, text in lines:
+        if number == 1 and text.strip() == HEADER:
+            return Log(in_situ_tables((row for _, row in lines), str(path)), (), (), ())
         if commented and text.lstrip()[:1] == "{" and _is_document(text):
             return Log(tables_of_json(path, MAX_JSON, skipped), (), (), skipped.texts())
         commented = commented and (not text.strip() or text.lstrip().startswith(("//", "/*", "*")))

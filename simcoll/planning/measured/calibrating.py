@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from simcoll.errors import ConfigError
+from simcoll.formats.logs.in_situ import BESIDE
 from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.formats.logs.nccl_tuning import TuningTable
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import Predictor, Series, fit_series
 from simcoll.planning.measured.comparison import Setting, blame_log, check_request, settings_for
 from simcoll.planning.measured.log_parameters import LogParameters
+from simcoll.units import counted
 
 __all__ = ["Gathered", "fit_calibration", "gather"]
 
@@ -65,6 +68,7 @@ def gather(
             log_settings, remarks = settings_for(log, topology, parameters)
         notes += [f"{name}: {note}" for note in remarks]
         settings += [(name, setting) for setting in log_settings]
+    settings = _of_one_situation(settings, notes)
     tables = tuple(tuning)
     series: list[Series] = []
     sources: list[str] = []
@@ -87,6 +91,31 @@ def gather(
         sources += [*titles[:-1], "; set aside: ".join([titles[-1], *run_series.aside])]
     libraries = dict.fromkeys(str(setting.library) for _, setting in settings)
     return Gathered(tuple(series), tables, tuple(sources), tuple(libraries), tuple(notes))
+
+
+def _of_one_situation(
+    settings: Sequence[tuple[str, Setting]], notes: list[str]
+) -> list[tuple[str, Setting]]:
+    """The settings to fit together: rows in situ have no launch, so none of them beside those of
+    benchmarks, and those beside computation only if there are no others.
+    """
+    situations = {setting.table.situation: name for name, setting in reversed(settings)}
+    if "" in situations and len(situations) > 1:
+        in_situ = next(name for situation, name in situations.items() if situation)
+        raise ConfigError(
+            f"rows in situ ({in_situ}) are not fitted together with those of a benchmark "
+            f"({situations['']}), which have a launch; calibrate them apart"
+        )
+    if len(situations) < 2:
+        return list(settings)
+    number = sum(
+        len(setting.table.rows) for _, setting in settings if setting.table.situation == BESIDE
+    )
+    notes.append(
+        f"{counted(number, 'row')} beside computation left out: a calibration is of collectives "
+        "alone, and --beside of simcoll job states how much longer they take"
+    )
+    return [(name, setting) for name, setting in settings if setting.table.situation != BESIDE]
 
 
 def _alike(settings: Sequence[tuple[str, Setting]]) -> list[list[tuple[str, Setting]]]:

@@ -187,6 +187,11 @@ def settings_for(
             notes.append(f"{subject} has the times of another library's collectives, not NCCL's")
         if table.library == "simcoll":
             notes.append(f"{subject} is a prediction of simcoll perf; nothing was measured")
+        if table.situation:
+            notes.append(
+                f"{subject}: measured {table.situation}, from the last arrival on and so without a "
+                "launch; the prediction is of a collective alone, with its launch"
+            )
         if nodes is not None and table.nnodes not in {0, nodes}:
             notes.append(
                 f"{subject} is of {table.nnodes} nodes in the log; predicted for --nodes {nodes}"
