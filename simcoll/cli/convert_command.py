@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from simcoll.command_line import WHOLE
+from simcoll.errors import ConfigError
 from simcoll.terminal import say
 
 if TYPE_CHECKING:
@@ -60,6 +61,26 @@ class NamedOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
+class JobOptions:
+    """A job as a workload.
+
+    Parameters
+    ----------
+    measured
+        Keep the measured services of a job's collectives, instead of leaving them to be predicted.
+    gpu
+        GPU whose rates time the work of a compiled program (HLO).
+    accept_cpu
+        Take a program that was compiled for CPUs, whose collectives are not those of GPUs.
+    """
+
+    measured: Annotated[bool, Parameter(negative=())] = False
+    gpu: str | None = None
+    accept_cpu: Annotated[bool, Parameter(negative=())] = False
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
 class ContentOptions:
     """The content of the written file.
 
@@ -106,6 +127,7 @@ def convert_file(
     to: str | None = None,
     algorithm: NamedOptions = NamedOptions(),
     content: ContentOptions = ContentOptions(),
+    job: JobOptions = JobOptions(),
 ) -> None:
     """Write a file in another format; content that the target cannot express is an error, never
     dropped.
@@ -114,7 +136,9 @@ def convert_file(
     ----------
     source
         A file that holds an algorithm, in any format; or an algorithm with parameters:
-        ring:channels=2. Or a topology, or a workload, as for simcoll step.
+        ring:channels=2. Or a topology, or a workload, as for simcoll step. Or a job, as for simcoll
+        job: traces of PyTorch's profiler (a folder, or the file of one rank), or a compiled program
+        (HLO).
     target
         The file to write. Its suffix gives the format, unless --to does. For Chakra, with one file
         per rank, the prefix of the names.
@@ -123,9 +147,19 @@ def convert_file(
         nccl-topology; for a workload workload, chakra, or chakra-messages (collectives as sends and
         receives, also for an algorithm).
     """
+    from simcoll.cli.job_files import convert_job, is_job
     from simcoll.files.output import write_file
     from simcoll.formats.schedules.schedule_files import algorithm_content, target_format
 
+    if is_job(source):
+        convert_job(Path(source), target, to, job)
+        return
+    if job != JobOptions():
+        raise ConfigError(
+            "--measured, --gpu and --accept-cpu are for jobs: traces of PyTorch's profiler, or a "
+            "compiled program (HLO)",
+            file=source,
+        )
     if (to or _TOPOLOGY_ENDINGS.get(target.suffix)) in _TOPOLOGIES:
         _convert_topology(source, target, to or _TOPOLOGY_ENDINGS[target.suffix])
         return

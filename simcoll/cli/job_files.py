@@ -1,13 +1,18 @@
-"""The files of a job: traces of its ranks, in folders or one by one."""
+"""The files of a job: traces of its ranks, in folders or one by one, or its compiled program."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError
+from simcoll.terminal import say
 
-__all__ = ["trace_files"]
+if TYPE_CHECKING:
+    from simcoll.cli.convert_command import JobOptions
+
+__all__ = ["convert_job", "is_job", "trace_files"]
 
 
 def trace_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
@@ -23,6 +28,10 @@ def trace_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     from simcoll.formats.recognise import title_of
     from simcoll.jobs.trace_stream import is_trace_head
 
+    if not paths:
+        raise ConfigError(
+            "job needs files; expected the traces of one or more ranks, or a folder of them"
+        )
     traces: list[Path] = []
     left_out: list[str] = []
     for path in paths:
@@ -45,3 +54,58 @@ def trace_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
         traces += fitting
         left_out += [f"{file}: no trace of a profiler" for file in inner if file not in fitting]
     return traces, left_out
+
+
+def is_job(source: str) -> bool:
+    """Whether this is a folder, a trace of a profiler, or a compiled program (HLO)."""
+    from simcoll.files.paths import is_file, is_folder
+    from simcoll.files.strict import read_start
+    from simcoll.jobs.hlo_workload import is_hlo_file
+    from simcoll.jobs.trace_stream import is_trace_head
+
+    if is_folder(source):
+        return True
+    return is_file(source) and (is_trace_head(read_start(source)) or is_hlo_file(source))
+
+
+def convert_job(source: Path, target: Path, to: str | None, options: JobOptions) -> None:
+    """Write a job as a workload."""
+    from simcoll.files.output import refuse_places, write_file
+    from simcoll.jobs.hlo_workload import is_hlo_file, load_hlo_workload
+    from simcoll.jobs.job import load_job
+    from simcoll.jobs.job_workload import job_workload
+    from simcoll.workload.workload import write_workload
+
+    if to not in {None, "workload"}:
+        raise ConfigError(
+            f"a job becomes a workload, not format {to!r}; convert the workload then",
+            file=str(source),
+        )
+    refuse_places([target], [source])
+    if is_hlo_file(source):
+        if options.gpu is None or options.measured:
+            raise ConfigError(
+                "a compiled program has no measured times: give --gpu, whose rates time its work, "
+                "and not --measured",
+                file=str(source),
+            )
+        workload = load_hlo_workload(source, gpu=options.gpu, cpu=options.accept_cpu)
+    else:
+        if options.gpu is not None or options.accept_cpu:
+            raise ConfigError(
+                "--gpu and --accept-cpu are for compiled programs (HLO); traces have measured "
+                "times",
+                file=str(source),
+            )
+        traces, left_out = trace_files([source])
+        job = load_job(traces)
+        workload, notes = job_workload(job, measured=options.measured)
+        notes = [*(f"left out: {line}" for line in left_out), *job.notes, *notes]
+        for note in notes:
+            say(f"# {note}")
+    content = write_workload(workload)
+    write_file(target, content)
+    say(
+        f"wrote {target}: {workload.nranks} ranks, {len(workload.operations)} operations, "
+        f"{len(content):,} bytes"
+    )

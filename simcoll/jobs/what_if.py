@@ -63,7 +63,7 @@ class JobQuestion:
 
 
 @dataclass(eq=False)
-class _Answer:
+class _WhatIf:
     """Answers a question about a job."""
 
     job: Job
@@ -330,4 +330,4 @@ def answer_lines(job: Job, question: JobQuestion) -> list[str]:
         For a replay error above 5 %, collectives whose services cannot be predicted, and other
         numbers of ranks of a job that is not purely data parallel.
     """
-    return _Answer(job, question).lines()
+    return _WhatIf(job, question).lines()

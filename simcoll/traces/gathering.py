@@ -311,6 +311,7 @@ class _Gathering:
                 root=together.root,
                 sizes=together.sizes,
                 imbalance=together.imbalance,
+                service_fs=together.service_fs,
             )
         )
 

@@ -27,7 +27,7 @@ class Together:
         As in a :class:`~simcoll.workload.workload.CallOperation`; ``"send"``: a message.
     group
         The name of the group that it is attributed to.
-    size_bytes, dtype, root, sizes, algorithm, imbalance
+    size_bytes, dtype, root, sizes, algorithm, imbalance, service_fs
         As in a Call.
     at_once
         For a message: it starts when both ends are ready, even under a protocol that buffers.
@@ -44,6 +44,7 @@ class Together:
     algorithm: str = ""
     imbalance: float = 1.0
     at_once: bool = False
+    service_fs: int | None = None
 
     @property
     def traits(self) -> tuple[object, ...]:
@@ -58,6 +59,7 @@ class Together:
             self.algorithm,
             self.imbalance,
             self.at_once,
+            self.service_fs,
         )
 
 
