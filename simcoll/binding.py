@@ -15,6 +15,7 @@ from simcoll.core.numbers import whole_numbers
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.protocol import protocol as find_protocol
+from simcoll.core.recent_schedules import recent_schedules
 from simcoll.core.reduction import Reduction, parse_dtype, parse_reduction
 from simcoll.core.schedule import Schedule
 from simcoll.core.step import distinct
@@ -129,6 +130,7 @@ def bind(
         schedule.check()
     else:
         proof = verify(schedule)
+        recent_schedules.keep(schedule, proof)
     element = parse_dtype(dtype)
     reduction = parse_reduction(op, element)
     _check_reduction(schedule.collective, reduction)

@@ -15,6 +15,7 @@ from simcoll.algorithms.combinable import MAX_CUTS
 from simcoll.algorithms.custom import direct
 from simcoll.algorithms.registered import Algorithm
 from simcoll.core.collective import KINDS, Collective
+from simcoll.core.recent_schedules import recent_schedules
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, nearest, shown
 
@@ -197,7 +198,13 @@ def schedule(
         nranks = getattr(params.get("topology"), "nranks", None) if nranks is None else nranks
     request = meant_by(collective, nranks, root, in_place=in_place)
     registered = find_algorithm(request.kind, algorithm)
-    return registered.build(request, **checked_params(registered, request, params))
+    checked = checked_params(registered, request, params)
+    key = (request, registered, *sorted(checked.items()))
+    recent = recent_schedules.find(key)
+    if recent is None:
+        recent = registered.build(request, **checked)
+        recent_schedules.note(key, recent)
+    return recent
 
 
 def checked_params(
