@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["plan_designs"]
 
+MOST_ALTERNATIVES = 8
+"""Alternatives whose sensitivities are timed for the report."""
 FILES = ("results.csv", "best.toml", "trace.json.gz", "report.html")
 
 
@@ -44,6 +46,7 @@ def plan_designs(
     """
     from simcoll.cli.grids import play_grid
     from simcoll.files.output import write_files
+    from simcoll.planning.designs.decision import alternatives_of, verdict
     from simcoll.planning.designs.design_search import (
         best_of,
         design_of,
@@ -89,8 +92,13 @@ def plan_designs(
     designs = list({row["key"]: row for row in (*best[:top], *firsts(best))}.values())
     for line in _table(designs, space[0], front):
         say(line)
-    for missing in missing_alternatives(rows):
-        say(f"  -  {missing.name}: {missing.reason}")
+    missing = missing_alternatives(rows)
+    for alternative in missing:
+        say(f"  -  {alternative.name}: {alternative.reason}")
+    alternatives = alternatives_of(best)
+    if len(alternatives) > 1:
+        for sentence in verdict(space[0].objective.figure, alternatives, ()):
+            say(f"# {sentence}")
     for line in call_lines(TrainingStep(design_of(best[0])).calls):
         say(line if line.startswith("#") else f"# best: {line}")
     for note in notes_of(designs):
@@ -104,29 +112,29 @@ def _files(
 ) -> dict[str, bytes]:
     """The files of a plan's results."""
     from simcoll.files.toml_text import toml_text
-    from simcoll.planning.designs.design_report import design_page
+    from simcoll.planning.designs.decision import alternatives_of
+    from simcoll.planning.designs.design_report import PlanFindings, design_page
     from simcoll.planning.designs.design_search import bars_of, design_of, designs_csv
     from simcoll.planning.designs.html_page import page_html
-    from simcoll.planning.designs.prices import shadow_prices
+    from simcoll.planning.designs.sensitivity import sensitivities
     from simcoll.planning.designs.step_trace import step_trace
     from simcoll.training.steps import TrainingStep
 
     step = TrainingStep(design_of(best[0]))
     clock = step.clock(tier=best[0]["result"]["tier"]).clock
-    page = design_page(
-        space,
-        rows,
-        best,
-        front,
-        bars_of(step.workload, clock),
-        step.design,
-        shadow_prices(step.design),
-    )
+    alternatives = alternatives_of(best)[:MOST_ALTERNATIVES]
+    designs = {option.name: design_of(option.best) for option in alternatives}
+    figure = space.objective.figure
+    effects = {
+        option.name: sensitivities(option.best, designs[option.name], figure)
+        for option in alternatives
+    }
+    findings = PlanFindings(rows, best, front, designs, effects, bars_of(step.workload, clock))
     contents = (
         designs_csv(rows),
         toml_text({"title": space.title, **_design_tables(best[0])}).encode(),
         step_trace(step.workload, clock, space.title, step.alone.plans),
-        page_html(page),
+        page_html(design_page(space, findings)),
     )
     return dict(zip(FILES, contents, strict=True))
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from simcoll.planning.designs.design_search import Bar
+    from simcoll.planning.designs.sensitivity import Sensitivity
     from simcoll.planning.grids.grid import Row
 
 __all__ = [
     "COLOURS",
+    "effects_chart",
     "links_chart",
     "memory_chart",
     "parts_chart",
@@ -21,7 +23,6 @@ __all__ = [
     "timeline_text",
 ]
 
-BELOW = {"columns": 4, "orient": "bottom"}
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f"]
 """Distinguishable with every common colour vision (Okabe and Ito 2008; last two added), and legible
 on white and on black.
@@ -87,6 +88,44 @@ def _stacked_chart(
     }
 
 
+def effects_chart(effects: Sequence[Sensitivity], title: str) -> dict[str, Any]:
+    """Relative changes of the objective with less and with more of each input."""
+    values = [
+        {
+            "input": effect.name,
+            "change": six_digits(change),
+            "with": f"times {factor:g}",
+            "side": "less" if factor < 1 else "more",
+        }
+        for effect in effects
+        for factor, change in zip(effect.factors, effect.changes, strict=True)
+    ]
+    return {
+        **_frame(24 * len(effects), values),
+        "mark": "bar",
+        "encoding": {
+            "x": {
+                "field": "change",
+                "type": "quantitative",
+                "title": f"change of {title}",
+                "axis": {"format": "+.0~%", "tickCount": 8},
+            },
+            "y": {"field": "input", "type": "nominal", "title": None, "sort": None},
+            "color": {
+                "field": "side",
+                "type": "nominal",
+                "title": None,
+                "scale": {"domain": ["less", "more"], "range": COLOURS[:2]},
+            },
+            "tooltip": [
+                {"field": "input"},
+                {"field": "with"},
+                {"field": "change", "type": "quantitative", "format": "+.1%"},
+            ],
+        },
+    }
+
+
 def links_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     """Utilisation of the busiest link of each kind over the step."""
     values = [
@@ -112,7 +151,6 @@ def links_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
                 "type": "nominal",
                 "title": None,
                 "scale": {"range": COLOURS},
-                "legend": BELOW,
             },
             "tooltip": [
                 {"field": "design"},
@@ -166,7 +204,6 @@ def timeline_chart(bars: Sequence[Bar]) -> dict[str, Any]:
                 "type": "nominal",
                 "title": None,
                 "scale": {"range": COLOURS},
-                "legend": BELOW,
             },
             "tooltip": [
                 {"field": "name"},

@@ -1,16 +1,19 @@
-"""The report of a plan: Pareto chart, best designs, time breakdown, timeline, links, comparison,
-and inputs with sources.
+"""The report of a plan: the decision and what would turn it, where time goes, what it is sensitive
+to, the front, the best designs, and every input with its source.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simcoll import __version__
+from simcoll.planning.costs import price_rows
 from simcoll.planning.designs.charts import (
     COLOURS,
+    effects_chart,
     links_chart,
     memory_chart,
     parts_chart,
@@ -18,125 +21,302 @@ from simcoll.planning.designs.charts import (
     timeline_chart,
     timeline_text,
 )
+from simcoll.planning.designs.decision import (
+    Alternative,
+    alternatives_of,
+    interval_of,
+    is_tie,
+    turning_points,
+    verdict,
+)
 from simcoll.planning.designs.figures import FIGURES
 from simcoll.planning.designs.html_page import (
     Cell,
     Comparison,
+    FigureCard,
     Page,
     ReportColumn,
     ReportTable,
     Section,
 )
+from simcoll.planning.designs.nearest_fit import missing_alternatives
+from simcoll.topology.file_layers import layers_of
 
 if TYPE_CHECKING:
     from simcoll.planning.designs.design_search import Bar
-    from simcoll.planning.designs.prices import Price
+    from simcoll.planning.designs.nearest_fit import MissingAlternative
+    from simcoll.planning.designs.sensitivity import Sensitivity
     from simcoll.planning.designs.space import Space
     from simcoll.planning.grids.grid import Row
     from simcoll.training.design import Design
 
-__all__ = ["design_page"]
+__all__ = ["PlanFindings", "design_page"]
 
 MOST_POINTS = 3000
-MOST_ROWS = 50
+MOST_ROWS = 10
+MOST_COMPARED = 50
 MOST_BARS = 10
-MEMORY = "Of the GPU that needs most, by part."
-PRICES = (
-    "The best design in tier 1 with one thing changed at a time. What does not shorten the "
-    "step is not worth buying."
+MOST_TURNS = 12
+MOST_EFFECTS = 12
+CARD_FIGURES = (
+    "days",
+    "usd",
+    "tokens_per_second",
+    "step_s",
+    "mfu",
+    "goodput",
+    "usd_per_hour",
+    "usd_per_mtoken",
+    "gpus",
+    "memory_gib",
+    "kilowatts",
 )
 
 
-def design_page(
-    space: Space,
-    rows: Sequence[Row],
-    best: Sequence[Row],
-    front: Sequence[Row],
-    bars: Sequence[Bar],
-    design: Design,
-    prices: Sequence[Price] = (),
-) -> Page:
-    """The report.
+@dataclass(frozen=True, slots=True)
+class PlanFindings:
+    """What a plan found.
 
-    Parameters
+    Attributes
     ----------
     rows
         All designs, each timed in its highest tier.
     best, front
         The designs that ran, best first, and those on the Pareto front.
+    designs
+        The best design of each alternative, by its name.
+    effects
+        Sensitivities of these designs.
     bars
         The timeline of the best design.
-    design
-        The best design, whose inputs are listed.
-    prices
-        Sensitivities of its time to faster components.
     """
-    designs = list({row["key"]: row for row in (*best[:MOST_ROWS], *front)}.values())
-    axes = _axes(space, best)
-    best_result = best[0]["result"]
-    figure = FIGURES[space.objective.figure]
-    exact = sum(row["result"]["tier"] == 2 for row in best)
-    summary = [
-        f"Best by {figure.title}: {_name(best[0], axes)}: "
-        f"{figure.text(best_result[space.objective.figure])} {figure.unit}".rstrip()
-        + ".",
-        (
-            f"{len(rows):,} designs: {len(best):,} timed, {exact:,} of them with everything "
-            "emulated together (tier 2), the others with "
-            "collectives timed once each (tier 1); "
-            f"{sum(r.get('result', {}).get('fits', 'yes') != 'yes' for r in rows):,} do not fit, "
-            f"{sum('error' in r for r in rows):,} are impossible."
-        ),
-        f"Calibration of the best design: {best_result['calibration']}.",
-        *best_result["notes"],
-    ]
-    page = Page(space.title, summary, _sections(space, best, front, designs), _footer(best_result))
-    if bars:
-        text = timeline_text(bars, best_result)
-        page.sections.insert(
-            4, Section("timeline", "One step of the best design", text, chart=timeline_chart(bars))
-        )
-    if prices:
-        page.sections.append(Section("prices", "What would help", PRICES, table=_prices(prices)))
-    inputs = "Every number that the best design uses, with its source."
-    page.sections.append(Section("inputs", "Inputs", inputs, table=_inputs(design)))
-    return page
+
+    rows: Sequence[Row]
+    best: Sequence[Row]
+    front: Sequence[Row]
+    designs: Mapping[str, Design]
+    effects: Mapping[str, Sequence[Sensitivity]]
+    bars: Sequence[Bar]
 
 
-def _sections(
-    space: Space, best: Sequence[Row], front: Sequence[Row], designs: Sequence[Row]
-) -> list[Section]:
-    """The sections that compare designs."""
-    top, exact = (
-        best[:MOST_BARS],
-        "Click a head to sort. Tier 2 is exact where collectives share links; tier 1 is not.",
-    )
-    parts = (
-        "Computation, bubble, and what each axis exposes: the step is so much shorter without "
-        "its bytes."
-    )
-    links = (
-        "Share of the step in which the busiest link of each kind would be busy with its "
-        "bytes "
-        "alone."
-    )
-    names = [f"{rank}. {_name(row, _axes(space, top))}" for rank, row in enumerate(top, 1)]
+def design_page(space: Space, findings: PlanFindings) -> Page:
+    """The report of a plan."""
+    alternatives = alternatives_of(findings.best)
+    missing = [option for option in missing_alternatives(findings.rows) if option.name]
     sections = [
-        Section(
-            "pareto", "Pareto front", _pareto_text(space, best), chart=_pareto(space, best, front)
-        ),
-        Section("best", "Best designs", exact, table=_table(space, designs, front)),
-        Section("time", "Where the time goes", parts, chart=parts_chart(top, names)),
-        Section("memory", "Memory", MEMORY, chart=memory_chart(top, names)),
+        _decision(space, alternatives, missing),
+        *_turns(space, alternatives, findings),
+        *_breakdowns(findings.best, alternatives),
+        *_effects(space, alternatives, findings),
+        *_comparisons(space, findings),
     ]
-    if any(row["result"]["link_use"] for row in top):
-        sections.append(Section("links", "Links", links, chart=links_chart(top, names)))
-    if len(designs) > 1:
-        two = _comparison(designs, _axes(space, designs))
-        sections.append(
-            Section("compare", "What if", "Any two designs of the table.", comparison=two)
+    if findings.bars:
+        text = timeline_text(findings.bars, findings.best[0]["result"])
+        chart = timeline_chart(findings.bars)
+        sections.append(Section("timeline", "One step of the best design", text, chart=chart))
+    terms = {option.name: option.best["point"]["terms"] for option in alternatives}
+    for name, design in findings.designs.items():
+        title = f"Inputs of {name}" if len(alternatives) > 1 else "Inputs"
+        number = list(findings.designs).index(name)
+        identity = f"inputs-{number}" if number else "inputs"
+        sections.append(Section(identity, title, table=_inputs(design, terms[name])))
+    sections.append(_calibration(findings))
+    return Page(space.title, [_counts(findings)], sections, _footer(findings.best[0]["result"]))
+
+
+def _counts(findings: PlanFindings) -> str:
+    """How many designs were timed, and how."""
+    exact = sum(row["result"]["tier"] == 2 for row in findings.best)
+    tight = sum(row.get("result", {}).get("fits", "yes") != "yes" for row in findings.rows)
+    impossible = sum("error" in row for row in findings.rows)
+    return (
+        f"{len(findings.rows):,} designs: {len(findings.best):,} timed, {exact:,} of them with the "
+        f"whole step emulated; {tight:,} do not fit, {impossible:,} are impossible."
+    )
+
+
+def _decision(
+    space: Space, alternatives: Sequence[Alternative], missing: Sequence[MissingAlternative]
+) -> Section:
+    """A card for each alternative, and the decision in sentences."""
+    cards = [_card(space, option, alternatives) for option in alternatives]
+    cards += [FigureCard(absent.name, reason=absent.reason) for absent in missing]
+    sentences = verdict(space.objective.figure, alternatives, missing)
+    intervals = any(interval_of(option.result, "step_s") for option in alternatives)
+    text = (
+        "Intervals are those of the error of published steps of the same class."
+        if intervals
+        else "Without intervals: the figures are exact in the model, and not measured."
+    )
+    return Section("decision", "Decision", text, cards=cards, sentences=sentences)
+
+
+def _card(
+    space: Space, alternative: Alternative, alternatives: Sequence[Alternative]
+) -> FigureCard:
+    """The card of an alternative: the objective, and its other figures."""
+    name = space.objective.figure
+    result, best = alternative.result, alternatives[0]
+    figure = FIGURES[name]
+    mark = ""
+    if alternative is best:
+        mark = "best" if len(alternatives) > 1 else ""
+    elif is_tie(best.result, result, name):
+        mark = "a tie"
+    interval = interval_of(result, name)
+    span = f"90 %: {figure.text(interval[0])} to {figure.text(interval[1])}" if interval else ""
+    facts = [
+        (
+            FIGURES[key].title,
+            f"{FIGURES[key].text(result[key])} {FIGURES[key].unit}".strip(),
         )
-    return sections
+        for key in CARD_FIGURES
+        if key != name and key in result
+    ]
+    return FigureCard(
+        alternative.name,
+        mark,
+        f"{figure.text(result[name])} {figure.unit}".strip(),
+        figure.title,
+        span,
+        [("design", _mapping(alternative.best)), *facts],
+    )
+
+
+def _mapping(row: Row) -> str:
+    """The parallelism of a design in a few words."""
+    parallel = row["point"]["design"].get("parallel", {})
+    degrees = [
+        f"{axis} {parallel[axis]}"
+        for axis in ("tp", "cp", "ep", "pp", "virtual", "dp")
+        if parallel.get(axis, 1) not in {0, 1}
+    ]
+    return ", ".join(degrees) or "data parallel"
+
+
+def _turns(
+    space: Space, alternatives: Sequence[Alternative], findings: PlanFindings
+) -> Iterator[Section]:
+    """What would turn the decision."""
+    if len(alternatives) < 2:
+        return
+    points = turning_points(space.objective.figure, alternatives, findings.effects)[:MOST_TURNS]
+    heads = [
+        ReportColumn("input"),
+        ReportColumn("change", number=True),
+        ReportColumn("makes as good as the best"),
+    ]
+    cells = [
+        [
+            Cell(point.name),
+            Cell(f"{point.change:+.1%}".replace("%", " %"), point.change),
+            Cell(point.rival),
+        ]
+        for point in points
+    ]
+    text = "One input at a time, the smallest change first; all else stays."
+    yield Section("turns", "What would turn it", text, table=ReportTable(heads, cells))
+
+
+def _breakdowns(best: Sequence[Row], alternatives: Sequence[Alternative]) -> Iterator[Section]:
+    """Time, memory and links of the best of each alternative, or of the best designs of one."""
+    if len(alternatives) > 1:
+        bars = [(option.name, option.best) for option in alternatives[:MOST_BARS]]
+    else:
+        axes = _axes(best[:MOST_BARS])
+        bars = [
+            (f"{rank}. {_name(row, axes)}", row) for rank, row in enumerate(best[:MOST_BARS], 1)
+        ]
+    names, rows = [name for name, _ in bars], [row for _, row in bars]
+    subject = "the best design of each alternative" if len(alternatives) > 1 else "the best designs"
+    text = (
+        f"Of {subject}: computation, bubble, and what each axis exposes (the step is so much "
+        "shorter without its bytes)."
+    )
+    yield Section("time", "Where the time goes", text, chart=parts_chart(rows, names))
+    memory = f"The GPU that needs most, by part, of {subject}."
+    yield Section("memory", "Memory", memory, chart=memory_chart(rows, names))
+    if any(row["result"]["link_use"] for row in rows):
+        links = (
+            f"Share of the step in which the busiest link of each kind would be busy with its "
+            f"bytes alone, in {subject}."
+        )
+        yield Section("links", "Links", links, chart=links_chart(rows, names))
+
+
+def _effects(
+    space: Space, alternatives: Sequence[Alternative], findings: PlanFindings
+) -> Iterator[Section]:
+    """What the best design of the plan is sensitive to."""
+    effects = findings.effects.get(alternatives[0].name, ())[:MOST_EFFECTS]
+    if not effects:
+        return
+    figure = FIGURES[space.objective.figure]
+    text = (
+        f"{figure.title[0].upper()}{figure.title[1:]} of {alternatives[0].name} with one input "
+        "changed at a time: links halved and doubled, rates of kernels by 10 %, prices by 20 %, "
+        "failures and times of restarts halved and doubled. The machine is timed in tier 1."
+    )
+    heads = [
+        ReportColumn("input"),
+        *(
+            column
+            for side in ("less", "more")
+            for column in (
+                ReportColumn(side, "times", number=True),
+                ReportColumn("change", number=True),
+            )
+        ),
+    ]
+    rows = [
+        [
+            Cell(effect.name),
+            *(
+                cell
+                for factor, change in zip(effect.factors, effect.changes, strict=True)
+                for cell in (
+                    Cell(f"{factor:g}", factor),
+                    Cell(f"{change:+.1%}".replace("%", " %"), change),
+                )
+            ),
+        ]
+        for effect in effects
+    ]
+    chart = effects_chart(effects, figure.title)
+    yield Section("sensitivity", "Sensitivity", text, chart=chart, table=ReportTable(heads, rows))
+
+
+def _comparisons(space: Space, findings: PlanFindings) -> Iterator[Section]:
+    """The front, the best designs, and any two of them side by side."""
+    best, front = findings.best, findings.front
+    leaders = [option.best for option in alternatives_of(best)]
+    yield Section(
+        "pareto", "Pareto front", _pareto_text(space, best), chart=_pareto(space, best, front)
+    )
+    listed = list({row["key"]: row for row in (*best[:MOST_ROWS], *leaders)}.values())
+    text = (
+        "The best, and the best of each alternative; results.csv has all. Click a head to sort. "
+        "Tier 2 emulates the whole step; tier 1 times each collective once, alone. Both are exact "
+        "in the model only."
+    )
+    yield Section("best", "Best designs", text, table=_table(space, listed, front))
+    compared = list({row["key"]: row for row in (*leaders, *best[:MOST_COMPARED], *front)}.values())
+    if len(compared) > 1:
+        two = _comparison(compared, _axes(compared))
+        yield Section("compare", "What if", "Any two designs, side by side.", comparison=two)
+
+
+def _calibration(findings: PlanFindings) -> Section:
+    """Calibrations and notes of the designs in the cards."""
+    from simcoll.planning.designs.design_search import notes_of
+
+    leaders = [option.best for option in alternatives_of(findings.best)]
+    sentences = [
+        f"{option.name}: {option.result['calibration']}."
+        for option in alternatives_of(findings.best)
+    ]
+    sentences += notes_of(leaders)
+    return Section("calibration", "Calibration and notes", sentences=sentences)
 
 
 def _footer(result: Mapping[str, Any]) -> str:
@@ -147,9 +327,9 @@ def _footer(result: Mapping[str, Any]) -> str:
     )
 
 
-def _axes(space: Space, rows: Sequence[Row]) -> list[str]:
+def _axes(rows: Sequence[Row]) -> list[str]:
     """The values that differ between designs, in the order of the file."""
-    order = dict.fromkeys(name for _, case in space.documents for name in case)
+    order = dict.fromkeys(name for row in rows for name in row["point"]["case"])
     return [
         name for name in order if len({str(row["point"]["case"].get(name, "")) for row in rows}) > 1
     ]
@@ -184,7 +364,7 @@ def _plane(space: Space, best: Sequence[Row]) -> tuple[str, str]:
 def _pareto(space: Space, best: Sequence[Row], front: Sequence[Row]) -> dict[str, Any]:
     x, y = _plane(space, best)
     on_front = {row["key"] for row in front}
-    axes = _axes(space, best)
+    axes = _axes(best)
     kinds = {name: {str(row["point"]["case"].get(name)) for row in best} for name in axes}
     group = next((name for name in axes if len(kinds[name]) <= len(COLOURS)), None)
     values = [
@@ -265,7 +445,7 @@ def _columns(space: Space | None, designs: Sequence[Row]) -> tuple[list[str], li
 
 
 def _table(space: Space, designs: Sequence[Row], front: Sequence[Row]) -> ReportTable:
-    axes = _axes(space, designs)
+    axes = _axes(designs)
     names, columns = _columns(space, designs)
     on_front = {row["key"] for row in front}
     heads = [
@@ -324,33 +504,15 @@ def _comparison(designs: Sequence[Row], axes: Sequence[str]) -> Comparison:
     )
 
 
-def _prices(prices: Sequence[Price]) -> ReportTable:
-    heads = [
-        ReportColumn("change"),
-        ReportColumn("step", "ms", number=True),
-        ReportColumn("change of the step", number=True),
-    ]
-    rows = [
-        [
-            Cell(price.change),
-            Cell(f"{price.time_fs / 1e12:,.2f}", price.time_fs / 1e12),
-            Cell(f"{price.gain:+.1%}", price.gain),
-        ]
-        for price in prices
-    ]
-    return ReportTable(heads, rows)
-
-
-def _inputs(design: Design) -> ReportTable:
+def _inputs(design: Design, terms: Mapping[str, Any]) -> ReportTable:
+    """Every number that a design uses: prices, limits, machine, GPU, model, with sources."""
     gpu, topology, model = design.gpu, design.topology, design.model
     rows = [
+        *price_rows(terms, gpu),
+        *_topology_rows(design),
         *(
             (f"GPU {gpu.name}: {place}", gpu.format_number(place), gpu.sources.get(place, ""))
             for place in gpu.values
-        ),
-        *(
-            (f"topology {topology.name}: {place}", "", source)
-            for place, source in topology.sources.items()
         ),
         (
             f"model {model.name}",
@@ -358,17 +520,53 @@ def _inputs(design: Design) -> ReportTable:
                 f"{model.parameters / 1e9:,.1f} B parameters, {model.layers} layers, hidden "
                 f"{model.hidden}"
             ),
-            "",
+            "its file",
         ),
         ("calibration", design.calibrations, design.calibration.hash),
         (
             "sequence, global batch, type",
-            f"{design.sequence}, {design.global_batch}, {design.dtype}",
+            f"{design.sequence:,}, {design.global_batch:,}, {design.dtype}",
             "the plan file",
         ),
-        ("design", design.hash, "hash of everything that decides the result"),
+        (
+            f"topology {topology.name}",
+            f"{topology.nranks:,} GPUs",
+            "hash of the design: " + design.hash,
+        ),
     ]
     return ReportTable(
         [ReportColumn("what"), ReportColumn("value"), ReportColumn("source")],
         [[Cell(text) for text in row] for row in rows],
     )
+
+
+def _topology_rows(design: Design) -> Iterator[tuple[str, str, str]]:
+    """The numbers of the machine, with the values of its file or of the plan."""
+    topology, cluster = design.topology, design.cluster
+    values: dict[str, Any] = {}
+    for layer in layers_of(cluster.name):
+        values |= _leaves(layer.document)
+    values |= _leaves(cluster.set)
+    for place, source in topology.sources.items():
+        path = place.removeprefix("$.")
+        yield f"topology: {path}", str(values.get(path, "")), source
+    for key in ("nodes", "gpus"):
+        if getattr(cluster, key) is not None:
+            yield f"topology: {key}", f"{getattr(cluster, key):,}", "the plan file"
+    for table in ("degraded", "slow"):
+        for name, value in getattr(cluster, table).items():
+            yield f"topology: {table} {name}", str(value), "the plan file"
+
+
+def _leaves(table: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """The values of nested tables by path; ``{ value = ..., source = ... }`` is its value."""
+    leaves: dict[str, Any] = {}
+    for key, entry in table.items():
+        path = f"{place}.{key}" if place else key
+        if isinstance(entry, Mapping) and "value" in entry:
+            leaves[path] = entry["value"]
+        elif isinstance(entry, Mapping):
+            leaves |= _leaves(entry, path)
+        else:
+            leaves[path] = entry
+    return leaves

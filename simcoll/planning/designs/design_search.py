@@ -12,26 +12,16 @@ import numpy as np
 
 from simcoll.errors import ConfigError
 from simcoll.files.output import csv_bytes
-from simcoll.planning.costs import (
-    ClusterCost,
-    ClusterPower,
-    hardware,
-    hourly_cost,
-    power_kw,
-)
 from simcoll.planning.designs.figures import FIGURES, better_of, pareto_front
+from simcoll.planning.designs.merit import Bill, bill_of, figures_of
 from simcoll.planning.designs.nearest_fit import missing_alternatives
 from simcoll.planning.designs.space import Space
 from simcoll.planning.grids.grid import GridRun, Point, PointGrid, Row
-from simcoll.planning.reliability.failures import Cause, TrainingJob
-from simcoll.planning.reliability.goodput import HOUR_US
-from simcoll.planning.reliability.renewal import renewal, young_daly
 from simcoll.topology import LINK_KINDS, Topology
 from simcoll.training.design import Design, design_from
 from simcoll.training.memory import memory_by_stage
 from simcoll.training.step_result import StepResult
 from simcoll.training.steps import step
-from simcoll.units import parse_span
 from simcoll.workload.class_clock import Clock
 from simcoll.workload.workload import Workload
 
@@ -90,7 +80,7 @@ def time_design(point: Point) -> dict[str, Any]:
         part: getattr(worst, part)
         for part in ("weights", "gradients", "optimizer", "activations", "buffers")
     }
-    bill = _bill(design, point["terms"])
+    bill = bill_of(design, point["terms"])
     excess = _excess(design, worst.total, bill, point["terms"]["limits"])
     shared = {
         "fits": "yes" if excess is None else str(excess),
@@ -100,7 +90,14 @@ def time_design(point: Point) -> dict[str, Any]:
     if excess is not None:
         return {**shared, "excess": excess.share}
     result = step(design, tier=point["tier"], exposed=point["tier"] == 2)
-    figures = _figures(result, bill, point["terms"])
+    speed = {
+        "tokens_per_second": result.tokens_per_second,
+        "step_s": result.seconds,
+        "mfu": result.mfu,
+        "memory_gib": worst.total / 2**30,
+        "gpus": result.nranks,
+    }
+    figures = figures_of(speed, bill, point["terms"])
     return {**shared, **figures, "cost": bill.parts, **_breakdown(design, result)}
 
 
@@ -115,28 +112,6 @@ def beyond_pcie(topology: Topology) -> str:
     if not 0 < pcie < nic:
         return ""
     return f"NICs of {nic:,.0f} GB/s behind PCIe links of {pcie:,.0f} GB/s cannot be filled"
-
-
-@dataclass(frozen=True, slots=True)
-class _Bill:
-    """What a design costs, in dollars for an hour by part, and draws."""
-
-    kilowatts: float
-    parts: dict[str, float]
-
-    @property
-    def usd_per_hour(self) -> float:
-        """All parts."""
-        return sum(self.parts.values())
-
-
-def _bill(design: Design, terms: Mapping[str, Any]) -> _Bill:
-    """The cost and the power of a design, with its spares."""
-    cost, power = ClusterCost(**terms["cost"]), ClusterPower(**terms["power"])
-    parts = hardware(design, power, (terms["failures"] or {}).get("spares", 0))
-    kilowatts = power_kw(design, power, parts)
-    amounts = hourly_cost(cost, power, parts, kilowatts)
-    return _Bill(kilowatts, {amount.part: amount.usd_per_hour for amount in amounts})
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +132,7 @@ class _Excess:
 
 
 def _excess(
-    design: Design, memory_bytes: int, bill: _Bill, limits: Mapping[str, Any]
+    design: Design, memory_bytes: int, bill: Bill, limits: Mapping[str, Any]
 ) -> _Excess | None:
     """The first limit that a design exceeds, or None."""
     totals = (
@@ -167,57 +142,6 @@ def _excess(
         _Excess(bill.kilowatts, limits["kilowatts"], "kW"),
     )
     return next((total for total in totals if total.limit and total.value > total.limit), None)
-
-
-def _figures(result: StepResult, bill: _Bill, terms: Mapping[str, Any]) -> dict[str, float]:
-    """All figures that the plan file has the numbers for."""
-    rate, price = result.tokens_per_second, bill.usd_per_hour
-    figures = {
-        "tokens_per_second": rate,
-        "tokens_per_second_per_gpu": rate / result.nranks,
-        "step_s": result.seconds,
-        "mfu": result.mfu,
-        "memory_gib": max(stage.total for stage in result.memory) / 2**30,
-        "gpus": result.nranks,
-        "kilowatts": bill.kilowatts,
-    }
-    useful_rate = rate
-    if terms["failures"] is not None:
-        share = _goodput(terms["failures"], result.nranks)
-        useful_rate = rate * share
-        figures |= {"goodput": share, "goodput_tokens_per_second": useful_rate}
-    if price:
-        figures |= {
-            "usd_per_hour": price,
-            "usd_per_mtoken": price / 3600 / rate * 1e6,
-            "tokens_per_dollar": rate * 3600 / price,
-        }
-        if terms["failures"] is not None:
-            figures["goodput_tokens_per_dollar"] = useful_rate * 3600 / price
-    if terms["tokens"]:
-        hours = terms["tokens"] / useful_rate / 3600
-        figures["days"] = hours / 24
-        if price:
-            figures["usd"] = hours * price
-    return figures
-
-
-def _goodput(failures: Mapping[str, Any], gpus: int) -> float:
-    """The renewal formula with Daly's checkpoint interval."""
-    mean_us = max(1, int(failures["gpu_hours"] / gpus * HOUR_US))
-    saving = parse_span(failures["checkpoint"])
-    blocking = parse_span(failures["blocking"]) if failures.get("blocking") else saving
-    interval = max(1, young_daly(blocking, mean_us, higher_order=True), saving - blocking)
-    detect, load = parse_span(failures.get("detect", "0")), parse_span(failures["restart"])
-    share = renewal(
-        TrainingJob(1, interval, blocking, saving, detect, load, (Cause("all", mean_us),))
-    )
-    if not share:
-        raise ConfigError(
-            f"a failure every {mean_us / 1e6:,.3g} s on {gpus:,} GPUs: no training survives",
-            path="$.failures.gpu_hours",
-        )
-    return share
 
 
 def _breakdown(design: Design, result: StepResult) -> dict[str, Any]:

@@ -16,7 +16,16 @@ import msgspec
 
 from simcoll import __version__
 
-__all__ = ["Cell", "Comparison", "Page", "ReportColumn", "ReportTable", "Section", "page_html"]
+__all__ = [
+    "Cell",
+    "Comparison",
+    "FigureCard",
+    "Page",
+    "ReportColumn",
+    "ReportTable",
+    "Section",
+    "page_html",
+]
 
 SCRIPTS = ("vega.min.js", "vega-lite.min.js", "vega-embed.min.js", "report.js")
 
@@ -58,12 +67,34 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
+class FigureCard:
+    """A card of a page: a name with a mark, a headline with its title and interval, and facts in
+    pairs.
+
+    A card without a headline has a ``reason`` instead.
+    """
+
+    name: str
+    mark: str = ""
+    headline: str = ""
+    title: str = ""
+    interval: str = ""
+    facts: Sequence[tuple[str, str]] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a page, under a heading; ``chart`` is a Vega-Lite specification."""
+    """A part of a page, under a heading: cards, text, a list, a chart, a table, or a comparison.
+
+    ``chart`` is a Vega-Lite specification.
+    """
 
     id: str
     title: str
     text: str = ""
+    cards: Sequence[FigureCard] = ()
+    sentences: Sequence[str] = ()
     chart: Mapping[str, Any] | None = None
     table: ReportTable | None = None
     comparison: Comparison | None = None
@@ -120,6 +151,8 @@ def page_html(page: Page) -> bytes:
                 "id": section.id,
                 "title": section.title,
                 "text": section.text,
+                "cards": section.cards,
+                "sentences": section.sentences,
                 "chart": bool(section.chart),
                 "table": section.table,
                 "compare": section.comparison.names if section.comparison else None,

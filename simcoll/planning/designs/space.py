@@ -119,7 +119,7 @@ class Space:
         )
 
 
-class _Alternative(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _AlternativeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str
     model: dict[str, Any] = {}
     gpu: dict[str, Any] = {}
@@ -149,7 +149,7 @@ def _space(document: dict[str, Any], path: Path) -> Space:
     objective = _table(document, "objective", Objective)
     _check(objective)
     alternatives = convert_table(
-        {"alternative": document.pop("alternative", [])}, _Alternatives
+        {"alternative": document.pop("alternative", [])}, _AlternativeTables
     ).alternative
     names = [alternative.name for alternative in alternatives]
     for place, name in enumerate(names):
@@ -158,7 +158,7 @@ def _space(document: dict[str, Any], path: Path) -> Space:
                 f"{name!r} is the name of another alternative", path=f"$.alternative[{place}].name"
             )
     designs, terms, hashes = [], [], []
-    for alternative in alternatives or [_Alternative(name="")]:
+    for alternative in alternatives or [_AlternativeTable(name="")]:
         merged = _merge(document, msgspec.to_builtins(alternative), path.parent)
         alternative_terms = _terms(merged, objective)
         _needs(objective, alternative_terms)
@@ -192,8 +192,8 @@ def _needs(objective: Objective, terms: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} needs tokens, such as tokens = '15T'", path="$.objective")
 
 
-class _Alternatives(msgspec.Struct, frozen=True):
-    alternative: list[_Alternative]
+class _AlternativeTables(msgspec.Struct, frozen=True):
+    alternative: list[_AlternativeTable]
 
 
 def _check(objective: Objective) -> None:

@@ -9,14 +9,17 @@ function colour(name) {
 function drawn(spec) {
   const ink = colour("--ink"), soft = colour("--soft"), line = colour("--line");
   const text = { labelColor: ink, titleColor: ink, labelFontSize: 12, titleFontSize: 12 };
+  // Names of designs beside bars get at most a third of a narrow page.
+  const narrow = document.body.clientWidth < 640;
+  const labels = narrow ? Math.round(document.body.clientWidth / 3) : 340;
   return {
     ...spec,
     background: "transparent",
     config: {
       font: "system-ui, sans-serif",
       view: { stroke: line },
-      axis: { ...text, gridColor: line, domainColor: soft, tickColor: soft, labelLimit: 340, labelFlush: false },
-      legend: { ...text, labelLimit: 260, symbolBaseFillColor: ink, symbolBaseStrokeColor: ink },
+      axis: { ...text, gridColor: line, domainColor: soft, tickColor: soft, labelLimit: labels, labelFlush: false },
+      legend: { ...text, orient: "bottom", columns: narrow ? 1 : 4, labelLimit: 260, symbolBaseFillColor: ink, symbolBaseStrokeColor: ink },
       title: { color: ink },
       header: text,
       rule: { color: soft },

@@ -161,10 +161,24 @@ def test_a_report_in_a_browser(planned, tmp_path):
             page.value("document.querySelectorAll('#chart-memory svg .mark-rect path').length") > 0
         )
         helps = page.value(
-            "[...document.querySelectorAll('#prices tbody tr')].map(row => "
+            "[...document.querySelectorAll('#sensitivity tbody tr')].map(row => "
             "row.cells[0].textContent)"
         )
-        assert helps[-2:] == ["matrix products 10 % faster", "memory 10 % faster"]
+        assert {"rate of matrix products", "bandwidth of scale-up links"} <= set(helps)
+        names = "[...document.querySelectorAll('.card h3')].map(head => head.textContent)"
+        assert page.value(names) == ["gpu.bandwidth 450 GB/s best", "gpu.bandwidth 225 GB/s"]
+        for width in (1280, 390):
+            page.ask(
+                "Emulation.setDeviceMetricsOverride",
+                width=width,
+                height=900,
+                deviceScaleFactor=1,
+                mobile=width < 500,
+            )
+            page.open(report.as_uri(), DRAWN)
+            assert page.value("document.documentElement.scrollWidth <= innerWidth"), width
+        page.ask("Emulation.clearDeviceMetricsOverride")
+        page.open(report.as_uri(), DRAWN)
         marks = "document.querySelectorAll('#chart-pareto .mark-symbol path').length"
         assert page.value(marks) >= 8
 

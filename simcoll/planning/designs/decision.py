@@ -1,0 +1,218 @@
+"""The decision of a plan: its alternatives, best first, and what would turn their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from simcoll.planning.designs.figures import FIGURES
+
+if TYPE_CHECKING:
+    from simcoll.planning.designs.nearest_fit import MissingAlternative
+    from simcoll.planning.designs.sensitivity import Sensitivity
+    from simcoll.planning.grids.grid import Row
+
+__all__ = [
+    "Alternative",
+    "TurningPoint",
+    "alternatives_of",
+    "interval_of",
+    "is_tie",
+    "turning_points",
+    "verdict",
+]
+
+TIME_POWERS = {
+    "tokens_per_second": -1,
+    "tokens_per_second_per_gpu": -1,
+    "step_s": 1,
+    "mfu": -1,
+    "usd_per_mtoken": 1,
+    "tokens_per_dollar": -1,
+    "goodput_tokens_per_second": -1,
+    "goodput_tokens_per_dollar": -1,
+    "days": 1,
+    "usd": 1,
+}
+"""The power of the step's time in a figure; figures without an entry do not depend on it."""
+PRICE_POWERS = {"usd_per_hour": 1, "usd_per_mtoken": 1, "usd": 1, "tokens_per_dollar": -1}
+PRICE_POWERS["goodput_tokens_per_dollar"] = -1
+"""The power of the cost of an hour in a figure."""
+SMALL = 0.005
+"""Relative difference below which two designs print as equal without an interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """An alternative of a plan and its best design."""
+
+    name: str
+    best: Row
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        """The result of the best design."""
+        result: Mapping[str, Any] = self.best["result"]
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class TurningPoint:
+    """An input at which another alternative is as good as the best.
+
+    Attributes
+    ----------
+    rival
+        The other alternative.
+    name
+        The input, and whose it is.
+    change
+        Its relative change.
+    """
+
+    rival: str
+    name: str
+    change: float
+
+
+def alternatives_of(best: Sequence[Row]) -> list[Alternative]:
+    """The alternatives of a plan, best first.
+
+    A plan without alternatives has one for each machine that its lists describe; one without these
+    has a single one.
+
+    Parameters
+    ----------
+    best
+        The designs that ran, best first.
+    """
+    leaders: dict[str, Row] = {}
+    for row in best:
+        leaders.setdefault(_label(row["point"]["case"]), row)
+    return [Alternative(name, row) for name, row in leaders.items()]
+
+
+def _label(case: Mapping[str, Any]) -> str:
+    """What tells the machine of a design from others."""
+    if "alternative" in case:
+        return str(case["alternative"])
+    machine = [
+        f"{name} {value}" for name, value in case.items() if "." in name or name in _MACHINE_KEYS
+    ]
+    return ", ".join(machine) or "the best design"
+
+
+_MACHINE_KEYS = {"degraded", "slow", "nodes", "gpus"}
+"""Lists of a machine whose names have no table."""
+
+
+def interval_of(
+    result: Mapping[str, Any], figure: str, share: str = "90"
+) -> tuple[float, float] | None:
+    """The interval of a figure, low to high, or None without one.
+
+    >>> interval_of({"days": 10.0, "interval": {"90": [0.9, 1.2]}}, "days")
+    (9.0, 12.0)
+    >>> interval_of({"mfu": 0.4, "interval": {"90": [0.8, 1.25]}}, "mfu")
+    (0.32, 0.5)
+    """
+    factors = (result.get("interval") or {}).get(share)
+    power = TIME_POWERS.get(figure, 0)
+    if not factors or not power:
+        return None
+    low, high = sorted(result[figure] * factor**power for factor in factors)
+    return round(low, 12), round(high, 12)
+
+
+def is_tie(best: Mapping[str, Any], rival: Mapping[str, Any], figure: str) -> bool:
+    """Whether the 90 % intervals of two designs overlap; without intervals, whether they print as
+    equal.
+
+    >>> wide = {"90": [0.9, 1.2]}
+    >>> results = [{"days": days, "interval": wide} for days in (10, 12, 14)]
+    >>> is_tie(results[0], results[1], "days"), is_tie(results[0], results[2], "days")
+    (True, False)
+    """
+    span, rival_span = interval_of(best, figure), interval_of(rival, figure)
+    if span is None or rival_span is None:
+        return bool(abs(rival[figure] / best[figure] - 1) < SMALL)
+    return span[0] <= rival_span[1] and rival_span[0] <= span[1]
+
+
+def verdict(
+    figure: str, alternatives: Sequence[Alternative], missing: Sequence[MissingAlternative]
+) -> list[str]:
+    """The decision in sentences, by a figure."""
+    best, *rivals = alternatives
+    merit = FIGURES[figure]
+    value = f"{merit.text(best.result[figure])} {merit.unit}".rstrip()
+    sentences = [f"Best by {merit.title}: {best.name}, {value}."]
+    for rival in rivals:
+        change = rival.result[figure] / best.result[figure] - 1
+        text = f"{abs(change):.1%} {'more' if change > 0 else 'less'}".replace("%", " %")
+        if is_tie(best.result, rival.result, figure):
+            exact = interval_of(best.result, figure) is None
+            reason = "they differ by less than 0.5 %" if exact else "their 90 % intervals overlap"
+            sentences.append(f"{rival.name}: a tie ({text}; {reason}).")
+        else:
+            sentences.append(f"{rival.name}: {text}.")
+    return sentences + [f"{absent.name}: {absent.reason}." for absent in missing]
+
+
+def turning_points(
+    figure: str,
+    alternatives: Sequence[Alternative],
+    effects: Mapping[str, Sequence[Sensitivity]],
+) -> list[TurningPoint]:
+    """What would make another alternative as good as the best, smallest change first.
+
+    Parameters
+    ----------
+    effects
+        Sensitivities of each alternative's best design, by its name.
+    """
+    best, *rivals = alternatives
+    points: list[TurningPoint] = []
+    for rival in rivals:
+        points += _turns(best, rival, figure)
+        points += _turning_effects(best, rival, figure, effects)
+    return sorted(points, key=lambda point: abs(point.change))
+
+
+def _turns(best: Alternative, rival: Alternative, figure: str) -> Iterator[TurningPoint]:
+    """By the time of a step, and by the cost of an hour and its parts."""
+    ratio = rival.result[figure] / best.result[figure]
+    if power := TIME_POWERS.get(figure, 0):
+        longer = ratio ** (1 / power)
+        yield TurningPoint(rival.name, f"step of {best.name}", longer - 1)
+        yield TurningPoint(rival.name, f"step of {rival.name}", 1 / longer - 1)
+    if power := PRICE_POWERS.get(figure, 0):
+        dearer = ratio ** (1 / power)
+        for owner, factor in ((best, dearer), (rival, 1 / dearer)):
+            costs = owner.result["cost"]
+            total = sum(costs.values())
+            yield TurningPoint(rival.name, f"cost of an hour of {owner.name}", factor - 1)
+            for part, amount in costs.items():
+                change = (factor - 1) * total / amount
+                if change > -1 and len(costs) > 1:
+                    yield TurningPoint(rival.name, f"{part} of {owner.name}", change)
+
+
+def _turning_effects(
+    best: Alternative,
+    rival: Alternative,
+    figure: str,
+    effects: Mapping[str, Sequence[Sensitivity]],
+) -> Iterator[TurningPoint]:
+    """By an input of the machine, where one of the changes that were tried turns the order."""
+    sign = 1 if FIGURES[figure].more_is_better else -1
+    values = {alternative.name: alternative.result[figure] for alternative in (best, rival)}
+    for owner in (best, rival):
+        for effect in effects.get(owner.name, ()):
+            if effect.name.startswith(("cost.", "power.")):
+                continue
+            for factor, value in zip(effect.factors, effect.values, strict=True):
+                changed = {**values, owner.name: value}
+                if sign * (changed[rival.name] - changed[best.name]) > 0:
+                    yield TurningPoint(rival.name, f"{effect.name} of {owner.name}", factor - 1)

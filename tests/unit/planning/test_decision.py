@@ -1,0 +1,115 @@
+"""The decision of a plan: cards, ties, turning points and sensitivities, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from simcoll.planning.designs.decision import alternatives_of, turning_points, verdict
+from simcoll.planning.designs.design_search import design_of, time_design
+from simcoll.planning.designs.nearest_fit import MissingAlternative
+from simcoll.planning.designs.sensitivity import sensitivities
+from simcoll.planning.designs.space import load_space
+from simcoll.training.steps import TrainingStep
+from tests.unit.planning.test_space import PLAN
+
+
+def row_of(name, usd, cost, **result):
+    values = {"usd": usd, "tokens_per_second": 100.0, "cost": cost, **result}
+    return {"key": name, "point": {"case": {"alternative": name}}, "result": values}
+
+
+def cheap_and_dear():
+    return alternatives_of(
+        [
+            row_of("A", 100.0, {"rent": 8.0, "energy": 2.0}),
+            row_of("B", 120.0, {"rent": 6.0, "energy": 6.0}),
+        ]
+    )
+
+
+def test_the_best_of_each_alternative_comes_in_its_order():
+    rows = [row_of("B", 1, {}), row_of("A", 2, {}), row_of("B", 3, {})]
+    assert [(option.name, option.result["usd"]) for option in alternatives_of(rows)] == [
+        ("B", 1),
+        ("A", 2),
+    ]
+
+
+def test_without_alternatives_there_is_a_card_for_each_machine():
+    cases = [
+        {"degraded": "none", "nic.bandwidth": "400 Gbps", "tp": 1},
+        {"degraded": "none", "nic.bandwidth": "400 Gbps", "tp": 2},
+        {"degraded": "nic0=0", "nic.bandwidth": "400 Gbps", "tp": 1},
+    ]
+    rows = [{"point": {"case": case}, "result": {}} for case in cases]
+    assert [option.name for option in alternatives_of(rows)] == [
+        "degraded none, nic.bandwidth 400 Gbps",
+        "degraded nic0=0, nic.bandwidth 400 Gbps",
+    ]
+    (only,) = alternatives_of([{"point": {"case": {"tp": 1}}, "result": {}}])
+    assert only.name == "the best design"
+
+
+def test_the_verdict_names_everyone():
+    missing = [MissingAlternative("C", "no design fits; nearest 80.0 of 74.5 GiB")]
+    assert verdict("usd", cheap_and_dear(), missing) == [
+        "Best by cost to train: A, 100 $.",
+        "B: 20.0 % more.",
+        "C: no design fits; nearest 80.0 of 74.5 GiB.",
+    ]
+    wide = {"90": [0.85, 1.2]}
+    tied = alternatives_of(
+        [row_of("A", 100.0, {}, interval=wide), row_of("B", 120.0, {}, interval=wide)]
+    )
+    assert verdict("usd", tied, ())[1] == "B: a tie (20.0 % more; their 90 % intervals overlap)."
+    close = alternatives_of([row_of("A", 1000.0, {}), row_of("B", 1004.0, {})])
+    assert "a tie (0.4 % more; they differ by less than 0.5 %)" in verdict("usd", close, ())[1]
+
+
+def test_at_a_turning_point_both_cost_the_same():
+    best, rival = cheap_and_dear()
+    changes = {point.name: point.change for point in turning_points("usd", [best, rival], {})}
+    assert changes["step of A"] == pytest.approx(0.2)
+    assert changes["cost of an hour of B"] == pytest.approx(100 / 120 - 1)
+    # Rent of A: 8 of 10 $; 25 % more rent are 20 % more cost.
+    assert changes["rent of A"] == pytest.approx(0.25)
+    assert changes["energy of A"] == pytest.approx(1.0)
+    # Energy of B: 6 of 12 $, a third less.
+    assert changes["energy of B"] == pytest.approx(-1 / 3)
+    order = [abs(point.change) for point in turning_points("usd", [best, rival], {})]
+    assert order == sorted(order)
+
+
+def test_a_speed_is_not_turned_by_prices():
+    options = [
+        replace(option, best=row_of(option.name, 1, {"rent": 1.0}, tokens_per_second=speed))
+        for option, speed in zip(cheap_and_dear(), (100.0, 80.0), strict=True)
+    ]
+    changes = {
+        point.name: point.change for point in turning_points("tokens_per_second", options, {})
+    }
+    assert changes == pytest.approx({"step of A": 0.25, "step of B": -0.2})
+
+
+def test_sensitivities_are_what_the_changed_input_gives(tmp_path):
+    (tmp_path / "plan.toml").write_text(PLAN)
+    point = load_space(tmp_path / "plan.toml").points(1)[0]
+    row = {"point": point, "result": time_design(point)}
+    design = design_of(row)
+    effects = {effect.name: effect for effect in sensitivities(row, design, "usd")}
+    # All the cost is rent, so a fifth more of it is a fifth more.
+    assert effects["cost.gpu_hour"].changes == pytest.approx((-0.2, 0.2))
+    # Twice as many GPU-hours between failures: as if the file said so.
+    calm = {**point["terms"], "failures": {**point["terms"]["failures"], "gpu_hours": 100_000}}
+    again = time_design({**point, "terms": calm})
+    assert effects["failures.gpu_hours"].values[1] == pytest.approx(again["usd"])
+    # Faster products: as if the calibration said so.
+    calibration = msgspec.structs.replace(design.calibration, rate=design.calibration.rate * 1.1)
+    faster = TrainingStep(replace(design, calibration=calibration)).time_fs(tier=1)
+    share = faster / row["result"]["time_fs"]
+    assert effects["rate of matrix products"].changes[1] == pytest.approx(share - 1)
+    largest = [max(map(abs, effect.changes)) for effect in effects.values()]
+    assert largest == sorted(largest, reverse=True)
