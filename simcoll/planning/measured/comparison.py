@@ -38,7 +38,6 @@ __all__ = [
     "compare",
     "comparison_lines",
     "deviations",
-    "machine_of_job",
     "settings_for",
     "within_line",
 ]
@@ -57,20 +56,12 @@ _GPU = re.compile(r"\b(?:A|V|L|G?[BH])[0-9]{2,3}\b|\bMI[0-9]{3}X?\b")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A measured table, and the inputs of its prediction.
-
-    Attributes
-    ----------
-    name, nodes
-        The topology as it was requested, and the requested number of nodes; None: the log's.
-    """
+    """A measured table, and the inputs of its prediction."""
 
     table: MeasuredTable
     topology: Topology
     library: Library
     environment: Environment
-    name: str = ""
-    nodes: int | None = None
 
     def __str__(self) -> str:
         return f"{self.table} on {self.topology.name}"
@@ -209,8 +200,6 @@ def settings_for(
                 machine,
                 model,
                 table_environment,
-                topology,
-                nodes,
             )
         )
     if not settings:
@@ -260,17 +249,6 @@ def _environment(settings: dict[str, str]) -> tuple[Environment, list[str]]:
         except ConfigError:
             ignored.append(f"{name}={settings.pop(name)}")
     return from_settings(settings), ignored
-
-
-def machine_of_job(setting: Setting, value: str) -> Topology:
-    """The topology of a setting with another value, such as ``nic.count=1``.
-
-    Raises
-    ------
-    ConfigError
-        When the file has no such value.
-    """
-    return _machine(setting.table, f"{setting.name}:{value}", setting.nodes)
 
 
 def _machine(table: MeasuredTable, name: str, nodes: int | None) -> Topology:

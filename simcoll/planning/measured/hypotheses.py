@@ -26,6 +26,7 @@ from simcoll.planning.measured.variants import (
     SOCKET_RATES,
     host_memory,
     in_environment,
+    no_gpudirect,
     over_interface,
     slower_links,
     with_nics,
@@ -494,6 +495,8 @@ def _network_candidates(setting: Setting, base: Calibration) -> Iterator[Physica
     for count in sorted({1, total // 4, total // 2, 3 * total // 4, total - 1} - {0, total}):
         claim = f"{count} of {total} NICs in use"
         yield PhysicalChange(("few_nics",), claim, with_nics(setting, count), base)
+    gdr = CAUSES["no_gpudirect"].title
+    yield PhysicalChange(("no_gpudirect",), gdr, no_gpudirect(setting), base, 0.05)
     for share in _SHARES:
         causes = ("no_gpudirect", "acs", "pcie", "slow_link", "shared")
         if facts.domains > 2:
@@ -523,7 +526,7 @@ def _node_candidates(setting: Setting, base: Calibration) -> Iterator[PhysicalCh
             claim = f"PCIe at {float(share):.2g} of its rate: {CAUSES['pcie'].title}"
             slow = slower_links(slower_links(setting, "pcie", share), "cpu", share)
             yield PhysicalChange(("pcie", "acs", "slow_link"), claim, slow, base, 0.02, unseen=True)
-    if facts.inside != "host":
+    if facts.domains == 1 and facts.inside != "host":
         yield PhysicalChange(("no_p2p",), CAUSES["no_p2p"].title, host_memory(setting), base, 0.01)
 
 

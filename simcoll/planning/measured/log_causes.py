@@ -18,6 +18,7 @@ from simcoll.planning.measured.variants import (
     in_environment,
     nics_of,
     no_gpudirect,
+    through_network,
     with_nics,
 )
 from simcoll.topology.machine import machine as machine_of
@@ -330,7 +331,8 @@ def _node_facts(setting: Setting, facts: RunFacts) -> Iterator[LogCause]:
     over_network = [fact for fact in facts.of("transport") if fact.value.startswith("NET")]
     if over_network and machine.domains == 1:
         source = f"line {over_network[0].line}: via {over_network[0].value} within a node"
-        yield LogCause("through_network", CAUSES["through_network"].title, source, None)
+        title = CAUSES["through_network"].title
+        yield LogCause("through_network", title, source, through_network)
     for fact in facts.of("NVLS"):
         if fact.value.startswith("not") and machine.switch_reduce:
             source = f"line {fact.line}: NVLS multicast support is not available"

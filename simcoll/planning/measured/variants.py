@@ -8,9 +8,10 @@ from fractions import Fraction
 import numpy as np
 
 from simcoll.core.vocabulary import LinkKind
-from simcoll.errors import ConfigError
 from simcoll.libraries.environment import Environment
-from simcoll.planning.measured.comparison import Setting, machine_of_job
+from simcoll.libraries.path_types import PATH_TYPES
+from simcoll.libraries.transports import Transports
+from simcoll.planning.measured.comparison import Setting
 from simcoll.topology.graph import LINK_KINDS
 from simcoll.topology.machine import machine as machine_of
 
@@ -22,6 +23,7 @@ __all__ = [
     "no_gpudirect",
     "over_interface",
     "slower_links",
+    "through_network",
     "with_nics",
 ]
 
@@ -32,15 +34,9 @@ def nics_of(setting: Setting) -> int:
 
 
 def with_nics(setting: Setting, count: int) -> Setting:
-    """The machine with fewer NICs in each node, which the library knows."""
-    total = nics_of(setting)
-    try:
-        topology = machine_of_job(setting, f"nic.count={count}")
-    except ConfigError:  # a file whose NICs cannot be counted anew, or unequal shares
-        return slower_links(setting, "net", Fraction(count, total))
-    if machine_of(topology).nics != count:
-        return slower_links(setting, "net", Fraction(count, total))
-    return replace(setting, topology=topology)
+    """The first NICs of each node only, as ``NCCL_IB_HCA`` names them."""
+    names = ",".join(f"mlx5_{number}" for number in range(count))
+    return _over(setting, devices=f"={names}")
 
 
 def slower_links(setting: Setting, kind: LinkKind, share: Fraction) -> Setting:
@@ -57,47 +53,49 @@ def slower_links(setting: Setting, kind: LinkKind, share: Fraction) -> Setting:
 SOCKET_RATES = (
     (1, "1 Gb/s"),
     (10, "10 Gb/s"),
-    (25, "25 Gb/s, or a faster one that the CPU limits to as much"),
-    (50, "50 Gb/s, or a faster one that the CPU limits to as much"),
-    (100, "100 Gb/s"),
+    (25, "25 Gb/s"),
+    (100, "50 Gb/s or more, at the rate that CPUs give to sockets"),
 )
-"""Rates of Ethernet interfaces in Gb/s."""
-GOODPUT = Fraction(94, 100)
-"""Share of the rate of Ethernet that is left by the headers of TCP/IP: 1448 of 1538 bytes."""
+"""Rates of Ethernet interfaces in Gb/s; above 40 Gb/s the CPU is the limit."""
 
 
 def over_interface(setting: Setting, rate_Gbps: int) -> Setting:
-    """TCP sockets through host memory: one Ethernet interface of this rate in each node."""
-    rate_uBps = GOODPUT * rate_Gbps * 10**15 / 8
-    one_nic = with_nics(setting, 1) if nics_of(setting) > 1 else setting
-    share = rate_uBps / machine_of(one_nic.topology).nic_uBps
-    slow = slower_links(one_nic, "net", min(Fraction(1), share))
-    return replace(slow, environment=_without(slow.environment, "LL128"))
+    """TCP sockets through host memory, over interfaces of this rate: as many as the log lists,
+    else one in each node.
+    """
+    listed = setting.environment.transports.interfaces
+    names = [
+        name for text in setting.table.facts.values("socket interface") for name in text.split()
+    ]
+    interfaces = listed or ",".join(dict.fromkeys(names)) or "eth0"
+    return _over(setting, network="socket", interfaces=interfaces, socket_Gbps=rate_Gbps)
 
 
 def host_memory(setting: Setting) -> Setting:
     """GPUs of a node without access to each other: data passes through host memory."""
-    traits = {**setting.topology.traits, "peer_access": "no"}
-    traits.pop("switch_reduce", None)
-    return replace(setting, topology=replace(setting.topology, traits=traits))
+    return _over(setting, peer_level=PATH_TYPES.index("LOC"))
 
 
 def no_gpudirect(setting: Setting) -> Setting:
-    """Data of the network passes through host memory, which crosses PCIe twice in each direction:
-    half of the rate.
-    """
-    return slower_links(setting, "net", Fraction(1, 2))
+    """NICs without access to the memory of GPUs: data passes through host memory."""
+    return _over(setting, nic_level=PATH_TYPES.index("LOC"))
+
+
+def through_network(setting: Setting) -> Setting:
+    """GPUs of a node without access to each other and without shared memory."""
+    return _over(setting, peer_level=PATH_TYPES.index("LOC"), shared_memory=False)
+
+
+def _over(setting: Setting, **changes: object) -> Setting:
+    """The setting with other transports."""
+    transports: Transports = replace(
+        setting.environment.transports,
+        **changes,  # type: ignore[arg-type]
+    )
+    return in_environment(setting, transports=transports)
 
 
 def in_environment(setting: Setting, **changes: object) -> Setting:
     """The setting with other fields of its environment."""
     environment: Environment = replace(setting.environment, **changes)  # type: ignore[arg-type]
     return replace(setting, environment=environment)
-
-
-def _without(environment: Environment, protocol: str) -> Environment:
-    """An environment that forbids a protocol, where it names none."""
-    if environment.protocols:
-        return environment
-    names = tuple(name for name in ("LL", "LL128", "Simple") if name != protocol)
-    return replace(environment, protocols=(("", names),))

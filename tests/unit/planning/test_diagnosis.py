@@ -46,7 +46,7 @@ def setting_on(topology, *, nodes=2, variables=(), facts=(), sizes=SIZES, env=""
         facts=RunFacts(tuple(facts)),
     )
     environment = parse_environment(env)
-    return Setting(table, machine, library_for("nccl", machine), environment, topology)
+    return Setting(table, machine, library_for("nccl", machine), environment)
 
 
 def log_of(setting, times):
@@ -81,7 +81,7 @@ def diagnosis_of(sound, changed, calibration=None):
     times = changed.formula()(
         [row.size_bytes for row in sound.table.rows], calibration or Calibration()
     )
-    (setting,), _ = settings_for(log_of(sound, times), sound.name)
+    (setting,), _ = settings_for(log_of(sound, times), sound.topology.name)
     log_setting = with_log(setting)
     return diagnose(compare(log_setting.setting), log_setting)
 
@@ -92,7 +92,6 @@ def environment_of(text):
         setting.topology,
         setting.library,
         parse_environment(text),
-        setting.name,
     )
 
 
