@@ -43,7 +43,11 @@ def calibrate_logs(
     """
     from simcoll.files.output import refuse_places
     from simcoll.libraries.calibration import write_calibration
-    from simcoll.planning.measured.calibrating import fit_calibration, gather
+    from simcoll.planning.measured.calibrating import (
+        fit_calibration,
+        gather,
+        refuse_sick_machine,
+    )
 
     if not logs:
         raise ConfigError(
@@ -57,6 +61,7 @@ def calibrate_logs(
     result = fit_calibration(measurements, names, topology)
     for line in _lines(result, measurements.series, names):
         say(f"# {line}")
+    refuse_sick_machine(result, measurements.series, logs, topology)
     write_calibration(output, result)
     say(f"# wrote {output}: calibration {result.hash}")
 

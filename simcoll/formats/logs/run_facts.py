@@ -143,7 +143,7 @@ _PATTERNS: tuple[tuple[FactKind, str, re.Pattern[str]], ...] = (
     ("warning", "NCCL WARN", re.compile(r"NCCL WARN (.{1,300})")),
 )
 """Kinds of facts: a text that a line must contain, and the pattern of the value."""
-_VIA = re.compile(r"\bvia ((?:P2P|SHM|NET|COLLNET|CollNet|direct)[\w/()-]{0,60})")
+_VIA = re.compile(r"(\[receive\] )?via ((?:P2P|SHM|NET|COLLNET|CollNet|direct)[\w/()-]{0,60})")
 _VARIABLE = re.compile(
     r"(?<![\w-])((?:CUDA_LAUNCH_BLOCKING|CUDA_DEVICE_MAX_CONNECTIONS|FI_[A-Z0-9_]{2,60}|"
     r"OFI_NCCL_[A-Z0-9_]{2,60}|RCCL_[A-Z0-9_]{2,60}|HSA_[A-Z0-9_]{2,60}|"
@@ -172,7 +172,11 @@ class FactReader:
         if "NCCL" not in text and "NET/" not in text:
             return
         if "via " in text and (transport := _VIA.search(text)) is not None:
-            self._add("transport", _NUMBERS.sub("", transport[1]), number)
+            self._add(
+                "transport",
+                _NUMBERS.sub("", transport[2]) + (" [receive]" if transport[1] else ""),
+                number,
+            )
             return
         for kind, mark, pattern in _PATTERNS:
             if mark in text and (match := pattern.search(text)) is not None:

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
+from shlex import quote
 
 from simcoll.errors import ConfigError
 from simcoll.formats.logs.in_situ import BESIDE
 from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.formats.logs.nccl_tuning import TuningTable
 from simcoll.libraries.calibration import Calibration
-from simcoll.libraries.fitting import Predictor, Series, fit_series
+from simcoll.libraries.fitting import MOST_LAUNCH_FS, Predictor, Series, fit_series
 from simcoll.planning.measured.comparison import Setting, blame_log, check_request, settings_for
 from simcoll.planning.measured.log_parameters import LogParameters
-from simcoll.units import counted
+from simcoll.units import counted, format_signed, format_size
 
-__all__ = ["Gathered", "fit_calibration", "gather"]
+__all__ = ["Gathered", "fit_calibration", "gather", "refuse_sick_machine"]
+
+MOST_FACTOR = 2
+"""Largest factor, or its inverse, by which a sound machine differs from the one that the topology
+describes.
+"""
+MOST_NEGATIVE = Fraction(1, 5)
+"""Largest negative launch, as a share of the shortest measured time, that a fast host has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +172,50 @@ def fit_calibration(
         library=", ".join(measurements.libraries),
         sources=measurements.sources,
     )
+
+
+def refuse_sick_machine(
+    result: Calibration, series: Sequence[Series], logs: Sequence[str | Path], topology: str
+) -> None:
+    """Refuse a calibration of a machine that is another than the topology says, or not sound.
+
+    Predictions with it would repeat a fault at all sizes and for all collectives.
+
+    Raises
+    ------
+    ConfigError
+        With the figure that shows it.
+    """
+    figure = _sick_figure(result, series)
+    if figure:
+        raise ConfigError(
+            f"the measured machine is not the sound one that topology {topology!r} describes: "
+            f"{figure}; nothing is written. Find the cause with: simcoll compare "
+            f"{quote(str(logs[0]))} -t {quote(topology)}"
+        )
+
+
+def _sick_figure(result: Calibration, series: Sequence[Series]) -> str:
+    """The figure of a calibration that no sound machine has; empty if there is none."""
+    shortest = min((time for table in series for _, time in table.rows), default=0)
+    if result.launch_fs < -MOST_NEGATIVE * shortest:
+        return (
+            f"the launch is {format_signed(result.launch_fs)}, less than none; the shortest "
+            f"measured time is {format_signed(shortest).lstrip('+')}"
+        )
+    if result.launch_fs >= MOST_LAUNCH_FS:
+        return f"the launch is {format_signed(result.launch_fs)} or more"
+    if not Fraction(1, MOST_FACTOR) <= result.rate <= MOST_FACTOR:
+        return (
+            f"links, NICs and switches have {float(result.rate):.2f} times the expected rate, "
+            f"where 1/{MOST_FACTOR} to {MOST_FACTOR} times is plausible"
+        )
+    for correction in result.corrections:
+        size_bytes, factor = max(correction.points, key=lambda point: max(point[1], 1 / point[1]))
+        if max(factor, 1 / factor) > MOST_FACTOR:
+            return (
+                f"{correction.collective} of {format_size(size_bytes)} takes "
+                f"{float(factor):.2f} times the fitted time, where at most {MOST_FACTOR} is "
+                "plausible"
+            )
+    return ""

@@ -43,7 +43,7 @@ CAUSES = {
         "'via NET/IB/0' without '/GDRDMA'",
     ),
     "acs": SlowCause(
-        "PCIe Access Control Services or an IOMMU send peer traffic through the CPU",
+        "ACS or an IOMMU, which send peer traffic through the CPU",
         "sudo lspci -vvv | grep ACSCtl",
         "'SrcValid+' on a switch between GPU and NIC",
     ),
@@ -53,7 +53,7 @@ CAUSES = {
         "'downgraded', or NIC and GPU at distance NODE or SYS",
     ),
     "slow_link": SlowCause(
-        "one slow link, rail or NIC, at whose pace all channels go",
+        "one slow link, NIC or node, at whose pace all channels go",
         "ib_write_bw for each NIC between each pair of nodes; the same test on other nodes",
         "one NIC or node below the others",
     ),

@@ -214,7 +214,9 @@ def settings_for(
 def _single_ranks(log: Log) -> str | None:
     """Why a log has tables of one rank only, which move nothing; None for other logs."""
     tables = len(log.tables)
-    if not tables or any(table.nranks != 1 for table in log.tables):
+    # Tables after the first have no devices where all processes print theirs at the beginning.
+    ranks = {table.nranks for table in log.tables}
+    if not ranks or not ranks <= {0, 1} or 1 not in ranks:
         return None
     if tables == 1:
         return (

@@ -23,11 +23,22 @@ from simcoll.planning.measured.hypotheses import (
     sample_sizes,
     times_by_size,
 )
-from simcoll.planning.measured.log_causes import LogCause, excluded_causes, fact_lines, log_causes
+from simcoll.planning.measured.log_causes import (
+    LogCause,
+    channel_causes,
+    excluded_causes,
+    fact_lines,
+    log_causes,
+)
 from simcoll.planning.measured.variants import SOCKET_RATES, over_interface
 
 __all__ = ["LogSetting", "TableDiagnosis", "diagnose", "with_log"]
 
+_OPEN_ENDED = {
+    "no_gpudirect": "in public reports it cost a factor of 3 to 18 (nccl#1412, #1303, #1676), "
+    "more than buses alone explain"
+}
+"""Causes that often cost more than the model says, with what is known of them."""
 _OF_RDMA = ("few_nics", "no_gpudirect", "acs", "pcie", "sockets")
 """Causes that TCP sockets leave no room for."""
 
@@ -111,6 +122,7 @@ def with_log(setting: Setting, *, variables: bool = True) -> LogSetting:
         setting = replace(setting, table=replace(setting.table, environment=()))
     sound = replace(setting, environment=_sound(setting.environment))
     causes = log_causes(setting)
+    causes += channel_causes(setting, causes)
     changed, assumed = setting, ""
     times = {row.size_bytes: row.time_fs for row in setting.table.rows}
     applied: list[LogCause] = []
@@ -178,6 +190,10 @@ def diagnose(
     against = dict(excluded_causes(setting))
     applied = [cause.cause for cause in log_setting.causes if cause.change is not None]
     against |= dict.fromkeys(applied, "it is in the prediction already")
+    for cause in log_setting.causes:
+        if cause.cause in _OPEN_ENDED and cause.change is not None:
+            against.pop(cause.cause)
+            supports[cause.cause] = f"the log says so ({cause.source}); {_OPEN_ENDED[cause.cause]}"
     if "sockets" in applied:
         against |= dict.fromkeys(_OF_RDMA, "the log says TCP sockets")
     tests, unexplained = explanations(log_setting.setting, rows, calibration, against, supports)

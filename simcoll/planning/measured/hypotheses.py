@@ -26,6 +26,7 @@ from simcoll.planning.measured.variants import (
     SOCKET_RATES,
     host_memory,
     in_environment,
+    nics_of,
     no_gpudirect,
     over_interface,
     slower_links,
@@ -206,7 +207,7 @@ def explanations(
     calibration: Calibration | None = None,
     against: Mapping[str, str] | None = None,
     support: Mapping[str, str] | None = None,
-    limit: int = 4,
+    limit: int = 3,
 ) -> tuple[list[Explanation], str]:
     """The changes that explain most, in order, and a line on what remains unexplained.
 
@@ -333,7 +334,10 @@ def _best_changes(
         causes = [cause for cause in candidate.causes if cause not in against]
         if causes:
             ordered = tuple(sorted(causes, key=lambda cause: cause not in support))
-            candidates.append(replace(candidate, causes=ordered))
+            claim = candidate.claim
+            if ordered[0] in support and len(ordered) > 1:
+                claim = f"{CAUSES[ordered[0]].title}: {claim}"
+            candidates.append(replace(candidate, causes=ordered, claim=claim))
     # The formula differs from events by some percent: a little less may be enough there.
     likely = _tests(predictor.formula_times, candidates, rows, sizes, LEAST_SHARE - 0.1)
     likely.sort(key=lambda test: _score(test[0], test[1], support))
@@ -470,7 +474,9 @@ def figures(test: Effect, setting: Setting) -> str:
 
 
 _SHARE_NAMES = {Fraction(1, 2): "half", Fraction(1, 4): "a quarter", Fraction(1, 8): "an eighth"}
-_SHARES = tuple(Fraction(*pair) for pair in ((3, 4), (1, 2), (3, 8), (1, 4), (1, 8), (1, 16)))
+_SHARES = tuple(
+    Fraction(*pair) for pair in ((3, 4), (2, 3), (1, 2), (3, 8), (1, 4), (1, 8), (1, 16))
+)
 
 
 def _candidates(
@@ -491,19 +497,23 @@ def _candidates(
 
 def _network_candidates(setting: Setting, base: Calibration) -> Iterator[PhysicalChange]:
     facts = machine_of(setting.topology)
-    total = facts.nics
+    total = nics_of(setting)
     for count in sorted({1, total // 4, total // 2, 3 * total // 4, total - 1} - {0, total}):
         claim = f"{count} of {total} NICs in use"
         yield PhysicalChange(("few_nics",), claim, with_nics(setting, count), base)
     gdr = CAUSES["no_gpudirect"].title
-    yield PhysicalChange(("no_gpudirect",), gdr, no_gpudirect(setting), base, 0.05)
+    yield PhysicalChange(("no_gpudirect",), gdr, no_gpudirect(setting), base, 0.15)
     for share in _SHARES:
-        causes = ("no_gpudirect", "acs", "pcie", "slow_link", "shared")
-        if facts.domains > 2:
-            causes = ("no_gpudirect", "spine", "acs", "slow_link", "shared")
+        causes = [
+            "slow_link",
+            *(["spine"] if facts.domains > 2 else []),
+            *("acs", "pcie", "no_gpudirect", "shared"),
+        ]
+        if share > Fraction(1, 2):  # 16 of 24 GB/s remain across a CPU
+            causes = ["pcie", *(cause for cause in causes if cause != "pcie")]
         claim = f"the network at {_SHARE_NAMES.get(share, f'{float(share):.2g}')} of its rate"
         slow = slower_links(setting, "net", share)
-        yield PhysicalChange(causes, claim, slow, base, 0.12, unseen=True)
+        yield PhysicalChange(tuple(causes), claim, slow, base, 0.12, unseen=True)
     for rate_Gbps, title in SOCKET_RATES:
         if rate_Gbps * 10**15 < 4 * facts.nic_uBps:  # half of the rate of the NICs
             claim = f"TCP sockets over an interface of {title}"
@@ -548,7 +558,6 @@ def _choice_candidates(
     if not environment.protocols:
         for names, claim, rarity in (
             (("LL", "Simple"), "no LL128: a network plugin without it, or NCCL_PROTO", 0.1),
-            (("LL",), "LL at all sizes: NCCL_PROTO=LL, or a tuner", 0.4),
             (("Simple",), "Simple at all sizes: NCCL_PROTO=Simple, or a tuner", 0.2),
         ):
             changed = in_environment(setting, protocols=(("", names),))
@@ -557,7 +566,7 @@ def _choice_candidates(
         for name in ("ring", "tree"):
             changed = in_environment(setting, algorithms=(("", (name,)),))
             claim = f"{name}s only: NCCL_ALGO={name.capitalize()}, or a tuner"
-            yield PhysicalChange(("algorithm",), claim, changed, base, 0.1)
+            yield PhysicalChange(("algorithm",), claim, changed, base, 0.25)
 
 
 def _fitted_candidates(

@@ -7,10 +7,11 @@ prediction.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from simcoll.formats.logs.run_facts import RunFact, RunFacts
+from simcoll.libraries.prediction import formula_time
 from simcoll.planning.measured.causes import CAUSES
 from simcoll.planning.measured.comparison import Setting
 from simcoll.planning.measured.variants import (
@@ -90,6 +91,32 @@ def log_causes(setting: Setting) -> list[LogCause]:
         # Without RDMA neither its NICs nor GPUDirect matter.
         causes = [cause for cause in causes if cause.cause not in {"few_nics", "no_gpudirect"}]
     return causes
+
+
+def channel_causes(setting: Setting, causes: Sequence[LogCause]) -> list[LogCause]:
+    """NICs that are missing by the number of channels, where the log does not list NICs.
+
+    Over nodes NCCL takes equally many channels for each NIC.
+    """
+    facts, total = setting.table.facts, nics_of(setting)
+    counts = [_number(text, "coll channels") for text in facts.values("channels")]
+    if not counts or not total or facts.values("NICs") or causes:
+        return []
+    largest = max(setting.table.rows, key=lambda row: row.size_bytes)
+    best = formula_time(
+        setting.table.collective,
+        largest.size_bytes,
+        setting.topology,
+        library=setting.library,
+        environment=setting.environment,
+    )
+    if best.algorithm not in {"ring", "tree"} or not 0 < counts[0] < best.channels:
+        return []
+    nics, remainder = divmod(total * counts[0], best.channels)
+    if remainder or not nics:
+        return []
+    source = f"{_source(facts.of('channels')[0])}, where all NICs take {best.channels}"
+    return [_few_nics(nics, total, source)]
 
 
 def excluded_causes(setting: Setting) -> dict[str, str]:
@@ -298,8 +325,14 @@ def _network_facts(setting: Setting, facts: RunFacts) -> Iterator[LogCause]:
         if re.search(r"\b(tcp|sockets)\b", fact.value):
             yield LogCause("sockets", CAUSES["sockets"].title, _source(fact), None)
     rdma = [fact for fact in over_network if not fact.value.startswith("NET/Socket")]
-    if rdma and not any("GDRDMA" in fact.value for fact in rdma):
-        source = f"line {rdma[0].line}: via {rdma[0].value}, without GDRDMA"
+    bare = [fact for fact in rdma if "GDRDMA" not in fact.value]
+    # Older versions send without GDRDMA on purpose; none receives so.
+    if len(bare) == len(rdma):
+        received = bare
+    else:
+        received = [fact for fact in bare if fact.value.endswith("[receive]")]
+    if received:
+        source = f"line {received[0].line}: via {received[0].value}, without GDRDMA"
         yield LogCause("no_gpudirect", CAUSES["no_gpudirect"].title, source, no_gpudirect)
     disabled = [fact for fact in facts.of("GPUDirect") if "disabled" in fact.value]
     enabled = [fact for fact in facts.of("GPUDirect") if "enabled" in fact.value]

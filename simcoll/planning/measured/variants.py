@@ -13,6 +13,7 @@ from simcoll.libraries.path_types import PATH_TYPES
 from simcoll.libraries.transports import Transports
 from simcoll.planning.measured.comparison import Setting
 from simcoll.topology.graph import LINK_KINDS
+from simcoll.topology.host_tree import nics_of as nics_of_host
 from simcoll.topology.machine import machine as machine_of
 
 __all__ = [
@@ -29,8 +30,14 @@ __all__ = [
 
 
 def nics_of(setting: Setting) -> int:
-    """Number of NICs that a node uses; 0 where no network is passed."""
-    return machine_of(setting.topology).nics
+    """Number of NICs of a node, as the library lists them; 0 where no network is passed."""
+    topology = setting.topology
+    domains = machine_of(topology).domains
+    if domains == 1:
+        return 0
+    if topology.host is not None:
+        return len(list(nics_of_host(topology.host)))
+    return sum(kind == "nic" for kind in topology.node_kinds) // domains
 
 
 def with_nics(setting: Setting, count: int) -> Setting:

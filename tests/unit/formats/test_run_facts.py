@@ -20,6 +20,11 @@ LINES = [
     ("NET/Socket : Using [0]eth0:10.0.0.1<0>", "socket interface", "eth0"),
     ("Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA", "transport", "NET/IB/GDRDMA"),
     ("Channel 03/1 : 0[0] -> 8[0] [send] via NET/IB/2(1)/GDRDMA", "transport", "NET/IB/GDRDMA"),
+    (
+        "Channel 00/0 : 8[0] -> 0[0] [receive] via NET/IB/0",
+        "transport",
+        "NET/IB [receive]",
+    ),
     ("Channel 00 : 0[b000] -> 1[d000] via SHM/direct/direct", "transport", "SHM/direct/direct"),
     ("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read", "transport", "P2P/CUMEM/read"),
     ("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", "GPUDirect", "disabled"),

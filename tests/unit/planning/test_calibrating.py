@@ -4,17 +4,19 @@ runs.
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
 from simcoll import load_topology
 from simcoll.errors import ConfigError
-from simcoll.libraries.calibration import Calibration
-from simcoll.libraries.fitting import formula, left_out
+from simcoll.libraries.calibration import Calibration, Correction
+from simcoll.libraries.fitting import Series, formula, left_out
 from simcoll.libraries.formula import stated_costs
 from simcoll.libraries.library import load_library
 from simcoll.libraries.prediction import formula_time
-from simcoll.planning.measured.calibrating import fit_calibration, gather
+from simcoll.planning.measured.calibrating import fit_calibration, gather, refuse_sick_machine
 from simcoll.planning.measured.log_parameters import LogParameters
 from simcoll.topology.machine import machine
 from tests.support.nccl_logs import blocks, nccl_tests
@@ -136,3 +138,46 @@ def test_a_log_with_nothing_is_refused_with_its_name(tmp_path):
         ConfigError, match=r"there is no row.*; line \d+: 8 B: 7 wrong elements; left out"
     ):
         read(tmp_path, wrong)
+
+
+def series_from(shortest_us):
+    rows = ((8, round(shortest_us * 10**9)), (2**20, 10**11))
+    return [Series("all_reduce", 8, rows, lambda sizes, _: [1] * len(sizes))]
+
+
+@pytest.mark.parametrize(
+    ("result", "figure"),
+    [
+        (Calibration(launch_fs=-36 * 10**9), "the launch is -36 us, less than none"),
+        (Calibration(launch_fs=100 * 10**9), "the launch is [+]100 us or more"),
+        (Calibration(rate=Fraction(1, 4)), "0.25 times the expected rate"),
+        (Calibration(rate=Fraction(9, 4)), "2.25 times the expected rate"),
+        (
+            Calibration(
+                corrections=(
+                    Correction("all_reduce", 8, ((8, Fraction(1)), (2**20, Fraction(11)))),
+                )
+            ),
+            "all_reduce of 1 MiB takes 11.00 times the fitted time",
+        ),
+    ],
+)
+def test_a_machine_that_is_not_sound_is_refused(result, figure):
+    with pytest.raises(ConfigError, match=figure) as refusal:
+        refuse_sick_machine(result, series_from(40), ["my run.log"], "dgx-a100")
+    assert "simcoll compare 'my run.log' -t dgx-a100" in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        Calibration(),
+        Calibration(launch_fs=-4 * 10**9),
+        Calibration(rate=Fraction(3, 5), launch_fs=30 * 10**9),
+        Calibration(
+            corrections=(Correction("all_reduce", 8, ((8, Fraction(3, 4)), (64, Fraction(2)))),)
+        ),
+    ],
+)
+def test_a_sound_machine_may_differ_a_little(result):
+    refuse_sick_machine(result, series_from(40), ["run.log"], "dgx-a100")
