@@ -210,7 +210,14 @@ def match_calls(
                 alone[line.place] += line.numbers
             continue
         _refuse_absent(members, place_of, group_lines, title)
-        matched, left_out = _align(group_lines, calls, ranks, title)
+        # Messages are numbered by rank, not by pair, so their numbers do not match.
+        matched = None if message else _by_sequence(group_lines, calls)
+        if matched is None:
+            matched = _align(group_lines, calls, ranks, title)
+        for numbers in matched:
+            _refuse_unlike(numbers, calls, ranks, title)
+        total = sum(len(line.numbers) for line in group_lines)
+        left_out = total - sum(len(numbers) for numbers in matched)
         cut += left_out
         meetings += [
             _meeting(numbers, calls, members, title, message=message) for numbers in matched
@@ -275,7 +282,10 @@ def _title(description: str, name: str) -> str:
 
 
 def _pair(call: TracedCall, rank: int) -> tuple[int, int] | None:
-    """Source and target of a message as global ranks; None if they are not recorded."""
+    """Source and target of a message as global ranks; None if they are not recorded.
+
+    A record has only the other end, as PyTorch writes it; older ones count in the group.
+    """
     source, target = call.peers
     members = call.group.ranks
     mine = source if call.kind == "send" else target
@@ -283,9 +293,9 @@ def _pair(call: TracedCall, rank: int) -> tuple[int, int] | None:
         members[number] if 0 <= number < len(members) else -1 for number in (source, target)
     )
     mine_at = 0 if call.kind == "send" else 1
-    for ends in (in_group, (source, target)):  # positions in the group, or global ranks
+    for ends in ((source, target), in_group):
         pair = [rank if mine < 0 and place == mine_at else end for place, end in enumerate(ends)]
-        if min(pair) >= 0 and pair[mine_at] == rank and pair[0] != pair[1]:
+        if pair[mine_at] == rank and pair[0] != pair[1] and set(pair) <= set(members):
             return pair[0], pair[1]
     return None
 
@@ -307,28 +317,17 @@ def _align(
     calls: Sequence[Sequence[TracedCall]],
     ranks: Sequence[int],
     title: str,
-) -> tuple[list[dict[int, int]], int]:
-    """Calls that belong together, by graph, and the number of those that are left out."""
-    total = sum(len(line.numbers) for line in lines)
-    matched = _by_sequence(lines, calls)
-    if matched is None:
-        reference = lines[0]
-        shifts = [0] + [_shift(reference, line, calls, ranks, title) for line in lines[1:]]
-        matched = []
-        for index in range(-_MOST_SHIFT, len(reference.numbers) + _MOST_SHIFT):
-            places = [index + shift for shift in shifts]
-            if all(
-                0 <= place < len(line.numbers) for place, line in zip(places, lines, strict=True)
-            ):
-                matched.append(
-                    {
-                        line.place: line.numbers[place]
-                        for place, line in zip(places, lines, strict=True)
-                    }
-                )
-    for numbers in matched:
-        _refuse_unlike(numbers, calls, ranks, title)
-    return matched, total - sum(len(numbers) for numbers in matched)
+) -> list[dict[int, int]]:
+    """Calls that belong together, by graph, by their order."""
+    reference = lines[0]
+    shifts = [0] + [_shift(reference, line, calls, ranks, title) for line in lines[1:]]
+    matched = []
+    for index in range(len(reference.numbers)):
+        places = [index + shift for shift in shifts]
+        parts = list(zip(places, lines, strict=True))
+        if all(0 <= place < len(line.numbers) for place, line in parts):
+            matched.append({line.place: line.numbers[place] for place, line in parts})
+    return matched
 
 
 def _by_sequence(
@@ -373,10 +372,11 @@ def _shift(
     """
     names: dict[Hashable, int] = {}
     signs, ends = [], []
+    origin_ns = calls[reference.place][reference.numbers[0]].end_ns
     for part in (reference, line):
         sequence = [calls[part.place][number] for number in part.numbers]
         signs.append(np.array([names.setdefault(_sign(call), len(names)) for call in sequence]))
-        ends.append(np.array([call.end_ns for call in sequence], np.int64))
+        ends.append(np.array([float(call.end_ns - origin_ns) for call in sequence]))
     shortest = min(map(len, signs))
     candidates: list[_ShiftFit] = []
     for shift in range(-min(_MOST_SHIFT, len(signs[0])), min(_MOST_SHIFT, len(signs[1])) + 1):

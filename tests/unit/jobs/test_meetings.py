@@ -109,6 +109,14 @@ def test_messages_meet_by_their_ends():
     assert [meeting.last for meeting in matching.meetings] == [1, 1]
 
 
+def test_a_record_of_a_message_has_the_global_rank_of_the_other_end():
+    group = GroupRecord("1", "pp", (2, 0), 2)
+    sends = [call("send", 64, 0, group, sequence=7, peers=(-1, 0))]
+    receives = [call("recv", 64, 5, group, sequence=3, peers=(2, -1))]
+    (meeting,) = match_calls([0, 2], [receives, sends], 3).meetings
+    assert (meeting.kind, meeting.ranks, meeting.last) == ("send", (2, 0), 0)
+
+
 def test_groups_of_messages_stay_alone():
     calls = [[call("messages", -1, at, EVERYONE)] for at in (0, 10)]
     matching = match_calls([0, 1], calls, 2)
