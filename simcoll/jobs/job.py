@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from simcoll.errors import ConfigError, ranks_listed
+from simcoll.errors import ConfigError, ranks_listed, shown
 from simcoll.files.reader_arguments import FilePath
 from simcoll.jobs.meetings import Matching, TracedCall, calls_of, clock_offsets, match_calls
 from simcoll.jobs.rank_trace import RankTrace, load_rank_trace
@@ -192,6 +192,7 @@ def traced_job(traces: Sequence[RankTrace]) -> Job:
     )
     calls = [calls_of(graph.parts, nranks) for graph in graphs]
     ranks = [trace.rank for trace in ordered]
+    _refuse_custom_communication(ordered)
     matching = match_calls(ranks, calls, nranks)
     if len(ordered) > 1:
         offsets, clock_notes = clock_offsets(ranks, matching.meetings)
@@ -247,6 +248,19 @@ def refuse_different_jobs(traces: Sequence[RankTrace]) -> None:
                     f"{expected}",
                     file=trace.file,
                 )
+
+
+def _refuse_custom_communication(traces: Sequence[RankTrace]) -> None:
+    """Refuse jobs whose communication is by no library that is known here."""
+    names = Counter(name for trace in traces for name in trace.custom_kernels.elements())
+    if not names or any(trace.collectives for trace in traces):
+        return
+    name, number = names.most_common(1)[0]
+    raise ConfigError(
+        f"no collectives known: {counted(names.total(), 'kernel')} communicate without NCCL or "
+        f"RCCL (the most, {number}, are {shown(name)}), and what they move is not recorded",
+        file=traces[0].file,
+    )
 
 
 def _join_bases(traces: Sequence[RankTrace], notes: list[str]) -> None:

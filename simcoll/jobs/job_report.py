@@ -128,9 +128,6 @@ def _communication(job: Job) -> list[str]:
 
 
 def _without_collectives(job: Job) -> str:
-    custom = sum(sum(trace.custom_kernels.values()) for trace in job.traces)
-    if custom:
-        return "no collective of a library known here; see the note on custom communication"
     return "no collectives" if job.nranks > 1 else "a job of one rank: no collectives"
 
 

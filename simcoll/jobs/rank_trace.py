@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ class RankTrace:
     comms: list[CommEvent] = field(default_factory=list)
     steps: list[StepMark] = field(default_factory=list)
     waits: dict[int, tuple[str | int, str | int]] = field(default_factory=dict)
-    custom_kernels: dict[str, int] = field(default_factory=dict)
+    custom_kernels: Counter[str] = field(default_factory=Counter)
     events: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -213,7 +214,7 @@ def _take(
         if LIBRARY_KERNEL.search(name):
             raw_comms.append((work, event))
         elif CUSTOM_KERNEL.search(name):
-            trace.custom_kernels[name] = trace.custom_kernels.get(name, 0) + 1
+            trace.custom_kernels[name] += 1
     elif category == "cuda_sync":
         arguments = event.arguments()
         if isinstance(arguments.correlation, int) and arguments.wait_stream is not None:

@@ -138,6 +138,8 @@ class _WhatIf:
     def _refuse_unpredictable(self) -> None:
         job, question = self.job, self.question
         subjects = [self._subject(key) for key in self._subjects]
+        if not subjects:
+            raise ConfigError("no collectives in the traces, so no machine changes their services")
         unsized = sum(size < 0 and kind != "barrier" for kind, size, _ in subjects)
         if unsized:
             raise ConfigError(

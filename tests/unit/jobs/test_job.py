@@ -194,3 +194,17 @@ def test_the_public_job_of_eight_ranks(tmp_path):
     # 6.07 ms a rank in kernels, of which 0.2 ms after the last arrival, by hand from the files.
     line = job_lines(job)[1]
     assert line.startswith("communication 6.07 ms a rank in kernels: 21")
+
+
+def test_a_job_with_communication_of_its_own_is_refused(tmp_path):
+    files = files_of(tmp_path)
+
+    def deep_ep(document):
+        for event in document["traceEvents"]:
+            if event["name"].startswith("nccl"):
+                event["name"] = "void deep_ep::internode::dispatch<false, 8>(int4*, float*)"
+
+    for file in files:
+        rewritten(file, deep_ep)
+    with pytest.raises(ConfigError, match="no collectives known: 56 kernels communicate without"):
+        load_job(files)
