@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +16,10 @@ from simcoll.errors import ConfigError
 from simcoll.terminal import say
 
 if TYPE_CHECKING:
-    from simcoll.planning.tuners.fastest_choices import Picked
+    from simcoll.formats.tuners.tuner_rules import Rule
+    from simcoll.planning.tuners.fastest_choices import MpiPlayer, NcclPlayer, Picked
+    from simcoll.planning.tuners.mpi_libraries import MpiLibrary
+    from simcoll.topology import Topology
 
 __all__ = ["tune_library"]
 
@@ -31,6 +34,13 @@ class TunedSizes(SizeOptions):
     factor: Annotated[int, Parameter(name=["-f", "--factor"]), WHOLE] = 4
 
 
+EXACT = ("nccl-csv", "ncclx", "openmpi", "openmpi-text")
+"""Formats whose rules name a number of ranks."""
+COVERING = ("mpich", "openmpi-han")
+"""Formats whose rules must cover all sizes."""
+OF_NCCL = ("nccl-csv", "ncclx")
+
+
 def tune_library(
     *,
     topology: Annotated[str, Parameter(name=["--topology", "-t"])],
@@ -42,8 +52,12 @@ def tune_library(
     protocol: Annotated[str | None, Parameter(name=["--protocol", "-p"])] = None,
     library: str | None = None,
     calibration: Path | None = None,
+    complete: bool = False,
 ) -> None:
-    """Write the fastest choice for each size, and print the gain over the default.
+    """Write rules where another choice than the library's own is faster by more than its interval.
+
+    Rules are for sizes between those asked. Before the file is written, they are played back from 8
+    B to 8 GiB: no size takes longer than with the library's own choice.
 
     Parameters
     ----------
@@ -54,68 +68,129 @@ def tune_library(
     output
         The file to write.
     format
-        nccl-csv (NCCL's tuner plugin), openmpi, openmpi-han, mpich or oneccl.
+        nccl-csv (NCCL's tuner plugin), ncclx, openmpi (JSON of Open MPI 6), openmpi-text (4 and 5),
+        openmpi-han, mpich or oneccl.
     collectives
         Names separated by commas. Default: all that the format and the models support.
     protocol
         Protocol of MPI libraries' messages. Default: ideal.
     library
-        Model of NCCL for nccl-csv, as for simcoll perf. Default: nccl; rccl for AMD's GPUs.
+        Model of NCCL for nccl-csv and ncclx, as for simcoll perf. Default: nccl; rccl for AMD's
+        GPUs.
     calibration
-        A file that simcoll calibrate wrote, for nccl-csv.
+        A file that simcoll calibrate wrote, for nccl-csv and ncclx.
+    complete
+        For nccl-csv, add NCCL's own choices of all other sizes and collectives, which its example
+        plugin would run on one channel.
     """
     from simcoll.files.output import refuse_places, write_file
     from simcoll.formats.tuners.tuner_files import tuner_format
     from simcoll.libraries.calibration import load_calibration
-    from simcoll.planning.sweeps.nccl_tests_table import microseconds
-    from simcoll.planning.tuners.fastest_choices import nccl_choices, played_choices, rules_of
+    from simcoll.libraries.library import library_for
+    from simcoll.planning.tuners.fastest_choices import (
+        OWN_TUNERS,
+        MpiPlayer,
+        NcclPlayer,
+        nccl_choices,
+        played_choices,
+    )
     from simcoll.planning.tuners.mpi_libraries import load_mpi_library
+    from simcoll.planning.tuners.tuning_rules import nodes_of_nccl, played_back, rules_of
     from simcoll.topology import load_topology
     from simcoll.units import counted
 
-    chosen, of_nccl = tuner_format(format), format == "nccl-csv"
-    if of_nccl and protocol is not None:
-        raise ConfigError("--protocol is for MPI libraries; NCCL's protocols are among its choices")
-    if not of_nccl and library is not None:
-        raise ConfigError("--library is the model of NCCL, for --format nccl-csv")
-    if not of_nccl and calibration is not None:
-        raise ConfigError("--calibration is for the model of NCCL, for --format nccl-csv")
+    chosen, of_nccl = tuner_format(format), format in OF_NCCL
+    _refuse_options(
+        format, protocol=protocol, library=library, calibration=calibration, complete=complete
+    )
     refuse_places([output], [topology, library, calibration])
     overlay = load_calibration(calibration) if calibration else None
     machine = load_topology(topology, nodes=nodes)
     sizes = tuned.ladder
-    of_mpi = {} if of_nccl else load_mpi_library(format).collectives
-    available = tuple(of_mpi or chosen.names)
+    available = tuple(chosen.names) if of_nccl else tuple(_library_of(format).collectives)
     kinds = [kind.strip() for kind in collectives.split(",")] if collectives else list(available)
     for kind in kinds:
         if kind not in available:
             raise ConfigError(
                 f"format {format!r} has no {kind!r} known here; known: {', '.join(available)}"
             )
-    choices = (
-        nccl_choices(machine, kinds, sizes, library, overlay)
-        if of_nccl
-        else played_choices(machine, kinds, sizes, format, protocol or "ideal")
-    )
-    picked: list[Picked] = []
-    width = max(
-        [
-            22,
-            *(
-                len(name)
-                for collective in of_mpi.values()
-                for name in collective.algorithms.values()
-            ),
-        ]
-    )
-    wide = 20 if of_nccl else width
+    player: NcclPlayer | MpiPlayer
+    if of_nccl:
+        model = library_for(library, machine)
+        player = NcclPlayer(machine, model, overlay)
+        choices = nccl_choices(machine, kinds, sizes, model, overlay)
+    else:
+        player = MpiPlayer(machine, _name_of_library(format), protocol or "ideal")
+        choices = played_choices(player, kinds, sizes)
     calibration_text = f", calibration {overlay.hash}" if overlay else ""
     say(f"# topology {machine.name}: {counted(machine.nranks, 'rank')}{calibration_text}")
+    picked = _print_choices(_play_choices(choices, kinds, sizes), format)
+    ranks = machine.nranks if format in EXACT else -1
+    hosts = nodes_of_nccl(player) if isinstance(player, NcclPlayer) else -1
+    rules = played_back(rules_of(picked, ranks=ranks, nodes=hosts), player)
+    tuner = OWN_TUNERS.get(machine.traits.get("fabric", "")) if of_nccl else None
+    if tuner:
+        rules = []
+    rules_of_file = _rules_of_file(rules, format, machine, player, complete=complete)
+    write_file(output, chosen.dump(rules_of_file))
+    remarks = (
+        _nccl_remarks(picked, tuner, tuned=bool(overlay and overlay.tuning))
+        if of_nccl
+        else _mpi_remarks(load_mpi_library(_name_of_library(format)))
+    )
+    for remark in (*remarks, *_rule_remarks(rules, format, machine.nranks, complete=complete)):
+        say(f"# {remark}")
+    added = len(rules_of_file) - len(rules)
+    addition = f", and {added} of the library's own choices" if added > 0 else ""
+    say(f"# wrote {output}: {counted(len(rules), 'rule')}{addition}")
+
+
+def _refuse_options(
+    name: str,
+    *,
+    protocol: str | None,
+    library: str | None,
+    calibration: Path | None,
+    complete: bool,
+) -> None:
+    """Refuse options that a format does not have."""
+    of_nccl = name in OF_NCCL
+    if of_nccl and protocol is not None:
+        raise ConfigError("--protocol is for MPI libraries; NCCL's protocols are among its choices")
+    if not of_nccl and library is not None:
+        raise ConfigError("--library is the model of NCCL, for --format nccl-csv and ncclx")
+    if not of_nccl and calibration is not None:
+        raise ConfigError("--calibration is for the model of NCCL, for --format nccl-csv and ncclx")
+    if complete and name != "nccl-csv":
+        raise ConfigError("--complete is for NCCL's example plugin, --format nccl-csv")
+
+
+def _name_of_library(name: str) -> str:
+    """The MPI library of a format."""
+    return "openmpi" if name == "openmpi-text" else name
+
+
+def _library_of(name: str) -> MpiLibrary:
+    from simcoll.planning.tuners.mpi_libraries import load_mpi_library
+
+    return load_mpi_library(_name_of_library(name))
+
+
+def _print_choices(choices: Iterator[Picked], name: str) -> list[Picked]:
+    """Print a line for each choice, and return them."""
+    from simcoll.planning.sweeps.nccl_tests_table import microseconds
+
+    width = 22
+    if name not in OF_NCCL:
+        for collective in _library_of(name).collectives.values():
+            width = max(width, *map(len, collective.algorithms.values()))
+    wide = 20 if name in OF_NCCL else width
     say(
         f"# collective            size  {'choice':<{width}}  time (us)  {'default':<{wide}}  time "
         "(us)    gain  error"
     )
-    for row in _play_choices(choices, kinds, sizes):
+    picked: list[Picked] = []
+    for row in choices:
         choice = (
             f"{row.algorithm} {row.protocol} {row.channels if row.channels > 0 else ''}".strip()
         )
@@ -133,25 +208,53 @@ def tune_library(
             flush=True,
         )
         picked.append(row)
-    blocks = [name for name, collective in of_mpi.items() if collective.rules_count_blocks]
-    rules = rules_of(picked, machine, exact=of_nccl, blocks=blocks)
-    write_file(output, chosen.dump(rules))
-    if of_nccl:
-        for remark in _remarks(picked, tuned=bool(overlay and overlay.tuning)):
-            say(f"# {remark}")
-    else:
-        model = load_mpi_library(format)
-        say(
-            f"# default: of {model.name} {model.version}; '-': simcoll lacks the algorithm, so its "
-            "time and the gain are unknown"
-        )
-        say("# error: unknown, since simcoll ships no measured tables of MPI libraries")
-        for note in model.notes:
-            say(f"# {model.name}: {note}")
-    say(f"# wrote {output}: {counted(len(rules), 'rule')}")
+    return picked
 
 
-def _remarks(picked: Sequence[Picked], *, tuned: bool) -> Iterator[str]:
+def _rules_of_file(
+    rules: Sequence[Rule],
+    name: str,
+    machine: Topology,
+    player: NcclPlayer | MpiPlayer,
+    *,
+    complete: bool,
+) -> list[Rule]:
+    """The rules as a file says them."""
+    from simcoll.formats.tuners.tuner_nccl import NCCL
+    from simcoll.planning.tuners.fastest_choices import MpiPlayer, NcclPlayer
+    from simcoll.planning.tuners.tuning_rules import (
+        counting_blocks,
+        cover_all,
+        own_nccl_ranges,
+        own_ranges,
+        whole_ranks,
+    )
+
+    if name == "nccl-csv" and isinstance(player, NcclPlayer):
+        # As many channels as NCCL takes itself: its plugin takes -1 for one.
+        own_channels = [replace(rule, channels=0) for rule in rules]
+        if not (complete and rules):
+            return own_channels
+        shape = own_channels[0]
+        return cover_all(own_channels, NCCL, lambda kind: own_nccl_ranges(kind, player, shape))
+    if name == "ncclx":
+        return whole_ranks(rules, machine.nranks)
+    if name in COVERING and isinstance(player, MpiPlayer) and rules:
+        shape = rules[0]
+
+        def own(kind: str) -> list[Rule]:
+            selection = player.selection(kind)
+            return own_ranges(
+                kind, lambda size: (selection.default_on(machine, size)[0], ""), shape
+            )
+
+        rules = cover_all(rules, dict.fromkeys(rule.collective for rule in rules), own)
+    of_mpi = _library_of(name).collectives
+    blocks = [kind for kind, collective in of_mpi.items() if collective.rules_count_blocks]
+    return counting_blocks(rules, blocks, machine.nranks)
+
+
+def _nccl_remarks(picked: Sequence[Picked], tuner: str | None, *, tuned: bool) -> Iterator[str]:
     """Explain the columns of NCCL's choices; ``tuned``: the calibration has NCCL's own table."""
     if tuned:
         yield (
@@ -164,11 +267,58 @@ def _remarks(picked: Sequence[Picked], *, tuned: bool) -> Iterator[str]:
             "formula"
         )
     yield (
-        "error: half of the interval that holds 50 % of measurements; "
-        "* the gain exceeds that interval"
+        "error: half of the interval that holds 90 % of measurements; * the gain exceeds that of a "
+        "ratio of two such times, which makes a rule"
     )
     if any(row.estimated for row in picked):
         yield "last column: what NCCL's own estimates prefer instead, and the gain over that"
+    if tuner:
+        yield (
+            f"{tuner} brings a tuner of its own, whose choices are unknown and which another would "
+            "replace: no rules"
+        )
+
+
+def _mpi_remarks(model: MpiLibrary) -> Iterator[str]:
+    from simcoll.planning.tuners.fastest_choices import UNMEASURED_ERROR
+
+    limit = (1 + UNMEASURED_ERROR) ** 2**0.5
+    yield (
+        f"default: of {model.name} {model.version}; '-': simcoll lacks the algorithm, so its time "
+        "and the gain are unknown"
+    )
+    yield (
+        "error: unknown, since simcoll ships no measured tables of MPI libraries; taken as "
+        f"{UNMEASURED_ERROR:.0%}, so that * a gain above {limit:.2f}x makes a rule"
+    )
+    for note in model.notes:
+        yield f"{model.name}: {note}"
+
+
+def _rule_remarks(rules: Sequence[Rule], name: str, ranks: int, *, complete: bool) -> Iterator[str]:
+    """Where the rules hold, and what the library does elsewhere."""
+    if not rules:
+        yield (
+            "no choice is faster than the library's own by more than the interval: load no tuner "
+            "file"
+        )
+        return
+    yield (
+        "played back at 61 sizes from 8 B to 8 GiB: no size takes longer than with the library's "
+        "own choice, which sizes without a rule keep"
+    )
+    if name == "nccl-csv":
+        scope = "of other communicators" if complete else "without a rule"
+        yield (
+            f"NCCL's example plugin runs everything {scope} on one channel: change its "
+            "'*nChannels = 1' to 0"
+            + ("" if complete else ", or write NCCL's own choices as well (--complete)")
+        )
+    if name not in EXACT:
+        yield (
+            f"the file has no number of ranks: load it for jobs of {ranks} ranks alone, on these "
+            "nodes"
+        )
 
 
 def _play_choices(

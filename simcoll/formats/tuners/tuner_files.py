@@ -1,4 +1,4 @@
-"""Tuning files of libraries: NCCL's tuner plugin, Open MPI's tuned and HAN, MPICH, oneCCL.
+"""Tuning files of libraries: NCCL's tuner plugin, NCCLX, Open MPI's tuned and HAN, MPICH, oneCCL.
 
 All map a collective, a number of ranks and a range of sizes to an algorithm, by the library's name.
 A rule that a format cannot express is an error.
@@ -22,7 +22,15 @@ from simcoll.formats.tuners.tuner_mpi import (
     write_mpich,
     write_openmpi,
 )
-from simcoll.formats.tuners.tuner_rules import NO_LIMIT, Rule, refuse_line, whole_of
+from simcoll.formats.tuners.tuner_nccl import (
+    NCCL,
+    read_nccl,
+    read_ncclx,
+    write_nccl,
+    write_ncclx,
+)
+from simcoll.formats.tuners.tuner_openmpi_text import read_openmpi_text, write_openmpi_text
+from simcoll.formats.tuners.tuner_rules import NO_LIMIT, Rule, refuse_line
 
 __all__ = ["TUNER_FORMATS", "Rule", "TunerFormat", "tuner_format"]
 
@@ -84,94 +92,6 @@ class TunerFormat:
         return content
 
 
-# NCCL's tuner plugin: plugins/tuner/example of NCCL 2.30, plugin.c.
-_NCCL = {
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "all_gather": "allgather",
-    "reduce_scatter": "reducescatter",
-    "all_reduce": "allreduce",
-}
-NCCL_ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
-NCCL_PROTOCOLS = ("ll", "ll128", "simple")
-NCCL_LINE = 255
-NCCL_UNLIMITED = 4294967295
-
-
-def _read_nccl(text: str, file: str | None) -> list[Rule]:
-    kinds = {word: kind for kind, word in _NCCL.items()}
-    rules = []
-    for number, raw in enumerate(text.split("\n"), 1):
-        line = raw.strip()
-        if not line or line.startswith("#"):
-            continue
-        if len(raw) > NCCL_LINE:
-            refuse_line(
-                file,
-                number,
-                f"longer than {NCCL_LINE} characters, of which the plugin reads no more",
-            )
-        fields = [field.strip() for field in line.split(",")]
-        if not 8 <= len(fields) <= 10:
-            refuse_line(file, number, f"{len(fields)} fields; expected 8 to 10")
-        for word, valid in (
-            (fields[0], tuple(kinds)),
-            (fields[3], NCCL_ALGORITHMS),
-            (fields[4], NCCL_PROTOCOLS),
-        ):
-            if word not in valid:  # which the plugin takes for allreduce, ring or simple
-                refuse_line(file, number, f"unknown {word[:40]!r}; {nearest(word, valid)}")
-        low, high = (whole_of(field, file, number, "size") for field in fields[1:3])
-        channels, nodes, ranks = (
-            whole_of(field, file, number, "number", -1) for field in fields[5:8]
-        )
-        names = ("numPipeOps", "regBuff")
-        conditions = [
-            f"{name}={whole_of(field, file, number, name, -1)}"
-            for name, field in zip(names, fields[8:], strict=False)
-            if field != "-1"
-        ]
-        rules.append(
-            Rule(
-                kinds[fields[0]],
-                low,
-                NO_LIMIT if high == NCCL_UNLIMITED else high,
-                fields[3],
-                fields[4],
-                channels,
-                nodes,
-                ranks,
-                tuple(conditions),
-            )
-        )
-    return rules
-
-
-def _write_nccl(rules: Sequence[Rule]) -> str:
-    lines = [
-        (
-            "# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,"
-            "nNodes,nRanks,numPipeOps,regBuff"
-        )
-    ]
-    for rule in rules:
-        settings = dict(condition.split("=") for condition in rule.conditions)
-        fields = [
-            _NCCL[rule.collective],
-            rule.min_bytes,
-            NCCL_UNLIMITED if rule.max_bytes < 0 else rule.max_bytes,
-            rule.algorithm,
-            rule.protocol,
-            rule.channels,
-            rule.nodes,
-            rule.ranks,
-            settings.get("numPipeOps", -1),
-            settings.get("regBuff", -1),
-        ]
-        lines.append(",".join(map(str, fields)))
-    return "\n".join(lines) + "\n"
-
-
 # oneCCL: CCL_ALLREDUCE="recursive_doubling:0-8192;ring:8193-max".
 _ONECCL = {
     "all_reduce": "ALLREDUCE",
@@ -223,11 +143,19 @@ def _write_oneccl(rules: Sequence[Rule]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _read_any_openmpi(text: str, file: str | None) -> list[Rule]:
+    """Rules of tuned: JSON of Open MPI 6, or text of 4 and 5."""
+    is_json = text.lstrip().startswith(("{", "["))
+    return (read_openmpi if is_json else read_openmpi_text)(text, file)
+
+
 TUNER_FORMATS: Mapping[str, TunerFormat] = {
     tuner_format.name: tuner_format
     for tuner_format in (
-        TunerFormat("nccl-csv", _NCCL, _read_nccl, _write_nccl),
-        TunerFormat("openmpi", MPI, read_openmpi, write_openmpi),
+        TunerFormat("nccl-csv", NCCL, read_nccl, write_nccl),
+        TunerFormat("ncclx", NCCL, read_ncclx, write_ncclx),
+        TunerFormat("openmpi", MPI, _read_any_openmpi, write_openmpi),
+        TunerFormat("openmpi-text", MPI, _read_any_openmpi, write_openmpi_text),
         TunerFormat("openmpi-han", HAN, read_han, write_han),
         TunerFormat("mpich", MPI, read_mpich, write_mpich),
         TunerFormat("oneccl", _ONECCL, _read_oneccl, _write_oneccl),
