@@ -160,8 +160,8 @@ def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
             data, offsets = (total, starts[0]) if source < 0 else (inputs[source], starts[source])
             if data is not None:
                 parts.append(data[offsets[slot] : offsets[slot + 1]])
-        whole = total is not None and len(parts) == 1
-        output = parts[0] if whole else np.concatenate([np.zeros(0, plan.dtype), *parts])
+        single = total is not None and len(parts) == 1
+        output = parts[0] if single else np.concatenate([np.zeros(0, plan.dtype), *parts])
         outputs.append(output)
         shared_key, shared_output = key, output
     return outputs
