@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -27,10 +28,11 @@ from simcoll.bounds.linear_programs import (
 )
 from simcoll.core.facts import FactStore
 from simcoll.core.vocabulary import BoundKind, CollectiveKind
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, listed, nearest
+from simcoll.notebook_forms import shows_facts
 from simcoll.topology import Topology
 from simcoll.topology.orbits import rank_orbits, set_orbits
-from simcoll.units import FS_PER_SECOND, UBPS_PER_BPS
+from simcoll.units import FS_PER_SECOND, UBPS_PER_BPS, format_rate, format_time
 
 __all__ = ["Bottleneck", "Bound", "bottleneck", "bottlenecks_of", "lower_bound"]
 
@@ -47,7 +49,8 @@ _BY_ROUTES = "the routes between ranks"
 _BY_PRICES = "what crosses between ranks, for prices of the links that a linear program found"
 
 
-@dataclass(frozen=True, slots=True)
+@shows_facts
+@dataclass(frozen=True, slots=True, repr=False)
 class Bottleneck:
     """The bound of a collective on a topology, for any size.
 
@@ -77,12 +80,27 @@ class Bottleneck:
     exact: bool = True
     in_network: bool = True
 
+    def facts(self) -> list[tuple[str, object]]:
+        """Name and value of what a reader sees."""
+        rate = "none"
+        if self.seconds_per_byte:
+            rate = format_rate(int(UBPS_PER_BPS / self.seconds_per_byte))
+        lines: list[tuple[str, object]] = [
+            ("bottleneck", self.name),
+            ("argument", self.argument),
+            ("at most", rate),
+            ("exact", "yes" if self.exact else "a better bound may exist"),
+            ("ranks", f"{listed(self.ranks)} on the sending side" if self.ranks else "none"),
+        ]
+        return lines if self.in_network else [*lines, ("holds", "without switches that reduce")]
+
     def time_fs(self, total_bytes: int) -> int:
         """The bound for a size, rounded down to whole femtoseconds."""
         return int(self.seconds_per_byte * total_bytes * FS_PER_SECOND)
 
 
-@dataclass(frozen=True, slots=True)
+@shows_facts
+@dataclass(frozen=True, slots=True, repr=False)
 class Bound:
     """A provable lower bound on the time of a collective.
 
@@ -94,6 +112,28 @@ class Bound:
     kind: BoundKind
     bottleneck: str
     certificate: Bottleneck
+
+    def facts(self) -> list[tuple[str, object]]:
+        """Name and value of what a reader sees."""
+        return [
+            ("lower bound", f"{format_time(self.time_fs)} by {self.kind}: {self.bottleneck}"),
+            *self.certificate.facts()[1:],
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The bound as plain values.
+
+        >>> from simcoll.topology import crossbar
+        >>> lower_bound("all_reduce", crossbar(4, "100 GB/s"), 10**9).to_dict()["kind"]
+        'bandwidth'
+        """
+        return {
+            "time_fs": self.time_fs,
+            "kind": self.kind,
+            "bottleneck": self.bottleneck,
+            "argument": self.certificate.argument,
+            "exact": self.certificate.exact,
+        }
 
 
 bottlenecks_of: FactStore[Topology, dict[tuple[CollectiveKind, int, bool], Bottleneck]] = FactStore(

@@ -1,11 +1,10 @@
-"""A schedule as text and as a picture."""
+"""A schedule as text and as a picture, a GOAL program as text."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
-from html import escape
 
+from simcoll.core.picture import schedule_svg
 from simcoll.core.schedule import (
     COPY,
     MULTICAST,
@@ -22,14 +21,6 @@ from simcoll.terminal import printable
 __all__ = ["goal_lines", "schedule_lines", "schedule_svg"]
 
 _ARROWS = {COPY: "->", REDUCE: "+>", SYNC: "~>", MULTICAST: "=>", SWITCH_REDUCE: "+=>"}
-_COLOURS = {
-    COPY: "#0072B2",
-    REDUCE: "#D55E00",
-    SYNC: "#666666",
-    MULTICAST: "#56B4E9",
-    SWITCH_REDUCE: "#E69F00",
-}
-MAX_DRAWN = 20_000
 
 
 def _transfer(schedule: Schedule, step: Step, row: int) -> str:
@@ -94,74 +85,3 @@ def goal_lines(goal: Goal, max_operations: int = 200) -> Iterator[str]:
         printed += operation
     if total > max_operations:
         yield f"... {total - max_operations:,} more of {total:,} operations (--limit shows more)"
-
-
-def schedule_svg(schedule: Schedule) -> str:
-    """Draw a space-time diagram: ranks from top to bottom, steps from left to right, an arrow per
-    transfer.
-    """
-    title = textwrap.wrap(printable(str(schedule)), 100)
-    width, height = 56, 26
-    label_width = 60
-    top = 32 + 18 * len(title)
-    arrows = []
-    steps = drawn = 0
-    for number, step in enumerate(schedule.steps()):
-        steps = number + 1
-        for src, dst, op in zip(
-            step.src_rank.tolist(), step.dst_rank.tolist(), step.op.tolist(), strict=True
-        ):
-            drawn += 1
-            if drawn > MAX_DRAWN:
-                continue
-            x, y, colour = label_width + number * width, top + src * height, _COLOURS[op]
-            if src == dst:
-                arrows.append(f'<circle cx="{x + width / 2}" cy="{y}" r="3" fill="{colour}"/>')
-            else:
-                line = f"M{x + 6} {y}L{x + width - 8} {top + dst * height}"
-                arrows.append(
-                    f'<path d="{line}" stroke="{colour}" marker-end="url(#{OP_NAMES[op]})"/>'
-                )
-    legend = (
-        "blue copies, orange reduces, grey only notifies, light: by a switch, a dot stays on "
-        "its rank"
-    )
-    # About seven pixels a character in the title, six in the legend.
-    total_width = max(
-        label_width + steps * width + 20, 16 + 7 * max(map(len, title)), 16 + 6 * len(legend)
-    )
-    total_height = top + schedule.nranks * height + 30
-    grid = [
-        f'<text x="8" y="{top + rank * height + 4}">rank {rank}</text>'
-        for rank in range(schedule.nranks)
-    ]
-    grid += [
-        f'<line x1="{label_width}" x2="{total_width - 20}" y1="{top + r * height}" '
-        f'y2="{top + r * height}" stroke="#ddd"/>'
-        for r in range(schedule.nranks)
-    ]
-    grid += [
-        f'<text x="{label_width + s * width + width / 2}" y="{top - 14}" '
-        f'text-anchor="middle">{s}</text>'
-        for s in range(steps)
-    ]
-    heads = "".join(
-        f'<marker id="{OP_NAMES[op]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" '
-        'markerHeight="6" '
-        f'orient="auto"><path d="M0 0L8 4L0 8z" fill="{colour}"/></marker>'
-        for op, colour in _COLOURS.items()
-    )
-    heading = [
-        f'<text x="8" y="{18 * number}" font-size="14">{escape(line, quote=False)}</text>'
-        for number, line in enumerate(title, 1)
-    ]
-    if drawn > MAX_DRAWN:
-        legend += f"; the first {MAX_DRAWN:,} of {drawn:,} transfers"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total_width}" height="{total_height}" '
-        f'font-family="sans-serif" font-size="11">'
-        f'<rect width="100%" height="100%" fill="white"/><defs>{heads}</defs>'
-        f"{''.join(heading)}"
-        f'{"".join(grid)}<g fill="none" stroke-width="1.3">{"".join(arrows)}</g>'
-        f'<text x="8" y="{total_height - 8}" fill="#555">{legend}</text></svg>\n'
-    )

@@ -63,8 +63,9 @@ def show_schedule(
     from simcoll.algorithms import ALGORITHMS
     from simcoll.algorithms.imported import file_schedule, is_file_name
     from simcoll.binding import verify
-    from simcoll.cli.drawing import goal_lines, schedule_lines, schedule_svg
+    from simcoll.cli.drawing import goal_lines, schedule_lines
     from simcoll.cli.sweeping import degrade_links
+    from simcoll.core.picture import schedule_svg
     from simcoll.files.output import refuse_places, write_file
     from simcoll.formats.schedules.schedule_json import dump_schedule
     from simcoll.planning.sweeps.goal_programs import is_program, load_goal
@@ -72,6 +73,11 @@ def show_schedule(
     from simcoll.tuning import parse_choice
 
     refuse_places([svg, json], [algorithm, topology])
+    if svg is not None and svg.suffix.lower() != ".svg":
+        raise ConfigError(
+            f"--svg {svg}: the picture is SVG, which browsers and editors show; expected a name "
+            f"that ends in .svg, such as {svg.with_suffix('.svg')}"
+        )
     if is_program(algorithm):
         if svg is not None or json is not None:
             raise ConfigError(

@@ -13,6 +13,7 @@ import numpy as np
 from simcoll.arrays import Ints, Whole
 from simcoll.core.immutable import by_constructor, immutable, without_subclasses
 from simcoll.errors import ConfigError, nearest, shown
+from simcoll.notebook_forms import rows_table
 
 __all__ = ["ORDERS", "Definition", "RequiredOrder"]
 
@@ -28,13 +29,14 @@ ORDERS: tuple[RequiredOrder, ...] = (
     "position-independent",
     "listed",
 )
+SHOWN_RANKS, SHOWN_SLOTS = 16, 8
 MOST_CONTRIBUTIONS = 2**20
 MOST_SUMMANDS = 2**24
 """Most contributions of all outputs together: a file of them has some 100 MB."""
 
 
 @without_subclasses
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Definition:
     """What a collective of one's own means.
 
@@ -341,8 +343,38 @@ class Definition:
             record["order"] = self.order
         return record
 
+    def __repr__(self) -> str:
+        slots = sum(map(len, self.outputs))
+        return (
+            f"<Definition: {self.name}, {self.nranks} ranks, {self.contributions} contributions to "
+            f"{slots} output slots>"
+        )
+
     def __str__(self) -> str:
         return self.name
+
+    def _repr_html_(self) -> str:
+        """A row for each rank, up to ``SHOWN_RANKS``: the contributions of its slots."""
+        rows: list[tuple[object, str, str]] = [
+            (
+                rank,
+                _slots_in_words([(number,) for number in contributions]),
+                _slots_in_words(sums),
+            )
+            for rank, (contributions, sums) in enumerate(
+                zip(self.inputs[:SHOWN_RANKS], self.outputs[:SHOWN_RANKS], strict=True)
+            )
+        ]
+        if self.nranks > SHOWN_RANKS:
+            rows.append(("...", f"of {self.nranks} ranks", ""))
+        return rows_table([self.name, "input slots hold", "output slots must hold"], rows)
+
+
+def _slots_in_words(slots: Sequence[Sequence[int]]) -> str:
+    """The contributions of slots, as sums."""
+    texts = [" + ".join(map(str, numbers)) for numbers in slots[:SHOWN_SLOTS]]
+    ending = f" and {len(slots) - SHOWN_SLOTS} more" if len(slots) > SHOWN_SLOTS else ""
+    return ", ".join(texts) + ending or "none"
 
 
 def _listing(values: Any, name: str) -> Sequence[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 __all__ = ["Known"]
 
 
-@dataclass(slots=True, eq=False)
 class Known:
     """Derived facts about a schedule, each computed once; they are neither pickled nor copied.
 
@@ -25,21 +23,41 @@ class Known:
     repeats, ``lowered``. ``again``: the function, with its arguments, that makes the same schedule
     in another process. These are facts of the core; other packages store theirs in their own
     :class:`simcoll.core.facts.FactStore`.
+
+    It is no dataclass, because a proof leads back to its facts, and ``dataclasses.asdict`` of a
+    plan or a result would never end.
     """
 
-    digests: list[bytes] = field(default_factory=list)
-    complete: bool = False
-    lock: Lock = field(default_factory=Lock, repr=False)
-    again: tuple[Callable[..., object], tuple[object, ...]] | None = None
-    keeps: bool = False
-    held: bool = False
-    kept: tuple[Step | Repeat, ...] | None = None
-    lowered: tuple[Step, ...] | None = None
-    checked: bool = False
-    content_hash: str = ""
-    proof: Proof | None = None
-    waits: Mapping[int, tuple[int, ...]] | None = None
-    wait_pairs: tuple[Array, Array] | None = None
+    __slots__ = (
+        "again",
+        "checked",
+        "complete",
+        "content_hash",
+        "digests",
+        "held",
+        "keeps",
+        "kept",
+        "lock",
+        "lowered",
+        "proof",
+        "wait_pairs",
+        "waits",
+    )
+
+    def __init__(self) -> None:
+        self.digests: list[bytes] = []
+        self.complete = False
+        self.lock = Lock()
+        self.again: tuple[Callable[..., object], tuple[object, ...]] | None = None
+        self.keeps = False
+        self.held = False
+        self.kept: tuple[Step | Repeat, ...] | None = None
+        self.lowered: tuple[Step, ...] | None = None
+        self.checked = False
+        self.content_hash = ""
+        self.proof: Proof | None = None
+        self.waits: Mapping[int, tuple[int, ...]] | None = None
+        self.wait_pairs: tuple[Array, Array] | None = None
 
     @property
     def folds(self) -> bool:

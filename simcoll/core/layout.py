@@ -25,7 +25,7 @@ MAX_ADDRESSES = 2**60
 
 
 @without_subclasses
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Layout:
     """The chunk addresses of a schedule.
 
@@ -144,6 +144,17 @@ class Layout:
             raise ConfigError(f"{name} must lie in 0..{limit - 1}, the {domain}; got {wrong}")
 
     __reduce__ = by_constructor
+
+    def __repr__(self) -> str:
+        return f"<Layout: {self}>"
+
+    def __str__(self) -> str:
+        slots = (self.collective.input_slots, self.collective.output_slots, self.scratch_slots)
+        text = ", ".join(
+            f"{name} {count}"
+            for name, count in zip(("input", "output", "scratch"), slots, strict=True)
+        )
+        return f"{self.collective}, slots: {text}; {self.chunks} chunks a block"
 
     def input(self, slot: Any = 0, piece: Any = 0) -> Any:
         """Address of a piece of an input slot (scalars or arrays).

@@ -24,6 +24,9 @@ from simcoll.core.numbers import whole_numbers
 from simcoll.core.plan_step import PlanStep
 from simcoll.core.schedule import SYNC, Schedule, Step, lowered
 from simcoll.errors import ConfigError
+from simcoll.notebook_forms import facts_table
+from simcoll.terminal import printable
+from simcoll.units import format_size
 
 if TYPE_CHECKING:
     from simcoll.core.proof import Proof
@@ -48,18 +51,20 @@ def _starts(slot_sizes: Ints) -> Ints:
     return result
 
 
-@dataclass(slots=True, eq=False)
 class PlanFacts:
     """Derived facts about a plan, each computed once, neither pickled nor copied; ``steps`` are
-    kept if they have few transfers.
+    kept if they have few transfers. No dataclass, for the reason of :class:`Known`.
     """
 
-    steps: tuple[PlanStep, ...] | None = None
-    starts: list[Ints | int] | None = None
-    positions: Ints | None = None
-    waits: Mapping[int, tuple[int, ...]] | None = None
-    wait_pairs: tuple[Array, Array] | None = None
-    views: dict[int, Ints] = field(default_factory=dict)
+    __slots__ = ("positions", "starts", "steps", "views", "wait_pairs", "waits")
+
+    def __init__(self) -> None:
+        self.steps: tuple[PlanStep, ...] | None = None
+        self.starts: list[Ints | int] | None = None
+        self.positions: Ints | None = None
+        self.waits: Mapping[int, tuple[int, ...]] | None = None
+        self.wait_pairs: tuple[Array, Array] | None = None
+        self.views: dict[int, Ints] = {}
 
     def __reduce__(self) -> tuple[type[PlanFacts], tuple[()]]:
         return PlanFacts, ()
@@ -69,7 +74,7 @@ class PlanFacts:
 
 
 @without_subclasses
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True, repr=False)
 class Plan:
     """A schedule bound to sizes, made by :func:`simcoll.bind`.
 
@@ -562,6 +567,21 @@ class Plan:
             matrix = self.sizes.reshape(self.nranks, self.nranks)
             return int(max(matrix.sum(0).max(), matrix.sum(1).max())) * self.dtype.itemsize
         return int(self.sizes.sum()) * self.dtype.itemsize
+
+    def __repr__(self) -> str:
+        return printable(f"<Plan: {self}>")
+
+    def _repr_html_(self) -> str:
+        single = isinstance(self.sizes, int)
+        sizes = f"{self.sizes} elements" if single else f"{self.count} elements at most"
+        facts = [
+            ("schedule", self.schedule),
+            ("sizes", f"{sizes} of {self.dtype.name} a block, {format_size(self.total_bytes)}"),
+            ("reduction", self.reduction if self.collective.spec.reduces else "none"),
+            ("protocol", self.protocol.name),
+            ("proof", "unproved" if self.proof is None else self.proof),
+        ]
+        return facts_table(facts)
 
     def __str__(self) -> str:
         status = "unproved" if self.proof is None else f"proved ({self.proof.kind})"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from simcoll.core.immutable import without_subclasses
 from simcoll.core.vocabulary import OrderLevel, ProofKind, ProofMethod
+from simcoll.notebook_forms import facts_table
 
 __all__ = ["LEVELS", "Proof"]
 
@@ -63,6 +65,30 @@ class Proof:
     folds: bool = field(default=True, repr=False)
     salt: bytes = field(default=b"", repr=False, compare=False)
     of: object = field(default=None, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The facts as plain values, without the salt.
+
+        >>> import simcoll
+        >>> simcoll.verify(simcoll.schedule("all_reduce", "ring", nranks=4)).to_dict()["steps"]
+        7
+        """
+        names = ("kind", "method", "order", "steps", "transfers", "shared_chunks", "error_bits")
+        return {name: getattr(self, name) for name in (*names, "folds")}
+
+    def _repr_html_(self) -> str:
+        error = "none, contributions were counted"
+        if self.method != "exact":
+            error = f"2^-{self.error_bits}" if self.error_bits else "that of a given salt"
+        return facts_table(
+            [
+                ("proved", self.kind),
+                ("probability of error", error),
+                ("order of reductions", self.order or "nothing is reduced"),
+                ("followed", f"{self.transfers:,} transfers in {self.steps:,} steps"),
+                ("channels share chunks", "yes" if self.shared_chunks else "no"),
+            ]
+        )
 
     def __str__(self) -> str:
         error = f"error 2^-{self.error_bits}" if self.error_bits else "repeated with a given salt"

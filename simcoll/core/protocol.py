@@ -41,7 +41,7 @@ def _by_kind(pairs: Any, name: str) -> tuple[tuple[str, Any], ...]:
         ) from None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Protocol:
     """Cost parameters of a message, in addition to its path.
 
@@ -106,6 +106,14 @@ class Protocol:
     link_shares: tuple[tuple[str, Fraction], ...] = ()
     jitter_fs: int = 0
     seed: int = 0
+
+    def __repr__(self) -> str:
+        settings = [f"name={self.name!r}"]
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name != "name" and value != entry.default:
+                settings.append(f"{entry.name}={value!r}")
+        return f"Protocol({', '.join(settings)})"
 
     if TYPE_CHECKING:
 

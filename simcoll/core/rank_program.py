@@ -21,6 +21,7 @@ from simcoll.core.immutable import by_constructor, freeze, without_subclasses
 from simcoll.core.numbers import LARGEST, whole_number
 from simcoll.core.schedule import Layout
 from simcoll.errors import ConfigError, ScheduleError, nearest
+from simcoll.terminal import printable
 
 __all__ = [
     "NAMES",
@@ -248,7 +249,7 @@ def _code(lanes: Sequence[Sequence[Lane]]) -> Code:
 
 
 @without_subclasses
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RankProgram:
     """The instructions of every rank.
 
@@ -413,6 +414,9 @@ class RankProgram:
     def __str__(self) -> str:
         subject = f"{self.collective}" if self.collective else f"custom n={self.nranks}"
         return f"{self.name} {subject}"
+
+    def __repr__(self) -> str:
+        return printable(f"<RankProgram: {self}, {self.steps:,} instructions>")
 
 
 def place(program: RankProgram, chunk: int) -> str:

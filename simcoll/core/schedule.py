@@ -25,8 +25,10 @@ from simcoll.core.immutable import by_constructor, without_subclasses
 from simcoll.core.known import Known
 from simcoll.core.layout import Layout
 from simcoll.core.numbers import whole_number
+from simcoll.core.picture import MOST_RANKS, schedule_svg
 from simcoll.core.portable import portable_source
 from simcoll.core.step import (
+    COLUMNS,
     COPY,
     MULTICAST,
     OP_NAMES,
@@ -41,6 +43,8 @@ from simcoll.core.step import (
     transfers,
 )
 from simcoll.errors import ConfigError, ScheduleError, shown
+from simcoll.notebook_forms import data_frame, facts_table
+from simcoll.terminal import printable
 
 if TYPE_CHECKING:
     from simcoll.core.proof import Proof
@@ -68,12 +72,13 @@ KEPT = 1 << 12
 """Up to this number of transfers, a pass over the steps is kept: a small run would spend most of
 its time regenerating them.
 """
+MOST_ROWS = 10_000_000
 HELD = 1 << 19
 """The same for a pass that another will follow at once, at some 60 bytes a transfer."""
 
 
 @without_subclasses
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True, repr=False)
 class Schedule:
     """A collective algorithm for one number of ranks: a stream of steps over a layout.
 
@@ -491,6 +496,56 @@ class Schedule:
 
     def __str__(self) -> str:
         return f"{self.title} {self.collective}"
+
+    def __repr__(self) -> str:
+        channels = f"{self.nchannels} channel{'s' * (self.nchannels != 1)}"
+        return printable(f"<Schedule: {self}, {self.layout.chunks} chunks a block, {channels}>")
+
+    def _repr_html_(self) -> str:
+        """A picture; a table for more than ``picture.MOST_RANKS`` ranks."""
+        if self.nranks <= MOST_RANKS:
+            return schedule_svg(self)
+        facts = [
+            ("schedule", self),
+            ("layout", self.layout),
+            ("channels", self.nchannels),
+            ("picture", f"drawn up to {MOST_RANKS} ranks"),
+        ]
+        return facts_table(facts)
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """The transfers as columns: the number of the step, then the columns of
+        :class:`~simcoll.core.step.Step`.
+
+        Raises
+        ------
+        ConfigError
+            For more than ten million transfers.
+
+        Examples
+        --------
+        >>> import simcoll
+        >>> columns = simcoll.schedule("all_gather", "ring", nranks=3).to_dict()
+        >>> columns["step"][:4], columns["op"][:2]
+        ([0, 0, 0, 1], ['copy', 'copy'])
+        """
+        total = 0
+        columns: dict[str, list[Any]] = {"step": []} | {name: [] for name in COLUMNS}
+        for number, step in enumerate(self.steps()):
+            total += len(step)
+            if total > MOST_ROWS:
+                raise ConfigError(f"{self}: more than {MOST_ROWS:,} transfers are too many rows")
+            columns["step"] += [number] * len(step)
+            for name, column in zip(COLUMNS, step.columns, strict=True):
+                values = column.tolist()
+                columns[name] += [OP_NAMES[op] for op in values] if name == "op" else values
+        return columns
+
+    def to_frame(self) -> Any:
+        """The same as a ``pandas.DataFrame``, a row for each transfer; a ConfigError without
+        pandas.
+        """
+        return data_frame(self.to_dict())
 
 
 def _transfers(block: Step | Repeat) -> int:

@@ -16,6 +16,7 @@ from simcoll.core.immutable import by_constructor, constant, without_subclasses
 from simcoll.core.numbers import LARGEST, NUMBER, whole_number, whole_numbers
 from simcoll.core.vocabulary import TransferOp
 from simcoll.errors import ConfigError, nearest
+from simcoll.notebook_forms import rows_table
 
 __all__ = [
     "COPY",
@@ -54,12 +55,13 @@ _FORMS: tuple[tuple[np.dtype[Any], tuple[tuple[int], tuple[int]]], ...] = tuple(
     (OPERATION, ((1,), (0,))) if name == "op" else (NUMBER, ((8,), (0,))) for name in COLUMNS
 )
 """Type and strides of each column: its values follow each other, or are all the same one."""
+SHOWN_ROWS, SHOWN_IN_TABLE = 3, 24
 SPARSE = 16
 """Up to this multiple of the number of rows, a table of their keys is faster than sorting."""
 
 
 @without_subclasses
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Step:
     """Transfers that all read the memory before the step, as parallel arrays of equal length.
 
@@ -130,6 +132,28 @@ class Step:
     def __len__(self) -> int:
         return len(self.src_rank)
 
+    def __repr__(self) -> str:
+        number = f"{len(self)} transfer{'s' * (len(self) != 1)}"
+        return f"<Step: {number}{self._shown_rows()}>"
+
+    def _shown_rows(self) -> str:
+        """The first transfers, as ``rank[chunk] operation rank[chunk]``."""
+        texts = []
+        rows = min(map(len, self.columns))  # which may differ, for a check to find
+        for row in range(min(rows, SHOWN_ROWS)):
+            source, target = (f"{ranks[row]}[{chunks[row]}]" for ranks, chunks in self.ends)
+            count = f" x {self.count[row]}" if self.count[row] > 1 else ""
+            texts.append(f"{source} {_operation(int(self.op[row]))} {target}{count}")
+        ending = ", ..." if len(self) > SHOWN_ROWS else ""
+        return f": {', '.join(texts)}{ending}" if texts else ""
+
+    def _repr_html_(self) -> str:
+        rows = zip(*(column[:SHOWN_IN_TABLE].tolist() for column in self.columns), strict=False)
+        cells: list[tuple[object, ...]] = [(*row[:5], _operation(row[5]), row[6]) for row in rows]
+        if len(self) > len(cells):
+            cells.append((f"and {len(self) - len(cells)} more", *[""] * (len(COLUMNS) - 1)))
+        return rows_table(COLUMNS, cells)
+
     @property
     def columns(self) -> tuple[Any, ...]:
         """The arrays, in the order of the constructor's arguments."""
@@ -156,6 +180,11 @@ class Step:
         [2, 0]
         """
         return Step(*(column[which] for column in self.columns))
+
+
+def _operation(number: int) -> str:
+    """The name of an operation; its number if there is none."""
+    return OP_NAMES[number] if 0 <= number < len(OP_NAMES) else f"operation {number}"
 
 
 def _column(name: str, column: Any, dtype: np.dtype[Any]) -> Array:
@@ -334,7 +363,7 @@ def by_chunk(step: Step) -> Step:
 
 
 @without_subclasses
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Repeat:
     """A block of steps done ``count`` times, with its chunks shifted by ``stride`` each time.
 
@@ -404,6 +433,15 @@ class Repeat:
         object.__setattr__(self, "order", order)
 
     __reduce__ = by_constructor
+
+    def __repr__(self) -> str:
+        number = f"{len(self.steps)} step{'s' * (len(self.steps) != 1)}"
+        transfers_inside = sum(map(len, self.steps))
+        order = "" if self.order is None else f" of a list of {len(self.order)}"
+        return (
+            f"<Repeat: {self.count} times {number} of {transfers_inside} transfers, each time "
+            f"{self.stride} chunks on in windows of {self.modulus}{order} from {self.base} on>"
+        )
 
     def __copy__(self) -> Repeat:
         return self

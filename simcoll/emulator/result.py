@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from simcoll.arrays import Array, Ints, MaybeNone
 from simcoll.core.collective import bus_factor
 from simcoll.core.plan import Plan
 from simcoll.emulator.events.cut import Cut
 from simcoll.emulator.steps.step_columns import PlanSummary
+from simcoll.notebook_forms import facts_table
 from simcoll.terminal import printable
 from simcoll.units import format_rate, format_size, format_time
 
@@ -182,13 +183,41 @@ class Result:
         return "\n".join(f"{name:<10} {value}" for name, value in self._lines())
 
     def _repr_html_(self) -> str:
-        from html import escape  # imported late: only notebooks need its entity table
+        return facts_table(self._lines())
 
-        rows = "".join(
-            f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>"
-            for name, value in self._lines()
-        )
-        return f"<table>{rows}</table>"
+    def to_dict(self) -> dict[str, Any]:
+        """The run as plain values, a row of a table: ``pandas.DataFrame([result.to_dict()])``.
+
+        >>> import simcoll
+        >>> from simcoll.topology import crossbar
+        >>> plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), count=1 << 20)
+        >>> row = simcoll.emulate(plan, crossbar(4, "50 GB/s", "1 us")).to_dict()
+        >>> row["collective"], row["total_bytes"], row["wrong"]
+        ('all_reduce', 4194304, 0)
+        """
+        return {
+            "collective": self.plan.collective.name,
+            "nranks": self.nranks,
+            "schedule": self.schedule,
+            "protocol": self.protocol,
+            "topology": self.topology,
+            "count": self.plan.count,
+            "dtype": self.plan.dtype.name,
+            "total_bytes": self.total_bytes,
+            "time_us": self.time_us,
+            "algbw": self.algbw,
+            "busbw": self.busbw,
+            "bound_us": None if self.bound is None else self.bound.time_fs / 1e9,
+            "headroom": self.headroom,
+            "bottleneck": self.bottleneck,
+            "proof": self.proof,
+            "wrong": self.wrong,
+            "messages": self.messages,
+            "bytes_moved": self.bytes_moved,
+            "engine": self.engine,
+            "trace_hash": self.trace_hash,
+            "cut": "" if self.cut is None else str(self.cut),
+        }
 
     def _lines(self) -> list[tuple[str, str]]:
         """The printed lines, as name and value."""

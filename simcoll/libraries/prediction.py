@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,8 +24,9 @@ from simcoll.libraries.nccl_decision import decides, own_choices
 from simcoll.libraries.prediction_cache import key_of, recall, remember, topology_digest
 from simcoll.libraries.proved_choice import LibraryPlay, play
 from simcoll.libraries.question import Question, question_on
+from simcoll.notebook_forms import shows_facts
 from simcoll.topology import Topology
-from simcoll.units import MAX_INT64, MAX_TIME_FS
+from simcoll.units import MAX_INT64, MAX_TIME_FS, format_size, format_time
 
 if TYPE_CHECKING:
     from simcoll.bounds import Bottleneck
@@ -54,7 +55,8 @@ DIFFERENT = 0.1
 DIVERTED = "variables lead data over other links than the routes of the topology"
 
 
-@dataclass(frozen=True, slots=True)
+@shows_facts
+@dataclass(frozen=True, slots=True, repr=False)
 class Prediction:
     """A library's choice for a collective of one size, and its predicted time.
 
@@ -137,6 +139,37 @@ class Prediction:
         if share == 0.5:
             return self.low50_fs / 1e9, self.high50_fs / 1e9
         return self.low90_fs / 1e9, self.high90_fs / 1e9
+
+    def facts(self) -> list[tuple[str, object]]:
+        """Name and value of what a reader sees."""
+        choice = f"{self.algorithm} {self.protocol}, {self.channels} channels"
+        lines: list[tuple[str, object]] = [
+            (
+                "prediction",
+                f"{self.collective} of {format_size(self.size_bytes)}: {format_time(self.time_fs)}",
+            ),
+            ("choice", f"{choice}, of {self.library}"),
+            ("schedule", f"{self.schedule}, timed by {self.timed_by}"),
+            ("bound", f"{format_time(self.bound_fs)}: {self.bottleneck}"),
+        ]
+        if self.high90_fs:
+            half = f"{format_time(self.low50_fs)} to {format_time(self.high50_fs)}"
+            most_tables = f"{format_time(self.low90_fs)} to {format_time(self.high90_fs)}"
+            lines.append(("measured", f"{half} for half of the tables, {most_tables} for 90 %"))
+        extra = {"calibration": self.calibration, "note": self.note, "assumed": self.assumed}
+        return lines + [(name, text) for name, text in extra.items() if text]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, and the time in microseconds, as plain values.
+
+        >>> import simcoll
+        >>> prediction = simcoll.predict("all_reduce", 2**30, simcoll.load_topology("dgx-h100"))
+        >>> prediction.to_dict()["size_bytes"]
+        1073741824
+        """
+        return {"time_us": self.time_us} | {
+            entry.name: getattr(self, entry.name) for entry in fields(self)
+        }
 
     @property
     def differs(self) -> bool:

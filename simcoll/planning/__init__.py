@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ProgramResult,
         Send,
     )
+    from simcoll.planning.sweeps.perf_call import perf
     from simcoll.training.design import Design, design_from, load_design
     from simcoll.training.gpu import Gpu, load_gpu
     from simcoll.training.memory import StageMemory, memory_by_stage
@@ -54,6 +55,7 @@ __all__ = [
     "load_design",
     "load_gpu",
     "memory_by_stage",
+    "perf",
     "read_workload",
     "run_workload",
     "write_workload",
@@ -71,6 +73,7 @@ __getattr__, __dir__ = lazy_attributes(
             "ProgramResult",
             "Send",
         ],
+        "simcoll.planning.sweeps.perf_call": ["perf"],
         "simcoll.training.step_calibration": ["StepCalibration"],
         "simcoll.training.design": ["Design", "design_from", "load_design"],
         "simcoll.training.gpu": ["Gpu", "load_gpu"],

@@ -21,6 +21,7 @@ from simcoll.core.numbers import NUMBER, whole_numbers
 from simcoll.core.step import distinct
 from simcoll.core.vocabulary import LinkKind, NodeKind
 from simcoll.errors import ConfigError, nearest
+from simcoll.notebook_forms import facts_table
 from simcoll.terminal import printable
 from simcoll.topology.detours import DetourRouter, detour_router
 from simcoll.topology.host_tree import HostTree
@@ -175,6 +176,11 @@ class Topology:
 
     def __repr__(self) -> str:
         return printable(f"<Topology {self.name!r}: {self.nranks} ranks, {self.nlinks} links>")
+
+    def _repr_html_(self) -> str:
+        lines = [line.split("  ", 1) for line in str(self).splitlines()[1:]]
+        facts = [(name.strip(), text.strip()) for name, text in lines]
+        return facts_table([("topology", str(self).splitlines()[0]), *facts])
 
     def __str__(self) -> str:
         groups = "".join(f", {len(np.unique(ids))} {level}" for level, ids in self.groups.items())

@@ -19,6 +19,7 @@ from simcoll.files.text import parse_toml
 from simcoll.libraries.calibration import Calibration as NetworkCalibration
 from simcoll.libraries.calibration import load_calibration as load_network
 from simcoll.libraries.prediction_cache import topology_digest
+from simcoll.notebook_forms import shows_facts
 from simcoll.topology import Topology, load_topology
 from simcoll.topology.file_layers import beside
 from simcoll.training.defaults import complete_parallel
@@ -90,7 +91,8 @@ class _DesignFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     limits: _DesignLimits = _DesignLimits()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@shows_facts
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Design:
     """A training step to be timed.
 
@@ -128,6 +130,19 @@ class Design:
     memory_limit: int
     measured: OperatorTimes | None = None
     network: NetworkCalibration | None = None
+
+    def facts(self) -> list[tuple[str, object]]:
+        """Name and value of what a reader sees."""
+        axes = ", ".join(f"{axis}={size}" for axis, size in self.mesh.axes if size > 1)
+        batch = f"{self.global_batch} sequences of {self.sequence} tokens"
+        return [
+            ("design", self.title),
+            ("model", f"{self.model.name}, {self.dtype}"),
+            ("step", f"{batch}, {self.micro_batches} micro-batches of a pipeline"),
+            ("machine", f"{self.gpu.name} on {self.topology.name}, {self.topology.nranks} ranks"),
+            ("mesh", axes or "1 rank"),
+            ("calibration", self.calibrations),
+        ]
 
     @property
     def micro_batches(self) -> int:

@@ -19,6 +19,7 @@ from simcoll.files.reader_arguments import Content, content_of
 from simcoll.files.sourced import FactSchema
 from simcoll.files.strict import read_file
 from simcoll.files.text import parse_toml
+from simcoll.notebook_forms import shows_facts
 from simcoll.units import UBPS_PER_BPS, parse_rate, parse_size
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ _UNITS: dict[object, tuple[float, str]] = {
 """Scale and unit in which numbers of a kind are printed."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@shows_facts
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Gpu:
     """One accelerator: FLOP/s, bytes and bytes per second, by path in its file.
 
@@ -116,6 +118,11 @@ class Gpu:
     description: str
     values: Mapping[str, float]
     sources: Mapping[str, str]
+
+    def facts(self) -> list[tuple[str, object]]:
+        """Name and value of what a reader sees."""
+        numbers = [(place, f"{value:,g}") for place, value in sorted(self.values.items())]
+        return [("gpu", f"{self.name}, {self.description}"), *numbers]
 
     def number(self, place: str, default: float | None = None) -> float:
         """One number.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from simcoll.units import format_memory, format_time
 from simcoll.workload.playing import WorkloadResult
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["StepResult"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class StepResult(WorkloadResult):
     """The time of a step and its parts: those of its workload, and what the design adds.
 
@@ -55,6 +56,18 @@ class StepResult(WorkloadResult):
     def tokens_per_second(self) -> float:
         """Tokens per second over all GPUs."""
         return self.tokens / self.seconds
+
+    def facts(self) -> list[tuple[str, object]]:
+        """Name and value of what a reader sees."""
+        largest = max(stage_memory.total for stage_memory in self.memory)
+        room = f"{format_memory(largest)} of {format_memory(self.memory_limit)} on the fullest GPU"
+        return [
+            *WorkloadResult.facts(self),
+            ("bubble", format_time(self.bubble_fs)),
+            ("memory", room),
+            ("use", f"MFU {self.mfu:.1%}, {self.tokens_per_second:,.0f} tokens/s"),
+            ("calibration", self.calibration),
+        ]
 
     @property
     def mfu(self) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,7 +21,9 @@ from numpy.typing import NDArray
 from simcoll.emulator.programs import emulate_program
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
+from simcoll.notebook_forms import data_frame, shows_facts
 from simcoll.topology import Topology
+from simcoll.units import format_time
 from simcoll.workload.accounting import (
     AxisTime,
     CallTime,
@@ -255,7 +258,8 @@ def slow_down(workload: Workload, operation: Operation, slow: Mapping[int, float
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@shows_facts
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class WorkloadResult:
     """The time of a workload, and its breakdown.
 
@@ -306,6 +310,39 @@ class WorkloadResult:
     def seconds(self) -> float:
         """The time in seconds."""
         return self.time_fs / 1e15
+
+    def facts(self) -> list[tuple[str, object]]:
+        """Name and value of what a reader sees."""
+        title = f"{self.title}: " if self.title else ""
+        lines: list[tuple[str, object]] = [
+            (
+                "run",
+                f"{title}{self.nranks} ranks on {self.topology}, {format_time(self.time_fs)}",
+            ),
+            ("computation", format_time(self.compute_fs)),
+        ]
+        lines += [
+            (
+                axis,
+                f"{format_time(spent.total_fs)}, {format_time(spent.exposed_fs)} of it exposed",
+            )
+            for axis, spent in self.axes.items()
+        ]
+        return [*lines, ("bound", f"{format_time(self.bound_fs)}: {self.limit}")]
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """A row for each group of ranks that communicates, as columns."""
+        rows = self.axes.items()
+        return {
+            "axis": [axis for axis, _ in rows],
+            "total_us": [spent.total_fs / 1e9 for _, spent in rows],
+            "exposed_us": [spent.exposed_fs / 1e9 for _, spent in rows],
+            "bytes": [spent.bytes for _, spent in rows],
+        }
+
+    def to_frame(self) -> Any:
+        """The same as a ``pandas.DataFrame``; a ConfigError without pandas."""
+        return data_frame(self.to_dict())
 
 
 def run_workload(

@@ -7,6 +7,7 @@ participates in. The file format is JSON: :func:`write_workload` and :func:`read
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
@@ -17,10 +18,11 @@ from numpy.typing import NDArray
 
 from simcoll.core.collective import KINDS
 from simcoll.core.reduction import parse_dtype
-from simcoll.errors import ConfigError, blamed_on, nearest
+from simcoll.errors import ConfigError, blamed_on, listed, nearest
 from simcoll.files.reader_arguments import Content, content_of
 from simcoll.files.strict import decode_json
 from simcoll.moved import renamed_attributes
+from simcoll.notebook_forms import shows_facts
 
 __all__ = [
     "CallOperation",
@@ -327,7 +329,8 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     library: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@shows_facts
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Workload:
     """Operations of all ranks.
 
@@ -362,6 +365,18 @@ class Workload:
         _check_classes(self.classes, self.nranks)
         _check_groups(self.groups, self.nranks)
         _check_operations(self)
+
+    def facts(self) -> list[tuple[str, object]]:
+        """Name and value of what a reader sees."""
+        title = f"{self.title}: " if self.title else ""
+        kinds = Counter(type(part).__name__.removesuffix("Operation") for part in self.operations)
+        parts = ", ".join(f"{count:,} {kind.lower()}" for kind, count in kinds.items())
+        return [
+            ("workload", f"{title}{self.nranks} ranks, {len(self.operations):,} operations"),
+            ("operations", parts or "none"),
+            ("classes", f"{len(self.classes)} of ranks that behave alike"),
+            ("groups", listed(self.groups) or "none"),
+        ]
 
     def unroll(self) -> tuple[Operation, ...]:
         """The operations with every iteration of every loop, for those that cannot play loops.

@@ -19,9 +19,11 @@ from simcoll.distributed.runtime.world import Rank, World
 from simcoll.errors import ConfigError
 from simcoll.files.output import write_file
 from simcoll.libraries.library import load_library
-from simcoll.units import format_memory
+from simcoll.notebook_forms import data_frame, shows_facts
+from simcoll.units import format_memory, format_time
 from simcoll.workload.workload import Workload
 
+MOST_FINDINGS = 4
 Groups = list[tuple[str, str, tuple[int, ...]]]
 
 __all__ = [
@@ -38,7 +40,8 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@shows_facts
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RunResult:
     """The result of a run of rank programs.
 
@@ -102,6 +105,46 @@ class RunResult:
     def time(self) -> float:
         """Seconds."""
         return self.time_fs / 1e15
+
+    def facts(self) -> list[tuple[str, object]]:
+        """Name and value of what a reader sees."""
+        ranks = len(self.finish_fs)
+        earliest, latest = min(self.finish_fs), max(self.finish_fs)
+        ends = format_time(earliest)
+        if latest > earliest:
+            ends += f" to {format_time(latest)}"
+        played = f"{self.operations:,} operations, {self.messages:,} messages"
+        lines: list[tuple[str, object]] = [
+            ("run", f"{ranks} ranks on {machine_of(self)}, {format_time(self.time_fs)}"),
+            ("programs end", ends),
+            ("played", f"{played}; trace {self.trace_hash[:16] or 'not kept'}"),
+        ]
+        if memory := memory_of(self):
+            lines.append(("memory", memory.removeprefix(", ")))
+        if self.orders > 1:
+            lines.append(("orders", f"{self.orders}{', all there are' if self.exhausted else ''}"))
+        for number, finding in enumerate(self.findings[:MOST_FINDINGS]):
+            lines.append(("" if number else "findings", finding))
+        if len(self.findings) > MOST_FINDINGS:
+            lines.append(("", f"and {len(self.findings) - MOST_FINDINGS} more"))
+        return lines
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """A row for each rank, as columns: when its program ended, its peak memory, and what it
+        returned.
+        """
+        ranks = range(len(self.finish_fs))
+        memory = [*self.peak_bytes] + [0] * (len(ranks) - len(self.peak_bytes))
+        return {
+            "rank": [*ranks],
+            "finish_us": [time_fs / 1e9 for time_fs in self.finish_fs],
+            "peak_bytes": memory,
+            "returned": [*self.returns],
+        }
+
+    def to_frame(self) -> Any:
+        """The same as a ``pandas.DataFrame``; a ConfigError without pandas."""
+        return data_frame(self.to_dict())
 
     @property
     def own_ranks(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from simcoll.emulator.programs.operations import Call
 from simcoll.emulator.programs.program import Program
 from simcoll.emulator.programs.step_lowering import lower
 from simcoll.errors import ConfigError
+from simcoll.notebook_forms import facts_table
 from simcoll.terminal import printable
 from simcoll.topology import Topology
 from simcoll.units import format_time
@@ -98,6 +99,32 @@ class ProgramResult:
     wall_s: float = 0.0
     cut: Cut | None = None
     _times: Mapping[int, OperationTimes] | None = field(default=None, kw_only=True)
+
+    def _repr_html_(self) -> str:
+        data = "none, timing only" if self.wrong is None else f"{self.wrong} wrong elements"
+        facts = [
+            ("program", str(self.program).strip("<>").removeprefix("Program: ")),
+            ("topology", self.topology.name),
+            ("time", format_time(self.time_fs) if self.cut is None else self.cut),
+            ("messages", f"{self.messages} by engine {self.engine}"),
+            ("data", data),
+        ]
+        return facts_table(facts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run as plain values, a row of a table."""
+        return {
+            "operations": len(self.program.operations),
+            "nranks": self.program.nranks,
+            "topology": self.topology.name,
+            "time_us": self.time_us,
+            "messages": self.messages,
+            "bytes_moved": self.bytes_moved,
+            "wrong": self.wrong,
+            "engine": self.engine,
+            "trace_hash": self.trace_hash,
+            "cut": "" if self.cut is None else str(self.cut),
+        }
 
     @property
     def time(self) -> float:

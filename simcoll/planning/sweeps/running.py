@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from simcoll.binding import bind
 from simcoll.core.memory_limits import give_back, in_words
@@ -16,8 +16,16 @@ from simcoll.emulator.engine_choice import ASKED, FEW_MESSAGES
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.folding.remembered import forget_sizes
 from simcoll.emulator.steps.step_columns import summary
+from simcoll.notebook_forms import data_frame, rows_table
 from simcoll.planning.sweeps.sweep import DataCheck, Sweep, SweepRow, costs_of, counts_for, play
-from simcoll.planning.sweeps.sweep_report import cells, foot_lines, head_lines, size_line, titles_of
+from simcoll.planning.sweeps.sweep_report import (
+    cells,
+    foot_lines,
+    head_lines,
+    row_columns,
+    size_line,
+    titles_of,
+)
 from simcoll.topology import Topology
 
 if TYPE_CHECKING:
@@ -86,15 +94,22 @@ class SweepTable:
         return "\n".join([*head_lines(self.sweep), *lines, *foot_lines(self.rows)])
 
     def _repr_html_(self) -> str:
-        from html import escape
+        titles = [" ".join(title) for title in titles_of()]
+        return rows_table(titles, (cells(self.sweep, rows) for rows in self.sizes()))
 
-        head = "".join(f"<th>{escape(' '.join(title))}</th>" for title in titles_of())
-        lines = (
-            "".join(f"<td>{escape(str(cell))}</td>" for cell in cells(self.sweep, rows))
-            for rows in self.sizes()
-        )
-        body = "".join(f"<tr>{line}</tr>" for line in lines)
-        return f"<table><tr>{head}</tr>{body}</table>"
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Every run as columns, as the CSV of ``simcoll perf`` has them."""
+        rows = [row_columns(row) for row in self.rows]
+        return {name: [row.get(name) for row in rows] for name in _names(rows)}
+
+    def to_frame(self) -> Any:
+        """The same as a ``pandas.DataFrame``; a ConfigError without pandas."""
+        return data_frame(self.to_dict())
+
+
+def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The columns of some rows, in order."""
+    return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def check_data(sweep: Sweep, schedule: Schedule) -> DataCheck:

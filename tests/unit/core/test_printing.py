@@ -1,11 +1,20 @@
 """What people print fits on a screen."""
 
-from dataclasses import replace
+import json
+import sys
+from dataclasses import asdict, replace
+from functools import cache
+from types import ModuleType
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
 
 import simcoll
+import simcoll.distributed as dist
+from simcoll.collectives import halo_exchange, scan
+from simcoll.planning import Program, load_gpu, perf
+from simcoll.proving import check_lowering, lower
 from simcoll.topology import crossbar, from_networkx, shipped_topologies
 
 
@@ -83,3 +92,130 @@ def test_any_graph_can_be_printed():
     graph.add_edge(0, 1, capacity_uBps=10**15)
     graph.add_edge(1, 0, capacity_uBps=2 * 10**15)
     assert lines(from_networkx(graph))[-1] == "links     2 link at 1 GB/s to 2 GB/s"
+
+
+@cache
+def public_objects():
+    """One of every public type, each of many ranks."""
+    schedule = simcoll.schedule("all_reduce", "ring", nranks=64, channels=2)
+    step, repeat = list(schedule.blocks())[:2]
+    plan = simcoll.bind(schedule, 1 << 16)
+    machine = simcoll.load_topology("dgx-h100", nodes=8)
+    run = simcoll.emulate(plan, machine)
+
+    def program(rank, world):
+        values = np.full(5, rank, np.float32)
+        for _ in range(20):
+            dist.all_reduce(values)
+        return values
+
+    spawned = dist.spawn(program, nprocs=64, record=True)
+    small = simcoll.bind(simcoll.schedule("all_reduce", "tree", nranks=4), 100)
+    things = [
+        schedule,
+        schedule.collective,
+        scan(64),
+        scan(64).definition,
+        schedule.layout,
+        simcoll.schedule("all_reduce", "two_shot", nranks=64).layout,
+        step,
+        repeat,
+        plan,
+        plan.proof,
+        plan.protocol,
+        machine,
+        run,
+        run.bound,
+        run.bound.certificate,
+        simcoll.predict("all_reduce", 1 << 20, machine),
+        perf("all_reduce", crossbar(8, "50 GB/s"), ["1K", "1M"], algorithms=["ring"]),
+        lower(small),
+        check_lowering(small),
+        simcoll.emulate([small, small], crossbar(4, "50 GB/s")),
+        Program.of([small]),
+        spawned,
+        spawned.records[0],
+        load_gpu("h100"),
+        spawned.workload,
+    ]
+    names = [type(thing).__name__ for thing in things]
+    return dict(zip([f"{n}-{i}" for i, n in enumerate(names)], things, strict=True))
+
+
+NAMED = [
+    "Schedule-0 Collective-1 Collective-2 Definition-3 Layout-4 Layout-5 Step-6 Repeat-7 Plan-8",
+    "Proof-9 Protocol-10 Topology-11 Result-12 Bound-13 Bottleneck-14 Prediction-15 SweepTable-16",
+    "RankProgram-17 ProgramProof-18 ProgramResult-19 Program-20 RunResult-21 Record-22 Gpu-23 Workload-24",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", " ".join(NAMED).split())
+def test_every_public_object_prints_in_a_line_and_in_a_few(name):
+    thing = public_objects()[name]
+    assert len(repr(thing)) <= 240
+    assert "\n" not in repr(thing)
+    assert " object at 0x" not in repr(thing) + str(thing)
+    assert len(lines(thing)) <= 24
+    assert max(map(len, lines(thing))) <= 250
+    if hasattr(thing, "_repr_html_"):
+        assert ET.fromstring(thing._repr_html_()).tag in {
+            "table",
+            "{http://www.w3.org/2000/svg}svg",
+        }
+    if hasattr(thing, "to_dict"):
+        assert json.loads(json.dumps(thing.to_dict(), default=np.ndarray.tolist))
+
+
+@pytest.mark.slow
+def test_what_has_rows_has_frames(monkeypatch):
+    frames = []
+
+    class DataFrame:
+        def __init__(self, rows):
+            frames.append(rows)
+
+    monkeypatch.setitem(sys.modules, "pandas", None)  # as if it were not installed
+    with pytest.raises(simcoll.ConfigError, match="pip install pandas"):
+        public_objects()["Schedule-0"].to_frame()
+    module = ModuleType("pandas")
+    module.DataFrame = DataFrame
+    monkeypatch.setitem(sys.modules, "pandas", module)
+    for name in ("Schedule-0", "SweepTable-16", "RunResult-21"):
+        public_objects()[name].to_frame()
+    assert len(frames[0]["src_rank"]) == 64 * 2 * 127
+    assert frames[1]["choice"] == ["ring", "ring"]
+    assert frames[2]["rank"] == list(range(64))
+
+
+def test_a_result_is_a_dictionary_without_end():
+    """A proof leads to its schedule's facts, which lead to the proof."""
+    plain = asdict(result(4, unproved=False))
+    assert plain["time_fs"] > 0
+    assert result(4).to_dict()["nranks"] == 4
+
+
+def drawn(schedule):
+    """The arrows and dots of a picture, with their titles, and its texts."""
+    space = "{http://www.w3.org/2000/svg}"
+    picture = ET.fromstring(schedule._repr_html_())
+    titles = [title.text for title in picture.iter(f"{space}title")]
+    paths = [
+        path.get("d")
+        for path in picture.iter(f"{space}path")
+        if path.find(f"{space}title") is not None
+    ]
+    return titles, paths, [text.text for text in picture.iter(f"{space}text")]
+
+
+def test_a_picture_keeps_channels_apart_and_names_every_transfer():
+    titles, paths, texts = drawn(simcoll.schedule("all_reduce", "ring", nranks=4, channels=2))
+    assert len(titles) == 7 * 8  # six steps of arrows, and one of dots, on two channels
+    assert len(set(paths)) == 6 * 8  # none lies on another
+    assert titles[8] == ("step 1: rank 0 to rank 1, reduction of output chunk 0, channel 0")
+    assert {"rank 0", "rank 3", "step", "copy", "reduction"} <= set(texts)
+
+
+def test_a_picture_is_drawn_up_to_64_ranks_of_own_collectives_too():
+    assert drawn(simcoll.schedule(halo_exchange(64), "direct"))[0]
+    assert simcoll.schedule("all_reduce", "ring", nranks=65)._repr_html_().startswith("<table>")
