@@ -5,13 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from simcoll.core.layout import Layout
 from simcoll.core.step import COPY, MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Step
 from simcoll.terminal import printable
-
-if TYPE_CHECKING:
-    from simcoll.core.schedule import Schedule
 
 __all__ = ["MOST_RANKS", "schedule_svg"]
 
@@ -36,6 +34,25 @@ STEP_WIDTH, RANK_HEIGHT, LANE_HEIGHT = 56, 26, 9
 LABEL_WIDTH = 60
 
 
+class Drawable(Protocol):
+    """What a picture needs of a schedule, which imports this module."""
+
+    @property
+    def layout(self) -> Layout:
+        """Chunk addresses."""
+
+    @property
+    def nranks(self) -> int:
+        """World size."""
+
+    @property
+    def nchannels(self) -> int:
+        """Number of channels."""
+
+    def steps(self) -> Iterator[Step]:
+        """Every step in order."""
+
+
 class _Drawing(NamedTuple):
     """The marks of a picture, and what they are of."""
 
@@ -45,7 +62,7 @@ class _Drawing(NamedTuple):
     operations: set[int]
 
 
-def schedule_svg(schedule: Schedule) -> str:
+def schedule_svg(schedule: Drawable) -> str:
     """Draw a space-time diagram: ranks from top to bottom, steps from left to right, an arrow for
     each transfer; the channels of a rank lie below one another.
 
@@ -86,7 +103,7 @@ def schedule_svg(schedule: Schedule) -> str:
     )
 
 
-def _draw(schedule: Schedule, top: int, row_height: int) -> _Drawing:
+def _draw(schedule: Drawable, top: int, row_height: int) -> _Drawing:
     marks: list[str] = []
     operations: set[int] = set()
     number = transfers = 0
@@ -101,7 +118,7 @@ def _draw(schedule: Schedule, top: int, row_height: int) -> _Drawing:
     return _Drawing(marks, number, transfers, operations)
 
 
-def _mark(schedule: Schedule, number: int, step: Step, row: int, top: int, row_height: int) -> str:
+def _mark(schedule: Drawable, number: int, step: Step, row: int, top: int, row_height: int) -> str:
     """The arrow of a transfer, or the dot of one that stays on its rank."""
     operation, channel = int(step.op[row]), int(step.channel[row])
     source, target = int(step.src_rank[row]), int(step.dst_rank[row])
@@ -118,7 +135,7 @@ def _mark(schedule: Schedule, number: int, step: Step, row: int, top: int, row_h
     return f'<path d="{line}" stroke="{colour}" marker-end="{head}">{text}</path>'
 
 
-def _words(schedule: Schedule, number: int, step: Step, row: int) -> str:
+def _words(schedule: Drawable, number: int, step: Step, row: int) -> str:
     """A transfer in words."""
     layout, operation, count = schedule.layout, int(step.op[row]), int(step.count[row])
     ends = f"step {number}: rank {step.src_rank[row]} to rank {step.dst_rank[row]}"
@@ -131,7 +148,7 @@ def _words(schedule: Schedule, number: int, step: Step, row: int) -> str:
     return f"{ends}, {MEANINGS[operation]} of {chunks}{beyond}{channel}"
 
 
-def _grid(schedule: Schedule, steps: int, top: int, row_height: int, width: int) -> Iterator[str]:
+def _grid(schedule: Drawable, steps: int, top: int, row_height: int, width: int) -> Iterator[str]:
     """The line of every rank, with its name, and the number of every step."""
     for rank in range(schedule.nranks):
         y = top + rank * row_height

@@ -13,6 +13,7 @@ import pytest
 import simcoll
 import simcoll.types
 from simcoll.algorithms import registered
+from simcoll.collectives import halo_exchange
 from simcoll.core.collective import Collective
 from simcoll.core.immutable import immutable, is_immutable, without_subclasses
 from simcoll.core.rank_program import Instruction, Lane, RankProgram
@@ -77,6 +78,9 @@ def instances():
         *uneven.steps(),
         pieces,
         Layout(Collective("broadcast", 3), 2, np.zeros(2, np.int8)),
+        halo_exchange(4),
+        halo_exchange(4).definition,
+        simcoll.bind(simcoll.schedule(halo_exchange(4), "direct"), [5, 3, 1]),
     )
     for topology in (
         MACHINE,
