@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from simcoll.core.schedule import Schedule
     from simcoll.planning.sweeps.sweep import Sweep
     from simcoll.topology import Topology
+    from simcoll.tuning import Choice
 
 __all__ = ["predict"]
 
@@ -187,9 +188,19 @@ def _table(
         built = [schedule for _, schedule in fitting]
     for note in notes:
         say(f"# {note}")
-    schedules = prove_all(sweep, machine, built) if sweep.collective else []
+    refused: dict[Choice, str] | None = None if built is None else {}
+    schedules = prove_all(sweep, machine, built, refused) if sweep.collective else []
+    if refused:
+        sweep = replace(
+            sweep, choices=tuple(choice for choice in sweep.choices if choice not in refused)
+        )
+        if not sweep.choices:
+            raise ConfigError(f"no algorithm is left: {'; '.join(refused.values())}")
+        for choice, reason in refused.items():
+            say(f"# left out: {choice}: {reason}")
+        refused.clear()
     table, proofs, stopped = print_sweep(
-        title, sweep, schedules, machine, request.programs, verbose=verbose
+        title, sweep, schedules, machine, request.programs, refused=refused, verbose=verbose
     )
     if predictions and not stopped:
         from simcoll.planning.measured.library_table import gain_lines

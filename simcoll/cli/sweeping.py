@@ -50,7 +50,10 @@ def degrade_links(machine: Topology, texts: Sequence[str]) -> Topology:
 
 
 def prove_all(
-    sweep: Sweep, topology: Topology, built: Sequence[Schedule] | None = None
+    sweep: Sweep,
+    topology: Topology,
+    built: Sequence[Schedule] | None = None,
+    refused: dict[Choice, str] | None = None,
 ) -> list[Schedule]:
     """Prove the schedules of a sweep with :func:`simcoll.planning.sweeps.sweep.prepare`, and show
     progress.
@@ -58,7 +61,7 @@ def prove_all(
     from simcoll.planning.sweeps.sweep import prepare
 
     with Progress() as progress:
-        return prepare(sweep, topology, built, progress)
+        return prepare(sweep, topology, built, progress, refused)
 
 
 def print_sweep(
@@ -68,6 +71,7 @@ def print_sweep(
     topology: Topology,
     programs: Sequence[Choice] = (),
     *,
+    refused: dict[Choice, str] | None = None,
     verbose: bool = False,
 ) -> tuple[SweepTable, list[str], bool]:
     """Run programs and a prepared sweep, and print each size when it is done.
@@ -114,9 +118,12 @@ def print_sweep(
     stopped = False
     with Progress() as progress:
         try:
-            for of_size in runs(sweep, schedules, topology, progress):
+            for of_size in runs(sweep, schedules, topology, progress, refused):
                 progress.clear()
-                say(size_line(sweep, of_size), flush=True)
+                for choice in list(refused or {}):
+                    say(f"# left out from here on: {choice}: {(refused or {}).pop(choice)}")
+                if of_size:
+                    say(size_line(sweep, of_size), flush=True)
                 rows += of_size
         except KeyboardInterrupt:
             stopped = True

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from simcoll.binding import bind
 from simcoll.core.memory_limits import give_back, in_words
+from simcoll.core.plan import Plan
 from simcoll.core.reduction import parse_dtype
 from simcoll.core.schedule import Schedule
+from simcoll.emulator import Result
 from simcoll.emulator.data.budget import exact_bytes
 from simcoll.emulator.data.stepwise import data_errors
 from simcoll.emulator.engine_choice import ASKED, FEW_MESSAGES
@@ -17,7 +19,15 @@ from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.folding.remembered import forget_sizes
 from simcoll.emulator.steps.step_columns import summary
 from simcoll.notebook_forms import data_frame, rows_table
-from simcoll.planning.sweeps.sweep import DataCheck, Sweep, SweepRow, costs_of, counts_for, play
+from simcoll.planning.sweeps.sweep import (
+    DataCheck,
+    Sweep,
+    SweepRow,
+    costs_of,
+    counts_for,
+    note_refusal,
+    play,
+)
 from simcoll.planning.sweeps.sweep_report import (
     cells,
     foot_lines,
@@ -135,8 +145,12 @@ def runs(
     schedules: Sequence[Schedule],
     topology: Topology,
     progress: Callable[[int, int, str], None] | None = None,
+    refused: dict[Choice, str] | None = None,
 ) -> Iterator[list[SweepRow]]:
     """Run the prepared choices, size by size; calls ``progress(runs done, total runs, next run)``.
+
+    With ``refused``, a choice that would need too much at a size is entered there, with the reason,
+    and has no rows from that size on.
 
     Uses the compiled engine if there are enough messages to pay for loading it.
     """
@@ -149,30 +163,40 @@ def runs(
     engine, candidates = "auto", list[_Candidate]()
     for choice, schedule, names in zip(sweep.choices, schedules, protocols, strict=True):
         tell(finished, total, f"data of {choice}")
-        candidates.append(_Candidate(choice, schedule, check_data(sweep, schedule), names))
+        with note_refusal(choice, refused):
+            candidates.append(_Candidate(choice, schedule, check_data(sweep, schedule), names))
         give_back()
     for count in counts:
         rows: list[SweepRow] = []
         for candidate in candidates:
-            schedule = candidate.schedule
-            for name in candidate.protocols:
-                tell(finished, total, f"{candidate.choice} {name}")
-                protocol = costs_of(sweep, name, topology, schedule)
-                plan = bind(schedule, count, sweep.dtype, sweep.op, protocol=protocol)
-                # Not by what the process has loaded: the same table has the same bytes.
-                if COMPILED and engine != "fast" and not sweep.disturbed:
-                    little = summary(plan).messages * (total - finished) <= FEW_MESSAGES
-                    engine = "simpy" if little else "fast"
-                result = play(
-                    sweep, plan, topology, engine=engine, protocols=len(candidate.protocols)
-                )
-                if engine == "simpy":
-                    result = replace(result, path=f"only {result.messages} messages")
-                elif result.path == ASKED:
-                    result = replace(result, path="a table of many messages")
-                outcome = replace(result, outputs=None)  # checked, and large
-                rows.append(SweepRow(candidate.choice, name, outcome, candidate.check))
-                finished += 1
-            forget_sizes(schedule)
+            of_candidate: list[SweepRow] = []
+            with note_refusal(candidate.choice, refused):
+                for name in candidate.protocols:
+                    tell(finished, total, f"{candidate.choice} {name}")
+                    protocol = costs_of(sweep, name, topology, candidate.schedule)
+                    plan = bind(candidate.schedule, count, sweep.dtype, sweep.op, protocol=protocol)
+                    # Not by what the process has loaded: the same table has the same bytes.
+                    if COMPILED and engine != "fast" and not sweep.disturbed:
+                        little = summary(plan).messages * (total - finished) <= FEW_MESSAGES
+                        engine = "simpy" if little else "fast"
+                    outcome = _play_row(sweep, plan, topology, engine, candidate)
+                    of_candidate.append(SweepRow(candidate.choice, name, outcome, candidate.check))
+                    finished += 1
+                rows += of_candidate
+            forget_sizes(candidate.schedule)
             give_back()
+        if refused:
+            candidates = [candidate for candidate in candidates if candidate.choice not in refused]
         yield rows
+
+
+def _play_row(
+    sweep: Sweep, plan: Plan, topology: Topology, engine: str, candidate: _Candidate
+) -> Result:
+    """Play one run of the table; its data is checked already, and would be large."""
+    result = play(sweep, plan, topology, engine=engine, protocols=len(candidate.protocols))
+    if engine == "simpy":
+        result = replace(result, path=f"only {result.messages} messages")
+    elif result.path == ASKED:
+        result = replace(result, path="a table of many messages")
+    return replace(result, outputs=None)

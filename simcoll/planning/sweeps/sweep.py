@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from simcoll.algorithms import ALGORITHMS
@@ -189,10 +190,13 @@ def prepare(
     topology: Topology,
     built: Sequence[Schedule] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
+    refused: dict[Choice, str] | None = None,
 ) -> list[Schedule]:
     """Check the whole sweep, then prove the schedule of every choice.
 
-    ``built``: existing schedules. Calls ``progress(proofs done, total proofs, next proof)``.
+    ``built``: existing schedules. Calls ``progress(proofs done, total proofs, next proof)``. With
+    ``refused``, a choice whose proof would need too much is entered there, with the reason, and its
+    schedule is not returned.
 
     Raises
     ------
@@ -215,12 +219,28 @@ def prepare(
     largest = counts_for(
         sweep.collective, sweep.sizes[-1:], topology.nranks, parse_dtype(sweep.dtype).itemsize
     )[0]
-    for number, schedule in enumerate(schedules):
+    proved = []
+    for number, (choice, schedule) in enumerate(zip(sweep.choices, schedules, strict=True)):
         if progress:
             progress(number, len(schedules), f"the proof of {schedule.title}")
-        bind(schedule, largest, sweep.dtype, sweep.op)
+        with note_refusal(choice, refused):
+            bind(schedule, largest, sweep.dtype, sweep.op)
+            proved.append(schedule)
         give_back()
-    return schedules
+    return proved
+
+
+@contextmanager
+def note_refusal(choice: Choice, refused: dict[Choice, str] | None) -> Iterator[None]:
+    """Enter a choice that is refused within the block, with the reason; raise it without
+    ``refused``.
+    """
+    try:
+        yield
+    except (ConfigError, MemoryError) as error:
+        if refused is None:
+            raise
+        refused[choice] = str(error) or "not enough memory"
 
 
 def costs_of(sweep: Sweep, name: str, topology: Topology, schedule: Schedule) -> Protocol:

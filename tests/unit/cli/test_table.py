@@ -10,8 +10,9 @@ import pytest
 
 from simcoll.cli import grids, main
 from simcoll.cli.progress import Progress
+from simcoll.errors import ConfigError
 from simcoll.formats.logs.nccl_tests import load_log
-from simcoll.planning.sweeps import sweep
+from simcoll.planning.sweeps import running, sweep
 
 
 @pytest.fixture
@@ -222,3 +223,38 @@ def test_a_proof_tells_how_far_it_is(argv, now, capsys, monkeypatch):
     assert main(argv) == 0
     err = capsys.readouterr().err
     assert re.search(now, err), err[:300]
+
+
+def test_an_algorithm_that_needs_too_much_is_left_out_of_a_default_table(
+    folder, capsys, monkeypatch
+):
+    """Its proof or a run may not fit; the other rows are still an answer."""
+    bind, play = sweep.bind, running.play
+
+    def bind_small(schedule, *arguments, **keywords):
+        if schedule.name == "rabenseifner":
+            raise ConfigError("its proof takes 64 GiB")
+        return bind(schedule, *arguments, **keywords)
+
+    def play_small(of_table, plan, *arguments, **keywords):
+        if plan.schedule.name == "swing" and plan.total_bytes > 1024:
+            raise ConfigError("this run takes 9 GiB")
+        return play(of_table, plan, *arguments, **keywords)
+
+    monkeypatch.setattr(sweep, "bind", bind_small)
+    monkeypatch.setattr(running, "play", play_small)
+    command = ["perf", "all_reduce", "-t", "dgx-h100", "-b", "1K", "-e", "2K"]
+    assert main([*command, "--csv", "rows.csv"]) == 0
+    output = capsys.readouterr().out
+    assert "# left out: rabenseifner: its proof takes 64 GiB\n" in output
+    assert "# left out from here on: swing: this run takes 9 GiB\n" in output
+    with (folder / "rows.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    names = {
+        size: {row["choice"] for row in rows if row["size_bytes"] == size}
+        for size in ("1024", "2048")
+    }
+    assert names["1024"] - names["2048"] == {"swing"}
+    assert "rabenseifner" not in names["1024"]
+    assert main([*command, "-a", "rabenseifner"]) == 2  # asked for by name
+    assert "its proof takes 64 GiB" in capsys.readouterr().err
