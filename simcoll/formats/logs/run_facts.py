@@ -29,6 +29,8 @@ FactKind = Literal[
     "path",
     "GPUDirect",
     "NIC speed",
+    "NIC count",
+    "PCIe link",
     "NVLS",
     "peer access",
     "channels",
@@ -91,9 +93,13 @@ _PATTERNS: tuple[tuple[FactKind, str, re.Pattern[str]], ...] = (
     ("network", "network", re.compile(r"Using network (\S.{0,60})")),
     (
         "no network device",
-        "evice found",
-        re.compile(r"(NET/(?:IB|OFI)) ?: (?:No device found|No eligible providers)"),
+        "NET/",
+        re.compile(
+            r"(NET/IB) ?: (?:No device found|Unable to open device)|"
+            r"(NET/OFI) (?:No eligible providers|Only EFA provider)"
+        ),
     ),
+    ("no network device", "libibverbs", re.compile(r"Failed to open (libibverbs)")),
     ("NICs", "NET/IB", re.compile(r"NET/IB ?: Using (\[\d.*?)(?:;|$)")),
     (
         "NICs",
@@ -122,6 +128,8 @@ _PATTERNS: tuple[tuple[FactKind, str, re.Pattern[str]], ...] = (
         re.compile(r"GPU Direct RDMA (Enabled|Disabled|\(nvidia-peermem\) enabled)", re.IGNORECASE),
     ),
     ("NIC speed", "speed=", re.compile(r"NET/IB: \[\d+\].*\bspeed=(\d{1,8})\b")),
+    ("NIC count", " nics", re.compile(r"\(found (\d{1,4}) nics\)")),
+    ("PCIe link", "PCI[", re.compile(r"\+ (PCI\[\d{1,4}\.\d\] - (?:NIC|GPU|NET))/")),
     ("NVLS", "NVLS", re.compile(r"NVLS multicast support is (not available|available)")),
     (
         "peer access",
@@ -180,7 +188,7 @@ class FactReader:
             return
         for kind, mark, pattern in _PATTERNS:
             if mark in text and (match := pattern.search(text)) is not None:
-                self._add(kind, _value(kind, match[1]), number)
+                self._add(kind, _value(kind, match[match.lastindex or 1]), number)
 
     def facts(self) -> RunFacts:
         """All facts, in order of their first lines."""

@@ -15,6 +15,8 @@ from simcoll.planning.measured.comparison import Compared, Setting, compare
 from simcoll.planning.measured.hypotheses import (
     AGREES,
     LEAST_SHARE,
+    SLIGHT_CHANGE,
+    Effect,
     Explanation,
     effect_of,
     explanations,
@@ -39,6 +41,8 @@ _OPEN_ENDED = {
     "more than buses alone explain"
 }
 """Causes that often cost more than the model says, with what is known of them."""
+_UNSURE = ("no_p2p", "no_gpudirect", "through_network", "few_threads", "few_nics")
+"""Causes that slow a machine down even where the model sees no effect."""
 _OF_RDMA = ("few_nics", "no_gpudirect", "acs", "pcie", "sockets")
 """Causes that TCP sockets leave no room for."""
 
@@ -168,9 +172,8 @@ def _best_interface(setting: Setting, measured_fs: dict[int, int]) -> tuple[Sett
 
 def _sound(environment: Environment) -> Environment:
     """The environment without limits of the choice; how operations are launched stays."""
-    return Environment(
-        launcher=environment.launcher, dtype=environment.dtype, ignored=environment.ignored
-    )
+    launcher = environment.launcher if environment.launcher != "one-process" else "process"
+    return Environment(launcher=launcher, dtype=environment.dtype, ignored=environment.ignored)
 
 
 def diagnose(
@@ -185,77 +188,101 @@ def diagnose(
     log_setting
         The setting with that, by :func:`with_log`.
     """
-    setting = log_setting.setting
-    of_log, remarks, supports = _log_explanations(rows, log_setting, calibration)
-    against = dict(excluded_causes(setting))
-    applied = [cause.cause for cause in log_setting.causes if cause.change is not None]
-    against |= dict.fromkeys(applied, "it is in the prediction already")
+    findings = _of_log(rows, log_setting, calibration)
+    against = dict(excluded_causes(log_setting.setting))
+    supports = {
+        cause.cause: f"the log says so ({cause.source})" for cause in findings.without_number
+    }
     for cause in log_setting.causes:
-        if cause.cause in _OPEN_ENDED and cause.change is not None:
-            against.pop(cause.cause)
+        if cause.change is None or cause.cause in supports:
+            continue
+        if cause.cause in _OPEN_ENDED:
             supports[cause.cause] = f"the log says so ({cause.source}); {_OPEN_ENDED[cause.cause]}"
-    if "sockets" in applied:
+        else:
+            against[cause.cause] = "it is in the prediction already"
+    if "sockets" in against and "sockets" in {cause.cause for cause in log_setting.causes}:
         against |= dict.fromkeys(_OF_RDMA, "the log says TCP sockets")
-    tests, unexplained = explanations(log_setting.setting, rows, calibration, against, supports)
+    limit = 1 if findings.explanations else 3  # what the log names needs few others
+    tests, unexplained = explanations(
+        log_setting.setting, rows, calibration, against, supports, limit=limit
+    )
+    tested_causes = {name for entry in tests for name in entry.causes}
     loose = [
         Explanation(
             (cause.cause,),
             cause.claim,
             f"the log says so ({cause.source}); the model has no number for its effect",
         )
-        for cause in log_setting.causes
-        if cause.change is None and cause.cause not in {name for e in tests for name in e.causes}
+        for cause in findings.without_number
+        if cause.cause not in tested_causes
     ]
-    slow = bool(odd_sizes(rows))
-    ordered = [*of_log]
-    if slow:
+    ordered, remarks = [*findings.explanations], [*findings.remarks]
+    if odd_sizes(rows):
+        # Settings of hosts are warned of on many machines that are fast enough.
         firm = [entry for entry in loose if entry.causes[0] != "host_settings"]
         last = [entry for entry in loose if entry.causes[0] == "host_settings"]
         ordered += [*firm, *tests[:1], *last, *tests[1:]]
     else:
         ordered += tests
         remarks += [f"{entry.claim}: {entry.effect}" for entry in loose]
-    return TableDiagnosis(tuple(fact_lines(setting)), tuple(ordered), tuple(remarks), unexplained)
+    facts = tuple(fact_lines(log_setting.setting))
+    return TableDiagnosis(facts, tuple(ordered), tuple(remarks), unexplained)
 
 
-def _log_explanations(
-    rows: Sequence[Compared], log_setting: LogSetting, calibration: Calibration | None
-) -> tuple[list[Explanation], list[str], dict[str, str]]:
-    """Causes of the log that explain half of the difference to the sound machine, remarks on the
-    others, and what supports changes that the log does not measure.
+@dataclass(frozen=True, slots=True)
+class _OfLog:
+    """What causes that the log names explain.
+
+    Attributes
+    ----------
+    explanations
+        Those that explain half of the difference to the sound machine.
+    remarks
+        Those that explain less, with their effects.
+    without_number
+        Those whose effect the model does not have.
     """
-    changes = [cause for cause in log_setting.causes if cause.change is not None]
-    supports = {
-        cause.cause: f"the log says so ({cause.source})"
-        for cause in log_setting.causes
-        if cause.change is None
-    }
-    if not changes:
-        return [], [], supports
-    sizes = sample_sizes(sorted(times_by_size(rows)))
-    sound = compare(_at(log_setting.sound, sizes), calibration)
+
+    explanations: tuple[Explanation, ...]
+    remarks: tuple[str, ...]
+    without_number: tuple[LogCause, ...]
+
+
+def _of_log(
+    rows: Sequence[Compared], log_setting: LogSetting, calibration: Calibration | None
+) -> _OfLog:
+    """Predict each cause that the log names alone, on the sound machine."""
+    without_number = [cause for cause in log_setting.causes if cause.change is None]
+    if len(without_number) == len(log_setting.causes):
+        return _OfLog((), (), tuple(without_number))
     with_all = times_by_size(rows)
+    sizes = sample_sizes(sorted(with_all))
+    sound = compare(_at(log_setting.sound, sizes), calibration)
     together = effect_of(sound, [with_all[size][1] for size in sizes], sizes)
-    scored: list[tuple[float, LogCause, str]] = []
-    for cause in changes:
-        if cause.change is None:
-            continue
-        predicted = compare(_at(cause.change(log_setting.sound), sizes), calibration)
-        test = effect_of(sound, [old for _, old in times_by_size(predicted).values()], sizes)
-        scored.append((test.share, cause, figures(test, log_setting.setting)))
-    scored.sort(key=lambda entry: -entry[0])
+    scored: list[tuple[Effect, LogCause]] = []
+    for cause in log_setting.causes:
+        if cause.change is not None:
+            predicted = compare(_at(cause.change(log_setting.sound), sizes), calibration)
+            times_fs = [time for _, time in times_by_size(predicted).values()]
+            scored.append((effect_of(sound, times_fs, sizes), cause))
+    scored.sort(key=lambda entry: -entry[0].share)
     explaining, remarks = [], []
-    differs = together.old_error >= AGREES
-    for place, (share, cause, text) in enumerate(scored):
-        enough = share >= LEAST_SHARE or (not place and together.share >= LEAST_SHARE)
-        if differs and enough and share > 0:
-            effect = f"explains {share:.0%} of the difference to a sound machine: {text}"
-            explaining.append(
-                Explanation((cause.cause,), cause.claim, effect, (f"the log says: {cause.source}",))
-            )
-        else:
+    for place, (effect, cause) in enumerate(scored):
+        is_first_of_all = not place and together.share >= LEAST_SHARE
+        text = figures(effect, log_setting.setting)
+        if together.old_error >= AGREES and (
+            effect.share >= LEAST_SHARE or (is_first_of_all and effect.share > 0)
+        ):
+            words = f"explains {effect.share:.0%} of the difference to a sound machine: {text}"
+            evidence = (f"the log says: {cause.source}",)
+            explaining.append(Explanation((cause.cause,), cause.claim, words, evidence))
+        elif effect.change > SLIGHT_CHANGE:
             remarks.append(f"the log says {cause.source} ({cause.claim}); with it {text}")
-    return explaining, remarks, supports
+        elif cause.cause in _UNSURE:
+            without_number.append(cause)
+        elif cause.source.startswith("NCCL_"):
+            remarks.append(f"the log says {cause.source}, which changes nothing here")
+    return _OfLog(tuple(explaining), tuple(remarks), tuple(without_number))
 
 
 def _at(setting: Setting, sizes: Sequence[int]) -> Setting:

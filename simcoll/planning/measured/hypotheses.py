@@ -38,6 +38,7 @@ from simcoll.units import format_signed, format_size
 __all__ = [
     "AGREES",
     "LEAST_SHARE",
+    "SLIGHT_CHANGE",
     "Effect",
     "Explanation",
     "cliff_of",
@@ -59,6 +60,8 @@ SLIGHT, FAR = 1.2, 1.5
 """Ratios of measured and predicted time: below the first nothing needs an explanation, whatever the
 interval; from the second on everything does.
 """
+SLIGHT_CHANGE = 0.02
+"""Logarithm of a ratio of times below which a change has no effect."""
 CLIFF = 4.0
 """Rise of the ratio between neighbouring sizes that counts as a cliff."""
 MOST_SIZES = 12
@@ -120,6 +123,13 @@ class Effect:
     def new_error(self) -> float:
         """Mean logarithm of the ratios with the change."""
         return _error(self.new_fs, self.measured_fs)
+
+    @property
+    def change(self) -> float:
+        """Largest logarithm of the ratio of the times with and without the change."""
+        return max(
+            abs(math.log(new / old)) for old, new in zip(self.old_fs, self.new_fs, strict=True)
+        )
 
     @property
     def share(self) -> float:
@@ -227,6 +237,10 @@ def explanations(
     if cliff:
         results.append(_cliff_explanation(cliff, times, setting))
         sizes = [size for size in sizes if size < cliff]
+    disturbed = _disturbed_sizes(times)
+    if disturbed:
+        results.append(_disturbance(disturbed, times))
+        sizes = [size for size in sizes if size not in disturbed]
     remains: list[str] = []
     odd = odd_sizes(rows)
     for part in _parts(sizes, times):
@@ -310,6 +324,35 @@ def _cliff_explanation(
         f"a cliff at {format_size(cliff)}: {title}",
         f"the bandwidth falls from {rates[0]:.3g} to {rates[1]:.3g} GB/s ({below_text}; "
         f"{above_text}); no parameter of the library has such a step",
+    )
+
+
+def _disturbed_sizes(times: Mapping[int, tuple[int, int]]) -> list[int]:
+    """Single sizes that are slower than both of their neighbours, as no size of a steady fault."""
+    sizes = list(times)
+    ratios = [times[size][0] / times[size][1] for size in sizes]
+    return [
+        size
+        for place, size in enumerate(sizes[1:-1], 1)
+        if ratios[place] > FAR * max(ratios[place - 1], ratios[place + 1])
+    ]
+
+
+def _disturbance(disturbed: Sequence[int], times: Mapping[int, tuple[int, int]]) -> Explanation:
+    sizes = list(times)
+    factors = []
+    for size in disturbed:
+        place = sizes.index(size)
+        beside = [times[sizes[place + step]] for step in (-1, 1)]
+        usual = max(measured / predicted for measured, predicted in beside)
+        factors.append(times[size][0] / times[size][1] / usual)
+    names = ", ".join(map(format_size, disturbed))
+    verb = "takes" if len(disturbed) == 1 else "take"
+    return Explanation(
+        ("shared", "congestion"),
+        f"{names} alone {verb} up to {max(factors):.1f} times as long as the sizes beside: a "
+        "disturbance, such as another job on the same links",
+        "no fault of a machine and no parameter of the library has such a peak",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from simcoll.formats.logs.run_facts import RunFact, RunFacts
 from simcoll.libraries.prediction import formula_time
@@ -19,15 +20,19 @@ from simcoll.planning.measured.variants import (
     in_environment,
     nics_of,
     no_gpudirect,
+    slower_links,
     through_network,
     with_nics,
 )
+from simcoll.topology.host_tree import nics_of as nics_of_host
 from simcoll.topology.machine import machine as machine_of
 from simcoll.units import counted
 
 __all__ = ["LogCause", "excluded_causes", "fact_lines", "log_causes"]
 
 Change = Callable[[Setting], Setting]
+SLOW_PORT = 0.75
+"""Share of the rate of the topology's ports at or below which a port is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +276,13 @@ def _choice_variable(setting: Setting, name: str, value: str, source: str) -> It
         )
     if name == "NCCL_BUFFSIZE" and value.isdecimal() and int(value) < 2**22:
         yield LogCause("small_buffers", f"buffers of {int(value):,} bytes", source, None)
+    if name == "LAUNCHER" and value == "one-process":
+        yield LogCause(
+            "one_process",
+            CAUSES["one_process"].title,
+            "the list of devices, where one process has all GPUs of a node",
+            lambda changed: in_environment(changed, launcher="one-process"),
+        )
     if name == "CUDA_LAUNCH_BLOCKING" and value not in _FALSE:
         yield LogCause("launch", "each launch waits for its end", source, None)
 
@@ -340,15 +352,44 @@ def _network_facts(setting: Setting, facts: RunFacts) -> Iterator[LogCause]:
         source = f"line {disabled[0].line}: GPU Direct RDMA Disabled"
         yield LogCause("no_gpudirect", CAUSES["no_gpudirect"].title, source, no_gpudirect)
     total = nics_of(setting)
+    for fact in facts.of("NIC count")[:1]:
+        if 0 < int(fact.value) < total:
+            yield _few_nics(int(fact.value), total, f"line {fact.line}: found {fact.value} nics")
+    yield from _slow_ports(setting, facts)
     for fact in facts.of("NICs")[:1]:
         count = len(fact.value.split())
         if count < total:
             yield _few_nics(count, total, f"line {fact.line}: NET/IB : Using {fact.value}")
     for fact in facts.of("pattern"):
-        if re.search(r"type \w+/(SYS|PHB|NODE|PHN)", fact.value) and total:
-            text = f"{CAUSES['pcie'].title}: NICs at distance {fact.value[-3:]}"
+        distance = fact.value.rpartition("/")[2]
+        if distance in {"SYS", "NODE"} and total:  # PHB is normal where no switch joins them
+            text = f"{CAUSES['pcie'].title}: NICs at distance {distance}"
             yield LogCause("pcie", text, _source(fact), None)
             break
+
+
+def _slow_ports(setting: Setting, facts: RunFacts) -> Iterator[LogCause]:
+    """Ports below the rate of the topology, and PCIe links slower than others of their kind."""
+    host = setting.topology.host
+    rates = [port.speed_mbps for nic in nics_of_host(host) for port in nic.ports] if host else []
+    slowest = min(facts.of("NIC speed"), key=lambda fact: int(fact.value), default=None)
+    if slowest is not None and rates and 0 < int(slowest.value) <= SLOW_PORT * max(rates):
+        share = Fraction(int(slowest.value), max(rates))
+        yield LogCause(
+            "slow_link",
+            f"a port at {int(slowest.value) / 1000:g} of {max(rates) / 1000:g} Gb/s",
+            f"line {slowest.line}: speed={slowest.value}",
+            lambda changed: slower_links(changed, "net", share),
+        )
+    for kind in ("NIC", "GPU"):
+        links = {
+            float(fact.value[4:].partition("]")[0]): fact
+            for fact in facts.of("PCIe link")
+            if fact.value.endswith(kind)
+        }
+        if len(links) > 1 and min(links) <= max(links) / 2:
+            title = f"{CAUSES['pcie'].title}: a {kind} at {min(links):g} of {max(links):g} GB/s"
+            yield LogCause("pcie", title, _source(links[min(links)]), None)
 
 
 def _node_facts(setting: Setting, facts: RunFacts) -> Iterator[LogCause]:

@@ -40,6 +40,15 @@ LINES = [
         "Pattern 4, crossNic 0, nChannels 8, bw 24.000000/24.000000, type NVL/PXB",
     ),
     ("NET/OFI Selected Provider is efa", "provider", "efa"),
+    ("NET/OFI Selected provider is efa, fabric is efa (found 4 nics)", "NIC count", "4"),
+    (
+        "NET/IB: [0] mlx5_0:uverbs0:1/IB provider=Mlx5 speed=100000 context=0x55 ar=1",
+        "NIC speed",
+        "100000",
+    ),
+    ("+ PCI[6.0] - NIC/47000", "PCIe link", "PCI[6.0] - NIC"),
+    ("Failed to open libibverbs.so[.1]", "no network device", "libibverbs"),
+    ("NET/IB : Unable to open device mlx5_0", "no network device", "NET/IB"),
 ]
 
 

@@ -46,7 +46,7 @@ def setting_on(topology, *, nodes=2, variables=(), facts=(), sizes=SIZES, env=""
         facts=RunFacts(tuple(facts)),
     )
     environment = parse_environment(env)
-    return Setting(table, machine, library_for("nccl", machine), environment)
+    return Setting(table, machine, library_for(None, machine), environment)
 
 
 def log_of(setting, times):
@@ -164,6 +164,29 @@ def test_a_cliff_is_no_parameter_of_the_library():
     assert len(diagnosis.explanations) == 1
 
 
+def test_one_slow_size_is_a_disturbance():
+    sound = setting_on("dgx-a100", sizes=tuple(2**power for power in range(24, 31)))
+    sizes = [row.size_bytes for row in sound.table.rows]
+    times = sound.formula()(sizes, Calibration())
+    slow = [time * (2 if size == 2**28 else 1) for size, time in zip(sizes, times, strict=True)]
+    (setting,), _ = settings_for(log_of(sound, slow), "dgx-a100")
+    log_setting = with_log(setting)
+    diagnosis = diagnose(compare(log_setting.setting), log_setting)
+    assert [entry.causes for entry in diagnosis.explanations] == [("shared", "congestion")]
+    assert diagnosis.explanations[0].claim.startswith("256 MiB alone takes up to 2.0 times")
+
+
+def test_a_cause_without_an_effect_in_the_model_is_named():
+    facts = [RunFact("transport", "SHM/direct/direct", 7)]
+    sound = setting_on("mi300x", nodes=1, facts=facts, sizes=(2**26, 2**28, 2**30))
+    times = sound.formula()([row.size_bytes for row in sound.table.rows], Calibration())
+    (setting,), _ = settings_for(log_of(sound, [10 * time for time in times]), "mi300x")
+    log_setting = with_log(setting)
+    first = diagnose(compare(log_setting.setting), log_setting).explanations[0]
+    assert first.causes == ("no_p2p",)
+    assert "line 7: via SHM/direct/direct" in first.effect
+
+
 def test_what_no_change_explains_is_said():
     sound = setting_on("dgx-a100", nodes=1, sizes=SIZES[:4])
     diagnosis = diagnosis_of(sound, sound, Calibration(launch_fs=900 * US))
@@ -188,6 +211,18 @@ FACTS = [
     ([], [("channels", "2 coll channels, 0 nvls channels")], "few_channels"),
     ([], [("warning", "NET/IB : mlx5_1:1 async fatal event: port error")], "port_error"),
     ([], [("provider", "tcp")], "sockets"),
+    ([], [("NIC count", "2")], "few_nics"),
+    ([], [("NIC speed", "400000"), ("NIC speed", "100000")], "slow_link"),
+    ([], [("PCIe link", "PCI[24.0] - NIC"), ("PCIe link", "PCI[6.0] - NIC")], "pcie"),
+    ([], [("pattern", "Pattern 4, crossNic 0, nChannels 4, bw 12.0/12.0, type NVL/SYS")], "pcie"),
+    (
+        [],
+        [("transport", "NET/IB/GDRDMA [receive]"), ("transport", "NET/IB [receive]")],
+        "no_gpudirect",
+    ),
+    ([("LAUNCHER", "one-process")], [], "one_process"),
+    ([("NCCL_NTHREADS", "64")], [], "few_threads"),
+    ([("NCCL_BUFFSIZE", "65536")], [], "small_buffers"),
 ]
 
 
@@ -198,7 +233,7 @@ def test_a_cause_that_the_log_names(variables, facts, cause):
     assert cause in [entry.cause for entry in log_causes(setting)]
     log_setting = with_log(setting)
     changed = [entry for entry in log_setting.causes if entry.cause == cause and entry.change]
-    assert bool(changed) == (cause != "port_error")
+    assert bool(changed) == (cause not in {"port_error", "pcie", "small_buffers"})
 
 
 @pytest.mark.parametrize(
@@ -209,6 +244,9 @@ def test_a_cause_that_the_log_names(variables, facts, cause):
         ([("NCCL_IB_DISABLE", "0")], []),
         ([("NCCL_P2P_DISABLE", "0")], []),
         ([], [("network", "IB")]),
+        ([], [("NIC speed", "400000")]),
+        ([], [("PCIe link", "PCI[24.0] - NIC"), ("PCIe link", "PCI[24.0] - GPU")]),
+        ([], [("transport", "NET/IB"), ("transport", "NET/IB/GDRDMA [receive]")]),
         ([], [("transport", "NET/IB/GDRDMA"), ("transport", "P2P/CUMEM")]),
     ],
 )
