@@ -343,9 +343,9 @@ def _disturbance(disturbed: Sequence[int], times: Mapping[int, tuple[int, int]])
     factors = []
     for size in disturbed:
         place = sizes.index(size)
-        beside = [times[sizes[place + step]] for step in (-1, 1)]
-        usual = max(measured / predicted for measured, predicted in beside)
-        factors.append(times[size][0] / times[size][1] / usual)
+        neighbours = [times[sizes[place + step]] for step in (-1, 1)]
+        usual_ratio = max(measured / predicted for measured, predicted in neighbours)
+        factors.append(times[size][0] / times[size][1] / usual_ratio)
     names = ", ".join(map(format_size, disturbed))
     verb = "takes" if len(disturbed) == 1 else "take"
     return Explanation(
