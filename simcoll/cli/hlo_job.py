@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError, blamed_on
-from simcoll.units import format_size
 
 if TYPE_CHECKING:
     from simcoll.jobs.hlo_program import HloProgram, Step
@@ -47,17 +46,17 @@ def job_lines(
     ConfigError
         With the file and the line, for what cannot be read or timed.
     """
-    from simcoll.jobs.hlo_workload import load_hlo
+    from simcoll.jobs.hlo_workload import gpu_of, load_hlo
 
     program = load_hlo(path)
-    chosen = None if gpu is None else _gpu(gpu, None, str(path))
+    chosen = None if gpu is None else gpu_of(gpu, None, str(path))
     lines = list(_program_lines(program, chosen))
     if topology is None:
         if nodes is not None:
             raise ConfigError(f"--nodes {nodes} is for --topology, which is not given")
         return [*lines, "# without --topology there are no times"]
     machine = _machine(topology, nodes, program.module.devices)
-    chosen = _gpu(gpu, machine, str(path))
+    chosen = gpu_of(gpu, machine, str(path))
     return lines + list(_time_lines(program, machine, chosen, cpu=cpu))
 
 
@@ -69,24 +68,6 @@ def _machine(topology: str, nodes: int | None, devices: int) -> Topology:
     if nodes is None and machine.nranks < devices:
         machine = load_topology(topology, nodes=-(-devices // max(1, machine.nranks)))
     return machine
-
-
-def _gpu(name: str | None, machine: Topology | None, file: str) -> Gpu:
-    """The GPU of a name, or that of the machine."""
-    from simcoll.training.gpu import load_gpu, refuse_other_gpu, shipped_gpus
-
-    if name is None:
-        trait = "" if machine is None else machine.traits.get("gpu", "")
-        name = trait.lower().replace(" ", "-")
-        if name not in shipped_gpus():
-            raise ConfigError(
-                f"say whose rates time the work, with --gpu: the topology's GPU is "
-                f"{trait or 'not named'}",
-                file=file,
-            )
-    elif machine is not None:
-        refuse_other_gpu(name, machine)
-    return load_gpu(name)
 
 
 def _program_lines(program: HloProgram, gpu: Gpu | None) -> Iterator[str]:
@@ -115,7 +96,7 @@ def _memory(program: HloProgram, gpu: Gpu | None) -> str:
     from simcoll.jobs.hlo_memory import memory_of
 
     memory = memory_of(program.module)
-    donated = f" ({format_size(memory.donated)} donated)" if memory.donated else ""
+    donated = f" ({_binary(memory.donated)} donated)" if memory.donated else ""
     parts = [
         f"about {_binary(memory.peak)} at most",
         f"arguments {_binary(memory.arguments)}{donated}",

@@ -81,6 +81,23 @@ class QuestionOptions:
         )
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ProgramOptions:
+    """How a compiled program is timed.
+
+    Parameters
+    ----------
+    gpu
+        GPU whose rates time the work of a compiled program. Default: that of --topology.
+    accept_cpu
+        Time a program that was compiled for CPUs, though its collectives are not those of GPUs.
+    """
+
+    gpu: str | None = None
+    accept_cpu: Annotated[bool, Parameter(negative="")] = False
+
+
 def _factors(texts: tuple[str, ...]) -> Mapping[int, float]:
     """Factors by rank, from texts such as ``3=1.5``."""
     factors: dict[int, float] = {}
@@ -105,27 +122,39 @@ def ask_job(
     *files: Path,
     what_if: QuestionOptions = QuestionOptions(),
     rows: Path | None = None,
+    program: ProgramOptions = ProgramOptions(),
 ) -> None:
-    """Say what a job is, what bounds it and what would change it, from traces of its ranks.
+    """Say what a job is, what bounds it and what would change it, from traces of its ranks or from
+    its compiled program.
 
     Parameters
     ----------
     files
         Traces of PyTorch's profiler, one file for each rank (.json or .json.gz), or folders of
-        them.
+        them; or the text of one compiled HLO module (.txt or .txt.gz), such as compiled.as_text()
+        of JAX, which is timed on --topology.
     rows
         File for the services of the collectives, as rows for simcoll compare and calibrate (CSV).
     """
     from simcoll.cli.job_files import trace_files
     from simcoll.files.output import refuse_places
+    from simcoll.jobs.hlo_workload import is_hlo_file
     from simcoll.jobs.host_job import host_lines
     from simcoll.jobs.job import traced_job
     from simcoll.jobs.job_report import job_lines
     from simcoll.jobs.rank_trace import load_rank_trace
     from simcoll.jobs.what_if import answer_lines
 
+    if any(is_hlo_file(file) for file in files):
+        _say_program(files, what_if, rows, program)
+        return
     refuse_places([rows], files)
     traces, left_out = trace_files(files)
+    if program != ProgramOptions():
+        raise ConfigError(
+            "--gpu and --accept-cpu are for compiled programs (HLO); traces have measured times",
+            file=str(traces[0]),
+        )
     for line in left_out:
         say(f"# left out: {line}")
     ranks = [load_rank_trace(trace) for trace in traces]
@@ -148,6 +177,35 @@ def ask_job(
             say(line)
     if rows is not None:
         _write_rows(job, rows)
+
+
+def _say_program(
+    files: tuple[Path, ...], what_if: QuestionOptions, rows: Path | None, program: ProgramOptions
+) -> None:
+    """Say what one compiled program does, and its time on a machine."""
+    from simcoll.cli.hlo_job import job_lines
+
+    if len(files) > 1:
+        raise ConfigError(
+            f"this is a compiled program, which all ranks share; expected it alone, got "
+            f"{len(files)} files",
+            file=str(files[0]),
+        )
+    of_traces = QuestionOptions(topology=what_if.topology, nodes=what_if.nodes)
+    if rows is not None or what_if != of_traces:
+        raise ConfigError(
+            "--slow, --beside, --ranks, --calibration and --rows are for traces; this is a "
+            "compiled program",
+            file=str(files[0]),
+        )
+    for line in job_lines(
+        files[0],
+        topology=what_if.topology,
+        nodes=what_if.nodes,
+        gpu=program.gpu,
+        cpu=program.accept_cpu,
+    ):
+        say(line)
 
 
 def _write_rows(job: Job, path: Path) -> None:

@@ -71,7 +71,7 @@ def is_job(source: str) -> bool:
 def convert_job(source: Path, target: Path, to: str | None, options: JobOptions) -> None:
     """Write a job as a workload."""
     from simcoll.files.output import refuse_places, write_file
-    from simcoll.jobs.hlo_workload import is_hlo_file, load_hlo_workload
+    from simcoll.jobs.hlo_workload import gpu_of, hlo_workload, is_hlo_file, load_hlo
     from simcoll.jobs.job import load_job
     from simcoll.jobs.job_workload import job_workload
     from simcoll.workload.workload import write_workload
@@ -89,7 +89,8 @@ def convert_job(source: Path, target: Path, to: str | None, options: JobOptions)
                 "and not --measured",
                 file=str(source),
             )
-        workload = load_hlo_workload(source, gpu=options.gpu, cpu=options.accept_cpu)
+        gpu = gpu_of(options.gpu, None, str(source))
+        workload = hlo_workload(load_hlo(source), gpu, cpu=options.accept_cpu)
     else:
         if options.gpu is not None or options.accept_cpu:
             raise ConfigError(

@@ -35,8 +35,8 @@ def time_step(
     Parameters
     ----------
     design
-        A design file, a list of operations (TOML), a workload (JSON), or a Chakra trace: the file
-        of one rank, trace.0.et, or trace.
+        A design file, a list of operations (TOML), a workload (JSON), the text of an HLO module, or
+        a Chakra trace: the file of one rank, trace.0.et, or trace.
     tier
         2: everything emulated together. 1: collectives timed once each, and the pipeline played
         with these times; faster, and equal where no two axes share links.
@@ -45,7 +45,8 @@ def time_step(
     nodes
         Number of nodes of that machine.
     gpu
-        GPU whose roofline times Chakra nodes with operation and byte counts.
+        GPU whose roofline times the work of an HLO module, and Chakra nodes with operation and byte
+        counts.
     system
         ASTRA-sim's system.json, which selects collective algorithms and the roofline.
     comm_groups
@@ -79,8 +80,8 @@ def time_step(
             )
         if kind not in {"design", "toml", "text"}:
             raise ConfigError(
-                f"this is {TITLES[kind]}; expected a design, a list of operations, a workload or a "
-                "Chakra trace",
+                f"this is {TITLES[kind]}; expected a design, a list of operations, a workload, an "
+                "HLO module or a Chakra trace",
                 file=str(design),
             )
         if any(option is not None for option in (topology, nodes, gpu, system, comm_groups)):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WORKLOADS", "convert_workload", "read_any_workload", "workload_kind"]
 
-WORKLOADS = ("workload", "operations", "chakra")
+WORKLOADS = ("workload", "operations", "chakra", "hlo")
 """Formats that hold a workload."""
 
 
@@ -27,6 +27,7 @@ def workload_kind(path: Path) -> str:
     from simcoll.files.paths import exists, is_file
     from simcoll.files.strict import read_file
     from simcoll.formats.recognise import recognise
+    from simcoll.jobs.hlo_workload import is_hlo_file
     from simcoll.traces.chakra import MAX_FILE_BYTES
 
     if exists(path) and not is_file(path):
@@ -36,7 +37,9 @@ def workload_kind(path: Path) -> str:
             else "a pipe or device, and what is in it can be read only once"
         )
         raise ConfigError(f"this is {this}; expected a file", file=str(path))
-    return recognise(read_file(path, MAX_FILE_BYTES)) if is_file(path) else "chakra"
+    if not is_file(path):
+        return "chakra"
+    return "hlo" if is_hlo_file(path) else recognise(read_file(path, MAX_FILE_BYTES))
 
 
 def read_any_workload(
@@ -61,8 +64,10 @@ def read_any_workload(
     slow: Mapping[int, float] = {}
     machine: Topology | None = None
     settings = None if system is None else load_astra_system(system)
-    if gpu is not None and kind != "chakra":
-        raise ConfigError(f"--gpu is for Chakra traces; this is {TITLES[kind]}", file=str(path))
+    if gpu is not None and kind not in {"chakra", "hlo"}:
+        raise ConfigError(
+            f"--gpu is for Chakra traces and HLO modules; this is {TITLES[kind]}", file=str(path)
+        )
     if nodes is not None and topology is None:
         raise ConfigError(f"--nodes {nodes} is for --topology, which is not given", file=str(path))
     if comm_groups is not None and kind != "chakra":
@@ -74,6 +79,11 @@ def read_any_workload(
         workload, machine, slow = listed.workload, listed.topology, listed.slow
     elif kind == "workload":
         workload = read_workload(read_file(path, MAX_FILE_BYTES), str(path))
+    elif kind == "hlo":
+        from simcoll.jobs.hlo_workload import gpu_of, hlo_workload, load_hlo
+
+        place = None if topology is None else load_topology(topology, nodes=nodes)
+        workload = hlo_workload(load_hlo(path), gpu_of(gpu, place, str(path)))
     else:
         roofline = None if settings is None else settings.gpu
         groups = None if comm_groups is None else load_comm_groups(comm_groups)
@@ -126,7 +136,9 @@ def convert_workload(
         subject = f"this is {TITLES[kind]}" if is_file(path) else "an algorithm is no workload"
         subject += "; simcoll step writes its workload" if kind == "design" else ""
         raise ConfigError(
-            f"{subject}; expected a list of operations, a workload or a Chakra trace", file=source
+            f"{subject}; expected a list of operations, a workload, a Chakra trace or an HLO "
+            "module",
+            file=source,
         )
     else:
         loaded = algorithm()

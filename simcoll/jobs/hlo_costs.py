@@ -27,6 +27,7 @@ from simcoll.jobs.hlo_text import (
     HloComputation,
     HloInstruction,
     HloModule,
+    whole_number,
 )
 
 __all__ = ["COLLECTIVES", "FREE", "HloCost", "HloCosts", "dot_flops", "window_flops"]
@@ -89,6 +90,9 @@ computes the scores again.
 _PASSING = frozenset(("bitcast", "reshape", "get-tuple-element"))
 _LETTERS = re.compile(r"(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"(\w+)=(\S+)")
+_MOST_PRODUCTS = 1 << 30
+"""Limit of what is counted one by one along an axis of a convolution: seconds."""
+_WINDOW_NUMBER = re.compile(r"-?[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,19 +241,20 @@ class HloCosts:
         self, computation: HloComputation, instruction: HloInstruction
     ) -> Counter[str]:
         """FLOPs of cuDNN's fused attention; half of them with a causal mask."""
-        settings = _settings(self.module, instruction).get("cudnn_fmha_backend_config", {})
-        scores = settings.get("intermediate_tensor_shape", {}).get("dimensions", ())
-        numbers = settings.get("bmm1_dot_dimension_numbers", {})
-        contracted = numbers.get("lhs_contracting_dimensions", ())
+        settings = _table(_settings(self.module, instruction), "cudnn_fmha_backend_config")
+        scores = _whole_numbers(_table(settings, "intermediate_tensor_shape"), "dimensions")
+        products = _table(settings, "bmm1_dot_dimension_numbers")
+        contracted = _whole_numbers(products, "lhs_contracting_dimensions")
         query = computation.operand(instruction, 0)
-        if not scores or not contracted or query is None:
+        sizes = query.shapes[0].dimensions if query is not None and query.shapes else ()
+        if not scores or not contracted or max(contracted) >= len(sizes):
             raise self.module.refuse(
                 instruction, "expected the sizes of fused attention in its backend_config"
             )
-        depth = prod(query.shapes[0].dimensions[int(place)] for place in contracted)
+        depth = prod(sizes[place] for place in contracted)
         direction = "backward" if instruction.target.endswith("Backward") else "forward"
         causal = "CAUSAL" in str(settings.get("mask_type", ""))
-        flops = 2 * prod(map(int, scores)) * depth * _ATTENTION_TENSORS[direction]
+        flops = 2 * prod(scores) * depth * _ATTENTION_TENSORS[direction]
         return Counter({f"attention.{direction}": flops // 2 if causal else flops})
 
     def _traffic(
@@ -281,9 +286,9 @@ class HloCosts:
         """Memory and bytes of every read and write of a fusion."""
         body = self.module.computation(instruction, "calls")
         parameters = {
-            int(inner.literal): inner
+            inner.parameter_number: inner
             for inner in body.instructions.values()
-            if inner.opcode == "parameter" and inner.literal.strip().isdigit()
+            if inner.opcode == "parameter"
         }
         traffic: list[tuple[int, int]] = []
         for place, name in enumerate(instruction.operands):
@@ -366,11 +371,25 @@ def _settings(module: HloModule, instruction: HloInstruction) -> dict[str, Any]:
     return settings
 
 
+def _table(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = settings.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _whole_numbers(settings: Mapping[str, Any], key: str) -> list[int]:
+    """A list of whole numbers, which JSON of protocol buffers writes as texts; empty if it is
+    anything else.
+    """
+    values = settings.get(key)
+    numbers = [whole_number(str(value)) for value in values] if isinstance(values, list) else []
+    return numbers if min(numbers, default=-1) >= 0 else []
+
+
 def _dimensions(module: HloModule, instruction: HloInstruction, text: str) -> list[int]:
     numbers = [part for part in text.strip("{}").split(",") if part.strip()]
-    if any(not part.strip().isdigit() for part in numbers):
+    if any(whole_number(part) < 0 for part in numbers):
         raise module.refuse(instruction, f"expected numbers of dimensions, got {shown(text[:40])}")
-    return [int(part) for part in numbers]
+    return [whole_number(part) for part in numbers]
 
 
 def dot_flops(module: HloModule, computation: HloComputation, instruction: HloInstruction) -> int:
@@ -384,9 +403,9 @@ def dot_flops(module: HloModule, computation: HloComputation, instruction: HloIn
     multiplicand = computation.operand(instruction, 0)
     if instruction.opcode == "custom-call":
         settings = _settings(module, instruction)
-        gemm = settings.get("gemm_backend_config", settings)
-        numbers = gemm.get("dot_dimension_numbers", {}) if isinstance(gemm, dict) else {}
-        contracted = [int(place) for place in numbers.get("lhs_contracting_dimensions", ())]
+        gemm = _table(settings, "gemm_backend_config") or settings
+        numbers = _table(gemm, "dot_dimension_numbers")
+        contracted = _whole_numbers(numbers, "lhs_contracting_dimensions")
     else:
         text = instruction.attribute("lhs_contracting_dims")
         contracted = _dimensions(module, instruction, text)
@@ -435,9 +454,19 @@ def window_flops(
         for names, sizes in zip(labels.groups(), tensors, strict=True)
     )
     window = dict(_WINDOW.findall(instruction.attribute("window").strip("{}")))
+    axes = sorted(name for name in out if name.isdigit())
+    if not ({"b", "f", *axes} <= out.keys() and {"i", *axes} <= kernel.keys()):
+        raise module.refuse(instruction, f"dim_labels {labels[0]}: unknown letters")
     flops = int(2 * out["b"] * out["f"] * kernel["i"])
-    for place, axis in enumerate(sorted(name for name in out if name.isdigit())):
-        flops *= _products(image[axis], kernel[axis], out[axis], _axis_window(window, place))
+    for place, axis in enumerate(axes):
+        axis_window = _axis_window(window, place)
+        if axis_window is None or axis not in image or out[axis] * kernel[axis] > _MOST_PRODUCTS:
+            raise module.refuse(
+                instruction,
+                f"window {shown(window)}: expected whole numbers, and at most "
+                f"{_MOST_PRODUCTS:,} products along an axis",
+            )
+        flops *= _products(image[axis], kernel[axis], out[axis], axis_window)
     return flops
 
 
@@ -450,20 +479,23 @@ class _AxisWindow(NamedTuple):
     kernel_dilation: int = 1
 
 
-def _axis_window(window: dict[str, str], place: int) -> _AxisWindow:
-    """The window along one axis, from the texts of all."""
+def _axis_window(window: dict[str, str], place: int) -> _AxisWindow | None:
+    """The window along one axis, from the texts of all axes; None if they are no numbers."""
 
     def number(key: str, default: str) -> str:
         parts = window.get(key, "").split("x")
         return parts[place] if place < len(parts) and parts[place] else default
 
-    padding = number("pad", "0_0").partition("_")[0]
-    return _AxisWindow(
-        int(number("stride", "1")),
-        int(padding),
-        int(number("lhs_dilate", "1")),
-        int(number("rhs_dilate", "1")),
+    texts = (
+        number("stride", "1"),
+        number("pad", "0_0").partition("_")[0],
+        number("lhs_dilate", "1"),
+        number("rhs_dilate", "1"),
     )
+    if not all(map(_WINDOW_NUMBER.fullmatch, texts)):
+        return None
+    axis = _AxisWindow(*map(int, texts))
+    return axis if min(axis.stride, axis.dilation, axis.kernel_dilation) > 0 else None
 
 
 def _products(size: int, kernel: int, out: int, window: _AxisWindow) -> int:
@@ -474,14 +506,11 @@ def _products(size: int, kernel: int, out: int, window: _AxisWindow) -> int:
     13
     """
     last = (size - 1) * window.dilation
-    if out * kernel <= 1 << 22 or window.dilation > 1:
-        places = np.arange(out, dtype=np.int64) * window.stride - window.padding
-        total = 0
-        for offset in range(0, kernel * window.kernel_dilation, window.kernel_dilation):
-            meets = places + offset
-            total += int(((meets >= 0) & (meets <= last) & (meets % window.dilation == 0)).sum())
-        return total
-    offsets = np.arange(kernel, dtype=np.int64) * window.kernel_dilation - window.padding
-    lowest = np.maximum(0, -(offsets // window.stride))
-    highest = np.minimum(out - 1, (last - offsets) // window.stride)
-    return int(np.maximum(0, highest - lowest + 1).sum())
+    places = np.arange(out, dtype=np.int64) * window.stride - window.padding
+    offsets = np.arange(kernel, dtype=np.int64) * window.kernel_dilation
+    shorter, longer = sorted((places, offsets), key=len)
+    total = 0
+    for shift in shorter.tolist():
+        meets = longer + shift
+        total += int(((meets >= 0) & (meets <= last) & (meets % window.dilation == 0)).sum())
+    return total

@@ -132,13 +132,13 @@ class _LoopReader:
             return _Value(int(text)) if _WHOLE.match(text) else None
         if instruction.opcode == "get-tuple-element" and caller is None:
             if operands[:1] and operands[0] and operands[0].opcode == "parameter":
-                index = instruction.attribute("index")
-                return _Value(0, int(index)) if index.isdigit() else None
+                return _Value(0, instruction.element) if instruction.element >= 0 else None
             return None
         if instruction.opcode == "parameter" and caller is not None:
             computation, fusion = caller
-            number = instruction.literal.strip()
-            operand = computation.operand(fusion, int(number)) if number.isdigit() else None
+            if instruction.parameter_number < 0:
+                return None
+            operand = computation.operand(fusion, instruction.parameter_number)
             return self.value(computation, operand, None, depth + 1)
         if instruction.opcode in _COPYING and operands:
             return self.value(computation, operands[0], caller, depth + 1)

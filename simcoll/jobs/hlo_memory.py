@@ -68,9 +68,9 @@ def memory_of(module: HloModule) -> HloMemory:
     """
     entry = module.computations[module.entry]
     parameters = {
-        int(instruction.literal): instruction
+        instruction.parameter_number: instruction
         for instruction in entry.instructions.values()
-        if instruction.opcode == "parameter" and instruction.literal.strip().isdigit()
+        if instruction.opcode == "parameter"
     }
     arguments = sum(_device_bytes(parameter) for parameter in parameters.values())
     donated = sum(
@@ -160,8 +160,7 @@ class _Lifetimes:
                     tuple(chain.from_iterable(operand)) for operand in operands
                 )
             elif instruction.opcode == "get-tuple-element":
-                index = instruction.attribute("index")
-                place = int(index) if index.isdigit() else 0
+                place = max(0, instruction.element)
                 operand = operands[0] if operands else ()
                 value = operand[place : place + 1] or operand[:1]
             elif updated >= 0:
@@ -187,5 +186,4 @@ class _Lifetimes:
             value = body.operand(value, 0)
         if value is None or value.opcode != "parameter" or not updates:
             return -1
-        number = value.literal.strip()
-        return int(number) if number.isdigit() else -1
+        return value.parameter_number

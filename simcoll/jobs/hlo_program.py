@@ -10,12 +10,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
+
 from simcoll.arrays import Ints
 from simcoll.errors import ConfigError
 from simcoll.jobs.hlo_costs import COLLECTIVES, FREE, HloCost, HloCosts
 from simcoll.jobs.hlo_groups import groups_of_pairs, permute_pairs, replica_groups
 from simcoll.jobs.hlo_loops import trip_count
-from simcoll.jobs.hlo_text import HloComputation, HloInstruction, HloModule
+from simcoll.jobs.hlo_text import HloComputation, HloInstruction, HloModule, whole_number
 
 __all__ = [
     "HloCollective",
@@ -303,6 +305,8 @@ class _ProgramReader:
             self.assumptions[
                 "ragged all_to_alls send whole buffers in even parts: the data decides their sizes"
             ] = None
+        # Groups in another order are the same groups.
+        groups = groups[np.argsort(groups[:, 0], kind="stable")]
         backend = instruction.attribute("backend_config").replace(" ", "")
         synchronous = not instruction.opcode.endswith("-start") or '"is_sync":true' in backend
         return HloCollective(
@@ -398,8 +402,7 @@ def _cycles(instruction: HloInstruction) -> int:
     """The cycles that the compiler for TPUs estimates."""
     text = instruction.attribute("backend_config")
     _, marker, text = text.partition('"estimated_cycles":"')
-    number = text.partition('"')[0]
-    return int(number) if marker and number.isdigit() and len(number) < 16 else 0
+    return max(0, whole_number(text.partition('"')[0])) if marker else 0
 
 
 def _moved_bytes(steps: list[Step]) -> int:

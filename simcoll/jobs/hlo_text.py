@@ -22,6 +22,7 @@ __all__ = [
     "HloInstruction",
     "HloModule",
     "parse_hlo",
+    "whole_number",
 ]
 
 ELEMENT_BITS: Mapping[str, int] = {
@@ -49,7 +50,18 @@ _SHAPE = re.compile(r"([a-z][a-z0-9]*)\[([\d,<=?]*)\](\{[^{}]*\})?")
 _SPACE = re.compile(r"S\((\d+)\)")
 _OPCODE = re.compile(r"\s*([a-z][a-z0-9\-]*)\(")
 _PUNCTUATION = re.compile(r'"(?:[^"\\]|\\.)*"|[(){}\[\],]')
+_WHOLE = re.compile(r"\s*([0-9]{1,15})\s*")
 _OPERAND = re.compile(r"%?([\w.\-]+)\s*$")
+
+
+def whole_number(text: str) -> int:
+    """A number of at most 15 digits; -1 for any other text.
+
+    >>> whole_number(" 12"), whole_number("1e3")
+    (12, -1)
+    """
+    match = _WHOLE.fullmatch(text)
+    return int(match[1]) if match else -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +121,16 @@ class HloInstruction:
         """Text of each attribute after the operands, such as ``to_apply``."""
         pairs = (part.partition("=") for part in _split(self.trailer))
         return {key.strip(): value.strip() for key, _, value in pairs}
+
+    @property
+    def parameter_number(self) -> int:
+        """The number of a parameter; -1 for anything else."""
+        return whole_number(self.literal) if self.opcode == "parameter" else -1
+
+    @property
+    def element(self) -> int:
+        """The number of the element that it takes from a tuple; -1 for anything else."""
+        return whole_number(self.attribute("index"))
 
     def attribute(self, name: str) -> str:
         """The text of an attribute; empty without it."""
@@ -415,7 +437,7 @@ class _TextReader:
         if dtype not in ELEMENT_BITS:
             raise self._refuse(f"unknown type of elements {shown(dtype)}")
         sizes = [size.lstrip("<=") for size in dimensions.split(",") if size]
-        if any(not size.isdigit() or len(size) > 15 for size in sizes):
+        if any(whole_number(size) < 0 for size in sizes):
             raise self._refuse(f"dimensions [{dimensions}]: expected whole numbers")
         space = _SPACE.search(layout)
         return ArrayShape(dtype, tuple(map(int, sizes)), int(space[1]) if space else 0)

@@ -16,6 +16,7 @@ import numpy as np
 
 from simcoll.arrays import Ints
 from simcoll.errors import ConfigError
+from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import read_file
 from simcoll.jobs.hlo_costs import HloCost
 from simcoll.jobs.hlo_groups import describe_groups
@@ -30,7 +31,8 @@ from simcoll.jobs.hlo_program import (
     program_of,
 )
 from simcoll.jobs.hlo_text import parse_hlo
-from simcoll.training.gpu import Gpu, load_gpu
+from simcoll.topology import Topology
+from simcoll.training.gpu import Gpu, load_gpu, refuse_other_gpu, shipped_gpus
 from simcoll.units import FS_PER_SECOND, MAX_TIME_FS
 from simcoll.workload.workload import (
     CallOperation,
@@ -41,11 +43,11 @@ from simcoll.workload.workload import (
 )
 
 __all__ = [
+    "gpu_of",
     "group_names",
     "hlo_workload",
     "is_hlo_file",
     "load_hlo",
-    "load_hlo_workload",
     "refuse_target",
 ]
 
@@ -73,7 +75,7 @@ def is_hlo_file(path: str | Path) -> bool:
     return head.lstrip().startswith(_MARK)
 
 
-def load_hlo(path: str | Path) -> HloProgram:
+def load_hlo(path: FilePath) -> HloProgram:
     """Read the program of a module from its text, possibly compressed by gzip.
 
     Raises
@@ -82,8 +84,8 @@ def load_hlo(path: str | Path) -> HloProgram:
         With the file and the line, as :func:`~simcoll.jobs.hlo_text.parse_hlo` and
         :func:`~simcoll.jobs.hlo_program.program_of`.
     """
-    file = str(path)
-    content = read_file(path, MAX_FILE_BYTES)
+    file = path_of(path, "load_hlo", "parse_hlo")
+    content = read_file(file, MAX_FILE_BYTES)
     if content.startswith(_GZIP):
         content = _decompress(content, file)
     return program_of(parse_hlo(content, file))
@@ -102,22 +104,32 @@ def _decompress(content: bytes, file: str) -> bytes:
     return text
 
 
-def load_hlo_workload(path: str | Path, *, gpu: str | Path, cpu: bool = False) -> Workload:
-    """Read a module as a workload.
-
-    Parameters
-    ----------
-    gpu
-        The GPU whose rates time the work: the name of a shipped one, or a file.
-    cpu
-        Accept a module that was compiled for CPUs.
+def gpu_of(name: str | Path | None, topology: Topology | None, file: str | None = None) -> Gpu:
+    """The GPU of a name or a file, or else that of a topology.
 
     Raises
     ------
     ConfigError
-        As :func:`load_hlo` and :func:`hlo_workload`.
+        When neither names a GPU of which there are numbers, or both and they differ.
+
+    Examples
+    --------
+    >>> from simcoll.topology import load_topology
+    >>> gpu_of(None, load_topology("dgx-h100")).name
+    'h100'
     """
-    return hlo_workload(load_hlo(path), load_gpu(gpu), cpu=cpu)
+    if name is not None:
+        if topology is not None:
+            refuse_other_gpu(str(name), topology)
+        return load_gpu(name)
+    trait = "" if topology is None else topology.traits.get("gpu", "")
+    model = trait.lower().replace(" ", "-")
+    if model not in shipped_gpus():
+        reason = f"there are no numbers of {trait}" if trait else "no topology names it"
+        raise ConfigError(
+            f"say which GPU does the work (such as h100), or on which machine: {reason}", file=file
+        )
+    return load_gpu(model)
 
 
 def refuse_target(program: HloProgram, *, cpu: bool) -> None:

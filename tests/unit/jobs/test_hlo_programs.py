@@ -1,5 +1,6 @@
 """FLOPs, bytes and groups of compiled programs, against closed forms of the programs."""
 
+import gzip
 import json
 from collections import Counter, defaultdict
 from functools import cache
@@ -8,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import hlo_models as models
 from benchmarks import hlo_programs as sizes
+from simcoll.errors import ConfigError
 from simcoll.jobs.hlo_workload import load_hlo
+from simcoll.workload.workload import ComputeOperation, operations_with_counts
 
 FOLDER = Path(__file__).parent / "hlo"
 T, W, F, L = sizes.TOKENS, sizes.WIDTH, sizes.HIDDEN, sizes.LAYERS
@@ -151,3 +155,77 @@ def test_memory_is_about_that_of_xlas_assignment(name):
     memory = memory_of(program(name, "h100").module)
     assert memory.arguments == arguments
     assert 0.99 * peak < memory.peak < 1.08 * peak
+
+
+@pytest.mark.parametrize("name", models.SHAPES)
+def test_flops_of_models_are_6nd_and_attention(name):
+    shape = models.SHAPES[name]
+    flops = sum(program(name, "h100").flops.values()) * 64
+    # Mixtral's router is not divided over the tensor axis, so its product is done four times.
+    assert 1 <= flops / shape.flops < 1.0003
+    assert (flops == shape.flops) == (shape.experts == 1)
+
+
+def test_a_workload_keeps_loops_and_overlap():
+    from simcoll.jobs.hlo_workload import hlo_workload
+    from simcoll.topology import load_topology
+    from simcoll.training.gpu import load_gpu
+    from simcoll.workload.playing import run_workload
+    from simcoll.workload.workload import RepeatOperation
+
+    workload = hlo_workload(program("gated-mlp", "h100"), load_gpu("h100"))
+    loops = [part for part in workload.operations if isinstance(part, RepeatOperation)]
+    assert [loop.count for loop in loops] == [4, 4]
+    assert workload.hardware_flops == 16 * FLOPS["gated-mlp"]
+    topology = load_topology("dgx-h100", nodes=2)
+    by_classes = run_workload(workload, topology, tier=1, exposed=False)
+    by_messages = run_workload(workload, topology, tier=2, exposed=False)
+    assert by_classes.time_fs == by_messages.time_fs
+    # Some of the collectives run beside work, so the parts are longer than the whole.
+    parts = by_classes.compute_fs + sum(axis.total_fs for axis in by_classes.axes.values())
+    assert by_classes.time_fs < parts
+
+
+def test_work_is_timed_by_the_roofline():
+    from simcoll.jobs.hlo_workload import hlo_workload
+    from simcoll.training.gpu import load_gpu
+
+    gpu = load_gpu("h100")
+    workload = hlo_workload(program("llama-3.1-8b", "h100"), gpu)
+    work = sum(
+        operation.time_fs * count
+        for operation, count in operations_with_counts(workload.operations)
+        if isinstance(operation, ComputeOperation)
+    )
+    products = workload.hardware_flops / 64 / gpu.gemm("bf16")
+    # Scores of attention that are not fused go through the memory several times.
+    assert products < work / 1e15 < 2.5 * products
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "options", "message"),
+    [
+        ("gated-mlp", "cpu", {}, "compiled for CPUs, where collectives of 16-bit types have twice"),
+        ("gated-mlp", "h100", {"gpu": "h10"}, "unknown GPU 'h10'"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused(name, target, options, message):
+    from simcoll.cli.hlo_job import job_lines
+
+    with pytest.raises(ConfigError, match=message):
+        job_lines(FOLDER / f"{name}-{target}.txt.gz", topology="dgx-h100", **options)
+    lines = job_lines(FOLDER / f"{name}-cpu.txt.gz", topology="dgx-h100", cpu=True)
+    assert any("its collectives are not those of a module" in line for line in lines)
+
+
+def test_a_compiled_program_needs_only_its_text():
+    import simcoll.jax
+
+    class Compiled:
+        def as_text(self):
+            return gzip.decompress((FOLDER / "experts-h100.txt.gz").read_bytes()).decode()
+
+    workload = simcoll.jax.workload(Compiled(), gpu="h100")
+    assert workload.nranks == 16
+    with pytest.raises(ConfigError, match="expected a compiled program"):
+        simcoll.jax.workload(lambda x: x, gpu="h100")
