@@ -29,14 +29,15 @@ def time_step(
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
-    """Time a training step or another workload; print its breakdown, write the result, a picture
-    and a timeline.
+    """Time a training step, the steps of a served model, or another workload; print its breakdown,
+    write the result, a picture and a timeline.
 
     Parameters
     ----------
     design
-        A design file, a list of operations (TOML), a workload (JSON), the text of an HLO module, or
-        a Chakra trace: the file of one rank, trace.0.et, or trace.
+        A design file (with [serving]: of a model that is served), a list of operations (TOML), a
+        workload (JSON), the text of an HLO module, or a Chakra trace: the file of one rank,
+        trace.0.et, or trace.
     tier
         2: everything emulated together. 1: collectives timed once each, and the pipeline played
         with these times; faster, and equal where no two axes share links.
@@ -64,6 +65,7 @@ def time_step(
     from simcoll.planning.designs.step_report import step_json, step_lines, step_svg, workload_lines
     from simcoll.planning.designs.step_trace import step_trace
     from simcoll.training.design import load_design
+    from simcoll.training.serving import is_serving
     from simcoll.training.steps import TrainingStep
     from simcoll.workload.playing import alone_on, run_workload
     from simcoll.workload.workload import write_workload
@@ -90,6 +92,9 @@ def time_step(
                 f"is {TITLES[kind]}",
                 file=str(design),
             )
+        if kind in {"design", "toml"} and is_serving(design):
+            _time_serving(design, folder)
+            return
         step = TrainingStep(load_design(design))
         open_folder(folder, FILES)
         result = step.result(tier=tier)
@@ -121,3 +126,23 @@ def time_step(
     names = [name for name in FILES if name in contents]
     write_files(folder, {name: contents[name] for name in names})
     say(f"# wrote {', '.join(str(folder / name) for name in names)}")
+
+
+def _time_serving(design: Path, folder: Path) -> None:
+    """Print a prefill and a decode step of each way to serve a model, and write them."""
+    from simcoll.files.output import open_folder, write_files
+    from simcoll.planning.designs.serving_report import serving_csv, serving_lines
+    from simcoll.training.serving import load_serving, prefill_key, serving_step
+
+    models = load_serving(design)
+    open_folder(folder, ("serving.csv",))
+    with blamed_on(str(design)):
+        # A prompt takes as long whatever the batch of the decode step.
+        steps = list(
+            {prefill_key(model): serving_step(model, "prefill") for model in models}.values()
+        )
+        steps += [serving_step(model, "decode") for model in models]
+    for line in serving_lines(models, steps):
+        say(line)
+    write_files(folder, {"serving.csv": serving_csv(steps)})
+    say(f"# wrote {folder / 'serving.csv'}")

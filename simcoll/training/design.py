@@ -37,7 +37,16 @@ from simcoll.training.transformer import Model, shipped_model
 from simcoll.units import parse_size
 from simcoll.workload.mesh import Mesh, mesh_of
 
-__all__ = ["PLANNING_TABLES", "Cluster", "Design", "design_from", "load_cluster", "load_design"]
+__all__ = [
+    "PLANNING_TABLES",
+    "Cluster",
+    "Design",
+    "design_from",
+    "find_gpu",
+    "load_cluster",
+    "load_design",
+    "read_model",
+]
 
 MAX_FILE_BYTES = 2**20
 PLANNING_TABLES = ("variants", "objective", "cost", "power", "failures")
@@ -296,8 +305,8 @@ def _assemble(
     """Assemble a design after checking that its parts fit together; ``stated``: the keys of its
     ``[parallel]``.
     """
-    model, batch = _model(dict(record.model), folder)
-    gpu = _gpu(record.gpu.name, topology, folder)
+    model, batch = read_model(dict(record.model), folder)
+    gpu = find_gpu(record.gpu.name, topology, folder)
     gpu.peak(batch.dtype)
     if record.parallel.offload:
         gpu.number("host.bandwidth")
@@ -359,7 +368,7 @@ class _Batch(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "bf16"
 
 
-def _model(table: dict[str, Any], folder: Path) -> tuple[Model, _Batch]:
+def read_model(table: dict[str, Any], folder: Path) -> tuple[Model, _Batch]:
     """Read the model (by name, from a Hugging Face file, or by its sizes) and its training
     parameters.
     """
@@ -407,7 +416,7 @@ def _model(table: dict[str, Any], folder: Path) -> tuple[Model, _Batch]:
     ), batch
 
 
-def _gpu(name: str, topology: Topology, folder: Path) -> Gpu:
+def find_gpu(name: str, topology: Topology, folder: Path) -> Gpu:
     """Load the GPU by name; by default the topology's."""
     if name:
         gpu_path = folder / name
