@@ -522,17 +522,17 @@ def exchange_seconds(served: ServedModel, nbytes: float, *, once: bool = False) 
         size = max(ranks, int(nbytes))
         return _library_seconds(served.topology, "all_to_all", size, ranks)
     nvlink, nic = _rates(served.topology)
-    inside = min(1.0, _domain(served.topology) / ranks)
+    local = min(1.0, _domain(served.topology) / ranks)
     seconds = DISPATCH_US * 1e-6
-    if inside == 1 or not once:
-        seconds += inside * nbytes / (DISPATCH_SHARE[0] * nvlink)
-    if inside < 1 and once:
-        nodes, copies = 1 / inside, served.model.top_k
-        distinct = nodes * (1 - (1 - inside) ** copies)
-        across = nbytes / copies * distinct * (1 - inside) / (DISPATCH_SHARE[1] * nic)
+    if local == 1 or not once:
+        seconds += local * nbytes / (DISPATCH_SHARE[0] * nvlink)
+    if local < 1 and once:
+        nodes, copies = 1 / local, served.model.top_k
+        distinct = nodes * (1 - (1 - local) ** copies)
+        across = nbytes / copies * distinct * (1 - local) / (DISPATCH_SHARE[1] * nic)
         seconds += max(across, nbytes / (DISPATCH_SHARE[0] * nvlink))
-    elif inside < 1:
-        seconds += (1 - inside) * nbytes / (DISPATCH_SHARE[1] * nic)
+    elif local < 1:
+        seconds += (1 - local) * nbytes / (DISPATCH_SHARE[1] * nic)
     return seconds
 
 
