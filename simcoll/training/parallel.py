@@ -4,11 +4,13 @@ recomputation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import msgspec
 
+from simcoll.core.vocabulary import PipelineSchedule, Sharding
 from simcoll.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -16,19 +18,29 @@ if TYPE_CHECKING:
 
 __all__ = ["CHOICES", "Parallel", "layers_of_chunks"]
 
-CHOICES = {
-    "schedule": ("1f1b", "zero-bubble"),
-    "shard": ("none", "optimizer", "gradients", "parameters"),
-    "recompute": ("none", "selective", "operators", "full"),
-    "context": ("ring", "all_gather", "ulysses"),
-    "attention": ("fused", "plain"),
-    "gradients": ("fp32", "bf16", "fp16"),
-    "gathered": ("bf16", "fp8"),
-    "dispatch": ("copies", "once"),
-    "graphs": ("none", "layer", "step"),
-    "buckets": ("layer", "chunk", "aligned"),
+Recomputation: TypeAlias = Literal["none", "selective", "operators", "full"]
+ContextExchange: TypeAlias = Literal["ring", "all_gather", "ulysses"]
+AttentionKernel: TypeAlias = Literal["fused", "plain"]
+GradientType: TypeAlias = Literal["fp32", "bf16", "fp16"]
+GatheredType: TypeAlias = Literal["bf16", "fp8"]
+Dispatch: TypeAlias = Literal["copies", "once"]
+CapturedGraphs: TypeAlias = Literal["none", "layer", "step"]
+GradientBuckets: TypeAlias = Literal["layer", "chunk", "aligned"]
+Offload: TypeAlias = Literal["weights", "activations", "optimizer"]
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "schedule": get_args(PipelineSchedule),
+    "shard": get_args(Sharding),
+    "recompute": get_args(Recomputation),
+    "context": get_args(ContextExchange),
+    "attention": get_args(AttentionKernel),
+    "gradients": get_args(GradientType),
+    "gathered": get_args(GatheredType),
+    "dispatch": get_args(Dispatch),
+    "graphs": get_args(CapturedGraphs),
+    "buckets": get_args(GradientBuckets),
 }
-OFFLOADS = ("weights", "activations", "optimizer")
+OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 
 
 class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -120,27 +132,27 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     order: str = "tp-cp-dp-pp"
     virtual: int = 1
     micro_batch: int = 1
-    schedule: str = "1f1b"
-    shard: str = "optimizer"
+    schedule: PipelineSchedule = "1f1b"
+    shard: Sharding = "optimizer"
     shard_group: int = 0
     sequence_parallel: bool = True
-    recompute: str = "selective"
-    context: str = "ring"
-    attention: str = "fused"
-    gradients: str = "fp32"
-    gathered: str = "bf16"
-    dispatch: str = "copies"
+    recompute: Recomputation = "selective"
+    context: ContextExchange = "ring"
+    attention: AttentionKernel = "fused"
+    gradients: GradientType = "fp32"
+    gathered: GatheredType = "bf16"
+    dispatch: Dispatch = "copies"
     exchange_units: int = 20
-    graphs: str = "none"
+    graphs: CapturedGraphs = "none"
     imbalance: float = 1.0
     overlap_dp: bool = True
     overlap_pp: bool | None = None
     overlap_ep: bool = False
     overlap_tp: bool = False
-    buckets: str = "layer"
+    buckets: GradientBuckets = "layer"
     scatter_gather: bool = False
     split: str | tuple[int, ...] = "even"
-    offload: tuple[str, ...] = ()
+    offload: tuple[Offload, ...] = ()
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():

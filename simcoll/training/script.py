@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from simcoll.core.vocabulary import CollectiveKind, PipelineSchedule, Sharding
 from simcoll.training.parallel import layers_of_chunks
@@ -92,10 +92,10 @@ def shape_of(design: Design) -> ScriptShape:
     return ScriptShape(
         layers,
         design.micro_batches,
-        cast("PipelineSchedule", parallel.schedule),  # one of CHOICES, as the next
+        parallel.schedule,
         parallel.sends_overlap,
         parallel.overlap_dp,
-        cast("Sharding", parallel.shard),
+        parallel.shard,
         copies=copies > 1,
         expert_copies=spread and parallel.tp * copies > parallel.ep,
         experts=frozenset(layer for layer in range(model.layers) if spread and model.is_moe(layer)),
