@@ -61,7 +61,7 @@ class NamedOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class JobOptions:
+class JobConversion:
     """A job as a workload.
 
     Parameters
@@ -127,7 +127,7 @@ def convert_file(
     to: str | None = None,
     algorithm: NamedOptions = NamedOptions(),
     content: ContentOptions = ContentOptions(),
-    job: JobOptions = JobOptions(),
+    job: JobConversion = JobConversion(),
 ) -> None:
     """Write a file in another format; content that the target cannot express is an error, never
     dropped.
@@ -154,7 +154,7 @@ def convert_file(
     if is_job(source):
         convert_job(Path(source), target, to, job)
         return
-    if job != JobOptions():
+    if job != JobConversion():
         raise ConfigError(
             "--measured, --gpu and --accept-cpu are for jobs: traces of PyTorch's profiler, or a "
             "compiled program (HLO)",

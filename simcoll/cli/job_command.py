@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -132,11 +132,12 @@ def ask_job(
     files
         Traces of PyTorch's profiler, one file for each rank (.json or .json.gz), or folders of
         them; or the text of one compiled HLO module (.txt or .txt.gz), such as compiled.as_text()
-        of JAX, which is timed on --topology.
+        of JAX, which is timed on --topology. Or files that only list collectives: reports of NCCL's
+        inspector, flight records, DeepSpeed's summaries, text workloads of ASTRA-sim and SimAI.
     rows
         File for the services of the collectives, as rows for simcoll compare and calibrate (CSV).
     """
-    from simcoll.cli.job_files import trace_files
+    from simcoll.cli.job_files import list_files, trace_files
     from simcoll.files.output import refuse_places
     from simcoll.jobs.hlo_workload import is_hlo_file
     from simcoll.jobs.host_job import host_lines
@@ -149,6 +150,9 @@ def ask_job(
         _say_program(files, what_if, rows, program)
         return
     refuse_places([rows], files)
+    if lists := list_files(files):
+        _say_lists(lists, what_if, rows, program)
+        return
     traces, left_out = trace_files(files)
     if program != ProgramOptions():
         raise ConfigError(
@@ -205,6 +209,22 @@ def _say_program(
         gpu=program.gpu,
         cpu=program.accept_cpu,
     ):
+        say(line)
+
+
+def _say_lists(
+    files: Sequence[Path], what_if: QuestionOptions, rows: Path | None, program: ProgramOptions
+) -> None:
+    """Say what is in files that only list collectives."""
+    from simcoll.jobs.collective_lists import list_lines
+
+    if what_if != QuestionOptions() or rows is not None or program != ProgramOptions():
+        raise ConfigError(
+            "a list of collectives has no times that could be changed or written as services; "
+            "expected traces of PyTorch's profiler",
+            file=str(files[0]),
+        )
+    for line in list_lines(files):
         say(line)
 
 

@@ -10,9 +10,9 @@ from simcoll.errors import ConfigError
 from simcoll.terminal import say
 
 if TYPE_CHECKING:
-    from simcoll.cli.convert_command import JobOptions
+    from simcoll.cli.convert_command import JobConversion
 
-__all__ = ["convert_job", "is_job", "trace_files"]
+__all__ = ["convert_job", "is_job", "list_files", "trace_files"]
 
 
 def trace_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
@@ -56,6 +56,20 @@ def trace_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     return traces, left_out
 
 
+def list_files(paths: Sequence[Path]) -> list[Path]:
+    """The files, if all of them are lists of collectives; else none."""
+    from simcoll.files.paths import is_file, is_folder
+    from simcoll.jobs.collective_lists import is_collective_list
+
+    files: list[Path] = []
+    for path in paths:
+        if is_folder(path):
+            files += sorted(file for file in path.iterdir() if file.is_file())
+        else:
+            files.append(path)
+    return files if all(is_file(file) and is_collective_list(file) for file in files) else []
+
+
 def is_job(source: str) -> bool:
     """Whether this is a folder, a trace of a profiler, or a compiled program (HLO)."""
     from simcoll.files.paths import is_file, is_folder
@@ -68,11 +82,11 @@ def is_job(source: str) -> bool:
     return is_file(source) and (is_trace_head(read_start(source)) or is_hlo_file(source))
 
 
-def convert_job(source: Path, target: Path, to: str | None, options: JobOptions) -> None:
+def convert_job(source: Path, target: Path, to: str | None, options: JobConversion) -> None:
     """Write a job as a workload."""
     from simcoll.files.output import refuse_places, write_file
     from simcoll.jobs.hlo_workload import gpu_of, hlo_workload, is_hlo_file, load_hlo
-    from simcoll.jobs.job import load_job
+    from simcoll.jobs.job import job_of_files
     from simcoll.jobs.job_workload import job_workload
     from simcoll.workload.workload import write_workload
 
@@ -99,7 +113,7 @@ def convert_job(source: Path, target: Path, to: str | None, options: JobOptions)
                 file=str(source),
             )
         traces, left_out = trace_files([source])
-        job = load_job(traces)
+        job = job_of_files(traces)
         workload, notes = job_workload(job, measured=options.measured)
         notes = [*(f"left out: {line}" for line in left_out), *job.notes, *notes]
         for note in notes:

@@ -20,7 +20,7 @@ __all__ = [
     "MOST_REPLAY_ERROR",
     "MOST_UNEXPLAINED",
     "Job",
-    "load_job",
+    "job_of_files",
     "refuse_different_jobs",
     "traced_job",
 ]
@@ -153,7 +153,7 @@ def _late_ns(graph: WorkGraph) -> int:
     return total
 
 
-def load_job(paths: Sequence[FilePath]) -> Job:
+def job_of_files(paths: Sequence[FilePath]) -> Job:
     """Read the traces of a job's ranks, a file each.
 
     Raises

@@ -27,6 +27,8 @@ from simcoll.formats.logs.nccl_graph import parse_nccl_graphs
 from simcoll.formats.logs.nccl_log import load_nccl_log
 from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.formats.recognise import recognise
+from simcoll.formats.reports.astra_workload import parse_astra_workload
+from simcoll.formats.reports.deepspeed_comms import parse_deepspeed_comms
 from simcoll.formats.reports.flight_findings import findings
 from simcoll.formats.reports.flight_record import (
     FlightEntry,
@@ -40,10 +42,14 @@ from simcoll.formats.reports.watchdog import parse_watchdog
 from simcoll.formats.schedules.schedule_files import FORMATS, algorithm_content, parse_algorithm
 from simcoll.formats.tuners.tuner_files import TUNER_FORMATS
 from simcoll.formats.tuners.tuner_rules import Rule
+from simcoll.jobs.example_traces import ExampleJob
 from simcoll.jobs.hlo_memory import memory_of
 from simcoll.jobs.hlo_program import program_of
 from simcoll.jobs.hlo_text import parse_hlo
 from simcoll.jobs.hlo_workload import hlo_workload
+from simcoll.jobs.job import traced_job
+from simcoll.jobs.job_report import job_lines
+from simcoll.jobs.rank_trace import load_rank_trace
 from simcoll.libraries.calibration import Calibration, calibration_toml, parse_calibration
 from simcoll.libraries.environment import parse_environment
 from simcoll.libraries.library import parse_library
@@ -162,6 +168,7 @@ def _logs():
     yield "\n".join(nccl_logs.blocks(numbers)).encode()
     yield "\n".join(nccl_logs.one_line(numbers)).encode()
     yield (ROOT / "docs" / "howto" / "two-nodes.log").read_bytes()
+    yield IN_SITU
     yield OSU
     yield json.dumps(
         {
@@ -327,6 +334,37 @@ def _hlo_workload(content):
     return hlo_workload(program, load_gpu("h100"), cpu=True)
 
 
+DEEPSPEED = b"""\
+[INFO] Comm. Op            Message Size        Count               Total Latency(ms)   Avg Latency(ms)     tput_avg (Gbps)
+broadcast
+                    2.0 KB              146                 11.12               0.08                0.43
+reduce_scatter_tensor
+                    678.86 MB           40                  602.29              9.69                1468.06
+"""
+LAYER = b"layer -1 1000 ALLREDUCE 16777216 1 NONE 0 1 ALLGATHER_DP_EP 4096 1\n"
+SIMAI = (
+    b"HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 8 ep: 2 pp: 1 vpp: 8 ga: 1 "
+    b"all_gpus: 32 checkpoints: 0 checkpoint_initiates: 0\n2\n" + 2 * LAYER
+)
+IN_SITU = b"""\
+collective,size_bytes,ranks,service_ns,waiting_ns,beside_computation,group,device
+all_reduce,1048576,8,40000,0,no,dp (0),NVIDIA H100 80GB
+all_gather,16777216,8,190000,10,yes,dp (0),NVIDIA H100 80GB
+"""
+
+
+def _traces():
+    """Traces of one rank, in dialects with sizes in different places."""
+    for dialect in ("2.1", "2.13", "rocm"):
+        document = ExampleJob(ranks=2, steps=1, layers=1, dialect=dialect).play()[0][0]
+        yield json.dumps(document).encode()
+
+
+def _traced_job(path):
+    job = traced_job([load_rank_trace(path)])
+    return job_lines(job)
+
+
 def _hlo_texts():
     """A loop with collectives and a permute, and one of convolutions."""
     folder = ROOT / "tests" / "unit" / "jobs" / "hlo"
@@ -432,6 +470,9 @@ READERS = {
         lambda: [READERS[name].seeds()[0] for name in ("schedule", "msccl", "goal")],
     ),
     "hlo": Reader(_hlo_workload, _hlo_texts),
+    "kineto": Reader(_at_path(_traced_job, ".json"), _traces),
+    "deepspeed-comms": Reader(parse_deepspeed_comms, lambda: [DEEPSPEED]),
+    "astra-workload": Reader(parse_astra_workload, lambda: [SIMAI, b"DATA\n1\n" + LAYER]),
     "recognise": Reader(
         recognise,
         lambda: [
@@ -517,7 +558,6 @@ WITHOUT_READER = {
     "hwloc": "named, with what to use in its place",
     "ibstat": "named, with what to use in its place",
     "slurm-topology": "named, with what to use in its place",
-    "astra-workload": "named, with the converter to use",
     "stablehlo": "named, with what to use in its place",
     "chrome-trace": "written for a viewer",
     "xml": "of another program",

@@ -11,7 +11,7 @@ import pytest
 
 from simcoll.errors import ConfigError
 from simcoll.jobs.example_traces import ExampleJob, write_example_traces
-from simcoll.jobs.job import load_job
+from simcoll.jobs.job import job_of_files
 from simcoll.jobs.job_report import job_lines
 from simcoll.jobs.replay import JobChange
 
@@ -33,7 +33,7 @@ def rewritten(path, change):
 @pytest.mark.parametrize("dialect", ["2.1", "2.5", "2.13", "rocm", "coalesced", "backlog"])
 @pytest.mark.parametrize("slow", [{}, {2: 1.3}, {0: 2.0, 3: 1.1}])
 def test_a_replay_takes_the_measured_time(tmp_path, dialect, slow):
-    job = load_job(files_of(tmp_path, dialect=dialect, slow=slow))
+    job = job_of_files(files_of(tmp_path, dialect=dialect, slow=slow))
     assert abs(job.replay_error) < 0.005
     assert job.unexplained_share < 0.01
 
@@ -41,13 +41,13 @@ def test_a_replay_takes_the_measured_time(tmp_path, dialect, slow):
 def test_a_slow_rank_in_a_replay_is_that_of_a_slow_run(tmp_path):
     # The same program run with a slow rank is the judge of the what-if.
     fast, slow = tmp_path / "fast", tmp_path / "slow"
-    job = load_job(files_of(fast))
-    truth = load_job(files_of(slow, slow={2: 1.5}))
+    job = job_of_files(files_of(fast))
+    truth = job_of_files(files_of(slow, slow={2: 1.5}))
     assert job.replay_with(JobChange(slow={2: 1.5})) == pytest.approx(truth.measured_ns, rel=0.005)
 
 
 def test_other_services_in_a_replay(tmp_path):
-    job = load_job(files_of(tmp_path))
+    job = job_of_files(files_of(tmp_path))
     meetings = job.matching.meetings
     longer = {number: meeting.service_ns + 10_000 for number, meeting in enumerate(meetings)}
     # Computation waits for every collective, so each one lengthens the job.
@@ -56,7 +56,7 @@ def test_other_services_in_a_replay(tmp_path):
 
 
 def test_a_graph_is_refused_by_its_replay_error(tmp_path):
-    job = load_job(files_of(tmp_path, dialect="graph"))
+    job = job_of_files(files_of(tmp_path, dialect="graph"))
     assert job.replay_error < -0.05
     with pytest.raises(ConfigError, match=r"replay of the job takes -[0-9.]+% .*CUDA graphs"):
         job.refuse_changes()
@@ -64,7 +64,7 @@ def test_a_graph_is_refused_by_its_replay_error(tmp_path):
 
 
 def test_the_longest_chain_is_that_of_the_slow_rank(tmp_path):
-    job = load_job(files_of(tmp_path, slow={2: 3.0}))
+    job = job_of_files(files_of(tmp_path, slow={2: 3.0}))
     times = job.order.critical_path(job.baseline)
     assert times["computation", 2] > 0.8 * job.baseline.time_ns
     assert sum(times.values()) == pytest.approx(job.baseline.time_ns, rel=0.01)
@@ -72,7 +72,7 @@ def test_the_longest_chain_is_that_of_the_slow_rank(tmp_path):
 
 
 def test_one_rank_does_not_divide_its_communication(tmp_path):
-    job = load_job(files_of(tmp_path)[:1])
+    job = job_of_files(files_of(tmp_path)[:1])
     lines = job_lines(job)
     assert lines[0].startswith("rank 0 of 4, 2 steps")
     assert "arrival of the other ranks unknown: waiting and network not separable" in lines[1]
@@ -83,27 +83,27 @@ def test_one_rank_does_not_divide_its_communication(tmp_path):
 def test_a_second_file_of_a_rank_is_refused(tmp_path):
     files = files_of(tmp_path)
     with pytest.raises(ConfigError, match="a second file of rank 1"):
-        load_job([*files, files[1]])
+        job_of_files([*files, files[1]])
 
 
 def test_a_missing_rank_is_stated_or_refused(tmp_path):
     files = files_of(tmp_path)
     with pytest.raises(ConfigError, match=r"3 of 4 ranks, .*rank 2 missing"):
-        load_job([files[0], files[1], files[3]])
+        job_of_files([files[0], files[1], files[3]])
 
 
 def test_ranks_of_two_jobs_are_refused(tmp_path):
     first = files_of(tmp_path / "a")
     second = files_of(tmp_path / "b", ranks=8)
     with pytest.raises(ConfigError, match="a trace of another job: its number of ranks is 8"):
-        load_job([first[0], second[1]])
+        job_of_files([first[0], second[1]])
 
 
 def test_other_programs_of_the_same_size_are_refused(tmp_path):
     first = files_of(tmp_path / "a", dialect="2.5")
     second = files_of(tmp_path / "b", dialect="2.5", layers=2)
     with pytest.raises(ConfigError, match="different programs"):
-        load_job([first[0], first[1], second[2], first[3]])
+        job_of_files([first[0], first[1], second[2], first[3]])
 
 
 def test_traces_of_other_times_are_refused(tmp_path):
@@ -122,7 +122,7 @@ def test_traces_of_other_times_are_refused(tmp_path):
         rewritten(file, no_collectives)
     rewritten(files[1], later)
     with pytest.raises(ConfigError, match="traces of different times"):
-        load_job(files)
+        job_of_files(files)
 
 
 def test_ranks_without_common_steps_are_refused(tmp_path):
@@ -134,7 +134,7 @@ def test_ranks_without_common_steps_are_refused(tmp_path):
 
     rewritten(files[3], renumber)
     with pytest.raises(ConfigError, match="share no step of the profiler"):
-        load_job(files)
+        job_of_files(files)
 
 
 def test_a_rank_is_taken_from_a_name_and_stated(tmp_path):
@@ -145,18 +145,18 @@ def test_a_rank_is_taken_from_a_name_and_stated(tmp_path):
 
     for file in files:
         rewritten(file, nameless)
-    job = load_job(files)
+    job = job_of_files(files)
     assert job.ranks == [0, 1, 2, 3]
     assert any("rank 2 by its name" in note for note in job.notes)
     unnamed = tmp_path / "some.json.gz"
     files[3].rename(unnamed)
     with pytest.raises(ConfigError, match="which rank this is"):
-        load_job([*files[:3], unnamed])
+        job_of_files([*files[:3], unnamed])
 
 
 def test_other_origins_of_times_are_joined(tmp_path):
     files = files_of(tmp_path)
-    before = load_job(files)
+    before = job_of_files(files)
 
     def later_origin(document):
         document["baseTimeNanoseconds"] += 10**9
@@ -164,7 +164,7 @@ def test_other_origins_of_times_are_joined(tmp_path):
             event["ts"] -= 1e6
 
     rewritten(files[1], later_origin)
-    after = load_job(files)
+    after = job_of_files(files)
     assert after.measured_ns == before.measured_ns
     assert any("different origins" in note for note in after.notes)
 
@@ -179,7 +179,7 @@ def test_traces_without_device_work_are_refused(tmp_path):
 
     rewritten(files[1], host_only)
     with pytest.raises(ConfigError, match="no device work"):
-        load_job(files)
+        job_of_files(files)
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_traces_without_device_work_are_refused(tmp_path):
 def test_the_public_job_of_eight_ranks(tmp_path):
     with tarfile.open(PUBLIC_JOB) as archive:
         archive.extractall(tmp_path, filter="data")
-    job = load_job(sorted(tmp_path.rglob("*.json")))
+    job = job_of_files(sorted(tmp_path.rglob("*.json")))
     assert job.nranks == 8
     assert abs(job.replay_error) < 0.005
     assert len(job.matching.meetings) == 8
@@ -207,4 +207,4 @@ def test_a_job_with_communication_of_its_own_is_refused(tmp_path):
     for file in files:
         rewritten(file, deep_ep)
     with pytest.raises(ConfigError, match="no collectives known: 56 kernels communicate without"):
-        load_job(files)
+        job_of_files(files)

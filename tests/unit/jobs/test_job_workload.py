@@ -6,7 +6,7 @@ import pytest
 
 from simcoll.errors import ConfigError
 from simcoll.jobs.example_traces import ExampleJob, write_example_traces
-from simcoll.jobs.job import load_job
+from simcoll.jobs.job import job_of_files
 from simcoll.jobs.job_workload import job_workload
 from simcoll.topology import topology_of_job
 from simcoll.workload.playing import run_workload
@@ -16,7 +16,7 @@ from simcoll.workload.workload import CallOperation, read_workload, write_worklo
 def job_of(folder, places=None, **changes):
     write_example_traces(folder, ExampleJob(**changes))
     files = sorted(folder.glob("*.json.gz"))
-    return load_job(files if places is None else [files[place] for place in places])
+    return job_of_files(files if places is None else [files[place] for place in places])
 
 
 @pytest.mark.parametrize("changes", [{}, {"slow": {2: 1.3}}, {"dialect": "backlog"}])

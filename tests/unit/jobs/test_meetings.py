@@ -10,7 +10,7 @@ import pytest
 from simcoll.errors import ConfigError
 from simcoll.jobs.comm_records import CommRecord, GroupRecord, record_of
 from simcoll.jobs.example_traces import DIALECTS, ExampleJob, write_example_traces
-from simcoll.jobs.job import load_job
+from simcoll.jobs.job import job_of_files
 from simcoll.jobs.meetings import TracedCall, call_of, clock_offsets, match_calls
 from simcoll.jobs.rank_trace import CommEvent, DeviceWork
 from simcoll.jobs.trace_stream import Arguments
@@ -19,7 +19,7 @@ from simcoll.jobs.work_graph import CollectivePart
 
 def job_of(folder, **changes):
     known = write_example_traces(folder, ExampleJob(**changes))
-    return load_job(sorted(folder.glob("*.json.gz"))), known
+    return job_of_files(sorted(folder.glob("*.json.gz"))), known
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -80,7 +80,7 @@ def test_traces_that_begin_in_other_places_are_aligned(tmp_path):
     for file in files:
         rewritten(file, without_steps)
     rewritten(files[2], cut)
-    job = load_job(files)
+    job = job_of_files(files)
     meetings = job.matching.meetings
     assert len(meetings) == len(known) - 2
     for meeting, collective in zip(meetings, known[2:], strict=True):

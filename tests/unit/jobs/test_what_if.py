@@ -12,7 +12,7 @@ from simcoll.formats.logs.in_situ import BESIDE, HEADER, IN_SITU
 from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.jobs.example_traces import ExampleJob, write_example_traces
 from simcoll.jobs.in_situ_rows import in_situ_csv
-from simcoll.jobs.job import load_job
+from simcoll.jobs.job import job_of_files
 from simcoll.jobs.what_if import JobQuestion, answer_lines, overlaps_computation
 from simcoll.libraries.prediction import predict
 from simcoll.planning.measured.calibrating import fit_calibration, gather
@@ -23,7 +23,7 @@ from simcoll.topology import topology_of_job
 def job_of(folder, places=None, **changes):
     write_example_traces(folder, ExampleJob(**changes))
     files = sorted(folder.glob("*.json.gz"))
-    return load_job(files if places is None else [files[place] for place in places])
+    return job_of_files(files if places is None else [files[place] for place in places])
 
 
 @pytest.fixture
