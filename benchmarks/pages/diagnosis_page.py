@@ -10,16 +10,29 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from simcoll.errors import ConfigError
 from simcoll.formats.logs.nccl_tests import load_log
+from simcoll.formats.reports.flight_findings import findings
+from simcoll.formats.reports.flight_record import FlightEntry, FlightRecord, GroupStatus
 from simcoll.planning.measured.comparison import compare, settings_for
 from simcoll.planning.measured.diagnosis import diagnose, with_log
 
-__all__ = ["CASES", "Case", "Verdict", "cases", "diagnosis_page", "verdict_of"]
+__all__ = [
+    "CASES",
+    "Case",
+    "HungJob",
+    "Verdict",
+    "cases",
+    "diagnosis_page",
+    "hung_jobs",
+    "hung_verdict",
+    "verdict_of",
+]
 
 CASES = Path(__file__).parent / "diagnosis"
 SOUND, MISUSE = "none", "without_mpi"
@@ -36,6 +49,80 @@ set to what such a transport gives elsewhere. The explanations were developed wi
 `python benchmarks/pages/diagnosis_page.py -o docs/diagnosis.md` writes this page.
 
 """
+
+
+FLIGHT = """
+## Hung jobs
+
+What `simcoll flight` names in the records of hung jobs: the place of the settled cause among its findings.
+
+| report | cause, as its thread settled it | named | first finding |
+|---|---|---|---|
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class HungJob:
+    """A hung job of a public report.
+
+    Attributes
+    ----------
+    source, settled
+        As of a :class:`Case`.
+    words
+        What a finding that names the cause says.
+    records
+        The flight records by rank.
+    """
+
+    source: str
+    settled: str
+    words: str
+    records: dict[int, FlightRecord]
+
+
+def hung_jobs() -> list[HungJob]:
+    """All hung jobs, in the order of their file."""
+    document = tomllib.loads((CASES / "flight.toml").read_text(encoding="utf-8"))
+    return [
+        HungJob(entry["source"], entry["settled"], entry["words"], _records(entry))
+        for entry in document["job"]
+    ]
+
+
+def _records(entry: Mapping[str, Any]) -> dict[int, FlightRecord]:
+    """The flight records of a job, from its calls and statuses."""
+    groups = tuple((name, tuple(members)) for name, members in entry["groups"])
+    calls: dict[int, list[FlightEntry]] = {rank: [] for rank in range(entry["ranks"])}
+    for text in entry["calls"]:
+        words = text.split()
+        tensors = (((int(words[5]) if len(words) > 5 else 4,), "Float"),)
+        operation = f"nccl:{words[3].replace('_', ' ', 1) if '->' in words[3] else words[3]}"
+        is_message = "->" in operation
+        calls[int(words[0])].append(
+            FlightEntry(
+                words[1], int(words[2]), operation, tensors, tensors, words[4], p2p=is_message
+            )
+        )
+    statuses: dict[int, list[GroupStatus]] = {rank: [] for rank in calls}
+    for text in entry.get("statuses", ()):
+        rank, group, *numbers = text.split()
+        statuses[int(rank)].append(GroupStatus(group, *map(int, numbers)))
+    return {
+        rank: FlightRecord("2.10", groups, tuple(entries), tuple(statuses[rank]))
+        for rank, entries in calls.items()
+        if rank not in entry.get("missing", ())
+    }
+
+
+def hung_verdict(job: HungJob) -> Verdict:
+    """Find the cause of a hung job, and its place among the findings."""
+    causes = [line for line in findings(job.records) if not line.startswith("  ")]
+    places = [place for place, line in enumerate(causes) if job.words in line]
+    place = "unexplained"
+    if places:
+        place = PLACES[places[0]] if places[0] < len(PLACES) else "later"
+    return Verdict(place, causes[0] if causes else "nothing found", in_log=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +215,18 @@ def _place(case: Case, named: Sequence[str]) -> str:
     return PLACES[min(places)] if min(places) < len(PLACES) else "later"
 
 
+def _link(source: str) -> str:
+    """The report as a link."""
+    words = source.split("/")
+    return f"[{words[-3][:30]}#{words[-1]}](https://{source})" if source else "(none)"
+
+
 def _rows(verdicts: Sequence[tuple[Case, Verdict]]) -> Iterator[str]:
     yield "| report | cause, as its thread settled it | named | in the log | first explanations |\n"
     yield "|---|---|---|---|---|\n"
     for case, verdict in verdicts:
         star = "\\*" if case.rate == "assumed" else ""
-        words = case.source.split("/")
-        link = f"[{words[-3][:30]}#{words[-1]}](https://{case.source})" if case.source else "(none)"
-        report = f"{link}{star}"
+        report = f"{_link(case.source)}{star}"
         in_log = "yes" if verdict.in_log else "no"
         yield f"| {report} | {case.settled} | {verdict.place} | {in_log} | {verdict.answer} |\n"
 
@@ -155,7 +246,12 @@ def diagnosis_page() -> str:
         f"{places['right']} of {len(verdicts) - len(slow)} sound jobs are left unexplained.\n\n"
     )
     counts = ", ".join(f"{place} {places[place]}" for place in (*PLACES, "later", "unexplained"))
-    return f"{HEAD}{summary}{counts}.\n\n{''.join(_rows(verdicts))}"
+    hung = [
+        f"| {_link(job.source)} | {job.settled} | {verdict.place} | {verdict.answer} |\n"
+        for job in hung_jobs()
+        for verdict in (hung_verdict(job),)
+    ]
+    return f"{HEAD}{summary}{counts}.\n\n{''.join(_rows(verdicts))}{FLIGHT}{''.join(hung)}"
 
 
 if __name__ == "__main__":

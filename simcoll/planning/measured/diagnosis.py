@@ -5,12 +5,14 @@ explain what remains.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import Environment
+from simcoll.planning.measured.causes import CAUSES
 from simcoll.planning.measured.comparison import Compared, Setting, compare
 from simcoll.planning.measured.hypotheses import (
     AGREES,
@@ -23,6 +25,7 @@ from simcoll.planning.measured.hypotheses import (
     figures,
     odd_sizes,
     sample_sizes,
+    sound_figure,
     times_by_size,
 )
 from simcoll.planning.measured.log_causes import (
@@ -275,7 +278,8 @@ def _of_log(
         ):
             words = f"explains {effect.share:.0%} of the difference to a sound machine: {text}"
             evidence = (f"the log says: {cause.source}",)
-            explaining.append(Explanation((cause.cause,), cause.claim, words, evidence))
+            step = _without(cause, sound_figure(effect, log_setting.setting))
+            explaining.append(Explanation((cause.cause,), cause.claim, words, evidence, step))
         elif effect.change > SLIGHT_CHANGE:
             remarks.append(f"the log says {cause.source} ({cause.claim}); with it {text}")
         elif cause.cause in _UNSURE:
@@ -283,6 +287,19 @@ def _of_log(
         elif cause.source.startswith("NCCL_"):
             remarks.append(f"the log says {cause.source}, which changes nothing here")
     return _OfLog(tuple(explaining), tuple(remarks), tuple(without_number))
+
+
+def _without(cause: LogCause, figure: str) -> str:
+    """Run again without what the log names, with the figure to expect."""
+    names = [
+        part.partition("=")[0]
+        for part in cause.source.split("; ")
+        if re.match(r"[A-Z]+_[A-Z0-9_]+=", part)
+    ]
+    if names:
+        return f"run again without {' and '.join(names)}; predicted then: {figure}"
+    check = CAUSES[cause.cause].check
+    return f"{check}; without this cause, predicted: {figure}"
 
 
 def _at(setting: Setting, sizes: Sequence[int]) -> Setting:

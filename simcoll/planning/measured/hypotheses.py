@@ -47,6 +47,7 @@ __all__ = [
     "figures",
     "odd_sizes",
     "sample_sizes",
+    "sound_figure",
     "times_by_size",
 ]
 
@@ -64,11 +65,11 @@ SLIGHT_CHANGE = 0.02
 """Logarithm of a ratio of times below which a change has no effect."""
 CLIFF = 4.0
 """Rise of the ratio between neighbouring sizes that counts as a cliff."""
-MOST_SIZES = 12
+MOST_SIZES = 9
 """Number of sizes that are predicted for a change: enough for its shape."""
 MOST_HOP_FS = 200 * 10**9
 """Largest latency of a hop over a network, beyond that of the library, that is a cause: 200 us."""
-MOST_CONFIRMED = 6
+MOST_CONFIRMED = 5
 """Number of changes that are predicted as the table is; others are ruled out by the formula."""
 
 
@@ -151,19 +152,22 @@ class Explanation:
         How much it explains, with the figures.
     evidence
         What the log says for and against it.
+    step
+        What to do next; empty: the check of the first cause.
     """
 
     causes: tuple[str, ...]
     claim: str
     effect: str
     evidence: tuple[str, ...] = ()
+    step: str = ""
 
     def lines(self) -> Iterator[str]:
         """The claim with its effect, the evidence, and what to do next."""
         yield f"{self.claim}: {self.effect}"
         yield from self.evidence
         likeliest = CAUSES[self.causes[0]]
-        yield f"next: {likeliest.check}; if so, it shows {likeliest.shows}"
+        yield f"next: {self.step or f'{likeliest.check}; if so, it shows {likeliest.shows}'}"
 
 
 def _error(times_fs: Sequence[int], measured_fs: Sequence[int]) -> float:
@@ -328,14 +332,18 @@ def _cliff_explanation(
 
 
 def _disturbed_sizes(times: Mapping[int, tuple[int, int]]) -> list[int]:
-    """Single sizes that are slower than both of their neighbours, as no size of a steady fault."""
+    """Single sizes that are slower than both of their neighbours, in themselves and by the
+    prediction.
+    """
     sizes = list(times)
     ratios = [times[size][0] / times[size][1] for size in sizes]
-    return [
-        size
-        for place, size in enumerate(sizes[1:-1], 1)
-        if ratios[place] > FAR * max(ratios[place - 1], ratios[place + 1])
-    ]
+    disturbed = []
+    for place, size in enumerate(sizes[1:-1], 1):
+        between = math.sqrt(times[sizes[place - 1]][0] * times[sizes[place + 1]][0])
+        stands_out = ratios[place] > FAR * max(ratios[place - 1], ratios[place + 1])
+        if stands_out and times[size][0] > FAR * between:
+            disturbed.append(size)
+    return disturbed
 
 
 def _disturbance(disturbed: Sequence[int], times: Mapping[int, tuple[int, int]]) -> Explanation:
@@ -349,10 +357,10 @@ def _disturbance(disturbed: Sequence[int], times: Mapping[int, tuple[int, int]])
     names = ", ".join(map(format_size, disturbed))
     verb = "takes" if len(disturbed) == 1 else "take"
     return Explanation(
-        ("shared", "congestion"),
+        ("shared", "algorithm"),
         f"{names} alone {verb} up to {max(factors):.1f} times as long as the sizes beside: a "
-        "disturbance, such as another job on the same links",
-        "no fault of a machine and no parameter of the library has such a peak",
+        "disturbance, such as another job on the same links, or a choice of the library there",
+        "no fault of a machine has such a peak",
     )
 
 
@@ -501,6 +509,18 @@ def figures(test: Effect, setting: Setting) -> str:
     """Bandwidth, or time if it is small, with the change, without it, and measured, at the size
     where the change does most.
     """
+    size_text, unit, (new, old, measured) = _at_largest_change(test, setting)
+    return f"{new} instead of {old} {unit} at {size_text}, measured {measured}"
+
+
+def sound_figure(test: Effect, setting: Setting) -> str:
+    """Bandwidth or time without the change, at the size where it does most."""
+    size_text, unit, texts = _at_largest_change(test, setting)
+    return f"{texts[1]} {unit} at {size_text}"
+
+
+def _at_largest_change(test: Effect, setting: Setting) -> tuple[str, str, tuple[str, str, str]]:
+    """A size, the unit, and the figures with the change, without it, and measured."""
     changes = [
         round(abs(math.log(new / old)), 2)
         for old, new in zip(test.old_fs, test.new_fs, strict=True)
@@ -508,12 +528,12 @@ def figures(test: Effect, setting: Setting) -> str:
     place = len(changes) - 1 - changes[::-1].index(max(changes))
     size = test.sizes[place]
     times_fs = [column[place] for column in (test.new_fs, test.old_fs, test.measured_fs)]
-    size_text = format_size(size)
     if size < 2**20:
-        times = [f"{time / 1e9:.4g}" for time in times_fs]
-        return f"{times[0]} instead of {times[1]} us at {size_text}, measured {times[2]}"
-    rates = [f"{_bus_rate(setting, size, time):.3g}" for time in times_fs]
-    return f"{rates[0]} instead of {rates[1]} GB/s at {size_text}, measured {rates[2]}"
+        texts = [f"{time / 1e9:.4g}" for time in times_fs]
+    else:
+        texts = [f"{_bus_rate(setting, size, time):.3g}" for time in times_fs]
+    new, old, measured = texts
+    return format_size(size), "us" if size < 2**20 else "GB/s", (new, old, measured)
 
 
 _SHARE_NAMES = {Fraction(1, 2): "half", Fraction(1, 4): "a quarter", Fraction(1, 8): "an eighth"}

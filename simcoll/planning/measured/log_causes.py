@@ -331,7 +331,7 @@ def _network_facts(setting: Setting, facts: RunFacts) -> Iterator[LogCause]:
             break
     for fact in facts.of("no network device"):
         if not any("IB" in name for name in facts.values("network")):
-            source = f"line {fact.line}: {fact.value}: no device causes"
+            source = f"line {fact.line}: {fact.value}: no device found"
             yield LogCause("sockets", CAUSES["sockets"].title, source, None)
     for fact in facts.of("provider"):
         if re.search(r"\b(tcp|sockets)\b", fact.value):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import diagnosis_page
 import pytest
-from diagnosis_page import Case, cases, verdict_of
+from diagnosis_page import Case, cases, hung_jobs, hung_verdict, verdict_of
 
 from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.planning.measured.causes import CAUSES
@@ -19,9 +19,8 @@ CELLS = 5
 
 def rows():
     """The rows of the page, in the order of the cases."""
-    lines = [
-        line for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:3] in {"| [", "| ("}
-    ]
+    text = PAGE.read_text(encoding="utf-8").partition("## Hung jobs")[0]
+    lines = [line for line in text.splitlines() if line[:3] in {"| [", "| ("}]
     return [[cell.strip() for cell in line.split(" | ")] for line in lines]
 
 
@@ -50,6 +49,14 @@ def test_a_case_has_the_place_that_the_page_says(number):
     verdict = verdict_of(EVERY[number])
     cells = rows()[number]
     assert (verdict.place, verdict.answer) == (cells[2], cells[4].removesuffix(" |"))
+
+
+def test_the_cause_of_every_hung_job_is_the_first_finding():
+    text = PAGE.read_text(encoding="utf-8").partition("## Hung jobs")[2]
+    for job in hung_jobs():
+        verdict = hung_verdict(job)
+        assert verdict.place == "first"
+        assert f"| {job.settled} | first | {verdict.answer} |" in text
 
 
 def test_an_excluded_cause_in_front_is_wrong():

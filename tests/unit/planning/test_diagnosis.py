@@ -172,7 +172,7 @@ def test_one_slow_size_is_a_disturbance():
     (setting,), _ = settings_for(log_of(sound, slow), "dgx-a100")
     log_setting = with_log(setting)
     diagnosis = diagnose(compare(log_setting.setting), log_setting)
-    assert [entry.causes for entry in diagnosis.explanations] == [("shared", "congestion")]
+    assert [entry.causes for entry in diagnosis.explanations] == [("shared", "algorithm")]
     assert diagnosis.explanations[0].claim.startswith("256 MiB alone takes up to 2.0 times")
 
 
@@ -274,6 +274,7 @@ def test_what_the_log_says_leads():
     assert first.causes == ("few_nics",)
     assert first.claim == "1 of 8 NICs in use"
     assert first.evidence == ("the log says: NCCL_IB_HCA=mlx5_0",)
+    assert first.step.startswith("run again without NCCL_IB_HCA; predicted then: ")
     assert len(diagnosis.explanations) == 1
 
 
