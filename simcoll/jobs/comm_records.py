@@ -26,7 +26,7 @@ __all__ = [
     "record_of",
 ]
 
-LIBRARY_KERNEL = re.compile(r"(?:nccl|rccl|msccl)(?:Dev)?Kernel", re.IGNORECASE)
+LIBRARY_KERNEL = re.compile(r"(?:nccl|rccl|msccl)\w{0,16}Kernel", re.IGNORECASE)
 """Kernels of NCCL, RCCL and MSCCL."""
 CUSTOM_KERNEL = re.compile(
     r"deep_?ep\b|deep_ep::|nvshmem|cross_device_reduce|multimem_|one_shot_all_?reduce"

@@ -161,6 +161,18 @@ def job_of_files(paths: Sequence[FilePath]) -> Job:
     ConfigError
         For a file that cannot be read, two files of one rank, traces of different jobs, and traces
         without device work.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from simcoll.jobs.example_traces import write_example_traces
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     known = write_example_traces(folder)
+    ...     job = job_of_files([f"{folder}/rank{rank}.json.gz" for rank in range(4)])
+    >>> job.matching.meetings[0].service_ns / 1000, known[0].service_us
+    (61.0, 61.0)
+    >>> f"{job.replay_error:+.2%}"
+    '+0.14%'
     """
     return traced_job([load_rank_trace(path) for path in paths])
 
@@ -190,6 +202,12 @@ def traced_job(traces: Sequence[RankTrace]) -> Job:
     graphs = tuple(
         build_work_graph(trace, window) for trace, window in zip(ordered, windows, strict=True)
     )
+    for graph in graphs:
+        if not len(graph):
+            raise ConfigError(
+                "no call and no device work in its steps, so nothing of it can be replayed",
+                file=graph.trace.file,
+            )
     calls = [calls_of(graph.parts, nranks) for graph in graphs]
     ranks = [trace.rank for trace in ordered]
     _refuse_custom_communication(ordered)

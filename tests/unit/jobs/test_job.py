@@ -208,3 +208,17 @@ def test_a_job_with_communication_of_its_own_is_refused(tmp_path):
         rewritten(file, deep_ep)
     with pytest.raises(ConfigError, match="no collectives known: 56 kernels communicate without"):
         job_of_files(files)
+
+
+def test_a_trace_whose_steps_are_empty_is_refused(tmp_path):
+    files = files_of(tmp_path)
+
+    def elsewhere(document):
+        for event in document["traceEvents"]:
+            if event["name"].startswith("ProfilerStep"):
+                event["ts"] += 1e9
+
+    for file in files:
+        rewritten(file, elsewhere)
+    with pytest.raises(ConfigError, match="no call and no device work in its steps"):
+        job_of_files(files)

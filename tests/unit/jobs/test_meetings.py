@@ -8,7 +8,13 @@ import json
 import pytest
 
 from simcoll.errors import ConfigError
-from simcoll.jobs.comm_records import CommRecord, GroupRecord, record_of
+from simcoll.jobs.comm_records import (
+    LIBRARY_KERNEL,
+    CommRecord,
+    GroupRecord,
+    kind_of_kernel,
+    record_of,
+)
 from simcoll.jobs.example_traces import DIALECTS, ExampleJob, write_example_traces
 from simcoll.jobs.job import job_of_files
 from simcoll.jobs.meetings import TracedCall, call_of, clock_offsets, match_calls
@@ -122,6 +128,44 @@ def test_groups_of_messages_stay_alone():
     matching = match_calls([0, 1], calls, 2)
     assert matching.meetings == ()
     assert matching.alone == {0: (0,), 1: (0,)}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_TREE_LL(ncclDevKernelArgsStorage<4096ul>)", "all_reduce"),
+        ("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*)", "all_gather"),
+        ("ncclSymkDevKernel_ReduceScatter_LD(ncclSymkDevWorkArgs)", "reduce_scatter"),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", "messages"),
+        ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", ""),
+        ("void cutlass::Kernel2<cutlass_80_tensorop>", None),
+    ],
+)
+def test_kernels_of_libraries_are_recognised_with_their_kind(name, kind):
+    assert bool(LIBRARY_KERNEL.search(name)) == (kind is not None)
+    if kind is not None:
+        assert kind_of_kernel(name) == kind
+
+
+def test_ranks_are_in_several_groups():
+    # Two pairs of tensor parallelism and two of data parallelism on four ranks, whose groups of a
+    # dimension have one name on the ranks that are in them.
+    tensor = {rank: GroupRecord("1", "tp", (0, 1) if rank < 2 else (2, 3), 2) for rank in range(4)}
+    data = {rank: GroupRecord("2", "dp", (rank % 2, rank % 2 + 2), 2) for rank in range(4)}
+    calls = [
+        [
+            call("all_reduce", 8, 0 + rank, tensor[rank]),
+            call("all_gather", 64, 500 - rank, data[rank]),
+        ]
+        for rank in range(4)
+    ]
+    meetings = match_calls([0, 1, 2, 3], calls, 4).meetings
+    assert [(meeting.kind, meeting.ranks, meeting.last) for meeting in meetings] == [
+        ("all_reduce", (0, 1), 1),
+        ("all_reduce", (2, 3), 3),
+        ("all_gather", (1, 3), 1),
+        ("all_gather", (0, 2), 0),
+    ]
 
 
 def test_a_group_with_a_rank_that_was_not_traced_stays_alone():
