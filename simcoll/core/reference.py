@@ -96,6 +96,11 @@ def exact_inputs(plan: Plan, seed: int = 0) -> list[Array]:
     The factor of a premul_sum counts: the more digits it has, the fewer ranks contribute to an
     element. A rank without input gets an empty array. All are parts of one array, whose memory goes
     back to the system at once.
+
+    >>> import simcoll
+    >>> plan = simcoll.bind(simcoll.schedule("all_reduce", 3, "ring"), 3, "float32", "sum")
+    >>> [values.tolist() for values in exact_inputs(plan, seed=1)]
+    [[...], [...], [...]]
     """
     ends = np.cumsum([plan.view(rank, INPUT)[2] for rank in range(plan.nranks)])
     inputs = np.split(np.empty(int(ends[-1]), plan.dtype), ends[:-1])
@@ -129,7 +134,14 @@ def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
 
     Reductions run in rank order, in the dtype of the plan. An average is a quotient in that dtype;
     8- and 16-bit floats are divided in float32 and rounded, integers truncated towards zero.
-    Outputs that must be equal may share memory.
+    Outputs that must be equal may share memory. Of the plan, only its collective, sizes, dtype and
+    reduction are used: neither its schedule nor the emulator. So this is the oracle of whatever
+    executes a collective.
+
+    >>> import simcoll
+    >>> plan = simcoll.bind(simcoll.schedule("all_gather", 2, "ring"), 2, "int32")
+    >>> expected_outputs(plan, [np.array([1, 2], "int32"), np.array([3, 4], "int32")])[0]
+    array([1, 2, 3, 4], dtype=int32)
     """
     collective, n = plan.collective, plan.nranks
     if collective.definition is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from simcoll.errors import ConfigError
 
 if TYPE_CHECKING:
+    from simcoll.core.reference import exact_inputs, expected_outputs
     from simcoll.testing.case_strategies import cases, programs
     from simcoll.testing.checks import assert_implements
     from simcoll.testing.collective_cases import Case, CaseOperation
@@ -31,6 +32,8 @@ __all__ = [
     "assert_implements",
     "cases",
     "collectives",
+    "exact_inputs",
+    "expected_outputs",
     "groups",
     "programs",
     "schedules",
@@ -48,6 +51,8 @@ _HOMES = {
     "assert_collective": "implementation_checks",
     "assert_implements": "checks",
     "cases": "case_strategies",
+    "exact_inputs": "collective_cases",
+    "expected_outputs": "collective_cases",
     "programs": "case_strategies",
 }
 

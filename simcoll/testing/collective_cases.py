@@ -16,7 +16,7 @@ from simcoll.binding import bind
 from simcoll.core.collective import Collective
 from simcoll.core.layout import Layout
 from simcoll.core.plan import INPUT, OUTPUT, Plan
-from simcoll.core.reduction import REDUCTIONS, parse_reduction
+from simcoll.core.reduction import REDUCTIONS, parse_dtype, parse_reduction
 from simcoll.core.reference import exact_inputs, expected_outputs
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, nearest
@@ -148,6 +148,10 @@ class CaseOperation:
     def __repr__(self) -> str:
         return _without_defaults(self)
 
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        """As Hypothesis prints it, which else lists the fields with their defaults."""
+        printer.text(repr(self))
+
     def __str__(self) -> str:
         parts = [str(self.collective), f"ranks {list(self.ranks)}", f"counts {self.counts}"]
         if self.collective.kind != "barrier":
@@ -202,6 +206,10 @@ class Case:
     def __repr__(self) -> str:
         return _without_defaults(self)
 
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        """As Hypothesis prints it, which else lists the fields with their defaults."""
+        printer.text(repr(self))
+
     def __str__(self) -> str:
         steps = [str(operation) for operation in self.operations]
         order = ", waits from the last to the first" if self.reverse_waits else ""
@@ -218,8 +226,6 @@ def _definition(collective: Collective, counts: Counts, dtype: str, op: str) -> 
 
 def parse_reduction_text(op: str, dtype: str) -> Any:
     """The reduction of a text such as ``sum`` or ``premul_sum:0.5`` on a dtype."""
-    from simcoll.core.reduction import parse_dtype
-
     return parse_reduction(op, parse_dtype(dtype))
 
 
@@ -236,7 +242,8 @@ def legal_totals(operation: CaseOperation) -> list[Array]:
     """The results that a reduction of rounded data may have, as whole vectors.
 
     They are those of all orders and bracketings, computed in the dtype of the data, or in a wider
-    one and rounded once. An average is divided at the end or at the beginning.
+    one and rounded once. An average is divided, or multiplied by the reciprocal, at the end or at
+    the beginning.
 
     >>> from simcoll import Collective
     >>> three = CaseOperation(
@@ -257,10 +264,30 @@ def legal_totals(operation: CaseOperation) -> list[Array]:
             result = total.copy()
             reduction.finish(result, n)
             totals.append(result.astype(plan.dtype))
+            if reduction.name == "avg":
+                totals.append((total * wide.type(1 / n)).astype(plan.dtype))
         if reduction.name == "avg":
-            shares = [(values / wide.type(n)).astype(wide) for values in summands]
-            totals += [total.astype(plan.dtype) for total in _orders(plan.op, shares)]
+            quotients = [(values / wide.type(n)).astype(wide) for values in summands]
+            products = [(values * wide.type(1 / n)).astype(wide) for values in summands]
+            for shares in (quotients, products):
+                totals += [total.astype(plan.dtype) for total in _orders(plan.op, shares)]
     return totals
+
+
+def _averages(operation: CaseOperation) -> Iterator[list[Array | None]]:
+    """Outputs of an average of floats whose sum is exact: divided, or multiplied by the
+    reciprocal, in the dtype of the data or a wider one.
+    """
+    sums = replace(operation, op="sum").outputs()
+    n, dtype = operation.collective.nranks, operation.plan.dtype
+    complex_types, real_types = ("complex64", "complex128"), ("float32", "float64")
+    for name in (dtype.name, *(complex_types if dtype.kind == "c" else real_types)):
+        wide = parse_dtype(name)
+        if wide.itemsize >= dtype.itemsize:
+            totals = [None if total is None else total.astype(wide) for total in sums]
+            with np.errstate(all="ignore"):
+                yield [None if a is None else (a / wide.type(n)).astype(dtype) for a in totals]
+                yield [None if a is None else (a * wide.type(1 / n)).astype(dtype) for a in totals]
 
 
 def _orders(op: str, summands: list[Array]) -> Iterator[Array]:
@@ -283,7 +310,13 @@ def legal_outputs(operation: CaseOperation) -> list[list[Array] | None]:
     ``None`` for a rank without output.
     """
     if operation.values == "exact":
-        return [None if output is None else [output] for output in operation.outputs()]
+        legal = [operation.outputs()]
+        if operation.plan.reduction.name == "avg" and operation.plan.dtype.kind not in "biu":
+            legal += _averages(operation)
+        return [
+            None if values[0] is None else [value for value in values if value is not None]
+            for values in zip(*legal, strict=True)
+        ]
     places = replace(operation, dtype="int64", op="max", values="exact").plan
     size = places.view(0, INPUT)[2]
     parts = expected_outputs(places, [np.arange(size, dtype=np.int64)] * places.nranks)

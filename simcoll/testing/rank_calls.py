@@ -14,7 +14,7 @@ from simcoll.arrays import Array
 from simcoll.errors import ConfigError
 from simcoll.testing.collective_cases import Case, CaseOperation, output_size
 
-__all__ = ["Implementation", "RankCall", "RankOutcome", "RankTask", "RankWorld"]
+__all__ = ["Implementation", "RankCall", "RankOutcome", "RankTask", "RankWorld", "callers"]
 
 GUARD = 3
 """Elements before and behind each buffer, which no collective may touch."""
@@ -159,6 +159,18 @@ class Implementation(Protocol):
 
 
 Target = Callable[..., Any]
+
+
+def callers(case: Case) -> set[int]:
+    """The ranks that have something to do in a case; others cannot know that they must refuse."""
+    return {
+        rank
+        for operation in case.operations
+        for position, rank in enumerate(operation.ranks)
+        if operation.collective.kind == "barrier"
+        or operation.has_buffer(position, 0)
+        or operation.has_buffer(position, 1)
+    }
 
 
 def join(target: Target, world: RankWorld) -> tuple[Callable[[RankCall], Any], Any]:

@@ -32,6 +32,10 @@ from simcoll.testing.rank_calls import (
 
 __all__ = ["ProcessRunner", "Runner", "ThreadRunner"]
 
+LAUNCHERS = {
+    "mpiexec": "mpiexec -n {n}",
+    "torchrun": "torchrun --nproc-per-node {n} --no-python",
+}
 START_S = 120
 """Time for processes to start, import and meet; PyTorch alone takes several seconds."""
 
@@ -93,24 +97,26 @@ class ProcessRunner:
     Parameters
     ----------
     launcher
-        Command that starts ``{n}`` processes of a program, such as ``"mpiexec -n {n}"`` or
-        ``"torchrun --nproc-per-node {n} --no-python"``; without one, processes are started
+        ``"mpiexec"``, ``"torchrun"``, or a command that starts ``{n}`` processes of a program, such
+        as ``"srun -n {n}"``; without one, processes are started
         directly. Ranks are read from the variables of MPICH, Open MPI, PMIx and torchrun.
     quiet
         Drop what the processes print.
 
     Examples
     --------
-    >>> ProcessRunner("mpiexec -n {n}").command(4)[:3]
+    >>> ProcessRunner("mpiexec").command(4)[:3]
     ['mpiexec', '-n', '4']
     """
 
     def __init__(self, launcher: str | None = None, *, quiet: bool = False) -> None:
-        if launcher is not None and "{n}" not in launcher:
-            raise ConfigError(
-                f"launcher {launcher!r}: expected {{n}} in place of the number of processes, as in "
-                f"'mpiexec -n {{n}}'"
-            )
+        if launcher is not None:
+            launcher = LAUNCHERS.get(launcher, launcher)
+            if "{n}" not in launcher:
+                raise ConfigError(
+                    f"launcher {launcher!r}: expected {{n}} in place of the number of processes, "
+                    f"as in 'srun -n {{n}}', or {' or '.join(LAUNCHERS)}"
+                )
         self.launcher, self.quiet = launcher, quiet
         self._worlds: dict[int, _LaunchedWorld] = {}
 

@@ -34,8 +34,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", default="2,3,4", help="numbers of ranks (default: 2,3,4)")
     parser.add_argument(
         "--runner",
-        help="processes, threads, or a command with {n}; default: processes, for mpi "
-        "'mpiexec -n {n}'",
+        help="processes, threads, mpiexec, torchrun, or a command with {n}; default: processes, for "
+        "mpi mpiexec",
     )
     parser.add_argument("--report", help="write a page of HTML")
     parser.add_argument("--junit", help="write JUnit's XML")
@@ -46,7 +46,7 @@ def _implementation(backend: str) -> tuple[Target, frozenset[str], str]:
     """The implementation, the rows that it checks itself, and its runner."""
     family, _, name = backend.partition(":")
     if backend == "mpi":
-        return MpiBackend, frozenset(), "mpiexec -n {n}"
+        return MpiBackend, frozenset(), "mpiexec"
     if not name:
         raise ConfigError(
             f"backend {backend!r}: expected torch:gloo, torch:NAME, mpi, or MODULE:CLASS"

@@ -10,7 +10,7 @@ from importlib.resources import files
 from simcoll.files.text import parse_toml
 from simcoll.testing.conformance.statement_cases import CASES
 from simcoll.testing.implementation_checks import case_faults
-from simcoll.testing.rank_calls import RankOutcome, RankTask, Target
+from simcoll.testing.rank_calls import RankOutcome, RankTask, Target, callers
 from simcoll.testing.rank_runners import ProcessRunner, ThreadRunner
 
 __all__ = ["Statement", "Verdict", "play_suite", "statements"]
@@ -150,8 +150,7 @@ def _attempts(
     """The outcomes of all cases and of the check of a statement."""
     for case in CASES[row](nranks) if row in CASES else ():
         outcomes = runner.play(target, case, DEADLINE_S)
-        callers = {rank for operation in case.operations for rank in operation.ranks}
-        members = [outcomes[rank] for rank in sorted(callers)]
+        members = [outcomes[rank] for rank in sorted(callers(case))]
         if members and all(outcome and outcome.unsupported for outcome in members):
             yield str(case), members, []
         else:

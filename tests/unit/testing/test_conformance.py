@@ -77,7 +77,7 @@ def test_statements_that_do_not_fail_are_played_alike_by_a_faulty_library():
         (["--backend", "no_such_module:Library"], "No module named 'no_such_module'"),
         (["--backend", f"{LIBRARY}:NoLibrary"], "has no attribute 'NoLibrary'"),
         (["--backend", "mpi", "--ranks", "two"], "--ranks 'two': expected numbers of ranks"),
-        (["--backend", "mpi", "--runner", "mpiexec"], "expected {n}"),
+        (["--backend", "mpi", "--runner", "srun"], "expected {n}"),
     ],
 )
 def test_wrong_arguments_are_told(options, message, capsys):

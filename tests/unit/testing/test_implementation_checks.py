@@ -296,8 +296,56 @@ def test_a_process_that_dies_and_one_that_waits_for_it_are_told():
 def test_what_cannot_be_sent_to_processes_is_refused():
     with ProcessRunner() as runner, pytest.raises(simcoll.ConfigError, match="top level"):
         assert_collective(lambda _: None, one("barrier", 2, counts=0), runner)
-    with pytest.raises(simcoll.ConfigError, match=r"expected \{n\}"):
-        ProcessRunner("mpiexec")
+    with pytest.raises(simcoll.ConfigError, match=r"expected \{n\}.* or mpiexec or torchrun"):
+        ProcessRunner("srun")
+
+
+def test_ranks_without_a_message_need_not_refuse():
+    def run(call):
+        if call.source is not None or call.destination is not None:
+            raise NotImplementedError("no messages")
+
+    with pytest.raises(NotImplementedError, match="no messages"):
+        assert_collective(run, one("send_recv", 3, collective={"pairs": ((1, 2),)}))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64", "float8_e4m3fn"])
+@pytest.mark.parametrize("values", ["exact", "rounded"])
+def test_averages_may_multiply_by_the_reciprocal(dtype, values):
+    """As XLA and NCCL do; a result that is neither of both is wrong."""
+    if values == "rounded" and dtype.startswith("complex"):
+        pytest.skip("no rounded data")
+    operation = CaseOperation(
+        simcoll.Collective("all_reduce", 3), (0, 1, 2), 40, dtype, "avg", values=values, seed=4
+    )
+    case = Case(3, (operation,))
+    inputs = operation.inputs()
+
+    def reciprocal(call):
+        total = inputs[0] + inputs[1] + inputs[2]
+        call.output[...] = total * total.dtype.type(1 / 3)
+
+    def off(call):
+        reciprocal(call)
+        call.output[...] = call.output * call.output.dtype.type(1.3)
+
+    assert_collective(reciprocal, case)
+    with pytest.raises(AssertionError, match="elements are wrong"):
+        assert_collective(off, case)
+
+
+def test_a_failure_shows_nothing_of_the_kit():
+    @settings(QUIET, max_examples=100, print_blob=False)
+    @given(cases(["all_reduce"], dtypes=["int32"], ops=["sum"]))
+    def check(case):
+        assert_collective(ForgetsRemainder, case)
+
+    with pytest.raises(AssertionError) as error:
+        check()
+    notes = "\n".join(error.value.__notes__)
+    assert "simcoll" not in notes
+    assert "case=Case(nranks=2, operations=(CaseOperation(" in notes
+    assert "memory=" not in notes
 
 
 @pytest.mark.parametrize(
