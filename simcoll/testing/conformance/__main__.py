@@ -34,8 +34,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", default="2,3,4", help="numbers of ranks (default: 2,3,4)")
     parser.add_argument(
         "--runner",
-        help="processes, threads, mpiexec, torchrun, or a command with {n}; default: processes, for "
-        "mpi mpiexec",
+        help="processes, threads, mpiexec, torchrun, or a command with {n}; default: processes, "
+        "for mpi mpiexec",
     )
     parser.add_argument("--report", help="write a page of HTML")
     parser.add_argument("--junit", help="write JUnit's XML")
