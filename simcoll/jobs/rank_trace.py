@@ -30,6 +30,12 @@ MOST_US = 1e16
 _CALLS = {"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "runtime"}
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"}
 _HOST = {"cpu_op", "user_annotation", "Operator"}
+_QUERIES = re.compile(
+    r"EventQuery|StreamQuery|IsCapturing|CaptureInfo|LastError|Occupancy|GetDevice|GetAttribute"
+    r"|PointerGetAttributes|FuncGetAttributes|FuncSetAttribute"
+)
+"""Calls that launch nothing and wait for nothing: a short one is a part of the host's gap."""
+_LONG_NS = 100_000
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_.]?([0-9]{1,7})", re.IGNORECASE)
 
 
@@ -201,6 +207,8 @@ def _take(
     if not isinstance(name, str) or not isinstance(category, str):
         return
     if category in _CALLS:
+        if end_ns - begin_ns < _LONG_NS and _QUERIES.search(name):
+            return
         correlation = event.arguments().correlation
         number = correlation if isinstance(correlation, int) else -1
         trace.calls.append(HostCall(begin_ns, end_ns, _place(event.tid), name, number))

@@ -21,8 +21,12 @@ from simcoll.core.protocol import Protocol
 from simcoll.errors import MOST_LETTERS, ConfigError, ScheduleError
 from simcoll.files.text import MOST_PARTS, parse_toml, refuse_repeated_keys
 from simcoll.files.xml import MAX_TOKEN_BYTES, PIECE_BYTES, XmlLimits, parse_xml
+from simcoll.formats.logs import in_situ
+from simcoll.formats.reports import astra_workload, deepspeed_comms
 from simcoll.formats.schedules.msccl_xml import parse_msccl_xml
 from simcoll.formats.schedules.schedule_json import dump_schedule, parse_schedule
+from simcoll.jobs import rank_trace
+from simcoll.jobs.example_traces import write_example_traces
 from simcoll.planning.sweeps.scenario import load_scenario, sweep_of
 from simcoll.topology import boxes, crossbar, fat_tree, load_topology, torus
 from simcoll.topology.direct_networks import hyperx
@@ -434,6 +438,33 @@ def emulated():
 def test_memory_is_asked_for_before_it_is_taken(small_machine, work, says):
     with pytest.raises(ConfigError, match=f"{says}.*but only 1 MiB is available; "):
         work()
+
+
+def test_traces_of_a_profiler_have_limits(tmp_path, monkeypatch):
+    # The limits of its text are tested in tests/unit/jobs/test_trace_stream.py.
+    write_example_traces(tmp_path)
+    monkeypatch.setattr(rank_trace, "MOST_EVENTS", 20)
+    with pytest.raises(ConfigError, match=r"rank0\.json\.gz: more than 20 calls and kernels"):
+        rank_trace.load_rank_trace(tmp_path / "rank0.json.gz")
+
+
+def test_services_in_situ_have_few_rows(monkeypatch):
+    monkeypatch.setattr(in_situ, "MAX_ROWS", 3)
+    with pytest.raises(ConfigError, match="more than 3 rows"):
+        in_situ.in_situ_tables(["all_reduce,8,2,900,0,no,g,H100"] * 4, "rows.csv")
+
+
+@pytest.mark.parametrize(
+    ("module", "limit", "parse", "text"),
+    [
+        (deepspeed_comms, "MAX_BYTES", deepspeed_comms.parse_deepspeed_comms, "x" * 20),
+        (astra_workload, "MAX_BYTES", astra_workload.parse_astra_workload, "x" * 20),
+    ],
+)
+def test_lists_of_collectives_have_limits(module, limit, parse, text, monkeypatch):
+    monkeypatch.setattr(module, limit, 10)
+    with pytest.raises(ConfigError, match="larger than"):
+        parse(text)
 
 
 def test_readers_of_toml_and_xml_are_the_limited_ones():
