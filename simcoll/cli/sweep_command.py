@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["sweep_all"]
 
+FILES = ("results.csv", "sweep.svg")
+
 
 def sweep_all(
     given: str,
@@ -37,7 +39,8 @@ def sweep_all(
         each axis.
     """
     from simcoll.cli.grids import play_grid
-    from simcoll.files.output import write_file
+    from simcoll.files.output import write_files
+    from simcoll.planning.sweeps.machine_table import fastest_rows, machine_lines, machines_svg
     from simcoll.planning.sweeps.scenario import file_of
     from simcoll.planning.sweeps.sweep_grid import load_sweep, sweep_csv, sweep_grid
 
@@ -51,7 +54,7 @@ def sweep_all(
             keys["seeds"] = (keys.pop("seed"),)
         return sweep_grid(replace(content, **keys), file)
 
-    played = play_grid(options, file, grid, ("results.csv",))
+    played = play_grid(options, file, grid, FILES)
     if played is None:
         return
     (run,), folder = played
@@ -61,5 +64,11 @@ def sweep_all(
             f"{folder / 'results.csv'}"
         )
         return
-    write_file(folder / "results.csv", sweep_csv(run.rows))
-    say(f"# wrote {folder / 'rows.jsonl'}, {folder / 'results.csv'}")
+    contents = {"results.csv": sweep_csv(run.rows)}
+    rows = fastest_rows(run.rows)
+    for line in machine_lines(rows) if rows else ():
+        say(line)
+    if any(row.size_bytes for row in rows):
+        contents["sweep.svg"] = machines_svg(load_sweep(file).title, rows)
+    write_files(folder, contents)
+    say(f"# wrote {', '.join(str(folder / name) for name in ('rows.jsonl', *contents))}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -46,6 +47,7 @@ __all__ = [
     "load_cluster",
     "load_design",
     "read_model",
+    "slow_ranks",
 ]
 
 MAX_FILE_BYTES = 2**20
@@ -67,7 +69,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     degraded
         Remaining share of capacity, by link.
     slow
-        Slow-down factors of computation, by rank: ``{"37" = 1.1}``.
+        Slow-down factors of computation, by rank or range of ranks: ``{"37" = 1.1, "0-7" = 2}``.
     calibration
         A file that ``simcoll calibrate`` wrote from logs of NCCL on this machine.
     """
@@ -166,7 +168,7 @@ class Design:
     @property
     def slow(self) -> dict[int, float]:
         """Slow ranks, with their factors."""
-        return {int(rank): factor for rank, factor in self.cluster.slow.items()}
+        return slow_ranks(self.cluster.slow)
 
     @property
     def calibrations(self) -> str:
@@ -281,13 +283,10 @@ def _load_topology(cluster: bytes, folder: str) -> Topology:
         topology = topology.degrade(link, share)
     if table.gpus is not None:
         topology = topology.take(table.gpus)
-    for rank, factor in table.slow.items():
-        if (
-            not (rank.isascii() and rank.isdecimal() and len(rank) < 12)
-            or int(rank) >= topology.nranks
-        ):
+    for rank, factor in slow_ranks(table.slow).items():
+        if rank >= topology.nranks:
             raise ConfigError(
-                f"slow: {shown(rank)} is not a rank; expected 0 to {topology.nranks - 1}",
+                f"slow: {rank} is not a rank; expected 0 to {topology.nranks - 1}",
                 path="$.topology.slow",
             )
         if not 1 <= factor <= 100:
@@ -297,6 +296,37 @@ def _load_topology(cluster: bytes, folder: str) -> Topology:
                 path="$.topology.slow",
             )
     return topology
+
+
+def slow_ranks(slow: Mapping[str, float]) -> dict[int, float]:
+    """Factors of slow ranks, of ranges such as ``"0-7"`` too.
+
+    Raises
+    ------
+    ConfigError
+        For text that is neither a rank nor a range, and for a rank that is named twice.
+
+    Examples
+    --------
+    >>> slow_ranks({"0-2": 2.0, "37": 1.1})
+    {0: 2.0, 1: 2.0, 2: 2.0, 37: 1.1}
+    """
+    factors: dict[int, float] = {}
+    for text, factor in slow.items():
+        match = _RANKS.fullmatch(text)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise ConfigError(
+                f"slow: {shown(text)} is not a rank; expected a number, or a range such as '0-7'",
+                path="$.topology.slow",
+            )
+        for rank in range(int(match[1]), int(match[2] or match[1]) + 1):
+            if rank in factors:
+                raise ConfigError(f"slow: rank {rank} is named twice", path="$.topology.slow")
+            factors[rank] = factor
+    return factors
+
+
+_RANKS = re.compile(r"(\d{1,8})(?:-(\d{1,8}))?", re.ASCII)
 
 
 def _assemble(

@@ -24,7 +24,7 @@ from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import convert_table, read_file
 from simcoll.files.text import parse_toml
 from simcoll.topology import Topology
-from simcoll.training.design import Cluster, load_cluster
+from simcoll.training.design import Cluster, load_cluster, slow_ranks
 from simcoll.training.gpu import Gpu, load_gpu
 from simcoll.training.measured_kernels import OperatorTimes, load_measured
 from simcoll.units import parse_size, parse_time
@@ -158,11 +158,7 @@ def operations_from(document: Mapping[str, Any], *, file: str = "operations") ->
                 "is for designs, whose collectives are NCCL's", path="$.topology.calibration"
             )
         topology = None if record.topology is None else load_cluster(record.topology, folder)
-        slow = (
-            {}
-            if record.topology is None
-            else {int(rank): factor for rank, factor in record.topology.slow.items()}
-        )
+        slow = {} if record.topology is None else slow_ranks(record.topology.slow)
         return ListedWorkload(
             _List(record, folder, topology, Path(file).stem).workload(), topology, slow
         )

@@ -561,8 +561,8 @@ def _rates(topology: Topology) -> tuple[float, float]:
             strict=True,
         )
     ]
-    first = int(topology.rank_nodes[0])
-    nvlink = sum(rate for kind, rate, tail in gpu_links if kind in fast and tail == first)
+    gpu_node = int(topology.rank_nodes[0])
+    nvlink = sum(rate for kind, rate, tail in gpu_links if kind in fast and tail == gpu_node)
     nic = max((rate for kind, rate, _ in gpu_links if kind == "net"), default=0)
     cards = [
         rate
