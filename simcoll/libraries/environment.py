@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.libraries.formula import PROTOCOLS
@@ -22,7 +23,8 @@ ALGORITHMS = {
     "collnetchain": "collnet_chain",
     "pat": "pat",
 }
-LAUNCHERS = ("process", "thread", "one-process", "torch", "graph")
+Launcher: TypeAlias = Literal["process", "thread", "one-process", "torch", "graph"]
+LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
 """What launches the operation: a process or a thread for each GPU, one thread of one process for
 all GPUs of a node, PyTorch, or a CUDA graph that was captured before.
 """
@@ -93,7 +95,7 @@ class Environment:
     thread_bytes: tuple[tuple[tuple[str, str], int], ...] = ()
     buffer_bytes: int = 0
     pat: int = 2
-    launcher: str = LAUNCHERS[0]
+    launcher: Launcher = LAUNCHERS[0]
     dtype: str = ""
     transports: Transports = _TRANSPORTS
     ignored: tuple[str, ...] = ()

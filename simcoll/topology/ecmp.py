@@ -8,7 +8,7 @@ can collide on an uplink, as in real networks with ECMP.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,8 @@ from simcoll.topology.values import Quantity, count, duration_fs, halves_fs, par
 
 __all__ = ["ECMP", "ClosParameters", "ClosRouter", "clos", "hash_of", "reseed"]
 
-ECMP = ("hash", "modulo", "ideal")
+EcmpMode: TypeAlias = Literal["hash", "modulo", "ideal"]
+ECMP: tuple[EcmpMode, ...] = get_args(EcmpMode)
 PLANE, SPINE, AGAIN = 1, 2, 3
 """Purposes that keep the hashes of choices independent; 3 is used by placements, those from 4 on by
 repeated choices.
@@ -186,7 +187,7 @@ class ClosParameters:
     planes: int = 1
     uplink_bandwidth: Quantity | None = None
     spine_latency: Quantity = 0
-    ecmp: str = "hash"
+    ecmp: EcmpMode = "hash"
     seed: int = 0
     name: str = "clos"
     link_kind: str = "net"

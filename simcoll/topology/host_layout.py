@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from simcoll.core.vocabulary import Interconnect
 from simcoll.topology.capability import compute_capability
 from simcoll.topology.host_tree import (
     NVSWITCH,
@@ -81,7 +82,7 @@ class BoxFacts:
 
     gpus: int
     nics: int
-    interconnect: str
+    interconnect: Interconnect
     links: Sequence[tuple[int, int, int]]
     gpu_uBps: int
     nic_uBps: int

@@ -17,6 +17,7 @@ from simcoll.workload.workload import Inside
 
 if TYPE_CHECKING:
     from simcoll.training.design import Design
+    from simcoll.training.script import TurnKind
 
 __all__ = ["ChunkCosts", "ChunkWork", "merge_collectives"]
 
@@ -85,7 +86,7 @@ class ChunkCosts:
         return cache(self._turn)
 
     def _turn(
-        self, kind: str, stage: int, chunk: int, layers: tuple[int, ...] | None = None
+        self, kind: TurnKind, stage: int, chunk: int, layers: tuple[int, ...] | None = None
     ) -> ChunkWork:
         turn_layers = self.chunks[stage][chunk] if layers is None else layers
         chunk_layers = self.chunks[stage][chunk]
@@ -135,7 +136,7 @@ class ChunkCosts:
         )
         return [Pass(0.0, 0.0, (Inside("all_gather", "tp", size),))]
 
-    def _of_layer(self, kind: str, number: int) -> tuple[Pass, ...]:
+    def _of_layer(self, kind: TurnKind, number: int) -> tuple[Pass, ...]:
         layer = self._layers[self.design.model.is_moe(number)]
         return {
             "F": (layer.forward,),
@@ -155,7 +156,7 @@ class ChunkCosts:
             0.0 if design.parallel.graphs == "layer" else layer_us
         ) + host.host_expert_us * experts
 
-    def _launches(self, kind: str) -> int:
+    def _launches(self, kind: TurnKind) -> int:
         """Kernel launches relative to a forward pass: a backward pass has two products for each
         one.
         """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from simcoll.core.vocabulary import CollectiveKind, PipelineSchedule, Sharding
+from simcoll.core.vocabulary import CollectiveKind, PassKind, PipelineSchedule, Sharding
 from simcoll.training.parallel import layers_of_chunks
 from simcoll.training.pipeline import PipelineTurn, stage_order
 
@@ -107,6 +107,9 @@ def shape_of(design: Design) -> ScriptShape:
 
 
 SlotKind: TypeAlias = CollectiveKind | Literal["turn", "update", "send", "offload"]
+TurnKind: TypeAlias = PassKind | Literal["BW"]
+GroupName: TypeAlias = Literal["dp", "shard", "replica", "edp", "embedding"]
+SlotWork: TypeAlias = TurnKind | GroupName | Literal["", "weights"]
 
 
 class Slot(NamedTuple):
@@ -131,7 +134,7 @@ class Slot(NamedTuple):
 
     does: SlotKind
     stage: int
-    work: str = ""
+    work: SlotWork = ""
     chunk: int = -1
     layer: int = -1
     stream: str = "compute"
@@ -248,7 +251,7 @@ class _ScriptWriter:
         if shape.offload:
             needs += self._fetch(stage, turn)
         split = shape.schedule == "zero-bubble"
-        work = "BW" if kind == "B" and not split else kind
+        work: TurnKind = "BW" if kind == "B" and not split else kind
         final = micro == shape.micro_batches - 1 and kind == ("W" if split else "B")
         if (shape.gathers or (final and shape.beside and not shape.by_chunk)) and shape.layers[
             stage
@@ -268,7 +271,7 @@ class _ScriptWriter:
             self._send(stage, turn, turn_row, alternates=then is not None and then.kind != kind)
 
     def _layer_by_layer(
-        self, stage: int, turn: PipelineTurn, work: str, needs: tuple[int, ...], *, final: bool
+        self, stage: int, turn: PipelineTurn, work: TurnKind, needs: tuple[int, ...], *, final: bool
     ) -> int:
         """Add a pass layer by layer: parameters are gathered before each layer, gradients reduced
         after it.
@@ -358,7 +361,7 @@ class _ScriptWriter:
         shape, stream = self.shape, "gather" if kind == "all_gather" else "reduce"
         added: list[int] = []
         if shape.copies:
-            group = "shard" if shape.replicas else "dp"
+            group: GroupName = "shard" if shape.replicas else "dp"
             added.append(self.add(Slot(kind, stage, group, chunk, layer, stream), needs, micro))
             if shape.replicas and kind == "reduce_scatter":
                 added.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -198,6 +198,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return count + self.embedding_parameters + self.head_parameters + self.hidden
 
 
+LayerPart: TypeAlias = Literal["attention", "mlp", "router", "expert"]
+SplitSize: TypeAlias = Literal["outputs", "inputs", ""]
+
+
 @dataclass(frozen=True, slots=True)
 class Linear:
     """One weight matrix of a layer.
@@ -214,10 +218,10 @@ class Linear:
     """
 
     name: str
-    part: str
+    part: LayerPart
     inputs: int
     outputs: int
-    split: str
+    split: SplitSize
 
 
 @lru_cache(maxsize=256)

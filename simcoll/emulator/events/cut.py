@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from simcoll.emulator.events.timeline import Timeline
 from simcoll.errors import listed
@@ -49,7 +50,7 @@ class Cut:
         Payload of completed messages, and of all others; together the payload of the plan.
     """
 
-    kind: str
+    kind: Literal["aborted", "stuck"]
     time_fs: int
     messages: tuple[CutMessage, ...]
     stopped: tuple[int, ...]
