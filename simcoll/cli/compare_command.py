@@ -88,7 +88,7 @@ def compare_log(
         setting = log_setting.setting
         with Progress() as progress:
             rows = compare(setting, overlay, progress)
-        diagnosis = diagnose(rows, log_setting, overlay)
+        diagnosis = diagnose(rows, log_setting, overlay, content.choices)
         tables[f"{number}. {printable(str(setting))}"] = rows
         say(
             f"# {setting}; predicted by "

@@ -123,7 +123,7 @@ CAUSES = {
         "another algorithm in the lines 'Algo ... proto ...'",
     ),
     "launch": SlowCause(
-        "overhead of the host before every operation",
+        "overhead of the host before every operation (CPU affinity, virtual machine, debugging)",
         "the same test with one process for each GPU, bound to cores near it (numactl), "
         "and with nccl-tests in place of PyTorch",
         "less time at small sizes",

@@ -193,6 +193,12 @@ def settings_for(
                 f"{subject} is of {other_gpu}, topology {machine.name!r} has "
                 f"{machine.traits['gpu']}"
             )
+        boxes = len(set(machine.groups["box"].tolist())) if "box" in machine.groups else 0
+        if nodes is None and 0 < table.nnodes < boxes:
+            notes.append(
+                f"{subject} is of {counted(table.nnodes, 'node')} in the log, and on topology "
+                f"{machine.name!r} its ranks need {boxes}: is it another machine?"
+            )
         model = library_for(library or ("rccl" if table.library == "rccl" else None), machine)
         settings.append(
             Setting(

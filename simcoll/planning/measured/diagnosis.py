@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from simcoll.errors import ConfigError
+from simcoll.formats.logs.nccl_tuning import Chosen
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import Environment
 from simcoll.planning.measured.causes import CAUSES
@@ -31,6 +32,7 @@ from simcoll.planning.measured.hypotheses import (
 from simcoll.planning.measured.log_causes import (
     LogCause,
     channel_causes,
+    choice_evidence,
     excluded_causes,
     fact_lines,
     log_causes,
@@ -180,7 +182,10 @@ def _sound(environment: Environment) -> Environment:
 
 
 def diagnose(
-    rows: Sequence[Compared], log_setting: LogSetting, calibration: Calibration | None = None
+    rows: Sequence[Compared],
+    log_setting: LogSetting,
+    calibration: Calibration | None = None,
+    choices: Sequence[Chosen] = (),
 ) -> TableDiagnosis:
     """Explain a table.
 
@@ -190,12 +195,14 @@ def diagnose(
         Its rows, predicted with all that the log says.
     log_setting
         The setting with that, by :func:`with_log`.
+    choices
+        NCCL's own choices, if the log has them.
     """
     findings = _of_log(rows, log_setting, calibration)
-    against = dict(excluded_causes(log_setting.setting))
-    supports = {
-        cause.cause: f"the log says so ({cause.source})" for cause in findings.without_number
-    }
+    supports, against = choice_evidence(rows, choices)
+    against |= excluded_causes(log_setting.setting)
+    for cause in findings.without_number:
+        supports[cause.cause] = f"the log says so ({cause.source})"
     for cause in log_setting.causes:
         if cause.change is None or cause.cause in supports:
             continue

@@ -687,7 +687,8 @@ def _launch(time_fs: int) -> str:
         for low, high, cause in _STARTS
         if low - 4 <= time_fs / 10**9 <= high + 4
     ]
+    like = f", as with {' or '.join(causes)}" if causes else ""
     return (
-        f"a launch offset of {format_signed(time_fs)}"
-        f"{', as with ' if causes else ''}{' or '.join(causes)}"
+        f"a launch offset of {format_signed(time_fs)}{like}, or processes bound to few or far "
+        "cores (CPU affinity)"
     )

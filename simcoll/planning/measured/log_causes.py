@@ -7,14 +7,16 @@ prediction.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from simcoll.formats.logs.nccl_tuning import Chosen
 from simcoll.formats.logs.run_facts import RunFact, RunFacts
 from simcoll.libraries.prediction import formula_time
 from simcoll.planning.measured.causes import CAUSES
-from simcoll.planning.measured.comparison import Setting
+from simcoll.planning.measured.comparison import Compared, Setting
 from simcoll.planning.measured.variants import (
     host_memory,
     in_environment,
@@ -28,7 +30,7 @@ from simcoll.topology.host_tree import nics_of as nics_of_host
 from simcoll.topology.machine import machine as machine_of
 from simcoll.units import counted
 
-__all__ = ["LogCause", "excluded_causes", "fact_lines", "log_causes"]
+__all__ = ["LogCause", "choice_evidence", "excluded_causes", "fact_lines", "log_causes"]
 
 Change = Callable[[Setting], Setting]
 SLOW_PORT = 0.75
@@ -122,6 +124,32 @@ def channel_causes(setting: Setting, causes: Sequence[LogCause]) -> list[LogCaus
         return []
     source = f"{_source(facts.of('channels')[0])}, where all NICs take {best.channels}"
     return [_few_nics(nics, total, source)]
+
+
+def choice_evidence(
+    rows: Sequence[Compared], choices: Sequence[Chosen]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """What NCCL's own choices in a log say for another algorithm or protocol, and against it."""
+    names = {
+        (choice.collective, choice.size_bytes): (choice.algorithm, choice.protocol)
+        for choice in choices
+    }
+    compared = {
+        row.row.size_bytes: (names[key], (row.prediction.algorithm, row.prediction.protocol))
+        for row in rows
+        if (key := (row.prediction.collective, row.row.size_bytes)) in names
+    }
+    support, against = {}, {}
+    for place, cause in enumerate(("algorithm", "protocol")):
+        others = Counter(
+            own[place] for own, predicted in compared.values() if own[place] != predicted[place]
+        )
+        if others:
+            name, count = others.most_common(1)[0]
+            support[cause] = f"the log has NCCL's choice of {name} for {counted(count, 'size')}"
+        elif compared:
+            against[cause] = "NCCL's choices in the log are those predicted"
+    return support, against
 
 
 def excluded_causes(setting: Setting) -> dict[str, str]:

@@ -9,6 +9,7 @@ from fractions import Fraction
 import pytest
 
 from simcoll.formats.logs.measured import Log, MeasuredRow, MeasuredTable
+from simcoll.formats.logs.nccl_tuning import Chosen
 from simcoll.formats.logs.run_facts import RunFact, RunFacts
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import parse_environment
@@ -276,6 +277,32 @@ def test_what_the_log_says_leads():
     assert first.evidence == ("the log says: NCCL_IB_HCA=mlx5_0",)
     assert first.step.startswith("run again without NCCL_IB_HCA; predicted then: ")
     assert len(diagnosis.explanations) == 1
+
+
+@pytest.mark.slow
+def test_choices_of_nccl_in_the_log_are_evidence():
+    sound = setting_on("dgx-a100", sizes=tuple(2**power for power in range(14, 25, 2)))
+    rings = environment_of("NCCL_ALGO=Ring")(sound)
+    sizes = [row.size_bytes for row in sound.table.rows]
+    times = rings.formula()(sizes, Calibration())
+    (setting,), _ = settings_for(log_of(sound, times), "dgx-a100")
+    log_setting = with_log(setting)
+    rows = compare(log_setting.setting)
+    choices = [Chosen("all_reduce", size, "ring", "LL") for size in sizes]
+    first = diagnose(rows, log_setting, None, choices).explanations[0]
+    assert first.causes == ("algorithm",)
+    assert first.evidence[0].startswith("for it: the log has NCCL's choice of ring for ")
+    predicted = [
+        Chosen("all_reduce", row.row.size_bytes, row.prediction.algorithm, row.prediction.protocol)
+        for row in rows
+    ]
+    assert not {"algorithm", "protocol"} & set(diagnose(rows, log_setting, None, predicted).causes)
+
+
+def test_nodes_that_do_not_fit_the_topology_are_noted():
+    sound = setting_on("dgx-h100", sizes=(2**20,))
+    _, notes = settings_for(log_of(sound, [10**12]), "dgx-spark")
+    assert any("is of 2 nodes in the log, and on topology 'dgx-spark'" in note for note in notes)
 
 
 def test_every_cause_says_what_to_do():
