@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from time import process_time
 
@@ -19,13 +20,21 @@ import numpy as np
 from simcoll.errors import ConfigError
 from simcoll.files.paths import shipped_files
 from simcoll.libraries import corrected
-from simcoll.libraries.environment import LAUNCHERS, Environment
+from simcoll.libraries.environment import LAUNCHERS, parse_environment
 from simcoll.libraries.library import library_for
 from simcoll.libraries.prediction import choose, launched_us
 from simcoll.libraries.question import Question, question_on
 from simcoll.topology import Topology, load_topology
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+COLLECTIVES = (
+    *("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"),
+    *("all_to_all", "send_recv", "gather", "scatter"),
+)
+LINKS = (
+    *("", "", "", "", "NCCL_IB_HCA=mlx5_0", "NCCL_P2P_DISABLE=1", "NCCL_NET=Socket"),
+    *("NCCL_NET_GDR_LEVEL=LOC", "NCCL_BUFFSIZE=65536", "NCCL_CROSS_NIC=0"),
+)
+"""Variables that choose links."""
 SLIGHT = 1e-9
 """Share of a time that rounding may take."""
 
@@ -47,7 +56,8 @@ def draw(rng: random.Random) -> Question | None:
     topology = machine(name, nodes)
     if topology is None or topology.nranks < 2:
         return None
-    environment = Environment(
+    environment = replace(
+        parse_environment(rng.choice(LINKS)),
         launcher=rng.choice(LAUNCHERS),
         max_ctas=rng.choice([0, 0, 1, 4, 16]),
         nvls=rng.random() < 0.8,
@@ -67,7 +77,11 @@ def falls(question: Question, sizes: np.ndarray) -> list[str]:
     places = []
     for cost in corrected.costs(question, sizes):
         times_us = launched_us(cost.time_us(sizes), question)
-        fallen = np.flatnonzero(np.diff(times_us) < -SLIGHT * times_us[1:]) + 1
+        falling = np.diff(times_us) < -SLIGHT * times_us[1:]
+        if question.is_p2p:
+            choices = corrected.send_choices(question, sizes)
+            falling &= choices[1:] == choices[:-1]
+        fallen = np.flatnonzero(falling) + 1
         title = f"{question.collective} {cost.algorithm} {cost.protocol}"
         places += [f"{title} at {size:.0f}" for size in sizes[fallen].tolist()]
     return places

@@ -33,7 +33,7 @@ from simcoll.libraries.question import Question
 if TYPE_CHECKING:
     from simcoll.libraries.library import Library
 
-__all__ = ["costs", "measured_buses"]
+__all__ = ["costs", "measured_buses", "send_choices"]
 
 BYTES = ("int8", "uint8")
 """Element types whose reduction takes longer than copying."""
@@ -358,7 +358,7 @@ def _grouped_cost(question: Question, size_bytes: Floats) -> Cost:
     start += number(f"{gpu_class}.p2p_peer", number("correction.p2p_peer")) * peers
     piece = size_bytes / (1 if shift else s.ranks)
     sent = 1.0 if shift else (s.ranks - 1) / s.ranks  # share of the size sent by one GPU
-    channels, uses_ll = _send_channels(question, piece, peers)
+    channels, uses_ll, _ = _send_channels(question, piece, peers)
     if s.domains > 1:
         channel_rate = np.full(len(piece), number("correction.p2p_net_rate"))
     else:
@@ -404,11 +404,24 @@ def _grouped_cost(question: Question, size_bytes: Floats) -> Cost:
     return Cost("grouped", "Simple", stated.channels, latency, 1 / seconds_per_GB)
 
 
+def send_choices(question: Question, size_bytes: Floats) -> NDArray[np.int64]:
+    """A number for NCCL's choice for the sends of a collective at every size: LL or not, and how
+    often it has doubled the channels to a peer because the part of one was too long.
+
+    It changes these at sizes of a piece, whatever that costs, so that times may fall there.
+    """
+    shift = question.collective == "send_recv"
+    pieces = size_bytes / (1 if shift else question.nranks)
+    peers = 1 if shift else question.nranks - 1
+    _, uses_ll, doublings = _send_channels(question, pieces, peers)
+    return 2 * doublings + uses_ll
+
+
 def _send_channels(
     question: Question, piece: Floats, peers: int
-) -> tuple[Floats, NDArray[np.bool_]]:
-    """Number of channels on which a GPU sends pieces to its peers, and a mask of the sizes that use
-    LL.
+) -> tuple[Floats, NDArray[np.bool_], NDArray[np.int64]]:
+    """Number of channels on which a GPU sends pieces to its peers, a mask of the sizes that use LL,
+    and how often the number of channels to a peer is doubled.
 
     As in NCCL's ``ncclTopoComputeP2pChannels`` and ``addP2pToPlan``, a message has few channels, so
     that messages to different ranks have separate channels; the number doubles while a channel's
@@ -440,7 +453,10 @@ def _send_channels(
     simple_slot = constants.number(f"correction.{slot_key}_bytes")
     slot = np.where(uses_ll, constants.number("correction.p2p_ll_slot_bytes"), simple_slot)
     shortest, longest = (slot / 2, slot) if s.domains > 1 else (slot / 8, slot * 32)
-    channels = np.minimum(few, np.ceil(piece / shortest))
+    # A part is never below the shortest, so that the last of several may be short.
+    channels = np.clip(piece / shortest, 1, few)
+    doublings = np.zeros(len(piece), dtype=np.int64)
     while (too_long := (np.ceil(piece / channels) > longest) & (channels <= per_peer // 2)).any():
         channels = np.where(too_long, 2 * channels, channels)
-    return np.minimum(total, peers * channels), uses_ll
+        doublings += too_long
+    return np.minimum(total, peers * channels), uses_ll, doublings

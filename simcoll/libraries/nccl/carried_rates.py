@@ -33,8 +33,9 @@ def carried_rates(graph: DeviceGraph, draft: Draft, *, between: bool) -> tuple[f
         if between and graph.nets:
             # NCCL's last resort names no port.
             enter, leave = (graph.nets[max(port, 0)] for port in draft.nics[channel])
-            to_ports.append(_route(graph, enter, gpus[0]))
-            to_ports.append(_route(graph, gpus[-1], leave))
+            if "gpu" in enter.paths and "net" in gpus[-1].paths:
+                to_ports.append(_route(graph, enter, gpus[0]))
+                to_ports.append(_route(graph, gpus[-1], leave))
     passes: dict[int, float] = {}
     for route in (*to_gpus, *to_ports):
         for link, is_pcie, _ in route.links:

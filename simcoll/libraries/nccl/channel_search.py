@@ -184,8 +184,8 @@ class ChannelSearch:
         split = draft.pattern == "balanced_tree" and tail_kind == "gpu"
         speed = draft.speed_between // (2 if split else 1)
         costs = []
-        for tail in range(len(self.graph.of_kind[tail_kind])):
-            for head in range(len(self.graph.of_kind[head_kind])):
+        for tail, start in enumerate(self.graph.of_kind[tail_kind]):
+            for head in range(len(start.paths.get(head_kind, ()))):
                 route = self._route(tail_kind, tail, head_kind, head)
                 if route.type <= draft.type_to_nic:
                     passes = any(link.head.kind == "cpu" for link, _, _ in route.links)

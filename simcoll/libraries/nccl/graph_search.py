@@ -172,7 +172,7 @@ class _GraphSearch:
         types = set()
         for index, gpu in enumerate(self.devices.gpus):
             for number, vertex in enumerate(self.devices.of_kind[kind]):
-                if vertex is not gpu and kind in gpu.paths:
+                if vertex is not gpu and kind in gpu.paths and "gpu" in vertex.paths:
                     types |= {gpu.paths[kind][number].type, vertex.paths["gpu"][index].type}
         return tuple(sorted(types))
 

@@ -1,17 +1,19 @@
 """With one algorithm and protocol, no size takes less time than a smaller one."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import simcoll
 from simcoll.libraries import corrected
-from simcoll.libraries.environment import LAUNCHERS, Environment
+from simcoll.libraries.environment import LAUNCHERS, parse_environment
 from simcoll.libraries.library import library_for
 from simcoll.libraries.prediction import launched_us
-from simcoll.libraries.question import question_on
+from simcoll.libraries.question import P2P, question_on
 
+LINKS = ["", "NCCL_IB_HCA=mlx5_0", "NCCL_NET=Socket", "NCCL_P2P_DISABLE=1", "NCCL_BUFFSIZE=65536"]
 MACHINES = [
     ("dgx-h100", 1),
     ("dgx-h100", 2),
@@ -30,8 +32,9 @@ MACHINES = [
 def test_no_size_takes_less_time_than_a_smaller_one(name, nodes):
     rng, topology = random.Random(name), simcoll.load_topology(name, nodes=nodes)
     library = library_for(None, topology)
-    for collective in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
-        environment = Environment(
+    for collective in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", *P2P):
+        environment = replace(
+            parse_environment(rng.choice(LINKS)),
             launcher=rng.choice(LAUNCHERS),
             max_ctas=rng.choice([0, 4]),
             dtype=rng.choice(["", "int8"]),
@@ -41,4 +44,7 @@ def test_no_size_takes_less_time_than_a_smaller_one(name, nodes):
         for cost in corrected.costs(question, sizes):
             times_us = launched_us(cost.time_us(sizes), question)
             steps = np.diff(times_us) / times_us[1:]
+            if question.is_p2p:
+                choices = corrected.send_choices(question, sizes)
+                steps = steps[choices[1:] == choices[:-1]]
             assert steps.min() > -1e-9, (collective, cost.algorithm, cost.protocol, environment)
