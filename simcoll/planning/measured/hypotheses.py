@@ -509,8 +509,8 @@ def figures(test: Effect, setting: Setting) -> str:
     """Bandwidth, or time if it is small, with the change, without it, and measured, at the size
     where the change does most.
     """
-    size_text, unit, (new, old, measured) = _at_largest_change(test, setting)
-    return f"{new} instead of {old} {unit} at {size_text}, measured {measured}"
+    size_text, unit, texts = _at_largest_change(test, setting)
+    return f"{texts[0]} instead of {texts[1]} {unit} at {size_text}, measured {texts[2]}"
 
 
 def sound_figure(test: Effect, setting: Setting) -> str:

@@ -141,11 +141,13 @@ def choice_evidence(
     }
     support, against = {}, {}
     for place, cause in enumerate(("algorithm", "protocol")):
-        others = Counter(
-            own[place] for own, predicted in compared.values() if own[place] != predicted[place]
+        differing = Counter(
+            choice[place]
+            for choice, predicted in compared.values()
+            if choice[place] != predicted[place]
         )
-        if others:
-            name, count = others.most_common(1)[0]
+        if differing:
+            name, count = differing.most_common(1)[0]
             support[cause] = f"the log has NCCL's choice of {name} for {counted(count, 'size')}"
         elif compared:
             against[cause] = "NCCL's choices in the log are those predicted"
