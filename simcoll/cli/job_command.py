@@ -137,7 +137,7 @@ def ask_job(
     rows
         File for the services of the collectives, as rows for simcoll compare and calibrate (CSV).
     """
-    from simcoll.cli.job_files import list_files, trace_files
+    from simcoll.cli.job_files import list_files, refuse_special_files, trace_files
     from simcoll.files.output import refuse_places
     from simcoll.jobs.hlo_workload import is_hlo_file
     from simcoll.jobs.host_job import host_lines
@@ -146,6 +146,7 @@ def ask_job(
     from simcoll.jobs.rank_trace import load_rank_trace
     from simcoll.jobs.what_if import answer_lines
 
+    refuse_special_files(files)
     if any(is_hlo_file(file) for file in files):
         _say_program(files, what_if, rows, program)
         return

@@ -12,7 +12,7 @@ from simcoll.terminal import say
 if TYPE_CHECKING:
     from simcoll.cli.convert_command import JobConversion
 
-__all__ = ["convert_job", "is_job", "list_files", "trace_files"]
+__all__ = ["convert_job", "is_job", "list_files", "refuse_special_files", "trace_files"]
 
 
 def trace_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
@@ -54,6 +54,19 @@ def trace_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
         traces += fitting
         left_out += [f"{file}: no trace of a profiler" for file in inner if file not in fitting]
     return traces, left_out
+
+
+def refuse_special_files(paths: Sequence[Path]) -> None:
+    """Refuse pipes and devices: a file is opened to recognise it, and again to read it."""
+    from simcoll.files.paths import exists, is_file, is_folder
+
+    for path in paths:
+        if exists(path) and not is_file(path) and not is_folder(path):
+            raise ConfigError(
+                "this is a pipe or device, and what is in it can be read only once; expected a "
+                "file or a folder",
+                file=str(path),
+            )
 
 
 def list_files(paths: Sequence[Path]) -> list[Path]:

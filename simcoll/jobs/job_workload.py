@@ -7,6 +7,8 @@ neither launch latencies nor gaps.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -24,6 +26,8 @@ __all__ = ["job_workload"]
 _FS = 10**6
 """Femtoseconds of a nanosecond."""
 _LONGEST_NAME = 60
+_NAMED_KERNELS = 10
+"""Kernels that keep their names in tables and timelines, which have a colour for each."""
 _HOST = (NodeKind.GAP, NodeKind.CALL, NodeKind.WAIT)
 
 
@@ -46,6 +50,7 @@ def job_workload(job: Job, *, measured: bool = False) -> tuple[Workload, list[st
     job.refuse_changes()
     if job.measured_ns * _FS > MAX_TIME_FS:
         raise ConfigError("the job takes longer than the 2.5 hours that a workload may take")
+    names = _kernel_names(job)
     place_of = {rank: place for place, rank in enumerate(job.ranks)}
     origin_ns = min(graph.begin_ns for graph in job.graphs)
     steps = []
@@ -56,7 +61,7 @@ def job_workload(job: Job, *, measured: bool = False) -> tuple[Workload, list[st
             for number, meeting in enumerate(job.matching.meetings)
             if place in meeting.calls
         }
-        rank = _RankSteps(graph, origin_ns, meetings, place_of, measured=measured)
+        rank = _RankSteps(graph, origin_ns, meetings, place_of, names, measured)
         rank.build()
         steps.append(rank.steps)
         fixed += rank.fixed
@@ -68,6 +73,32 @@ def job_workload(job: Job, *, measured: bool = False) -> tuple[Workload, list[st
         )
     title = f"a traced job of {counted(len(job.graphs), 'rank')}"
     return gather_traces(steps, title=title), notes
+
+
+def _kernel_names(job: Job) -> dict[str, str]:
+    """A short name for every kernel: its own for those that take most of the time."""
+    times: Counter[str] = Counter()
+    for graph in job.graphs:
+        for node, kind in enumerate(graph.kinds):
+            if kind in {NodeKind.WORK, NodeKind.QUEUED}:
+                times[graph.names[node]] += graph.durations_ns[node]
+    short = {name: _short_name(name) for name in times}
+    totals: Counter[str] = Counter()
+    for name, time_ns in times.items():
+        totals[short[name]] += time_ns
+    longest = {name for name, _ in totals.most_common(_NAMED_KERNELS)}
+    return {name: title if title in longest else "other kernels" for name, title in short.items()}
+
+
+def _short_name(kernel: str) -> str:
+    """The name of a kernel without namespaces, template arguments and parameters.
+
+    >>> _short_name("void at::native::vectorized_elementwise_kernel<4, Fill>(int, Fill)")
+    'vectorized_elementwise_kernel'
+    """
+    bare = kernel.replace("(anonymous namespace)::", "").removeprefix("void ")
+    bare = re.split(r"[<(]", bare, maxsplit=1)[0].strip()
+    return bare.rpartition("::")[2][:_LONGEST_NAME] or "kernel"
 
 
 @dataclass(eq=False)
@@ -82,6 +113,7 @@ class _RankSteps:
     origin_ns: int
     meetings: Mapping[int, tuple[int, TracedMeeting]]
     place_of: Mapping[int, int]
+    names: Mapping[str, str]
     measured: bool
     steps: list[TraceStep] = field(default_factory=list)
     fixed: int = 0
@@ -107,7 +139,8 @@ class _RankSteps:
                 duration = graph.durations_ns[node] + graph.gap_ns
                 lane = f"stream {graph.lanes[node]}"
                 awaited_steps = self._after(node)
-                self.step_of[node] = self._add(lane, awaited_steps, graph.names[node], duration)
+                name = self.names[graph.names[node]]
+                self.step_of[node] = self._add(lane, awaited_steps, name, duration)
             elif kind is NodeKind.COLLECTIVE:
                 self._collective(node)
         for lane in list(self.pending):
@@ -122,9 +155,7 @@ class _RankSteps:
         together: Together | None = None,
     ) -> int:
         number = len(self.steps)
-        self.steps.append(
-            TraceStep(lane, awaited_steps, name[:_LONGEST_NAME], time_ns * _FS, together=together)
-        )
+        self.steps.append(TraceStep(lane, awaited_steps, name, time_ns * _FS, together=together))
         return number
 
     def _awaited_host_nodes(self) -> set[int]:
@@ -184,7 +215,7 @@ class _RankSteps:
         since = self.queued_until_ns.get(lane, self.origin_ns)
         end = max(graph.end_of(node), since)
         self.queued_until_ns[lane] = end
-        self.step_of[node] = self._add(lane, (), graph.names[node], end - since)
+        self.step_of[node] = self._add(lane, (), self.names[graph.names[node]], end - since)
 
     def _collective(self, node: int) -> None:
         graph = self.graph
@@ -195,7 +226,8 @@ class _RankSteps:
             self.fixed += 1
             lane = f"stream {graph.lanes[node]}"
             duration = graph.durations_ns[node]
-            self.step_of[node] = self._add(lane, awaited_steps, graph.names[node], duration)
+            name = _short_name(graph.names[node])
+            self.step_of[node] = self._add(lane, awaited_steps, name, duration)
             return
         key, meeting = self.meetings[number]
         sized = meeting.size_bytes >= 0 or meeting.kind == "barrier"

@@ -379,7 +379,9 @@ def _shift(
         ends.append(np.array([float(call.end_ns - origin_ns) for call in sequence]))
     shortest = min(map(len, signs))
     candidates: list[_ShiftFit] = []
-    for shift in range(-min(_MOST_SHIFT, len(signs[0])), min(_MOST_SHIFT, len(signs[1])) + 1):
+    # Almost always the ranks begin with the same call, so that shift comes first, and may suffice.
+    shifts = range(-min(_MOST_SHIFT, len(signs[0])), min(_MOST_SHIFT, len(signs[1])) + 1)
+    for shift in (0, *(shift for shift in shifts if shift)):
         begin = max(0, -shift)
         end = min(len(signs[0]), len(signs[1]) - shift)
         if end - begin < min(shortest, max(2, (shortest + 1) // 2)):
@@ -391,6 +393,8 @@ def _shift(
         spread = float(np.median(np.abs(late - middle)))
         score = spread + min(abs(middle), 5 * SAME_CLOCK_NS)
         candidates.append(_ShiftFit(score, abs(middle), spread, shift))
+        if shift == 0 and len(signs[0]) == len(signs[1]) and score <= SAME_CLOCK_NS:
+            return 0
     if candidates:
         best = min(candidates)
         unshifted = [fit for fit in candidates if fit.shift == 0]

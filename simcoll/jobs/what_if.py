@@ -174,7 +174,7 @@ class _WhatIf:
                 words = f"{kind} of {len(ranks)} of {job.nranks} ranks"
                 raise ConfigError(
                     f"--ranks {nranks}: only a purely data-parallel job does the same on other "
-                    f"numbers of ranks; this one has a {words}"
+                    f"numbers of ranks; this one has {words}"
                 )
         titles = {call.group.description.lower() for calls in job.calls for call in calls}
         split = sorted(title for title in titles if _is_model_parallel(title))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 
 import pytest
 
@@ -75,6 +76,13 @@ def test_a_truncated_trace_is_refused_by_name(traces, capsys):
     path.write_bytes(path.read_bytes()[:-30])
     status, text = said(capsys, "job", "traces")
     assert (status, "rank1.json.gz: truncated" in text) == (2, True)
+
+
+def test_a_pipe_is_refused_before_it_is_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    status, text = said(capsys, "job", "pipe")
+    assert (status, "can be read only once" in text) == (2, True)
 
 
 def test_rows_are_not_written_over_a_trace(traces, capsys):

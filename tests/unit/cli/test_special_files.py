@@ -153,7 +153,8 @@ def test_a_folder_that_may_not_be_looked_into_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "sweep", "plan", "goodput", "step", "flight", "graph", "verify", "diff x"]
+    "command",
+    ["run", "sweep", "plan", "goodput", "step", "flight", "graph", "job", "verify", "diff x"],
 )
 @pytest.mark.parametrize("name", ["x" * 300, "file/x", "nowhere/x.et"])
 def test_a_name_that_no_file_can_have_is_bad_input(command, name, tmp_path, monkeypatch, capsys):

@@ -54,3 +54,22 @@ def test_one_rank_keeps_its_kernels(tmp_path):
 def test_a_graph_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="too much to ask"):
         job_workload(job_of(tmp_path, dialect="graph"))
+
+
+def test_few_kernels_keep_their_names(tmp_path):
+    import gzip
+    import json
+
+    write_example_traces(tmp_path, ExampleJob())
+    files = sorted(tmp_path.glob("*.json.gz"))
+    for file in files:
+        document = json.loads(gzip.decompress(file.read_bytes()))
+        for number, event in enumerate(document["traceEvents"]):
+            if event["name"].startswith("gemm"):
+                event["name"] = f"void lib::gemm_{number}<4, float>(int, float*)"
+        file.write_bytes(gzip.compress(json.dumps(document).encode()))
+    workload, _ = job_workload(job_of_files(files))
+    names = {operation.name for operation in workload.operations}
+    assert "other kernels" in names
+    assert not any("lib::" in name or "<" in name for name in names)
+    assert sum(name.startswith("gemm_") for name in names) <= 10

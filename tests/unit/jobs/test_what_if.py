@@ -102,7 +102,7 @@ def test_other_numbers_of_ranks_of_a_data_parallel_job(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "all_to_all"}, "this one has a all_to_all of 4 of 4 ranks"),
+        ({"kind": "all_to_all"}, "this one has all_to_all of 4 of 4 ranks"),
         ({"ranks": (0, 1)}, "all_gather of 2 of 4 ranks"),
     ],
 )
