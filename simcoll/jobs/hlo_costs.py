@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simcoll.errors import nearest, shown
+from simcoll.errors import shown
 from simcoll.jobs.hlo_text import (
     HOST_SPACE,
     ArrayShape,
@@ -83,6 +83,10 @@ _MEMORY_TARGETS = frozenset(
     )
 )
 """Targets of custom calls that are timed by their bytes."""
+_KNOWN_WORK = (
+    "that of matrix products, convolutions, fused attention of cuDNN, sorting, random numbers and "
+    "element-wise operations is"
+)
 _ATTENTION_TENSORS = {"forward": 2, "backward": 5}
 """Matrix products of fused attention (Dao 2023, FlashAttention-2, section 3): the backward pass
 computes the scores again.
@@ -90,6 +94,7 @@ computes the scores again.
 _PASSING = frozenset(("bitcast", "reshape", "get-tuple-element"))
 _LETTERS = re.compile(r"(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"(\w+)=(\S+)")
+_DEEPEST = 100
 _MOST_PRODUCTS = 1 << 30
 """Limit of what is counted one by one along an axis of a convolution: seconds."""
 _WINDOW_NUMBER = re.compile(r"-?[0-9]{1,9}")
@@ -127,6 +132,7 @@ class HloCosts:
     module: HloModule
     _users: dict[str, dict[str, list[tuple[HloInstruction, int]]]] = field(default_factory=dict)
     _flops: dict[str, Counter[str]] = field(default_factory=dict)
+    _depth: int = 0
 
     def of(self, computation: HloComputation, instruction: HloInstruction) -> HloCost:
         """The cost of an instruction that is neither a loop, a call nor a collective.
@@ -167,13 +173,20 @@ class HloCosts:
                 }
             )
         if opcode in {"fusion", "async-start"}:
-            return self._called_flops(self.module.computation(instruction, "calls"))
+            if self._depth > _DEEPEST:
+                raise self.module.refuse(
+                    instruction, f"fusions are nested more than {_DEEPEST} deep"
+                )
+            self._depth += 1
+            flops = self._called_flops(self.module.computation(instruction, "calls"))
+            self._depth -= 1
+            return flops
         if opcode == "custom-call":
             return self._custom_flops(computation, instruction)
         if opcode not in FREE and opcode not in _MEMORY:
             raise self.module.refuse(
                 instruction,
-                f"the cost of {opcode!r} is not known; {nearest(opcode, sorted(_MEMORY))}",
+                f"the work of {opcode!r} is not known; {_KNOWN_WORK}",
             )
         return Counter()
 
@@ -231,10 +244,8 @@ class HloCosts:
             return self._attention_flops(computation, instruction)
         if target in _UNTIMED_TARGETS or target in _MEMORY_TARGETS:
             return Counter()
-        timed = (*_GEMMS, *_MEMORY_TARGETS, f"{_CONVOLUTIONS}Forward", f"{_ATTENTION}Softmax")
         raise self.module.refuse(
-            instruction,
-            f"the work of custom call {shown(target)} is not known; {nearest(target, timed)}",
+            instruction, f"the work of custom call {shown(target)} is not known; {_KNOWN_WORK}"
         )
 
     def _attention_flops(
@@ -314,8 +325,12 @@ class HloCosts:
             return traffic + list(zip(spaces, results, strict=True))
         return traffic + _traffic_of(instruction.shapes)
 
-    def _read_size(self, body: HloComputation, value: HloInstruction, size: int) -> int:
+    def _read_size(
+        self, body: HloComputation, value: HloInstruction, size: int, depth: int = 0
+    ) -> int:
         """Bytes of a value that its users inside of a fusion read."""
+        if depth > _DEEPEST:
+            return size
         total = 0
         for user, place in self._users_in(body).get(value.name, ()):
             if user.opcode in {"dynamic-slice", "slice", "gather"} and place == 0:
@@ -326,7 +341,7 @@ class HloCosts:
                 update = body.operand(user, len(user.operands) - 1)
                 total += update.nbytes if update else size
             elif user.opcode in _PASSING:
-                total += self._read_size(body, user, size)
+                total += self._read_size(body, user, size, depth + 1)
             else:
                 return size
         return min(total, size)

@@ -19,7 +19,7 @@ from simcoll.jobs.hlo_text import HloInstruction, HloModule
 
 __all__ = ["describe_groups", "groups_of_pairs", "permute_pairs", "replica_groups"]
 
-_LISTS = re.compile(r"\{\s*(?:\{[\d,\s]*\}\s*,?\s*)*\}$")
+_LISTS = re.compile(r"\{(?:\{[\d,]*\},?)*\}$")
 _IOTA = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?)?$")
 _MESH = re.compile(r"mesh\[([^\]]*)\]\s*(?:\{([^}]*)\})?$")
 _MESH_IDS = re.compile(r"\((?:\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))\)\s*\{([^}]*)\}$")
@@ -60,12 +60,10 @@ def _groups_of_text(module: HloModule, instruction: HloInstruction, text: str) -
     """The groups as they are written; None for all devices."""
     if not text or text == "{}":
         return None
-    lists, iota, on_mesh = _LISTS.match(text), _IOTA.match(text), _MESH.match(text)
+    lists = _LISTS.match("".join(text.split()))
+    iota, on_mesh = _IOTA.match(text), _MESH.match(text)
     if lists:
-        rows = [
-            [int(number) for number in row.split(",") if number.strip()]
-            for row in re.findall(r"\{([\d,\s]*)\}", text[1:-1])
-        ]
+        rows = [_numbers(row) for row in re.findall(r"\{([\d,]*)\}", lists[0][1:-1])]
         if len({len(row) for row in rows}) != 1:
             raise module.refuse(instruction, "expected replica groups of one size")
         groups = np.array(rows, np.int64)

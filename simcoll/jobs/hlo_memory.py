@@ -7,7 +7,7 @@ estimate of what the buffer assignment reaches, which can be larger where memory
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeAlias
 
@@ -104,6 +104,7 @@ class _Lifetimes:
     """Follows values of a computation from instruction to instruction."""
 
     module: HloModule
+    peaks: dict[str, int] = field(default_factory=dict)
 
     def peak(self, computation: HloComputation, depth: int) -> int:
         """Largest sum of the values that a computation makes, besides those that it returns, whose
@@ -147,7 +148,10 @@ class _Lifetimes:
         if depth > _DEEPEST or instruction.opcode not in {"while", "call"}:
             return 0
         attribute = "body" if instruction.opcode == "while" else "to_apply"
-        return self.peak(self.module.computation(instruction, attribute), depth + 1)
+        body = self.module.computation(instruction, attribute)
+        if body.name not in self.peaks:
+            self.peaks[body.name] = self.peak(body, depth + 1)
+        return self.peaks[body.name]
 
     def _elements(self, computation: HloComputation) -> dict[str, tuple[_Origins, ...]]:
         """For each instruction the origins of its value, element by element of a tuple."""
@@ -157,7 +161,7 @@ class _Lifetimes:
             updated = self._updated_operand(instruction)
             if instruction.opcode == "tuple":
                 value: tuple[_Origins, ...] = tuple(
-                    tuple(chain.from_iterable(operand)) for operand in operands
+                    tuple(dict.fromkeys(chain.from_iterable(operand))) for operand in operands
                 )
             elif instruction.opcode == "get-tuple-element":
                 place = max(0, instruction.element)

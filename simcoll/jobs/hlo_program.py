@@ -31,7 +31,7 @@ __all__ = [
     "steps_with_counts",
 ]
 
-MOST_STEPS = 2_000_000
+MOST_STEPS = 1_000_000
 _DEEPEST = 100
 
 
@@ -180,13 +180,16 @@ class _ProgramReader:
                 f"line {computation.line}: calls are nested more than {_DEEPEST} deep",
                 file=self.module.file,
             )
+        # Computations that call others twice, which do so too, are a bomb.
+        self.count += len(computation.instructions)
+        if self.count > MOST_STEPS:
+            raise ConfigError(
+                f"calls unfold to more than {MOST_STEPS:,} instructions", file=self.module.file
+            )
         started: dict[str, HloCollective] = {}
         steps: list[Step] = []
         for instruction in computation.instructions.values():
             steps += self._steps_of(computation, instruction, started, depth)
-        self.count += len(steps)
-        if self.count > MOST_STEPS:
-            raise ConfigError(f"more than {MOST_STEPS:,} steps", file=self.module.file)
         waiting = next(iter(started.values()), None)
         if waiting is not None:
             raise ConfigError(
@@ -254,7 +257,7 @@ class _ProgramReader:
         return [HloLoop(instruction.name, count, tuple(steps))]
 
     def _branches(self, instruction: HloInstruction, depth: int) -> list[Step]:
-        """The branch of a conditional that moves most bytes, if none communicates or multiplies."""
+        """The branch of a conditional that moves most bytes, if they only differ in these."""
         listed = instruction.attribute("branch_computations").strip("{}").split(",")
         names = [name.strip().lstrip("%") for name in listed if name.strip()]
         names += [
@@ -267,16 +270,11 @@ class _ProgramReader:
             if name not in self.module.computations:
                 raise self.module.refuse(instruction, f"the text has no computation {name!r:.60}")
             branches.append(self.steps(self.module.computations[name], depth + 1))
-        plain = all(
-            isinstance(step, HloWork) and not step.cost.total_flops
-            for branch in branches
-            for step in branch
-        )
-        if not branches or not plain:
+        if len({_outline(branch) for branch in branches}) != 1:
             raise self.module.refuse(
                 instruction,
                 "which branch runs is decided by data, and the branches communicate, multiply or "
-                "loop; expected a program without lax.cond around them",
+                "loop differently; expected a program without lax.cond around them",
             )
         self.assumptions["conditionals take the branch that moves most bytes"] = None
         return max(branches, key=_moved_bytes)
@@ -403,6 +401,22 @@ def _cycles(instruction: HloInstruction) -> int:
     text = instruction.attribute("backend_config")
     _, marker, text = text.partition('"estimated_cycles":"')
     return max(0, whole_number(text.partition('"')[0])) if marker else 0
+
+
+def _outline(steps: Iterable[Step]) -> tuple[object, ...]:
+    """What steps communicate, multiply and repeat."""
+    outline: list[object] = []
+    flops: Counter[str] = Counter()
+    for step in steps:
+        if isinstance(step, HloWork):
+            flops.update(step.cost.flops)
+        elif isinstance(step, HloLoop):
+            outline.append((step.count, _outline(step.steps)))
+        elif isinstance(step, HloStart):
+            collective = step.collective
+            groups = collective.groups.tobytes()
+            outline.append((collective.kind, groups, collective.pairs, collective.size_bytes))
+    return (*outline, tuple(sorted(flops.items())))
 
 
 def _moved_bytes(steps: list[Step]) -> int:

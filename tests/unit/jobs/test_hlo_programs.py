@@ -166,6 +166,7 @@ def test_flops_of_models_are_6nd_and_attention(name):
     assert (flops == shape.flops) == (shape.experts == 1)
 
 
+@pytest.mark.slow
 def test_a_workload_keeps_loops_and_overlap():
     from simcoll.jobs.hlo_workload import hlo_workload
     from simcoll.topology import load_topology
@@ -202,6 +203,7 @@ def test_work_is_timed_by_the_roofline():
     assert products < work / 1e15 < 2.5 * products
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "target", "options", "message"),
     [

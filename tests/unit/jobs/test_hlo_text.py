@@ -1,6 +1,7 @@
 """Texts of HLO: all notations, and refusals with the line."""
 
 import gzip
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from simcoll.errors import ConfigError
 from simcoll.jobs.hlo_groups import groups_of_pairs, replica_groups
 from simcoll.jobs.hlo_program import HloLoop, program_of
-from simcoll.jobs.hlo_text import parse_hlo
+from simcoll.jobs.hlo_text import HloComputation, parse_hlo
 from simcoll.jobs.hlo_workload import is_hlo_file, load_hlo
 
 HEADER = "HloModule test, is_scheduled=true, num_partitions=8, entry_computation_layout={()->()}"
@@ -148,7 +149,7 @@ def test_an_unknown_trip_count_is_refused_with_the_line(change):
     ("line", "message"),
     [
         ('custom-call(%x), custom_call_target="my_kernel"', "custom call 'my_kernel' is not known"),
-        ("cholesky(%x)", "the cost of 'cholesky' is not known"),
+        ("cholesky(%x)", "the work of 'cholesky' is not known"),
         ("send(%x), channel_id=1", "'send': messages outside of collectives are not read"),
         ("all-gather-start(%x), replica_groups={}", "y: it is started and not ended in main"),
         ("all-gather-done(%x)", "ends what was not started in the same computation"),
@@ -183,6 +184,20 @@ def branches(operation):
         "ROOT %y = f32[4,4] conditional(%i, %x, %x), branch_computations={%one, %two}",
         computations=computations,
     )
+
+
+def test_branches_may_communicate_alike():
+    gather = (
+        "all-reduce(%a), channel_id=1, use_global_device_ids=true, "
+        "replica_groups=[1,8]<=[8], to_apply=%add"
+    )
+    text = branches(gather)
+    with pytest.raises(ConfigError, match="communicate, multiply or loop differently"):
+        program_of(text)
+    two = text.computations["two"]
+    alike = HloComputation("two", two.line, text.computations["one"].instructions, "b")
+    steps = program_of(replace(text, computations={**text.computations, "two": alike})).steps
+    assert [step.collective.kind for step in steps] == ["all_reduce"]
 
 
 def test_a_conditional_takes_the_branch_that_moves_more():
@@ -262,3 +277,150 @@ def test_custom_calls_of_cuda_libraries():
             f"ROOT %y = bf16[2,128,8,64]{{3,2,1,0}} {attention.format(backward, mask)}",
         )
         assert program_of(read).flops == expected
+
+
+def collectives(*lines, computations=""):
+    read = module("%x = bf16[16,4]{1,0} parameter(0)", *lines, computations=computations)
+    return read, program_of(read)
+
+
+GLOBAL = "channel_id=1, use_global_device_ids=true"
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind", "size_bytes", "synchronous"),
+    [
+        # All operands of a combined collective count; an all_gather as its result.
+        (
+            (
+                "%y = f32[8]{0} parameter(1)",
+                (
+                    "%s = ((bf16[16,4], f32[8]), (bf16[64,4], f32[32])) all-gather-start(%x, %y), "
+                    f"replica_groups=[2,4]<=[8], dimensions={{0}}, {GLOBAL}"
+                ),
+                "ROOT %d = (bf16[64,4], f32[32]) all-gather-done(%s)",
+            ),
+            "all_gather",
+            4 * (128 + 32),
+            False,
+        ),
+        (
+            (
+                (
+                    f"%s = bf16[4,4] reduce-scatter-start(%x), replica_groups=[2,4]<=[8], {GLOBAL}, "
+                    'backend_config={"collective_backend_config":{"is_sync":true}}'
+                ),
+                "ROOT %d = bf16[4,4] reduce-scatter-done(%s)",
+            ),
+            "reduce_scatter",
+            128,
+            True,
+        ),
+        (
+            (
+                (
+                    "ROOT %d = bf16[16,4] ragged-all-to-all(%x, %x, %x, %x, %x, %x), "
+                    "replica_groups={{0,1,2,3,4,5,6,7}}, channel_id=1"
+                ),
+            ),
+            "all_to_all",
+            128,
+            True,
+        ),
+        (
+            ("ROOT %d = bf16[16,4] collective-permute(%x), source_target_pairs={{1,1},{0,2}}",),
+            "send_recv",
+            128,
+            True,
+        ),
+    ],
+)
+def test_forms_of_collectives(lines, kind, size_bytes, synchronous):
+    _, program = collectives(*lines)
+    ((collective, count),) = program.collectives
+    assert (collective.kind, count) == (kind, 1)
+    assert (collective.size_bytes, collective.synchronous) == (size_bytes, synchronous)
+
+
+def test_a_collective_may_run_in_a_computation_of_its_own():
+    inner = """
+%wrapped (a: bf16[16,4]) -> bf16[16,4] {
+  %a = bf16[16,4] parameter(0)
+  ROOT %b = bf16[16,4] all-to-all(%a), replica_groups={{0,1,2,3},{4,5,6,7}}, channel_id=3
+}
+%graph (p: bf16[16,4]) -> bf16[16,4] {
+  %p = bf16[16,4] parameter(0)
+  %s = ((bf16[16,4]), bf16[16,4]) async-start(%p), calls=%wrapped
+  %e = bf16[16,4] exponential(%p)
+  %u = ((bf16[16,4]), bf16[16,4]) async-update(%s)
+  %d = bf16[16,4] async-done(%u)
+  ROOT %r = bf16[16,4] add(%d, %e)
+}
+"""
+    _, program = collectives("ROOT %c = bf16[16,4] call(%x), to_apply=%graph", computations=inner)
+    names = [type(step).__name__ for step in program.steps]
+    assert names == ["HloStart", "HloWork", "HloEnd", "HloWork"]
+    assert program.steps[0].collective.groups.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_bytes_in_the_memory_of_the_host_are_apart():
+    _, program = collectives("ROOT %y = bf16[16,4]{1,0:S(5)} copy(%x)")
+    (step,) = program.steps
+    assert (step.cost.nbytes, step.cost.host_bytes) == (128, 128)
+
+
+def test_only_the_parts_that_a_slice_or_an_update_touches_count():
+    inner = """
+%body (p: bf16[16,4], i: s32[]) -> bf16[16,4] {
+  %p = bf16[16,4] parameter(0)
+  %i = s32[] parameter(1)
+  %z = s32[] constant(0)
+  %one = bf16[1,4] dynamic-slice(%p, %i, %z), dynamic_slice_sizes={1,4}
+  %e = bf16[1,4] exponential(%one)
+  ROOT %u = bf16[16,4] dynamic-update-slice(%p, %e, %i, %z)
+}
+"""
+    lines = (
+        "%i = s32[] parameter(1)",
+        "ROOT %f = bf16[16,4] fusion(%x, %i), kind=kLoop, calls=%body",
+    )
+    _, program = collectives(*lines, computations=inner)
+    (step,) = program.steps
+    # A row is read and one written; and the index.
+    assert step.cost.nbytes == 8 + 8 + 4
+
+
+def nested(levels, call):
+    """Computations that call the next smaller one twice."""
+    texts = [
+        f"%b{level} (p: s32[]) -> s32[] {{\n  %p = s32[] parameter(0)\n"
+        f"  %v = s32[] {call.format(level - 1)}\n  ROOT %w = s32[] {call.format(level - 1)}\n}}"
+        for level in range(1, levels)
+    ]
+    smallest = (
+        "%b0 (p: s32[]) -> s32[] {\n  %p = s32[] parameter(0)\n  ROOT %n = s32[] negate(%p)\n}"
+    )
+    last = "%p = s32[] parameter(0)", f"ROOT %r = s32[] {call.format(levels - 1)}"
+    return module(*last, computations="\n".join([smallest, *texts]))
+
+
+@pytest.mark.parametrize(
+    ("levels", "call", "message"),
+    [
+        pytest.param(
+            60, "call(%p), to_apply=%b{}", "unfold to more than 1,000,000", marks=pytest.mark.slow
+        ),
+        (3000, "call(%p), to_apply=%b{}", "calls are nested more than 100 deep"),
+        (3000, "fusion(%p), calls=%b{}", "fusions are nested more than 100 deep"),
+    ],
+)
+def test_bombs_are_refused(levels, call, message):
+    with pytest.raises(ConfigError, match=message):
+        program_of(nested(levels, call))
+
+
+def test_tuples_of_tuples_take_no_memory_to_read():
+    from simcoll.jobs.hlo_memory import memory_of
+
+    lines = [f"%t{n + 1} = (f32[4]) tuple(%t{n}, %t{n})" for n in range(300)]
+    assert memory_of(module("%t0 = f32[4] parameter(0)", *lines)).arguments == 16
