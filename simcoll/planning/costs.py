@@ -244,7 +244,11 @@ def power_kw(design: Design, power: ClusterPower, parts: Hardware) -> float:
     44.24
     """
     node = watts_of(power.node, "$.power.node")
-    nodes = node * parts.nodes if node else node_watts(design.gpu)[0] * parts.gpus
+    nodes = node * parts.nodes
+    if not node:
+        spare_gpus = parts.gpus - design.mesh.nranks
+        nodes = node_watts(design.gpu)[0] * spare_gpus
+        nodes += sum(node_watts(gpu)[0] * count for gpu, count in design.gpu_counts)
     switch = watts_of(power.switch, "$.power.switch") or SWITCH_WATTS
     return (nodes + switch * parts.switches) * power.pue / 1000
 

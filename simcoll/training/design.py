@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,6 +88,7 @@ class _DesignGpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     name: str = ""
     calibration: str = ""
     measured: str = ""
+    others: dict[str, str] = {}
 
 
 class _DesignLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -125,6 +127,8 @@ class Design:
         Measured times of operators, which replace the roofline.
     network
         The calibration of collectives.
+    other_gpus
+        Ranks with another GPU than ``gpu``, which must be the fastest.
     """
 
     title: str
@@ -141,6 +145,7 @@ class Design:
     memory_limit: int
     measured: OperatorTimes | None = None
     network: NetworkCalibration | None = None
+    other_gpus: tuple[tuple[range, Gpu], ...] = ()
 
     def facts(self) -> list[tuple[str, object]]:
         """Name and value of what a reader sees."""
@@ -197,7 +202,20 @@ class Design:
             parts = (*parts, sorted(self.measured.times.items()))
         if self.network is not None:
             parts = (*parts, self.network.hash)
+        for ranks, gpu in self.other_gpus:
+            parts = (*parts, ranks, sorted(gpu.values.items()))
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    @property
+    def gpu_counts(self) -> list[tuple[Gpu, int]]:
+        """Each kind of GPU, and how many ranks have it."""
+        others = [(gpu, len(ranks)) for ranks, gpu in self.other_gpus]
+        return [(self.gpu, self.mesh.nranks - sum(count for _, count in others)), *others]
+
+    @property
+    def peak_flops(self) -> float:
+        """FLOP/s of all GPUs, by their vendors."""
+        return sum(gpu.peak(self.dtype) * count for gpu, count in self.gpu_counts)
 
 
 def load_design(path: FilePath) -> Design:
@@ -352,7 +370,8 @@ def _assemble(
     network = (
         load_network(folder / record.topology.calibration) if record.topology.calibration else None
     )
-    limit = gpu.memory_bytes
+    others = _other_gpus(record.gpu.others, topology, folder)
+    limit = min(kind.memory_bytes for kind in (gpu, *(other for _, other in others)))
     if record.limits.memory:
         limit = min(limit, parse_size(record.limits.memory, what="memory", path="$.limits.memory"))
     parallel = complete_parallel(
@@ -387,7 +406,32 @@ def _assemble(
         memory_limit=limit,
         measured=measured,
         network=network,
+        other_gpus=others,
     )
+
+
+def _other_gpus(
+    others: Mapping[str, str], topology: Topology, folder: Path
+) -> tuple[tuple[range, Gpu], ...]:
+    """Ranges of ranks with another GPU, in order."""
+    place = "$.gpu.others"
+    groups = []
+    for text, name in others.items():
+        match = _RANKS.fullmatch(text)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise ConfigError(f"{shown(text)}: expected ranks, such as '64-127'", path=place)
+        ranks = range(int(match[1]), int(match[2] or match[1]) + 1)
+        if ranks.stop > topology.nranks:
+            raise ConfigError(
+                f"{shown(text)}: expected ranks from 0 to {topology.nranks - 1}", path=place
+            )
+        path = folder / name
+        groups.append((ranks, load_gpu(path if is_file(path) else name)))
+    groups.sort(key=lambda group: group[0].start)
+    for (ranks, _), (next_ranks, _) in pairwise(groups):
+        if next_ranks.start < ranks.stop:
+            raise ConfigError(f"rank {next_ranks.start} is named twice", path=place)
+    return tuple(groups)
 
 
 class _Batch(msgspec.Struct, frozen=True, kw_only=True):

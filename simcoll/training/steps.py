@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from simcoll.training.memory import memory_by_stage
+from simcoll.training.mixed_gpus import mixed_notes, rank_factors
 from simcoll.training.script_clock import play_script, slowed_rows
 from simcoll.training.shortfalls import shortfalls
 from simcoll.training.step_calibration import UNCALIBRATED
@@ -122,7 +123,7 @@ class TrainingStep:
     def clock(self, *, tier: int, without: Collection[str] = (), spans: bool = True) -> WorkloadRun:
         """Play the step, with its spans; ``without``: axes whose bytes are removed."""
         workload = self._workload(without) if without else self.workload
-        return play_workload(workload, self.alone, tier=tier, slow=self.design.slow, spans=spans)
+        return play_workload(workload, self.alone, tier=tier, slow=self._slow, spans=spans)
 
     def time_fs(self, *, tier: int, without: Collection[str] = ()) -> int:
         """The time of the step; ``without``: axes whose bytes are removed."""
@@ -134,10 +135,15 @@ class TrainingStep:
     def _takes(self, without: Collection[str] = ()) -> list[int]:
         """The time of each slot."""
         operations = (
-            slow_down(self._ground, without_axes(operation, without), self.design.slow)
+            slow_down(self._ground, without_axes(operation, without), self._slow)
             for operation in self.slots
         )
         return [operation_fs(operation, self._times) for operation in operations]
+
+    @cached_property
+    def _slow(self) -> dict[int, float]:
+        """How many times longer ranks compute that are slow or have another GPU."""
+        return rank_factors(self.design)
 
     @cached_property
     def _overlap(self) -> Fraction:
@@ -192,7 +198,7 @@ class TrainingStep:
             memory_limit=design.memory_limit,
             model_flops=model_flops,
             hardware_flops=hardware_flops,
-            peak_flops=design.gpu.peak(design.dtype) * design.mesh.nranks,
+            peak_flops=design.peak_flops,
             flops_formula=FLOPS_FORMULA,
             notes=_notes(design, tier),
             lacks=tuple(shortfalls(design, exposed_fs, bubble_fs)),
@@ -232,7 +238,8 @@ def _notes(design: Design, tier: int) -> tuple[str, ...]:
         notes.append(f"the calibration is of {design.calibration.gpu}, not of {design.gpu.name}")
     if design.measured is not None:
         notes.append(design.measured.note())
-    if design.slow and tier == 1:
+    notes += mixed_notes(design)
+    if (design.slow or design.other_gpus) and tier == 1:
         notes.append("tier 1 slows all ranks of a stage down as much as the slowest of them")
     if design.calibration.overlap == 0 and design.parallel.overlap_dp:
         notes.append(

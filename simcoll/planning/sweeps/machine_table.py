@@ -67,12 +67,11 @@ def fastest_rows(rows: Sequence[Row]) -> list[MachineRow]:
         if key not in slowest or row["result"]["time_fs"] > slowest[key]["result"]["time_fs"]:
             slowest[key] = row
     fastest: dict[tuple[str, ...], MachineRow] = {}
-    for (machine, collective, size, run), row in slowest.items():
-        result = row["result"]
-        place = (machine, collective, size)
+    for run, row in slowest.items():
+        result, place = row["result"], run[:3]
         if place not in fastest or result["time_fs"] < fastest[place].time_fs:
             times = (result["time_fs"], result["bound_fs"], str(result["bottleneck"]))
-            fastest[place] = MachineRow(machine, collective, int(size), run, *times)
+            fastest[place] = MachineRow(run[0], run[1], int(run[2]), run[3], *times)
     return list(fastest.values())
 
 
