@@ -63,7 +63,8 @@ def play_grid(
     """Play a grid, and further ones that depend on what was played; ``None`` on worker ranks of an
     MPI job.
 
-    Prints the number of points, the number that ran, and the reasons why others did not.
+    Prints the number of points, the number that ran, and the reasons why others did not; ``then``
+    announces its grids itself.
     """
     from simcoll.files.output import open_folder
     from simcoll.planning.grids.executors import open_pool
@@ -79,10 +80,6 @@ def play_grid(
         say(f"# {part}{counted(len(grid), 'point')}, rows in {folder}", flush=True)
         runs = [_play(grid, folder, pool, options)]
         while then is not None and not options.shard and (following := then(runs)) is not None:
-            say(
-                f"# {len(following):,} {'of them' if len(runs) == 1 else 'more'} emulated in full",
-                flush=True,
-            )
             runs.append(_play(following, folder, pool, replace(options, resume=True)))
     return runs, folder
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from simcoll.cli.grids import GridOptions
-from simcoll.command_line import COUNT
+from simcoll.command_line import COUNT, WHOLE
 from simcoll.errors import ConfigError
 from simcoll.terminal import say
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from simcoll.planning.designs.mapping_search import MappingSearch
     from simcoll.planning.designs.space import Space
     from simcoll.planning.grids.grid import GridRun, PointGrid, Row
 
@@ -27,53 +32,61 @@ def plan_designs(
     plan: str,
     /,
     *,
+    tier: Annotated[int, WHOLE] = 2,
     exact: Annotated[int, COUNT] = 8,
+    budget: Annotated[int, COUNT] = 0,
+    clock: str = "",
     top: Annotated[int, COUNT] = 10,
     options: Annotated[GridOptions, Parameter(name="*")] = GridOptions(),  # noqa: B008
 ) -> None:
-    """Time every design of a space, the best ones exactly; write tables, the best design, its
-    timeline and a report.
+    """Search or time the designs of a plan, the best ones exactly; write tables, the best design,
+    its timeline and a report.
 
     Parameters
     ----------
     plan
         A plan file, or the name of a shipped one: a design file whose lists are swept, with an
-        objective, limits, costs and failures.
+        objective, limits, costs and failures. Without [parallel], or with [search], all legal
+        mappings are searched.
+    tier
+        2: the best designs are emulated in full, besides those on the Pareto front. 1: none.
     exact
-        Number of best designs to emulate in full (tier 2), besides those on the Pareto front.
+        Number of best designs to emulate in full.
+    budget
+        The most mappings that a search times on all machines together. Default: the file's, or 64
+        on each machine.
+    clock
+        Time after which a search begins no further designs, such as "60 s"; two runs may then
+        differ. Default: no limit.
     top
         Number of printed lines of the table.
     """
     from simcoll.cli.grids import play_grid
-    from simcoll.files.output import write_files
-    from simcoll.planning.designs.decision import alternatives_of, verdict
-    from simcoll.planning.designs.design_search import (
-        best_of,
-        design_of,
-        exact_grid,
-        firsts,
-        latest,
-        notes_of,
-        space_grid,
-        tight_of,
-    )
-    from simcoll.planning.designs.nearest_fit import missing_alternatives
+    from simcoll.planning.designs.design_search import latest, open_search, space_grid
     from simcoll.planning.designs.space import load_space
-    from simcoll.planning.designs.step_report import call_lines
     from simcoll.planning.sweeps.scenario import file_of
-    from simcoll.training.steps import TrainingStep
+    from simcoll.units import parse_span
 
-    if exact < 0 or top < 1:
-        raise ConfigError(f"--exact {exact} --top {top}: expected at least 0 and 1")
+    if exact < 0 or top < 1 or budget < 0:
+        raise ConfigError(
+            f"--exact {exact} --top {top} --budget {budget}: expected at least 0, 1 and 0"
+        )
+    if tier not in {1, 2}:
+        raise ConfigError(f"--tier {tier}: expected 1 or 2")
+    limit_s = parse_span(clock, path="--clock") / 1e6 if clock else 0.0
     file = file_of("plan", plan)
-    space: list[Space] = []
+    progress: list[_PlanProgress] = []
 
     def grid_of_file() -> PointGrid:
-        space.append(load_space(file))
-        return space_grid(space[0])
+        space = load_space(file)
+        if space.machines and options.shard:
+            raise ConfigError("--shard: a search has no parts; use --jobs, or list the designs")
+        search = open_search(space, budget)
+        progress.append(_PlanProgress(space, search, tier, exact, limit_s))
+        return space_grid(space, search)
 
     def rest(runs: Sequence[GridRun]) -> PointGrid | None:
-        return exact_grid(latest(runs), space[0], exact if len(runs) == 1 else 1)
+        return progress[0].next_grid(latest(runs))
 
     played = play_grid(options, file, grid_of_file, FILES, then=rest)
     if played is None:
@@ -85,25 +98,86 @@ def plan_designs(
             "the rest"
         )
         return
-    rows = latest(runs)
-    best, front = best_of(rows, space[0])
-    if tight := tight_of(rows):
+    _conclude(progress[0], latest(runs), folder, top)
+
+
+@dataclass
+class _PlanProgress:
+    """What is timed next: batches of the search, then the best designs in full.
+
+    Attributes
+    ----------
+    space, search
+        The plan, and the search of its machines.
+    tier, exact, limit_s
+        The options; seconds after which the search begins nothing, 0: no limit.
+    """
+
+    space: Space
+    search: MappingSearch | None
+    tier: int
+    exact: int
+    limit_s: float
+    in_full: bool = False
+    begin: float = field(default_factory=time.monotonic)
+
+    def next_grid(self, rows: Sequence[Row]) -> PointGrid | None:
+        """The next designs to time; None at the end."""
+        from simcoll.planning.designs.design_search import exact_grid, exposure_grid, search_grid
+
+        if self.search and self.limit_s and time.monotonic() - self.begin > self.limit_s:
+            self.search.stopped = f"when the clock of {self.limit_s:g} s ran out"
+        if not self.in_full and (grid := search_grid(rows, self.search)) is not None:
+            say(f"# {len(grid):,} more mappings whose bound is below the best", flush=True)
+            return grid
+        begins, self.in_full = not self.in_full, True
+        if self.tier == 1:
+            return exposure_grid(rows, self.space, self.exact) if begins else None
+        grid = exact_grid(rows, self.space, self.exact if begins else 1)
+        if grid is not None:
+            some = "of them" if begins else "more"
+            say(f"# {len(grid):,} {some} emulated in full", flush=True)
+        return grid
+
+
+def _conclude(progress: _PlanProgress, rows: Sequence[Row], folder: Path, top: int) -> None:
+    """Print the table and what was searched; write the files."""
+    from simcoll.files.output import write_files
+    from simcoll.planning.designs.decision import alternatives_of, verdict
+    from simcoll.planning.designs.design_search import (
+        best_of,
+        design_of,
+        firsts,
+        notes_of,
+        tight_of,
+    )
+    from simcoll.planning.designs.nearest_fit import missing_alternatives
+    from simcoll.planning.designs.step_report import call_lines
+    from simcoll.training.steps import TrainingStep
+
+    space = progress.space
+    best, front = best_of(rows, space)
+    if progress.search is None and (tight := tight_of(rows)):
         say(f"# {tight}")
     designs = list({row["key"]: row for row in (*best[:top], *firsts(best))}.values())
-    for line in _table(designs, space[0], front):
+    for line in _table(designs, space, front):
         say(line)
     missing = missing_alternatives(rows)
     for alternative in missing:
         say(f"  -  {alternative.name}: {alternative.reason}")
     alternatives = alternatives_of(best)
     if len(alternatives) > 1:
-        for sentence in verdict(space[0].objective.figure, alternatives, ()):
+        for sentence in verdict(space.objective.figure, alternatives, ()):
             say(f"# {sentence}")
     for line in call_lines(TrainingStep(design_of(best[0])).calls):
         say(line if line.startswith("#") else f"# best: {line}")
+    for lack in best[0]["result"]["lacks"]:
+        say(f"# best lacks: {lack}")
     for note in notes_of(designs):
         say(f"# note: {note}")
-    write_files(folder, _files(space[0], rows, best, front))
+    for line in progress.search.lines(rows) if progress.search else ():
+        say(f"# {line}")
+    write_files(folder, _files(space, rows, best, front))
     say(f"# wrote {', '.join(str(folder / name) for name in ('rows.jsonl', *FILES))}")
 
 
@@ -153,7 +227,7 @@ def _table(best: Sequence[Row], space: Space, front: Sequence[Row]) -> Iterator[
     from simcoll.planning.designs.design_search import front_figures
     from simcoll.planning.designs.figures import FIGURES
 
-    axes = list(dict.fromkeys(name for _, case in space.documents for name in case))
+    axes = [name for name in space.axes if any(name in row["point"]["case"] for row in best)]
     figure_names = (
         space.objective.figure,
         *front_figures(space, best[0]["result"]),

@@ -43,7 +43,9 @@ __all__ = [
     "PLANNING_TABLES",
     "Cluster",
     "Design",
+    "DesignInputs",
     "design_from",
+    "design_inputs",
     "find_gpu",
     "load_cluster",
     "load_design",
@@ -52,7 +54,7 @@ __all__ = [
 ]
 
 MAX_FILE_BYTES = 2**20
-PLANNING_TABLES = ("variants", "objective", "cost", "power", "failures")
+PLANNING_TABLES = ("variants", "objective", "cost", "power", "failures", "search")
 """Tables of a design file that ask for more than one step."""
 
 
@@ -259,6 +261,45 @@ def design_from(document: Mapping[str, Any], *, file: str = "design") -> Design:
         topology = load_cluster(tables_of_file.topology, folder)
         stated = frozenset(document.get("parallel", ()))
         return _assemble(tables_of_file, stated, topology, folder, Path(file).stem)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DesignInputs:
+    """What a design file states besides its parallelisation: the model, tokens of a sequence,
+    sequences of a step, and the topology.
+    """
+
+    model: Model
+    sequence: int
+    global_batch: int
+    topology: Topology
+
+
+def design_inputs(document: Mapping[str, Any], *, file: str = "design") -> DesignInputs:
+    """Read the tables of a design file except ``[parallel]``.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`load_design`.
+
+    Examples
+    --------
+    >>> inputs = design_inputs({
+    ...     "model": {"name": "llama-3.1-8b", "sequence": 8192, "global_batch": 16},
+    ...     "topology": {"name": "dgx-h100", "nodes": 2},
+    ... })
+    >>> inputs.model.layers, inputs.topology.nranks
+    (32, 16)
+    """
+    ignored = {*PLANNING_TABLES, "parallel"}
+    with blamed_on(file):
+        tables = {key: value for key, value in document.items() if key not in ignored}
+        record = convert_table(tables, _DesignFile)
+        folder = Path(file).parent
+        model, batch = read_model(dict(record.model), folder)
+        topology = load_cluster(record.topology, folder)
+    return DesignInputs(model, batch.sequence, batch.global_batch, topology)
 
 
 def _refuse_lists(parallel: object) -> None:

@@ -168,7 +168,7 @@ class Script:
         return (0, self.shape.stages - 1) if slot.work == "embedding" else (slot.stage,)
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=16)
 def script_of(shape: ScriptShape) -> Script:
     """The script of a shape.
 

@@ -157,7 +157,7 @@ class _ScriptLanes:
     rows: tuple[_LaneRow, ...]
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=16)
 def script_lanes(script: Script) -> _ScriptLanes:
     """The lanes of a script."""
     stages = [script.stages_of(slot) for slot in script.slots]

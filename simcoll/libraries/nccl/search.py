@@ -41,7 +41,7 @@ def search(
     topology: Topology, version: tuple[int, int], settings: Settings = _DEFAULT
 ) -> NcclGraphs | None:
     """What NCCL's search finds on a topology; None if the topology does not describe its PCIe
-    devices, or its GPUs are not NVIDIA's.
+    devices, its GPUs are not NVIDIA's, or an NVLink domain joins more than eight hosts.
 
     Parameters
     ----------
@@ -61,11 +61,15 @@ def search(
     if host is None or topology.nranks < 2:
         return None
     boxes = _boxes(topology, len(gpus_of(host)))
+    if any(len(box) > MOST_HOSTS for box, _ in boxes):
+        return None
     multicast = bool(set(topology.traits.get("switch_reduce", "").split()) - {"sharp"})
     rules = replace(settings.rules, version=version)
     return _graphs(host, boxes, multicast, replace(settings, rules=rules))
 
 
+MOST_HOSTS = 8
+"""Hosts of an NVLink domain that are searched: nine of an NVL72 take 5 s, eighteen take minutes."""
 _Box = tuple[tuple[int, ...], ...]
 """For each host of an NVLink domain, the numbers of the GPUs that have a rank."""
 

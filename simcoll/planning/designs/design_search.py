@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from simcoll.errors import ConfigError
+from simcoll.errors import ConfigError, blamed_on
 from simcoll.files.output import csv_bytes
 from simcoll.planning.designs.figures import FIGURES, better_of, pareto_front
+from simcoll.planning.designs.mapping_search import MappingSearch, machine_of
 from simcoll.planning.designs.merit import Bill, bill_of, figures_of
 from simcoll.planning.designs.nearest_fit import missing_alternatives
 from simcoll.planning.designs.space import Space
@@ -33,10 +34,13 @@ __all__ = [
     "design_of",
     "designs_csv",
     "exact_grid",
+    "exposure_grid",
     "firsts",
     "front_figures",
     "latest",
     "notes_of",
+    "open_search",
+    "search_grid",
     "space_grid",
     "tight_of",
     "time_design",
@@ -55,9 +59,46 @@ class Bar:
     end_fs: int
 
 
-def space_grid(space: Space, tier: int = 1) -> PointGrid:
-    """The designs of a space as a grid."""
-    return PointGrid(time_design, space.points(tier))
+def space_grid(space: Space, search: MappingSearch | None = None) -> PointGrid:
+    """The designs that a space lists, and the first ones of its search, as a grid."""
+    searched_points = search.next_points(()) if search else ()
+    return PointGrid(time_design, (*space.points(1), *searched_points))
+
+
+def open_search(space: Space, budget: int = 0) -> MappingSearch | None:
+    """Enumerate the mappings of the machines of a space; None if it lists all designs.
+
+    Parameters
+    ----------
+    budget
+        The most designs to time. Default: the file's.
+
+    Raises
+    ------
+    ConfigError
+        When a machine is invalid.
+    """
+    if not space.machines:
+        return None
+    by_memory = space.objective.figure == "memory_gib"
+    with blamed_on(space.file):
+        machines = tuple(machine_of(point, by_memory=by_memory) for point in space.machines)
+    return MappingSearch(machines, budget or space.budget)
+
+
+def search_grid(rows: Sequence[Row], search: MappingSearch | None) -> PointGrid | None:
+    """The designs that a search times next; None at its end."""
+    points = search.next_points(rows) if search else ()
+    return PointGrid(time_design, points) if points else None
+
+
+def exposure_grid(rows: Sequence[Row], space: Space, count: int) -> PointGrid:
+    """The best designs again in tier 1, with the exposed time of each axis."""
+    best, front = best_of(rows, space)
+    chosen = {row["key"]: row for row in (*best[:count], *front, *firsts(best))}
+    return PointGrid(
+        time_design, tuple({**row["point"], "exposed": True} for row in chosen.values())
+    )
 
 
 def time_design(point: Point) -> dict[str, Any]:
@@ -89,7 +130,8 @@ def time_design(point: Point) -> dict[str, Any]:
     }
     if excess is not None:
         return {**shared, "excess": excess.share}
-    result = step(design, tier=point["tier"], exposed=point["tier"] == 2)
+    exposed = point.get("exposed", point["tier"] == 2)
+    result = step(design, tier=point["tier"], exposed=exposed)
     speed = {
         "tokens_per_second": result.tokens_per_second,
         "step_s": result.seconds,
@@ -162,6 +204,7 @@ def _breakdown(design: Design, result: StepResult) -> dict[str, Any]:
         "design_hash": result.design_hash,
         "calibration": result.calibration,
         "trace_hash": result.trace_hash,
+        "lacks": list(result.lacks),
         "notes": [*result.notes, *filter(None, [beyond_pcie(design.topology)])],
     }
 
@@ -251,9 +294,8 @@ def exact_grid(rows: Sequence[Row], space: Space, exact: int) -> PointGrid | Non
 
 
 def latest(runs: Sequence[GridRun]) -> list[Row]:
-    """Each design of the first run once, timed in tier 2 where a later one did so."""
-    better = {_of(row): row for run in runs[1:] for row in run.rows}
-    return [better.get(_of(row), row) for row in runs[0].rows]
+    """Each design once, as the last run timed it."""
+    return list({_of(row): row for run in runs for row in run.rows}.values())
 
 
 def notes_of(rows: Sequence[Row]) -> list[str]:

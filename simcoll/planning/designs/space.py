@@ -22,6 +22,7 @@ from simcoll.files.strict import convert_table, read_file
 from simcoll.files.text import parse_toml
 from simcoll.planning.costs import ClusterCost, ClusterPower, has_prices, watts_of
 from simcoll.planning.designs.figures import FIGURES
+from simcoll.planning.designs.mapping_search import EXCHANGE_KEYS, MAPPING_KEYS
 from simcoll.topology.file_layers import content_of
 from simcoll.units import number_of, parse_span
 
@@ -64,6 +65,15 @@ class Objective(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
         return self.maximise or self.minimise or "tokens_per_second"
 
 
+class SearchTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """``[search]``: search all legal mappings; keys that ``[parallel]`` states are held.
+
+    ``budget``: the most designs that are timed on all machines together; 0: 64 for each machine.
+    """
+
+    budget: int = 0
+
+
 class Failures(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """``[failures]``: GPU-hours per failure, times of checkpoints and restarts, and spare nodes."""
 
@@ -100,6 +110,10 @@ class Space:
         Inputs of the figures besides the step: limits, cost, power and failures, as plain tables.
     inputs_hash
         Hash of the files that the designs name.
+    machines
+        Points without a mapping, whose legal mappings are searched.
+    budget
+        The most designs that a search times; 0: the default.
     """
 
     title: str
@@ -108,6 +122,16 @@ class Space:
     documents: tuple[tuple[dict[str, Any], dict[str, Any]], ...]
     terms: tuple[dict[str, Any], ...]
     inputs_hash: tuple[str, ...]
+    machines: tuple[Point, ...] = ()
+    budget: int = 0
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The values that tell designs apart, in the order of the file; then those of mappings."""
+        cases = [case for _, case in self.documents]
+        cases += [machine["case"] for machine in self.machines]
+        mapping = (*MAPPING_KEYS, *EXCHANGE_KEYS) if self.machines else ()
+        return tuple(dict.fromkeys([*(name for case in cases for name in case), *mapping]))
 
     def points(self, tier: int) -> tuple[Point, ...]:
         """The points of a grid, for a tier."""
@@ -157,16 +181,20 @@ def _space(document: dict[str, Any], path: Path) -> Space:
             raise ConfigError(
                 f"{name!r} is the name of another alternative", path=f"$.alternative[{place}].name"
             )
-    designs, terms, hashes = [], [], []
+    budget = _budget(document)
+    designs, terms, hashes, machines = [], [], [], []
     for alternative in alternatives or [_AlternativeTable(name="")]:
         merged = _merge(document, msgspec.to_builtins(alternative), path.parent)
         alternative_terms = _terms(merged, objective)
         _needs(objective, alternative_terms)
         inputs = _inputs_hash(merged)
-        for design, case in _expand(merged):
-            designs.append(
-                (design, {"alternative": alternative.name, **case} if alternative.name else case)
-            )
+        is_searched = budget is not None or not merged.get("parallel")
+        for design, values in _expand(merged):
+            case = {"alternative": alternative.name, **values} if alternative.name else values
+            if is_searched:
+                machines.append(_machine(design, case, alternative_terms, inputs))
+                continue
+            designs.append((design, case))
             terms.append(alternative_terms)
             hashes.append(inputs)
             if len(designs) > MAX_DESIGNS:
@@ -176,7 +204,33 @@ def _space(document: dict[str, Any], path: Path) -> Space:
     title = str(document.get("title", path.stem))
     if not title.isprintable():
         raise ConfigError("the title has control characters; write it in one line", path="$.title")
-    return Space(title, str(path), objective, tuple(designs), tuple(terms), tuple(hashes))
+    return Space(
+        title,
+        str(path),
+        objective,
+        tuple(designs),
+        tuple(terms),
+        tuple(hashes),
+        tuple(machines),
+        budget or 0,
+    )
+
+
+def _budget(document: dict[str, Any]) -> int | None:
+    """The budget of ``[search]``; None without that table."""
+    if "search" not in document:
+        return None
+    budget = _table(document, "search", SearchTable).budget
+    if not 0 <= budget <= MAX_DESIGNS:
+        raise ConfigError(f"expected 0 to {MAX_DESIGNS:,}, got {budget}", path="$.search.budget")
+    return budget
+
+
+def _machine(
+    design: dict[str, Any], case: dict[str, Any], terms: dict[str, Any], inputs: str
+) -> Point:
+    """A point without a mapping."""
+    return {"case": case, "design": design, "terms": terms, "inputs_hash": inputs}
 
 
 def _needs(objective: Objective, terms: Mapping[str, Any]) -> None:
