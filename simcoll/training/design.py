@@ -90,7 +90,7 @@ class _DesignGpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     name: str = ""
     calibration: str = ""
     measured: str = ""
-    others: dict[str, str] = {}
+    mixed: dict[str, str] = {}
 
 
 class _DesignLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -211,8 +211,8 @@ class Design:
     @property
     def gpu_counts(self) -> list[tuple[Gpu, int]]:
         """Each kind of GPU, and how many ranks have it."""
-        others = [(gpu, len(ranks)) for ranks, gpu in self.other_gpus]
-        return [(self.gpu, self.mesh.nranks - sum(count for _, count in others)), *others]
+        groups = [(gpu, len(ranks)) for ranks, gpu in self.other_gpus]
+        return [(self.gpu, self.mesh.nranks - sum(count for _, count in groups)), *groups]
 
     @property
     def peak_flops(self) -> float:
@@ -411,8 +411,8 @@ def _assemble(
     network = (
         load_network(folder / record.topology.calibration) if record.topology.calibration else None
     )
-    others = _other_gpus(record.gpu.others, topology, folder)
-    limit = min(kind.memory_bytes for kind in (gpu, *(other for _, other in others)))
+    groups = _other_gpus(record.gpu.mixed, topology, folder)
+    limit = min(kind.memory_bytes for kind in (gpu, *(group_gpu for _, group_gpu in groups)))
     if record.limits.memory:
         limit = min(limit, parse_size(record.limits.memory, what="memory", path="$.limits.memory"))
     parallel = complete_parallel(
@@ -447,17 +447,17 @@ def _assemble(
         memory_limit=limit,
         measured=measured,
         network=network,
-        other_gpus=others,
+        other_gpus=groups,
     )
 
 
 def _other_gpus(
-    others: Mapping[str, str], topology: Topology, folder: Path
+    mixed: Mapping[str, str], topology: Topology, folder: Path
 ) -> tuple[tuple[range, Gpu], ...]:
     """Ranges of ranks with another GPU, in order."""
-    place = "$.gpu.others"
+    place = "$.gpu.mixed"
     groups = []
-    for text, name in others.items():
+    for text, name in mixed.items():
         match = _RANKS.fullmatch(text)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ConfigError(f"{shown(text)}: expected ranks, such as '64-127'", path=place)

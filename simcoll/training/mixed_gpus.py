@@ -29,7 +29,7 @@ def rank_factors(design: Design) -> dict[int, float]:
     >>> design = design_from({
     ...     "model": {"name": "llama-3.1-8b", "sequence": 8192, "global_batch": 16},
     ...     "topology": {"name": "dgx-h100", "nodes": 2}, "parallel": {"tp": 8},
-    ...     "gpu": {"name": "h100", "others": {"8-15": "a100-80"}},
+    ...     "gpu": {"name": "h100", "mixed": {"8-15": "a100-80"}},
     ... })
     >>> factors = rank_factors(design)
     >>> sorted(factors) == list(range(8, 16)), 2 < factors[8] < 3
@@ -42,7 +42,7 @@ def rank_factors(design: Design) -> dict[int, float]:
             raise ConfigError(
                 f"{gpu.name} takes {factor:.2f} times as long as {design.gpu.name}; name the "
                 "fastest GPU as gpu.name, and the slower ones here",
-                path="$.gpu.others",
+                path="$.gpu.mixed",
             )
         for rank in ranks:
             factors[rank] = factors.get(rank, 1.0) * factor

@@ -11,11 +11,11 @@ from simcoll.training.mixed_gpus import rank_factors
 from simcoll.training.steps import TrainingStep, step
 
 
-def design_of(others, slow=None, **parallel):
+def design_of(mixed, slow=None, **parallel):
     return design_from(
         {
             "model": {"name": "llama-3.1-8b", "sequence": 4096, "global_batch": 32},
-            "gpu": {"name": "h100", "others": others},
+            "gpu": {"name": "h100", "mixed": mixed},
             "topology": {"name": "dgx-h100", "nodes": 2, "slow": slow or {}},
             "parallel": {"tp": 2, "pp": 2, "virtual": 1, **parallel},
         }
