@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from simcoll.algorithms import ALGORITHMS, find_algorithm
 from simcoll.algorithms import schedule as schedule_named
@@ -93,6 +93,10 @@ _ASKED_BY = (
 )
 
 
+ParamValue: TypeAlias = int | float | bool | str | tuple[int, ...]
+"""The value of a parameter of an algorithm, as texts spell it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """An algorithm with parameters, such as ``ring:channels=4``; the algorithm may also be a file
@@ -100,7 +104,7 @@ class Choice:
     """
 
     algorithm: str
-    params: tuple[tuple[str, int | tuple[int, ...]], ...] = ()
+    params: tuple[tuple[str, ParamValue], ...] = ()
 
     def __str__(self) -> str:
         texts = [
@@ -118,7 +122,9 @@ def parse_choice(text: str, folder: Path | None = None) -> Choice:
     Raises
     ------
     ConfigError
-        When a parameter is not a name and a whole number, or several joined by ``x``.
+        When a parameter is not a name and a whole number, or several joined by ``x``. Those of
+        ``module:function`` have values of any type: whole numbers, decimals, sizes joined by ``x``,
+        ``true`` and ``false``, and else text.
 
     Examples
     --------
@@ -128,6 +134,8 @@ def parse_choice(text: str, folder: Path | None = None) -> Choice:
     (('dims', (4, 4)),)
     >>> parse_choice("plans/mine.xml"), parse_choice("mine.algorithms:star:arms=3").algorithm
     (Choice(algorithm='plans/mine.xml', params=()), 'mine.algorithms:star')
+    >>> parse_choice("mine:star:mode=fast:share=0.5").params
+    (('mode', 'fast'), ('share', 0.5))
     """
     name, parts = split_choice(text.strip(), {algorithm.name for algorithm in ALGORITHMS})
     if re.fullmatch(r"\w+=[0-9x]+", name):
@@ -137,9 +145,14 @@ def parse_choice(text: str, folder: Path | None = None) -> Choice:
         )
     if folder is not None and not parts and is_file(path_in_folder := str(folder / name)):
         name = path_in_folder
-    params: list[tuple[str, int | tuple[int, ...]]] = []
+    params: list[tuple[str, ParamValue]] = []
     for part in parts:
-        key, _, value = part.partition("=")
+        key, equals, value = part.partition("=")
+        if any(key == earlier for earlier, _ in params):
+            raise ConfigError(f"parameter {key!r} is given twice in algorithm {text!r}")
+        if ":" in name:
+            params.append((key, _own_value(part, key, value, bool(equals))))
+            continue
         numbers = value.split("x")
         if not all(number.isascii() and number.isdecimal() for number in numbers):
             example = "write for example 'ring:channels=4:pieces=2' or 'torus:dims=4x4'"
@@ -148,11 +161,43 @@ def parse_choice(text: str, folder: Path | None = None) -> Choice:
             raise ConfigError(
                 f"{part!r} is out of range in algorithm {text!r}; numbers have at most 9 digits"
             )
-        if any(key == name for name, _ in params):
-            raise ConfigError(f"parameter {key!r} is given twice in algorithm {text!r}")
         integers = tuple(int(number) for number in numbers)
         params.append((key, integers if len(integers) > 1 or key == "dims" else integers[0]))
     return Choice(name, tuple(params))
+
+
+def _own_value(part: str, key: str, value: str, has_value: bool) -> ParamValue:
+    """The value of a parameter of one's own function, by its form."""
+    if not has_value or not key.isidentifier() or not value:
+        raise ConfigError(
+            f"cannot read {part!r}: expected a parameter of the function and its value, such as "
+            "arms=3, share=0.5, mode=fast, wide=true or dims=4x4"
+        )
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if re.fullmatch(r"[-+]?\d{1,18}", value, re.ASCII):
+        return int(value)
+    if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", value, re.ASCII | re.IGNORECASE):
+        return float(value)
+    if re.fullmatch(r"\d{1,9}(x\d{1,9})+", value, re.ASCII):
+        return tuple(map(int, value.split("x")))
+    return value
+
+
+def split_choices(text: str) -> list[str]:
+    """Split a list of algorithms at its commas; a part that is a parameter belongs to the one
+    before it.
+
+    >>> split_choices("ring,own:f:mode=fast,share=0.5,tree")
+    ['ring', 'own:f:mode=fast:share=0.5', 'tree']
+    """
+    choices: list[str] = []
+    for part in text.split(","):
+        if choices and re.match(r"\s*\w+=", part):
+            choices[-1] = f"{choices[-1]}:{part.strip()}"
+        else:
+            choices.append(part)
+    return choices
 
 
 def default_algorithm(

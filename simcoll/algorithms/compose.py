@@ -19,7 +19,7 @@ from simcoll.algorithms.numberings import addresses, checked_numberings
 from simcoll.arrays import Ints
 from simcoll.core.numbers import whole_number
 from simcoll.core.schedule import COPY, Layout, Repeat, Schedule, Step, joined
-from simcoll.core.step import moving_part, spread
+from simcoll.core.step import concurrent, moving_part, spread
 from simcoll.errors import ConfigError, expect
 
 __all__ = [
@@ -31,8 +31,10 @@ __all__ = [
     "pieces",
     "pipelined",
     "relabelled",
+    "single_steps",
     "staggered",
     "together",
+    "within_slots",
 ]
 
 
@@ -45,11 +47,17 @@ def _blocks(schedule: Schedule) -> Iterator[Step | Repeat]:
     """The blocks of a part, without the check against earlier passes, which the resulting schedule
     makes.
     """
-    return (moving for block in schedule.source() if (moving := moving_part(block)) is not None)
+    blocks = map(concurrent, schedule.source())
+    return (moving for block in blocks if (moving := moving_part(block)) is not None)
 
 
-def _steps(schedule: Schedule) -> Iterator[Step]:
-    """The steps of a part, with repeats unrolled."""
+def single_steps(schedule: Schedule) -> Iterator[Step]:
+    """The steps of a part, with repeats unrolled.
+
+    >>> import simcoll
+    >>> len(list(single_steps(simcoll.schedule("all_gather", "ring", nranks=3))))
+    3
+    """
     for block in _blocks(schedule):
         yield from block.unrolled() if isinstance(block, Repeat) else (block,)
 
@@ -158,7 +166,7 @@ def pipelined(
 
     def steps() -> Iterator[Step | Repeat]:
         for (local, _), phase in groupby(
-            _steps(schedule), lambda step: (_local(step), drained and int(step.op[0]))
+            single_steps(schedule), lambda step: (_local(step), drained and int(step.op[0]))
         ):
             rounds = list(phase)
             if local:
@@ -182,8 +190,15 @@ def pipelined(
 # -----------------------------------------------------------------------------------
 
 
-def _within_slots(step: Step, layout: Layout) -> Step:
-    """The step with transfers that cross the end of a slot split by slot."""
+def within_slots(step: Step, layout: Layout) -> Step:
+    """The step with transfers that cross the end of a slot split by slot.
+
+    >>> import simcoll
+    >>> layout = Layout(simcoll.Collective("all_to_all", 2))
+    >>> crossing = simcoll.transfers(0, layout.input(), 1, layout.output(), count=2)
+    >>> within_slots(crossing, layout).count.tolist()
+    [1, 1]
+    """
     if (step.count == 1).all():
         return step
     widths, bases = np.array([layout.chunks, layout.chunks, layout.scratch_chunks]), layout.bases()
@@ -270,7 +285,7 @@ def _side_by_side(
     lanes = max(schedule.nchannels for schedule in schedules)
 
     def change_steps(steps: Sequence[Step]) -> Step:
-        within = [_within_slots(step, old) for step in (steps[:1] if copied else steps)]
+        within = [within_slots(step, old) for step in (steps[:1] if copied else steps)]
         lengths = np.array([len(step) for step in within])
         copy, row = spread(lengths.repeat(copies) if copied else lengths)
         new = change(joined(within).rows(row) if copied else joined(within), copy, row)
@@ -455,7 +470,7 @@ def together(first: Schedule, *others: Schedule) -> Schedule:
     first_of(schedules, "together")
 
     def steps() -> Iterator[Step]:
-        sources = [_steps(schedule) for schedule in schedules]
+        sources = [single_steps(schedule) for schedule in schedules]
         while concurrent := [
             step for source in sources if (step := next(source, None)) is not None
         ]:
@@ -488,10 +503,10 @@ def staggered(
         for time in range(count + len(stages) - 1):
             for number, stage in enumerate(stages):
                 if 0 <= time - number < count:
-                    for step in _steps(stage):
+                    for step in single_steps(stage):
                         new = step
                         if count > 1:
-                            new = _in_share(_within_slots(step, model.layout), time - number, homes)
+                            new = _in_share(within_slots(step, model.layout), time - number, homes)
                         if lane[number]:
                             new = replace(new, channel=new.channel + lane[number])
                         yield new

@@ -41,12 +41,12 @@ def name_choices(
         When no collective is named, after a list of all.
     """
     from simcoll.algorithms.imported import file_schedule, is_file_name
-    from simcoll.tuning import parse_choice
+    from simcoll.tuning import parse_choice, split_choices
 
     choices: tuple[Choice, ...] | None = None
     programs: tuple[Choice, ...] = ()
     if algorithm is not None:
-        choices = tuple(parse_choice(text) for text in algorithm.split(","))
+        choices = tuple(parse_choice(text) for text in split_choices(algorithm))
         if any(is_file_name(choice.algorithm) for choice in choices):
             from simcoll.planning.sweeps.goal_programs import split_programs
 

@@ -24,6 +24,18 @@ MAX_CHUNKS = 2**40
 MAX_ADDRESSES = 2**60
 
 
+def _outside(number: Any, limit: int) -> int | None:
+    """A single number that is not in 0 .. limit - 1."""
+    if isinstance(number, (int, np.integer)) and not 0 <= number < limit:
+        return int(number)
+    return None  # arrays may hold numbers that a mask leaves out; their step is checked
+
+
+def _in_words(number: Any) -> str:
+    """A slot or piece as it was written."""
+    return str(number) if np.ndim(number) == 0 else "[...]"
+
+
 @without_subclasses
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Layout:
@@ -163,7 +175,13 @@ class Layout:
         >>> layout = Layout(Collective("all_gather", 3), chunks=2)
         >>> layout.input(0, 1)
         1
+
+        Raises
+        ------
+        ConfigError
+            For a slot or piece that does not exist; in an array, the check of its step finds it.
         """
+        self._check_address("input", slot, self.collective.input_slots, piece, self.chunks)
         return slot * self.chunks + piece
 
     def output(self, slot: Any = 0, piece: Any = 0) -> Any:
@@ -173,7 +191,11 @@ class Layout:
         >>> layout = Layout(Collective("all_gather", 3), chunks=2)
         >>> layout.output(2, np.arange(2)).tolist()
         [6, 7]
+        >>> Layout(Collective("all_reduce", 3)).output(0, 1)
+        Traceback (most recent call last):
+        simcoll.errors.ConfigError: output(0, 1) of all_reduce n=3: there is no piece 1; a block ...
         """
+        self._check_address("output", slot, self.collective.output_slots, piece, self.chunks)
         return self.output_base + slot * self.chunks + piece
 
     def scratch_at(self, slot: Any = 0, piece: Any = 0) -> Any:
@@ -184,7 +206,24 @@ class Layout:
         >>> layout.scratch_at(1)
         3
         """
+        self._check_address("scratch_at", slot, self.scratch_slots, piece, self.scratch_chunks)
         return self.scratch_base + slot * self.scratch_chunks + piece
+
+    def _check_address(self, name: str, slot: Any, slots: int, piece: Any, pieces: int) -> None:
+        """Refuse a slot or piece that does not exist, where it is written."""
+        wrong_slot, wrong_piece = _outside(slot, slots), _outside(piece, pieces)
+        if wrong_slot is None and wrong_piece is None:
+            return
+        place = f"{name}({_in_words(slot)}, {_in_words(piece)}) of {self.collective}"
+        if wrong_slot is not None:
+            has = f"slots are numbered 0 to {slots - 1}" if slots else "there are no slots"
+            add = "; scratch= of the layout adds some" if name == "scratch_at" else ""
+            raise ConfigError(f"{place}: there is no slot {wrong_slot}; {has}{add}")
+        cut = f"a block is cut into {pieces} chunk{'s' * (pieces != 1)}, numbered from 0"
+        raise ConfigError(
+            f"{place}: there is no piece {wrong_piece}; {cut}; Layout(collective, chunks=...) cuts "
+            "it into more"
+        )
 
     def region(self, chunk: Ints) -> Ints:
         """0, 1 or 2 for input, output, scratch.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ from simcoll.core.step import (
     SYNC,
     Repeat,
     Step,
+    concurrent,
     joined,
     moving_part,
     private_copy,
@@ -95,7 +96,7 @@ class Schedule:
     source
         A function that yields the steps (and repeats) afresh at each call; only short passes of
         named algorithms are held in memory. Every pass must yield the same ones, also split into
-        the same steps and repeats.
+        the same steps and repeats. ``yield a, b`` is one step with the transfers of both.
     nchannels
         Channels are ``0 .. nchannels - 1``.
     params
@@ -121,7 +122,7 @@ class Schedule:
 
     name: str
     layout: Layout
-    source: Callable[[], Iterable[Step | Repeat]]
+    source: Callable[[], Iterable[Step | Repeat | Sequence[Step]]]
     nchannels: int = 1
     params: tuple[tuple[str, Any], ...] = ()
     divisible: bool = False
@@ -132,7 +133,7 @@ class Schedule:
             self,
             name: str,
             layout: Layout,
-            source: Callable[[], Iterable[Step | Repeat]],
+            source: Callable[[], Iterable[Step | Repeat | Sequence[Step]]],
             nchannels: Whole = 1,
             params: tuple[tuple[str, Any], ...] = (),
             divisible: bool | np.bool_ = False,
@@ -219,11 +220,12 @@ class Schedule:
             )
         collected: list[Step | Repeat] = []
         room = (HELD if facts.held else KEPT) if facts.keeps else -1
-        for number, block in enumerate(blocks, 1):
+        for number, entry in enumerate(blocks, 1):
+            block = concurrent(entry)
             if type(block) is not Step and type(block) is not Repeat:
                 raise ConfigError(
                     f"{self.title}: its source yields {shown(block):.60}; expected steps, made by "
-                    "transfers()"
+                    "transfers(), or several as a tuple, which are one step"
                 )
             private = private_copy(block)
             if not facts.agrees(number, digest(private)):

@@ -27,6 +27,7 @@ __all__ = [
     "SYNC",
     "Repeat",
     "Step",
+    "concurrent",
     "first_alike",
     "joined",
     "moving_part",
@@ -515,6 +516,19 @@ class Repeat:
         [1, 3]
         """
         return place if self.order is None else self.order[place]
+
+
+def concurrent(block: Any) -> Any:
+    """A block that a source yields: several steps, as a tuple or list, are one step with the
+    transfers of all.
+
+    >>> pair = transfers(0, 0, 1, 0), transfers(2, 0, 3, 0)
+    >>> len(concurrent(pair))
+    2
+    """
+    if type(block) in (tuple, list) and block and all(type(step) is Step for step in block):
+        return joined(block)
+    return block
 
 
 def _moves(step: Step) -> bool:

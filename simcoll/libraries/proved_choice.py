@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from simcoll.algorithms.double_tree import binary_tree
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Repeat, Schedule, Step
+from simcoll.core.step import concurrent
 from simcoll.core.vocabulary import CollectiveKind, NcclProtocol
 from simcoll.emulator.engine_choice import DEEPEST_FIFO
 from simcoll.errors import ConfigError
@@ -172,7 +173,7 @@ def _blocks(schedule: Schedule) -> list[Step | Repeat]:
     """
     blocks: list[Step | Repeat] = []
     rows = 0
-    for block in schedule.source():
+    for block in map(concurrent, schedule.source()):
         blocks.append(block)
         rows += sum(map(len, block.steps)) if isinstance(block, Repeat) else len(block)
         if rows > MOST_MESSAGES:

@@ -271,7 +271,7 @@ RING = simcoll.schedule("all_reduce", "ring", nranks=3)
             "channels must be a whole number from 1 to 65536, got '2'",
         ),
         (lambda: compose.in_shares([]), "in_shares takes at least one schedule; got none"),
-        (lambda: compose.in_shares(RING), "in_shares takes a list of schedules; got Schedule("),
+        (lambda: compose.in_shares(RING), "in_shares takes a list of schedules; got <Schedule: "),
         (lambda: compose.in_shares([RING, 1]), "in_shares takes schedules; got 1"),
         (lambda: compose.in_shares([RING, RING], run=0), "run must be a whole number from 1"),
         (
