@@ -128,17 +128,22 @@ def _flight(paths: Sequence[Path]) -> _Listing:
         record = load_flight_record(path)
         groups = dict(record.groups)
         for entry in record.entries:
-            tensors = (entry.inputs, entry.outputs)
-            sizes = [
-                sum(prod(shape) * item_bytes(dtype) for shape, dtype in side) for side in tensors
-            ]
-            kind = kind_of(entry.operation)
-            rows.append((kind, max(sizes), len(groups.get(entry.group, ())), None))
+            size_bytes = max(map(_bytes_of, (entry.inputs, entry.outputs)))
+            ranks = len(groups.get(entry.group, ()))
+            rows.append((kind_of(entry.operation), size_bytes, ranks, None))
     note = (
         f"calls of {counted(len(paths), 'rank')} together; a flight record keeps the latest calls "
         "only, and its times contain the waiting for other ranks"
     )
     return "flight records", _combine(rows), note
+
+
+def _bytes_of(tensors: Sequence[tuple[Sequence[int], str]]) -> int:
+    """Bytes of the tensors of one side; -1 without tensors or types, as before PyTorch 2.4."""
+    widths = [item_bytes(dtype) for _, dtype in tensors]
+    if not tensors or not all(widths):
+        return -1
+    return sum(prod(shape) * width for (shape, _), width in zip(tensors, widths, strict=True))
 
 
 def _deepspeed_rows(paths: Sequence[Path]) -> _Listing:

@@ -110,6 +110,13 @@ def test_flight_records_are_listed(tmp_path):
     assert lines[2].split() == ["all_gather", "64", "B", "2", "6"]
 
 
+def test_sizes_without_types_are_unknown(tmp_path):
+    entry = FlightEntry("0", 1, "nccl:all_reduce", (((8,), ""),), (((8,), ""),), "completed")
+    path = tmp_path / "record_0"
+    path.write_bytes(dump_flight_record(FlightRecord("1.0", (("0", (0, 1)),), (entry,))))
+    assert list_lines([path])[2].split() == ["all_reduce", "-", "2", "1"]
+
+
 @pytest.mark.parametrize(("name", "text"), [("comms.log", DEEPSPEED), ("work.txt", SIMAI)])
 def test_the_command_lists_what_it_recognises(tmp_path, capsys, name, text):
     path = tmp_path / name
