@@ -28,7 +28,8 @@ class QuestionOptions:
     Parameters
     ----------
     topology
-        Another machine, whose services of collectives are predicted: a shipped topology, or a file.
+        Another machine, whose services of collectives are predicted, or on which a compiled program
+        is timed: a shipped topology, or a file.
     nodes
         Number of nodes of that machine. Default: as many as the ranks need.
     slow

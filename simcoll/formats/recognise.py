@@ -60,7 +60,7 @@ TITLES: Mapping[str, str] = {
     "library": "a simcoll library file",
     "toml": "a TOML file of no kind known here",
     "hlo": "the text of an HLO module",
-    "stablehlo": "a StableHLO program, which is not compiled",
+    "stablehlo": "a StableHLO program, which is not compiled (lowered.compile().as_text() is)",
     "kineto": "a trace of PyTorch's profiler (Kineto)",
     "in-situ": "services of a running job (simcoll job --rows)",
     "deepspeed-comms": "a log with DeepSpeed's communication summary",

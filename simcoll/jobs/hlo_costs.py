@@ -196,7 +196,7 @@ class HloCosts:
             parts = [
                 self._own_flops(computation, instruction)
                 for instruction in computation.instructions.values()
-                if instruction.opcode.removesuffix("-start") not in COLLECTIVES
+                if instruction.collective not in COLLECTIVES
             ]
             self._flops[computation.name] = reduce(add, parts, Counter())
         return self._flops[computation.name]
@@ -374,11 +374,8 @@ def _traffic_of(shapes: list[ArrayShape] | tuple[ArrayShape, ...]) -> list[tuple
 
 def _settings(module: HloModule, instruction: HloInstruction) -> dict[str, Any]:
     """The settings of a back end, which are JSON."""
-    text = instruction.attribute("backend_config")
-    if text.startswith('"'):
-        text = text[1:-1].replace('\\"', '"')
     try:
-        settings = json.loads(text or "{}")
+        settings = json.loads(instruction.settings or "{}")
     except (ValueError, RecursionError):
         settings = None
     if not isinstance(settings, dict):

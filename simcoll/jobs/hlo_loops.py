@@ -35,7 +35,7 @@ def trip_count(module: HloModule, computation: HloComputation, loop: HloInstruct
     ConfigError
         With the line, for a loop whose number of iterations cannot be derived.
     """
-    compiler_count = _KNOWN.search(loop.attribute("backend_config"))
+    compiler_count = _KNOWN.search(loop.settings)
     if compiler_count:
         return int(compiler_count[1])
     reader = _LoopReader(module)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -305,7 +305,7 @@ class _ProgramReader:
             ] = None
         # Groups in another order are the same groups.
         groups = groups[np.argsort(groups[:, 0], kind="stable")]
-        backend = instruction.attribute("backend_config").replace(" ", "")
+        backend = instruction.settings.replace(" ", "")
         synchronous = not instruction.opcode.endswith("-start") or '"is_sync":true' in backend
         return HloCollective(
             instruction.name,
@@ -378,7 +378,9 @@ class _ProgramReader:
         """A fusion; those of TPUs may start or end a collective, or hold one."""
         body = self.module.computation(instruction, "calls")
         inner = [
-            candidate for candidate in body.instructions.values() if candidate.opcode in COLLECTIVES
+            candidate
+            for candidate in body.instructions.values()
+            if candidate.opcode.removesuffix("-start") in COLLECTIVES
         ]
         work: list[Step] = [self._work(computation, instruction)]
         targets = {candidate.target for candidate in body.instructions.values()} - {""}
@@ -390,16 +392,17 @@ class _ProgramReader:
             return work
         steps = work
         for candidate in inner:
-            collective = self._collective(body, candidate, candidate.opcode)
             is_async = "AsyncCollectiveStart" in targets
+            collective = replace(
+                self._collective(body, candidate, candidate.collective), synchronous=not is_async
+            )
             steps = [*self._start(instruction.name, collective, started, is_async), *steps]
         return steps
 
 
 def _cycles(instruction: HloInstruction) -> int:
     """The cycles that the compiler for TPUs estimates."""
-    text = instruction.attribute("backend_config")
-    _, marker, text = text.partition('"estimated_cycles":"')
+    _, marker, text = instruction.settings.partition('"estimated_cycles":"')
     return max(0, whole_number(text.partition('"')[0])) if marker else 0
 
 

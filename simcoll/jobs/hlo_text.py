@@ -141,6 +141,17 @@ class HloInstruction:
         return self.attribute(name).removeprefix("%")
 
     @property
+    def collective(self) -> str:
+        """Its opcode without the suffix of a start or an end."""
+        return self.opcode.removesuffix("-start").removesuffix("-done")
+
+    @property
+    def settings(self) -> str:
+        """The text of its settings for the back end, which older compilers put between quotes."""
+        text = self.attribute("backend_config")
+        return text[1:-1].replace('\\"', '"') if text.startswith('"') else text
+
+    @property
     def target(self) -> str:
         """The target of a custom call."""
         return self.attribute("custom_call_target").strip('"')

@@ -16,8 +16,9 @@ import numpy as np
 
 from simcoll.arrays import Ints
 from simcoll.errors import ConfigError
+from simcoll.files.paths import is_file
 from simcoll.files.reader_arguments import FilePath, path_of
-from simcoll.files.strict import read_file
+from simcoll.files.strict import read_file, read_start
 from simcoll.jobs.hlo_costs import HloCost
 from simcoll.jobs.hlo_groups import describe_groups
 from simcoll.jobs.hlo_program import (
@@ -62,10 +63,11 @@ FlashAttention-2 on A100 and 3 on H100, as in :mod:`simcoll.training.operators`.
 
 def is_hlo_file(path: str | Path) -> bool:
     """Whether a file begins like the text of an HLO module, possibly compressed by gzip."""
+    if not is_file(path):  # a pipe is read once, by what reads it
+        return False
     try:
-        with Path(path).open("rb") as stream:
-            head = stream.read(1 << 16)
-    except OSError:
+        head = read_start(path, 1 << 16)
+    except ConfigError:
         return False
     if head.startswith(_GZIP):
         try:

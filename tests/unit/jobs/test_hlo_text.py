@@ -130,6 +130,8 @@ def count(text):
 def test_trip_counts():
     known = ', backend_config={"known_trip_count":{"n":"7"}}'
     assert count(loop(known, start="constant(0)", limit="parameter(1)")) == 7
+    older = known.replace('"', r"\"").replace("={", '="{') + '"'
+    assert count(loop(older, start="constant(0)", limit="parameter(1)")) == 7
     # 1, 3, 5, 7, 9 are below 10.
     assert count(loop(start="constant(1)", limit="constant(10)")) == 5
     assert count(loop(start="constant(1)", limit="constant(9)", direction="LE")) == 5
@@ -424,3 +426,20 @@ def test_tuples_of_tuples_take_no_memory_to_read():
 
     lines = [f"%t{n + 1} = (f32[4]) tuple(%t{n}, %t{n})" for n in range(300)]
     assert memory_of(module("%t0 = f32[4] parameter(0)", *lines)).arguments == 16
+
+
+def test_a_fusion_may_hold_a_collective():
+    inner = """
+%scatter (a: bf16[16,4]) -> bf16[2,4] {
+  %a = bf16[16,4] parameter(0)
+  %s = bf16[2,4] reduce-scatter-start(%a), replica_groups={}, channel_id=1, use_global_device_ids=true
+  ROOT %d = bf16[2,4] reduce-scatter-done(%s)
+}
+"""
+    _, program = collectives("ROOT %f = bf16[2,4] fusion(%x), calls=%scatter", computations=inner)
+    ((collective, _),) = program.collectives
+    assert (collective.kind, collective.size_bytes, collective.synchronous) == (
+        "reduce_scatter",
+        128,
+        True,
+    )
