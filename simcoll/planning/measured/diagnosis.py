@@ -22,6 +22,7 @@ from simcoll.planning.measured.hypotheses import (
     Effect,
     Explanation,
     effect_of,
+    even_shortfall,
     explanations,
     figures,
     odd_sizes,
@@ -38,6 +39,7 @@ from simcoll.planning.measured.log_causes import (
     log_causes,
 )
 from simcoll.planning.measured.variants import SOCKET_RATES, over_interface
+from simcoll.topology.machine import machine as machine_of
 
 __all__ = ["LogSetting", "TableDiagnosis", "diagnose", "with_log"]
 
@@ -94,8 +96,10 @@ class TableDiagnosis:
         What the log says, in lines.
     explanations
         Causes that the log names, then changes that explain the rest.
+    summary
+        How much is missing, if it is the same at all sizes.
     remarks
-        Other statements of the log, with their effects.
+        Other statements of the log, with their effects, and what it rules out.
     unexplained
         What remains; empty if nothing does.
     """
@@ -104,6 +108,7 @@ class TableDiagnosis:
     explanations: tuple[Explanation, ...]
     remarks: tuple[str, ...]
     unexplained: str
+    summary: str = ""
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -112,6 +117,8 @@ class TableDiagnosis:
 
     def lines(self) -> Iterator[str]:
         """The explanations in words, with a title."""
+        if self.summary:
+            yield self.summary
         if self.explanations:
             yield "explanations, the likeliest first, each predicted like the table:"
         for number, entry in enumerate(self.explanations, 1):
@@ -235,8 +242,15 @@ def diagnose(
     else:
         ordered += tests
         remarks += [f"{entry.claim}: {entry.effect}" for entry in loose]
+    excluded = excluded_causes(log_setting.setting)
+    excluded.pop("one_process", None)  # true of most logs, and asked by nobody
+    if excluded and tests:
+        reasons = [f"{CAUSES[cause].title} ({reason})" for cause, reason in excluded.items()]
+        remarks.append(f"ruled out by the log: {'; '.join(reasons)}")
     facts = tuple(fact_lines(log_setting.setting))
-    return TableDiagnosis(facts, tuple(ordered), tuple(remarks), unexplained)
+    several = machine_of(log_setting.setting.topology).domains > 1
+    summary = even_shortfall(rows, over_network=several)
+    return TableDiagnosis(facts, tuple(ordered), tuple(remarks), unexplained, summary)
 
 
 @dataclass(frozen=True, slots=True)

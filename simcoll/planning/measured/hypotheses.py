@@ -43,6 +43,7 @@ __all__ = [
     "Explanation",
     "cliff_of",
     "effect_of",
+    "even_shortfall",
     "explanations",
     "figures",
     "odd_sizes",
@@ -63,6 +64,10 @@ interval; from the second on everything does.
 """
 SLIGHT_CHANGE = 0.02
 """Logarithm of a ratio of times below which a change has no effect."""
+EVEN, NEAR = 1.3, 0.12
+"""Ratio of the largest and the smallest share of the predicted bandwidth that count as one, and
+how near to a simple fraction it must be to be called so.
+"""
 CLIFF = 4.0
 """Rise of the ratio between neighbouring sizes that counts as a cliff."""
 MOST_SIZES = 9
@@ -288,6 +293,22 @@ def _range_text(part: Sequence[int], times: Mapping[int, tuple[int, int]]) -> st
     low, high = f"{factors[0]:.2f}", f"{factors[-1]:.2f}"
     factor_text = low if low == high else f"{low} to {high}"
     return f"{_sizes_text(part)} takes {factor_text} times the prediction"
+
+
+_PARTS = ((0.5, "half"), (1 / 3, "a third"), (0.25, "a quarter"), (0.125, "an eighth"))
+
+
+def even_shortfall(rows: Sequence[Compared], *, over_network: bool) -> str:
+    """In words, that all sizes lack the same share of the predicted bandwidth; empty if not."""
+    times = times_by_size(rows)
+    ratios = [predicted / measured for measured, predicted in times.values()]
+    if not odd_sizes(rows) or max(ratios) > EVEN * min(ratios) or max(ratios) > 1 / SLIGHT:
+        return ""
+    share = sum(ratios) / len(ratios)
+    part = next((name for value, name in _PARTS if abs(share / value - 1) < NEAR), f"{share:.0%}")
+    scope = {1: "the only size", 2: "both sizes"}.get(len(times), f"all {len(times)} sizes")
+    network = f", as with {part} of the network" if over_network else ""
+    return f"about {part} of the predicted bandwidth at {scope}{network}"
 
 
 def _sizes_text(sizes: Sequence[int]) -> str:

@@ -305,6 +305,25 @@ def test_nodes_that_do_not_fit_the_topology_are_noted():
     assert any("is of 2 nodes in the log, and on topology 'dgx-spark'" in note for note in notes)
 
 
+def test_the_same_share_at_both_sizes_is_said():
+    sound = setting_on("dgx-a100", sizes=(2**30, 2**33))
+    diagnosis = diagnosis_of(sound, with_nics(sound, 4))
+    assert diagnosis.summary == (
+        "about half of the predicted bandwidth at both sizes, as with half of the network"
+    )
+    assert next(iter(diagnosis.lines())) == diagnosis.summary
+
+
+def test_what_the_log_rules_out_is_said():
+    devices = " ".join(f"mlx5_{number}:1/IB" for number in range(8))
+    facts = [RunFact("network", "IB", 1), RunFact("NICs", devices, 2)]
+    sound = setting_on("dgx-a100", facts=facts, sizes=(2**30,))
+    diagnosis = diagnosis_of(sound, slower_links(sound, "net", Fraction(1, 8)))
+    assert not {"few_nics", "sockets"} & set(diagnosis.causes)
+    (remark,) = diagnosis.remarks
+    assert "some of the NICs unused (the log lists 8 NICs)" in remark
+
+
 def test_every_cause_says_what_to_do():
     assert LEAST_SHARE == 0.5
     for cause in CAUSES.values():
