@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from simcoll.libraries.collnet import is_collnet
 from simcoll.libraries.formula import ONE_WAY, Cost
 from simcoll.libraries.nccl_decision import decides
 from simcoll.libraries.question import Question
@@ -60,12 +61,25 @@ def assumptions(cost: Cost, question: Question) -> str:
             f"numbers in {library}"
         )
     sentences += _of_variables(question)
-    if machine.network_reduces and machine.domains > 1 and collective == "all_reduce":
-        sentences.append(
-            "reduction in the network (CollNet) is left out, because there are no numbers in "
-            f"{library}"
-        )
+    if machine.domains > 1 and collective == "all_reduce":
+        sentences += _of_network(question)
     return "; ".join(sentences)
+
+
+def _of_network(question: Question) -> Iterator[str]:
+    """Whether switches of the network reduce."""
+    environment, has_numbers = question.environment, question.communicator is not None
+    if environment.collnet and not has_numbers:
+        yield (
+            "reduction in the network (CollNet) is left out, because NCCL's search is unknown for "
+            f"{question.library} on this topology"
+        )
+    elif environment.collnet and not question.machine.network_reduces:
+        yield "the network is taken to reduce (SHARP), which the topology does not state"
+    elif question.machine.network_reduces and not environment.collnet:
+        yield (
+            "reduction in the network (CollNet) is off, as in NCCL, unless NCCL_COLLNET_ENABLE=1"
+        )
 
 
 def _of_variables(question: Question) -> Iterator[str]:
@@ -76,6 +90,8 @@ def _of_variables(question: Question) -> Iterator[str]:
         yield "blocks of fewer threads copy as fast as NCCL's own, because no table measures them"
     if transports == Transports():
         return
+    if transports.socket_Gbps and question.machine.fabric != "socket":
+        yield "SOCKET_GBPS changes nothing, because no sockets are in use"
     if question.communicator is None:
         reason = (
             "the topology describes no PCIe devices"
@@ -103,6 +119,9 @@ def _places(cost: Cost, question: Question) -> Iterator[str]:
         yield f"{gpu_class}.p2p_share"
         yield "correction.p2p_start"
         yield f"{fabric}.p2p_share" if fabric else f"{gpu_class}.p2p_channel_rate"
+        return
+    if is_collnet(cost.algorithm, machine.domains):
+        yield "share.collnet_nic"
         return
     if cost.algorithm.startswith("nvls"):
         yield from (f"{gpu_class}.nvls_share", f"{gpu_class}.nvls_start")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from simcoll.arrays import Floats
 from simcoll.core.vocabulary import NcclProtocol
+from simcoll.libraries.collnet import collnet_costs
 from simcoll.libraries.formula import (
     ONE_WAY,
     PROTOCOLS,
@@ -111,8 +112,25 @@ def costs(question: Question, size_bytes: Floats) -> list[Cost]:
         else:
             cost = _link_cost(terms, question, size_bytes, buses)
         corrected.append(_with_start(cost, question))
-    one_way = one_way_costs(question, size_bytes, buses)
-    return [*corrected, *(_with_start(cost, question) for cost in one_way)]
+    more = list(one_way_costs(question, size_bytes, buses))
+    if question.environment.collnet:
+        more += collnet_costs(question, size_bytes, *_domain_rates(question, buses))
+    return [*corrected, *(_with_start(cost, question) for cost in more)]
+
+
+def _domain_rates(question: Question, buses: Buses) -> tuple[float, float]:
+    """Rates of rings and of reduction in switches within a domain of several."""
+    constants, ranks = question.constants, question.shape.per_domain
+    ring = question.machine.gpu_uBps / 1e15 or inf
+    ring *= constants.number(f"{question.gpu_class}.ring_share")
+    return ring, float(_switched_rate(np.array(buses.nvls_GBps), ranks))
+
+
+def _switched_rate(bus_GBps: Floats, ranks: int) -> Floats:
+    """Bytes of an all_reduce per time in the switches of a domain."""
+    if ranks >= 8:
+        return bus_GBps * ranks / (2 * (ranks - 1))
+    return bus_GBps * 8 / 14 * 1.125 / (1 + 1 / ranks)
 
 
 def _with_full_nics(all_terms: list[Terms], question: Question, buses: Buses) -> list[Terms]:
@@ -323,8 +341,7 @@ def _switch_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Bu
     # The rate grows within one doubling, so that the time never falls.
     octaves = np.log2(np.maximum(size_bytes, 1.0) / number("correction.nvls_large_bytes"))
     bus = buses.nvls_GBps * np.interp(octaves, [-0.5, 0.5], [1.0, growth])
-    p = s.per_domain
-    domain_rate = bus * p / (2 * (p - 1)) if p >= 8 else bus * 8 / 14 * 1.125 / (1 + 1 / p)
+    domain_rate = _switched_rate(bus, s.per_domain)
     if s.domains == 1:
         filled = 1 - np.exp(-size_bytes / number("correction.nvls_fill_bytes"))
         latency = number(f"{gpu_class}.nvls_start") + number(f"{gpu_class}.nvls_fill") * filled

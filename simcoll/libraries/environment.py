@@ -70,6 +70,8 @@ class Environment:
     buffer_bytes
         Size of a buffer of Simple, which limits the chunks of sends, and the rate of a channel; 0:
         NCCL's.
+    collnet
+        Whether switches of the network reduce (``NCCL_COLLNET_ENABLE``).
     pat
         Whether PAT may run: 0 never, 1 always, 2 with one rank per node.
     launcher
@@ -94,6 +96,7 @@ class Environment:
     ll128_threads: int = 0
     thread_bytes: tuple[tuple[tuple[str, str], int], ...] = ()
     buffer_bytes: int = 0
+    collnet: bool = False
     pat: int = 2
     launcher: Launcher = LAUNCHERS[0]
     dtype: str = ""
@@ -221,6 +224,7 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
     }
     thread_bytes = _thread_bytes(remaining.pop("NCCL_THREAD_THRESHOLDS", ""))
     pat = _whole(remaining, "NCCL_PAT_ENABLE", 2)
+    collnet = _whole(remaining, "NCCL_COLLNET_ENABLE", 0) != 0
     launcher = remaining.pop("LAUNCHER", LAUNCHERS[0])
     if launcher not in LAUNCHERS:
         raise ConfigError(f"unknown LAUNCHER {launcher!r}; {nearest(launcher, LAUNCHERS)}")
@@ -235,6 +239,7 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
         **limits,
         **threads,
         thread_bytes=thread_bytes,
+        collnet=collnet,
         pat=pat,
         launcher=launcher,
         dtype=dtype,

@@ -124,10 +124,12 @@ def _spreads() -> dict[tuple[str, ...], Spread]:
 def spread_of(question: Question, size_bytes: int) -> Spread:
     """The spread of the innermost cell that has any errors.
 
-    No published table shows links that variables choose, so that their cell is that of the library.
+    No published table shows links that variables choose, or reduction in the network, so that their
+    cell is that of the library.
     """
     cell = cell_of(question, size_bytes, method_of(question))
-    return _innermost(cell[: OUTERMOST + 1] if question.is_diverted else cell)
+    is_measured = not (question.is_diverted or question.environment.collnet)
+    return _innermost(cell if is_measured else cell[: OUTERMOST + 1])
 
 
 @lru_cache(maxsize=4096)

@@ -536,7 +536,8 @@ def _with_emulation(
     from simcoll.libraries.isolated import alone_fs, bind_size
 
     collective, size = prediction.collective, prediction.size_bytes
-    root, switched = 0 if collective in ROOTED else None, best.algorithm.startswith("nvls")
+    root = 0 if collective in ROOTED else None
+    switched = best.algorithm.startswith(("nvls", "collnet"))
     certificate = _bottleneck(topology, collective, root, switched)
     bound = lower_bound(
         collective, topology, size, root=root, certificate=certificate, in_network=switched

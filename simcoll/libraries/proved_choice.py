@@ -24,6 +24,7 @@ from simcoll.core.step import concurrent
 from simcoll.core.vocabulary import CollectiveKind, NcclProtocol
 from simcoll.emulator.engine_choice import DEEPEST_FIFO
 from simcoll.errors import ConfigError
+from simcoll.libraries.collnet import is_collnet
 from simcoll.libraries.formula import Cost, MachineShape, ring_steps, shape
 from simcoll.topology.routing import graph_router
 from simcoll.tuning import collective_on, schedule_on
@@ -131,6 +132,8 @@ def play(
     builders = {"ring": _ring, "tree": _tree, "nvls": _switch, "grouped": _grouped_sends}
     if cost.algorithm == "nvls" and collective != "all_reduce":
         return f"switches are played for an all_reduce, not for {collective}"
+    if is_collnet(cost.algorithm, machine.domains):
+        return "reduction in the network is known as a whole only, not message by message"
     if cost.algorithm == "pat":
         return "PAT is known as a whole only, not message by message"
     if cost.algorithm not in builders:

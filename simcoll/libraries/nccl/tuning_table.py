@@ -18,13 +18,25 @@ from simcoll.libraries.path_types import PATH_TYPES, PathType
 
 __all__ = ["Algorithm", "TuningEntry", "tuning_table"]
 
-Algorithm = Literal["tree", "ring", "nvls", "nvls_tree", "pat"]
-ALGORITHMS: tuple[Algorithm, ...] = ("tree", "ring", "nvls", "nvls_tree", "pat")
+Algorithm = Literal["tree", "ring", "collnet", "collnet_chain", "nvls", "nvls_tree", "pat"]
+ALGORITHMS: tuple[Algorithm, ...] = (
+    "tree",
+    "ring",
+    "collnet",
+    "collnet_chain",
+    "nvls",
+    "nvls_tree",
+    "pat",
+)
 """In NCCL's order: of equal times, the first wins."""
 _SWITCHED = ("nvls", "nvls_tree")
 _MAX_THREADS = {"LL": 512, "LL128": 640, "Simple": 512}
 _THREAD_BYTES = {"LL": 8, "LL128": 8, "Simple": 64}
 """Least number of bytes of a thread, below which NCCL uses fewer channels and threads."""
+COLLNET_PEER_US = 0.4
+"""Latency of each GPU of a node beside the first."""
+MAX_COLLNET_RANKS = 8
+"""Highest number of ranks of a node that CollNet joins directly."""
 MAX_NVLS_RANKS = 32
 """Highest number of ranks of a node whose all_gather and reduce_scatter go by switches
 (NCCL_MAX_NVLS_ARITY).
@@ -105,9 +117,15 @@ def _permits(
         return collective in ONE_WAY and bool(
             environment.pat == 1 or (environment.pat and one_per_node)
         )
+    is_reduced = environment.collnet and graphs.nodes > 1 and collective == "all_reduce"
+    if algorithm in {"collnet", "collnet_chain"}:
+        few = communicator.ranks_per_node <= MAX_COLLNET_RANKS
+        return is_reduced and (few or algorithm == "collnet_chain")
     if not communicator.has_nvls:
         return False
     if algorithm == "nvls":  # over nodes it needs a network that reduces
+        if is_reduced:
+            return True
         few = communicator.ranks_per_node <= MAX_NVLS_RANKS
         return graphs.nodes == 1 and (few or collective == "all_reduce")
     return graphs.nodes > 1 and collective == "all_reduce"
@@ -155,7 +173,8 @@ def _latency_us(
         numbers = library.numbers(place)
         return numbers[kind if len(numbers) > 1 else 0]
 
-    base, hop = constant(f"base.{algorithm}"), constant(f"hop.{link}.{algorithm}")
+    base = 0.0 if algorithm.startswith("collnet") else constant(f"base.{algorithm}")
+    hop = constant(f"hop.{link}.{algorithm}")
     # One GPU per node exposes the whole latency of the network.
     net = constant("hop.net.tree" if ranks == nodes else f"hop.net.{algorithm}")
     net += graph.net_latency_us * (2 if protocol == "Simple" else 1)
@@ -163,7 +182,12 @@ def _latency_us(
     if algorithm == "tree":
         return base + 2 * ((ranks // nodes - 1) * hop + levels * net)
     if algorithm == "nvls":
-        return hop
+        return hop + (net if nodes > 1 else 0.0)
+    per_node = ranks // nodes
+    if algorithm == "collnet":
+        return 2 * (min(1, per_node - 1) * hop + (per_node - 1) * COLLNET_PEER_US) + net
+    if algorithm == "collnet_chain":
+        return 2 * (per_node - 1) * hop + net
     if algorithm == "nvls_tree":
         return base + hop + 2 * levels * net
     if algorithm == "pat":
@@ -223,6 +247,8 @@ def _rate(
         return bus * pattern * 0.5
     if algorithm == "pat":
         return bus * library.number("share.pat")
+    if algorithm in {"collnet", "collnet_chain"}:
+        return graph.channels * graph.speed_inside * 0.5
     return _switched_rate(communicator, collective, algorithm, graph, cap("nvls_tree_rate"))
 
 

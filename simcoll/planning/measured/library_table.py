@@ -44,6 +44,8 @@ _SCHEDULES = {
     "nvls": ("nvls",),
     "nvls_tree": ("nvls_tree",),
     "pat": (),
+    "collnet": (),
+    "collnet_chain": (),
     "grouped": ("grouped", "direct"),
 }
 """The schedules of a library's algorithms; a send_recv is grouped sends to one rank, and so

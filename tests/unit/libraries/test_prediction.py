@@ -7,7 +7,7 @@ import pytest
 
 import simcoll
 from simcoll.errors import ConfigError
-from simcoll.libraries.environment import Environment, parse_environment
+from simcoll.libraries.environment import DEFAULT, Environment, parse_environment
 from simcoll.libraries.library import load_library
 from simcoll.libraries.prediction import formula_time, predict
 
@@ -139,14 +139,35 @@ def test_a_network_that_reduces_is_left_out_and_said():
     sharp = replace(two, traits={**two.traits, "switch_reduce": "nvlink-sharp sharp"})
     plain, reducing = (formula_time("all_reduce", 2**20, topology) for topology in (two, sharp))
     assert (plain.assumed, plain.time_fs) == ("", reducing.time_fs)
-    assert (
-        reducing.assumed
-        == "reduction in the network (CollNet) is left out, because there are no numbers in nccl "
-        "2.27"
+    assert reducing.assumed == (
+        "reduction in the network (CollNet) is off, as in NCCL, unless NCCL_COLLNET_ENABLE=1"
     )
     assert formula_time("all_gather", 2**20, sharp).assumed == ""
     alone = replace(two, traits={**two.traits, "switch_reduce": "sharp"})
     assert not formula_time("all_reduce", 2**30, alone).algorithm.startswith("nvls")
+
+
+@pytest.mark.parametrize(
+    ("nics", "algbw"),
+    [("", 110), (",NCCL_IB_HCA=mlx5_0,mlx5_2,mlx5_4,mlx5_6", 80)],
+)
+def test_what_a_network_that_reduces_brings(nics, algbw):
+    """A maintainer of NCCL (github.com/NVIDIA/nccl, issue 320): on DGX A100 about 80 GB/s with 4
+    NICs, and about 110 GB/s, limited by NVLink, with 8.
+    """
+    four = simcoll.load_topology("dgx-a100", nodes=4)
+    environment = parse_environment(f"NCCL_COLLNET_ENABLE=1{nics}")
+    prediction = predict("all_reduce", 2**33, four, environment=environment)
+    assert prediction.algorithm == "collnet"
+    assert 2**33 / prediction.time_us / 1000 == pytest.approx(algbw, rel=0.1)
+    assert "the network is taken to reduce (SHARP)" in prediction.assumed
+    assert "known as a whole only" in prediction.note or nics
+    plain = predict("all_reduce", 2**33, four, environment=parse_environment(nics.strip(",")))
+    assert plain.time_fs > prediction.time_fs
+    # One node has no network to reduce in.
+    node = simcoll.load_topology("dgx-a100")
+    alone = [predict("all_reduce", 2**20, node, environment=e) for e in (environment, DEFAULT)]
+    assert alone[0].algorithm == alone[1].algorithm
 
 
 def test_pat_is_left_out_and_said_where_a_node_has_one_gpu():

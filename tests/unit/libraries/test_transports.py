@@ -152,6 +152,13 @@ def test_a_diverted_call_says_so_and_has_the_interval_of_its_library():
     assert played == pytest.approx(prediction.time_fs, rel=0.01)
 
 
+def test_a_rate_of_sockets_that_are_not_in_use_is_said():
+    topology = load_topology("dgx-a100", nodes=2)
+    environment = parse_environment("SOCKET_GBPS=10")
+    prediction = simcoll.predict("all_reduce", LARGE, topology, environment=environment)
+    assert "SOCKET_GBPS changes nothing" in prediction.assumed
+
+
 def test_what_a_topology_without_devices_lacks_is_said():
     environment = parse_environment("NCCL_NET_GDR_LEVEL=LOC,NCCL_IB_HCA=mlx5_0")
     topology = load_topology("mi300x", nodes=2)
