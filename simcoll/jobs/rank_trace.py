@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,7 +21,15 @@ from simcoll.jobs.comm_records import (
 )
 from simcoll.jobs.trace_stream import TraceEvent, TraceHead, TraceStream
 
-__all__ = ["CommEvent", "DeviceWork", "HostCall", "RankTrace", "StepMark", "load_rank_trace"]
+__all__ = [
+    "CommEvent",
+    "DeviceWork",
+    "HostCall",
+    "RankTrace",
+    "StepMark",
+    "StreamWait",
+    "load_rank_trace",
+]
 
 MOST_EVENTS = 20_000_000
 """Limit of the events that are kept of a file: calls, device work and collectives."""
@@ -73,6 +81,14 @@ class CommEvent(msgspec.Struct, gc=False):
     parameters: bool
 
 
+class StreamWait(NamedTuple):
+    """A stream that waits for another: up to the call that recorded the event, if that is known."""
+
+    stream: str | int
+    awaited: str | int
+    record: int = -1
+
+
 class StepMark(msgspec.Struct, gc=False):
     """A step of the profiler's schedule on the host."""
 
@@ -98,7 +114,7 @@ class RankTrace:
     calls, device_work, comms, steps
         In order of their beginnings.
     waits
-        The streams that a ``cudaStreamWaitEvent`` concerns, by correlation, where recorded.
+        What a ``cudaStreamWaitEvent`` waits for, by correlation, where it is recorded.
     custom_kernels
         Numbers of kernels that communicate without a library known here, by name.
     events
@@ -119,7 +135,7 @@ class RankTrace:
     device_work: list[DeviceWork] = field(default_factory=list)
     comms: list[CommEvent] = field(default_factory=list)
     steps: list[StepMark] = field(default_factory=list)
-    waits: dict[int, tuple[str | int, str | int]] = field(default_factory=dict)
+    waits: dict[int, StreamWait] = field(default_factory=dict)
     custom_kernels: Counter[str] = field(default_factory=Counter)
     events: int = 0
     notes: list[str] = field(default_factory=list)
@@ -226,8 +242,12 @@ def _take(
     elif category == "cuda_sync":
         arguments = event.arguments()
         if isinstance(arguments.correlation, int) and arguments.wait_stream is not None:
-            streams = (_place(arguments.stream), _place(arguments.wait_stream))
-            trace.waits[arguments.correlation] = streams
+            record = arguments.record_correlation
+            trace.waits[arguments.correlation] = StreamWait(
+                _place(arguments.stream),
+                _place(arguments.wait_stream),
+                record if isinstance(record, int) else -1,
+            )
     elif category in _HOST:
         parameters = name == "record_param_comms"
         if parameters or name.startswith(("nccl:", "gloo:", "rccl:", "ucc:", "mpi:")):

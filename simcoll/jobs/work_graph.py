@@ -331,12 +331,11 @@ class _GraphBuilder:
         return graph.add(NodeKind.GAP, thread, "host", times, needs)
 
     def _stream_wait(self, call: HostCall, launch: _Launch, launching: set[int]) -> None:
-        streams = self.graph.trace.waits.get(call.correlation)
-        if streams is not None:
-            waiting, awaited = streams
-            node = self.last_on_stream.get(awaited)
-            if node is not None:
-                self.stream_waits[waiting].append(node)
+        wait = self.graph.trace.waits.get(call.correlation)
+        if wait is not None:
+            latest = self.recorded.get(wait.record, self.last_on_stream)
+            if wait.awaited in latest:
+                self.stream_waits[wait.stream].append(latest[wait.awaited])
         elif not any(id(event) in launching for event in launch.events):
             self.unmet_waits[launch.thread] += 1
 

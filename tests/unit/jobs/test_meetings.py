@@ -97,6 +97,28 @@ def test_traces_that_begin_in_other_places_are_aligned(tmp_path):
 NO_GROUP = GroupRecord()
 
 
+def test_categories_of_old_profilers(tmp_path):
+    # PyTorch before 1.13 capitalised them, and had one for operators and annotations.
+    names = {
+        "kernel": "Kernel", "cuda_runtime": "Runtime", "cpu_op": "Operator",
+        "user_annotation": "Operator",
+    }  # fmt: skip
+    known = write_example_traces(tmp_path, ExampleJob(dialect="2.1"))
+
+    def rename(document):
+        for event in document["traceEvents"]:
+            event["cat"] = names[event["cat"]]
+
+    files = sorted(tmp_path.glob("*.gz"))
+    for file in files:
+        rewritten(file, rename)
+    job = job_of_files(files)
+    assert job.steps == 2
+    assert [meeting.size_bytes for meeting in job.matching.meetings] == [
+        collective.size_bytes for collective in known
+    ]
+
+
 def call(kind="all_reduce", size=8, at=0, group=NO_GROUP, sequence=-1, peers=(-1, -1)):
     return TracedCall(kind, size, "Float", group, sequence, peers, "kernel", 20, at, at + 100)
 
