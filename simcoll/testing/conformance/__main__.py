@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
-from functools import partial
 
-from simcoll.errors import ConfigError, SimcollError
+from simcoll.errors import SimcollError
 from simcoll.files.output import write_file
-from simcoll.testing.conformance.mpi_backend import MpiBackend
+from simcoll.testing.conformance.backends import find_backend, numbers_of_ranks
 from simcoll.testing.conformance.reports import html_report, junit_report, text_report
 from simcoll.testing.conformance.suite import play_suite
-from simcoll.testing.conformance.torch_backend import TorchBackend
-from simcoll.testing.conformance.torch_session import checks
-from simcoll.testing.rank_calls import Target
-from simcoll.testing.rank_runners import ProcessRunner, ThreadRunner
 
 __all__ = ["main"]
-
-PROCESSES, THREADS = "processes", "threads"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,44 +34,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _implementation(backend: str) -> tuple[Target, frozenset[str], str]:
-    """The implementation, the rows that it checks itself, and its runner."""
-    family, _, name = backend.partition(":")
-    if backend == "mpi":
-        return MpiBackend, frozenset(), "mpiexec"
-    if not name:
-        raise ConfigError(
-            f"backend {backend!r}: expected torch:gloo, torch:NAME, mpi, or MODULE:CLASS"
-        )
-    if family == "torch":
-        return partial(TorchBackend, name), frozenset(checks()), PROCESSES
-    try:
-        target: Target = getattr(importlib.import_module(family), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"backend {backend!r}: {error}") from None
-    return target, frozenset(), PROCESSES
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = [0]
-    if min(numbers) < 1:
-        raise ConfigError(f"--ranks {text!r}: expected numbers of ranks, such as 2,3,4")
-    return numbers
-
-
 def _play(options: argparse.Namespace) -> int:
-    ranks = _numbers(options.ranks)
-    target, tasks, choice = _implementation(options.backend)
-    choice = options.runner or choice
+    ranks = numbers_of_ranks("--ranks", options.ranks)
+    backend = find_backend(options.backend, options.runner)
     title = f"{options.backend} on {options.ranks} ranks"
-    if choice == THREADS:
-        verdicts = play_suite(target, ranks, ThreadRunner(), tasks, _say)
-    else:
-        with ProcessRunner(None if choice == PROCESSES else choice, quiet=True) as runner:
-            verdicts = play_suite(target, ranks, runner, tasks, _say)
+    with backend.runner() as runner:
+        verdicts = play_suite(backend.target, ranks, runner, backend.checks, _say)
     _print(text_report(title, verdicts))
     if options.report:
         write_file(options.report, html_report(title, verdicts).encode())

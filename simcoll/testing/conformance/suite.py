@@ -9,11 +9,19 @@ from importlib.resources import files
 
 from simcoll.files.text import parse_toml
 from simcoll.testing.conformance.statement_cases import CASES
+from simcoll.testing.conformance.statement_reasons import REASONS
 from simcoll.testing.implementation_checks import case_faults
 from simcoll.testing.rank_calls import RankOutcome, RankTask, Target, callers
 from simcoll.testing.rank_runners import ProcessRunner, ThreadRunner
 
-__all__ = ["Statement", "Verdict", "play_suite", "statements"]
+__all__ = [
+    "Statement",
+    "Verdict",
+    "explain_absence",
+    "play_statement",
+    "play_suite",
+    "statements",
+]
 
 DEADLINE_S = 20
 PLACES = {
@@ -123,21 +131,37 @@ def play_suite(
     progress
         Called with a line of text for each number of ranks.
     """
-    verdicts = {statement.row: Verdict(statement) for statement in statements()}
+    verdicts = [Verdict(statement) for statement in statements()]
     for nranks in ranks:
         progress(f"{nranks} ranks")
-        for row, verdict in verdicts.items():
-            for text, outcomes, faults in _attempts(target, row, nranks, runner, tasks):
-                refusals = [outcome.unsupported for outcome in outcomes if outcome]
-                if not faults and any(refusals):
-                    verdict.refusals.append(next(filter(None, refusals)))
-                    continue
-                verdict.played += 1
-                verdict.faults += [f"{text}: {fault}" for fault in faults]
-    for verdict in verdicts.values():
-        if not verdict.played and not verdict.refusals:
-            verdict.refusals.append(_absence(verdict.statement, tasks))
-    return list(verdicts.values())
+        for verdict in verdicts:
+            play_statement(verdict, target, nranks, runner, tasks)
+    for verdict in verdicts:
+        explain_absence(verdict)
+    return verdicts
+
+
+def play_statement(
+    verdict: Verdict,
+    target: Target,
+    nranks: int,
+    runner: ProcessRunner | ThreadRunner,
+    tasks: frozenset[str],
+) -> None:
+    """Play the cases and the check of a statement, and add to its verdict."""
+    for text, outcomes, faults in _attempts(target, verdict.statement.row, nranks, runner, tasks):
+        refusals = [outcome.unsupported for outcome in outcomes if outcome]
+        if not faults and any(refusals):
+            verdict.refusals.append(next(filter(None, refusals)))
+            continue
+        verdict.played += 1
+        verdict.faults += [f"{text}: {fault}" for fault in faults]
+
+
+def explain_absence(verdict: Verdict) -> None:
+    """Give a statement that was not played at all the reason of that."""
+    if not verdict.played and not verdict.refusals:
+        verdict.refusals.append(_absence(verdict.statement))
 
 
 def _attempts(
@@ -167,10 +191,10 @@ def _attempts(
         yield f"{nranks} ranks", results, faults
 
 
-def _absence(statement: Statement, tasks: frozenset[str]) -> str:
+def _absence(statement: Statement) -> str:
     """Why a statement was not played at all."""
     if statement.subject == "GPUs":
         return "needs GPUs"
-    if not tasks:
-        return "is on the interface of torch.distributed"
-    return "this suite has no check of it"
+    if statement.row in REASONS:
+        return REASONS[statement.row]
+    return "is on the interface of torch.distributed"

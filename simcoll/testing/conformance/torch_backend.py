@@ -64,8 +64,8 @@ class TorchBackend:
         self.initialisations = 0
         self.initialise()
 
-    def initialise(self) -> None:
-        """Begin a new default group."""
+    def initialise(self, **options: Any) -> None:
+        """Begin a new default group, with further options of ``init_process_group``."""
         self.initialisations += 1
         self.groups.clear()
         path = Path(self.world.folder) / f"store-{self.initialisations}"
@@ -75,6 +75,7 @@ class TorchBackend:
             rank=self.world.rank,
             world_size=self.world.nranks,
             timeout=timedelta(seconds=TIMEOUT_S),
+            **options,
         )
 
     def teardown(self) -> None:

@@ -18,6 +18,7 @@ _MODULES = (
     "torch_messages",
     "torch_collectives",
     "torch_stores",
+    "torch_further",
 )
 
 

@@ -1,0 +1,75 @@
+"""Backends by the names that the suite's command line and pytest's option give them."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from simcoll.errors import ConfigError
+from simcoll.testing.conformance.mpi_backend import MpiBackend
+from simcoll.testing.conformance.torch_backend import TorchBackend
+from simcoll.testing.conformance.torch_session import checks
+from simcoll.testing.rank_calls import Target
+from simcoll.testing.rank_runners import ProcessRunner, ThreadRunner
+
+__all__ = ["Backend", "find_backend", "numbers_of_ranks"]
+
+PROCESSES, THREADS = "processes", "threads"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """An implementation, the statements that it checks itself, and where its ranks live."""
+
+    target: Target
+    checks: frozenset[str]
+    place: str
+
+    def runner(self) -> AbstractContextManager[Any]:
+        """A runner of its ranks."""
+        if self.place == THREADS:
+            return nullcontext(ThreadRunner())
+        return ProcessRunner(None if self.place == PROCESSES else self.place, quiet=True)
+
+
+def find_backend(name: str, place: str | None = None) -> Backend:
+    """The backend of a name: ``torch:gloo``, ``torch:NAME``, ``mpi``, or ``MODULE:CLASS``.
+
+    Parameters
+    ----------
+    place
+        ``processes``, ``threads``, or a launcher; default: ``mpiexec`` for MPI, else processes.
+
+    Raises
+    ------
+    ConfigError
+        For other names, and modules that cannot be imported.
+    """
+    family, _, part = name.partition(":")
+    if name == "mpi":
+        return Backend(MpiBackend, frozenset(), place or "mpiexec")
+    if not part:
+        raise ConfigError(
+            f"backend {name!r}: expected torch:gloo, torch:NAME, mpi, or MODULE:CLASS"
+        )
+    if family == "torch":
+        return Backend(partial(TorchBackend, part), frozenset(checks()), place or PROCESSES)
+    try:
+        target: Target = getattr(importlib.import_module(family), part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"backend {name!r}: {error}") from None
+    return Backend(target, frozenset(), place or PROCESSES)
+
+
+def numbers_of_ranks(option: str, text: str) -> list[int]:
+    """The numbers of an option such as ``--ranks 2,3,4``; a ConfigError for others."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [0]
+    if min(numbers) < 1:
+        raise ConfigError(f"{option} {text!r}: expected numbers of ranks, such as 2,3,4")
+    return numbers
