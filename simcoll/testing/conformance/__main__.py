@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from simcoll.errors import SimcollError
 from simcoll.files.output import write_file
-from simcoll.testing.conformance.backends import find_backend, numbers_of_ranks
 from simcoll.testing.conformance.reports import html_report, junit_report, text_report
 from simcoll.testing.conformance.suite import play_suite
+from simcoll.testing.conformance.suite_backends import find_backend, numbers_of_ranks
 
 __all__ = ["main"]
 

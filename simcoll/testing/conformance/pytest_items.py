@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from simcoll.errors import ConfigError
-from simcoll.testing.conformance.backends import Backend, find_backend, numbers_of_ranks
 from simcoll.testing.conformance.suite import (
     Statement,
     Verdict,
@@ -17,6 +16,7 @@ from simcoll.testing.conformance.suite import (
     play_statement,
     statements,
 )
+from simcoll.testing.conformance.suite_backends import TestedBackend, find_backend, numbers_of_ranks
 
 __all__ = ["StatementItem", "statement_items"]
 
@@ -31,7 +31,7 @@ class StatementError(Exception):
 class _Suite(pytest.Collector):
     """The statements on one backend, whose ranks stay until the end of the session."""
 
-    def __init__(self, backend: Backend, ranks: list[int], **options: Any) -> None:
+    def __init__(self, backend: TestedBackend, ranks: list[int], **options: Any) -> None:
         super().__init__(**options)
         self.backend, self.ranks = backend, ranks
         self._runner: Any = None

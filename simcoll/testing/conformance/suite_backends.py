@@ -15,13 +15,13 @@ from simcoll.testing.conformance.torch_session import checks
 from simcoll.testing.rank_calls import Target
 from simcoll.testing.rank_runners import ProcessRunner, ThreadRunner
 
-__all__ = ["Backend", "find_backend", "numbers_of_ranks"]
+__all__ = ["TestedBackend", "find_backend", "numbers_of_ranks"]
 
 PROCESSES, THREADS = "processes", "threads"
 
 
 @dataclass(frozen=True)
-class Backend:
+class TestedBackend:
     """An implementation, the statements that it checks itself, and where its ranks live."""
 
     target: Target
@@ -35,7 +35,7 @@ class Backend:
         return ProcessRunner(None if self.place == PROCESSES else self.place, quiet=True)
 
 
-def find_backend(name: str, place: str | None = None) -> Backend:
+def find_backend(name: str, place: str | None = None) -> TestedBackend:
     """The backend of a name: ``torch:gloo``, ``torch:NAME``, ``mpi``, or ``MODULE:CLASS``.
 
     Parameters
@@ -50,18 +50,18 @@ def find_backend(name: str, place: str | None = None) -> Backend:
     """
     family, _, part = name.partition(":")
     if name == "mpi":
-        return Backend(MpiBackend, frozenset(), place or "mpiexec")
+        return TestedBackend(MpiBackend, frozenset(), place or "mpiexec")
     if not part:
         raise ConfigError(
             f"backend {name!r}: expected torch:gloo, torch:NAME, mpi, or MODULE:CLASS"
         )
     if family == "torch":
-        return Backend(partial(TorchBackend, part), frozenset(checks()), place or PROCESSES)
+        return TestedBackend(partial(TorchBackend, part), frozenset(checks()), place or PROCESSES)
     try:
         target: Target = getattr(importlib.import_module(family), part)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"backend {name!r}: {error}") from None
-    return Backend(target, frozenset(), place or PROCESSES)
+    return TestedBackend(target, frozenset(), place or PROCESSES)
 
 
 def numbers_of_ranks(option: str, text: str) -> list[int]:
