@@ -374,6 +374,24 @@ def _hlo_texts():
     ]
 
 
+def tuner_rules(name):
+    """Two rules that a format of tuners can say."""
+    of_nccl = name in {"nccl-csv", "ncclx"}
+    algorithms = ("han", "tuned") if name == "openmpi-han" else ("ring", "rabenseifner")
+    shape = {"nodes": 2, "ranks": 16} if name == "ncclx" else {}
+    return [
+        Rule(
+            "all_reduce",
+            low,
+            high,
+            ("tree", "ring")[place] if of_nccl else algorithms[place],
+            "simple" if of_nccl else "",
+            **shape,
+        )
+        for place, (low, high) in enumerate(((0, 4095), (4096, -1)))
+    ]
+
+
 READERS = {
     **{
         each.name: Reader(_proved(each.read), partial(_written, each))
@@ -396,26 +414,7 @@ READERS = {
     **{
         f"tuner-{name}": Reader(
             TUNER_FORMATS[name].parse,
-            lambda name=name: [
-                TUNER_FORMATS[name].dump(
-                    [
-                        Rule(
-                            "all_reduce",
-                            0,
-                            4096,
-                            "tree" if name == "nccl-csv" else "han",
-                            "ll" if name == "nccl-csv" else "",
-                        ),
-                        Rule(
-                            "all_reduce",
-                            4097,
-                            -1,
-                            "ring" if name == "nccl-csv" else "tuned",
-                            "simple" if name == "nccl-csv" else "",
-                        ),
-                    ]
-                )
-            ],
+            lambda name=name: [TUNER_FORMATS[name].dump(tuner_rules(name))],
         )
         for name in TUNER_FORMATS
     },

@@ -50,12 +50,12 @@ def test_the_environment_and_a_calibration_count(capsys, tmp_path):
     words = ("all_reduce", "-t", "dgx-h100", "-b", "1G", "-e", "1G", "-f", "2")
     _, plain, _ = run(capsys, *words, "--library", "nccl")
     status, ring, _ = run(
-        capsys, *words, "--env", "NCCL_NVLS_ENABLE=0,NCCL_DEBUG=INFO,NCCL_BUFFSIZE=9"
+        capsys, *words, "--env", "NCCL_NVLS_ENABLE=0,NCCL_DEBUG=INFO,NCCL_IB_TIMEOUT=9"
     )
     assert status == 0
     assert ("nvls" in plain, "nvls" in ring) == (True, False)
     assert "# NCCL_DEBUG=INFO: changes no time\n" in ring
-    assert "# NCCL_BUFFSIZE=9: not in the model\n" in ring
+    assert "# NCCL_IB_TIMEOUT=9: not in the model\n" in ring
     overlay = Calibration(launch_fs=10**12)
     write_calibration(tmp_path / "c.toml", overlay)
     _, late, _ = run(capsys, *words, "--calibration", str(tmp_path / "c.toml"))
