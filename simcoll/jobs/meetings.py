@@ -29,6 +29,8 @@ _UNEVEN = {"all_to_all", "all_gather", "reduce_scatter"}
 SAME_CLOCK_NS = 20_000
 """Ends that differ by less, in the median, are of one clock."""
 MOST_RESIDUE_NS = 1_000_000
+MOST_OFFSET_NS = 1_000_000_000
+"""Clocks of nodes are set by a network, to milliseconds; traces further apart are of two runs."""
 _MOST_SHIFT = 1000
 _JITTER_NS = 5_000
 
@@ -471,7 +473,8 @@ def clock_offsets(
     Raises
     ------
     ConfigError
-        When the ends of a rank do not agree with any offset within a millisecond.
+        When the ends of a rank do not agree with any offset within a millisecond, or only with one
+        of more than a second.
     """
     late: dict[tuple[int, int], list[int]] = defaultdict(list)
     for meeting in meetings:
@@ -500,6 +503,12 @@ def clock_offsets(
                         f"varying times: {counted(len(differences), 'collective')} end "
                         f"{residue / 1e6:.1f} ms (median) from the constant offset that fits best; "
                         "expected less than 1 ms, so these are no traces of one run"
+                    )
+                if abs(middle) > MOST_OFFSET_NS:
+                    raise ConfigError(
+                        f"the collectives of ranks {ranks[reference]} and {ranks[compared]} end "
+                        f"{abs(middle) / 1e9:,.1f} s apart, more than clocks differ: these are "
+                        "traces of different runs"
                     )
                 if partner not in offsets:
                     step = sign * middle if abs(middle) > SAME_CLOCK_NS else 0

@@ -106,6 +106,18 @@ def test_other_programs_of_the_same_size_are_refused(tmp_path):
         job_of_files([first[0], first[1], second[2], first[3]])
 
 
+def test_ranks_of_two_runs_of_one_program_are_refused(tmp_path):
+    files = files_of(tmp_path)
+
+    def an_hour_later(document):
+        document["baseTimeNanoseconds"] += 3600 * 10**9
+
+    for file in files[2:]:
+        rewritten(file, an_hour_later)
+    with pytest.raises(ConfigError, match=r"ranks 0 and 2 end 3,600\.0 s apart"):
+        job_of_files(files)
+
+
 def test_traces_of_other_times_are_refused(tmp_path):
     files = files_of(tmp_path)
 
