@@ -156,6 +156,7 @@ def ask_job(
         _say_lists(lists, what_if, rows, program)
         return
     traces, left_out = trace_files(files)
+    refuse_places([rows], traces)
     if program != ProgramOptions():
         raise ConfigError(
             "--gpu and --accept-cpu are for compiled programs (HLO); traces have measured times",

@@ -126,6 +126,7 @@ def convert_job(source: Path, target: Path, to: str | None, options: JobConversi
                 file=str(source),
             )
         traces, left_out = trace_files([source])
+        refuse_places([target], traces)
         job = job_of_files(traces)
         workload, notes = job_workload(job, measured=options.measured)
         notes = [*(f"left out: {line}" for line in left_out), *job.notes, *notes]

@@ -85,10 +85,18 @@ def test_a_pipe_is_refused_before_it_is_read(tmp_path, monkeypatch, capsys):
     assert (status, "can be read only once" in text) == (2, True)
 
 
-def test_rows_are_not_written_over_a_trace(traces, capsys):
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["job", "traces/rank0.json.gz", "--rows", "traces/rank0.json.gz"],
+        ["job", "traces", "--rows", "traces/rank0.json.gz"],
+        ["convert", "traces", "traces/rank0.json.gz"],
+    ],
+)
+def test_nothing_is_written_over_a_trace(traces, capsys, words):
     before = (traces / "rank0.json.gz").read_bytes()
-    status, _ = said(capsys, "job", "traces/rank0.json.gz", "--rows", "traces/rank0.json.gz")
-    assert status == 2
+    status, text = said(capsys, *words)
+    assert (status, "it is also read" in text) == (2, True)
     assert (traces / "rank0.json.gz").read_bytes() == before
 
 
