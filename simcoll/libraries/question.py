@@ -68,7 +68,7 @@ def fabric_of(machine: Machine, library: Library) -> str:
         subject = (
             f"fabric {machine.fabric!r}"
             if machine.fabric
-            else "a topology without the trait 'fabric'"
+            else "a topology without the trait 'fabric' (add it to the name, FILE:traits.fabric=ib)"
         )
         raise ConfigError(
             # A fabric of another library or transport is no misspelling of one of these.

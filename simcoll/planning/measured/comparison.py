@@ -188,6 +188,9 @@ def settings_for(
                 f"{subject} is of {table.nnodes} nodes in the log; predicted for --nodes {nodes}"
             )
         machine = _machine(resolved_table, topology, nodes)
+        if fabric := _fabric_of_log(table, machine):
+            machine = replace(machine, traits={**machine.traits, "fabric": fabric})
+            notes.append(f"{subject}: fabric {fabric}, by the NICs in the log")
         if (other_gpu := _other_gpu(table.devices, machine)) is not None:
             notes.append(
                 f"{subject} is of {other_gpu}, topology {machine.name!r} has "
@@ -246,6 +249,16 @@ def _other_gpu(devices: tuple[str, ...], machine: Topology) -> str | None:
         ),
         None,
     )
+
+
+def _fabric_of_log(table: MeasuredTable, machine: Topology) -> str:
+    """The fabric that a log's NICs name, for a topology of several nodes without one."""
+    if machine.traits.get("fabric") or table.nnodes < 2:
+        return ""
+    devices = " ".join(table.facts.values("NICs"))
+    if "/RoCE" in devices:
+        return "roce"
+    return "ib" if "/IB" in devices else ""
 
 
 def _environment(settings: dict[str, str]) -> tuple[Environment, list[str]]:

@@ -18,7 +18,7 @@ from statistics import median
 from simcoll.core.collective import bus_factor
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
-from simcoll.libraries.fitting import MOST_LAUNCH_FS, Series, fit_series
+from simcoll.libraries.fitting import MOST_LAUNCH_FS, WARM_UP, Series, fit_series
 from simcoll.libraries.prediction import formula_time, predict
 from simcoll.planning.measured.causes import CAUSES
 from simcoll.planning.measured.comparison import Compared, Setting
@@ -246,6 +246,9 @@ def explanations(
     if cliff:
         results.append(_cliff_explanation(cliff, times, setting))
         sizes = [size for size in sizes if size < cliff]
+    if cold := _cold_size(times):
+        results.append(_cold_explanation(cold, times))
+        sizes = [size for size in sizes if size != cold]
     disturbed = _disturbed_sizes(times)
     if disturbed:
         results.append(_disturbance(disturbed, times))
@@ -349,6 +352,27 @@ def _cliff_explanation(
         f"a cliff at {format_size(cliff)}: {title}",
         f"the bandwidth falls from {rates[0]:.3g} to {rates[1]:.3g} GB/s ({below_text}; "
         f"{above_text}); no parameter of the library has such a step",
+    )
+
+
+def _cold_size(times: Mapping[int, tuple[int, int]]) -> int:
+    """The first size, if it takes far longer than the next; 0 if not."""
+    sizes = list(times)
+    if len(sizes) < 3:
+        return 0
+    (first_fs, first_predicted), (next_fs, next_predicted) = times[sizes[0]], times[sizes[1]]
+    by_prediction = first_fs / first_predicted > FAR * next_fs / next_predicted
+    return sizes[0] if by_prediction and first_fs > WARM_UP * next_fs else 0
+
+
+def _cold_explanation(size: int, times: Mapping[int, tuple[int, int]]) -> Explanation:
+    following = list(times)[1]
+    factor = times[size][0] / times[following][0]
+    return Explanation(
+        ("cold",),
+        f"{format_size(size)} takes {factor:.1f} times as long as {format_size(following)}: "
+        f"{CAUSES['cold'].title}",
+        "the first operations set up connections and buffers",
     )
 
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+import simcoll.planning.measured.comparison as comparison_module
 from simcoll.errors import ConfigError
 from simcoll.formats.logs.measured import Log, MeasuredRow, MeasuredTable
 from simcoll.formats.logs.nccl_tests import load_log
+from simcoll.formats.logs.run_facts import RunFact, RunFacts
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import DEFAULT
 from simcoll.libraries.fitting import formula
@@ -148,6 +150,19 @@ def test_what_cannot_be_compared(change, how, says):
     parameters = LogParameters(**how)
     with pytest.raises(ConfigError, match=says):
         settings_for(changed, "dgx-h100", parameters)
+
+
+def test_the_log_names_the_fabric_of_a_dump():
+    log = made("dgx-a100")
+    facts = RunFacts((RunFact("NICs", "mlx5_0:1/RoCE", 3),))
+    (setting,), notes = settings_for(
+        replace(log, tables=(replace(log.tables[0], facts=facts),)), "dgx-a100"
+    )
+    assert setting.topology.traits["fabric"] == "ib"
+    assert notes == []
+    bare = replace(setting.topology, traits={"gpu": "A100", "generation": "ampere"})
+    assert comparison_module._fabric_of_log(setting.table, bare) == "roce"
+    assert comparison_module._fabric_of_log(log.tables[0], bare) == ""
 
 
 def test_tables_without_a_model_are_left_out_of_several():

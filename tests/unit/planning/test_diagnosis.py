@@ -177,6 +177,16 @@ def test_one_slow_size_is_a_disturbance():
     assert diagnosis.explanations[0].claim.startswith("256 MiB alone takes up to 2.0 times")
 
 
+def test_a_first_size_without_warm_up_is_named():
+    sound = setting_on("dgx-a100", sizes=(8, 16, 32, 64))
+    times = list(sound.formula()([8, 16, 32, 64], Calibration()))
+    (setting,), _ = settings_for(log_of(sound, [30 * times[0], *times[1:]]), "dgx-a100")
+    log_setting = with_log(setting)
+    diagnosis = diagnose(compare(log_setting.setting), log_setting)
+    assert [entry.causes for entry in diagnosis.explanations] == [("cold",)]
+    assert diagnosis.explanations[0].claim.startswith("8 B takes 30.")
+
+
 def test_a_cause_without_an_effect_in_the_model_is_named():
     facts = [RunFact("transport", "SHM/direct/direct", 7)]
     sound = setting_on("mi300x", nodes=1, facts=facts, sizes=(2**26, 2**28, 2**30))
