@@ -221,7 +221,12 @@ class _WhatIf:
             return dict.fromkeys(self._subjects, False)
         meetings = self.job.matching.meetings
         if not meetings:
-            return dict.fromkeys(self._subjects, True)
+            busy = [_busy_times(graph) for graph in self.job.graphs]
+            return {
+                (place, number): _mostly_covered(busy[place], call.begin_ns, call.end_ns)
+                for place, number in self._subjects
+                for call in (self.job.calls[place][number],)
+            }
         overlaps = overlaps_computation(self.job, meetings)
         return {(-1, number): overlap for number, overlap in enumerate(overlaps)}
 
@@ -291,8 +296,7 @@ def overlaps_computation(job: Job, meetings: Sequence[TracedMeeting]) -> list[bo
     overlaps = []
     for meeting in meetings:
         begin, end = meeting.arrivals_ns[meeting.last], max(meeting.ends_ns.values())
-        shares = [_covered_ns(busy[place], begin, end) for place in meeting.calls]
-        overlaps.append(max(shares) * 2 >= end - begin > 0)
+        overlaps.append(any(_mostly_covered(busy[place], begin, end) for place in meeting.calls))
     return overlaps
 
 
@@ -312,15 +316,15 @@ def _busy_times(graph: WorkGraph) -> list[tuple[int, int]]:
     return merged
 
 
-def _covered_ns(intervals: Sequence[tuple[int, int]], begin: int, end: int) -> int:
-    """Nanoseconds of a time in which a device computes."""
+def _mostly_covered(intervals: Sequence[tuple[int, int]], begin: int, end: int) -> bool:
+    """Whether a device computes in at least half of a time."""
     total = 0
     place = max(0, bisect_right(intervals, (begin, begin)) - 1)
     for start, stop in intervals[place:]:
         if start >= end:
             break
         total += max(0, min(stop, end) - max(start, begin))
-    return total
+    return total * 2 >= end - begin > 0
 
 
 def answer_lines(job: Job, question: JobQuestion) -> list[str]:

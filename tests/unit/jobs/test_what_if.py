@@ -133,6 +133,14 @@ def test_a_factor_beside_computation_lengthens_those_beside_it(tmp_path, machine
     assert overlaps_computation(job, job.matching.meetings) == [True] + [False] * 13
 
 
+def test_a_factor_beside_computation_leaves_calls_alone_that_are_not_beside_it(tmp_path, machine):
+    # In the example computation waits for every collective, on one rank as on all.
+    job = job_of(tmp_path, [0])
+    plain = answer_lines(job, JobQuestion(machine))
+    factor = answer_lines(job, JobQuestion(machine, beside_factor=1.2))
+    assert plain[1:] == factor[1:]
+
+
 def test_rows_are_services(tmp_path):
     job = job_of(tmp_path)
     content, number, unsized = in_situ_csv(job)
