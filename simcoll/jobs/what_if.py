@@ -223,7 +223,7 @@ class _WhatIf:
         if not meetings:
             busy = [_busy_times(graph) for graph in self.job.graphs]
             return {
-                (place, number): _mostly_covered(busy[place], call.begin_ns, call.end_ns)
+                (place, number): _computes_mostly(busy[place], call.begin_ns, call.end_ns)
                 for place, number in self._subjects
                 for call in (self.job.calls[place][number],)
             }
@@ -296,7 +296,7 @@ def overlaps_computation(job: Job, meetings: Sequence[TracedMeeting]) -> list[bo
     overlaps = []
     for meeting in meetings:
         begin, end = meeting.arrivals_ns[meeting.last], max(meeting.ends_ns.values())
-        overlaps.append(any(_mostly_covered(busy[place], begin, end) for place in meeting.calls))
+        overlaps.append(any(_computes_mostly(busy[place], begin, end) for place in meeting.calls))
     return overlaps
 
 
@@ -316,7 +316,7 @@ def _busy_times(graph: WorkGraph) -> list[tuple[int, int]]:
     return merged
 
 
-def _mostly_covered(intervals: Sequence[tuple[int, int]], begin: int, end: int) -> bool:
+def _computes_mostly(intervals: Sequence[tuple[int, int]], begin: int, end: int) -> bool:
     """Whether a device computes in at least half of a time."""
     total = 0
     place = max(0, bisect_right(intervals, (begin, begin)) - 1)
