@@ -155,6 +155,7 @@ def _table(
     first, or alone.
     """
     from simcoll.cli.sweeping import print_sweep, prove_all
+    from simcoll.planning.sweeps.run_conditions import DataKeys
     from simcoll.tuning import candidates, collective_on
 
     title = f"{sweep.collective or 'GOAL'} on {machine.name}"
@@ -167,8 +168,9 @@ def _table(
         raise ConfigError(
             f"no library has {collective}, a custom collective; give -a, not a library"
         )
+    elements = DataKeys(dtype=sweep.dtype, op=sweep.op, root=sweep.root)
     predictions = (
-        library.show(sweep.collective, sweep.sizes, machine, dtype=sweep.dtype, verbose=verbose)
+        library.show(sweep.collective, sweep.sizes, machine, data=elements, verbose=verbose)
         if library and collective and collective.definition is None
         else []
     )

@@ -170,11 +170,11 @@ class LibraryOptions:
         sizes: Sequence[int],
         topology: Topology,
         *,
-        dtype: str = "",
+        data: DataKeys,
         verbose: bool,
     ) -> list[Prediction]:
-        """Print the library's lines for an element type; if they were not requested and cannot be
-        computed, the reason.
+        """Print the library's lines for the elements and their reduction; if they were not
+        requested and cannot be computed, the reason.
         """
         from simcoll.libraries.calibration import load_calibration
         from simcoll.libraries.environment import parse_environment
@@ -186,10 +186,12 @@ class LibraryOptions:
 
         launcher = f" LAUNCHER={self.launcher}" if self.launcher is not None else ""
         environment = parse_environment(self.env + launcher)
-        if dtype not in {"", "float32"} and not environment.dtype:
-            environment = replace(environment, dtype=dtype)
         overlay = None if self.calibration is None else load_calibration(self.calibration)
         try:
+            if data.dtype != "float32" and not environment.dtype:
+                environment = replace(environment, dtype=data.dtype)
+            if not environment.op:
+                environment = replace(environment, op=parse_environment(f"OP={data.op}").op)
             library = library_for(self.library, topology, self.nccl_version)
             predictions = library_predictions(
                 collective, sizes, topology, library, environment, overlay

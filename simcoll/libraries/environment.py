@@ -12,7 +12,7 @@ from simcoll.libraries.formula import PROTOCOLS
 from simcoll.libraries.transports import Transports, read_transports
 from simcoll.libraries.variables import check_variable
 
-__all__ = ["DEFAULT", "LAUNCHERS", "Environment", "parse_environment"]
+__all__ = ["DEFAULT", "LAUNCHERS", "REDUCTIONS", "Environment", "parse_environment"]
 
 ALGORITHMS = {
     "ring": "ring",
@@ -30,6 +30,9 @@ all GPUs of a node, PyTorch, or a CUDA graph that was captured before.
 """
 _NAMES_IN_TESTS = {"half": "float16", "float": "float32", "double": "float64"}
 """nccl-tests' names of element types."""
+REDUCTIONS = ("sum", "prod", "min", "max", "avg", "premul_sum")
+"""NCCL's reductions."""
+_NAMES_OF_REDUCTIONS = {"product": "prod", "mul": "prod", "mean": "avg", "average": "avg"}
 _COLLECTIVES = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -42,7 +45,7 @@ MOST_CHANNELS = 64
 _SETTING = re.compile(r"(?:^|[,;\s])\s*([A-Za-z_][A-Za-z0-9_]*)=")
 _JOINED = re.compile(r";\s*([A-Za-z_]\w*)=")
 _TRANSPORTS = Transports()
-_OURS = ("LAUNCHER", "DTYPE", "SOCKET_GBPS")
+_OURS = ("LAUNCHER", "DTYPE", "OP", "SOCKET_GBPS")
 """Settings that are no variables of NCCL."""
 _BARE = re.compile(r"(?:^|[,;\s])\s*([NR]CCL_\w+)\s*(?=[,;\s]|$)")
 
@@ -78,6 +81,8 @@ class Environment:
         One of :data:`LAUNCHERS`.
     dtype
         Element type, such as ``"int8"``; empty: ``float32``, as in nccl-tests.
+    op
+        One of :data:`REDUCTIONS`; empty: ``sum``, as in nccl-tests.
     transports
         The ways that the variables leave to data.
     ignored
@@ -100,6 +105,7 @@ class Environment:
     pat: int = 2
     launcher: Launcher = LAUNCHERS[0]
     dtype: str = ""
+    op: str = ""
     transports: Transports = _TRANSPORTS
     ignored: tuple[str, ...] = ()
 
@@ -155,8 +161,8 @@ def parse_environment(text: str) -> Environment:
     """Parse settings such as ``NCCL_ALGO=Ring,NCCL_PROTO=^LL128``, separated by commas or blanks.
 
     ``LAUNCHER`` states what launches the operation, by one of :data:`LAUNCHERS`, ``DTYPE`` the
-    element type, and ``SOCKET_GBPS`` the rate of an interface that sockets use. Variables without
-    an effect here are kept as ignored.
+    element type, ``OP`` the reduction, and ``SOCKET_GBPS`` the rate of an interface that sockets
+    use. Variables without an effect here are kept as ignored.
 
     Raises
     ------
@@ -230,6 +236,10 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
         raise ConfigError(f"unknown LAUNCHER {launcher!r}; {nearest(launcher, LAUNCHERS)}")
     dtype = remaining.pop("DTYPE", "").lower()
     dtype = _NAMES_IN_TESTS.get(dtype, dtype)
+    op = remaining.pop("OP", "").lower()
+    op = _NAMES_OF_REDUCTIONS.get(op, op)
+    if op and op not in REDUCTIONS:
+        raise ConfigError(f"NCCL has no reduction {op!r:.80}; {nearest(op, REDUCTIONS)}")
     transports = read_transports(remaining)
     ignored = tuple(f"{name}={value}" for name, value in remaining.items())
     return Environment(
@@ -243,6 +253,7 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
         pat=pat,
         launcher=launcher,
         dtype=dtype,
+        op="" if op == "sum" else op,
         transports=transports,
         ignored=ignored,
     )

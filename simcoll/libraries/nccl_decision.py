@@ -6,19 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from simcoll.core.vocabulary import CollectiveKind
 from simcoll.libraries.nccl.choice import NcclCall, NcclChoice, nccl_choice
 
 if TYPE_CHECKING:
-    from simcoll.core.vocabulary import CollectiveKind
     from simcoll.formats.logs.nccl_tuning import TunedCost
     from simcoll.libraries.nccl.communicator import CommunicatorFacts
     from simcoll.libraries.question import Question
 
-__all__ = ["decides", "own_choices"]
+__all__ = ["call_of", "decides", "own_choices"]
 
 
 def own_choices(question: Question, sizes_bytes: Iterable[float]) -> list[NcclChoice] | None:
@@ -40,21 +39,27 @@ def own_choices(question: Question, sizes_bytes: Iterable[float]) -> list[NcclCh
         for row in _log_rows(question)
     )
     sizes = tuple(int(size_bytes) for size_bytes in sizes_bytes)
-    dtype = question.environment.dtype or "float32"
-    return list(_choices(communicator, question.collective, dtype, sizes, logged))
+    return list(_choices(communicator, call_of(question), sizes, logged))
+
+
+def call_of(question: Question, size_bytes: int = 1) -> NcclCall:
+    """The call that is asked about, of one size."""
+    environment = question.environment
+    return NcclCall(
+        question.collective, size_bytes, environment.dtype or "float32", environment.op or "sum"
+    )
 
 
 @lru_cache(maxsize=4096)
 def _choices(
     communicator: CommunicatorFacts,
-    collective: CollectiveKind,
-    dtype: str,
+    call: NcclCall,
     sizes_bytes: tuple[int, ...],
     logged: tuple[tuple[str, str, float, float], ...],
 ) -> tuple[NcclChoice, ...]:
     """Remembered, because a fit asks for equal sizes hundreds of times."""
     return tuple(
-        nccl_choice(communicator, NcclCall(collective, size_bytes, dtype), logged)
+        nccl_choice(communicator, replace(call, size_bytes=size_bytes), logged)
         for size_bytes in sizes_bytes
     )
 

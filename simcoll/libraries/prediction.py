@@ -19,8 +19,9 @@ from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import Cost, stated_costs
 from simcoll.libraries.intervals import spread_of
 from simcoll.libraries.library import Library, library_for
+from simcoll.libraries.nccl.choice import supports
 from simcoll.libraries.nccl.sends import channels_of_sends, channels_to_a_peer
-from simcoll.libraries.nccl_decision import decides, own_choices
+from simcoll.libraries.nccl_decision import call_of, decides, own_choices
 from simcoll.libraries.prediction_cache import key_of, recall, remember, topology_digest
 from simcoll.libraries.proved_choice import LibraryPlay, play
 from simcoll.libraries.question import Question, question_on
@@ -206,6 +207,7 @@ def choose(question: Question, size_bytes: Floats) -> tuple[list[Cost], Ints]:
             cost
             for cost in candidates
             if question.environment.allows(collective, cost.algorithm, cost.protocol)
+            and supports(cost.algorithm, call_of(question))
         ]
     if not permitted:
         names = ", ".join(sorted({f"{cost.algorithm} {cost.protocol}" for cost in candidates}))

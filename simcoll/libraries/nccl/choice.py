@@ -10,7 +10,7 @@ from simcoll.errors import ConfigError
 from simcoll.libraries.nccl.communicator import CommunicatorFacts, call_channels, nvls_channels
 from simcoll.libraries.nccl.tuning_table import TuningEntry, tuning_table
 
-__all__ = ["NcclCall", "NcclChoice", "estimate_us", "nccl_choice"]
+__all__ = ["NcclCall", "NcclChoice", "estimate_us", "nccl_choice", "supports"]
 
 WARP = 32
 MAX_THREADS = 640
@@ -100,7 +100,7 @@ def nccl_choice(
     table = tuning_table(communicator, call.collective)
     if logged:
         table = _with_log(table, logged) or table
-    entries = [entry for entry in table if _supports(entry.algorithm, call)]
+    entries = [entry for entry in table if supports(entry.algorithm, call)]
     if not entries:
         raise ConfigError(
             f"NCCL's variables leave nothing to run {call.collective} of {call.dtype} with: NCCL "
@@ -130,7 +130,7 @@ def _with_log(table: tuple[TuningEntry, ...], logged: LoggedCosts) -> tuple[Tuni
     )
 
 
-def _supports(algorithm: str, call: NcclCall) -> bool:
+def supports(algorithm: str, call: NcclCall) -> bool:
     """Whether an algorithm takes the type and reduction of a call."""
     if algorithm in {"nvls", "nvls_tree"} and call.collective != "all_gather":
         return call.dtype in (_SWITCHES_ADD if call.op == "sum" else _SWITCHES_ORDER) and (

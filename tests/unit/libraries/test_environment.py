@@ -51,6 +51,11 @@ def test_other_variables_are_kept():
     assert env.ignored == ("NCCL_DEBUG=INFO",)
     assert env.transports.devices == "mlx5_0,mlx5_1"
     assert env.launcher == "torch"
+    assert [parse_environment(f"OP={op}").op for op in ("sum", "mean", "product")] == [
+        "",
+        "avg",
+        "prod",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +69,7 @@ def test_other_variables_are_kept():
         ("NCCL_MAX_CTAS=many", "whole number"),
         ("NCCL_MAX_CTAS=-3", "from 0 to 99999, got '-3'"),
         ("LAUNCHER=mpi", "unknown LAUNCHER"),
+        ("OP=band", "NCCL has no reduction 'band'; valid: avg, max, min"),
         ("NCCL_ALGRO=Ring", "reads no variable NCCL_ALGRO; did you mean NCCL_ALGO"),
         ("NCLL_ALGO=Ring", "did you mean NCCL_ALGO"),
         ("nccl_algo=Ring", "did you mean NCCL_ALGO"),

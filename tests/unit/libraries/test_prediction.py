@@ -170,6 +170,28 @@ def test_what_a_network_that_reduces_brings(nics, algbw):
     assert alone[0].algorithm == alone[1].algorithm
 
 
+@pytest.mark.parametrize(
+    ("variables", "algorithm", "estimate_us"),
+    [
+        # NCCL 2.30.7 on 8 H100, 256 MiB: 1,012 us by NVLS, 1,361 us by rings for min and avg of
+        # fp32; switches find least values of bf16.
+        ("", "nvls", 1012),
+        ("OP=avg", "ring", 1361),
+        ("OP=min", "ring", 1361),
+        ("OP=min DTYPE=bfloat16", "nvls", 1012),
+        ("OP=avg DTYPE=bfloat16", "ring", 1361),
+    ],
+)
+@pytest.mark.parametrize("name", ["dgx-h100", "mine"])
+def test_switches_do_not_average(name, variables, algorithm, estimate_us):
+    node = simcoll.load_topology("dgx-h100")
+    if name == "mine":  # without NCCL's graphs the times choose
+        node = replace(node, name="mine", host=None)
+    prediction = predict("all_reduce", 2**28, node, environment=parse_environment(variables))
+    assert prediction.algorithm == algorithm
+    assert prediction.time_us == pytest.approx(estimate_us, rel=0.06)
+
+
 def test_pat_is_left_out_and_said_where_a_node_has_one_gpu():
     single = simcoll.load_topology("gcp-a4-1nic", nodes=4)
     for collective in ("all_gather", "reduce_scatter"):
