@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from simcoll.cli.job_files import JobConversion, convert_job, is_job
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError
 from simcoll.terminal import say
@@ -61,26 +62,6 @@ class NamedOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class JobConversion:
-    """A job as a workload.
-
-    Parameters
-    ----------
-    measured
-        Keep the measured services of a job's collectives, instead of leaving them to be predicted.
-    gpu
-        GPU whose rates time the work of a compiled program (HLO).
-    accept_cpu
-        Take a program that was compiled for CPUs, whose collectives are not those of GPUs.
-    """
-
-    measured: Annotated[bool, Parameter(negative=())] = False
-    gpu: str | None = None
-    accept_cpu: Annotated[bool, Parameter(negative=())] = False
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
 class ContentOptions:
     """The content of the written file.
 
@@ -127,7 +108,7 @@ def convert_file(
     to: str | None = None,
     algorithm: NamedOptions = NamedOptions(),
     content: ContentOptions = ContentOptions(),
-    job: JobConversion = JobConversion(),
+    job: JobConversion = JobConversion(),  # noqa: B008 - it cannot change
 ) -> None:
     """Write a file in another format; content that the target cannot express is an error, never
     dropped.
@@ -147,7 +128,6 @@ def convert_file(
         nccl-topology; for a workload workload, chakra, or chakra-messages (collectives as sends and
         receives, also for an algorithm).
     """
-    from simcoll.cli.job_files import convert_job, is_job
     from simcoll.files.output import write_file
     from simcoll.formats.schedules.schedule_files import algorithm_content, target_format
 

@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from simcoll.errors import ConfigError
 from simcoll.terminal import say
 
-if TYPE_CHECKING:
-    from simcoll.cli.convert_command import JobConversion
+__all__ = [
+    "JobConversion",
+    "convert_job",
+    "is_job",
+    "list_files",
+    "refuse_special_files",
+    "trace_files",
+]
 
-__all__ = ["convert_job", "is_job", "list_files", "refuse_special_files", "trace_files"]
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class JobConversion:
+    """A job as a workload.
+
+    Parameters
+    ----------
+    measured
+        Keep the measured services of a job's collectives, instead of leaving them to be predicted.
+    gpu
+        GPU whose rates time the work of a compiled program (HLO).
+    accept_cpu
+        Take a program that was compiled for CPUs, whose collectives are not those of GPUs.
+    """
+
+    measured: Annotated[bool, Parameter(negative=())] = False
+    gpu: str | None = None
+    accept_cpu: Annotated[bool, Parameter(negative=())] = False
 
 
 def trace_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
