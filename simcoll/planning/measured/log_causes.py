@@ -297,6 +297,13 @@ def _choice_variable(setting: Setting, name: str, value: str, source: str) -> It
             source,
             lambda changed: in_environment(changed, algorithms=algorithms),
         )
+    if name == "NCCL_TREE_THRESHOLD" and value == "0":  # of NCCL 2.4, before NCCL_ALGO
+        yield LogCause(
+            "algorithm",
+            "no trees",
+            source,
+            lambda changed: in_environment(changed, algorithms=(("", ("ring",)),)),
+        )
     if name == "NCCL_NTHREADS" and value.isdecimal() and int(value) < 256:
         yield LogCause(
             "few_threads",

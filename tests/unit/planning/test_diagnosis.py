@@ -233,6 +233,7 @@ FACTS = [
     ),
     ([("LAUNCHER", "one-process")], [], "one_process"),
     ([("NCCL_NTHREADS", "64")], [], "few_threads"),
+    ([("NCCL_TREE_THRESHOLD", "0")], [], "algorithm"),
     ([("NCCL_BUFFSIZE", "65536")], [], "small_buffers"),
 ]
 
