@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.files.paths import data_folder
+from simcoll.libraries.environment import parse_environment
+from simcoll.libraries.library import load_library
+from simcoll.libraries.nccl_decision import own_choices
+from simcoll.libraries.prediction import formula_time
+from simcoll.libraries.question import question_on
 from simcoll.planning.measured.accuracy import BANDS, METHODS, errors_of, medians
 from simcoll.planning.measured.measurements import PublishedTable, published_tables
+from simcoll.topology import load_topology
 from simcoll.topology.machine import machine
+from simcoll.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -74,6 +81,26 @@ knowledge of them. Blind, the last two were off by 51 / 24 / 0.9 and - / - / 7.4
 | table | ranks | uncalibrated: small / middle / large | two points: small / middle / large |
 |---|---|---|---|
 """
+FORCED_HEAD = """
+## Forced choices
+
+Published figures of an algorithm and protocol that variables force, which NCCL's own estimate would not show: bus bandwidth in GB/s as measured, by NCCL's estimate, and as
+predicted. NCCL counts LL128 between two Blackwell GPUs at 640 GB/s, and 2.31.2 prefers it there; predictions have it below Simple, as measured.
+
+| machine | NCCL | variables | size | measured | NCCL's estimate | predicted | source |
+|---|---|---|---|---|---|---|---|
+"""
+_PAIR = "https://github.com/NVIDIA/nccl/pull/2343"
+_STAS = "https://github.com/stas00/ml-engineering/blob/744d01e1/network/README.md"
+_GJ_AION = "https://github.com/NVIDIA/nccl-tests/issues/309"
+FORCED = (
+    ("dgx-b200", 2, "2.30", "NCCL_ALGO=Ring,NCCL_PROTO=LL128", 2**30, 384, _PAIR),
+    ("dgx-b200", 3, "2.30", "NCCL_ALGO=Ring,NCCL_PROTO=LL128", 2**30, 479, _PAIR),
+    ("dgx-h200", 8, "2.27", "NCCL_ALGO=NVLS", 2**34, 480, _STAS),
+    ("dgx-h200", 8, "2.27", "NCCL_NVLS_ENABLE=0", 2**34, 367, _STAS),
+    ("superpod-h100", 16, "2.27", "NCCL_ALGO=Ring", 2**25, 229, _GJ_AION),
+)
+"""Machine, ranks, version, variables, size, and measured bus bandwidth of an all_reduce in GB/s."""
 REASONS = """
 ## Reasons
 
@@ -313,6 +340,23 @@ def _later() -> Iterator[str]:
         yield f"| {table.name} | {table.ranks} of {table.topology} | {' | '.join(cells)} |\n"
 
 
+def _forced() -> Iterator[str]:
+    yield FORCED_HEAD
+    for name, ranks, version, variables, size, measured, source in FORCED:
+        nodes = {"nodes": 2} if ranks > 8 else {}
+        topology = load_topology(name, **nodes).take(ranks)
+        environment, library = parse_environment(variables), load_library("nccl", version)
+        question = question_on("all_reduce", topology, library, environment)
+        choices = own_choices(question, [size])
+        predicted_us = formula_time(
+            "all_reduce", size, topology, library=library, environment=environment
+        ).time_us
+        times = (choices[0].estimate_us, predicted_us) if choices else ()
+        rates = [f"{size / time_us / 500 * (ranks - 1) / ranks:.0f}" for time_us in times]
+        cells = (f"{ranks} of {name}", version, f"`{variables}`", format_size(size), str(measured))
+        yield f"| {' | '.join((*cells, *rates))} | [source]({source}) |\n"
+
+
 def main() -> None:
     """Print the page."""
     tables = published_tables(added=True)
@@ -334,6 +378,7 @@ def main() -> None:
         ENDING.format(rows=left_out),
         *_furthest(nccl),
         *_later(),
+        *_forced(),
         REASONS,
     ]
     print("".join(parts), end="")

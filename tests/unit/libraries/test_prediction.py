@@ -192,6 +192,20 @@ def test_switches_do_not_average(name, variables, algorithm, estimate_us):
     assert prediction.time_us == pytest.approx(estimate_us, rel=0.06)
 
 
+def test_ll128_between_two_blackwell_gpus_is_slower_than_simple():
+    """github.com/NVIDIA/nccl, pull request 2343: 384 GB/s measured, where NCCL's model has 640."""
+    pair = simcoll.load_topology("dgx-b200").take(2)
+    times = []
+    for protocol in ("LL128", "Simple"):
+        environment = parse_environment(f"NCCL_ALGO=Ring,NCCL_PROTO={protocol}")
+        prediction = predict("all_reduce", 2**30, pair, environment=environment, version="2.30")
+        times.append(prediction.time_us)
+        if protocol == "LL128":
+            low, high = prediction.interval(0.9)
+            assert low < 2**30 / 384e3 < high
+    assert times[0] > 1.3 * times[1]
+
+
 def test_pat_is_left_out_and_said_where_a_node_has_one_gpu():
     single = simcoll.load_topology("gcp-a4-1nic", nodes=4)
     for collective in ("all_gather", "reduce_scatter"):
