@@ -25,6 +25,7 @@ from simcoll.core.schedule import (
 from simcoll.core.step import by_chunk
 from simcoll.errors import ScheduleError, listed
 from simcoll.proving.minimal import Cell, Move, Trail, history, trail
+from simcoll.proving.odd_rank import odd_rank
 
 Item = TypeVar("Item", int, tuple[int, int])
 
@@ -99,6 +100,8 @@ def refuse_empty(schedule: Schedule, number: int, step: Step, row: int, *, reads
     """Refuse a transfer that reads, or reduces into, a chunk that was never written."""
     later = _first_write(schedule, *(int(column[row]) for column in step.ends[0 if reads else 1]))
     verb = "reads" if reads else "reduces into"
+    if odd := odd_rank(schedule):
+        later += f"\n  {odd}"
     refuse(
         schedule,
         number,
@@ -243,6 +246,8 @@ def wrong_outputs(schedule: Schedule, ranks: Ints, chunks: Ints) -> NoReturn:
     wrong = f"{len(ranks)} wrong output chunk{'s' if len(ranks) != 1 else ''} in all"
     expected = _contributions(schedule, rank, chunk)
     lines = [f"{schedule}: {name} is wrong at the end ({wrong})"]
+    if odd := odd_rank(schedule):
+        lines.append(f"  {odd}")
     shows = (
         f"  last written in step {writer}; the counter-example is steps 0..{writer} of "
         f"0..{steps - 1}"
