@@ -25,7 +25,7 @@ _COLLECTIVES = {
 _LAST_COLLECTIVE = 21
 # ompi/mca/coll/tuned/coll_tuned_*_decision.c of Open MPI 5.0: numbers of algorithms, from 1 on.
 _ALGORITHMS = {
-    "all_gather": "linear bruck recursive_doubling ring neighbor two_proc sparbit direct",
+    "all_gather": "linear bruck recursive_doubling ring neighbor two_proc sparbit direct-messaging",
     "all_reduce": "basic_linear nonoverlapping recursive_doubling ring segmented_ring rabenseifner "
     "allgather_reduce",
     "all_to_all": "linear pairwise modified_bruck linear_sync two_proc",
