@@ -5,7 +5,7 @@ element of a plain dtype.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ class _Choices:
     memories: list[str]
     uneven: bool
     groups: bool
+    all_asynchronous: bool = False
 
 
 def cases(
@@ -79,8 +80,9 @@ def cases(
     memories: Sequence[str] = MEMORIES[:2],
     uneven: bool = True,
     groups: bool = True,
+    in_flight: int = 1,
 ) -> SearchStrategy[Case]:
-    """Cases of one operation each.
+    """Cases of one operation each, or of some in flight at once.
 
     Sizes are none, one, around the number of ranks, odd and large; roots, pairs, tags and members
     of groups are any; results are exact in any order of reduction or, for some sums and products of
@@ -101,6 +103,9 @@ def cases(
         Also blocks of different sizes.
     groups
         Also groups of some ranks, in any order.
+    in_flight
+        With more than 1, also cases of up to as many operations, all asynchronous, which are waited
+        for after the last has started, in either order.
 
     Raises
     ------
@@ -113,8 +118,10 @@ def cases(
     >>> print(find(cases(["broadcast"]), lambda case: case.nranks == 2 and case.operations))
     2 ranks: broadcast n=2 root=0, ranks [0, 1], counts 1, int32
     """
+    if in_flight < 1:
+        raise ConfigError(f"in_flight={in_flight}: expected 1 or more")
     choices = _choices(kinds, dtypes, ops, memories, uneven, groups)
-    return _cases(choices, _ranks(nranks), 1)
+    return _cases(replace(choices, all_asynchronous=True), _ranks(nranks), in_flight)
 
 
 def programs(
@@ -205,7 +212,7 @@ def _operations(
         values=values,
         seed=draw(st.integers(0, 2**16)),
         tag=draw(st.integers(0, 3)) if collective.kind == "send_recv" else 0,
-        asynchronous=several_calls and draw(st.booleans()),
+        asynchronous=several_calls and (choices.all_asynchronous or draw(st.booleans())),
     )
 
 

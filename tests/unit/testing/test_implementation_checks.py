@@ -200,6 +200,27 @@ def test_programs_of_several_operations_pass():
     assert min(counts.values()) > 3, counts
 
 
+@pytest.mark.slow
+def test_cases_may_have_several_operations_in_flight():
+    counts = {"one": 0, "several": 0, "reversed": 0}
+
+    @settings(QUIET, max_examples=60)
+    @given(cases(["all_reduce", "all_gather", "send_recv"], in_flight=4))
+    def check(case):
+        number = len(case.operations)
+        counts["one"] += number == 1
+        counts["several"] += number > 1
+        counts["reversed"] += case.reverse_waits
+        assert number <= 4
+        assert all(part.asynchronous == (number > 1) for part in case.operations)
+        assert_collective(LateLibrary, case)
+
+    check()
+    assert min(counts.values()) > 3, counts
+    with pytest.raises(simcoll.ConfigError, match="in_flight=0"):
+        cases(in_flight=0)
+
+
 def test_rounded_sums_have_the_results_of_all_orders():
     operation = CaseOperation(
         simcoll.Collective("all_reduce", 3), (0, 1, 2), 50, "float32", values="rounded", seed=1
