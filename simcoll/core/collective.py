@@ -380,8 +380,9 @@ class Collective:
             return
         if type(definition) is not Definition:
             raise ConfigError(
-                "a custom collective needs its definition; Collective.custom(name, inputs, "
-                f"outputs) makes both, got {shown(definition):.60}"
+                "a custom collective needs its definition: Collective.custom(name, inputs, "
+                "outputs) makes both, and commands take module:function of the number of ranks or "
+                f"a schedule file; got {shown(definition):.60}"
             )
         if self.nranks != definition.nranks:
             raise ConfigError(

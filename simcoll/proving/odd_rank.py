@@ -69,8 +69,8 @@ def _search(schedule: Schedule, *, xor: bool) -> str:
             times = Counter(rules)
             rule, count = times.most_common(1)[0]
             senders = set(step.src_rank[rows].tolist())
-            everyone = len(senders) >= schedule.nranks - 1
-            if everyone and count == len(rules) - 1 and len(rules) >= FEWEST:
+            everyone = len(rules) == schedule.nranks <= len(senders) + 1
+            if everyone and count == len(rules) - 1:
                 row = rows[
                     next(place for place, candidate in enumerate(rules) if candidate != rule)
                 ]

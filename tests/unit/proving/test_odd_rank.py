@@ -8,6 +8,8 @@ import pytest
 import simcoll
 from simcoll import Schedule, ScheduleError, transfers
 from simcoll.algorithms import ALGORITHMS
+from simcoll.algorithms.compose import relabelled
+from simcoll.collectives import doubling, scan
 from simcoll.proving.odd_rank import odd_rank
 from simcoll.testing.examples import needed_params
 
@@ -73,6 +75,14 @@ def test_no_rank_of_a_right_schedule_is_odd(nranks):
         if line:
             accused.append((algorithm.collective, algorithm.name, line))
     assert accused == []
+
+
+def test_a_schedule_without_symmetry_has_no_odd_rank():
+    """Its message begins with what went wrong."""
+    renumbered = relabelled(doubling(scan(4)), [3, 2, 1, 0])
+    with pytest.raises(ScheduleError) as error:
+        simcoll.verify(renumbered)
+    assert "differs from all others" not in str(error.value)
 
 
 def test_a_step_of_few_transfers_has_no_majority():
