@@ -9,17 +9,31 @@ collective is computed here. No other part of simcoll imports PyTorch.
 
 from __future__ import annotations
 
-try:
-    import torch.distributed as _dist
-except ImportError as _error:
-    raise ImportError("simcoll.torch needs PyTorch 2.13: pip install 'simcoll[torch]'") from _error
-
 from simcoll.distributed.start.spawning import RunResult
+from simcoll.torch.accepted_versions import distributed as _dist  # before PyTorch's internals
 from simcoll.torch.process_group import Options
 from simcoll.torch.process_group import create as _create
 from simcoll.torch.torch_spawning import TorchSpawnParameters, compute, emulated_time, spawn
 
-__all__ = ["Options", "RunResult", "TorchSpawnParameters", "compute", "emulated_time", "spawn"]
+__all__ = [
+    "Options",
+    "RunResult",
+    "TorchSpawnParameters",
+    "compute",
+    "emulated_time",
+    "register",
+    "spawn",
+]
 
-if "SIMCOLL" not in _dist.Backend._plugins:  # a module that is loaded again
-    _dist.Backend.register_backend("simcoll", _create, extended_api=True, devices=["cpu"])
+
+def register() -> None:
+    """Register the backend ``"simcoll"``, unless it is registered already.
+
+    Importing :mod:`simcoll.torch` does this. From version 2.14 on, PyTorch calls it when a program
+    names the backend (entry points of the group ``torch.distributed.backends``).
+    """
+    if "SIMCOLL" not in _dist.Backend._plugins:
+        _dist.Backend.register_backend("simcoll", _create, extended_api=True, devices=["cpu"])
+
+
+register()

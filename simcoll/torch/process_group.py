@@ -34,6 +34,7 @@ from simcoll.libraries.choices import Choice
 from simcoll.torch.buffer_races import overlaps
 from simcoll.torch.c10d_operators import DispatchedGroup, through_dispatcher
 from simcoll.torch.estimate import Estimator, estimating
+from simcoll.torch.group_hooks import GroupHooks
 from simcoll.torch.nccl_limits import NcclLimits
 from simcoll.torch.rank_threads import current_thread
 from simcoll.torch.tensors import array_of, arrays_of, reduce_op_of
@@ -43,8 +44,11 @@ Tensors = Sequence[torch.Tensor]
 
 __all__ = ["Options", "SimcollGroup", "create"]
 
-_STANDARD_TIMEOUTS = (distributed_c10d.default_pg_timeout, distributed_c10d.default_pg_nccl_timeout)
-"""PyTorch's default timeouts of groups."""
+_STANDARD_TIMEOUTS = {
+    "nccl": distributed_c10d.default_pg_nccl_timeout,
+    "emulator": distributed_c10d.default_pg_timeout,
+}
+"""PyTorch's default timeouts of groups, by backend; None for NCCL's in a build without CUDA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,8 @@ def _join(options: Any, algorithm: Choice, backend: str, *, tagged: bool) -> Pro
     """Join the group that PyTorch creates; runs in the rank's task. ``backend`` is the name whose
     errors it raises.
     """
-    timeout = None if options.timeout in _STANDARD_TIMEOUTS else options.timeout
+    standard = _STANDARD_TIMEOUTS[backend] or distributed_c10d.default_pg_timeout
+    timeout = None if options.timeout == standard else options.timeout
     me = current_rank()
     members = tuple(options.global_ranks_in_group)
     if not members:
@@ -126,6 +131,7 @@ class SimcollGroup(DispatchedGroup):
         )
         self._name: str = options.group_id
         self._coalescing: list[RankWork] | None = None
+        self.hooks = GroupHooks()
         self._limits: NcclLimits | None = None
         if process.nccl_only and process.places is not None:
             users: dict[tuple[str, str], int] = self._handle.communicator.device_users
@@ -144,17 +150,28 @@ class SimcollGroup(DispatchedGroup):
     ) -> RankWork:
         """Call a collective, and wait for it unless the caller wants the Work."""
         waits = opts is not None and not opts.asyncOp and self._coalescing is None
+        end = self.hooks.begin(
+            function.__name__,
+            inputs,
+            results,
+            async_op=opts is not None and opts.asyncOp,
+            root=getattr(opts, "rootRank", -1),
+        )
         self._check(function.__name__, inputs, results, getattr(opts, "reduceOp", None))
         device = self._device(results)
         if device is not None:
             work = self._enqueue(device, function, *args, results=results, async_op=True, **kwargs)
             if waits:
                 work.wait()
-            return self._note(work)
-        part = self._thread.call(function, *args, group=self._handle, async_op=not waits, **kwargs)
-        if part is not None:
-            self._thread.process.flights.begin(part, self._handle.communicator, inputs, results)
-        return self._note(RankWork(self._thread, () if part is None else (part,), results))
+        else:
+            part = self._thread.call(
+                function, *args, group=self._handle, async_op=not waits, **kwargs
+            )
+            if part is not None:
+                self._thread.process.flights.begin(part, self._handle.communicator, inputs, results)
+            work = RankWork(self._thread, () if part is None else (part,), results)
+        end(work)
+        return self._note(work)
 
     def _check(
         self,
@@ -307,6 +324,26 @@ class SimcollGroup(DispatchedGroup):
             results=listed,
             group_dst=opts.rootRank,
         )
+
+    def gather_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,  # noqa: A002
+        opts: Any,
+    ) -> RankWork:
+        """Collect every rank's tensor in one tensor of the root; from PyTorch 2.14 on."""
+        listed = []
+        if self.rank() == opts.rootRank:
+            if not output.is_contiguous():
+                raise ValueError("Tensors must be contiguous")
+            if output.numel() != input.numel() * self.size():
+                raise ValueError(
+                    f"gather_single: the output has {output.numel()} elements; expected "
+                    f"{self.size()} times the {input.numel()} of the input"
+                )
+            listed = list(output.view(self.size(), *input.shape).unbind())
+        work: RankWork = self.gather([listed] if listed else [], [input], opts)
+        return work
 
     @through_dispatcher
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> RankWork:
@@ -521,20 +558,28 @@ class SimcollGroup(DispatchedGroup):
         if flights:
             shared, site = self._handle.communicator, self._thread.site
             flights.check_call(function.__name__, shared, buffers, site, p2p=True)
+        root = next(iter(peer.values()), -1)
+        end = self.hooks.begin(function.__name__, *buffers, async_op=True, root=root)
         device = self._device([tensor])
         if device is not None:
-            return self._note(
-                self._enqueue(device, function, array_of(tensor), results=[tensor], tag=tag, **peer)
+            work = self._enqueue(
+                device, function, array_of(tensor), results=[tensor], tag=tag, **peer
             )
-        part = self._thread.call(function, array_of(tensor), group=self._handle, tag=tag, **peer)
-        flights.begin(part, self._handle.communicator, *buffers)
-        return self._note(RankWork(self._thread, (part,), [tensor]))
+        else:
+            part = self._thread.call(
+                function, array_of(tensor), group=self._handle, tag=tag, **peer
+            )
+            flights.begin(part, self._handle.communicator, *buffers)
+            work = RankWork(self._thread, (part,), [tensor])
+        end(work)
+        return self._note(work)
 
     # Names of these before and after torch 2.13
 
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single
+    gather_into_tensor = gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -619,6 +664,58 @@ class SimcollGroup(DispatchedGroup):
             "ProcessGroup.merge_remote_group joins groups of other jobs, and a simulated run has "
             "one: use new_group with ranks of this run"
         )
+
+    # From PyTorch 2.14 on
+
+    supports_window = False
+    supports_reconfigure = False
+
+    def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
+        """Call a function before each operation is issued."""
+        self.hooks.before[hook_id] = hook
+
+    def register_post_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
+        """Call a function after each operation is issued."""
+        self.hooks.after[hook_id] = hook
+
+    def unregister_pre_hook(self, hook_id: int) -> None:
+        """Forget a hook."""
+        self.hooks.before.pop(hook_id, None)
+
+    def unregister_post_hook(self, hook_id: int) -> None:
+        """Forget a hook."""
+        self.hooks.after.pop(hook_id, None)
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
+        """Refuse: no watchdog aborts a simulated group."""
+        raise ConfigError(
+            "ProcessGroup.register_abort_hook is called by a watchdog, which a simulated run has "
+            f"not: its errors end all ranks (hook {hook_id}: {hook!r})"
+        )
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        """Do nothing: there is none."""
+
+    def new_window(self, *_: Any, **__: Any) -> Any:
+        """Refuse: one-sided access has no schedule."""
+        raise ConfigError(
+            "ProcessGroup.new_window gives one-sided access to the memory of other ranks, which "
+            "is not emulated: use send, recv and collectives"
+        )
+
+    def reconfigure(self, *_: Any, **__: Any) -> Any:
+        """Refuse: the ranks of a run are fixed."""
+        raise ConfigError(
+            "ProcessGroup.reconfigure replaces ranks of a group, and those of a simulated run are "
+            "fixed: use new_group with the ranks that are left"
+        )
+
+    get_reconfigure_handle = reconfigure
+
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        """Do nothing: the operations that it would prolong end by their own timeouts, or in a hang
+        that is reported.
+        """
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Limit the time of later operations."""

@@ -54,6 +54,7 @@ from simcoll.torch.cuda_comm import comm_replacements
 from simcoll.torch.devices import CudaIsCpu, add_nccl_options, device_replacements
 from simcoll.torch.dtensor_random import random_replacements
 from simcoll.torch.fake_tensors import change_fake_tensors
+from simcoll.torch.group_hooks import hook_replacements
 from simcoll.torch.interrupts import Interrupts
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.own_registers import register_replacements
@@ -97,6 +98,10 @@ class _WorldOfRank:
     pg_config_info = distributed_c10d._World.pg_config_info
 
 
+_NCCL_NAMES = ("nccl", "nccl2", "nccl-legacy", "nccl-lazy")
+"""NCCL's backends; those after the first from PyTorch 2.14 on."""
+
+
 class _BackendConfig(distributed_c10d.BackendConfig):
     """Selects simcoll for each device in a rank's thread, except for PyTorch's ``fake`` backend,
     which waits for no process.
@@ -105,8 +110,9 @@ class _BackendConfig(distributed_c10d.BackendConfig):
     def get_device_backend_map(self) -> dict[str, str]:
         thread, names = current_thread_or_none(), dict.fromkeys(self.device_backend_map.values())
         if thread is not None and names != {"fake": None}:
-            thread.process.backend = "nccl" if "nccl" in names else "emulator"
-            thread.process.nccl_only = set(names) == {"nccl"}
+            is_nccl = [name in _NCCL_NAMES for name in names]
+            thread.process.backend = "nccl" if any(is_nccl) else "emulator"
+            thread.process.nccl_only = all(is_nccl)
             return {"cpu": "simcoll"}
         backends: dict[str, str] = super().get_device_backend_map()
         return backends
@@ -206,7 +212,13 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
             compile_replacements,
         ):
             _replace_all(undo, changes())
-        for changes in (start_replacements, state_replacements, store_replacements, refusals):
+        for changes in (
+            start_replacements,
+            state_replacements,
+            store_replacements,
+            hook_replacements,
+            refusals,
+        ):
             _replace_all(undo, changes())
         if cuda is not None:
             _replace_all(undo, device_replacements(cuda))
