@@ -78,6 +78,23 @@ class ChanceOptions:
         return {f"--{name}": value for name, value in vars(self).items() if value != defaults[name]}
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What plays the seeds.
+
+    Parameters
+    ----------
+    jobs
+        Number of processes; default one per core, or only one for fewer than 500 seeds.
+    executor
+        processes, dask://host:port (a scheduler of dask.distributed), or mpi (under mpiexec).
+    """
+
+    jobs: Annotated[int | None, Parameter(name=["--jobs", "-j"]), WHOLE] = None
+    executor: str = "processes"
+
+
 def play_faults(
     scenario: str,
     /,
@@ -90,8 +107,7 @@ def play_faults(
     size: str | None = None,
     odds: ChanceOptions = ChanceOptions(),
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
-    jobs: Annotated[int | None, Parameter(name=["--jobs", "-j"]), WHOLE] = None,
-    executor: str = "processes",
+    workers: WorkerOptions = WorkerOptions(),
 ) -> None:
     """Play a scenario's collective under seeded random faults: how many runs finish, how late, and
     how many raise.
@@ -117,10 +133,6 @@ def play_faults(
         Size, instead of the scenario's largest.
     output
         Folder for faults.csv and faults.svg; default out/<scenario>-faults.
-    jobs
-        Number of processes; default one per core, or only one for fewer than 500 seeds.
-    executor
-        processes, dask://host:port (a scheduler of dask.distributed), or mpi (under mpiexec).
     """
     from simcoll.core.numbers import check_seed
     from simcoll.files.output import open_folder, write_files
@@ -163,9 +175,8 @@ def play_faults(
         check_flaps(seeds, plan, machine, whole_fs, chances)
     folder = output or Path("out") / f"{path.stem}-faults"
     open_folder(folder, ("faults.csv", "faults.svg"))
-    if jobs is None and executor == "processes" and seeds < SEEDS_OF_ONE_PROCESS:
-        jobs = 1
-    with open_pool(executor, jobs) as pool:
+    few = seeds < SEEDS_OF_ONE_PROCESS and workers == WorkerOptions()
+    with open_pool(workers.executor, 1 if few else workers.jobs) as pool:
         if pool is None:
             return
         outcomes = _all(

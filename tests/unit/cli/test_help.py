@@ -78,7 +78,7 @@ def test_completion_names_every_command(shell):
         ("simcoll perf -p LL1", "LL128"),
         ("simcoll perf -d bfl", "bfloat16"),
         ("simcoll help swe", "sweep"),
-        ("simcoll tune --format openmpi-", "openmpi-han"),
+        ("simcoll tune --format openmpi-h", "openmpi-han"),
         ("simcoll goodput ll", "llama3-405b"),
         ("realcoll perf --predict dgx-h1", "dgx-h100"),
         ("realcoll perf -a rabens", "rabenseifner"),
