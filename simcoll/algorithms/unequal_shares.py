@@ -156,4 +156,5 @@ def _address(layout: Layout, share: _Share, chunk: Ints) -> Ints:
     region = alone.region(chunk)
     slot, piece = np.divmod(chunk - alone.bases()[region], alone.chunks)
     slot = slot + np.where(region == 2, share.scratch_slot, 0)
-    return layout.bases()[region] + slot * layout.chunks + share.begin + piece * share.width
+    within: Ints = slot * layout.chunks + share.begin + piece * share.width
+    return layout.bases()[region] + within

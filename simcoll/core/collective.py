@@ -20,6 +20,7 @@ from simcoll.core.definition import Definition
 from simcoll.core.immutable import without_subclasses
 from simcoll.core.vocabulary import CollectiveKind, RankSet
 from simcoll.errors import ConfigError, InternalError, nearest, shown
+from simcoll.notebook_forms import facts_table
 
 __all__ = ["ALL", "KINDS", "Collective", "Kind", "bus_factor", "collective_kind"]
 
@@ -564,6 +565,10 @@ class Collective:
             f"Collective(kind={self.kind!r}, nranks={self.nranks!r}, root={self.root!r}, "
             f"pairs={self.pairs!r}, in_place={self.in_place!r}{text})"
         )
+
+    def _repr_html_(self) -> str:
+        facts = [("collective", self), ("meaning", self.spec.summary)]
+        return facts_table(facts) if self.definition is None else self.definition._repr_html_()
 
     def __str__(self) -> str:
         parts = [self.name, f"n={self.nranks}"]
