@@ -30,6 +30,8 @@ global_batch = 64
 [topology]
 name = "dgx-h100"
 nodes = 4
+[parallel]
+tp = 1
 [objective]
 tokens = "1B"
 [cost]
