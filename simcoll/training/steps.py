@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from simcoll.training.memory import memory_by_stage
 from simcoll.training.mixed_gpus import mixed_notes, rank_factors
+from simcoll.training.published_mfu import far_below
 from simcoll.training.script_clock import play_script, slowed_rows
 from simcoll.training.shortfalls import shortfalls
 from simcoll.training.step_calibration import UNCALIBRATED
@@ -180,6 +181,8 @@ class TrainingStep:
         bubble_fs = max(0, free - parts["compute_fs"])
         exposed_fs = {name: axis.exposed_fs for name, axis in parts["axes"].items()}
         model_flops, hardware_flops = self.parts.costs.flops()
+        peak_flops = design.gpu.peak(design.dtype) * design.mesh.nranks
+        mfu = model_flops / (time_fs / 10**15) / peak_flops
         return StepResult(
             title=design.title,
             nranks=design.mesh.nranks,
@@ -201,7 +204,7 @@ class TrainingStep:
             peak_flops=design.peak_flops,
             flops_formula=FLOPS_FORMULA,
             notes=_notes(design, tier),
-            lacks=tuple(shortfalls(design, exposed_fs, bubble_fs)),
+            lacks=(*shortfalls(design, exposed_fs, bubble_fs), *far_below(design, mfu)),
             **parts,
         )
 
