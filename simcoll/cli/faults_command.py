@@ -60,10 +60,12 @@ class ChanceOptions:
 
     def chances(self) -> Chances:
         """The distributions, with times in femtoseconds."""
+        from simcoll.emulator.events.reading import parse_policy
         from simcoll.planning.reliability.faults import Chances
         from simcoll.topology.values import factor
         from simcoll.units import parse_time
 
+        parse_policy(self.policy)  # refused here, where each kind would be left out for it
         times = ("timeout", "late", "jitter", "mtbf", "mttr")
         return Chances(
             sigma_ppm=int(factor(self.sigma, "--sigma") * 1_000_000),
@@ -155,6 +157,8 @@ def play_faults(
         raise ConfigError(f"--seeds {seeds}: expected 1 to {MOST_SEEDS}")
     for number in (first, first + seeds - 1, seed or 0):
         check_seed(number, MOST_SEED)
+    if seed is not None and len(kinds) != 1:
+        raise ConfigError(f"--seed {seed}: of which kind? Give one --kind")
     chances = odds.chances()
     content, path = scenarios.load_scenario(scenario)
     with blamed_on(str(path)):
@@ -167,8 +171,6 @@ def play_faults(
     if disturbed := scenarios.sweep_of(content, str(path)).disturbed:
         say(f"# ignored, since faults are drawn here: {disturbed}")
     if seed is not None:
-        if len(kinds) != 1:
-            raise ConfigError(f"--seed {seed}: of which kind? Give one --kind")
         _one(kinds[0], seed, plan, machine, whole_fs, chances)
         return
     if not kinds or "flap" in kinds:
@@ -192,8 +194,8 @@ def play_faults(
     ]
     runs, wrong = (sum(column) for column in zip(*checked, strict=True))
     say(
-        f"# data moved in {runs} finished runs: {wrong} wrong elements; the schedule is proved for "
-        "every order"
+        f"# data moved in {runs} finished run{'s' * (runs != 1)}: {wrong} wrong elements; the "
+        "schedule is proved for every order"
     )
     name = report.results_hash(outcomes, whole_fs)
     files = {

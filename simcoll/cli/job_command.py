@@ -110,7 +110,7 @@ def _factors(texts: tuple[str, ...]) -> Mapping[int, float]:
             value = 0.0
         if not rank.isdecimal() or len(rank) > 7 or not 1 <= value <= 1000:
             raise ConfigError(
-                f"--slow: expected a rank and a factor of at least 1, such as 3=1.5, got "
+                f"--slow: expected a rank and a factor from 1 to 1000, such as 3=1.5, got "
                 f"{shown(text)}"
             )
         if int(rank) in factors:

@@ -203,13 +203,11 @@ def _sick_figure(result: Calibration, series: Sequence[Series]) -> str:
             f"the launch is {format_signed(result.launch_fs)}, less than none; the shortest "
             f"measured time is {format_signed(shortest).lstrip('+')}"
         )
-    if result.launch_fs >= MOST_LAUNCH_FS:
-        return f"the launch is {format_signed(result.launch_fs)} or more"
+    rate = f"links, NICs and switches have {float(result.rate):.2f} times the expected rate"
     if not Fraction(1, MOST_FACTOR) <= result.rate <= MOST_FACTOR:
-        return (
-            f"links, NICs and switches have {float(result.rate):.2f} times the expected rate, "
-            f"where 1/{MOST_FACTOR} to {MOST_FACTOR} times is plausible"
-        )
+        return f"{rate}, where 1/{MOST_FACTOR} to {MOST_FACTOR} times is plausible"
+    if result.launch_fs >= MOST_LAUNCH_FS:
+        return f"the launch is {format_signed(result.launch_fs)} or more, and {rate}"
     for correction in result.corrections:
         size_bytes, factor = max(correction.points, key=lambda point: max(point[1], 1 / point[1]))
         if max(factor, 1 / factor) > MOST_FACTOR:

@@ -101,6 +101,7 @@ def test_a_calibration_brings_predictions_closer_and_is_named(capsys, here):
     assert out.splitlines()[-1] == f"# wrote mine.toml: calibration {found.hash}"
     assert "# NCCL's tuning table for 8 ranks on 1 nodes: determines the choice there" in out
     assert "# error of rows left out of the fit, below 64 KiB: median " in out
+    assert "worse with the calibration" not in out
     assert found.sources == ("run.log: all_reduce, 8 ranks on 1 node, 9 rows, nccl 2.28.7",)
     assert (found.topology, found.library.split()[0], len(found.tuning)) == ("dgx-h100", "nccl", 1)
     _, plain, _ = run("compare run.log -t dgx-h100", capsys)
@@ -121,6 +122,19 @@ def test_a_calibration_brings_predictions_closer_and_is_named(capsys, here):
     first = (here / "mine.toml").read_bytes()
     run("calibrate run.log tuned.log -t dgx-h100 -o mine.toml", capsys)
     assert (here / "mine.toml").read_bytes() == first
+
+
+def test_a_calibration_that_makes_rows_left_out_worse_is_named(capsys, here):
+    times_us = {2**20: 25.1, 2**24: 101.56, 2**28: 1019.5, 2**30: 4018.0}
+    rows = [
+        f"{size} {size // 4} float sum -1 {time} {size / time / 1e3:.2f} "
+        f"{1.75 * size / time / 1e3:.2f} 0"
+        for size, time in times_us.items()
+    ]
+    (here / "few.log").write_text("\n".join(["./all_reduce_perf -g 8", *rows]))
+    status, out, err = run("calibrate few.log -t dgx-h100 -o few.toml", capsys)
+    assert (status, err) == (0, "")
+    assert "are worse with the calibration than without it" in out
 
 
 @pytest.mark.usefixtures("here")

@@ -213,6 +213,8 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
     (("run", "nosuch.toml"), 2, ("no scenario file 'nosuch.toml'",)),
     (("perf", "all_reduce", "all_gather"), 2, ("unexpected argument 'all_gather'",)),
     (("faults", "first-look", "--seeds", "2.5"), 2, ("--seeds '2.5': expected a whole number",)),
+    (("faults", "first-look", "--policy", "stal"), 2, ("policy 'stal'", "did you mean 'stall'?")),
+    (("faults", "first-look", "--seed", "0"), 2, ("--seed 0: of which kind?",)),
     (("run", "."), 2, ("Is a directory",)),
     # numbers with too many digits
     (("perf", "all_reduce", "--seed", "9" * 30), 2, ("--seed", "out of range")),

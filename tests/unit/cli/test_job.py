@@ -47,6 +47,10 @@ def test_what_is_no_trace_in_a_folder_is_left_out(traces, capsys):
         (["job", "plan.toml"], "expected a trace of PyTorch's profiler"),
         (["job", "traces", "--slow", "2"], "--slow: expected a rank and a factor"),
         (["job", "traces", "--slow", "2=0.5"], "--slow: expected a rank and a factor"),
+        (
+            ["job", "traces", "--slow", "2=1001"],
+            "--slow: expected a rank and a factor from 1 to 1000",
+        ),
         (["job", "traces", "--slow", "2=2", "--slow", "2=3"], "two factors for rank 2"),
         (["job", "traces", "--beside", "1.2"], "--beside is for predicted services"),
         (["job", "traces", "--nodes", "2"], "--nodes is for predicted services"),

@@ -151,6 +151,14 @@ def series_from(shortest_us):
         (Calibration(launch_fs=-36 * 10**9), "the launch is -36 us, less than none"),
         (Calibration(launch_fs=100 * 10**9), "the launch is [+]100 us or more"),
         (Calibration(rate=Fraction(1, 4)), "0.25 times the expected rate"),
+        (
+            Calibration(rate=Fraction(1, 4), launch_fs=100 * 10**9),
+            "0.25 times the expected rate, where",
+        ),
+        (
+            Calibration(rate=Fraction(11, 20), launch_fs=100 * 10**9),
+            "100 us or more, and links, NICs and switches have 0.55 times the expected rate",
+        ),
         (Calibration(rate=Fraction(9, 4)), "2.25 times the expected rate"),
         (
             Calibration(
