@@ -50,10 +50,10 @@ def collnet_costs(
             filled = 1 - np.exp(-size_bytes / number("correction.nvls_tree_fill_bytes"))
             start_us = number("correction.nvls_tree_start") + number("hop.net.nvls")
             start = start_us + number("correction.nvls_tree_fill") * filled
-            inside = nvls_domain_GBps * number("correction.nvls_tree_share")
+            domain_rate = nvls_domain_GBps * number("correction.nvls_tree_share")
         else:
             start = entry.latency_us * ones
-            inside = domain_GBps / 2  # up to the NICs and down again
-        rate = min(inside, nic_GBps) * ones
+            domain_rate = domain_GBps / 2  # up to the NICs and down again
+        rate = min(domain_rate, nic_GBps) * ones
         channels = communicator.graphs.tree.channels
         yield Cost(entry.algorithm, entry.protocol, channels, start, rate)

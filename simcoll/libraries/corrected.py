@@ -112,10 +112,10 @@ def costs(question: Question, size_bytes: Floats) -> list[Cost]:
         else:
             cost = _link_cost(terms, question, size_bytes, buses)
         corrected.append(_with_start(cost, question))
-    more = list(one_way_costs(question, size_bytes, buses))
+    further_costs = list(one_way_costs(question, size_bytes, buses))
     if question.environment.collnet:
-        more += collnet_costs(question, size_bytes, *_domain_rates(question, buses))
-    return [*corrected, *(_with_start(cost, question) for cost in more)]
+        further_costs += collnet_costs(question, size_bytes, *_domain_rates(question, buses))
+    return [*corrected, *(_with_start(cost, question) for cost in further_costs)]
 
 
 def _domain_rates(question: Question, buses: Buses) -> tuple[float, float]:

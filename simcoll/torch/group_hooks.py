@@ -37,7 +37,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class _BeforeArguments:
+class _PreHookArguments:
     """What a pre-hook is called with, as ``PreHookArgs`` of PyTorch."""
 
     name: Any
@@ -49,7 +49,7 @@ class _BeforeArguments:
 
 
 @dataclass(frozen=True)
-class _AfterArguments:
+class _PostHookArguments:
     """What a post-hook is called with, as ``PostHookArgs`` of PyTorch."""
 
     name: Any
@@ -62,8 +62,8 @@ class _AfterArguments:
 class GroupHooks:
     """The hooks of one rank's handle of a group, by the numbers that the program gave them."""
 
-    before: dict[int, Callable[[Any], None]] = field(default_factory=dict)
-    after: dict[int, Callable[[Any], None]] = field(default_factory=dict)
+    pre_hooks: dict[int, Callable[[Any], None]] = field(default_factory=dict)
+    post_hooks: dict[int, Callable[[Any], None]] = field(default_factory=dict)
     operations: int = 0
 
     def begin(
@@ -77,20 +77,20 @@ class GroupHooks:
     ) -> Callable[[Any], None]:
         """Call the pre-hooks of an operation; returns what calls its post-hooks with its Work."""
         number, self.operations = self.operations, self.operations + 1
-        if not self.before and not self.after:
+        if not self.pre_hooks and not self.post_hooks:
             return _nothing
         word = _NAMES.get(function, "UNKNOWN")
         # PyTorch 2.13 has no such names.
         name = getattr(c10d.HookOpName, word) if hasattr(c10d, "HookOpName") else word
         if function in _IN_PLACE:
             inputs, outputs = inputs or outputs, ()
-        arguments = _BeforeArguments(name, number, async_op, list(inputs), list(outputs), root)
-        for hook in [*self.before.values()]:
+        arguments = _PreHookArguments(name, number, async_op, list(inputs), list(outputs), root)
+        for hook in [*self.pre_hooks.values()]:
             hook(arguments)
 
         def end(work: Any) -> None:
-            for hook in [*self.after.values()]:
-                hook(_AfterArguments(name, number, async_op, work))
+            for hook in [*self.post_hooks.values()]:
+                hook(_PostHookArguments(name, number, async_op, work))
 
         return end
 
@@ -104,17 +104,17 @@ class _NanCheck:
 
     def __init__(self, group: Any) -> None:
         self.hooks: GroupHooks = group.hooks
-        self.number = min([0, *self.hooks.before]) - 1  # a program numbers its hooks from 0 on
-        self.hooks.before[self.number] = self.check
+        self.number = min([0, *self.hooks.pre_hooks]) - 1  # a program numbers its hooks from 0 on
+        self.hooks.pre_hooks[self.number] = self.check
 
-    def check(self, arguments: _BeforeArguments) -> None:
+    def check(self, arguments: _PreHookArguments) -> None:
         for tensor in arguments.input_tensors:
             if tensor.is_floating_point() and bool(torch.isnan(tensor).any()):
                 raise RuntimeError(f"{arguments.name}: an input tensor has NaN values")
 
     def remove(self) -> None:
         """Stop checking."""
-        self.hooks.before.pop(self.number, None)
+        self.hooks.pre_hooks.pop(self.number, None)
 
 
 def hook_replacements() -> list[tuple[Any, str, Any]]:

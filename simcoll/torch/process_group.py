@@ -672,19 +672,19 @@ class SimcollGroup(DispatchedGroup):
 
     def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
         """Call a function before each operation is issued."""
-        self.hooks.before[hook_id] = hook
+        self.hooks.pre_hooks[hook_id] = hook
 
     def register_post_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
         """Call a function after each operation is issued."""
-        self.hooks.after[hook_id] = hook
+        self.hooks.post_hooks[hook_id] = hook
 
     def unregister_pre_hook(self, hook_id: int) -> None:
         """Forget a hook."""
-        self.hooks.before.pop(hook_id, None)
+        self.hooks.pre_hooks.pop(hook_id, None)
 
     def unregister_post_hook(self, hook_id: int) -> None:
         """Forget a hook."""
-        self.hooks.after.pop(hook_id, None)
+        self.hooks.post_hooks.pop(hook_id, None)
 
     def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
         """Refuse: no watchdog aborts a simulated group."""
