@@ -130,6 +130,8 @@ class _PlanProgress:
         if not self.in_full and (grid := search_grid(rows, self.search)) is not None:
             say(f"# {len(grid):,} more mappings whose bound is below the best", flush=True)
             return grid
+        if not _fit(rows):
+            return None
         begins, self.in_full = not self.in_full, True
         if self.tier == 1:
             return exposure_grid(rows, self.space, self.exact) if begins else None
@@ -138,6 +140,11 @@ class _PlanProgress:
             some = "of them" if begins else "more"
             say(f"# {len(grid):,} {some} emulated in full", flush=True)
         return grid
+
+
+def _fit(rows: Sequence[Row]) -> bool:
+    """Whether any design fits its limits."""
+    return any(row.get("result", {}).get("fits") == "yes" for row in rows)
 
 
 def _conclude(progress: _PlanProgress, rows: Sequence[Row], folder: Path, top: int) -> None:
@@ -156,6 +163,10 @@ def _conclude(progress: _PlanProgress, rows: Sequence[Row], folder: Path, top: i
     from simcoll.training.steps import TrainingStep
 
     space = progress.space
+    search_lines = list(progress.search.lines(rows)) if progress.search else []
+    if not _fit(rows):
+        for line in search_lines:
+            say(f"# {line}")
     best, front = best_of(rows, space)
     if progress.search is None and (tight := tight_of(rows)):
         say(f"# {tight}")
@@ -175,7 +186,7 @@ def _conclude(progress: _PlanProgress, rows: Sequence[Row], folder: Path, top: i
         say(f"# best lacks: {lack}")
     for note in notes_of(designs):
         say(f"# note: {note}")
-    for line in progress.search.lines(rows) if progress.search else ():
+    for line in search_lines:
         say(f"# {line}")
     write_files(folder, _files(space, rows, best, front))
     say(f"# wrote {', '.join(str(folder / name) for name in ('rows.jsonl', *FILES))}")

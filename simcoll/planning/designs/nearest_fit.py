@@ -69,9 +69,9 @@ def _with(case: Mapping[str, Any]) -> str:
 def _remedy(row: Row) -> str:
     """The smallest change of the parallelism with which a design would fit, or come closest."""
     document = row["point"]["design"]
-    parallel = design_from(document, file="plan").parallel
-    closest = (float("inf"), "no other parallelism is possible")
-    for changes in _changes(parallel):
+    present = design_from(document, file="plan")
+    closest = (row["result"]["memory_bytes"], "no change of its parallelism needs less")
+    for changes in _changes(present.parallel):
         try:
             design = design_from(
                 {**document, "parallel": {**document.get("parallel", {}), **changes}}, file="plan"

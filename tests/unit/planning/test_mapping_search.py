@@ -168,6 +168,16 @@ def test_a_plan_without_a_mapping_is_searched(tmp_path, capsys):
     assert main([*search, "--clock", "soon"]) == 2
 
 
+def test_a_search_without_a_fitting_mapping_says_what_it_saw(tmp_path, capsys):
+    file = tmp_path / "plan.toml"
+    file.write_text(PLAN.partition("[variants]")[0] + '[limits]\nmemory = "1 MiB"\n')
+    assert main(["plan", str(file), "-o", str(tmp_path / "out"), "-j", "1"]) == 2
+    text = capsys.readouterr()
+    assert " legal mappings, " in text.out
+    assert " need too much memory, 0 timed, " in text.out
+    assert "no change of its parallelism needs less" in text.err
+
+
 def test_a_table_searches_around_what_is_stated(tmp_path):
     file = tmp_path / "plan.toml"
     file.write_text(PLAN + "[parallel]\ntp = [1, 2]\n[search]\nbudget = 4\n")
