@@ -89,7 +89,7 @@ def main() -> None:
     )
     call = made_anew()
     print(
-        f"the same with its schedule and plan made anew: {call:.1f} ms, goal {ANEW_GOAL_MS:.0f} ms, "
+        f"with its schedule and plan made anew: {call:.1f} ms, goal {ANEW_GOAL_MS:.0f} ms, "
         f"{call / ANEW_GOAL_MS:.2f} of it"
     )
     took, peak = min(command() for _ in range(2))
