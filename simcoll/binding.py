@@ -70,8 +70,9 @@ def _class_sizes(definition: Definition, count: Any) -> tuple[Ints | int, int]:
     sizes = whole_numbers("counts", numbers, "iu")
     if sizes.shape != (definition.nclasses,):
         raise ConfigError(
-            f"{definition} has blocks of {definition.nclasses} size classes; expected one whole "
-            f"number or a list of {definition.nclasses}; got counts of shape {sizes.shape}"
+            f"{definition} has blocks of {definition.nclasses} size "
+            f"class{'es' * (definition.nclasses != 1)}; expected one whole number or a list of "
+            f"{definition.nclasses}; got counts of shape {sizes.shape}"
         )
     largest = int(sizes.max())
     if int(sizes.min()) < 0:

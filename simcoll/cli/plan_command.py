@@ -81,7 +81,10 @@ def plan_designs(
         space = load_space(file)
         if space.machines and options.shard:
             raise ConfigError("--shard: a search has no parts; use --jobs, or list the designs")
-        search = open_search(space, budget)
+        try:
+            search = open_search(space, budget)
+        except ConfigError as error:  # of a design that the search made from the file
+            raise ConfigError(error.message, file=str(file), path=error.path) from None
         progress.append(_PlanProgress(space, search, tier, exact, limit_s))
         return space_grid(space, search)
 

@@ -150,7 +150,7 @@ class Prediction:
                 f"{self.collective} of {format_size(self.size_bytes)}: {format_time(self.time_fs)}",
             ),
             ("choice", f"{choice}, of {self.library}"),
-            ("schedule", f"{self.schedule}, timed by {self.timed_by}"),
+            ("schedule", f"{self.schedule or 'not played'}, timed by {self.timed_by}"),
             ("bound", f"{format_time(self.bound_fs)}: {self.bottleneck}"),
         ]
         if self.high90_fs:

@@ -269,7 +269,7 @@ def _check(served: ServedModel) -> None:
     for name in ("batch", "prompt", "prefill_batch", "tp", "pp", "dp", "ep"):
         if not 1 <= getattr(serving, name) < 2**31:
             raise ConfigError(
-                f"expected a whole number, at least 1, got {getattr(serving, name)}",
+                f"expected a whole number from 1 to {2**31 - 1}, got {getattr(serving, name)}",
                 path=f"$.serving.{name}",
             )
     if serving.context < 0 or not 1 <= serving.imbalance < 1e6:

@@ -29,6 +29,18 @@ begin = "8"
 end = "64"
 """
 
+SEARCH = """
+title = "which mapping?"
+[model]
+name = "llama-3.1-8b"
+sequence = 8192
+global_batch = 16
+[topology]
+name = "dgx-h100"
+[objective]
+maximise = "tokens_per_second"
+"""
+
 TOPOLOGY = """
 name = "two"
 family = "crossbar"
@@ -104,6 +116,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "size.toml": SCENARIO.replace('"64"', '"64Q"'),
         "negative.toml": SCENARIO.replace('"8"', "-8"),
         "nothing.toml": SCENARIO.replace('["ring"]', "[]"),
+        "modle.toml": SEARCH.replace("[model]", "[modle]"),
         "kind.toml": SCENARIO.replace("all_reduce", "all_redcue"),
         "broken.toml": SCENARIO + "[[[",
         "unit.toml": TOPOLOGY.replace("10 GB/s", "10"),
@@ -189,6 +202,7 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
         2,
         ("sweep.toml: this is a sweep file; expected a scenario file; simcoll sweep plays it",),
     ),
+    (("plan", "modle.toml"), 2, ("modle.toml: $.modle: unknown key", "did you mean 'model'?")),
     (
         ("plan", "kind.toml"),
         2,

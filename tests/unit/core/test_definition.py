@@ -73,6 +73,8 @@ def test_sizes_of_classes_are_bound_one_by_one():
     for counts, message in (([1, 2], "3 size classes"), ([1, 2, -3], "negative"), ("x", "whole")):
         with pytest.raises(ConfigError, match=message):
             simcoll.bind(halo, counts)
+    with pytest.raises(ConfigError, match="blocks of 1 size class; expected one whole number"):
+        simcoll.bind(simcoll.schedule(scan(4), "direct"), [1, 2])
 
 
 def test_an_algorithm_of_another_definition_is_refused(tmp_path):

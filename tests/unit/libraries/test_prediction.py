@@ -22,6 +22,12 @@ def test_small_goes_by_latency_and_large_through_the_switches():
     assert 2**32 * 14 / 8 / (large.time_fs / 1e15) == pytest.approx(475e9, rel=0.05)
 
 
+def test_a_prediction_without_a_schedule_says_so():
+    assert ("schedule", "not played, timed by formula") in predict(
+        "all_reduce", 2**26, simcoll.load_topology("dgx-h100", nodes=2)
+    ).facts()
+
+
 def test_a_hop_under_ll_has_the_time_of_its_class_of_gpu():
     library, node = load_library("nccl"), simcoll.load_topology("dgx-b200")
     factor = library.number("class.blackwell.ll_hop_factor")

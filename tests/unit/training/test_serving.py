@@ -119,6 +119,7 @@ def test_the_front_is_what_nothing_beats():
         ("llama-3.1-8b", {"dp": 2, "ep": 2}, r"\$\.serving\.ep: the model has no experts"),
         ("deepseek-v3", {"tp": 8, "ep": 4}, r"over all tp x dp = 8 ranks, got ep = 4"),
         ("llama-3.1-8b", {"batch": 0}, r"\$\.serving\.batch: expected a whole number"),
+        ("llama-3.1-8b", {"batch": 2**40}, r"from 1 to 2147483647, got 1099511627776"),
         ("llama-3.1-8b", {"batch": []}, r"\$\.serving\.batch: an empty list"),
         ("llama-3.1-8b", {"kv_dtype": "fp9"}, r"\$\.serving\.kv_dtype: unknown type 'fp9'"),
         ("llama-3.1-8b", {"batches": 1}, r"did you mean 'batch'"),
