@@ -65,9 +65,15 @@ def _machine(topology: str, nodes: int | None, devices: int) -> Topology:
     from simcoll.topology import load_topology
 
     machine = load_topology(topology, nodes=nodes)
-    if nodes is None and machine.nranks < devices:
-        machine = load_topology(topology, nodes=-(-devices // max(1, machine.nranks)))
-    return machine
+    if nodes is not None or machine.nranks >= devices:
+        return machine
+    try:
+        return load_topology(topology, nodes=-(-devices // max(1, machine.nranks)))
+    except ConfigError as error:  # about a number of nodes that the user did not give
+        raise ConfigError(
+            f"the module has {devices} devices and topology {topology!r} {machine.nranks} ranks; "
+            f"more of it cannot be taken: {error.message}"
+        ) from None
 
 
 def _program_lines(program: HloProgram, gpu: Gpu | None) -> Iterator[str]:

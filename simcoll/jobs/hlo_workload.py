@@ -129,7 +129,8 @@ def gpu_of(name: str | Path | None, topology: Topology | None, file: str | None 
     if model not in shipped_gpus():
         reason = f"there are no numbers of {trait}" if trait else "no topology names it"
         raise ConfigError(
-            f"say which GPU does the work (such as h100), or on which machine: {reason}", file=file
+            f"say which GPU does the work (--gpu h100, gpu='h100'), or on which machine: {reason}",
+            file=file,
         )
     return load_gpu(model)
 

@@ -224,6 +224,18 @@ def test_what_cannot_be_timed_is_refused(name, target, options, message):
     assert any("its collectives are not those of a module" in line for line in lines)
 
 
+def test_a_machine_that_is_too_small_and_has_no_nodes_is_named():
+    from simcoll.cli.hlo_job import job_lines
+
+    file = FOLDER / "experts-h100.txt.gz"
+    with pytest.raises(
+        ConfigError, match=r"has \d+ devices and topology 'crossbar:nranks=2' 2 ran"
+    ):
+        job_lines(file, topology="crossbar:nranks=2", gpu="h100")
+    with pytest.raises(ConfigError, match="--gpu h100"):
+        job_lines(file, topology="crossbar:nranks=64")
+
+
 def test_a_compiled_program_needs_only_its_text():
     import simcoll.jax
 
