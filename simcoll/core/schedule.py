@@ -546,6 +546,10 @@ class Schedule:
     def to_frame(self) -> Any:
         """The same as a ``pandas.DataFrame``, a row for each transfer; a ConfigError without
         pandas.
+
+        >>> import simcoll
+        >>> simcoll.schedule("all_gather", "ring", nranks=3).to_frame().shape  # doctest: +SKIP
+        (9, 8)
         """
         return data_frame(self.to_dict())
 

@@ -99,7 +99,7 @@ _KEYS: tuple[tuple[str, frozenset[str]], ...] = (
 _TABLES: tuple[tuple[str, frozenset[str]], ...] = (
     ("scenario", frozenset({"topology", "collective", "sizes"})),
     ("sweep", frozenset({"topologies", "collectives", "sizes"})),
-    ("plan", frozenset({"model", "parallel", "objective"})),
+    ("plan", frozenset({"model", "objective"})),
     ("design", frozenset({"model", "topology"})),
     ("goodput", frozenset({"job", "checkpoint"})),
 )

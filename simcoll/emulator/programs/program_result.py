@@ -112,7 +112,16 @@ class ProgramResult:
         return facts_table(facts)
 
     def to_dict(self) -> dict[str, Any]:
-        """The run as plain values, a row of a table."""
+        """The run as plain values, a row of a table.
+
+        >>> import simcoll
+        >>> from simcoll.planning import Program, Send
+        >>> from simcoll.topology import crossbar
+        >>> program = Program(2, [Send([(0, 1)], 1000)])
+        >>> row = simcoll.emulate(program, crossbar(2, "1 GB/s", "1 us")).to_dict()
+        >>> row["time_us"], row["messages"], row["cut"]
+        (2.0, 1, '')
+        """
         return {
             "operations": len(self.program.operations),
             "nranks": self.program.nranks,

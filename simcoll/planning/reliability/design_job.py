@@ -24,7 +24,7 @@ from simcoll.planning.costs import (
 from simcoll.training.design import Design, load_design
 from simcoll.training.steps import step
 
-__all__ = ["CHECKPOINT_BYTES", "DesignJob", "load_design_job"]
+__all__ = ["CHECKPOINT_BYTES", "DesignJob", "time_design_job"]
 
 MAX_BYTES = 2**20
 CHECKPOINT_BYTES = 14
@@ -88,7 +88,7 @@ class DesignJob:
 
 
 @cache
-def load_design_job(path: Path) -> DesignJob:
+def time_design_job(path: Path) -> DesignJob:
     """Load a design, such as the ``best.toml`` of a plan, and time its step.
 
     Raises

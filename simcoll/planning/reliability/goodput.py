@@ -21,7 +21,7 @@ from simcoll.files.paths import shipped_files
 from simcoll.files.strict import convert_table, read_file
 from simcoll.files.text import parse_toml
 from simcoll.planning.grids.grid import Point, PointGrid, Row
-from simcoll.planning.reliability.design_job import DesignJob, load_design_job
+from simcoll.planning.reliability.design_job import DesignJob, time_design_job
 from simcoll.planning.reliability.failures import PPM, Cause, Slowness, TrainingJob, simulate
 from simcoll.planning.reliability.renewal import renewal, young_daly
 from simcoll.units import (
@@ -208,7 +208,7 @@ def _case_of(content: GoodputFile, folder: Path) -> _JobCase:
     """A case with the facts of its design."""
     _check_numbers(content)
     job = content.job
-    design = load_design_job((folder / job.design).resolve()) if job.design else None
+    design = time_design_job((folder / job.design).resolve()) if job.design else None
     if design is None and not job.gpus:
         raise ConfigError("missing; expected gpus, or a design", path="$.job.gpus")
     if design is not None and job.gpus not in {0, design.gpus}:

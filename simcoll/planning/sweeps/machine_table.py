@@ -32,7 +32,7 @@ class MachineRow:
     run
         Algorithm and protocol.
     time_fs, bound_fs
-        Its time, and the lower bound of any schedule.
+        Its time, and the lower bound of any schedule; None for a program of messages.
     bottleneck
         What bounds it.
     """
@@ -42,7 +42,7 @@ class MachineRow:
     size_bytes: int
     run: str
     time_fs: int
-    bound_fs: int
+    bound_fs: int | None
     bottleneck: str
 
 
@@ -91,7 +91,7 @@ def machine_lines(rows: Sequence[MachineRow]) -> Iterator[str]:
             format_size(row.size_bytes),
             row.run,
             format_time(row.time_fs),
-            format_time(row.bound_fs),
+            "-" if row.bound_fs is None else format_time(row.bound_fs),
             f"{row.time_fs / row.bound_fs:.2f}" if row.bound_fs else "-",
             row.bottleneck,
         ]

@@ -9,7 +9,7 @@ import pytest
 
 from simcoll.cli import main
 from simcoll.errors import ConfigError
-from simcoll.planning.reliability.design_job import load_design_job
+from simcoll.planning.reliability.design_job import time_design_job
 from simcoll.planning.reliability.goodput import goodput_grid, goodput_of, simulate_point
 
 DESIGN = """
@@ -83,7 +83,7 @@ def test_a_design_gives_checkpoints_parts_and_prices(folder):
 
 def test_days_and_dollars_are_the_ideal_over_goodput(folder):
     _, grid = goodput_grid(folder / "job.toml")
-    design = load_design_job((folder / "design.toml").resolve())
+    design = time_design_job((folder / "design.toml").resolve())
     ideal_days = 100e9 / design.tokens_per_second / 86400
     assert grid.points[0]["span_us"] == pytest.approx(ideal_days * 86400e6, rel=1e-6)
     rows = [{"point": point, "result": simulate_point(point)} for point in grid.points]
