@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from simcoll.errors import ConfigError, blamed_on
+from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import convert_table, read_file
 from simcoll.files.text import parse_toml
 from simcoll.libraries.prediction import predict
@@ -206,7 +207,7 @@ def is_serving(path: str | Path) -> bool:
     return "serving" in parse_toml(read_file(path, MAX_BYTES), str(path))
 
 
-def load_serving(path: str | Path) -> list[ServedModel]:
+def load_serving(path: FilePath) -> list[ServedModel]:
     """Load a design file with a ``[serving]`` table; every combination of its lists.
 
     Raises
@@ -214,9 +215,9 @@ def load_serving(path: str | Path) -> list[ServedModel]:
     ConfigError
         With the file, the place in it, and the nearest valid choice.
     """
-    file = str(path)
+    file = path_of(path, "load_serving")
     with blamed_on(file):
-        return serving_cases(parse_toml(read_file(path, MAX_BYTES), file), Path(path).parent)
+        return serving_cases(parse_toml(read_file(file, MAX_BYTES), file), Path(file).parent)
 
 
 def serving_cases(document: Mapping[str, Any], folder: Path = Path()) -> list[ServedModel]:

@@ -131,7 +131,9 @@ def machines_svg(title: str, rows: Sequence[MachineRow], *, run: str = "") -> by
                 sizes = [row.size_bytes for row in curve]
                 colour = COLOURS[number % len(COLOURS)]
                 times_us = [row.time_fs / 1e9 for row in curve]
-                bounds_us = [row.bound_fs / 1e9 for row in curve]
+                bounds_us = [
+                    float("nan") if row.bound_fs is None else row.bound_fs / 1e9 for row in curve
+                ]
                 axes.plot(sizes, times_us, "o-", markersize=3, color=colour, label=machine)
                 axes.plot(sizes, bounds_us, "--", color=colour, linewidth=1)
             axes.set_yscale("log")
