@@ -43,6 +43,8 @@ def simulate_goodput(
     cases = goodput_of(run.rows)
     for line in _table(cases):
         say(line)
+    if len(run.rows) == len(cases):
+        say("# one seed: +/- and 5 to 95 % are unknown, not zero; raise seeds in the file")
     write_file(folder / "results.csv", goodput_csv(cases))
     say(f"# wrote {folder / 'rows.jsonl'}, {folder / 'results.csv'}")
 

@@ -386,7 +386,7 @@ def deviations(rows: Sequence[Compared]) -> list[str]:
 def _range(run: Sequence[Compared]) -> str:
     """Describe a range that deviates to one side."""
     sizes = format_size(run[0].row.size_bytes)
-    if len(run) > 1:
+    if run[-1].row.size_bytes != run[0].row.size_bytes:  # several rows may have one size
         sizes += f" to {format_size(run[-1].row.size_bytes)}"
     factors = sorted(1 / row.ratio for row in run)
     low, high = f"{factors[0]:.2f}", f"{factors[-1]:.2f}"

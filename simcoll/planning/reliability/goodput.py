@@ -271,7 +271,8 @@ def _check_numbers(content: GoodputFile) -> None:
     ):
         if not minimum <= value < 2**31:
             raise ConfigError(
-                f"expected a whole number, at least {minimum}, got {value}", path=f"$.job.{place}"
+                f"expected a whole number from {minimum} to {2**31 - 1}, got {value}",
+                path=f"$.job.{place}",
             )
     for place in ("tokens_per_second", "usd_per_gpu_hour"):
         if not 0 <= getattr(job, place) < math.inf:

@@ -249,6 +249,12 @@ def test_deviations_in_words():
     ]
 
 
+def test_rows_of_one_size_are_no_range():
+    (setting,), _ = settings_for(made("dgx-h100", sizes=(8,)), "dgx-h100")
+    slow = shifted(compare(setting), {8: 2})
+    assert deviations(slow * 2) == ["8 B: measured is 2.00 times the prediction"]
+
+
 def test_lines_for_a_person():
     (setting,), _ = settings_for(made("dgx-h100", sizes=(8, 2**30)), "dgx-h100")
     lines = list(comparison_lines(compare(setting)))

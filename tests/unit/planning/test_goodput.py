@@ -247,6 +247,14 @@ def test_the_feasible_set_of_llama_3(tmp_path, monkeypatch, capsys):
     assert "13.6 min" in out
 
 
+@pytest.mark.parametrize(("seeds", "remarks"), [(1, 1), (2, 0)])
+def test_one_seed_has_no_spread(tmp_path, monkeypatch, capsys, seeds, remarks):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.toml").write_text(FILE.replace("seeds = 2", f"seeds = {seeds}"))
+    assert main(["goodput", "job.toml", "-o", "out", "-j", "1"]) == 0
+    assert capsys.readouterr().out.count("# one seed: +/-") == remarks
+
+
 FILE = """
 title = "t"
 days = 2
@@ -278,7 +286,8 @@ gpu_hours = 1000
             "gpus = 64\nusd_per_gpu_hour = -2",
             r"\$\.job\.usd_per_gpu_hour: expected a number of at least 0",
         ),
-        ("gpus = 64", "gpus = 0", r"\$\.job\.gpus: expected a whole number, at least 1, got 0"),
+        ("gpus = 64", "gpus = 0", r"\$\.job\.gpus: expected a whole number from 1 to .*, got 0"),
+        ("gpus = 64", "gpus = 10_000_000_000", "from 1 to 2147483647, got 10000000000"),
         (
             'save = "30 s"',
             'save = "30"',
