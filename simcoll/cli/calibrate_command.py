@@ -100,14 +100,9 @@ def _lines(
         yield f"error without the calibration, {line}"
     for line in band_lines((row.size_bytes, 1 + row.calibrated_error) for row in rows):
         yield f"error of rows left out of the fit, {line}"
-    before, after = (
-        sum(abs(error) for error in errors)
-        for errors in (
-            [row.uncalibrated_error for row in rows],
-            [row.calibrated_error for row in rows],
-        )
-    )
-    if after > before:
+    plain = sum(abs(row.uncalibrated_error) for row in rows)
+    calibrated = sum(abs(row.calibrated_error) for row in rows)
+    if calibrated > plain:
         yield (
             "predictions of rows left out of the fit are worse with the calibration than without "
             "it: these rows are too few or too unlike; measure more sizes before you use it"
