@@ -130,6 +130,8 @@ def parse_choice(text: str, folder: Path | None = None) -> Choice:
     --------
     >>> parse_choice("ring:channels=4:pieces=2")
     Choice(algorithm='ring', params=(('channels', 4), ('pieces', 2)))
+    >>> parse_choice("ring:channels=4,pieces=2") == parse_choice("ring:channels=4:pieces=2")
+    True
     >>> parse_choice("torus:dims=4x4").params
     (('dims', (4, 4)),)
     >>> parse_choice("plans/mine.xml"), parse_choice("mine.algorithms:star:arms=3").algorithm
@@ -137,7 +139,9 @@ def parse_choice(text: str, folder: Path | None = None) -> Choice:
     >>> parse_choice("mine:star:mode=fast:share=0.5").params
     (('mode', 'fast'), ('share', 0.5))
     """
-    name, parts = split_choice(text.strip(), {algorithm.name for algorithm in ALGORITHMS})
+    joined = split_choices(text.strip())
+    choice = joined[0] if len(joined) == 1 else text.strip()
+    name, parts = split_choice(choice, {algorithm.name for algorithm in ALGORITHMS})
     if re.fullmatch(r"\w+=[0-9x]+", name):
         raise ConfigError(
             f"{name!r} is a parameter; it follows its algorithm after a colon, as in "

@@ -197,7 +197,7 @@ def _table(
             sweep, choices=tuple(choice for choice in sweep.choices if choice not in refused)
         )
         if not sweep.choices:
-            raise ConfigError(f"no algorithm is left: {'; '.join(refused.values())}")
+            raise ConfigError("; ".join(dict.fromkeys(refused.values())))
         for choice, reason in refused.items():
             say(f"# left out: {choice}: {reason}")
         refused.clear()

@@ -115,13 +115,18 @@ def print_sweep(
     for line in head_lines(sweep):
         say(line, flush=True)
     rows: list[SweepRow] = []
+    left_out: dict[Choice, str] = {}
     stopped = False
     with Progress() as progress:
         try:
             for of_size in runs(sweep, schedules, topology, progress, refused):
                 progress.clear()
-                for choice in list(refused or {}):
-                    say(f"# left out from here on: {choice}: {(refused or {}).pop(choice)}")
+                for choice, reason in (refused or {}).items():
+                    if choice not in left_out:
+                        left_out[choice] = reason
+                        say(f"# left out from here on: {choice}: {reason}")
+                if len(left_out) == len(schedules) and not rows:
+                    raise ConfigError("; ".join(dict.fromkeys(left_out.values())))
                 if of_size:
                     say(size_line(sweep, of_size), flush=True)
                 rows += of_size

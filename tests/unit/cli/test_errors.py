@@ -209,14 +209,14 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
         ("kind.toml: this is a simcoll scenario file; expected a plan file; simcoll run plays it",),
     ),
     (
-        ("perf", "all_reduce", "-a", "ring:channels=2,pieces=3"),
+        ("perf", "all_reduce", "-a", "pieces=3,ring"),
         2,
         ("'pieces=3' is a parameter", "'ring:channels=4:pieces=2'"),
     ),
     (
-        ("verify", "ring:channels=2,pieces=3"),
+        ("verify", "ring:channels=2;pieces=3"),
         2,
-        ("cannot read 'channels=2,pieces=3'", "'ring:channels=4:pieces=2'"),
+        ("cannot read 'channels=2;pieces=3'", "'ring:channels=4:pieces=2'"),
     ),
     (
         ("verify", "linear:channels=2", "-c", "scatter"),
@@ -278,7 +278,11 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
     (("perf", "all_reduce", "-f", "1"), 2, ("factor", "at least 2")),
     (("run", "negative.toml"), 2, ("negative.toml: $.sizes.begin", "negative")),
     (("perf", "all_reduce", "-e", "99999999999G"), 2, ("-e", "too large")),
-    (("perf", "all_reduce", "-b", "4194304T", "-e", "8388607T", "-p", "ideal"), 2, ("too large",)),
+    (
+        ("perf", "all_reduce", "-b", "4194304T", "-e", "8388607T", "-p", "ideal"),
+        2,
+        ("the clock ends at",),
+    ),
     (("perf", "all_reduce", "-t", "fast.toml"), 2, ("fast.toml", "too large")),
     # an algorithm that does not serve this n
     (("perf", "all_reduce", "-a", "hierarchical:box=5"), 2, ("multiple of box=5", "8")),
