@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["ask_job"]
 
 
+MOST_RANKS = 4096
+"""Every rank is replayed with all of its kernels: 17 CPU s at 4,096 for a job of eight collectives, and
+16,384 had not ended after a minute.
+"""
+
+
 @Parameter(name="*")
 @dataclass(frozen=True)
 class QuestionOptions:
@@ -66,6 +72,11 @@ class QuestionOptions:
             )
         if self.ranks is not None and self.ranks < 2:
             raise ConfigError(f"--ranks: expected at least 2, got {self.ranks}")
+        if self.ranks is not None and self.ranks > MOST_RANKS:
+            raise ConfigError(
+                f"--ranks {self.ranks}: at most {MOST_RANKS:,} are replayed, each with all of its "
+                "work; simcoll step times a design of more"
+            )
         if self.topology is None and not self.slow:
             return None
         machine, calibration = None, None
