@@ -21,8 +21,8 @@ __all__ = ["ask_job"]
 
 
 MOST_RANKS = 4096
-"""Every rank is replayed with all of its kernels: 17 CPU s at 4,096 for a job of eight collectives, and
-16,384 had not ended after a minute.
+"""Every rank is replayed with all of its kernels: 17 CPU s at 4,096 for a job of eight collectives,
+and 16,384 had not ended after a minute.
 """
 
 
