@@ -98,7 +98,7 @@ def exact_inputs(plan: Plan, seed: int = 0) -> list[Array]:
     back to the system at once.
 
     >>> import simcoll
-    >>> plan = simcoll.bind(simcoll.schedule("all_reduce", 3, "ring"), 3, "float32", "sum")
+    >>> plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=3), 3, "float32", "sum")
     >>> [values.tolist() for values in exact_inputs(plan, seed=1)]
     [[...], [...], [...]]
     """
@@ -139,7 +139,7 @@ def expected_outputs(plan: Plan, inputs: Sequence[Array]) -> list[Array | None]:
     executes a collective.
 
     >>> import simcoll
-    >>> plan = simcoll.bind(simcoll.schedule("all_gather", 2, "ring"), 2, "int32")
+    >>> plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=2), 2, "int32")
     >>> expected_outputs(plan, [np.array([1, 2], "int32"), np.array([3, 4], "int32")])[0]
     array([1, 2, 3, 4], dtype=int32)
     """

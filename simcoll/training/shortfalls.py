@@ -36,7 +36,7 @@ def shortfalls(design: Design, exposed_fs: Mapping[str, int], bubble_fs: int) ->
     ...     "topology": {"name": "dgx-h100"}, "parallel": {"tp": 2, "overlap_dp": False},
     ... })
     >>> list(shortfalls(made, {"dp": 10**12}, 0))
-    ['no overlap of data parallelism (overlap_dp): 1.00 ms exposed']
+    ['no overlap of data parallelism (overlap_dp): 1 ms exposed']
     """
     parallel = design.parallel
     copies = design.mesh.size("dp") * design.mesh.size("cp")

@@ -100,6 +100,8 @@ def _rules_of_tables(
     file: str | None,
 ) -> Iterator[Rule]:
     """The rules of a collective, from its tables by number of ranks."""
+    if not tables:
+        return
     names = _ALGORITHMS[kind].split()
     upper_ranks = [*(ranks - 1 for ranks, _ in tables[1:]), NO_LIMIT]
     for (ranks, table), upper in zip(tables, upper_ranks, strict=True):
@@ -108,6 +110,8 @@ def _rules_of_tables(
             limits = (f"comm_size {ranks}..{upper if upper >= 0 else 'inf'}",)
         if ranks == upper:
             limits = ()
+        if not table:
+            continue
         ends = [*(size - 1 for size, _, _ in table[1:]), NO_LIMIT]
         for (size, algorithm, options), end in zip(table, ends, strict=True):
             if algorithm == DEFAULT:
