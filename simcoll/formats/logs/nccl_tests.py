@@ -89,13 +89,23 @@ _BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d{1,18})")
 class _Reader:
     """Finds the tables in the lines of a log."""
 
-    __slots__ = ("_columns", "_complete", "_in_ms", "_lines", "_run", "_skipped", "_tables")
+    __slots__ = (
+        "_beside",
+        "_columns",
+        "_complete",
+        "_in_ms",
+        "_lines",
+        "_run",
+        "_skipped",
+        "_tables",
+    )
 
     def __init__(self, skipped: Skipped) -> None:
         self._run = MeasuredRun()
         self._columns: list[str] = []  # after type, redop and root
         self._in_ms = False
         self._complete = False
+        self._beside = False
         self._tables: list[MeasuredTable] = []
         self._skipped = skipped
         self._lines = 0
@@ -221,6 +231,13 @@ class _Reader:
             return False
         size, count = int(words[place - 2]), int(float(words[place - 1]))
         cells = list(words[place + 1 :])
+        if not self._beside and _begins_row(cells):
+            self._beside = True
+            self._skipped.add(
+                number,
+                "another row stands beside this one: two tables side by side, of which the left "
+                "one is read; give each table in a file of its own",
+            )
         op = cells.pop(0) if cells and cells[0] in OPS else ""
         if not size:
             return True
@@ -269,6 +286,16 @@ class _Reader:
 
 
 _DTYPES = frozenset(ITEMSIZES)
+
+
+def _begins_row(words: Sequence[str]) -> bool:
+    """Whether a row begins in some words: size, count and type."""
+    return any(
+        words[place] in _DTYPES
+        and _is_whole(words[place - 2])
+        and _COUNT.fullmatch(words[place - 1]) is not None
+        for place in range(2, min(len(words), 60))
+    )
 
 
 def _is_whole(word: str) -> bool:

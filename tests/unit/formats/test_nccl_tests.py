@@ -126,6 +126,17 @@ def test_a_copy_with_devices_left_out_and_rounded_counts(read):
     same_times(found)
 
 
+def test_two_tables_side_by_side_are_said(read):
+    """As ``paste one.log other.log`` makes them."""
+    one, other = (nccl_tests(SIZES, 15 / 8, hosts=hosts) for hosts in (TWO, ("node-7", "node-8")))
+    log = read([f"{left}    {right}" for left, right in zip(one, other, strict=True)])
+    notes = [note for note in log.notes if "two tables side by side" in note]
+    assert len(notes) == 1
+    assert "the left one is read" in notes[0]
+    same_times(log.tables[0])
+    assert not [note for note in read(one).notes if "side by side" in note]
+
+
 def test_a_copy_without_the_end_of_the_list_of_devices(read):
     log = read(
         [
