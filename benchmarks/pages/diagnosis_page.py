@@ -8,7 +8,6 @@ re-created from the figures and lines of public reports.
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from simcoll.errors import ConfigError
+from simcoll.files.text import parse_toml
 from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.formats.reports.flight_findings import findings
 from simcoll.formats.reports.flight_record import FlightEntry, FlightRecord, GroupStatus
@@ -83,7 +83,7 @@ class HungJob:
 
 def hung_jobs() -> list[HungJob]:
     """All hung jobs, in the order of their file."""
-    document = tomllib.loads((CASES / "flight.toml").read_text(encoding="utf-8"))
+    document = parse_toml((CASES / "flight.toml").read_bytes(), "flight.toml")
     return [
         HungJob(entry["source"], entry["settled"], entry["words"], _records(entry))
         for entry in document["job"]
@@ -171,7 +171,7 @@ class Verdict:
 
 def cases() -> list[Case]:
     """All cases, in the order of their file."""
-    document = tomllib.loads((CASES / "cases.toml").read_text(encoding="utf-8"))
+    document = parse_toml((CASES / "cases.toml").read_bytes(), "cases.toml")
     return [
         Case(
             name=entry["name"],

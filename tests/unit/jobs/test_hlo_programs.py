@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import hlo_models as models
-from benchmarks import hlo_programs as sizes
 from simcoll.errors import ConfigError
 from simcoll.jobs.hlo_workload import load_hlo
 from simcoll.workload.workload import ComputeOperation, operations_with_counts
+from tests.support.scripts import script
 
+models, sizes = script("benchmarks/hlo_models.py"), script("benchmarks/hlo_programs.py")
 FOLDER = Path(__file__).parent / "hlo"
 T, W, F, L = sizes.TOKENS, sizes.WIDTH, sizes.HIDDEN, sizes.LAYERS
 H, G, D, S, V = sizes.HEADS, sizes.KV_HEADS, sizes.HEAD, sizes.SEQUENCE, sizes.VOCABULARY
