@@ -20,7 +20,7 @@ from cyclopts import App, CycloptsError, Parameter, Token, UnusedCliTokensError
 
 from simcoll.call_records import described_fields, with_parameters
 from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollError, nearest
-from simcoll.stopping import STOPPED, raise_again
+from simcoll.stopping import STOPPED, raise_again, receive
 from simcoll.terminal import printable_lines, say_text
 
 __all__ = [
@@ -143,7 +143,7 @@ def run_app(
     """
     name = app.name[0]
     try:
-        raise_again()
+        raise_again(resends=True)
         status = app(
             list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
         )
@@ -155,6 +155,7 @@ def run_app(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - no traceback reaches a user
+        receive()
         if speaks or not isinstance(error, _ALIKE):
             # The status says it even where nothing can be written.
             with contextlib.suppress(OSError):

@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import NoReturn
 
-__all__ = ["STOPPED", "end_again", "end_at_once", "raise_again", "run_program", "started_as"]
+__all__ = [
+    "STOPPED",
+    "end_again",
+    "end_at_once",
+    "raise_again",
+    "receive",
+    "run_program",
+    "started_as",
+]
 
 STOPPED = 130
 """Exit status of a program that Ctrl-C has ended: 128 + SIGINT, as shells say it."""
@@ -31,31 +39,54 @@ def _end(_number: int, _frame: FrameType | None) -> NoReturn:
     os._exit(STOPPED)
 
 
+class _Raised(KeyboardInterrupt):
+    """A Ctrl-C on its way to the main program; freed before it is received, it was lost."""
+
+    def __init__(self, interrupt: _Interrupt) -> None:
+        super().__init__()
+        self.interrupt = interrupt
+
+    def __del__(self) -> None:
+        interrupt = self.interrupt
+        if interrupt.resends and not interrupt.received and os.getpid() == interrupt.process:
+            interrupt.come_again()
+
+
 class _Interrupt:
     """Raises KeyboardInterrupt; at the second Ctrl-C, ends the process at once.
 
-    Python drops an exception in the callback of a weak reference, in ``__del__`` and in C code that
-    calls back, and only reports it to ``sys.unraisablehook``. There a KeyboardInterrupt is raised
-    again a moment later, when the main thread has left the callback; otherwise the Ctrl-C would be
-    lost.
+    Python drops an exception in the callback of a weak reference and in ``__del__``, and only
+    reports it to ``sys.unraisablehook``; C code that calls back may drop one without a word (the
+    import of a package, a look-up of an attribute). There a KeyboardInterrupt is raised again a
+    moment later, when the main thread has left the callback; otherwise the Ctrl-C would be lost.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, resends: bool) -> None:
+        self.resends = resends
+        """Whether one that nobody has received comes again. Not where a program of the user's
+        runs, which may catch it and go on.
+        """
         self.came = False
+        self.received = False
+        self.process = os.getpid()
         self.next_hook = sys.unraisablehook
 
     def __call__(self, _number: int, _frame: FrameType | None) -> None:
         if self.came:
             os._exit(STOPPED)
         self.came = True
-        raise KeyboardInterrupt
+        raise _Raised(self)
+
+    def come_again(self) -> None:
+        if signal.getsignal(signal.SIGINT) is self:
+            self.came = False
+            _thread.start_new_thread(_interrupt_soon, ())
 
     def when_unraisable(self, report: sys.UnraisableHookArgs) -> None:
         if not issubclass(report.exc_type, KeyboardInterrupt):
             self.next_hook(report)
-            return
-        self.came = False
-        _thread.start_new_thread(_interrupt_soon, ())
+        elif not self.resends:  # else its end brings it again
+            self.come_again()
 
 
 def _interrupt_soon() -> None:
@@ -73,16 +104,29 @@ def end_at_once() -> None:
         signal.signal(signal.SIGINT, _end)
 
 
-def raise_again() -> bool:
+def raise_again(*, resends: bool = False) -> bool:
     """Let Ctrl-C raise KeyboardInterrupt, and whether it would have ended the process at once:
     whether this is a program of ours.
+
+    Parameters
+    ----------
+    resends
+        Whether a Ctrl-C that is dropped on its way is raised again. Whoever catches one for good
+        calls :func:`receive`.
     """
     ours = signal.getsignal(signal.SIGINT) is _end
     if ours:
-        interrupt = _Interrupt()
+        interrupt = _Interrupt(resends)
         signal.signal(signal.SIGINT, interrupt)
         sys.unraisablehook = interrupt.when_unraisable
     return ours
+
+
+def receive() -> None:
+    """Note that the KeyboardInterrupt of a Ctrl-C has arrived where it is handled."""
+    interrupt = signal.getsignal(signal.SIGINT)
+    if isinstance(interrupt, _Interrupt):
+        interrupt.received = True
 
 
 def end_again() -> None:

@@ -11,6 +11,7 @@ from simcoll.binding import verify
 from simcoll.cli.progress import Progress
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, InternalError
+from simcoll.stopping import receive
 from simcoll.terminal import printable, say
 from simcoll.units import format_size
 
@@ -131,6 +132,7 @@ def print_sweep(
                     say(size_line(sweep, of_size), flush=True)
                 rows += of_size
         except KeyboardInterrupt:
+            receive()
             stopped = True
     if stopped and not rows:
         say(
@@ -230,6 +232,7 @@ def mesh_lines(
                 progress.clear()
                 say(rows[-1], flush=True)
     except KeyboardInterrupt:
+        receive()
         stopped = True
         say(f"# stopped after {len(rows)} lines", flush=True)
     if csv is not None and rows:

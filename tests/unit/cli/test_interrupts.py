@@ -158,6 +158,38 @@ run_program(main)
     assert (done.returncode, done.stdout, done.stderr) == (130, "stopped\n", "")
 
 
+@pytest.mark.parametrize("resends", [True, False])
+def test_ctrl_c_that_nobody_receives_comes_again(resends):
+    """C code may drop an exception without a word. A program of the user's may catch one for
+    good.
+    """
+    program = f"""
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from simcoll.stopping import raise_again, receive, run_program
+def dropped():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except BaseException:
+        pass
+def main():
+    raise_again(resends={resends})
+    try:
+        dropped()
+        time.sleep({20 if resends else 0.2})
+    except KeyboardInterrupt:
+        receive()
+        time.sleep(0.2)
+        return 130
+    return 0
+run_program(main)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130 if resends else 0, "", "")
+
+
 def test_a_caught_interrupt_within_the_execution_of_text_keeps_the_status():
     """Python would kill itself with SIGINT: the status would be -2."""
     program = """
