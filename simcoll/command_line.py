@@ -154,8 +154,8 @@ def run_app(
         # it closes the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - no traceback reaches a user
-        receive()
+    except (Exception, KeyboardInterrupt) as caught:  # noqa: BLE001 - no traceback reaches a user
+        error = KeyboardInterrupt() if receive() else caught
         if speaks or not isinstance(error, _ALIKE):
             # The status says it even where nothing can be written.
             with contextlib.suppress(OSError):
@@ -294,6 +294,11 @@ def status_of(app: App, words: Sequence[str], say: Callable[[str], object] | Non
         say(f"simcoll: {error}\n")
         return 2
     except KeyboardInterrupt:
+        say(f"{app.name[0]}: stopped\n")
+        return STOPPED
+    except Exception:
+        if not receive():
+            raise
         say(f"{app.name[0]}: stopped\n")
         return STOPPED
     return status if isinstance(status, int) else 0

@@ -67,19 +67,24 @@ class _Interrupt:
         runs, which may catch it and go on.
         """
         self.came = False
+        self.comes_again = False
         self.received = False
         self.process = os.getpid()
         self.next_hook = sys.unraisablehook
 
     def __call__(self, _number: int, _frame: FrameType | None) -> None:
-        if self.came:
+        if self.comes_again:
+            self.comes_again = False
+            if self.received:
+                return
+        elif self.came:
             os._exit(STOPPED)
         self.came = True
         raise _Raised(self)
 
     def come_again(self) -> None:
         if signal.getsignal(signal.SIGINT) is self:
-            self.came = False
+            self.comes_again = True
             _thread.start_new_thread(_interrupt_soon, ())
 
     def when_unraisable(self, report: sys.UnraisableHookArgs) -> None:
@@ -122,11 +127,17 @@ def raise_again(*, resends: bool = False) -> bool:
     return ours
 
 
-def receive() -> None:
-    """Note that the KeyboardInterrupt of a Ctrl-C has arrived where it is handled."""
+def receive() -> bool:
+    """Note that the exception of a Ctrl-C has arrived where it is handled, and whether one came.
+
+    It need not arrive as a KeyboardInterrupt: a library that is being imported may have made an
+    ImportError of it.
+    """
     interrupt = signal.getsignal(signal.SIGINT)
-    if isinstance(interrupt, _Interrupt):
-        interrupt.received = True
+    if not isinstance(interrupt, _Interrupt):
+        return False
+    interrupt.received = True
+    return interrupt.came
 
 
 def end_again() -> None:

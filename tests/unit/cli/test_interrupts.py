@@ -190,6 +190,29 @@ run_program(main)
     assert (done.returncode, done.stdout, done.stderr) == (130 if resends else 0, "", "")
 
 
+@pytest.mark.parametrize("run", ["run_app", "status_of"])
+def test_an_error_that_ctrl_c_has_caused_is_no_error(run):
+    """Compiled code that is being imported may make an ImportError of it."""
+    program = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from simcoll.command_line import {run}
+from simcoll.stopping import run_program
+class App:
+    name = ("app",)
+    def __call__(self, *words, **options):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("numba._devicearray failed to import") from None
+run_program(lambda: {run}(App(), []))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "app: stopped\n")
+
+
 def test_a_caught_interrupt_within_the_execution_of_text_keeps_the_status():
     """Python would kill itself with SIGINT: the status would be -2."""
     program = """
