@@ -163,6 +163,7 @@ def _conclude(progress: _PlanProgress, rows: Sequence[Row], folder: Path, top: i
     )
     from simcoll.planning.designs.nearest_fit import missing_alternatives
     from simcoll.planning.designs.step_report import call_lines
+    from simcoll.training.evidence import rate_lines, rates_of
     from simcoll.training.steps import TrainingStep
 
     space = progress.space
@@ -185,6 +186,9 @@ def _conclude(progress: _PlanProgress, rows: Sequence[Row], folder: Path, top: i
             say(f"# {sentence}")
     for line in call_lines(TrainingStep(design_of(best[0])).calls):
         say(line if line.startswith("#") else f"# best: {line}")
+    for design in {row["result"]["gpu"]: design_of(row) for row in firsts(best)}.values():
+        for line in rate_lines(design.gpu.name, rates_of(design)):
+            say(f"# rates: {line}")
     for lack in best[0]["result"]["lacks"]:
         say(f"# best lacks: {lack}")
     for note in notes_of(designs):

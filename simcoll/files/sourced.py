@@ -69,6 +69,8 @@ class FactSchema:
         By table, what its keys name, for messages; default: a key.
     bare
         Whether facts may lack a source.
+    evidence
+        The kinds of evidence that a fact may state; empty: it states none.
 
     Examples
     --------
@@ -85,6 +87,7 @@ class FactSchema:
     ignored: Collection[str] = ()
     nouns: Mapping[str, str] = field(default_factory=dict)
     bare: bool = False
+    evidence: Collection[str] = ()
 
     def read(
         self, document: Mapping[str, Any], file: str | None = None
@@ -101,6 +104,27 @@ class FactSchema:
         for place, entry in self._entries(document, "", file):
             values[place] = self.value(entry, place, file, sources)
         return values, sources
+
+    def evidence_of(self, document: Mapping[str, Any], file: str | None = None) -> dict[str, str]:
+        """The evidence that the facts of a document state, by place.
+
+        Raises
+        ------
+        ConfigError
+            With the file and the place.
+        """
+        stated: dict[str, str] = {}
+        for place, entry in self._entries(document, "", file):
+            word = entry.get("evidence") if isinstance(entry, dict) else None
+            if word is None:
+                continue
+            if not isinstance(word, str) or word not in self.evidence:
+                wrong = nearest(word, self.evidence) if isinstance(word, str) else "expected text"
+                raise ConfigError(
+                    f"evidence: got {shown(word)}; {wrong}", file=file, path=f"$.{place}"
+                )
+            stated[place] = word
+        return stated
 
     def kind(self, place: str) -> Kind | FactRows | None:
         """The kind of a fact; None for places that hold none."""
@@ -194,7 +218,8 @@ class FactSchema:
         path = f"$.{place}"
         value = entry
         if isinstance(entry, dict):
-            strange = [key for key in entry if key not in {"value", "source"}]
+            keys = {"value", "source", "evidence"} if self.evidence else {"value", "source"}
+            strange = [key for key in entry if key not in keys]
             needed = ("value",) if self.bare else ("value", "source")
             absent = [key for key in needed if key not in entry]
             if strange or absent:

@@ -55,10 +55,6 @@ __all__ = [
 MAX_FILE_BYTES = 1 << 30
 _MARK = b"HloModule "
 _GZIP = b"\x1f\x8b"
-PLAIN_SHARE = 0.6
-"""Share of the peak that fused attention reaches where the GPU's file has no rate for it: that of
-FlashAttention-2 on A100 and 3 on H100, as in :mod:`simcoll.training.operators`.
-"""
 
 
 def is_hlo_file(path: str | Path) -> bool:
@@ -290,7 +286,7 @@ class _WorkloadBuilder:
         if not name.startswith("attention."):
             return self.gpu.gemm(name)
         wide = "bf16" if "peak.bf16" in self.gpu.values else "fp16"
-        return self.gpu.number(name, PLAIN_SHARE * self.gpu.peak(wide)) * self.gpu.sustained
+        return self.gpu.attention(wide, backward=name == "attention.backward")
 
     def _flush(self, block: _Block, *, anchor: bool = False) -> None:
         """Make an operation of the work so far; ``anchor``: even without work."""

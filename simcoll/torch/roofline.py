@@ -171,15 +171,11 @@ class OperatorCosts:
     def _rate(self, func: Any, inputs: list[torch.Tensor]) -> float:
         """FLOP/s of a matrix product, convolution or attention."""
         name = operator_name(func)
-        if "attention" in name:
-            measured = self.gpu.values.get(
-                "attention.backward" if "backward" in name else "attention.forward"
-            )
-            if measured is not None:
-                return measured * self.gpu.sustained
         dtype = _DTYPES.get(inputs[0].dtype)
         if dtype is None:
             raise ConfigError(f"{name}: GPU {self.gpu.name!r} has no rate for {inputs[0].dtype}")
+        if "attention" in name and dtype in {"bf16", "fp16"}:
+            return self.gpu.attention(dtype, backward="backward" in name)
         return self.gpu.gemm(dtype)
 
 

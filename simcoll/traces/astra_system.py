@@ -202,7 +202,7 @@ def parse_astra_system(content: Content, file: str | None = None) -> AstraSystem
             for table in ("peak", "gemm")
             for dtype in DTYPE_BYTES
         }
-        values = {**peaks, "memory.bandwidth": rates["local-mem-bw"] * 1e9}
+        values = {**peaks, "sustained.share": 1.0, "memory.bandwidth": rates["local-mem-bw"] * 1e9}
         gpu = Gpu(
             "astra-sim", "an NPU of ASTRA-sim", values, dict.fromkeys(values, file or "system.json")
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,11 +25,29 @@ from simcoll.units import UBPS_PER_BPS, parse_rate, parse_size
 if TYPE_CHECKING:
     from simcoll.topology import Topology
 
-__all__ = ["DTYPE_BYTES", "Gpu", "load_gpu", "refuse_other_gpu", "shipped_gpus"]
+__all__ = [
+    "DTYPE_BYTES",
+    "EVIDENCE",
+    "Gpu",
+    "KernelRate",
+    "load_gpu",
+    "refuse_other_gpu",
+    "shipped_gpus",
+]
 
 MAX_FILE_BYTES = 2**20
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
 """Bytes of an element, by data type."""
+EVIDENCE = {
+    "measured": "a kernel was measured on this GPU",
+    "steps": "published steps of this GPU imply it",
+    "data sheet": "its maker states it",
+    "sibling": "measured on a GPU of the same family",
+    "assumed": "carried over from another family, or a guess",
+}
+"""What a number of a GPU file rests on."""
+LOWEST = "lowest"
+"""The evidence of a rate that a file lacks: the lowest measured share of any GPU."""
 
 
 def _flops(value: Any, subject: str) -> float:
@@ -81,6 +99,7 @@ _FACTS = FactSchema(
     },
     ignored=("description",),
     nouns={"peak": "data type", "gemm": "data type"},
+    evidence=tuple(EVIDENCE),
 )
 _UNITS: dict[object, tuple[float, str]] = {
     _flops: (1e12, " TFLOPS"),
@@ -90,6 +109,32 @@ _UNITS: dict[object, tuple[float, str]] = {
     _number: (1, ""),
 }
 """Scale and unit in which numbers of a kind are printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRate:
+    """A rate of kernels of a GPU, and what it rests on.
+
+    Attributes
+    ----------
+    place
+        Such as ``"gemm.fp8"``.
+    value, low, high
+        FLOP/s, or a share; and the range that is plausible: the value itself, or, of a rate that
+        the file lacks, the lowest and the highest share measured on any GPU.
+    evidence
+        One of :data:`EVIDENCE`; ``"lowest"`` for a rate that the file lacks, ``"unstated"`` for
+        files that state none.
+    source
+        Where the value comes from.
+    """
+
+    place: str
+    value: float
+    low: float
+    high: float
+    evidence: str
+    source: str
 
 
 @shows_facts
@@ -112,12 +157,15 @@ class Gpu:
         the clock.
     sources
         Source of each number.
+    evidence
+        What each number rests on, a word of :data:`EVIDENCE`; a file of one's own may state none.
     """
 
     name: str
     description: str
     values: Mapping[str, float]
     sources: Mapping[str, str]
+    evidence: Mapping[str, str] = field(default_factory=dict)
 
     def facts(self) -> list[tuple[str, object]]:
         """Name and value of what a reader sees."""
@@ -156,15 +204,61 @@ class Gpu:
         return self.values[f"peak.{dtype}"]
 
     def gemm(self, dtype: str) -> float:
-        """FLOP/s of large dense matrix products: the best measured, or four fifths of the peak
-        without a measurement.
+        """FLOP/s of large dense matrix products in training: the highest rate of the kernel alone,
+        times the share that is sustained.
         """
-        return self.values.get(f"gemm.{dtype}", 0.8 * self.peak(dtype)) * self.sustained
+        return self.rate(f"gemm.{dtype}", dtype).value * self.sustained
+
+    def attention(self, dtype: str, *, backward: bool = False) -> float:
+        """FLOP/s of fused attention of a 16-bit type in training."""
+        place = "attention.backward" if backward else "attention.forward"
+        return self.rate(place, dtype).value * self.sustained
+
+    def rate(self, place: str, dtype: str) -> KernelRate:
+        """A rate of kernels alone, with its evidence.
+
+        A rate that the file lacks is the lowest share that was measured on any GPU: of the peak
+        for products, of the rate of products for attention. So a GPU without measurements does not
+        win because nobody measured it.
+
+        Parameters
+        ----------
+        place
+            ``"gemm.bf16"`` and its like, ``"attention.forward"``, ``"attention.backward"``, or
+            ``"sustained.share"``.
+        dtype
+            The type of the peak of which a share is assumed.
+
+        Examples
+        --------
+        >>> rate = load_gpu("mi300x").rate("gemm.fp8", "fp8")
+        >>> rate.evidence, round(rate.value / 1e12), round(rate.high / 1e12)
+        ('lowest', 1337, 2273)
+        """
+        if place in self.values:
+            value = self.values[place]
+            evidence = self.evidence.get(place, "unstated")
+            return KernelRate(place, value, value, value, evidence, self.sources.get(place, ""))
+        table = place.partition(".")[0]
+        shares = _measured_shares(table)
+        (low, lowest), (high, highest) = min(shares), max(shares)
+        source = (
+            f"not measured: a share of {low:.2f}{_SHARE_OF[table]}, the lowest of any GPU "
+            f"({lowest}); the highest is {high:.2f} ({highest})"
+        )
+        if table == "sustained":
+            return KernelRate(place, low, low, high, LOWEST, source)
+        if table == "attention":
+            products = self.rate(f"gemm.{dtype}", dtype)
+            low_flops, high_flops = low * products.low, high * products.high
+            return KernelRate(place, low_flops, low_flops, high_flops, LOWEST, source)
+        peak = self.peak(dtype)
+        return KernelRate(place, low * peak, low * peak, high * peak, LOWEST, source)
 
     @property
     def sustained(self) -> float:
         """Share of the single-kernel rate that products sustain in training."""
-        return self.number("sustained.share", 1.0)
+        return self.rate("sustained.share", "").value
 
     def format_number(self, place: str) -> str:
         """One number with its unit.
@@ -235,6 +329,33 @@ def shipped_gpus() -> dict[str, str]:
     return {name: _load(path).description for name, path in shipped_files("gpus").items()}
 
 
+_SHARE_OF = {"gemm": " of the peak", "attention": " of the rate of products", "sustained": ""}
+
+
+@cache
+def _measured_shares(table: str) -> tuple[tuple[float, str], ...]:
+    """Shares that shipped GPUs reached, each with its GPU: ``"gemm"``: of the peak, measured
+    products; ``"attention"``: of the rate of products, where both were measured;
+    ``"sustained"``: what published steps imply.
+    """
+    needed = {"steps"} if table == "sustained" else {"measured"}
+    shares = []
+    for path in shipped_files("gpus").values():
+        gpu = _load(path)
+        products = "gemm.bf16" if "gemm.bf16" in gpu.values else "gemm.fp16"
+        for place, value in gpu.values.items():
+            kind, _, name = place.partition(".")
+            if kind != table or gpu.evidence.get(place) not in needed:
+                continue
+            if table == "gemm":
+                shares.append((value / gpu.peak(name), gpu.name))
+            elif table == "sustained":
+                shares.append((value, gpu.name))
+            elif gpu.evidence.get(products) == "measured":
+                shares.append((value / gpu.values[products], gpu.name))
+    return tuple(shares)
+
+
 @cache
 def _load(path: Path) -> Gpu:
     return parse_gpu(path.read_bytes(), path.name)
@@ -256,7 +377,8 @@ def parse_gpu(content: Content, file: str) -> Gpu:
             f"expected text, got {shown(description)}", file=file, path="$.description"
         )
     values, sources = _FACTS.read(document, file)
+    evidence = _FACTS.evidence_of(document, file)
     for needed in ("memory.size", "memory.bandwidth"):
         if needed not in values:
             raise ConfigError("missing", file=file, path=f"$.{needed}")
-    return Gpu(Path(file).stem, description, values, sources)
+    return Gpu(Path(file).stem, description, values, sources, evidence)

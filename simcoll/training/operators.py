@@ -28,10 +28,6 @@ _LOAD = 16
 """Cost of loading a row or column of a tile, in products."""
 SMALLEST_WAVE = 108
 """Multiprocessors of a GPU whose file lacks the number: an A100's."""
-PLAIN_SHARE = 0.6
-"""Share of the peak for fused attention without a measured rate: that of FlashAttention-2 on A100
-and 3 on H100.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +121,11 @@ class Roofline:
         )
         if measured_seconds is not None:
             return measured_seconds
-        place = "attention.backward" if backward else "attention.forward"
-        rate = self.gpu.number(place, PLAIN_SHARE * self.gpu.peak(self.wide))
-        return flops / (
-            rate * self.gpu.sustained * self.calibration.rate * self.calibration.attention
-        )
+        rate = self.gpu.attention(self.wide, backward=backward)
+        return flops / (rate * self.calibration.rate * self.calibration.attention)
 
 
 def _relative(a: int, b: int) -> float:
-    """Rate of a tile relative to the largest tile's."""
+    """KernelRate of a tile relative to the largest tile's."""
     largest = 1 + _LOAD * (1 / 256 + 1 / 128)
     return largest / (1 + _LOAD * (1 / a + 1 / b))

@@ -9,6 +9,7 @@ from simcoll.units import format_memory, format_time
 from simcoll.workload.playing import WorkloadResult
 
 if TYPE_CHECKING:
+    from simcoll.training.gpu import KernelRate
     from simcoll.training.memory import StageMemory
 
 __all__ = ["StepResult"]
@@ -37,6 +38,8 @@ class StepResult(WorkloadResult):
         Caveats on the result.
     lacks
         What the design lacks of a well-run job, with its cost.
+    gpu, rates
+        Name of the GPU, and the rates of its kernels with their evidence.
     """
 
     design_hash: str
@@ -51,6 +54,8 @@ class StepResult(WorkloadResult):
     flops_formula: str
     notes: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
+    gpu: str = ""
+    rates: tuple[KernelRate, ...] = ()
 
     @property
     def tokens_per_second(self) -> float:

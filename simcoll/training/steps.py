@@ -15,6 +15,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from simcoll.training.evidence import rates_of
 from simcoll.training.memory import memory_by_stage
 from simcoll.training.mixed_gpus import mixed_notes, rank_factors
 from simcoll.training.published_mfu import far_below
@@ -204,6 +205,8 @@ class TrainingStep:
             peak_flops=design.peak_flops,
             flops_formula=FLOPS_FORMULA,
             notes=_notes(design, tier),
+            gpu=design.gpu.name,
+            rates=rates_of(design),
             lacks=(*shortfalls(design, exposed_fs, bubble_fs), *far_below(design, mfu)),
             **parts,
         )
@@ -227,9 +230,8 @@ def _notes(design: Design, tier: int) -> tuple[str, ...]:
         )
     if design.calibration.hash == UNCALIBRATED.hash:
         notes.append(
-            "uncalibrated: assumes fused kernels and the fastest attention that was measured; for "
-            "eager PyTorch and Megatron, see "
-            "simcoll list calibrations"
+            "uncalibrated: assumes fused kernels; for eager PyTorch and Megatron, see simcoll list "
+            "calibrations"
         )
     theirs = design.topology.traits.get("gpu", "").lower().replace(" ", "-")
     if theirs and not design.gpu.name.startswith(theirs):

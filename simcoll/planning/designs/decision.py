@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simcoll.planning.designs.figures import FIGURES
+from simcoll.training.evidence import uneven_evidence
 
 if TYPE_CHECKING:
     from simcoll.planning.designs.nearest_fit import MissingAlternative
@@ -147,7 +148,10 @@ def verdict(
     best, *rivals = alternatives
     merit = FIGURES[figure]
     value = f"{merit.text(best.result[figure])} {merit.unit}".rstrip()
-    sentences = [f"Best by {merit.title}: {best.name}, {value}."]
+    evidence = {option.name: option.result.get("rates", {}) for option in alternatives}
+    uneven = uneven_evidence(evidence)
+    sentences = [uneven] if uneven else []
+    sentences += [f"Best by {merit.title}: {best.name}, {value}."]
     for rival in rivals:
         change = rival.result[figure] / best.result[figure] - 1
         text = f"{abs(change):.1%} {'more' if change > 0 else 'less'}".replace("%", " %")

@@ -41,6 +41,7 @@ from simcoll.planning.designs.html_page import (
 )
 from simcoll.planning.designs.nearest_fit import missing_alternatives
 from simcoll.topology.file_layers import layers_of
+from simcoll.training.evidence import rate_text, rates_of
 
 if TYPE_CHECKING:
     from simcoll.planning.designs.design_search import Bar
@@ -510,10 +511,7 @@ def _inputs(design: Design, terms: Mapping[str, Any]) -> ReportTable:
     rows = [
         *price_rows(terms, gpu),
         *_topology_rows(design),
-        *(
-            (f"GPU {gpu.name}: {place}", gpu.format_number(place), gpu.sources.get(place, ""))
-            for place in gpu.values
-        ),
+        *_gpu_rows(design),
         (
             f"model {model.name}",
             (
@@ -538,6 +536,19 @@ def _inputs(design: Design, terms: Mapping[str, Any]) -> ReportTable:
         [ReportColumn("what"), ReportColumn("value"), ReportColumn("source")],
         [[Cell(text) for text in row] for row in rows],
     )
+
+
+def _gpu_rows(design: Design) -> Iterator[tuple[str, str, str]]:
+    """The numbers of the GPU with their evidence, and the rates that its file lacks."""
+    gpu = design.gpu
+    for place in gpu.values:
+        word = gpu.evidence.get(place, "unstated")
+        source = f"{word}: {gpu.sources.get(place, '')}"
+        yield f"GPU {gpu.name}: {place}", gpu.format_number(place), source
+    for rate in rates_of(design):
+        if rate.place not in gpu.values:
+            span = f"{rate_text(rate, rate.value)}, up to {rate_text(rate, rate.high)}"
+            yield f"GPU {gpu.name}: {rate.place}", span, rate.source
 
 
 def _topology_rows(design: Design) -> Iterator[tuple[str, str, str]]:

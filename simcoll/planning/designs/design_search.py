@@ -20,6 +20,7 @@ from simcoll.planning.designs.space import Space
 from simcoll.planning.grids.grid import GridRun, Point, PointGrid, Row
 from simcoll.topology import LINK_KINDS, Topology
 from simcoll.training.design import Design, design_from
+from simcoll.training.evidence import evidence_by_rate
 from simcoll.training.memory import memory_by_stage
 from simcoll.training.step_result import StepResult
 from simcoll.training.steps import step
@@ -205,6 +206,8 @@ def _breakdown(design: Design, result: StepResult) -> dict[str, Any]:
         "calibration": result.calibration,
         "trace_hash": result.trace_hash,
         "lacks": list(result.lacks),
+        "gpu": result.gpu,
+        "rates": evidence_by_rate(result.rates),
         "notes": [*result.notes, *filter(None, [beyond_pcie(design.topology)])],
     }
 

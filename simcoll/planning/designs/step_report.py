@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from simcoll.training.evidence import rate_lines
 from simcoll.training.step_result import StepResult
 from simcoll.units import format_size, format_time
 
@@ -71,6 +72,8 @@ _STEP_FIELDS = (
     "trace_hash",
     "notes",
     "lacks",
+    "gpu",
+    "rates",
     "seconds",
     "tokens_per_second",
     "mfu",
@@ -109,6 +112,8 @@ def step_lines(result: StepResult, *, verbose: bool = False) -> Iterator[str]:
     )
     for lack in result.lacks:
         yield _row("lacks", lack)
+    for line in rate_lines(result.gpu, result.rates):
+        yield _row("rates", line)
     for note in result.notes:
         yield _row("note", note)
     if verbose:

@@ -9,7 +9,7 @@ import pytest
 
 from simcoll.errors import ConfigError
 from simcoll.training.design import design_from, load_design
-from simcoll.training.gpu import DTYPE_BYTES, load_gpu, parse_gpu, shipped_gpus
+from simcoll.training.gpu import DTYPE_BYTES, EVIDENCE, load_gpu, parse_gpu, shipped_gpus
 from simcoll.training.hugging_face import model_from_hf
 from simcoll.training.memory import activation_bytes, chunks_in_flight, memory_by_stage
 from simcoll.training.parallel import Parallel, layers_of_chunks
@@ -279,10 +279,11 @@ def test_windows_leave_a_share_of_attention():
 @pytest.mark.parametrize("name", shipped_gpus())
 def test_gpus_have_a_source_for_every_number(name):
     gpu = load_gpu(name)
-    assert gpu.sources.keys() == gpu.values.keys()
+    assert gpu.sources.keys() == gpu.evidence.keys() == gpu.values.keys()
+    assert set(gpu.evidence.values()) <= set(EVIDENCE)
     for dtype in DTYPE_BYTES:
         if f"peak.{dtype}" in gpu.values:
-            assert 0.4 * gpu.peak(dtype) < gpu.gemm(dtype) <= gpu.peak(dtype)
+            assert 0.38 * gpu.peak(dtype) < gpu.gemm(dtype) <= gpu.peak(dtype)
 
 
 def test_fp8_doubles_the_peak():
@@ -302,6 +303,10 @@ def test_fp8_doubles_the_peak():
         ("[peak]\nbf16 = '1 TFLOPS'", "expected { value = ..., source = '...' }"),
         ("[memory]\nsize = { value = '8 GB', source = 'x' }", "memory.bandwidth: missing"),
         ("[peek]\n", "did you mean 'peak'"),
+        (
+            "[peak]\nbf16 = { value = '1 TFLOPS', source = 'x', evidence = 'measurd' }",
+            "peak.bf16: evidence: got 'measurd'; did you mean 'measured'",
+        ),
     ],
 )
 def test_wrong_gpu_files(text, said):
