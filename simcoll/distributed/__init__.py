@@ -17,6 +17,12 @@ if TYPE_CHECKING:
         backends as _backends,
     )
     from simcoll.distributed.api import (
+        call_options as _call_options,
+    )
+    from simcoll.distributed.api import (
+        coalesced_calls as _coalesced_calls,
+    )
+    from simcoll.distributed.api import (
         collectives as _collectives,
     )
     from simcoll.distributed.api import (
@@ -24,6 +30,9 @@ if TYPE_CHECKING:
     )
     from simcoll.distributed.api import (
         device_mesh as _device_mesh,
+    )
+    from simcoll.distributed.api import (
+        group_calls as _group_calls,
     )
     from simcoll.distributed.api import (
         groups as _groups,
@@ -41,17 +50,24 @@ if TYPE_CHECKING:
         reductions as _reductions,
     )
     from simcoll.distributed.api import (
+        rendezvous_handlers as _rendezvous_handlers,
+    )
+    from simcoll.distributed.api import (
         subgroups as _subgroups,
     )
     from simcoll.distributed.api.backends import *
+    from simcoll.distributed.api.call_options import *
+    from simcoll.distributed.api.coalesced_calls import *
     from simcoll.distributed.api.collectives import *
     from simcoll.distributed.api.debug import *
     from simcoll.distributed.api.device_mesh import *
+    from simcoll.distributed.api.group_calls import *
     from simcoll.distributed.api.groups import *
     from simcoll.distributed.api.making_groups import *
     from simcoll.distributed.api.object_collectives import *
     from simcoll.distributed.api.point_to_point import *
     from simcoll.distributed.api.reductions import *
+    from simcoll.distributed.api.rendezvous_handlers import *
     from simcoll.distributed.api.subgroups import *
     from simcoll.distributed.distributed_c10d import _coalescing_manager as _coalescing_manager
     from simcoll.distributed.runtime.work import Future, Work
@@ -65,6 +81,8 @@ if TYPE_CHECKING:
 
     __all__ = ["FileStore", "Future", "Store", "TCPStore", "Work", "distributed_c10d"]
     __all__ += _backends.__all__
+    __all__ += _call_options.__all__
+    __all__ += _coalesced_calls.__all__
     __all__ += _collectives.__all__
     __all__ += _debug.__all__
     __all__ += _device_mesh.__all__
@@ -72,7 +90,9 @@ if TYPE_CHECKING:
     __all__ += _making_groups.__all__
     __all__ += _object_collectives.__all__
     __all__ += _point_to_point.__all__
+    __all__ += _group_calls.__all__
     __all__ += _reductions.__all__
+    __all__ += _rendezvous_handlers.__all__
     __all__ += _subgroups.__all__
     __all__ += _spawning.__all__
     __all__ += _errors.__all__
@@ -86,6 +106,8 @@ else:
     }
     _ALL = (
         "api.backends",
+        "api.call_options",
+        "api.coalesced_calls",
         "api.collectives",
         "api.debug",
         "api.device_mesh",
@@ -93,7 +115,9 @@ else:
         "api.making_groups",
         "api.object_collectives",
         "api.point_to_point",
+        "api.group_calls",
         "api.reductions",
+        "api.rendezvous_handlers",
         "api.subgroups",
         "start.spawning",
         "stores.store_errors",

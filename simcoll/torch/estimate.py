@@ -8,7 +8,7 @@ from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 from simcoll.distributed.runtime.emulated import EmulatedWorld
 from simcoll.distributed.runtime.history import History
-from simcoll.distributed.runtime.world import Communicator, ProcessGroup, World
+from simcoll.distributed.runtime.world import Communicator, GroupHandle, World
 from simcoll.emulator import emulate
 from simcoll.libraries.choices import Plans
 
@@ -42,7 +42,7 @@ class Estimator:
         return None
 
 
-def estimating(handle: ProcessGroup) -> tuple[ProcessGroup, Estimator]:
+def estimating(handle: GroupHandle) -> tuple[GroupHandle, Estimator]:
     """A handle of the same group in a separate world, and its estimator; calls on it do not affect
     the run.
     """
@@ -62,4 +62,4 @@ def estimating(handle: ProcessGroup) -> tuple[ProcessGroup, Estimator]:
         group.algorithm,
     )
     estimator = Estimator(world)
-    return ProcessGroup(twin, handle.global_rank, handle.timeout, estimator), estimator
+    return GroupHandle(twin, handle.global_rank, handle.timeout, estimator), estimator

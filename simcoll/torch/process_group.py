@@ -28,7 +28,7 @@ from simcoll.distributed.api.groups import default_group
 from simcoll.distributed.api.making_groups import shared_group
 from simcoll.distributed.runtime.device import SimulatedDevice, after
 from simcoll.distributed.runtime.work import timeout_fs
-from simcoll.distributed.runtime.world import ProcessGroup, current_rank
+from simcoll.distributed.runtime.world import GroupHandle, current_rank
 from simcoll.errors import ConfigError
 from simcoll.libraries.choices import Choice
 from simcoll.torch.buffer_races import overlaps
@@ -72,7 +72,7 @@ def create(options: Any, pg_options: Any) -> SimcollGroup:
     return SimcollGroup(options, pg_options)
 
 
-def _join(options: Any, algorithm: Choice, backend: str, *, tagged: bool) -> ProcessGroup:
+def _join(options: Any, algorithm: Choice, backend: str, *, tagged: bool) -> GroupHandle:
     """Join the group that PyTorch creates; runs in the rank's task. ``backend`` is the name whose
     errors it raises.
     """
@@ -93,12 +93,12 @@ def _join(options: Any, algorithm: Choice, backend: str, *, tagged: bool) -> Pro
     communicator = shared_group(
         me, options.group_id, members, limit, backend, algorithm, tagged=tagged
     )
-    handle = ProcessGroup(communicator, me.number, options.timeout)
+    handle = GroupHandle(communicator, me.number, options.timeout)
     me.groups.append(handle)
     return handle
 
 
-def _leave(handle: ProcessGroup) -> None:
+def _leave(handle: GroupHandle) -> None:
     if handle.global_rank not in handle.communicator.destroyed:
         ours.destroy_process_group(handle)
 
@@ -126,7 +126,7 @@ class SimcollGroup(DispatchedGroup):
         # Options of other backends mean nothing here.
         algorithm = pg_options.algorithm if isinstance(pg_options, Options) else None
         process = self._thread.process
-        self._handle: ProcessGroup = self._thread.call(
+        self._handle: GroupHandle = self._thread.call(
             _join, options, algorithm, process.backend, tagged=process.tagged
         )
         self._name: str = options.group_id

@@ -35,6 +35,8 @@ IRREGULAR_WORDS = (
     "written read put cut sent met played"
 )
 IRREGULAR = frozenset(IRREGULAR_WORDS.split())
+PYTORCH = frozenset({"boxed", "coalesced"})
+"""Last words of functions whose names PyTorch chose."""
 LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -60,6 +62,8 @@ def bound_name(node: ast.AST) -> str | None:
 def is_participle(name: str) -> bool:
     """Whether the last word of a function's name is a participle."""
     word = name.strip("_").split("_")[-1]
+    if word in PYTORCH:
+        return False
     return word in IRREGULAR or (len(word) > 4 and word.endswith(("ed", "en")))
 
 

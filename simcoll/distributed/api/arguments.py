@@ -13,9 +13,10 @@ from simcoll.arrays import Array
 from simcoll.core.array_views import array_on
 from simcoll.core.reduction import Reduction
 from simcoll.core.vocabulary import CollectiveKind
-from simcoll.distributed.api.groups import ProcessGroup, rank_in_group
+from simcoll.distributed.api.groups import rank_in_group
 from simcoll.distributed.runtime.calls import CollectiveCall
 from simcoll.distributed.runtime.fake import FakeArray
+from simcoll.distributed.runtime.world import GroupHandle
 from simcoll.libraries.choices import Choice
 
 __all__ = [
@@ -73,7 +74,7 @@ def contiguous(array: Array) -> bool:
 
 
 def root_of(
-    group: ProcessGroup, global_rank: int | None, group_rank: int | None, default: int | None = None
+    group: GroupHandle, global_rank: int | None, group_rank: int | None, default: int | None = None
 ) -> int:
     """The group rank of a root or peer, given by either its global rank or its group rank."""
     if global_rank is not None and group_rank is not None:
@@ -159,7 +160,7 @@ def one_dtype(arrays: Sequence[Array], function: str) -> np.dtype[Any]:
     return dtype
 
 
-def one_per_rank(tensors: Any, parameter: str, group: ProcessGroup) -> list[Array]:
+def one_per_rank(tensors: Any, parameter: str, group: GroupHandle) -> list[Array]:
     """A list with one tensor for every rank."""
     arrays = as_arrays(tensors, parameter)
     if len(arrays) != group.size():
@@ -232,7 +233,7 @@ def split_sizes(array: Array, splits: Sequence[int] | None, n: int) -> tuple[int
     return tuple(int(split) * row_size for split in splits)
 
 
-def check_length(inputs: Sequence[Any], group: ProcessGroup) -> None:
+def check_length(inputs: Sequence[Any], group: GroupHandle) -> None:
     """Refuse an input list without exactly one entry per rank."""
     if len(inputs) != group.size():
         raise RuntimeError(

@@ -14,10 +14,12 @@ __all__ = [
     "get_default_backend_for_device",
     "get_node_local_rank",
     "is_available",
+    "is_backend_available",
     "is_gloo_available",
     "is_mpi_available",
     "is_nccl_available",
     "is_torchelastic_launched",
+    "is_ucc_available",
     "is_xccl_available",
 ]
 
@@ -129,6 +131,22 @@ def is_mpi_available() -> bool:
 def is_xccl_available() -> bool:
     """Whether an XCCL backend is registered."""
     return Backend.XCCL in Backend._makers  # noqa: SLF001
+
+
+def is_ucc_available() -> bool:
+    """Whether a UCC backend is registered."""
+    return Backend.UCC in Backend._makers  # noqa: SLF001
+
+
+def is_backend_available(backend: str) -> bool:
+    """Whether a group can be made with a backend, or with each one of ``"cpu:gloo,cuda:nccl"``.
+
+    >>> is_backend_available("emulator"), is_backend_available("cpu:gloo,cuda:ucc")
+    (True, False)
+    """
+    names = [part.rpartition(":")[2].strip() for part in Backend(backend).split(",")]
+    standard = {Backend.EMULATOR, Backend.GLOO, Backend.NCCL, Backend.UNDEFINED}
+    return all(name in standard or name in Backend._makers for name in names)  # noqa: SLF001
 
 
 def is_torchelastic_launched() -> bool:

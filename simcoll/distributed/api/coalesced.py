@@ -15,7 +15,7 @@ from simcoll.distributed.api.reductions import ReduceOp, check_op
 from simcoll.distributed.runtime.calls import CollectiveCall
 from simcoll.distributed.runtime.collective_calls import play
 from simcoll.distributed.runtime.work import Work
-from simcoll.distributed.runtime.world import ProcessGroup, current_rank
+from simcoll.distributed.runtime.world import GroupHandle, current_rank
 
 __all__ = [
     "Coalesced",
@@ -48,7 +48,7 @@ def by_rank(array: Array, size: int) -> list[Array]:
 
 
 def all_reduce_coalesced(
-    arrays: list[Array], op: ReduceOp | Reduction, group: ProcessGroup, *, async_op: bool
+    arrays: list[Array], op: ReduceOp | Reduction, group: GroupHandle, *, async_op: bool
 ) -> Work | None:
     """Reduce tensors of one dtype in place, as one tensor."""
     reduction = op if isinstance(op, Reduction) else check_op(op, arrays[0].dtype, "all_reduce")
@@ -60,7 +60,7 @@ def all_reduce_coalesced(
 
 
 def all_gather_coalesced(
-    outputs: list[list[Array]], inputs: list[Array], group: ProcessGroup, *, async_op: bool
+    outputs: list[list[Array]], inputs: list[Array], group: GroupHandle, *, async_op: bool
 ) -> Work | None:
     """Collect tensors of one dtype; ``outputs[r]`` receive those of rank r."""
     size = sum(array.size for array in inputs)
@@ -83,7 +83,7 @@ def reduce_scatter_coalesced(
     outputs: list[Array],
     inputs: list[list[Array]],
     op: ReduceOp | Reduction,
-    group: ProcessGroup,
+    group: GroupHandle,
     *,
     async_op: bool,
 ) -> Work | None:
@@ -174,7 +174,7 @@ def coalescing(
 
 
 def _start(
-    group: ProcessGroup, batch: list[tuple[CollectiveCall, list[Array], list[Array]]]
+    group: GroupHandle, batch: list[tuple[CollectiveCall, list[Array], list[Array]]]
 ) -> Work | None:
     """Start one call, or several like calls as one."""
     call, sources, targets = batch[0]

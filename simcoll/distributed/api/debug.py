@@ -11,8 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from simcoll.distributed.api.collectives import barrier
-from simcoll.distributed.api.groups import get_rank, member_of
-from simcoll.distributed.api.making_groups import DEFAULT_TIMEOUT
+from simcoll.distributed.api.groups import default_pg_timeout, get_rank, member_of
 from simcoll.distributed.runtime.tasks import Arrival, wait_until
 from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import current_rank, current_rank_or_none
@@ -57,7 +56,7 @@ def monitored_barrier(
             stacklevel=2,
         )
         timeout = timedelta(seconds=timeout)
-    span = DEFAULT_TIMEOUT if timeout is None else timeout
+    span = default_pg_timeout if timeout is None else timeout
     limit = timeout_fs(span)
     group, rank, me = process_group.communicator, process_group.rank(), current_rank()
     key = f"monitored_barrier {group.key} {group.barriers[rank]}"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from simcoll.arrays import Ints
+from simcoll.distributed.api.group_calls import ProcessGroup
 from simcoll.distributed.api.groups import (
-    ProcessGroup,
     get_process_group_ranks,
     get_rank,
     get_world_size,
@@ -24,6 +25,9 @@ from simcoll.distributed.runtime.world import current_rank
 from simcoll.errors import nearest
 
 __all__ = ["DeviceMesh", "init_device_mesh"]
+
+BackendConfig = tuple[str | None, Any]
+"""The backend of a group and its options, each None for those of the default group."""
 
 
 def _check_names(names: Sequence[str] | None, ndim: int) -> tuple[str, ...] | None:
@@ -64,6 +68,8 @@ class DeviceMesh:
         Global ranks.
     mesh_dim_names
         One name per dimension.
+    backend_override
+        A backend and options for the groups of each dimension, None for those of the default group.
 
     Raises
     ------
@@ -80,6 +86,7 @@ class DeviceMesh:
         mesh: ArrayLike,
         *,
         mesh_dim_names: Sequence[str] | None = None,
+        backend_override: Sequence[BackendConfig] | None = None,
         _init_backend: bool = True,
         _groups: Sequence[ProcessGroup | None] | None = None,
         _root: DeviceMesh | None = None,
@@ -90,6 +97,12 @@ class DeviceMesh:
         if not is_initialized():
             init_process_group()
         self._rank = get_rank()
+        self._backends = tuple(backend_override or [(None, None)] * self.mesh.ndim)
+        if len(self._backends) != self.mesh.ndim:
+            raise RuntimeError(
+                f"backend_override has {len(self._backends)} entries; expected one for each of the "
+                f"{self.mesh.ndim} dimensions of the mesh"
+            )
         self._root = self if _root is None else _root
         # One for all slices.
         self._flattened: dict[str, DeviceMesh]
@@ -120,13 +133,18 @@ class DeviceMesh:
             self.mesh.ndim == 1
             and world is not None
             and self.mesh.tolist() == list(range(world.size()))
+            and self._backends == ((None, None),)
         ):
             return [world]
         groups: list[ProcessGroup | None] = []
         for dim in range(self.mesh.ndim):
             rows = np.moveaxis(self.mesh, dim, -1).reshape(-1, self.mesh.shape[dim])
             name = self.mesh_dim_names[dim] if self.mesh_dim_names else str(dim)
-            row_groups = [new_group(row.tolist(), group_desc=f"mesh_{name}") for row in rows]
+            backend, pg_options = self._backends[dim]
+            row_groups = [
+                new_group(row.tolist(), None, backend, pg_options, group_desc=f"mesh_{name}")
+                for row in rows
+            ]
             groups.append(
                 next((handle for handle in row_groups if isinstance(handle, ProcessGroup)), None)
             )
@@ -318,13 +336,66 @@ class DeviceMesh:
         return f"DeviceMesh({self.device_type!r}, {self.mesh.tolist()}{names})"
 
 
+def _backends_of(
+    override: Mapping[int | str, Any], ndim: int, names: Sequence[str]
+) -> list[BackendConfig]:
+    """The backend and the options of each dimension."""
+    unused = dict(override)
+    backends: list[BackendConfig] = []
+    for dim in range(ndim):
+        keys = [key for key in (dim, *names[dim : dim + 1]) if key in unused]
+        if len(keys) > 1:
+            raise RuntimeError(
+                f"Found redundant dim index {dim} and name {names[dim]} in backend_override"
+            )
+        value = unused.pop(keys[0]) if keys else None
+        if isinstance(value, tuple):
+            backend, pg_options = value
+        else:
+            backend, pg_options = (value, None) if isinstance(value, str) else (None, value)
+        backends.append((backend, pg_options))
+    if unused:
+        raise RuntimeError(
+            f"Found invalid keys in backend_override: got {list(unused)}, expected integers in "
+            f"range [0, {ndim}) or one of {tuple(names)}"
+        )
+    return backends
+
+
 def init_device_mesh(
-    device_type: str, mesh_shape: Sequence[int], *, mesh_dim_names: Sequence[str] | None = None
+    device_type: str,
+    mesh_shape: Sequence[int],
+    *,
+    mesh_dim_names: Sequence[str] | None = None,
+    backend_override: Mapping[int | str, Any] | None = None,
 ) -> DeviceMesh:
-    """Make a mesh of the given shape from the first ranks, in row-major order; raises as
-    :class:`DeviceMesh` does.
+    """Make a mesh of the given shape from the first ranks, in row-major order.
+
+    Parameters
+    ----------
+    backend_override
+        For dimensions, by number or name: a backend, options of its groups, or a pair of both.
+
+    Raises
+    ------
+    RuntimeError
+        For keys of ``backend_override`` that are no dimensions; else as :class:`DeviceMesh` does.
+
+    Examples
+    --------
+    >>> import simcoll.distributed as dist
+    >>> def program(rank, world_size):
+    ...     mesh = dist.init_device_mesh(
+    ...         "cuda", (2, 2), mesh_dim_names=("dp", "tp"), backend_override={"tp": "nccl"}
+    ...     )
+    ...     return [dist.get_backend(mesh.get_group(name)) for name in ("dp", "tp")]
+    >>> dist.spawn(program, 4).returns[0]
+    ['emulator', 'nccl']
     """
     _check_device(device_type)
     _check_names(mesh_dim_names, len(mesh_shape))
+    backends = None
+    if backend_override is not None:
+        backends = _backends_of(backend_override, len(mesh_shape), mesh_dim_names or ())
     mesh = np.arange(math.prod(mesh_shape), dtype=np.int64).reshape(tuple(mesh_shape))
-    return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names)
+    return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names, backend_override=backends)

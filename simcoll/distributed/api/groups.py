@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import warnings
+from datetime import timedelta
 from typing import Any
 
 from simcoll.distributed.api.backends import Backend
 from simcoll.distributed.runtime.world import (
     NOT_INITIALIZED,
-    ProcessGroup,
+    GroupHandle,
     current_rank,
     current_rank_or_none,
 )
 
 __all__ = [
     "GroupMember",
-    "ProcessGroup",
+    "default_pg_timeout",
     "get_backend",
     "get_backend_config",
     "get_global_rank",
     "get_group_rank",
+    "get_pg_count",
     "get_process_group_ranks",
     "get_rank",
     "get_world_size",
     "group",
     "is_initialized",
 ]
+
+
+default_pg_timeout = timedelta(minutes=30)
+"""How long operations of a group may take that was made without a timeout."""
 
 
 class _Outside:
@@ -45,7 +51,7 @@ _OUTSIDE = _Outside()
 
 class _CurrentWorld(type):
     @property
-    def WORLD(cls) -> ProcessGroup | None:  # noqa: N802  # torch's name
+    def WORLD(cls) -> Any:  # noqa: N802  # torch's name
         """The default group of this rank; None if there is none."""
         me = current_rank_or_none()
         return None if me is None else me.default
@@ -63,11 +69,13 @@ class group(metaclass=_CurrentWorld):  # noqa: N801  # torch's name
     """``group.WORLD``: the default group."""
 
 
-def default_group() -> ProcessGroup:
+def default_group() -> GroupHandle:
     """The default group of this rank; a ValueError before init_process_group."""
     default = current_rank().default
     if default is None:
         raise ValueError(NOT_INITIALIZED)
+    if default.global_rank in default.communicator.destroyed:
+        raise ValueError(f"{default!r} was shut down on this rank; call destroy_process_group")
     return default
 
 
@@ -80,14 +88,14 @@ def default_store() -> Any:
     return me.world.default_store() if me.store is None else me.store
 
 
-def _resolve(group: Any) -> ProcessGroup | None:
+def _resolve(group: Any) -> GroupHandle | None:
     """The group passed to a call (None: the default); None on a rank outside it."""
     default = default_group()
     if group is None:
         return default
     if group is GroupMember.NON_GROUP_MEMBER:
         return None
-    if not isinstance(group, ProcessGroup):
+    if not isinstance(group, GroupHandle):
         raise ValueError(  # noqa: TRY004 - as PyTorch
             f"Invalid process group specified: {group!r}; expected what new_group returned"
         )
@@ -101,7 +109,7 @@ def _resolve(group: Any) -> ProcessGroup | None:
     return group
 
 
-def member_of(group: Any, operation: str, depth: int = 3) -> ProcessGroup | None:
+def member_of(group: Any, operation: str, depth: int = 3) -> GroupHandle | None:
     """The group passed to a call (None: the default); None, with a warning, on a rank outside it.
 
     ``depth`` is the number of frames from this function to the program's line: 3 if the program
@@ -136,6 +144,14 @@ def get_world_size(group: Any = None) -> int:
     return -1 if process_group is None else process_group.size()
 
 
+def get_pg_count() -> int:
+    """The number of groups that all ranks have made together since they made the default group,
+    which counts too; 0 without one.
+    """
+    me = current_rank_or_none()
+    return 0 if me is None or me.default is None else 1 + me.created["group"]
+
+
 def get_backend(group: Any = None) -> str:
     """The name of a group's backend; a ValueError outside the group."""
     process_group = _resolve(group)
@@ -153,11 +169,11 @@ def get_backend_config(group: Any = None) -> str:
     return f"cpu:{chosen},cuda:{chosen}"
 
 
-def _beyond_default(group: Any) -> ProcessGroup | None:
+def _beyond_default(group: Any) -> GroupHandle | None:
     """A group other than the default one; None for the default group, in which torch does not check
     ranks.
     """
-    if not isinstance(group, ProcessGroup):
+    if not isinstance(group, GroupHandle):
         text = (
             f"Group {group!r} is not registered, please create group with "
             "torch.distributed.new_group API"
@@ -175,7 +191,7 @@ def get_group_rank(group: Any, global_rank: int) -> int:
     return global_rank if process_group is None else rank_in_group(process_group, global_rank)
 
 
-def rank_in_group(process_group: ProcessGroup, global_rank: int) -> int:
+def rank_in_group(process_group: GroupHandle, global_rank: int) -> int:
     """The group rank of a global rank; a ValueError outside the group."""
     if global_rank not in process_group.communicator.group_rank:
         members = list(process_group.communicator.members)

@@ -8,7 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 from simcoll.distributed.api.backends import Backend
-from simcoll.distributed.api.groups import GroupMember, ProcessGroup, default_group
+from simcoll.distributed.api.group_calls import ProcessGroup
+from simcoll.distributed.api.groups import GroupMember, default_group, default_pg_timeout
+from simcoll.distributed.api.rendezvous_handlers import has_handler, rendezvous
 from simcoll.distributed.runtime.tasks import Arrival, Meeting, wait_until
 from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import (
@@ -22,8 +24,6 @@ from simcoll.distributed.stores.rendezvous import check_store_arguments, parse_i
 from simcoll.libraries.choices import Choice, check_choice
 
 __all__ = ["destroy_process_group", "init_process_group", "new_group"]
-
-DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
 def count(me: Rank, kind: str) -> int:
@@ -64,8 +64,8 @@ def new_group(
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
     device_id: Any = None,  # noqa: ARG001  # torch's signature
-    *,
     sort_ranks: bool = True,
+    *,
     algorithm: Choice = None,
 ) -> Any:
     """Create a group. All ranks of the default group call, in the same order.
@@ -301,7 +301,7 @@ def set_default_group(
 ) -> None:
     """Give a rank its handle of the default group, which the ranks made at a meeting."""
     name = Backend(backend)
-    span = DEFAULT_TIMEOUT if timeout is None else timeout
+    span = default_pg_timeout if timeout is None else timeout
     limit = (timeout_fs(span), timeout is not None)
     communicator = shared_group(
         rank, "0", rank.world.everyone, limit, name, algorithm, desc="default_pg"
@@ -359,6 +359,9 @@ def init_process_group(
         )
     if store is not None:
         check_store_arguments(init_method, rank, world_size)
+    elif init_method is not None and has_handler(init_method):
+        limit = default_pg_timeout if timeout is None else timeout
+        store, rank, world_size = next(rendezvous(init_method, rank, world_size, timeout=limit))
     elif init_method is not None and not init_method.startswith("env://"):
         rank, world_size = parse_init_method(init_method, rank, world_size)
     for parameter, value, expected in (
@@ -379,7 +382,7 @@ def init_process_group(
     meeting = me.world.meet(me, Arrival(key, "init_process_group", me.world.everyone, subject))
     wait_until(
         meeting,
-        timeout_fs(DEFAULT_TIMEOUT if timeout is None else timeout),
+        timeout_fs(default_pg_timeout if timeout is None else timeout),
         explicit=timeout is not None,
     )
     if store is not None:

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from simcoll.arrays import Ints
 from simcoll.distributed.api.arguments import check_length, check_list_of_root, root_of
 from simcoll.distributed.api.collectives import all_gather, broadcast, gather, scatter
-from simcoll.distributed.api.groups import ProcessGroup, member_of
+from simcoll.distributed.api.groups import member_of
 from simcoll.distributed.api.point_to_point import recv, send
 from simcoll.distributed.runtime.fake import move_always
 from simcoll.distributed.runtime.objects import decode, encode
+from simcoll.distributed.runtime.world import GroupHandle
 
 Bytes = NDArray[np.uint8]
 Sizes = Ints
@@ -65,7 +66,7 @@ def _split(object_list: list[Any], data: Bytes, sizes: Sizes, trusted: bool | No
 def _gather(
     object_list: list[Any] | None,
     obj: Any,
-    group: ProcessGroup,
+    group: GroupHandle,
     root: int | None,
     trusted: bool | None,
 ) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 from simcoll.arrays import MaybeNone
 from simcoll.distributed.api.arguments import as_array, contiguous, root_of
-from simcoll.distributed.api.groups import ProcessGroup, get_rank, member_of
+from simcoll.distributed.api.groups import get_rank, member_of
 from simcoll.distributed.runtime.calls import End
 from simcoll.distributed.runtime.collective_calls import begin
 from simcoll.distributed.runtime.fake import is_fake
 from simcoll.distributed.runtime.tasks import offer_turn
 from simcoll.distributed.runtime.work import Work
-from simcoll.distributed.runtime.world import Buffers, current_rank
+from simcoll.distributed.runtime.world import Buffers, GroupHandle, current_rank
 
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 
@@ -28,7 +28,7 @@ _ITSELF = {
 
 def _post(
     called: str, tensor: Any, ranks: tuple[int | None, int | None], group: Any, tag: int
-) -> tuple[ProcessGroup, Work] | None:
+) -> tuple[GroupHandle, Work] | None:
     """Post a send or a receive, unless outside the group; ``ranks`` gives the peer by its global
     rank or its group rank.
     """

@@ -13,8 +13,10 @@ from simcoll.errors import nearest
 __all__ = [
     "ReduceOp",
     "premul_sum",
+    "supports_complex",
 ]
 
+_COMPLEX = ("SUM", "AVG", "PREMUL_SUM")
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 
 
@@ -72,6 +74,15 @@ def premul_sum(factor: Any) -> ReduceOp:
     return ReduceOp("PREMUL_SUM", float(factor.item() if hasattr(factor, "item") else factor))
 
 
+def supports_complex(reduceOp: ReduceOp) -> bool:  # torch's name
+    """Whether an operator reduces complex numbers: all but products, extremes and those on bits.
+
+    >>> supports_complex(ReduceOp.SUM), supports_complex(ReduceOp.MAX)
+    (True, False)
+    """
+    return ReduceOp(reduceOp).name in _COMPLEX
+
+
 def check_op(op: Any, dtype: np.dtype[Any], function: str) -> Reduction:
     """The reduction of an operator; raises as torch does if the dtype or the function does not
     support it.
@@ -85,7 +96,7 @@ def check_op(op: Any, dtype: np.dtype[Any], function: str) -> Reduction:
         raise TypeError(
             f"{function}(): ReduceOp.PREMUL_SUM needs its factor: pass premul_sum(factor)"
         )
-    if dtype.kind == "c" and op.name not in ("SUM", "AVG", "PREMUL_SUM"):
+    if dtype.kind == "c" and op.name not in _COMPLEX:
         kind = ValueError if function == "all_reduce" else RuntimeError
         raise kind(
             f"{function} does not support RedOpType.{op.name} on complex tensors; use SUM, AVG or "

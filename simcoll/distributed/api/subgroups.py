@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
-from simcoll.distributed.api.groups import ProcessGroup, get_process_group_ranks
-from simcoll.distributed.api.making_groups import group_of
+from simcoll.distributed.api.backends import Backend
+from simcoll.distributed.api.group_calls import ProcessGroup
+from simcoll.distributed.api.groups import default_group, get_process_group_ranks
+from simcoll.distributed.api.making_groups import destroy_process_group, group_of
+from simcoll.errors import ConfigError
 
-__all__ = ["new_subgroups", "new_subgroups_by_enumeration", "split_group"]
+__all__ = [
+    "SHRINK_ABORT",
+    "SHRINK_DEFAULT",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "shrink_group",
+    "split_group",
+]
+
+SHRINK_DEFAULT = 0
+SHRINK_ABORT = 1
+"""Flags of :func:`shrink_group`; an abort ends the operations of the group first."""
 
 
 def group_among(ranks: Sequence[int], desc: str) -> ProcessGroup:
@@ -25,6 +40,8 @@ def new_subgroups(
     group: Any = None,
     timeout: timedelta | None = None,
     backend: str | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
 ) -> tuple[Any, list[Any]]:
     """Divide a group (default: all ranks) into groups of ``group_size`` consecutive ranks; returns
     this rank's, and all.
@@ -42,9 +59,9 @@ def new_subgroups(
         raise ValueError(
             f"The world size ({len(members)}) must be divisible by 'group_size={size}'"
         )
-    return _subgroups(
-        [members[i : i + size] for i in range(0, len(members), size)], timeout, backend, members
-    )
+    lists = [members[i : i + size] for i in range(0, len(members), size)]
+    make = partial(group_of, callers=members, group_desc=group_desc)
+    return _subgroups(lists, lambda ranks: make(ranks, timeout, backend, pg_options))
 
 
 def split_group(
@@ -93,22 +110,115 @@ def split_group(
     return mine
 
 
+def shrink_group(
+    ranks_to_exclude: list[int],
+    group: Any = None,
+    shrink_flags: int = SHRINK_DEFAULT,
+    pg_options: Any = None,
+) -> ProcessGroup:
+    """Make the group of the ranks that are left of one, which is destroyed; only they call.
+
+    Parameters
+    ----------
+    ranks_to_exclude
+        Group ranks.
+    group
+        A group that ``new_group`` or its siblings made, of a backend that can shrink: any but gloo.
+    shrink_flags
+        ``SHRINK_DEFAULT`` or ``SHRINK_ABORT``, which mean the same here: operations of the old
+        group that are in flight still finish where all their ranks have called.
+
+    Raises
+    ------
+    TypeError
+        For a backend that cannot shrink, or ranks that are no list of integers.
+    ValueError
+        For no ranks, all, repeated or nonexistent ones, or another flag.
+    RuntimeError
+        On an excluded rank.
+    ConfigError
+        For the default group, whose ranks are those of the run.
+
+    Examples
+    --------
+    >>> import simcoll.distributed as dist
+    >>> def program(rank, world_size):
+    ...     everyone = dist.new_group(backend="nccl")
+    ...     if rank != 1:
+    ...         return dist.get_process_group_ranks(dist.shrink_group([1], everyone))
+    >>> dist.spawn(program, 3).returns
+    ([0, 2], None, [0, 2])
+    """
+    members = get_process_group_ranks(group)
+    if not isinstance(ranks_to_exclude, list):
+        raise TypeError(
+            f"ranks_to_exclude must be a list, but got {type(ranks_to_exclude).__name__}"
+        )
+    if shrink_flags not in (SHRINK_DEFAULT, SHRINK_ABORT):
+        raise ValueError(
+            f"Invalid shrink_flags value: {shrink_flags}. Must be SHRINK_DEFAULT (0) or "
+            "SHRINK_ABORT (1)"
+        )
+    for rank in ranks_to_exclude:
+        if not isinstance(rank, int):
+            raise TypeError(f"All elements in ranks_to_exclude must be integers, got {rank!r}")
+    if group is None or group is default_group():
+        raise ConfigError(
+            "shrink_group of the default group would renumber the ranks of the run, which are "
+            "fixed: make a group of all ranks with new_group, and shrink that"
+        )
+    if group.communicator.backend == Backend.GLOO:
+        raise TypeError(
+            f"Process group backend for '{group.group_name}' does not support shrinking operations."
+        )
+    excluded = set(ranks_to_exclude)
+    if (
+        not 0 < len(excluded) < len(members)
+        or len(excluded) != len(ranks_to_exclude)
+        or not excluded.issubset(range(len(members)))
+    ):
+        raise ValueError(
+            f"ranks_to_exclude is {ranks_to_exclude}; expected some but not all of the group's "
+            f"ranks 0..{len(members) - 1}, each once"
+        )
+    if group.rank() in excluded:
+        raise RuntimeError(
+            f"Current rank {group.rank()} is in the exclusion list and should not call "
+            "shrink_group()."
+        )
+    remaining = [member for rank, member in enumerate(members) if rank not in excluded]
+    destroy_process_group(group)
+    shrunk: ProcessGroup = group_of(
+        remaining,
+        group.timeout,
+        group.communicator.backend,
+        pg_options,
+        group_desc=f"{group.group_name}:shrunk",
+        sort_ranks=False,
+        callers=remaining,
+    )
+    return shrunk
+
+
 def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
     timeout: timedelta | None = None,
     backend: str | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
 ) -> tuple[Any, list[Any]]:
     """Create one group per list of disjoint ranks; returns this rank's group (None if it is in
     none), and all.
     """
-    return _subgroups(ranks_per_subgroup_list, timeout, backend, None)
+    make = partial(group_of, group_desc=group_desc)
+    return _subgroups(
+        ranks_per_subgroup_list, lambda ranks: make(ranks, timeout, backend, pg_options)
+    )
 
 
 def _subgroups(
     lists: Sequence[Sequence[int]],
-    timeout: timedelta | None,
-    backend: str | None,
-    callers: Sequence[int] | None,
+    make: Callable[[list[int]], Any],
 ) -> tuple[Any, list[Any]]:
     subgroup_of: dict[int, int] = {}
     for number, ranks in enumerate(lists):
@@ -118,6 +228,6 @@ def _subgroups(
                     f"Rank {rank} has appeared in both subgroup {subgroup_of[rank]} and {number}"
                 )
             subgroup_of[rank] = number
-    groups = [group_of(list(ranks), timeout, backend, callers=callers) for ranks in lists]
+    groups = [make(list(ranks)) for ranks in lists]
     mine = next((handle for handle in groups if isinstance(handle, ProcessGroup)), None)
     return mine, groups

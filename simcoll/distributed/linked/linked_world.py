@@ -33,7 +33,7 @@ from simcoll.distributed.runtime.objects import encode
 from simcoll.distributed.runtime.rank_classes import RankClasses
 from simcoll.distributed.runtime.tasks import Arrival, Meeting, Task, Tasks, current_task
 from simcoll.distributed.runtime.work import Work
-from simcoll.distributed.runtime.world import Buffers, Communicator, OwnStore, ProcessGroup, Rank
+from simcoll.distributed.runtime.world import Buffers, Communicator, GroupHandle, OwnStore, Rank
 from simcoll.distributed.stores import Store
 from simcoll.distributed.stores.rendezvous import rendezvous
 from simcoll.errors import InternalError
@@ -168,7 +168,7 @@ class LinkedWorld:
         return any(ending.error_type for ending in self.endings.values())
 
     def issue(
-        self, group: ProcessGroup, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool
+        self, group: GroupHandle, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool
     ) -> Work:
         """Play a call over the group's executor; the ranks compare calls in debug mode, and where
         sizes may differ.
@@ -185,7 +185,7 @@ class LinkedWorld:
             group, group.executor, me, call, buffers, guard=guard and self.debug, announce=announce
         )
 
-    def mailbox(self, group: ProcessGroup) -> RemoteMailbox:
+    def mailbox(self, group: GroupHandle) -> RemoteMailbox:
         """The mailbox of a group, with the control messages that arrived before it existed."""
         communicator = group.communicator
         mailbox = self._mailboxes.get(communicator.key)

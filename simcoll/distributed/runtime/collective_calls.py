@@ -33,7 +33,7 @@ from simcoll.distributed.runtime.world import (
     Buffers,
     Communicator,
     Executor,
-    ProcessGroup,
+    GroupHandle,
     Rank,
     current_rank,
 )
@@ -328,7 +328,7 @@ class _Executed(CollectiveOperation):
 
 
 def execute(
-    group: ProcessGroup,
+    group: GroupHandle,
     executor: Executor,
     me: Rank,
     call: CollectiveCall,
@@ -367,7 +367,7 @@ def execute(
 
 
 def play(
-    group: ProcessGroup,
+    group: GroupHandle,
     call: CollectiveCall,
     sources: list[Array],
     targets: list[Array],

@@ -37,7 +37,7 @@ from simcoll.distributed.runtime.tasks import (
     wait_until,
 )
 from simcoll.distributed.runtime.work import Work
-from simcoll.distributed.runtime.world import Buffers, Communicator, OwnStore, ProcessGroup, Rank
+from simcoll.distributed.runtime.world import Buffers, Communicator, GroupHandle, OwnStore, Rank
 from simcoll.distributed.stores import HashStore, Store
 from simcoll.distributed.stores.rendezvous import rendezvous
 from simcoll.emulator.events import Timeline as EventTimeline
@@ -169,7 +169,7 @@ class EmulatedWorld:
         return meeting
 
     def issue(
-        self, group: ProcessGroup, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool
+        self, group: GroupHandle, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool
     ) -> Work:
         """Start a call on the emulator, or on the registered backend of its group."""
         starts = guard
@@ -184,7 +184,7 @@ class EmulatedWorld:
             offer_turn()  # the program may look at its buffers before it waits
         return work
 
-    def mailbox(self, group: ProcessGroup) -> EmulatedMailbox:
+    def mailbox(self, group: GroupHandle) -> EmulatedMailbox:
         """The group's mailbox, which matches sends with receives; registered backends have none."""
         communicator = group.communicator
         if group.executor is not None:

@@ -291,6 +291,13 @@ class Work(Waitable):
         if not self.done:
             self.wait()
 
+    def block_current_stream(self) -> None:
+        """Make the current stream wait for it, and return at once.
+
+        Arrays in the memory of the host have no stream, so nothing waits: call :meth:`wait` before
+        the program uses them.
+        """
+
     def source_rank(self) -> int:
         """Group rank of the sender of a receive; a RuntimeError for anything but a finished
         receive.

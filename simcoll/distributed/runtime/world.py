@@ -41,9 +41,9 @@ __all__ = [
     "NO_DESCRIPTION",
     "Communicator",
     "Executor",
+    "GroupHandle",
     "Mailbox",
     "OwnStore",
-    "ProcessGroup",
     "Rank",
     "World",
     "current_rank",
@@ -111,13 +111,13 @@ class World(TaskClock, Protocol):
         """Arrive at a meeting."""
 
     def issue(
-        self, group: ProcessGroup, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool
+        self, group: GroupHandle, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool
     ) -> Work:
         """Match a call with the other ranks' calls and start it; ``guard`` watches the buffers
         (debug mode).
         """
 
-    def mailbox(self, group: ProcessGroup) -> Mailbox:
+    def mailbox(self, group: GroupHandle) -> Mailbox:
         """The mailbox of the group's sends and receives; a RuntimeError when its backend has
         none.
         """
@@ -202,7 +202,7 @@ class Communicator:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class ProcessGroup:
+class GroupHandle:
     """One rank's handle of a group."""
 
     communicator: Communicator
@@ -272,9 +272,9 @@ class Rank:
     number: int
     world: World
     flight: Flight = field(default_factory=new_flight)
-    default: ProcessGroup | None = None
+    default: GroupHandle | None = None
     implicit: bool = False
-    groups: list[ProcessGroup] = field(default_factory=list)
+    groups: list[GroupHandle] = field(default_factory=list)
     generation: int = 0
     created: Counter[str] = field(default_factory=Counter)
     store: Any = None

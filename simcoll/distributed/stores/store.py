@@ -329,6 +329,32 @@ class Store:
             Verb.WAIT, keys, timeout_s=self._patience_s() if timeout is None else _seconds(timeout)
         )
 
+    def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
+        """Wait until ``world_size`` callers have reached the barrier of this key, for at most
+        ``timeout`` (None: the store's).
+
+        It can be passed again, with all callers.
+
+        Raises
+        ------
+        ValueError
+            For a number of callers below 1.
+        DistStoreError
+            Not all of them come in time.
+
+        Examples
+        --------
+        >>> from simcoll.distributed.stores import HashStore
+        >>> HashStore().barrier("checkpoint", world_size=1)
+        """
+        if world_size < 1:
+            raise ValueError(f"barrier: expected a world_size of at least 1, got {world_size}")
+        number = self.add(f"{key}/num_members", 1)
+        last = f"{key}/last_member/{(number - 1) // world_size}"
+        if number % world_size == 0:
+            self.set(last, "1")
+        self.wait([last], timeout)
+
     def delete_key(self, key: str) -> bool:
         """Remove a key or queue; returns whether it existed."""
         return cast("bool", self._ask(Verb.DELETE_KEY, [key]))
