@@ -16,11 +16,13 @@ from typing import Literal, TypeAlias
 __all__ = [
     "Axis",
     "BoundKind",
+    "CallKind",
     "CollectiveKind",
     "Connection",
     "DataMode",
     "Interconnect",
     "LinkKind",
+    "NcclAlgorithm",
     "NcclProtocol",
     "NodeKind",
     "OperationState",
@@ -28,10 +30,12 @@ __all__ = [
     "PassKind",
     "PipelineSchedule",
     "PolicyKind",
+    "PredictedAlgorithm",
     "ProofKind",
     "ProofMethod",
     "RankSet",
     "Sharding",
+    "TogetherKind",
     "TransferOp",
 ]
 
@@ -51,6 +55,12 @@ CollectiveKind: TypeAlias = Literal[
 """What a collective means; :data:`simcoll.core.collective.KINDS` has the definitions of all but
 ``custom``, which brings its own (:class:`simcoll.core.definition.Definition`).
 """
+
+CallKind: TypeAlias = CollectiveKind | Literal["meeting"]
+"""What ranks call in a workload: a collective, or a meeting, which moves no bytes."""
+
+TogetherKind: TypeAlias = CallKind | Literal["send"]
+"""What ranks do together in recorded runs and traces: a call, or one message."""
 
 RankSet: TypeAlias = Literal["all", "root", "sources", "destinations"]
 """The ranks of a collective that have an input, or an output."""
@@ -73,6 +83,14 @@ ProofMethod: TypeAlias = Literal["exact", "fingerprint"]
 
 BoundKind: TypeAlias = Literal["bandwidth", "latency"]
 """What limits a collective."""
+
+NcclAlgorithm: TypeAlias = Literal[
+    "tree", "ring", "collnet", "collnet_chain", "nvls", "nvls_tree", "pat"
+]
+"""The algorithms that NCCL chooses from."""
+
+PredictedAlgorithm: TypeAlias = NcclAlgorithm | Literal["grouped"]
+"""Those that a prediction names; ``grouped``: sends and receives in a group."""
 
 NcclProtocol: TypeAlias = Literal["LL", "LL128", "Simple"]
 """NCCL's protocols. A :class:`simcoll.core.protocol.Protocol` of one's own may have any name."""

@@ -21,7 +21,7 @@ from simcoll.formats.reports.astra_workload import parse_astra_workload
 from simcoll.formats.reports.deepspeed_comms import parse_deepspeed_comms
 from simcoll.formats.reports.flight_record import load_flight_record
 from simcoll.formats.reports.nccl_inspector import MAX_BYTES, parse_inspector
-from simcoll.jobs.comm_records import item_bytes, kind_of
+from simcoll.jobs.comm_records import RecordKind, item_bytes, kind_of
 from simcoll.units import counted, format_size, format_time
 
 __all__ = ["is_collective_list", "list_lines"]
@@ -45,7 +45,7 @@ class ListedCalls:
         Least and median time; None without times.
     """
 
-    kind: str
+    kind: RecordKind
     size_bytes: int
     ranks: int
     count: int
@@ -92,9 +92,9 @@ def list_lines(paths: Sequence[Path]) -> list[str]:
 _Listing = tuple[str, list[ListedCalls], str]
 
 
-def _combine(rows: Iterable[tuple[str, int, int, float | None]]) -> list[ListedCalls]:
+def _combine(rows: Iterable[tuple[RecordKind, int, int, float | None]]) -> list[ListedCalls]:
     """Combine calls (kind, size, ranks, nanoseconds) by kind, size and ranks."""
-    equal: dict[tuple[str, int, int], list[float | None]] = defaultdict(list)
+    equal: dict[tuple[RecordKind, int, int], list[float | None]] = defaultdict(list)
     for row in rows:
         equal[row[:3]].append(row[3])
     listed = []
@@ -106,7 +106,7 @@ def _combine(rows: Iterable[tuple[str, int, int, float | None]]) -> list[ListedC
 
 
 def _inspector(paths: Sequence[Path]) -> _Listing:
-    calls: dict[tuple[str, int], dict[int, tuple[str, int, int, float]]] = defaultdict(dict)
+    calls: dict[tuple[str, int], dict[int, tuple[RecordKind, int, int, float]]] = defaultdict(dict)
     for path in paths:
         for row in parse_inspector(read_file(path, MAX_BYTES), str(path)):
             entry = (kind_of(row.collective), row.size_bytes, row.nranks, row.time_us * 1e3)
@@ -123,7 +123,7 @@ def _inspector(paths: Sequence[Path]) -> _Listing:
 
 
 def _flight(paths: Sequence[Path]) -> _Listing:
-    rows: list[tuple[str, int, int, float | None]] = []
+    rows: list[tuple[RecordKind, int, int, float | None]] = []
     for path in paths:
         record = load_flight_record(path)
         groups = dict(record.groups)
@@ -166,7 +166,7 @@ def _deepspeed_rows(paths: Sequence[Path]) -> _Listing:
 
 
 def _astra(paths: Sequence[Path]) -> _Listing:
-    rows: list[tuple[str, int, int, float | None]] = []
+    rows: list[tuple[RecordKind, int, int, float | None]] = []
     titles, compute = [], 0.0
     for path in paths:
         workload = parse_astra_workload(read_file(path, MAX_BYTES), str(path))

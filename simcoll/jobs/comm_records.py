@@ -11,7 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from simcoll.core.vocabulary import CallKind
 
 if TYPE_CHECKING:
     from simcoll.jobs.trace_stream import Arguments
@@ -47,7 +49,10 @@ _ITEM_BYTES = {
     "c10::complex<float>": 8,
     "complexdouble": 16, "c10::complex<double>": 16,
 }  # fmt: skip
-_KINDS = (
+RecordKind: TypeAlias = CallKind | Literal["send", "recv", "messages", "wait", ""]
+"""What an event records; empty if it does not say."""
+
+_KINDS: tuple[tuple[str, RecordKind], ...] = (
     ("allreduce", "all_reduce"),
     ("allgather", "all_gather"),
     ("reducescatter", "reduce_scatter"),
@@ -110,7 +115,7 @@ class CommRecord:
         Source and target of a message, as group ranks; -1 if absent.
     """
 
-    kind: str = ""
+    kind: RecordKind = ""
     size_bytes: int = -1
     stated: bool = False
     dtype: str = ""
@@ -119,7 +124,7 @@ class CommRecord:
     peers: tuple[int, int] = (-1, -1)
 
 
-def kind_of(name: str) -> str:
+def kind_of(name: str) -> RecordKind:
     """The kind of a collective by PyTorch's name; empty for an unknown one.
 
     >>> kind_of("_allgather_base"), kind_of("nccl:_reduce_scatter_base"), kind_of("all_to_allv")
@@ -129,7 +134,7 @@ def kind_of(name: str) -> str:
     return next((kind for start, kind in _KINDS if bare.startswith(start)), "")
 
 
-def kind_of_kernel(name: str) -> str:
+def kind_of_kernel(name: str) -> RecordKind:
     """The kind that the name of a library's kernel states; empty for RCCL's generic kernels.
 
     >>> kind_of_kernel("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage)")

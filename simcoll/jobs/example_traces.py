@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.errors import ConfigError, nearest
 from simcoll.files.output import write_files
 
@@ -44,7 +45,7 @@ class KnownCollective:
     microseconds.
     """
 
-    kind: str
+    kind: CollectiveKind
     size_bytes: int
     arrivals_us: tuple[float, ...]
     service_us: float
@@ -188,7 +189,9 @@ class _ExamplePlay:
             for number in range(8):
                 rank.kernel("fused", COMPUTE, start + number * _WORKSPACE_US, 50.0)
 
-    def _collective(self, kind: str, size_bytes: int, dtype: str, service_us: float) -> None:
+    def _collective(
+        self, kind: CollectiveKind, size_bytes: int, dtype: str, service_us: float
+    ) -> None:
         arrivals = []
         for rank in self.ranks:
             rank.clock_us += 10.0 + rank.rank % 2
@@ -206,7 +209,9 @@ class _ExamplePlay:
             rank.streams_us[COMMUNICATION] = end
             self._wait(rank)
 
-    def _launch(self, rank: _ExampleRank, kind: str, size_bytes: int, dtype: str) -> None:
+    def _launch(
+        self, rank: _ExampleRank, kind: CollectiveKind, size_bytes: int, dtype: str
+    ) -> None:
         """The host's side of a collective; its kernel ends when all ranks have come."""
         title, annotation, family = _NAMES[kind]
         begin = rank.clock_us
@@ -244,7 +249,7 @@ class _ExamplePlay:
         streams[COMPUTE] = max(streams[COMPUTE], streams[COMMUNICATION])
 
     def _metadata(
-        self, title: str, kind: str, size_bytes: int, dtype: str
+        self, title: str, kind: CollectiveKind, size_bytes: int, dtype: str
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """What states a collective, and its recorded inputs."""
         ranks = self.job.ranks

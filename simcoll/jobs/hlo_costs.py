@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.errors import shown
 from simcoll.jobs.hlo_text import (
     HOST_SPACE,
@@ -32,7 +33,7 @@ from simcoll.jobs.hlo_text import (
 
 __all__ = ["COLLECTIVES", "FREE", "HloCost", "HloCosts", "dot_flops", "window_flops"]
 
-COLLECTIVES: Mapping[str, str] = {
+COLLECTIVES: Mapping[str, CollectiveKind] = {
     "all-gather": "all_gather",
     "all-reduce": "all_reduce",
     "reduce-scatter": "reduce_scatter",

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from simcoll.arrays import Ints
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.errors import ConfigError
 from simcoll.jobs.hlo_costs import COLLECTIVES, FREE, HloCost, HloCosts
 from simcoll.jobs.hlo_groups import groups_of_pairs, permute_pairs, replica_groups
@@ -66,7 +67,7 @@ class HloCollective:
     name: str
     line: int
     opcode: str
-    kind: str
+    kind: CollectiveKind
     groups: Ints
     pairs: tuple[tuple[int, int], ...]
     size_bytes: int

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from simcoll.core.collective import bus_factor
+from simcoll.jobs.comm_records import RecordKind
 from simcoll.jobs.job import MOST_REPLAY_ERROR, MOST_UNEXPLAINED, Job
 from simcoll.jobs.meetings import TracedCall, TracedMeeting
 from simcoll.jobs.replay import JobChange
@@ -192,7 +193,7 @@ def _and(ranks: Sequence[int]) -> str:
 class _CallRow:
     """Equal collectives of a job: services, and waiting in the mean over ranks."""
 
-    kind: str
+    kind: RecordKind
     size_bytes: int
     ranks: int
     number: int
@@ -201,7 +202,7 @@ class _CallRow:
 
 
 def _rows(meetings: Iterable[TracedMeeting]) -> list[_CallRow]:
-    equal: dict[tuple[str, int, int], list[TracedMeeting]] = defaultdict(list)
+    equal: dict[tuple[RecordKind, int, int], list[TracedMeeting]] = defaultdict(list)
     for meeting in meetings:
         equal[meeting.kind, meeting.size_bytes, len(meeting.ranks)].append(meeting)
     rows = []
@@ -254,7 +255,7 @@ def _bandwidth(row: _CallRow) -> str:
 
 
 def _lone_rows(job: Job) -> list[_CallRow]:
-    equal: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+    equal: dict[tuple[RecordKind, int, int], list[int]] = defaultdict(list)
     for calls in job.calls:
         for call in calls:
             ranks = call.group.size or len(call.group.ranks)

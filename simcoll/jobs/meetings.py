@@ -11,12 +11,13 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 
+from simcoll.core.vocabulary import TogetherKind
 from simcoll.errors import ConfigError, listed
-from simcoll.jobs.comm_records import CommRecord, GroupRecord, kind_of_kernel
+from simcoll.jobs.comm_records import CommRecord, GroupRecord, RecordKind, kind_of_kernel
 from simcoll.jobs.work_graph import CollectivePart
 from simcoll.units import counted, format_size
 
@@ -56,7 +57,7 @@ class TracedCall:
         Arrival and end.
     """
 
-    kind: str
+    kind: RecordKind
     size_bytes: int
     dtype: str
     group: GroupRecord
@@ -92,7 +93,7 @@ class TracedMeeting:
         Name or description of the group, for people.
     """
 
-    kind: str
+    kind: TogetherKind | Literal[""]
     size_bytes: int
     ranks: tuple[int, ...]
     calls: Mapping[int, int]
@@ -154,7 +155,7 @@ def call_of(part: CollectivePart, nranks: int, used: set[int]) -> TracedCall:
     stated = [record for record in hosts if record.stated]
     candidates = [("kernel", kernel), *(("host", record) for record in (*stated, *hosts))]
     records = [kernel, *(event.record for event in events)]
-    kind = next((record.kind for record in records if record.kind), "")
+    kind: RecordKind = next((record.kind for record in records if record.kind), "")
     kind = kind or kind_of_kernel(part.work.name)
     group = next((record.group for record in records if record.group.ranks), None)
     group = group or next(
@@ -454,7 +455,8 @@ def _meeting(
     ends = {place: call.end_ns for place, call in parts.items()}
     example = next(iter(parts.values()))
     return TracedMeeting(
-        "send" if message else example.kind,
+        # Messages in groups and waits are no meetings of several ranks.
+        "send" if message else cast("TogetherKind | Literal['']", example.kind),
         max(call.size_bytes for call in parts.values()),
         members,
         dict(numbers),

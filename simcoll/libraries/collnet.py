@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.arrays import Floats
+from simcoll.core.vocabulary import PredictedAlgorithm
 from simcoll.libraries.formula import Cost
 from simcoll.libraries.nccl.tuning_table import tuning_table
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["collnet_costs", "is_collnet"]
 
 
-def is_collnet(algorithm: str, domains: int) -> bool:
+def is_collnet(algorithm: PredictedAlgorithm, domains: int) -> bool:
     """Whether an algorithm reduces in the network; NVLS does over several nodes."""
     return algorithm.startswith("collnet") or (algorithm == "nvls" and domains > 1)
 

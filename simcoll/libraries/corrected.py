@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Floats
-from simcoll.core.vocabulary import NcclProtocol
+from simcoll.core.vocabulary import NcclAlgorithm, NcclProtocol
 from simcoll.libraries.collnet import collnet_costs
 from simcoll.libraries.formula import (
     ONE_WAY,
@@ -143,8 +143,8 @@ def _with_full_nics(all_terms: list[Terms], question: Question, buses: Buses) ->
     machine, collective, constants = question.machine, question.collective, question.constants
     if machine.domains != 2 or machine.generation == "volta" or collective != "all_reduce":
         return all_terms
-    simple: NcclProtocol = "Simple"
-    tree, ring = ("tree", simple), ("ring", simple)
+    tree: tuple[NcclAlgorithm, NcclProtocol] = ("tree", "Simple")
+    ring: tuple[NcclAlgorithm, NcclProtocol] = ("ring", "Simple")
     nccl_rates = {
         (terms.algorithm, terms.protocol): terms.rate_GBps
         for terms in stated_terms(

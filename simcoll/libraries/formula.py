@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simcoll.arrays import Floats
-from simcoll.core.vocabulary import CollectiveKind, NcclProtocol
+from simcoll.core.vocabulary import CollectiveKind, NcclAlgorithm, NcclProtocol, PredictedAlgorithm
 from simcoll.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Cost:
     ``nets`` over the network of ``net_us`` each.
     """
 
-    algorithm: str
+    algorithm: PredictedAlgorithm
     protocol: NcclProtocol
     channels: int
     latency_us: Floats
@@ -75,7 +75,7 @@ class Terms:
     step over nodes.
     """
 
-    algorithm: str
+    algorithm: NcclAlgorithm
     protocol: NcclProtocol
     channels: int
     base_us: float
@@ -159,7 +159,7 @@ def search_channels(machine: Machine, library: Library) -> Buses:
     return Buses(channels, net, max(tree, net), nvls, net)
 
 
-def _ratio(algorithm: str, collective: CollectiveKind, n: int, library: Library) -> float:
+def _ratio(algorithm: NcclAlgorithm, collective: CollectiveKind, n: int, library: Library) -> float:
     """Bytes of the collective per byte on the bus."""
     if algorithm == "ring":
         return n / ring_steps(collective, n)
@@ -173,7 +173,9 @@ def ring_steps(collective: CollectiveKind, n: int) -> int:
     )
 
 
-def _bus(algorithm: str, kind: int, machine: Machine, library: Library, buses: Buses) -> float:
+def _bus(
+    algorithm: NcclAlgorithm, kind: int, machine: Machine, library: Library, buses: Buses
+) -> float:
     """The total rate of all channels under a protocol."""
     s, generation = shape(machine), _generation(machine, library)
     share = library.numbers
@@ -207,16 +209,13 @@ def _bus(algorithm: str, kind: int, machine: Machine, library: Library, buses: B
     )
 
 
-def algorithms_of(machine: Machine, collective: CollectiveKind) -> tuple[str, ...]:
+def algorithms_of(machine: Machine, collective: CollectiveKind) -> tuple[NcclAlgorithm, ...]:
     """NCCL's algorithms for a collective on a machine."""
     if collective != "all_reduce":
         return ("ring",)
-    switches = machine.switch_reduce and shape(machine).per_domain > 1
-    return (
-        "ring",
-        "tree",
-        *(["nvls" if machine.domains == 1 else "nvls_tree"] if switches else []),
-    )
+    if not machine.switch_reduce or shape(machine).per_domain == 1:
+        return ("ring", "tree")
+    return ("ring", "tree", "nvls" if machine.domains == 1 else "nvls_tree")
 
 
 def stated_terms(

@@ -11,7 +11,7 @@ import numpy as np
 
 from simcoll.arrays import Floats, Ints
 from simcoll.core.numbers import whole_number
-from simcoll.core.vocabulary import CollectiveKind, NcclProtocol
+from simcoll.core.vocabulary import CollectiveKind, NcclProtocol, PredictedAlgorithm
 from simcoll.errors import ConfigError, expect, nearest
 from simcoll.libraries import corrected
 from simcoll.libraries.assumptions import assumptions
@@ -96,7 +96,7 @@ class Prediction:
     collective: CollectiveKind
     size_bytes: int
     time_fs: int
-    algorithm: str
+    algorithm: PredictedAlgorithm
     protocol: str
     channels: int
     schedule: str
@@ -239,7 +239,9 @@ def picks_of(choices: list[NcclChoice], costs: list[Cost], size_bytes: Floats) -
     )
 
 
-def _nccl_estimates(question: Question, size_bytes: Floats) -> dict[tuple[str, NcclProtocol], Cost]:
+def _nccl_estimates(
+    question: Question, size_bytes: Floats
+) -> dict[tuple[PredictedAlgorithm, NcclProtocol], Cost]:
     """NCCL's own estimates by algorithm and protocol, where they decide; empty elsewhere."""
     if question.is_p2p:
         return {}

@@ -22,6 +22,7 @@ from simcoll.testing.collective_cases import (
     MOST_ROUNDED,
     Case,
     CaseOperation,
+    Values,
     parse_reduction_text,
 )
 from simcoll.testing.strategies import sizes
@@ -243,7 +244,7 @@ def _counts(draw: DrawFn, choices: _Choices, collective: Collective) -> Any:
 
 
 @st.composite
-def _numbers(draw: DrawFn, choices: _Choices, collective: Collective) -> tuple[str, str, str]:
+def _numbers(draw: DrawFn, choices: _Choices, collective: Collective) -> tuple[str, str, Values]:
     """A dtype, a reduction that is defined on it, and the kind of values."""
     if not collective.spec.reduces:
         return draw(st.sampled_from(choices.dtypes)), "sum", "exact"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -23,11 +23,13 @@ from simcoll.errors import ConfigError, nearest
 
 __all__ = ["MEMORIES", "VALUES", "Case", "CaseOperation", "legal_totals"]
 
-MEMORIES = ("contiguous", "offset", "strided", "reversed")
+Memory: TypeAlias = Literal["contiguous", "offset", "strided", "reversed"]
+Values: TypeAlias = Literal["exact", "rounded"]
+MEMORIES: tuple[Memory, ...] = ("contiguous", "offset", "strided", "reversed")
 """Where the elements of a buffer lie: one behind the other; so, but beginning at the second element
 of an allocation; at every second element; from the last to the first.
 """
-VALUES = ("exact", "rounded")
+VALUES: tuple[Values, ...] = ("exact", "rounded")
 """Data whose reduction is exact in any order, or rounded, so that the order shows."""
 MOST_ROUNDED = 5
 """Ranks of a rounded reduction: five values add up in 105 orders, six in 945."""
@@ -86,8 +88,8 @@ class CaseOperation:
     counts: Counts = 1
     dtype: str = "int32"
     op: str = "sum"
-    memory: str = "contiguous"
-    values: str = "exact"
+    memory: Memory = "contiguous"
+    values: Values = "exact"
     seed: int = 0
     tag: int = 0
     asynchronous: bool = False

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simcoll.core.order import lowest_first
+from simcoll.core.vocabulary import CallKind, CollectiveKind
 from simcoll.errors import ConfigError, blamed_on, nearest, shown
 from simcoll.files.paths import is_file
 from simcoll.files.reader_arguments import FilePath, path_of
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COLLECTIVES", "OWN", "load_chakra", "parse_chakra"]
 
-COLLECTIVES = (
+COLLECTIVES: tuple[CollectiveKind, ...] = (
     "all_reduce",
     "reduce",
     "all_gather",
@@ -289,7 +290,7 @@ class _NodeConversion:
             )
         name = str(node.attributes.get("pg_name", ""))
         ranks = self._members(name)
-        kind = COLLECTIVES[number]
+        kind: CallKind = COLLECTIVES[number]
         size = 0 if kind == "barrier" else _number(node, "comm_size", None)
         if kind in {"all_gather", "gather"}:
             size *= len(ranks)  # comm_size counts a rank's input

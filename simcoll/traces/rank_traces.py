@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from simcoll.core.vocabulary import TogetherKind
+
 __all__ = ["Together", "TraceStep", "Traces"]
 
 
@@ -35,7 +37,7 @@ class Together:
 
     key: Hashable
     ranks: tuple[int, ...]
-    kind: str
+    kind: TogetherKind
     group: str
     size_bytes: int
     dtype: str = ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.training.gpu import DTYPE_BYTES
 from simcoll.training.operators import SMALLEST_WAVE, Roofline
 from simcoll.training.transformer import Linear, linears
@@ -389,7 +390,7 @@ def ends_of(design: Design) -> EndPasses:
     )
     shared: tuple[Inside, ...] = ()
     if parallel.tp > 1:
-        kind = "reduce_scatter" if parallel.sequence_parallel else "all_reduce"
+        kind: CollectiveKind = "reduce_scatter" if parallel.sequence_parallel else "all_reduce"
         shared = (Inside(kind, "tp", round(x * ELEMENT)),)
     return EndPasses(
         (

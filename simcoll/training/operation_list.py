@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.errors import ConfigError, blamed_on, nearest, shown
 from simcoll.files.paths import is_file
 from simcoll.files.reader_arguments import FilePath, path_of
@@ -70,7 +71,7 @@ class _OperationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     operator: str | None = None
     shape: str = ""
     dtype: str | None = None
-    call: str | None = None
+    call: CollectiveKind | None = None
     axis: str | tuple[str, ...] = ()
     send: str | None = None
     shift: int = 1
@@ -370,7 +371,7 @@ class _List:
         barrier = work.call == "barrier"
         yield CallOperation(
             id=name,
-            kind=work.call or "",
+            kind=cast("CollectiveKind", work.call),
             group=group,
             size_bytes=size,
             on=on,

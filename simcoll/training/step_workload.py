@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from msgspec import structs
 
 from simcoll.arrays import Ints
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.training.chunks import ChunkCosts
 from simcoll.training.gpu import DTYPE_BYTES
 from simcoll.training.layers import in_fs, optimizer_seconds
@@ -189,7 +190,7 @@ class StepParts:
             size //= self.groups["shard"].shape[1]
         return CallOperation(
             id="",
-            kind=slot.does,
+            kind=cast("CollectiveKind", slot.does),
             group=group,
             size_bytes=max(1, size - size % n),
             on=on,

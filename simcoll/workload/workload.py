@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from simcoll.core.collective import KINDS
 from simcoll.core.reduction import parse_dtype
+from simcoll.core.vocabulary import CallKind, CollectiveKind
 from simcoll.errors import ConfigError, blamed_on, listed, nearest
 from simcoll.files.reader_arguments import Content, content_of
 from simcoll.files.strict import decode_json
@@ -63,7 +64,7 @@ class Inside(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
         Share of the multiprocessors that it takes from that computation while it runs.
     """
 
-    kind: str
+    kind: CollectiveKind
     group: str
     size_bytes: int
     count: int = 1
@@ -154,7 +155,7 @@ class CallOperation(
     """
 
     id: str
-    kind: str
+    kind: CallKind
     group: str
     size_bytes: int
     on: tuple[str, ...] = ()

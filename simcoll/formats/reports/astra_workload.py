@@ -8,8 +8,10 @@ computation, a collective and its size in bytes.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.errors import ConfigError, shown
 from simcoll.files.reader_arguments import Content, content_of
 
@@ -20,7 +22,7 @@ MAX_LAYERS = 1_000_000
 _COLUMNS = 12
 _SETTING = re.compile(r"([A-Za-z_]{1,40}):?\s+(\d{1,12}(?:\.\d{1,6})?)(?=\s|$)")
 _WHOLE = re.compile(r"\d{1,18}(?:\.\d{1,9})?")
-_KINDS = {
+_KINDS: Mapping[str, CollectiveKind] = {
     "ALLREDUCE": "all_reduce",
     "ALLGATHER": "all_gather",
     "REDUCESCATTER": "reduce_scatter",
@@ -46,7 +48,7 @@ class AstraCall:
 
     layer: str
     stage: str
-    kind: str
+    kind: CollectiveKind
     size_bytes: int
     group: str
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from simcoll.core.vocabulary import CollectiveKind, NcclProtocol
+from simcoll.core.vocabulary import CollectiveKind, NcclAlgorithm, NcclProtocol, PredictedAlgorithm
 from simcoll.errors import ConfigError
 from simcoll.libraries.nccl.communicator import CommunicatorFacts, call_channels, nvls_channels
 from simcoll.libraries.nccl.tuning_table import TuningEntry, tuning_table
@@ -55,14 +55,14 @@ class NcclChoice:
         NCCL's own estimate of the time, by which it chooses.
     """
 
-    algorithm: str
+    algorithm: NcclAlgorithm
     protocol: NcclProtocol
     channels: int
     threads: int
     estimate_us: float
 
     @property
-    def key(self) -> tuple[str, NcclProtocol]:
+    def key(self) -> tuple[NcclAlgorithm, NcclProtocol]:
         """Algorithm and protocol."""
         return self.algorithm, self.protocol
 
@@ -130,7 +130,7 @@ def _with_log(table: tuple[TuningEntry, ...], logged: LoggedCosts) -> tuple[Tuni
     )
 
 
-def supports(algorithm: str, call: NcclCall) -> bool:
+def supports(algorithm: PredictedAlgorithm, call: NcclCall) -> bool:
     """Whether an algorithm takes the type and reduction of a call."""
     if algorithm in {"nvls", "nvls_tree"} and call.collective != "all_gather":
         return call.dtype in (_SWITCHES_ADD if call.op == "sum" else _SWITCHES_ORDER) and (

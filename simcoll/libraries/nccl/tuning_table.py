@@ -8,18 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, log2
-from typing import Literal
 
-from simcoll.core.vocabulary import CollectiveKind, NcclProtocol
+from simcoll.core.vocabulary import CollectiveKind, NcclAlgorithm, NcclProtocol
 from simcoll.libraries.formula import ONE_WAY, PROTOCOLS, ROOTED, ring_steps
 from simcoll.libraries.nccl.communicator import CommunicatorFacts
 from simcoll.libraries.nccl.graphs import ChannelGraph
 from simcoll.libraries.path_types import PATH_TYPES, PathType
 
-__all__ = ["Algorithm", "TuningEntry", "tuning_table"]
+__all__ = ["TuningEntry", "tuning_table"]
 
-Algorithm = Literal["tree", "ring", "collnet", "collnet_chain", "nvls", "nvls_tree", "pat"]
-ALGORITHMS: tuple[Algorithm, ...] = (
+ALGORITHMS: tuple[NcclAlgorithm, ...] = (
     "tree",
     "ring",
     "collnet",
@@ -59,7 +57,7 @@ class TuningEntry:
         Least number of bytes of a thread.
     """
 
-    algorithm: Algorithm
+    algorithm: NcclAlgorithm
     protocol: NcclProtocol
     latency_us: float
     rate_GBps: float
@@ -94,7 +92,7 @@ def tuning_table(
 def _permits(
     communicator: CommunicatorFacts,
     collective: CollectiveKind,
-    algorithm: Algorithm,
+    algorithm: NcclAlgorithm,
     protocol: NcclProtocol,
 ) -> bool:
     environment, graphs = communicator.environment, communicator.graphs
@@ -131,7 +129,7 @@ def _permits(
     return graphs.nodes > 1 and collective == "all_reduce"
 
 
-def _carries_ll128(communicator: CommunicatorFacts, algorithm: Algorithm) -> bool:
+def _carries_ll128(communicator: CommunicatorFacts, algorithm: NcclAlgorithm) -> bool:
     """Whether all paths of an algorithm's graph deliver 128 bytes at once."""
     graph = _graph(communicator, algorithm)
     farthest: PathType = "PXN" if communicator.capability >= 90 else "PXB"
@@ -146,7 +144,7 @@ def _rank(path: PathType) -> int:
     return PATH_TYPES.index(path)
 
 
-def _graph(communicator: CommunicatorFacts, algorithm: Algorithm) -> ChannelGraph:
+def _graph(communicator: CommunicatorFacts, algorithm: NcclAlgorithm) -> ChannelGraph:
     graphs = communicator.graphs
     if algorithm == "ring":
         return graphs.ring
@@ -156,7 +154,7 @@ def _graph(communicator: CommunicatorFacts, algorithm: Algorithm) -> ChannelGrap
 def _latency_us(
     communicator: CommunicatorFacts,
     collective: CollectiveKind,
-    algorithm: Algorithm,
+    algorithm: NcclAlgorithm,
     protocol: NcclProtocol,
 ) -> float:
     library, graph, kind = (
@@ -213,7 +211,7 @@ def _cpu(communicator: CommunicatorFacts) -> str:
 def _rate(
     communicator: CommunicatorFacts,
     collective: CollectiveKind,
-    algorithm: Algorithm,
+    algorithm: NcclAlgorithm,
     protocol: NcclProtocol,
 ) -> float:
     """Bytes of the collective per time, from the rate of all channels together."""
@@ -255,7 +253,7 @@ def _rate(
 def _switched_rate(
     communicator: CommunicatorFacts,
     collective: CollectiveKind,
-    algorithm: Algorithm,
+    algorithm: NcclAlgorithm,
     graph: ChannelGraph,
     cap_GBps: float,
 ) -> float:
@@ -284,7 +282,9 @@ def _switched_rate(
     return bus * ranks / ring_steps(collective, ranks)
 
 
-def _threads(communicator: CommunicatorFacts, algorithm: Algorithm, protocol: NcclProtocol) -> int:
+def _threads(
+    communicator: CommunicatorFacts, algorithm: NcclAlgorithm, protocol: NcclProtocol
+) -> int:
     if algorithm in _SWITCHED:
         return 640
     environment, limit = communicator.environment, _MAX_THREADS[protocol]
@@ -308,7 +308,7 @@ def _thread_limit(threads: int, lowest: int, limit: int) -> int:
 
 
 def _thread_bytes(
-    communicator: CommunicatorFacts, algorithm: Algorithm, protocol: NcclProtocol
+    communicator: CommunicatorFacts, algorithm: NcclAlgorithm, protocol: NcclProtocol
 ) -> int:
     by_variable = dict(communicator.environment.thread_bytes).get((algorithm, protocol))
     if by_variable is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from simcoll.arrays import Floats
 from simcoll.core.collective import collective_kind
 from simcoll.core.schedule import Schedule
-from simcoll.core.vocabulary import NcclProtocol
+from simcoll.core.vocabulary import NcclProtocol, PredictedAlgorithm
 from simcoll.emulator import emulate
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
@@ -237,7 +237,9 @@ def nccl_choices(
             )
 
 
-def _choices_of_estimates(question: Question, size_bytes: Floats) -> list[tuple[str, NcclProtocol]]:
+def _choices_of_estimates(
+    question: Question, size_bytes: Floats
+) -> list[tuple[PredictedAlgorithm, NcclProtocol]]:
     """The algorithm and protocol that NCCL's own estimates prefer at every size, by its exact rules
     where its graphs are known.
     """
@@ -254,11 +256,11 @@ def _choices_of_estimates(question: Question, size_bytes: Floats) -> list[tuple[
 
 
 def _fastest_at(
-    times_by_key: Mapping[tuple[str, NcclProtocol], Floats], place: int
-) -> list[tuple[str, NcclProtocol]]:
+    times_by_key: Mapping[tuple[PredictedAlgorithm, NcclProtocol], Floats], place: int
+) -> list[tuple[PredictedAlgorithm, NcclProtocol]]:
     """The choices by their time at one of the sizes, the fastest first."""
 
-    def time_us(key: tuple[str, NcclProtocol]) -> float:
+    def time_us(key: tuple[PredictedAlgorithm, NcclProtocol]) -> float:
         times = np.atleast_1d(times_by_key[key])
         return float(times[min(place, len(times) - 1)])
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from typing import Literal, TypeAlias
 
 from simcoll.files.text import parse_toml
 from simcoll.testing.conformance.statement_cases import CASES
@@ -70,6 +71,10 @@ class Statement:
         return f"https://docs.pytorch.org/docs/2.8/distributed.html#{anchor}"
 
 
+Status: TypeAlias = Literal["pass", "fail", "skip"]
+"""What became of a statement."""
+
+
 @dataclass(slots=True)
 class Verdict:
     """What became of a statement: ``pass``, ``fail`` or ``skip``, and the reasons."""
@@ -80,7 +85,7 @@ class Verdict:
     refusals: list[str] = field(default_factory=list)
 
     @property
-    def status(self) -> str:
+    def status(self) -> Status:
         """A statement passes if something was played, and nothing failed."""
         if self.faults:
             return "fail"
