@@ -210,7 +210,11 @@ def play_faults(
         "--size": size,
         **odds.differences,
     }
-    say(f"# replay one: {_command(scenario, options)} --kind {next(iter(outcomes))} --seed {first}")
+    worst_runs = {fault: report.worst(runs) for fault, runs in outcomes.items()}
+    last = report.worst(list(worst_runs.values()))
+    kind_of_worst = next(fault for fault, run in worst_runs.items() if run is last)
+    command = _command(scenario, options)
+    say(f"# replay the worst: {command} --kind {kind_of_worst} --seed {last.seed}")
     say(f"# wrote {', '.join(str(folder / filename) for filename in files)}")
 
 

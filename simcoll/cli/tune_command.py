@@ -119,7 +119,9 @@ def tune_library(
         model = library_for(library, machine)
         player = NcclPlayer(machine, model, overlay)
         choices = nccl_choices(machine, kinds, sizes, model, overlay)
+        library_name = model.name.upper()
     else:
+        library_name = "MPI"
         player = MpiPlayer(machine, _name_of_library(format), protocol or "ideal")
         choices = played_choices(player, kinds, sizes)
     calibration_text = f", calibration {overlay.hash}" if overlay else ""
@@ -134,7 +136,7 @@ def tune_library(
     rules_of_file = _rules_of_file(rules, format, machine, player, complete=complete)
     write_file(output, chosen.dump(rules_of_file))
     remarks = (
-        _nccl_remarks(picked, tuner, tuned=bool(overlay and overlay.tuning))
+        _nccl_remarks(picked, tuner, tuned=bool(overlay and overlay.tuning), library=library_name)
         if of_nccl
         else _mpi_remarks(load_mpi_library(_name_of_library(format)))
     )
@@ -254,13 +256,19 @@ def _rules_of_file(
     return counting_blocks(rules, blocks, machine.nranks)
 
 
-def _nccl_remarks(picked: Sequence[Picked], tuner: str | None, *, tuned: bool) -> Iterator[str]:
-    """Explain the columns of NCCL's choices; ``tuned``: the calibration has NCCL's own table."""
+def _nccl_remarks(
+    picked: Sequence[Picked], tuner: str | None, *, tuned: bool, library: str
+) -> Iterator[str]:
+    """Explain the columns of the choices of a library, NCCL or RCCL; ``tuned``: the calibration has
+    its own table.
+    """
     if tuned:
         yield (
-            "default: NCCL's choice by its own table in the calibration; where that has none, "
-            "the fastest by the formula"
+            f"default: {library}'s choice by its own table in the calibration; where that has "
+            "none, the fastest by the formula"
         )
+    elif library != "NCCL":
+        yield f"default: the fastest by the formula, since {library}'s own choice is unknown"
     else:
         yield (
             "default: NCCL's own choice where its graphs are known; elsewhere the fastest by the "
@@ -271,7 +279,7 @@ def _nccl_remarks(picked: Sequence[Picked], tuner: str | None, *, tuned: bool) -
         "ratio of two such times, which makes a rule"
     )
     if any(row.estimated for row in picked):
-        yield "last column: what NCCL's own estimates prefer instead, and the gain over that"
+        yield f"last column: what {library}'s own estimates prefer instead, and the gain over that"
     if tuner:
         yield (
             f"{tuner} brings a tuner of its own, whose choices are unknown and which another would "

@@ -99,9 +99,13 @@ def _of_variables(question: Question) -> Iterator[str]:
             else f"the search of {library} is unknown"
         )
         yield (
-            "of variables that choose links only the number of NICs and sockets count, because "
-            f"{reason}"
+            "of variables that choose links only peer access, GPUDirect, sockets and the number of "
+            f"NICs count, because {reason}"
         )
+    place = "correction.staged_rate"
+    staged_uBps = round(library.number(place, 0.0) * 10**15)
+    if transports.nic_level is not None and question.machine.nic_uBps == staged_uBps:
+        yield f"{place} is {library.sources[place].replace(';', ',')}"
     if question.machine.fabric == "socket" and not transports.socket_Gbps:
         rate = question.machine.nic_uBps * 8 / question.machine.nics / 1e15
         yield (

@@ -155,8 +155,8 @@ class Prediction:
         ]
         if self.high90_fs:
             half = f"{format_time(self.low50_fs)} to {format_time(self.high50_fs)}"
-            most_tables = f"{format_time(self.low90_fs)} to {format_time(self.high90_fs)}"
-            lines.append(("measured", f"{half} for half of the tables, {most_tables} for 90 %"))
+            wide = f"{format_time(self.low90_fs)} to {format_time(self.high90_fs)}"
+            lines.append(("interval", f"{half} holds half of the measurements, {wide} 90 %"))
         extra = {"calibration": self.calibration, "note": self.note, "assumed": self.assumed}
         return lines + [(name, text) for name, text in extra.items() if text]
 

@@ -6,16 +6,18 @@ same variables.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simcoll.libraries.nccl.communicator import settings_on, version_of
 from simcoll.libraries.nccl.search import search
 from simcoll.libraries.nccl.search_settings import used_ports
-from simcoll.libraries.path_types import PATH_TYPES
+from simcoll.libraries.path_types import PATH_TYPES, PathType
 from simcoll.libraries.transports import Transports
 from simcoll.topology.host_tree import gpus_of, nics_of
-from simcoll.topology.readers.link_speeds import pcie_rate
+from simcoll.topology.readers.link_speeds import SLOTS, pcie_rate
+from simcoll.units import parse_rate
 
 if TYPE_CHECKING:
     from simcoll.libraries.environment import Environment
@@ -29,6 +31,12 @@ __all__ = ["used_machine"]
 _LINE_RATE = 63 / 48
 """Line rate of PCIe over the rate that NCCL expects: 63 GB/s and 48 GB/s with 16 lanes of 5.0."""
 _GBPS = 10**15
+_PEER_PATHS: Mapping[str, PathType] = {"nvlink": "NVL", "xgmi": "NVL"}
+"""Type of the path between two GPUs of a node, by what joins them; over PCIe it may pass a CPU."""
+_COHERENT_PATHS = {"C2C", "P2C"}
+"""Paths by NVLink to the CPU, whose memory is as near to the NIC as that of the GPU."""
+_SLOT = "63 GB/s"
+"""PCIe of 16 lanes of generation 5.0, that of GPUs whose slot is unknown."""
 _UNKNOWN_FABRIC = "ib"
 _UNKNOWN_GBPS = 10
 """What NCCL assumes of an interface that reports no speed, in Gbit/s."""
@@ -47,10 +55,16 @@ def used_machine(
         graphs = search(topology, version, settings_on(topology, environment))
         plain = search(topology, version)
     if graphs is None or plain is None:
-        return _by_counts(machine, transports)
+        return _by_rules(machine, topology, library, transports)
     machine = _by_links(machine, topology, graphs, plain, transports)
     if machine.domains > 1 and transports.uses_sockets(machine.fabric):
         machine = _by_sockets(machine, transports)
+    elif (
+        machine.domains > 1
+        and plain.ring.path_to_nic not in _COHERENT_PATHS
+        and _is_worse(plain.ring.path_to_nic, transports.nic_level)
+    ):
+        machine = _through_hosts(machine, library)
     return machine
 
 
@@ -62,16 +76,8 @@ def _by_links(
     transports: Transports,
 ) -> Machine:
     """By the links that NCCL's channels pass with and without the variables."""
-    level = transports.peer_level
-    if level is not None and PATH_TYPES.index(plain.ring.path_inside) > level:
-        machine = replace(
-            machine,
-            inside="host",
-            gpu_uBps=_pcie_rate(topology),
-            peer_uBps=0,
-            switch_reduce=False,
-            through_cpu=False,
-        )
+    if _is_worse(plain.ring.path_inside, transports.peer_level):
+        machine = _host_memory(machine, topology)
     if graphs.nodes > plain.nodes and graphs.nodes > machine.domains:
         return _split(machine, topology, graphs, transports)
     if machine.domains > 1 and plain.ring.carries_between_GBps:
@@ -81,6 +87,29 @@ def _by_links(
         nics = max(1, min(machine.nics, used))
         machine = replace(machine, nics=nics, nic_uBps=round(machine.nic_uBps * share))
     return machine
+
+
+def _is_worse(path: PathType, level: int | None) -> bool:
+    """Whether a path is of a worse type than a level permits."""
+    return level is not None and PATH_TYPES.index(path) > level
+
+
+def _host_memory(machine: Machine, topology: Topology) -> Machine:
+    """GPUs that exchange data in the memory of their host."""
+    return replace(
+        machine,
+        inside="host",
+        gpu_uBps=_pcie_rate(topology, machine),
+        peer_uBps=0,
+        switch_reduce=False,
+        through_cpu=False,
+    )
+
+
+def _through_hosts(machine: Machine, library: Library) -> Machine:
+    """NICs that read and write host memory instead of GPUs'."""
+    host_uBps = round(library.number("correction.staged_rate") * _GBPS)
+    return replace(machine, nic_uBps=min(machine.nic_uBps, host_uBps))
 
 
 def _split(
@@ -115,14 +144,38 @@ def _by_sockets(machine: Machine, transports: Transports) -> Machine:
     return replace(machine, fabric="socket", nic_uBps=rate)
 
 
-def _by_counts(machine: Machine, transports: Transports) -> Machine:
-    """By the number of NICs alone, for a topology that describes no PCIe devices."""
+def _by_rules(
+    machine: Machine, topology: Topology, library: Library, transports: Transports
+) -> Machine:
+    """By what the variables forbid at all, for a library or a topology whose channels are unknown:
+    peer access, direct access of NICs to GPUs, some of the NICs, RDMA.
+    """
+    has_peers = machine.inside and machine.inside != "host"
+    if has_peers and _is_worse(_PEER_PATHS.get(machine.inside, "PHB"), transports.peer_level):
+        machine = _host_memory(machine, topology)
+        if not transports.shared_memory and machine.domains > 1:
+            machine = _each_alone(machine)
     if machine.domains == 1:
         return machine
     used = len(used_ports(transports, range(machine.nics), machine.fabric)) or machine.nics
     nic_uBps = machine.nic_uBps * used // max(machine.nics, 1)
     machine = replace(machine, nics=used, nic_uBps=nic_uBps)
-    return _by_sockets(machine, transports) if transports.uses_sockets(machine.fabric) else machine
+    if transports.uses_sockets(machine.fabric):
+        return _by_sockets(machine, transports)
+    # A NIC is never nearer to a GPU than below one switch.
+    return _through_hosts(machine, library) if _is_worse("PIX", transports.nic_level) else machine
+
+
+def _each_alone(machine: Machine) -> Machine:
+    """GPUs of several hosts that exchange all data over the network, as if each were a node."""
+    largest = max(machine.domain_ranks)
+    return replace(
+        machine,
+        domain_ranks=(1,) * sum(machine.domain_ranks),
+        inside="",
+        nics=max(1, machine.nics // largest),
+        nic_uBps=machine.nic_uBps // largest,
+    )
 
 
 def _count(topology: Topology, fabric: str, transports: Transports) -> int:
@@ -131,8 +184,12 @@ def _count(topology: Topology, fabric: str, transports: Transports) -> int:
     return len(used_ports(transports, [port.number for nic in nics for port in nic.ports], fabric))
 
 
-def _pcie_rate(topology: Topology) -> int:
-    """The rate of the narrowest PCIe link of a GPU."""
+def _pcie_rate(topology: Topology, machine: Machine) -> int:
+    """The rate of the narrowest PCIe link of a GPU; of 16 lanes of its generation if the topology
+    describes no PCIe.
+    """
     slots = [gpu.slot for gpu in gpus_of(topology.host)] if topology.host else []
+    if not slots:
+        return parse_rate(SLOTS.get(machine.generation, _SLOT))
     rates = [float(pcie_rate(slot.lanes or 16, slot.speed)) for slot in slots]
     return round(min(rates) * _LINE_RATE * _GBPS)

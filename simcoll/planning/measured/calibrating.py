@@ -15,6 +15,7 @@ from simcoll.formats.logs.nccl_tuning import TuningTable
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import MOST_LAUNCH_FS, Predictor, Series, fit_series
 from simcoll.planning.measured.comparison import Setting, blame_log, check_request, settings_for
+from simcoll.planning.measured.log_causes import log_causes
 from simcoll.planning.measured.log_parameters import LogParameters
 from simcoll.units import counted, format_signed, format_size
 
@@ -26,6 +27,10 @@ describes.
 """
 MOST_NEGATIVE = Fraction(1, 5)
 """Largest negative launch, as a share of the shortest measured time, that a fast host has."""
+
+
+_OF_SOUND_RUNS = ("one_process", "host_settings")
+"""Causes in a log that many sound runs have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,9 @@ def gather(
         with blame_log(log, path):
             log_settings, remarks = settings_for(log, topology, parameters)
         notes += [f"{name}: {note}" for note in remarks]
+        if not parameters.environment:  # which replaces the log's
+            limits = [limit for setting in log_settings for limit in _limits(setting)]
+            notes += [f"{name}: {limit}" for limit in limits]
         settings += [(name, setting) for setting in log_settings]
     settings = _of_one_situation(settings, notes)
     tables = tuple(tuning)
@@ -100,6 +108,16 @@ def gather(
         sources += [*titles[:-1], "; set aside: ".join([titles[-1], *run_series.aside])]
     libraries = dict.fromkeys(str(setting.library) for _, setting in settings)
     return Gathered(tuple(series), tables, tuple(sources), tuple(libraries), tuple(notes))
+
+
+def _limits(setting: Setting) -> list[str]:
+    """What a log names that slows its machine down, and so the calibration to it."""
+    return [
+        f"{setting.table} ran under a limit, {cause.claim} ({cause.source}): the calibration is "
+        "of the machine under it"
+        for cause in log_causes(setting)
+        if cause.cause not in _OF_SOUND_RUNS
+    ]
 
 
 def _of_one_situation(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["CAUSES", "SlowCause"]
+__all__ = ["CAUSES", "SlowCause", "cause_on"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,19 @@ class SlowCause:
         The next command or measurement.
     shows
         What it shows if this is the cause.
+    repair
+        What to do where the log itself names the cause; empty: the check.
     """
 
     title: str
     check: str
     shows: str
+    repair: str = ""
+
+    @property
+    def after_log(self) -> str:
+        """What to do next where the log names the cause, so that its check would repeat it."""
+        return self.repair or self.check
 
 
 CAUSES = {
@@ -31,31 +39,43 @@ CAUSES = {
         "TCP sockets instead of RDMA",
         "NCCL_DEBUG=INFO, then grep 'Using network' and 'NET/IB'",
         "'Using network Socket', and why no RDMA device was taken",
+        "ibv_devinfo on every node, inside the container; if it lists no active port, the"
+        " driver, the devices in the container or the cable is missing; if it lists one, "
+        "unset NCCL_IB_DISABLE and NCCL_NET, and install the network plugin of the cloud",
     ),
     "few_nics": SlowCause(
         "some of the NICs unused",
         "NCCL_DEBUG=INFO, then grep 'NET/IB : Using'; unset NCCL_IB_HCA",
         "fewer devices than the node has",
+        "ibdev2netdev, or ibv_devinfo, on every node: all ports up and active? Then unset"
+        " NCCL_IB_HCA, or name all of them in it",
     ),
     "no_gpudirect": SlowCause(
         "no GPUDirect RDMA: data passes through host memory",
         "NCCL_DEBUG=INFO, then grep 'via NET'; lsmod | grep nvidia_peermem",
         "'via NET/IB/0' without '/GDRDMA'",
+        "modprobe nvidia_peermem on every node, or a driver and kernel with DMA-BUF; NIC "
+        "and GPU below one switch (nvidia-smi topo -m), else NCCL_NET_GDR_LEVEL=SYS",
     ),
     "acs": SlowCause(
         "ACS or an IOMMU, which send peer traffic through the CPU",
         "sudo lspci -vvv | grep ACSCtl",
         "'SrcValid+' on a switch between GPU and NIC",
+        "switch ACS off in the firmware, or with setpci on every PCIe switch; on a "
+        "virtual machine, ATS",
     ),
     "pcie": SlowCause(
         "PCIe at half of its width or generation, or across the CPU",
         "sudo lspci -vv | grep -E 'LnkSta:'; nvidia-smi topo -m",
         "'downgraded', or NIC and GPU at distance NODE or SYS",
+        "sudo lspci -vv | grep -E 'LnkCap:|LnkSta:' for the devices of that line: reseat "
+        "or replace what is below its capability",
     ),
     "slow_link": SlowCause(
         "one slow link, NIC or node, at whose pace all channels go",
         "ib_write_bw for each NIC between each pair of nodes; the same test on other nodes",
         "one NIC or node below the others",
+        "ibstat, or ethtool, on that port: cable, transceiver, and the rate of the switch port",
     ),
     "spine": SlowCause(
         "an oversubscribed or unevenly loaded spine",
@@ -81,11 +101,15 @@ CAUSES = {
         "no peer access between GPUs: data passes through host memory",
         "NCCL_DEBUG=INFO, then grep 'via'; p2pBandwidthLatencyTest",
         "'via SHM' where 'via P2P' is expected",
+        "nvidia-smi topo -p2p r; unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; in a container, "
+        "--ipc=host and all GPUs visible; ACS and IOMMU off",
     ),
     "through_network": SlowCause(
         "GPUs of one node exchange data over the network",
         "NCCL_DEBUG=INFO, then grep 'via'; unset NCCL_SHM_DISABLE and NCCL_P2P_DISABLE",
         "'via NET' between ranks of one node",
+        "unset NCCL_SHM_DISABLE and NCCL_P2P_DISABLE; in a container, --shm-size=1g "
+        "--ulimit memlock=-1",
     ),
     "few_nvlinks": SlowCause(
         "some NVLinks inactive or at a lower rate",
@@ -96,11 +120,14 @@ CAUSES = {
         "no reduction in NVSwitch (NVLS)",
         "NCCL_DEBUG=INFO, then grep NVLS; systemctl status nvidia-fabricmanager",
         "'NVLS multicast support is not available', or 0 nvls channels",
+        "systemctl status nvidia-fabricmanager; unset NCCL_NVLS_ENABLE; no NVLS in a MIG "
+        "or a partial virtual machine",
     ),
     "few_channels": SlowCause(
         "few channels",
         "NCCL_DEBUG=INFO, then grep 'coll channels'; unset NCCL_MAX_NCHANNELS and NCCL_MAX_CTAS",
         "fewer channels than NCCL takes on its own",
+        "unset NCCL_MAX_NCHANNELS and NCCL_MAX_CTAS, also in /etc/nccl.conf and ~/.nccl.conf",
     ),
     "few_threads": SlowCause(
         "small blocks of threads",
@@ -116,17 +143,20 @@ CAUSES = {
         "another protocol than NCCL takes on this machine",
         "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING; unset NCCL_PROTO; NCCL_TUNER_PLUGIN=none",
         "another protocol in the lines 'Algo ... proto ...'",
+        "unset NCCL_PROTO, also in /etc/nccl.conf and ~/.nccl.conf; NCCL_TUNER_PLUGIN=none",
     ),
     "algorithm": SlowCause(
         "another algorithm than NCCL takes on this machine",
         "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING; unset NCCL_ALGO; NCCL_TUNER_PLUGIN=none",
         "another algorithm in the lines 'Algo ... proto ...'",
+        "unset NCCL_ALGO, also in /etc/nccl.conf and ~/.nccl.conf; NCCL_TUNER_PLUGIN=none",
     ),
     "launch": SlowCause(
         "overhead of the host before every operation (CPU affinity, virtual machine, debugging)",
         "the same test with one process for each GPU, bound to cores near it (numactl), "
         "and with nccl-tests in place of PyTorch",
         "less time at small sizes",
+        "unset CUDA_LAUNCH_BLOCKING, and run again",
     ),
     "one_process": SlowCause(
         "one process or thread that starts the operation on all GPUs of a node in turn",
@@ -137,16 +167,20 @@ CAUSES = {
         "a network plugin that is missing or failed to load",
         "NCCL_DEBUG=INFO, then grep -i plugin",
         "'No plugin found' or an error of the loader",
+        "install the plugin that fits this NCCL, or put its folder in LD_LIBRARY_PATH; "
+        "without one, NCCL_NET_PLUGIN=none says that it is meant",
     ),
     "port_error": SlowCause(
         "a port or cable with errors",
         "ibstat; dmesg | grep mlx5; perfquery -x, or ethtool -S",
         "a port that is down or counts errors",
+        "replace the cable or the transceiver of that port, and reset its counters",
     ),
     "host_settings": SlowCause(
         "settings of the host: automatic NUMA balancing, IOMMU, ACS",
         "cat /proc/sys/kernel/numa_balancing; cat /proc/cmdline",
         "1, or no iommu=pt",
+        "sysctl kernel.numa_balancing=0; iommu=pt in the kernel's command line",
     ),
     "cold": SlowCause(
         "times without warm-up",
@@ -155,3 +189,44 @@ CAUSES = {
     ),
 }
 """All causes by name."""
+
+_ON_AMD = {
+    "no_gpudirect": replace(
+        CAUSES["no_gpudirect"],
+        check="NCCL_DEBUG=INFO, then grep 'via NET'; grep PCI_P2PDMA /boot/config-$(uname -r)",
+        repair="a kernel with CONFIG_PCI_P2PDMA and CONFIG_DMABUF_MOVE_NOTIFY, or the "
+        "kernel module of ROCm; NCCL_DMABUF_ENABLE=1 with DMA-BUF; NIC and GPU "
+        "below one switch (rocm-smi --showtopo)",
+    ),
+    "pcie": replace(
+        CAUSES["pcie"], check="sudo lspci -vv | grep -E 'LnkSta:'; rocm-smi --showtopo"
+    ),
+    "shared": replace(
+        CAUSES["shared"],
+        check="repeat the test at another time; squeue; rocm-smi --showpids",
+    ),
+    "no_p2p": replace(
+        CAUSES["no_p2p"],
+        check="NCCL_DEBUG=INFO, then grep 'via'; rocm-smi --showtopoaccess; rocm-bandwidth-test",
+        repair="unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; iommu=pt in the kernel's command line; "
+        "in a container, all of /dev/kfd and /dev/dri, and --ipc=host",
+    ),
+    "few_nvlinks": SlowCause(
+        "some xGMI links inactive or at a lower rate",
+        "amd-smi xgmi; rocm-smi --showtopo; dmesg | grep -i xgmi",
+        "links that are down, or fewer of them than the machine has",
+    ),
+    "port_error": replace(
+        CAUSES["port_error"], check="ibstat, or rdma link; dmesg; ethtool -S of the NICs"
+    ),
+}
+"""Causes whose words or commands are others on AMD's GPUs."""
+
+
+def cause_on(name: str, library: str) -> SlowCause:
+    """A cause in the words of the GPUs that a library is for.
+
+    >>> cause_on("few_nvlinks", "rccl").title
+    'some xGMI links inactive or at a lower rate'
+    """
+    return _ON_AMD.get(name, CAUSES[name]) if library == "rccl" else CAUSES[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -404,7 +405,14 @@ _COLUMNS: tuple[Column, ...] = (
 
 
 def comparison_lines(rows: Sequence[Compared]) -> Iterator[str]:
-    """The lines of the table of measured time, predicted time and lower bound."""
+    """The lines of the table of measured time, predicted time and lower bound.
+
+    Of a size that was measured several times, one line has the median.
+    """
+    numbers = Counter(row.row.size_bytes for row in rows)
+    if len(numbers) < len(rows):
+        yield f"# measured is the median of the rows of a size, {_numbers_text(numbers)}"
+        rows = _medians(rows)
     names, units = titles(_COLUMNS)
     chosen = [f"{row.prediction.algorithm} {row.prediction.protocol}" for row in rows]
     width = max(map(len, chosen), default=0)
@@ -416,6 +424,26 @@ def comparison_lines(rows: Sequence[Compared]) -> Iterator[str]:
         cells = (row.row.size_bytes, measured, predicted, f"{row.ratio:.2f}", row.within, bound)
         bottleneck = printable(row.prediction.bottleneck)
         yield f"{table_line(_COLUMNS, cells)}  {choice:<{width}}  {bottleneck}".rstrip()
+
+
+def _medians(rows: Sequence[Compared]) -> list[Compared]:
+    """One row of each size, with the median of its times."""
+    of_size: dict[int, list[Compared]] = {}
+    for row in rows:
+        of_size.setdefault(row.row.size_bytes, []).append(row)
+    medians = []
+    for size_rows in of_size.values():
+        time_fs = round(median(row.row.time_fs for row in size_rows))
+        sample = size_rows[0]
+        middle = replace(sample.row, out_of_place_fs=time_fs, in_place_fs=0, library_fs=0)
+        medians.append(replace(sample, row=middle))
+    return medians
+
+
+def _numbers_text(numbers: Counter[int]) -> str:
+    """How many rows each size has, such as ``"2 to 14 of each"``."""
+    low, high = min(numbers.values()), max(numbers.values())
+    return f"{low} of each" if low == high else f"{low} to {high} of each"
 
 
 def within_line(rows: Sequence[Compared]) -> str:

@@ -13,7 +13,7 @@ from simcoll.errors import ConfigError
 from simcoll.formats.logs.nccl_tuning import Chosen
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import Environment
-from simcoll.planning.measured.causes import CAUSES
+from simcoll.planning.measured.causes import CAUSES, cause_on
 from simcoll.planning.measured.comparison import Compared, Setting, compare
 from simcoll.planning.measured.hypotheses import (
     AGREES,
@@ -39,7 +39,7 @@ from simcoll.planning.measured.log_causes import (
     log_causes,
 )
 from simcoll.planning.measured.variants import SOCKET_RATES, over_interface
-from simcoll.topology.machine import machine as machine_of
+from simcoll.planning.measured.verdicts import verdict
 
 __all__ = ["LogSetting", "TableDiagnosis", "diagnose", "with_log"]
 
@@ -98,6 +98,10 @@ class TableDiagnosis:
         Causes that the log names, then changes that explain the rest.
     summary
         How much is missing, if it is the same at all sizes.
+    verdict
+        Whether the table is as fast as it should be, and the likeliest cause if not.
+    library
+        Name of the library.
     remarks
         Other statements of the log, with their effects, and what it rules out.
     unexplained
@@ -109,6 +113,8 @@ class TableDiagnosis:
     remarks: tuple[str, ...]
     unexplained: str
     summary: str = ""
+    verdict: str = ""
+    library: str = "nccl"
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -122,12 +128,13 @@ class TableDiagnosis:
         if self.explanations:
             yield "explanations, the likeliest first, each predicted like the table:"
         for number, entry in enumerate(self.explanations, 1):
-            claim, *further = entry.lines()
+            claim, *further = entry.lines(self.library)
             yield f"{number}. {claim}"
             yield from (f"   {line}" for line in further)
         yield from self.remarks
         if self.unexplained:
             yield self.unexplained
+        yield self.verdict
 
 
 def with_log(setting: Setting, *, variables: bool = True) -> LogSetting:
@@ -205,6 +212,7 @@ def diagnose(
     choices
         NCCL's own choices, if the log has them.
     """
+    library = log_setting.setting.library.name
     findings = _of_log(rows, log_setting, calibration)
     supports, against = choice_evidence(rows, choices)
     against |= excluded_causes(log_setting.setting)
@@ -223,12 +231,14 @@ def diagnose(
     tests, unexplained = explanations(
         log_setting.setting, rows, calibration, against, supports, limit=limit
     )
+    tests = [_beyond(entry, findings.explanations) for entry in tests]
     tested_causes = {name for entry in tests for name in entry.causes}
     loose = [
         Explanation(
             (cause.cause,),
             cause.claim,
             f"the log says so ({cause.source}); the model has no number for its effect",
+            step=cause_on(cause.cause, library).after_log,
         )
         for cause in findings.without_number
         if cause.cause not in tested_causes
@@ -248,9 +258,21 @@ def diagnose(
         reasons = [f"{CAUSES[cause].title} ({reason})" for cause, reason in excluded.items()]
         remarks.append(f"ruled out by the log: {'; '.join(reasons)}")
     facts = tuple(fact_lines(log_setting.setting))
-    several = machine_of(log_setting.setting.topology).domains > 1
-    summary = even_shortfall(rows, over_network=several)
-    return TableDiagnosis(facts, tuple(ordered), tuple(remarks), unexplained, summary)
+    summary = even_shortfall(rows)
+    judgement = verdict(log_setting.setting, rows, ordered)
+    return TableDiagnosis(
+        facts, tuple(ordered), tuple(remarks), unexplained, summary, judgement, library
+    )
+
+
+def _beyond(test: Explanation, log_explanations: Sequence[Explanation]) -> Explanation:
+    """A change with the effect of a cause that is in the prediction already, in other words."""
+    title = f"{CAUSES[test.causes[0]].title}: "
+    is_repeated = any(entry.causes[0] == test.causes[0] for entry in log_explanations)
+    if not is_repeated or not test.claim.startswith(title):
+        return test
+    extent = test.claim.removeprefix(title)
+    return replace(test, claim=f"the same cause at a higher cost than predicted: {extent}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +321,7 @@ def _of_log(
         ):
             words = f"explains {effect.share:.0%} of the difference to a sound machine: {text}"
             evidence = (f"the log says: {cause.source}",)
-            step = _without(cause, sound_figure(effect, log_setting.setting))
+            step = _without(cause, log_setting.setting, effect)
             explaining.append(Explanation((cause.cause,), cause.claim, words, evidence, step))
         elif effect.change > SLIGHT_CHANGE:
             remarks.append(f"the log says {cause.source} ({cause.claim}); with it {text}")
@@ -310,8 +332,9 @@ def _of_log(
     return _OfLog(tuple(explaining), tuple(remarks), tuple(without_number))
 
 
-def _without(cause: LogCause, figure: str) -> str:
+def _without(cause: LogCause, setting: Setting, effect: Effect) -> str:
     """Run again without what the log names, with the figure to expect."""
+    figure = sound_figure(effect, setting)
     names = [
         part.partition("=")[0]
         for part in cause.source.split("; ")
@@ -319,8 +342,8 @@ def _without(cause: LogCause, figure: str) -> str:
     ]
     if names:
         return f"run again without {' and '.join(names)}; predicted then: {figure}"
-    check = CAUSES[cause.cause].check
-    return f"{check}; without this cause, predicted: {figure}"
+    repair = cause_on(cause.cause, setting.library.name).after_log
+    return f"{repair}; then run again; predicted without this cause: {figure}"
 
 
 def _at(setting: Setting, sizes: Sequence[int]) -> Setting:

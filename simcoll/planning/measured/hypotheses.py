@@ -20,7 +20,7 @@ from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import MOST_LAUNCH_FS, WARM_UP, Series, fit_series
 from simcoll.libraries.prediction import formula_time, predict
-from simcoll.planning.measured.causes import CAUSES
+from simcoll.planning.measured.causes import CAUSES, cause_on
 from simcoll.planning.measured.comparison import Compared, Setting
 from simcoll.planning.measured.variants import (
     SOCKET_RATES,
@@ -38,9 +38,11 @@ from simcoll.units import format_signed, format_size
 __all__ = [
     "AGREES",
     "LEAST_SHARE",
+    "SLIGHT",
     "SLIGHT_CHANGE",
     "Effect",
     "Explanation",
+    "bus_rate",
     "cliff_of",
     "effect_of",
     "even_shortfall",
@@ -70,6 +72,8 @@ how near to a simple fraction it must be to be called so.
 """
 CLIFF = 4.0
 """Rise of the ratio between neighbouring sizes that counts as a cliff."""
+SMALL_BYTES = 2**16
+"""Size from which the choice of algorithm and protocol decides most of the time."""
 MOST_SIZES = 9
 """Number of sizes that are predicted for a change: enough for its shape."""
 MOST_HOP_FS = 200 * 10**9
@@ -167,11 +171,16 @@ class Explanation:
     evidence: tuple[str, ...] = ()
     step: str = ""
 
-    def lines(self) -> Iterator[str]:
-        """The claim with its effect, the evidence, and what to do next."""
+    @property
+    def is_in_log(self) -> bool:
+        """Whether the log names it."""
+        return any("the log says" in text for text in (self.effect, *self.evidence))
+
+    def lines(self, library: str = "nccl") -> Iterator[str]:
+        """The claim with its effect, the evidence, and what to do next on the GPUs of a library."""
         yield f"{self.claim}: {self.effect}"
         yield from self.evidence
-        likeliest = CAUSES[self.causes[0]]
+        likeliest = cause_on(self.causes[0], library)
         yield f"next: {self.step or f'{likeliest.check}; if so, it shows {likeliest.shows}'}"
 
 
@@ -298,20 +307,37 @@ def _range_text(part: Sequence[int], times: Mapping[int, tuple[int, int]]) -> st
     return f"{_sizes_text(part)} takes {factor_text} times the prediction"
 
 
-_PARTS = ((0.5, "half"), (1 / 3, "a third"), (0.25, "a quarter"), (0.125, "an eighth"))
+_PARTS = {
+    Fraction(1, 2): "half",
+    Fraction(1, 3): "a third",
+    Fraction(1, 4): "a quarter",
+    Fraction(1, 8): "an eighth",
+}
 
 
-def even_shortfall(rows: Sequence[Compared], *, over_network: bool) -> str:
-    """In words, that all sizes lack the same share of the predicted bandwidth; empty if not."""
-    times = times_by_size(rows)
-    ratios = [predicted / measured for measured, predicted in times.values()]
+def _even_share(rows: Sequence[Compared]) -> float:
+    """The share of the predicted bandwidth that all sizes have; 0 if they differ or are sound."""
+    ratios = [predicted / measured for measured, predicted in times_by_size(rows).values()]
     if not odd_sizes(rows) or max(ratios) > EVEN * min(ratios) or max(ratios) > 1 / SLIGHT:
+        return 0.0
+    return sum(ratios) / len(ratios)
+
+
+def _simple_part(share: float) -> Fraction | None:
+    """The simple fraction that a share is near to."""
+    return next((part for part in _PARTS if abs(share / float(part) - 1) < NEAR), None)
+
+
+def even_shortfall(rows: Sequence[Compared]) -> str:
+    """In words, that all sizes lack the same share of the predicted bandwidth; empty if not."""
+    share = _even_share(rows)
+    if not share:
         return ""
-    share = sum(ratios) / len(ratios)
-    part = next((name for value, name in _PARTS if abs(share / value - 1) < NEAR), f"{share:.0%}")
-    scope = {1: "the only size", 2: "both sizes"}.get(len(times), f"all {len(times)} sizes")
-    network = f", as with {part} of the network" if over_network else ""
-    return f"about {part} of the predicted bandwidth at {scope}{network}"
+    part = _simple_part(share)
+    part_text = _PARTS[part] if part else f"{share:.0%}"
+    number = len(times_by_size(rows))
+    scope = {1: "the only size", 2: "both sizes"}.get(number, f"all {number} sizes")
+    return f"about {part_text} of the predicted bandwidth at {scope}"
 
 
 def _sizes_text(sizes: Sequence[int]) -> str:
@@ -339,7 +365,7 @@ def _cliff_explanation(
 ) -> Explanation:
     sizes = list(times)
     last = sizes[sizes.index(cliff) - 1]
-    rates = [_bus_rate(setting, size, times[size][0]) for size in (last, cliff)]
+    rates = [bus_rate(setting, size, times[size][0]) for size in (last, cliff)]
     several = machine_of(setting.topology).domains > 1
     causes = ("congestion", "slow_link", "shared") if several else ("slow_link", "shared")
     title = CAUSES["congestion"].title if several else "a fault of links or memory under load"
@@ -409,7 +435,8 @@ def _disturbance(disturbed: Sequence[int], times: Mapping[int, tuple[int, int]])
     )
 
 
-def _bus_rate(setting: Setting, size: int, time_fs: int) -> float:
+def bus_rate(setting: Setting, size: int, time_fs: int) -> float:
+    """Bus bandwidth of a time, in GB/s."""
     factor = float(bus_factor(setting.table.collective, setting.topology.nranks))
     return factor * size / time_fs * 1e6
 
@@ -543,11 +570,14 @@ def _explanation(
 ) -> Explanation:
     scope = "" if len(part) == len(sizes) else f" from {_sizes_text(part)}"
     evidence = [f"for it: {support[cause]}" for cause in candidate.causes if cause in support]
-    titles = [CAUSES[cause].title for cause in candidate.causes[1:]]
+    library = setting.library.name
+    titles = [cause_on(cause, library).title for cause in candidate.causes[1:]]
     if titles:
         evidence.append(f"of the same effect: {'; '.join(titles)}")
     effect = f"explains {test.share:.0%} of the difference{scope}: {figures(test, setting)}"
-    return Explanation(candidate.causes, candidate.claim, effect, tuple(evidence))
+    is_in_log = candidate.causes[0] in support
+    step = cause_on(candidate.causes[0], library).after_log if is_in_log else ""
+    return Explanation(candidate.causes, candidate.claim, effect, tuple(evidence), step)
 
 
 def figures(test: Effect, setting: Setting) -> str:
@@ -576,7 +606,7 @@ def _at_largest_change(test: Effect, setting: Setting) -> tuple[str, str, tuple[
     if size < 2**20:
         texts = [f"{time / 1e9:.4g}" for time in times_fs]
     else:
-        texts = [f"{_bus_rate(setting, size, time):.3g}" for time in times_fs]
+        texts = [f"{bus_rate(setting, size, time):.3g}" for time in times_fs]
     new, old, measured = texts
     return format_size(size), "us" if size < 2**20 else "GB/s", (new, old, measured)
 
@@ -595,20 +625,30 @@ def _candidates(
     times = times_by_size(rows)
     slower = sum(math.log(times[size][0] / times[size][1]) for size in part) > 0
     if slower and facts.domains > 1:
-        yield from _network_candidates(setting, base)
+        yield from _network_candidates(setting, base, _simple_part(_even_share(rows)))
     if slower and any(count > 1 for count in facts.domain_ranks):
         yield from _node_candidates(setting, base)
-    yield from _choice_candidates(setting, base, rows)
+    # A single time of a small size fits many choices.
+    if len(part) > 1 or part[0] >= SMALL_BYTES:
+        yield from _choice_candidates(setting, base, rows)
     if slower and len(part) > 2:
         yield from _fitted_candidates(setting, base, times, part)
 
 
-def _network_candidates(setting: Setting, base: Calibration) -> Iterator[PhysicalChange]:
+EVIDENT = 0.15
+"""How much likelier a share of the network is that all sizes lack alike."""
+
+
+def _network_candidates(
+    setting: Setting, base: Calibration, even: Fraction | None
+) -> Iterator[PhysicalChange]:
+    """Changes of the network; ``even``: the simple fraction of the bandwidth at all sizes."""
     facts = machine_of(setting.topology)
     total = nics_of(setting)
     for count in sorted({1, total // 4, total // 2, 3 * total // 4, total - 1} - {0, total}):
         claim = f"{count} of {total} NICs in use"
-        yield PhysicalChange(("few_nics",), claim, with_nics(setting, count), base)
+        rarity = -EVIDENT if Fraction(count, total) == even else 0.0
+        yield PhysicalChange(("few_nics",), claim, with_nics(setting, count), base, rarity)
     gdr = CAUSES["no_gpudirect"].title
     yield PhysicalChange(("no_gpudirect",), gdr, no_gpudirect(setting), base, 0.15)
     for share in _SHARES:
@@ -620,8 +660,12 @@ def _network_candidates(setting: Setting, base: Calibration) -> Iterator[Physica
         if share > Fraction(1, 2):  # 16 of 24 GB/s remain across a CPU
             causes = ["pcie", *(cause for cause in causes if cause != "pcie")]
         claim = f"the network at {_SHARE_NAMES.get(share, f'{float(share):.2g}')} of its rate"
+        if even and share != even:  # at full rate the network was not the limit
+            claim = f"{_PARTS[even]} of the bandwidth of the network: links at {float(share):.2g}"
+            claim += " of their rate"
         slow = slower_links(setting, "net", share)
-        yield PhysicalChange(tuple(causes), claim, slow, base, 0.12, unseen=True)
+        rarity = 0.12 - (EVIDENT if share == even else 0.0)
+        yield PhysicalChange(tuple(causes), claim, slow, base, rarity, unseen=True)
     for rate_Gbps, title in SOCKET_RATES:
         if rate_Gbps * 10**15 < 4 * facts.nic_uBps:  # half of the rate of the NICs
             claim = f"TCP sockets over an interface of {title}"
@@ -634,7 +678,9 @@ def _node_candidates(setting: Setting, base: Calibration) -> Iterator[PhysicalCh
     if facts.inside in {"nvlink", "xgmi"}:
         rarity = 0.45 if facts.domains > 1 else 0.02
         for share in (Fraction(3, 4), Fraction(1, 2), Fraction(1, 4)):
-            claim = f"NVLinks at {float(share):.2g} of their rate: {CAUSES['few_nvlinks'].title}"
+            links = "NVLinks" if facts.inside == "nvlink" else "xGMI links"
+            title = cause_on("few_nvlinks", setting.library.name).title
+            claim = f"{links} at {float(share):.2g} of their rate: {title}"
             slow = slower_links(setting, "nvlink", share)
             yield PhysicalChange(
                 ("few_nvlinks", "slow_link"), claim, slow, base, rarity, unseen=True

@@ -72,7 +72,8 @@ def fact_lines(setting: Setting) -> Iterator[str]:
     if network:
         yield "; ".join(network)
     if ways := facts.of("transport"):
-        yield "transports: " + ", ".join(f"{fact.value} {fact.count}" for fact in ways)
+        lines = [f"{fact.value} in {counted(fact.count, 'line')}" for fact in ways]
+        yield f"transports: {', '.join(lines)}"
     for kind in ("channels", "NVLS", "pattern", "plugin", "provider", "variable"):
         if texts := facts.values(kind):
             yield f"{kind}: {'; '.join(texts[:4])}"

@@ -63,13 +63,22 @@ def test_names_of_nics(text, ports):
     assert used_ports(Transports(devices=text), range(4)) == ports
 
 
-def test_without_gpudirect_data_shares_the_way_to_the_cpu():
-    # A DGX A100 has two NICs of 25 GB/s and two GPUs below each of four PCIe switches of 24 GB/s:
-    # both directions of all NICs pass four ways up, a quarter of what the NICs carry.
-    whole, part = (
-        bus_rate("dgx-a100", 2, f"{RINGS}{rest}") for rest in ("", ",NCCL_NET_GDR_LEVEL=LOC")
+@pytest.mark.parametrize(
+    ("machine", "part"),
+    [
+        # Both directions of one NIC of 25 GB/s share the way to the CPU of 24 GB/s.
+        ("dgx-a100:nic.count=1", 0.5),
+        # Eight of them have four such ways, more than the memory of the host carries: 22 GB/s.
+        ("dgx-a100", 22 / 200),
+        # The memory of a Grace CPU is behind NVLink.
+        ("alps-gh200", 1.0),
+    ],
+)
+def test_without_gpudirect_data_passes_the_memory_of_the_host(machine, part):
+    whole, staged = (
+        bus_rate(machine, 2, f"{RINGS}{rest}") for rest in ("", ",NCCL_NET_GDR_LEVEL=LOC")
     )
-    assert part == pytest.approx(whole / 4, rel=0.05)
+    assert staged == pytest.approx(whole * part, rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +172,20 @@ def test_what_a_topology_without_devices_lacks_is_said():
     environment = parse_environment("NCCL_NET_GDR_LEVEL=LOC,NCCL_IB_HCA=mlx5_0")
     topology = load_topology("mi300x", nodes=2)
     prediction = simcoll.predict("all_reduce", LARGE, topology, environment=environment)
-    assert "only the number of NICs and sockets count" in prediction.assumed
+    assert "only peer access, GPUDirect, sockets and the number of NICs" in prediction.assumed
+
+
+@pytest.mark.parametrize(
+    ("nodes", "variables", "expected"),
+    [
+        # Host memory: the share of PCIe 5.0 that a pair of GPUs without peer access has.
+        (1, "NCCL_P2P_DISABLE=1", 0.3001 * 63),
+        (2, f"{RINGS},NCCL_NET_GDR_LEVEL=LOC", 0.97 * 22),
+        (2, f"{RINGS},NCCL_P2P_LEVEL=LOC,NCCL_SHM_DISABLE=1", 0.9 * 50),
+    ],
+)
+def test_rccl_has_the_ways_that_variables_leave(nodes, variables, expected):
+    assert bus_rate("mi300x", nodes, variables) == pytest.approx(expected, rel=0.15)
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,15 @@ def test_runs_that_are_repeated_are_one_series_of_medians(tmp_path):
     assert left_out(once.series) == left_out(thrice.series)
 
 
+def test_a_limit_in_the_log_is_named(tmp_path):
+    lines = [*nccl_tests(SIZES, 15 / 8, hosts=("a", "b"), version=3, rate=180.0)]
+    limit = "node-1:11:22 [0] NCCL INFO NCCL_MAX_NCHANNELS set by environment to 2."
+    assert read(tmp_path, lines).notes == ()
+    (note,) = read(tmp_path, [limit, *lines]).notes
+    assert "ran under a limit, at most 2 channels (NCCL_MAX_NCHANNELS=2)" in note
+    assert read(tmp_path, [limit, *lines], environment="NCCL_ALGO=Ring").notes == ()
+
+
 def test_a_log_with_nothing_is_refused_with_its_name(tmp_path):
     with pytest.raises(ConfigError, match=r"run\.log: there is no row"):
         read(tmp_path, ["nothing"])

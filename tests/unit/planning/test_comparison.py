@@ -266,6 +266,16 @@ def test_lines_for_a_person():
     ]
 
 
+def test_a_size_that_was_measured_often_has_one_line():
+    (setting,), _ = settings_for(made("dgx-h100", sizes=(8, 2**30)), "dgx-h100")
+    small, large = compare(setting)
+    slower = shifted([small], {8: 2})
+    note, _, _, line, last = comparison_lines([small, large, *slower, *shifted([small], {8: 3})])
+    assert note == "# measured is the median of the rows of a size, 1 to 3 of each"
+    assert line.split()[1] == f"{slower[0].row.time_fs / 1e9:.2f}"
+    assert last.split()[0] == str(2**30)
+
+
 def test_a_log_that_was_printed(tmp_path):
     path = tmp_path / "log.txt"
     path.write_text("\n".join(nccl_tests(SIZES, 15 / 8, hosts=("a", "b"), version=3, rate=180.0)))

@@ -136,7 +136,8 @@ def test_a_table_as_predicted_needs_no_explanation():
     sound = setting_on("dgx-h100")
     diagnosis = diagnosis_of(sound, sound)
     assert (diagnosis.explanations, diagnosis.unexplained) == ((), "")
-    assert list(diagnosis.lines()) == []
+    (line,) = diagnosis.lines()
+    assert line.startswith("verdict: as fast as predicted at all 11 sizes: ")
 
 
 def test_one_size_is_explained_too():
@@ -188,14 +189,35 @@ def test_a_first_size_without_warm_up_is_named():
 
 
 def test_a_cause_without_an_effect_in_the_model_is_named():
-    facts = [RunFact("transport", "SHM/direct/direct", 7)]
-    sound = setting_on("mi300x", nodes=1, facts=facts, sizes=(2**26, 2**28, 2**30))
+    facts = [RunFact("warning", "NET/IB : Got async event : port error", 7)]
+    sound = setting_on("mi300x", facts=facts, sizes=(2**26, 2**28, 2**30))
     times = sound.formula()([row.size_bytes for row in sound.table.rows], Calibration())
     (setting,), _ = settings_for(log_of(sound, [10 * time for time in times]), "mi300x")
     log_setting = with_log(setting)
     first = diagnose(compare(log_setting.setting), log_setting).explanations[0]
-    assert first.causes == ("no_p2p",)
-    assert "line 7: via SHM/direct/direct" in first.effect
+    assert first.causes == ("port_error",)
+    assert "line 7: NET/IB : Got async event" in first.effect
+    assert first.step == CAUSES["port_error"].repair
+
+
+@pytest.mark.parametrize(
+    ("nodes", "fact", "cause", "share"),
+    [
+        (1, RunFact("transport", "SHM/direct/direct", 7), "no_p2p", 0.1),
+        (2, RunFact("transport", "NET/IB [receive]", 7), "no_gpudirect", 0.2),
+    ],
+)
+def test_rccl_moves_data_as_its_log_says(nodes, fact, cause, share):
+    sound = setting_on("mi300x", nodes=nodes, facts=[fact], sizes=(2**26, 2**28, 2**30))
+    times = sound.formula()([row.size_bytes for row in sound.table.rows], Calibration())
+    slow = [round(time / share) for time in times]
+    (setting,), _ = settings_for(log_of(sound, slow), "mi300x")
+    log_setting = with_log(setting)
+    diagnosis = diagnose(compare(log_setting.setting), log_setting)
+    first = diagnosis.explanations[0]
+    assert (first.causes, first.is_in_log) == ((cause,), True)
+    assert first.effect.startswith("explains ")
+    assert "nvidia" not in "".join(diagnosis.lines())
 
 
 def test_what_no_change_explains_is_said():
@@ -319,9 +341,7 @@ def test_nodes_that_do_not_fit_the_topology_are_noted():
 def test_the_same_share_at_both_sizes_is_said():
     sound = setting_on("dgx-a100", sizes=(2**30, 2**33))
     diagnosis = diagnosis_of(sound, with_nics(sound, 4))
-    assert diagnosis.summary == (
-        "about half of the predicted bandwidth at both sizes, as with half of the network"
-    )
+    assert diagnosis.summary == "about half of the predicted bandwidth at both sizes"
     assert next(iter(diagnosis.lines())) == diagnosis.summary
 
 
@@ -341,3 +361,24 @@ def test_every_cause_says_what_to_do():
         assert cause.title
         assert cause.check
         assert cause.shows
+        assert cause.after_log
+
+
+def test_a_log_is_not_asked_for_what_it_shows():
+    fact = RunFact("network", "Socket", 4)
+    sound = setting_on("dgx-a100", facts=[fact], sizes=(2**20, 2**26, 2**30))
+    diagnosis = diagnosis_of(sound, over_interface(sound, 10))
+    step = diagnosis.explanations[0].step
+    assert "Using network" not in step
+    assert step.startswith("ibv_devinfo on every node")
+    assert diagnosis.verdict.startswith("verdict: no slower than what the log says makes it: TCP")
+
+
+def test_the_verdict_says_how_sure_a_cause_is():
+    sound = setting_on("dgx-a100", sizes=(2**26, 2**28, 2**30))
+    diagnosis = diagnosis_of(sound, with_nics(sound, 2))
+    assert diagnosis.verdict == (
+        "verdict: slower than predicted at 3 of 3 sizes, up to 3.9 times; "
+        "the likeliest cause, by the times alone: 2 of 8 NICs in use"
+    )
+    assert list(diagnosis.lines())[-1] == diagnosis.verdict

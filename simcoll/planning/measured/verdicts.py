@@ -1,0 +1,74 @@
+"""The last line of a comparison: whether a machine is as fast as it should be; if not, why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcoll.planning.measured.comparison import Compared, Setting
+from simcoll.planning.measured.hypotheses import (
+    SLIGHT,
+    Explanation,
+    bus_rate,
+    odd_sizes,
+    times_by_size,
+)
+from simcoll.units import counted, format_size
+
+__all__ = ["verdict"]
+
+SMALL_BYTES = 2**20
+"""Size below which a time says more than a bandwidth."""
+
+
+def verdict(setting: Setting, rows: Sequence[Compared], explanations: Sequence[Explanation]) -> str:
+    """Judge a table that was predicted with all that its log says.
+
+    Parameters
+    ----------
+    explanations
+        Those of the table, the likeliest first.
+    """
+    times = times_by_size(rows)
+    slow = sorted(odd_sizes(rows))
+    figure = _figure(setting, max(times), *times[max(times)])
+    leading = explanations[0] if explanations else None
+    if not slow:
+        if leading is not None and leading.is_in_log:
+            return f"verdict: no slower than what the log says makes it: {leading.claim}; {figure}"
+        slowest = max(measured / predicted for measured, predicted in times.values())
+        if slowest > SLIGHT:
+            return (
+                f"verdict: up to {slowest:.1f} times the predicted time, which is inside the "
+                f"intervals of this machine, too little to name a cause: {figure}"
+            )
+        return f"verdict: as fast as predicted at {_all(len(times))}: {figure}{_faster(rows)}"
+    factor = max(times[size][0] / times[size][1] for size in slow)
+    extent = (
+        f"slower than predicted at {len(slow)} of {counted(len(times), 'size')}, "
+        f"up to {factor:.1f} times"
+    )
+    if leading is None:
+        return f"verdict: {extent}, and no cause that was tested explains it: {figure}"
+    if leading.is_in_log:
+        return f"verdict: {extent}; the log names a cause: {leading.claim}"
+    return f"verdict: {extent}; the likeliest cause, by the times alone: {leading.claim}"
+
+
+def _all(number: int) -> str:
+    return {1: "the only size", 2: "both sizes"}.get(number, f"all {number} sizes")
+
+
+def _figure(setting: Setting, size: int, measured_fs: int, predicted_fs: int) -> str:
+    """Measured and predicted bandwidth, or time if the size is small."""
+    if size < SMALL_BYTES:
+        measured, predicted = measured_fs / 1e9, predicted_fs / 1e9
+        return f"{measured:.4g} us at {format_size(size)}, predicted {predicted:.4g}"
+    measured, predicted = (bus_rate(setting, size, time) for time in (measured_fs, predicted_fs))
+    return f"{measured:.3g} GB/s at {format_size(size)}, predicted {predicted:.3g}"
+
+
+def _faster(rows: Sequence[Compared]) -> str:
+    """How many sizes are faster than their intervals."""
+    lower_fs = {row.row.size_bytes: row.prediction.low90_fs for row in rows}
+    sizes = [size for size, (time, _) in times_by_size(rows).items() if time < lower_fs[size]]
+    return f"; faster than the 90 % interval at {counted(len(sizes), 'size')}" if sizes else ""
