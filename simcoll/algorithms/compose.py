@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike
 
 from simcoll.algorithms.combinable import abreast, checked_cuts, checked_lanes, first_of
 from simcoll.algorithms.numberings import addresses, checked_numberings
-from simcoll.arrays import Ints
+from simcoll.arrays import Array, Ints
+from simcoll.core.immutable import constant, immutable
 from simcoll.core.numbers import whole_number
 from simcoll.core.schedule import COPY, Layout, Repeat, Schedule, Step, joined
 from simcoll.core.step import concurrent, moving_part, spread
@@ -254,15 +255,62 @@ def _in_share(step: Step, share: Ints | int, homes: tuple[Ints, Ints], lanes: in
     )
 
 
+def _copies(step: Step, copies: int, run: int | None, homes: tuple[Ints, Ints], lanes: int) -> Step:
+    """A step on every share of every slot: share by share, or alternating with ``run`` transfers of
+    each.
+
+    Each column is written once. A step of a million transfers in eight shares has columns of 67 MB,
+    and every further copy of one costs as much as the rest of a pass.
+    """
+    rows = len(step)
+    run = rows if run is None else min(run, rows)
+    cut = rows - rows % run
+    home, width = homes
+
+    def in_order(column: Array, spacing: Array | int) -> Array:
+        """The column in each share, where its values are ``spacing`` apart from the last one's."""
+        share = np.arange(copies)[:, None]
+        spaced = np.broadcast_to(spacing, column.shape)
+        parts = [
+            (values.reshape(-1, 1, size) + share * spaces.reshape(-1, 1, size)).reshape(-1)
+            for values, spaces, size in (
+                (column[:cut], spaced[:cut], run),
+                (column[cut:], spaced[cut:], rows - cut),
+            )
+            if len(values)
+        ]
+        return immutable(parts[0] if len(parts) == 1 else np.concatenate(parts))
+
+    def alike(column: Array) -> Array:
+        """The column of values that do not depend on the share."""
+        if (column == column[0]).all():
+            return constant(int(column[0]), rows * copies, column.dtype)
+        if run == rows:
+            return np.frombuffer(column.tobytes() * copies, column.dtype)
+        return in_order(column, column.dtype.type(0))
+
+    src_rank = alike(step.src_rank)
+    local = np.array_equal(step.src_rank, step.dst_rank)
+    return Step(
+        src_rank,
+        in_order(home[step.src_chunk], width[step.src_chunk]),
+        src_rank if local else alike(step.dst_rank),
+        in_order(home[step.dst_chunk], width[step.dst_chunk]),
+        alike(step.count),
+        alike(step.op),
+        in_order(step.channel, lanes),
+    )
+
+
 def _side_by_side(
     schedules: Sequence[Schedule],
-    change: Callable[[Step, Ints, Ints], Step],
+    change: Callable[[Step, Ints, Ints], Step] | None,
     run: int | None,
     *,
     one_slot: bool,
     moved: Ints | None = None,
 ) -> Schedule:
-    """Concurrent schedules, each on its share; ``change`` maps their transfers, given each
+    """Concurrent schedules, each on its share; ``change``, if any, maps their transfers, given each
     transfer's schedule and place in it.
 
     It maps the addresses of each schedule to those in ``moved``.
@@ -286,9 +334,14 @@ def _side_by_side(
 
     def change_steps(steps: Sequence[Step]) -> Step:
         within = [within_slots(step, old) for step in (steps[:1] if copied else steps)]
+        if copied and change is None and len(within[0]):
+            local_run = n if run is None and _local(within[0]) else run
+            return _copies(within[0], copies, local_run, homes, lanes)
         lengths = np.array([len(step) for step in within])
         copy, row = spread(lengths.repeat(copies) if copied else lengths)
-        new = change(joined(within).rows(row) if copied else joined(within), copy, row)
+        new = joined(within).rows(row) if copied else joined(within)
+        if change is not None:
+            new = change(new, copy, row)
         every = n if run is None and _local(new) else run
         new = _in_share(new, copy, homes, lanes)
         if every is None or int(row.max(initial=0)) < every:
@@ -373,7 +426,7 @@ def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Sched
     run = None if run is None else whole_number("run", run, 1)
     if len(schedules) == 1:
         return model
-    return _side_by_side(schedules, lambda step, *_: step, run, one_slot=_one_slot(model.layout))
+    return _side_by_side(schedules, None, run, one_slot=_one_slot(model.layout))
 
 
 def channels(

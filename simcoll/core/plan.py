@@ -257,8 +257,17 @@ class Plan:
                 result[rows] = begin + piece[rows] * size // layout.chunks
         return result
 
-    def _ranges(self, step: Step, src_region: Ints, dst_region: Ints) -> tuple[Ints, Ints, Ints]:
-        """Source and destination offsets of each transfer, and its elements."""
+    def ranges(self, step: Step, src_region: Ints, dst_region: Ints) -> tuple[Ints, Ints, Ints]:
+        """Source and destination offsets of each transfer of a step with resolved aliases, and its
+        elements; a message without data has none.
+
+        >>> import simcoll
+        >>> plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), count=5)
+        >>> step, region = next(plan.schedule.steps()), plan.schedule.layout.region
+        >>> places = plan.ranges(step, region(step.src_chunk), region(step.dst_chunk))
+        >>> [values.tolist() for values in places]
+        [[0, 0, 0], [0, 5, 10], [5, 5, 5]]
+        """
         positions = self.positions()
         # A message without data may have any chunk.
         if positions is None or (step.op == SYNC).any():
@@ -293,7 +302,7 @@ class Plan:
             if (step.count == 1).all():
                 cuts = np.arange(layout.chunks + 1, dtype=np.int64) * sizes // layout.chunks
                 return np.diff(cuts)[layout.piece(step.src_rank, step.src_chunk)]
-        return self._ranges(step, layout.region(step.src_chunk), layout.region(step.dst_chunk))[2]
+        return self.ranges(step, layout.region(step.src_chunk), layout.region(step.dst_chunk))[2]
 
     def steps(self, *, staged: bool = True) -> Iterator[PlanStep]:
         """Stream the steps with offsets and sizes, without empty steps; each call starts over.
@@ -313,7 +322,7 @@ class Plan:
         room = MOST_KEPT if staged and self.schedule.known.kept is not None else -1
         for number, step in lowered(self.schedule):
             src_region, dst_region = layout.region(step.src_chunk), layout.region(step.dst_chunk)
-            src_offset, dst_offset, elements = self._ranges(step, src_region, dst_region)
+            src_offset, dst_offset, elements = self.ranges(step, src_region, dst_region)
             keep = (elements > 0) | (step.op == SYNC)
             if not keep.any():
                 continue

@@ -12,7 +12,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simcoll.arrays import Array, Ints, Whole
-from simcoll.core.immutable import by_constructor, constant, without_subclasses
+from simcoll.core.immutable import (
+    SLIM_ROWS,
+    by_constructor,
+    constant,
+    immutable,
+    without_subclasses,
+)
 from simcoll.core.numbers import LARGEST, NUMBER, whole_number, whole_numbers
 from simcoll.core.vocabulary import TransferOp
 from simcoll.errors import ConfigError, nearest
@@ -180,7 +186,16 @@ class Step:
         >>> step.rows(slice(1, None)).dst_rank.tolist()
         [2, 0]
         """
-        return Step(*(column[which] for column in self.columns))
+        return Step(*(_some(column, which) for column in self.columns))
+
+
+def _some(column: Array, which: slice | Array) -> Array:
+    """Some rows of a column, frozen at once, so that no two copies of all columns exist."""
+    if column.strides == (0,) and isinstance(which, np.ndarray) and len(column) > SLIM_ROWS:
+        size = int(np.count_nonzero(which)) if which.dtype == np.bool_ else len(which)
+        return constant(int(column[0]), size, column.dtype)
+    chosen: Array = column[which]
+    return chosen if isinstance(which, slice) else immutable(chosen)
 
 
 def _operation(number: int) -> str:

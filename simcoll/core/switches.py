@@ -30,7 +30,7 @@ def switch_leaders(step: Step | PlanStep) -> Ints:
     return leaders
 
 
-def switch_groups(step: PlanStep) -> list[list[int]]:
+def switch_groups(step: Step | PlanStep) -> list[list[int]]:
     """The transfers of a step, grouped by switch operation, as lists of rows."""
     leaders = switch_leaders(step)
     groups: dict[int, list[int]] = {}

@@ -14,16 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simcoll.arrays import Array, Ints
-from simcoll.core.plan import INPUT, OUTPUT, Plan, PlanStep
+from simcoll.core.plan import INPUT, OUTPUT, Plan
 from simcoll.core.reduction import combine
 from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
-from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, SYNC
-from simcoll.core.step import distinct
+from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, lowered
+from simcoll.core.step import Step, distinct
 from simcoll.core.switches import switch_groups
 from simcoll.emulator.data.dataplane import blank_memory
 
 __all__ = ["BufferPool", "data_errors", "move_inputs"]
 
+LOCATED = 1 << 18
+"""Transfers of a step to locate at a time: their places in the plan take ten further columns."""
 COMBINED = 1 << 18
 """Elements to combine at a time, outside their buffers."""
 
@@ -116,9 +118,10 @@ class BufferPool:
 
     def steps(self) -> Iterator[list[_TransferGroup]]:
         """Stream the moves of every step, in an order in which they can be written."""
-        for step in self._plan.steps(staged=False):
-            if (step.op != SYNC).any():
-                yield self._moves(step)
+        for _, step in lowered(self._plan.schedule):
+            moves = self._moves(step)
+            if moves:
+                yield moves
 
     def move(self, moves: list[_TransferGroup]) -> None:
         """Perform one step: read everything, then write it."""
@@ -146,19 +149,35 @@ class BufferPool:
             windows = self._views[length] = np.lib.stride_tricks.as_strided(array, shape, strides)
         return windows
 
-    def _moves(self, step: PlanStep) -> list[_TransferGroup]:
-        starts, moving = self._first, step.op != SYNC
-        rows: Any = slice(None) if moving.all() else np.flatnonzero(moving)
-        length = step.elements[rows]
-        source = starts[step.src_rank[rows], step.src_buffer[rows]] + step.src_offset[rows]
-        target = starts[step.dst_rank[rows], step.dst_buffer[rows]] + step.dst_offset[rows]
+    def _elements(self, step: Step) -> tuple[Ints, Ints, Ints]:
+        """First source and target element of every transfer of a step, and its length."""
+        plan, layout, starts = self._plan, self._plan.schedule.layout, self._first
+        source, target, length = (np.empty(len(step), np.int64) for _ in range(3))
+        for begin in range(0, len(step), LOCATED):
+            rows = slice(begin, begin + LOCATED)
+            part = step.rows(rows)
+            regions = layout.region(part.src_chunk), layout.region(part.dst_chunk)
+            src_offset, dst_offset, length[rows] = plan.ranges(part, *regions)
+            source[rows] = starts[part.src_rank, regions[0]] + src_offset
+            target[rows] = starts[part.dst_rank, regions[1]] + dst_offset
+        return source, target, length
+
+    def _moves(self, step: Step) -> list[_TransferGroup]:
+        """The transfers of a step that move something, as groups."""
+        source, target, length = self._elements(step)
         switched = bool((step.op == SWITCH_REDUCE).any())
-        combines = step.op[rows] == REDUCE
+        combines = step.op == REDUCE
         # The first transfer of a switch reduction copies: the old content does not count.
         if switched:
             followers = step.op == SWITCH_REDUCE
             followers[[group[0] for group in switch_groups(step)]] = False
-            combines |= followers[rows]
+            combines |= followers
+        if not length.all():
+            rows = np.flatnonzero(length)
+            source, target, combines = source[rows], target[rows], combines[rows]
+            length = length[rows]
+        if not len(length):
+            return []
         turn = np.zeros(len(length), np.int64)
         # Only these write an element twice in a step.
         if switched or self._plan.schedule.known.folds:
