@@ -28,6 +28,7 @@ from simcoll.files.paths import is_file
 if TYPE_CHECKING:
     from simcoll.algorithms.registered import Algorithm
     from simcoll.topology import Topology
+from simcoll.topology.sub_tori import closed_dims
 
 __all__ = [
     "NCCL_PROTOCOLS",
@@ -355,8 +356,8 @@ def schedule_on(
     *,
     most_channels: int = MAX_CHANNELS,
 ) -> Schedule:
-    """Build a named algorithm for a topology, which supplies the missing ``box``, ``channels`` and
-    ``topology``.
+    """Build a named algorithm for a topology, which supplies the missing ``box``, ``channels``,
+    ``dims`` and ``topology``.
 
     Raises
     ------
@@ -386,6 +387,8 @@ def schedule_on(
     elif box == 1 and algorithm == "nccl_tree":
         # A tree over the nodes; the default would be one chain.
         filled.setdefault("box", box)
+    if "dims" in registered.params and (dims := closed_dims(topology)):
+        filled.setdefault("dims", dims)
     if "topology" in registered.params:
         filled.setdefault("topology", topology)
     return schedule_named(collective, algorithm, **filled)

@@ -6,8 +6,9 @@ All devices run the same program. Work is not timed here: its cost is known with
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -164,6 +165,45 @@ def program_of(module: HloModule) -> HloProgram:
     return HloProgram(module, tuple(steps), tuple(reader.assumptions))
 
 
+class _Started(dict[str, "HloCollective"]):
+    """The collectives of a computation that are started and not ended, by the names of the values
+    that hold them.
+
+    Attributes
+    ----------
+    elements
+        By the name of a tuple, those that its elements hold.
+    around
+        By the place in the tuple of a loop's state, those that run across the loop.
+    """
+
+    def __init__(self, around: Mapping[int, HloCollective]) -> None:
+        super().__init__()
+        self.around = around
+        self.elements: dict[str, Mapping[int, HloCollective]] = {}
+
+    def pass_on(self, instruction: HloInstruction) -> None:
+        """Note the value of an instruction that holds what its operands hold."""
+        operands, opcode = instruction.operands, instruction.opcode
+        if opcode == "parameter":
+            self.elements[instruction.name] = self.around
+        elif opcode == "tuple":
+            places = enumerate(operands)
+            held = {place: self[name] for place, name in places if name in self}
+            self.elements[instruction.name] = held
+        elif opcode in {"get-tuple-element", "bitcast", "async-update"} and operands:
+            within = self.elements.get(operands[0], {})
+            place = whole_number(instruction.attribute("index") or "-1")
+            collective = within.get(place) or self.get(operands[0])
+            if collective is not None:
+                self[instruction.name] = collective
+
+    def waiting(self) -> HloCollective | None:
+        """One that is not ended, and was started here."""
+        outer = {id(collective) for collective in self.around.values()}
+        return next((value for value in self.values() if id(value) not in outer), None)
+
+
 @dataclass(eq=False)
 class _ProgramReader:
     module: HloModule
@@ -174,8 +214,15 @@ class _ProgramReader:
     def __post_init__(self) -> None:
         self.costs = HloCosts(self.module)
 
-    def steps(self, computation: HloComputation, depth: int) -> list[Step]:
-        """The steps of a computation; ``depth`` counts the calls around it."""
+    def steps(
+        self,
+        computation: HloComputation,
+        depth: int,
+        around: Mapping[int, HloCollective] = MappingProxyType({}),
+    ) -> list[Step]:
+        """The steps of a computation; ``depth`` counts the calls around it, and ``around`` are the
+        collectives that run across it.
+        """
         if depth > _DEEPEST:
             raise ConfigError(
                 f"line {computation.line}: calls are nested more than {_DEEPEST} deep",
@@ -187,11 +234,11 @@ class _ProgramReader:
             raise ConfigError(
                 f"calls unfold to more than {MOST_STEPS:,} instructions", file=self.module.file
             )
-        started: dict[str, HloCollective] = {}
+        started = _Started(around)
         steps: list[Step] = []
         for instruction in computation.instructions.values():
             steps += self._steps_of(computation, instruction, started, depth)
-        waiting = next(iter(started.values()), None)
+        waiting = started.waiting()
         if waiting is not None:
             raise ConfigError(
                 f"line {waiting.line}, {waiting.name}: it is started and not ended in "
@@ -204,16 +251,16 @@ class _ProgramReader:
         self,
         computation: HloComputation,
         instruction: HloInstruction,
-        started: dict[str, HloCollective],
+        started: _Started,
         depth: int,
     ) -> list[Step]:
         opcode = instruction.opcode
         base = opcode.removesuffix("-start")
         if opcode in FREE:
-            self._pass_on(instruction, started)
+            started.pass_on(instruction)
             return []
         if opcode == "while":
-            return self._loop(computation, instruction, depth)
+            return self._loop(computation, instruction, started, depth)
         if opcode == "call":
             return self.steps(self.module.computation(instruction, "to_apply"), depth + 1)
         if opcode == "conditional":
@@ -230,7 +277,7 @@ class _ProgramReader:
         if opcode.endswith("-done") and opcode != "slice-done":
             return self._end(instruction, started)
         if opcode == "async-update":
-            self._pass_on(instruction, started)
+            started.pass_on(instruction)
             return []
         if opcode == "fusion":
             return self._fusion(computation, instruction, started)
@@ -241,18 +288,18 @@ class _ProgramReader:
         cycles = _cycles(instruction)
         return HloWork(instruction.name, cost, cycles)
 
-    def _pass_on(self, instruction: HloInstruction, started: dict[str, HloCollective]) -> None:
-        """Know what was started by the names of the values that hold it."""
-        if instruction.opcode in {"get-tuple-element", "bitcast", "async-update"}:
-            for operand in instruction.operands[:1]:
-                if operand in started:
-                    started[instruction.name] = started[operand]
-
     def _loop(
-        self, computation: HloComputation, instruction: HloInstruction, depth: int
+        self,
+        computation: HloComputation,
+        instruction: HloInstruction,
+        started: _Started,
+        depth: int,
     ) -> list[Step]:
         count = trip_count(self.module, computation, instruction)
-        steps = self.steps(self.module.computation(instruction, "body"), depth + 1)
+        around = started.elements.get(next(iter(instruction.operands), ""), {})
+        started.elements[instruction.name] = around
+        body = self.module.computation(instruction, "body")
+        steps = self.steps(body, depth + 1, around)
         if not count or not steps:
             return []
         return [HloLoop(instruction.name, count, tuple(steps))]
@@ -323,7 +370,7 @@ class _ProgramReader:
         self,
         name: str,
         collective: HloCollective,
-        started: dict[str, HloCollective],
+        started: _Started,
         has_end: bool,
     ) -> list[Step]:
         if has_end:
@@ -332,9 +379,7 @@ class _ProgramReader:
             return []
         return [HloStart(collective)]
 
-    def _async_start(
-        self, instruction: HloInstruction, started: dict[str, HloCollective]
-    ) -> list[Step]:
+    def _async_start(self, instruction: HloInstruction, started: _Started) -> list[Step]:
         """A computation that runs beside the device's work: one collective."""
         body = self.module.computation(instruction, "calls")
         inner = [
@@ -358,7 +403,7 @@ class _ProgramReader:
             instruction.name, self._collective(body, inner[0], base), started, has_end=True
         )
 
-    def _end(self, instruction: HloInstruction, started: dict[str, HloCollective]) -> list[Step]:
+    def _end(self, instruction: HloInstruction, started: _Started) -> list[Step]:
         collective = next(
             (started[operand] for operand in instruction.operands if operand in started), None
         )
@@ -366,6 +411,8 @@ class _ProgramReader:
             raise self.module.refuse(
                 instruction, "it ends what was not started in the same computation"
             )
+        if any(collective is outer for outer in started.around.values()):
+            raise self.module.refuse(instruction, "it ends in a loop what was started before it")
         for name in [name for name, value in started.items() if value is collective]:
             del started[name]
         return [HloEnd(collective)] if collective.groups.shape[1] > 1 else []
@@ -374,7 +421,7 @@ class _ProgramReader:
         self,
         computation: HloComputation,
         instruction: HloInstruction,
-        started: dict[str, HloCollective],
+        started: _Started,
     ) -> list[Step]:
         """A fusion; those of TPUs may start or end a collective, or hold one."""
         body = self.module.computation(instruction, "calls")

@@ -28,6 +28,7 @@ from simcoll.libraries.prediction_cache import key_of, recall, remember, topolog
 from simcoll.libraries.proved_choice import LibraryPlay, play
 from simcoll.libraries.question import Question, question_on
 from simcoll.topology import Topology
+from simcoll.topology.sub_tori import closed_dims
 from simcoll.tuning import collective_on, costs, default_protocols, schedule_on
 
 __all__ = ["LibraryCall", "library_call", "library_plan", "library_play"]
@@ -45,6 +46,8 @@ _PLAIN = {
     "barrier": "dissemination",
 }
 """The algorithms that run if the library's choice cannot be played."""
+_ON_TORI = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
+"""Collectives that run along all axes of a torus at once, in both directions, as XLA runs them."""
 _FORM = {"time_fs": int, "launch_fs": int, "share": str}
 
 
@@ -113,7 +116,7 @@ def library_call(
     played = _first_playable(question, size_bytes, topology) if question else None
     if question is None or played is None:
         names, _ = default_protocols(topology)
-        schedule = schedule_on(collective, algorithm or _PLAIN[kind], topology)
+        schedule = schedule_on(collective, algorithm or _plain(kind, topology), topology)
         return LibraryCall(schedule, costs(names[-1], topology, schedule), topology, size_bytes)
     choice, stands_in = played
     call = LibraryCall(choice.schedule, choice.protocol, topology, size_bytes, choice.slight_bytes)
@@ -200,6 +203,11 @@ def library_play(
     return call.schedule, call.protocol
 
 
+def _plain(kind: str, topology: Topology) -> str:
+    """The algorithm that runs where no library has a choice."""
+    return "torus" if kind in _ON_TORI and closed_dims(topology) else _PLAIN[kind]
+
+
 def _question(
     kind: str,
     topology: Topology,
@@ -238,7 +246,7 @@ def _first_playable(
     collective = collective_on(
         question.collective, topology.nranks, 0 if question.collective in ROOTED else None
     )
-    schedule = schedule_on(collective, _PLAIN[question.collective], topology)
+    schedule = schedule_on(collective, _plain(question.collective, topology), topology)
     names, _ = default_protocols(topology)
     return LibraryPlay(schedule, costs(names[-1], topology, schedule)), True
 

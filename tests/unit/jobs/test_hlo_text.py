@@ -365,6 +365,51 @@ def test_a_collective_may_run_in_a_computation_of_its_own():
     assert program.steps[0].collective.groups.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def across_a_loop(body, end="%d = f32[8] all-gather-done(%g)"):
+    """An all_gather that is started before a loop, whose state holds it, and ended after it."""
+    state = "(s32[], f32[8], (f32[4], f32[8]))"
+    computations = f"""
+%body (p: {state}) -> {state} {{
+  %p = {state} parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %y = f32[8] get-tuple-element(%p), index=1
+  %h = (f32[4], f32[8]) get-tuple-element(%p), index=2
+  {body}
+  ROOT %t = {state} tuple(%i, %z, %h)
+}}
+%condition (q: {state}) -> pred[] {{
+  ROOT %q = {state} parameter(0)
+}}
+"""
+    return module(
+        "%i0 = s32[] constant(0)",
+        "%x = f32[4] parameter(0)",
+        "%y0 = f32[8] parameter(1)",
+        f"%s = (f32[4], f32[8]) all-gather-start(%x), replica_groups=[4,2]<=[8], {GLOBAL}",
+        f"%t0 = {state} tuple(%i0, %y0, %s)",
+        f"%w = {state} while(%t0), condition=%condition, body=%body, "
+        'backend_config={"known_trip_count":{"n":"3"}}',
+        "%g = (f32[4], f32[8]) get-tuple-element(%w), index=2",
+        end,
+        "ROOT %r = f32[8] negate(%d)",
+        computations=computations,
+    )
+
+
+def test_a_collective_may_run_across_a_loop():
+    program = program_of(across_a_loop("%z = f32[8] negate(%y)"))
+    start, loop, end, _ = program.steps
+    assert start.collective is end.collective
+    assert (loop.count, [step.name for step in loop.steps]) == (3, ["z"])
+
+
+def test_a_collective_may_not_end_in_a_loop_that_it_runs_across():
+    with pytest.raises(ConfigError, match="e: it ends in a loop what was started before it"):
+        program_of(across_a_loop("%e = f32[8] all-gather-done(%h)\n  %z = f32[8] negate(%e)"))
+    with pytest.raises(ConfigError, match="s: it is started and not ended in main"):
+        program_of(across_a_loop("%z = f32[8] negate(%y)", end="%d = f32[8] negate(%y0)"))
+
+
 def test_bytes_in_the_memory_of_the_host_are_apart():
     _, program = collectives("ROOT %y = bf16[16,4]{1,0:S(5)} copy(%x)")
     (step,) = program.steps

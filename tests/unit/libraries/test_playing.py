@@ -5,12 +5,15 @@ from itertools import islice
 import pytest
 
 import simcoll
-from simcoll.core.collective import KINDS
+from simcoll.algorithms import schedule as schedule_named
+from simcoll.core.collective import KINDS, Collective
 from simcoll.libraries import proved_choice as playing
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import parse_environment
 from simcoll.libraries.plans import library_play
 from simcoll.libraries.prediction import formula_time, predict
+from simcoll.topology import load_topology, torus
+from simcoll.tuning import schedule_on
 
 SIZES = (8, 2**13, 2**17, 2**21, 2**25, 2**30)
 # Topology, nodes, collective, environment: every algorithm, protocol and kind of link that events
@@ -233,3 +236,26 @@ def test_a_machine_without_numbers_runs_a_plain_algorithm_of_every_collective(ki
     schedule, protocol = library_play(kind, 1024, simcoll.topology.crossbar(4, "1 GB/s"))
     assert (schedule.collective.kind, protocol.name) == (kind, "ideal")
     simcoll.verify(schedule)  # raises where it is wrong
+
+
+@pytest.mark.parametrize("ranks", [range(256), range(16), range(0, 256, 16)])
+def test_collectives_use_all_axes_of_a_torus_in_both_directions(ranks):
+    """Twice the axes times the 45 GB/s of a link, less the hops; a ring has 45 GB/s."""
+    place = load_topology("tpu-v5e").with_ranks(list(ranks))
+    axes = 2 if len(ranks) == 256 else 1
+    schedule, protocol = library_play("all_gather", 2**30, place)
+    plan = simcoll.bind(schedule, 2**30 // len(ranks), "uint8", protocol=protocol)
+    bytes_fs = 2**30 * (len(ranks) - 1) / len(ranks) / (90e9 * axes) * 1e15
+    assert simcoll.emulate(plan, place).time_fs == pytest.approx(bytes_fs + axes * 15e9, rel=1e-4)
+
+
+def test_a_part_of_an_axis_is_no_ring():
+    place = load_topology("tpu-v5e").with_ranks(list(range(8)))
+    assert library_play("all_gather", 2**30, place)[0].name == "ring"
+
+
+def test_dimensions_of_a_torus_are_those_of_the_topology():
+    place = torus([8, 16], "45 GB/s")
+    schedule = schedule_on(Collective("all_reduce", 128), "torus", place)
+    expected = schedule_named(Collective("all_reduce", 128), "torus", dims=(8, 16))
+    assert schedule.content_hash() == expected.content_hash()
