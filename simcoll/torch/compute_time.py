@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,7 +26,7 @@ from simcoll.distributed.runtime.device import DeviceStream, SimulatedDevice
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.start.spawning import compute
 from simcoll.torch.buffer_races import Flights
-from simcoll.torch.module_time import ModuleTimes
+from simcoll.torch.module_time import ModuleTimes, Times
 from simcoll.torch.rank_threads import RankThread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks
 from simcoll.torch.roofline import OperatorCosts, operator_name
@@ -65,7 +66,7 @@ class Watched(TorchDispatchMode):
         self.costs = costs
         self.root = root or self
         self.memory = TensorMemory()  # these of the root, too
-        self.modules = None if costs is None or not costs.modules else ModuleTimes(costs.modules)
+        self.modules = None if costs is None else ModuleTimes(costs.modules)
         self.inside = False  # the fields of the root count
         self.pushed: list[Any] = []
         self.flights: Flights | None = flights if root is None else root.flights
@@ -79,14 +80,13 @@ class Watched(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, count its memory, and enqueue its time."""
-        if any(
-            not issubclass(tensor_type, _PLAIN)
-            or tensor_type.__module__.startswith("torch.distributed")
-            for tensor_type in types
-        ):
+        if any(tensor_type not in _PLAIN for tensor_type in types):
             return NotImplemented  # a tensor made of others, whose operators come here next
         if self.root.inside:
             return func(*args, **(kwargs or {}))
+        if self.costs is not None and torch.is_inference_mode_enabled() and _is_composite(func):
+            with self:  # in inference mode it comes here before PyTorch takes it apart
+                return func.decompose(*args, **(kwargs or {}))
         if self.flights and func.namespace not in _COLLECTIVES:
             thread = current_thread_or_none()
             if thread is not None:
@@ -103,23 +103,54 @@ class Watched(TorchDispatchMode):
 
     def _add(self, costs: OperatorCosts, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         device, modules, name = self.root.device, self.root.modules, operator_name(func)
-        time_fs, ruled = costs.time_fs(func, args, kwargs, result)
+        time_fs, ruled, launched = costs.kernel(func, args, kwargs, result)
         if time_fs and modules is not None and func.namespace != "fsdp":
             owner = modules.of_operator(device and device.current)
             name, time_fs, ruled = (name, time_fs, ruled) if owner is None else (*owner, True)
+            launched = launched and bool(time_fs)
         if not ruled:
             costs.unknown[name] += 1
-        if time_fs:
+        if launched:
             fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs, result)))
-            self.add(name, time_fs, fake=fake)
+            self.add(name, time_fs, fake=fake, launch_fs=costs.launch_fs)
 
-    def add(self, name: str, time_fs: int, *, fake: bool) -> None:
-        """Enqueue a time; with real tensors, wait for it."""
-        thread = current_thread_or_none()
-        if fake and self.root.device is not None:
-            self.root.device.current.run(time_fs, name)
-        elif thread is not None:
-            thread.call(compute, time_fs / 1e15, name)
+    def one_kernel(self, name: str, times: Times, call: Callable[[], Any]) -> Any:
+        """Call a function that is one kernel on a GPU, and one in its backward pass."""
+        if self.modules is None or self.root.inside:
+            return call()
+        owner, result = object(), None
+        self.modules.begin(owner, name, times, self.device and self.device.current)
+        try:
+            result = call()
+        finally:
+            self.end_call(owner, result)
+        return result
+
+    def end_call(self, owner: object, result: Any) -> None:
+        """End the call of a module, or of a function that is one kernel; its ``result`` is None
+        where an exception ends it.
+        """
+        timed_call = None if self.modules is None else self.modules.leave(owner)
+        if timed_call is not None and result is not None and self.costs is not None:
+            fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(result))
+            self.add(*timed_call, fake=fake, launch_fs=self.costs.launch_fs)
+
+    def add(self, name: str, time_fs: int, *, fake: bool, launch_fs: int = 0) -> None:
+        """Enqueue a time, after its launch; with real tensors, wait for the longer of the two."""
+        thread, device = current_thread_or_none(), self.root.device
+        if fake and device is not None:
+            device.current.run(time_fs, name, launch_fs)
+        elif thread is not None and max(time_fs, launch_fs):
+            if device is not None:
+                device.launches += 1
+                device.computed_fs += time_fs
+                device.awaited_fs += max(0, launch_fs - time_fs)
+            thread.call(compute, max(time_fs, launch_fs) / 1e15, name)
+
+
+def _is_composite(func: Any) -> bool:
+    """Whether an operator is made of others."""
+    return isinstance(func, OpOverload) and func._can_decompose()
 
 
 class HostEvent:
@@ -334,14 +365,8 @@ def watch_modules() -> Iterator[None]:
 
     def leave(module: Any, _args: Any, result: Any) -> None:
         watched = _current_watch()
-        timed_call = (
-            None if watched is None or watched.modules is None else watched.modules.leave(module)
-        )
-        # None: an exception ends the call.
-        if watched is not None and timed_call is not None and result is not None:
-            watched.add(
-                *timed_call, fake=any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(result))
-            )
+        if watched is not None:
+            watched.end_call(module, result)
 
     hooks = (
         register_module_forward_pre_hook(enter),

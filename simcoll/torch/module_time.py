@@ -43,7 +43,7 @@ class _ModuleCall:
 
 
 class ModuleTimes:
-    """The calls of modules of one rank.
+    """The calls of modules of one rank, and of functions that are one kernel on a GPU.
 
     Parameters
     ----------
@@ -56,9 +56,8 @@ class ModuleTimes:
         self.measured = measured
         self._patterns = [key for key in measured if "*" in key]
         self._names: WeakKeyDictionary[Module, str] = WeakKeyDictionary()
-        self._depth = 0
         self._open: _ModuleCall | None = None
-        self._opened_by: Module | None = None
+        self._opened_by: object = None
         self._calls: list[_ModuleCall] = []
 
     def enter(self, module: Module, args: Any, stream: Any) -> None:
@@ -71,16 +70,18 @@ class ModuleTimes:
             )
         timed = self._time(module, args)
         if timed is not None:
-            name, times = timed
-            self._open, self._opened_by = (
-                _ModuleCall(name, list(times), _get_sequence_nr(), stream),
-                module,
-            )
+            self.begin(module, *timed, stream)
 
-    def leave(self, module: Module) -> tuple[str, int] | None:
+    def begin(self, owner: object, name: str, times: Times, stream: Any) -> None:
+        """Begin a call of known times on the current ``stream``, unless one is open."""
+        if self._open is None:
+            self._open = _ModuleCall(name, list(times), _get_sequence_nr(), stream)
+            self._opened_by = owner
+
+    def leave(self, owner: object) -> tuple[str, int] | None:
         """End a call; returns its time if no operator has started it."""
         call = self._open
-        if call is None or module is not self._opened_by:
+        if call is None or owner is not self._opened_by:
             return None
         self._open = self._opened_by = None
         call.last_node = _get_sequence_nr()

@@ -290,12 +290,11 @@ class RankThread:
             )
         if self._stopping:
             raise _StoppedError
-        self._send(
-            _ThreadRequest(
-                functools.partial(function, *args, **kwargs), calling_site(*_NOT_THE_PROGRAM)
-            )
-        )
-        answer = self._receive()
+        device, answer = self.process.device, _Answer()
+        if device is not None and device.lead_fs:  # what the program has launched takes its time
+            answer = self._request(device.pass_time)
+        if answer.failure is None:
+            answer = self._request(functools.partial(function, *args, **kwargs))
         if self.awake is not None:
             self.awake()
         if isinstance(answer.failure, DistError):
@@ -305,6 +304,11 @@ class RankThread:
         if answer.failure is not None:
             raise answer.failure
         return answer.value
+
+    def _request(self, function: Callable[[], Any]) -> _Answer:
+        """The answer of the clock's thread to a request."""
+        self._send(_ThreadRequest(function, calling_site(*_NOT_THE_PROGRAM)))
+        return self._receive()
 
     def site(self) -> Site:
         """The line of the program that calls."""
@@ -327,8 +331,10 @@ class RankThread:
         raise _StoppedError
 
     def now_fs(self) -> int:
-        """Simulated time."""
-        return 0 if self._rank is None else self._rank.world.now
+        """Simulated time of the rank's program, which may be ahead of the clock."""
+        device = self.process.device
+        lead_fs = 0 if device is None else device.lead_fs
+        return lead_fs if self._rank is None else self._rank.world.now + lead_fs
 
     def wait_for(self, future: torch.futures.Future[Any]) -> None:
         """Wait in simulated time until a future of this rank is done."""

@@ -1,29 +1,42 @@
 """Time model of PyTorch operators on a GPU: a roofline of floating-point operations and bytes, or
 tables of measured times.
+
+Products, attention and memory have the rates of :class:`simcoll.training.operators.Roofline`, which
+also times the steps of ``simcoll step``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+from torch.utils.flop_counter import flop_registry
 
 from simcoll.errors import ConfigError, nearest
 from simcoll.files.strict import read_file
 from simcoll.files.text import parse_toml
+from simcoll.torch.attention_work import AttentionWork, attention_work, flex_work
 from simcoll.torch.module_time import Times
+from simcoll.torch.operator_work import (
+    named_arguments,
+    product_of,
+    sparse_flops,
+    tensors_of,
+    traffic_bytes,
+    traits_of,
+)
 from simcoll.training.gpu import Gpu, load_gpu
-from simcoll.units import parse_time
+from simcoll.training.operators import Roofline
+from simcoll.training.step_calibration import UNCALIBRATED
+from simcoll.units import FS_PER_SECOND, parse_time
 
-__all__ = ["OperatorCosts", "operator_name", "read_costs"]
+__all__ = ["NO_KERNEL", "Kernel", "OperatorCosts", "operator_name", "read_costs"]
 
-FS = 10**15
 MAX_FILE_BYTES = 2**20
 _DTYPES = {
     torch.float32: "fp32",
@@ -33,24 +46,15 @@ _DTYPES = {
     torch.float8_e5m2: "fp8",
     torch.int8: "int8",
 }
-_FLOPS: dict[Any, Callable[..., int]] = {
-    **flop_registry,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+_WIDE_SHARE = 0.6
+"""Share of the rate of products that attention in 32 bits reaches: assumed, that of fused attention
+in 16 bits (gpus/).
+"""
+_CONVOLUTIONS: dict[Any, Callable[..., int]] = {
+    operator: count
+    for operator, count in flop_registry.items()
+    if "conv" in getattr(operator, "__name__", "")
 }
-_FREE = {
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-    "detach",
-    "lift_fresh",
-    "is_same_size",
-    "_unsafe_view",
-    "resize_",
-}
-"""Operators that launch no kernel, besides views and queries."""
 _MOVES = (
     "_adaptive_avg",
     "_embedding_bag",
@@ -60,9 +64,12 @@ _MOVES = (
     "_pad",
     "_softmax",
     "_to_copy",
+    "_to_dense",
+    "_to_sparse",
     "arange",
     "avg_pool",
     "batch_norm",
+    "_batch_norm",
     "bernoulli",
     "bucketize",
     "cat",
@@ -118,6 +125,27 @@ reductions.
 """
 
 
+class Kernel(NamedTuple):
+    """What a call enqueues on a GPU.
+
+    Attributes
+    ----------
+    time_fs
+        Its time, at least the floor of a kernel.
+    ruled
+        Whether there is a rule for the operator; without one, the time is that of its bytes.
+    launched
+        Whether it is a kernel at all, and not a view or a query.
+    """
+
+    time_fs: int
+    ruled: bool = True
+    launched: bool = True
+
+
+NO_KERNEL = Kernel(0, launched=False)
+
+
 class OperatorCosts:
     """The time of each operator, and the names of operators without a rule.
 
@@ -125,12 +153,19 @@ class OperatorCosts:
     ----------
     gpu
         Its measured ceilings: of matrix products and fused attention in FLOP/s, of memory in bytes
-        per second.
+        per second; the least time of a kernel, and the host's time to launch one.
     measured
         Times in femtoseconds by operator (``aten::mm``), or by operator and shapes of its tensors
         (``aten::mm [8, 4096] [4096, 4096]``).
     modules
         The same for the calls of modules: see :class:`~simcoll.torch.module_time.ModuleTimes`.
+
+    Attributes
+    ----------
+    unknown
+        Calls of operators without a rule.
+    assumed
+        What was assumed about calls, in a sentence each.
     """
 
     def __init__(self, gpu: Gpu, measured: Mapping[str, int], modules: Mapping[str, Times]) -> None:
@@ -138,45 +173,92 @@ class OperatorCosts:
         self.measured = measured
         self.modules = modules
         self.unknown: Counter[str] = Counter()
-        self._bandwidth = gpu.number("memory.measured", gpu.number("memory.bandwidth"))
+        self.assumed: dict[str, None] = {}
+        self._rooflines: dict[str, Roofline] = {}
 
-    def time_fs(self, func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, bool]:
-        """The time of one operator call, and whether there is a rule for it; without a rule, the
-        time of its bytes.
-        """
-        inputs = [
-            tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)
-        ]
+    @cached_property
+    def floor_fs(self) -> int:
+        """The least time of a kernel."""
+        return round(self.gpu.number("kernel.floor", 0.0) * FS_PER_SECOND)
+
+    @cached_property
+    def launch_fs(self) -> int:
+        """The host's time for an operator of an eager program."""
+        return round(self.gpu.number("launch.eager", 0.0) * FS_PER_SECOND)
+
+    @cached_property
+    def compiled_launch_fs(self) -> int:
+        """The host's time for a kernel of a compiled program."""
+        return round(self.gpu.number("launch.compiled", 0.0) * FS_PER_SECOND)
+
+    def kernel(self, func: Any, args: Any, kwargs: Any, result: Any) -> Kernel:
+        """The kernel of one operator call."""
         if self.measured:
             name = operator_name(func)
-            shapes = " ".join(str(list(tensor.shape)) for tensor in inputs)
+            shapes = " ".join(str(list(tensor.shape)) for tensor in tensors_of((args, kwargs)))
             measured_fs = self.measured.get(f"{name} {shapes}", self.measured.get(name))
             if measured_fs is not None:
-                return measured_fs, True
-        outputs = [tensor for tensor in tree_leaves(result) if isinstance(tensor, torch.Tensor)]
-        if _launches_nothing(func, outputs):
-            return 0, True
-        moved = (
-            sum(tensor.numel() * tensor.element_size() for tensor in [*inputs, *outputs])
-            / self._bandwidth
-        )
-        count = _FLOPS.get(getattr(func, "overloadpacket", func))
-        flops = (
-            0.0
-            if count is None
-            else count(*args, **kwargs, out_val=result) / self._rate(func, inputs)
-        )
-        return round(float(max(moved, flops)) * FS), count is not None or _moves_bytes(func)
+                return Kernel(measured_fs)
+        traits = traits_of(func)
+        if not traits.launches or not (traits.mutable or tensors_of(result)):
+            return NO_KERNEL
+        moved = self.roofline("fp32").elementwise(traffic_bytes(func, args, kwargs, result))
+        computed = self._compute_seconds(func, args, kwargs, result)
+        ruled = computed is not None or _moves_bytes(func)
+        time_fs = round(max(moved, computed or 0.0) * FS_PER_SECOND)
+        return Kernel(max(time_fs, self.floor_fs), ruled)
 
-    def _rate(self, func: Any, inputs: list[torch.Tensor]) -> float:
-        """FLOP/s of a matrix product, convolution or attention."""
+    def roofline(self, dtype: str) -> Roofline:
+        """The rates for products of a type."""
+        if dtype not in self._rooflines:
+            self._rooflines[dtype] = Roofline(self.gpu, UNCALIBRATED, dtype)
+        return self._rooflines[dtype]
+
+    def _compute_seconds(self, func: Any, args: Any, kwargs: Any, result: Any) -> float | None:
+        """Seconds of a call's products, convolutions or attention; None if it has none."""
         name = operator_name(func)
-        dtype = _DTYPES.get(inputs[0].dtype)
+        if isinstance(func, HigherOrderOperator):
+            if not name.startswith("flex_attention"):
+                return None
+            return self.attention(flex_work(args, backward="backward" in name), args[0].dtype)
+        if "attention" in name or "varlen_attn" in name:
+            arguments = named_arguments(func, args, kwargs)
+            if "query" not in arguments:
+                return None
+            work = attention_work(traits_of(func).name, arguments)
+            return self.attention(work, arguments["query"].dtype)
+        product = product_of(func, args, kwargs)
+        if product is not None:
+            roofline = self.roofline(self._dtype(name, args, products=True))
+            return roofline.gemm(*product[:3], batch=product.batch)
+        operations = sparse_flops(func, args, kwargs)
+        if operations:  # on the plain units, which the sparse libraries use
+            return operations / self.gpu.peak(self._dtype(name, args, products=False))
+        count = _CONVOLUTIONS.get(getattr(func, "overloadpacket", func))
+        if count is None:
+            return None
+        rate = self.gpu.gemm(self._dtype(name, args, products=torch.backends.cudnn.allow_tf32))
+        return float(count(*args, **kwargs, out_val=result)) / rate
+
+    def attention(self, work: AttentionWork, dtype: torch.dtype) -> float:
+        """Seconds of fused attention; only kernels for 16 bits and fewer have measured rates."""
+        if work.assumption:
+            self.assumed[work.assumption] = None
+        name = _DTYPES.get(dtype, "fp32")
+        if name == "fp32":
+            return work.flops / (_WIDE_SHARE * self.gpu.gemm(name))
+        return self.roofline(name).attention(work.flops, backward=work.backward)
+
+    def _dtype(self, name: str, args: Any, *, products: bool) -> str:
+        """The type of a product's factors by their names in the GPU's file. ``products``: those of
+        32 bits may be rounded to tf32, as the program allows.
+        """
+        tensors = tensors_of(args)
+        dtype = _DTYPES.get(tensors[-1 if "addmm" in name else 0].dtype)
         if dtype is None:
-            raise ConfigError(f"{name}: GPU {self.gpu.name!r} has no rate for {inputs[0].dtype}")
-        if "attention" in name and dtype in {"bf16", "fp16"}:
-            return self.gpu.attention(dtype, backward="backward" in name)
-        return self.gpu.gemm(dtype)
+            raise ConfigError(f"{name}: GPU {self.gpu.name!r} has no rate for {tensors[0].dtype}")
+        rounded = products and ("conv" in name or torch.get_float32_matmul_precision() != "highest")
+        return "tf32" if dtype == "fp32" and rounded and "peak.tf32" in self.gpu.values else dtype
 
 
 def operator_name(func: Any) -> str:
@@ -184,16 +266,6 @@ def operator_name(func: Any) -> str:
     have no namespace.
     """
     return str(func.name() if isinstance(func, HigherOrderOperator) else func._schema.name)
-
-
-def _launches_nothing(func: Any, outputs: list[torch.Tensor]) -> bool:
-    if isinstance(func, HigherOrderOperator):
-        return False
-    return (
-        func.is_view
-        or func.overloadpacket.__name__ in _FREE
-        or not (outputs or func._schema.is_mutable)
-    )
 
 
 def _moves_bytes(func: Any) -> bool:

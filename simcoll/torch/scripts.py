@@ -102,8 +102,8 @@ def _find_spec(name: str) -> ModuleSpec:
 
 @dataclass(slots=True, eq=False)
 class _Notes:
-    """Observations for the final report: the ends of optimizer steps, and the files that ranks have
-    written.
+    """Observations for the final report: the ends of optimizer steps (with a time model, of their
+    last kernels), and the files that ranks have written.
 
     An optimizer may step others: ``outermost`` holds, by rank, the one that started first.
     """
@@ -119,9 +119,14 @@ class _Notes:
 
     def end_step(self, stepped: Any, *_: Any) -> None:
         thread = current_thread_or_none()
-        if thread is not None and self.outermost.get(thread.number) == id(stepped):
-            del self.outermost[thread.number]
-            self.steps_fs[thread.number].append(thread.now_fs())
+        if thread is None or self.outermost.get(thread.number) != id(stepped):
+            return
+        del self.outermost[thread.number]
+        ends, device = self.steps_fs[thread.number], thread.process.device
+        if device is None:
+            ends.append(thread.now_fs())
+        else:  # when the stream has come to the last kernel, not when the host launched it
+            device.current.tail.when_done(lambda: ends.append(thread.now_fs()))
 
     def wrote(self, path: str) -> None:
         thread = current_thread_or_none()
@@ -198,6 +203,8 @@ def run_script(
     sys.stdout.write(
         f"{played}, {format_time(result.time_fs)}{memory_of(result)}{_steps(notes)}\n{table}"
     )
+    if result.launches:
+        sys.stdout.write(f"# {result.launches}\n")
     _print_shared_modules(own_modules)
     for line in _findings(list(dict.fromkeys(result.findings))):
         sys.stderr.write(line)

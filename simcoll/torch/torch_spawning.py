@@ -164,12 +164,16 @@ def _run_program(thread: RankThread, job: Callable[[], Any], costs: OperatorCost
     value = thread.serve(functools.partial(watched_program, job, process.watched))
     if costs is None or device is None:
         return value
+    device.pass_time()
     wait_until(device.tail())
+    device.note_launches()
     for name, count in costs.unknown.items():
         me.world.history.findings.append(
             f"operator {name} has no rule: its {count} calls were timed by their bytes"
         )
+    me.world.history.findings += costs.assumed
     costs.unknown.clear()
+    costs.assumed.clear()
     return value
 
 

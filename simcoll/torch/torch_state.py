@@ -54,6 +54,7 @@ from simcoll.torch.cuda_comm import comm_replacements
 from simcoll.torch.devices import CudaIsCpu, add_nccl_options, device_replacements
 from simcoll.torch.dtensor_random import random_replacements
 from simcoll.torch.fake_tensors import change_fake_tensors
+from simcoll.torch.gpu_kernels import allow_fake_lists, kernel_replacements
 from simcoll.torch.group_hooks import hook_replacements
 from simcoll.torch.interrupts import Interrupts
 from simcoll.torch.own_modules import OwnModules
@@ -210,6 +211,7 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
             profiler_replacements,
             compute_replacements,
             compile_replacements,
+            kernel_replacements,
         ):
             _replace_all(undo, changes())
         for changes in (
@@ -292,6 +294,7 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
     undo.callback(c10d._set_thread_isolation_mode, False)
     c10d._set_thread_isolation_mode(True)
     change_fake_tensors(undo, _replace)
+    allow_fake_lists(undo)
     add_sharding_rules(undo)
     add_kernels_of_groups(undo)
 

@@ -20,7 +20,7 @@ from simcoll.files.sourced import FactSchema
 from simcoll.files.strict import read_file
 from simcoll.files.text import parse_toml
 from simcoll.notebook_forms import shows_facts
-from simcoll.units import UBPS_PER_BPS, parse_rate, parse_size
+from simcoll.units import FS_PER_SECOND, UBPS_PER_BPS, parse_rate, parse_size, parse_time
 
 if TYPE_CHECKING:
     from simcoll.topology import Topology
@@ -81,6 +81,10 @@ def _number(value: Any, subject: str) -> float:
     return float(value)
 
 
+def _seconds(value: Any, subject: str) -> float:
+    return parse_time(value, what=subject) / FS_PER_SECOND
+
+
 _FLOPS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([GTP])FLOPS\s*")
 _WATTS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k?)W\s*")
 _PREFIXES = {"": 1.0, "k": 1e3, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -96,6 +100,8 @@ _FACTS = FactSchema(
         "units.*": _number,
         "power.*": _watts,
         "price.*": _number,
+        "kernel.*": _seconds,
+        "launch.*": _seconds,
     },
     ignored=("description",),
     nouns={"peak": "data type", "gemm": "data type"},
@@ -106,6 +112,7 @@ _UNITS: dict[object, tuple[float, str]] = {
     _bytes: (1e9, " GB"),
     _rate: (1e9, " GB/s"),
     _watts: (1, " W"),
+    _seconds: (1e-6, " us"),
     _number: (1, ""),
 }
 """Scale and unit in which numbers of a kind are printed."""
@@ -154,7 +161,9 @@ class Gpu:
         second, ``units.count`` (streaming multiprocessors), ``power.watts`` and ``power.with_node``
         (with its share of the node), ``price.usd_per_hour``, and ``sustained.share``: the share of
         the rates of single kernels that products reach in training, where the power limit lowers
-        the clock.
+        the clock. In seconds: ``kernel.floor``, the least time of a kernel, and ``launch.eager``
+        and ``launch.compiled``, the host's time for an operator of an eager PyTorch program and for
+        a kernel of a compiled one.
     sources
         Source of each number.
     evidence

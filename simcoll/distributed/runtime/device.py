@@ -12,8 +12,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from simcoll.distributed.runtime.run_timeline import RankSpan
-from simcoll.distributed.runtime.tasks import Waitable
+from simcoll.distributed.runtime.tasks import Waitable, wait_until
 from simcoll.distributed.runtime.world import Rank
+from simcoll.units import counted, format_time
+
+NOTEWORTHY = 0.1
+"""Least share of the time in which an accelerator waits for launches that is told."""
 
 __all__ = ["DeviceStream", "SimulatedDevice", "after", "start_of_calls"]
 
@@ -27,10 +31,11 @@ class DeviceStream:
         Finishes when all enqueued work is done.
     """
 
-    __slots__ = ("label", "name", "rank", "tail", "tail_past")
+    __slots__ = ("device", "label", "name", "rank", "tail", "tail_past")
 
-    def __init__(self, rank: Rank, label: str) -> None:
-        self.rank = rank
+    def __init__(self, device: SimulatedDevice, label: str) -> None:
+        rank = device.rank
+        self.device, self.rank = device, rank
         self.label = label
         self.name = f"{label} of rank {rank.number}"
         self.tail_past: dict[
@@ -40,19 +45,28 @@ class DeviceStream:
         self.tail.causes = {rank.number: {}}
         self.tail.finish()
 
-    def run(self, duration_fs: int, name: str) -> None:
-        """Enqueue an operator."""
+    def run(self, duration_fs: int, name: str, launch_fs: int = 0) -> None:
+        """Enqueue an operator, which the host launches in ``launch_fs``."""
         world, timeline = self.rank.world, self.rank.world.history.timeline
+        device = self.device
+        launched_fs = device.launch(launch_fs)
+        recording = world.history.recording
+        if recording is not None and launch_fs:
+            launch = recording.launch(self.rank.number, launch_fs)
+            self.tail_past = {**self.tail_past, **launch}
+            device.launched_past = launch
 
         def start(completion: Waitable) -> None:
-            begin_fs = world.now
+            begin_fs = max(world.now, launched_fs)
+            if self is device.default:
+                device.awaited_fs += begin_fs - world.now
+                device.computed_fs += duration_fs
             if timeline is not None:
                 timeline.computed.append(
                     RankSpan(self.rank.number, name, begin_fs, begin_fs + duration_fs)
                 )
             world.later(begin_fs + duration_fs, completion.finish)
 
-        recording = world.history.recording
         if recording is not None:
             self.tail_past = recording.enqueue(
                 self.rank.number, self.label, duration_fs, name, self.tail_past
@@ -102,25 +116,73 @@ class _Enqueued(Waitable):
 
 
 class SimulatedDevice:
-    """The emulated accelerator of a rank: its streams, and the current one."""
+    """The emulated accelerator of a rank: its streams, and the current one.
+
+    The host launches operators one after the other, ahead of the accelerator. Its time passes on
+    the simulated clock when it waits for something, or asks for the time.
+
+    Attributes
+    ----------
+    lead_fs
+        The host's time since the simulated clock last moved.
+    launches, computed_fs, awaited_fs
+        Of the default stream: operators that the host has launched, their time, and the time in
+        which the stream waited for the host.
+    launched_past
+        Of recorded runs: the last launch.
+    """
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
+        self.lead_fs = self.launches = self.computed_fs = self.awaited_fs = 0
+        self.launched_past: dict[str, int] = {}
         self.streams: list[DeviceStream] = []
         self.default = self.current = self.stream()
 
     def stream(self) -> DeviceStream:
         """Make a stream."""
-        stream = DeviceStream(self.rank, f"stream {len(self.streams)}")
+        stream = DeviceStream(self, f"stream {len(self.streams)}")
         self.streams.append(stream)
         return stream
 
     def tail(self) -> Waitable:
         """Finishes when all work enqueued on any stream is done."""
-        join = DeviceStream(self.rank, "all streams")
+        join = DeviceStream(self, "all streams")
         for stream in self.streams:
             join.wait(stream.tail)
         return join.tail
+
+    def launch(self, duration_fs: int) -> int:
+        """Let the host launch an operator; returns the time at which it has."""
+        if duration_fs:
+            self.launches += 1
+            self.lead_fs += duration_fs
+        return self.rank.world.now + self.lead_fs
+
+    def note_launches(self) -> None:
+        """Note in the run's history how long the default stream has waited for the host."""
+        history, total_fs = self.rank.world.history, self.rank.world.now
+        share = self.awaited_fs / total_fs if total_fs else 0.0
+        if share < NOTEWORTHY or share <= history.launches[0]:
+            return
+        waits = f"{format_time(self.awaited_fs)} of {format_time(total_fs)}"
+        kind = "launch-bound" if share > 0.5 else "launches"
+        sentence = (
+            f"{kind}: the GPU of rank {self.rank.number} waits {waits} for the host, which "
+            f"launches {counted(self.launches, 'operator')}; larger operators hide that"
+        )
+        history.launches = share, sentence
+
+    def pass_time(self) -> None:
+        """Block the running task, the host, while it launches the operators enqueued so far."""
+        world, duration_fs = self.rank.world, self.lead_fs
+        if not duration_fs:
+            return
+        self.lead_fs = 0
+        launching = Waitable("the host, which launches operators")
+        launching.causes = {self.rank.number: self.launched_past}
+        world.later(world.now + duration_fs, launching.finish)
+        wait_until(launching)
 
 
 start_of_calls: ContextVar[Waitable | None] = ContextVar("simcoll_start_of_calls", default=None)

@@ -70,6 +70,9 @@ class History:
         When the last operation ended.
     findings
         Problems short of an error.
+    launches
+        Of the rank whose accelerator waited longest for its host's launches: the share of its time,
+        and a sentence.
     failures
         Exceptions of the programs; the first is the cause, and others may be its consequences.
     stuck
@@ -85,6 +88,7 @@ class History:
     messages: int = 0
     end_fs: int = 0
     findings: list[str] = field(default_factory=list)
+    launches: tuple[float, str] = (0.0, "")
     failures: list[BaseException] = field(default_factory=list)
     stuck: tuple[int, str] = (-1, "")
     timeline: RunTimeline | None = None

@@ -130,6 +130,10 @@ class Recording:
         number = self._note(rank, stream, name=name, time_fs=duration_fs)
         pause.causes = {rank: {stream: number}}
 
+    def launch(self, rank: int, duration_fs: int) -> Past:
+        """Record that a rank launches an operator; returns what its end implies."""
+        return {"launches": self._note(rank, "launches", name="launch", time_fs=duration_fs)}
+
     def enqueue(self, rank: int, stream: str, duration_fs: int, name: str, tail: Past) -> Past:
         """Record an operator on an accelerator's stream whose tail implies the past ``tail``;
         returns what the new tail implies.

@@ -78,6 +78,9 @@ class RunResult:
         :func:`simcoll.planning.run_workload`.
     library
         Name and version of the library whose choices were played; empty if there was none.
+    launches
+        Whether accelerators waited for their hosts, which launch operators one by one: a sentence
+        on the rank that waited most, if it did for a tenth of its time; otherwise empty.
     orders, exhausted
         With ``interleavings=``, the number of orders of turns that were played, all with these
         returns, and whether there are no others.
@@ -98,6 +101,7 @@ class RunResult:
     workload: Workload | MaybeNone
     library: str
     _flights: Mapping[int, tuple[Flight, Groups]] = field(repr=False)
+    launches: str = ""
     orders: int = 1
     exhausted: bool = False
 
@@ -276,6 +280,7 @@ def result_of(
         else history.recording.workload(world.rank_classes),
         library=str(load_library(library)) if library else "",
         _flights={rank.number: flight_of(rank) for rank in own_ranks},
+        launches=history.launches[1],
     )
     note_result(result)
     return result
