@@ -189,8 +189,8 @@ class _Started(dict[str, "HloCollective"]):
             self.elements[instruction.name] = self.around
         elif opcode == "tuple":
             places = enumerate(operands)
-            held = {place: self[name] for place, name in places if name in self}
-            self.elements[instruction.name] = held
+            within = {place: self[name] for place, name in places if name in self}
+            self.elements[instruction.name] = within
         elif opcode in {"get-tuple-element", "bitcast", "async-update"} and operands:
             within = self.elements.get(operands[0], {})
             place = whole_number(instruction.attribute("index") or "-1")
