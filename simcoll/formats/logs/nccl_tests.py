@@ -28,6 +28,7 @@ from simcoll.formats.logs.nccl_tests_json import MAX_JSON, tables_of_json
 from simcoll.formats.logs.nccl_tuning import TuningReader
 from simcoll.formats.logs.osu import OsuReader
 from simcoll.formats.logs.row_pieces import RowPieces
+from simcoll.formats.logs.titled_tables import TitledReader
 from simcoll.terminal import printable
 
 __all__ = ["load_log"]
@@ -348,6 +349,7 @@ def load_log(path: FilePath) -> Log:
     path = path_of(path, "load_log")
     skipped = Skipped()
     reader, osu, tuning = _Reader(skipped), OsuReader(skipped), TuningReader(skipped)
+    titled = TitledReader(skipped)
     pieces = RowPieces(_DTYPES, OPS)
     commented = True
     lines = log_lines(path)
@@ -357,12 +359,13 @@ def load_log(path: FilePath) -> Log:
         if commented and text.lstrip()[:1] == "{" and _is_document(text):
             return Log(tables_of_json(path, MAX_JSON, skipped), (), (), skipped.texts())
         commented = commented and (not text.strip() or text.lstrip().startswith(("//", "/*", "*")))
+        titled.feed(number, text)
         for origin, line in pieces.feed(number, text):
             for line_reader in (reader, osu, tuning):
                 line_reader.feed(origin, line)
     for origin, line in pieces.end():
         reader.feed(origin, line)
-    tables = (*reader.tables(), *osu.tables())
+    tables = (*reader.tables(), *osu.tables()) or tuple(titled.tables())
     return Log(tables, tuning.tables(), tuning.choices(), skipped.texts())
 
 

@@ -216,7 +216,8 @@ def settings_for(
         raise ConfigError(
             "; ".join(notes)
             if notes
-            else "there is no row of nccl-tests' table in it, nor of its JSON or of OSU's table"
+            else "there is no row of nccl-tests' table in it, of its JSON or of OSU's table, nor a "
+            "table with titles that name a size and a time or algorithm bandwidth"
         )
     return settings, notes
 

@@ -316,10 +316,14 @@ def _of_log(
     for place, (effect, cause) in enumerate(scored):
         is_first_of_all = not place and together.share >= LEAST_SHARE
         text = figures(effect, log_setting.setting)
+        # How much a detour of the data costs differs between hosts: one that costs more than was
+        # measured explains it too.
+        is_enough = cause.cause in _UNSURE and effect.enough >= LEAST_SHARE
         if together.old_error >= AGREES and (
-            effect.share >= LEAST_SHARE or (is_first_of_all and effect.share > 0)
+            effect.share >= LEAST_SHARE or is_enough or (is_first_of_all and effect.share > 0)
         ):
-            words = f"explains {effect.share:.0%} of the difference to a sound machine: {text}"
+            extent = f"{effect.share:.0%} of" if effect.share >= LEAST_SHARE else "more than"
+            words = f"explains {extent} the difference to a sound machine: {text}"
             evidence = (f"the log says: {cause.source}",)
             step = _without(cause, log_setting.setting, effect)
             explaining.append(Explanation((cause.cause,), cause.claim, words, evidence, step))

@@ -146,6 +146,20 @@ class Effect:
         """Share of the difference that the change explains; below 0 if it adds to it."""
         return 1 - self.new_error / self.old_error if self.old_error else 0.0
 
+    @property
+    def enough(self) -> float:
+        """Share of the slowness that the change is enough for: as the share, but a time that it
+        predicts beyond the measured one is no error.
+        """
+        old, new = (
+            sum(
+                max(0.0, math.log(measured / time))
+                for measured, time in zip(self.measured_fs, times_fs, strict=True)
+            )
+            for times_fs in (self.old_fs, self.new_fs)
+        )
+        return 1 - new / old if old else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:

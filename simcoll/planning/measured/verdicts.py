@@ -32,6 +32,14 @@ def verdict(setting: Setting, rows: Sequence[Compared], explanations: Sequence[E
     slow = sorted(odd_sizes(rows))
     figure = _figure(setting, max(times), *times[max(times)])
     leading = explanations[0] if explanations else None
+    bounds_fs = {row.row.size_bytes: row.prediction.bound_fs for row in rows}
+    impossible = [size for size, (time, _) in times.items() if time < bounds_fs[size]]
+    if impossible:
+        return (
+            f"verdict: none, because {counted(len(impossible), 'size')} took less than the bound "
+            f"of topology {setting.topology.name!r}: it is another machine, or these are not the "
+            f"times of its GPUs: {figure}"
+        )
     if not slow:
         if leading is not None and leading.is_in_log:
             return f"verdict: no slower than what the log says makes it: {leading.claim}; {figure}"

@@ -608,6 +608,37 @@ def test_tables_of_pages_and_csv(read, lines):
     ]
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["all_reduce_perf", "size(B),time(us),algbw(GB/s),busbw(GB/s)", "1048576,25.1,41.78,78.3"],
+        [
+            "AllReduce on two nodes",
+            "",
+            "| Message size | Time (ms) | Bus BW |",
+            "|---:|---:|---:|",
+            "| **1 MB** | 0.0251 | 78.3 |",
+        ],
+        ["all-reduce", "Size (MB)\tAlgBW (GB/s)", "1\t41.776"],
+        ["all_reduce", "| nbytes | latency |", "|---|---|", "| 1M | 25.1 us |"],
+    ],
+    ids=["csv", "page", "tabs", "units in cells"],
+)
+def test_tables_with_columns_of_their_own(read, lines):
+    (table,) = read(lines).tables
+    ((row,),) = (table.rows,)
+    assert (table.collective, row.size_bytes) == ("all_reduce", 2**20)
+    assert row.time_fs == pytest.approx(25_100_000_000, rel=1e-4)
+
+
+def test_a_table_that_states_no_time_is_said(read):
+    log = read(["all_reduce", "| size | busbw |", "| 1024 | 3.2 |", "| 2048 | 2 |"])
+    assert log.tables == ()
+    assert log.notes[0].endswith("1024 B: neither a time nor an algorithm bandwidth; left out")
+    wrong = read(["all_reduce", "| size | time | algbw |", "| 1048576 | 25.1 | 99 |"])
+    assert wrong.notes == ("line 3: 1048576 B: time and bandwidth do not agree; left out",)
+
+
 def test_json_that_people_have_annotated(read):
     group = '{"time": 25.1, "alg_bw": 41.78, "bus_bw": 73.12, "nwrong": 0}'
     log = read(

@@ -374,6 +374,28 @@ def test_a_log_is_not_asked_for_what_it_shows():
     assert diagnosis.verdict.startswith("verdict: no slower than what the log says makes it: TCP")
 
 
+def test_times_below_the_bound_have_no_verdict():
+    sound = setting_on("dgx-a100", nodes=1, sizes=(2**28, 2**30))
+    times = sound.formula()([row.size_bytes for row in sound.table.rows], Calibration())
+    (setting,), _ = settings_for(log_of(sound, [time // 4 for time in times]), "dgx-a100")
+    log_setting = with_log(setting)
+    diagnosis = diagnose(compare(log_setting.setting), log_setting)
+    assert diagnosis.verdict.startswith(
+        "verdict: none, because 2 sizes took less than the bound of topology 'dgx-a100'"
+    )
+
+
+def test_a_cause_in_the_log_may_cost_less_than_is_predicted():
+    fact = RunFact("transport", "NET/IB [receive]", 7)
+    sound = setting_on("dgx-h100", facts=[fact], sizes=(2**28, 2**30))
+    times = sound.formula()([row.size_bytes for row in sound.table.rows], Calibration())
+    (setting,), _ = settings_for(log_of(sound, [3 * time for time in times]), "dgx-h100")
+    log_setting = with_log(setting)
+    (first,) = diagnose(compare(log_setting.setting), log_setting).explanations
+    assert first.causes == ("no_gpudirect",)
+    assert first.effect.startswith("explains more than the difference to a sound machine")
+
+
 def test_the_verdict_says_how_sure_a_cause_is():
     sound = setting_on("dgx-a100", sizes=(2**26, 2**28, 2**30))
     diagnosis = diagnosis_of(sound, with_nics(sound, 2))
