@@ -179,7 +179,7 @@ class Step:
         """Rank and first chunk of the sources, and the same of the destinations."""
         return (self.src_rank, self.src_chunk), (self.dst_rank, self.dst_chunk)
 
-    def rows(self, which: slice | Array) -> Step:
+    def rows(self, rows: slice | Array) -> Step:
         """A subset of the transfers.
 
         >>> step = transfers([0, 1, 2], 0, [1, 2, 0], 0)
@@ -189,13 +189,13 @@ class Step:
         return Step(*(_some(column, which) for column in self.columns))
 
 
-def _some(column: Array, which: slice | Array) -> Array:
+def _some(column: Array, rows: slice | Array) -> Array:
     """Some rows of a column, frozen at once, so that no two copies of all columns exist."""
-    if column.strides == (0,) and isinstance(which, np.ndarray) and len(column) > SLIM_ROWS:
-        size = int(np.count_nonzero(which)) if which.dtype == np.bool_ else len(which)
+    if column.strides == (0,) and isinstance(rows, np.ndarray) and len(column) > SLIM_ROWS:
+        size = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
         return constant(int(column[0]), size, column.dtype)
-    chosen: Array = column[which]
-    return chosen if isinstance(which, slice) else immutable(chosen)
+    chosen: Array = column[rows]
+    return chosen if isinstance(rows, slice) else immutable(chosen)
 
 
 def _operation(number: int) -> str:
