@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -171,6 +172,9 @@ def _options_of(options: Any, values: dict[str, Any], route: _Passage | None) ->
     for name, attribute in _OPTIONS.items():
         if values.get(name) is not None and hasattr(options, attribute):
             setattr(options, attribute, values[name])
+    limit_ms = values.get("timeout")
+    if isinstance(limit_ms, int) and limit_ms > 0:
+        options.timeout = timedelta(milliseconds=limit_ms)
     if route is not None and hasattr(route.options, "reduceOp"):
         options.reduceOp = route.options.reduceOp
     return options

@@ -33,6 +33,7 @@ from simcoll.errors import ConfigError
 from simcoll.libraries.choices import Choice
 from simcoll.torch.buffer_races import overlaps
 from simcoll.torch.c10d_operators import DispatchedGroup, through_dispatcher
+from simcoll.torch.call_forms import in_all_forms
 from simcoll.torch.estimate import Estimator, estimating
 from simcoll.torch.group_hooks import GroupHooks
 from simcoll.torch.nccl_limits import NcclLimits
@@ -164,12 +165,21 @@ class SimcollGroup(DispatchedGroup):
             if waits:
                 work.wait()
         else:
+            limit_fs = 0 if opts is None else timeout_fs(opts.timeout)
             part = self._thread.call(
-                function, *args, group=self._handle, async_op=not waits, **kwargs
+                function,
+                *args,
+                group=self._handle,
+                async_op=limit_fs > 0 or not waits,
+                **kwargs,
             )
             if part is not None:
                 self._thread.process.flights.begin(part, self._handle.communicator, inputs, results)
             work = RankWork(self._thread, () if part is None else (part,), results)
+            if part is not None and limit_fs > 0:
+                part.deadline_fs, part.explicit = part.entry.created_fs + limit_fs, True
+                if waits:
+                    work.wait()
         end(work)
         return self._note(work)
 
@@ -222,6 +232,7 @@ class SimcollGroup(DispatchedGroup):
 
     # Collectives
 
+    @in_all_forms
     @through_dispatcher
     def allreduce(self, tensors: Tensors, opts: Any = None) -> RankWork:
         """Reduce the tensors of all ranks; every rank gets the result."""
@@ -257,6 +268,7 @@ class SimcollGroup(DispatchedGroup):
             tensor.copy_(torch.sparse_coo_tensor(parts[0].t(), parts[1], tensor.shape).coalesce())
         return self._note(RankWork(self._thread, (), [tensor]))
 
+    @in_all_forms
     @through_dispatcher
     def broadcast(self, tensors: Tensors, opts: Any) -> RankWork:
         """Copy the root's tensor to the others."""
@@ -270,6 +282,7 @@ class SimcollGroup(DispatchedGroup):
             group_src=opts.rootRank,
         )
 
+    @in_all_forms
     @through_dispatcher
     def reduce(self, tensors: Tensors, opts: Any) -> RankWork:
         """Reduce into the root's tensor."""
@@ -285,6 +298,7 @@ class SimcollGroup(DispatchedGroup):
             group_dst=opts.rootRank,
         )
 
+    @in_all_forms
     @through_dispatcher
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> RankWork:
         """Collect every rank's tensor, of any size, in a list."""
@@ -293,6 +307,7 @@ class SimcollGroup(DispatchedGroup):
         arrays = arrays_of(listed), array_of(source)
         return self._run(ours.all_gather, *arrays, opts=opts, inputs=[source], results=listed)
 
+    @in_all_forms
     @through_dispatcher
     def all_gather_single(
         self,
@@ -310,6 +325,7 @@ class SimcollGroup(DispatchedGroup):
             results=[output],
         )
 
+    @in_all_forms
     @through_dispatcher
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> RankWork:
         """Collect every rank's tensor in a list of the root."""
@@ -325,6 +341,7 @@ class SimcollGroup(DispatchedGroup):
             group_dst=opts.rootRank,
         )
 
+    @in_all_forms
     def gather_single(
         self,
         output: torch.Tensor,
@@ -345,6 +362,7 @@ class SimcollGroup(DispatchedGroup):
         work: RankWork = self.gather([listed] if listed else [], [input], opts)
         return work
 
+    @in_all_forms
     @through_dispatcher
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> RankWork:
         """Give every rank one tensor of the root's list."""
@@ -360,6 +378,7 @@ class SimcollGroup(DispatchedGroup):
             group_src=opts.rootRank,
         )
 
+    @in_all_forms
     @through_dispatcher
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> RankWork:
         """Reduce lists entry by entry, and give every rank one entry."""
@@ -375,6 +394,7 @@ class SimcollGroup(DispatchedGroup):
             results=[output],
         )
 
+    @in_all_forms
     @through_dispatcher
     def reduce_scatter_single(
         self,
@@ -394,13 +414,14 @@ class SimcollGroup(DispatchedGroup):
             results=[output],
         )
 
+    @in_all_forms
     @through_dispatcher
     def all_to_all_single(
         self,
         output: torch.Tensor,
         input: torch.Tensor,  # noqa: A002
-        output_splits: Sequence[int],
-        input_splits: Sequence[int],
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
         opts: Any = None,
     ) -> RankWork:
         """Send every rank a part of a tensor, and join the received parts."""
@@ -416,6 +437,7 @@ class SimcollGroup(DispatchedGroup):
             results=[output],
         )
 
+    @in_all_forms
     @through_dispatcher
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RankWork:
         """Send every rank one entry of a list, and receive one from each."""
@@ -425,6 +447,7 @@ class SimcollGroup(DispatchedGroup):
             ours.all_to_all, *arrays, opts=opts, inputs=list(inputs), results=list(outputs)
         )
 
+    @in_all_forms
     @through_dispatcher
     def barrier(self, opts: Any = None) -> RankWork:
         """Wait until all ranks have called."""
@@ -432,6 +455,7 @@ class SimcollGroup(DispatchedGroup):
 
     # Several tensors at once
 
+    @in_all_forms
     @through_dispatcher
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> RankWork:
         """All-reduce several tensors."""
@@ -449,6 +473,7 @@ class SimcollGroup(DispatchedGroup):
         ]
         return self._together(works, list(tensors))
 
+    @in_all_forms
     @through_dispatcher
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -472,6 +497,7 @@ class SimcollGroup(DispatchedGroup):
             )
         return self._together(works, list(outputs))
 
+    @in_all_forms
     @through_dispatcher
     def allgather_coalesced(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
@@ -484,6 +510,7 @@ class SimcollGroup(DispatchedGroup):
             all_gather_coalesced, *arrays, opts=opts, inputs=list(inputs), results=flat
         )
 
+    @in_all_forms
     @through_dispatcher
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any
@@ -518,26 +545,31 @@ class SimcollGroup(DispatchedGroup):
         parts = tuple(part for work in works for part in work.parts)
         return RankWork(self._thread, parts, results, next((work.device for work in works), None))
 
-    def _start_coalescing(self, device: torch.device) -> None:  # noqa: ARG002  # torch's signature
+    # A group is its own backend, whose methods have no device.
+
+    def _start_coalescing(self, device_type: Any = None) -> None:  # noqa: ARG002
         self._coalescing = []
 
-    def _end_coalescing(self, device: torch.device) -> RankWork:  # noqa: ARG002
+    def _end_coalescing(self, device_type: Any = None) -> RankWork:  # noqa: ARG002
         works, self._coalescing = self._coalescing or [], None
         return self._together(works, [tensor for work in works for tensor in work.results])
 
     # Point to point
 
+    @in_all_forms
     @through_dispatcher
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> RankWork:
         """Start to send to a group rank."""
         tensor = _single(tensors, "send")
         return self._message(ours.isend, tensor, tag, group_dst=dst)
 
+    @in_all_forms
     @through_dispatcher
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> RankWork:
         """Start to receive from a group rank."""
         return self._message(ours.irecv, _single(tensors, "recv"), tag, group_src=src)
 
+    @in_all_forms
     @through_dispatcher
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> RankWork:
         """Start to receive from any rank."""
@@ -584,6 +616,11 @@ class SimcollGroup(DispatchedGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     # The group itself
+
+    Options = Options
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_splitting = False
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's names
         """``simcoll``, since PyTorch's C++ expects a ProcessGroupGloo behind the name gloo."""
@@ -657,6 +694,63 @@ class SimcollGroup(DispatchedGroup):
             use_local_synchronization=True,
             group_desc=group_desc,
         )
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:  # noqa: ARG002
+        """Whether the group has memory of its own for tensors: never."""
+        return False
+
+    def allocate_tensor(self, *_: Any, **__: Any) -> Any:
+        """Refuse: the memory that NCCL registers is on a GPU."""
+        raise ConfigError(
+            "Backend.allocate_tensor takes memory that NCCL has registered on a GPU: use "
+            "torch.empty, which takes as long here"
+        )
+
+    @property
+    def mem_allocator(self) -> Any:
+        """Refuse, as :meth:`allocate_tensor`."""
+        raise ConfigError(
+            "Backend.mem_allocator is that of NCCL for memory on a GPU: use torch.empty"
+        )
+
+    def memory_stats(self) -> dict[str, int]:
+        """Bytes that the group itself has allocated: none are counted."""
+        return {}
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Do nothing: the ranks of a run are connected."""
+
+    def suspend(self) -> None:
+        """Do nothing: there is no memory of the group to give back."""
+
+    resume = suspend
+
+    def shrink(self, *_: Any, **__: Any) -> Any:
+        """Refuse: the ranks of a run are fixed."""
+        raise ConfigError(
+            "Backend.shrink makes a group without ranks that have failed, and the ranks of a "
+            "simulated run do not fail: use new_group with the ranks that are left"
+        )
+
+    def setUsePgForSymmMemRendezvous(self, value: bool) -> None:  # noqa: N802
+        """Refuse symmetric memory, which maps memory of other GPUs."""
+        if value:
+            raise ConfigError(
+                "ProcessGroup.use_pg_for_symm_mem_rendezvous is for symmetric memory, which maps "
+                "the memory of other GPUs: use collectives"
+            )
+
+    @property
+    def use_pg_for_symm_mem_rendezvous(self) -> bool:
+        """Whether symmetric memory meets over this group: never."""
+        return False
+
+    @use_pg_for_symm_mem_rendezvous.setter
+    def use_pg_for_symm_mem_rendezvous(self, value: bool) -> None:
+        self.setUsePgForSymmMemRendezvous(value)
+
+    def _backend_id(self, backend_type: Any) -> int:  # noqa: ARG002  # torch's signature
+        return id(self)
 
     def merge_remote_group(self, *_: Any, **__: Any) -> Any:
         """Refuse: there are no other runs to merge with."""

@@ -20,8 +20,8 @@ __all__ = ["RankStore", "prefix_store", "store_replacements"]
 def _forward(name: str) -> Callable[..., Any]:
     """Make a method that calls the shared store's method in the rank's task."""
 
-    def method(self: RankStore, *args: Any) -> Any:
-        return self.thread.call(getattr(self.shared, name), *args)
+    def method(self: RankStore, *args: Any, **kwargs: Any) -> Any:
+        return self.thread.call(getattr(self.shared, name), *args, **kwargs)
 
     return functools.update_wrapper(method, getattr(HashStore, name))
 
@@ -44,6 +44,7 @@ class RankStore(dist.Store):
     compare_set = _forward("compare_set")
     check = _forward("check")
     wait = _forward("wait")
+    barrier = _forward("barrier")
     delete_key = _forward("delete_key")
     num_keys = _forward("num_keys")
     multi_get = _forward("multi_get")

@@ -32,6 +32,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -54,6 +55,7 @@ from simcoll.torch.cuda_comm import comm_replacements
 from simcoll.torch.devices import CudaIsCpu, add_nccl_options, device_replacements
 from simcoll.torch.dtensor_random import random_replacements
 from simcoll.torch.fake_tensors import change_fake_tensors
+from simcoll.torch.flight_dumps import dump_replacements
 from simcoll.torch.gpu_kernels import allow_fake_lists, kernel_replacements
 from simcoll.torch.group_hooks import hook_replacements
 from simcoll.torch.interrupts import Interrupts
@@ -99,6 +101,8 @@ class _WorldOfRank:
     pg_config_info = distributed_c10d._World.pg_config_info
 
 
+_SCHEMES = ("env", "tcp", "file")
+"""Schemes of URLs for which PyTorch has handlers."""
 _NCCL_NAMES = ("nccl", "nccl2", "nccl-legacy", "nccl-lazy")
 """NCCL's backends; those after the first from PyTorch 2.14 on."""
 
@@ -219,6 +223,7 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
             state_replacements,
             store_replacements,
             hook_replacements,
+            dump_replacements,
             refusals,
         ):
             _replace_all(undo, changes())
@@ -242,11 +247,32 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
 def _change_torch(undo: contextlib.ExitStack) -> None:
     """Apply the changes."""
     store = HashStore()
+    rendezvous_module = sys.modules["torch.distributed.rendezvous"]
+    handlers = vars(rendezvous_module)["_rendezvous_handlers"]
+    own_handlers: dict[int, dict[str, Any]] = {}
+
+    @for_ranks
+    def register_handler(thread: RankThread, standard: Any, scheme: str, handler: Any) -> None:
+        registered = own_handlers.setdefault(thread.number, {})
+        with _with_entries(handlers, registered):
+            standard(scheme, handler)
+            registered[scheme] = handler
 
     @for_ranks
     def rendezvous(
-        thread: RankThread, _: Any, _url: str, rank: int = -1, world_size: int = -1, **_kwargs: Any
+        thread: RankThread,
+        standard: Any,
+        url: str,
+        rank: int = -1,
+        world_size: int = -1,
+        **kwargs: Any,
     ) -> Iterator[tuple[Any, int, int]]:
+        scheme = urlsplit(url).scheme if isinstance(url, str) else ""
+        if scheme not in _SCHEMES:  # a handler of the program's own, or an error
+            with _with_entries(handlers, own_handlers.get(thread.number, {})):
+                places = standard(url, rank, world_size, **kwargs)
+            yield from places
+            return
         size = int(thread.process.environment["WORLD_SIZE"])
         for name in ("RANK", "WORLD_SIZE"):
             mine, run = os.environ.get(name), thread.process.environment[name]
@@ -262,10 +288,15 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
             size if world_size < 0 else world_size,
         )
 
+    distributed_rendezvous = distributed_c10d.rendezvous
     make_group = distributed_c10d._new_process_group_helper
     _replace(undo, distributed_c10d, "_new_process_group_helper", _note_new_group(make_group))
     _replace(undo, distributed_c10d, "_world", _WorldOfRank(distributed_c10d._world))
-    _replace(undo, distributed_c10d, "rendezvous", rendezvous(distributed_c10d.rendezvous))
+    for owner in (distributed_c10d, dist, rendezvous_module):
+        _replace(undo, owner, "rendezvous", rendezvous(distributed_rendezvous))
+    name = "register_rendezvous_handler"
+    for owner in (dist, rendezvous_module):
+        _replace(undo, owner, name, register_handler(getattr(rendezvous_module, name)))
     if distributed_c10d.default_pg_nccl_timeout is None:  # PyTorch would warn
         _replace(
             undo, distributed_c10d, "default_pg_nccl_timeout", distributed_c10d.default_pg_timeout
@@ -297,6 +328,18 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
     allow_fake_lists(undo)
     add_sharding_rules(undo)
     add_kernels_of_groups(undo)
+
+
+@contextlib.contextmanager
+def _with_entries(table: dict[str, Any], entries: dict[str, Any]) -> Iterator[None]:
+    """Add the entries of a rank to a table of the process."""
+    standard = dict(table)
+    table.update(entries)
+    try:
+        yield
+    finally:
+        table.clear()
+        table.update(standard)
 
 
 def _nccl_version(standard: Callable[[], Any]) -> Callable[[], Any]:

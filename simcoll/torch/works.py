@@ -20,6 +20,29 @@ never advance the clock.
 """
 
 
+UNKNOWN = 100
+_OPERATION_TYPES = {
+    "broadcast": 0,
+    "all_reduce": 1,
+    "all_reduce_coalesced": 2,
+    "reduce": 3,
+    "all_gather": 4,
+    "all_gather_into_tensor": 5,
+    "all_gather_coalesced": 6,
+    "gather": 7,
+    "scatter": 8,
+    "reduce_scatter": 9,
+    "all_to_all_single": 10,
+    "all_to_all": 11,
+    "send": 12,
+    "recv": 13,
+    "barrier": 15,
+    "reduce_scatter_tensor": 16,
+    "reduce_scatter_coalesced": 17,
+}
+"""PyTorch's numbers of operations (``c10d::OpType``)."""
+
+
 class RankWork(dist.Work):
     """An operation of one rank, or several coalesced ones.
 
@@ -70,6 +93,32 @@ class RankWork(dist.Work):
     def synchronize(self) -> None:
         """Block until it has finished."""
         self.wait()
+
+    def block_current_stream(self) -> None:
+        """Make the current stream wait for it, as NCCL's; tensors on the CPU have no stream.
+
+        Raises
+        ------
+        RuntimeError
+            In a run without GPUs, where gloo has no stream to block either.
+        """
+        if self.device is None and self.thread.process.places is None:
+            raise RuntimeError(
+                "block_current_stream() blocks the stream of a GPU, and this run shows none: call "
+                "wait()"
+            )
+        self.wait()
+
+    def _get_duration(self) -> float:
+        """Simulated milliseconds from its start to its end."""
+        if not self.parts or not self._is_over():
+            raise RuntimeError("the duration of an operation is known when it is over")
+        spans = [part.entry for part in self.parts]
+        begins = [max(entry.created_fs, entry.started_fs) for entry in spans]
+        return (max(entry.completed_fs for entry in spans) - min(begins)) / 1e12
+
+    def _get_op_type(self) -> int:
+        return _OPERATION_TYPES.get(self.parts[0].name if self.parts else "", UNKNOWN)
 
     def is_completed(self) -> bool:
         """Whether it has finished. If not, the poll takes a microsecond of simulated time."""

@@ -16,6 +16,7 @@ from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import (
     NO_DESCRIPTION,
     Communicator,
+    GroupHandle,
     Rank,
     current_rank,
     current_rank_or_none,
@@ -273,7 +274,7 @@ def destroy_process_group(group: Any = None) -> None:
     if group is None or group is default:
         _leave_groups(me)
         return
-    if not isinstance(group, ProcessGroup) or default.global_rank in group.communicator.destroyed:
+    if not isinstance(group, GroupHandle) or default.global_rank in group.communicator.destroyed:
         raise ValueError("Invalid process group specified")
     group.communicator.destroyed[default.global_rank] = None
 
