@@ -94,6 +94,7 @@ def _compare_nodes(path: Path) -> int:
     from simcoll.formats.logs.nccl_graph import MAX_BYTES
     from simcoll.formats.recognise import TITLES, recognise
     from simcoll.formats.reports.node_facts import (
+        consequence,
         facts_of_dump,
         facts_of_log,
         node_differences,
@@ -135,6 +136,8 @@ def _compare_nodes(path: Path) -> int:
     ]
     alone = "" if max(len(dumps), len(_by_host(logs))) > 1 else "; nothing to compare with"
     say(f"# {' and '.join(parts)}: {len(lines) or 'no'} difference{'s' * (len(lines) != 1)}{alone}")
+    for text in dict.fromkeys(filter(None, map(consequence, lines))):
+        say(f"# {text}")
     return 1 if lines else 0
 
 

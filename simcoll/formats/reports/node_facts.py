@@ -17,7 +17,7 @@ from simcoll.files.reader_arguments import Content, content_of
 from simcoll.files.xml import XmlLimits, parse_xml
 from simcoll.units import counted
 
-__all__ = ["NodeFacts", "facts_of_dump", "facts_of_log", "node_differences"]
+__all__ = ["NodeFacts", "consequence", "facts_of_dump", "facts_of_log", "node_differences"]
 
 LIMITS = XmlLimits(depth=64, elements=100_000)
 MOST_NODES = 4096
@@ -222,6 +222,33 @@ def node_differences(nodes: Sequence[NodeFacts]) -> list[str]:
         if len({tuple(sorted(value)) for value in values.values()}) > 1:
             lines.append(f"{fact}: {_difference(values)}")
     return lines
+
+
+_CONSEQUENCES = {
+    "NICs": "NCCL pairs NICs by their place in the list: with unequal ones a job hangs without a "
+    "message, or has the rate of the fewest (nccl#2428). Repair the node, or name in NCCL_IB_HCA "
+    "what all nodes have",
+    "NCCL": "one job needs one version of NCCL on all nodes",
+    "PCIe links": "with a device less, or a narrower or slower link, all channels go at the pace "
+    "of that node; reseat the device, or take the node out",
+    "PCIe tree": "with another PCIe tree NCCL may find other channels and paths to NICs there",
+    "NVLinks": "all channels go at the pace of the node with the fewest NVLinks; take it out",
+}
+
+
+def consequence(line: str) -> str:
+    """What follows from a difference, and what to do; empty where nothing more can be said.
+
+    >>> consequence("NCCL_ALGO: n1 has Ring; n0, n2 have none")
+    'variables decide on every node for itself: set them alike on all, or a job hangs or slows down'
+    """
+    fact = line.partition(":")[0]
+    if fact.startswith(("NCCL_", "RCCL_")):
+        return (
+            "variables decide on every node for itself: set them alike on all, or a job hangs or "
+            "slows down"
+        )
+    return _CONSEQUENCES.get(fact, "")
 
 
 def _difference(values: Mapping[str, tuple[str, ...]]) -> str:

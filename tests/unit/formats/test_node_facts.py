@@ -6,6 +6,7 @@ from simcoll.cli import main
 from simcoll.errors import ConfigError
 from simcoll.formats.reports.node_facts import (
     NodeFacts,
+    consequence,
     facts_of_dump,
     facts_of_log,
     node_differences,
@@ -177,3 +178,17 @@ def test_a_number_of_nodes_beside_that_of_the_log_is_said(tmp_path, capsys):
     (tmp_path / "job.log").write_text("\n".join(lines))
     main(["graph", str(tmp_path / "job.log"), "-t", "dgx-h100", "--nodes", "4"])
     assert "the log has 2 nodes, and --nodes is 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("NICs: n1 lacks mlx5_1:1; n0 has mlx5_0:1, mlx5_1:1", "hangs without a message"),
+        ("NCCL_IB_HCA: n1 has mlx5_0; n0 has none", "set them alike on all"),
+        ("NCCL: n1 has 2.27.7; n0 has 2.23.4", "one version"),
+        ("network: n1 has Socket; n0 has IB", ""),
+    ],
+)
+def test_a_difference_has_a_consequence(line, words):
+    assert words in consequence(line)
+    assert bool(words) == bool(consequence(line))
