@@ -186,7 +186,7 @@ class Step:
         >>> step.rows(slice(1, None)).dst_rank.tolist()
         [2, 0]
         """
-        return Step(*(_some(column, which) for column in self.columns))
+        return Step(*(_some(column, rows) for column in self.columns))
 
 
 def _some(column: Array, rows: slice | Array) -> Array:
