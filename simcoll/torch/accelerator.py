@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +36,7 @@ from simcoll.torch.replacing import by_signature, in_ranks
 from simcoll.training.gpu import load_gpu
 from simcoll.units import format_size
 
-__all__ = ["accelerator_replacements", "current_device", "device_number"]
+__all__ = ["GeneratorsOfNode", "accelerator_replacements", "current_device", "device_number"]
 
 _TORCH = str(Path(torch.__file__).parent)
 _TESTS = str(Path(torch.__file__).parent / "testing")
@@ -308,6 +308,8 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (cuda, "get_rng_state_all", lambda: [torch.get_rng_state() for _ in range(_count())]),
         (cuda, "set_rng_state", torch.set_rng_state),
         (cuda, "set_rng_state_all", lambda new_states: torch.set_rng_state(new_states[0])),
+        (cuda, "_lazy_init", _nothing),
+        (cuda, "_lazy_call", _call_now),
         (cuda, "current_stream", current_stream),
         (cuda, "default_stream", default_stream),
         (cuda, "set_stream", set_stream),
@@ -329,7 +331,7 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (torch, "Event", AcceleratorEvent),
         (torch, "Stream", AcceleratorStream),
     ]
-    return [
+    replaced = [
         *classes,
         *((owner, key, _in_programs(getattr(owner, key), value)) for owner, key, value in queries),
         *(
@@ -338,11 +340,43 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
             if hasattr(owner, key)
         ),
     ]
+    return [*replaced, *_in_their_modules(replaced)]
+
+
+def _in_their_modules(replaced: list[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]]:
+    """The same functions in the modules of ``torch.cuda`` that define them, by whose names programs
+    call them too (``torch.cuda.random.get_rng_state``).
+    """
+    modules = [module for name, module in sys.modules.items() if name.startswith("torch.cuda.")]
+    return [
+        (module, key, value)
+        for owner, key, value in replaced
+        if owner is torch.cuda
+        for module in modules
+        if vars(module).get(key) is getattr(owner, key)
+    ]
+
+
+class GeneratorsOfNode(Sequence[torch.Generator]):
+    """``torch.cuda.default_generators``: in ranks, the generator of the CPU for every GPU."""
+
+    def __len__(self) -> int:
+        """The number of GPUs of the node."""
+        return 0 if current_thread_or_none() is None else _count()
+
+    def __getitem__(self, index: Any) -> Any:
+        """The generator of a GPU."""
+        return ((torch.default_generator,) * len(self))[index]
 
 
 def _seed(seed: int) -> None:
     """Seed CUDA's random numbers, which come from the CPU's generator."""
     torch.default_generator.manual_seed(int(seed))
+
+
+def _call_now(callable: Callable[[], Any]) -> None:  # noqa: A002  # PyTorch's name
+    """Call a function that PyTorch would set aside until CUDA is initialized."""
+    callable()
 
 
 @contextlib.contextmanager

@@ -24,7 +24,11 @@ from torch.distributed.fsdp import _init_utils
 from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode
 
-from simcoll.torch.accelerator import accelerator_replacements, device_number
+from simcoll.torch.accelerator import (
+    GeneratorsOfNode,
+    accelerator_replacements,
+    device_number,
+)
 from simcoll.torch.places import HOST, Places
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks, in_ranks
@@ -378,6 +382,7 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
             for owner in (torch.autograd, graph)
         ),
         (torch, "Generator", _Generator),
+        (torch.cuda, "default_generators", GeneratorsOfNode()),
         (torch, "load", _load(torch.load)),
         *(
             (owner, "new_subgroups", _subgroups(c10d.new_subgroups))

@@ -104,6 +104,11 @@ def _leave(handle: GroupHandle) -> None:
         ours.destroy_process_group(handle)
 
 
+def _numbers(splits: Any) -> list[int]:
+    """The numbers of a list, an array or a tensor; none for None."""
+    return [] if splits is None else [int(split) for split in splits]
+
+
 def _single(tensors: Tensors | torch.Tensor, function: str) -> torch.Tensor:
     if isinstance(tensors, torch.Tensor):
         return tensors
@@ -427,7 +432,7 @@ class SimcollGroup(DispatchedGroup):
         """Send every rank a part of a tensor, and join the received parts."""
         self._equal_splits()
         arrays = array_of(output), array_of(input)
-        splits = list(output_splits or ()), list(input_splits or ())
+        splits = _numbers(output_splits), _numbers(input_splits)
         return self._run(
             ours.all_to_all_single,
             *arrays,

@@ -153,6 +153,8 @@ class Process:
         Names of started threads that take no turns.
     interrupts
         Ctrl-C during the run.
+    rpc
+        Its worker of RPC, if any.
     pid
         The ID of the run's process, which tells it from forked ones.
     backend
@@ -194,6 +196,7 @@ class Process:
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     threads: list[RankThread] = field(default_factory=list)
     outsiders: list[threading.Thread] = field(default_factory=list)
+    rpc: Any = None
     pid: int = field(default_factory=os.getpid)
 
 
@@ -341,7 +344,8 @@ class RankThread:
         work = getattr(future, "work", None)
         if work is not None:
             work.wait()
-        settled = Waitable("a torch.futures.Future whose value no rank has set")
+        label = getattr(future, "waits_for", "a torch.futures.Future whose value no rank has set")
+        settled = Waitable(label)
         future.add_done_callback(lambda _: settled.finish())
         self.call(wait_until, settled)
 
@@ -417,11 +421,11 @@ class RankThread:
 
         rank.world.tasks.launch(rank, functools.partial(self.serve, function), over)
 
-    def begin(self, function: Callable[[], Any]) -> None:
-        """Run a function in the thread, which the rank has started, and end the thread
-        afterwards.
+    def begin(self, function: Callable[[], Any], rank: Rank | None = None) -> None:
+        """Run a function in the thread, which the rank (default: the running one) has started, and
+        end the thread afterwards.
         """
-        rank = current_rank()
+        rank = current_rank() if rank is None else rank
         rank.world.tasks.launch(rank, functools.partial(self.serve, function), lambda _: self.end())
 
     def _hand_over(self, message: Any) -> Any:

@@ -10,17 +10,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch._C import _distributed_c10d as c10d
-from torch.distributed import _symmetric_memory, rpc
+from torch.distributed import _symmetric_memory
 
 from simcoll.errors import ConfigError
 from simcoll.torch.replacing import in_ranks
 
 __all__ = ["refusals"]
 
-_RPC = (
-    "connects processes by sockets, and the ranks of a run are threads of one process: use "
-    "send, recv and object collectives"
-)
 _GLOO = (
     "connects processes by sockets, where the ranks of a run, threads of one process, would wait "
     "for each other in vain: use new_group"
@@ -36,7 +32,6 @@ class _Refused(NamedTuple):
 
 
 _REFUSED = (
-    _Refused(rpc, "torch.distributed.rpc", "init_rpc", _RPC),
     _Refused(c10d.ProcessGroupGloo, "torch.distributed.ProcessGroupGloo", "__init__", _GLOO),
     *(
         _Refused(_symmetric_memory, "torch.distributed._symmetric_memory", name, _SYMMETRIC)

@@ -3,7 +3,8 @@
 * ``distributed_c10d._world``, the groups of a process: one per rank;
 * the C++ registry of groups: one per thread (PyTorch has a mode for it), equal in all threads of a
   rank;
-* RPC and symmetric memory, which are refused (:mod:`simcoll.torch.refusals`);
+* RPC (:mod:`simcoll.torch.rpc_calls`), and symmetric memory, which is refused
+  (:mod:`simcoll.torch.refusals`);
 * threads that a rank starts, and their waits (:mod:`simcoll.torch.thread_waits`);
 * ``rendezvous``: the ranks meet in memory;
 * ``BackendConfig``: every backend name selects this backend;
@@ -68,6 +69,7 @@ from simcoll.torch.rank_stores import RankStore, prefix_store, store_replacement
 from simcoll.torch.rank_threads import Process, RankThread, current_thread_or_none, rank_thread_of
 from simcoll.torch.refusals import refusals
 from simcoll.torch.replacing import for_ranks, in_ranks
+from simcoll.torch.rpc_calls import rpc_replacements
 from simcoll.torch.sharding_rules import add_sharding_rules
 from simcoll.torch.start_methods import start_replacements
 from simcoll.torch.thread_waits import OUTSIDE_MARK, replacements
@@ -225,6 +227,7 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
             hook_replacements,
             dump_replacements,
             refusals,
+            rpc_replacements,
         ):
             _replace_all(undo, changes())
         if cuda is not None:

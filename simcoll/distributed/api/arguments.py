@@ -215,7 +215,7 @@ def split_sizes(array: Array, splits: Sequence[int] | None, n: int) -> tuple[int
     ``splits``).
     """
     rows = array.shape[0] if array.ndim else array.size
-    if not splits:
+    if splits is None or not len(splits):  # also of an array
         if rows % n:
             raise RuntimeError(
                 f"Tensor's dim 0 does not divide equally across group size: {rows} rows, {n} ranks"

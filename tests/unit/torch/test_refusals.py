@@ -9,11 +9,7 @@ import pytest
 from simcoll.errors import ConfigError
 from tests.support.deferred import Deferred, needs_torch
 
-torch, dist, rpc = (
-    Deferred("torch"),
-    Deferred("torch.distributed"),
-    Deferred("torch.distributed.rpc"),
-)
+torch, dist = Deferred("torch"), Deferred("torch.distributed")
 symmetric = Deferred("torch.distributed._symmetric_memory")
 functional = Deferred("torch.distributed._functional_collectives")
 backend = Deferred("simcoll.torch")
@@ -21,9 +17,6 @@ backend = Deferred("simcoll.torch")
 pytestmark = needs_torch
 
 CALLS = {
-    "rpc.init_rpc connects processes by sockets": lambda: rpc.init_rpc(
-        "worker", rank=0, world_size=2
-    ),
     "_symmetric_memory.empty maps the memory of other GPUs": lambda: symmetric.empty(
         4, device="cuda"
     ),

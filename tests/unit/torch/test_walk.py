@@ -115,6 +115,37 @@ def test_device_meshes_and_versions():
     assert backend.spawn(body, 2, cuda_is_cpu=True).returns == ((1, True),) * 2
 
 
+def test_functions_have_their_values_where_they_are_defined():
+    """Programs also write torch.cuda.random.get_rng_state, as Megatron-LM does."""
+
+    def body(rank, world_size):
+        torch.cuda.random.manual_seed(3)
+        state = torch.cuda.random.get_rng_state(device="cuda:0")
+        calls = []
+        torch.cuda._lazy_call(lambda: calls.append(torch.cuda.default_generators[1].get_state()))
+        assert torch.equal(calls[0], state)
+        assert torch.cuda.memory.memory_allocated() == torch.cuda.memory_allocated()
+        with pytest.raises(IndexError):
+            torch.cuda.default_generators[2]
+        return len(torch.cuda.default_generators)
+
+    assert backend.spawn(body, 2, cuda_is_cpu=True).returns == (2, 2)
+    assert len(torch.cuda.default_generators) == torch.cuda.device_count()
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array", "tuple"])
+def test_split_sizes_of_any_sequence(kind):
+    def body(rank, world_size):
+        dist.init_process_group("gloo")
+        sizes = torch.tensor([1, 2])
+        mine = {"tensor": sizes, "array": sizes.numpy(), "tuple": (1, 2)}[kind]
+        received = torch.empty(2 * (rank + 1))
+        dist.all_to_all_single(received, torch.arange(3.0), [rank + 1] * 2, mine)
+        return received.tolist()
+
+    assert backend.spawn(body, 2).returns == ([0.0, 0.0], [1.0, 2.0, 1.0, 2.0])
+
+
 def test_copies_between_gpus():
     def body(rank, world_size):
         parts = torch.cuda.comm.scatter(torch.arange(4.0), [0, 1])
