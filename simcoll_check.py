@@ -26,7 +26,7 @@ OBJECTS = {
     "collective": "kind:t nranks:p root?:n pairs?:n** in_place?:b definition?:definition",
     "definition": "name:t inputs:n** outputs:n*** sizes?:n* order?:t", "proof": "kind:t rank?:n** lane?:n,n* place?:n*",
     "block": "steps:step* repeat?:n stride?:i base?:i modulus?:p order?:0,n*",
-    "step": "src_rank:n* src_chunk:n,n* dst_rank:n,n* dst_chunk:n,n* count?:p,p* op?:t,t* channel?:n,n*",
+    "step": "src_rank:n* src_chunk:n,n* dst_rank:n,n* dst_chunk:n,n* count?:p,p* op?:t,t* channel?:n,n* via?:t,t* wire?:t,t*",
     "claims": "order:t steps:n transfers:n shared_chunks:b folds:b",
     "program": "format:t version:p subject:t name:t collective:0,collective chunks:p program:code claims:code_claims",
     "code": "nranks:p buffers:n* in_place:b fifo_depth:0,n protocol:t ranks:lane**",
@@ -35,6 +35,7 @@ OBJECTS = {
 }
 COLUMNS = {"src_rank": 0, "src_chunk": 0, "dst_rank": 0, "dst_chunk": 0, "count": 1, "op": "copy", "channel": 0}
 LEVELS = ("any", "rank-consistent", "run-consistent", "position-independent")
+UNCHECKED = {"via": "its paths are not checked", "wire": "its conversions on the way are not: outputs are right up to their rounding"}
 
 # The collectives: slots of input and of output, number of blocks; for rank r and slot s, block of the input slot, block of the
 # output slot, rank (sum: all) and slot of the input that the output slot must hold; ranks with input, and ranks that see output.
@@ -242,7 +243,9 @@ def unrolled(blocks: list[dict[str, Any]], limit: int, most: int) -> Any:
         need(order is None or (len(places) == len(order) and len(order) % modulus == base % modulus == 0), "an order lists whole windows")
         for step in block["steps"]:
             columns, length = [step.get(key, default) for key, default in COLUMNS.items()], len(step["src_rank"])
-            need(length > 0 and all(type(c) is not list or len(c) == length for c in columns), "a step needs transfers, and equal columns")
+            texts = [step.get(key, "") for key in UNCHECKED]
+            good = length > 0 and all(type(c) is not list or len(c) == length for c in columns + texts)
+            need(good, "a step needs transfers, and equal columns")
             steps.append([column if type(column) is list else [column] * length for column in columns])
             limit -= sum(steps[-1][4]) * block.get("repeat", 1)
             need(sum(steps[-1][4]) <= most and limit >= 0, "above the limits: chunks moved in a step, or in all")
@@ -346,7 +349,11 @@ def check_schedule(document: dict[str, Any]) -> str:
     early = [rank for rank, ranks in enumerate(heard[channels::lanes]) if ranks.bit_count() < n]
     machine.claim(not early, "rank {} may leave before every rank has entered", early[:1])
     machine.finish(follow)
-    return f"{machine.title} of {n} ranks, {transfers} transfers in {step + 1} steps, {proof['kind']}"
+    used = [key for key in UNCHECKED if any(any(step.get(key, "")) for block in document["blocks"] for step in block["steps"])]
+    # Of what is converted, ranks may have other bits though they add in one order.
+    machine.claim("wire" not in used or claims["order"] in ("", "any"), "claims.order: values that are converted have no order")
+    unchecked = "".join(f"; {UNCHECKED[key]}" for key in used)
+    return f"{machine.title} of {n} ranks, {transfers} transfers in {step + 1} steps, {proof['kind']}{unchecked}"
 
 def check_program(document: dict[str, Any]) -> str:
     """Check a program: messages, deadlock, races, data."""

@@ -269,6 +269,9 @@ def _measure_and_show(
         say(f"# realcoll: {request.collective} with {request.choice} on {transport.name}: {ranks}")
         proved = next(print_line for print_line in schedules(request) if print_line is not None)
         say(f"# {verify(proved)}")
+        chosen = sorted({transit.via for transit in proved.transits} - {""})
+        if chosen:
+            say(f"# paths: those of {transport.name}; it does not know of via {', '.join(chosen)}")
         say(
             f"# warmup iters: {request.warmup} iters: {request.iterations} validation: "
             f"{int(request.check)}"

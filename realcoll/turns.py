@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from simcoll.arrays import Ints
 from simcoll.core.plan import Plan
 from simcoll.core.rank_program import NAMES, OPS, Op
+from simcoll.core.transit import refuse_transits
 from simcoll.proving.lowering import Lowering, lowering
 
 __all__ = ["STAGING", "ProcessPart", "Span", "Turn", "part"]
@@ -140,6 +141,8 @@ def part(plan: Plan, hosts: Sequence[int], process: int, *, apart: bool = False)
     apart
         Whether each channel has its own lane; otherwise a turn is a step of all channels.
     """
+    subject = "realcoll moves data as it is, and cannot run"
+    refuse_transits(plan.schedule, plan.schedule.transits, subject, formats_alone=True)
     lowered = lowering(plan, np.flatnonzero(np.asarray(hosts) == process).tolist())
     code, lanes = lowered.code, plan.nchannels if apart else 1
     channel = np.repeat(code.channel, np.diff(code.start))

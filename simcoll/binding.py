@@ -19,6 +19,7 @@ from simcoll.core.recent_schedules import recent_schedules
 from simcoll.core.reduction import Reduction, parse_dtype, parse_reduction
 from simcoll.core.schedule import Schedule
 from simcoll.core.step import distinct
+from simcoll.core.wire_format import is_floating
 from simcoll.errors import ConfigError, expect
 from simcoll.proving import verify
 
@@ -135,6 +136,7 @@ def bind(
     element = parse_dtype(dtype)
     reduction = parse_reduction(op, element)
     _check_reduction(schedule.collective, reduction)
+    _check_conversions(schedule, element)
     sizes, plan_count = _block_sizes(schedule, count)
     largest = sizes if isinstance(sizes, int) else int(sizes.max(initial=0))
     slots = max(schedule.collective.input_slots, schedule.collective.output_slots, 1)
@@ -178,6 +180,15 @@ def _check_reduction(collective: Collective, reduction: Reduction) -> None:
         raise ConfigError(
             f"{collective}: {reduction.name} needs outputs that all are sums of the same number of "
             "contributions; expected sum, or another reduction, and a division afterwards"
+        )
+
+
+def _check_conversions(schedule: Schedule, element: np.dtype[Any]) -> None:
+    """Refuse to convert what is not a floating-point number."""
+    if schedule.wire_formats and not is_floating(element):
+        raise ConfigError(
+            f"{schedule.title} converts to {' and '.join(schedule.wire_formats)} on the way, which "
+            f"needs a floating-point dtype such as float32; got {element.name}"
         )
 
 

@@ -21,6 +21,7 @@ from simcoll.core.immutable import constant, immutable
 from simcoll.core.numbers import whole_number
 from simcoll.core.schedule import COPY, Layout, Repeat, Schedule, Step, joined
 from simcoll.core.step import concurrent, moving_part, spread
+from simcoll.core.transit import Transits
 from simcoll.errors import ConfigError, expect
 
 __all__ = [
@@ -82,6 +83,7 @@ def _whole(step: Step, count: int) -> Step:
         step.count * count,
         step.op,
         step.channel,
+        step.transits,
     )
 
 
@@ -100,6 +102,7 @@ def _piece_step(steps: Sequence[Step], count: int, numbers: Sequence[int]) -> St
         concurrent.count,
         concurrent.op,
         concurrent.channel,
+        concurrent.transits,
     )
 
 
@@ -250,9 +253,8 @@ def _in_share(step: Step, share: Ints | int, homes: tuple[Ints, Ints], lanes: in
     """A step on a share of every slot, with ``lanes`` channels for each share."""
     home, width = homes
     src, dst = (home[chunk] + share * width[chunk] for chunk in (step.src_chunk, step.dst_chunk))
-    return Step(
-        step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel + share * lanes
-    )
+    fixed = step.count, step.op, step.channel + share * lanes, step.transits
+    return Step(step.src_rank, src, step.dst_rank, dst, *fixed)
 
 
 def _copies(step: Step, copies: int, run: int | None, homes: tuple[Ints, Ints], lanes: int) -> Step:
@@ -291,6 +293,9 @@ def _copies(step: Step, copies: int, run: int | None, homes: tuple[Ints, Ints], 
 
     src_rank = alike(step.src_rank)
     local = np.array_equal(step.src_rank, step.dst_rank)
+    transits = step.transits
+    if transits is not None:
+        transits = Transits(alike(transits.number), transits.table)
     return Step(
         src_rank,
         in_order(home[step.src_chunk], width[step.src_chunk]),
@@ -299,6 +304,7 @@ def _copies(step: Step, copies: int, run: int | None, homes: tuple[Ints, Ints], 
         alike(step.count),
         alike(step.op),
         in_order(step.channel, lanes),
+        transits,
     )
 
 
@@ -459,7 +465,8 @@ def channels(
     def change(step: Step, copy: Ints, row: Ints) -> Step:
         src, dst = (ranks[copy, rank] for rank in (step.src_rank, step.dst_rank))
         src_chunk, dst_chunk = (moved[copy, chunk] for chunk in (step.src_chunk, step.dst_chunk))
-        new = Step(src, src_chunk, dst, dst_chunk, step.count, step.op, step.channel)
+        fixed = step.count, step.op, step.channel, step.transits
+        new = Step(src, src_chunk, dst, dst_chunk, *fixed)
         if not _local(new):
             return new
         return new.rows(

@@ -147,6 +147,7 @@ def _steps_in_share(layout: Layout, share: _Share) -> Iterator[Step]:
             within.count * share.width,
             within.op,
             within.channel + share.channel,
+            within.transits,
         )
 
 

@@ -136,11 +136,11 @@ class Bound:
         }
 
 
-bottlenecks_of: FactStore[Topology, dict[tuple[CollectiveKind, int, bool], Bottleneck]] = FactStore(
-    lambda _: {}
+bottlenecks_of: FactStore[Topology, dict[tuple[CollectiveKind, int, bool, bool], Bottleneck]] = (
+    FactStore(lambda _: {})
 )
-"""The bounds of a topology that were asked for so far, by collective, root, and whether switches
-may multicast and reduce.
+"""The bounds of a topology that were asked for so far, by collective, root, whether switches may
+multicast and reduce, and whether messages may take any path.
 """
 
 
@@ -153,6 +153,7 @@ def lower_bound(
     latency_fs: int = 0,
     certificate: Bottleneck | None = None,
     in_network: bool = False,
+    any_path: bool = False,
 ) -> Bound:
     """The least time that any schedule of a collective can take.
 
@@ -172,6 +173,8 @@ def lower_bound(
         with many sizes.
     in_network
         Whether switches may multicast and reduce (NVLink SHARP, InfiniBand SHARP).
+    any_path
+        Whether messages may take any path, and not only the routes of the topology.
 
     Raises
     ------
@@ -187,7 +190,7 @@ def lower_bound(
     """
     proof = certificate
     if proof is None or (in_network and not proof.in_network):
-        proof = bottleneck(kind, topology, root=root, in_network=in_network)
+        proof = bottleneck(kind, topology, root=root, in_network=in_network, any_path=any_path)
     time_fs = proof.time_fs(total_bytes)
     if time_fs >= latency_fs and time_fs > 0:
         return Bound(time_fs, "bandwidth", proof.name, proof)
@@ -195,7 +198,12 @@ def lower_bound(
 
 
 def bottleneck(
-    kind: str, topology: Topology, *, root: int | None = None, in_network: bool = False
+    kind: str,
+    topology: Topology,
+    *,
+    root: int | None = None,
+    in_network: bool = False,
+    any_path: bool = False,
 ) -> Bottleneck:
     """The bound of a collective on a topology for all sizes; see :func:`lower_bound`.
 
@@ -211,13 +219,17 @@ def bottleneck(
             f"{topology.nranks - 1}"
         )
     bottlenecks = bottlenecks_of(topology)
-    question = (kind, start if kind in _ROOTED else 0, in_network)
+    question = (kind, start if kind in _ROOTED else 0, in_network, any_path)
     if question not in bottlenecks:
-        bottlenecks[question] = _search(kind, topology, start, in_network=in_network)
+        bottlenecks[question] = _search(
+            kind, topology, start, in_network=in_network, any_path=any_path
+        )
     return bottlenecks[question]
 
 
-def _search(kind: CollectiveKind, topology: Topology, root: int, *, in_network: bool) -> Bottleneck:
+def _search(
+    kind: CollectiveKind, topology: Topology, root: int, *, in_network: bool, any_path: bool
+) -> Bottleneck:
     if topology.nranks == 1:
         return Bottleneck(Fraction(0), "a single rank", "nothing to send")
     bound = (
@@ -225,6 +237,8 @@ def _search(kind: CollectiveKind, topology: Topology, root: int, *, in_network: 
         if kind == "all_reduce"
         else _KINDS[kind](topology, root)
     )
+    if any_path:
+        return bound
     if kind in _ROOTED:
         return _with_root_routes(kind, topology, root, bound, in_network=in_network)
     return bound if in_network or kind not in _ROUTED else _with_routes(kind, topology, bound)

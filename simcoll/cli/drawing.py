@@ -15,6 +15,7 @@ from simcoll.core.schedule import (
     Schedule,
     Step,
 )
+from simcoll.core.step import transit_words
 from simcoll.formats.goal.language import Goal, goal_text
 from simcoll.terminal import printable
 
@@ -27,6 +28,7 @@ def _transfer(schedule: Schedule, step: Step, row: int) -> str:
     layout, op, count = schedule.layout, int(step.op[row]), int(step.count[row])
     src, dst = int(step.src_rank[row]), int(step.dst_rank[row])
     channel = f" [channel {step.channel[row]}]" if schedule.nchannels > 1 else ""
+    channel += transit_words(step, row)
     if op == SYNC:
         return f"{src:>4} ~> {dst:<4}{channel}"
     src_name, dst_name = (

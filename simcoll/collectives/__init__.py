@@ -1,4 +1,5 @@
-"""Collectives beyond the ten, defined as data, each with an algorithm.
+"""Collectives beyond the ten, defined as data, each with an algorithm; and an all_reduce that
+converts on the way.
 
 A function of the number of ranks returns the :class:`~simcoll.core.collective.Collective`, another
 makes a schedule for it. They are examples to copy as much as parts to use: nothing here is known to
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         with_neighbours,
     )
     from simcoll.collectives.prefix import chain, doubling, exclusive_scan, scan
+    from simcoll.collectives.quantised import quantised_two_step
     from simcoll.collectives.resharding import reshard, shard_to_shard
     from simcoll.collectives.several_roots import (
         broadcast_from_roots,
@@ -48,6 +50,7 @@ __all__ = [
     "gossip",
     "halo_exchange",
     "neighbour_rounds",
+    "quantised_two_step",
     "reduce_to_roots",
     "reshard",
     "scan",
@@ -77,6 +80,7 @@ __getattr__, __dir__ = lazy_attributes(
             "with_neighbours",
         ],
         "simcoll.collectives.prefix": ["chain", "doubling", "exclusive_scan", "scan"],
+        "simcoll.collectives.quantised": ["quantised_two_step"],
         "simcoll.collectives.resharding": ["reshard", "shard_to_shard"],
         "simcoll.collectives.several_roots": [
             "broadcast_from_roots",

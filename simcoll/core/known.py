@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from simcoll.arrays import Array
 from simcoll.core.step import Repeat, Step
+from simcoll.core.transit import Transit
 
 if TYPE_CHECKING:
     from simcoll.core.proof import Proof
@@ -21,7 +22,8 @@ class Known:
     ``digests``: of the blocks that the source has yielded so far; ``complete``: these are all.
     ``keeps``: whether a short pass, or a longer one while ``held``, is ``kept``, and then, without
     repeats, ``lowered``. ``again``: the function, with its arguments, that makes the same schedule
-    in another process. These are facts of the core; other packages store theirs in their own
+    in another process. ``transits``: the paths and wire formats that occurred so far. These are
+    facts of the core; other packages store theirs in their own
     :class:`simcoll.core.facts.FactStore`.
 
     It is no dataclass, because a proof leads back to its facts, and ``dataclasses.asdict`` of a
@@ -40,6 +42,7 @@ class Known:
         "lock",
         "lowered",
         "proof",
+        "transits",
         "wait_pairs",
         "waits",
     )
@@ -56,6 +59,7 @@ class Known:
         self.checked = False
         self.content_hash = ""
         self.proof: Proof | None = None
+        self.transits: frozenset[Transit] = frozenset()
         self.waits: Mapping[int, tuple[int, ...]] | None = None
         self.wait_pairs: tuple[Array, Array] | None = None
 

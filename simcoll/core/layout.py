@@ -460,5 +460,6 @@ class Layout:
             return step
         src, dst = (self.canonical(*end) for end in step.ends)
         keep = (step.src_rank != step.dst_rank) | (src != dst) | (step.op != 0)
-        resolved = Step(step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel)
+        fixed = step.count, step.op, step.channel, step.transits
+        resolved = Step(step.src_rank, src, step.dst_rank, dst, *fixed)
         return resolved if keep.all() else resolved.rows(keep)

@@ -8,7 +8,16 @@ from html import escape
 from typing import Any, NamedTuple, Protocol
 
 from simcoll.core.layout import Layout
-from simcoll.core.step import COPY, MULTICAST, OP_NAMES, REDUCE, SWITCH_REDUCE, SYNC, Step
+from simcoll.core.step import (
+    COPY,
+    MULTICAST,
+    OP_NAMES,
+    REDUCE,
+    SWITCH_REDUCE,
+    SYNC,
+    Step,
+    transit_words,
+)
 from simcoll.terminal import printable
 
 __all__ = ["MOST_RANKS", "schedule_svg"]
@@ -60,6 +69,7 @@ class _Drawing(NamedTuple):
     steps: int
     transfers: int
     operations: set[int]
+    transits: set[str]
 
 
 def schedule_svg(schedule: Drawable) -> str:
@@ -77,6 +87,8 @@ def schedule_svg(schedule: Drawable) -> str:
     notes = ["a dot stays on its rank"]
     if schedule.nchannels > 1:
         notes.append("the channels of a rank lie below one another, channel 0 on its line")
+    if drawing.transits:
+        notes.append(f"dashed: {'; '.join(sorted(drawing.transits))}")
     if drawing.transfers > MAX_DRAWN:
         notes.append(f"the first {MAX_DRAWN:,} of {drawing.transfers:,} transfers")
     note = "; ".join(notes)
@@ -106,16 +118,19 @@ def schedule_svg(schedule: Drawable) -> str:
 def _draw(schedule: Drawable, top: int, row_height: int) -> _Drawing:
     marks: list[str] = []
     operations: set[int] = set()
+    transits: set[str] = set()
     number = transfers = 0
     for number, step in enumerate(schedule.steps(), 1):
         operations.update(step.op.tolist())
+        if step.transits is not None:
+            transits.update(filter(None, map(str, step.transits.table)))
         room = max(MAX_DRAWN - transfers, 0)
         transfers += len(step)
         marks += [
             _mark(schedule, number - 1, step, row, top, row_height)
             for row in range(min(len(step), room))
         ]
-    return _Drawing(marks, number, transfers, operations)
+    return _Drawing(marks, number, transfers, operations, transits)
 
 
 def _mark(schedule: Drawable, number: int, step: Step, row: int, top: int, row_height: int) -> str:
@@ -132,14 +147,15 @@ def _mark(schedule: Drawable, number: int, step: Step, row: int, top: int, row_h
         return f'<circle {centre} r="3" fill="{colour}">{text}</circle>'
     line = f"M{x + 6} {y}L{x + STEP_WIDTH - 8} {y_end}"
     head = f"url(#{OP_NAMES[operation]})"
-    return f'<path d="{line}" stroke="{colour}" marker-end="{head}">{text}</path>'
+    dashes = ' stroke-dasharray="5 3"' * bool(transit_words(step, row))
+    return f'<path d="{line}" stroke="{colour}" marker-end="{head}"{dashes}>{text}</path>'
 
 
 def _words(schedule: Drawable, number: int, step: Step, row: int) -> str:
     """A transfer in words."""
     layout, operation, count = schedule.layout, int(step.op[row]), int(step.count[row])
     ends = f"step {number}: rank {step.src_rank[row]} to rank {step.dst_rank[row]}"
-    channel = f", channel {step.channel[row]}"
+    channel = f", channel {step.channel[row]}{transit_words(step, row)}"
     if operation == SYNC:
         return f"{ends}, {MEANINGS[operation]}{channel}"
     source, target = (layout.name(int(column[row])) for column in (step.src_chunk, step.dst_chunk))

@@ -304,6 +304,22 @@ class Plan:
                 return np.diff(cuts)[layout.piece(step.src_rank, step.src_chunk)]
         return self.ranges(step, layout.region(step.src_chunk), layout.region(step.dst_chunk))[2]
 
+    def bytes_of(self, step: Step, elements: Ints) -> Ints:
+        """Bytes of transfers of so many elements: of a message in its wire format, in that format.
+
+        >>> import simcoll
+        >>> plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), count=5)
+        >>> plan.bytes_of(simcoll.transfers(0, 0, 1, 0, wire="float16"), np.array([5])).tolist()
+        [10]
+        """
+        sizes: Ints = elements * self.dtype.itemsize
+        if step.transits is None:
+            return sizes
+        for wire, rows in step.transits.by_format():
+            sent = rows[step.src_rank[rows] != step.dst_rank[rows]]  # a rank's own copies are whole
+            sizes[sent] = wire.size_bytes(elements[sent])
+        return sizes
+
     def steps(self, *, staged: bool = True) -> Iterator[PlanStep]:
         """Stream the steps with offsets and sizes, without empty steps; each call starts over.
 
@@ -314,7 +330,7 @@ class Plan:
         >>> [step.size_bytes.tolist() for step in plan.steps()]
         [[20, 20, 20], [20, 20, 20], [20, 20, 20]]
         """
-        layout, itemsize, facts = self.schedule.layout, self.dtype.itemsize, self.known
+        layout, facts = self.schedule.layout, self.known
         if facts.steps is not None:
             yield from facts.steps
             return
@@ -334,7 +350,7 @@ class Plan:
                 dst_region.astype(np.int8),
                 dst_offset,
                 elements,
-                elements * itemsize,
+                self.bytes_of(step, elements),
                 step.src_chunk,
                 step.dst_chunk,
                 step.count,
@@ -342,9 +358,11 @@ class Plan:
                 step.channel,
                 overwritten_sources(layout, step) if staged else np.zeros(len(step), np.bool_),
             )
+            transits = step.transits
             if not keep.all():
                 columns = tuple(column[keep] for column in columns)
-            record = PlanStep(number, *columns)
+                transits = None if transits is None else transits.rows(keep)
+            record = PlanStep(number, *(*columns, transits))
             room -= len(record)
             if room >= 0:
                 records.append(record)

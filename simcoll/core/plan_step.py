@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from simcoll.arrays import Ints
 from simcoll.core.immutable import by_constructor, freeze
+from simcoll.core.transit import Transits
 
 __all__ = ["PlanStep"]
 
@@ -28,7 +29,7 @@ class PlanStep:
     src_offset, dst_offset, elements
         Range within the buffer, in elements.
     size_bytes
-        Payload.
+        Payload as it travels: in its wire format, where it has one.
     src_chunk, dst_chunk, count
         The same ranges in chunks of the schedule.
     op
@@ -38,6 +39,8 @@ class PlanStep:
     staged
         Another transfer of this step overwrites this one's source, which must therefore be read
         before the step writes.
+    transits
+        Paths and wire formats; ``None`` if no transfer has one.
     """
 
     step: int
@@ -55,6 +58,7 @@ class PlanStep:
     op: NDArray[np.int8]
     channel: Ints
     staged: NDArray[np.bool_]
+    transits: Transits | None = None
 
     def __post_init__(self) -> None:
         freeze(self)

@@ -50,6 +50,9 @@ class Proof:
     salt
         Secret bytes from which a proof by fingerprints drew its tokens:
         ``verify(schedule, salt=...)`` repeats it.
+    conversions
+        Wire formats to which transfers convert. The proof then holds up to the rounding of these
+        conversions, and nothing is proved about the order of reductions.
     of
         Identity of the proved schedule (its ``known``); a plan of any other schedule refuses this
         proof.
@@ -64,6 +67,7 @@ class Proof:
     error_bits: int = 0
     folds: bool = field(default=True, repr=False)
     salt: bytes = field(default=b"", repr=False, compare=False)
+    conversions: tuple[str, ...] = ()
     of: object = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,7 +78,8 @@ class Proof:
         7
         """
         names = ("kind", "method", "order", "steps", "transfers", "shared_chunks", "error_bits")
-        return {name: getattr(self, name) for name in (*names, "folds")}
+        facts = {name: getattr(self, name) for name in (*names, "folds")}
+        return facts | {"conversions": list(self.conversions)}
 
     def _repr_html_(self) -> str:
         error = "none, contributions were counted"
@@ -87,6 +92,7 @@ class Proof:
                 ("order of reductions", self.order or "nothing is reduced"),
                 ("followed", f"{self.transfers:,} transfers in {self.steps:,} steps"),
                 ("channels share chunks", "yes" if self.shared_chunks else "no"),
+                ("up to conversion to", ", ".join(self.conversions) or "none"),
             ]
         )
 
@@ -94,6 +100,8 @@ class Proof:
         error = f"error 2^-{self.error_bits}" if self.error_bits else "repeated with a given salt"
         error = "exact" if self.method == "exact" else error
         order = f", reduction order {self.order}" if self.order else ""
+        if self.conversions:
+            order += f", up to conversion to {' and '.join(self.conversions)}"
         return (
             f"proved ({self.kind}, {error}): {self.transfers:,} transfers in {self.steps:,} "
             f"steps{order}"

@@ -6,7 +6,7 @@ Derived from the table of collectives alone, independently of schedules.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,13 @@ from simcoll.core.hashing import mix
 from simcoll.core.plan import INPUT, Plan
 from simcoll.core.reduction import combine
 
-__all__ = ["count_wrong", "exact_inputs", "expected_outputs"]
+__all__ = [
+    "count_wrong",
+    "exact_inputs",
+    "expected_outputs",
+    "largest_difference",
+    "random_inputs",
+]
 
 # The dtype represents whole numbers up to this one exactly: 2**(bits of the significand).
 _EXACT_TO = {
@@ -102,17 +108,40 @@ def exact_inputs(plan: Plan, seed: int = 0) -> list[Array]:
     >>> [values.tolist() for values in exact_inputs(plan, seed=1)]
     [[...], [...], [...]]
     """
+    return _input_arrays(plan, lambda rank, count: _values(plan, seed, rank, count))
+
+
+def random_inputs(plan: Plan, seed: int = 0) -> list[Array]:
+    """Inputs of every rank between -1 and 1, as a function of (seed, rank, index): data that
+    shows the rounding of conversions.
+
+    >>> import simcoll
+    >>> plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=3), 3, "float32", "sum")
+    >>> all(abs(values).max() <= 1 for values in random_inputs(plan))
+    True
+    """
+
+    def values(rank: int, count: int) -> Array:
+        bits = _random_bits(seed, rank, count) >> np.uint64(11)
+        uniform: Array = (bits.astype(np.float64) / 2**52 - 1).astype(plan.dtype)
+        return uniform
+
+    return _input_arrays(plan, values)
+
+
+def _input_arrays(plan: Plan, values: Callable[[int, int], Array]) -> list[Array]:
+    """Inputs of every rank, from a function of a rank or contribution and a number of elements."""
     ends = np.cumsum([plan.view(rank, INPUT)[2] for rank in range(plan.nranks)])
     inputs = np.split(np.empty(int(ends[-1]), plan.dtype), ends[:-1])
     definition = plan.collective.definition
     for rank, part in enumerate(inputs):
         if definition is None:
-            part[...] = _values(plan, seed, rank, part.size)
+            part[...] = values(rank, part.size)
             continue
         offsets = _slots(plan, rank, INPUT)
         for slot, contribution in enumerate(definition.inputs[rank]):
             begin, end = offsets[slot : slot + 2].tolist()
-            part[begin:end] = _values(plan, seed, contribution, end - begin)
+            part[begin:end] = values(contribution, end - begin)
     return inputs
 
 
@@ -220,6 +249,26 @@ def _average(total: Array, n: int) -> Array:
         return ((integers - np.fmod(integers, count)) // count).astype(dtype)
     quotient = total / np.float64(n)
     return (quotient.astype(np.float32) if dtype.itemsize < 4 else quotient).astype(dtype)
+
+
+def largest_difference(outputs: Sequence[Array | None], expected: Sequence[Array | None]) -> float:
+    """The largest difference of an output from the expected one, as a share of the largest expected
+    magnitude; infinite where an output is missing or no number.
+
+    >>> largest_difference([np.array([1.0, 3.5])], [np.array([1.0, 4.0])])
+    0.125
+    """
+    largest = difference = 0.0
+    for output, reference in zip(outputs, expected, strict=True):
+        if reference is None or not reference.size:
+            continue
+        if output is None or output.shape != reference.shape:
+            return math.inf
+        right = reference.astype(np.float64)
+        distance = np.abs(output.astype(np.float64) - right).max()
+        difference = max(difference, float(np.nan_to_num(distance, nan=math.inf)))
+        largest = max(largest, float(np.abs(right).max()))
+    return difference / largest if difference else 0.0
 
 
 def count_wrong(outputs: Sequence[Array | None], expected: Sequence[Array | None]) -> int:

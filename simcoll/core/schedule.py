@@ -42,7 +42,9 @@ from simcoll.core.step import (
     moving_part,
     private_copy,
     transfers,
+    transit_words,
 )
+from simcoll.core.transit import PLAIN, Transit, Transits
 from simcoll.errors import ConfigError, ScheduleError, shown
 from simcoll.notebook_forms import data_frame, facts_table
 from simcoll.terminal import printable
@@ -230,6 +232,7 @@ class Schedule:
             private = private_copy(block)
             if not facts.agrees(number, digest(private)):
                 raise self._change_error(number - 1)
+            _note_transits(facts, private)
             moving = moving_part(private)
             if moving is not None:
                 room -= _transfers(moving)
@@ -241,6 +244,29 @@ class Schedule:
         if not facts.ends(number):
             raise self._change_error(number)
         facts.kept = tuple(collected) if room >= 0 else None
+
+    @property
+    def transits(self) -> tuple[Transit, ...]:
+        """The paths and wire formats that some transfers have; empty for most schedules.
+
+        >>> import simcoll
+        >>> simcoll.schedule("all_gather", "ring", nranks=4).transits
+        ()
+        """
+        if not self.known.complete:
+            for _ in self.blocks():
+                pass
+        return tuple(sorted(self.known.transits))
+
+    @property
+    def wire_formats(self) -> tuple[str, ...]:
+        """The wire formats to which some transfers convert.
+
+        >>> import simcoll
+        >>> simcoll.schedule("all_gather", "ring", nranks=4).wire_formats
+        ()
+        """
+        return tuple(sorted({transit.wire for transit in self.transits} - {""}))
 
     def hold(self) -> None:
         """Keep the next pass until :meth:`release`, unless it is very long.
@@ -350,6 +376,8 @@ class Schedule:
                 digest.update(len(step).to_bytes(8, "little"))
                 for column in step.columns:
                     digest.update(column.astype("<i8").tobytes())
+                if step.transits is not None:  # schedules without any keep their hash
+                    digest.update(b"transits" + step.transits.key)
             self.known.content_hash = digest.hexdigest()
         return self.known.content_hash
 
@@ -462,6 +490,32 @@ class Schedule:
             )
         self._check_chunks(number, step, step.src_rank, step.src_chunk, "source")
         self._check_chunks(number, step, step.dst_rank, step.dst_chunk, "destination")
+        if step.transits is not None:
+            self._check_transits(number, step, step.transits)
+
+    def _check_transits(self, number: int, step: Step, transits: Transits) -> None:
+        """Refuse paths and wire formats of transfers that cannot have them."""
+        if len(transits) != len(step):
+            raise ScheduleError(
+                f"{self.title}: step {number}: {len(step)} transfers with {len(transits)} transits",
+                step=number,
+            )
+        via, wire = (
+            np.array([bool(text) for text in texts])[transits.number]
+            for texts in zip(*((entry.via, entry.wire) for entry in transits.table), strict=True)
+        )
+        stays = step.src_rank == step.dst_rank
+        ends = (self.layout.canonical(rank, chunk) for rank, chunk in step.ends)
+        onto_itself = stays & np.equal(*ends)
+        for wrong, reason in (
+            ((via | wire) & (step.op > SYNC), "a switch operation has neither a path nor a format"),
+            (via & stays, "a transfer that stays on its rank has no path"),
+            (wire & (step.op == SYNC), "a message without data has no wire format"),
+            (wire & onto_itself, "a chunk is converted onto itself; convert it into another"),
+        ):
+            if wrong.any():
+                row = int(np.flatnonzero(wrong)[0])
+                self._refuse(number, step, row, f"{reason} ({transits.texts()[row]})")
 
     def _check_chunks(self, number: int, step: Step, rank: Ints, chunk: Ints, end: str) -> None:
         size = self.layout.size
@@ -541,6 +595,9 @@ class Schedule:
             for name, column in zip(COLUMNS, step.columns, strict=True):
                 values = column.tolist()
                 columns[name] += [OP_NAMES[op] for op in values] if name == "op" else values
+            if self.transits:
+                words = [""] * len(step) if step.transits is None else step.transits.texts()
+                columns.setdefault("transit", []).extend(words)
         return columns
 
     def to_frame(self) -> Any:
@@ -552,6 +609,13 @@ class Schedule:
         (9, 8)
         """
         return data_frame(self.to_dict())
+
+
+def _note_transits(facts: Known, block: Step | Repeat) -> None:
+    """Remember the paths and wire formats of a block."""
+    for step in block.steps if isinstance(block, Repeat) else (block,):
+        if step.transits is not None:
+            facts.transits |= frozenset(step.transits.table) - {PLAIN}
 
 
 def _transfers(block: Step | Repeat) -> int:
@@ -574,7 +638,8 @@ def transfer_text(layout: Layout, step: Step, row: int) -> str:
     ``rank 0 output chunk 1 -> rank 1 output chunk 1 (reduce, channel 0)``.
     """
     ends = [f"rank {rank[row]} {layout.name(int(chunk[row]))}" for rank, chunk in step.ends]
-    return f"{' -> '.join(ends)} ({OP_NAMES[step.op[row]]}, channel {step.channel[row]})"
+    how = f"{OP_NAMES[step.op[row]]}, channel {step.channel[row]}{transit_words(step, row)}"
+    return f"{' -> '.join(ends)} ({how})"
 
 
 def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int, Step]]:

@@ -20,6 +20,7 @@ from simcoll.core.immutable import (
     without_subclasses,
 )
 from simcoll.core.numbers import LARGEST, NUMBER, whole_number, whole_numbers
+from simcoll.core.transit import Transits, chosen_transits, transits_of
 from simcoll.core.vocabulary import TransferOp
 from simcoll.errors import ConfigError, nearest
 from simcoll.notebook_forms import rows_table
@@ -40,6 +41,7 @@ __all__ = [
     "overlaps",
     "private_copy",
     "transfers",
+    "transit_words",
 ]
 
 COPY, REDUCE, SYNC, MULTICAST, SWITCH_REDUCE = range(5)
@@ -99,6 +101,7 @@ class Step:
     count: Ints
     op: NDArray[np.int8]
     channel: Ints
+    transits: Transits | None = None
 
     if TYPE_CHECKING:
 
@@ -111,6 +114,7 @@ class Step:
             count: Array,
             op: Array,
             channel: Array,
+            transits: Transits | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -127,6 +131,8 @@ class Step:
                     object.__setattr__(self, name, np.frombuffer(column.tobytes(), dtype))
                     continue
             object.__setattr__(self, name, _column(name, column, dtype))
+        if self.transits is not None:
+            object.__setattr__(self, "transits", _checked_transits(self.transits))
 
     __reduce__ = by_constructor
 
@@ -150,7 +156,8 @@ class Step:
         for row in range(min(rows, SHOWN_ROWS)):
             source, target = (f"{ranks[row]}[{chunks[row]}]" for ranks, chunks in self.ends)
             count = f" x {self.count[row]}" if self.count[row] > 1 else ""
-            texts.append(f"{source} {_operation(int(self.op[row]))} {target}{count}")
+            transit = transit_words(self, row)
+            texts.append(f"{source} {_operation(int(self.op[row]))} {target}{count}{transit}")
         ending = ", ..." if len(self) > SHOWN_ROWS else ""
         return f": {', '.join(texts)}{ending}" if texts else ""
 
@@ -186,7 +193,9 @@ class Step:
         >>> step.rows(slice(1, None)).dst_rank.tolist()
         [2, 0]
         """
-        return Step(*(_some(column, rows) for column in self.columns))
+        columns: list[Any] = [_some(column, rows) for column in self.columns]
+        columns.append(None if self.transits is None else self.transits.rows(rows))
+        return Step(*columns)
 
 
 def _some(column: Array, rows: slice | Array) -> Array:
@@ -196,6 +205,28 @@ def _some(column: Array, rows: slice | Array) -> Array:
         return constant(int(column[0]), size, column.dtype)
     chosen: Array = column[rows]
     return chosen if isinstance(rows, slice) else immutable(chosen)
+
+
+def transit_words(step: Step, row: int) -> str:
+    """The path and wire format of a transfer, after a comma; empty if it has neither.
+
+    >>> transit_words(transfers(0, 0, 1, 0, via="net"), 0)
+    ', via net'
+    """
+    if step.transits is None or row >= len(step.transits):
+        return ""
+    words = str(step.transits.table[step.transits.number[row]])
+    return f", {words}" if words else ""
+
+
+def _checked_transits(transits: Any) -> Transits | None:
+    """Transits as steps store them."""
+    if type(transits) is not Transits:
+        raise ConfigError(
+            f"the transits of a Step are Transits, got {transits!r:.60}; transfers() takes via= "
+            "and wire="
+        )
+    return None if transits.plain else transits
 
 
 def _operation(number: int) -> str:
@@ -224,20 +255,34 @@ def transfers(
     count: ArrayLike = 1,
     op: ArrayLike = COPY,
     channel: ArrayLike = 0,
+    via: str | Sequence[str] = "",
+    wire: str = "",
 ) -> Step:
     """A step from arrays of any shapes that broadcast together.
+
+    ``via`` chooses the path of the transfers: a vertex of the topology (``"box0.nic3"``) or a class
+    of links (``"nvlink"``, ``"pcie"``, ``"net"``, ...), one for all or one each. Where the route of
+    the topology passes it, that is the path; elsewhere the shortest path that does. ``wire`` is the
+    format in which they carry their data, such as ``"bfloat16"`` or ``"int8/256"``
+    (:mod:`simcoll.core.wire_format`). Neither changes what is proved: a proof holds up to the
+    rounding of conversions.
 
     >>> ring = np.arange(4)
     >>> step = transfers(ring, ring, (ring + 1) % 4, ring)
     >>> len(step), step.dst_rank.tolist()
     (4, [1, 2, 3, 0])
+    >>> transfers(0, 0, 1, 0, via="net", wire="bfloat16")
+    <Step: 1 transfer: 0[0] copy 1[0], via net, as bfloat16>
 
     Raises
     ------
     ConfigError
-        For columns that are not whole numbers or do not broadcast, and for unknown operations.
+        For columns that are not whole numbers or do not broadcast, and for unknown operations and
+        wire formats.
     """
+    names, via_number = _via_names(via)
     arguments: dict[str, Any] = {
+        "via": via_number,
         "src_rank": src_rank,
         "src_chunk": src_chunk,
         "dst_rank": dst_rank,
@@ -271,11 +316,29 @@ def transfers(
         raise ConfigError(
             f"the columns of a step must broadcast together; got shapes {', '.join(shapes)}"
         ) from None
-    numbers = zip(arguments, columns[:-1], strict=False)
+    transits = None
+    if wire or names != [""]:
+        transits = chosen_transits(_flat(columns[0], shape), names, wire)
+    numbers = zip([*arguments][1:-1], columns[1:-1], strict=True)
     return Step(
         op=_flat(ops, shape, OPERATION),
+        transits=transits,
         **{name: _flat(column, shape) for name, column in numbers},
     )
+
+
+def _via_names(via: Any) -> tuple[list[str], Any]:
+    """The distinct vertices or classes of links, and the number of each transfer's."""
+    if isinstance(via, str):
+        return [via], 0
+    every = via.tolist() if isinstance(via, np.ndarray) else via
+    if not isinstance(every, (list, tuple)) or not all(isinstance(name, str) for name in every):
+        raise ConfigError(
+            f"via={via!r:.60}: expected the name of a vertex or a class of links, or a list with "
+            "one for each transfer"
+        )
+    names = list(dict.fromkeys(every))
+    return names, np.array([names.index(name) for name in every], np.int64)
 
 
 def _is_plain(name: str, values: Any) -> bool:
@@ -311,7 +374,9 @@ def joined(steps: Sequence[Step]) -> Step:
     """
     if len(steps) == 1:
         return steps[0]
-    return Step(*map(_concatenate, zip(*(step.columns for step in steps), strict=True)))
+    columns: list[Any] = [*map(_concatenate, zip(*(step.columns for step in steps), strict=True))]
+    columns.append(transits_of([(len(step), step.transits) for step in steps]))
+    return Step(*columns)
 
 
 def _concatenate(parts: tuple[Array, ...]) -> Array:
@@ -373,9 +438,9 @@ def by_chunk(step: Step) -> Step:
     row, offset = spread(np.maximum(step.count, 1))
     src, dst = (chunk[row] + offset for _, chunk in step.ends)
     count = np.ones(len(row), np.int64)
-    return Step(
-        step.src_rank[row], src, step.dst_rank[row], dst, count, step.op[row], step.channel[row]
-    )
+    transits = None if step.transits is None else step.transits.rows(row)
+    columns = step.op[row], step.channel[row], transits
+    return Step(step.src_rank[row], src, step.dst_rank[row], dst, count, *columns)
 
 
 @without_subclasses
@@ -490,9 +555,8 @@ class Repeat:
                     )
                     for start, place in ends
                 )
-                yield Step(
-                    step.src_rank, src, step.dst_rank, dst, step.count, step.op, step.channel
-                )
+                fixed = step.count, step.op, step.channel, step.transits
+                yield Step(step.src_rank, src, step.dst_rank, dst, *fixed)
 
     def window(self, chunk: Ints) -> tuple[Ints, Ints]:
         """Start of each chunk's window, and the chunk's place in it.
@@ -575,6 +639,7 @@ def _private_step(step: Step) -> Step:
     copy: Step = object.__new__(Step)  # without checks: these are the columns of a step
     for name, column in zip(COLUMNS, step.columns, strict=True):
         object.__setattr__(copy, name, column[:])
+    object.__setattr__(copy, "transits", None if step.transits is None else step.transits.copy())
     return copy
 
 

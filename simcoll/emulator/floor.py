@@ -13,7 +13,8 @@ from simcoll.core.facts import FactStore
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.emulator.model import latency_fs, send_busy_fs
-from simcoll.topology import Topology
+from simcoll.topology import Routes, Topology
+from simcoll.topology.chosen_paths import chosen_routes
 
 __all__ = ["latency_floor_fs"]
 
@@ -39,6 +40,8 @@ def latency_floor_fs(plan: Plan, topology: Topology) -> int:
     """
     if plan.nranks == 1 or _may_be_empty(plan):
         return 0
+    if plan.schedule.transits:  # the schedule's own paths count, so it is no floor of others
+        return _floor_fs(plan, topology)
     floors, key = _floors_of(topology), (plan.collective, plan.protocol, plan.ranks.tobytes())
     if key not in floors:
         if len(floors) == REMEMBERED:
@@ -51,13 +54,19 @@ def _floor_fs(plan: Plan, topology: Topology) -> int:
     n, collective = plan.nranks, plan.collective
     definition = collective.definition
     if n > EXACT_RANKS:
-        if definition is not None or collective.kind == "send_recv" or collective.root is not None:
+        if (
+            definition is not None
+            or collective.kind == "send_recv"
+            or collective.root is not None
+            or plan.schedule.transits
+        ):
             return plan.protocol.launch_fs
         sources = np.linspace(0, n - 1, SAMPLED_SOURCES).astype(np.int64)
         cost = _costs(plan, topology, sources)
         cost[np.arange(SAMPLED_SOURCES), sources] = np.iinfo(np.int64).max
         return plan.protocol.launch_fs + int(cost.min(axis=1).max())
     cost = _costs(plan, topology, np.arange(n))
+    _lower_by_paths(plan, topology, cost)
     np.fill_diagonal(cost, 0)
     for relay in range(n):
         cost = np.minimum(cost, cost[:, relay, None] + cost[None, relay, :])
@@ -97,8 +106,21 @@ def _costs(plan: Plan, topology: Topology, sources: Ints) -> Ints:
     """Least time of a message from each source to each rank: ``[sources, nranks]``."""
     src = np.repeat(plan.ranks[sources], plan.nranks)
     dst = np.tile(plan.ranks, len(sources))
-    routes, protocol = topology.route(src, dst), plan.protocol
-    delay = latency_fs(routes, protocol) + protocol.receive_overhead_fs
-    if not protocol.fifo_depth:
-        delay += send_busy_fs(routes, protocol)
+    delay = _delay_fs(plan.protocol, topology.route(src, dst))
     return delay.reshape(len(sources), plan.nranks)
+
+
+def _delay_fs(protocol: Protocol, routes: Routes) -> Ints:
+    """Least time of a message on each route."""
+    delay = latency_fs(routes, protocol) + protocol.receive_overhead_fs
+    return delay if protocol.fifo_depth else delay + send_busy_fs(routes, protocol)
+
+
+def _lower_by_paths(plan: Plan, topology: Topology, cost: Ints) -> None:
+    """Lower the times of pairs of ranks to those of the paths that the schedule chooses."""
+    for step in plan.steps(staged=False) if plan.schedule.transits else ():
+        paths = None if step.transits is None else step.transits.paths()
+        if paths is not None:
+            ends = plan.ranks[step.src_rank], plan.ranks[step.dst_rank]
+            delay = _delay_fs(plan.protocol, chosen_routes(topology, *ends, paths))
+            np.minimum.at(cost, (step.src_rank, step.dst_rank), delay)

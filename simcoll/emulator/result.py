@@ -57,12 +57,15 @@ class Result:
     wall_s
         Wall-clock seconds of the run on this machine; part of no hash.
     data
-        ``"exact"`` (generated and checked), ``"given"`` (by the caller), or ``"none"``: timing
-        only.
+        ``"exact"`` (generated and checked), ``"converted"`` (generated, and converted on its way),
+        ``"given"`` (by the caller), or ``"none"``: timing only.
     no_data
         Why ``data="auto"`` moved no data; empty otherwise.
     wrong
         Output elements that differ from the definition of the collective; ``None`` if not checked.
+    conversion_error
+        For generated data of a schedule that converts on the way: the largest difference of an
+        output from the definition, as a share of the largest magnitude there; else ``None``.
     outputs
         Output of every rank (``None`` for a rank without one), if data was moved.
     bound
@@ -97,9 +100,10 @@ class Result:
     done_fs: Ints | MaybeNone = None
     classes: int | None = None
     wall_s: float = 0.0
-    data: Literal["given", "exact", "none"] = "none"
+    data: Literal["given", "exact", "converted", "none"] = "none"
     no_data: str = ""
     wrong: int | None = None
+    conversion_error: float | None = None
     outputs: tuple[Array | MaybeNone, ...] | MaybeNone = None
     bound: Bound | MaybeNone = None
     cut: Cut | None = None
@@ -212,6 +216,7 @@ class Result:
             "bottleneck": self.bottleneck,
             "proof": self.proof,
             "wrong": self.wrong,
+            "conversion_error": self.conversion_error,
             "messages": self.messages,
             "bytes_moved": self.bytes_moved,
             "engine": self.engine,
@@ -249,6 +254,10 @@ class Result:
         return [(name, printable(value)) for name, value in lines]
 
     def _data(self) -> str:
+        if self.conversion_error is not None:
+            formats = " and ".join(self.plan.schedule.wire_formats)
+            share = f"{self.conversion_error:.2%}"
+            return f"converted to {formats}; outputs differ by at most {share} of the largest one"
         if self.wrong is None:
             return {"given": "the caller's own"}.get(
                 self.data, f"none, timing only{self.no_data and ': '}{self.no_data}"

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from simcoll.arrays import Array
+from simcoll.core.facts import FactStore
 from simcoll.core.memory_limits import VARIABLE, in_words, largest_automatic
 from simcoll.core.numbers import check_seed
 from simcoll.core.plan import Plan
 from simcoll.core.vocabulary import DataMode
+from simcoll.core.wire_format import wire_format
 from simcoll.emulator.data.budget import check_exact, exact_bytes
 from simcoll.emulator.data.dataplane import Storage
 from simcoll.emulator.events import Event, Policy, timeline_of
@@ -25,6 +27,7 @@ from simcoll.emulator.result import Result
 from simcoll.emulator.ways import play
 from simcoll.errors import ConfigError, InternalError, expect, nearest
 from simcoll.topology import Topology
+from simcoll.topology.chosen_paths import check_paths, chosen_routes
 
 if TYPE_CHECKING:
     from simcoll.bounds import Bottleneck, Bound
@@ -91,9 +94,11 @@ def emulate(
         The cluster; it must contain every endpoint in ``plan.ranks``.
     data
         ``"exact"``: move generated data whose result does not depend on the order of reduction, and
-        compare it with the definition of the collective. ``"none"``: timing only. ``"auto"``: exact
-        if that takes at most 2 GiB (or the value of the environment variable
-        ``SIMCOLL_MAX_BYTES``), else timing only. For a plan also one input array per rank.
+        compare it with the definition of the collective. A schedule that converts on the way moves
+        random numbers between -1 and 1, and the difference is measured
+        (``Result.conversion_error``). ``"none"``: timing only. ``"auto"``: exact if that takes
+        at most 2 GiB (or the value of the environment variable ``SIMCOLL_MAX_BYTES``), else timing
+        only. For a plan also one input array per rank.
     seed
         Seed of the generated data.
     observer
@@ -188,6 +193,7 @@ def run_checked(
     """
     plan, topology, timeline = request.plan, request.topology, request.timeline
     _check_placement(plan, topology)
+    _check_paths(plan, topology)
     inputs, no_data = _inputs(plan, data, seed)
     storage = None if inputs is None else Storage(plan, inputs)
     began = perf_counter()
@@ -203,6 +209,16 @@ def run_checked(
     outputs = storage.outputs()
     if not isinstance(data, str):
         return replace(played, data="given", outputs=outputs, bound=found, wall_s=wall)
+    if plan.schedule.wire_formats:
+        error = _conversion_error(plan, inputs, outputs)
+        return replace(
+            played,
+            data="converted",
+            conversion_error=error,
+            outputs=outputs,
+            bound=found,
+            wall_s=wall,
+        )
     wrong = _wrong(plan, inputs, outputs)
     return replace(played, data="exact", wrong=wrong, outputs=outputs, bound=found, wall_s=wall)
 
@@ -214,6 +230,19 @@ def _check_placement(plan: Plan, topology: Topology) -> None:
             f"the plan places a rank on endpoint {last}; topology {topology.name!r} has "
             f"0..{topology.nranks - 1} only"
         )
+
+
+def _check_paths(plan: Plan, topology: Topology) -> None:
+    """Refuse paths that the topology does not have, before any engine looks for them."""
+    vias = [transit.via for transit in plan.schedule.transits if transit.via]
+    check_paths(topology, vias)
+    for step in plan.steps(staged=False) if vias else ():
+        if step.transits is not None:
+            ends = plan.ranks[step.src_rank], plan.ranks[step.dst_rank]
+            try:
+                chosen_routes(topology, *ends, step.transits.paths())
+            except ConfigError as error:
+                raise ConfigError(f"{plan.schedule.title}, step {step.step}: {error}") from None
 
 
 def _inputs(
@@ -238,16 +267,28 @@ def _inputs(
             f"exact data takes {in_words(wanted)}, more than the {in_words(most)} of {VARIABLE}",
         )
     check_exact(wanted)
-    from simcoll.core.reference import exact_inputs
+    from simcoll.core.reference import exact_inputs, random_inputs
 
-    return exact_inputs(plan, seed), ""
+    return (random_inputs if plan.schedule.wire_formats else exact_inputs)(plan, seed), ""
 
 
 def _wrong(plan: Plan, inputs: Sequence[Array | None], outputs: Sequence[Array | None]) -> int:
     from simcoll.core.reference import count_wrong, expected_outputs
 
-    given = [np.zeros(0, plan.dtype) if array is None else array for array in inputs]
-    return count_wrong(outputs, expected_outputs(plan, given))
+    return count_wrong(outputs, expected_outputs(plan, _arrays(plan, inputs)))
+
+
+def _arrays(plan: Plan, inputs: Sequence[Array | None]) -> list[Array]:
+    """The inputs, with empty arrays for none."""
+    return [np.zeros(0, plan.dtype) if array is None else array for array in inputs]
+
+
+def _conversion_error(
+    plan: Plan, inputs: Sequence[Array | None], outputs: Sequence[Array | None]
+) -> float:
+    from simcoll.core.reference import expected_outputs, largest_difference
+
+    return largest_difference(outputs, expected_outputs(plan, _arrays(plan, inputs)))
 
 
 def _bound(
@@ -272,18 +313,37 @@ def _bound(
         total = (
             smallest * plan.dtype.itemsize * max(collective.input_slots, collective.output_slots)
         )
+    chooses = any(transit.via for transit in plan.schedule.transits)
     found = lower_bound(
         collective.kind,
-        topology.with_ranks(plan.ranks),
-        int(
-            total * min(plan.protocol.wire_factor, Fraction(1))
-        ),  # a protocol may put less than a byte on the wire per byte
+        _bounding(topology.with_ranks(plan.ranks), chooses=chooses),
+        int(total * _least_share(plan)),
         root=collective.root or 0,
         latency_fs=latency_floor_fs(plan, topology),
-        certificate=None if isinstance(known, bool) else known,
+        certificate=None if isinstance(known, bool) or chooses else known,
         in_network=played.switched,
+        any_path=chooses,
     )
     return _firm_bound(plan, topology, played, found, firm=firm)
+
+
+def _least_share(plan: Plan) -> Fraction:
+    """The least number of bytes on the wire for each byte of data: less than one for some
+    protocols and wire formats.
+    """
+    formats = map(wire_format, plan.schedule.wire_formats)
+    shares = [wire.least_bytes() / plan.dtype.itemsize for wire in formats]
+    return min(plan.protocol.wire_factor, Fraction(1)) * min([*shares, Fraction(1)])
+
+
+_forwarding: FactStore[Topology, Topology] = FactStore(
+    lambda topology: replace(topology, gpus_forward=True)
+)
+
+
+def _bounding(topology: Topology, *, chooses: bool) -> Topology:
+    """The topology that bounds a plan: a schedule that chooses paths may pass through GPUs."""
+    return _forwarding(topology) if chooses and not topology.passes_gpus else topology
 
 
 def _custom_bound(
@@ -294,10 +354,11 @@ def _custom_bound(
 
     sizes = plan.block_sizes
     elements = [sizes] * definition.nclasses if isinstance(sizes, int) else sizes.tolist()
-    factor = plan.dtype.itemsize * min(plan.protocol.wire_factor, Fraction(1))
+    factor = plan.dtype.itemsize * _least_share(plan)
+    chooses = any(transit.via for transit in plan.schedule.transits)
     bound = custom_bound(
         definition,
-        topology.with_ranks(plan.ranks),
+        _bounding(topology.with_ranks(plan.ranks), chooses=chooses),
         [int(count * factor) for count in elements],
         latency_fs=latency_floor_fs(plan, topology),
     )

@@ -102,6 +102,17 @@ def verify(schedule: Schedule, *, exact: bool | None = None, salt: bytes | None 
 
 
 def _prove(schedule: Schedule, *, exact: bool | None, salt: bytes | None) -> Proof:
+    proof = _prove_contents(schedule, exact=exact, salt=salt)
+    if not schedule.wire_formats:
+        return proof
+    # A value that was converted on its way differs from one that was not, so ranks that add in one
+    # order may still have other bits.
+    order: OrderLevel = "any" if proof.order else ""
+    _check_order(schedule, order)
+    return replace(proof, order=order, conversions=schedule.wire_formats)
+
+
+def _prove_contents(schedule: Schedule, *, exact: bool | None, salt: bytes | None) -> Proof:
     if schedule.collective.kind == "barrier":
         steps, count = check_barrier(schedule)
         return Proof("full", "exact", "", steps, count, shared_chunks=False)

@@ -27,6 +27,7 @@ from simcoll.core.plan import Plan
 from simcoll.core.rank_program import NAMES, Code, Lanes, RankProgram
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC, lowered
 from simcoll.core.step import distinct, spread
+from simcoll.core.transit import refuse_transits
 from simcoll.core.wiring import wire
 from simcoll.errors import expect
 from simcoll.proving.program_proof import ProgramProof, check_data, check_order
@@ -375,7 +376,13 @@ def lower(plan: Plan, *, ranks: Sequence[int] | None = None) -> RankProgram:
     RankProgram
         A lane for each end of each connection and for each local operation that runs beside others.
         Sources that their own step overwrites are first copied aside, to scratch beyond that of the
-        schedule; the waits of the plan are explicit.
+        schedule; the waits of the plan are explicit. Paths are left out, since they do not matter
+        to data and order.
+
+    Raises
+    ------
+    ConfigError
+        For a schedule that converts on the way.
 
     Examples
     --------
@@ -384,7 +391,17 @@ def lower(plan: Plan, *, ranks: Sequence[int] | None = None) -> RankProgram:
     >>> [instruction.op for lane in program.lanes[0] for instruction in lane.instructions]
     ['send', 'send', 'recv', 'recv', 'copy']
     """
-    expect(plan, Plan, "lower takes a plan, made by bind(schedule, count)")
+    _expect_plan("lower", plan)
+    subject = "a per-rank program has no conversions, as in"
+    refuse_transits(plan.schedule, plan.schedule.transits, subject, formats_alone=True)
+    return _program(plan, ranks)
+
+
+def _expect_plan(name: str, plan: Plan) -> None:
+    expect(plan, Plan, f"{name} takes a plan, made by bind(schedule, count)")
+
+
+def _program(plan: Plan, ranks: Sequence[int] | None = None) -> RankProgram:
     result = lowering(plan, ranks)
     layout = plan.schedule.layout
     inputs = layout.output_base
@@ -412,7 +429,8 @@ def check_lowering(plan: Plan) -> ProgramProof:
     ScheduleError
         States both accesses of a race, or as :func:`~simcoll.proving.verify_program`.
     """
-    wiring = wire(lower(plan))
+    _expect_plan("check_lowering", plan)
+    wiring = wire(_program(plan))
     proof, run = check_order(wiring)
     if not plan.whole and sum(map(len, plan.steps())) != sum(
         len(step) for _, step in lowered(plan.schedule)

@@ -275,7 +275,16 @@ class Topology:
                 raise ConfigError(
                     f"rank {bad} is not in topology {self.name!r}; expected 0 to {self.nranks - 1}"
                 )
-        links = self.router.links(self.rank_endpoints[a], self.rank_endpoints[b])
+        return self.routes_over(self.router.links(self.rank_endpoints[a], self.rank_endpoints[b]))
+
+    def routes_over(self, links: Shorts) -> Routes:
+        """The routes over these links, ``[M, H]`` in order of travel, padded at the end with -1.
+
+        >>> from simcoll.topology import crossbar
+        >>> switch = crossbar(4, "50 GB/s", "1 us")
+        >>> switch.routes_over(np.array([[0, 7, -1]], np.int32)).latency_fs.tolist()
+        [1000000000]
+        """
         # Hop by hop, where -1 picks the neutral last entry: several times as fast as a sum over
         # rows of a few hops.
         latencies, kinds = (

@@ -17,6 +17,7 @@ import numpy as np
 from simcoll.core.collective import KINDS, collective_kind
 from simcoll.core.plan import Plan, PlanStep
 from simcoll.core.schedule import MULTICAST, OP_NAMES, REDUCE
+from simcoll.core.transit import refuse_transits
 from simcoll.emulator.programs import Compute as Work
 from simcoll.emulator.programs import Program
 from simcoll.emulator.programs import Send as Messages
@@ -240,6 +241,7 @@ class _OfProgram:
         stream = self.program.operations[number].stream
         entry_steps = {rank: self._after(number, rank) for rank in ranks}
         lanes: dict[tuple[int, int], tuple[int, ...]] = {}
+        refuse_transits(plan.schedule, plan.schedule.transits, "a Chakra trace cannot hold")
         for step in plan.steps():
             next_of: dict[tuple[int, int], list[int]] = defaultdict(list)
             name = f"{plan.collective.kind} step {step.step}{'' if plan.proof else ', unproved'}"

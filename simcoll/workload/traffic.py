@@ -9,6 +9,8 @@ import numpy as np
 
 from simcoll.arrays import Ints
 from simcoll.core.plan import Plan
+from simcoll.core.transit import chosen_transits
+from simcoll.topology.chosen_paths import chosen_routes
 from simcoll.workload.workload import (
     CallOperation,
     ComputeOperation,
@@ -31,7 +33,7 @@ class Traffic:
 
     workload: Workload
     plans: WorkloadPlans
-    _pairs: dict[int, tuple[Plan, Ints, Ints, Ints]] = field(default_factory=dict)
+    _pairs: dict[int, tuple[Plan, dict[tuple[int, int, str], int]]] = field(default_factory=dict)
     _loads: dict[tuple[object, ...], Ints] = field(default_factory=dict)
 
     def of(self, operation: Operation) -> Ints:
@@ -57,28 +59,34 @@ class Traffic:
             load = np.zeros(self.plans.topology.nlinks, np.int64)
             if call.moves and groups.shape[1] > 1:
                 plan = self.plans.plan(call, groups[0])
-                source, target, size = self._pair_bytes(plan)
-                for sender, receiver, nbytes in zip(
-                    source.tolist(), target.tolist(), size.tolist(), strict=True
-                ):
-                    load += nbytes * self._routes(groups[:, sender], groups[:, receiver])
+                for (sender, receiver, via), nbytes in self._pair_bytes(plan).items():
+                    load += nbytes * self._routes(groups[:, sender], groups[:, receiver], via)
             self._loads[key] = load
         return self._loads[key]
 
-    def _pair_bytes(self, plan: Plan) -> tuple[Ints, Ints, Ints]:
-        """Source, destination and bytes of each pair of ranks of a plan."""
+    def _pair_bytes(self, plan: Plan) -> dict[tuple[int, int, str], int]:
+        """Bytes of each pair of ranks of a plan, by the path that the schedule chooses."""
         if id(plan) not in self._pairs:
-            matrix = np.zeros((plan.nranks, plan.nranks), np.int64)
+            vias = sorted({"", *(transit.via for transit in plan.schedule.transits)})
+            matrix = np.zeros((plan.nranks, plan.nranks, len(vias)), np.int64)
             for step in plan.steps():
-                np.add.at(matrix, (step.src_rank, step.dst_rank), step.size_bytes)
-            np.fill_diagonal(matrix, 0)
-            source, target = np.nonzero(matrix)
-            self._pairs[id(plan)] = (plan, source, target, matrix[source, target])
-        return self._pairs[id(plan)][1:]
+                path = np.zeros(len(step), np.int64)
+                if step.transits is not None:
+                    numbers = np.array([vias.index(entry.via) for entry in step.transits.table])
+                    path = numbers[step.transits.number]
+                np.add.at(matrix, (step.src_rank, step.dst_rank, path), step.size_bytes)
+            matrix[np.arange(plan.nranks), np.arange(plan.nranks)] = 0
+            pairs = {
+                (source, target, vias[path]): int(matrix[source, target, path])
+                for source, target, path in np.argwhere(matrix).tolist()
+            }
+            self._pairs[id(plan)] = plan, pairs
+        return self._pairs[id(plan)][1]
 
-    def _routes(self, source: Ints, target: Ints) -> Ints:
+    def _routes(self, source: Ints, target: Ints, via: str = "") -> Ints:
         """The number of routes that use each link."""
-        links = self.plans.topology.route(source, target).links
+        paths = chosen_transits(np.zeros(len(source), np.int64), [via], "")
+        links = chosen_routes(self.plans.topology, source, target, paths).links
         return np.bincount(links[links >= 0], minlength=self.plans.topology.nlinks)
 
 

@@ -107,10 +107,12 @@ def judge_mutant(number: int, seed: int, verdicts: Verdicts) -> None:
 
 def _stricter(who: str, record) -> bool:
     """Whether more is asked than the judge looks at: the checker, a symmetry; the prover, data that
-    no collective is known for.
+    no collective is known for, and transfers that can have no path or wire format.
     """
     if who == "prover":
-        return record["collective"] is None
+        blocks = record.get("blocks", ())
+        travels = any(step.keys() & {"via", "wire"} for block in blocks for step in block["steps"])
+        return record["collective"] is None or travels
     return record["subject"] == "schedule" and record["proof"]["kind"] != "full"
 
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not COMPILED, reason="needs numba")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dag", "algorithm", "lift", "alone"])
+@pytest.mark.parametrize("kind", ["dag", "algorithm", "lift", "alone", "path"])
 def test_engines_agree_on_every_message(kind):
     took_part = Counter()
     for seed in range(60):

@@ -20,7 +20,7 @@ from simcoll.proving import verify, verify_device_program, verify_program
 from simcoll.proving.symmetry import verify_by_symmetry
 from tests.laws.certificates import check_algorithm, checked, mutant, play
 from tests.support.certificate_judge import judge
-from tests.support.certificate_mutants import SAMPLES, folding, stock
+from tests.support.certificate_mutants import SAMPLES, folding, proved, stock, travelling
 
 TURNS = 5
 MOST = 200
@@ -89,6 +89,21 @@ def test_folds():
         text = certificate_bytes(schedule, verify(schedule))
         assert json.loads(text)["claims"]["folds"] or schedule.nranks == 2
         assert checked(text) == judge(json.loads(text)) == ""
+
+
+def test_paths_and_conversions_are_named_and_not_checked():
+    answers = Counter()
+    for schedule in travelling():
+        text = certificate_bytes(schedule, verify(schedule))
+        assert checked(text) == judge(json.loads(text)) == proved(json.loads(text)) == ""
+        answer = simcoll_check.check(text)
+        answers["wire"] += "conversions on the way are not: outputs are right up to" in answer
+        answers["via"] += "its paths are not checked" in answer
+        if schedule.collective.kind == "all_reduce" and schedule.nranks > 1:
+            claims = json.loads(text)
+            claims["claims"]["order"] = "rank-consistent"  # ranks may have other bits
+            assert "values that are converted have no order" in checked(json.dumps(claims))
+    assert answers == {"wire": 7, "via": 3}
 
 
 def test_files_are_checked_compressed_or_not(tmp_path, capsys):

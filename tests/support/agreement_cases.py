@@ -27,7 +27,7 @@ from simcoll.errors import ConfigError
 from simcoll.testing.examples import needed_params
 from simcoll.topology import LINK_KINDS, Topology, boxes, crossbar, fat_tree, torus
 
-KINDS = ("dag", "algorithm", "lift", "alone")
+KINDS = ("dag", "algorithm", "lift", "alone", "path")
 
 
 @dataclass(frozen=True)
@@ -292,12 +292,62 @@ def algorithm_case(rng):
     ), topology
 
 
+def _machine(rng, n):
+    """A small machine with several ways between its ranks."""
+    gbps = f"{int(rng.integers(1, 400))} GB/s"
+    machines = (
+        boxes(-(-n // 4), 4, "400 GB/s", "1 us", nics=4, nic_bandwidth=gbps, nic_latency="3 us"),
+        fat_tree(-(-n // 3), 3, gbps, "2 us", oversubscription=2),
+        torus([2, -(-n // 2)], gbps, "500 ns"),
+        torus([n + 1], gbps, "700 ns"),
+    )
+    return machines[int(rng.integers(0, len(machines)))]
+
+
+def path_case(rng):
+    """Random steps that choose paths and wire formats, on machines with several ways."""
+    n, channels = int(rng.integers(2, 9)), int(rng.integers(1, 4))
+    topology, layout = _machine(rng, n), Layout(Collective("all_to_all", n))
+    kinds = sorted({LINK_KINDS[kind] for kind in topology.link_kind.tolist()})
+    vertices = rng.choice(topology.node_names, 3).tolist()
+    blocks = []
+    for _ in range(int(rng.integers(1, 9))):
+        cell = rng.choice(n * n, int(rng.integers(1, 2 * n + 1)), replace=False)
+        src = rng.integers(0, n, len(cell))
+        vias = rng.choice(["", "", *kinds, *vertices], len(cell))
+        step = transfers(
+            src,
+            layout.input(rng.integers(0, n, len(cell))),
+            cell // n,
+            layout.output(cell % n),
+            op=rng.integers(0, 2, len(cell)) * REDUCE,
+            channel=rng.integers(0, channels, len(cell)),
+            via=np.where(src == cell // n, "", vias).tolist(),
+            wire=str(rng.choice(["", "", "bfloat16", "int8/16", "int4/33"])),
+        )
+        blocks.append(Repeat((step,), int(rng.integers(2, 6)), 0, 0, layout.size))
+        if rng.random() < 0.6:
+            blocks[-1] = step
+    sizes = (
+        rng.choice([0, 1, 1000, 65536, 99991], (n, n)).tolist()
+        if rng.random() < 0.5
+        else int(rng.integers(1, 9999))
+    )
+    schedule = Schedule("paths", layout, lambda: blocks, channels)
+    protocol = random_protocol(rng)
+    return bind(schedule, sizes, "float32", protocol=protocol, unproved=True), topology
+
+
 def case(kind, seed):
     """Plan and topology of a case."""
     rng = np.random.default_rng([seed, KINDS.index(kind)])
-    return {"dag": dag_case, "lift": lift_case, "algorithm": algorithm_case, "alone": alone_case}[
-        kind
-    ](rng)
+    return {
+        "dag": dag_case,
+        "lift": lift_case,
+        "algorithm": algorithm_case,
+        "alone": alone_case,
+        "path": path_case,
+    }[kind](rng)
 
 
 def occupied(kind, seed):

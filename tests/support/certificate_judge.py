@@ -297,6 +297,8 @@ def of_schedule(record):
         facts["order"] = ""
     else:
         facts["order"] = room.check_outputs(memory, switched=facts["switched"])
+        if any(step.get("wire") for block in record["blocks"] for step in block["steps"]):
+            facts["order"] = facts["order"] and "any"  # bits depend on who converted what
     del facts["switched"]
     return facts
 

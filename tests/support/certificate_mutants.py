@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import simcoll
+from simcoll.collectives import quantised_two_step
 from simcoll.core.collective import Collective
 from simcoll.core.rank_program import Instruction, Lane, RankProgram
 from simcoll.core.schedule import OP_NAMES, Layout, Repeat, Schedule, transfers
@@ -69,8 +70,12 @@ def _small(schedule) -> bool:
 def stock() -> tuple[str, ...]:
     """Certificates of small schedules and programs, as text: what is mutated."""
     texts = []
-    for schedule in filter(_small, itertools.chain(originals((1, 2, 3, 4, 5)), folding())):
+    for schedule in filter(
+        _small, itertools.chain(originals((1, 2, 3, 4, 5)), folding(), travelling())
+    ):
         texts.append(certificate_bytes(schedule, verify(schedule)))
+        if schedule.wire_formats:  # a program has none
+            continue
         plan = simcoll.bind(schedule, 2 * schedule.layout.chunks)
         texts.append(certificate_bytes(lower(plan), check_lowering(plan)))
         with contextlib.suppress(simcoll.ScheduleError):  # most have no symmetry
@@ -92,6 +97,20 @@ def folding():
         )
         at_once = transfers(src, 0, dst, 1, op=np.where(src == 0, 0, 1))
         yield Schedule("from rank 0 on", layout, lambda step=at_once: iter((step,)))
+
+
+def travelling():
+    """Schedules that choose paths and convert on the way."""
+    for n in (1, 2, 3, 4):
+        yield quantised_two_step(Collective("all_reduce", n))
+        layout, rank = Layout(Collective("all_gather", n), chunks=2), np.arange(n)
+        steps = [transfers(rank, 0, rank, layout.output(rank), count=2)]
+        for turn in range(1, n):  # one chunk over each of two ways
+            source, target = (rank - turn) % n, layout.output((rank - turn) % n)
+            near = transfers(source, 0, rank, target)
+            far = transfers(source, 1, rank, target + 1, channel=1, via="net", wire="bfloat16")
+            steps += [near, far]
+        yield Schedule("two ways", layout, lambda steps=steps: iter(steps), nchannels=2)
 
 
 def programs():
@@ -680,9 +699,15 @@ def loaded(record):
 def _block(block):
     steps = tuple(
         transfers(
-            *given[:4], count=given[4], op=[OP_NAMES.index(op) for op in given[5]], channel=given[6]
+            *given[:4],
+            count=given[4],
+            op=[OP_NAMES.index(op) for op in given[5]],
+            channel=given[6],
+            via=step.get("via", ""),
+            wire=step.get("wire", ""),
         )
-        for given in (list(map(list, zip(*columns(step), strict=True))) for step in block["steps"])
+        for step in block["steps"]
+        for given in [list(map(list, zip(*columns(step), strict=True)))]
     )
     repeat = (
         block.get(name, default)

@@ -1407,3 +1407,36 @@ def test_slots_of_the_test_agree_with_the_public_definition():
     for kind in SENDING:
         for n in (1, 2, 5):
             assert slots(kind, n) == (PUBLIC[kind].input_slots(n), PUBLIC[kind].output_slots(n))
+
+
+# ---- Paths and conversions, which are not checked
+
+
+def test_paths_and_conversions_are_named():
+    plain = check(direct("all_gather", 3))
+    assert "not checked" not in plain
+
+    def travel(c, **how):
+        columns(c).update(how)
+
+    paths = check(changed(direct("all_gather", 3), lambda c: travel(c, via="net")))
+    assert paths.replace("; its paths are not checked", "") == plain
+    both = check(changed(direct("all_gather", 3), lambda c: travel(c, via="x", wire="int8/9")))
+    assert "its conversions on the way are not: outputs are right up to their rounding" in both
+    nothing = check(changed(direct("all_gather", 3), lambda c: travel(c, via="", wire="")))
+    assert nothing == plain
+
+
+def test_what_is_converted_has_no_order():
+    converting = changed(direct("all_reduce", 3), lambda c: columns(c).update(wire="bfloat16"))
+    wrong(converting, "claims.order", "converted")
+    converting["claims"]["order"] = "any"
+    check(converting)
+    columns(converting)["dst_rank"][0] ^= 1  # the data is checked all the same
+    with pytest.raises(Wrong):
+        check(converting)
+
+
+@pytest.mark.parametrize("texts", [["net"], 3, [["net"]], ["\x07"] * 9, ["a" * 201] * 9])
+def test_other_paths_are_unreadable(texts):
+    unreadable(changed(direct("all_gather", 3), lambda c: columns(c).update(via=texts)))

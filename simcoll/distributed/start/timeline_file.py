@@ -26,6 +26,7 @@ from simcoll.emulator.traces.trace_marks import RED
 from simcoll.errors import ConfigError
 from simcoll.files.output import write_files
 from simcoll.topology import Topology
+from simcoll.topology.chosen_paths import chosen_routes
 
 Event = dict[str, Any]
 
@@ -311,7 +312,9 @@ def _link_bytes(plan: Plan, topology: Topology) -> Floats:
     """The bytes that a plan sends over each link."""
     link_bytes, place = np.zeros(topology.nlinks), np.asarray(plan.ranks)
     for step in plan.steps():
-        links = topology.route(place[step.src_rank], place[step.dst_rank]).links
+        ends = place[step.src_rank], place[step.dst_rank]
+        paths = None if step.transits is None else step.transits.paths()
+        links = chosen_routes(topology, *ends, paths).links
         sizes = np.broadcast_to(step.size_bytes[:, None], links.shape)
         np.add.at(link_bytes, links[links >= 0], sizes[links >= 0])
     return link_bytes

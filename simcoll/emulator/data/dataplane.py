@@ -12,25 +12,42 @@ from simcoll.core.plan import INPUT, OUTPUT, Plan, PlanStep
 from simcoll.core.reduction import combine
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, SYNC
 from simcoll.core.switches import switch_groups
+from simcoll.core.wire_format import WireFormat
 from simcoll.errors import ConfigError
 
 __all__ = ["BufferPlace", "Storage", "blank_memory"]
 
 
 class BufferPlace:
-    """Source and destination of a transfer, as views of the buffers."""
+    """Source and destination of a transfer, as views of the buffers.
 
-    __slots__ = ("op", "reduce", "source", "staged", "target")
+    ``wire`` is the format in which it carries its data, if not that of the buffers.
+    """
 
-    def __init__(self, source: Array, target: Array, staged: bool, op: str, reduce: bool) -> None:
+    __slots__ = ("op", "reduce", "source", "staged", "target", "wire")
+
+    def __init__(
+        self,
+        source: Array,
+        target: Array,
+        staged: bool,
+        op: str,
+        reduce: bool,
+        wire: WireFormat | None = None,
+    ) -> None:
         self.source = source
         self.target = target
         self.staged = staged
         self.op = op
         self.reduce = reduce
+        self.wire = wire
 
     def write(self, value: Array) -> None:
-        """Copy or combine a value into the destination."""
+        """Convert a value as its message does, and copy or combine it into the destination."""
+        self.store(value if self.wire is None else self.wire.round_trip(value))
+
+    def store(self, value: Array) -> None:
+        """Copy or combine a converted value."""
         if self.reduce:
             combine(self.op, self.target, value)
         else:
@@ -53,8 +70,16 @@ class FoldedPlace(BufferPlace):
 
     __slots__ = ("before", "behind", "early", "value")
 
-    def __init__(self, source: Array, target: Array, staged: bool, op: str, reduce: bool) -> None:
-        super().__init__(source, target, staged, op, reduce)
+    def __init__(
+        self,
+        source: Array,
+        target: Array,
+        staged: bool,
+        op: str,
+        reduce: bool,
+        wire: WireFormat | None = None,
+    ) -> None:
+        super().__init__(source, target, staged, op, reduce, wire)
         self.before = self.early = 0
         self.behind: list[FoldedPlace] = []
         self.value: Array | None = None
@@ -64,18 +89,18 @@ class FoldedPlace(BufferPlace):
         self.before = self.early = self.before + 1
         predecessor.behind.append(self)
 
-    def write(self, value: Array) -> None:
+    def store(self, value: Array) -> None:
         """Copy or combine a value into the destination as soon as all predecessors have done so."""
         if self.early:
             self.value = value.copy()
             return
-        super().write(value)
+        super().store(value)
         self.early = self.before  # a step can be replayed
         for place in self.behind:
             place.early -= 1
             if not place.early and place.value is not None:
                 late_value, place.value = place.value, None
-                place.write(late_value)
+                place.store(late_value)
 
 
 class Storage:
@@ -143,10 +168,13 @@ class Storage:
         sources = self._slices(step.src_rank, step.src_buffer, step.src_offset, step.elements)
         targets = self._slices(step.dst_rank, step.dst_buffer, step.dst_offset, step.elements)
         codes, staged, combining = step.op.tolist(), step.staged.tolist(), combines.tolist()
+        wires: dict[int, WireFormat] = {}
+        for wire, rows in () if step.transits is None else step.transits.by_format():
+            wires |= dict.fromkeys(rows.tolist(), wire)
         places = [
             None
             if code == SYNC
-            else kind(sources[row], targets[row], staged[row], op, combining[row])
+            else kind(sources[row], targets[row], staged[row], op, combining[row], wires.get(row))
             for row, code in enumerate(codes)
         ]
         for later_row, earlier_row in pairs:

@@ -20,6 +20,7 @@ from simcoll.core.reference import count_wrong, exact_inputs, expected_outputs
 from simcoll.core.schedule import REDUCE, SWITCH_REDUCE, lowered
 from simcoll.core.step import Step, distinct
 from simcoll.core.switches import switch_groups
+from simcoll.core.wire_format import WireFormat
 from simcoll.emulator.data.dataplane import blank_memory
 
 __all__ = ["BufferPool", "data_errors", "move_inputs"]
@@ -62,13 +63,14 @@ class _TransferGroup(NamedTuple):
     """Similar transfers of one step: of equal length, and all copied or all combined.
 
     ``sources`` and ``targets`` are their first elements; no two write the same element. Kept
-    targets may be a slice.
+    targets may be a slice. All have one ``wire`` format, if not that of the buffers.
     """
 
     sources: Ints
     targets: Any
     length: int
     combines: bool
+    wire: WireFormat | None = None
 
 
 class BufferPool:
@@ -127,6 +129,10 @@ class BufferPool:
         """Perform one step: read everything, then write it."""
         windows = [self._windows(group.length) for group in moves]
         values = [window[group.sources] for group, window in zip(moves, windows, strict=True)]
+        values = [
+            value if group.wire is None else group.wire.round_trip(value)
+            for group, value in zip(moves, values, strict=True)
+        ]
         for group, window, value in zip(moves, windows, values, strict=True):
             if not group.combines:
                 window[group.targets] = value
@@ -172,6 +178,7 @@ class BufferPool:
             followers = step.op == SWITCH_REDUCE
             followers[[group[0] for group in switch_groups(step)]] = False
             combines |= followers
+        rows: Any = slice(None)
         if not length.all():
             rows = np.flatnonzero(length)
             source, target, combines = source[rows], target[rows], combines[rows]
@@ -181,13 +188,17 @@ class BufferPool:
         turn = np.zeros(len(length), np.int64)
         # Only these write an element twice in a step.
         if switched or self._plan.schedule.known.folds:
-            if _overlap(target, length):
+            if step.transits is not None:  # what is converted is not cut
+                turn = _turns_of_ranges(target, length)
+            elif _overlap(target, length):
                 row = np.repeat(np.arange(len(length)), length)
                 offset = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)
                 source, target, combines = source[row] + offset, target[row] + offset, combines[row]
                 length = np.ones_like(row)
-            turn = _turns(target)
-        kind = (turn * 2 + combines) * (int(length.max()) + 1) + length
+            if step.transits is None:
+                turn = _turns(target)
+        number, wires = _wires(step, rows, len(length))
+        kind = ((turn * 2 + combines) * (int(length.max()) + 1) + length) * len(wires) + number
         groups: list[Any] = (
             [np.flatnonzero(kind == value) for value in distinct(kind)]
             if (kind != kind[0]).any()
@@ -195,10 +206,35 @@ class BufferPool:
         )
         return [
             _TransferGroup(
-                source[mine], target[mine], int(length[mine][0]), bool(combines[mine][0])
+                source[mine],
+                target[mine],
+                int(length[mine][0]),
+                bool(combines[mine][0]),
+                wires[number[mine][0]],
             )
             for mine in groups
         ]
+
+
+def _wires(step: Step, rows: Any, size: int) -> tuple[Ints, list[WireFormat | None]]:
+    """For each moving transfer the number of its wire format, and the formats; 0 is none."""
+    number, wires = np.zeros(len(step), np.int64), list[WireFormat | None]([None])
+    if step.transits is None:
+        return np.zeros(size, np.int64), wires
+    for wire, converted in step.transits.by_format():
+        number[converted] = len(wires)
+        wires.append(wire)
+    return number[rows], wires
+
+
+def _turns_of_ranges(target: Ints, length: Ints) -> Ints:
+    """For every transfer, a turn after all earlier ones that write some of its elements."""
+    turn = np.zeros(len(target), np.int64)
+    for row in range(1, len(target)):
+        begin, end = target[row], target[row] + length[row]
+        meets = (target[:row] < end) & (target[:row] + length[:row] > begin)
+        turn[row] = turn[:row][meets].max(initial=-1) + 1
+    return turn
 
 
 def _in_place(moves: _TransferGroup) -> _TransferGroup:

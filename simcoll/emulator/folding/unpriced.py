@@ -205,10 +205,10 @@ def _folding(found: Quotient, timer: CostTerms, each: int, *, expanded: bool) ->
     moves = joined_moves(
         [step.some(first_of(names, int(names.max()) + 1)) for step, names in steps]
     )
-    ends = timer.placement.endpoints[moves.src_rank], timer.placement.endpoints[moves.dst_rank]
     patterns = tuple(map(_without_costs, found.patterns)) if expanded else ()
     kept = replace(found, patterns=patterns, classes=found.classes if expanded else ())
-    return Folding(kept, UnpricedRows(moves, timer.topology.route(*ends), each))
+    routes = timer.routes_of(moves.src_rank, moves.dst_rank, moves.paths)
+    return Folding(kept, UnpricedRows(moves, routes, each))
 
 
 def _without_costs(step: Timed) -> Timed:

@@ -63,6 +63,14 @@ def _moves_data(program: Program, data: DataMode) -> bool:
     """Whether the program moves data."""
     if data == "none":
         return False
+    converting = [call.plan for _, call in calls_of(program) if call.plan.schedule.wire_formats]
+    if converting and data == "exact":
+        raise ConfigError(
+            f"{converting[0].schedule.title} converts its data on the way, so no result is exact; "
+            "use data='none', or emulate its plan alone for the error of the conversion"
+        )
+    if converting:
+        return False
     needed_bytes = sum(exact_bytes(call.plan) * len(call.groups) for _, call in calls_of(program))
     if data == "auto":
         return needed_bytes <= largest_automatic()

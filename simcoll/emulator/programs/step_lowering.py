@@ -20,6 +20,7 @@ from simcoll.arrays import Ints, Shorts
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import OP_NAMES
+from simcoll.core.transit import transits_of
 from simcoll.emulator.programs.operations import Call, Compute, rank_array
 from simcoll.emulator.programs.program import Program
 from simcoll.emulator.programs.resources import Resources, call_of
@@ -304,7 +305,8 @@ def _spread(step: Moves, groups: Ints) -> Moves:
     if leader is not None:
         base = step.rows * np.arange(count)[:, None]
         leader = np.where(leader >= 0, base + leader, -1).reshape(-1)
-    return Moves(src, dst, channel, size, np.tile(step.op, count), operands, leader)
+    paths = transits_of([(step.rows, step.paths)] * count)
+    return Moves(src, dst, channel, size, np.tile(step.op, count), operands, leader, paths)
 
 
 def _dependencies(resources: Resources, builder: _StepBuilder) -> list[list[tuple[Timed, ...]]]:

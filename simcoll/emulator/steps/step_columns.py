@@ -16,6 +16,7 @@ from simcoll.core.folds import in_fold_order
 from simcoll.core.plan import Plan, PlanStep
 from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, Repeat, Schedule, Step
 from simcoll.core.switches import switch_leaders
+from simcoll.core.transit import Transits, same_transits
 
 Group = tuple[tuple["Moves", ...], int]
 
@@ -60,6 +61,7 @@ class Moves(NamedTuple):
     op: NDArray[np.int8]
     operands: Ints
     leader: Ints | None  # row of the leader of its switch operation; -1 for others
+    paths: Transits | None = None  # the paths that the schedule chooses, if any
 
     @property
     def rows(self) -> int:
@@ -69,9 +71,9 @@ class Moves(NamedTuple):
     def some(self, rows: Array) -> Moves:
         """A subset of the transfers, none of which belongs to a switch operation."""
         src, dst, channel = self.src_rank[rows], self.dst_rank[rows], self.channel[rows]
-        return Moves(
-            src, dst, channel, self.size_bytes[rows], self.op[rows], self.operands[rows], None
-        )
+        costs = self.size_bytes[rows], self.op[rows], self.operands[rows]
+        paths = None if self.paths is None else self.paths.rows(rows)
+        return Moves(src, dst, channel, *costs, None, paths)
 
 
 class Spinning(NamedTuple):
@@ -150,8 +152,10 @@ def drop_groups(schedule: Schedule) -> None:
 
 
 def _even(plan: Plan) -> bool:
-    """Whether all chunks have one size."""
-    return isinstance(plan.sizes, int) and plan.sizes % plan.schedule.layout.chunks == 0
+    """Whether all chunks have one size, on their way as well."""
+    if not isinstance(plan.sizes, int) or plan.sizes % plan.schedule.layout.chunks:
+        return False
+    return not plan.schedule.wire_formats
 
 
 def _is_steady(plan: Plan, block: Step | Repeat) -> bool:
@@ -176,7 +180,12 @@ def moves_of(plan: Plan, step: PlanStep) -> Moves:
         step.op,
         _operands(plan, step),
     )
-    return Moves(*fixed, _leaders(step))
+    return Moves(*fixed, _leaders(step), _paths(step))
+
+
+def _paths(step: Step | PlanStep) -> Transits | None:
+    """The paths of a step, if it chooses any."""
+    return None if step.transits is None else step.transits.paths()
 
 
 def _leaders(step: Step | PlanStep) -> Ints | None:
@@ -195,7 +204,7 @@ def _moves(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Moves]:
             step = schedule.layout.one_address(block_step)
             if schedule.known.folds:
                 step = in_fold_order(step, schedule.layout.size)
-            yield from _without_empty(plan, step, plan.elements(step) * plan.dtype.itemsize)
+            yield from _without_empty(plan, step, plan.bytes_of(step, plan.elements(step)))
 
 
 def _without_empty(plan: Plan, step: Step, size_bytes: Ints) -> Iterator[Moves]:
@@ -206,7 +215,7 @@ def _without_empty(plan: Plan, step: Step, size_bytes: Ints) -> Iterator[Moves]:
     if len(step):
         channel, size_bytes = _slim(step.channel), _slim(size_bytes)
         fixed = (step.src_rank, step.dst_rank, channel, size_bytes, step.op, _operands(plan, step))
-        yield Moves(*fixed, _leaders(step))
+        yield Moves(*fixed, _leaders(step), _paths(step))
 
 
 def _slim(column: Ints) -> Ints:
@@ -224,7 +233,8 @@ def _turns_alone(plan: Plan, block: Repeat) -> bool:
     """
     separate = not plan.schedule.known.folds and not plan.collective.in_place
     return separate and all(
-        (step.count == 1).all() and (step.op < SYNC).all() for step in block.steps
+        (step.count == 1).all() and (step.op < SYNC).all() and step.transits is None
+        for step in block.steps
     )
 
 
@@ -368,6 +378,7 @@ def _spins(plan: Plan, block: Repeat) -> Spinning | None:
             (step.src_rank == step.dst_rank).any()
             or (step.count != 1).any()
             or (step.op > REDUCE).any()
+            or step.transits is not None
         ):
             return None
         plain = layout.one_address(step)
@@ -521,7 +532,9 @@ def _count(plan: Plan) -> PlanSummary:
 
 def same_moves(a: Moves, b: Moves) -> bool:
     """Whether two steps take the same time."""
+    if not same_transits(a.paths, b.paths):
+        return False
     return all(
         getattr(a, name) is getattr(b, name) or np.array_equal(getattr(a, name), getattr(b, name))
-        for name in Moves._fields
+        for name in Moves._fields[:-1]
     )

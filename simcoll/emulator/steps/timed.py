@@ -13,12 +13,14 @@ from simcoll.arrays import Ints, Shorts
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import SWITCH_REDUCE
+from simcoll.core.transit import Transits, transits_of
 from simcoll.emulator.model import message_costs
 from simcoll.emulator.steps.joint import RowCosts, joint_costs, joint_links
 from simcoll.emulator.steps.plan_placement import Placement
 from simcoll.emulator.steps.roles import MOVES, RECORDS, WAITS
 from simcoll.emulator.steps.step_columns import Group, Moves, bytes_by_op, same_moves, turns
 from simcoll.topology import Routes, Topology
+from simcoll.topology.chosen_paths import chosen_routes
 
 Key = tuple[bytes, ...]
 
@@ -177,8 +179,12 @@ class StepTimer:
         if len(steps) == 1 and steps[0].rows > REMEMBERED_ROWS:
             return list(self._routes(steps))
         keys = [
-            tuple(
-                b"" if column is None else column.tobytes() for column in (*step[:3], step.leader)
+            (
+                *(
+                    b"" if column is None else column.tobytes()
+                    for column in (*step[:3], step.leader)
+                ),
+                b"" if step.paths is None else step.paths.key,
             )
             for step in steps
         ]
@@ -198,7 +204,8 @@ class StepTimer:
             columns[0] if len(steps) == 1 else np.concatenate(columns)
             for columns in list(zip(*(step[:3] for step in steps), strict=True))
         )
-        routes, links = self._route(src, dst, channel)
+        paths = transits_of([(step.rows, step.paths) for step in steps])
+        routes, links = self._route(src, dst, channel, paths)
         sender, receiver = placement.lane(src, channel), placement.lane(dst, channel)
         connection = placement.connection(sender, receiver)
         begin = 0
@@ -214,7 +221,14 @@ class StepTimer:
                 shape = self._joint(shape, step, step.leader)
             yield Routes(routes.links[rows], routes.latency_fs[rows], routes.kind[rows]), shape
 
-    def _route(self, src: Ints, dst: Ints, channel: Ints) -> tuple[Routes, Shorts]:
+    def routes_of(self, src: Ints, dst: Ints, paths: Transits | None) -> Routes:
+        """The routes of messages between ranks, over the paths that their schedule chooses."""
+        ends = self.placement.endpoints[src], self.placement.endpoints[dst]
+        return chosen_routes(self.topology, *ends, paths)
+
+    def _route(
+        self, src: Ints, dst: Ints, channel: Ints, paths: Transits | None
+    ) -> tuple[Routes, Shorts]:
         """Routes with their first link, and all links, of messages; in blocks, which saves memory
         and time.
         """
@@ -222,7 +236,7 @@ class StepTimer:
         for begin in range(0, len(src), ROUTED_ROWS):
             rows = slice(begin, begin + ROUTED_ROWS)
             a, b = src[rows], dst[rows]
-            route = self.topology.route(placement.endpoints[a], placement.endpoints[b])
+            route = self.routes_of(a, b, None if paths is None else paths.rows(rows))
             crossed = placement.links(a, b, channel[rows], route.links)
             if crossed.shape[1] > links.shape[1]:  # in the first block, and rarely later
                 links = np.pad(
@@ -264,8 +278,9 @@ class StepTimer:
 
 def joined_moves(steps: Sequence[Moves]) -> Moves:
     """The transfers of several steps, without their switch operations."""
-    columns: Any = zip(*(step[:-1] for step in steps), strict=True)  # all but the leaders
-    return Moves._make([*map(np.concatenate, columns), None])
+    columns: Any = zip(*(step[:-2] for step in steps), strict=True)  # no leaders and paths
+    paths = transits_of([(step.rows, step.paths) for step in steps])
+    return Moves._make([*map(np.concatenate, columns), None, paths])
 
 
 def joined_routes(routes: list[Routes]) -> Routes:

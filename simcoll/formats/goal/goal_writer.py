@@ -10,6 +10,7 @@ from simcoll.binding import bind
 from simcoll.core.plan import Plan
 from simcoll.core.rank_program import NAMES, OPS
 from simcoll.core.schedule import MULTICAST, OP_NAMES, Schedule
+from simcoll.core.transit import refuse_transits
 from simcoll.errors import ConfigError, InternalError
 from simcoll.formats.goal.binary import goal_binary, parse_goal_binary
 from simcoll.formats.goal.language import CALC, RECV, SEND, Goal, goal_text, parse_goal
@@ -30,8 +31,10 @@ def goal_of(plan: Plan) -> Goal:
     Raises
     ------
     ConfigError
-        For switch operations, as GOAL has only messages between two ranks.
+        For switch operations, as GOAL has only messages between two ranks, and for paths and wire
+        formats.
     """
+    refuse_transits(plan.schedule, plan.schedule.transits, "GOAL cannot hold")
     for step in plan.steps():
         strange = np.flatnonzero(step.op >= MULTICAST)
         if len(strange):

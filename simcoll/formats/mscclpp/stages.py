@@ -12,6 +12,7 @@ import numpy as np
 from simcoll.core.plan import Plan, PlanStep
 from simcoll.core.schedule import COPY, REDUCE, SWITCH_REDUCE, Schedule
 from simcoll.core.switches import switch_groups
+from simcoll.core.transit import refuse_transits
 from simcoll.errors import ConfigError
 from simcoll.formats.mscclpp.blocks import MAX_PEERS
 
@@ -50,6 +51,7 @@ def stages_of(plan: Plan, channel: int | None, aside: Aside, *, packets: bool) -
     saved chunks.
     """
     schedule = plan.schedule
+    refuse_transits(schedule, schedule.transits, "an MSCCL++ plan cannot hold")
     reduced: dict[
         tuple[int, int], list[Ref]
     ] = {}  # results of switches that are not sent yet, and their operands

@@ -312,7 +312,7 @@ def _block(block: Step | Repeat) -> dict[str, Any]:
 def _step(step: Step) -> dict[str, Any]:
     sync = step.op == SYNC
     ops = [OP_NAMES[op] for op in step.op.tolist()]
-    return {
+    record = {
         # A list even if constant: its length is the number of transfers.
         "src_rank": step.src_rank.tolist(),
         "src_chunk": _column(np.where(sync, 0, step.src_chunk)),
@@ -322,6 +322,11 @@ def _step(step: Step) -> dict[str, Any]:
         "op": ops[0] if len(set(ops)) == 1 else ops,
         "channel": _column(step.channel),
     }
+    texts = ((), ()) if step.transits is None else step.transits.columns()
+    for name, column in zip(("via", "wire"), texts, strict=True):
+        if any(column):
+            record[name] = column[0] if len(set(column)) == 1 else list(column)
+    return record
 
 
 def _column(values: Any) -> Any:

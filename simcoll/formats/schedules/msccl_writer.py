@@ -21,6 +21,7 @@ from simcoll.binding import bind, verify
 from simcoll.core.layout import Layout
 from simcoll.core.rank_program import NAMES, RankProgram
 from simcoll.core.schedule import COPY, OP_NAMES, REDUCE, Schedule
+from simcoll.core.transit import refuse_transits
 from simcoll.core.wiring import wire
 from simcoll.errors import ConfigError, InternalError, expect, nearest
 from simcoll.files.output import write_file
@@ -147,6 +148,7 @@ def dump_msccl_xml(
     _check_fits(schedule)
     proof = verify(schedule)
     # Chunks of one element: what moves is independent of their size.
+    refuse_transits(schedule, schedule.transits, "MSCCL XML cannot hold")
     program = lower(bind(schedule, schedule.layout.chunks))
     title = (name or schedule.title)[:63]
     collective = schedule.collective

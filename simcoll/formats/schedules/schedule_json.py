@@ -11,6 +11,7 @@ import numpy as np
 from simcoll.core.collective import Collective
 from simcoll.core.definition import Definition
 from simcoll.core.schedule import OP_NAMES, Layout, Repeat, Schedule, Step
+from simcoll.core.transit import transits_from
 from simcoll.errors import ConfigError
 from simcoll.files.output import write_file
 from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
@@ -54,6 +55,8 @@ class _StepRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     count: Column = 1
     op: Names = "copy"
     channel: Column = 0
+    via: Names = ""
+    wire: Names = ""
 
 
 class _BlockRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -85,8 +88,7 @@ def _column(values: np.ndarray) -> Any:
 
 
 def _step_record(step: Step) -> _StepRecord:
-    ops = [OP_NAMES[op] for op in step.op.tolist()]
-    op: Names = ops[0] if len(set(ops)) == 1 else ops
+    transits = () if step.transits is None else step.transits.columns()
     # One column stays a list even if constant: its length is the number of transfers.
     return _StepRecord(
         step.src_rank.tolist(),
@@ -94,9 +96,15 @@ def _step_record(step: Step) -> _StepRecord:
         _column(step.dst_rank),
         _column(step.dst_chunk),
         _column(step.count),
-        op,
+        _names([OP_NAMES[op] for op in step.op.tolist()]),
         _column(step.channel),
+        *map(_names, transits),
     )
+
+
+def _names(texts: list[str]) -> Names:
+    """The text of every transfer, or the only one."""
+    return texts[0] if len(set(texts)) == 1 else texts
 
 
 def _plain(value: Any) -> Any:
@@ -221,9 +229,10 @@ def _step(record: _StepRecord, file: str | None, place: str) -> Step:
             )
     numbers = [OP_NAMES.index(op) for op in ops]
     columns[5] = numbers[0] if isinstance(columns[5], str) else numbers
+    texts = {"via": record.via, "wire": record.wire}
     lengths = {
         name: len(column)
-        for name, column in zip(names, columns, strict=True)
+        for name, column in (*zip(names, columns, strict=True), *texts.items())
         if isinstance(column, list)
     }
     if len(set(lengths.values())) > 1:
@@ -238,7 +247,11 @@ def _step(record: _StepRecord, file: str | None, place: str) -> Step:
             arrays[name] = np.broadcast_to(np.asarray(column, np.int64), (size,))
         except OverflowError:
             raise ConfigError("number out of range", file=file, path=f"{place}.{name}") from None
-    return Step(op=arrays.pop("op").astype(np.int8), **arrays)
+    try:
+        transits = transits_from(record.via, record.wire, size)
+    except ConfigError as error:
+        raise ConfigError(error.message, file=file, path=place) from None
+    return Step(op=arrays.pop("op").astype(np.int8), transits=transits, **arrays)
 
 
 def parse_schedule(data: Content, file: str | None = None) -> Schedule:

@@ -134,6 +134,9 @@ def check_data(sweep: Sweep, schedule: Schedule) -> DataCheck:
     plan = bind(
         schedule, chunks if schedule.divisible else chunks + chunks // 4 + 1, sweep.dtype, sweep.op
     )
+    if schedule.wire_formats:
+        formats = " and ".join(schedule.wire_formats)
+        return DataCheck(reason=f"{schedule.title}: its data is converted to {formats}")
     needed = exact_bytes(plan)
     if needed > CHECKED_BYTES:
         return DataCheck(reason=f"{schedule.title}: its data would take {in_words(needed)}")

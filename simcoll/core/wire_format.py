@@ -1,0 +1,151 @@
+"""Wire formats: the form in which a transfer carries its data, and how values are rounded to it.
+
+* A floating-point type, such as ``bfloat16`` or ``float8_e4m3fn``: each value is rounded to the
+  nearest one of that type, ties to even. What is too large becomes infinite, or NaN in a type
+  without infinities.
+* ``int8/B`` or ``int4/B``: blocks of B values, the last one of a transfer perhaps shorter, each
+  with a scale of its own in float32: its largest magnitude divided by 127 (or 7). A value is
+  divided by the scale and rounded to the nearest whole number, ties to even, all in float32. Where
+  a value of a block is not finite, all of the block arrive as NaN. This is the symmetric block
+  quantisation of ZeRO++ (`arXiv:2306.10209 <https://arxiv.org/abs/2306.10209>`_).
+
+The receiver turns what arrives back into the data type of the plan, and reduces in that.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import numpy as np
+
+from simcoll.arrays import Array, Ints
+from simcoll.core.reduction import parse_dtype
+from simcoll.errors import ConfigError, nearest
+
+__all__ = ["WireFormat", "is_floating", "wire_format"]
+
+_BITS = {"int8": 8, "int4": 4}
+SCALE_BYTES = 4
+MOST_IN_BLOCK = 2**20
+_EXAMPLES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2", "int8/256")
+Count = TypeVar("Count", int, Ints)
+
+
+def is_floating(dtype: np.dtype[Any]) -> bool:
+    """Whether a type is a real floating-point one, numpy's or of ``ml_dtypes``.
+
+    >>> is_floating(parse_dtype("bfloat16")), is_floating(np.dtype(bool))
+    (True, False)
+    """
+    return dtype.kind == "f" or (dtype.kind == "V" and "float" in dtype.name)
+
+
+@dataclass(frozen=True, slots=True)
+class WireFormat:
+    """The form of data on its way.
+
+    Attributes
+    ----------
+    name
+        As schedules state it, such as ``"int8/256"``.
+    dtype
+        The floating-point type of a value; ``None`` in blocks of whole numbers.
+    bits
+        Of a value.
+    block
+        Number of values with one scale; 0 without scales.
+    """
+
+    name: str
+    dtype: np.dtype[Any] | None
+    bits: int
+    block: int = 0
+
+    def size_bytes(self, elements: Count) -> Count:
+        """The bytes of a message of so many elements, with its scales.
+
+        >>> wire_format("int8/256").size_bytes(1000), wire_format("int4/128").size_bytes(3)
+        (1016, 6)
+        """
+        values = -(-elements * self.bits // 8)
+        return values + SCALE_BYTES * -(-elements // self.block) if self.block else values
+
+    def least_bytes(self) -> Fraction:
+        """The least number of bytes for each element, in a message of any length.
+
+        >>> wire_format("int8/256").least_bytes()
+        Fraction(65, 64)
+        """
+        scale = Fraction(SCALE_BYTES, self.block) if self.block else Fraction(0)
+        return Fraction(self.bits, 8) + scale
+
+    def round_trip(self, values: Array) -> Array:
+        """The values that arrive, in the type that was sent; messages lie along the last axis.
+
+        >>> wire_format("int8/4").round_trip(np.array([127, 1.4, -63.5], np.float32)).tolist()
+        [127.0, 1.0, -64.0]
+        """
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            if self.dtype is not None:
+                return values.astype(self.dtype).astype(values.dtype)
+            return self._by_blocks(values.astype(np.float32)).astype(values.dtype)
+
+    def _by_blocks(self, values: Array) -> Array:
+        """Values of float32 as they arrive with a scale for each block."""
+        size = values.shape[-1]
+        missing = -size % self.block
+        padded = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, missing)])
+        blocks = padded.reshape(*values.shape[:-1], -1, self.block)
+        levels = np.float32(2 ** (self.bits - 1) - 1)
+        scale = np.abs(blocks).max(axis=-1, keepdims=True, initial=0) / levels
+        # A block of zeros, or of numbers too small for a scale, arrives as zeros.
+        numbers = np.where(scale == 0, np.float32(0), np.rint(blocks / scale))
+        arriving = np.where(np.isfinite(scale), np.clip(numbers, -levels, levels) * scale, np.nan)
+        return arriving.astype(np.float32).reshape(padded.shape)[..., :size]
+
+
+@lru_cache(maxsize=64)
+def wire_format(name: str) -> WireFormat:
+    """The wire format of this name.
+
+    Raises
+    ------
+    ConfigError
+        When there is none; states the nearest one.
+
+    Examples
+    --------
+    >>> wire_format("float16").bits
+    16
+    >>> wire_format("int8")
+    Traceback (most recent call last):
+    simcoll.errors.ConfigError: wire='int8': whole numbers need blocks with a scale; for example ...
+    """
+    if not isinstance(name, str):
+        raise ConfigError(f"wire={name!r:.60}: expected a name, such as {_EXAMPLES[0]!r}")
+    head, slash, block = name.partition("/")
+    if head in _BITS:
+        if not slash:
+            raise ConfigError(
+                f"wire={name!r}: whole numbers need blocks with a scale; for example '{name}/256', "
+                "a scale for every 256 values"
+            )
+        if not re.fullmatch("[0-9]{1,7}", block) or not 1 <= int(block) <= MOST_IN_BLOCK:
+            raise ConfigError(
+                f"wire={name!r:.60}: expected {head}/ and the values in a block, 1 to "
+                f"{MOST_IN_BLOCK}, such as '{head}/256'"
+            )
+        return WireFormat(f"{head}/{int(block)}", None, _BITS[head], int(block))
+    try:
+        dtype = parse_dtype(name)
+    except ConfigError:
+        dtype = np.dtype(np.void)
+    if not is_floating(dtype):
+        raise ConfigError(
+            f"wire={name!r:.60}: no wire format; {nearest(name, _EXAMPLES)}, or int4/ and a number"
+        )
+    return WireFormat(dtype.name, dtype, 8 * dtype.itemsize)
