@@ -185,7 +185,8 @@ class _Matched(CollectiveOperation):
                 (plan_of(self.group, call, call.sizes, members) for members in groups), label
             )
             leave = self.followers.leave_group
-        return Playing(streams.emulator, plan, label, leave, self._close, fake=call.fake)
+        together = len(streams.together) == 1
+        return Playing(streams.emulator, plan, label, leave, self._close, call.fake, together)
 
     def _close(self) -> None:
         """Drop the operation after the last rank has left."""

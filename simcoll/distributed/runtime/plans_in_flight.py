@@ -12,6 +12,7 @@ from simcoll.arrays import Links as IndexLinks
 from simcoll.core.plan import INPUT, OUTPUT, Plan
 from simcoll.core.reduction import Reduction
 from simcoll.distributed.runtime.history import History
+from simcoll.distributed.runtime.rehearsals import Rehearsals, hash_at
 from simcoll.distributed.runtime.takes import Event, Links, Take, Takes, take_of
 from simcoll.emulator.data.budget import check_exact, exact_bytes
 from simcoll.emulator.data.dataplane import Storage
@@ -57,6 +58,8 @@ class Emulator:
         Messages with jitter so far, which numbers the next draw.
     open_uBps
         Capacity of every link that the run leaves to data.
+    rehearsals
+        Takes of large plans whose ranks enter and go on together.
     shares
         Links that stand for the smaller shares of protocols, by the capacities that they leave.
     """
@@ -78,6 +81,11 @@ class Emulator:
     drawn: int = 0
     following: dict[Playing, None] = field(default_factory=dict)
     shares: dict[bytes, IndexLinks] = field(default_factory=dict)
+    rehearsals: Rehearsals = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin without rehearsals."""
+        self.rehearsals = Rehearsals(self.topology, self.open_uBps)
 
     def place(self, plan: Plan) -> Placement:
         """The placement of a plan, with links that cap its rates and that stand for the share of a
@@ -201,6 +209,8 @@ class Playing:
         Called when the last rank has left.
     fake
         Whether no data moves.
+    together
+        Whether the ranks enter together, and one program goes on when the last has left.
     """
 
     # What gives the times:
@@ -224,6 +234,7 @@ class Playing:
     leave: Callable[[int, Array | None], None]
     on_end: Callable[[], object] | None = None
     fake: bool = False
+    together: bool = False
     stopped: bool = False
     begin_fs: int = field(init=False)
     _departures: int = 0
@@ -235,26 +246,42 @@ class Playing:
     _stage: PlanStage = field(init=False)
     _take: Take | None = None
     _player: Player | None = None
+    _links: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         """Acquire buffers, and start the clock."""
         emulator = self.emulator
         self.begin_fs = emulator.calendar.now
-        self._stage = stage = emulator.stage(self.plan, fake=self.fake)
-        if stage.prepared is None:
-            emulator.links.crowd_all(self)
-        alone = (
-            emulator.steady
-            and stage.prepared is not None
-            and emulator.links.take(self, stage.links)
-        )
-        takes = emulator.takes.of(self.plan) if alone and not emulator.playing else []
-        if takes:
-            self._take = takes[-1]
+        self._stage = emulator.stage(self.plan, fake=self.fake)
+        self._links = self._stage.links
+        take = self._known_take()
+        if take is not None:
+            self._take = take
             emulator.following[self] = None
         else:
             emulator.catch_up()
             self._player = self._play()
+
+    def _known_take(self) -> Take | None:
+        """The take to follow, if the plan is alone on its links; None: it is simulated."""
+        emulator, stage, plan = self.emulator, self._stage, self.plan
+        if stage.prepared is not None:
+            if not (emulator.steady and emulator.links.take(self, stage.links)):
+                return None
+            takes = [] if emulator.playing else emulator.takes.of(plan)
+            return takes[-1] if takes else None
+        links = emulator.links
+        busy = links.users or links.crowd or emulator.playing or emulator.following
+        if not (self.together and self.fake and emulator.steady and plan.proof) or busy:
+            links.crowd_all(self)
+            return None
+        take = emulator.rehearsals.of(plan)
+        if take is None:
+            links.crowd_all(self)
+        else:
+            self._links = frozenset(range(emulator.topology.nlinks))
+            links.take(self, self._links)
+        return take
 
     def _play(self) -> Player:
         emulator, stage = self.emulator, self._stage
@@ -419,10 +446,12 @@ class Playing:
         if not self._is_over():
             return  # the take was given up since, at the same time; its player closes
         emulator, stage, begin_fs = self.emulator, self._stage, self.begin_fs
-        alone = emulator.links.give_back(self, stage.links) and emulator.steady
+        alone = emulator.links.give_back(self, self._links) and emulator.steady
         if self._take is not None:
             emulator.following.pop(self, None)
             trace_hash: MovedHash | str = self._take.hash
+            if isinstance(trace_hash, str):
+                trace_hash = hash_at(self._take, begin_fs)
             end_fs, messages = begin_fs + self._take.end_fs, self._take.messages
         elif self._player is not None:
             player, emulator.playing = self._player, emulator.playing - 1

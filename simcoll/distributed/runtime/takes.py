@@ -41,14 +41,15 @@ class Take:
     end_fs
         Completion of the last message, after the first entry.
     hash
-        Hash of its messages, with times relative to the first entry.
+        Hash of its messages, with times relative to the first entry; that of the engine for a
+        rehearsal.
     """
 
     plan: Plan
     log: Log
     end_fs: int
     messages: int
-    hash: MovedHash
+    hash: MovedHash | str
 
 
 def take_of(plan: Plan, log: Iterable[Event], begin_fs: int, ledger: Ledger) -> Take:

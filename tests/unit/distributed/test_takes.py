@@ -10,7 +10,7 @@ import pytest
 import simcoll
 import simcoll.distributed as dist
 from simcoll.core.protocol import Protocol
-from simcoll.distributed.runtime import history
+from simcoll.distributed.runtime import history, rehearsals
 from simcoll.distributed.runtime import plans_in_flight as playing
 from simcoll.distributed.runtime.takes import Take, Takes
 from simcoll.emulator.digest import MovedHash, TraceHash
@@ -270,3 +270,38 @@ def test_old_takes_give_way():
         takes.add(Take(plan, (), 1, (1 << 17) - 10, MovedHash([[]] * 7)))
     assert [len(takes.of(plan)) for plan in plans] == [0, 1, 1]
     assert takes.messages == 2 * ((1 << 17) - 10)
+
+
+def large(_rank, world_size):
+    x = dist.fake_array(1 << 16)
+    for _ in range(3):
+        dist.all_reduce(x)
+        dist.compute("3 us")
+        dist.all_gather_into_tensor(dist.fake_array(world_size << 16), x)
+    groups = [dist.new_group(range(world_size)) for _ in range(2)]
+    works = [dist.all_reduce(x, group=group, async_op=True) for group in groups]
+    for work in works:  # beside each other: simulated
+        work.wait()
+
+
+@pytest.mark.parametrize("topology", ["dgx-h100", crossbar(16, "50 GB/s", "1 us")])
+@pytest.mark.parametrize("library", [None, "nccl"])
+def test_rehearsals_of_large_plans_are_the_simulation(monkeypatch, topology, library):
+    options = {"topology": topology, "alike": "all", "library": library}
+    simulated = dist.spawn(large, 16, **options)
+    rehearsed_plans = []
+    rehearse = rehearsals.Rehearsals._rehearse
+
+    def note(self, plan):
+        rehearsed_plans.append(plan)
+        return rehearse(self, plan)
+
+    monkeypatch.setattr(rehearsals.Rehearsals, "_rehearse", note)
+    monkeypatch.setattr(playing, "KEPT_TRANSFERS", 0)
+    rehearsed = dist.spawn(large, 16, **options)
+    assert len(rehearsed_plans) == 2
+    assert rehearsed.finish_fs == simulated.finish_fs
+    assert [record.end_fs for record in rehearsed.records] == [
+        record.end_fs for record in simulated.records
+    ]
+    assert rehearsed.trace_hash == dist.spawn(large, 16, **options).trace_hash
