@@ -12,7 +12,14 @@ from simcoll.libraries.formula import PROTOCOLS
 from simcoll.libraries.transports import Transports, read_transports
 from simcoll.libraries.variables import check_variable
 
-__all__ = ["DEFAULT", "LAUNCHERS", "REDUCTIONS", "Environment", "parse_environment"]
+__all__ = [
+    "DEFAULT",
+    "LAUNCHERS",
+    "REDUCTIONS",
+    "Environment",
+    "element_names",
+    "parse_environment",
+]
 
 ALGORITHMS = {
     "ring": "ring",
@@ -32,7 +39,13 @@ _NAMES_IN_TESTS = {"half": "float16", "float": "float32", "double": "float64"}
 """nccl-tests' names of element types."""
 REDUCTIONS = ("sum", "prod", "min", "max", "avg", "premul_sum")
 """NCCL's reductions."""
-_NAMES_OF_REDUCTIONS = {"product": "prod", "mul": "prod", "mean": "avg", "average": "avg"}
+_NAMES_OF_REDUCTIONS = {
+    "product": "prod",
+    "mul": "prod",
+    "mulsum": "premul_sum",
+    "mean": "avg",
+    "average": "avg",
+}
 _COLLECTIVES = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -48,6 +61,19 @@ _TRANSPORTS = Transports()
 _OURS = ("LAUNCHER", "DTYPE", "OP", "SOCKET_GBPS")
 """Settings that are no variables of NCCL."""
 _BARE = re.compile(r"(?:^|[,;\s])\s*([NR]CCL_\w+)\s*(?=[,;\s]|$)")
+
+
+def element_names(dtype: str, op: str) -> tuple[str, str]:
+    """Names of an element type and a reduction as in an :class:`Environment`, from those of
+    nccl-tests; empty for single precision, a sum, and what is unknown.
+
+    >>> element_names("float", "sum"), element_names("half", "mulsum")
+    (('', ''), ('float16', 'premul_sum'))
+    """
+    dtype = _NAMES_IN_TESTS.get(dtype, dtype)
+    op = _NAMES_OF_REDUCTIONS.get(op, op)
+    is_usual = op == "sum" or op not in REDUCTIONS
+    return "" if dtype == "float32" else dtype, "" if is_usual else op
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class OsuReader:
     def __init__(self, skipped: Skipped) -> None:
         self._run: MeasuredRun | None = None
         self._nranks = 0
-        self._dtype = "int8"
+        self._dtype = ""
         self._tables: list[MeasuredTable] = []
         self._skipped = skipped
 
@@ -64,7 +64,7 @@ class OsuReader:
         elif self._run is None:
             return
         elif kind := _TYPE.search(text):
-            self._dtype = kind[1].lower() if kind[1].lower() in ITEMSIZES else "int8"
+            self._dtype = kind[1].lower() if kind[1].lower() in ITEMSIZES else ""
         elif row := _ROW.search(text):
             self._row(number, int(row[1]), float(row[2]))
 
@@ -89,7 +89,7 @@ class OsuReader:
             )
         elif len(self._tables) < MAX_TABLES:
             self._run = MeasuredRun(collective, self._nranks, library=title[1].lower())
-            self._dtype = "int8"
+            self._dtype = ""
 
     def _row(self, number: int, size: int, time_us: float) -> None:
         run = self._run
@@ -98,7 +98,7 @@ class OsuReader:
         size_bytes = size * run.nranks if run.collective in _OF_BLOCKS else size
         op = "sum" if "reduce" in run.collective else ""
         rooted = run.collective in {"broadcast", "reduce", "gather", "scatter"}
-        count = size // ITEMSIZES[self._dtype]
+        count = size // ITEMSIZES.get(self._dtype, 1)
         run.rows.append(
             MeasuredRow(
                 size_bytes,

@@ -15,7 +15,12 @@ from typing import NamedTuple
 from simcoll.errors import ConfigError, nearest
 from simcoll.formats.logs.measured import Log, MeasuredRow, MeasuredTable
 from simcoll.libraries.calibration import Calibration
-from simcoll.libraries.environment import Environment, from_settings, parse_environment
+from simcoll.libraries.environment import (
+    Environment,
+    element_names,
+    from_settings,
+    parse_environment,
+)
 from simcoll.libraries.fitting import WARM_UP, Predictor, formula
 from simcoll.libraries.library import Library, library_for
 from simcoll.libraries.prediction import COLLECTIVES, Prediction, predict
@@ -65,7 +70,9 @@ class Setting:
     environment: Environment
 
     def __str__(self) -> str:
-        return f"{self.table} on {self.topology.name}"
+        elements = [name for name in (self.environment.dtype, self.environment.op) if name]
+        elements_text = f", {' '.join(elements)}" if elements else ""
+        return f"{self.table}{elements_text} on {self.topology.name}"
 
     def formula(
         self, library: Library | None = None, environment: Environment | None = None
@@ -146,8 +153,9 @@ def settings_for(
     settings, notes = [], []
     if (alone := _single_ranks(log)) is not None:
         raise ConfigError(alone)
-    for number, table in enumerate(log.tables, 1):
-        subject = f"table {number} ({table})" if len(log.tables) > 1 else f"the table ({table})"
+    tables = [part for table in log.tables for part in _of_one_type(table)]
+    for number, table in enumerate(tables, 1):
+        subject = f"table {number} ({table})" if len(tables) > 1 else f"the table ({table})"
         open_to = table.guessed or not table.collective
         resolved_table = replace(table, collective=collective) if collective and open_to else table
         if collective not in {None, resolved_table.collective}:
@@ -164,6 +172,7 @@ def settings_for(
         table_environment, ignored = (
             _environment(dict(table.environment)) if not environment else (chosen_environment, [])
         )
+        table_environment = _with_elements(table_environment, table)
         notes += [f"{subject}: {variable} in the log is ignored" for variable in ignored]
         notes += [
             f"{subject}: {wrong}"
@@ -220,6 +229,22 @@ def settings_for(
             "table with titles that name a size and a time or algorithm bandwidth"
         )
     return settings, notes
+
+
+def _of_one_type(table: MeasuredTable) -> list[MeasuredTable]:
+    """The parts of a table with one element type and reduction each, as of nccl-tests' -d all."""
+    parts: dict[tuple[str, str], list[MeasuredRow]] = {}
+    for row in table.rows:
+        parts.setdefault((row.dtype, row.op), []).append(row)
+    return [replace(table, rows=tuple(rows)) for rows in parts.values()]
+
+
+def _with_elements(environment: Environment, table: MeasuredTable) -> Environment:
+    """The environment with the element type and the reduction of a table, where it names none."""
+    if table.situation:  # rows in situ count bytes, of whatever type
+        return environment
+    dtype, op = element_names(table.rows[0].dtype, table.rows[0].op)
+    return replace(environment, dtype=environment.dtype or dtype, op=environment.op or op)
 
 
 def _single_ranks(log: Log) -> str | None:

@@ -192,7 +192,9 @@ def _best_interface(setting: Setting, measured_fs: dict[int, int]) -> tuple[Sett
 def _sound(environment: Environment) -> Environment:
     """The environment without limits of the choice; how operations are launched stays."""
     launcher = environment.launcher if environment.launcher != "one-process" else "process"
-    return Environment(launcher=launcher, dtype=environment.dtype, ignored=environment.ignored)
+    return Environment(
+        launcher=launcher, dtype=environment.dtype, op=environment.op, ignored=environment.ignored
+    )
 
 
 def diagnose(

@@ -266,6 +266,24 @@ def test_lines_for_a_person():
     ]
 
 
+def test_types_and_reductions_are_predicted_each_on_its_own():
+    log = made("dgx-h100", sizes=(2**28, 2**30))
+    (table,) = log.tables
+    row = table.rows[-1]
+    kinds = [("float", "sum"), ("float", "prod"), ("half", "max"), ("int8", "mulsum")]
+    rows = [replace(row, dtype=dtype, op=op) for dtype, op in kinds]
+    mixed = replace(log, tables=(replace(table, rows=tuple(rows)),))
+    settings, _ = settings_for(mixed, "dgx-h100")
+    elements = [(setting.environment.dtype, setting.environment.op) for setting in settings]
+    assert elements == [("", ""), ("", "prod"), ("float16", "max"), ("int8", "premul_sum")]
+    # Switches add floats, and find the greatest of halves; they do not multiply.
+    chosen = [compare(setting)[0].prediction.algorithm for setting in settings]
+    assert chosen == ["nvls_tree", "ring", "nvls_tree", "ring"]
+    assert "float16 max on dgx-h100" in str(settings[2])
+    (asked,) = settings_for(log, "dgx-h100", LogParameters(environment="OP=prod"))[0]
+    assert asked.environment.op == "prod"
+
+
 def test_a_size_that_was_measured_often_has_one_line():
     (setting,), _ = settings_for(made("dgx-h100", sizes=(8, 2**30)), "dgx-h100")
     small, large = compare(setting)
