@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from step_examples import CONTENTION, DEEPEP, PLACED, contention, exchange_us, placement_ms
+from step_memory import causes, coverage, fits, memory, memory_gib
 
 from simcoll.planning.measured.step_fitting import fit_steps, predict_seconds
 from simcoll.planning.measured.step_rows import StepTable, published_steps
@@ -29,7 +30,8 @@ LEAD = """# Accuracy of training steps
 """
 UNDER = """
 Predicted (tier 1) against measured times of published training steps. *None*: predicted from a design file alone;
-the share of its rate that a GPU sustains is from some of these rows ([below](#nemo-megatron-bridge-dgx-cloud-and-llama-3-no-calibration)).
+the share of its rate that a GPU sustains is from some of these rows ([below](#nemo-megatron-bridge-dgx-cloud-and-llama-3-no-calibration)). Rows that do
+not fit the model's memory ([three](#peak-memory)) do not count.
 `simcoll accuracy --steps` prints this page; the rows are in `measurements/steps`, with their sources.
 
 """
@@ -138,7 +140,7 @@ TITAN = """
 ## torchtitan: PyTorch FSDP2
 
 Nothing is fitted to these rows. *Blind*: no constant. *FSDP*: `fsdp-h100` and `fsdp-a100`, from MPT's rows of
-eager PyTorch. The H100 ran at 500 W and have 2.4 TB/s of memory; predictions are for 700 W and 3.35 TB/s. Compiled kernels on H200 at
+eager PyTorch. The H100 ran at 500 W, with 96 GB of 2.4 TB/s (`gpus/h100-96.toml`); rates of their kernels are those measured at 700 W. Compiled kernels on H200 at
 700 W are between the two. Asynchronous tensor parallelism gained 5 to 16 % there, 23 to 35 % here: slower kernels for parts of a product
 are not modelled. Pipelines whose micro-batches are not published are left out.
 
@@ -151,13 +153,13 @@ BLIND = """
 Predictions from a design file alone. The sustained share of single kernels' rates of H100 is from MPT's rows and those of NeMo 24.07,
 that of B200 and GB200 from the dense rows of Megatron Bridge 25.11, and that of GB300 from those of Megatron Bridge 26; all other rows
 are predicted with these shares. The recipes of the containers determine which rows overlap exchanges of tokens, on how many
-multiprocessors, and which kernels CUDA graphs launch. Megatron Bridge 26 means containers 26.02 to 26.08, each configuration in its
+multiprocessors, which kernels CUDA graphs launch, which modules are recomputed, and how many layers' activations are offloaded. *GiB*: of the fullest GPU. Megatron Bridge 26 means containers 26.02 to 26.08, each configuration in its
 newest container; two are printed there without chunks or sharding, which they may have had: 70B on GB300 at +28 % and -20 %. The
 Llama 3 paper does not give the chunks of a stage; 8 are assumed. Nothing is fitted to the 63
 rows of NeMo 24.12, from recipes of DGX Cloud.
 
-| software | model | GPUs | type | measured s | predicted s | error |
-|---|---|---|---|---|---|---|
+| software | model | GPUs | type | measured s | predicted s | error | GiB | fits |
+|---|---|---|---|---|---|---|---|---|
 """
 HOST = """
 Mixtures of experts without CUDA graphs for the whole step wait for the host, which launches kernels for each expert. With {layer:.0f} us
@@ -165,6 +167,14 @@ for the forward pass of a layer, as vTrain's rows say, and {expert:.0f} us for e
 (`megatron-experts`), all other mixtures are off by: {means}. GPT-OSS remains too fast, although the biases of its
 experts are counted, which Megatron-LM adds in 32 bits by separate kernels (8 points of the error).
 """
+VTRAIN_TABLES = ("vtrain-multi", "vtrain-single")
+OTHER_TABLES = (
+    "korthikanti",
+    "megatron-table1",
+    "mlperf-405b-h100",
+    "mlperf-gpt3-h100",
+    "torchtitan",
+)
 HOST_ROW = 27.0503
 """Seconds of the row that determines the host's time per expert."""
 BLIND_TABLES = {
@@ -213,7 +223,9 @@ def step_page() -> str:
     parts = (_vtrain, _korthikanti, _mlperf, _gpt3, _megatron, _fsdp, _titan, _blind, _exchange)
     lead: list[str] = []
     body = [line for part in parts for line in part(lead)]
-    return "".join([LEAD, *lead, UNDER, *body, *_contention_rows()])
+    tables = (*VTRAIN_TABLES, *OTHER_TABLES, *(name for name, _ in STACKS), *BLIND_TABLES)
+    rest = (*memory(tables), *coverage(), *causes(), *_contention_rows())
+    return "".join([LEAD, *lead, UNDER, *body, *rest])
 
 
 def _lead_line(source: str, constants: str, errors: ArrayLike) -> str:
@@ -389,15 +401,16 @@ def _titan(lead: list[str]) -> Iterator[str]:
     groups: dict[str, list[float]] = {}
     for place, row in enumerate(table.rows):
         gpu = row.design.gpu.name
+        kind_of_gpu = "H100" if gpu.startswith("h100") else gpu.upper()
         error = float(eager["a100" if gpu.startswith("a100") else "h100"][place])
         kind = (
             "asynchronous"
             if row.design.parallel.overlap_tp and row.design.parallel.pp == 1
-            else gpu.upper()
+            else kind_of_gpu
         )
         groups.setdefault(kind, []).append(abs(error))
         yield (
-            f"| {row.fold} | {row.design.mesh.nranks} {gpu.upper()} | {row.design.dtype} | "
+            f"| {row.fold} | {row.design.mesh.nranks} {kind_of_gpu} | {row.design.dtype} | "
             f"{row.seconds:.2f} "
             f"| {100 * blind[place]:+.1f} % | {100 * error:+.1f} % |\n"
         )
@@ -416,11 +429,12 @@ def _blind(lead: list[str]) -> Iterator[str]:
             design = row.design
             gpu = design.gpu.name.upper()
             kind = row.fold.split()[0] if design.model.experts else f"{software} on {gpu}"
-            groups.setdefault(kind, []).append(abs(float(error)))
+            if fits(row):
+                groups.setdefault(kind, []).append(abs(float(error)))
             yield (
                 f"| {software} | {row.fold} | {design.mesh.nranks} {gpu} | {design.dtype} | "
                 f"{row.seconds:.2f} | {time:.2f} "
-                f"| {100 * error:+.1f} % |\n"
+                f"| {100 * error:+.1f} % | {memory_gib(row):.1f} | {'yes' if fits(row) else 'no'} |\n"
             )
     yield f"\nMean error: {_means(groups)}.\n"
     dense, mixtures = (

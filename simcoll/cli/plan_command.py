@@ -153,7 +153,7 @@ def _fit(rows: Sequence[Row]) -> bool:
 def _conclude(progress: _PlanProgress, rows: Sequence[Row], folder: Path, top: int) -> None:
     """Print the table and what was searched; write the files."""
     from simcoll.files.output import write_files
-    from simcoll.planning.designs.decision import alternatives_of, verdict
+    from simcoll.planning.designs.decision import alternatives_of, interval_lines, verdict
     from simcoll.planning.designs.design_search import (
         best_of,
         design_of,
@@ -180,6 +180,8 @@ def _conclude(progress: _PlanProgress, rows: Sequence[Row], folder: Path, top: i
     missing = missing_alternatives(rows)
     for alternative in missing:
         say(f"  -  {alternative.name}: {alternative.reason}")
+    for line in interval_lines(space.objective.figure, best):
+        say(f"# {line}")
     alternatives = alternatives_of(best)
     if len(alternatives) > 1:
         for sentence in verdict(space.objective.figure, alternatives, ()):

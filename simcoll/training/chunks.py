@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from simcoll.training.layers import ELEMENT, EndPasses, LayerPasses, Pass, ends_of, in_fs, layer_of
-from simcoll.training.memory import layer_parameters, stage_parameters
+from simcoll.training.memory import (
+    activation_bytes,
+    layer_parameters,
+    offloaded_share,
+    stage_parameters,
+)
 from simcoll.training.parallel import layers_of_chunks
 from simcoll.workload.workload import Inside
 
@@ -111,8 +116,11 @@ class ChunkCosts:
                 whole_chunk=turn_layers == chunk_layers,
             )
         collectives = merge_collectives([inner for part in passes for inner in part.inside])
+        seconds = sum(part.seconds for part in passes)
+        if kind != "W":
+            seconds = max(seconds, self._offload_seconds(stage, turn_layers))
         return ChunkWork(
-            in_fs(sum(part.seconds for part in passes)),
+            in_fs(seconds),
             sum(part.flops for part in passes),
             collectives,
             max(1, len(turn_layers)),
@@ -135,6 +143,15 @@ class ChunkCosts:
             ELEMENT * parallel.micro_batch * (design.sequence // parallel.cp) * design.model.hidden
         )
         return [Pass(0.0, 0.0, (Inside("all_gather", "tp", size),))]
+
+    def _offload_seconds(self, stage: int, layers: tuple[int, ...]) -> float:
+        """Time to move the activations of layers that are offloaded one by one, beside the pass."""
+        share = offloaded_share(self.design, stage)
+        if not share:
+            return 0.0
+        model = self.design.model
+        nbytes = sum(activation_bytes(self.design, moe=model.is_moe(layer)) for layer in layers)
+        return share * nbytes / self.design.gpu.number("host.bandwidth")
 
     def _of_layer(self, kind: TurnKind, number: int) -> tuple[Pass, ...]:
         layer = self._layers[self.design.model.is_moe(number)]

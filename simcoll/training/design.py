@@ -25,7 +25,7 @@ from simcoll.notebook_forms import shows_facts
 from simcoll.topology import Topology, load_topology
 from simcoll.topology.file_layers import beside
 from simcoll.training.defaults import complete_parallel
-from simcoll.training.gpu import Gpu, load_gpu, refuse_other_gpu, shipped_gpus
+from simcoll.training.gpu import Gpu, check_dtype, load_gpu, refuse_other_gpu, shipped_gpus
 from simcoll.training.hugging_face import model_from_hf
 from simcoll.training.measured_kernels import OperatorTimes, load_measured
 from simcoll.training.parallel import Parallel, layers_of_chunks
@@ -305,7 +305,7 @@ def design_inputs(document: Mapping[str, Any], *, file: str = "design") -> Desig
 def _refuse_lists(parallel: object) -> None:
     """Refuse lists, which define a space of designs."""
     for key, value in parallel.items() if isinstance(parallel, dict) else ():
-        if isinstance(value, list) and key not in {"split", "offload"}:
+        if isinstance(value, list) and key not in {"split", "offload", "recompute_modules"}:
             raise ConfigError(
                 "a list is a space of designs, for simcoll plan; a step needs one value",
                 path=f"$.parallel.{key}",
@@ -396,8 +396,8 @@ def _assemble(
     """
     model, batch = read_model(dict(record.model), folder)
     gpu = find_gpu(record.gpu.name, topology, folder)
-    gpu.peak(batch.dtype)
-    if record.parallel.offload:
+    check_dtype(gpu, batch.dtype)
+    if record.parallel.offload or record.parallel.offload_layers:
         gpu.number("host.bandwidth")
     calibration = UNCALIBRATED
     if record.gpu.calibration:

@@ -30,6 +30,7 @@ __all__ = [
     "EVIDENCE",
     "Gpu",
     "KernelRate",
+    "check_dtype",
     "load_gpu",
     "refuse_other_gpu",
     "shipped_gpus",
@@ -94,6 +95,7 @@ _FACTS = FactSchema(
         "attention.*": _flops,
         "sustained.*": _number,
         "memory.size": _bytes,
+        "memory.usable": _bytes,
         "memory.bandwidth": _rate,
         "memory.measured": _rate,
         "host.*": _rate,
@@ -156,14 +158,15 @@ class Gpu:
     values
         Numbers by path: ``peak.bf16`` and ``gemm.bf16`` (the highest measured rate of a dense
         matrix product) in FLOP/s, ``attention.forward`` and ``attention.backward`` (fused
-        attention) in FLOP/s, ``memory.size`` in bytes, ``memory.bandwidth`` and ``memory.measured``
-        in bytes per second, ``host.bandwidth`` (from and to the host's memory, each) in bytes per
-        second, ``units.count`` (streaming multiprocessors), ``power.watts`` and ``power.with_node``
-        (with its share of the node), ``price.usd_per_hour``, and ``sustained.share``: the share of
-        the rates of single kernels that products reach in training, where the power limit lowers
-        the clock. In seconds: ``kernel.floor``, the least time of a kernel, and ``launch.eager``
-        and ``launch.compiled``, the host's time for an operator of an eager PyTorch program and for
-        a kernel of a compiled one.
+        attention) in FLOP/s, ``memory.size`` and ``memory.usable`` (what programs can allocate) in
+        bytes, ``memory.bandwidth`` and ``memory.measured`` in bytes per second, ``host.bandwidth``
+        (from and to the host's memory, each) in bytes per second, ``units.count`` (streaming
+        multiprocessors), ``power.watts`` and ``power.with_node`` (with its share of the node),
+        ``price.usd_per_hour``, and ``sustained.share``: the share of the rates of single kernels
+        that products reach in training, where the power limit lowers the clock. In seconds:
+        ``kernel.floor``, the least time of a kernel, and ``launch.eager`` and ``launch.compiled``,
+        the host's time for an operator of an eager PyTorch program and for a kernel of a compiled
+        one.
     sources
         Source of each number.
     evidence
@@ -282,8 +285,8 @@ class Gpu:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory."""
-        return int(self.number("memory.size"))
+        """Bytes of memory that programs can allocate."""
+        return int(self.number("memory.usable", self.number("memory.size")))
 
 
 def load_gpu(name: str | Path) -> Gpu:
@@ -309,6 +312,20 @@ def load_gpu(name: str | Path) -> Gpu:
     raise ConfigError(
         f"unknown GPU {text!r}; {nearest(text, shipped)}; or give the path of a .toml file"
     )
+
+
+def check_dtype(gpu: Gpu, dtype: str) -> None:
+    """Refuse a type of products for which a GPU has no peak.
+
+    Raises
+    ------
+    ConfigError
+        With the types that it has, and the place of the type in a design file.
+    """
+    try:
+        gpu.peak(dtype)
+    except ConfigError as error:
+        raise ConfigError(error.message, path="$.model.dtype") from None
 
 
 def refuse_other_gpu(name: str, topology: Topology, place: str | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -100,8 +101,10 @@ def layer_of(design: Design, *, moe: bool) -> LayerPasses:
     """One layer of a design."""
     roof = roofline_of(design)
     forward, to_input, to_weights, flops = 0.0, 0.0, 0.0, 0.0
+    products: dict[str, Pass] = {}
     for linear in linears(design.model, moe=moe):
         times, product_flops = _linear(design, roof, linear)
+        products[linear.name] = Pass(times[0], product_flops)
         forward, to_input, to_weights = (
             forward + times[0],
             to_input + times[1],
@@ -128,7 +131,35 @@ def layer_of(design: Design, *, moe: bool) -> LayerPasses:
     }[design.parallel.recompute]
     if design.parallel.attention == "fused" and design.parallel.recompute == "selective":
         again = Pass(0.0, 0.0)  # fused attention does so by itself
+    again = _with_modules(design, roof, again, products, moe=moe)
     return LayerPasses(done_forward, done_input, Pass(to_weights, flops), again)
+
+
+def _with_modules(
+    design: Design, roof: Roofline, again: Pass, products: Mapping[str, Pass], *, moe: bool
+) -> Pass:
+    """What is recomputed, with the modules that a design names."""
+    model, parallel, sizes = design.model, design.parallel, _sizes(design)
+    modules = parallel.recompute_modules
+    names: list[str] = []
+    moved = 0.0
+    if "layernorm" in modules:
+        moved += 2 * (2 * ELEMENT) * sizes.rows * sizes.hidden / sizes.split
+    if "mla_up_proj" in modules and model.kv_rank:
+        names += ["queries up", "keys and values up"]
+        moved += 2 * ELEMENT * sizes.rows * model.heads * 2 * model.key_width / parallel.tp
+    if "mlp" in modules and not moe:
+        names += ["mlp up", "mlp down"]
+        moved += (3 if model.gated else 2) * ELEMENT * sizes.rows * model.inner / parallel.tp
+    if "moe_act" in modules and moe:
+        routed = sizes.rows / sizes.split * model.top_k * parallel.imbalance
+        moved += (3 if model.gated else 2) * ELEMENT * routed * model.expert_inner
+    redone = [products[name] for name in names if name in products]
+    seconds = sum(part.seconds for part in redone) + roof.elementwise(
+        design.calibration.unfused * moved
+    )
+    flops = sum(part.flops for part in redone)
+    return Pass(again.seconds + seconds, again.flops + flops, again.inside)
 
 
 def _linear(

@@ -6,10 +6,13 @@ models* (2022): for their model the parts add up to their formulas.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from simcoll.training.gpu import DTYPE_BYTES
 from simcoll.training.parallel import Parallel, layers_of_chunks
@@ -25,12 +28,15 @@ __all__ = [
     "layer_parameters",
     "memory_by_stage",
     "offloaded_bytes",
+    "offloaded_share",
     "stage_parameters",
 ]
 
 ACTIVATION_BYTES = 2
 OPTIMIZER_BYTES = 12
 """Adam: master weight and two moments, 4 bytes each."""
+LOSS_BYTES = {"fused": 4, "plain": 2 + 4 + 4 + 4}
+"""Bytes for each logit: in 32 bits; PyTorch's operators keep more of them."""
 WEIGHT_BYTES = 2
 """Weights are stored in 16 bits, even with 8-bit matrix products."""
 
@@ -47,7 +53,7 @@ class StageMemory:
         Stored by the forward passes in flight for their backward passes.
     buffers
         Gathered parameters of two layers under ZeRO-3, the activations of one layer during
-        recomputation, and messages between stages.
+        recomputation, inputs that sequence parallelism gathers, and messages between stages.
     host
         Bytes offloaded to host memory; not part of the total.
     """
@@ -120,9 +126,10 @@ def activation_bytes(design: Design, *, moe: bool, recompute: str | None = None)
     x = rows * model.hidden
     if how == "full":
         return ACTIVATION_BYTES * x // repeats
-    two = ACTIVATION_BYTES
+    two, saved = ACTIVATION_BYTES, _saved_bytes(design)
+    modules = parallel.recompute_modules if recompute is None else ()
     # Inputs of both norms, of the projections, of the MLP.
-    repeated = 2 * two * x + two * x + two * x
+    repeated = 2 * two * x + (0 if "layernorm" in modules else 2 * saved * x)
     if model.dropout:
         repeated += 2 * x  # masks of the two residuals, a byte an element
     queries, keys = rows * model.heads * model.key_width, rows * model.groups * model.key_width
@@ -130,22 +137,46 @@ def activation_bytes(design: Design, *, moe: bool, recompute: str | None = None)
         rows * model.groups * model.value_width,
         rows * model.heads * model.value_width,
     )
-    inner = _inner_elements(design, rows, moe=moe)
-    if (
-        how == "operators"
+    if how == "operators":
         # Input, attention, and half of the outputs of products: two of hidden size, queries to
         # values, inner ones.
-    ):
         ways = 3 if model.gated else 2
+        inner = _inner_elements(design, rows, moe=moe)
         stored_bytes = (queries + keys + values + inner * (ways - 1) // ways) // 2 + context
         return 2 * two * x // repeats + (two * stored_bytes + 4 * rows * model.heads) // t
-    split = two * (queries + keys + values + context)
+    split = two * context + (saved * context if saved < two else 0)  # also cast to 8 bits
+    if "mla_up_proj" in modules:
+        repeated += two * rows * (model.q_rank + model.kv_rank + model.rope_size)
+    else:
+        split += two * (queries + keys + values)
     if parallel.attention == "plain" and how == "none":
         scores = b * model.heads * s * design.sequence
         split += scores * (two + (1 + two if model.dropout else 0))
     elif parallel.attention == "fused":
         split += 4 * rows * model.heads  # the logarithms of the sums of each row
-    return repeated // repeats + (split + two * inner) // t
+    return repeated // repeats + (split + _inner_bytes(design, rows, moe=moe, modules=modules)) // t
+
+
+def _saved_bytes(design: Design) -> int:
+    """Bytes of an element that is saved as the input of a product."""
+    if design.parallel.saved == "bf16" or DTYPE_BYTES[design.dtype] > 1:
+        return ACTIVATION_BYTES
+    return 1
+
+
+def _inner_bytes(design: Design, rows: int, *, moe: bool, modules: Collection[str]) -> int:
+    """Bytes inside the MLP or the experts over all tensor-parallel ranks: inputs of the activation
+    function in 16 bits, its output as the input of a product, and tokens of routed experts.
+    """
+    model, parallel = design.model, design.parallel
+    saved = _saved_bytes(design)
+    inputs = ACTIVATION_BYTES * (2 if model.gated else 1)
+    if not moe:
+        return 0 if "mlp" in modules else rows * model.inner * (inputs + saved)
+    routed = ceil(rows * model.top_k * parallel.imbalance)  # tokens of the experts of one rank
+    shared = rows * model.shared_experts * model.expert_inner * (inputs + saved)
+    output = 0 if "moe_act" in modules else saved
+    return shared + routed * (model.expert_inner * (inputs + output) + saved * model.hidden)
 
 
 def _inner_elements(design: Design, rows: int, *, moe: bool) -> int:
@@ -185,7 +216,7 @@ def _stage(design: Design, stage: int) -> StageMemory:
 
     def stored_bytes(count: int, level: str) -> int:
         levels = ("none", "optimizer", "gradients", "parameters")
-        if levels.index(parallel.shard) < levels.index(level):
+        if levels.index(parallel.shard_in_step) < levels.index(level):
             return dense * count + experts * count
         return ceil(dense * count / shard) + ceil(experts * count / min(shard, across))
 
@@ -196,13 +227,17 @@ def _stage(design: Design, stage: int) -> StageMemory:
     gradients = stored_bytes(int(DTYPE_BYTES[parallel.gradients]), "gradients")
     chunks = layers_of_chunks(model, parallel)[stage]
     layer_bytes = {moe: activation_bytes(design, moe=moe) for moe in (False, True)}
-    per_chunk = max(sum(layer_bytes[model.is_moe(layer)] for layer in chunk) for chunk in chunks)
-    activations = per_chunk * chunks_in_flight(design, stage)
-    activations += _ends(design, stage)
+    sizes = [sum(layer_bytes[model.is_moe(layer)] for layer in chunk) for chunk in chunks]
+    offloaded = _offloaded_layers(design, chunks, layer_bytes)
+    in_flight = _bytes_in_flight(design, stage, sizes)
+    activations = in_flight + _ends(design, stage)
     buffers = _buffers(design, stage, dense, experts)
     moved = {"optimizer": optimizer} if "optimizer" in parallel.offload else {}
     if "activations" in parallel.offload:  # all but the chunk that is computed
-        moved["activations"] = per_chunk * (chunks_in_flight(design, stage) - 1)
+        moved["activations"] = max(0, in_flight - max(sizes))
+    elif offloaded:
+        share = sum(map(sum, offloaded)) / max(1, sum(sizes))
+        moved["activations"] = int(share * in_flight)
     if "weights" in parallel.offload:
         moved["weights"] = _all_but_two(weights, chunks)
     return StageMemory(
@@ -213,6 +248,38 @@ def _stage(design: Design, stage: int) -> StageMemory:
         buffers,
         sum(moved.values()),
     )
+
+
+def _bytes_in_flight(design: Design, stage: int, sizes: Sequence[int]) -> int:
+    """The most bytes of chunks between their forward and backward passes.
+
+    Interleaved chunks of a stage differ in size where embedding and head count as layers, so that
+    it matters which are in flight: passes go through the chunks in groups of as many micro-batches
+    as there are stages, forward from the first, backward from the last.
+    """
+    parallel = design.parallel
+    warm_up = chunks_in_flight(design, stage)
+    if len(set(sizes)) == 1:
+        return sizes[0] * warm_up
+    p, v = parallel.pp, parallel.virtual
+    passes = min(design.micro_batches * v, warm_up + 2 * p * v)
+    numbers = np.arange(passes) // p % v
+    of_chunk = np.array(sizes, np.int64)
+    begun, ended = np.cumsum(of_chunk[numbers]), np.cumsum(of_chunk[v - 1 - numbers])
+    steady = begun[warm_up:] - ended[: passes - warm_up]
+    return int(max(begun[warm_up - 1], steady.max(initial=0)))
+
+
+def _offloaded_layers(
+    design: Design, chunks: Sequence[tuple[int, ...]], layer_bytes: Mapping[bool, int]
+) -> list[list[int]]:
+    """Bytes of the layers of each chunk that are offloaded, the first ones of the stage."""
+    remaining, offloaded = design.parallel.offload_layers, []
+    for chunk in chunks:
+        layers = chunk[:remaining]
+        remaining -= len(layers)
+        offloaded.append([layer_bytes[design.model.is_moe(layer)] for layer in layers])
+    return offloaded if any(offloaded) else []
 
 
 def _all_but_two(weights: int, chunks: tuple[tuple[int, ...], ...]) -> int:
@@ -231,7 +298,7 @@ def offloaded_bytes(design: Design, stage: int, chunk: int) -> tuple[int, int]:
     if "weights" in parallel.offload:
         dense, experts = stage_parameters(design, stage)
         count = dense + experts
-        if parallel.shard == "parameters":
+        if parallel.shard_in_step == "parameters":
             count = ceil(
                 count / (parallel.shard_group or design.mesh.size("dp") * design.mesh.size("cp"))
             )
@@ -241,6 +308,12 @@ def offloaded_bytes(design: Design, stage: int, chunk: int) -> tuple[int, int]:
             activation_bytes(design, moe=model.is_moe(layer)) for layer in chunks[chunk]
         )
     return weights, activations
+
+
+def offloaded_share(design: Design, stage: int) -> float:
+    """The share of a stage's layers whose activations are offloaded layer by layer."""
+    layers = sum(map(len, layers_of_chunks(design.model, design.parallel)[stage]))
+    return min(1.0, design.parallel.offload_layers / max(1, layers))
 
 
 def _ends(design: Design, stage: int) -> int:
@@ -256,25 +329,27 @@ def _ends(design: Design, stage: int) -> int:
     if stage == parallel.pp - 1:
         # Input of the last norm and of the head.
         nbytes += 2 * ACTIVATION_BYTES * rows * model.hidden // split
-        nbytes += 4 * rows * model.vocabulary // parallel.tp
+        nbytes += LOSS_BYTES[parallel.loss] * rows * model.vocabulary // parallel.tp
     return nbytes
 
 
 def _buffers(design: Design, stage: int, dense: int, experts: int) -> int:
-    """Parameters gathered under ZeRO-3, a layer being recomputed, messages between stages."""
+    """Gathered parameters and inputs, a layer being recomputed, messages between stages."""
     parallel, model = design.parallel, design.model
     chunks = layers_of_chunks(model, parallel)[stage]
     layers = max(1, sum(len(chunk) for chunk in chunks))
     nbytes = 0
-    if parallel.shard == "parameters":
+    if parallel.shard_in_step == "parameters":
         nbytes += 2 * WEIGHT_BYTES * (dense + experts) // layers
-    if parallel.recompute != "none":
+    if parallel.recompute != "none" or parallel.recompute_modules:
         moe = any(model.is_moe(layer) for chunk in chunks for layer in chunk)
         nbytes += activation_bytes(design, moe=moe, recompute="none") - activation_bytes(
             design, moe=moe
         )
+    rows = parallel.micro_batch * (design.sequence // parallel.cp)
+    if parallel.tp > 1 and parallel.sequence_parallel:  # gathered: an input and its gradient
+        nbytes += 2 * ACTIVATION_BYTES * rows * model.hidden
     if parallel.pp > 1:
-        rows = parallel.micro_batch * (design.sequence // parallel.cp)
         nbytes += (
             4
             * ACTIVATION_BYTES

@@ -27,6 +27,9 @@ Dispatch: TypeAlias = Literal["copies", "once"]
 CapturedGraphs: TypeAlias = Literal["none", "layer", "step"]
 GradientBuckets: TypeAlias = Literal["layer", "chunk", "aligned"]
 Offload: TypeAlias = Literal["weights", "activations", "optimizer"]
+LossKernel: TypeAlias = Literal["fused", "plain"]
+SavedType: TypeAlias = Literal["products", "bf16"]
+RecomputedModule: TypeAlias = Literal["layernorm", "mla_up_proj", "mlp", "moe_act"]
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "schedule": get_args(PipelineSchedule),
@@ -39,8 +42,11 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "dispatch": get_args(Dispatch),
     "graphs": get_args(CapturedGraphs),
     "buckets": get_args(GradientBuckets),
+    "saved": get_args(SavedType),
+    "loss": get_args(LossKernel),
 }
 OFFLOADS: tuple[Offload, ...] = get_args(Offload)
+MODULES: tuple[RecomputedModule, ...] = get_args(RecomputedModule)
 
 
 class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -117,6 +123,23 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         as a layer each; or a list.
     offload
         Offloaded to host memory: any of ``"weights"``, ``"activations"``, ``"optimizer"``.
+    offload_layers
+        Layers of a stage whose activations are offloaded in the forward pass and fetched in the
+        backward pass (Megatron-LM's ``--cpu-offloading-num-layers``).
+    reshard
+        Whether parameters that ZeRO-3 gathers are freed after each pass. Default: without a
+        pipeline. With one, PyTorch's FSDP2 keeps them, and whole gradients, to the end of the step,
+        instead of gathering for each micro-batch.
+    loss
+        Whether the loss is one kernel, which needs 4 bytes for each logit; or ``"plain"`` PyTorch,
+        which needs 14: in 16 bits, in 32 bits, their logarithms, and their gradients.
+    saved
+        Type in which inputs of products are saved for the backward pass: that of the
+        ``"products"``, as Transformer Engine does with 8 bits; or ``"bf16"`` (torchao).
+    recompute_modules
+        Parts of a layer that are recomputed besides ``recompute``, with Megatron-LM's names: any of
+        ``"layernorm"``, ``"mla_up_proj"`` (queries, keys and values of latent attention),
+        ``"mlp"`` (of layers without experts), ``"moe_act"`` (the activation function of experts).
 
     Raises
     ------
@@ -153,6 +176,11 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     scatter_gather: bool = False
     split: str | tuple[int, ...] = "even"
     offload: tuple[Offload, ...] = ()
+    offload_layers: int = 0
+    reshard: bool | None = None
+    loss: LossKernel = "fused"
+    saved: SavedType = "products"
+    recompute_modules: tuple[RecomputedModule, ...] = ()
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
@@ -161,8 +189,10 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                     f"{name}: unknown {getattr(self, name)!r}; "
                     f"{nearest(getattr(self, name), choices)}"
                 )
+        none = ("dp", "shard_group", "exchange_units", "offload_layers")
+        at_least_none = dict.fromkeys(none, 0)
         at_least_one = dict.fromkeys(("tp", "cp", "pp", "ep", "virtual", "micro_batch"), 1)
-        for name, low in {**at_least_one, "dp": 0, "shard_group": 0, "exchange_units": 0}.items():
+        for name, low in {**at_least_one, **at_least_none}.items():
             if not low <= getattr(self, name) < 2**31:
                 raise ConfigError(
                     f"{name}: expected a whole number, at least {low}, got {getattr(self, name)}"
@@ -170,6 +200,15 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for part in self.offload:
             if part not in OFFLOADS:
                 raise ConfigError(f"offload: unknown {part!r}; {nearest(part, OFFLOADS)}")
+        for module in self.recompute_modules:
+            if module not in MODULES:
+                raise ConfigError(
+                    f"recompute_modules: unknown {module!r}; {nearest(module, MODULES)}"
+                )
+        if self.recompute_modules and self.recompute in {"operators", "full"}:
+            raise ConfigError(
+                f"recompute_modules: recompute = {self.recompute!r} recomputes them already"
+            )
         if not 1 <= self.imbalance < 1e6:
             raise ConfigError(f"imbalance: expected a number, at least 1, got {self.imbalance}")
         if self.virtual > 1 and (self.pp == 1 or self.schedule != "1f1b"):
@@ -186,6 +225,14 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 f"split: unknown {self.split!r}; {nearest(self.split, ['even', 'embeddings'])}, or "
                 "a list"
             )
+
+    @property
+    def shard_in_step(self) -> Sharding:
+        """What is sharded during a step: ZeRO-3 that keeps what it gathered holds parameters and
+        gradients whole.
+        """
+        keeps = self.pp > 1 if self.reshard is None else not self.reshard
+        return "optimizer" if self.shard == "parameters" and keeps else self.shard
 
     @property
     def sends_overlap(self) -> str:

@@ -95,7 +95,7 @@ def shape_of(design: Design) -> ScriptShape:
         parallel.schedule,
         parallel.sends_overlap,
         parallel.overlap_dp,
-        parallel.shard,
+        parallel.shard_in_step,
         copies=copies > 1,
         expert_copies=spread and parallel.tp * copies > parallel.ep,
         experts=frozenset(layer for layer in range(model.layers) if spread and model.is_moe(layer)),

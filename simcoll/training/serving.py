@@ -18,14 +18,14 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from simcoll.errors import ConfigError, blamed_on
+from simcoll.errors import ConfigError, blamed_on, shown
 from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import convert_table, read_file
 from simcoll.files.text import parse_toml
 from simcoll.libraries.prediction import predict
 from simcoll.topology import LINK_KINDS, Topology
 from simcoll.training.design import Cluster, find_gpu, load_cluster, read_model
-from simcoll.training.gpu import DTYPE_BYTES, Gpu
+from simcoll.training.gpu import DTYPE_BYTES, Gpu, check_dtype
 from simcoll.training.operators import Roofline
 from simcoll.training.step_calibration import UNCALIBRATED
 from simcoll.training.transformer import Linear, Model, linears
@@ -237,6 +237,9 @@ def serving_cases(document: Mapping[str, Any], folder: Path = Path()) -> list[Se
     for key, values in axes.items():
         if not values:
             raise ConfigError("an empty list; give at least one value", path=f"$.serving.{key}")
+        twice = next((value for place, value in enumerate(values) if value in values[:place]), None)
+        if twice is not None:
+            raise ConfigError(f"a value twice: {shown(twice)}", path=f"$.serving.{key}")
     cases = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
     if len(cases) > MAX_CASES:
         raise ConfigError(f"more than {MAX_CASES:,} cases; leave values out", path="$.serving")
@@ -253,7 +256,7 @@ def _model_of_case(
     training_keys = {"sequence": 1, "global_batch": 1}
     model, batch = read_model({**record.model, **training_keys}, folder)
     gpu = find_gpu(str(record.gpu.get("name", "")), topology, folder)
-    gpu.peak(batch.dtype)
+    check_dtype(gpu, batch.dtype)
     limit = gpu.memory_bytes
     if "memory" in record.limits:
         limit = min(limit, parse_size(record.limits["memory"], path="$.limits.memory"))
@@ -261,6 +264,13 @@ def _model_of_case(
         record.title or model.name, model, batch.dtype, gpu, topology, limit, record.serving, case
     )
     _check(served)
+    serving = served.serving
+    if {"prompt", "context"} <= set(document["serving"]) and serving.context < serving.prompt:
+        raise ConfigError(
+            f"a context of {serving.context:,} tokens is shorter than the prompt of "
+            f"{serving.prompt:,}, which it includes",
+            path="$.serving.context",
+        )
     return served
 
 

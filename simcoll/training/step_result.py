@@ -11,6 +11,7 @@ from simcoll.workload.playing import WorkloadResult
 if TYPE_CHECKING:
     from simcoll.training.gpu import KernelRate
     from simcoll.training.memory import StageMemory
+    from simcoll.training.step_intervals import StepInterval
 
 __all__ = ["StepResult"]
 
@@ -40,6 +41,8 @@ class StepResult(WorkloadResult):
         What the design lacks of a well-run job, with its cost.
     gpu, rates
         Name of the GPU, and the rates of its kernels with their evidence.
+    interval
+        How far measured steps of this class were from their predictions.
     """
 
     design_hash: str
@@ -56,6 +59,7 @@ class StepResult(WorkloadResult):
     lacks: tuple[str, ...] = ()
     gpu: str = ""
     rates: tuple[KernelRate, ...] = ()
+    interval: StepInterval | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -72,7 +76,13 @@ class StepResult(WorkloadResult):
             ("memory", room),
             ("use", f"MFU {self.mfu:.1%}, {self.tokens_per_second:,.0f} tokens/s"),
             ("calibration", self.calibration),
+            *([("measured, 90 %", self._span(self.interval.within90))] if self.interval else []),
         ]
+
+    def _span(self, factors: tuple[float, float]) -> str:
+        """The times between two factors of the predicted one."""
+        low, high = (format_time(round(self.time_fs * factor)) for factor in factors)
+        return f"{low} to {high}"
 
     @property
     def mfu(self) -> float:

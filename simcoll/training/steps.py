@@ -22,6 +22,7 @@ from simcoll.training.published_mfu import far_below
 from simcoll.training.script_clock import play_script, slowed_rows
 from simcoll.training.shortfalls import shortfalls
 from simcoll.training.step_calibration import UNCALIBRATED
+from simcoll.training.step_intervals import step_interval
 from simcoll.training.step_result import StepResult
 from simcoll.training.step_workload import FLOPS_FORMULA, StepParts
 from simcoll.workload.accounting import (
@@ -184,6 +185,7 @@ class TrainingStep:
         model_flops, hardware_flops = self.parts.costs.flops()
         peak_flops = design.gpu.peak(design.dtype) * design.mesh.nranks
         mfu = model_flops / (time_fs / 10**15) / peak_flops
+        rates = rates_of(design)
         return StepResult(
             title=design.title,
             nranks=design.mesh.nranks,
@@ -206,7 +208,8 @@ class TrainingStep:
             flops_formula=FLOPS_FORMULA,
             notes=_notes(design, tier),
             gpu=design.gpu.name,
-            rates=rates_of(design),
+            rates=rates,
+            interval=step_interval(design, rates),
             lacks=(*shortfalls(design, exposed_fs, bubble_fs), *far_below(design, mfu)),
             **parts,
         )

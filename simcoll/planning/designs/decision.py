@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ __all__ = [
     "Alternative",
     "TurningPoint",
     "alternatives_of",
+    "interval_lines",
     "interval_of",
     "is_tie",
     "turning_points",
@@ -127,18 +129,61 @@ def interval_of(
 
 
 def is_tie(best: Mapping[str, Any], rival: Mapping[str, Any], figure: str) -> bool:
-    """Whether the 90 % intervals of two designs overlap; without intervals, whether they print as
-    equal.
+    """Whether two designs may be equal in truth.
+
+    The errors of two designs of one class are alike, so that they are a tie if they differ by no
+    more than nine of ten differences were off; designs of different classes, if their 90 %
+    intervals overlap; without intervals, if they print as equal.
 
     >>> wide = {"90": [0.9, 1.2]}
     >>> results = [{"days": days, "interval": wide} for days in (10, 12, 14)]
     >>> is_tie(results[0], results[1], "days"), is_tie(results[0], results[2], "days")
     (True, False)
     """
+    ratio, power = rival[figure] / best[figure], abs(TIME_POWERS.get(figure, 0))
+    difference = common_difference(best, rival)
+    if power and difference is not None:
+        return abs(math.log(ratio)) <= power * math.log1p(difference)
     span, rival_span = interval_of(best, figure), interval_of(rival, figure)
     if span is None or rival_span is None:
-        return bool(abs(rival[figure] / best[figure] - 1) < SMALL)
+        return bool(abs(ratio - 1) < SMALL)
     return span[0] <= rival_span[1] and rival_span[0] <= span[1]
+
+
+def common_difference(best: Mapping[str, Any], rival: Mapping[str, Any]) -> float | None:
+    """The relative difference of steps of one class that nine of ten errors of differences do not
+    exceed; None for two classes.
+    """
+    interval, rival_interval = best.get("interval") or {}, rival.get("interval") or {}
+    if "difference" not in interval or interval.get("class") != rival_interval.get("class"):
+        return None
+    return float(interval["difference"])
+
+
+def interval_lines(figure: str, best: Sequence[Row]) -> Iterator[str]:
+    """The intervals of the best design, and how many designs are as good as it by the objective.
+
+    Parameters
+    ----------
+    best
+        The designs that ran, best first.
+    """
+    leader, merit = best[0]["result"], FIGURES[figure]
+    spans = []
+    for share in ("90", "50"):
+        span = interval_of(leader, figure, share)
+        if span:
+            low, high = (merit.text(end) for end in span)
+            spans.append(f"{share} % within {low} to {high} {merit.unit}".rstrip())
+    if spans:
+        yield f"best: {', '.join(spans)}, by {leader['interval']['of']}"
+    ties = sum(is_tie(leader, row["result"], figure) for row in best[1:])
+    if ties:
+        yield (
+            f"{ties:,} of the {len(best) - 1:,} other designs {'is' if ties == 1 else 'are'} a tie "
+            "with the best by "
+            f"{merit.title}: {_tie_reason(leader, best[1]['result'], figure)}"
+        )
 
 
 def verdict(
@@ -156,12 +201,22 @@ def verdict(
         change = rival.result[figure] / best.result[figure] - 1
         text = f"{abs(change):.1%} {'more' if change > 0 else 'less'}".replace("%", " %")
         if is_tie(best.result, rival.result, figure):
-            exact = interval_of(best.result, figure) is None
-            reason = "they differ by less than 0.5 %" if exact else "their 90 % intervals overlap"
+            reason = _tie_reason(best.result, rival.result, figure)
             sentences.append(f"{rival.name}: a tie ({text}; {reason}).")
         else:
             sentences.append(f"{rival.name}: {text}.")
     return sentences + [f"{absent.name}: {absent.reason}." for absent in missing]
+
+
+def _tie_reason(best: Mapping[str, Any], rival: Mapping[str, Any], figure: str) -> str:
+    """Why two designs are a tie."""
+    if interval_of(best, figure) is None:
+        return "they differ by less than 0.5 %"
+    difference = common_difference(best, rival)
+    if difference is None:
+        return "their 90 % intervals overlap"
+    share = f"{difference:.1%}".replace("%", " %")
+    return f"differences of this class are off by up to {share} in nine cases of ten"
 
 
 def turning_points(

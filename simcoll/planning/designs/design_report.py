@@ -145,7 +145,8 @@ def _decision(
     sentences = verdict(space.objective.figure, alternatives, missing)
     intervals = any(interval_of(option.result, "step_s") for option in alternatives)
     text = (
-        "Intervals are those of the error of published steps of the same class."
+        "The figures are exact in the model; an interval holds what nine of ten measured steps of "
+        "the same class would show, by the errors of published ones whose table was left out."
         if intervals
         else "Without intervals: the figures are exact in the model, and not measured."
     )

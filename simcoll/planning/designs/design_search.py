@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -208,6 +209,7 @@ def _breakdown(design: Design, result: StepResult) -> dict[str, Any]:
         "lacks": list(result.lacks),
         "gpu": result.gpu,
         "rates": evidence_by_rate(result.rates),
+        "interval": result.interval.to_row() if result.interval else None,
         "notes": [*result.notes, *filter(None, [beyond_pcie(design.topology)])],
     }
 
@@ -236,10 +238,16 @@ def best_of(rows: Sequence[Row], space: Space) -> tuple[list[Row], list[Row]]:
     results = [row["result"] for row in ran]
     front = [ran[place] for place in pareto_front(results, figures)]
     key = better_of(space.objective.figure)
-    leading = {row["key"] for row in front}  # of equals, first what is on the front
+    leading = {row["key"] for row in front}
 
-    def rank(row: Row) -> tuple[float, bool, str]:
-        return key(row["result"]), row["key"] not in leading, row["key"]
+    def rank(row: Row) -> tuple[float, bool, float, int, str]:
+        """Of equals, first what is on the front, then what needs less memory, then what splits the
+        model less.
+        """
+        parallel = row["point"].get("design", {}).get("parallel", {})
+        parts = prod(int(parallel.get(axis) or 1) for axis in ("tp", "cp", "pp", "virtual"))
+        memory_gib = float(row["result"].get("memory_gib", 0))
+        return key(row["result"]), row["key"] not in leading, memory_gib, parts, row["key"]
 
     return sorted(ran, key=rank), sorted(front, key=rank)
 

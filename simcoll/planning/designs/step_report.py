@@ -10,10 +10,11 @@ import msgspec
 
 from simcoll.training.evidence import rate_lines
 from simcoll.training.step_result import StepResult
-from simcoll.units import format_size, format_time
+from simcoll.units import format_memory, format_size, format_time
 
 if TYPE_CHECKING:
     from simcoll.training.memory import StageMemory
+    from simcoll.training.step_intervals import StepInterval
     from simcoll.workload.accounting import CallTime
     from simcoll.workload.class_clock import Clock
     from simcoll.workload.playing import WorkloadResult
@@ -74,6 +75,7 @@ _STEP_FIELDS = (
     "lacks",
     "gpu",
     "rates",
+    "interval",
     "seconds",
     "tokens_per_second",
     "mfu",
@@ -97,6 +99,8 @@ def step_lines(result: StepResult, *, verbose: bool = False) -> Iterator[str]:
         f"{format_time(result.time_fs)}, {result.tokens_per_second:,.0f} tokens/s, "
         f"{result.tokens_per_second / result.nranks:,.0f} for each GPU",
     )
+    if result.interval:
+        yield from _interval_rows(result.time_fs, result.interval)
     yield _row(
         "MFU, HFU",
         f"{100 * result.mfu:.1f} %, {100 * result.hfu:.1f} % of "
@@ -120,6 +124,16 @@ def step_lines(result: StepResult, *, verbose: bool = False) -> Iterator[str]:
         yield f"# model FLOPs: {result.flops_formula}"
         trace = result.trace_hash or "-"
         yield f"# design {result.design_hash}, played: {result.path}, trace {trace}"
+
+
+def _interval_rows(time_fs: int, interval: StepInterval) -> Iterator[str]:
+    """What steps that are measured take, by the errors of published ones."""
+    spans = [
+        " to ".join(format_time(round(time_fs * factor)) for factor in factors)
+        for factors in (interval.within90, interval.within50)
+    ]
+    yield _row("measured", f"90 % within {spans[0]}, 50 % within {spans[1]}")
+    yield _row("", f"by {interval}")
 
 
 def workload_lines(result: WorkloadResult, *, verbose: bool = False) -> Iterator[str]:
@@ -165,7 +179,7 @@ def call_lines(calls: Sequence[CallTime]) -> Iterator[str]:
 def _call(call: CallTime) -> str:
     """One collective: what it is, its time alone, and the interval around it."""
     text = (
-        f"{call.axis}: {call.count} {call.kind} of {format_size(call.size_bytes)} on {call.ranks}, "
+        f"{call.axis}: {call.count} {call.kind} of {_size(call.size_bytes)} on {call.ranks}, "
         f"alone {format_time(call.time_fs)}"
     )
     if not call.library:
@@ -173,6 +187,16 @@ def _call(call: CallTime) -> str:
     within = f"{format_time(call.low90_fs)} to {format_time(call.high90_fs)}"
     played = f", {call.time_fs / call.formula_fs:.2f} times the formula's" if call.differs else ""
     return f"{text}{played} (90 % within {within}), {call.choice}"
+
+
+def _size(size_bytes: int) -> str:
+    """A size; above a MiB with its digits that matter.
+
+    >>> _size(2**20), _size(436_240_384)
+    ('1 MiB', '416 MiB')
+    """
+    exact = size_bytes < 2**20 or size_bytes % 2**20 == 0
+    return format_size(size_bytes) if exact else format_memory(size_bytes)
 
 
 def _origins(calls: Sequence[CallTime]) -> Iterator[str]:

@@ -144,7 +144,7 @@ def run_grid(
         The executor. The same points give the same rows with every executor.
     resume
         Continue from the rows in the folder, of any shard; otherwise a folder with rows, except
-        those of the grid's other shards, is refused.
+        those of the grid's other shards, is refused, unless no point ran: these are replaced.
     progress
         Called with the number of points done and the total, at least four times a second.
 
@@ -159,13 +159,16 @@ def run_grid(
     shard_grid = shard_of(grid, shard) if shard else grid
     name = f"rows-{shard.replace('/', '-of-')}.jsonl" if shard else ROWS
     saved_rows = read_rows(folder) if resume else _read_files(_not_of_other_shards(folder, name))
-    if saved_rows and not resume:
+    # Where no point ran, the file was wrong; its correction needs no other folder.
+    worthless = not resume and all("error" in row for row in saved_rows.values())
+    if saved_rows and not resume and not worthless:
         raise ConfigError(
             f"has {len(saved_rows):,} rows of an earlier run; --resume continues with them, "
             "--output names another folder",
             file=str(folder),
         )
-    rows = {key: saved_rows[key] for key in shard_grid.keys if key in saved_rows}
+    earlier = {} if worthless else saved_rows
+    rows = {key: earlier[key] for key in shard_grid.keys if key in earlier}
     todo = [
         point
         for key, point in zip(shard_grid.keys, shard_grid.points, strict=True)
@@ -173,6 +176,8 @@ def run_grid(
     ]
     resumed_count, grid_keys = len(rows), frozenset(shard_grid.keys)
     with _Appended(folder / name) as file:
+        if worthless:
+            file.clear()
         if not shard:  # other shards may be at work
             _adopt(folder, file)
         hands = folder if pool.shares_folder else None
@@ -319,6 +324,10 @@ class _Appended:
             self._write(b"", at_once=True)
         finally:
             os.close(self._file)
+
+    def clear(self) -> None:
+        """Remove all lines."""
+        os.ftruncate(self._file, 0)
 
     def append(self, rows: Sequence[Row]) -> None:
         """Write whole lines, which survive this process, and sync periodically, so that they

@@ -22,7 +22,14 @@ from simcoll.libraries.question import Question
 from simcoll.planning.measured.accuracy import Error
 from simcoll.topology.machine import machine as machine_of
 
-__all__ = ["Coverage", "LeftOutError", "coverages", "left_out_errors", "spreads"]
+__all__ = [
+    "Coverage",
+    "LeftOutError",
+    "coverages",
+    "empirical_quantiles",
+    "left_out_errors",
+    "spreads",
+]
 
 LEANING = 8.0
 """Number of systems whose weight the cell around a cell has. With 4 instead of 8, 84 % of the
@@ -104,14 +111,25 @@ def spreads(errors: Sequence[LeftOutError]) -> dict[tuple[str, ...], Spread]:
 
 def _empirical(group: Sequence[LeftOutError]) -> tuple[Floats, int]:
     """Quantiles of a cell, each system with the same weight, and the number of systems."""
-    ratios = np.array([error.log_ratio for error in group])
-    _, system, counts = np.unique(
-        [error.system for error in group], return_inverse=True, return_counts=True
-    )
-    order = np.argsort(ratios, kind="stable")
-    weights = (1 / counts[system])[order]
+    ratios = [error.log_ratio for error in group]
+    return empirical_quantiles(ratios, [error.system for error in group])
+
+
+def empirical_quantiles(
+    ratios: Sequence[float], owners: Sequence[str], shares: Sequence[float] = QUANTILES
+) -> tuple[Floats, int]:
+    """Quantiles of numbers (default: 5, 25, 75 and 95 %), each owner with the same weight, and the
+    number of owners.
+
+    >>> empirical_quantiles([1.0, 2.0, 3.0], ["a", "b", "b"])
+    (array([1.  , 1.  , 2.75, 3.  ]), 2)
+    """
+    values = np.array(ratios)
+    _, owner, counts = np.unique(owners, return_inverse=True, return_counts=True)
+    order = np.argsort(values, kind="stable")
+    weights = (1 / counts[owner])[order]
     middles = (np.cumsum(weights) - weights / 2) / weights.sum()
-    return np.interp(QUANTILES, middles, ratios[order]), len(counts)
+    return np.interp(shares, middles, values[order]), len(counts)
 
 
 def _with_allowance(cell: tuple[str, ...], quantiles: Floats, systems: int) -> Spread:

@@ -2,8 +2,8 @@
 step.
 
 A column is a path in the design, such as ``model.global_batch`` or ``parallel.tp``; ``time_ms`` is
-the measured time, and rows of one ``fold`` are left out together in the cross-validation (default:
-the row's number).
+the measured time, ``peak_gib`` the published peak of memory, if any, and rows of one ``fold`` are
+left out together in the cross-validation (default: the row's number).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from simcoll.files.strict import read_file
 from simcoll.files.text import parse_toml
 from simcoll.training.design import Design, design_from
 
-__all__ = ["StepRow", "StepTable", "published_steps", "read_steps"]
+__all__ = ["StepRow", "StepTable", "published_memory", "published_steps", "read_steps"]
 
 MAX_FILE_BYTES = 2**24
-OWN = ("time_ms", "fold")
+OWN = ("time_ms", "fold", "peak_gib")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,12 +38,15 @@ class StepRow:
         The design, the measured time, and the fold.
     label
         The values of the row, for tables.
+    peak_gib
+        The published peak of memory on a GPU, in GiB; 0 if there is none.
     """
 
     design: Design
     seconds: float
     fold: str
     label: str
+    peak_gib: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,8 +70,25 @@ def published_steps(name: str) -> StepTable:
     return read_steps(folder / f"{name}.toml", folder / f"{name}.csv")
 
 
-def read_steps(base: FilePath, rows: FilePath) -> StepTable:
+def published_memory(name: str) -> StepTable:
+    """Load a shipped table of peaks of memory, such as ``nanotron``: a name in
+    ``measurements/memory``.
+
+    >>> table = published_memory("nanotron")
+    >>> len(table.rows), table.rows[0].peak_gib
+    (8, 7.34)
+    """
+    folder = data_folder("measurements") / "memory"
+    return read_steps(folder / f"{name}.toml", folder / f"{name}.csv", timed=False)
+
+
+def read_steps(base: FilePath, rows: FilePath, *, timed: bool = True) -> StepTable:
     """Read the rows of a CSV file, based on the design of a TOML file.
+
+    Parameters
+    ----------
+    timed
+        Whether every row needs a time; without one it has 0 seconds.
 
     Raises
     ------
@@ -83,9 +103,10 @@ def read_steps(base: FilePath, rows: FilePath) -> StepTable:
     except UnicodeDecodeError:
         raise ConfigError("not text in UTF-8", file=rows) from None
     reader = csv.DictReader(io.StringIO(text))
-    if "time_ms" not in (reader.fieldnames or ()):
+    needed = "time_ms" if timed else "peak_gib"
+    if needed not in (reader.fieldnames or ()):
         raise ConfigError(
-            f"expected a column time_ms, got {', '.join(reader.fieldnames or ['none'])}", file=rows
+            f"expected a column {needed}, got {', '.join(reader.fieldnames or ['none'])}", file=rows
         )
     if len(set(reader.fieldnames or ())) < len(reader.fieldnames or ()):
         raise ConfigError(f"a column twice: {', '.join(reader.fieldnames or ())}", file=rows)
@@ -106,10 +127,10 @@ def _row(
         key: dict(value) if isinstance(value, dict) else value for key, value in document.items()
     }
     try:
-        milliseconds = float(row["time_ms"])
+        milliseconds = float(row.get("time_ms", 0.0))
     except ValueError:
         milliseconds = math.nan
-    if not 0 < milliseconds < 1e9:
+    if not (0 < milliseconds < 1e9 or "time_ms" not in row):
         raise ConfigError(
             f"time_ms: expected milliseconds above 0, got {row['time_ms']!r}", file=file, path=line
         )
@@ -131,11 +152,27 @@ def _row(
         raise ConfigError(
             f"{error.path}: {error.message}" if error.path else error.message, file=file, path=line
         ) from None
-    return StepRow(design, milliseconds / 1e3, row.get("fold") or line, ", ".join(label))
+    peak_gib = _peak(row.get("peak_gib") or "", line, file)
+    return StepRow(design, milliseconds / 1e3, row.get("fold") or line, ", ".join(label), peak_gib)
+
+
+def _peak(text: str, line: str, file: str) -> float:
+    """A published peak of memory in GiB; 0 without one."""
+    try:
+        peak_gib = float(text or 0)
+    except ValueError:
+        peak_gib = math.nan
+    if not 0 <= peak_gib < 1e6:
+        raise ConfigError(
+            f"peak_gib: expected GiB above 0 or nothing, got {text!r}", file=file, path=line
+        )
+    return peak_gib
 
 
 def _value(text: str) -> Any:
-    """Parse a number, a boolean or text."""
+    """Parse a number, a boolean, a list in brackets, or text."""
+    if text.startswith("["):
+        return [part.strip() for part in text.strip("[]").split(";") if part.strip()]
     if text in {"true", "false"}:
         return text == "true"
     for kind in (int, float):

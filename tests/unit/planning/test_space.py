@@ -223,7 +223,7 @@ def test_a_limit_above_the_memory_of_the_gpu_is_that_memory(tmp_path):
     space = space_of(
         tmp_path, PLAN.replace("hidden = 1024", "hidden = 32768") + '[limits]\nmemory = "900 GB"\n'
     )
-    assert time_design(space.points(1)[0])["fits"].endswith("of 74.5 GiB")
+    assert time_design(space.points(1)[0])["fits"].endswith("of 79.2 GiB")
 
 
 def test_jobs_that_only_fail_are_impossible(tmp_path):

@@ -1,0 +1,209 @@
+"""Spreads of the errors of published steps by class, and how often intervals made from them hold.
+
+In each class the quantiles of log(predicted / measured) are empirical, each series with the same
+weight: a series is one model, GPU and data type of a table. They lean on those of the class around
+it: with n series they count n / (n + 8). With t tables the 90 % interval is then widened by
+1 + 1 / 2t and the 50 % interval by 1 + 1 / 4t, since another table may lie outside all t, and by
+half as much again if there are fewer than three; none is narrower than the noise of measurements.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from simcoll.arrays import Floats
+from simcoll.files.paths import data_folder
+from simcoll.planning.measured.spreads import (
+    HALF,
+    LEANING,
+    NINETIETH,
+    WIDENING50,
+    WIDENING90,
+    WIDENING_OF_FEW,
+    empirical_quantiles,
+)
+from simcoll.training.step_intervals import CLASS_LEVELS, OUTERMOST, QUANTILES
+
+__all__ = [
+    "StepCoverage",
+    "StepError",
+    "StepSpread",
+    "read_step_errors",
+    "step_coverages",
+    "step_spreads",
+]
+
+STEP_NOISE = 0.02
+"""Median difference of two measurements of one step: the same model on as many H100 in NeMo 24.07,
+NeMo 24.12 and DGX Cloud's recipes, 0.2 to 3.2 %."""
+FEW_TABLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StepError:
+    """The error of a published step whose table was left out of the fit.
+
+    Attributes
+    ----------
+    cell
+        Its innermost class.
+    table, series, model
+        The table; one model, GPU and data type of it; and one model and GPU.
+    log_ratio
+        log(predicted / measured).
+    """
+
+    cell: tuple[str, ...]
+    table: str
+    series: str
+    model: str
+    log_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpread:
+    """Quantiles of log(predicted / measured) in a class, the number of its series, and the size
+    within which nine of ten differences of two errors are, of one model and GPU.
+    """
+
+    low90: float
+    low50: float
+    high50: float
+    high90: float
+    series: int
+    difference: float
+
+
+def step_spreads(errors: Sequence[StepError]) -> dict[tuple[str, ...], StepSpread]:
+    """The spread of every class, outermost first."""
+    raw: dict[tuple[str, ...], Floats] = {}
+    spreads: dict[tuple[str, ...], StepSpread] = {}
+    for depth in range(OUTERMOST, len(CLASS_LEVELS) + 1):
+        members: dict[tuple[str, ...], list[StepError]] = {}
+        for error in errors:
+            members.setdefault(error.cell[:depth], []).append(error)
+        for cell, group in sorted(members.items()):
+            ratios = [error.log_ratio for error in group]
+            quantiles, series = empirical_quantiles(ratios, [error.series for error in group])
+            difference, models = _difference(group)
+            if depth > OUTERMOST:
+                quantiles = (series * quantiles + LEANING * raw[cell[:-1]]) / (series + LEANING)
+                around = spreads[cell[:-1]].difference
+                difference = (models * difference + LEANING * around) / (models + LEANING)
+            raw[cell] = quantiles
+            tables = len({error.table for error in group})
+            spreads[cell] = _with_allowance(quantiles, series, tables, difference)
+    return spreads
+
+
+def _difference(errors: Sequence[StepError]) -> tuple[float, int]:
+    """The size within which nine of ten differences of two errors of a model are, each model with
+    the same weight, and the number of models with two errors.
+    """
+    by_model: dict[str, list[float]] = {}
+    for error in errors:
+        by_model.setdefault(f"{error.table} {error.model}", []).append(error.log_ratio)
+    sizes: list[float] = []
+    models: list[str] = []
+    for model, ratios in by_model.items():
+        pairs = [abs(ratio - rival) for ratio, rival in combinations(ratios, 2)]
+        sizes += pairs
+        models += [model] * len(pairs)
+    if not sizes:
+        return 0.0, 0
+    quantiles, count = empirical_quantiles(sizes, models, (0.9,))
+    return float(quantiles[0]), count
+
+
+def _with_allowance(quantiles: Floats, series: int, tables: int, difference: float) -> StepSpread:
+    """Quantiles with the allowance for another table, and at least the noise."""
+    raw = dict(zip(QUANTILES, quantiles.tolist(), strict=True))
+    center = (raw["low50"] + raw["high50"]) / 2
+    allowance = (WIDENING_OF_FEW if tables < FEW_TABLES else 1.0) / tables
+    noise50 = STEP_NOISE * HALF
+    widening = {"50": (1 + WIDENING50 * allowance, noise50)}
+    widening["90"] = (1 + WIDENING90 * allowance, noise50 * NINETIETH)
+    wide = {}
+    for name, quantile in raw.items():
+        factor, noise = widening[name[-2:]]
+        distance = max(abs(quantile - center) * factor, noise)
+        wide[name] = center - distance if name.startswith("low") else center + distance
+    return StepSpread(**wide, series=series, difference=difference)
+
+
+def read_step_errors() -> list[StepError]:
+    """The errors that the shipped intervals are made from."""
+    path = data_folder("measurements") / "step_errors.csv"
+    with path.open(encoding="utf-8", newline="") as stream:
+        return [
+            StepError(
+                tuple(row[name] for name in CLASS_LEVELS),
+                row["table"],
+                row["series"],
+                row["one_model"],
+                float(row["log_ratio"]),
+            )
+            for row in csv.DictReader(stream)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class StepCoverage:
+    """How often intervals hold in a class whose tables are left out one by one.
+
+    Attributes
+    ----------
+    cell
+        Calibration, kind of model, sharding and family of GPU.
+    series, rows
+        Number of series and of rows.
+    within50, within90
+        Share of rows inside, each series with the same weight.
+    width90
+        Median width of the 90 % interval: its upper over its lower end.
+    """
+
+    cell: tuple[str, ...]
+    series: int
+    rows: int
+    within50: float
+    within90: float
+    width90: float
+
+
+def step_coverages(errors: Sequence[StepError]) -> Iterator[StepCoverage]:
+    """The coverage of each class of calibration, model, sharding and GPU, and of all together."""
+    groups: dict[tuple[str, ...], list[tuple[StepError, StepSpread]]] = {}
+    for error, spread in _judgements(errors):
+        for cell in (error.cell[:4], (error.cell[0], error.cell[1], "all", "all")):
+            groups.setdefault(cell, []).append((error, spread))
+    for cell in sorted(groups, key=lambda cell: (*cell[:2], cell[2] != "all", *cell[2:])):
+        hits: dict[str, list[tuple[bool, bool]]] = {}
+        for error, spread in groups[cell]:
+            ratio = error.log_ratio
+            hit = (
+                spread.low50 <= ratio <= spread.high50,
+                spread.low90 <= ratio <= spread.high90,
+            )
+            hits.setdefault(error.series, []).append(hit)
+        shares = np.array([np.mean(rows, axis=0) for rows in hits.values()]).mean(axis=0)
+        widths = [spread.high90 - spread.low90 for _, spread in groups[cell]]
+        width = float(np.exp(np.median(widths)))
+        within50, within90 = shares.tolist()
+        yield StepCoverage(cell, len(hits), len(widths), within50, within90, width)
+
+
+def _judgements(errors: Sequence[StepError]) -> Iterator[tuple[StepError, StepSpread]]:
+    """Each error with the spread that the other tables' errors give its class."""
+    for table in dict.fromkeys(error.table for error in errors):
+        of_others = step_spreads([error for error in errors if error.table != table])
+        for error in errors:
+            if error.table == table:
+                depths = range(len(CLASS_LEVELS), OUTERMOST - 1, -1)
+                cells = (error.cell[:depth] for depth in depths)
+                yield error, next(of_others[cell] for cell in cells if cell in of_others)

@@ -1,0 +1,150 @@
+"""Intervals of predicted steps: how far predictions of published steps of the same class were off.
+
+The file ``measurements/step_intervals.csv`` has, for each class, quantiles of log(predicted /
+measured) over published steps whose table was left out of every fit. Classes are nested:
+calibration and kind of model, then sharding, family of GPU, type of products, length of the
+sequence, and overlap of tensor parallelism. A design takes the innermost class that has any errors;
+:mod:`simcoll.planning.measured.step_spreads` says how the quantiles are made.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from simcoll.files.paths import data_folder
+from simcoll.training.defaults import LONG_SEQUENCE
+from simcoll.training.gpu import DTYPE_BYTES
+from simcoll.training.step_calibration import UNCALIBRATED
+
+if TYPE_CHECKING:
+    from simcoll.training.design import Design
+    from simcoll.training.gpu import KernelRate
+
+__all__ = ["CLASS_LEVELS", "OUTERMOST", "StepInterval", "class_of", "step_interval"]
+
+CLASS_LEVELS = ("calibration", "model", "sharding", "gpu", "products", "sequence", "overlap")
+"""What a class is described by, from the outermost to the innermost."""
+OUTERMOST = 2
+"""Number of levels of the largest classes."""
+QUANTILES = ("low90", "low50", "high50", "high90")
+FAMILIES = {"a100": "A100", "h100": "Hopper", "h200": "Hopper", "b200": "Blackwell"}
+FAMILIES |= {"b300": "Blackwell", "gb200": "Blackwell", "gb300": "Blackwell"}
+"""GPUs whose published steps count as those of one class."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInterval:
+    """How far measured steps of a class were from their predictions.
+
+    Attributes
+    ----------
+    cell
+        The class: the values of the first :data:`CLASS_LEVELS`.
+    series
+        Number of series of published steps in it: one model, GPU and data type of a table.
+    within50, within90
+        Factors of the predicted time between which half, and nine of ten, measured times are.
+    difference
+        The relative difference of two predictions of one class within which nine of ten errors of
+        differences are.
+    reach
+        Factor by which the step could be shorter if its GPU reached the highest share that kernels
+        reached on any, where its rates are not measured; 1 otherwise. It is part of
+        ``within50`` and ``within90``.
+    """
+
+    cell: tuple[str, ...]
+    series: int
+    within50: tuple[float, float]
+    within90: tuple[float, float]
+    difference: float
+    reach: float = 1.0
+
+    def __str__(self) -> str:
+        series = "1 series" if self.series == 1 else f"{self.series} series"
+        reach = "; from rates that nobody measured" if self.reach < 1 else ""
+        return f"left-out errors on {series} of published steps ({', '.join(self.cell)}){reach}"
+
+    def to_row(self) -> dict[str, Any]:
+        """The interval as part of a plan's results."""
+        return {
+            "50": list(self.within50),
+            "90": list(self.within90),
+            "difference": self.difference,
+            "class": list(self.cell),
+            "of": str(self),
+        }
+
+
+def class_of(design: Design) -> tuple[str, ...]:
+    """The innermost class of a design.
+
+    Examples
+    --------
+    >>> from simcoll.training.design import design_from
+    >>> made = design_from({
+    ...     "model": {"name": "llama-3.1-8b", "sequence": 8192, "global_batch": 16},
+    ...     "topology": {"name": "dgx-h100"}, "parallel": {"tp": 2},
+    ... })
+    >>> class_of(made)
+    ('uncalibrated', 'dense', 'no FSDP', 'Hopper', '16 bits', 'short', 'no overlap of tp')
+    """
+    parallel = design.parallel
+    plain = design.calibration.hash == UNCALIBRATED.hash
+    bits = round(8 * DTYPE_BYTES[design.dtype])
+    overlaps = parallel.overlap_tp and parallel.tp > 1
+    return (
+        "uncalibrated" if plain else "calibrated",
+        "mixture of experts" if design.model.experts else "dense",
+        "FSDP" if parallel.shard == "parameters" else "no FSDP",
+        FAMILIES.get(design.gpu.name.partition("-")[0], design.gpu.name),
+        f"{max(4, min(16, bits))} bits",
+        "long" if design.sequence >= LONG_SEQUENCE else "short",
+        "overlap of tp" if overlaps else "no overlap of tp",
+    )
+
+
+def step_interval(design: Design, rates: Sequence[KernelRate]) -> StepInterval:
+    """The interval of a design: of the innermost class that has any published steps."""
+    cell = class_of(design)
+    intervals = _intervals()
+    depths = range(len(cell), OUTERMOST - 1, -1)
+    interval = next(intervals[cell[:depth]] for depth in depths if cell[:depth] in intervals)
+    reach = _reach(design, rates)
+    low50, high50 = interval.within50
+    low90, high90 = interval.within90
+    return replace(
+        interval,
+        within50=(low50 * reach, high50),
+        within90=(low90 * reach, high90),
+        reach=reach,
+    )
+
+
+def _reach(design: Design, rates: Sequence[KernelRate]) -> float:
+    """How much shorter the products could be at the highest plausible rates."""
+    products = {f"gemm.{design.dtype}", "sustained.share"}
+    return math.prod(rate.value / rate.high for rate in rates if rate.place in products)
+
+
+@cache
+def _intervals() -> dict[tuple[str, ...], StepInterval]:
+    path = data_folder("measurements") / "step_intervals.csv"
+    intervals = {}
+    with path.open(encoding="utf-8", newline="") as stream:
+        for row in csv.DictReader(stream):
+            cell = tuple(row[name] for name in CLASS_LEVELS if row[name])
+            factors = {name: math.exp(-float(row[name])) for name in QUANTILES}
+            intervals[cell] = StepInterval(
+                cell,
+                int(row["series"]),
+                (factors["high50"], factors["low50"]),
+                (factors["high90"], factors["low90"]),
+                math.expm1(float(row["difference"])),
+            )
+    return intervals
