@@ -21,6 +21,7 @@ from torch import distributed
 
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.errors import ConfigError
+from simcoll.torch.cuda_hardware import hardware_replacements
 from simcoll.torch.cuda_streams import (
     AcceleratorEvent,
     AcceleratorStream,
@@ -57,8 +58,6 @@ _NOTHING = (
     "init",
     "ipc_collect",
     "reset_accumulated_memory_stats",
-    "set_per_process_memory_fraction",
-    "set_sync_debug_mode",
     "seed",
     "seed_all",
 )
@@ -339,6 +338,7 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
             for owner, key, value in in_rank_threads
             if hasattr(owner, key)
         ),
+        *hardware_replacements(),
     ]
     return [*replaced, *_in_their_modules(replaced)]
 

@@ -29,6 +29,7 @@ from simcoll.torch.accelerator import (
     accelerator_replacements,
     device_number,
 )
+from simcoll.torch.cuda_hardware import CudaGenerator
 from simcoll.torch.places import HOST, Places
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks, in_ranks
@@ -190,9 +191,13 @@ class _Generator(metaclass=_GeneratorMeta):
     """``torch.Generator``, on the CPU."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        return torch._C.Generator(
-            _to_cpu(device) if current_thread_or_none() is not None else device
-        )
+        if current_thread_or_none() is None:
+            return torch._C.Generator(device)
+        if not _is_cuda(device):
+            return torch._C.Generator(_to_cpu(device))
+        generator = CudaGenerator()
+        generator.index = device_number(device)
+        return generator
 
 
 def _with(standard: Callable[..., Any], *changes: Callable[[dict[str, Any]], None]) -> Any:

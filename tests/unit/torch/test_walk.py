@@ -4,6 +4,7 @@ or is refused by name.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from datetime import timedelta
 
@@ -35,6 +36,7 @@ def test_replaced_functions_keep_names_and_kinds():
             *accelerator.accelerator_replacements("h100"),
             *comm.comm_replacements(),
         )
+        if callable(getattr(owner, name))
     ]
     owners += [(mesh.DeviceMesh, "__init__"), (dist, "monitored_barrier"), (dist, "split_group")]
     before = [parameters(getattr(owner, name)) for owner, name in owners]
@@ -158,3 +160,84 @@ def test_copies_between_gpus():
 
     (first, _) = backend.spawn(body, 2, cuda_is_cpu=True).returns
     assert first == ([[0.0, 1.0], [2.0, 3.0]], [2.0, 2.0], 2, [0.0, 1.0, 2.0, 3.0])
+
+
+ARGUMENTS = {
+    "set_stream": lambda: (torch.cuda.current_stream(),),
+    "stream": lambda: (torch.cuda.current_stream(),),
+    "StreamContext": lambda: (None,),
+    "can_device_access_peer": lambda: (0, 1),
+    "device": lambda: (0,),
+    "device_of": lambda: (torch.ones(1),),
+    "set_device": lambda: (0,),
+    "device_index": lambda: (0,),
+    "set_device_idx": lambda: (0,),
+    "set_device_index": lambda: (0,),
+    "manual_seed": lambda: (1,),
+    "manual_seed_all": lambda: (1,),
+    "set_rng_state": lambda: (torch.cuda.get_rng_state(),),
+    "set_rng_state_all": lambda: ([torch.cuda.get_rng_state()],),
+    "set_per_process_memory_fraction": lambda: (0.5,),
+    "set_sync_debug_mode": lambda: ("warn",),
+    "ExternalStream": lambda: (0,),
+    "caching_allocator_alloc": lambda: (16,),
+    "graph": lambda: (None,),
+    "make_graphed_callables": lambda: (None, ()),
+}
+"""Arguments of functions of PyTorch's GPU modules that need some."""
+
+
+@pytest.mark.parametrize("module", ["torch.cuda", "torch.accelerator"])
+def test_functions_of_a_gpu_answer_or_are_refused_by_name(module):
+    owner = importlib.import_module(module)
+
+    def body(rank, world_size):
+        obscure, refused, count = {}, [], 0
+        for name in owner.__all__:
+            function = getattr(owner, name, None)
+            if not callable(function) or name.endswith(("Tensor", "Storage", "Error")):
+                continue
+            count += 1
+            try:
+                function(*ARGUMENTS.get(name, tuple)())
+            except ConfigError as error:
+                refused.append(name)
+                if name not in str(error):
+                    obscure[name] = error
+            except (AssertionError, AttributeError, ImportError, RuntimeError, TypeError) as error:
+                obscure[name] = error
+        return obscure, refused, count
+
+    obscure, refused, count = backend.spawn(body, 1, cuda_is_cpu=True).returns[0]
+    assert obscure == {}
+    assert count > 20
+    assert len(refused) < count / 3
+
+
+def test_settings_and_generators_of_gpus():
+    def body(rank, world_size):
+        cuda = torch.cuda
+        cuda.set_sync_debug_mode("warn" if rank else "error")
+        cuda.set_per_process_memory_fraction(0.25)
+        generator = torch.Generator(device="cuda:1").manual_seed(3)
+        assert torch.equal(
+            torch.randn(2, device="cuda", generator=generator),
+            torch.randn(2, generator=torch.Generator().manual_seed(3)),
+        )
+        with pytest.raises(ConfigError, match="get_offset"):
+            generator.get_offset()
+        cuda.default_generators[1].manual_seed(5)
+        assert "rank" in cuda.memory.memory_summary()
+        with pytest.raises(ConfigError, match=r"torch.cuda.nccl.all_reduce"):
+            cuda.nccl.all_reduce([torch.ones(1)])
+        assert not cuda.tunable.is_enabled()
+        return (
+            cuda.get_sync_debug_mode(),
+            cuda.get_per_process_memory_fraction(),
+            generator.device == torch.device("cuda", 1),
+            len(cuda.default_generators),
+            cuda.initial_seed(),
+        )
+
+    returns = backend.spawn(body, 2, cuda_is_cpu=True).returns
+    assert returns == ((2, 0.25, True, 2, 5), (1, 0.25, True, 2, 5))
