@@ -54,6 +54,7 @@ def trace_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     from simcoll.files.strict import read_start
     from simcoll.formats.recognise import title_of
     from simcoll.jobs.trace_stream import is_trace_head
+    from simcoll.units import counted
 
     if not paths:
         raise ConfigError(
@@ -66,8 +67,9 @@ def trace_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
             start = read_start(path)
             if not is_trace_head(start):
                 raise ConfigError(
-                    f"this is {title_of(start)}; expected a trace of PyTorch's profiler, or a "
-                    "folder of the traces of a job's ranks",
+                    f"this is {title_of(start)}; expected a trace of PyTorch's profiler, a folder "
+                    "of the traces of a job's ranks, the text of a compiled program (HLO), or a "
+                    "file that lists collectives",
                     file=str(path),
                 )
             traces.append(path)
@@ -77,7 +79,11 @@ def trace_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
         )
         fitting = [file for file in inner if is_trace_head(read_start(file))]
         if not fitting:
-            raise ConfigError("no trace of PyTorch's profiler in this folder", file=str(path))
+            raise ConfigError(
+                f"no trace of PyTorch's profiler in this folder of {counted(len(inner), 'file')}; "
+                "compiled programs and lists of collectives are asked one by one",
+                file=str(path),
+            )
         traces += fitting
         left_out += [f"{file}: no trace of a profiler" for file in inner if file not in fitting]
     return traces, left_out

@@ -43,7 +43,7 @@ def test_what_is_no_trace_in_a_folder_is_left_out(traces, capsys):
     [
         (["job"], "expected the traces of one or more ranks"),
         (["job", "nothing"], "cannot read"),
-        (["job", "empty"], "no trace of PyTorch's profiler in this folder"),
+        (["job", "empty"], "no trace of PyTorch's profiler in this folder of 0 files; compiled"),
         (["job", "plan.toml"], "expected a trace of PyTorch's profiler"),
         (["job", "traces", "--slow", "2"], "--slow: expected a rank and a factor"),
         (["job", "traces", "--slow", "2=0.5"], "--slow: expected a rank and a factor"),
