@@ -53,6 +53,7 @@ from simcoll.torch.c10d_operators import add_kernels_of_groups
 from simcoll.torch.compilation import compile_replacements
 from simcoll.torch.compute_time import compute_replacements
 from simcoll.torch.cuda_comm import comm_replacements
+from simcoll.torch.data_parallel import data_parallel_replacements
 from simcoll.torch.devices import CudaIsCpu, add_nccl_options, device_replacements
 from simcoll.torch.dtensor_random import random_replacements
 from simcoll.torch.fake_tensors import change_fake_tensors
@@ -226,6 +227,7 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
             store_replacements,
             hook_replacements,
             dump_replacements,
+            data_parallel_replacements,
             refusals,
             rpc_replacements,
         ):
