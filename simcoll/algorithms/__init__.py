@@ -17,6 +17,7 @@ from simcoll.algorithms.compose import (
     staggered,
     together,
 )
+from simcoll.algorithms.ranges import single_messages
 from simcoll.algorithms.registry import ALGORITHMS, Algorithm, find_algorithm, schedule
 from simcoll.algorithms.travelling import in_transit
 from simcoll.algorithms.unequal_shares import in_fractions
@@ -36,6 +37,7 @@ __all__ = [
     "pipelined",
     "relabelled",
     "schedule",
+    "single_messages",
     "staggered",
     "together",
 ]

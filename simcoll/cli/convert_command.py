@@ -55,9 +55,16 @@ class NamedOptions:
         if is_file_name(text):
             return load_algorithm(text)
         machine = load_topology(self.topology) if self.topology else None
-        return named_schedule(
-            text, self.collective, self.nranks, machine, self.root, in_place=self.in_place
-        )
+        try:
+            return named_schedule(
+                text, self.collective, self.nranks, machine, self.root, in_place=self.in_place
+            )
+        except ConfigError as error:
+            if not error.message.startswith("unknown algorithm"):
+                raise
+            raise ConfigError(
+                f"{text!r} is no file or folder here, and as an algorithm: {error.message}"
+            ) from None
 
 
 @Parameter(name="*")

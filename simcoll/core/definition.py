@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from simcoll.arrays import Ints, Whole
 from simcoll.core.immutable import by_constructor, immutable, without_subclasses
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.errors import ConfigError, nearest, shown
 from simcoll.notebook_forms import rows_table
 
@@ -47,7 +48,7 @@ class Definition:
     Parameters
     ----------
     name
-        The collective's name, for display: up to 60 printable characters.
+        The collective's name, for display: up to 60 printable characters, and none of the ten.
     inputs
         For every rank, the contribution that each of its input slots holds.
     outputs
@@ -118,6 +119,10 @@ class Definition:
         if not isinstance(name, str) or not 1 <= len(name) <= 60 or not name.isprintable():
             raise ConfigError(
                 f"a collective's name has 1 to 60 printable characters; got {shown(name):.80}"
+            )
+        if name in get_args(CollectiveKind):
+            raise ConfigError(
+                f"a collective of one's own cannot be called {name!r}, which has a meaning already"
             )
         if self.order not in ORDERS:
             raise ConfigError(

@@ -6,7 +6,7 @@ from typing import Any
 
 from simcoll.emulator.programs import Program, ProgramResult
 from simcoll.emulator.programs.resources import call_of
-from simcoll.emulator.traces.trace_marks import TraceRow
+from simcoll.emulator.traces.trace_marks import TraceRow, paths_of
 from simcoll.emulator.traces.trace_tracks import compress, trace_document
 from simcoll.topology import Topology
 
@@ -78,13 +78,26 @@ class ProgramTrace:
                 f"only the first {len(self._rows)} of {self._seen} transfers are in this file"
             )
         ranks = list(range(self._program.nranks))
-        return trace_document(
-            self._from_launch(), self._topology, ranks, result.time_fs, entries, self._describe
-        )
+        rows = self._from_launch()
+        about_rows = self._describe, self._vias()
+        return trace_document(rows, self._topology, ranks, result.time_fs, entries, *about_rows)
 
     def content(self, result: ProgramResult, about: dict[str, Any] | None = None) -> bytes:
         """The compressed trace. Equal runs give equal bytes."""
         return compress(self.document(result, about))
+
+    def _vias(self) -> dict[int, str]:
+        """The path that each message chooses: those of a group are numbered in the plan's order."""
+        vias: dict[int, str] = {}
+        paths: dict[tuple[int, int], list[str]] = {}
+        for row in sorted(self._rows):
+            key = row.step, row.channel
+            if key not in paths:
+                call = call_of(self._program.operations[row.step])
+                paths[key] = [] if call is None else paths_of(call.plan)[::-1]
+            if paths[key] and (via := paths[key].pop()):
+                vias[row.message] = via
+        return vias
 
     def _from_launch(self) -> list[TraceRow]:
         """Messages, starting when their operations began: a protocol's launch precedes the

@@ -8,7 +8,7 @@ from typing import Any
 from simcoll.core.plan import Plan
 from simcoll.core.schedule import OP_NAMES
 from simcoll.emulator.result import Result
-from simcoll.emulator.traces.trace_marks import TraceRow
+from simcoll.emulator.traces.trace_marks import TraceRow, paths_of
 from simcoll.emulator.traces.trace_tracks import FS_PER_US, compress, trace_document
 from simcoll.errors import ConfigError
 from simcoll.files.output import write_file
@@ -57,8 +57,10 @@ class Trace:
     def document(self, result: Result, run: str = "") -> dict[str, Any]:
         """The trace as a JSON object."""
         about = self._about(result) | ({"run": run} if run else {})
+        vias = {number: via for number, via in enumerate(paths_of(self._plan)) if via}
+        ranks = self._plan.ranks.tolist()
         return trace_document(
-            self._rows, self._topology, self._plan.ranks.tolist(), result.time_fs, about, _describe
+            self._rows, self._topology, ranks, result.time_fs, about, _describe, vias
         )
 
     def write(self, path: str | Path, result: Result) -> None:

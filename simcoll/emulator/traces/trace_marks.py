@@ -10,7 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from simcoll.core.plan import Plan
+from simcoll.core.transit import transits_from
 from simcoll.topology import Topology
+from simcoll.topology.chosen_paths import chosen_routes
 
 __all__ = [
     "MOST_LINKS",
@@ -20,6 +23,7 @@ __all__ = [
     "critical_messages",
     "link_counters",
     "path_back",
+    "paths_of",
     "summary",
 ]
 
@@ -100,11 +104,24 @@ def arrows(spans: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         }
 
 
+def paths_of(plan: Plan) -> list[str]:
+    """What each message of a plan goes via, in order; empty if no path is chosen."""
+    vias: list[str] = []
+    if any(transit.via for transit in plan.schedule.transits):
+        for step in plan.steps():
+            vias += [""] * len(step) if step.transits is None else step.transits.columns()[0]
+    return vias
+
+
 def link_counters(
-    rows: Sequence[TraceRow], topology: Topology, ranks: Sequence[int], process: int
+    rows: Sequence[TraceRow],
+    topology: Topology,
+    ranks: Sequence[int],
+    process: int,
+    vias: Mapping[int, str],
 ) -> Iterator[dict[str, Any]]:
     """Counters of the payload of the busiest links over time, each message at its mean rate, in
-    GB/s.
+    GB/s; ``vias`` has the paths that messages choose.
     """
     moving = [
         row
@@ -114,7 +131,8 @@ def link_counters(
     if not moving:
         return
     ends = np.array([[ranks[row.src], ranks[row.dst]] for row in moving], np.int64)
-    routes = topology.route(ends[:, 0], ends[:, 1]).links
+    paths = transits_from([vias.get(row.message, "") for row in moving], "", len(moving))
+    routes = chosen_routes(topology, ends[:, 0], ends[:, 1], paths).links
     carried: dict[int, int] = defaultdict(int)
     for row, route in zip(moving, routes.tolist(), strict=True):
         for link in route:

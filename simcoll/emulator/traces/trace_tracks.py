@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from simcoll.emulator.traces.trace_marks import (
@@ -42,6 +42,7 @@ def trace_document(
     time_fs: int,
     about: dict[str, Any],
     describe: Callable[[TraceRow], tuple[Lane, str, dict[str, Any]]],
+    vias: Mapping[int, str],
 ) -> dict[str, Any]:
     """A trace as a JSON object.
 
@@ -57,6 +58,9 @@ def trace_document(
         Entries of ``otherData`` beside the critical path.
     describe
         Returns lane, name of local work, and arguments of a row.
+    vias
+        The path that each message chooses, by its number; a message that is not there takes the
+        route of the topology.
     """
     spans: dict[tuple[int, int, str], list[_TrackSpan]] = {}
     path = critical_messages(rows)
@@ -70,6 +74,8 @@ def trace_document(
             "flow_start_us": _us(row.start_fs),
             "flow_end_us": _us(row.end_fs),
         }
+        if row.message in vias:
+            args["via"] = vias[row.message]
         if row.message in critical:
             args["critical"] = True
         if row.src == row.dst:
@@ -81,7 +87,7 @@ def trace_document(
         receives = spans.setdefault((row.dst, lane, f"{name} receive".strip()), [])
         receives.append(_TrackSpan(row.start_fs, row.done_fs, f"receive <- {row.src}", args))
     tracks = _tracks(spans)
-    counters = link_counters(rows, topology, ranks, len(ranks))
+    counters = link_counters(rows, topology, ranks, len(ranks), vias)
     return {
         "displayTimeUnit": "ns",
         "otherData": about | {"critical_path": summary(path, rows, time_fs)},

@@ -290,6 +290,8 @@ CASES: list[tuple[Sequence[str], int, Sequence[str]]] = [
     (("show", "neighbor_exchange", "-c", "all_gather", "-n", "5"), 2, ("even", "5")),
     (("show", "ring", "-n", "0"), 2, ("at least 1", "0")),
     (("show", "rnig"), 2, ("unknown algorithm 'rnig'", "'ring'")),
+    (("convert", "nowhere", "x.json"), 2, ("'nowhere' is no file or folder here", "algorithm")),
+    (("convert", "rnig", "x.xml"), 2, ("no file or folder here", "did you mean 'ring'?")),
     # imported schedules
     (("verify", "cycle.xml"), 1, ("deadlock",)),
     (("verify", "unmatched.xml"), 1, ("rank 1",)),

@@ -31,6 +31,8 @@ def test_numbers_of_any_kind_become_python_s():
     ("change", "message"),
     [
         ({"name": ""}, "1 to 60 printable"),
+        ({"name": "all_reduce"}, "'all_reduce', which has a meaning already"),
+        ({"name": "custom"}, "'custom', which has a meaning already"),
         ({"inputs": [[0]]}, "inputs of 1 ranks and outputs of 2"),
         ({"inputs": 7}, "expected a list"),
         ({"inputs": [[0], [True]]}, r"inputs\[1\]\[0\]: expected a whole number"),

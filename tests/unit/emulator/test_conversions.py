@@ -9,7 +9,9 @@ from simcoll.core.collective import Collective
 from simcoll.core.reference import random_inputs
 from simcoll.core.schedule import REDUCE, Layout, Schedule, transfers
 from simcoll.core.wire_format import wire_format
+from simcoll.emulator import Trace
 from simcoll.emulator.data.stepwise import move_inputs
+from simcoll.emulator.programs.program_trace import ProgramTrace
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.planning import Program
 from simcoll.topology import boxes, crossbar, torus
@@ -252,3 +254,26 @@ def test_readers_of_programs_refuse_what_they_would_lose():
     plan = simcoll.bind(_pair(via="net"), 8)
     inputs = random_inputs(plan)
     assert execute(plan, inputs)[1].tobytes() == inputs[0].tobytes()
+
+
+def test_traces_show_the_links_of_chosen_paths():
+    machine = boxes(2, 4, "400 GB/s", "1 us", nics=4, nic_bandwidth="100 GB/s", nic_latency="3 us")
+    plan = simcoll.bind(_two_ways(8), 10**6, "uint8")
+    trace = Trace(plan, machine)
+    alone = trace.document(simcoll.emulate(plan, machine, observer=trace))
+    program = Program.of([plan])
+    program_trace = ProgramTrace(program, machine)
+    result = simcoll.emulate(program, machine, observer=program_trace, data="none")
+    for document in (alone, program_trace.document(result)):
+        links = {event["name"] for event in document["traceEvents"] if event["ph"] == "C"}
+        assert {
+            "box0.gpu0 -> box0.nvswitch",
+            "box0.gpu0 -> box0.nic0",
+            "box0.nic1 -> box0.gpu1",
+        } <= links
+        chosen = [
+            event["args"]["via"]
+            for event in document["traceEvents"]
+            if event["ph"] == "X" and "via" in event["args"]
+        ]
+        assert chosen == ["net", "net"]  # sent and received
