@@ -72,26 +72,27 @@ def uneven_evidence(evidence: Mapping[str, Mapping[str, str]]) -> str:
     Examples
     --------
     >>> uneven_evidence({"ours": {"gemm.fp8": "measured"}, "theirs": {"gemm.fp8": "lowest"}})
-    'Uneven evidence: gemm.fp8 of theirs is not measured, of ours it is.'
+    'Uneven evidence: of ours all rates are measured; not gemm.fp8 of theirs.'
     >>> uneven_evidence({"ours": {"gemm.fp8": "measured"}, "theirs": {"gemm.bf16": "steps"}})
     ''
     """
-    weak = {
-        name: [place for place, word in rates.items() if word in WEAK]
-        for name, rates in evidence.items()
-    }
-    fewest = min(map(len, weak.values()), default=0)
-    worse = {name: places for name, places in weak.items() if len(places) > fewest}
-    if not worse:
+    by_places: dict[tuple[str, ...], list[str]] = {}
+    for name, rates in evidence.items():
+        weak = tuple(place for place, word in rates.items() if word in WEAK)
+        by_places.setdefault(weak, []).append(name)
+    if len(by_places) < 2:
         return ""
-    sound = [name for name in weak if name not in worse]
-    parts = (
-        f"{', '.join(places)} of {name} {'is' if len(places) == 1 else 'are'} not measured"
-        for name, places in worse.items()
+    sound = by_places.pop((), [])
+    lists = (
+        f"{_listed(places)} of {_listed(names)}" for places, names in sorted(by_places.items())
     )
-    all_of = " and ".join(sound)
-    contrast = f"of {all_of} it is" if not fewest else f"of {all_of} fewer are missing"
-    return f"Uneven evidence: {'; '.join(parts)}, {contrast}."
+    subject = f"of {_listed(sound)} all rates are measured; not " if sound else "not measured are "
+    return f"Uneven evidence: {subject}{', '.join(lists)}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names as in a sentence."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def rate_text(rate: KernelRate, value: float) -> str:

@@ -132,7 +132,7 @@ def _interval_rows(time_fs: int, interval: StepInterval) -> Iterator[str]:
         " to ".join(format_time(round(time_fs * factor)) for factor in factors)
         for factors in (interval.within90, interval.within50)
     ]
-    yield _row("measured", f"90 % within {spans[0]}, 50 % within {spans[1]}")
+    yield _row("interval", f"measured: 90 % within {spans[0]}, 50 % within {spans[1]}")
     yield _row("", f"by {interval}")
 
 

@@ -140,6 +140,21 @@ def hostile_page():
     )
 
 
+def test_a_corrected_file_needs_no_other_folder(tmp_path, capsys):
+    """Where no design was possible, there are no rows to lose."""
+    plan, folder = tmp_path / "plan.toml", tmp_path / "out"
+    batch = re.search(r"global_batch = .*", PLAN)[0]
+    plan.write_text(PLAN.replace(batch, "global_batch = 7"))
+    command = ["plan", str(plan), "-o", str(folder), "--jobs", "1", "--tier", "1"]
+    assert main(command) == 2
+    assert "no design is possible: $.model.global_batch: " in capsys.readouterr().err
+    plan.write_text(PLAN)
+    assert main(command) == 0
+    assert "global_batch 7" not in (folder / "rows.jsonl").read_text()
+    assert main(command) == 2  # these are worth keeping
+    assert "rows of an earlier run" in capsys.readouterr().err
+
+
 def test_nothing_in_a_name_is_html():
     text = page_html(hostile_page()).decode()
     assert "<img src=http" not in text

@@ -285,6 +285,17 @@ def test_the_first_of_equals_is_on_the_front(tmp_path):
     assert best[0] is front[0]
 
 
+def test_of_equals_the_one_with_less_memory_then_the_one_that_splits_less_is_first(tmp_path):
+    rows = []
+    for name, memory_gib, tp in (("z", 30.0, 2), ("a", 40.0, 1), ("b", 30.0, 4)):
+        row = row_of(name, 2, 5, 5)
+        row["result"]["memory_gib"] = memory_gib
+        row["point"]["design"] = {"parallel": {"tp": tp}}
+        rows.append(row)
+    best, _ = best_of([row_of("front", 2, 6, 5), *rows], space_of(tmp_path))
+    assert [row["key"] for row in best] == ["front 2", "z 2", "b 2", "a 2"]
+
+
 def test_a_timeline_has_its_stages_in_order():
     stages = [f"stage{stage}" for stage in range(12)]
     work = tuple(

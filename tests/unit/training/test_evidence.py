@@ -7,6 +7,7 @@ import json
 import pytest
 
 from simcoll.cli import main
+from simcoll.errors import ConfigError
 from simcoll.planning.designs.decision import alternatives_of, verdict
 from simcoll.training.design import design_from
 from simcoll.training.evidence import rate_lines, rates_of
@@ -115,7 +116,16 @@ def test_a_verdict_begins_with_uneven_evidence():
         for name, usd, word in (("mi300x", 90.0, "lowest"), ("h100", 100.0, "measured"))
     ]
     sentences = verdict("usd", alternatives_of(rows), ())
-    assert sentences[0] == "Uneven evidence: gemm.fp8 of mi300x is not measured, of h100 it is."
+    assert sentences[0] == (
+        "Uneven evidence: of h100 all rates are measured; not gemm.fp8 of mi300x."
+    )
     assert sentences[1].startswith("Best by cost to train: mi300x")
     same = [{**row, "result": {**row["result"], "rates": {}}} for row in rows]
     assert verdict("usd", alternatives_of(same), ())[0].startswith("Best by")
+
+
+def test_a_type_that_a_gpu_lacks_is_named_where_it_stands():
+    with pytest.raises(
+        ConfigError, match=r"\$\.model\.dtype: GPU 'h100' has no peak for dtype 'fp9'"
+    ):
+        design_on("dgx-h100", "fp9")

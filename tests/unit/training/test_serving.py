@@ -124,6 +124,12 @@ def test_the_front_is_what_nothing_beats():
         ("llama-3.1-8b", {"kv_dtype": "fp9"}, r"\$\.serving\.kv_dtype: unknown type 'fp9'"),
         ("llama-3.1-8b", {"batches": 1}, r"did you mean 'batch'"),
         ("llama-3.1-8b", {"imbalance": 0.5}, "an imbalance of at least 1"),
+        ("llama-3.1-8b", {"tp": [2, 4, 2]}, r"\$\.serving\.tp: a value twice: 2"),
+        (
+            "llama-3.1-8b",
+            {"prompt": 1024, "context": 512},
+            r"\$\.serving\.context: a context of 512 tokens is shorter than the prompt of 1,024",
+        ),
     ],
 )
 def test_what_cannot_be_served_says_why(model, serving, said):

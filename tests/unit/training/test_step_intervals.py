@@ -125,7 +125,7 @@ def test_a_step_prints_its_interval(tmp_path, capsys):
     )
     assert main(["step", str(file), "--tier", "1", "-o", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
-    assert "measured    90 % within " in text
+    assert "interval    measured: 90 % within " in text
     assert "left-out errors on " in text
     result = json.loads((tmp_path / "out" / "step.json").read_text())
     low, high = result["interval"]["within90"]
