@@ -84,13 +84,15 @@ def uneven_evidence(evidence: Mapping[str, Mapping[str, str]]) -> str:
         return ""
     sound = by_places.pop((), [])
     lists = (
-        f"{_listed(places)} of {_listed(names)}" for places, names in sorted(by_places.items())
+        f"{_in_words(places)} of {_in_words(names)}" for places, names in sorted(by_places.items())
     )
-    subject = f"of {_listed(sound)} all rates are measured; not " if sound else "not measured are "
+    subject = (
+        f"of {_in_words(sound)} all rates are measured; not " if sound else "not measured are "
+    )
     return f"Uneven evidence: {subject}{', '.join(lists)}."
 
 
-def _listed(names: Sequence[str]) -> str:
+def _in_words(names: Sequence[str]) -> str:
     """Names as in a sentence."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
