@@ -25,7 +25,9 @@ from simcoll.testing.collective_cases import (
     Values,
     parse_reduction_text,
 )
+from simcoll.testing.object_values import OBJECT
 from simcoll.testing.strategies import sizes
+from simcoll.testing.wrong_calls import MISTAKES, undefined_reduction
 
 __all__ = ["DTYPES", "OPS", "cases", "programs"]
 
@@ -70,6 +72,8 @@ class _Choices:
     uneven: bool
     groups: bool
     all_asynchronous: bool = False
+    coalesced: bool = False
+    mistakes: tuple[str, ...] = ()
 
 
 def cases(
@@ -82,6 +86,8 @@ def cases(
     uneven: bool = True,
     groups: bool = True,
     in_flight: int = 1,
+    coalesced: bool = False,
+    mistakes: Sequence[str] = (),
 ) -> SearchStrategy[Case]:
     """Cases of one operation each, or of some in flight at once.
 
@@ -97,6 +103,7 @@ def cases(
         World sizes; default: 1 to 5, first 2.
     dtypes, ops
         Names; combinations that are not defined, such as ``max`` of complex numbers, are left out.
+        ``object`` among the dtypes adds collectives of Python objects.
     memories
         Of :data:`~simcoll.testing.collective_cases.MEMORIES`; ``strided`` and ``reversed`` are for
         implementations that take arrays that are not contiguous.
@@ -107,6 +114,12 @@ def cases(
     in_flight
         With more than 1, also cases of up to as many operations, all asynchronous, which are waited
         for after the last has started, in either order.
+    coalesced
+        Also cases of up to ``in_flight`` operations, at least two, that are issued as one unit:
+        of one kind, group and dtype.
+    mistakes
+        Also wrong calls, of :data:`~simcoll.testing.wrong_calls.MISTAKES`, on every rank: each
+        must raise the error that is due, and a right call behind it must work.
 
     Raises
     ------
@@ -122,7 +135,9 @@ def cases(
     if in_flight < 1:
         raise ConfigError(f"in_flight={in_flight}: expected 1 or more")
     choices = _choices(kinds, dtypes, ops, memories, uneven, groups)
-    return _cases(replace(choices, all_asynchronous=True), _ranks(nranks), in_flight)
+    wrong = _mistakes(choices, mistakes)
+    choices = replace(choices, all_asynchronous=True, coalesced=coalesced, mistakes=wrong)
+    return _cases(choices, _ranks(nranks), in_flight)
 
 
 def programs(
@@ -164,11 +179,51 @@ def _choices(
         for value in values:
             if value not in legal:
                 raise ConfigError(f"unknown {name} {value!r:.60}; {nearest(str(value), legal)}")
-    names = [parse_dtype(dtype).name for dtype in several("dtypes", dtypes, "['float32']")]
+    names = [_dtype_name(dtype) for dtype in several("dtypes", dtypes, "['float32']")]
     reductions = several("ops", ops, "['sum', 'max']")
     for op in reductions:
         parse_reduction_text(op, "int32")
-    return _Choices(chosen, names, reductions, places, uneven, groups)
+    choices = _Choices(chosen, names, reductions, places, uneven, groups)
+    reducing = [kind for kind in chosen if KINDS[collective_kind(kind)].reduces]
+    if reducing and not _legal_reductions(choices):
+        raise ConfigError(
+            f"none of the ops {', '.join(reductions)} is defined on a dtype of {', '.join(names)}, "
+            f"which {reducing[0]} needs"
+        )
+    return choices
+
+
+def _dtype_name(dtype: Any) -> str:
+    return OBJECT if dtype == OBJECT else str(parse_dtype(dtype).name)
+
+
+def _mistakes(choices: _Choices, mistakes: Sequence[str]) -> tuple[str, ...]:
+    """The checked mistakes; each must be possible in a kind of the choices."""
+    names = several("mistakes", mistakes, "['root', 'length']") if mistakes else []
+    for name in names:
+        if name not in MISTAKES:
+            raise ConfigError(f"unknown mistake {name!r:.60}; {nearest(str(name), MISTAKES)}")
+        if not _mistaken_calls(choices, name):
+            kinds = ", ".join(MISTAKES[name].kinds)
+            raise ConfigError(
+                f"mistake {name!r}: no kind and dtype of the choices has it; expected one of "
+                f"{kinds}"
+            )
+    return tuple(names)
+
+
+def _mistaken_calls(choices: _Choices, mistake: str) -> list[tuple[str, str]]:
+    """Kinds and dtypes in which every rank can see a mistake."""
+    kinds = [kind for kind in choices.kinds if kind in MISTAKES[mistake].kinds]
+    dtypes = [dtype for dtype in choices.dtypes if dtype != OBJECT]
+    if mistake == "reduction":
+        dtypes = [dtype for dtype in dtypes if undefined_reduction(dtype)]
+    return [
+        (kind, dtype)
+        for kind in kinds
+        for dtype in dtypes
+        if not KINDS[collective_kind(kind)].reduces or _is_legal(dtype, "sum")
+    ]
 
 
 def _ranks(nranks: Any) -> SearchStrategy[int]:
@@ -187,6 +242,12 @@ def _cases(
     draw: DrawFn, choices: _Choices, nranks: SearchStrategy[int], most_operations: int
 ) -> Case:
     n = draw(nranks)
+    if len(choices.mistakes) > 0 and draw(st.booleans()):
+        wrong = draw(_wrong_operations(choices, n))
+        right = [replace(wrong, mistake="", seed=wrong.seed + 1)] if draw(st.booleans()) else []
+        return Case(n, (wrong, *right))
+    if choices.coalesced and draw(st.booleans()):
+        return draw(_coalesced(choices, n, max(2, most_operations)))
     number = draw(st.integers(1, most_operations))
     operations = [draw(_operations(choices, n, several_calls=number > 1)) for _ in range(number)]
     waiting = sum(operation.asynchronous for operation in operations) > 1
@@ -194,12 +255,49 @@ def _cases(
 
 
 @st.composite
+def _coalesced(draw: DrawFn, choices: _Choices, nranks: int, most_operations: int) -> Case:
+    """Operations of one kind, group, dtype and reduction, of different sizes and data."""
+    first = draw(_operations(choices, nranks, several_calls=False))
+    operations = [replace(first, values="exact")]
+    for _ in range(draw(st.integers(1, most_operations - 1))):
+        counts = first.counts
+        if first.collective.kind != "barrier":
+            counts = draw(_counts(choices, first.collective))
+        operations.append(replace(operations[-1], counts=counts, seed=operations[-1].seed + 1))
+    return Case(nranks, tuple(operations), coalesced=True)
+
+
+@st.composite
+def _wrong_operations(draw: DrawFn, choices: _Choices, nranks: int) -> CaseOperation:
+    """A call that is wrong on every rank, of few elements of even blocks."""
+    mistake = draw(st.sampled_from(choices.mistakes))
+    kind, dtype = draw(st.sampled_from(_mistaken_calls(choices, mistake)))
+    ranks = draw(_members(choices, nranks))
+    definition = draw(_definitions(replace(choices, kinds=[kind]), len(ranks)))
+    return CaseOperation(
+        replace(definition, in_place=False),
+        ranks,
+        draw(st.integers(1, 3)),
+        dtype,
+        seed=draw(st.integers(0, 2**16)),
+        mistake=mistake,
+    )
+
+
+@st.composite
+def _members(draw: DrawFn, choices: _Choices, nranks: int) -> tuple[int, ...]:
+    """All ranks, or some in any order."""
+    ranks: tuple[int, ...] = tuple(range(nranks))
+    if choices.groups and nranks > 1 and draw(st.booleans()):
+        return tuple(draw(st.permutations(ranks))[: draw(st.integers(1, nranks))])
+    return ranks
+
+
+@st.composite
 def _operations(
     draw: DrawFn, choices: _Choices, nranks: int, *, several_calls: bool
 ) -> CaseOperation:
-    ranks = tuple(range(nranks))
-    if choices.groups and nranks > 1 and draw(st.booleans()):
-        ranks = tuple(draw(st.permutations(ranks))[: draw(st.integers(1, nranks))])
+    ranks = draw(_members(choices, nranks))
     collective = draw(_definitions(choices, len(ranks)))
     counts = 0 if collective.kind == "barrier" else draw(_counts(choices, collective))
     dtype, op, values = draw(_numbers(choices, collective))
@@ -248,15 +346,21 @@ def _numbers(draw: DrawFn, choices: _Choices, collective: Collective) -> tuple[s
     """A dtype, a reduction that is defined on it, and the kind of values."""
     if not collective.spec.reduces:
         return draw(st.sampled_from(choices.dtypes)), "sum", "exact"
-    legal = [(dtype, op) for op in choices.ops for dtype in choices.dtypes if _is_legal(dtype, op)]
-    dtype, op = draw(st.sampled_from(legal))
+    dtype, op = draw(st.sampled_from(_legal_reductions(choices)))
     rounds = parse_dtype(dtype).kind not in "biuc" and op in ("sum", "product", "avg")
     if rounds and collective.nranks <= MOST_ROUNDED and draw(st.booleans()):
         return dtype, op, "rounded"
     return dtype, op, "exact"
 
 
+def _legal_reductions(choices: _Choices) -> list[tuple[str, str]]:
+    """Pairs of a dtype and a reduction that is defined on it, plain reductions first."""
+    return [(dtype, op) for op in choices.ops for dtype in choices.dtypes if _is_legal(dtype, op)]
+
+
 def _is_legal(dtype: str, op: str) -> bool:
+    if dtype == OBJECT:
+        return False
     try:
         parse_reduction_text(op, dtype)
     except ConfigError:

@@ -20,6 +20,8 @@ from simcoll.core.reduction import REDUCTIONS, parse_dtype, parse_reduction
 from simcoll.core.reference import exact_inputs, expected_outputs
 from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, nearest
+from simcoll.testing.object_values import OBJECT, object_values
+from simcoll.testing.wrong_calls import MISTAKES, undefined_reduction
 
 __all__ = ["MEMORIES", "VALUES", "Case", "CaseOperation", "legal_totals"]
 
@@ -60,7 +62,8 @@ class CaseOperation:
     counts
         Elements per block, as for :func:`simcoll.bind`.
     dtype
-        Name of a dtype, ``bfloat16`` and the float8 types included.
+        Name of a dtype, ``bfloat16`` and the float8 types included; ``object`` for Python objects,
+        in arrays of numpy's dtype ``object``.
     op
         Name of the reduction; ``premul_sum:0.5`` has its factor behind a colon.
     memory
@@ -74,6 +77,9 @@ class CaseOperation:
         Of a send_recv.
     asynchronous
         Start the operation, and wait for it after all operations of the case.
+    mistake
+        What is wrong with the call on every rank, of
+        :data:`~simcoll.testing.wrong_calls.MISTAKES`, so that it must raise; empty if it is right.
 
     Examples
     --------
@@ -93,6 +99,7 @@ class CaseOperation:
     seed: int = 0
     tag: int = 0
     asynchronous: bool = False
+    mistake: str = ""
 
     def __post_init__(self) -> None:
         for name, choices in (("memory", MEMORIES), ("values", VALUES)):
@@ -112,14 +119,21 @@ class CaseOperation:
                 f"values='rounded' needs a sum, average or product of floats among at most "
                 f"{MOST_ROUNDED} ranks; got {self}"
             )
+        if self.dtype == OBJECT and self.collective.spec.reduces:
+            raise ConfigError(f"dtype='object': {self.collective.kind} reduces numbers, no objects")
+        if self.mistake:
+            _check_mistake(self)
 
     @property
     def plan(self) -> Plan:
-        """The sizes and addresses of the operation; it has no steps."""
-        return _definition(self.collective, self.counts, self.dtype, self.op)
+        """The sizes and addresses of the operation; it has no steps. Objects stand as numbers."""
+        dtype = "int64" if self.dtype == OBJECT else self.dtype
+        return _definition(self.collective, self.counts, dtype, self.op)
 
     def inputs(self) -> list[Array]:
         """The input of each rank of the group; a rank without input has an empty one."""
+        if self.dtype == OBJECT:
+            return [object_values(numbers) for numbers in exact_inputs(self.plan, self.seed)]
         if self.values == "exact":
             return exact_inputs(self.plan, self.seed)
         return [_rounded_values(self, rank) for rank in range(self.collective.nranks)]
@@ -129,6 +143,9 @@ class CaseOperation:
 
         Of rounded data it is one of several legal ones: the sum in the order of ranks.
         """
+        if self.dtype == OBJECT:
+            numbers = expected_outputs(self.plan, exact_inputs(self.plan, self.seed))
+            return [None if part is None else object_values(part) for part in numbers]
         with np.errstate(all="ignore"):
             return expected_outputs(self.plan, self.inputs())
 
@@ -165,10 +182,34 @@ class CaseOperation:
         parts += [text for text in (self.memory, self.values) if text not in _PLAIN]
         if self.asynchronous:
             parts.append("asynchronous")
+        if self.mistake:
+            parts.append(f"with {MISTAKES[self.mistake].text}")
         return ", ".join(parts)
 
 
 _PLAIN = {MEMORIES[0], VALUES[0]}
+
+
+def _check_mistake(operation: CaseOperation) -> None:
+    """Refuse a mistake that not every rank of an operation would see."""
+    name, kind = operation.mistake, operation.collective.kind
+    if name not in MISTAKES:
+        raise ConfigError(f"mistake={name!r}: {nearest(name, MISTAKES)}")
+    mistake = MISTAKES[name]
+    if kind not in mistake.kinds:
+        raise ConfigError(
+            f"mistake={name!r} in {kind}: expected one of {', '.join(mistake.kinds)}, where every "
+            f"rank can see it"
+        )
+    sizes = np.asarray(operation.counts)
+    if name == "length" and not sizes.all():
+        raise ConfigError(f"mistake='length' needs elements in all blocks; got {operation.counts}")
+    if name == "reduction" and undefined_reduction(operation.dtype) is None:
+        raise ConfigError(f"mistake='reduction': all reductions are defined on {operation.dtype}")
+    if operation.dtype == OBJECT:
+        raise ConfigError(f"mistake={name!r} needs a dtype of numbers; got dtype='object'")
+    if operation.collective.in_place:
+        raise ConfigError("a wrong call is out of place, so that its input can be checked")
 
 
 @dataclass(frozen=True, repr=False)
@@ -183,6 +224,8 @@ class Case:
         One or several; a rank calls those whose group it is in.
     reverse_waits
         Wait for asynchronous operations from the last to the first.
+    coalesced
+        All operations, which have one group, are issued as one unit.
 
     Examples
     --------
@@ -195,8 +238,11 @@ class Case:
     nranks: int
     operations: tuple[CaseOperation, ...]
     reverse_waits: bool = False
+    coalesced: bool = False
 
     def __post_init__(self) -> None:
+        if self.coalesced and len({operation.ranks for operation in self.operations}) > 1:
+            raise ConfigError("the operations of a coalesced case must have one group")
         for operation in self.operations:
             strangers = [rank for rank in operation.ranks if not 0 <= rank < self.nranks]
             if strangers:
@@ -215,7 +261,10 @@ class Case:
     def __str__(self) -> str:
         steps = [str(operation) for operation in self.operations]
         order = ", waits from the last to the first" if self.reverse_waits else ""
-        return f"{self.nranks} ranks{order}: " + "; then ".join(steps)
+        world = "1 rank" if self.nranks == 1 else f"{self.nranks} ranks"
+        if self.coalesced:
+            return f"{world}, coalesced: " + "; with ".join(steps)
+        return f"{world}{order}: " + "; then ".join(steps)
 
 
 @lru_cache(maxsize=256)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -9,8 +10,10 @@ from hypothesis import currently_in_test_context, reject
 
 from simcoll.arrays import Array
 from simcoll.testing.collective_cases import Case, legal_outputs
-from simcoll.testing.rank_calls import RankOutcome, Target, callers
+from simcoll.testing.object_values import equal_elements
+from simcoll.testing.rank_calls import RankOutcome, Target, callers, refused_operations
 from simcoll.testing.rank_runners import Runner, ThreadRunner
+from simcoll.testing.wrong_calls import MISTAKES
 
 __all__ = ["assert_collective", "case_faults"]
 
@@ -24,7 +27,7 @@ def assert_collective(
     """Assert that an implementation does what a case says, on every rank.
 
     Outputs must be those of the definition. Inputs, and the memory around all buffers, must stay
-    as they were.
+    as they were. A wrong call must raise on every rank, and what follows it must be right.
 
     Parameters
     ----------
@@ -58,12 +61,12 @@ def assert_collective(
     """
     __tracebackhide__ = True
     outcomes = (runner or ThreadRunner()).play(run, case, deadline_s)
-    refusals = [outcome.unsupported for outcome in outcomes if outcome and outcome.unsupported]
-    if refusals and len(refusals) >= len(callers(case)):
+    faults = list(case_faults(case, outcomes, deadline_s))
+    refusals = refused_operations(case, outcomes)
+    if refusals and not faults:
         if currently_in_test_context():
             reject()
-        raise NotImplementedError(refusals[0])
-    faults = list(case_faults(case, outcomes, deadline_s))
+        raise NotImplementedError(next(iter(refusals.values())))
     if not faults:
         return
     hidden = len(faults) - MOST_FAULTS
@@ -82,6 +85,7 @@ def case_faults(
     case: Case, outcomes: Sequence[RankOutcome | None], deadline_s: float
 ) -> Iterator[str]:
     """What is wrong with the outcomes of all ranks."""
+    refused = refused_operations(case, outcomes)
     hung = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
     if hung:
         plural = "rank" if len(hung) == 1 else "ranks"
@@ -91,19 +95,48 @@ def case_faults(
             continue
         if outcome.error is not None:
             yield f"rank {rank}: {outcome.error}"
-        if outcome.unsupported is not None:
-            yield f"rank {rank} refuses what others execute: {outcome.unsupported}"
+        for index, text in outcome.refused.items():
+            if index not in refused and rank in callers(case.operations[index]):
+                yield f"rank {rank} refuses what others execute: {text}"
         yield from (f"rank {rank}: {fault}" for fault in outcome.faults)
     for index, operation in enumerate(case.operations):
+        if index in refused:
+            continue
+        if operation.mistake:
+            yield from _missing_errors(case, index, outcomes)
+            continue
         results = legal_outputs(operation)
         for position, rank in enumerate(operation.ranks):
             outcome, choices = outcomes[rank], results[position]
-            if outcome is None or not outcome.outputs or choices is None:
+            if (
+                outcome is None
+                or not outcome.outputs
+                or choices is None
+                or index in outcome.refused
+            ):
                 continue
             fault = difference(outcome.outputs[index], choices)
             if fault:
                 place = f"operation {index}, " if len(case.operations) > 1 else ""
                 yield f"{place}rank {rank}: {fault}"
+
+
+def _missing_errors(
+    case: Case, index: int, outcomes: Sequence[RankOutcome | None]
+) -> Iterator[str]:
+    """The ranks on which a wrong call has not raised, or has raised something else."""
+    operation = case.operations[index]
+    mistake = MISTAKES[operation.mistake]
+    due = " or ".join(mistake.errors)
+    for rank in sorted(callers(operation)):
+        outcome = outcomes[rank]
+        if outcome is None or outcome.error or index in outcome.refused:
+            continue
+        error = outcome.raised.get(index)
+        if error is None:
+            yield f"rank {rank}: no error for {mistake.text}, expected {due}"
+        elif not set(error.classes) & set(mistake.errors):
+            yield f"rank {rank}: {error.text}; expected {due}, for {mistake.text}"
 
 
 def difference(output: Array | None, choices: Sequence[Array]) -> str | None:
@@ -113,12 +146,17 @@ def difference(output: Array | None, choices: Sequence[Array]) -> str | None:
         return f"the output is missing, expected {expected.size} elements"
     right = np.zeros(expected.shape, np.bool_)
     for choice in choices:
-        right |= (output == choice) | (np.isnan(output) & np.isnan(choice))
+        right |= equal_elements(output, choice)
     if right.all():
         return None
     place = int(np.argmin(right))
     also = "" if len(choices) == 1 else f" or another of {len(choices)} orders' results"
     return (
-        f"element {place} is {output[place]}, expected {expected[place]}{also} "
+        f"element {place} is {_text(output[place])}, expected {_text(expected[place])}{also} "
         f"({int((~right).sum())} of {expected.size} elements are wrong)"
     )
+
+
+def _text(value: object) -> str:
+    """A number, or an object as its representation, not longer than a line."""
+    return str(value) if isinstance(value, np.generic) else reprlib.repr(value)

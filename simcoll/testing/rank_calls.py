@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -13,8 +14,18 @@ import numpy as np
 from simcoll.arrays import Array
 from simcoll.errors import ConfigError
 from simcoll.testing.collective_cases import Case, CaseOperation, output_size
+from simcoll.testing.object_values import OBJECT, image
+from simcoll.testing.wrong_calls import RaisedError, other_dtype, undefined_reduction
 
-__all__ = ["Implementation", "RankCall", "RankOutcome", "RankTask", "RankWorld", "callers"]
+__all__ = [
+    "Implementation",
+    "RankCall",
+    "RankOutcome",
+    "RankTask",
+    "RankWorld",
+    "callers",
+    "refused_operations",
+]
 
 GUARD = 3
 """Elements before and behind each buffer, which no collective may touch."""
@@ -32,17 +43,22 @@ class RankWorld:
         A directory that all ranks of this world see, empty at first: a place to meet.
     shared
         A dictionary that the ranks share if they are threads of one process; else one for each.
+    server
+        What ``setup`` of the runner's server has returned, such as its address; else ``None``.
     """
 
     rank: int
     nranks: int
     folder: str
     shared: dict[Any, Any] = field(default_factory=dict)
+    server: Any = None
 
 
 @dataclass(frozen=True)
 class RankCall:
     """One operation as one rank of its group sees it.
+
+    Where ``mistake`` is not empty, one of the following is wrong, and the call must raise.
 
     Attributes
     ----------
@@ -56,7 +72,8 @@ class RankCall:
         The rank's number in the group.
     input, output
         One-dimensional arrays, or ``None`` where the operation has none on this rank. The output
-        of an operation in place shares its memory with the input, as in NCCL.
+        of an operation in place shares its memory with the input, as in NCCL. Objects are in
+        arrays of dtype ``object``.
     """
 
     world: RankWorld
@@ -84,12 +101,28 @@ class RankCall:
     @property
     def root(self) -> int:
         """Root, as a rank of the group; 0 where there is none."""
+        if self.mistake == "root":
+            return self.nranks
         return self.operation.collective.root or 0
 
     @property
     def op(self) -> str:
         """Name of the reduction."""
+        if self.mistake == "reduction":
+            return undefined_reduction(self.operation.dtype) or self.operation.op
         return self.operation.op
+
+    @property
+    def objects(self) -> bool:
+        """Whether the data are Python objects."""
+        return self.operation.dtype == OBJECT
+
+    @property
+    def mistake(self) -> str:
+        """What is wrong with the call, of :data:`~simcoll.testing.wrong_calls.MISTAKES`, or
+        nothing.
+        """
+        return self.operation.mistake
 
     @property
     def asynchronous(self) -> bool:
@@ -99,12 +132,17 @@ class RankCall:
     @property
     def destination(self) -> int | None:
         """Group rank that this rank of a send_recv sends to."""
-        return dict(self.operation.collective.pairs).get(self.rank)
+        return self._peer(dict(self.operation.collective.pairs))
 
     @property
     def source(self) -> int | None:
         """Group rank that this rank of a send_recv receives from."""
-        return {dst: src for src, dst in self.operation.collective.pairs}.get(self.rank)
+        return self._peer({dst: src for src, dst in self.operation.collective.pairs})
+
+    def _peer(self, peers: dict[int, int]) -> int | None:
+        if self.mistake == "peer" and self.rank in peers:
+            return self.nranks
+        return peers.get(self.rank)
 
     @property
     def input_counts(self) -> list[int]:
@@ -122,14 +160,17 @@ class RankOutcome:
     """What a rank holds after a case.
 
     ``outputs`` has an entry for each operation; ``faults`` tells of memory that must not change;
-    ``error`` is the exception that ended the rank, and ``unsupported`` the text of a
-    NotImplementedError.
+    ``error`` is the exception that ended the rank. By operation, ``refused`` has the texts of
+    NotImplementedErrors, and ``raised`` the errors of wrong calls. ``unsupported`` is the text of
+    a NotImplementedError of a :class:`RankTask`.
     """
 
     outputs: tuple[Array | None, ...] = ()
     faults: tuple[str, ...] = ()
     error: str | None = None
     unsupported: str | None = None
+    refused: dict[int, str] = field(default_factory=dict)
+    raised: dict[int, RaisedError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -154,6 +195,9 @@ class Implementation(Protocol):
     def run(self, call: RankCall) -> Any:
         """Execute an operation; an asynchronous one returns an object with ``wait()``."""
 
+    def run_coalesced(self, calls: Sequence[RankCall]) -> Any:
+        """Execute operations of one group as one unit; may return an object with ``wait()``."""
+
     def teardown(self) -> None:
         """Leave the world."""
 
@@ -161,16 +205,29 @@ class Implementation(Protocol):
 Target = Callable[..., Any]
 
 
-def callers(case: Case) -> set[int]:
-    """The ranks that have something to do in a case; others cannot know that they must refuse."""
-    return {
+def callers(operation: CaseOperation) -> list[int]:
+    """The ranks of the world that have something to do in an operation; others cannot know that
+    they must refuse it, or that it is wrong.
+    """
+    return [
         rank
-        for operation in case.operations
         for position, rank in enumerate(operation.ranks)
         if operation.collective.kind == "barrier"
         or operation.has_buffer(position, 0)
         or operation.has_buffer(position, 1)
-    }
+    ]
+
+
+def refused_operations(case: Case, outcomes: Sequence[RankOutcome | None]) -> dict[int, str]:
+    """The operations that all their callers have refused, with the reason of the first."""
+    refused = {}
+    for index, operation in enumerate(case.operations):
+        ranks = callers(operation)
+        reasons = [outcomes[rank] for rank in ranks]
+        if ranks and all(outcome and index in outcome.refused for outcome in reasons):
+            first = reasons[0]
+            refused[index] = first.refused[index] if first else ""
+    return refused
 
 
 def join(target: Target, world: RankWorld) -> tuple[Callable[[RankCall], Any], Any]:
@@ -205,19 +262,20 @@ class GuardedBuffer:
         self.values = view[::-1] if memory == "reversed" else view
         self.guards = np.ones(self.allocation.size, np.bool_)
         self.guards[span] = False
-        self.before = self.allocation[self.guards].tobytes()
+        self.before = image(self.allocation[self.guards])
 
     def intact(self) -> bool:
         """Whether all memory around the elements is as it was."""
-        return self.allocation[self.guards].tobytes() == self.before
+        return bool(image(self.allocation[self.guards]) == self.before)
 
 
 class Buffers:
     """The memory of one operation on one rank."""
 
     def __init__(self, operation: CaseOperation, rank: int) -> None:
-        plan, collective = operation.plan, operation.collective
+        collective = operation.collective
         values = operation.inputs()[rank]
+        dtype = values.dtype
         size = output_size(operation, rank)
         inputs = operation.has_buffer(rank, 0)
         outputs = operation.has_buffer(rank, 1)
@@ -229,11 +287,23 @@ class Buffers:
             self._share(operation, rank, values, size)
             return
         if inputs:
-            self.input = self._buffer(values.size, plan.dtype, operation.memory)
+            self.input = self._buffer(values.size, dtype, operation.memory)
             self.input[...] = values
-            self.original = values
+            # An object that is changed in place would change here, too: made anew.
+            self.original = operation.inputs()[rank] if dtype.kind == "O" else values
         if outputs:
-            self.output = self._buffer(size, plan.dtype, operation.memory)
+            if operation.mistake == "dtype":
+                dtype = np.dtype(other_dtype(dtype.name))
+            self.output = self._buffer(size, dtype, operation.memory)
+        if operation.mistake == "length":
+            self._shorten(collective.kind)
+
+    def _shorten(self, kind: str) -> None:
+        """Take an element from the buffer that has a block for each rank."""
+        if kind == "all_gather" and self.output is not None:
+            self.output = self.output[:-1]
+        elif self.input is not None and self.original is not None:
+            self.input, self.original = self.input[:-1], self.original[:-1]
 
     def _buffer(self, size: int, dtype: np.dtype[Any], memory: str) -> Array:
         buffer = GuardedBuffer(size, dtype, memory)
@@ -244,7 +314,7 @@ class Buffers:
         """One buffer: the smaller of input and output is a slot of the larger."""
         longer = operation.collective.input_slots < operation.collective.output_slots
         counts = operation.slot_counts(rank, 1 if longer else 0)
-        memory = self._buffer(max(size, values.size), operation.plan.dtype, operation.memory)
+        memory = self._buffer(max(size, values.size), values.dtype, operation.memory)
         slots = (operation.collective.input_slots, operation.collective.output_slots)
         begin = sum(counts[:rank]) if slots[0] != slots[1] else 0
         self.input = memory[begin : begin + values.size] if longer else memory
@@ -257,7 +327,7 @@ class Buffers:
             yield "wrote outside of its buffers"
         if self.original is None or self.input is None:
             return
-        if self.input.tobytes() != self.original.tobytes():
+        if image(self.input) != image(self.original):
             yield "changed its input"
 
 
@@ -276,37 +346,112 @@ def play_rank(
     run: Callable[[RankCall], Any], case: Case, world: RankWorld, instance: Any = None
 ) -> RankOutcome:
     """Call the operations of a case that a rank takes part in, and collect what it holds."""
-    buffers: dict[int, Buffers] = {}
-    pending: list[Any] = []
+    turn = _Turn(run, *rank_calls(case, world))
     try:
-        if hasattr(instance, "prepare"):
-            instance.prepare(case)
-        for index, operation in enumerate(case.operations):
-            if world.rank not in operation.ranks:
-                continue
-            rank = operation.ranks.index(world.rank)
-            memory = buffers[index] = Buffers(operation, rank)
-            work = run(RankCall(world, operation, index, rank, memory.input, memory.output))
-            if hasattr(work, "wait"):
-                if operation.asynchronous:
-                    pending.append(work)
-                else:
-                    work.wait()
-        for work in reversed(pending) if case.reverse_waits else pending:
-            work.wait()
-    except NotImplementedError as error:
-        return RankOutcome(unsupported=str(error) or "NotImplementedError")
+        turn.play(case, instance)
     except Exception as error:  # noqa: BLE001  # whatever an implementation raises is its result
         frames = traceback.extract_tb(error.__traceback__)[1:]
         place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
         return RankOutcome(error=f"{type(error).__name__}: {error}{place}")
+    memory = turn.memory
     outputs = [
-        buffers[index].output if index in buffers else None for index in range(len(case.operations))
+        memory[index].output if index in memory else None for index in range(len(case.operations))
     ]
     faults = [
         f"operation {index}: {fault}"
-        for index, memory in buffers.items()
-        for fault in memory.faults()
+        for index, buffers in memory.items()
+        for fault in buffers.faults()
     ]
     results = tuple(None if output is None else np.array(output) for output in outputs)
-    return RankOutcome(results, tuple(faults))
+    return RankOutcome(results, tuple(faults), refused=turn.refused, raised=turn.raised)
+
+
+def rank_calls(case: Case, world: RankWorld) -> tuple[dict[int, RankCall], dict[int, Buffers]]:
+    """The calls of a rank and their memory, by the number of the operation."""
+    calls: dict[int, RankCall] = {}
+    memory: dict[int, Buffers] = {}
+    for index, operation in enumerate(case.operations):
+        if world.rank in operation.ranks:
+            rank = operation.ranks.index(world.rank)
+            buffers = memory[index] = Buffers(operation, rank)
+            calls[index] = RankCall(world, operation, index, rank, buffers.input, buffers.output)
+    return calls, memory
+
+
+class _Turn:
+    """The calls of one rank in a case, and what became of them."""
+
+    def __init__(
+        self,
+        run: Callable[[RankCall], Any],
+        calls: dict[int, RankCall],
+        memory: dict[int, Buffers],
+    ) -> None:
+        self.run, self.calls, self.memory = run, calls, memory
+        self.refused: dict[int, str] = {}
+        self.raised: dict[int, RaisedError] = {}
+
+    def play(self, case: Case, instance: Any) -> None:
+        """Play all calls: those that are refused are left out, and the others go on."""
+        with self._refusals(*self.calls):
+            if hasattr(instance, "prepare"):
+                instance.prepare(case)
+        if self.refused:
+            return
+        if case.coalesced:
+            with self._refusals(*self.calls):
+                _run_together(instance, list(self.calls.values()))
+            return
+        # A refusal ends no operation that is in flight: it is waited for, because it still
+        # writes to its buffers.
+        pending = [(index, self._start(index, call)) for index, call in self.calls.items()]
+        for index, work in reversed(pending) if case.reverse_waits else pending:
+            if work is not None:
+                with self._refusals(index):
+                    work.wait()
+
+    def _start(self, index: int, call: RankCall) -> Any:
+        """Begin an operation; what is returned is still to be waited for."""
+        with self._refusals(index):
+            if call.mistake:
+                error = _error_of(self.run, call)
+                if error is not None:
+                    self.raised[index] = error
+                return None
+            work = self.run(call)
+            if hasattr(work, "wait"):
+                if call.asynchronous:
+                    return work
+                work.wait()
+        return None
+
+    @contextlib.contextmanager
+    def _refusals(self, *indices: int) -> Iterator[None]:
+        """Note a NotImplementedError as the refusal of operations."""
+        try:
+            yield
+        except NotImplementedError as error:
+            self.refused.update(dict.fromkeys(indices, str(error) or "NotImplementedError"))
+
+
+def _error_of(run: Callable[[RankCall], Any], call: RankCall) -> RaisedError | None:
+    """The error that a wrong call raises, at once or when it is waited for."""
+    try:
+        work = run(call)
+        if hasattr(work, "wait"):
+            work.wait()
+    except NotImplementedError:
+        raise
+    except Exception as error:  # noqa: BLE001  # judged by its class
+        return RaisedError.of(error)
+    return None
+
+
+def _run_together(instance: Any, calls: list[RankCall]) -> None:
+    """Let an instance of a class execute operations as one unit."""
+    if not callable(getattr(instance, "run_coalesced", None)):
+        raise NotImplementedError("there is no method run_coalesced(calls)")
+    if calls:
+        work = instance.run_coalesced(calls)
+        if hasattr(work, "wait"):
+            work.wait()

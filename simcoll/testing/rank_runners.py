@@ -13,7 +13,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -25,12 +26,14 @@ from simcoll.testing.rank_calls import (
     RankTask,
     RankWorld,
     Target,
+    callers,
     join,
     leave,
     play_rank,
+    refused_operations,
 )
 
-__all__ = ["ProcessRunner", "Runner", "ThreadRunner"]
+__all__ = ["ProcessRunner", "Runner", "Server", "ThreadRunner"]
 
 LAUNCHERS = {
     "mpiexec": "mpiexec -n {n}",
@@ -47,20 +50,48 @@ class Runner(Protocol):
         """Play a case."""
 
 
+class Server(Protocol):
+    """What the ranks of a world share and do not start themselves, such as a store or a daemon."""
+
+    def setup(self, nranks: int, folder: str) -> Any:
+        """Start before the ranks; what it returns, such as an address, is their ``world.server``.
+
+        Ranks in processes get a pickle of it. ``folder`` is the directory that they see.
+        """
+
+    def teardown(self) -> None:
+        """End after the ranks."""
+
+
+MakeServer = Callable[[], Server]
+
+
 class ThreadRunner:
     """Every rank is a thread of this process, which joins a new world for each case.
 
     A thread that hangs cannot be ended, and remains until the process ends.
+
+    Parameters
+    ----------
+    server
+        A class with ``setup(nranks, folder)`` and ``teardown()``, called around each case: see
+        :class:`~simcoll.testing.rank_runners.Server`.
     """
+
+    def __init__(self, server: MakeServer | None = None) -> None:
+        self.server = server
 
     def play(self, target: Target, case: Case, deadline_s: float) -> list[RankOutcome | None]:
         """Play a case; threads that have not ended after the deadline have no outcome."""
         outcomes: list[RankOutcome | None] = [None] * case.nranks
         shared: dict[Any, Any] = {}
-        with tempfile.TemporaryDirectory() as folder:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            _serving(self.server, case.nranks, folder) as service,
+        ):
 
             def play(rank: int) -> None:
-                world = RankWorld(rank, case.nranks, folder, shared)
+                world = RankWorld(rank, case.nranks, folder, shared, service)
                 outcomes[rank] = play_once(target, case, world)
 
             threads = [
@@ -73,6 +104,20 @@ class ThreadRunner:
             for thread in threads:
                 thread.join(max(0.0, end - time.monotonic()))
         return list(outcomes)
+
+
+@contextlib.contextmanager
+def _serving(server: MakeServer | None, nranks: int, folder: str) -> Iterator[Any]:
+    """What a server has returned, while it runs; ``None`` without one."""
+    if server is None:
+        yield None
+        return
+    instance = server()
+    service = instance.setup(nranks, folder)
+    try:
+        yield service
+    finally:
+        instance.teardown()
 
 
 def play_once(target: Target, case: Case, world: RankWorld) -> RankOutcome:
@@ -102,6 +147,10 @@ class ProcessRunner:
         directly. Ranks are read from the variables of MPICH, Open MPI, PMIx and torchrun.
     quiet
         Drop what the processes print.
+    server
+        A class with ``setup(nranks, folder)`` and ``teardown()``, which are called before the
+        processes of a world start and after they have ended: see
+        :class:`~simcoll.testing.rank_runners.Server`.
 
     Examples
     --------
@@ -109,7 +158,13 @@ class ProcessRunner:
     ['mpiexec', '-n', '4']
     """
 
-    def __init__(self, launcher: str | None = None, *, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        launcher: str | None = None,
+        *,
+        quiet: bool = False,
+        server: MakeServer | None = None,
+    ) -> None:
         if launcher is not None:
             launcher = LAUNCHERS.get(launcher, launcher)
             if "{n}" not in launcher:
@@ -117,7 +172,7 @@ class ProcessRunner:
                     f"launcher {launcher!r}: expected {{n}} in place of the number of processes, "
                     f"as in 'srun -n {{n}}', or {' or '.join(LAUNCHERS)}"
                 )
-        self.launcher, self.quiet = launcher, quiet
+        self.launcher, self.quiet, self.server = launcher, quiet, server
         self._worlds: dict[int, _LaunchedWorld] = {}
 
     def command(self, nranks: int) -> list[str]:
@@ -139,7 +194,11 @@ class ProcessRunner:
         if world is None:
             command = self.command(case.nranks)
             world = self._worlds[case.nranks] = _LaunchedWorld(
-                command, case.nranks, request, direct=self.launcher is None, quiet=self.quiet
+                command,
+                case.nranks,
+                request,
+                self.server,
+                _Start(self.launcher is None, self.quiet),
             )
         outcomes = world.play(case, deadline_s)
         if world.is_over() or not _sound(case, outcomes):
@@ -160,17 +219,18 @@ class ProcessRunner:
 
 
 def _sound(case: Case | RankTask, outcomes: Sequence[RankOutcome | None]) -> bool:
-    """Whether all ranks of a case have done it, or all have refused it."""
-    callers = set(range(case.nranks))
-    if isinstance(case, Case):
-        callers = {rank for operation in case.operations for rank in operation.ranks}
-    refusals = 0
-    for rank in callers:
-        outcome = outcomes[rank]
-        if outcome is None or outcome.error is not None:
-            return False
-        refusals += outcome.unsupported is not None
-    return refusals in (0, len(callers))
+    """Whether no rank has failed, and all callers of an operation have done or refused it alike."""
+    finished = [outcome for outcome in outcomes if outcome is not None and outcome.error is None]
+    if len(finished) < case.nranks:
+        return False
+    if isinstance(case, RankTask):
+        return len({outcome.unsupported is None for outcome in finished}) == 1
+    refused = refused_operations(case, outcomes)
+    return all(
+        index in refused or rank not in callers(case.operations[index])
+        for rank, outcome in enumerate(finished)
+        for index in outcome.refused
+    )
 
 
 def _request(target: Target) -> tuple[bytes, str, str]:
@@ -187,24 +247,34 @@ def _request(target: Target) -> tuple[bytes, str, str]:
     return image, str(maker.__module__), path
 
 
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """How processes start: one for each rank without a launcher (``direct``), and ``quiet``."""
+
+    direct: bool
+    quiet: bool
+
+
 class _LaunchedWorld:
-    """Processes that have joined one world, and the connections to them."""
+    """Processes that have joined one world, their server, and the connections to them."""
 
     def __init__(
         self,
         command: list[str],
         nranks: int,
         request: tuple[bytes, str, str],
-        *,
-        direct: bool,
-        quiet: bool,
+        server: MakeServer | None,
+        start: _Start,
     ) -> None:
         self.request, self.nranks = request, nranks
         self.folder = tempfile.TemporaryDirectory(prefix="simcoll-kit-")
+        self.meeting_place = str(Path(self.folder.name) / "world")
+        Path(self.meeting_place).mkdir()
+        self.serving = contextlib.ExitStack()
         self.processes: list[subprocess.Popen[bytes]] = []
         self.connections: dict[int, Connection[Any, Any]] = {}
         self.members: set[int] = set()
-        output = subprocess.DEVNULL if quiet else None
+        output = subprocess.DEVNULL if start.quiet else None
         key = secrets.token_bytes(16)
         address = str(Path(self.folder.name) / "meeting")
         variables = {
@@ -215,9 +285,10 @@ class _LaunchedWorld:
         }
         listener = Listener(address, "AF_UNIX", backlog=nranks, authkey=key)
         try:
-            for rank in range(nranks if direct else 1):
+            self.service = self.serving.enter_context(_serving(server, nranks, self.meeting_place))
+            for rank in range(nranks if start.direct else 1):
                 # A launcher numbers the processes that it starts.
-                number = {"SIMCOLL_KIT_RANK": str(rank)} if direct else {}
+                number = {"SIMCOLL_KIT_RANK": str(rank)} if start.direct else {}
                 environment = {**os.environ, **variables, **number}
                 process = subprocess.Popen(  # noqa: S603  # what the caller wants to run
                     command,
@@ -253,10 +324,8 @@ class _LaunchedWorld:
                     ) from None
                 continue
             self.connections[connection.recv()] = connection
-        meeting_place = str(Path(self.folder.name) / "world")
-        Path(meeting_place).mkdir()
         for connection in self.connections.values():
-            connection.send((self.request, meeting_place))
+            connection.send((self.request, self.meeting_place, self.service))
         for rank, message in self._messages(end):
             if message is not None:
                 self.members.add(rank)
@@ -309,4 +378,7 @@ class _LaunchedWorld:
                 process.wait()
         for connection in self.connections.values():
             connection.close()
-        self.folder.cleanup()
+        try:
+            self.serving.close()
+        finally:
+            self.folder.cleanup()

@@ -50,8 +50,8 @@ def serve() -> None:
     connection = Client(os.environ.pop("SIMCOLL_KIT_ADDRESS"), "AF_UNIX", authkey=key)
     rank, nranks = _rank(), int(os.environ.pop("SIMCOLL_KIT_SIZE"))
     connection.send(rank)
-    request, folder = connection.recv()
-    world = RankWorld(rank, nranks, folder)
+    request, folder, service = connection.recv()
+    world = RankWorld(rank, nranks, folder, server=service)
     instance, failure = None, None
     try:
         run, instance = join(_target(*request), world)

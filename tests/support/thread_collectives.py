@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from simcoll.core.reduction import REDUCTIONS, Reduction
+from simcoll.errors import ConfigError
 from simcoll.testing.collective_cases import parse_reduction_text
 
 
@@ -39,13 +40,29 @@ class ThreadLibrary:
     def run(self, call):
         if call.asynchronous:
             raise NotImplementedError("operations are synchronous")
+        self.check(call)
         mail = Mail(call)
         if call.kind in ("reduce", "all_reduce", "reduce_scatter"):
-            reduction = parse_reduction_text(call.op, call.operation.dtype)
+            try:
+                reduction = parse_reduction_text(call.op, call.operation.dtype)
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
             with np.errstate(all="ignore"):
                 getattr(self, call.kind)(call, mail, reduction)
         else:
             getattr(self, call.kind)(call, mail)
+
+    def check(self, call):
+        """Refuse arguments that no rank can work with."""
+        peers = [call.root, call.destination or 0, call.source or 0]
+        if max(peers) >= call.nranks:
+            raise ValueError(f"rank {max(peers)} is not in a group of {call.nranks}")
+        for values, counts in ((call.input, call.input_counts), (call.output, call.output_counts)):
+            if values is not None and values.size < sum(counts):
+                raise ValueError(f"a buffer of {values.size} elements, expected {sum(counts)}")
+        dtypes = {values.dtype for values in (call.input, call.output) if values is not None}
+        if len(dtypes) > 1:
+            raise TypeError(f"buffers of different dtypes: {dtypes}")
 
     def blocks(self, values, counts):
         """Views of the blocks of a buffer."""
@@ -133,6 +150,13 @@ class ThreadLibrary:
     def shares(self, count, nranks):
         """Elements that each rank reduces: equal shares, and what remains to the first ranks."""
         return [count // nranks + (rank < count % nranks) for rank in range(nranks)]
+
+
+class Trusting(ThreadLibrary):
+    """Takes whatever it is called with."""
+
+    def check(self, _):
+        pass
 
 
 class ForgetsRemainder(ThreadLibrary):

@@ -39,7 +39,7 @@ def _play(options: argparse.Namespace) -> int:
     backend = find_backend(options.backend, options.runner)
     title = f"{options.backend} on {options.ranks} ranks"
     with backend.runner() as runner:
-        verdicts = play_suite(backend.target, ranks, runner, backend.checks, _say)
+        verdicts = play_suite(backend.target, ranks, runner, backend.checks, _say, backend.reasons)
     _print(text_report(title, verdicts))
     if options.report:
         write_file(options.report, html_report(title, verdicts).encode())

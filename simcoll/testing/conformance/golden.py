@@ -22,7 +22,7 @@ from simcoll.files.output import write_file
 from simcoll.testing.collective_cases import Case
 from simcoll.testing.conformance.statement_cases import CASES
 from simcoll.testing.conformance.suite_backends import find_backend
-from simcoll.testing.rank_calls import callers
+from simcoll.testing.object_values import OBJECT
 
 __all__ = ["golden_cases", "golden_results", "main", "result_text"]
 
@@ -34,12 +34,13 @@ DEADLINE_S = 30
 
 
 def golden_cases() -> Iterator[Case]:
-    """All cases of all statements, each once."""
+    """All cases of all statements that have bytes as results, each once."""
     texts = set()
     for nranks in RANKS:
         for cases_of in CASES.values():
             for case in cases_of(nranks):
-                if repr(case) not in texts:
+                plain = all(part.dtype != OBJECT and not part.mistake for part in case.operations)
+                if plain and repr(case) not in texts:
                     texts.add(repr(case))
                     yield case
 
@@ -81,7 +82,7 @@ def _record() -> tuple[dict[str, list[list[str | None]]], int]:
             if any(operation.memory == "strided" for operation in case.operations):
                 continue  # gloo takes the elements of most calls as if they had no gaps
             outcomes = runner.play(backend.target, case, DEADLINE_S)
-            if any(not outcomes[rank].outputs for rank in callers(case)):
+            if any(not outcome.outputs or outcome.refused for outcome in outcomes):
                 refused += 1
                 continue
             recorded[repr(case)] = [

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import unittest
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from simcoll.testing.conformance.mpi_objects import move_objects
 from simcoll.testing.rank_calls import RankCall, RankWorld
 
 __all__ = ["MpiBackend"]
@@ -44,6 +47,7 @@ class MpiBackend:
 
         self.mpi: Any = MPI
         self.comm: Any = MPI.COMM_WORLD
+        self.world = world
         self.communicators: dict[tuple[int, ...], Any] = {}
         if self.comm.size != world.nranks:
             raise RuntimeError(f"MPI has {self.comm.size} ranks, expected {world.nranks}")
@@ -65,13 +69,40 @@ class MpiBackend:
 
     def run(self, call: RankCall) -> Any:
         """Call the function of MPI for an operation, the nonblocking one if it is asynchronous."""
+        communicator = self.communicator(call.ranks)
+        if call.objects and call.kind != "barrier":
+            move_objects(call, communicator)
+            return None
         _check_dtype(call)
+        if call.mistake == "dtype":
+            raise NotImplementedError("MPI leaves open what different types on both sides do")
         arrays = [values for values in (call.input, call.output) if values is not None]
         if call.operation.memory in ("strided", "reversed"):
             raise NotImplementedError("buffers of mpi4py are contiguous")
         execute: Callable[..., Any] = getattr(self, f"_{call.kind}")
-        request = execute(call, self.communicator(call.ranks))
+        request = execute(call, communicator)
         return None if request is None else _Pending(request, arrays)
+
+    def run_coalesced(self, calls: Sequence[RankCall]) -> Any:
+        """Start all operations, then wait for all."""
+        if calls[0].objects:
+            raise NotImplementedError("collectives of objects block")
+        works = [
+            self.run(replace(call, operation=replace(call.operation, asynchronous=True)))
+            for call in calls
+        ]
+        for work in works:
+            if work is not None:
+                work.wait()
+
+    def task(self, name: str) -> None:
+        """Check a statement of the semantics on this rank."""
+        from simcoll.testing.conformance.mpi_checks import MpiSession, mpi_checks
+
+        try:
+            mpi_checks()[name](MpiSession(self))
+        except unittest.SkipTest as reason:
+            raise NotImplementedError(str(reason)) from None
 
     def _place(self, call: RankCall) -> Any:
         """The send buffer: ``MPI.IN_PLACE`` where input and output share memory."""
@@ -102,29 +133,39 @@ class MpiBackend:
         )
 
     def _all_gather(self, call: RankCall, comm: Any) -> Any:
+        if _without_counts(call):
+            return _function(call, comm, "allgather")(self._place(call), call.output)
         return _function(call, comm, "allgatherv")(
             self._place(call), [call.output, call.output_counts]
         )
 
     def _gather(self, call: RankCall, comm: Any) -> Any:
+        if _without_counts(call):
+            return _function(call, comm, "gather")(self._place(call), call.output, call.root)
         target = None if call.output is None else [call.output, call.output_counts]
         return _function(call, comm, "gatherv")(self._place(call), target, call.root)
 
     def _scatter(self, call: RankCall, comm: Any) -> Any:
-        source = None if call.input is None else [call.input, call.input_counts]
         in_place = call.operation.collective.in_place and call.rank == call.root
-        return _function(call, comm, "scatterv")(
-            source, self.mpi.IN_PLACE if in_place else call.output, call.root
-        )
+        target = self.mpi.IN_PLACE if in_place else call.output
+        if _without_counts(call):
+            return _function(call, comm, "scatter")(call.input, target, call.root)
+        source = None if call.input is None else [call.input, call.input_counts]
+        return _function(call, comm, "scatterv")(source, target, call.root)
 
     def _reduce_scatter(self, call: RankCall, comm: Any) -> Any:
         if call.operation.collective.in_place:
             raise NotImplementedError("MPI puts the result of every rank at the beginning")
+        if _without_counts(call):
+            function = _function(call, comm, "reduce_scatter_block")
+            return function(call.input, call.output, self.operator(call))
         return _function(call, comm, "reduce_scatter")(
             call.input, call.output, call.input_counts, self.operator(call)
         )
 
     def _all_to_all(self, call: RankCall, comm: Any) -> Any:
+        if _without_counts(call):
+            return _function(call, comm, "alltoall")(call.input, call.output)
         return _function(call, comm, "alltoallv")(
             [call.input, call.input_counts], [call.output, call.output_counts]
         )
@@ -146,6 +187,12 @@ class _All:
 
     def Wait(self) -> None:  # noqa: N802  # as mpi4py has it
         self.mpi.Request.Waitall(self.requests)
+
+
+def _without_counts(call: RankCall) -> bool:
+    """Whether to call the form for blocks of one size, as odd seeds say."""
+    even = isinstance(call.operation.counts, int)
+    return even and call.operation.counts != 0 and call.operation.seed % 2 == 1
 
 
 def _function(call: RankCall, comm: Any, name: str) -> Any:

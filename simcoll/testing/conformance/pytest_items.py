@@ -68,7 +68,7 @@ class StatementItem(pytest.Item):
         for nranks in suite.ranks:
             backend = suite.backend
             play_statement(verdict, backend.target, nranks, suite.runner(), backend.checks)
-        explain_absence(verdict)
+        explain_absence(verdict, suite.backend.reasons)
         if verdict.status == "skip":
             pytest.skip(verdict.reason)
         if verdict.faults:

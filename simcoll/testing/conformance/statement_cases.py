@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from simcoll.core.collective import KINDS, Collective
+from simcoll.core.collective import KINDS, Collective, collective_kind
 from simcoll.testing.collective_cases import Case, CaseOperation
+from simcoll.testing.object_values import OBJECT
 
 __all__ = ["CASES"]
 
@@ -167,6 +168,57 @@ def _asynchronous(n: int) -> Iterator[Case]:
         yield replace(case, operations=(replace(case.operations[0], asynchronous=True),))
 
 
+def _wrong(mistake: str, kind: str, n: int, seed: int, **options: Any) -> Iterator[Case]:
+    """A wrong call, and a right one behind it."""
+    wrong = _operation(kind, n, mistake=mistake, seed=seed, **options)
+    yield Case(n, (wrong, replace(wrong, mistake="", seed=seed + 2)))
+
+
+def _wrong_peers(n: int) -> Iterator[Case]:
+    """In a group of some ranks: gloo does not look outside of the world."""
+    if n > 2:
+        members = tuple(range(n - 1))
+        yield from _wrong("peer", "send_recv", n, 0, ranks=members, pairs=_ring(n - 1))
+
+
+def _undefined_reductions(n: int) -> Iterator[Case]:
+    for kind in ("all_reduce", "reduce", "reduce_scatter"):
+        for dtype in COMPLEX:
+            yield from _wrong("reduction", kind, n, 0, dtype=dtype)
+
+
+def _wrong_blocks(kind: str, n: int) -> Iterator[Case]:
+    """The call that has no counts, which an odd seed chooses."""
+    for mistake in ("length", "dtype"):
+        yield from _wrong(mistake, kind, n, 1)
+
+
+def _objects(kind: str, n: int) -> Iterator[Case]:
+    """Python objects, one and several for each rank, from every root."""
+    roots = range(n) if KINDS[collective_kind(kind)].rooted else (None,)
+    for root in roots:
+        for count in (1, 5):
+            yield _case(kind, n, count, root=root, dtype=OBJECT, seed=count)
+
+
+def _object_messages(n: int) -> Iterator[Case]:
+    for count in (1, 5):
+        yield _case("send_recv", n, count, pairs=_ring(n)[:1], dtype=OBJECT, seed=count)
+        yield _case("send_recv", n, count, pairs=_ring(n), dtype=OBJECT, seed=count + 1)
+
+
+def _batches(n: int) -> Iterator[Case]:
+    """Messages of one batch: around the ring in both directions, with tags of their own."""
+    back = tuple((target, source) for source, target in _ring(n))
+    operations = tuple(
+        _operation("send_recv", n, pairs=pairs, tag=tag, seed=tag)
+        for tag, pairs in enumerate((_ring(n), back, _ring(n)))
+    )
+    if n > 1:
+        yield Case(n, operations, coalesced=True)
+        yield Case(n, operations[::-1], coalesced=True)
+
+
 COMPLEX = (
     "complex64",
     "complex128",
@@ -202,6 +254,12 @@ _OF_A_KIND: dict[str, tuple[Callable[[str, int], Iterator[Case]], str]] = {
     "AG-04": (_groups, "all_gather"),
     "RS-06": (_groups, "reduce_scatter"),
     "AT-06": (_in_place, "all_gather"),
+    "AT-04": (_wrong_blocks, "all_gather"),
+    "RT-04": (_wrong_blocks, "reduce_scatter"),
+    "OB-01": (_objects, "all_gather"),
+    "OB-03": (_objects, "gather"),
+    "OB-05": (_objects, "broadcast"),
+    "OB-07": (_objects, "scatter"),
 }
 
 CASES: dict[str, Callable[[int], Iterator[Case]]] = {
@@ -210,6 +268,7 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "GR-24": _two_groups,
     "PP-01": lambda n: iter([_case("send_recv", n, pairs=_ring(n)[:1])]),
     "PP-02": lambda n: iter([_case("send_recv", n, ranks=tuple(range(1, n)), pairs=_ring(n - 1))]),
+    "PP-10": _wrong_peers,
     "PP-12": lambda n: _messages(n, 0, 1, 2, reverse=True),
     "PP-13": lambda n: _messages(n, 0, 0, 0, 0),
     "PP-15": lambda n: _messages(n, 0),
@@ -218,8 +277,12 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
         for dtype in ("float32", "bool", "bfloat16", *COMPLEX)
         for count in (0, 3)
     ),
+    "PP-30": _batches,
     "PP-31": lambda n: _messages(n, 0),
+    "PP-32": _batches,
     "PP-33": lambda n: _messages(n, 3, 3, 3),
+    "PP-36": _object_messages,
+    "PP-37": _object_messages,
     "WK-01": _every_kind,
     "WK-02": _asynchronous,
     "WK-12": lambda n: _several("all_reduce", n, reverse=True),
@@ -240,6 +303,7 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "A1-01": lambda n: _form("all_to_all", n, 0),
     "A1-02": lambda n: iter(list(_uneven_blocks("all_to_all", n))[:1]),
     "A1-03": lambda n: _form("all_to_all", n, 0, COMPLEX),
+    "A1-05": lambda n: _wrong("length", "all_to_all", n, 0),
     "A1-06": lambda n: iter(
         [_case("all_to_all", n, 0), *list(_uneven_blocks("all_to_all", n))[:1]]
     ),
@@ -253,6 +317,7 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "RO-04": lambda n: _reductions(n, (*ARITHMETIC, "bxor"), ("bool",)),
     "RO-05": lambda n: _reductions(n, ("avg",), (*FLOATS, *COMPLEX)),
     "RO-07": lambda n: _reductions(n, ("premul_sum:2",), ("float32", "float64")),
+    "RO-08": _undefined_reductions,
 }
 """Cases of each statement, for a number of ranks."""
 for _row, (_cases_of, _kind) in _OF_A_KIND.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -12,7 +12,7 @@ from simcoll.files.text import parse_toml
 from simcoll.testing.conformance.statement_cases import CASES
 from simcoll.testing.conformance.statement_reasons import REASONS
 from simcoll.testing.implementation_checks import case_faults
-from simcoll.testing.rank_calls import RankOutcome, RankTask, Target, callers
+from simcoll.testing.rank_calls import RankTask, Target, refused_operations
 from simcoll.testing.rank_runners import ProcessRunner, ThreadRunner
 
 __all__ = [
@@ -120,6 +120,7 @@ def play_suite(
     runner: ProcessRunner | ThreadRunner,
     tasks: frozenset[str],
     progress: Callable[[str], None] = lambda _: None,
+    reasons: Mapping[str, str] | None = None,
 ) -> list[Verdict]:
     """Play all statements with each number of ranks.
 
@@ -135,6 +136,9 @@ def play_suite(
         Rows that the implementation checks itself, by its method ``task(row)``.
     progress
         Called with a line of text for each number of ranks.
+    reasons
+        Why the implementation does not play a statement, by its row, where it has a reason of its
+        own.
     """
     verdicts = [Verdict(statement) for statement in statements()]
     for nranks in ranks:
@@ -142,7 +146,7 @@ def play_suite(
         for verdict in verdicts:
             play_statement(verdict, target, nranks, runner, tasks)
     for verdict in verdicts:
-        explain_absence(verdict)
+        explain_absence(verdict, reasons or {})
     return verdicts
 
 
@@ -154,19 +158,19 @@ def play_statement(
     tasks: frozenset[str],
 ) -> None:
     """Play the cases and the check of a statement, and add to its verdict."""
-    for text, outcomes, faults in _attempts(target, verdict.statement.row, nranks, runner, tasks):
-        refusals = [outcome.unsupported for outcome in outcomes if outcome]
-        if not faults and any(refusals):
-            verdict.refusals.append(next(filter(None, refusals)))
+    for text, refusals, faults in _attempts(target, verdict.statement.row, nranks, runner, tasks):
+        if not faults and refusals:
+            verdict.refusals.append(refusals[0])
             continue
         verdict.played += 1
         verdict.faults += [f"{text}: {fault}" for fault in faults]
 
 
-def explain_absence(verdict: Verdict) -> None:
+def explain_absence(verdict: Verdict, reasons: Mapping[str, str]) -> None:
     """Give a statement that was not played at all the reason of that."""
+    statement = verdict.statement
     if not verdict.played and not verdict.refusals:
-        verdict.refusals.append(_absence(verdict.statement))
+        verdict.refusals.append(reasons.get(statement.row) or _absence(statement))
 
 
 def _attempts(
@@ -175,15 +179,12 @@ def _attempts(
     nranks: int,
     runner: ProcessRunner | ThreadRunner,
     tasks: frozenset[str],
-) -> Iterator[tuple[str, Sequence[RankOutcome | None], list[str]]]:
-    """The outcomes of all cases and of the check of a statement."""
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """The refusals and faults of all cases and of the check of a statement."""
     for case in CASES[row](nranks) if row in CASES else ():
         outcomes = runner.play(target, case, DEADLINE_S)
-        members = [outcomes[rank] for rank in sorted(callers(case))]
-        if members and all(outcome and outcome.unsupported for outcome in members):
-            yield str(case), members, []
-        else:
-            yield str(case), members, list(case_faults(case, outcomes, DEADLINE_S))
+        refusals = list(refused_operations(case, outcomes).values())
+        yield str(case), refusals, list(case_faults(case, outcomes, DEADLINE_S))
     if row in tasks and isinstance(runner, ProcessRunner):
         results = runner.play(target, RankTask(nranks, row), DEADLINE_S)
         hung = [rank for rank, result in enumerate(results) if result is None]
@@ -193,13 +194,16 @@ def _attempts(
             for rank, result in enumerate(results)
             if result is not None and result.error is not None
         ]
-        yield f"{nranks} ranks", results, faults
+        texts = [result.unsupported for result in results if result and result.unsupported]
+        yield f"{nranks} ranks", texts, faults
 
 
 def _absence(statement: Statement) -> str:
     """Why a statement was not played at all."""
     if statement.subject == "GPUs":
         return "needs GPUs"
+    if statement.row in CASES:
+        return "needs more ranks"
     if statement.row in REASONS:
         return REASONS[statement.row]
     return "is on the interface of torch.distributed"

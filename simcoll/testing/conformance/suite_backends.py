@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from simcoll.errors import ConfigError
 from simcoll.testing.conformance.mpi_backend import MpiBackend
+from simcoll.testing.conformance.mpi_checks import MPI_REASONS, mpi_checks
 from simcoll.testing.conformance.torch_backend import TorchBackend
 from simcoll.testing.conformance.torch_session import checks
 from simcoll.testing.rank_calls import Target
@@ -22,11 +24,14 @@ PROCESSES, THREADS = "processes", "threads"
 
 @dataclass(frozen=True)
 class TestedBackend:
-    """An implementation, the statements that it checks itself, and where its ranks live."""
+    """An implementation, the statements that it checks itself, where its ranks live, and why it
+    does not play a statement, by its row.
+    """
 
     target: Target
     checks: frozenset[str]
     place: str
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     def runner(self) -> AbstractContextManager[Any]:
         """A runner of its ranks."""
@@ -50,7 +55,8 @@ def find_backend(name: str, place: str | None = None) -> TestedBackend:
     """
     family, _, part = name.partition(":")
     if name == "mpi":
-        return TestedBackend(MpiBackend, frozenset(), place or "mpiexec")
+        rows = frozenset(mpi_checks())
+        return TestedBackend(MpiBackend, rows, place or "mpiexec", MPI_REASONS)
     if not part:
         raise ConfigError(
             f"backend {name!r}: expected torch:gloo, torch:NAME, mpi, or MODULE:CLASS"

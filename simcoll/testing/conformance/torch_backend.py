@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import unittest
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from simcoll.arrays import Array
 from simcoll.testing.collective_cases import Case
+from simcoll.testing.conformance.torch_objects import move_objects
 from simcoll.testing.rank_calls import RankCall, RankWorld
 
 __all__ = ["TorchBackend"]
@@ -28,10 +30,43 @@ REFUSALS = (
     "not contiguous",
     "expected to be contiguous",
     "invalid tensor size",
+    "can't be cast",
+    "does not implement",
 )
 """Words of errors by which a backend refuses a dtype, a reduction, a memory layout or
 uneven blocks.
 """
+
+
+COALESCED = {
+    "all_reduce": "all_reduce_coalesced",
+    "all_gather": "all_gather_into_tensor",
+    "reduce_scatter": "reduce_scatter_tensor",
+}
+"""Collectives that torch coalesces, and their functions."""
+
+
+@contextmanager
+def _refusals(call: RankCall) -> Iterator[None]:
+    """Tell refusals from errors, which a wrong call must raise as they are."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError) as error:
+        text = str(error)
+        if not call.mistake and any(words in text.lower() for words in REFUSALS):
+            raise NotImplementedError(text.splitlines()[0]) from None
+        raise
+
+
+class _CheckedWork:
+    """A work whose backend may refuse it as late as in the wait."""
+
+    def __init__(self, call: RankCall, work: Any) -> None:
+        self.call, self.work = call, work
+
+    def wait(self) -> None:
+        with _refusals(self.call):
+            self.work.wait()
 
 
 class _Works:
@@ -125,18 +160,69 @@ class TorchBackend:
 
     def run(self, call: RankCall) -> Any:
         """Call the function of torch.distributed for an operation."""
+        group = self.groups.get(call.ranks)
+        if call.objects and call.kind != "barrier":
+            move_objects(self.dist, call, group)
+            return None
         execute: Callable[..., Any] = getattr(self, f"_{call.kind}")
         tensors = self.tensor(call.input), self.tensor(call.output)
-        options = {"group": self.groups.get(call.ranks), "async_op": call.asynchronous}
+        options = {"group": group, "async_op": call.asynchronous}
         if call.operation.collective.spec.reduces:
             options["op"] = self.reduction(call.op)
-        try:
-            return execute(call, *tensors, options)
-        except (RuntimeError, ValueError, TypeError) as error:
-            text = str(error)
-            if any(words in text.lower() for words in REFUSALS):
-                raise NotImplementedError(text.splitlines()[0]) from None
-            raise
+        with _refusals(call):
+            work = execute(call, *tensors, options)
+        return None if work is None else _CheckedWork(call, work)
+
+    def run_coalesced(self, calls: Sequence[RankCall]) -> Any:
+        """One batch of messages, or collectives in torch's manager of coalesced calls."""
+        first = calls[0]
+        if first.objects:
+            raise NotImplementedError("torch coalesces no objects")
+        if first.kind == "send_recv":
+            return self._batch(calls)
+        if first.kind not in COALESCED:
+            raise NotImplementedError(f"torch does not coalesce {first.kind}")
+        if not all(map(_is_even, calls)):
+            raise NotImplementedError("coalesced blocks have one size")
+        group = self.groups.get(first.ranks)
+        options = {"group": group}
+        if first.operation.collective.spec.reduces:
+            options["op"] = self.reduction(first.op)
+        pairs = [(self.tensor(call.output), self.tensor(call.input)) for call in calls]
+        with _refusals(first):
+            if first.kind == "all_reduce":
+                for result, source in pairs:
+                    result.copy_(source)
+                results = [result for result, _ in pairs]
+                return self.dist.all_reduce_coalesced(results, async_op=True, **options)
+            function = getattr(self.dist, COALESCED[first.kind])
+            device = self.torch.device("cpu")
+            backend = (group or self.dist.group.WORLD)._get_backend(device)  # noqa: SLF001
+            # Torch leaves the group unusable where a backend refuses later.
+            if not backend.supports_coalescing:
+                raise NotImplementedError(f"{self.name} does not coalesce {first.kind}")
+            with self.dist._coalescing_manager(  # noqa: SLF001  # no other name
+                group=group, device=device, async_ops=True
+            ) as manager:
+                for result, source in pairs:
+                    function(result, source, **options)
+            return manager
+
+    def _batch(self, calls: Sequence[RankCall]) -> _Works:
+        """Messages that are started together."""
+        messages = []
+        for call in calls:
+            group, tag = self.groups.get(call.ranks), call.operation.tag
+            for function, peer, values in (
+                (self.dist.irecv, call.source, call.output),
+                (self.dist.isend, call.destination, call.input),
+            ):
+                if peer is not None:
+                    tensor = self.tensor(values)
+                    messages.append(
+                        self.dist.P2POp(function, tensor, None, group, tag, group_peer=peer)
+                    )
+        return _Works(self.dist.batch_isend_irecv(messages) if messages else [])
 
     def _barrier(self, _: RankCall, __: Any, ___: Any, options: dict[str, Any]) -> Any:
         return self.dist.barrier(**options)
@@ -157,8 +243,7 @@ class TorchBackend:
         return self.dist.broadcast(result, group_src=call.root, **options)
 
     def _all_gather(self, call: RankCall, source: Any, result: Any, options: dict[str, Any]) -> Any:
-        even = len(set(call.output_counts)) == 1
-        if even and call.operation.seed % 2 and call.nranks > 1:
+        if call.mistake or (_is_even(call) and call.operation.seed % 2 and call.nranks > 1):
             return self.dist.all_gather_into_tensor(result, source, **options)
         return self.dist.all_gather(_parts(result, call.output_counts), source, **options)
 
@@ -173,13 +258,12 @@ class TorchBackend:
     def _reduce_scatter(
         self, call: RankCall, source: Any, result: Any, options: dict[str, Any]
     ) -> Any:
-        even = len(set(call.input_counts)) == 1
-        if even and call.operation.seed % 2 and call.nranks > 1:
+        if call.mistake or (_is_even(call) and call.operation.seed % 2 and call.nranks > 1):
             return self.dist.reduce_scatter_tensor(result, source, **options)
         return self.dist.reduce_scatter(result, _parts(source, call.input_counts), **options)
 
     def _all_to_all(self, call: RankCall, source: Any, result: Any, options: dict[str, Any]) -> Any:
-        if call.operation.seed % 2:
+        if call.operation.seed % 2 and not call.mistake:
             inputs, outputs = _parts(source, call.input_counts), _parts(result, call.output_counts)
             return self.dist.all_to_all(outputs, inputs, **options)
         return self.dist.all_to_all_single(
@@ -193,6 +277,11 @@ class TorchBackend:
         if call.source is not None:
             works.append(self.dist.irecv(result, None, group, tag, group_src=call.source))
         return _Works(works)
+
+
+def _is_even(call: RankCall) -> bool:
+    """Whether all blocks have one size."""
+    return len({*call.input_counts, *call.output_counts}) == 1 or call.kind == "all_reduce"
 
 
 def _parts(tensor: Any, counts: list[int]) -> list[Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import unittest
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+
+from simcoll.testing.conformance.rank_session import RankSession, checks_of, states
 
 __all__ = ["TorchSession", "checks", "states"]
 
@@ -22,62 +23,33 @@ _MODULES = (
 )
 
 
-def states(*rows: str) -> Callable[[Check], Check]:
-    """Name the statements that a check of the session holds."""
-
-    def mark(check: Check) -> Check:
-        check.rows = rows  # type: ignore[attr-defined]
-        return check
-
-    return mark
-
-
 @cache
 def checks() -> dict[str, Check]:
     """The check of each statement."""
     table: dict[str, Check] = {}
     for name in _MODULES:
         module = importlib.import_module(f"simcoll.testing.conformance.{name}")
-        for check in vars(module).values():
-            table.update(dict.fromkeys(getattr(check, "rows", ()), check))
+        table.update(checks_of(vars(module)))
     return table
 
 
-class TorchSession:
+class TorchSession(RankSession):
     """One rank among all, in a default group."""
 
     def __init__(self, backend: Any) -> None:
+        super().__init__(backend.world.rank, backend.world.nranks)
         self.backend = backend
         self.torch, self.dist = backend.torch, backend.dist
-        self.rank, self.size = backend.world.rank, backend.world.nranks
         self.folder = backend.world.folder
 
-    def needs(self, nranks: int) -> None:
-        """Skip the check where there are fewer ranks."""
-        if self.size < nranks:
-            raise unittest.SkipTest(f"needs {nranks} ranks")
-
-    def same(self, result: Any, expected: Any) -> None:
-        """Compare a result with what it must be."""
+    def equal(self, result: Any, expected: Any) -> bool:
+        """Whether a result, which may be a tensor or a list of tensors, is what it must be."""
         if isinstance(expected, self.torch.Tensor):
-            equal = isinstance(result, self.torch.Tensor) and self.torch.equal(result, expected)
-        elif isinstance(expected, list) and expected and hasattr(expected[0], "shape"):
-            equal = len(result) == len(expected)
-            equal = equal and all(map(self.torch.equal, result, expected))
-        else:
-            equal = result == expected
-        if not equal:
-            raise AssertionError(f"got {result!r}, expected {expected!r}")
-
-    def raises(self, kinds: Any, call: Callable[..., Any], *args: Any, **options: Any) -> str:
-        """The text of the error that a call must raise."""
-        try:
-            result = call(*args, **options)
-        except kinds as error:
-            return str(error)
-        except Exception as error:
-            raise AssertionError(f"{type(error).__name__} instead of {kinds}: {error}") from error
-        raise AssertionError(f"no error, but {result!r}; expected {kinds}")
+            return isinstance(result, self.torch.Tensor) and self.torch.equal(result, expected)
+        if isinstance(expected, list) and expected and hasattr(expected[0], "shape"):
+            alike = len(result) == len(expected)
+            return alike and all(map(self.torch.equal, result, expected))
+        return super().equal(result, expected)
 
     def parameters(self, function: Any, names: str) -> None:
         """Compare the first parameters of a function with names."""

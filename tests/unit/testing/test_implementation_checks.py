@@ -19,12 +19,21 @@ from simcoll.testing import (
     Case,
     CaseOperation,
     ProcessRunner,
+    ThreadRunner,
     assert_collective,
     cases,
     programs,
 )
 from simcoll.testing.collective_cases import MEMORIES, legal_totals
-from tests.support.thread_collectives import ForgetsRemainder, ForgetsRoot, ThreadLibrary, Waits
+from simcoll.testing.object_values import OBJECT
+from simcoll.testing.wrong_calls import MISTAKES
+from tests.support.thread_collectives import (
+    ForgetsRemainder,
+    ForgetsRoot,
+    ThreadLibrary,
+    Trusting,
+    Waits,
+)
 
 QUIET = settings(
     deadline=None,
@@ -221,6 +230,194 @@ def test_cases_may_have_several_operations_in_flight():
         cases(in_flight=0)
 
 
+class Together(LateLibrary):
+    """Starts operations from the last to the first, and waits for them in their order."""
+
+    def run_coalesced(self, calls):
+        messages = [call for call in calls if call.kind == "send_recv"]
+        for call in messages:
+            self.run(call)
+        for call in [call for call in calls if call not in messages]:
+            self.run(call)
+
+
+@pytest.mark.slow
+def test_cases_may_be_coalesced():
+    counts = {"coalesced": 0, "one": 0}
+
+    @settings(QUIET, max_examples=60)
+    @given(cases(["all_reduce", "all_gather", "send_recv"], coalesced=True))
+    def check(case):
+        counts["coalesced"] += case.coalesced
+        counts["one"] += len(case.operations) == 1
+        if case.coalesced:
+            assert len(case.operations) == 2
+            assert len({(part.ranks, part.dtype, part.op) for part in case.operations}) == 1
+        assert_collective(Together, case)
+
+    check()
+    assert min(counts.values()) > 5, counts
+    case = Case(2, one("all_reduce").operations * 2, coalesced=True)
+    assert "2 ranks, coalesced: all_reduce" in str(case)
+    with pytest.raises(NotImplementedError, match=r"no method run_coalesced\(calls\)"):
+        assert_collective(ThreadLibrary, case)
+
+
+@pytest.mark.slow
+def test_cases_may_have_objects():
+    counts = {"objects": 0, "numbers": 0}
+
+    @settings(QUIET, max_examples=60)
+    @given(cases(["broadcast", "scatter", "all_gather", "send_recv"], dtypes=["int32", "object"]))
+    def check(case):
+        counts["objects" if case.operations[0].dtype == OBJECT else "numbers"] += 1
+        assert_collective(ThreadLibrary, case)
+
+    check()
+    assert min(counts.values()) > 5, counts
+
+
+def test_objects_that_are_changed_or_confused_are_found():
+    class Mutates(ThreadLibrary):
+        def run(self, call):
+            super().run(call)
+            next(value for value in call.input if isinstance(value, dict)).clear()
+
+    class Textual(ThreadLibrary):
+        def run(self, call):
+            super().run(call)
+            call.output[...] = [str(value) for value in call.output]
+
+    case = one("all_gather", counts=12, dtype=OBJECT)
+    assert_collective(ThreadLibrary, case)
+    with pytest.raises(AssertionError, match="operation 0: changed its input"):
+        assert_collective(Mutates, case)
+    with pytest.raises(AssertionError, match=r"element \d+ is \S+, expected \S+ \(20 of 24"):
+        assert_collective(Textual, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_wrong_calls_must_raise(mistake):
+    options = {"kinds": MISTAKES[mistake].kinds, "dtypes": ["int32", "float32", "complex64"]}
+    counts = {"wrong": 0, "alone": 0, "right": 0}
+
+    @settings(QUIET, max_examples=50)
+    @given(cases(ops=["sum"], mistakes=[mistake], **options))
+    def check(case):
+        wrong = case.operations[0].mistake
+        counts["wrong"] += bool(wrong)
+        counts["alone"] += bool(wrong) and len(case.operations) == 1
+        counts["right"] += not wrong
+        assert_collective(ThreadLibrary, case)
+
+    check()
+    assert min(counts.values()) > 3, counts
+
+
+@pytest.mark.slow
+def test_a_wrong_call_without_an_error_shrinks():
+    several = st.sampled_from((2, 3))
+    text = least_failure(Trusting, cases(["all_gather"], nranks=several, mistakes=["dtype"]))
+    first, *faults = text.splitlines()[:3]
+    assert first == (
+        "2 ranks: all_gather n=2, ranks [0, 1], counts 1, int32, "
+        "with an output of another dtype than the input"
+    )
+    for rank, fault in enumerate(faults):
+        assert f"rank {rank}: no error for an output of another dtype than the input" in fault
+        assert "expected TypeError or ValueError or RuntimeError" in fault
+
+
+def test_another_error_than_the_due_one_is_told():
+    def run(call):
+        raise KeyError(call.root)
+
+    case = one("broadcast", mistake="root", collective={"root": 0})
+    with pytest.raises(AssertionError, match=r"rank 0: KeyError: 2; expected ValueError or Runt"):
+        assert_collective(run, case)
+
+
+def test_what_follows_a_wrong_call_must_be_right():
+    class Breaks(ThreadLibrary):
+        def run(self, call):
+            if call.index:
+                call.output[...] = 0
+            else:
+                super().run(call)
+
+    wrong = one("broadcast", mistake="root", collective={"root": 0}, seed=1).operations[0]
+    case = Case(2, (wrong, replace(wrong, mistake="")))
+    assert_collective(ThreadLibrary, case)
+    with pytest.raises(AssertionError, match="operation 1, rank 0: element 0 is 0, expected"):
+        assert_collective(Breaks, case)
+
+
+def test_operations_in_flight_are_waited_for_when_a_later_one_is_refused():
+    waits = []
+
+    class Refuses:
+        def run(self, call):
+            if call.index:
+                raise NotImplementedError("one at a time")
+            return Later(lambda: waits.append(call.rank))
+
+    part = one("all_reduce", asynchronous=True).operations[0]
+    case = Case(2, (part, part))
+    with pytest.raises(AssertionError, match="operation 0, rank 0: element 0 is"):
+        assert_collective(Refuses, case)
+    assert sorted(waits) == [0, 1]
+    with pytest.raises(NotImplementedError, match="one at a time"):
+        assert_collective(Refuses, Case(2, (replace(part, counts=0), part)))
+
+
+class Counter:
+    """Counts its lives, and tells the ranks how many ranks there are."""
+
+    lives = 0
+    ended = 0
+
+    def setup(self, nranks, folder):
+        Counter.lives += 1
+        assert Path(folder).is_dir()
+        return {"ranks": nranks}
+
+    def teardown(self):
+        Counter.ended += 1
+
+
+def asks_the_server(call):
+    """An all_reduce of ones, found in other processes by this file."""
+    call.output[...] = call.input * call.world.server["ranks"]
+
+
+def test_a_server_lives_around_the_threads_of_a_case():
+    Counter.lives = Counter.ended = 0
+
+    def run(call):
+        assert (Counter.lives, Counter.ended) == (1, 0)
+        asks_the_server(call)
+        raise NotImplementedError("only asks")
+
+    with pytest.raises(NotImplementedError, match="only asks"):
+        assert_collective(run, one("all_reduce"), ThreadRunner(Counter))
+    assert (Counter.lives, Counter.ended) == (1, 1)
+
+
+@pytest.mark.slow
+def test_a_server_lives_as_long_as_the_processes_of_a_world():
+    Counter.lives = Counter.ended = 0
+    alone = one("all_reduce", 1, counts=3)
+    with ProcessRunner(server=Counter) as runner:
+        assert_collective(asks_the_server, alone, runner)
+        assert_collective(asks_the_server, replace(alone), runner)
+        assert (Counter.lives, Counter.ended) == (1, 0)
+        with pytest.raises(AssertionError, match="element 0 is"):
+            assert_collective(asks_the_server, one("all_reduce", seed=1), runner)
+        assert (Counter.lives, Counter.ended) == (2, 0)
+    assert (Counter.lives, Counter.ended) == (2, 2)
+
+
 def test_rounded_sums_have_the_results_of_all_orders():
     operation = CaseOperation(
         simcoll.Collective("all_reduce", 3), (0, 1, 2), 50, "float32", values="rounded", seed=1
@@ -377,6 +574,10 @@ def test_a_failure_shows_nothing_of_the_kit():
         ({"dtypes": ["float33"]}, "unknown dtype 'float33'"),
         ({"ops": ["summ"]}, "summ"),
         ({"nranks": 3}, "hypothesis.strategies.just"),
+        ({"mistakes": ["roots"]}, "unknown mistake 'roots'; did you mean 'root'"),
+        ({"mistakes": ["root"], "kinds": ["barrier"]}, "expected one of broadcast, reduce"),
+        ({"mistakes": ["reduction"], "dtypes": ["int32"]}, "no kind and dtype"),
+        ({"kinds": ["reduce"], "dtypes": ["object"]}, "which reduce needs"),
     ],
 )
 def test_wrong_arguments_of_cases_are_told(options, message):
@@ -394,3 +595,12 @@ def test_wrong_cases_are_refused():
         CaseOperation(two, (0, 1), values="rounded")
     with pytest.raises(simcoll.ConfigError, match="memory='dense'"):
         CaseOperation(two, (0, 1), memory="dense")
+    with pytest.raises(simcoll.ConfigError, match="reduces numbers, no objects"):
+        CaseOperation(two, (0, 1), dtype="object")
+    with pytest.raises(simcoll.ConfigError, match="mistake='rot'"):
+        CaseOperation(two, (0, 1), mistake="rot")
+    with pytest.raises(simcoll.ConfigError, match="mistake='root' in all_reduce: expected one of"):
+        CaseOperation(two, (0, 1), mistake="root")
+    one_rank = CaseOperation(simcoll.Collective("barrier", 1), (0,), 0)
+    with pytest.raises(simcoll.ConfigError, match="coalesced case must have one group"):
+        Case(2, (one_rank, replace(one_rank, ranks=(1,))), coalesced=True)
