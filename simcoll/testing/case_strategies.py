@@ -247,7 +247,7 @@ def _cases(
         right = [replace(wrong, mistake="", seed=wrong.seed + 1)] if draw(st.booleans()) else []
         return Case(n, (wrong, *right))
     if choices.coalesced and draw(st.booleans()):
-        return draw(_coalesced(choices, n, max(2, most_operations)))
+        return draw(_units(choices, n, max(2, most_operations)))
     number = draw(st.integers(1, most_operations))
     operations = [draw(_operations(choices, n, several_calls=number > 1)) for _ in range(number)]
     waiting = sum(operation.asynchronous for operation in operations) > 1
@@ -255,14 +255,14 @@ def _cases(
 
 
 @st.composite
-def _coalesced(draw: DrawFn, choices: _Choices, nranks: int, most_operations: int) -> Case:
+def _units(draw: DrawFn, choices: _Choices, nranks: int, most_operations: int) -> Case:
     """Operations of one kind, group, dtype and reduction, of different sizes and data."""
-    first = draw(_operations(choices, nranks, several_calls=False))
-    operations = [replace(first, values="exact")]
+    pattern = draw(_operations(choices, nranks, several_calls=False))
+    operations = [replace(pattern, values="exact")]
     for _ in range(draw(st.integers(1, most_operations - 1))):
-        counts = first.counts
-        if first.collective.kind != "barrier":
-            counts = draw(_counts(choices, first.collective))
+        counts = pattern.counts
+        if pattern.collective.kind != "barrier":
+            counts = draw(_counts(choices, pattern.collective))
         operations.append(replace(operations[-1], counts=counts, seed=operations[-1].seed + 1))
     return Case(nranks, tuple(operations), coalesced=True)
 

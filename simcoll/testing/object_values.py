@@ -39,11 +39,11 @@ def _object(number: int) -> Any:
     return forms[number % len(forms)]
 
 
-def equal_elements(values: Array, others: Array) -> Array:
+def equal_elements(values: Array, expected: Array) -> Array:
     """Where two arrays of one shape agree: objects in type and value, and NaN with NaN."""
     if values.dtype.kind != "O":
-        return np.asarray((values == others) | (np.isnan(values) & np.isnan(others)))
-    pairs = zip(values.tolist(), others.tolist(), strict=True)
+        return np.asarray((values == expected) | (np.isnan(values) & np.isnan(expected)))
+    pairs = zip(values.tolist(), expected.tolist(), strict=True)
     return np.array([type(a) is type(b) and a == b for a, b in pairs], np.bool_)
 
 

@@ -223,10 +223,10 @@ def refused_operations(case: Case, outcomes: Sequence[RankOutcome | None]) -> di
     refused = {}
     for index, operation in enumerate(case.operations):
         ranks = callers(operation)
-        reasons = [outcomes[rank] for rank in ranks]
-        if ranks and all(outcome and index in outcome.refused for outcome in reasons):
-            first = reasons[0]
-            refused[index] = first.refused[index] if first else ""
+        reasons = [outcome.refused.get(index) for rank in ranks if (outcome := outcomes[rank])]
+        texts = [text for text in reasons if text is not None]
+        if texts and len(texts) == len(ranks):
+            refused[index] = texts[0]
     return refused
 
 
@@ -346,14 +346,14 @@ def play_rank(
     run: Callable[[RankCall], Any], case: Case, world: RankWorld, instance: Any = None
 ) -> RankOutcome:
     """Call the operations of a case that a rank takes part in, and collect what it holds."""
-    turn = _Turn(run, *rank_calls(case, world))
+    play = _RankPlay(run, *rank_calls(case, world))
     try:
-        turn.play(case, instance)
+        play.play(case, instance)
     except Exception as error:  # noqa: BLE001  # whatever an implementation raises is its result
         frames = traceback.extract_tb(error.__traceback__)[1:]
         place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
         return RankOutcome(error=f"{type(error).__name__}: {error}{place}")
-    memory = turn.memory
+    memory = play.memory
     outputs = [
         memory[index].output if index in memory else None for index in range(len(case.operations))
     ]
@@ -363,7 +363,7 @@ def play_rank(
         for fault in buffers.faults()
     ]
     results = tuple(None if output is None else np.array(output) for output in outputs)
-    return RankOutcome(results, tuple(faults), refused=turn.refused, raised=turn.raised)
+    return RankOutcome(results, tuple(faults), refused=play.refused, raised=play.raised)
 
 
 def rank_calls(case: Case, world: RankWorld) -> tuple[dict[int, RankCall], dict[int, Buffers]]:
@@ -378,7 +378,7 @@ def rank_calls(case: Case, world: RankWorld) -> tuple[dict[int, RankCall], dict[
     return calls, memory
 
 
-class _Turn:
+class _RankPlay:
     """The calls of one rank in a case, and what became of them."""
 
     def __init__(

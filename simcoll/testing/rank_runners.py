@@ -8,6 +8,7 @@ import os
 import pickle
 import secrets
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,7 @@ from simcoll.testing.rank_calls import (
     refused_operations,
 )
 
-__all__ = ["ProcessRunner", "Runner", "Server", "ThreadRunner"]
+__all__ = ["ProcessRunner", "Runner", "ThreadRunner", "WorldServer"]
 
 LAUNCHERS = {
     "mpiexec": "mpiexec -n {n}",
@@ -43,6 +44,10 @@ START_S = 120
 """Time for processes to start, import and meet; PyTorch alone takes several seconds."""
 
 
+LEAVE_S = 2
+"""Time for processes to leave, and for launchers to end theirs."""
+
+
 class Runner(Protocol):
     """Plays a case on all ranks; an outcome is ``None`` where a rank has not ended in time."""
 
@@ -50,7 +55,7 @@ class Runner(Protocol):
         """Play a case."""
 
 
-class Server(Protocol):
+class WorldServer(Protocol):
     """What the ranks of a world share and do not start themselves, such as a store or a daemon."""
 
     def setup(self, nranks: int, folder: str) -> Any:
@@ -63,7 +68,7 @@ class Server(Protocol):
         """End after the ranks."""
 
 
-MakeServer = Callable[[], Server]
+MakeServer = Callable[[], WorldServer]
 
 
 class ThreadRunner:
@@ -75,7 +80,7 @@ class ThreadRunner:
     ----------
     server
         A class with ``setup(nranks, folder)`` and ``teardown()``, called around each case: see
-        :class:`~simcoll.testing.rank_runners.Server`.
+        :class:`~simcoll.testing.rank_runners.WorldServer`.
     """
 
     def __init__(self, server: MakeServer | None = None) -> None:
@@ -87,7 +92,7 @@ class ThreadRunner:
         shared: dict[Any, Any] = {}
         with (
             tempfile.TemporaryDirectory() as folder,
-            _serving(self.server, case.nranks, folder) as service,
+            _service(self.server, case.nranks, folder) as service,
         ):
 
             def play(rank: int) -> None:
@@ -107,7 +112,7 @@ class ThreadRunner:
 
 
 @contextlib.contextmanager
-def _serving(server: MakeServer | None, nranks: int, folder: str) -> Iterator[Any]:
+def _service(server: MakeServer | None, nranks: int, folder: str) -> Iterator[Any]:
     """What a server has returned, while it runs; ``None`` without one."""
     if server is None:
         yield None
@@ -150,7 +155,7 @@ class ProcessRunner:
     server
         A class with ``setup(nranks, folder)`` and ``teardown()``, which are called before the
         processes of a world start and after they have ended: see
-        :class:`~simcoll.testing.rank_runners.Server`.
+        :class:`~simcoll.testing.rank_runners.WorldServer`.
 
     Examples
     --------
@@ -255,6 +260,16 @@ class _Start:
     quiet: bool
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its group, politely first, so that a launcher ends what it has started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LEAVE_S)
+
+
 class _LaunchedWorld:
     """Processes that have joined one world, their server, and the connections to them."""
 
@@ -285,7 +300,7 @@ class _LaunchedWorld:
         }
         listener = Listener(address, "AF_UNIX", backlog=nranks, authkey=key)
         try:
-            self.service = self.serving.enter_context(_serving(server, nranks, self.meeting_place))
+            self.service = self.serving.enter_context(_service(server, nranks, self.meeting_place))
             for rank in range(nranks if start.direct else 1):
                 # A launcher numbers the processes that it starts.
                 number = {"SIMCOLL_KIT_RANK": str(rank)} if start.direct else {}
@@ -370,14 +385,13 @@ class _LaunchedWorld:
             with contextlib.suppress(OSError):
                 connection.send(None)
         for process in self.processes:
-            try:
-                process.wait(2)
-            except subprocess.TimeoutExpired:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, 9)
-                process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LEAVE_S)
+        # Ranks end with their connections, also those that a launcher has put into other sessions.
         for connection in self.connections.values():
             connection.close()
+        for process in self.processes:
+            _end(process)
         try:
             self.serving.close()
         finally:

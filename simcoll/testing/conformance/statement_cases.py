@@ -209,10 +209,10 @@ def _object_messages(n: int) -> Iterator[Case]:
 
 def _batches(n: int) -> Iterator[Case]:
     """Messages of one batch: around the ring in both directions, with tags of their own."""
-    back = tuple((target, source) for source, target in _ring(n))
+    reversed_ring = tuple((target, source) for source, target in _ring(n))
     operations = tuple(
         _operation("send_recv", n, pairs=pairs, tag=tag, seed=tag)
-        for tag, pairs in enumerate((_ring(n), back, _ring(n)))
+        for tag, pairs in enumerate((_ring(n), reversed_ring, _ring(n)))
     )
     if n > 1:
         yield Case(n, operations, coalesced=True)

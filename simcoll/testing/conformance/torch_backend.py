@@ -175,32 +175,32 @@ class TorchBackend:
 
     def run_coalesced(self, calls: Sequence[RankCall]) -> Any:
         """One batch of messages, or collectives in torch's manager of coalesced calls."""
-        first = calls[0]
-        if first.objects:
+        kind, operation = calls[0].kind, calls[0].operation
+        if calls[0].objects:
             raise NotImplementedError("torch coalesces no objects")
-        if first.kind == "send_recv":
+        if kind == "send_recv":
             return self._batch(calls)
-        if first.kind not in COALESCED:
-            raise NotImplementedError(f"torch does not coalesce {first.kind}")
-        if not all(map(_is_even, calls)):
+        if kind not in COALESCED:
+            raise NotImplementedError(f"torch does not coalesce {kind}")
+        if not all(map(_has_equal_blocks, calls)):
             raise NotImplementedError("coalesced blocks have one size")
-        group = self.groups.get(first.ranks)
+        group = self.groups.get(operation.ranks)
         options = {"group": group}
-        if first.operation.collective.spec.reduces:
-            options["op"] = self.reduction(first.op)
+        if operation.collective.spec.reduces:
+            options["op"] = self.reduction(operation.op)
         pairs = [(self.tensor(call.output), self.tensor(call.input)) for call in calls]
-        with _refusals(first):
-            if first.kind == "all_reduce":
+        with _refusals(calls[0]):
+            if kind == "all_reduce":
                 for result, source in pairs:
                     result.copy_(source)
                 results = [result for result, _ in pairs]
                 return self.dist.all_reduce_coalesced(results, async_op=True, **options)
-            function = getattr(self.dist, COALESCED[first.kind])
+            function = getattr(self.dist, COALESCED[kind])
             device = self.torch.device("cpu")
             backend = (group or self.dist.group.WORLD)._get_backend(device)  # noqa: SLF001
             # Torch leaves the group unusable where a backend refuses later.
             if not backend.supports_coalescing:
-                raise NotImplementedError(f"{self.name} does not coalesce {first.kind}")
+                raise NotImplementedError(f"{self.name} does not coalesce {kind}")
             with self.dist._coalescing_manager(  # noqa: SLF001  # no other name
                 group=group, device=device, async_ops=True
             ) as manager:
@@ -243,7 +243,9 @@ class TorchBackend:
         return self.dist.broadcast(result, group_src=call.root, **options)
 
     def _all_gather(self, call: RankCall, source: Any, result: Any, options: dict[str, Any]) -> Any:
-        if call.mistake or (_is_even(call) and call.operation.seed % 2 and call.nranks > 1):
+        if call.mistake or (
+            _has_equal_blocks(call) and call.operation.seed % 2 and call.nranks > 1
+        ):
             return self.dist.all_gather_into_tensor(result, source, **options)
         return self.dist.all_gather(_parts(result, call.output_counts), source, **options)
 
@@ -258,7 +260,9 @@ class TorchBackend:
     def _reduce_scatter(
         self, call: RankCall, source: Any, result: Any, options: dict[str, Any]
     ) -> Any:
-        if call.mistake or (_is_even(call) and call.operation.seed % 2 and call.nranks > 1):
+        if call.mistake or (
+            _has_equal_blocks(call) and call.operation.seed % 2 and call.nranks > 1
+        ):
             return self.dist.reduce_scatter_tensor(result, source, **options)
         return self.dist.reduce_scatter(result, _parts(source, call.input_counts), **options)
 
@@ -279,7 +283,7 @@ class TorchBackend:
         return _Works(works)
 
 
-def _is_even(call: RankCall) -> bool:
+def _has_equal_blocks(call: RankCall) -> bool:
     """Whether all blocks have one size."""
     return len({*call.input_counts, *call.output_counts}) == 1 or call.kind == "all_reduce"
 

@@ -47,8 +47,8 @@ class TorchSession(RankSession):
         if isinstance(expected, self.torch.Tensor):
             return isinstance(result, self.torch.Tensor) and self.torch.equal(result, expected)
         if isinstance(expected, list) and expected and hasattr(expected[0], "shape"):
-            alike = len(result) == len(expected)
-            return alike and all(map(self.torch.equal, result, expected))
+            equal_lengths = len(result) == len(expected)
+            return equal_lengths and all(map(self.torch.equal, result, expected))
         return super().equal(result, expected)
 
     def parameters(self, function: Any, names: str) -> None:

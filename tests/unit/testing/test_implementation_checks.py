@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -319,8 +321,8 @@ def test_wrong_calls_must_raise(mistake):
 def test_a_wrong_call_without_an_error_shrinks():
     several = st.sampled_from((2, 3))
     text = least_failure(Trusting, cases(["all_gather"], nranks=several, mistakes=["dtype"]))
-    first, *faults = text.splitlines()[:3]
-    assert first == (
+    title, *faults = text.splitlines()[:3]
+    assert title == (
         "2 ranks: all_gather n=2, ranks [0, 1], counts 1, int32, "
         "with an output of another dtype than the input"
     )
@@ -509,6 +511,96 @@ def test_a_process_that_dies_and_one_that_waits_for_it_are_told():
         assert_collective(Dies, one("barrier", 2, counts=0), runner, deadline_s=0.5)
     assert "rank 0 did not end within 0.5 s" in str(error.value)
     assert "rank 1: the process has ended" in str(error.value)
+
+
+class SpinsForever:
+    """Writes the number of its process, and never returns."""
+
+    def run(self, call):
+        Path(call.world.server, str(os.getpid())).touch()
+        while True:
+            pass
+
+
+class Folder:
+    """A directory that outlives a world."""
+
+    path = ""
+
+    def setup(self, *_):
+        return self.path
+
+    def teardown(self):
+        pass
+
+
+LAUNCHER = """
+import subprocess, sys
+ranks = []
+for rank in range(int(sys.argv[1])):
+    command = ["env", f"RANK={rank}", *sys.argv[2:]]
+    ranks.append(subprocess.Popen(command, start_new_session=True))
+for process in ranks:
+    process.wait()
+"""
+
+
+@pytest.mark.slow
+def test_processes_of_a_launcher_that_hang_are_ended_wherever_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(Folder, "path", str(tmp_path / "numbers"))
+    Path(Folder.path).mkdir()
+    (tmp_path / "launcher.py").write_text(LAUNCHER, encoding="utf-8")
+    command = f"{sys.executable} {tmp_path / 'launcher.py'} {{n}}"
+    with (
+        ProcessRunner(command, server=Folder) as runner,
+        pytest.raises(AssertionError, match=r"ranks 0, 1 did not end within 5 s"),
+    ):
+        assert_collective(SpinsForever, one("barrier", 2, counts=0), runner, deadline_s=5)
+    numbers = [int(path.name) for path in Path(Folder.path).iterdir()]
+    assert len(numbers) == 2
+    end = time.monotonic() + 10
+    while any(map(runs, numbers)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(map(runs, numbers))
+
+
+def runs(number):
+    """Whether a process runs; one that has ended and is not yet reaped does not."""
+    try:
+        state = Path(f"/proc/{number}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
+
+
+SCRIPT = """
+from simcoll import Collective
+from simcoll.testing import Case, CaseOperation, ProcessRunner, assert_collective
+
+class Copies:
+    def run(self, call):
+        call.output[...] = call.input
+
+if __name__ == "__main__":
+    with ProcessRunner() as runner:
+        alone = CaseOperation(Collective("all_reduce", 1), (0,))
+        assert_collective(Copies, Case(1, (alone,)), runner)
+    print("played")
+"""
+
+
+@pytest.mark.slow
+def test_an_implementation_in_a_script_is_found(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    result = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert result.stdout == "played\n"
 
 
 def test_what_cannot_be_sent_to_processes_is_refused():
