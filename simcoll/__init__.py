@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import sys
 
-from simcoll.lazy import lazy_attributes
-from simcoll.moved import MovedModules
 from simcoll.stopping import end_at_once, started_as
 
 if started_as("simcoll", "realcoll"):
     end_at_once()  # until its command line takes over
+
+# Each import before that is time in which Ctrl-C prints a traceback.
+from simcoll.lazy import lazy_attributes
+from simcoll.moved import MovedModules
 
 TYPE_CHECKING = False  # so that type checkers see what follows, and typing need not be imported
 if TYPE_CHECKING:

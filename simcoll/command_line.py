@@ -143,7 +143,7 @@ def run_app(
     """
     name = app.name[0]
     try:
-        raise_again(resends=True)
+        raise_again()
         status = app(
             list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
         )

@@ -25,6 +25,7 @@ __all__ = [
     "STOPPED",
     "end_again",
     "end_at_once",
+    "leave_to_program",
     "raise_again",
     "receive",
     "run_program",
@@ -61,11 +62,9 @@ class _Interrupt:
     moment later, when the main thread has left the callback; otherwise the Ctrl-C would be lost.
     """
 
-    def __init__(self, resends: bool) -> None:
-        self.resends = resends
-        """Whether one that nobody has received comes again. Not where a program of the user's
-        runs, which may catch it and go on.
-        """
+    def __init__(self) -> None:
+        self.resends = True
+        """Whether one that nobody has received comes again; until a program of the user's runs."""
         self.came = False
         self.comes_again = False
         self.received = False
@@ -109,19 +108,16 @@ def end_at_once() -> None:
         signal.signal(signal.SIGINT, _end)
 
 
-def raise_again(*, resends: bool = False) -> bool:
+def raise_again() -> bool:
     """Let Ctrl-C raise KeyboardInterrupt, and whether it would have ended the process at once:
     whether this is a program of ours.
 
-    Parameters
-    ----------
-    resends
-        Whether a Ctrl-C that is dropped on its way is raised again. Whoever catches one for good
-        calls :func:`receive`.
+    One that is dropped on its way is raised again, until :func:`leave_to_program`. Whoever catches
+    one for good calls :func:`receive`.
     """
     ours = signal.getsignal(signal.SIGINT) is _end
     if ours:
-        interrupt = _Interrupt(resends)
+        interrupt = _Interrupt()
         signal.signal(signal.SIGINT, interrupt)
         sys.unraisablehook = interrupt.when_unraisable
     return ours
@@ -138,6 +134,15 @@ def receive() -> bool:
         return False
     interrupt.received = True
     return interrupt.came
+
+
+def leave_to_program() -> None:
+    """From here on a program of the user's runs, which may catch a Ctrl-C and go on: one that is
+    dropped does not come again.
+    """
+    interrupt = signal.getsignal(signal.SIGINT)
+    if isinstance(interrupt, _Interrupt):
+        interrupt.resends = False
 
 
 def end_again() -> None:

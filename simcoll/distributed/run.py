@@ -48,7 +48,7 @@ from simcoll.distributed.start.spawning import spawn
 from simcoll.errors import ConfigError, RaceError, nearest
 from simcoll.files.paths import is_file
 from simcoll.help_text import PARAGRAPHS
-from simcoll.stopping import run_program
+from simcoll.stopping import leave_to_program, run_program
 from simcoll.terminal import printable, printable_lines
 from simcoll.topology import load_topology
 from simcoll.units import counted, format_time
@@ -179,6 +179,7 @@ def _ranks(options: _RunOptions) -> int:
 @contextlib.contextmanager
 def _as_script(program: str, arguments: Sequence[str], backend: str) -> Iterator[None]:
     """Set ``sys.argv``, ``sys.path`` and the backend as for a script."""
+    leave_to_program()
     argv, path, chosen = sys.argv, sys.path, os.environ.get(BACKEND_VARIABLE)
     sys.argv = [program, *arguments]
     sys.path = [str(Path(program).resolve().parent), *path]

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from simcoll.stopping import leave_to_program
+
 __all__ = ["Interrupts"]
 
 PATIENCE_S = 0.1
@@ -49,6 +51,7 @@ class Interrupts:
         if not callable(usual) or threading.current_thread() is not threading.main_thread():
             yield
             return
+        leave_to_program()
         self._usual = usual
         signal.signal(signal.SIGINT, self._handle)
         try:

@@ -45,6 +45,7 @@ if __name__ == "__main__" and "torch" in __import__("sys").modules:
 FIRST = {
     "simcoll/__init__.py",
     "simcoll/lazy.py",
+    "simcoll/moved.py",
     "simcoll/stopping.py",
     "realcoll/__init__.py",
     "realcoll/__main__.py",
@@ -107,9 +108,10 @@ def test_a_second_ctrl_c_ends_what_does_not_end():
     program = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from simcoll.stopping import raise_again, run_program
+from simcoll.stopping import leave_to_program, raise_again, run_program
 def main():
     raise_again()
+    leave_to_program()
     while True:
         try:
             print("ready", flush=True)
@@ -166,14 +168,15 @@ def test_ctrl_c_that_nobody_receives_comes_again(resends):
     program = f"""
 import signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from simcoll.stopping import raise_again, receive, run_program
+from simcoll.stopping import leave_to_program, raise_again, receive, run_program
 def dropped():
     try:
         signal.raise_signal(signal.SIGINT)
     except BaseException:
         pass
 def main():
-    raise_again(resends={resends})
+    raise_again()
+    {"" if resends else "leave_to_program()"}
     try:
         dropped()
         time.sleep({20 if resends else 0.2})
