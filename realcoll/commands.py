@@ -271,7 +271,10 @@ def _measure_and_show(
         say(f"# {verify(proved)}")
         chosen = sorted({transit.via for transit in proved.transits} - {""})
         if chosen:
-            say(f"# paths: those of {transport.name}; it does not know of via {', '.join(chosen)}")
+            paths = ", ".join(chosen)
+            say(
+                f"# paths: transport {transport.name} chooses the links; via {paths} is not applied"
+            )
         say(
             f"# warmup iters: {request.warmup} iters: {request.iterations} validation: "
             f"{int(request.check)}"

@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from simcoll.arrays import Ints
 from simcoll.core.plan import Plan
 from simcoll.core.rank_program import NAMES, OPS, Op
+from simcoll.core.schedule import Schedule
 from simcoll.core.transit import refuse_transits
 from simcoll.proving.lowering import Lowering, lowering
 
-__all__ = ["STAGING", "ProcessPart", "Span", "Turn", "part"]
+__all__ = ["STAGING", "ProcessPart", "Span", "Turn", "part", "refuse_conversions"]
 
 STAGING = -1
 """In place of a rank: the process's staging memory; the buffer is the number of the lane."""
@@ -127,6 +128,18 @@ class _TurnWriter:
         self.aside.append((self.saved[transfer], source))
 
 
+def refuse_conversions(schedule: Schedule) -> None:
+    """Refuse a schedule that converts on the way: messages have the data type of the plan.
+
+    Raises
+    ------
+    ConfigError
+        With its first wire format.
+    """
+    subject = "data moves as it is between real ranks, without the conversions of"
+    refuse_transits(schedule, schedule.transits, subject, formats_alone=True)
+
+
 def part(plan: Plan, hosts: Sequence[int], process: int, *, apart: bool = False) -> ProcessPart:
     """Compute one process's part of a plan.
 
@@ -141,8 +154,7 @@ def part(plan: Plan, hosts: Sequence[int], process: int, *, apart: bool = False)
     apart
         Whether each channel has its own lane; otherwise a turn is a step of all channels.
     """
-    subject = "realcoll moves data as it is, and cannot run"
-    refuse_transits(plan.schedule, plan.schedule.transits, subject, formats_alone=True)
+    refuse_conversions(plan.schedule)
     lowered = lowering(plan, np.flatnonzero(np.asarray(hosts) == process).tolist())
     code, lanes = lowered.code, plan.nchannels if apart else 1
     channel = np.repeat(code.channel, np.diff(code.start))

@@ -15,6 +15,7 @@ import numpy as np
 import simcoll
 from realcoll.executor import Prepared, prepare
 from realcoll.transports.interface import Transport
+from realcoll.turns import refuse_conversions
 from simcoll.algorithms.imported import is_file_name
 from simcoll.binding import bind, verify
 from simcoll.core.collective import KINDS, bus_factor
@@ -178,12 +179,14 @@ def schedules(request: TimingRequest) -> tuple[simcoll.Schedule | None, simcoll.
     Raises
     ------
     ConfigError
-        When the algorithm does not support the collective, rank count or parameters.
+        When the algorithm does not support the collective, rank count or parameters, and for a
+        schedule that converts on the way.
     """
     params: dict[str, Any] = dict(request.choice.params)
     out_of_place = collective_on(request.collective, request.nranks, request.root)
     proved = simcoll.schedule(out_of_place, request.choice.algorithm, **params)
     verify(proved)
+    refuse_conversions(proved)
     if is_file_name(request.choice.algorithm):
         return (None, proved) if proved.collective.in_place else (proved, None)
     if out_of_place.spec.alias is None:

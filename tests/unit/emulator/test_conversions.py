@@ -249,7 +249,7 @@ def test_readers_of_programs_refuse_what_they_would_lose():
             ):
                 write(schedule)
     plan = simcoll.bind(_pair(wire="bfloat16"), 8)
-    with pytest.raises(ConfigError, match="realcoll moves data as it is"):
+    with pytest.raises(ConfigError, match="data moves as it is between real ranks"):
         execute(plan, random_inputs(plan))
     plan = simcoll.bind(_pair(via="net"), 8)
     inputs = random_inputs(plan)
