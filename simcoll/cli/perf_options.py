@@ -142,6 +142,9 @@ class LibraryOptions:
     nccl_version
         Version of NCCL, such as 2.29, whose rules choose. Default: that to which the times were
         fitted.
+    registered
+        All buffers are registered as symmetric windows (-R 2 of nccl-tests), for which NCCL has
+        kernels of its own inside an NVLink domain.
     launcher
         What launches the library's operations: process or thread (one for each GPU), one-process
         (one thread for all GPUs of a node), torch, or graph (a CUDA graph). Default: process.
@@ -151,6 +154,7 @@ class LibraryOptions:
     env: str = ""
     calibration: Path | None = None
     nccl_version: str | None = None
+    registered: Annotated[bool, Parameter(negative=())] = False
     launcher: str | None = None
 
     @property
@@ -162,7 +166,7 @@ class LibraryOptions:
     def has_settings(self) -> bool:
         """Whether the library is asked for with settings of its own."""
         settings = (self.env or None, self.calibration, self.nccl_version, self.launcher)
-        return any(setting is not None for setting in settings)
+        return self.registered or any(setting is not None for setting in settings)
 
     def show(
         self,
@@ -185,7 +189,8 @@ class LibraryOptions:
         )
 
         launcher = f" LAUNCHER={self.launcher}" if self.launcher is not None else ""
-        environment = parse_environment(self.env + launcher)
+        registered = " REGISTERED=1" if self.registered else ""
+        environment = parse_environment(self.env + launcher + registered)
         overlay = None if self.calibration is None else load_calibration(self.calibration)
         try:
             if data.dtype != "float32" and not environment.dtype:

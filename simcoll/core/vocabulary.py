@@ -89,8 +89,10 @@ NcclAlgorithm: TypeAlias = Literal[
 ]
 """The algorithms that NCCL chooses from."""
 
-PredictedAlgorithm: TypeAlias = NcclAlgorithm | Literal["grouped"]
-"""Those that a prediction names; ``grouped``: sends and receives in a group."""
+PredictedAlgorithm: TypeAlias = NcclAlgorithm | Literal["grouped", "symmetric"]
+"""Those that a prediction names; ``grouped``: sends and receives in a group; ``symmetric``: kernels
+for registered buffers.
+"""
 
 NcclProtocol: TypeAlias = Literal["LL", "LL128", "Simple"]
 """NCCL's protocols. A :class:`simcoll.core.protocol.Protocol` of one's own may have any name."""

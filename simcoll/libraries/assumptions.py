@@ -60,10 +60,26 @@ def assumptions(cost: Cost, question: Question) -> str:
             "PAT, which NCCL may choose for one GPU per node, is left out, because there are no "
             f"numbers in {library}"
         )
+    if question.environment.registered:
+        sentences.append(_of_registration(cost))
     sentences += _of_variables(question)
     if machine.domains > 1 and collective == "all_reduce":
         sentences += _of_network(question)
     return "; ".join(sentences)
+
+
+def _of_registration(cost: Cost) -> str:
+    """What is known of registered buffers."""
+    if cost.algorithm != "symmetric":
+        return (
+            "registered buffers change nothing here, because NCCL has kernels for them only for "
+            "all_gather and for sums of floating-point numbers by all_reduce and reduce_scatter, "
+            "among GPUs that are joined by NVLink alone"
+        )
+    return (
+        "kernels for registered buffers take the time of NCCL's own estimate, and no less than the "
+        "links need with ordinary buffers, because no published table measures them"
+    )
 
 
 def _of_network(question: Question) -> Iterator[str]:
@@ -126,6 +142,9 @@ def _places(cost: Cost, question: Question) -> Iterator[str]:
         return
     if is_collnet(cost.algorithm, machine.domains):
         yield "share.collnet_nic"
+        return
+    if cost.algorithm == "symmetric":
+        yield f"generation.{machine.generation}.symmetric_rate"
         return
     if cost.algorithm.startswith("nvls"):
         yield from (f"{gpu_class}.nvls_share", f"{gpu_class}.nvls_start")

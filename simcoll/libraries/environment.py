@@ -58,7 +58,7 @@ MOST_CHANNELS = 64
 _SETTING = re.compile(r"(?:^|[,;\s])\s*([A-Za-z_][A-Za-z0-9_]*)=")
 _JOINED = re.compile(r";\s*([A-Za-z_]\w*)=")
 _TRANSPORTS = Transports()
-_OURS = ("LAUNCHER", "DTYPE", "OP", "SOCKET_GBPS")
+_OURS = ("LAUNCHER", "DTYPE", "OP", "REGISTERED", "SOCKET_GBPS")
 """Settings that are no variables of NCCL."""
 _BARE = re.compile(r"(?:^|[,;\s])\s*([NR]CCL_\w+)\s*(?=[,;\s]|$)")
 
@@ -109,6 +109,8 @@ class Environment:
         Element type, such as ``"int8"``; empty: ``float32``, as in nccl-tests.
     op
         One of :data:`REDUCTIONS`; empty: ``sum``, as in nccl-tests.
+    registered
+        Whether all buffers are registered as symmetric windows (nccl-tests' ``-R 2``).
     transports
         The ways that the variables leave to data.
     ignored
@@ -132,6 +134,7 @@ class Environment:
     launcher: Launcher = LAUNCHERS[0]
     dtype: str = ""
     op: str = ""
+    registered: bool = False
     transports: Transports = _TRANSPORTS
     ignored: tuple[str, ...] = ()
 
@@ -187,8 +190,9 @@ def parse_environment(text: str) -> Environment:
     """Parse settings such as ``NCCL_ALGO=Ring,NCCL_PROTO=^LL128``, separated by commas or blanks.
 
     ``LAUNCHER`` states what launches the operation, by one of :data:`LAUNCHERS`, ``DTYPE`` the
-    element type, ``OP`` the reduction, and ``SOCKET_GBPS`` the rate of an interface that sockets
-    use. Variables without an effect here are kept as ignored.
+    element type, ``OP`` the reduction, ``REGISTERED`` (1) that buffers are symmetric windows, and
+    ``SOCKET_GBPS`` the rate of an interface that sockets use. Variables without an effect here are
+    kept as ignored.
 
     Raises
     ------
@@ -266,6 +270,7 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
     op = _NAMES_OF_REDUCTIONS.get(op, op)
     if op and op not in REDUCTIONS:
         raise ConfigError(f"NCCL has no reduction {op!r:.80}; {nearest(op, REDUCTIONS)}")
+    registered = _whole(remaining, "REGISTERED", 0) != 0
     transports = read_transports(remaining)
     ignored = tuple(f"{name}={value}" for name, value in remaining.items())
     return Environment(
@@ -280,6 +285,7 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
         launcher=launcher,
         dtype=dtype,
         op="" if op == "sum" else op,
+        registered=registered,
         transports=transports,
         ignored=ignored,
     )

@@ -124,11 +124,12 @@ def _spreads() -> dict[tuple[str, ...], Spread]:
 def spread_of(question: Question, size_bytes: int) -> Spread:
     """The spread of the innermost cell that has any errors.
 
-    No published table shows links that variables choose, or reduction in the network, so that their
-    cell is that of the library.
+    No published table shows links that variables choose, registered buffers, or reduction in the
+    network, so that their cell is that of the library.
     """
     cell = cell_of(question, size_bytes, method_of(question))
-    is_measured = not (question.is_diverted or question.environment.collnet)
+    environment = question.environment
+    is_measured = not (question.is_diverted or environment.collnet or environment.registered)
     return _innermost(cell if is_measured else cell[: OUTERMOST + 1])
 
 

@@ -96,6 +96,7 @@ _FACTS = FactSchema(
         "generation.*.nvls_rate": _rate,
         "generation.*.link_rate": _rate,
         "generation.*.*_rate": _rates,
+        "generation.*.*_start": _times,
         "generation.*.*_speeds": _rates,
         "tree_correction.*": _numbers,
         "class.*.gpus": _texts,

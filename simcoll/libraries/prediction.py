@@ -25,6 +25,7 @@ from simcoll.libraries.nccl_decision import call_of, decides, own_choices
 from simcoll.libraries.prediction_cache import key_of, recall, remember, topology_digest
 from simcoll.libraries.proved_choice import LibraryPlay, play
 from simcoll.libraries.question import Question, question_on
+from simcoll.libraries.symmetric import is_symmetric, symmetric_costs
 from simcoll.notebook_forms import shows_facts
 from simcoll.topology import Topology
 from simcoll.units import MAX_INT64, MAX_TIME_FS, format_size, format_time
@@ -214,6 +215,9 @@ def choose(question: Question, size_bytes: Floats) -> tuple[list[Cost], Ints]:
         raise ConfigError(
             f"the environment leaves nothing to run {collective} with; here there are {names}"
         )
+    if is_symmetric(question):
+        kernels, estimates_us = symmetric_costs(question, size_bytes, permitted)
+        return [*kernels, *permitted], np.argmin(estimates_us, axis=0)
     choices = own_choices(question, size_bytes) if decides(question) else None
     if choices:
         return permitted, picks_of(choices, permitted, size_bytes)
@@ -341,7 +345,11 @@ def run_fs(time_fs: int, size_bytes: int, question: Question) -> int:
 
 
 def _channels(best: Cost, question: Question, size_bytes: int) -> int:
-    """Number of channels of a choice: NCCL's own where its rules are known."""
+    """Number of channels of a choice: NCCL's own where its rules are known; blocks of a kernel for
+    registered buffers.
+    """
+    if best.algorithm == "symmetric":
+        return best.channels
     choices = own_choices(question, [size_bytes])
     if choices and choices[0].key == (best.algorithm, best.protocol):
         return choices[0].channels
@@ -541,7 +549,8 @@ def _with_emulation(
 
     collective, size = prediction.collective, prediction.size_bytes
     root = 0 if collective in ROOTED else None
-    switched = best.algorithm.startswith(("nvls", "collnet"))
+    in_switches = best.algorithm == "symmetric" and question.machine.switch_reduce
+    switched = in_switches or best.algorithm.startswith(("nvls", "collnet"))
     certificate = _bottleneck(topology, collective, root, switched)
     bound = lower_bound(
         collective, topology, size, root=root, certificate=certificate, in_network=switched

@@ -134,6 +134,8 @@ def play(
         return f"switches are played for an all_reduce, not for {collective}"
     if is_collnet(cost.algorithm, machine.domains):
         return "reduction in the network is known as a whole only, not message by message"
+    if cost.algorithm == "symmetric":
+        return "kernels for registered buffers are known as a whole only, not message by message"
     if cost.algorithm == "pat":
         return "PAT is known as a whole only, not message by message"
     if cost.algorithm not in builders:

@@ -70,6 +70,7 @@ _GPUS = re.compile(r"\bnGpus (\d{1,6})\b")
 _PERF = re.compile(r"\b([a-z_]{4,20})_perf(?:_mpi)?\b")
 _STARTING = re.compile(r"Collective test starting:\s*(\w{1,40})")
 _COLD = re.compile(r"\bwarmup iters:? 0\b")
+_REGISTERED = re.compile(r"\s(?:-R|--local_register)[ =]?2\b")
 _CPU_TIMES = re.compile(r"\s(?:-C|--report_cputime)[= ]?1\b")
 _VERSION = re.compile(r"\b([NR]CCL)[ _][vV]ersion\s*:?\s*(\d{1,3}\.\d{1,3}(?:\.\d{1,3})?)")
 _LIBRARY = re.compile(r"nccl-library=(\d{4,6})\b")
@@ -181,6 +182,8 @@ class _Reader:
         run = self._run
         if "_perf" in text and "concluded" not in text and (name := _PERF.search(text)):
             self._command(name[1])
+            if _REGISTERED.search(text):
+                self._run.environment["REGISTERED"] = "1"
             if _CPU_TIMES.search(text):
                 self._skipped.add(
                     number,

@@ -193,7 +193,11 @@ def _sound(environment: Environment) -> Environment:
     """The environment without limits of the choice; how operations are launched stays."""
     launcher = environment.launcher if environment.launcher != "one-process" else "process"
     return Environment(
-        launcher=launcher, dtype=environment.dtype, op=environment.op, ignored=environment.ignored
+        launcher=launcher,
+        dtype=environment.dtype,
+        op=environment.op,
+        registered=environment.registered,
+        ignored=environment.ignored,
     )
 
 

@@ -639,6 +639,19 @@ def test_a_table_that_states_no_time_is_said(read):
     assert wrong.notes == ("line 3: 1048576 B: time and bandwidth do not agree; left out",)
 
 
+@pytest.mark.parametrize(
+    ("options", "environment"),
+    [
+        ("-R 2", (("REGISTERED", "1"),)),
+        ("-R 1", ()),
+        ("--local_register=2 -n 5", (("REGISTERED", "1"),)),
+    ],
+)
+def test_registered_buffers_are_seen(read, options, environment):
+    log = read([f"mpirun -np 8 ./all_reduce_perf -b 8 -e 1G {options}", *HEAD, "".join(PIECES)])
+    assert log.tables[0].environment == environment
+
+
 def test_json_that_people_have_annotated(read):
     group = '{"time": 25.1, "alg_bw": 41.78, "bus_bw": 73.12, "nwrong": 0}'
     log = read(
