@@ -188,9 +188,9 @@ class _Started(dict[str, "HloCollective"]):
         if opcode == "parameter":
             self.elements[instruction.name] = self.around
         elif opcode == "tuple":
-            places = enumerate(operands)
-            within = {place: self[name] for place, name in places if name in self}
-            self.elements[instruction.name] = within
+            self.elements[instruction.name] = {
+                place: self[name] for place, name in enumerate(operands) if name in self
+            }
         elif opcode in {"get-tuple-element", "bitcast", "async-update"} and operands:
             within = self.elements.get(operands[0], {})
             place = whole_number(instruction.attribute("index") or "-1")
