@@ -71,6 +71,15 @@ def test_engines_agree_on_events():
     assert min(took_part[what] for what in happened) >= 3, took_part
 
 
+@pytest.mark.slow
+def test_engines_agree_on_events_where_paths_are_chosen():
+    took_part = Counter()
+    for seed in range(60):
+        took_part.update(event_cases.compare("path-events", seed))
+    assert took_part["fast"] >= 30
+    assert min(took_part[kind] for kind in ("re-route", "another way", "changed")) >= 3, took_part
+
+
 def test_the_sample_has_every_cost_and_coincidence():
     seen = Counter()
     for seed in range(60):

@@ -12,9 +12,9 @@ from simcoll.emulator import emulate
 from simcoll.emulator.events import Background, LinkShare, Policy, Slow, Stop
 from simcoll.errors import ConfigError
 from simcoll.topology import clos
-from tests.support.agreement_cases import algorithm_case, dag_case
+from tests.support.agreement_cases import algorithm_case, dag_case, path_case
 
-KINDS = ("events",)
+KINDS = ("events", "path-events")
 HEALTHY = {"data": "none", "bound": False, "keep": True}
 
 
@@ -77,22 +77,13 @@ def random_policy(rng, last):
     return Policy(kind, int(rng.integers(1, max(2, last))), int(rng.integers(0, 4)))
 
 
-def case(seed):
+def case(kind, seed):
     """Plan, topology, events and policy of a case."""
-    rng = np.random.default_rng([seed, 5])
-    plan, topology = (dag_case if rng.random() < 0.5 else algorithm_case)(rng)
-    if rng.random() < 0.2 and topology.nranks > 1:
-        topology = clos(
-            -(-plan.nranks // 4),
-            4,
-            int(rng.integers(1, 4)),
-            f"{int(rng.integers(1, 400))} GB/s",
-            "1 us",
-            planes=int(rng.integers(1, 3)),
-        )
-        topology = replace(topology, traits={**topology.traits, "switch_reduce": "yes"})
-    elif rng.random() < 0.5:
-        topology = replace(topology, gpus_forward=True)  # so that there are ways around
+    rng = np.random.default_rng([seed, 5 + KINDS.index(kind)])
+    if kind == "path-events":
+        plan, topology = path_case(rng)
+    else:
+        plan, topology = _machine_case(rng)
     times = []
 
     def watch(*row):
@@ -106,6 +97,24 @@ def case(seed):
         random_events(rng, plan.nranks, topology, times),
         random_policy(rng, int(times.max(initial=1))),
     )
+
+
+def _machine_case(rng):
+    """A plan on a machine that may have ways around."""
+    plan, topology = (dag_case if rng.random() < 0.5 else algorithm_case)(rng)
+    if rng.random() < 0.2 and topology.nranks > 1:
+        topology = clos(
+            -(-plan.nranks // 4),
+            4,
+            int(rng.integers(1, 4)),
+            f"{int(rng.integers(1, 400))} GB/s",
+            "1 us",
+            planes=int(rng.integers(1, 3)),
+        )
+        topology = replace(topology, traits={**topology.traits, "switch_reduce": "yes"})
+    elif rng.random() < 0.5:
+        topology = replace(topology, gpus_forward=True)  # so that there are ways around
+    return plan, topology
 
 
 def outcome(plan, topology, events, policy, **how):
@@ -130,7 +139,7 @@ def compare(kind, seed):
     repeats it.
     """
     try:
-        plan, topology, events, policy = case(seed)
+        plan, topology, events, policy = case(kind, seed)
     except ConfigError:  # nothing to change: the plan cannot be played at all
         return ["refused"]
     replay = f"replay: python tests/support/run_agreement.py --kind {kind} --first {seed} --cases 1"
