@@ -23,6 +23,10 @@ _ALLOCATORS = (
     "caching_allocator_delete change_current_allocator CUDAPluggableAllocator memory_snapshot "
     "use_mem_pool"
 )
+_HANDLES = (
+    "current_blas_handle current_solver_handle get_stream_from_external check_error GreenContext "
+    "export_dot export_graph_data"
+)
 _SEVERAL = "works on several GPUs of one process: use torch.distributed or torch.cuda.comm"
 _TUNING = "measures kernels of a GPU, and no GPU runs"
 
@@ -31,7 +35,7 @@ _REFUSED = (
     (
         torch.cuda,
         _HANDLE,
-        "current_blas_handle current_solver_handle get_stream_from_external check_error",
+        _HANDLES,
     ),
     (
         torch.cuda,

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d
 
@@ -650,9 +651,17 @@ class SimcollGroup(DispatchedGroup):
         """The store given at creation."""
         return self._store
 
-    # The signature is torch's.
-    def _get_backend(self, device: torch.device) -> SimcollGroup:  # noqa: ARG002
+    def get_backend(self, device: torch.device) -> SimcollGroup:  # noqa: ARG002
+        """The group itself, which is its own backend."""
         return self
+
+    _get_backend = get_backend
+
+    def _set_default_backend(self, backend_type: Any) -> None:
+        """Do nothing: the group is its own backend, also under this type."""
+
+    def _register_backend(self, device: Any, backend_type: Any, backend: Any = None) -> None:
+        """Do nothing, as :meth:`_set_default_backend`."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._handle.communicator.calls[self._handle.rank()]
@@ -766,6 +775,32 @@ class SimcollGroup(DispatchedGroup):
 
     # From PyTorch 2.14 on
 
+    allreduce_sparse = allreduce
+
+    @property
+    def options(self) -> Any:
+        """Options of the group: the algorithm of its collectives."""
+        return Options(self._handle.communicator.algorithm)
+
+    def get_error(self) -> Any:
+        """The state of the group: errors of a run end all ranks, so that none is left to ask."""
+        return c10d.ErrorType.SUCCESS
+
+    def _set_group_uid(self, pg_uid: str) -> None:
+        """Do nothing: a group has the name given at creation."""
+
+    def split(self, *_: Any, **__: Any) -> Any:
+        """Refuse: groups of a run are made by PyTorch's functions."""
+        raise ConfigError(
+            "Backend.split makes a communicator of NCCL's: use torch.distributed.split_group"
+        )
+
+    def merge(self, *_: Any, **__: Any) -> Any:
+        """Refuse: there are no other runs to merge with."""
+        raise ConfigError(
+            "Backend.merge joins groups of other jobs, and a simulated run has one: use new_group"
+        )
+
     supports_window = False
     supports_reconfigure = False
 
@@ -805,8 +840,9 @@ class SimcollGroup(DispatchedGroup):
     def reconfigure(self, *_: Any, **__: Any) -> Any:
         """Refuse: the ranks of a run are fixed."""
         raise ConfigError(
-            "ProcessGroup.reconfigure replaces ranks of a group, and those of a simulated run are "
-            "fixed: use new_group with the ranks that are left"
+            "ProcessGroup.reconfigure and ProcessGroup.get_reconfigure_handle replace ranks of a "
+            "group, and those of a simulated run are fixed: use new_group with the ranks that are "
+            "left"
         )
 
     get_reconfigure_handle = reconfigure

@@ -117,6 +117,18 @@ class RankWork(dist.Work):
         begins = [max(entry.created_fs, entry.started_fs) for entry in spans]
         return (max(entry.completed_fs for entry in spans) - min(begins)) / 1e12
 
+    def _get_sequence_number(self) -> int:
+        """The number of the operation on its group."""
+        return self.parts[0].entry.sequence if self.parts else 0
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long the operation may take, in simulated time."""
+        if not self.parts:
+            return timedelta(0)
+        limit_fs = self.parts[0].deadline_fs - self.parts[0].entry.created_fs
+        return timedelta(microseconds=limit_fs // 10**9)
+
     def _get_op_type(self) -> int:
         return _OPERATION_TYPES.get(self.parts[0].name if self.parts else "", UNKNOWN)
 
