@@ -198,7 +198,7 @@ class _Started(dict[str, "HloCollective"]):
             if collective is not None:
                 self[instruction.name] = collective
 
-    def waiting(self) -> HloCollective | None:
+    def first_open(self) -> HloCollective | None:
         """One that is not ended, and was started here."""
         outer = {id(collective) for collective in self.around.values()}
         return next((value for value in self.values() if id(value) not in outer), None)
@@ -238,7 +238,7 @@ class _ProgramReader:
         steps: list[Step] = []
         for instruction in computation.instructions.values():
             steps += self._steps_of(computation, instruction, started, depth)
-        waiting = started.waiting()
+        waiting = started.first_open()
         if waiting is not None:
             raise ConfigError(
                 f"line {waiting.line}, {waiting.name}: it is started and not ended in "
