@@ -296,9 +296,9 @@ class Buffers:
                 dtype = np.dtype(other_dtype(dtype.name))
             self.output = self._buffer(size, dtype, operation.memory)
         if operation.mistake == "length":
-            self._shorten(collective.kind)
+            self._truncate(collective.kind)
 
-    def _shorten(self, kind: str) -> None:
+    def _truncate(self, kind: str) -> None:
         """Take an element from the buffer that has a block for each rank."""
         if kind == "all_gather" and self.output is not None:
             self.output = self.output[:-1]
