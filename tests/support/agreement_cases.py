@@ -26,6 +26,7 @@ from simcoll.emulator.request import Request
 from simcoll.errors import ConfigError
 from simcoll.testing.examples import needed_params
 from simcoll.topology import LINK_KINDS, Topology, boxes, crossbar, fat_tree, torus
+from simcoll.topology.chosen_paths import chosen_routes
 
 KINDS = ("dag", "algorithm", "lift", "alone", "path")
 
@@ -304,17 +305,31 @@ def _machine(rng, n):
     return machines[int(rng.integers(0, len(machines)))]
 
 
+def _has_path(topology, src, dst, via):
+    paths = transfers(src, 0, dst, 0, via=via).transits
+    try:
+        chosen_routes(topology, np.array([src]), np.array([dst]), paths)
+    except ConfigError:
+        return False
+    return True
+
+
 def path_case(rng):
     """Random steps that choose paths and wire formats, on machines with several ways."""
     n, channels = int(rng.integers(2, 9)), int(rng.integers(1, 4))
     topology, layout = _machine(rng, n), Layout(Collective("all_to_all", n))
     kinds = sorted({LINK_KINDS[kind] for kind in topology.link_kind.tolist()})
     vertices = rng.choice(topology.node_names, 3).tolist()
+    anything = rng.random() < 0.1  # also paths that do not exist
     blocks = []
     for _ in range(int(rng.integers(1, 9))):
         cell = rng.choice(n * n, int(rng.integers(1, 2 * n + 1)), replace=False)
         src = rng.integers(0, n, len(cell))
-        vias = rng.choice(["", "", *kinds, *vertices], len(cell))
+        wanted = rng.choice(["", "", *kinds, *vertices], len(cell)).tolist()
+        vias = []
+        for via, sender, receiver in zip(wanted, src.tolist(), (cell // n).tolist(), strict=True):
+            exists = anything or _has_path(topology, sender, receiver, via)
+            vias.append(via if exists and sender != receiver else "")
         step = transfers(
             src,
             layout.input(rng.integers(0, n, len(cell))),
@@ -322,7 +337,7 @@ def path_case(rng):
             layout.output(cell % n),
             op=rng.integers(0, 2, len(cell)) * REDUCE,
             channel=rng.integers(0, channels, len(cell)),
-            via=np.where(src == cell // n, "", vias).tolist(),
+            via=vias,
             wire=str(rng.choice(["", "", "bfloat16", "int8/16", "int4/33"])),
         )
         blocks.append(Repeat((step,), int(rng.integers(2, 6)), 0, 0, layout.size))
