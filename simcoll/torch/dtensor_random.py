@@ -9,20 +9,52 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.distributed.tensor import _dispatch, _random
 
-from simcoll.torch.rank_threads import RankThread
+from simcoll.torch.rank_threads import RankThread, current_thread
 from simcoll.torch.replacing import for_ranks
 
 __all__ = ["random_replacements"]
 
 
+_DIFFERENT_SEEDS = (
+    "ranks of one mesh draw random numbers with different seeds, so that replicas of a DTensor "
+    "differ, on GPUs too: call torch.manual_seed with the same seed on all of them"
+)
+
+
+class _Draws:
+    """The numbers that ranks of a mesh have drawn, which are equal if their seeds are.
+
+    Numbers are kept until every rank of the mesh has drawn as often.
+    """
+
+    def __init__(self) -> None:
+        self._turns: Counter[tuple[int, Any]] = Counter()
+        self._drawn: dict[tuple[Any, int], list[int]] = {}
+
+    def check(self, mesh: Any, number: int) -> None:
+        """Note a finding where the number of this rank differs from the first one."""
+        thread = current_thread()
+        turn = self._turns[thread.number, mesh]
+        self._turns[thread.number, mesh] += 1
+        numbers = self._drawn.setdefault((mesh, turn), [])
+        if numbers and numbers[0] != number:
+            thread.tell("a random operator", _DIFFERENT_SEEDS)
+        numbers.append(number)
+        if len(numbers) == mesh.size():
+            del self._drawn[mesh, turn]
+
+
 class _RankTracker(_random.OffsetBasedRNGTracker):
     """PyTorch's tracker on the generator of a rank."""
+
+    draws: _Draws
 
     def __init__(self, device_mesh: Any, run_state_sync: bool = True) -> None:
         self._device = torch.device("cpu")
@@ -44,6 +76,8 @@ class _RankTracker(_random.OffsetBasedRNGTracker):
             return
         source = torch.default_generator if generator is None else generator
         drawn = int(torch.randint(2**62, (), generator=source))
+        if generator is None:
+            self.draws.check(spec.mesh, drawn)
         offset, _ = self._compute_rng_offsets(spec)
         text = hashlib.sha256(f"{drawn} {int(offset)}".encode()).digest()
         state = torch.get_rng_state()
@@ -61,10 +95,11 @@ def _can_be_random(_thread: RankThread, standard: Callable[[Any], bool], device_
 
 def random_replacements() -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of functions of random DTensors, where scripts see GPUs."""
+    tracker = type("_TrackerOfRun", (_RankTracker,), {"draws": _Draws()})
     supported = _can_be_random(_random.is_rng_supported_mesh)
     return [
         (_random, "is_rng_supported_mesh", supported),
         (_dispatch, "is_rng_supported_mesh", supported),
-        (_random, "OffsetBasedRNGTracker", _RankTracker),
+        (_random, "OffsetBasedRNGTracker", tracker),
         (_random, "_rng_tracker", None),
     ]

@@ -91,3 +91,20 @@ def test_hooks_on_all_modules_belong_to_a_rank():
     ranks = on_gpus(body, 3)
     assert [rank[0] for rank in ranks] == [[2, 2, 2]] * 3
     assert [rank[1] for rank in ranks] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.filterwarnings("ignore:.*with different seeds:UserWarning")
+def test_different_seeds_of_a_mesh_are_a_finding(same):
+    def program(rank, world_size):
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
+        mesh = tensor.init_device_mesh("cuda", (world_size,))
+        for _ in range(2):  # PyTorch equalises the seeds at the first operator only
+            torch.manual_seed(5 if same else rank)
+            drawn = tensor.randn(4, device_mesh=mesh, placements=[tensor.Replicate()])
+        return drawn.to_local().tolist()
+
+    result = backend.spawn(program, 3, cuda_is_cpu=True)
+    assert (len({str(values) for values in result.returns}) == 1) == same
+    assert any("with different seeds" in line for line in result.findings) != same
