@@ -8,9 +8,12 @@ the end of the run.
 
 from __future__ import annotations
 
+import importlib
 import re
 import traceback
+import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Generic, Self, TypeVar
 
 import torch
@@ -25,6 +28,12 @@ from simcoll.distributed.runtime.world import current_rank
 from simcoll.errors import ConfigError
 from simcoll.torch.rank_threads import RankThread, current_thread
 from simcoll.torch.replacing import in_ranks
+from simcoll.torch.rpc_gradients import (
+    gradient_replacements,
+    in_context_of,
+    note_arrival,
+    note_departure,
+)
 from simcoll.torch.rpc_workers import Content, Limit, RpcNetwork, RpcWorker, pack
 
 __all__ = ["RankRRef", "rpc_replacements"]
@@ -103,8 +112,10 @@ def _join(
             "init_rpc in a run with alike=: workers call different functions, so each rank has to "
             "run its own program; leave alike out"
         )
-    number = me.created["rpc"]
-    me.created["rpc"] += 1
+    number = sum(
+        any(worker.rank is me for worker in network.workers.values())
+        for network in networks.values()
+    )
     network = networks.setdefault(number, RpcNetwork(me.world, size))
     if network.size != size:
         raise RuntimeError(
@@ -178,10 +189,11 @@ def _request(
     def arrive(reply: Content) -> None:
         if not answered.done:
             answered.finish()
-            _settle(future, _PICKLER.deserialize(*reply))
+            note_arrival(reply.trail, reply.tensors)
+            _settle(future, _PICKLER.deserialize(reply.pickled, reply.tensors))
 
     def reply(value: Any) -> None:
-        message = pack(_content_of(value))
+        message = _message(_content_of(value))
         current_thread().call(worker.network.send, peer, worker, message, arrive)
 
     def expire() -> None:
@@ -195,10 +207,17 @@ def _request(
         )
 
     limit = _limit(worker, timeout_s)
-    thread.call(worker.network.send, worker, peer, pack(content), lambda call: answer(call, reply))
+    thread.call(
+        worker.network.send, worker, peer, _message(content), lambda call: answer(call, reply)
+    )
     if limit is not None:
         thread.call(worker.network.watch, worker, answered, limit, expire)
     return future
+
+
+def _message(content: Content) -> bytes:
+    """A message that leaves the running thread, in its context of gradients."""
+    return pack(content._replace(trail=note_departure(content.tensors)))
 
 
 def _content_of(value: Any) -> Content:
@@ -235,14 +254,20 @@ def _run(call: Content, answer: Callable[[Any], None], *, is_async: bool) -> Non
         answer(_remote_error(error))
         return
     if is_async:
-        value.add_done_callback(lambda future: answer(_value_of(future)))
+
+        def settle(future: Future[Any]) -> None:
+            with in_context_of(call.trail):  # it may be the thread of another call
+                answer(_value_of(future))
+
+        value.add_done_callback(settle)
     else:
         answer(value)
 
 
 def _value_of_call(call: Content, *, is_async: bool) -> Any:
     """What the function of a call returns."""
-    function = _PICKLER.deserialize(*call)
+    note_arrival(call.trail, call.tensors)
+    function = _PICKLER.deserialize(call.pickled, call.tensors)
     if isinstance(function, AttributeError):  # PyTorch's, for a name that is not there
         raise function
     value = function.func(*function.args, **function.kwargs)
@@ -444,10 +469,13 @@ class RankRRef(Generic[T]):
         return rref_proxy.RRefProxy(self, api.remote, timeout)
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
-        """The backward pass of a value of the calling worker; of another's it is refused."""
-        if dist_autograd_ctx_id != -1:
-            raise ConfigError(_AUTOGRAD)
-        self.local_value().backward(retain_graph=retain_graph)
+        """The backward pass of a value, on its owner."""
+        if not self.is_owner():
+            pickled, tensors = _call_of(_go_back, self._number, dist_autograd_ctx_id, retain_graph)
+            unset = constants.UNSET_RPC_TIMEOUT
+            _invoke_rpc_python_udf(self._owner, pickled, tensors, unset).wait()
+            return
+        _go_back(self._number, dist_autograd_ctx_id, retain_graph)
 
     def __repr__(self) -> str:
         kind = "OwnerRRef" if self.is_owner() else "UserRRef"
@@ -455,14 +483,16 @@ class RankRRef(Generic[T]):
         return f"{kind}(created_on={created_on}, local_id={number}, owner={self._owner.name})"
 
 
+def _go_back(number: tuple[int, int], context_id: int, retain_graph: bool) -> None:
+    value = _future_of(number).wait()
+    if context_id == -1:
+        value.backward(retain_graph=retain_graph)
+    else:
+        dist_autograd.backward(context_id, [value], retain_graph)
+
+
 def _future_of(number: tuple[int, int]) -> Future[Any]:
     return _worker().value(number)
-
-
-_AUTOGRAD = (
-    "torch.distributed.autograd follows gradients through RPC in PyTorch's C++ agent, which a "
-    "simulated run does not have: call backward() on each worker, and send gradients as tensors"
-)
 
 
 _ENDING = (
@@ -499,12 +529,22 @@ def _set_timeout(rpcTimeoutSeconds: float) -> None:  # PyTorch's name
     worker.timeout_s, worker.explicit = float(rpcTimeoutSeconds), True
 
 
-def _refuse_autograd(*_: Any, **__: Any) -> Any:
-    raise ConfigError(_AUTOGRAD)
+def _without_scripts(undo: ExitStack) -> None:
+    """Let DistributedOptimizer step with PyTorch's optimizers; those in TorchScript know only its
+    own references.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that TorchScript is deprecated
+        optimizer: Any = importlib.import_module("torch.distributed.optim.optimizer")
+    if optimizer.functional_optim_map:
+        undo.callback(setattr, optimizer, "functional_optim_map", optimizer.functional_optim_map)
+        optimizer.functional_optim_map = {}
 
 
-def rpc_replacements() -> list[tuple[Any, str, Any]]:
-    """Owner, name and replacement of functions of RPC that reach the agent."""
+def rpc_replacements(undo: ExitStack) -> list[tuple[Any, str, Any]]:
+    """Owner, name and replacement of functions of RPC that reach the agent; ``undo`` restores what
+    the first ``init_rpc`` changes.
+    """
     networks: dict[int, RpcNetwork] = {}
 
     def init_rpc(
@@ -514,6 +554,7 @@ def rpc_replacements() -> list[tuple[Any, str, Any]]:
         world_size: int | None = None,
         rpc_backend_options: Any = None,
     ) -> None:
+        _without_scripts(undo)
         _init_rpc(networks, name, backend, rank, world_size, rpc_backend_options)
 
     replaced: list[tuple[Any, str, Any]] = [
@@ -524,9 +565,7 @@ def rpc_replacements() -> list[tuple[Any, str, Any]]:
         *((owner, "get_rpc_timeout", _timeout) for owner in (rpc, api)),
         *((api, name, _nothing) for name in _ENDING),
         *((api, function.__name__, function) for function in (_wait_all_workers, *_INVOKING)),
-        *((dist_autograd, name, _refuse_autograd) for name in ("backward", "get_gradients")),
-        (dist_autograd.context, "__enter__", _refuse_autograd),
-        (dist_autograd, "_is_valid_context", _refuse_autograd),
+        *gradient_replacements(),
     ]
     objects: list[tuple[Any, str, Any]] = [
         *((owner, "RRef", RankRRef) for owner in (rpc, api)),

@@ -25,6 +25,7 @@ from simcoll.distributed.runtime.collective_calls import begin
 from simcoll.distributed.runtime.tasks import Waitable, wait_until
 from simcoll.distributed.runtime.world import Communicator, GroupHandle, Rank, World
 from simcoll.torch.rank_threads import Process, RankThread
+from simcoll.torch.rpc_gradients import GradientTrail
 
 __all__ = ["Content", "Limit", "RpcNetwork", "RpcWorker", "pack", "unpack"]
 
@@ -33,10 +34,11 @@ _NAME = "rpc"
 
 
 class Content(NamedTuple):
-    """A pickled object, and the tensors that it refers to by number."""
+    """A pickled object, the tensors that it refers to by number, and its context of gradients."""
 
     pickled: bytes
     tensors: list[torch.Tensor]
+    trail: GradientTrail | None = None
 
 
 class Limit(NamedTuple):
@@ -48,7 +50,9 @@ class Limit(NamedTuple):
 
 def pack(content: Content) -> bytes:
     """The bytes of a message."""
-    return pickle.dumps((content.pickled, [_tensor_bytes(tensor) for tensor in content.tensors]))
+    tensors = [_tensor_bytes(tensor) for tensor in content.tensors]
+    trail = None if content.trail is None else tuple(content.trail)
+    return pickle.dumps((content.pickled, tensors, trail))
 
 
 def _tensor_bytes(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -63,8 +67,9 @@ def _tensor_bytes(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def unpack(message: bytes) -> Content:
     """The content of a message."""
-    pickled, packed = pickle.loads(message)  # noqa: S301  # of a rank of this run
-    return Content(pickled, [_tensor_of(*parts) for parts in packed])
+    pickled, packed, trail = pickle.loads(message)  # noqa: S301  # of a rank of this run
+    tensors = [_tensor_of(*parts) for parts in packed]
+    return Content(pickled, tensors, None if trail is None else GradientTrail(*trail))
 
 
 def _tensor_of(
@@ -96,6 +101,8 @@ class RpcWorker:
         What it owns, by the numbers of the references; a Future where a call is still to set it.
     references
         How many references it has created.
+    contexts, context_count
+        Its parts of contexts of distributed autograd, and how many it has begun.
     """
 
     network: RpcNetwork
@@ -106,6 +113,8 @@ class RpcWorker:
     explicit: bool = False
     values: dict[tuple[int, int], Future[Any]] = field(default_factory=dict)
     references: int = 0
+    contexts: dict[int, Any] = field(default_factory=dict)
+    context_count: int = 0
 
     def value(self, reference: tuple[int, int]) -> Future[Any]:
         """What it owns under a number, now or later."""

@@ -229,9 +229,9 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
             dump_replacements,
             data_parallel_replacements,
             refusals,
-            rpc_replacements,
         ):
             _replace_all(undo, changes())
+        _replace_all(undo, rpc_replacements(undo))
         if cuda is not None:
             _replace_all(undo, device_replacements(cuda))
             _replace_all(undo, batch_norm_replacements())

@@ -10,7 +10,8 @@ import pytest
 from simcoll.errors import ConfigError
 from tests.support.deferred import Deferred, needs_torch
 
-torch, rpc = Deferred("torch"), Deferred("torch.distributed.rpc")
+torch, dist = Deferred("torch"), Deferred("torch.distributed")
+rpc = Deferred("torch.distributed.rpc")
 dist_autograd = Deferred("torch.distributed.autograd")
 fake_tensor = Deferred("torch._subclasses.fake_tensor")
 command, backend = Deferred("simcoll.torch.__main__"), Deferred("simcoll.torch")
@@ -174,7 +175,6 @@ MISTAKES = {
     "function should be callable": lambda: rpc.rpc_sync("worker1", 3),
     "Can't pickle local object": lambda: rpc.rpc_sync("worker1", lambda: 1),
     "RPC is already initialized": lambda: rpc.init_rpc("worker0", rank=0, world_size=2),
-    "follows gradients through RPC": lambda: dist_autograd.context().__enter__(),
 }
 
 
@@ -264,6 +264,8 @@ def test_workers_start_again():
             rpc.init_rpc(f"{name}{rank}", rank=rank, world_size=world_size)
             values.append(rpc.rpc_sync(f"{name}{1 - rank}", add, args=(rank, 10)))
             rpc.shutdown()
+            dist.init_process_group("gloo")
+            dist.destroy_process_group()
         return values
 
     assert backend.spawn(program, 2).returns == ([10, 10], [11, 11])
@@ -294,3 +296,109 @@ rpc.shutdown()
     monkeypatch.chdir(tmp_path)
     assert command.main(["-n", "3", "train.py"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "2 1"
+
+
+class Part:
+    """A linear layer, and the gradients that PyTorch's documentation lets its owner read."""
+
+    def __init__(self, seed):
+        self.weight = torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)) / 4
+        self.weight.requires_grad_()
+
+    def forward(self, x):
+        return torch.tanh(x @ self.weight)
+
+    def parameters(self):
+        return [rpc.RRef(self.weight)]
+
+    def gradient(self, context):
+        return dist_autograd.get_gradients(context)[self.weight]
+
+    def value(self):
+        return self.weight.detach()
+
+
+def double_and_forward(part, x):
+    """Gradients on the calling worker, on that of the part, and back."""
+    return part.rpc_sync().forward(x * 2) + x.sum()
+
+
+def gradients_in_one_process(inputs, own):
+    first, second = Part(1), Part(2)
+    x = first.forward(inputs)
+    x = second.forward(x * 2) + x.sum() + second.forward(x)
+    loss = (x @ own).square().mean()
+    return loss, torch.autograd.grad(loss, [own, first.weight, second.weight]), (first, second)
+
+
+def test_gradients_through_calls():
+    inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    weight = torch.randn(4, 2, generator=torch.Generator().manual_seed(3))
+
+    def body():
+        own = weight.clone().requires_grad_()
+        first, second = (rpc.remote(f"worker{rank}", Part, args=(rank,)) for rank in (1, 2))
+        with dist_autograd.context() as context:
+            x = first.rpc_sync().forward(inputs)
+            x = rpc.rpc_sync("worker1", double_and_forward, args=(second, x)) + (
+                second.remote().forward(x).to_here()
+            )
+            loss = (x @ own).square().mean()
+            dist_autograd.backward(context, [loss])
+            gradients = [
+                dist_autograd.get_gradients(context)[own],
+                first.rpc_sync().gradient(context),
+                second.rpc_sync().gradient(context),
+            ]
+        with pytest.raises(RuntimeError, match="Could not find autograd context"):
+            dist_autograd.get_gradients(context)
+        assert own.grad is None
+        return loss.detach(), gradients
+
+    loss, gradients = run(body).returns[0]
+    expected_loss, expected, _ = gradients_in_one_process(inputs, weight.clone().requires_grad_())
+    torch.testing.assert_close(loss, expected_loss.detach())
+    torch.testing.assert_close(gradients, list(expected))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_a_distributed_optimizer(name):
+    inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+    def body():
+        from torch.distributed.optim import DistributedOptimizer
+
+        part = rpc.remote("worker1", Part, args=(1,))
+        optimizer = DistributedOptimizer(
+            getattr(torch.optim, name), part.rpc_sync().parameters(), lr=0.1
+        )
+        for _ in range(3):
+            with dist_autograd.context() as context:
+                loss = part.rpc_sync().forward(inputs).square().mean()
+                dist_autograd.backward(context, [loss])
+                optimizer.step(context)
+        return part.rpc_sync().value()
+
+    part = Part(1)
+    optimizer = getattr(torch.optim, name)([part.weight], lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        part.forward(inputs).square().mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(run(body, ranks=2).returns[0], part.value())
+
+
+def test_mistakes_of_distributed_autograd():
+    def body():
+        with dist_autograd.context() as context:
+            with pytest.raises(RuntimeError, match="Already have an autograd context"):
+                dist_autograd.context().__enter__()
+            with pytest.raises(RuntimeError, match="a root of distributed autograd has one"):
+                dist_autograd.backward(context, [torch.ones(2, requires_grad=True)])
+            with pytest.raises(RuntimeError, match="requires_grad not set on root"):
+                dist_autograd.backward(context, [torch.ones(1)])
+        with pytest.raises(RuntimeError, match="Could not find autograd context with id: 7"):
+            dist_autograd.backward(7, [torch.ones((), requires_grad=True)])
+
+    run(body, ranks=2)
