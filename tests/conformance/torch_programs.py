@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PROGRAMS = [
     Path(__file__).parent / "programs" / f"{name}.py"
-    for name in ("gpt", "diffusion", "four_axes", "zero1")
+    for name in ("gpt", "diffusion", "four_axes", "zero1", "worker_group")
 ]
 
 
