@@ -11,6 +11,7 @@ from simcoll.core.proof import Proof
 from simcoll.core.protocol import Protocol
 from simcoll.core.reduction import Reduction, premul_sum
 from simcoll.core.step import COPY, MULTICAST, REDUCE, SWITCH_REDUCE, SYNC, Repeat, Step, joined
+from simcoll.core.transit import Transit
 from simcoll.emulator import Observer, Result
 from simcoll.emulator.events import Background, Cut, LinkShare, Policy, Slow, Stop
 from simcoll.errors import InternalError, SimcollError
@@ -41,6 +42,7 @@ __all__ = [
     "Step",
     "Stop",
     "Topology",
+    "Transit",
     "joined",
     "premul_sum",
 ]

@@ -98,7 +98,10 @@ class Schedule:
     source
         A function that yields the steps (and repeats) afresh at each call; only short passes of
         named algorithms are held in memory. Every pass must yield the same ones, also split into
-        the same steps and repeats. ``yield a, b`` is one step with the transfers of both.
+        the same steps and repeats. ``yield a, b`` is one step with the transfers of both. On one
+        channel a rank starts a step when its part of the step before is done, whatever chunks the
+        two touch: pieces that are to overlap share steps (:func:`simcoll.algorithms.pipelined`
+        makes such steps of any schedule), or have channels of their own.
     nchannels
         Channels are ``0 .. nchannels - 1``.
     params

@@ -1,8 +1,8 @@
 """Wire formats: the form in which a transfer carries its data, and how values are rounded to it.
 
 * A floating-point type, such as ``bfloat16`` or ``float8_e4m3fn``: each value is rounded to the
-  nearest one of that type, ties to even. What is too large becomes infinite, or NaN in a type
-  without infinities.
+  nearest one of that type, ties to even; to a type of 8 bits or bfloat16 a float64 goes through
+  float32. What is too large becomes infinite, or NaN in a type without infinities.
 * ``int8/B`` or ``int4/B``: blocks of B values, the last one of a transfer perhaps shorter, each
   with a scale of its own in float32: its largest magnitude divided by 127 (or 7). A value is
   divided by the scale and rounded to the nearest whole number, ties to even, all in float32. Where
@@ -91,15 +91,17 @@ class WireFormat:
         """
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             if self.dtype is not None:
-                return values.astype(self.dtype).astype(values.dtype)
+                narrow = values.astype(np.float32) if self.dtype.kind == "V" else values
+                return narrow.astype(self.dtype).astype(values.dtype)
             return self._by_blocks(values.astype(np.float32)).astype(values.dtype)
 
     def _by_blocks(self, values: Array) -> Array:
         """Values of float32 as they arrive with a scale for each block."""
         size = values.shape[-1]
-        missing = -size % self.block
+        block = max(min(self.block, size), 1)  # a short message is not padded to a long block
+        missing = -size % block
         padded = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, missing)])
-        blocks = padded.reshape(*values.shape[:-1], -1, self.block)
+        blocks = padded.reshape(*values.shape[:-1], -1, block)
         levels = np.float32(2 ** (self.bits - 1) - 1)
         scale = np.abs(blocks).max(axis=-1, keepdims=True, initial=0) / levels
         # A block of zeros, or of numbers too small for a scale, arrives as zeros.

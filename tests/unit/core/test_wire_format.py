@@ -64,6 +64,19 @@ def test_types_round_to_the_nearest_value(name):
     assert (np.abs(arriving - values) == nearest).all()
 
 
+def test_float64_goes_through_float32():
+    near_tie = np.array([1 + 2**-8 + 2**-40])  # above the middle of two values, as float32 on it
+    assert wire_format("bfloat16").round_trip(near_tie).tolist() == [1]
+    assert wire_format("float16").round_trip(near_tie / 8 * 8).tolist() == [1 + 2**-8]
+    assert wire_format("float8_e5m2").round_trip(np.array([1 + 2**-3 + 2**-40])).tolist() == [1]
+
+
+def test_short_messages_are_not_padded_to_long_blocks():
+    many = np.ones((100_000, 3), np.float32)  # padded to the block, they would take 400 GB
+    assert (wire_format("int8/1048576").round_trip(many) == 1).all()
+    assert wire_format("int4/7").round_trip(np.zeros((5, 0), np.float32)).shape == (5, 0)
+
+
 def test_sizes():
     sizes = {"bfloat16": 2 * 1000, "int8/256": 1000 + 4 * 4, "int4/128": 500 + 8 * 4}
     for name, expected in sizes.items():
