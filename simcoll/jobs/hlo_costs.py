@@ -93,6 +93,11 @@ _ATTENTION_TENSORS = {"forward": 2, "backward": 5}
 """Matrix products of fused attention (Dao 2023, FlashAttention-2, section 3): the backward pass
 computes the scores again.
 """
+_SPLASH = re.compile(r"splash_mha_(fwd|dkv|dq)")
+_SPLASH_TENSORS = {"fwd": 2, "dkv": 4, "dq": 3}
+"""Names of JAX's attention kernels for TPUs (jax.experimental.pallas.ops.tpu.splash_attention), and
+their matrix products: both backward kernels compute the scores and their gradients again.
+"""
 _PASSING = frozenset(("bitcast", "reshape", "get-tuple-element"))
 _LETTERS = re.compile(r"(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"(\w+)=(\S+)")
@@ -244,6 +249,9 @@ class HloCosts:
             return Counter({precision: flops})
         if target.startswith(_ATTENTION):
             return self._attention_flops(computation, instruction)
+        kernel = _SPLASH.match(instruction.name)
+        if target == "tpu_custom_call" and kernel is not None:
+            return self._splash_flops(computation, instruction, kernel[1])
         if target in _UNTIMED_TARGETS or target in _MEMORY_TARGETS:
             return Counter()
         raise self.module.refuse(
@@ -269,6 +277,26 @@ class HloCosts:
         causal = "CAUSAL" in str(settings.get("mask_type", ""))
         flops = 2 * prod(scores) * depth * _ATTENTION_TENSORS[direction]
         return Counter({f"attention.{direction}": flops // 2 if causal else flops})
+
+    def _splash_flops(
+        self, computation: HloComputation, instruction: HloInstruction, kernel: str
+    ) -> Counter[str]:
+        """FLOPs of JAX's attention kernel for TPUs. Its mask is data, taken as causal, which halves
+        them.
+        """
+        arrays = [
+            operand.shapes[0].dimensions
+            for name in instruction.operands
+            if (operand := computation.instructions.get(name)) is not None
+            and len(operand.shapes) == 1
+            and "f" in operand.shapes[0].dtype
+        ]
+        if len(arrays) < 3 or min(map(len, arrays[:2])) < 2:
+            raise self.module.refuse(instruction, "expected queries, keys and values of attention")
+        query, key, _ = arrays[:3]
+        direction = "forward" if kernel == "fwd" else "backward"
+        flops = prod(query) * key[-2] * _SPLASH_TENSORS[kernel]
+        return Counter({f"attention.{direction}": flops})
 
     def _traffic(
         self, computation: HloComputation, instruction: HloInstruction

@@ -173,6 +173,8 @@ class _Started(dict[str, "HloCollective"]):
     ----------
     elements
         By the name of a tuple, those that its elements hold.
+    copies
+        Names of copies that run beside the work.
     around
         By the place in the tuple of a loop's state, those that run across the loop.
     """
@@ -180,6 +182,7 @@ class _Started(dict[str, "HloCollective"]):
     def __init__(self, around: Mapping[int, HloCollective]) -> None:
         super().__init__()
         self.around = around
+        self.copies: set[str] = set()
         self.elements: dict[str, Mapping[int, HloCollective]] = {}
 
     def pass_on(self, instruction: HloInstruction) -> None:
@@ -192,6 +195,8 @@ class _Started(dict[str, "HloCollective"]):
                 place: self[name] for place, name in enumerate(operands) if name in self
             }
         elif opcode in {"get-tuple-element", "bitcast", "async-update"} and operands:
+            if operands[0] in self.copies:
+                self.copies.add(instruction.name)
             within = self.elements.get(operands[0], {})
             place = whole_number(instruction.attribute("index") or "-1")
             collective = within.get(place) or self.get(operands[0])
@@ -380,7 +385,9 @@ class _ProgramReader:
         return [HloStart(collective)]
 
     def _async_start(self, instruction: HloInstruction, started: _Started) -> list[Step]:
-        """A computation that runs beside the device's work: one collective."""
+        """A computation that runs beside the device's work: one collective; or a copy, which is
+        work where it starts.
+        """
         body = self.module.computation(instruction, "calls")
         inner = [
             candidate
@@ -392,6 +399,9 @@ class _ProgramReader:
             for candidate in body.instructions.values()
             if candidate not in inner and candidate.opcode not in FREE
         ]
+        if not inner:
+            started.copies.add(instruction.name)
+            return [self._work(body, candidate) for candidate in further]
         if len(inner) != 1 or further:
             raise self.module.refuse(
                 instruction,
@@ -407,6 +417,8 @@ class _ProgramReader:
         collective = next(
             (started[operand] for operand in instruction.operands if operand in started), None
         )
+        if collective is None and started.copies.intersection(instruction.operands):
+            return []
         if collective is None:
             raise self.module.refuse(
                 instruction, "it ends what was not started in the same computation"

@@ -41,6 +41,7 @@ ELEMENT_BITS: Mapping[str, int] = {
 HOST_SPACE = 5
 """XLA's number of the host's memory, in layouts as ``S(5)``; 0 is the memory of the device."""
 LONGEST_LINE = 64 << 20
+MOST_PARTS = 1000
 MOST_DEVICES = 1 << 20
 
 _HEADER = re.compile(r"\s*(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*)?\{\s*$")
@@ -51,7 +52,7 @@ _SPACE = re.compile(r"S\((\d+)\)")
 _OPCODE = re.compile(r"\s*([a-z][a-z0-9\-]*)\(")
 _PUNCTUATION = re.compile(r'"(?:[^"\\]|\\.)*"|[(){}\[\],]')
 _WHOLE = re.compile(r"\s*([0-9]{1,15})\s*")
-_OPERAND = re.compile(r"%?([\w.\-]+)\s*$")
+_OPERAND = re.compile(r"%?([\w.\-]+(?:#\d+)*)\s*$")
 
 
 def whole_number(text: str) -> int:
@@ -94,7 +95,8 @@ class HloInstruction:
     shapes
         The arrays of its result; nested tuples are flat.
     operands
-        Names of its operands, of the same computation.
+        Names of its operands, of the same computation. Newer compilers write ``%fusion.3#1`` for an
+        element of a tuple, which is an instruction of this name here.
     literal
         The text between the parentheses: a number for a constant or a parameter.
     trailer
@@ -382,17 +384,24 @@ class _TextReader:
         """Read instructions up to the line of the closing brace."""
         begin = self.line
         instructions: dict[str, HloInstruction] = {}
+        tuples: dict[str, str] = {}
         root = ""
         for number, line in numbered:
             self.line = number
             if line.startswith("}"):
                 break
-            match = _INSTRUCTION.match(line)
+            joined_line = self._joined_line(line, numbered)
+            match = _INSTRUCTION.match(joined_line)
             if match is None:
                 if line.strip():
                     raise self._refuse(f"expected an instruction, got {shown(line.strip()[:60])}")
                 continue
             instruction = self._instruction(match[2], match[3])
+            if match[3].startswith("("):
+                tuples[instruction.name] = match[3]
+            for operand in instruction.operands:
+                if "#" in operand:
+                    self._add_element(operand, instructions, tuples)
             if instruction.name in instructions:
                 raise self._refuse(f"{instruction.name} is there twice in {name}")
             instructions[instruction.name] = instruction
@@ -408,6 +417,44 @@ class _TextReader:
         self.computations[name] = HloComputation(name, begin, instructions, root)
         if is_entry:
             self.entry = name
+
+    def _joined_line(self, line: str, numbered: Iterator[tuple[int, str]]) -> str:
+        """An instruction with the lines that follow where its text breaks within brackets."""
+        parts = [line]
+        depth = _depth(line) if line.rstrip()[-1:] in {"{", "(", "["} else 0
+        while depth > 0:
+            self.line, part = next(numbered, (self.line, None))
+            if part is None or len(parts) > MOST_PARTS:
+                raise self._refuse("the text of an instruction has no end")
+            parts.append(part)
+            depth += _depth(part)
+        return "".join(parts)
+
+    def _add_element(
+        self, name: str, instructions: dict[str, HloInstruction], tuples: dict[str, str]
+    ) -> None:
+        """Add the element of a tuple that an operand names by ``#`` and its number."""
+        if name in instructions:
+            return
+        base, _, number = name.rpartition("#")
+        if "#" in base:
+            self._add_element(base, instructions, tuples)
+        text = tuples.get(base, "")
+        parts = _split(text[1 : _closing(text, 0) - 1])
+        if int(number) >= len(parts):
+            raise self._refuse(f"{base} has no element {number}")
+        part = parts[int(number)].strip()
+        if part.startswith("("):
+            tuples[name] = part
+        instructions[name] = HloInstruction(
+            name,
+            "get-tuple-element",
+            self._shapes(part),
+            (base,),
+            base,
+            f", index={number}",
+            self.line,
+        )
 
     def _note_marks(self, line: str) -> None:
         for target, pattern in _MARKS:
@@ -466,6 +513,12 @@ def _closing(text: str, start: int) -> int:
             if depth == 0:
                 return match.end()
     return -1
+
+
+def _depth(text: str) -> int:
+    """The number of brackets that are open at its end."""
+    marks = (match[0] for match in _PUNCTUATION.finditer(text))
+    return sum(1 if mark in "([{" else -1 if mark in ")]}" else 0 for mark in marks)
 
 
 def _split(text: str) -> list[str]:

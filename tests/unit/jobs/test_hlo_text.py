@@ -410,6 +410,70 @@ def test_a_collective_may_not_end_in_a_loop_that_it_runs_across():
         program_of(across_a_loop("%z = f32[8] negate(%y)", end="%d = f32[8] negate(%y0)"))
 
 
+def test_elements_of_tuples_may_be_named_by_their_number():
+    read, program = collectives(
+        '%u = (f32[8], bf16[2]) custom-call(%x), custom_call_target="AllocateBuffer"',
+        "%t = (bf16[16,4], (f32[8], bf16[2])) tuple(%x, %u)",
+        "%y = bf16[2] negate(%t#1#1)",
+        "ROOT %z = bf16[16,4] negate(%t#0)",
+    )
+    main = read.computations["main"]
+    assert main.operand_bytes(main.instructions["y"]) == 4
+    assert [step.cost.nbytes for step in program.steps[-2:]] == [8, 256]
+    with pytest.raises(ConfigError, match="line 7: t has no element 2"):
+        collectives("%t = (f32[8], f32[2]) tuple(%x, %x)", "ROOT %y = f32[2] negate(%t#2)")
+    with pytest.raises(ConfigError, match="nowhere has no element 0"):
+        collectives("ROOT %y = f32[2] negate(%nowhere#0)")
+
+
+def test_an_instruction_may_go_on_in_the_next_line():
+    _, program = collectives(
+        "%y = bf16[16,4] negate(%x), frontend_attributes={kernel_metadata={",
+        "",
+        '"block":"{1}"',
+        "}}, metadata={}",
+        "ROOT %z = bf16[16,4] negate(%y)",
+    )
+    assert [step.name for step in program.steps] == ["y", "z"]
+    with pytest.raises(ConfigError, match="the text of an instruction has no end"):
+        collectives("%y = bf16[16,4] negate(%x), frontend_attributes={{", "a", "b")
+
+
+def test_a_copy_may_run_beside_the_work():
+    inner = """
+%part (a: bf16[16,4]) -> bf16[2,4] {
+  %a = bf16[16,4] parameter(0)
+  ROOT %b = bf16[2,4] slice(%a), slice={[0:2], [0:4]}
+}
+"""
+    _, program = collectives(
+        "%s = ((bf16[16,4]), bf16[2,4], s32[]) async-start(%x), calls=%part",
+        "%e = bf16[16,4] exponential(%x)",
+        "ROOT %d = bf16[2,4] async-done(%s)",
+        computations=inner,
+    )
+    assert [(step.name, step.cost.nbytes) for step in program.steps] == [("b", 32), ("e", 256)]
+
+
+@pytest.mark.parametrize(("kernel", "tensors"), [("fwd", 2), ("dkv", 4), ("dq", 3)])
+def test_attention_kernels_of_tpus(kernel, tensors):
+    """Half of 2 b h s t d for each product, with the causal mask."""
+    call = 'custom_call_target="tpu_custom_call"'
+    lines = (
+        "%m = s8[1,4,4] parameter(1)",
+        "%q = bf16[2,8,512,64] parameter(2)",
+        "%k = bf16[2,4,256,64] parameter(3)",
+        f"ROOT %splash_mha_{kernel}_segmented.1 = bf16[2,8,512,64] custom-call(%m, %q, %k, %k), {call}",
+    )
+    _, program = collectives(*lines)
+    (flops,) = program.flops.values()
+    assert flops == tensors * 2 * 8 * 512 * 256 * 64
+    with pytest.raises(ConfigError, match="expected queries, keys and values"):
+        collectives(*lines[:3], lines[3].replace("%q, %k, %k", "%q"))
+    with pytest.raises(ConfigError, match="custom call 'tpu_custom_call' is not known"):
+        collectives(*lines[:3], lines[3].replace("splash_mha", "own"))
+
+
 def test_bytes_in_the_memory_of_the_host_are_apart():
     _, program = collectives("ROOT %y = bf16[16,4]{1,0:S(5)} copy(%x)")
     (step,) = program.steps
