@@ -148,7 +148,7 @@ def test_designs_of_one_class_are_a_tie_within_the_error_of_differences():
     other = row("d", 10.6, (*CELL[:3], "A100"))
     assert is_tie(best["result"], other["result"], "days")  # their intervals overlap
     sentences = verdict("days", alternatives_of([best, close, far, other]), ())
-    assert sentences[1].startswith("b: a tie (4.0 % more; differences of this class are off by up")
+    assert sentences[1].startswith("b: a tie (4.0 % more; such differences are off by up")
     assert sentences[2] == "c: 6.0 % more."
     assert sentences[3] == "d: a tie (6.0 % more; their 90 % intervals overlap)."
 
