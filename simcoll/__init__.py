@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from simcoll.core.collective import Collective
     from simcoll.core.schedule import COPY, REDUCE, Layout, Schedule, transfers
     from simcoll.emulator import emulate
-    from simcoll.errors import ConfigError, ScheduleError
+    from simcoll.errors import ConfigError, ScheduleError, SimcollError
     from simcoll.formats.schedules.certificate import verify
     from simcoll.formats.schedules.schedule_json import load_schedule
     from simcoll.libraries.prediction import predict
@@ -38,6 +38,7 @@ __all__ = [
     "Layout",
     "Schedule",
     "ScheduleError",
+    "SimcollError",
     "bind",
     "emulate",
     "load_schedule",
@@ -57,7 +58,7 @@ __getattr__, __dir__ = lazy_attributes(
         "simcoll.core.collective": ["Collective"],
         "simcoll.core.schedule": ["COPY", "REDUCE", "Layout", "Schedule", "transfers"],
         "simcoll.emulator": ["emulate"],
-        "simcoll.errors": ["ConfigError", "ScheduleError"],
+        "simcoll.errors": ["ConfigError", "ScheduleError", "SimcollError"],
         "simcoll.formats.schedules.certificate": ["verify"],
         "simcoll.formats.schedules.schedule_json": ["load_schedule"],
         "simcoll.libraries.prediction": ["predict"],

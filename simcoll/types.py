@@ -14,7 +14,7 @@ from simcoll.core.step import COPY, MULTICAST, REDUCE, SWITCH_REDUCE, SYNC, Repe
 from simcoll.core.transit import Transit
 from simcoll.emulator import Observer, Result
 from simcoll.emulator.events import Background, Cut, LinkShare, Policy, Slow, Stop
-from simcoll.errors import InternalError, SimcollError
+from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "Reduction",
     "Repeat",
     "Result",
-    "SimcollError",
     "Slow",
     "Step",
     "Stop",

@@ -62,7 +62,8 @@ def time_step(
     from simcoll.cli.workload_files import WORKLOADS, read_any_workload, workload_kind
     from simcoll.files.output import open_folder, write_files
     from simcoll.formats.recognise import TITLES
-    from simcoll.planning.designs.step_report import step_json, step_lines, step_svg, workload_lines
+    from simcoll.planning.designs.step_picture import step_svg
+    from simcoll.planning.designs.step_report import step_json, step_lines, workload_lines
     from simcoll.planning.designs.step_trace import step_trace
     from simcoll.training.design import load_design
     from simcoll.training.serving import is_serving

@@ -24,7 +24,7 @@ chunk.
 
 
 @without_subclasses
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Proof:
     """Facts proved about a schedule, for every size, dtype and reduction.
 
@@ -65,10 +65,10 @@ class Proof:
     transfers: int
     shared_chunks: bool
     error_bits: int = 0
-    folds: bool = field(default=True, repr=False)
-    salt: bytes = field(default=b"", repr=False, compare=False)
+    folds: bool = True
+    salt: bytes = field(default=b"", compare=False)
     conversions: tuple[str, ...] = ()
-    of: object = field(default=None, repr=False, compare=False)
+    of: object = field(default=None, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """The facts as plain values, without the salt.
@@ -94,6 +94,13 @@ class Proof:
                 ("channels share chunks", "yes" if self.shared_chunks else "no"),
                 ("up to conversion to", ", ".join(self.conversions) or "none"),
             ]
+        )
+
+    def __repr__(self) -> str:
+        order = self.order or "no reductions"
+        return (
+            f"<Proof: {self.kind}, {self.method}, {self.transfers:,} transfers in {self.steps:,} "
+            f"steps, {order}>"
         )
 
     def __str__(self) -> str:

@@ -629,7 +629,7 @@ def repeats(rng, quick):
         for field, value in rng.sample(other, 2 if quick else len(other)):
             try:
                 changed = dataclasses.replace(block, **{field: value})
-            except simcoll.types.SimcollError:
+            except simcoll.SimcollError:
                 # Windows that do not fit their order are refused when they are made.
                 continue
             steps = [*blocks[:place], changed, *blocks[place + 1 :]]
@@ -712,7 +712,7 @@ def _windows(rng, quick):
 
         try:
             right = verdict_on(make()).right
-        except simcoll.types.SimcollError:
+        except simcoll.SimcollError:
             continue
         if tally[right] < (3 if quick else 12):
             tally[right] += 1

@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 
 import simcoll
-from simcoll import Collective, transfers
-from simcoll.types import REDUCE, SYNC, Repeat, SimcollError, Step
+from simcoll import Collective, SimcollError, transfers
+from simcoll.types import REDUCE, SYNC, Repeat, Step
 from tests.support.attack_cases import Attack, Case, Trial, schedule, schedule_case, with_blocks
 from tests.support.attack_certificates import certificate, checker_words, has_checker
 from tests.support.exact_player import Verdict, verdict_on

@@ -557,7 +557,7 @@ def with_proof_of(subject, n):
             simcoll.bind(subject, 3).protocol,
             subject.known.proof,
         )
-    except simcoll.types.SimcollError:
+    except simcoll.SimcollError:
         return other
     raise AssertionError(f"{plan} has the proof of another schedule")
 

@@ -1,8 +1,7 @@
-"""The table and the picture of one training step."""
+"""The table of one training step, and its file."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,21 +15,10 @@ if TYPE_CHECKING:
     from simcoll.training.memory import StageMemory
     from simcoll.training.step_intervals import StepInterval
     from simcoll.workload.accounting import CallTime
-    from simcoll.workload.class_clock import Clock
     from simcoll.workload.playing import WorkloadResult
-    from simcoll.workload.workload import Operation, Workload
 
-__all__ = ["call_lines", "step_json", "step_lines", "step_svg", "workload_lines"]
+__all__ = ["call_lines", "step_json", "step_lines", "workload_lines"]
 
-_COLOURS = {
-    "forward": "#0072B2",
-    "backward": "#D55E00",
-    "weights": "#E69F00",
-    "optimizer": "#000000",
-    "activations": "#56B4E9",
-    "gradients of activations": "#56B4E9",
-}
-_OTHERS = ("#009E73", "#CC79A7", "#F0E442")
 _WORKLOAD_FIELDS = (
     "title",
     "nranks",
@@ -232,71 +220,3 @@ def step_json(result: WorkloadResult) -> bytes:
     names = _STEP_FIELDS if isinstance(result, StepResult) else _WORKLOAD_FIELDS
     fields: dict[str, Any] = {name: getattr(result, name) for name in names}
     return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
-
-
-def step_svg(workload: Workload, clock: Clock, title: str) -> bytes:
-    """Draw a step: a row per class with computation filled and communication below it,
-    deterministic to the byte.
-    """
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    operations = workload.unroll()
-    names = dict.fromkeys(operations[span.operation].name or "other" for span in clock.spans)
-    colours = {
-        name: _COLOURS.get(name, _OTHERS[place % len(_OTHERS)]) for place, name in enumerate(names)
-    }
-    lines = {name: number for number, name in enumerate(workload.classes)}
-    figure = Figure(figsize=(11, 1.6 + 0.35 * len(lines)), layout="constrained")
-    axes = figure.add_subplot()
-    for name, colour in colours.items():
-        for computes in (True, False):
-            bars = _bars(operations, clock, name, lines, computes=computes)
-            for line, extents in bars.items():
-                axes.broken_barh(
-                    extents,
-                    (line - 0.4, 0.5) if computes else (line + 0.12, 0.28),
-                    facecolors=colour,
-                    linewidth=0,
-                )
-    axes.set_yticks(list(lines.values()), list(lines))
-    axes.invert_yaxis()
-    axes.set_xlabel("milliseconds")
-    axes.set_title(title, fontsize=11)
-    axes.set_xlim(0, clock.time_fs / 1e12 or 1)
-    handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
-    axes.legend(
-        handles=handles,
-        ncols=6,
-        fontsize=8,
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.12 - 0.9 / (len(lines) + 3)),
-    )
-    out = io.BytesIO()
-    figure.canvas = FigureCanvasSVG(figure)
-    import matplotlib as mpl
-
-    with mpl.rc_context({"svg.hashsalt": "simcoll", "svg.fonttype": "none"}):
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": "simcoll"})
-    return out.getvalue()
-
-
-def _bars(
-    operations: Sequence[Operation],
-    clock: Clock,
-    name: str,
-    lines: dict[str, int],
-    *,
-    computes: bool,
-) -> dict[int, list[tuple[float, float]]]:
-    """Start and length in milliseconds of the operations of one name, by row."""
-    bars: dict[int, list[tuple[float, float]]] = {}
-    for span in clock.spans:
-        if (operations[span.operation].name or "other") == name and (
-            span.stream == "compute"
-        ) == computes:
-            extent = (span.begin_fs / 1e12, (span.end_fs - span.begin_fs) / 1e12)
-            if extent[1]:
-                bars.setdefault(lines[span.on], []).append(extent)
-    return bars
