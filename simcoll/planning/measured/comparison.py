@@ -44,6 +44,7 @@ __all__ = [
     "compare",
     "comparison_lines",
     "deviations",
+    "other_generation",
     "settings_for",
     "within_line",
 ]
@@ -276,6 +277,20 @@ def _other_gpu(devices: tuple[str, ...], machine: Topology) -> str | None:
         ),
         None,
     )
+
+
+def other_generation(devices: tuple[str, ...], machine: Topology) -> str | None:
+    """A device of a log whose GPU is of another generation than the machine's, as a H800 beside a
+    H100 is not.
+    """
+    name = _other_gpu(devices, machine)
+    if name is None:
+        return None
+    log_letters, machine_letters = (
+        {model.removeprefix("G")[0] for model in _GPU.findall(text.upper())}
+        for text in (name, machine.traits.get("gpu", ""))
+    )
+    return None if log_letters & machine_letters else name
 
 
 def _fabric_of_log(table: MeasuredTable, machine: Topology) -> str:

@@ -14,7 +14,7 @@ from simcoll.formats.logs.nccl_tuning import Chosen
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import Environment
 from simcoll.planning.measured.causes import CAUSES, cause_on
-from simcoll.planning.measured.comparison import Compared, Setting, compare
+from simcoll.planning.measured.comparison import Compared, Setting, compare, other_generation
 from simcoll.planning.measured.hypotheses import (
     AGREES,
     LEAST_SHARE,
@@ -39,7 +39,7 @@ from simcoll.planning.measured.log_causes import (
     log_causes,
 )
 from simcoll.planning.measured.variants import SOCKET_RATES, over_interface
-from simcoll.planning.measured.verdicts import verdict
+from simcoll.planning.measured.verdicts import verdict, verdict_of_another
 
 __all__ = ["LogSetting", "TableDiagnosis", "diagnose", "with_log"]
 
@@ -218,7 +218,10 @@ def diagnose(
     choices
         NCCL's own choices, if the log has them.
     """
-    library = log_setting.setting.library.name
+    setting = log_setting.setting
+    library, facts = setting.library.name, tuple(fact_lines(setting))
+    if (device := other_generation(setting.table.devices, setting.topology)) is not None:
+        return TableDiagnosis(facts, (), (), "", "", verdict_of_another(setting, device), library)
     findings = _of_log(rows, log_setting, calibration)
     supports, against = choice_evidence(rows, choices)
     against |= excluded_causes(log_setting.setting)
@@ -263,7 +266,6 @@ def diagnose(
     if excluded and tests:
         reasons = [f"{CAUSES[cause].title} ({reason})" for cause, reason in excluded.items()]
         remarks.append(f"ruled out by the log: {'; '.join(reasons)}")
-    facts = tuple(fact_lines(log_setting.setting))
     summary = even_shortfall(rows)
     judgement = verdict(log_setting.setting, rows, ordered)
     return TableDiagnosis(

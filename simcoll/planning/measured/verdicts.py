@@ -14,7 +14,7 @@ from simcoll.planning.measured.hypotheses import (
 )
 from simcoll.units import counted, format_size
 
-__all__ = ["verdict"]
+__all__ = ["verdict", "verdict_of_another"]
 
 SMALL_BYTES = 2**20
 """Size below which a time says more than a bandwidth."""
@@ -60,6 +60,15 @@ def verdict(setting: Setting, rows: Sequence[Compared], explanations: Sequence[E
     if leading.is_in_log:
         return f"verdict: {extent}; the log names a cause: {leading.claim}"
     return f"verdict: {extent}; the likeliest cause, by the times alone: {leading.claim}"
+
+
+def verdict_of_another(setting: Setting, device: str) -> str:
+    """The verdict on a table of other GPUs than the topology's."""
+    return (
+        f"verdict: none, because the log is of {device} and topology {setting.topology.name!r} of "
+        f"{setting.topology.traits['gpu']}; compare with a topology of the same GPUs (simcoll list "
+        "topologies)"
+    )
 
 
 def _all(number: int) -> str:

@@ -4,6 +4,7 @@ first.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -383,6 +384,28 @@ def test_times_below_the_bound_have_no_verdict():
     assert diagnosis.verdict.startswith(
         "verdict: none, because 2 sizes took less than the bound of topology 'dgx-a100'"
     )
+
+
+@pytest.mark.parametrize(
+    ("device", "judged"),
+    [
+        ("NVIDIA A100-SXM4-80GB", True),
+        ("NVIDIA A800-SXM4-80GB", True),
+        ("NVIDIA H100 80GB HBM3", False),
+        ("AMD Instinct MI300X", False),
+        ("a card", True),
+    ],
+)
+def test_other_gpus_have_no_verdict(device, judged):
+    sound = setting_on("dgx-a100", nodes=1, sizes=(2**28, 2**30))
+    times = sound.formula()([row.size_bytes for row in sound.table.rows], Calibration())
+    log = log_of(sound, [3 * time for time in times])
+    table = replace(log.tables[0], devices=(device,))
+    (setting, *_), _ = settings_for(replace(log, tables=(table,)), "dgx-a100")
+    log_setting = with_log(setting)
+    diagnosis = diagnose(compare(log_setting.setting), log_setting)
+    assert bool(diagnosis.explanations) == judged
+    assert diagnosis.verdict.startswith("verdict: none, because the log is of") != judged
 
 
 def test_a_cause_in_the_log_may_cost_less_than_is_predicted():
