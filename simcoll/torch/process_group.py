@@ -106,7 +106,11 @@ def _leave(handle: GroupHandle) -> None:
 
 
 def _numbers(splits: Any) -> list[int]:
-    """The numbers of a list, an array or a tensor; none for None."""
+    """The numbers of a list or an array; none for None.
+
+    Also of a tensor, which PyTorch refuses: Megatron-LM makes arrays only of tensors that say that
+    they are on a GPU.
+    """
     return [] if splits is None else [int(split) for split in splits]
 
 
