@@ -122,7 +122,7 @@ def empirical_quantiles(
     number of owners.
 
     >>> empirical_quantiles([1.0, 2.0, 3.0], ["a", "b", "b"])
-    (array([1.  , 1.  , 2.75, 3.  ]), 2)
+    (array([1. , 1. , 2.5, 3. ]), 2)
     """
     values = np.array(ratios)
     _, owner, counts = np.unique(owners, return_inverse=True, return_counts=True)

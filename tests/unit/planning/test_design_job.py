@@ -151,5 +151,5 @@ def test_bad_files_are_named(folder, old, new, said):
 
 def test_a_design_that_does_not_fit_is_no_job(folder):
     (folder / "design.toml").write_text(DESIGN.replace("8b", "70b"))
-    with pytest.raises(ConfigError, match=r"needs \d+\.\d of 74\.5 GiB; it does not run"):
+    with pytest.raises(ConfigError, match=r"needs \d+\.\d of 79\.2 GiB; it does not run"):
         goodput_grid(folder / "job.toml")
