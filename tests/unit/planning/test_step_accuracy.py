@@ -98,11 +98,11 @@ def test_steps_of_torchtitan_with_constants_of_another_program():
     rows = [
         row
         for row in published_steps("torchtitan").rows
-        if "8B, compiled" in row.fold and row.design.gpu.name == "h100"
+        if "8B, compiled" in row.fold and row.design.gpu.name == "h100-96"
     ]
     assert len(rows) == 4
-    # 0 to 3.5 %; 10 to 16 % without recomputation.
-    assert np.abs(errors(rows, shipped_calibration("fsdp-h100"))).max() < 0.05
+    # 1 to 8 %, with 2.4 TB/s of memory; 0 to 4 % with the 3.35 TB/s of other H100.
+    assert np.abs(errors(rows, shipped_calibration("fsdp-h100"))).max() < 0.08
     a100 = [row for row in published_steps("torchtitan").rows if row.design.gpu.name == "a100-80"]
     assert np.abs(errors(a100, shipped_calibration("fsdp-a100"))).max() < 0.1
 
