@@ -102,7 +102,7 @@ def main():
             ]
         numbers += workers.total()
     rpc.shutdown()
-    print(rank, *numbers, 1.0, flush=True)
+    print(rank, *numbers, size, flush=True)
     dist.destroy_process_group()
 
 
