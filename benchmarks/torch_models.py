@@ -1,9 +1,9 @@
 """Step a Llama-shaped model of 7 G parameters with ``fully_shard``, on fake tensors.
 
-``python benchmarks/torch_models.py [RANKS [LAYERS]]``: forward, backward and optimizer on 256 ranks
-of ``superpod-h100``; one program for all ranks. ``RANKS`` is a number, or a mesh such as 8x16x8:
-copies, shards, and tensor-parallel ranks. Prints the simulated time, CPU seconds and the peak of
-memory, and that of a rank's tensors.
+``python benchmarks/torch_models.py [RANKS [LAYERS]] [--library nccl]``: forward, backward and
+optimizer on 256 ranks of ``superpod-h100``; one program for all ranks. ``RANKS`` is a number, or a
+mesh such as 8x16x8: copies, shards, and tensor-parallel ranks. Prints the simulated
+time, CPU seconds and the peak of memory, and that of a rank's tensors.
 """
 
 from __future__ import annotations
@@ -101,11 +101,13 @@ def program(_rank: int, _world_size: int, layers: int, sizes: tuple[int, ...]) -
 MACHINE = {"topology": "superpod-h100", "compute": "roofline", "gpu": "h100"}
 
 
-def main(ranks: str = "256", layers: int = 32, /) -> None:
-    """Measure a step of a model on ``256`` ranks, or on a mesh such as ``8x16x8``."""
+def main(ranks: str = "256", layers: int = 32, /, *, library: str | None = None) -> None:
+    """Measure a step of a model on ``256`` ranks, or on a mesh such as ``8x16x8``, with the choices
+    of a ``library``.
+    """
     sizes = tuple(map(int, ranks.split("x"))) if "x" in ranks else (1, int(ranks), 1)
     begin = process_time()
-    options = {"args": (layers, sizes), "alike": "all", "trace": True}
+    options = {"args": (layers, sizes), "alike": "all", "trace": True, "library": library}
     result = simcoll.torch.spawn(program, math.prod(sizes), **options, **MACHINE)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(

@@ -26,6 +26,7 @@ from simcoll.distributed.runtime.device import DeviceStream, SimulatedDevice
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.start.spawning import compute
 from simcoll.torch.buffer_races import Flights
+from simcoll.torch.compilation import CompiledCalls
 from simcoll.torch.module_time import ModuleTimes, Times
 from simcoll.torch.rank_threads import RankThread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks
@@ -67,6 +68,7 @@ class Watched(TorchDispatchMode):
         self.root = root or self
         self.memory = TensorMemory()  # these of the root, too
         self.modules = None if costs is None else ModuleTimes(costs.modules)
+        self.compiled = CompiledCalls()
         self.inside = False  # the fields of the root count
         self.pushed: list[Any] = []
         self.flights: Flights | None = flights if root is None else root.flights
@@ -112,7 +114,8 @@ class Watched(TorchDispatchMode):
             costs.unknown[name] += 1
         if launched:
             fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs, result)))
-            self.add(name, time_fs, fake=fake, launch_fs=costs.launch_fs)
+            launch_fs = self.root.compiled.launch_fs(costs.launch_fs)
+            self.add(name, time_fs, fake=fake, launch_fs=launch_fs)
 
     def one_kernel(self, name: str, times: Times, call: Callable[[], Any]) -> Any:
         """Call a function that is one kernel on a GPU, and one in its backward pass."""
@@ -133,7 +136,8 @@ class Watched(TorchDispatchMode):
         timed_call = None if self.modules is None else self.modules.leave(owner)
         if timed_call is not None and result is not None and self.costs is not None:
             fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(result))
-            self.add(*timed_call, fake=fake, launch_fs=self.costs.launch_fs)
+            launch_fs = self.root.compiled.launch_fs(self.costs.launch_fs)
+            self.add(*timed_call, fake=fake, launch_fs=launch_fs)
 
     def add(self, name: str, time_fs: int, *, fake: bool, launch_fs: int = 0) -> None:
         """Enqueue a time, after its launch; with real tensors, wait for the longer of the two."""

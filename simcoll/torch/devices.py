@@ -141,7 +141,22 @@ class CudaIsCpu(TorchFunctionMode):
             if place != HOST:
                 self.places.note(tensor, place)
             return tensor
-        return self._at_place(tensor.clone(), place)
+        if HOST not in {old, place}:
+            return self._at_place(tensor.clone(), place)
+        return self._at_place(_copy_over_pcie(tensor, to_host=place == HOST), place)
+
+
+def _copy_over_pcie(tensor: torch.Tensor, *, to_host: bool) -> torch.Tensor:
+    """A copy to or from the host's memory, which takes the time of the GPU's connection to it, and
+    so does its gradient the other way.
+    """
+    watched = current_thread().process.watched
+    if watched is None or watched.costs is None:
+        return tensor.clone()
+    time_fs = watched.costs.host_copy_fs(tensor.numel() * tensor.element_size())
+    name = "copy to the host" if to_host else "copy to the GPU"
+    copy: torch.Tensor = watched.one_kernel(name, (time_fs, time_fs), tensor.clone)
+    return copy
 
 
 def _called_by_us() -> bool:

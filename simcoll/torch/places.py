@@ -10,6 +10,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from simcoll.torch.rank_threads import RankThread
 
@@ -18,7 +19,7 @@ __all__ = ["HOST", "Places", "place_of"]
 HOST = -1
 """The place of tensors in host memory; those of GPUs are their numbers."""
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
 class Places:

@@ -191,6 +191,11 @@ class OperatorCosts:
         """The host's time for a kernel of a compiled program."""
         return round(self.gpu.number("launch.compiled", 0.0) * FS_PER_SECOND)
 
+    def host_copy_fs(self, nbytes: int) -> int:
+        """The time of a copy between the memory of the GPU and the host's."""
+        rate = self.gpu.number("host.bandwidth", self.gpu.number("memory.bandwidth"))
+        return max(self.floor_fs, round(nbytes / rate * FS_PER_SECOND))
+
     def kernel(self, func: Any, args: Any, kwargs: Any, result: Any) -> Kernel:
         """The kernel of one operator call."""
         if self.measured:

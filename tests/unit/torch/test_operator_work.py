@@ -400,3 +400,74 @@ def test_dropout_is_one_kernel(gpu):
 
     expected = bytes_seconds((2 * 4 + 1) * 4096 * 1024)
     assert seconds_of(gpu, prepare)[0] == pytest.approx(expected, rel=1e-3)
+
+
+def small_products(compiled):
+    def prepare():
+        weight = torch.empty(16, 16, requires_grad=True)
+
+        def multiply(x):
+            for _ in range(20):
+                x = x @ weight
+            return x
+
+        call = compiled(multiply)
+        return lambda: call(torch.empty(16, 16)).sum().backward()
+
+    return prepare
+
+
+@pytest.mark.filterwarnings("ignore:torch.compile")
+def test_compiled_programs_launch_faster_and_graphs_in_no_time(launching):
+    eager, compiled, graphs = (
+        seconds_of(launching, small_products(way))[0]
+        for way in (
+            lambda function: function,
+            lambda function: torch.compile(function, mode="default"),
+            lambda function: torch.compile(function, mode="reduce-overhead"),
+        )
+    )
+    # 20 products forward and 39 back, with 19 sums; they take 2 us, and launches 10, 3 and 0.
+    assert eager - compiled == pytest.approx(78 * 7e-6, rel=0.1)
+    assert compiled - graphs > 78 * 1e-6  # and the last launches outside are hidden
+
+
+@pytest.mark.filterwarnings("ignore:torch.compile")
+@pytest.mark.parametrize("in_place", [False, True])
+def test_compiled_modules_launch_faster(launching, in_place):
+    def prepare(compiled):
+        model = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(10)))
+        if compiled and in_place:
+            model.compile()
+        elif compiled:
+            model = torch.compile(model)
+        return lambda: model(torch.empty(16, 16))
+
+    eager, compiled = (
+        seconds_of(launching, lambda flag=flag: prepare(flag))[0] for flag in (False, True)
+    )
+    assert eager - compiled == pytest.approx(10 * 7e-6, rel=0.1)
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_moves_cross_the_connection_to_the_host(gpu, fake):
+    gpu.write_text(
+        gpu.read_text() + '[host]\nbandwidth = { value = "50 GB/s", source = "round" }\n'
+    )
+    nbytes = 4 * 1024 * 1024
+
+    def program(rank, world_size):
+        fakes = Deferred("torch._subclasses.fake_tensor")
+        with fakes.FakeTensorMode() if fake else contextlib.nullcontext():
+            times = []
+            x = torch.zeros(1024, 1024)
+            for move in (lambda x: x.cuda(), lambda x: x.cpu(), lambda x: x.to("cuda")):
+                torch.cuda.synchronize()
+                begin = backend.emulated_time()
+                x = move(x)
+                torch.cuda.synchronize()
+                times.append(backend.emulated_time() - begin)
+            return times
+
+    result = backend.spawn(program, N, compute="roofline", gpu=gpu, cuda_is_cpu=True)
+    assert result.returns[0] == pytest.approx([nbytes / 50e9] * 3, rel=1e-6)
