@@ -2,12 +2,12 @@
 
 ``model`` defines all rules of time. ``run`` is the single entry point, ``request`` what it asks
 for, ``result`` the record. ``ways`` lists the ways to play (``quotient_way``, ``fast_way``,
-``reference_way``), and ``engine_choice`` has the thresholds between them. ``steps`` has what every
-engine needs of a plan; ``reference`` is the SimPy player, ``fast`` the compiled loops, ``folding``
-the classes of symmetric ranks and messages, ``programs`` many operations at once, ``events`` what
-disturbs them. ``data`` holds the buffers and their limit, ``digest`` the trace hash, ``floor`` the
-latency floor, ``traces`` the timeline files. Nothing here depends on particular protocols,
-algorithms or topology files.
+``reference_way``, ``reference_run``), and ``engine_choice`` has the thresholds between them.
+``steps`` has what every engine needs of a plan; ``reference`` is the SimPy player, ``fast`` the
+compiled loops, ``folding`` the classes of symmetric ranks and messages, ``programs`` many
+operations at once, ``events`` what disturbs them. ``data`` holds the buffers and their limit,
+``digest`` the trace hash, ``floor`` the latency floor, ``traces`` the timeline files. Nothing here
+depends on particular protocols, algorithms or topology files.
 """
 
 from __future__ import annotations

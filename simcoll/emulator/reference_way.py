@@ -2,20 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-
-import simpy
-
-from simcoll.emulator.events.capacities import CapacityTimeline
-from simcoll.emulator.events.outage_routes import Detours
-from simcoll.emulator.model import effective_capacities
-from simcoll.emulator.reference.fabric import Calendar, Fabric
-from simcoll.emulator.reference.link_changes import LinkChanges
-from simcoll.emulator.reference.player import Player, Surroundings, links_now
-from simcoll.emulator.reference.player_cut import cut_of_player, until_end
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result
 
@@ -33,63 +19,7 @@ class ReferenceWay:
 
     def play(self, request: Request) -> Result:
         """Play every message under the SimPy clock."""
-        plan, topology, timeline = request.plan, request.topology, request.timeline
-        capacity = effective_capacities(topology, plan.protocol)
-        patience = None if timeline is None else timeline.policy.limit_fs
-        fabric = Fabric(
-            Calendar(simpy.Environment()), capacity, topology.link_name, patience_fs=patience
-        )
-        detours = Detours(topology) if timeline is not None and timeline.detours else None
-        pace = None if timeline is None else timeline.pace
-        buffers = request.storage, request.observer
-        player = Player(
-            plan,
-            topology,
-            fabric,
-            *buffers,
-            keep=request.keep,
-            plan_summary=request.summary,
-            surroundings=Surroundings(pace=pace, detours=detours),
-        )
-        ledger, cut = player.ledger, None
-        if timeline is not None:
-            changes = CapacityTimeline(timeline, capacity), fabric, lambda: ledger.complete
-            LinkChanges(
-                *changes, *(([detours], partial(links_now, detours)) if detours else ())
-            ).start()
-        player.start()
-        with _collector_paused():
-            late = until_end(fabric)
-        if timeline is not None and not ledger.complete:
-            cut = cut_of_player(timeline, player, detours, late)
-        else:
-            player.check()
-            player.check_fabric()
-        return Result(
-            plan,
-            topology.name,
-            self.name,
-            "",
-            ledger.time_fs if cut is None else cut.time_fs,
-            player.steps,
-            ledger.messages,
-            sum(ledger.bytes_by_op),
-            player.switched,
-            ledger.hash.hexdigest(),
-            ledger.done_fs,
-            cut=cut,
-        )
+        # SimPy takes a tenth of the time of a small run that the compiled loops play.
+        from simcoll.emulator.reference_run import play_plan
 
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause Python's cycle collector during a run: it would scan all messages in flight repeatedly,
-    in vain.
-    """
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
+        return play_plan(request)

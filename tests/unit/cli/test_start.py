@@ -53,7 +53,14 @@ TABLE = (
             "import realcoll", (*HEAVY, "simpy", "simcoll.emulator"), id="a process of a job"
         ),
         pytest.param(
-            "from simcoll.topology import crossbar; crossbar(4, '50 GB/s')", HEAVY, id="a topology"
+            "from simcoll.topology import crossbar; crossbar(4, '50 GB/s')",
+            (*HEAVY, "simpy", "simcoll.topology.files"),
+            id="a topology",
+        ),
+        pytest.param(
+            "from simcoll.emulator import emulate",
+            (*HEAVY, "simpy", "importlib.metadata", "simcoll.topology.files"),
+            id="the emulator",
         ),
     ],
 )
