@@ -79,7 +79,7 @@ def _tensor_of(
     requires_grad: bool = False,
 ) -> torch.Tensor:
     if dtype is None:
-        tensor: torch.Tensor = torch.load(io.BytesIO(content))
+        tensor: torch.Tensor = torch.load(io.BytesIO(content), weights_only=False)
         return tensor
     if not content:
         return torch.empty(shape, dtype=dtype, requires_grad=requires_grad)
@@ -137,6 +137,8 @@ class RpcWorker:
         def run() -> None:
             try:
                 body()
+            except Exception as error:  # noqa: BLE001  # else the caller would wait for ever
+                self.rank.world.history.failures.append(error)
             finally:
                 child.call(self.network.stop_thread)
 

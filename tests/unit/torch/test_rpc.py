@@ -402,3 +402,17 @@ def test_mistakes_of_distributed_autograd():
             dist_autograd.backward(7, [torch.ones((), requires_grad=True)])
 
     run(body, ranks=2)
+
+
+class Unreadable:
+    """Can be sent, and not be read."""
+
+    def __reduce__(self):
+        return fail, (3,)
+
+
+@pytest.mark.parametrize("direction", ["there", "back"])
+def test_what_cannot_be_read_is_an_error(direction):
+    function, arguments = {"there": (id, (Unreadable(),)), "back": (Unreadable, ())}[direction]
+    with pytest.raises(ValueError, match="no number 3"):
+        run(lambda: rpc.rpc_sync("worker1", function, args=arguments), ranks=2)
