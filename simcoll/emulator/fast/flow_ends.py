@@ -19,7 +19,7 @@ from simcoll.emulator.fast.state import (
     State,
 )
 
-__all__ = ["FS_PER_SECOND_UBPS", "change_rate", "keeps_rate", "set_cover", "set_timer"]
+__all__ = ["FS_PER_SECOND_UBPS", "change_rate", "covered", "keeps_rate", "set_timer"]
 
 FS_PER_SECOND_UBPS = 1e21  # as in the model
 ROUNDING = 0.3819660112501051
@@ -39,7 +39,7 @@ def keeps_rate(s: State, m: int, rate: int) -> bool:
 
 
 @part
-def set_cover(s: State, m: int, cover: int) -> None:
+def covered(s: State, m: int, cover: int) -> None:
     """Let the timer of a link cover a flow, instead of its own or that of another link."""
     if s.cover[m] < 0 and s.finish_fs[m] >= 0 and s.key[m] > s.reg[NOW]:
         unlink(s, m)
@@ -53,7 +53,7 @@ def change_rate(s: State, m: int, rate: int, cover: int) -> None:
     r, old = s.reg, s.rate[m]
     if old:
         s.remaining[m] -= float(old) * float(r[NOW] - s.since_fs[m]) / FS_PER_SECOND_UBPS
-    set_cover(s, m, cover)
+    covered(s, m, cover)
     s.rate[m] = rate
     s.since_fs[m] = r[NOW]
     s.finish_fs[m] = MAX

@@ -22,7 +22,7 @@ ends, in the visit in which its link is levelled; a second pass would read all o
 from __future__ import annotations
 
 from simcoll.emulator.fast.compiled import part
-from simcoll.emulator.fast.flow_ends import change_rate, keeps_rate, set_cover, set_timer
+from simcoll.emulator.fast.flow_ends import change_rate, covered, keeps_rate, set_timer
 from simcoll.emulator.fast.state import (
     ARGUMENT,
     FILLED,
@@ -126,7 +126,7 @@ def _take(s: State, m: int, rate: int, cover: int) -> None:
             s.spare[l] -= rate * n
             s.pending[l] -= n
     if keeps_rate(s, m, rate):
-        set_cover(s, m, cover)
+        covered(s, m, cover)
     else:
         change_rate(s, m, rate, cover)
 
@@ -163,13 +163,13 @@ def _rounds(s: State, size: int, unrated: int) -> None:
                 _freeze(s, slot, share, unrated)
         elif s.rated[slot] == unrated:
             s.rated[slot] = -1 - unrated
-            _take(s, slot, share, _first_shared_link(s, slot))
+            _take(s, slot, share, _first_shared(s, slot))
         size -= 1
         _sink(s, size, s.limits[size], s.weights[size])
 
 
 @part
-def _first_shared_link(s: State, m: int) -> int:
+def _first_shared(s: State, m: int) -> int:
     """The first link of a flow that it shares with others; all flows of a component have one."""
     hop = s.entry[m]
     while s.shared[hop] == 0:
