@@ -5,8 +5,8 @@ from __future__ import annotations
 from simcoll.arrays import Ints
 from simcoll.emulator.fast.calendar import unlink
 from simcoll.emulator.fast.compiled import SOURCES, entry
-from simcoll.emulator.fast.flow_ends import FS_PER_SECOND_UBPS
 from simcoll.emulator.fast.rates import (
+    FS_PER_SECOND_UBPS,
     find_private_rate,
     part_links,
     put_in_queue,

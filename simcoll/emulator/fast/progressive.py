@@ -11,8 +11,7 @@ so which of the two runs changes no integer.
 share of all is the level of its link, and the rate of that link's flows without one; each takes its
 rate from its other links. Links of one share belong to one round: a flow with that very rate does
 not count as limited elsewhere (:func:`simcoll.emulator.model.water_level`), so such links keep it.
-A rate that a private hop allows is a share, too. A flow gets its rate, and the time at which it
-ends, in the visit in which its link is levelled; a second pass would read all of its numbers again.
+A rate that a private hop allows is a share, too.
 
     Invariant: no share sinks while lower or equal rates are taken from its link. Hence the heap
     need not be reordered: an entry may be too low, and is put back with the share of now when it
@@ -22,17 +21,7 @@ ends, in the visit in which its link is levelled; a second pass would read all o
 from __future__ import annotations
 
 from simcoll.emulator.fast.compiled import part
-from simcoll.emulator.fast.flow_ends import change_rate, covered, keeps_rate, set_timer
-from simcoll.emulator.fast.state import (
-    ARGUMENT,
-    FILLED,
-    MAX,
-    NOW,
-    OVER,
-    SETTLED,
-    STOP,
-    State,
-)
+from simcoll.emulator.fast.state import MAX, NOW, SETTLED, State
 
 __all__ = ["fill", "private_share"]
 
@@ -79,9 +68,9 @@ def _sink(s: State, size: int, key: int, slot: int) -> None:
 
 
 @part
-def _component(s: State, links: int, stamp: int) -> int:
-    """Extend the first ``links`` entries of ``touched`` to their component; return the number of
-    its flows, which are listed in ``moving``.
+def _component(s: State, links: int, unrated: int) -> int:
+    """Extend the first ``links`` entries of ``touched`` to their component, and count the flows on
+    each link; return the number of flows, which are listed in ``moving``.
 
     The length of ``touched`` is left in ``moving`` behind the last flow.
     """
@@ -89,22 +78,20 @@ def _component(s: State, links: int, stamp: int) -> int:
     while place < links:
         l = s.touched[place]
         place += 1
-        e = s.head[l]
-        if e < 0 or s.shared[e] == 0:
-            continue
         s.spare[l] = s.capacity[l]
-        s.pending[l] = s.flows[l]
+        s.pending[l] = 0
+        e = s.head[l]
         while e >= 0:
+            s.pending[l] += s.weight[e]
             m = s.owner[e]
-            if s.rated[m] != stamp:
-                s.rated[m] = stamp
+            if s.rated[m] != unrated:
+                s.rated[m] = unrated
                 s.moving[flows] = m
                 flows += 1
                 for hop in range(s.entry[m], s.entry[m] + s.hops[m]):
-                    l2 = s.link[hop]
-                    if s.queued[l2] == 0 and s.shared[hop]:
-                        s.queued[l2] = 1
-                        s.touched[links] = l2
+                    if s.shared[hop] and s.queued[s.link[hop]] == 0:
+                        s.queued[s.link[hop]] = 1
+                        s.touched[links] = s.link[hop]
                         links += 1
             e = s.next_flow[e]
     s.moving[flows] = links
@@ -112,45 +99,21 @@ def _component(s: State, links: int, stamp: int) -> int:
 
 
 @part
-def _take(s: State, m: int, rate: int, cover: int) -> None:
+def _take(s: State, m: int, rate: int) -> None:
     """Give a flow its rate, and take it from its links, except those of this round."""
-    gain = rate - s.rate[m]
     for hop in range(s.entry[m], s.entry[m] + s.hops[m]):
-        if s.shared[hop] == 0:
-            continue
-        l, n = s.link[hop], s.weight[hop]
-        s.used[l] += gain * n
-        # A share above the rate; the product is at most the capacity, as no share is below it.
-        pending = s.pending[l]
-        if pending > 0 and s.spare[l] - rate * pending >= pending:
-            s.spare[l] -= rate * n
-            s.pending[l] -= n
-    if keeps_rate(s, m, rate):
-        covered(s, m, cover)
-    else:
-        change_rate(s, m, rate, cover)
-
-
-@part
-def _freeze(s: State, l: int, share: int, unrated: int) -> None:
-    """Level a link: its flows without a rate get the share; ``spare`` is then their first end."""
-    s.pending[l] = FROZEN
-    s.level[l] = share
-    rated, earliest = -1 - unrated, MAX
-    e = s.head[l]
-    while e >= 0:
-        m = s.owner[e]
-        if s.rated[m] == unrated:
-            s.rated[m] = rated
-            _take(s, m, share, l)
-            earliest = min(earliest, s.finish_fs[m])
-        e = s.next_flow[e]
-    s.spare[l] = earliest
+        l = s.link[hop]
+        if s.shared[hop] and s.pending[l] > 0 and s.spare[l] // s.pending[l] > rate:
+            s.spare[l] -= rate * s.weight[hop]
+            s.pending[l] -= s.weight[hop]
 
 
 @part
 def _rounds(s: State, size: int, unrated: int) -> None:
-    """Level links, and give flows their rates, in the order of their shares."""
+    """Freeze links and flows in the order of their shares; ``spare`` of a frozen link is its
+    level.
+    """
+    rated = unrated - 1
     while size > 0:
         share, slot = s.limits[0], s.weights[0]
         if slot < len(s.level):
@@ -160,34 +123,32 @@ def _rounds(s: State, size: int, unrated: int) -> None:
                 _sink(s, size, current_share, slot)
                 continue
             if n > 0:
-                _freeze(s, slot, share, unrated)
+                s.pending[slot] = FROZEN
+                s.spare[slot] = share
+                e = s.head[slot]
+                while e >= 0:
+                    m = s.owner[e]
+                    if s.rated[m] == unrated:
+                        s.rated[m] = rated
+                        _take(s, m, share)
+                    e = s.next_flow[e]
         elif s.rated[slot] == unrated:
-            s.rated[slot] = -1 - unrated
-            _take(s, slot, share, _first_shared(s, slot))
+            s.rated[slot] = rated
+            _take(s, slot, share)
         size -= 1
         _sink(s, size, s.limits[size], s.weights[size])
 
 
 @part
-def _first_shared(s: State, m: int) -> int:
-    """The first link of a flow that it shares with others; all flows of a component have one."""
-    hop = s.entry[m]
-    while s.shared[hop] == 0:
-        hop += 1
-    return int(s.link[hop])
-
-
-@part
 def fill(s: State, links: int, changed: int) -> int:
-    """Level the components of the first ``links`` links in ``touched``, which are ``queued``, rate
-    their flows, and set the timers of their links.
+    """Level the components of the first ``links`` links in ``touched``, which are ``queued``.
 
-    Links with a single flow whose level differs from before, or whose timer fires now, are appended
-    to the ``changed`` ones that are listed so far, and their number is returned. Uses ``limits``
-    and ``weights`` as a heap, and ``moving``, which is empty when rates are settled.
+    Links whose level differs from before, or whose timer fires now, are appended to the ``changed``
+    ones that are listed so far. Uses ``limits`` and ``weights`` as a heap, and ``moving``, which is
+    empty when rates are settled. Returns the number of listed links; the number of visited flows is
+    left in the first entry of ``moving``.
     """
-    r = s.reg
-    unrated = -2 - r[SETTLED]  # rated flows get the stamp of the settlement under way
+    unrated = -2 * s.reg[SETTLED] - 2  # differs from all stamps of settlements
     flows = _component(s, links, unrated)
     links = s.moving[flows]
     size = 0
@@ -196,42 +157,27 @@ def fill(s: State, links: int, changed: int) -> int:
         if s.head[l] >= 0 and s.shared[s.head[l]]:
             _push(s, size, s.spare[l] // s.pending[l], l)
             size += 1
-    private = 0
     for place in range(flows):
         m = s.moving[place]
         if s.private_rate[m] < MAX:
             _push(s, size, s.private_rate[m], m)
             size += 1
-            s.moving[private] = m
-            private += 1
     _rounds(s, size, unrated)
-    for place in range(links):
-        l = s.touched[place]
-        e = s.head[l]
-        if e >= 0 and s.shared[e] and s.pending[l] != FROZEN:  # all are limited elsewhere
-            s.level[l] = s.spare[l] = MAX
-    for place in range(private):
-        m = s.moving[place]
-        l = s.cover[m]
-        s.spare[l] = min(s.spare[l], s.finish_fs[m])
     for place in range(links):
         l = s.touched[place]
         s.queued[l] = 0
         e = s.head[l]
         if e < 0:
             continue
-        if s.shared[e]:
-            set_timer(s, l, s.spare[l])
-            if s.used[l] > s.capacity[l]:
-                r[STOP], r[ARGUMENT] = OVER, l
-            continue
-        level = private_share(s, e)
-        if level == s.level[l] and s.key[l] != r[NOW]:
+        level = s.spare[l] if s.pending[l] == FROZEN else MAX
+        if s.shared[e] == 0:
+            level = private_share(s, e)
+        if level == s.level[l] and s.key[l] != s.reg[NOW]:
             continue
         s.level[l] = level
         if s.marked[l] == 0:
             s.marked[l] = 1
             s.changed[changed] = l
             changed += 1
-    r[FILLED] = flows
+    s.moving[0] = flows
     return changed

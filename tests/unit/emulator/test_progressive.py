@@ -34,7 +34,7 @@ def unequal(n, seed):
 
 @pytest.fixture
 def filled(monkeypatch):
-    """The last number of flows that a run levelled in rounds; 0 if it never did."""
+    """The last number of flows that a run levelled in rounds."""
     from simcoll.emulator.fast.driver import StepMachine
 
     numbers = []
@@ -63,7 +63,7 @@ def test_all_pairs_at_once_are_those_of_the_reference(machine, rules, filled):
     )
     assert fast.trace_hash == reference.trace_hash
     assert fast.time_fs == reference.time_fs
-    assert max(filled) > 0
+    assert max(filled) > n
 
 
 @pytest.mark.slow
@@ -79,4 +79,4 @@ def test_all_pairs_under_events_are_those_of_the_reference(filled):
         for engine in ("fast", "simpy")
     )
     assert fast.trace_hash == reference.trace_hash
-    assert max(filled) > 0
+    assert max(filled) > 16
