@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from math import ceil, prod
 from typing import Any, NamedTuple
 
@@ -156,34 +156,39 @@ def _share_of_blocks(block_mask: tuple[Any, ...]) -> float | None:
     *_, block_keys, mask_function = block_mask
     if isinstance(partial, FakeTensor):
         lengths = int(block_mask[0]), keys
-        return _share_of_function(mask_function, lengths, (int(block_mask[-3]), int(block_keys)))
+        blocks = int(block_mask[-3]), int(block_keys)
+        return _share_of_function(_MaskFunction(mask_function), lengths, blocks)
     with _disable_current_modes():
         blocks_left = int(partial.sum()) + (0 if full is None else int(full.sum()))
     every_block: int = partial.numel() * ceil(keys / int(block_keys))
     return min(1.0, blocks_left / every_block)
 
 
-_shares: dict[tuple[Any, ...], tuple[float | None, Any]] = {}
-"""By the code of a mask's function, what it refers to, lengths and blocks; with the function, so
-that no other one gets the same identity.
-"""
+class _MaskFunction:
+    """The function of a mask; equal are those of the same code that refer to the same objects."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        cells = [id(cell.cell_contents) for cell in getattr(function, "__closure__", None) or ()]
+        self.identity = (id(getattr(function, "__code__", function)), *cells)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _MaskFunction) and self.identity == other.identity
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
 
 
+@lru_cache(maxsize=256)
 def _share_of_function(
-    function: Any, lengths: tuple[int, int], blocks: tuple[int, int]
+    mask: _MaskFunction, lengths: tuple[int, int], blocks: tuple[int, int]
 ) -> float | None:
     """The share of blocks in which a mask's function lets any pair through, for the first sequence
     and head; None if it cannot be computed, as where it reads fake tensors.
     """
-    cells = [id(cell.cell_contents) for cell in getattr(function, "__closure__", None) or ()]
-    identity = (id(getattr(function, "__code__", function)), *cells, lengths, blocks)
-    if identity in _shares:
-        return _shares[identity][0]
-    share: float | None = None
     with suppress(Exception), _disable_current_modes():  # the function is the program's
-        share = _share_by_sample(function, lengths, blocks)
-    _shares[identity] = share, function
-    return share
+        return _share_by_sample(mask.function, lengths, blocks)
+    return None
 
 
 def _share_by_sample(function: Any, lengths: tuple[int, int], blocks: tuple[int, int]) -> float:
