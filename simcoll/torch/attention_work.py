@@ -172,8 +172,8 @@ class _MaskFunction:
         cells = [id(cell.cell_contents) for cell in getattr(function, "__closure__", None) or ()]
         self.identity = (id(getattr(function, "__code__", function)), *cells)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _MaskFunction) and self.identity == other.identity
+    def __eq__(self, mask: object) -> bool:
+        return isinstance(mask, _MaskFunction) and self.identity == mask.identity
 
     def __hash__(self) -> int:
         return hash(self.identity)
