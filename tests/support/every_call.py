@@ -57,6 +57,9 @@ def reductions(rank, n):
         x = data(rank, 501, np.float32)
         dist.all_reduce(x, algorithm=algorithm)
         yield x
+    several = [data(rank, 3), data(rank, 4, seed=1)]
+    dist.all_reduce_coalesced(several)
+    yield from several
     matrix = data(rank, 24).reshape(4, 6)
     dist.all_reduce(matrix.T[1:4])
     x = data(rank, 9)
@@ -75,6 +78,9 @@ def movements(rank, n):
     outputs = [np.zeros(r + 1) for r in range(n)]
     dist.all_gather(outputs, data(rank, rank + 1))
     yield np.concatenate(outputs)
+    lists = [[np.zeros(2), np.zeros(3)] for _ in range(n)]
+    dist.all_gather_coalesced(lists, [data(rank, 2), data(rank, 3)])
+    yield np.concatenate([array for arrays in lists for array in arrays])
     whole = np.zeros((n, 3))
     dist.all_gather_into_tensor(whole, data(rank, 3))
     yield whole

@@ -96,6 +96,8 @@ def instances():
         simcoll.emulate(uneven, MACHINE, keep=True),
         simcoll.emulate(uneven, MACHINE, data="none"),
     )
+    chosen = simcoll.transfers(0, 0, [1, 2], 0, via=["net", ""], wire="bfloat16")
+    yield from (chosen, chosen.transits, *chosen.transits.table)
     yield simcoll.predict("all_reduce", 2**20, simcoll.load_topology("dgx-h100"))
     yield RankProgram(
         "two", 1, [[Lane(0, [Instruction("copy", 0, 1)])]], [1, 1, 0], Collective("all_reduce", 1)

@@ -9,7 +9,17 @@ import pytest
 
 import simcoll
 from simcoll.core.collective import Collective
-from simcoll.core.schedule import COPY, REDUCE, Layout, Repeat, Schedule, Step, joined, transfers
+from simcoll.core.schedule import (
+    COLUMNS,
+    COPY,
+    REDUCE,
+    Layout,
+    Repeat,
+    Schedule,
+    Step,
+    joined,
+    transfers,
+)
 from simcoll.errors import ScheduleError
 from simcoll.proving import alike_pieces as alike
 from simcoll.proving import verify
@@ -58,7 +68,7 @@ def mutant(schedule, rng):
     at = int(rng.integers(len(steps)))
     step, n, size = steps[at], schedule.nranks, schedule.layout.size
     row = int(rng.integers(len(step)))
-    columns = {name: getattr(step, name).copy() for name in Step.__dataclass_fields__}
+    columns = {name: getattr(step, name).copy() for name in COLUMNS}
     how = ["without", "later", "src_rank", "dst_rank", "src_chunk", "dst_chunk", "op"][
         int(rng.integers(7))
     ]

@@ -124,8 +124,8 @@ def test_a_check_for_nan():
     ("method", "arguments", "words"),
     [
         ("new_window", (), "new_window gives one-sided access"),
-        ("reconfigure", (None,), "reconfigure replaces ranks"),
-        ("get_reconfigure_handle", (), "reconfigure replaces ranks"),
+        ("reconfigure", (None,), "replace ranks of a group"),
+        ("get_reconfigure_handle", (), "replace ranks of a group"),
         ("register_abort_hook", (0, print), "called by a watchdog"),
     ],
 )
