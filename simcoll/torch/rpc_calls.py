@@ -67,7 +67,7 @@ def _worker() -> RpcWorker:
 
 def _init_rpc(
     networks: dict[int, RpcNetwork],
-    name: str,
+    name: Any,
     backend: Any,
     rank: int,
     world_size: int | None,

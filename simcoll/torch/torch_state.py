@@ -267,7 +267,7 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
     def rendezvous(
         thread: RankThread,
         standard: Any,
-        url: str,
+        url: Any,
         rank: int = -1,
         world_size: int = -1,
         **kwargs: Any,
