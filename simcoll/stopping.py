@@ -124,7 +124,8 @@ def raise_again() -> bool:
 
 
 def receive() -> bool:
-    """Note that the exception of a Ctrl-C has arrived where it is handled, and whether one came.
+    """Note that the exception of a Ctrl-C has arrived where it is handled, and whether one had come
+    that nobody had received.
 
     It need not arrive as a KeyboardInterrupt: a library that is being imported may have made an
     ImportError of it.
@@ -132,8 +133,9 @@ def receive() -> bool:
     interrupt = signal.getsignal(signal.SIGINT)
     if not isinstance(interrupt, _Interrupt):
         return False
+    arrives = interrupt.came and not interrupt.received
     interrupt.received = True
-    return interrupt.came
+    return arrives
 
 
 def leave_to_program() -> None:

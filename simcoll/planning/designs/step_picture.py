@@ -21,7 +21,7 @@ _COLOURS = {
     "weights": "#E69F00",
     "optimizer": "#000000",
     "activations": "#56B4E9",
-    "gradients of activations": "#56B4E9",
+    "gradients of activations": "#332288",
 }
 _PALETTE = (
     "#009E73",

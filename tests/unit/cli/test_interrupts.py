@@ -216,6 +216,30 @@ run_program(lambda: {run}(App(), []))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "app: stopped\n")
 
 
+def test_an_error_after_ctrl_c_was_handled_is_told():
+    """Such as a full disk, when what was done before Ctrl-C is written."""
+    program = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from simcoll.command_line import run_app
+from simcoll.errors import ConfigError
+from simcoll.stopping import receive, run_program
+class App:
+    name = ("app",)
+    def __call__(self, *words, **options):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            receive()
+        raise ConfigError("cannot write")
+run_program(lambda: run_app(App(), []))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "app: cannot write\n")
+
+
 def test_a_caught_interrupt_within_the_execution_of_text_keeps_the_status():
     """Python would kill itself with SIGINT: the status would be -2."""
     program = """

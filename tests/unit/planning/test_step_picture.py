@@ -75,3 +75,24 @@ def test_many_classes_have_two_lanes_each():
     lanes = [name for name in places if name.startswith("stage")]
     assert len(lanes) == MOST_LANES + 2
     assert {"stage0: computation", "stage24: communication"} <= set(lanes)
+
+
+@pytest.mark.slow
+def test_all_names_of_a_design_have_colours_of_their_own():
+    names = ("forward", "backward", "weights", "optimizer")
+    passed = ("activations", "gradients of activations")
+    operations = [
+        ComputeOperation(id=name, on="all", time_fs=US, name=name) for name in (*names, *passed)
+    ]
+    spans = [
+        Span(
+            place, "all", "send" if place >= len(names) else "compute", place * US, place * US + US
+        )
+        for place in range(len(operations))
+    ]
+    workload = Workload(1, {"all": np.array([0])}, {}, tuple(operations))
+    svg = step_svg(workload, Clock(spans[-1].end_fs, tuple(spans)), "a step").decode()
+    legend = svg[svg.index('id="legend_1"') :]
+    styles = re.findall(r'<path [^>]*?style="([^"]*)"', legend, re.DOTALL)
+    patches = [style for style in styles if "opacity" not in style]  # the frame has it
+    assert len(patches) == len(set(patches)) == len(operations)
