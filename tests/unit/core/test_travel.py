@@ -307,7 +307,8 @@ def test_workers_of_dask_give_the_same_answers(tmp_path):
         n_workers=1,
         threads_per_worker=2,
         processes=True,
-        dashboard_address=None,
+        # None asks for port 8787, which another program may have.
+        dashboard_address="127.0.0.1:0",
         local_directory=str(tmp_path),
     )
     assert (
