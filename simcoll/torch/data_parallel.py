@@ -1,13 +1,14 @@
-"""What DistributedDataParallel does with clocks and streams that a simulated run has not."""
+"""What a run tells of DistributedDataParallel: times of the host, and memory that nobody wrote."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.algorithms.ddp_comm_hooks import mixed_precision_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from simcoll.errors import ConfigError
 from simcoll.torch.rank_threads import RankThread
 from simcoll.torch.replacing import for_ranks
 
@@ -24,20 +25,35 @@ _HOST_TIMES = (
 def _initialize(
     thread: RankThread, standard: Any, self: Any, module: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """Make a wrapper, unless it would cast its parameters.
-
-    Casts run on a stream of the GPU while the reducer, in C++, has gradients; with tensors in host
-    memory their order differs, and gradients are wrong.
-    """
-    if kwargs.get("mixed_precision") is not None:
-        raise ConfigError(
-            f"{_NAME}(mixed_precision=...) casts parameters on a stream of the GPU, and a "
-            "simulated run, whose tensors are in host memory, would get wrong gradients: use "
-            "torch.autocast, or fully_shard with a MixedPrecisionPolicy"
-        )
+    """Make a wrapper, with a finding if it prints times."""
     if dist.get_debug_level() == dist.DebugLevel.DETAIL:
         thread.tell(_NAME, _HOST_TIMES)
     standard(self, module, *args, **kwargs)
+
+
+@for_ranks
+def _reduce_and_upcast(thread: RankThread, standard: Any, state: Any, bucket: Any) -> Any:
+    """The communication hook of ``mixed_precision=``, with zeros where PyTorch sends memory that
+    nothing has written.
+
+    ``Reducer::set_mixed_precision_param_dtype`` replaces the memory of every bucket, but not the
+    views that gradients are copied into, on every device; ``rebuild_buckets`` makes both anew after
+    the first step.
+    """
+    wrapper, contents = state.ddp_weakref(), bucket.buffer()
+    narrow = wrapper.mixed_precision.param_dtype not in {
+        None,
+        bucket.parameters()[0]._fp_param.dtype,
+    }
+    if narrow and not wrapper._has_rebuilt_buckets and not isinstance(contents, FakeTensor):
+        contents.zero_()
+        thread.tell(
+            f"{_NAME}(mixed_precision=)",
+            "in the first step PyTorch reduces memory that no gradient was written to, on GPUs too "
+            "(Reducer::set_mixed_precision_param_dtype); it holds zeros here: use torch.autocast, "
+            "or fully_shard with a MixedPrecisionPolicy",
+        )
+    return standard(state, bucket)
 
 
 @for_ranks
@@ -48,9 +64,11 @@ def _logging_data(thread: RankThread, standard: Any, self: Any) -> Any:
 
 
 def data_parallel_replacements() -> list[tuple[Any, str, Any]]:
-    """Owner, name and replacement of methods of the wrapper."""
+    """Owner, name and replacement of methods of the wrapper, and of its hook."""
     wrapper, logged = DistributedDataParallel, "_get_ddp_logging_data"
+    hook = "_reducer_allreduce_and_upcast_hook"
     return [
         (wrapper, "__init__", _initialize(wrapper.__init__)),
         (wrapper, logged, _logging_data(getattr(wrapper, logged))),
+        (mixed_precision_hooks, hook, _reduce_and_upcast(getattr(mixed_precision_hooks, hook))),
     ]

@@ -1,10 +1,9 @@
-"""DistributedDataParallel's casts and host times, which a simulated run has not."""
+"""DistributedDataParallel: casts on a stream, and findings on its times and memory."""
 
 from __future__ import annotations
 
 import pytest
 
-from simcoll.errors import ConfigError
 from tests.support.deferred import Deferred, needs_torch
 
 torch, dist, nn = Deferred("torch"), Deferred("torch.distributed"), Deferred("torch.nn")
@@ -14,15 +13,28 @@ backend = Deferred("simcoll.torch")
 pytestmark = needs_torch
 
 
-@pytest.mark.parametrize("on_gpus", [False, True])
-def test_mixed_precision_is_refused_by_name(on_gpus):
+@pytest.mark.filterwarnings("ignore:.*no gradient was written to:UserWarning")
+@pytest.mark.parametrize(("cast", "reduced"), [("bfloat16", "bfloat16"), ("float16", "float32")])
+def test_mixed_precision_has_gradients_from_the_second_step_on(cast, reduced):
+    """As on plain gloo: the first step reduces a bucket that no gradient was written to."""
+
     def body(rank, world_size):
         dist.init_process_group("gloo")
-        casts = parallel._MixedPrecision(param_dtype=torch.bfloat16)
-        with pytest.raises(ConfigError, match=r"DistributedDataParallel\(mixed_precision="):
-            parallel.DistributedDataParallel(nn.Linear(2, 2), mixed_precision=casts)
+        torch.manual_seed(0)
+        casts = parallel._MixedPrecision(getattr(torch, cast), getattr(torch, reduced), None)
+        model = parallel.DistributedDataParallel(nn.Linear(4, 2), mixed_precision=casts)
+        norms = []
+        for step in range(3):
+            model.zero_grad()
+            model(torch.full((1, 4), float(rank + step))).float().sum().backward()
+            norms.append(float(model.module.weight.grad.norm()))
+        assert model.module.weight.grad.dtype == torch.float32
+        return norms
 
-    backend.spawn(body, 2, cuda_is_cpu=on_gpus)
+    result = backend.spawn(body, 2, cuda_is_cpu=True)
+    norm = 8**0.5  # of ones, times the mean of inputs, rank + step
+    assert list(result.returns) == [pytest.approx([0, 1.5 * norm, 2.5 * norm])] * 2
+    assert [line for line in result.findings if "no gradient was written to" in line]
 
 
 @pytest.mark.filterwarnings("ignore:.*are those of this computer:UserWarning")
