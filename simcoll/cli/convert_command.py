@@ -135,6 +135,7 @@ def convert_file(
         nccl-topology; for a workload workload, chakra, or chakra-messages (collectives as sends and
         receives, also for an algorithm).
     """
+    from simcoll.cli.workload_files import convert_workload, workload_alone
     from simcoll.files.output import write_file
     from simcoll.formats.schedules.schedule_files import algorithm_content, target_format
 
@@ -150,10 +151,8 @@ def convert_file(
     if (to or _TOPOLOGY_ENDINGS.get(target.suffix)) in _TOPOLOGIES:
         _convert_topology(source, target, to or _TOPOLOGY_ENDINGS[target.suffix])
         return
-    format_name = to or _WORKLOAD_ENDINGS.get(target.suffix)
+    format_name = to or _WORKLOAD_ENDINGS.get(target.suffix) or workload_alone(source)
     if format_name in _WORKLOADS:
-        from simcoll.cli.workload_files import convert_workload
-
         convert_workload(
             source,
             target,

@@ -169,12 +169,12 @@ def _time_lines(program: HloProgram, machine: Topology, gpu: Gpu, *, cpu: bool) 
     """The time of the program on a machine."""
     from simcoll.jobs.hlo_workload import hlo_workload
     from simcoll.planning.designs.step_report import workload_lines
-    from simcoll.workload.playing import run_workload
+    from simcoll.workload.playing import run_workload, tier_for
 
     module = program.module
     workload = hlo_workload(program, gpu, cpu=cpu)
     with blamed_on(module.file):
-        result = run_workload(workload, machine, tier=1)
+        result = run_workload(workload, machine, tier=tier_for(workload))
     yield from workload_lines(result)
     if result.time_fs:
         peak = gpu.peak("bf16" if "peak.bf16" in gpu.values else "fp16")

@@ -20,7 +20,7 @@ def time_step(
     design: Annotated[Path, Parameter(name="FILE")],
     /,
     *,
-    tier: Annotated[int, WHOLE] = 2,
+    tier: Annotated[int | None, WHOLE] = None,
     topology: Annotated[str | None, Parameter(name=["--topology", "-t"])] = None,
     nodes: Annotated[int | None, WHOLE] = None,
     gpu: str | None = None,
@@ -36,11 +36,12 @@ def time_step(
     ----------
     design
         A design file (with [serving]: of a model that is served), a list of operations (TOML), a
-        workload (JSON), the text of an HLO module, or a Chakra trace: the file of one rank,
-        trace.0.et, or trace.
+        workload (JSON), the text of an HLO module, a text workload of ASTRA-sim 1.0, SimAI or AICB,
+        or a Chakra trace: the file of one rank, trace.0.et, or trace.
     tier
         2: everything emulated together. 1: collectives timed once each, and the pipeline played
-        with these times; faster, and equal where no two axes share links.
+        with these times; faster, and equal where no two axes share links. Default: 2, or 1 for a
+        workload of more than 100,000 messages.
     topology
         Machine of a workload, if it names none or to override it.
     nodes
@@ -68,23 +69,16 @@ def time_step(
     from simcoll.training.design import load_design
     from simcoll.training.serving import is_serving
     from simcoll.training.steps import TrainingStep
-    from simcoll.workload.playing import alone_on, run_workload
+    from simcoll.workload.playing import alone_on, message_count, run_workload, tier_for
     from simcoll.workload.workload import write_workload
 
     folder = output or Path("out") / design.stem
     kind = workload_kind(design)
     if kind not in WORKLOADS:
-        if kind == "astra-workload":
-            raise ConfigError(
-                f"this is {TITLES[kind]}, which has no graph; Chakra converts it to traces, which "
-                "are played: chakra_converter Text --input ... --output ... --num-npus ... "
-                "--num-passes 1",
-                file=str(design),
-            )
         if kind not in {"design", "toml", "text"}:
             raise ConfigError(
                 f"this is {TITLES[kind]}; expected a design, a list of operations, a workload, an "
-                "HLO module or a Chakra trace",
+                "HLO module, a text workload of ASTRA-sim or SimAI, or a Chakra trace",
                 file=str(design),
             )
         if any(option is not None for option in (topology, nodes, gpu, system, comm_groups)):
@@ -98,6 +92,7 @@ def time_step(
             return
         step = TrainingStep(load_design(design))
         open_folder(folder, FILES)
+        tier = 2 if tier is None else tier
         result = step.result(tier=tier)
         lines, workload, title = step_lines(result, verbose=verbose), step.workload, result.title
         clock, content, plans = step.clock(tier=tier).clock, step_json(result), step.alone.plans
@@ -111,6 +106,13 @@ def time_step(
                 file=str(design),
             )
         open_folder(folder, FILES)
+        if tier is None:
+            tier = tier_for(workload)
+            if tier == 1:
+                say(
+                    f"# tier 1: collectives of about {message_count(workload):,} messages; "
+                    "--tier 2 emulates them together, which takes longer"
+                )
         with blamed_on(str(design)):
             run = run_workload(workload, place, tier=tier, slow=slow)
         plans = alone_on(place, uniform=False, rules=workload.rules).plans

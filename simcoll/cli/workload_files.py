@@ -16,9 +16,15 @@ if TYPE_CHECKING:
     from simcoll.traces.rank_traces import Traces
     from simcoll.workload.workload import Rules, Workload
 
-__all__ = ["WORKLOADS", "convert_workload", "read_any_workload", "workload_kind"]
+__all__ = [
+    "WORKLOADS",
+    "convert_workload",
+    "read_any_workload",
+    "workload_alone",
+    "workload_kind",
+]
 
-WORKLOADS = ("workload", "operations", "chakra", "hlo")
+WORKLOADS = ("workload", "operations", "chakra", "hlo", "astra-workload")
 """Formats that hold a workload."""
 
 
@@ -40,6 +46,15 @@ def workload_kind(path: Path) -> str:
     if not is_file(path):
         return "chakra"
     return "hlo" if is_hlo_file(path) else recognise(read_file(path, MAX_FILE_BYTES))
+
+
+def workload_alone(source: str) -> str | None:
+    """``"workload"`` for a file that can become nothing else."""
+    from simcoll.files.paths import is_file
+
+    if is_file(source) and workload_kind(Path(source)) == "astra-workload":
+        return "workload"
+    return None
 
 
 def read_any_workload(
@@ -84,6 +99,8 @@ def read_any_workload(
 
         place = None if topology is None else load_topology(topology, nodes=nodes)
         workload = hlo_workload(load_hlo(path), gpu_of(gpu, place, str(path)))
+    elif kind == "astra-workload":
+        workload = _text_workload(path, topology, nodes)
     else:
         roofline = None if settings is None else settings.gpu
         groups = None if comm_groups is None else load_comm_groups(comm_groups)
@@ -99,6 +116,27 @@ def read_any_workload(
         if gpu is not None:
             refuse_other_gpu(gpu, machine)
     return workload, machine, slow
+
+
+def _text_workload(path: Path, topology: str | None, nodes: int | None) -> Workload:
+    """The workload of a text, on the ranks that it states, or those of the machine."""
+    from simcoll.files.strict import read_file
+    from simcoll.formats.reports.astra_workload import MAX_BYTES, parse_astra_workload
+    from simcoll.topology import load_topology
+    from simcoll.traces.text_workload import text_workload
+
+    parsed = parse_astra_workload(read_file(path, MAX_BYTES), str(path))
+    machine = None if topology is None else load_topology(topology, nodes=nodes)
+    workload, notes = text_workload(
+        parsed,
+        None if machine is None else machine.nranks,
+        None if machine is None else machine.ranks_per_node,
+        title=path.stem,
+        file=str(path),
+    )
+    for note in notes:
+        say(f"# {note}")
+    return workload
 
 
 def convert_workload(
@@ -136,8 +174,8 @@ def convert_workload(
         subject = f"this is {TITLES[kind]}" if is_file(path) else "an algorithm is no workload"
         subject += "; simcoll step writes its workload" if kind == "design" else ""
         raise ConfigError(
-            f"{subject}; expected a list of operations, a workload, a Chakra trace or an HLO "
-            "module",
+            f"{subject}; expected a list of operations, a workload, a Chakra trace, a text "
+            "workload of ASTRA-sim or SimAI, or an HLO module",
             file=source,
         )
     else:

@@ -170,7 +170,7 @@ def _astra(paths: Sequence[Path]) -> _Listing:
     titles, compute = [], 0.0
     for path in paths:
         workload = parse_astra_workload(read_file(path, MAX_BYTES), str(path))
-        titles.append(f"{workload.strategy}, {counted(workload.layers, 'layer')}")
+        titles.append(f"{workload.strategy}, {counted(len(workload.layers), 'layer')}")
         compute += workload.compute
         rows += [
             (call.kind, call.size_bytes, workload.ranks_of(call.group), None)
@@ -178,7 +178,7 @@ def _astra(paths: Sequence[Path]) -> _Listing:
         ]
     note = (
         f"one iteration of a rank; computation of {compute:,.0f} in the unit of the file (cycles "
-        "in ASTRA-sim, nanoseconds in SimAI). Chakra converts it to traces that simcoll step plays"
+        "in ASTRA-sim, nanoseconds in SimAI); simcoll step plays it on a machine"
     )
     return f"a text workload ({'; '.join(titles)})", _combine(rows), note
 

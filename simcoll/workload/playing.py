@@ -37,12 +37,14 @@ from simcoll.workload.lower import WorkloadPlans, lower
 from simcoll.workload.timing import IsolatedTimes, WorkloadTimes
 from simcoll.workload.traffic import Traffic, alike
 from simcoll.workload.workload import (
+    CallOperation,
     ComputeOperation,
     Inside,
     Operation,
     Rules,
     SendOperation,
     Workload,
+    call_inside,
     map_operations,
     operations_with_counts,
     unrolled_count,
@@ -52,14 +54,54 @@ __all__ = [
     "WorkloadResult",
     "WorkloadRun",
     "alone_on",
+    "message_count",
     "play_workload",
     "run_workload",
     "slow_down",
+    "tier_for",
 ]
 
 
 MOST_SPANS = 200_000
 """Limit of a workload of which all operations are recorded: a timeline of 20 MB."""
+
+
+MOST_MESSAGES = 100_000
+"""Limit of a workload that is emulated together unless asked: 2 to 6 CPU s on 64 ranks, and as
+much again for each group of which the exposed time is found.
+"""
+
+
+def message_count(workload: Workload) -> int:
+    """Messages of a workload if every rank sends one to each other rank of its groups."""
+    total = 0
+    for operation, count in operations_with_counts(workload.operations):
+        if isinstance(operation, SendOperation):
+            total += count * len(workload.classes[operation.source])
+        elif isinstance(operation, CallOperation):
+            total += count * _messages_of(workload, operation)
+        else:
+            for inner in operation.inside:
+                call = call_inside(operation, inner)
+                total += count * inner.count * _messages_of(workload, call)
+    return total
+
+
+def _messages_of(workload: Workload, call: CallOperation) -> int:
+    if not call.moves:
+        return 0
+    groups, members = map(int, workload.groups_of(call).shape)
+    return groups * (len(call.pairs) or members * (members - 1))
+
+
+def tier_for(workload: Workload) -> int:
+    """The tier in which a workload is played unless asked: 2, or 1 if that takes long.
+
+    >>> workload = Workload(2, {"all": np.arange(2)}, {"dp": np.array([[0, 1]])}, ())
+    >>> tier_for(workload)
+    2
+    """
+    return 1 if message_count(workload) > MOST_MESSAGES else 2
 
 
 @lru_cache(maxsize=64)

@@ -15,7 +15,7 @@ from simcoll.core.vocabulary import CollectiveKind
 from simcoll.errors import ConfigError, shown
 from simcoll.files.reader_arguments import Content, content_of
 
-__all__ = ["AstraCall", "AstraWorkload", "parse_astra_workload"]
+__all__ = ["AstraCall", "AstraLayer", "AstraPass", "AstraWorkload", "parse_astra_workload"]
 
 MAX_BYTES = 64 << 20
 MAX_LAYERS = 1_000_000
@@ -29,6 +29,14 @@ _KINDS: Mapping[str, CollectiveKind] = {
     "ALLTOALL": "all_to_all",
     "BROADCAST": "broadcast",
 }
+HYBRID = (
+    "HYBRID_TRANSFORMER",
+    "HYBRID_TRANSFORMER_FWD_IN_BCKWD",
+    "HYBRID_DATA_MODEL",
+    "HYBRID_MODEL_DATA",
+)
+"""Strategies whose weights are reduced in other groups than their activations."""
+LAST_BOTTOM_LAYER = "DLRM_LAST_BOTTOM_LAYER"
 _PASSES = ("forward", "input gradient", "weight gradient")
 
 
@@ -54,6 +62,40 @@ class AstraCall:
 
 
 @dataclass(frozen=True, slots=True)
+class AstraPass:
+    """A pass of a layer: its time of computation, and the collective after it, if any."""
+
+    time: float
+    call: AstraCall | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AstraLayer:
+    """A layer.
+
+    Attributes
+    ----------
+    name
+        As in the file.
+    forward, input_gradient, weight_gradient
+        Its passes.
+    update
+        Time from the end of each of its collectives until the result can be used.
+    """
+
+    name: str
+    forward: AstraPass
+    input_gradient: AstraPass
+    weight_gradient: AstraPass
+    update: float
+
+    @property
+    def passes(self) -> tuple[AstraPass, AstraPass, AstraPass]:
+        """The passes, in the order of the file."""
+        return self.forward, self.input_gradient, self.weight_gradient
+
+
+@dataclass(frozen=True, slots=True)
 class AstraWorkload:
     """A text workload.
 
@@ -64,19 +106,30 @@ class AstraWorkload:
     settings
         Numbers of the first line, such as ``all_gpus``.
     layers
-        Number of layers.
-    compute
-        Sum of all times of computation, in the unit of the file: cycles in ASTRA-sim, nanoseconds
-        in SimAI.
-    calls
-        Collectives in the order of the file.
+        Its layers.
+    checkpoints, recomputed
+        Numbers of the layers whose input is kept, and of those before whose backward pass the
+        layers since the last kept one are computed again.
     """
 
     strategy: str
     settings: dict[str, float]
-    layers: int
-    compute: float
-    calls: tuple[AstraCall, ...]
+    layers: tuple[AstraLayer, ...]
+    checkpoints: tuple[int, ...] = ()
+    recomputed: tuple[int, ...] = ()
+
+    @property
+    def calls(self) -> list[AstraCall]:
+        """Collectives in the order of the file."""
+        passes = [stage for layer in self.layers for stage in layer.passes]
+        return [stage.call for stage in passes if stage.call is not None]
+
+    @property
+    def compute(self) -> float:
+        """Sum of all times, in the unit of the file: cycles in ASTRA-sim, nanoseconds in SimAI."""
+        return sum(
+            layer.update + sum(stage.time for stage in layer.passes) for layer in self.layers
+        )
 
     def ranks_of(self, group: str) -> int:
         """Number of ranks of a group; 0 where the file does not say."""
@@ -115,8 +168,7 @@ def parse_astra_workload(content: Content, file: str | None = None) -> AstraWork
     ]
     if len(numbered) < 2:
         raise ConfigError("expected a strategy and a number of layers", file=file)
-    strategy = numbered[0][1][0]
-    settings = dict(_SETTING.findall(" ".join(numbered[0][1][1:])))
+    strategy, *words = numbered[0][1]
     count = numbered[1][1][0]
     if not re.fullmatch(r"\d{1,7}", count) or int(count) > MAX_LAYERS:
         raise ConfigError(
@@ -124,21 +176,54 @@ def parse_astra_workload(content: Content, file: str | None = None) -> AstraWork
             file=file,
             path=f"line {numbered[1][0]}",
         )
-    layers = numbered[2:]
-    if len(layers) < int(count):
-        raise ConfigError(f"expected {count} layers, got {len(layers)}", file=file)
-    calls: list[AstraCall] = []
-    compute = 0.0
-    for number, cells in layers[: int(count)]:
-        compute += _layer(cells, strategy, calls, file, f"line {number}")
-    numbers = {name: float(value) for name, value in settings.items()}
-    return AstraWorkload(strategy, numbers, int(count), compute, tuple(calls))
+    lines = numbered[2:]
+    if len(lines) < int(count):
+        raise ConfigError(f"expected {count} layers, got {len(lines)}", file=file)
+    settings = {name: float(value) for name, value in _SETTING.findall(" ".join(words))}
+    if words and _WHOLE.fullmatch(words[0]):  # as Chakra's converter reads it
+        settings.setdefault(LAST_BOTTOM_LAYER, float(words[0]))
+    first_line = f"line {numbered[0][0]}"
+    return AstraWorkload(
+        strategy,
+        settings,
+        tuple(
+            _layer(cells, strategy, file, f"line {number}") for number, cells in lines[: int(count)]
+        ),
+        _listed_layers(words, "checkpoints", int(count), file, first_line),
+        _listed_layers(words, "checkpoint_initiates", int(count), file, first_line),
+    )
 
 
-def _layer(
-    cells: list[str], strategy: str, calls: list[AstraCall], file: str | None, path: str
-) -> float:
-    """Add the collectives of a layer; returns its time of computation."""
+def _listed_layers(
+    words: list[str], name: str, layers: int, file: str | None, path: str
+) -> tuple[int, ...]:
+    """Numbers of layers after a name and their count: ``checkpoints: 2 0 5``."""
+    place = next((place for place, word in enumerate(words) if word.rstrip(":") == name), None)
+    if place is None:
+        return ()
+    following = words[place + 1 :] or [""]
+    number = re.compile(r"\d{1,7}")
+    expected = int(following[0]) if number.fullmatch(following[0]) else -1
+    listed_numbers = following[1 : max(0, expected) + 1]
+    if len(listed_numbers) != expected or not all(map(number.fullmatch, listed_numbers)):
+        raise ConfigError(
+            f"{name}: expected a count and as many numbers of layers, got "
+            f"{shown(' '.join(following[:5]))}",
+            file=file,
+            path=path,
+        )
+    numbers = sorted(map(int, listed_numbers))
+    if numbers and numbers[-1] >= layers:
+        raise ConfigError(
+            f"{name}: expected numbers of layers, 0 to {layers - 1}, got {numbers[-1]}",
+            file=file,
+            path=path,
+        )
+    return tuple(numbers)
+
+
+def _layer(cells: list[str], strategy: str, file: str | None, path: str) -> AstraLayer:
+    """A layer from its cells."""
     numbers = [cells[place] for place in (2, 4, 5, 7, 8, 10, 11) if place < len(cells)]
     if len(cells) < _COLUMNS or not all(map(_WHOLE.fullmatch, numbers)):
         raise ConfigError(
@@ -147,12 +232,13 @@ def _layer(
             file=file,
             path=path,
         )
-    compute = float(cells[_COLUMNS - 1])
+    layer = cells[0][:100]
+    passes = []
     for number, stage in enumerate(_PASSES):
         time, title, size = cells[2 + 3 * number : 5 + 3 * number]
-        compute += float(time)
         name, _, suffix = title.upper().partition("_")
         if name in {"NONE", ""} or not float(size):
+            passes.append(AstraPass(float(time)))
             continue
         if name not in _KINDS:
             raise ConfigError(
@@ -161,6 +247,9 @@ def _layer(
                 path=path,
             )
         default = "dp" if stage == "weight gradient" else "tp"
-        group = suffix.lower() or ("all" if strategy in {"DATA", "MICRO", "MODEL"} else default)
-        calls.append(AstraCall(cells[0][:100], stage, _KINDS[name], int(float(size)), group))
-    return compute
+        group = suffix.lower() or (default if strategy in HYBRID else "all")
+        call = AstraCall(layer, stage, _KINDS[name], int(float(size)), group)
+        passes.append(AstraPass(float(time), call))
+    forward, input_gradient, weight_gradient = passes
+    update = float(cells[_COLUMNS - 1])
+    return AstraLayer(layer, forward, input_gradient, weight_gradient, update)
