@@ -1,4 +1,4 @@
-"""Predictions cached on disk, so that a planner does not recompute them in another process.
+"""Predictions and NCCL's graphs cached on disk, so that another process does not recompute them.
 
 A key is a hash of everything that a prediction depends on: the request, the library's numbers, the
 calibration, the environment, the topology with its routes, and the code. A file counts as absent if
@@ -13,8 +13,9 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,21 +27,51 @@ from simcoll import __version__
 if TYPE_CHECKING:
     from simcoll.topology import Topology
 
-__all__ = ["VARIABLE", "cache_folder", "key_of", "recall", "remember", "topology_digest"]
+__all__ = [
+    "VARIABLE",
+    "Shelf",
+    "cache_folder",
+    "key_of",
+    "recall",
+    "remember",
+    "topology_digest",
+]
 
 VARIABLE = "SIMCOLL_CACHE_DIR"
 """Folder of cached predictions; empty: no cache. Default: the user's cache folder."""
-MAX_BYTES = 4096
 
 
-def cache_folder() -> Path | None:
-    """Folder of the cached predictions; None if the cache is off."""
+def _has_possible_times(fields: Mapping[str, object]) -> bool:
+    """Whether a time is positive, and not below its bound."""
+    time_fs, bound_fs = fields.get("time_fs"), fields.get("bound_fs", 0)
+    return (
+        isinstance(time_fs, int)
+        and isinstance(bound_fs, int)
+        and 0 <= bound_fs <= time_fs
+        and time_fs > 0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """A part of the cache: its folder, the size of a file at most, and what fields may be."""
+
+    folder: str
+    max_bytes: int
+    is_possible: Callable[[Mapping[str, object]], bool]
+
+
+PREDICTIONS = Shelf("predictions", 4096, _has_possible_times)
+
+
+def cache_folder(shelf: Shelf = PREDICTIONS) -> Path | None:
+    """Folder of a part of the cache; None if the cache is off."""
     variable = os.environ.get(VARIABLE)
     if variable is not None:
-        return Path(variable) / "predictions" if variable else None
+        return Path(variable) / shelf.folder if variable else None
     home = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(home) if home else Path.home() / ".cache") / "simcoll" / "predictions"
+        return (Path(home) if home else Path.home() / ".cache") / "simcoll" / shelf.folder
     except RuntimeError:  # no home
         return None
 
@@ -83,11 +114,13 @@ def key_of(*parts: object) -> str:
     return hashlib.sha256(repr((_code(), *parts)).encode()).hexdigest()
 
 
-def recall(key: str, form: Mapping[str, type]) -> dict[str, object] | None:
-    """The fields cached under a key, if they exist, are undamaged and have the right types and
-    possible times.
+def recall(
+    key: str, form: Mapping[str, type], shelf: Shelf = PREDICTIONS
+) -> dict[str, object] | None:
+    """The fields cached under a key, if they exist, are undamaged, have the right types, and are
+    possible.
     """
-    folder = cache_folder()
+    folder = cache_folder(shelf)
     if folder is None:
         return None
     path = folder / key[:2] / f"{key}.json"
@@ -95,7 +128,7 @@ def recall(key: str, form: Mapping[str, type]) -> dict[str, object] | None:
         if not path.is_file():
             return None  # reading a pipe would block
         with path.open("rb") as stream:
-            record = json.loads(stream.read(MAX_BYTES))
+            record = json.loads(stream.read(shelf.max_bytes))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(record, dict):
@@ -105,7 +138,7 @@ def recall(key: str, form: Mapping[str, type]) -> dict[str, object] | None:
         type(record[name]) is not kind for name, kind in form.items()
     ):
         return None
-    return record if checksum == _checksum(key, record) and _possible(record) else None
+    return record if checksum == _checksum(key, record) and shelf.is_possible(record) else None
 
 
 def _checksum(key: str, fields: Mapping[str, object]) -> str:
@@ -115,20 +148,9 @@ def _checksum(key: str, fields: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps([key, fields], sort_keys=True).encode()).hexdigest()
 
 
-def _possible(fields: Mapping[str, object]) -> bool:
-    """Whether a time is positive, and not below its bound."""
-    time_fs, bound_fs = fields.get("time_fs"), fields.get("bound_fs", 0)
-    return (
-        isinstance(time_fs, int)
-        and isinstance(bound_fs, int)
-        and 0 <= bound_fs <= time_fs
-        and time_fs > 0
-    )
-
-
-def remember(key: str, fields: Mapping[str, object]) -> None:
+def remember(key: str, fields: Mapping[str, object], shelf: Shelf = PREDICTIONS) -> None:
     """Cache the fields under a key, if possible: a full or read-only disk is no reason to fail."""
-    folder = cache_folder()
+    folder = cache_folder(shelf)
     if folder is None:
         return
     target = folder / key[:2] / f"{key}.json"

@@ -10,6 +10,7 @@ import numpy as np
 
 from simcoll.libraries.nccl.carried_rates import carried_rates
 from simcoll.libraries.nccl.channel_search import Draft
+from simcoll.libraries.nccl.graph_cache import cached_graphs
 from simcoll.libraries.nccl.graph_search import DomainGraphs, Settings, search_domain
 from simcoll.libraries.nccl.graphs import ChannelGraph, NcclGraphs, graphs_of
 from simcoll.libraries.nccl.p2p_channels import channels_per_peer, power_of_two_from
@@ -101,17 +102,33 @@ def _trailing_number(name: str) -> int:
 def _graphs(
     host: HostTree, boxes: tuple[tuple[_Box, int], ...], multicast: bool, settings: Settings
 ) -> NcclGraphs:
+    """The graphs on domains of equal hosts, from memory or disk if they were found before."""
+    request = (host, boxes, multicast, settings)
+    return cached_graphs(request, lambda: _searched_graphs(*request))
+
+
+def _searched_graphs(
+    host: HostTree, boxes: tuple[tuple[_Box, int], ...], multicast: bool, settings: Settings
+) -> NcclGraphs:
     """The graphs on domains of equal hosts: NCCL takes the least of what its ranks find."""
     ranks = sum(count * sum(map(len, box)) for box, count in boxes)
     parts: list[tuple[DomainGraphs, int]] = []
     for box, count in boxes:
-        hosts = [(_with_gpus(host, gpus), len(gpus)) for gpus in box]
+        hosts = tuple((_with_gpus(host, gpus), len(gpus)) for gpus in box)
+        domain_ranks = sum(map(len, box))
         covered: set[int] = set()
-        for rank in range(sum(map(len, box))):
+        for rank in range(domain_ranks):
             if rank not in covered:
-                graphs = search_domain(hosts, ranks, rank, settings, multicast=multicast)
+                # Rings and trees are the same without reduction in switches.
+                graphs = _domain(
+                    hosts,
+                    rank,
+                    replace(settings, nvls=True),
+                    multicast=multicast,
+                    is_whole=domain_ranks == ranks,
+                )
                 covered |= {gpu.rank for gpu in graphs.devices.gpus}
-                parts.append((graphs, count))
+                parts.append((graphs if settings.nvls else replace(graphs, nvls=None), count))
     nodes = sum(count for _, count in parts)
     domains = [graphs for graphs, _ in parts]
     ring = _with_link_rates(_least([graphs.ring for graphs in domains], domains), domains)
@@ -135,6 +152,21 @@ def _graphs(
         nic_GBps=min((speed / 8000 for speed in speeds), default=0.0),
         least_node_ranks=min(len(graphs.devices.gpus) for graphs in domains),
     )
+
+
+@lru_cache(maxsize=128)
+def _domain(
+    hosts: tuple[tuple[HostTree, int], ...],
+    rank: int,
+    settings: Settings,
+    *,
+    multicast: bool,
+    is_whole: bool,
+) -> DomainGraphs:
+    """The graphs that one rank finds, which are the same for any number of other domains."""
+    domain_ranks = sum(count for _, count in hosts)
+    ranks = domain_ranks if is_whole else domain_ranks + 1
+    return search_domain(hosts, ranks, rank, settings, multicast=multicast)
 
 
 def _send_channels(

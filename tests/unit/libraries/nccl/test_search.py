@@ -10,6 +10,7 @@ import pytest
 
 from simcoll.errors import ConfigError
 from simcoll.libraries.library import load_library
+from simcoll.libraries.nccl import search as nccl_search
 from simcoll.libraries.nccl.channel_search import ChannelSearch
 from simcoll.libraries.nccl.communicator import CommunicatorFacts, call_channels, communicator_on
 from simcoll.libraries.nccl.device_paths import LOC, PathRules
@@ -17,6 +18,7 @@ from simcoll.libraries.nccl.graph_search import Settings, search_domain
 from simcoll.libraries.nccl.graphs import shipped_graphs
 from simcoll.libraries.nccl.search import graphs_on, search
 from simcoll.libraries.nccl.sends import send_channels
+from simcoll.libraries.prediction_cache import VARIABLE
 from simcoll.topology import load_topology
 from simcoll.topology.capability import compute_capability
 from simcoll.topology.machine import machine
@@ -270,3 +272,45 @@ def test_a_dump_of_two_switches_in_one():
     assert (graphs.tree.speed_inside, graphs.tree.speed_between) == (24, 22)
     assert (graphs.nvls.channels, graphs.nvls.speed_between) == (8, 22)
     assert sends(topology, graphs, (2, 30)) == (32, 2)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A folder for graphs on disk; the search forgets what it found, as in another process."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    nccl_search._graphs.cache_clear()
+    yield tmp_path
+    nccl_search._graphs.cache_clear()
+
+
+def searched_anew(topology):
+    nccl_search._graphs.cache_clear()
+    return search(topology, (2, 30))
+
+
+def test_graphs_are_found_once_for_all_processes(cache, monkeypatch):
+    node = load_topology("dgx-h100")
+    first = searched_anew(node)
+    monkeypatch.setattr(nccl_search, "_searched_graphs", None)
+    assert searched_anew(node) == first
+    with pytest.raises(TypeError):
+        searched_anew(load_topology("dgx-h100", nodes=2))
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b'{"graphs": "{}", "checksum": ""}'])
+def test_damaged_graphs_on_disk_count_as_absent(cache, text):
+    node = load_topology("dgx-h100")
+    first = searched_anew(node)
+    (path,) = cache.rglob("*.json")
+    path.write_bytes(text)
+    assert searched_anew(node) == first
+    assert path.read_bytes() != text
+
+
+def test_other_nodes_change_nothing_that_a_node_finds(cache):
+    two, many = (
+        search(load_topology("dgx-a100", nodes=nodes), (2, 30), Settings(nvls=False))
+        for nodes in (2, 16)
+    )
+    assert (two.ring, two.tree, two.nvls) == (many.ring, many.tree, None)
+    assert many.nodes == 16
