@@ -13,6 +13,7 @@ from simcoll.core.schedule import Schedule
 from simcoll.errors import ConfigError, InternalError
 from simcoll.stopping import receive
 from simcoll.terminal import printable, say
+from simcoll.topology.degraded_links import with_degraded_links
 from simcoll.units import format_size
 
 if TYPE_CHECKING:
@@ -45,9 +46,7 @@ def degrade_links(machine: Topology, texts: Sequence[str]) -> Topology:
             raise ConfigError(
                 f"--degrade {text!r}: expected a link and a share, such as 'gpu0 <-> gpu4=1/2'"
             )
-    for link, share in shares.items():
-        machine = machine.degrade(link, share)
-    return machine
+    return with_degraded_links(machine, shares)
 
 
 def prove_all(

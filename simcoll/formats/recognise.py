@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -30,6 +30,7 @@ TITLES: Mapping[str, str] = {
     "nccl-graph": "an NCCL graph dump (NCCL_GRAPH_DUMP_FILE)",
     "nccl-log": "a log of NCCL_DEBUG=INFO",
     "nccl-tuner": "a configuration of NCCL's tuner plugin (CSV)",
+    "ncclx-tuner": "a configuration of NCCLX's tuner (CSV)",
     "nccl-tests": "a log of nccl-tests",
     "osu": "output of the OSU micro-benchmarks",
     "nccl-tests-json": "a JSON report of nccl-tests",
@@ -141,6 +142,13 @@ _LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
         "nccl-tuner",
         re.compile(r"(?:allreduce|allgather|reducescatter|broadcast|reduce),\d+,\d+,\w+,"),
     ),
+    (
+        "ncclx-tuner",
+        re.compile(
+            r"(?:allreduce|allgather|reducescatter|broadcast|reduce),(?:\*|[\[(][\d, ]*[\])]),\w+,"
+        ),
+    ),
+    ("openmpi-rules", re.compile(r"rule-file-version-\d")),
     ("oneccl", re.compile(r"(?:export )?CCL_[A-Z_]+=")),
     (
         "watchdog",
@@ -234,6 +242,8 @@ def _text(text: str, content: bytes) -> str:
     for name, pattern in _LINES:
         if any(map(pattern.match, lines)):
             return name
+    if _is_openmpi_text(lines):
+        return "openmpi-rules"
     if "\0" in text or "\ufffd" in text:
         return "binary"
     try:
@@ -248,3 +258,16 @@ def _text(text: str, content: bytes) -> str:
         return "operations"
     table_format = next((name for name, marks in _TABLES if marks <= table.keys()), "toml")
     return table_format if table else "text"
+
+
+def _is_openmpi_text(lines: Sequence[str]) -> bool:
+    """Whether a text has numbers alone, in rows of which the longest are rules of Open MPI 4 or 5:
+    size, algorithm, fan out, segments, and since version 2 the number of requests.
+    """
+    rows = [line.partition("#")[0].split() for line in lines]
+    counts = {len(row) for row in rows if row}
+    return (
+        counts in ({1, 4}, {1, 5})
+        and len(next(row for row in rows if row)) == 1
+        and all(word.isdecimal() for row in rows for word in row)
+    )

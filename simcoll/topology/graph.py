@@ -20,7 +20,7 @@ from simcoll.core.immutable import by_constructor, freeze, immutable
 from simcoll.core.numbers import NUMBER, whole_numbers
 from simcoll.core.step import distinct
 from simcoll.core.vocabulary import LinkKind, NodeKind
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, nearest, shown
 from simcoll.notebook_forms import facts_table
 from simcoll.terminal import printable
 from simcoll.topology.detours import DetourRouter, detour_router
@@ -399,9 +399,9 @@ class Topology:
         ['gpu0 -> gpu3', 'gpu3 -> gpu2', 'gpu2 -> gpu1']
         """
         chosen = self.find_links(link)
-        remaining = factor(share, "share of capacity", zero=True)
+        remaining = factor(share, f"share of capacity of {shown(link)}", zero=True)
         if remaining > 1:
-            raise ConfigError(f"share of capacity: expected 0 to 1, got {share}")
+            raise ConfigError(f"share of capacity of {shown(link)}: expected 0 to 1, got {share}")
         name = f"{self.name.removesuffix(' degraded')} degraded"
         if remaining:
             capacity = self.link_capacity_uBps.copy()

@@ -23,6 +23,7 @@ from simcoll.libraries.calibration import load_calibration as load_network
 from simcoll.libraries.prediction_cache import topology_digest
 from simcoll.notebook_forms import shows_facts
 from simcoll.topology import Topology, load_topology
+from simcoll.topology.degraded_links import with_degraded_links
 from simcoll.topology.file_layers import beside
 from simcoll.training.defaults import complete_parallel
 from simcoll.training.gpu import Gpu, check_dtype, load_gpu, refuse_other_gpu, shipped_gpus
@@ -338,8 +339,7 @@ def _load_topology(cluster: bytes, folder: str) -> Topology:
             path="$.topology.nodes",
         )
     topology = load_topology(beside(Path(folder), table.name), nodes=table.nodes, **overrides)
-    for link, share in table.degraded.items():
-        topology = topology.degrade(link, share)
+    topology = with_degraded_links(topology, table.degraded)
     if table.gpus is not None:
         topology = topology.take(table.gpus)
     for rank, factor in slow_ranks(table.slow).items():
@@ -371,6 +371,7 @@ def slow_ranks(slow: Mapping[str, float]) -> dict[int, float]:
     {0: 2.0, 1: 2.0, 2: 2.0, 37: 1.1}
     """
     factors: dict[int, float] = {}
+    names: dict[int, str] = {}
     for text, factor in slow.items():
         match = _RANKS.fullmatch(text)
         if match is None or int(match[2] or match[1]) < int(match[1]):
@@ -380,8 +381,12 @@ def slow_ranks(slow: Mapping[str, float]) -> dict[int, float]:
             )
         for rank in range(int(match[1]), int(match[2] or match[1]) + 1):
             if rank in factors:
-                raise ConfigError(f"slow: rank {rank} is named twice", path="$.topology.slow")
-            factors[rank] = factor
+                raise ConfigError(
+                    f"slow: rank {rank} has two factors, {factors[rank]} by {names[rank]!r} and "
+                    f"{factor} by {text!r}; leave one out",
+                    path="$.topology.slow",
+                )
+            factors[rank], names[rank] = factor, text
     return factors
 
 

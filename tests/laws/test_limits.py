@@ -82,7 +82,7 @@ def test_ratios_are_read_as_every_other_number(text):
 
 
 def test_a_share_of_a_link_is_read_so_too():
-    with pytest.raises(ConfigError, match="share of capacity: expected 0, or a positive number"):
+    with pytest.raises(ConfigError, match="capacity of 'gpu0 -> switch': expected 0, or a "):
         crossbar(2, "1 GB/s").degrade("gpu0 -> switch", "1e-9999999")
 
 

@@ -57,6 +57,14 @@ CAUSES = {
         "modprobe nvidia_peermem on every node, or a driver and kernel with DMA-BUF; NIC "
         "and GPU below one switch (nvidia-smi topo -m), else NCCL_NET_GDR_LEVEL=SYS",
     ),
+    "host_memory": SlowCause(
+        "host memory that is slow to devices: one NUMA node per socket (NPS1) on AMD CPUs, or an "
+        "IOMMU without iommu=pt",
+        "lscpu | grep NUMA; cat /proc/cmdline",
+        "one NUMA node per socket, or no iommu=pt",
+        "four NUMA nodes per socket (NPS4) in the firmware of AMD hosts; iommu=pt in the kernel's "
+        "command line",
+    ),
     "acs": SlowCause(
         "ACS or an IOMMU, which send peer traffic through the CPU",
         "sudo lspci -vvv | grep ACSCtl",

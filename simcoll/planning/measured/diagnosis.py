@@ -44,8 +44,9 @@ from simcoll.planning.measured.verdicts import verdict, verdict_of_another
 __all__ = ["LogSetting", "TableDiagnosis", "diagnose", "with_log"]
 
 _OPEN_ENDED = {
-    "no_gpudirect": "in public reports it cost a factor of 3 to 18 (nccl#1412, #1303, #1676), "
-    "more than buses alone explain"
+    "no_gpudirect": "in public reports it left 8 GB/s a NIC (nccl#1412), 6 (nccl#1303), 1.25 "
+    "(nccl#1676), and 1.1 with one NUMA node per socket on AMD CPUs, where four gave 9 "
+    "(nccl-tests#293)"
 }
 """Causes that often cost more than the model says, with what is known of them."""
 _UNSURE = ("no_p2p", "no_gpudirect", "through_network", "few_threads", "few_nics")
@@ -280,7 +281,11 @@ def _beyond(test: Explanation, log_explanations: Sequence[Explanation]) -> Expla
     if not is_repeated or not test.claim.startswith(title):
         return test
     extent = test.claim.removeprefix(title)
-    return replace(test, claim=f"the same cause at a higher cost than predicted: {extent}")
+    higher = replace(test, claim=f"the same cause at a higher cost than predicted: {extent}")
+    if "host_memory" not in test.causes:
+        return higher
+    host = CAUSES["host_memory"]
+    return replace(higher, step=f"{host.check}; if it shows {host.shows}: {host.repair}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,15 @@ from simcoll.libraries.prediction import formula_time, predict
 from simcoll.planning.measured.causes import CAUSES, cause_on
 from simcoll.planning.measured.comparison import Compared, Setting
 from simcoll.planning.measured.variants import (
+    SLOW_HOST_GBPS,
     SOCKET_RATES,
     host_memory,
     in_environment,
+    is_staged,
     nics_of,
     no_gpudirect,
     over_interface,
+    slow_host_memory,
     slower_links,
     with_nics,
 )
@@ -651,6 +654,8 @@ def _candidates(
 
 EVIDENT = 0.15
 """How much likelier a share of the network is that all sizes lack alike."""
+SEEN_ELSEWHERE = 0.25
+"""How much likelier a rate is that reports have than the best of several shares."""
 
 
 def _network_candidates(
@@ -664,7 +669,13 @@ def _network_candidates(
         rarity = -EVIDENT if Fraction(count, total) == even else 0.0
         yield PhysicalChange(("few_nics",), claim, with_nics(setting, count), base, rarity)
     gdr = CAUSES["no_gpudirect"].title
-    yield PhysicalChange(("no_gpudirect",), gdr, no_gpudirect(setting), base, 0.15)
+    if is_staged(setting):
+        claim = f"host memory at {SLOW_HOST_GBPS} GB/s a NIC"
+        causes = ["no_gpudirect", "host_memory"]
+        slow = slow_host_memory(setting)
+        yield PhysicalChange(tuple(causes), claim, slow, base, -SEEN_ELSEWHERE, unseen=True)
+    else:
+        yield PhysicalChange(("no_gpudirect",), gdr, no_gpudirect(setting), base, 0.15)
     for share in _SHARES:
         causes = [
             "slow_link",

@@ -17,12 +17,15 @@ from simcoll.topology.host_tree import nics_of as nics_of_host
 from simcoll.topology.machine import machine as machine_of
 
 __all__ = [
+    "SLOW_HOST_GBPS",
     "SOCKET_RATES",
     "host_memory",
     "in_environment",
+    "is_staged",
     "nics_of",
     "no_gpudirect",
     "over_interface",
+    "slow_host_memory",
     "slower_links",
     "through_network",
     "with_nics",
@@ -86,6 +89,27 @@ def host_memory(setting: Setting) -> Setting:
 def no_gpudirect(setting: Setting) -> Setting:
     """NICs without access to the memory of GPUs: data passes through host memory."""
     return _over(setting, nic_level=PATH_TYPES.index("LOC"))
+
+
+def is_staged(setting: Setting) -> bool:
+    """Whether NICs have no access to the memory of GPUs."""
+    return setting.environment.transports.nic_level == PATH_TYPES.index("LOC")
+
+
+SLOW_HOST_GBPS = 1.2
+"""Rate in GB/s at which the memory of a slow host feeds a NIC: github.com/NVIDIA/nccl-tests issue
+293 has 1.1 on AMD CPUs with one NUMA node per socket, and 9 with four; nccl issue 1676 has 1.25 on
+eight NICs.
+"""
+
+
+def slow_host_memory(setting: Setting) -> Setting:
+    """The machine whose NICs get no more from host memory than :data:`SLOW_HOST_GBPS` each."""
+    facts = machine_of(setting.topology)
+    rate_uBps = round(SLOW_HOST_GBPS * 10**15) * facts.nics
+    share = Fraction(rate_uBps, facts.nic_uBps).limit_denominator(1000)
+    slow = slower_links(setting, "net", min(share, Fraction(1)))
+    return _over(slow, nic_level=None)  # the rate contains the detour
 
 
 def through_network(setting: Setting) -> Setting:

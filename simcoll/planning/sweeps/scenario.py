@@ -23,6 +23,7 @@ from simcoll.planning.sweeps.run_conditions import DataKeys, SeededConditions, T
 from simcoll.planning.sweeps.sweep import Sweep, size_ladder
 from simcoll.planning.sweeps.sweep_report import results_csv, results_json
 from simcoll.topology import Topology, load_topology
+from simcoll.topology.degraded_links import with_degraded_links
 from simcoll.topology.file_layers import beside
 from simcoll.tuning import parse_choice
 from simcoll.units import parse_size
@@ -154,8 +155,7 @@ def scenario_topology(scenario: Scenario, path: Path) -> Topology:
     topology = load_topology(
         beside(path.parent, scenario.topology.name), nodes=scenario.topology.nodes
     )
-    for link, share in scenario.topology.degraded.items():
-        topology = topology.degrade(link, share)
+    topology = with_degraded_links(topology, scenario.topology.degraded)
     return topology.with_ranks(parse_ranks(scenario.ranks)) if scenario.ranks else topology
 
 

@@ -42,6 +42,7 @@ from simcoll.planning.sweeps.sweep import (
 )
 from simcoll.planning.sweeps.sweep_report import row_columns
 from simcoll.topology import Topology, load_topology
+from simcoll.topology.degraded_links import with_degraded_links
 from simcoll.topology.file_layers import beside, content_of
 from simcoll.tuning import parse_choice
 from simcoll.units import parse_size, parse_time
@@ -353,9 +354,7 @@ def _machine(
     group: str,
     axis: str,
 ) -> Topology:
-    machine = load_topology(name, nodes=nodes)
-    for link, share in degraded:
-        machine = machine.degrade(link, share)
+    machine = with_degraded_links(load_topology(name, nodes=nodes), dict(degraded))
     machine = machine.with_ranks(ranks) if ranks else machine
     return machines_along(machine, group)[axis] if group else machine
 

@@ -419,6 +419,20 @@ def test_a_cause_in_the_log_may_cost_less_than_is_predicted():
     assert first.effect.startswith("explains more than the difference to a sound machine")
 
 
+def test_slow_host_memory_is_told_by_its_rate_for_each_nic():
+    fact = RunFact("GPUDirect", "disabled", 7)
+    sound = setting_on("dgx-a100", facts=[fact], sizes=(2**28, 2**30))
+    # 10 GB/s of bus bandwidth over eight NICs, as github.com/NVIDIA/nccl issue 1676 has them.
+    times = [round(size * 15 / 8 / 10e9 * 10**15) for size in (2**28, 2**30)]
+    (setting,), _ = settings_for(log_of(sound, times), "dgx-a100")
+    log_setting = with_log(setting)
+    first, second = diagnose(compare(log_setting.setting), log_setting).explanations
+    assert first.causes == ("no_gpudirect",)
+    assert second.causes == ("no_gpudirect", "host_memory")
+    assert second.claim.endswith("host memory at 1.2 GB/s a NIC")
+    assert second.step.startswith("lscpu | grep NUMA")
+
+
 def test_the_verdict_says_how_sure_a_cause_is():
     sound = setting_on("dgx-a100", sizes=(2**26, 2**28, 2**30))
     diagnosis = diagnosis_of(sound, with_nics(sound, 2))

@@ -343,7 +343,7 @@ def test_wrong_gpu_files(text, said):
         ),
         (
             {"topology": {"name": "dgx-h100", "slow": {"0-3": 2, "2": 3}}},
-            "slow: rank 2 is named twice",
+            "slow: rank 2 has two factors, 2.0 by '0-3' and 3.0 by '2'; leave one out",
         ),
         ({"topology": {"name": "dgx-h100", "slow": {"0-8": 2}}}, "slow: 8 is not a rank"),
         ({"model": {"dtype": "fp4"}}, "no peak for dtype 'fp4'"),
