@@ -10,7 +10,7 @@ from simcoll.jobs.what_if import overlaps_computation
 
 __all__ = ["in_situ_csv"]
 
-_KINDS = {"send": "send_recv"}
+_KINDS = {"send": "send_recv", "messages": "send_recv"}
 
 
 def in_situ_csv(job: Job) -> tuple[bytes, int, int]:
@@ -31,6 +31,8 @@ def in_situ_csv(job: Job) -> tuple[bytes, int, int]:
     for meeting, overlap in zip(meetings, overlaps_computation(job, meetings), strict=True):
         if meeting.size_bytes <= 0 or meeting.service_ns <= 0:
             continue
+        if meeting.kind == "messages" and len(meeting.ranks) > 2:
+            continue  # not those of a benchmark
         waiting = sum(map(meeting.waiting_ns, meeting.calls)) // len(meeting.calls)
         rows.append(
             {

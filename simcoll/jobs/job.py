@@ -69,7 +69,16 @@ class Job:
     @cached_property
     def order(self) -> JobOrder:
         """The graphs with their meetings."""
-        return JobOrder(self.graphs, [meeting.calls for meeting in self.matching.meetings])
+        meetings = self.matching.meetings
+        return JobOrder(
+            self.graphs,
+            [meeting.calls for meeting in meetings],
+            {
+                number: meeting.partners
+                for number, meeting in enumerate(meetings)
+                if meeting.partners
+            },
+        )
 
     @cached_property
     def measured_ns(self) -> int:

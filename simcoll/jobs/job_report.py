@@ -250,7 +250,7 @@ def _table(job: Job) -> list[str]:
 def _bandwidth(row: _CallRow) -> str:
     if row.size_bytes <= 0 or row.service_ns[0] <= 0 or row.kind in {"", "barrier"}:
         return "-"
-    kind = "send_recv" if row.kind == "send" else row.kind
+    kind = "send_recv" if row.kind in {"send", "messages"} else row.kind
     return f"{row.size_bytes * bus_factor(kind, row.ranks) / row.service_ns[0]:.1f} GB/s"
 
 
@@ -279,6 +279,16 @@ def _gaps(job: Job) -> list[str]:
     dimensions = sum(call.size_source == "dimensions" for calls in job.calls for call in calls)
     if dimensions:
         notes.append(f"the sizes of {counted(dimensions, 'call')} are those of recorded inputs")
+    lone = sum(
+        job.calls[place][number].kind in {"send", "recv", "messages"}
+        for place, numbers in job.matching.alone.items()
+        for number in numbers
+    )
+    if lone and len(job.traces) > 1:
+        notes.append(
+            f"{counted(lone, 'call')} of messages are not divided into network and waiting: "
+            "their other ends are not recorded, not traced, or not equally many"
+        )
     if job.matching.assumed and job.nranks > 1:
         notes.append(
             f"groups are not recorded: a stream of collectives is taken for a group of all "

@@ -66,6 +66,12 @@ def job_workload(job: Job, *, measured: bool = False) -> tuple[Workload, list[st
         steps.append(rank.steps)
         fixed += rank.fixed
     notes = []
+    messages = sum(
+        len(meeting.calls) for meeting in job.matching.meetings if meeting.kind == "messages"
+    )
+    fixed -= messages
+    if messages and not measured:
+        notes.append(f"{counted(messages, 'call')} of several messages keep their measured times")
     if fixed and not measured:
         notes.append(
             f"{counted(fixed, 'call')} without a size or without all ranks keep their measured "
@@ -232,14 +238,17 @@ class _RankSteps:
         key, meeting = self.meetings[number]
         sized = meeting.size_bytes >= 0 or meeting.kind == "barrier"
         keeps = self.measured or not sized
+        kind, size_bytes = meeting.kind or "all_reduce", max(0, meeting.size_bytes)
+        if kind == "messages":  # several of several sizes, which no operation has
+            kind, size_bytes, keeps, sized = "barrier", 0, True, False
         self.fixed += not sized
         together = Together(
             ("meeting", key),
             tuple(self.place_of[rank] for rank in meeting.ranks),
-            meeting.kind or "all_reduce",
+            kind,
             meeting.group,
-            max(0, meeting.size_bytes),
-            service_fs=meeting.service_ns * _FS if keeps and meeting.kind != "send" else None,
+            size_bytes,
+            service_fs=meeting.service_ns * _FS if keeps and kind != "send" else None,
         )
         name = meeting.kind or "unknown collective"
         lane = f"group {meeting.group}"

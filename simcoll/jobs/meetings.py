@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal, NamedTuple, cast
 
@@ -18,6 +18,7 @@ import numpy as np
 from simcoll.core.vocabulary import TogetherKind
 from simcoll.errors import ConfigError, listed
 from simcoll.jobs.comm_records import CommRecord, GroupRecord, RecordKind, kind_of_kernel
+from simcoll.jobs.message_exchanges import MessageExchange, match_messages, pair_of
 from simcoll.jobs.work_graph import CollectivePart
 from simcoll.units import counted, format_size
 
@@ -55,6 +56,8 @@ class TracedCall:
         Of the kernel, for groups that have no name.
     begin_ns, end_ns
         Arrival and end.
+    messages
+        The sends and receives of a group of them, in the order of their calls.
     """
 
     kind: RecordKind
@@ -67,6 +70,7 @@ class TracedCall:
     stream: str | int
     begin_ns: int
     end_ns: int
+    messages: tuple[CommRecord, ...] = ()
 
     def __str__(self) -> str:
         size = f" of {format_size(self.size_bytes)}" if self.size_bytes >= 0 else ""
@@ -80,7 +84,8 @@ class TracedMeeting:
     Attributes
     ----------
     kind, size_bytes
-        As in a :class:`TracedCall`; ``"send"`` for a message.
+        As in a :class:`TracedCall`; ``"send"`` for a message, ``"messages"`` for groups of messages
+        that wait for each other, with the most bytes that a rank sends or receives.
     ranks
         The members, in the order of the group; source and target of a message.
     calls
@@ -91,9 +96,11 @@ class TracedMeeting:
         The graph whose rank came last.
     group
         Name or description of the group, for people.
+    partners
+        By graph, those whose ranks it exchanges messages with, if these are not all.
     """
 
-    kind: TogetherKind | Literal[""]
+    kind: TogetherKind | Literal["messages", ""]
     size_bytes: int
     ranks: tuple[int, ...]
     calls: Mapping[int, int]
@@ -101,15 +108,24 @@ class TracedMeeting:
     ends_ns: Mapping[int, int]
     last: int
     group: str
+    partners: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def service_ns(self) -> int:
-        """From the last arrival to the end."""
-        return max(0, max(self.ends_ns.values()) - self.arrivals_ns[self.last])
+        """From the last arrival to the end; of messages, the longest of the ranks."""
+        if not self.partners:
+            return max(0, max(self.ends_ns.values()) - self.arrivals_ns[self.last])
+        return max(0, *(end - self._last_ns(place) for place, end in self.ends_ns.items()))
 
     def waiting_ns(self, place: int) -> int:
-        """Waiting of the rank of a graph for the last one."""
-        return max(0, self.arrivals_ns[self.last] - self.arrivals_ns[place])
+        """Waiting of the rank of a graph for the last one, or the last of its partners."""
+        return max(0, self._last_ns(place) - self.arrivals_ns[place])
+
+    def _last_ns(self, place: int) -> int:
+        """The last arrival that the rank of a graph waits for."""
+        if not self.partners:
+            return self.arrivals_ns[self.last]
+        return max(self.arrivals_ns[partner] for partner in (place, *self.partners[place]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +165,9 @@ def call_of(part: CollectivePart, nranks: int, used: set[int]) -> TracedCall:
     """
     kernel = part.work.record or CommRecord()
     events = [event for event in reversed(part.events) if event.record.kind != "wait"]
+    if len(part.batch) > 1:
+        return _batch_of(part)
+    events = [*part.batch, *events]
     hosts = [event.record for event in events if id(event) not in used]
     shared = len(hosts) < len(events)
     used.update(id(event) for event in events)
@@ -183,6 +202,30 @@ def call_of(part: CollectivePart, nranks: int, used: set[int]) -> TracedCall:
     )
 
 
+def _batch_of(part: CollectivePart) -> TracedCall:
+    """The call of a kernel of several messages: its size is the most that it sends or receives."""
+    messages = tuple(event.record for event in part.batch)
+    totals = {
+        kind: sum(record.size_bytes for record in messages if record.kind == kind)
+        for kind in ("send", "recv")
+    }
+    sized = all(record.size_bytes >= 0 for record in messages)
+    stated = all(record.stated for record in messages)
+    return TracedCall(
+        "messages",
+        max(totals.values()) if sized else -1,
+        messages[0].dtype,
+        messages[0].group,
+        -1,
+        (-1, -1),
+        ("host" if stated else "dimensions") if sized else "",
+        part.work.stream,
+        part.work.begin_ns,
+        part.work.end_ns,
+        messages,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _CallSequence:
     """The calls of one rank in one group, in order: numbers of the rank's calls."""
@@ -203,8 +246,10 @@ def match_calls(
     """
     place_of = {rank: place for place, rank in enumerate(ranks)}
     alone: dict[int, list[int]] = {place: [] for place in place_of.values()}
-    lines, assumed = _lines(ranks, calls, nranks, alone)
-    meetings: list[TracedMeeting] = []
+    exchanges = match_messages(ranks, calls)
+    meetings = [_exchange(exchange, calls, ranks) for exchange in exchanges]
+    exchanged = {part for exchange in exchanges for part in exchange.calls.items()}
+    lines, assumed = _lines(ranks, calls, nranks, alone, exchanged)
     cut = 0
     for (members, title, message), group_lines in lines.items():
         missing = [rank for rank in members if rank not in place_of]
@@ -247,6 +292,7 @@ def _lines(
     calls: Sequence[Sequence[TracedCall]],
     nranks: int,
     alone: Mapping[int, list[int]],
+    exchanged: set[tuple[int, int]],
 ) -> tuple[dict[_GroupKey, list[_CallSequence]], bool]:
     """The calls by group (members, title, whether of messages), and whether groups are assumed."""
     everyone = tuple(range(nranks))
@@ -256,9 +302,11 @@ def _lines(
         sequences: dict[Hashable, list[int]] = defaultdict(list)
         streams: list[Hashable] = []
         for number, call in enumerate(rank_calls):
+            if (place, number) in exchanged:
+                continue
             members = call.group.ranks
             if call.kind in {"send", "recv"} and members:
-                pair = _pair(call, rank)
+                pair = pair_of(call.kind, call.peers, members, rank)
                 if pair is not None:
                     sequences[pair, f"{pair[0]} to {pair[1]}", True].append(number)
                     continue
@@ -282,25 +330,6 @@ def _lines(
 
 def _title(description: str, name: str) -> str:
     return description if not name or description == name else f"{description} ({name})"
-
-
-def _pair(call: TracedCall, rank: int) -> tuple[int, int] | None:
-    """Source and target of a message as global ranks; None if they are not recorded.
-
-    A record has only the other end, as PyTorch writes it; older ones count in the group.
-    """
-    source, target = call.peers
-    members = call.group.ranks
-    mine = source if call.kind == "send" else target
-    in_group = tuple(
-        members[number] if 0 <= number < len(members) else -1 for number in (source, target)
-    )
-    mine_at = 0 if call.kind == "send" else 1
-    for ends in ((source, target), in_group):
-        pair = [rank if mine < 0 and place == mine_at else end for place, end in enumerate(ends)]
-        if pair[mine_at] == rank and pair[0] != pair[1] and set(pair) <= set(members):
-            return pair[0], pair[1]
-    return None
 
 
 def _refuse_absent(
@@ -464,6 +493,27 @@ def _meeting(
         ends,
         max(arrivals, key=lambda place: (arrivals[place], -place)),
         title,
+    )
+
+
+def _exchange(
+    exchange: MessageExchange, calls: Sequence[Sequence[TracedCall]], ranks: Sequence[int]
+) -> TracedMeeting:
+    """The meeting of groups of messages that wait for each other."""
+    parts = {place: calls[place][number] for place, number in exchange.calls.items()}
+    arrivals = {place: call.begin_ns for place, call in parts.items()}
+    members = tuple(sorted(ranks[place] for place in parts))
+    example = next(iter(parts.values())).group
+    return TracedMeeting(
+        "messages",
+        max(call.size_bytes for call in parts.values()),
+        members,
+        dict(exchange.calls),
+        arrivals,
+        {place: call.end_ns for place, call in parts.items()},
+        max(arrivals, key=lambda place: (arrivals[place], -place)),
+        _title(example.description or example.name, example.name),
+        exchange.partners,
     )
 
 

@@ -49,8 +49,17 @@ class Replay:
 class JobOrder:
     """The nodes of all graphs in an order in which each comes after what it needs."""
 
-    def __init__(self, graphs: Sequence[WorkGraph], meetings: Sequence[Mapping[int, int]]) -> None:
-        """Order the graphs of a job; a meeting has the number of its part in each of its graphs."""
+    def __init__(
+        self,
+        graphs: Sequence[WorkGraph],
+        meetings: Sequence[Mapping[int, int]],
+        partners: Mapping[int, Mapping[int, tuple[int, ...]]],
+    ) -> None:
+        """Order the graphs of a job.
+
+        A meeting has the number of its part in each of its graphs. ``partners`` has, by meeting and
+        graph, the graphs that it waits for, if these are not all.
+        """
         self.graphs = graphs
         self.offsets = [0]
         for graph in graphs:
@@ -63,26 +72,32 @@ class JobOrder:
                 for needs in graph.needs
             ]
         self.member_of: dict[int, int] = {}
+        self.waits_of: dict[int, int] = {}
         self.arrivals: list[list[int]] = []
+        self.services_ns: dict[int, int] = {}
         for number, meeting in enumerate(meetings):
-            arrivals = []
-            for place, part_number in meeting.items():
-                part = graphs[place].parts[part_number]
-                arrivals.append(self.offsets[place] + part.arrival)
-                self.member_of[self.offsets[place] + part.end] = number
-            self.arrivals.append(arrivals)
-        self.services_ns = self._services(meetings)
+            if number in partners:
+                for place, awaited in partners[number].items():
+                    self._meet(number, meeting, [place], [place, *awaited])
+            else:
+                self._meet(number, meeting, list(meeting), list(meeting))
         self.order = self._topological(total)
 
-    def _services(self, meetings: Sequence[Mapping[int, int]]) -> dict[int, int]:
-        """By end node of a part: the measured time after the last arrival of its meeting."""
-        services = {}
-        for meeting in meetings:
-            parts = {place: self.graphs[place].parts[part] for place, part in meeting.items()}
-            last_ns = max(part.work.begin_ns for part in parts.values())
-            for place, part in parts.items():
-                services[self.offsets[place] + part.end] = max(0, part.work.end_ns - last_ns)
-        return services
+    def _meet(
+        self, number: int, meeting: Mapping[int, int], places: list[int], awaited: list[int]
+    ) -> None:
+        """Let the parts of some graphs in a meeting end after the arrivals of some graphs.
+
+        Their services are the measured times after the last of these arrivals.
+        """
+        parts = {place: self.graphs[place].parts[part] for place, part in meeting.items()}
+        last_ns = max(parts[place].work.begin_ns for place in awaited)
+        for place in places:
+            end = self.offsets[place] + parts[place].end
+            self.member_of[end] = number
+            self.waits_of[end] = len(self.arrivals)
+            self.services_ns[end] = max(0, parts[place].work.end_ns - last_ns)
+        self.arrivals.append([self.offsets[place] + parts[place].arrival for place in awaited])
 
     def _topological(self, total: int) -> list[int]:
         needed = [len(needs) for needs in self.needs]
@@ -90,7 +105,7 @@ class JobOrder:
         for node, needs in enumerate(self.needs):
             for need, _ in needs:
                 outs[need].append(node)
-        for end, number in self.member_of.items():
+        for end, number in self.waits_of.items():
             for arrival in self.arrivals[number]:
                 outs[arrival].append(end)
             needed[end] += len(self.arrivals[number])
@@ -123,9 +138,9 @@ class JobOrder:
         ]
         last_arrivals: dict[int, int] = {}
         needs = self.needs
-        member_of = self.member_of
+        waits_of = self.waits_of
         for node in self.order:
-            number = member_of.get(node)
+            number = waits_of.get(node)
             if number is None:
                 ready = starts[node]
                 for need, lag in needs[node]:
@@ -176,7 +191,7 @@ class JobOrder:
             times[key] = times.get(key, 0) + durations[node]
             begin = ends[node] - durations[node]
             if node in self.member_of:
-                node = max(self.arrivals[self.member_of[node]], key=ends.__getitem__)
+                node = max(self.arrivals[self.waits_of[node]], key=ends.__getitem__)
                 continue
             needs = self.needs[node]
             latest = max(needs, key=lambda need: ends[need[0]] + need[1], default=(-1, 0))

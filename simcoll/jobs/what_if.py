@@ -146,7 +146,12 @@ class _WhatIf:
                 f"{unsized} of {counted(len(subjects), 'collective')} have no recorded size, so "
                 "their services elsewhere cannot be predicted"
             )
-        unknown = sorted({kind for kind, _, _ in subjects} - {*COLLECTIVES, "send", "barrier"})
+        if any(kind == "messages" and len(ranks) > 2 for kind, _, ranks in subjects):
+            raise ConfigError(
+                "services of messages among more than two ranks at once cannot be predicted"
+            )
+        valid = {*COLLECTIVES, "send", "messages", "barrier"}
+        unknown = sorted({kind for kind, _, _ in subjects} - valid)
         if unknown:
             raise ConfigError(
                 f"services of {', '.join(kind or 'calls of unknown kind' for kind in unknown)} "
@@ -196,7 +201,7 @@ class _WhatIf:
             place = topology
             if members != tuple(range(topology.nranks)):
                 place = topology.with_ranks(members)
-            title = "send_recv" if kind == "send" else kind
+            title = "send_recv" if kind in {"send", "messages"} else kind
             self.predictions[subject] = predict(
                 title, size_bytes, place, calibration=self.question.calibration
             )

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from statistics import median
 
+from simcoll.jobs.comm_records import kind_of_kernel
 from simcoll.jobs.rank_trace import CommEvent, DeviceWork, HostCall, RankTrace
 
 __all__ = ["CollectivePart", "NodeKind", "WorkGraph", "build_work_graph"]
@@ -30,6 +31,7 @@ _BLOCKS = re.compile(
 _WAITS = re.compile(r"StreamWaitEvent")
 _COPIES = re.compile(r"[mM]emcpy")
 _RECORDS = re.compile(r"EventRecord")
+_MESSAGES = ("send", "recv")
 _LONG_CALL_NS = 100_000
 """From here on a call may wait for the device, such as cudaFree: then work ends shortly before."""
 _HANDOVER_NS = 100_000
@@ -66,8 +68,9 @@ class NodeKind(IntEnum):
 class CollectivePart:
     """A rank's part of a collective: the node of its arrival, that of its end, and the kernel.
 
-    ``events`` are the host's records around its launch, the innermost last; ``thread`` is that of
-    the launch, and ``order`` the number of the launch in the rank.
+    ``events`` are the host's records around its launch, the innermost last; ``order`` is the number
+    of the launch in the rank. ``batch`` are the records of sends and receives that were called
+    before one launch of them all.
     """
 
     arrival: int
@@ -75,6 +78,7 @@ class CollectivePart:
     work: DeviceWork
     events: tuple[CommEvent, ...]
     order: int
+    batch: tuple[CommEvent, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -168,6 +172,7 @@ class _Launch:
     calls: list[HostCall]
     work: list[DeviceWork]
     events: tuple[CommEvent, ...] = ()
+    batch: tuple[CommEvent, ...] = ()
 
     @property
     def name(self) -> str:
@@ -191,6 +196,8 @@ def build_work_graph(trace: RankTrace, window: tuple[int, int]) -> WorkGraph:
         if any(work.record is not None for work in launch.work)
         for event in launch.events
     }
+    begun = [comm for comm in trace.comms if comm.begin_ns >= window[0]]
+    _add_batches(begun, launches, launching)
     for launch in launches:
         builder.launch(launch, launching)
     _explain_late_work(graph)
@@ -228,6 +235,38 @@ def _launches(trace: RankTrace, window: tuple[int, int]) -> tuple[list[_Launch],
         and work.begin_ns < window[1]
     ]
     return launches, orphans
+
+
+def _add_batches(
+    comms: Sequence[CommEvent], launches: Sequence[_Launch], launching: set[int]
+) -> None:
+    """Give launches of grouped messages the sends and receives that precede them.
+
+    PyTorch launches a batch when its group ends, after the records of its messages.
+    """
+    waiting: dict[Lane, list[CommEvent]] = defaultdict(list)
+    for comm in reversed(comms):
+        if comm.parameters and comm.record.kind in _MESSAGES and id(comm) not in launching:
+            waiting[comm.thread].append(comm)
+    for launch in launches:
+        messages = waiting.get(launch.thread)
+        if not messages or not any(_is_batch(work) for work in launch.work):
+            continue
+        if any(event.record.kind not in {"", "wait"} for event in launch.events):
+            continue
+        batch = []
+        while messages and messages[-1].begin_ns <= launch.begin_ns:
+            batch.append(messages.pop())
+        launch.batch = tuple(batch)
+
+
+def _is_batch(work: DeviceWork) -> bool:
+    """Whether a kernel may be of several messages: RCCL's kernels have no names of their own."""
+    return (
+        work.record is not None
+        and not work.record.kind
+        and kind_of_kernel(work.name) in {"messages", ""}
+    )
 
 
 class _Enclosing:
@@ -370,7 +409,9 @@ class _GraphBuilder:
             arrival = graph.add(NodeKind.ARRIVAL, stream, work.name, (work.begin_ns, 0), needs)
             node = graph.add(NodeKind.COLLECTIVE, stream, work.name, times, [(arrival, 0)])
             order = len(graph.parts)
-            graph.parts.append(CollectivePart(arrival, node, work, launch.events, order))
+            graph.parts.append(
+                CollectivePart(arrival, node, work, launch.events, order, launch.batch)
+            )
         self.last_on_stream[stream] = node
 
     def _ended_elsewhere(self, work: DeviceWork) -> list[tuple[int, int]]:

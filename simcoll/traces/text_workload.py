@@ -146,8 +146,8 @@ def _groups(
                 file=file,
             )
         nodes = ranks.reshape(-1, ranks_per_node)
-        inside, across = ("tp", "dp") if parsed.strategy == _BY_NODES[0] else ("dp", "tp")
-        return {inside: nodes, across: nodes.T, "all": ranks[None, :]}
+        in_node, between = ("tp", "dp") if parsed.strategy == _BY_NODES[0] else ("dp", "tp")
+        return {in_node: nodes, between: nodes.T, "all": ranks[None, :]}
     by_axis = ranks.reshape(shape.data // shape.experts, shape.experts, shape.tensor)
     return {
         "all": ranks[None, :],

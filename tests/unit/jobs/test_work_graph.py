@@ -29,7 +29,7 @@ def replays(calls, works, factor=2.0, waits=None):
         trace.device_work.append(DeviceWork(begin * US, end * US, stream, title, correlation))
     end_us = max(entry[1] for entry in (*calls, *works))
     graph = build_work_graph(trace, (0, end_us * US + 1))
-    order = JobOrder([graph], [])
+    order = JobOrder([graph], [], {})
     slower = JobChange(device_factor=factor)
     return end_us, order.replay().time_ns / US, order.replay(slower).time_ns / US
 
