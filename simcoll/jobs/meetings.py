@@ -18,7 +18,12 @@ import numpy as np
 from simcoll.core.vocabulary import TogetherKind
 from simcoll.errors import ConfigError, listed
 from simcoll.jobs.comm_records import CommRecord, GroupRecord, RecordKind, kind_of_kernel
-from simcoll.jobs.message_exchanges import MessageExchange, match_messages, pair_of
+from simcoll.jobs.message_exchanges import (
+    MessageEnd,
+    MessageExchange,
+    match_messages,
+    pair_of,
+)
 from simcoll.jobs.work_graph import CollectivePart
 from simcoll.units import counted, format_size
 
@@ -246,7 +251,7 @@ def match_calls(
     """
     place_of = {rank: place for place, rank in enumerate(ranks)}
     alone: dict[int, list[int]] = {place: [] for place in place_of.values()}
-    exchanges = match_messages(ranks, calls)
+    exchanges = match_messages(_message_ends(ranks, calls))
     meetings = [_exchange(exchange, calls, ranks) for exchange in exchanges]
     exchanged = {part for exchange in exchanges for part in exchange.calls.items()}
     lines, assumed = _lines(ranks, calls, nranks, alone, exchanged)
@@ -494,6 +499,24 @@ def _meeting(
         max(arrivals, key=lambda place: (arrivals[place], -place)),
         title,
     )
+
+
+def _message_ends(ranks: Sequence[int], calls: Sequence[Sequence[TracedCall]]) -> list[MessageEnd]:
+    """The ends of all messages of a job that has groups of them; of others none."""
+    if not any(call.messages for rank_calls in calls for call in rank_calls):
+        return []
+    ends = []
+    for place, rank in enumerate(ranks):
+        for number, call in enumerate(calls[place]):
+            kernel = place, number
+            if call.kind in {"send", "recv"}:
+                pair = pair_of(call.kind, call.peers, call.group.ranks, rank)
+                ends.append(MessageEnd(kernel, call.kind, pair, call.size_bytes))
+            for record in call.messages:
+                members = record.group.ranks or call.group.ranks
+                pair = pair_of(record.kind, record.peers, members, rank)
+                ends.append(MessageEnd(kernel, record.kind, pair, record.size_bytes))
+    return ends
 
 
 def _exchange(

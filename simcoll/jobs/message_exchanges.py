@@ -10,16 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from simcoll.errors import ConfigError
 from simcoll.jobs.comm_records import RecordKind
 from simcoll.units import format_size
 
-if TYPE_CHECKING:
-    from simcoll.jobs.meetings import TracedCall
-
-__all__ = ["MessageExchange", "match_messages", "pair_of"]
+__all__ = ["MessageEnd", "MessageExchange", "match_messages", "pair_of"]
 
 _Kernel = tuple[int, int]
 """A kernel: the graph of its rank, and the number of its call."""
@@ -34,10 +30,24 @@ class MessageExchange:
 
 
 @dataclass(frozen=True, slots=True)
-class _MessageEnd:
-    """One end of a message."""
+class MessageEnd:
+    """One end of a message.
+
+    Attributes
+    ----------
+    kernel
+        The graph of the rank, and the number of its call.
+    kind
+        ``"send"`` or ``"recv"``.
+    pair
+        Source and target; None if they are not recorded.
+    size_bytes
+        Its size; -1 if it is not recorded.
+    """
 
     kernel: _Kernel
+    kind: RecordKind
+    pair: tuple[int, int] | None
     size_bytes: int
 
 
@@ -61,12 +71,10 @@ def pair_of(
     return None
 
 
-def match_messages(
-    ranks: Sequence[int], calls: Sequence[Sequence[TracedCall]]
-) -> list[MessageExchange]:
-    """The exchanges of a job that has groups of messages; single messages are parts of them.
+def match_messages(ends: Sequence[MessageEnd]) -> list[MessageExchange]:
+    """The exchanges of a job, from the ends of its messages in the order of each rank's calls.
 
-    Groups stay unmatched whose partners are not recorded or not traced, of which another number is
+    Kernels stay unmatched whose partners are not recorded or not traced, of which another number is
     sent than received, or that a rank takes part in twice.
 
     Raises
@@ -74,45 +82,28 @@ def match_messages(
     ConfigError
         When both ends of a message state different sizes.
     """
-    if not any(call.messages for rank_calls in calls for call in rank_calls):
-        return []
-    sent: dict[tuple[int, int], list[_MessageEnd]] = defaultdict(list)
-    received: dict[tuple[int, int], list[_MessageEnd]] = defaultdict(list)
+    sent: dict[tuple[int, int], list[MessageEnd]] = defaultdict(list)
+    received: dict[tuple[int, int], list[MessageEnd]] = defaultdict(list)
     incomplete: set[_Kernel] = set()
-    for place, rank in enumerate(ranks):
-        for number, call in enumerate(calls[place]):
-            for kind, pair, size_bytes in _messages(call, rank):
-                if pair is None:
-                    incomplete.add((place, number))
-                    continue
-                message = _MessageEnd((place, number), size_bytes)
-                (sent if kind == "send" else received)[pair].append(message)
+    for end in ends:
+        if end.pair is None:
+            incomplete.add(end.kernel)
+        else:
+            (sent if end.kind == "send" else received)[end.pair].append(end)
     links: dict[_Kernel, set[_Kernel]] = defaultdict(set)
     for pair in {**sent, **received}:
-        ends = sent.get(pair, []), received.get(pair, [])
-        if len(ends[0]) != len(ends[1]):
-            incomplete.update(message.kernel for message in (*ends[0], *ends[1]))
+        sources, targets = sent.get(pair, []), received.get(pair, [])
+        if len(sources) != len(targets):
+            incomplete.update(end.kernel for end in (*sources, *targets))
             continue
-        for source, target in zip(*ends, strict=True):
+        for source, target in zip(sources, targets, strict=True):
             _refuse_unequal(source, target, pair)
             links[source.kernel].add(target.kernel)
             links[target.kernel].add(source.kernel)
     return list(_exchanges(links, incomplete))
 
 
-def _messages(
-    call: TracedCall, rank: int
-) -> Iterator[tuple[RecordKind, tuple[int, int] | None, int]]:
-    """Kind, ends and size of the messages of a call."""
-    if call.kind in {"send", "recv"}:
-        pair = pair_of(call.kind, call.peers, call.group.ranks, rank)
-        yield call.kind, pair, call.size_bytes
-    for record in call.messages:
-        members = record.group.ranks or call.group.ranks
-        yield record.kind, pair_of(record.kind, record.peers, members, rank), record.size_bytes
-
-
-def _refuse_unequal(source: _MessageEnd, target: _MessageEnd, pair: tuple[int, int]) -> None:
+def _refuse_unequal(source: MessageEnd, target: MessageEnd, pair: tuple[int, int]) -> None:
     sizes = {source.size_bytes, target.size_bytes} - {-1}
     if len(sizes) > 1:
         raise ConfigError(
