@@ -125,6 +125,15 @@ def bind(
         With the counter-example, when the schedule is wrong.
     ConfigError
         For counts, dtypes, reductions, ranks or protocols that do not fit.
+
+    Examples
+    --------
+    >>> import simcoll
+    >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
+    >>> print(simcoll.bind(ring, count=5, dtype="bfloat16"))
+    ring(channels=1, pieces=1) all_gather n=3 count=5 bfloat16 ideal, proved (full)
+    >>> simcoll.bind(ring, count=[5, 0, 2]).sizes.tolist()  # the count of each rank
+    [5, 0, 2]
     """
     expect(schedule, Schedule, "bind takes a schedule, made by simcoll.schedule() or Schedule()")
     proof = None

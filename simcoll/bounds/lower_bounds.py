@@ -114,7 +114,13 @@ class Bound:
     certificate: Bottleneck
 
     def facts(self) -> list[tuple[str, object]]:
-        """Name and value of what a reader sees."""
+        """Name and value of what a reader sees.
+
+        >>> from simcoll.topology import crossbar
+        >>> bound = lower_bound("all_reduce", crossbar(4, "100 GB/s"), 10**9)
+        >>> bound.facts()[0]
+        ('lower bound', '15 ms by bandwidth: the links of all 4 ranks')
+        """
         return [
             ("lower bound", f"{format_time(self.time_fs)} by {self.kind}: {self.bottleneck}"),
             *self.certificate.facts()[1:],

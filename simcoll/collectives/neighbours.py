@@ -96,7 +96,7 @@ def with_neighbours(collective: Collective) -> Schedule:
 
     >>> import simcoll
     >>> print(simcoll.verify(with_neighbours(torus_exchange(6))))
-    proved (full, exact): 24 transfers in 1 steps
+    proved (full, exact): 24 transfers in 1 step
     """
     definition = collective.definition
     if definition is None or definition.name != "torus_exchange":

@@ -40,7 +40,7 @@ def shard_to_shard(collective: Collective) -> Schedule:
 
     >>> import simcoll
     >>> print(simcoll.verify(shard_to_shard(reshard(5, senders=2))))
-    proved (full, exact): 4 transfers in 1 steps
+    proved (full, exact): 4 transfers in 1 step
     """
     definition = collective.definition
     if definition is None or definition.name != "reshard":

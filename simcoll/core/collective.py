@@ -455,12 +455,22 @@ class Collective:
 
     @property
     def spec(self) -> Kind:
-        """The row in the table of collectives, or that of the definition."""
+        """The row in the table of collectives, or that of the definition.
+
+        >>> Collective("broadcast", 4).spec.summary
+        "every rank gets the root's vector"
+        """
         return KINDS[self.kind] if self.own_row is None else self.own_row
 
     @property
     def name(self) -> str:
-        """The kind, or the name of a custom collective."""
+        """The kind, or the name of a custom collective.
+
+        >>> Collective("all_gather", 4).name
+        'all_gather'
+        >>> Collective.custom("swap", inputs=[[0], [1]], outputs=[[1], [0]]).name
+        'swap'
+        """
         return self.kind if self.definition is None else self.definition.name
 
     @property
@@ -474,17 +484,29 @@ class Collective:
 
     @property
     def input_slots(self) -> int:
-        """Number of slots of every input buffer."""
+        """Number of slots of every input buffer.
+
+        >>> Collective("scatter", 4).input_slots, Collective("all_gather", 4).input_slots
+        (4, 1)
+        """
         return self.spec.input_slots(self.nranks)
 
     @property
     def output_slots(self) -> int:
-        """Number of slots of every output buffer."""
+        """Number of slots of every output buffer.
+
+        >>> Collective("scatter", 4).output_slots, Collective("all_gather", 4).output_slots
+        (1, 4)
+        """
         return self.spec.output_slots(self.nranks)
 
     @property
     def nblocks(self) -> int:
-        """Number of distinct blocks, the units whose sizes are given at bind."""
+        """Number of distinct blocks, the units whose sizes are given at bind.
+
+        >>> [Collective(kind, 4).nblocks for kind in ("broadcast", "all_gather", "all_to_all")]
+        [1, 4, 16]
+        """
         return self.spec.nblocks(self.nranks)
 
     def _at(self, role: RankSet, rank: ArrayLike) -> NDArray[np.bool_]:

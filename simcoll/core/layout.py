@@ -17,6 +17,7 @@ from simcoll.core.immutable import by_constructor, immutable, without_subclasses
 from simcoll.core.numbers import whole_numbers
 from simcoll.core.step import Step
 from simcoll.errors import ConfigError
+from simcoll.units import counted
 
 __all__ = ["Layout"]
 
@@ -166,7 +167,7 @@ class Layout:
             f"{name} {count}"
             for name, count in zip(("input", "output", "scratch"), slots, strict=True)
         )
-        return f"{self.collective}, slots: {text}; {self.chunks} chunks a block"
+        return f"{self.collective}, slots: {text}; {counted(self.chunks, 'chunk')} a block"
 
     def input(self, slot: Any = 0, piece: Any = 0) -> Any:
         """Address of a piece of an input slot (scalars or arrays).
@@ -367,13 +368,23 @@ class Layout:
 
     @property
     def contributors(self) -> int:
-        """Number of origins of contributions: the ranks, or the contributions of a definition."""
+        """Number of origins of contributions: the ranks, or the contributions of a definition.
+
+        >>> from simcoll.core.collective import Collective
+        >>> Layout(Collective("all_gather", 3), chunks=2).contributors
+        3
+        """
         definition = self.collective.definition
         return self.collective.nranks if definition is None else definition.contributions
 
     @property
     def leaves(self) -> int:
-        """Number of chunks of every origin of contributions."""
+        """Number of chunks of every origin of contributions.
+
+        >>> from simcoll.core.collective import Collective
+        >>> Layout(Collective("all_gather", 3), chunks=2).leaves
+        2
+        """
         return self.output_base if self.collective.definition is None else self.chunks
 
     def contribution(self, rank: Ints, chunk: Ints) -> tuple[Ints, Ints]:

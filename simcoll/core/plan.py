@@ -98,8 +98,8 @@ class Plan:
     --------
     >>> import simcoll
     >>> plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), count=5)
-    >>> plan.nranks, plan.nchannels, plan.total_bytes, plan.whole
-    (3, 1, 60, True)
+    >>> plan.collective.kind, plan.nranks, plan.nchannels, plan.total_bytes
+    ('all_gather', 3, 1, 60)
     >>> print(plan)
     ring(channels=1, pieces=1) all_gather n=3 count=5 float32 ideal, proved (full)
     """
@@ -176,7 +176,13 @@ class Plan:
 
     @property
     def op(self) -> str:
-        """The pairwise reduction, for :func:`simcoll.core.reduction.combine`."""
+        """The pairwise reduction, for :func:`simcoll.core.reduction.combine`.
+
+        >>> import simcoll
+        >>> ring = simcoll.schedule("all_reduce", "ring", nranks=3)
+        >>> simcoll.bind(ring, count=5, op="avg").op
+        'sum'
+        """
         return self.reduction.pairwise
 
     @property
@@ -413,6 +419,16 @@ class Plan:
 
         Keys and values are running numbers over :meth:`steps`. Empty unless two channels touch the
         same chunk.
+
+        >>> import simcoll
+        >>> layout = simcoll.Layout(simcoll.Collective("broadcast", 3))
+        >>> def steps():
+        ...     yield simcoll.transfers(0, layout.input(), [0, 1], layout.output())
+        ...     yield simcoll.transfers(1, layout.output(), 2, layout.output(), channel=1)
+        ...
+        >>> plan = simcoll.bind(simcoll.Schedule("relay", layout, steps, nchannels=2), count=5)
+        >>> dict(plan.waits)  # the relay sends what it has received
+        {2: (1,)}
         """
         facts = self._of_waits()
         if facts.waits is None:
@@ -423,6 +439,16 @@ class Plan:
     def wait_pairs(self) -> tuple[Array, Array]:
         """The same as two columns: waiting transfers, in order, and the transfers that they wait
         for.
+
+        >>> import simcoll
+        >>> layout = simcoll.Layout(simcoll.Collective("broadcast", 3))
+        >>> def steps():
+        ...     yield simcoll.transfers(0, layout.input(), [0, 1], layout.output())
+        ...     yield simcoll.transfers(1, layout.output(), 2, layout.output(), channel=1)
+        ...
+        >>> plan = simcoll.bind(simcoll.Schedule("relay", layout, steps, nchannels=2), count=5)
+        >>> [column.tolist() for column in plan.wait_pairs]
+        [[2], [1]]
         """
         if not self._may_wait:
             return NO_NUMBERS, NO_NUMBERS
@@ -458,7 +484,13 @@ class Plan:
 
     @property
     def whole(self) -> bool:
-        """Whether no chunk is empty, and the plan therefore has all transfers of the schedule."""
+        """Whether no chunk is empty, and the plan therefore has all transfers of the schedule.
+
+        >>> import simcoll
+        >>> ring = simcoll.schedule("all_reduce", "ring", nranks=3)
+        >>> simcoll.bind(ring, count=3).whole, simcoll.bind(ring, count=2).whole
+        (True, False)
+        """
         return (
             int(np.min(self.block_sizes, initial=np.iinfo(np.int64).max))
             >= self.schedule.layout.chunks
@@ -481,7 +513,13 @@ class Plan:
 
     @property
     def summands(self) -> int:
-        """Number of contributions that an average is taken over."""
+        """Number of contributions that an average is taken over.
+
+        >>> import simcoll
+        >>> ring = simcoll.schedule("all_reduce", "ring", nranks=3)
+        >>> simcoll.bind(ring, count=5, op="avg").summands
+        3
+        """
         return self.collective.summands or self.nranks
 
     def buffer_elements(self) -> Ints:
@@ -581,7 +619,13 @@ class Plan:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the larger of a rank's input and output: the ``size`` of nccl-tests."""
+        """Bytes of the larger of a rank's input and output: the ``size`` of nccl-tests.
+
+        >>> import simcoll
+        >>> plan = simcoll.bind(simcoll.schedule("all_gather", "ring", nranks=3), count=5)
+        >>> plan.total_bytes  # 3 blocks of 5 numbers of 4 bytes
+        60
+        """
         collective = self.collective
         slots = max(collective.input_slots, collective.output_slots)
         if collective.definition is not None:

@@ -8,6 +8,7 @@ from typing import Any
 from simcoll.core.immutable import without_subclasses
 from simcoll.core.vocabulary import OrderLevel, ProofKind, ProofMethod
 from simcoll.notebook_forms import facts_table
+from simcoll.units import counted
 
 __all__ = ["LEVELS", "Proof"]
 
@@ -90,7 +91,7 @@ class Proof:
                 ("proved", self.kind),
                 ("probability of error", error),
                 ("order of reductions", self.order or "nothing is reduced"),
-                ("followed", f"{self.transfers:,} transfers in {self.steps:,} steps"),
+                ("followed", self._work()),
                 ("channels share chunks", "yes" if self.shared_chunks else "no"),
                 ("up to conversion to", ", ".join(self.conversions) or "none"),
             ]
@@ -98,10 +99,7 @@ class Proof:
 
     def __repr__(self) -> str:
         order = self.order or "no reductions"
-        return (
-            f"<Proof: {self.kind}, {self.method}, {self.transfers:,} transfers in {self.steps:,} "
-            f"steps, {order}>"
-        )
+        return f"<Proof: {self.kind}, {self.method}, {self._work()}, {order}>"
 
     def __str__(self) -> str:
         error = f"error 2^-{self.error_bits}" if self.error_bits else "repeated with a given salt"
@@ -109,7 +107,7 @@ class Proof:
         order = f", reduction order {self.order}" if self.order else ""
         if self.conversions:
             order += f", up to conversion to {' and '.join(self.conversions)}"
-        return (
-            f"proved ({self.kind}, {error}): {self.transfers:,} transfers in {self.steps:,} "
-            f"steps{order}"
-        )
+        return f"proved ({self.kind}, {error}): {self._work()}{order}"
+
+    def _work(self) -> str:
+        return f"{counted(self.transfers, 'transfer')} in {counted(self.steps, 'step')}"

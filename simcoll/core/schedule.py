@@ -48,6 +48,7 @@ from simcoll.core.transit import PLAIN, Transit, Transits
 from simcoll.errors import ConfigError, ScheduleError, shown
 from simcoll.notebook_forms import data_frame, facts_table
 from simcoll.terminal import printable
+from simcoll.units import counted
 
 if TYPE_CHECKING:
     from simcoll.core.proof import Proof
@@ -122,7 +123,7 @@ class Schedule:
     >>> star.nranks, star.nchannels, star.title
     (3, 1, 'star')
     >>> print(simcoll.verify(star))
-    proved (full, exact): 3 transfers in 1 steps
+    proved (full, exact): 3 transfers in 1 step
     """
 
     name: str
@@ -178,17 +179,34 @@ class Schedule:
 
     @property
     def collective(self) -> Collective:
-        """The collective that the schedule implements."""
+        """The collective that the schedule implements.
+
+        >>> import simcoll
+        >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
+        >>> ring.collective.kind
+        'all_gather'
+        """
         return self.layout.collective
 
     @property
     def nranks(self) -> int:
-        """World size."""
+        """World size.
+
+        >>> import simcoll
+        >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
+        >>> ring.nranks
+        3
+        """
         return self.collective.nranks
 
     @property
     def title(self) -> str:
-        """Name and parameters, such as ``ring(channels=2)``."""
+        """Name and parameters, such as ``ring(channels=2)``.
+
+        >>> import simcoll
+        >>> simcoll.schedule("all_gather", "ring", nranks=3, channels=2).title
+        'ring(channels=2, pieces=1)'
+        """
         arguments = ", ".join(f"{key}={value}" for key, value in self.params if value is not None)
         return f"{self.name}({arguments})" if arguments else self.name
 
@@ -557,8 +575,9 @@ class Schedule:
         return f"{self.title} {self.collective}"
 
     def __repr__(self) -> str:
-        channels = f"{self.nchannels} channel{'s' * (self.nchannels != 1)}"
-        return printable(f"<Schedule: {self}, {self.layout.chunks} chunks a block, {channels}>")
+        chunks = counted(self.layout.chunks, "chunk")
+        channels = counted(self.nchannels, "channel")
+        return printable(f"<Schedule: {self}, {chunks} a block, {channels}>")
 
     def _repr_html_(self) -> str:
         """A picture; a table for more than ``picture.MOST_RANKS`` ranks."""

@@ -170,7 +170,12 @@ class Step:
 
     @property
     def columns(self) -> tuple[Any, ...]:
-        """The arrays, in the order of the constructor's arguments."""
+        """The arrays, in the order of the constructor's arguments.
+
+        >>> step = transfers([0, 1], 5, [1, 0], 6)
+        >>> [column.tolist() for column in step.columns[:4]]
+        [[0, 1], [5, 5], [1, 0], [6, 6]]
+        """
         return (
             self.src_rank,
             self.src_chunk,
@@ -183,7 +188,13 @@ class Step:
 
     @property
     def ends(self) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
-        """Rank and first chunk of the sources, and the same of the destinations."""
+        """Rank and first chunk of the sources, and the same of the destinations.
+
+        >>> step = transfers([0, 1], 5, [1, 0], 6)
+        >>> (src_rank, src_chunk), (dst_rank, dst_chunk) = step.ends
+        >>> src_rank.tolist(), dst_rank.tolist(), dst_chunk.tolist()
+        ([0, 1], [1, 0], [6, 6])
+        """
         return (self.src_rank, self.src_chunk), (self.dst_rank, self.dst_chunk)
 
     def rows(self, rows: slice | Array) -> Step:

@@ -81,8 +81,10 @@ class Result:
     >>> from simcoll.topology import crossbar
     >>> plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), count=1 << 20)
     >>> result = simcoll.emulate(plan, crossbar(4, "50 GB/s", "1 us"))
-    >>> result.time_us, result.messages, result.wrong, result.proof
-    (131.82912, 28, 0, 'full')
+    >>> result.kind, result.nranks, result.schedule, result.protocol, result.proof
+    ('all_reduce', 4, 'ring(channels=1, pieces=1)', 'ideal', 'full')
+    >>> result.total_bytes, result.time_us, result.time, result.messages, result.wrong
+    (4194304, 131.82912, 0.00013182912, 28, 0)
     >>> f"{result.algbw:.3g} {result.busbw:.3g} {result.headroom:.3f} {result.bottleneck}"
     '3.18e+10 4.77e+10 1.048 the links of all 4 ranks'
     """

@@ -166,12 +166,22 @@ class Topology:
 
     @property
     def nranks(self) -> int:
-        """World size: ranks are numbered 0..nranks-1."""
+        """World size: ranks are numbered 0..nranks-1.
+
+        >>> from simcoll.topology import crossbar
+        >>> crossbar(4, "50 GB/s", "1 us").nranks
+        4
+        """
         return len(self.rank_nodes)
 
     @property
     def nlinks(self) -> int:
-        """Number of directed links."""
+        """Number of directed links.
+
+        >>> from simcoll.topology import crossbar
+        >>> crossbar(4, "50 GB/s", "1 us").nlinks  # one to the switch and one back for each GPU
+        8
+        """
         return len(self.link_src)
 
     def __repr__(self) -> str:
@@ -211,6 +221,10 @@ class Topology:
     def passes_gpus(self) -> bool:
         """Whether routes may pass through a GPU: all GPUs forward, or some relay for others that
         have lost their NIC.
+
+        >>> from simcoll.topology import crossbar
+        >>> crossbar(4, "50 GB/s", "1 us").passes_gpus
+        False
         """
         return self.gpus_forward or (
             isinstance(self.router, DetourRouter) and self.router.relays is not None
@@ -218,7 +232,14 @@ class Topology:
 
     @property
     def ranks_per_node(self) -> int | None:
-        """Consecutive ranks per node or NVLink domain; None if uneven or unordered."""
+        """Consecutive ranks per node or NVLink domain; None if uneven or unordered.
+
+        >>> from simcoll.topology import crossbar, load_topology
+        >>> load_topology("dgx-h100", nodes=2).ranks_per_node
+        8
+        >>> crossbar(4, "50 GB/s", "1 us").ranks_per_node is None
+        True
+        """
         node = self.groups.get("box")
         if node is None:
             return None

@@ -80,8 +80,8 @@ class ProgramResult:
     >>> from simcoll.topology import crossbar
     >>> program = Program(2, [Compute([0, 1], 10**9), Send([(0, 1)], 1000, after=[0])])
     >>> result = simcoll.emulate(program, crossbar(2, "1 GB/s", "1 us"), keep=True)
-    >>> result.time_us, result.messages, result.bytes_moved, result.unproved
-    (3.0, 3, 1000, False)
+    >>> result.time_us, result.time, result.messages, result.bytes_moved, result.unproved
+    (3.0, 3e-06, 3, 1000, False)
     """
 
     program: Program

@@ -132,6 +132,13 @@ def dump_schedule(schedule: Schedule, path: str | Path | None = None) -> bytes:
         large, parameters other than numbers, texts, None and lists of these.
     ScheduleError
         When a step names ranks, chunks or channels that do not exist.
+
+    Examples
+    --------
+    >>> import simcoll
+    >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
+    >>> print(dump_schedule(ring).decode().splitlines()[1])
+     "format": "simcoll-schedule",
     """
     collective, layout = schedule.collective, schedule.layout
     blocks = []
@@ -263,6 +270,13 @@ def parse_schedule(data: Content, file: str | None = None) -> Schedule:
         When the text is not a schedule file; the message gives the path.
     ScheduleError
         When a step names ranks, chunks or channels that do not exist.
+
+    Examples
+    --------
+    >>> import simcoll
+    >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
+    >>> parse_schedule(dump_schedule(ring))
+    <Schedule: ring(channels=1, pieces=1) all_gather n=3, 1 chunk a block, 1 channel>
     """
     data = content_of(data, "parse_schedule")
     return _schedule(decode_json(data, _ScheduleFile, file), file)
@@ -396,6 +410,18 @@ def load_schedule(path: FilePath) -> Schedule:
     ------
     ConfigError
         When it cannot be read or is not a schedule file.
+
+    Examples
+    --------
+    >>> import simcoll
+    >>> from tempfile import TemporaryDirectory
+    >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
+    >>> with TemporaryDirectory() as folder:
+    ...     written = dump_schedule(ring, f"{folder}/ring.json")
+    ...     again = load_schedule(f"{folder}/ring.json")
+    ...
+    >>> again.content_hash() == ring.content_hash()
+    True
     """
     path = path_of(path, "load_schedule", "parse_schedule")
     return parse_schedule(read_file(path, MAX_BYTES), path)
