@@ -33,6 +33,8 @@ COMMANDS = {
     "simcoll.torch": ["-m", "simcoll.torch", "-n", "2", "loops.py"],
 }
 DELAYS_MS = (0, 10, 50, 100, 200, 400, 800)
+LATER_MS = (2_000, 5_000, 12_000, 30_000)
+"""For a machine so busy that Python has not begun to import simcoll by then."""
 LOOPS = """
 def program(rank, world_size):
     import numpy as np
@@ -72,7 +74,7 @@ def interrupted(words, delay_ms, folder):
         try:
             time.sleep(delay_ms / 1000)
             run.send_signal(signal.SIGINT)
-            output = run.communicate(timeout=60)[0]
+            output = run.communicate(timeout=120)[0]
         finally:
             run.kill()
     return run.returncode, output
@@ -89,7 +91,9 @@ def test_ctrl_c_at_any_moment(name, tmp_path):
     (tmp_path / "loops.py").write_text(LOOPS)
     (tmp_path / "sleeps.py").write_text("import time\ntime.sleep(60)\n")
     ended = []
-    for delay_ms in DELAYS_MS:
+    for delay_ms in DELAYS_MS + LATER_MS:
+        if delay_ms in LATER_MS and ended:
+            break
         status, output = interrupted(COMMANDS[name], delay_ms, tmp_path)
         if status != 130:  # Python had not yet begun to import simcoll
             assert status in {-signal.SIGINT, 1}, (delay_ms, output)
@@ -99,7 +103,7 @@ def test_ctrl_c_at_any_moment(name, tmp_path):
         ended.append(delay_ms)
         assert "Traceback" not in output, (delay_ms, output)
         assert len([line for line in output.splitlines() if "stopped" in line]) <= 1
-    assert 800 in ended
+    assert ended
 
 
 @pytest.mark.slow
@@ -126,7 +130,7 @@ run_program(main)
         for _ in range(2):
             assert run.stdout.readline() == "ready\n"
             run.send_signal(signal.SIGINT)
-        assert run.wait(20) == 130
+        assert run.wait(120) == 130
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_the_first_interrupt_ends_a_run(text, tmp_path):
                     assert run.stdout.readline() == "ready\n"
                 time.sleep(wait_s)
                 run.send_signal(signal.SIGINT)
-                said = run.communicate(timeout=20)[1]
+                said = run.communicate(timeout=120)[1]
             finally:
                 run.kill()
         assert run.returncode == 130
@@ -131,7 +131,7 @@ def test_one_that_came_while_the_baton_was_on_its_way_is_not_lost():
         with contextlib.suppress(KeyboardInterrupt):
             given.acquire()
             returned.release()
-            answered.wait(20)
+            answered.wait(120)
 
     thread = threading.Thread(target=rank)
     thread.start()
@@ -152,7 +152,7 @@ def test_one_that_came_while_the_baton_was_on_its_way_is_not_lost():
             interrupts.hand_over(thread, given, Returned)
     assert interrupts.came
     answered.set()
-    thread.join(20)
+    thread.join(120)
     assert not thread.is_alive()
 
 
@@ -202,7 +202,7 @@ def test_an_interrupt_at_any_of_a_hundred_moments_ends_the_run(kind):
 
     for _ in range(100):
         timer = threading.Timer(moments.uniform(0.01, 0.06), _thread.interrupt_main)
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):  # on a busy machine it may come before the run
+            timer.start()
             simcoll.torch.spawn(body, 3)
         timer.join()
