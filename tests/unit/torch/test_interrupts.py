@@ -200,9 +200,12 @@ def test_an_interrupt_at_any_of_a_hundred_moments_ends_the_run(kind):
                 if moments.random() < 0.05:
                     dist.barrier()
 
+    def start_with(timer):  # on a busy machine the interrupt may come before the run
+        timer.start()
+        simcoll.torch.spawn(body, 3)
+
     for _ in range(100):
         timer = threading.Timer(moments.uniform(0.01, 0.06), _thread.interrupt_main)
-        with pytest.raises(KeyboardInterrupt):  # on a busy machine it may come before the run
-            timer.start()
-            simcoll.torch.spawn(body, 3)
+        with pytest.raises(KeyboardInterrupt):
+            start_with(timer)
         timer.join()
