@@ -142,6 +142,8 @@ class Watched(TorchDispatchMode):
     def add(self, name: str, time_fs: int, *, fake: bool, launch_fs: int = 0) -> None:
         """Enqueue a time, after its launch; with real tensors, wait for the longer of the two."""
         thread, device = current_thread_or_none(), self.root.device
+        if thread is not None and thread.process.scopes is not None:
+            thread.process.scopes.note()
         if fake and device is not None:
             device.current.run(time_fs, name, launch_fs)
         elif thread is not None and max(time_fs, launch_fs):

@@ -18,7 +18,7 @@ from torch.autograd import _get_sequence_nr
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["ModuleTimes", "Times"]
+__all__ = ["ModuleTimes", "Times", "plain_name"]
 
 Times = tuple[int, int | None]
 """Femtoseconds of a forward and of a backward pass; None: the time of the backward pass's
@@ -26,7 +26,7 @@ operators.
 """
 FORWARD, BACKWARD = 0, 1
 KEPT_CALLS = 1 << 16
-_WRAPPERS = ("module.", "_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+_WRAPPERS = frozenset(("module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"))
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +66,7 @@ class ModuleTimes:
             return
         if module not in self._names:
             self._names.update(
-                (submodule, _plain(name)) for name, submodule in module.named_modules()
+                (submodule, plain_name(name)) for name, submodule in module.named_modules()
             )
         timed = self._time(module, args)
         if timed is not None:
@@ -127,8 +127,10 @@ def _take_time(call: _ModuleCall, direction: int) -> tuple[str, int] | None:
     )
 
 
-def _plain(name: str) -> str:
-    """The name of a module without its wrappers' names."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+def plain_name(name: str) -> str:
+    """The name of a module without its wrappers' names.
+
+    >>> plain_name("module.submodule._orig_mod.linear")
+    'submodule.linear'
+    """
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

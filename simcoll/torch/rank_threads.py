@@ -135,6 +135,8 @@ class Process:
     device, watched
         The rank's streams (with a time model), and the mode that enqueues operators' times on them
         and counts memory.
+    scopes
+        Follows its place in the program, if the run is traced or recorded.
     functional
         Functional collectives of fake tensors in flight, by the storage of their outputs.
     cuda_device
@@ -185,6 +187,7 @@ class Process:
     functional: dict[int, Any] = field(default_factory=dict)
     device: SimulatedDevice | None = None
     watched: Any = None
+    scopes: Any = None
     cuda_device: int = 0
     cuda_streams: Any = None
     places: Any = None
@@ -293,6 +296,8 @@ class RankThread:
             )
         if self._stopping:
             raise _StoppedError
+        if self.process.scopes is not None:
+            self.process.scopes.note()
         device, answer = self.process.device, _Answer()
         if device is not None and device.lead_fs:  # what the program has launched takes its time
             answer = self._request(device.pass_time)

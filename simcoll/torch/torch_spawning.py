@@ -23,6 +23,7 @@ from simcoll.distributed.start.run_parameters import RunParameters, SpawnParamet
 from simcoll.distributed.start.spawning import RunResult
 from simcoll.topology import Topology
 from simcoll.torch.compute_time import Watched, watch_modules, watched_program
+from simcoll.torch.module_scopes import ModuleScopes, watch_scopes
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.rank_threads import RankThread, current_thread
 from simcoll.torch.roofline import OperatorCosts, read_costs
@@ -134,10 +135,11 @@ def spawn(*arguments: Any, **keywords: Any) -> RunResult:
             warnings.filters = filters  # findings are warnings of the run, not of a rank
             return value
 
-        watching = (
-            contextlib.nullcontext() if costs is None or not costs.modules else watch_modules()
-        )
-        with watching:
+        with contextlib.ExitStack() as watching:
+            if costs is not None and costs.modules:
+                watching.enter_context(watch_modules())
+            if run.trace or run.record:
+                watching.enter_context(watch_scopes())
             shared = {field.name: getattr(run, field.name) for field in fields(RunParameters)}
             shared |= {"program": body, "args": (), "kwargs": None}
             return ours.spawn(SpawnParameters(**shared, init=False))
@@ -161,6 +163,9 @@ def _run_program(thread: RankThread, job: Callable[[], Any], costs: OperatorCost
     process.device = device = None if costs is None else SimulatedDevice(me)
     process.watched = Watched(device, costs, flights=process.flights)
     me.memory = process.watched.memory
+    history = me.world.history
+    if history.timeline is not None or history.recording is not None:
+        process.scopes = ModuleScopes(me)
     value = thread.serve(functools.partial(watched_program, job, process.watched))
     if costs is None or device is None:
         return value
@@ -168,10 +173,10 @@ def _run_program(thread: RankThread, job: Callable[[], Any], costs: OperatorCost
     wait_until(device.tail())
     device.note_launches()
     for name, count in costs.unknown.items():
-        me.world.history.findings.append(
+        history.findings.append(
             f"operator {name} has no rule: its {count} calls were timed by their bytes"
         )
-    me.world.history.findings += costs.assumed
+    history.findings += costs.assumed
     costs.unknown.clear()
     costs.assumed.clear()
     return value

@@ -217,6 +217,12 @@ class _Gathering:
             if together is not None:
                 self.instances[class_parts].append(together)
             self.parts.update(dict.fromkeys(class_parts, class_parts))
+        # An axis has the name of its collectives, not that of the meetings before them.
+        self.preferred = {
+            tuple(sorted(together.ranks for together in instances)): instances[0].group
+            for instances in reversed(self.instances.values())
+            if instances[0].kind not in {"meeting", "send"}
+        }
 
     def workload(self, title: str, rules: Rules | None) -> Workload:
         """Build the workload, with operations in a valid order."""
@@ -286,6 +292,7 @@ class _Gathering:
                     after=needs,
                     name=step.name,
                     flops=step.flops,
+                    scope=step.scope,
                 )
             )
             return
@@ -307,6 +314,7 @@ class _Gathering:
                 after=needs,
                 algorithm=together.algorithm,
                 name=step.name,
+                scope=step.scope,
                 dtype=together.dtype,
                 root=together.root,
                 sizes=together.sizes,
@@ -385,6 +393,7 @@ class _Gathering:
                     after=needs,
                     group=together.group,
                     name=step.name,
+                    scope=step.scope,
                 )
             )
             needs = ()
@@ -393,7 +402,7 @@ class _Gathering:
         """The name of an axis of groups: the first group's, if it is free."""
         groups = tuple(sorted(together.ranks for together in instances))
         if groups not in self._axes:
-            preferred = instances[0].group
+            preferred = self.preferred.get(groups, instances[0].group)
             name = next(
                 axis
                 for axis in (

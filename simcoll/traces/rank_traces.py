@@ -76,6 +76,8 @@ class TraceStep:
         earlier steps of the rank.
     together
         The collective or message; None for local work.
+    scope
+        As in a ComputeOperation; of ranks that differ in nothing else, that of the first counts.
     """
 
     stream: str
@@ -84,6 +86,7 @@ class TraceStep:
     time_fs: int = 0
     flops: float = 0.0
     together: Together | None = None
+    scope: str = ""
 
 
 Traces = list[list[TraceStep]]

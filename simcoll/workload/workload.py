@@ -80,6 +80,7 @@ class ComputeOperation(
     kw_only=True,
     tag_field="op",
     tag="compute",
+    omit_defaults=True,
 ):
     """A computation on every rank of a class.
 
@@ -99,6 +100,9 @@ class ComputeOperation(
         Minimum duration, with the collectives inside: the host's launch time.
     name
         For tables and timelines, which group operations by name.
+    scope
+        Its place in the program, from the outside in, such as ``"backward 1/Llama/layers.3"``:
+        phase and modules, which are rows of timelines.
     flops
         FLOPs on each rank, for utilisation.
     """
@@ -112,6 +116,7 @@ class ComputeOperation(
     pieces: int = 1
     least_fs: int = 0
     name: str = ""
+    scope: str = ""
     flops: float = 0.0
 
 
@@ -122,12 +127,13 @@ class CallOperation(
     kw_only=True,
     tag_field="op",
     tag="call",
+    omit_defaults=True,
 ):
     """A collective on every group of an axis that lies in some classes.
 
     Attributes
     ----------
-    id, stream, after, name
+    id, stream, after, name, scope
         As in a :class:`ComputeOperation`.
     on
         The classes; empty: all groups.
@@ -164,6 +170,7 @@ class CallOperation(
     algorithm: str = ""
     imbalance: float = 1.0
     name: str = ""
+    scope: str = ""
     dtype: str = ""
     root: int = 0
     sizes: tuple[tuple[int, ...], ...] = ()
@@ -202,12 +209,13 @@ class SendOperation(
     kw_only=True,
     tag_field="op",
     tag="send",
+    omit_defaults=True,
 ):
     """A message from each rank of a class to the rank at the same position in another.
 
     Attributes
     ----------
-    id, stream, after, name
+    id, stream, after, name, scope
         As in a :class:`ComputeOperation`; the stream is the same at both ends.
     source, target
         The classes.
@@ -225,6 +233,7 @@ class SendOperation(
     after: tuple[str, ...] = ()
     group: str = "pp"
     name: str = ""
+    scope: str = ""
 
 
 Operation: TypeAlias = ComputeOperation | CallOperation | SendOperation

@@ -85,6 +85,7 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
     if buffers[1] is not buffers[0]:
         me.memory.hold_arrays(buffers[1])
     if history.timeline is not None:
+        entry.scope = me.scope
         history.timeline.operations.append((me.number, entry))
     work = Work(
         me,

@@ -48,7 +48,7 @@ class DeviceStream:
     def run(self, duration_fs: int, name: str, launch_fs: int = 0) -> None:
         """Enqueue an operator, which the host launches in ``launch_fs``."""
         world, timeline = self.rank.world, self.rank.world.history.timeline
-        device = self.device
+        device, scope = self.device, self.rank.scope
         launched_fs = device.launch(launch_fs)
         recording = world.history.recording
         if recording is not None and launch_fs:
@@ -62,14 +62,16 @@ class DeviceStream:
                 device.awaited_fs += begin_fs - world.now
                 device.computed_fs += duration_fs
             if timeline is not None:
+                end_fs = begin_fs + duration_fs
                 timeline.computed.append(
-                    RankSpan(self.rank.number, name, begin_fs, begin_fs + duration_fs)
+                    RankSpan(self.rank.number, name, begin_fs, end_fs, self.label, scope)
                 )
             world.later(begin_fs + duration_fs, completion.finish)
 
         if recording is not None:
+            number = self.rank.number
             self.tail_past = recording.enqueue(
-                self.rank.number, self.label, duration_fs, name, self.tail_past
+                number, self.label, duration_fs, name, self.tail_past, scope
             )
         self._then(start)
 

@@ -268,7 +268,8 @@ class EmulatedWorld:
         timeline = self.history.timeline
         if timeline is not None and self.now > begin_fs:
             spans = timeline.computed if isinstance(waitable, _Pause) else timeline.waited
-            spans.append(RankSpan(task.owner.number, reason, begin_fs, self.now))
+            rank = task.owner
+            spans.append(RankSpan(rank.number, reason, begin_fs, self.now, scope=rank.scope))
 
     def fail_group(self, group: Communicator, error: str, *ranks: int) -> None:
         """Fail all present and future operations of a group that need the failed ranks."""

@@ -54,6 +54,7 @@ class _Noted:
     predecessors: tuple[int, ...]
     name: str = ""
     time_fs: int = 0
+    scope: str = ""
     is_request: bool = False
     together: Together | None = None
     sends: tuple[int, ...] | None = None
@@ -124,21 +125,24 @@ class Recording:
 
     def work(self, task: Task, duration_fs: int, name: str, pause: Waitable) -> None:
         """Record that a rank computes through ``pause``, and waits for it."""
-        rank = task.owner.number
+        rank, scope = task.owner.number, task.owner.scope
         names = self.ranks[rank].tasks
         stream = names.setdefault(task.order[1], f"host {len(names) + 1}" if names else "host")
-        number = self._note(rank, stream, name=name, time_fs=duration_fs)
+        number = self._note(rank, stream, name=name, time_fs=duration_fs, scope=scope)
         pause.causes = {rank: {stream: number}}
 
     def launch(self, rank: int, duration_fs: int) -> Past:
         """Record that a rank launches an operator; returns what its end implies."""
         return {"launches": self._note(rank, "launches", name="launch", time_fs=duration_fs)}
 
-    def enqueue(self, rank: int, stream: str, duration_fs: int, name: str, tail: Past) -> Past:
+    def enqueue(
+        self, rank: int, stream: str, duration_fs: int, name: str, tail: Past, scope: str
+    ) -> Past:
         """Record an operator on an accelerator's stream whose tail implies the past ``tail``;
         returns what the new tail implies.
         """
-        return {stream: self._note(rank, stream, tail.values(), name=name, time_fs=duration_fs)}
+        traits = {"name": name, "time_fs": duration_fs, "scope": scope}
+        return {stream: self._note(rank, stream, tail.values(), **traits)}
 
     def begin(self, work: Work) -> None:
         """Record that a rank issues an operation, or posts a send or receive."""
@@ -151,6 +155,7 @@ class Recording:
             f"operation {len(self.ranks[rank].noted)}",
             gate.values(),
             name=work.name,
+            scope=work.rank.scope,
             is_request=True,
         )
         work.causes = {rank: {self.ranks[rank].noted[number].stream: number}}
@@ -308,7 +313,14 @@ class Recording:
                     predecessors = (len(steps) - 1, *predecessors)
             place[number] = (len(steps),)
             steps.append(
-                TraceStep(stream, predecessors, noted.name, noted.time_fs, together=together)
+                TraceStep(
+                    stream,
+                    predecessors,
+                    noted.name,
+                    noted.time_fs,
+                    together=together,
+                    scope=noted.scope,
+                )
             )
         return steps
 

@@ -142,7 +142,10 @@ def _describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Described:
 
 # Every call makes one: C makes it in half the time.
 class Entry(msgspec.Struct, eq=False, gc=False):
-    """One operation of one rank; inputs and outputs by shape and dtype, times -1 until known."""
+    """One operation of one rank; inputs and outputs by shape and dtype, times -1 until known.
+
+    ``scope`` is the place in the rank's program, if it is known.
+    """
 
     group: tuple[str, str]
     name: str
@@ -157,6 +160,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     completed_fs: int = -1
     error: str | None = None
     number: int = -1
+    scope: str = ""
 
     def fields(self) -> dict[str, Any]:
         """The entry in PyTorch's field names; times in nanoseconds of the emulated clock."""

@@ -21,12 +21,18 @@ __all__ = ["RankSpan", "RankSummary", "RunTimeline", "overlap", "union_of"]
 
 @dataclass(frozen=True, slots=True)
 class RankSpan:
-    """An interval in which a rank computed or waited."""
+    """An interval in which a rank computed or waited.
+
+    ``stream`` is that of an accelerator which computed, and ``scope`` the place in the program, as
+    in a :class:`~simcoll.workload.workload.ComputeOperation`; both may be empty.
+    """
 
     rank: int
     name: str
     begin_fs: int
     end_fs: int
+    stream: str = ""
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class TaskClock(Protocol):
 
 class Owner(Protocol):
     """The rank whose program a task runs: its number and world, its open asynchronous operations,
-    those with watched buffers, and its memory.
+    those with watched buffers, its memory, and where its program is.
     """
 
     @property
@@ -116,6 +116,9 @@ class Owner(Protocol):
 
     @property
     def memory(self) -> RankMemory: ...  # noqa: D102
+
+    @property
+    def scope(self) -> str: ...  # noqa: D102
 
 
 class Task(greenlet.greenlet):  # type: ignore[misc]

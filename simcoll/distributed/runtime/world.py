@@ -267,6 +267,8 @@ class Rank:
         Return value or exception of its program, and when it ended; -1 while it runs.
     memory
         Accounting of its arrays or tensors.
+    scope
+        Where its program is, such as ``"backward 1/Llama/layers.3"``; empty where unknown.
     """
 
     number: int
@@ -290,6 +292,7 @@ class Rank:
     memory: RankMemory = field(default_factory=RankMemory)
     failure: BaseException | None = None
     finish_fs: int = -1
+    scope: str = ""
 
 
 def current_rank_or_none() -> Rank | None:

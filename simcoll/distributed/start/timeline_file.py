@@ -19,9 +19,10 @@ import numpy as np
 from simcoll.arrays import Floats
 from simcoll.core.plan import Plan
 from simcoll.distributed.runtime.records import Entry
-from simcoll.distributed.runtime.run_timeline import RunTimeline
+from simcoll.distributed.runtime.run_timeline import RankSpan, RunTimeline
 from simcoll.distributed.start.results import RunResult
 from simcoll.distributed.start.timeline_path import COMPUTE, Piece, critical_pieces
+from simcoll.emulator.traces.scope_rows import MODULES, PHASES, scope_slices
 from simcoll.emulator.traces.trace_marks import RED
 from simcoll.errors import ConfigError
 from simcoll.files.output import write_files
@@ -35,7 +36,12 @@ __all__ = ["write_timeline"]
 FS_PER_US = 10**9
 COMPUTE_STREAM = 7
 """Stream number of computation, as in CUDA traces; the streams of groups follow."""
+DEFAULT_STREAM = "stream 0"
 WAITS = 0
+ROWS = {PHASES: 1, MODULES: 2}
+"""Tracks that tell where in its program a rank computes; viewers show them first."""
+LINKS = -1
+"""The process of the counters."""
 BUSIEST = 16
 """Number of links with a counter: those that carried most bytes."""
 POINTS = 1000
@@ -76,7 +82,7 @@ def write_timeline(path: str | Path, result: RunResult, topology: Topology) -> N
     }
     if one_file:
         events = [
-            *_names(topology, by_rank),
+            *(event for rank in by_rank for event in _names(topology, rank)),
             *(event for rank_events in by_rank.values() for event in rank_events),
             *shared,
         ]
@@ -89,7 +95,11 @@ def write_timeline(path: str | Path, result: RunResult, topology: Topology) -> N
     files = {}
     for rank, events in by_rank.items():
         info = {"rank": rank, "world_size": len(timeline.finish_fs), "backend": "nccl"}
-        document = {"distributedInfo": info, "otherData": about, "traceEvents": events}
+        document = {
+            "distributedInfo": info,
+            "otherData": about,
+            "traceEvents": [*_names(topology, rank), *events],
+        }
         files[f"rank-{rank}.json.gz"] = _encode_document(document, compressed=True)
     write_files(target, files)
 
@@ -104,12 +114,17 @@ def _encode_document(document: dict[str, Any], *, compressed: bool) -> bytes:
     return buffer.getvalue()
 
 
-def _names(topology: Topology, ranks: Iterable[int]) -> Iterable[Event]:
-    nodes = topology.rank_nodes.tolist()
-    for rank in ranks:
-        name = f"rank {rank} ({topology.node_names[nodes[rank]]})"
-        yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
+def _names(topology: Topology, rank: int) -> list[Event]:
+    """The name of a rank's process, and its place in the viewer."""
+    vertex = topology.node_names[int(topology.rank_nodes[rank])]
+    return _process(rank, f"rank {rank} ({vertex})", rank)
+
+
+def _process(number: int, name: str, place: int) -> list[Event]:
+    return [
+        {"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}},
+        {"ph": "M", "name": "process_sort_index", "pid": number, "args": {"sort_index": place}},
+    ]
 
 
 class _Slice(NamedTuple):
@@ -123,8 +138,8 @@ class _Slice(NamedTuple):
 
 
 class _Events:
-    """The events of one rank: a track for compute, one for waits, and one for each group; more
-    where operations overlap.
+    """The events of one rank: tracks for phases and modules, waits, the computation of each stream,
+    and each group; more where operations overlap.
 
     Times are rounded to ticks.
     """
@@ -141,12 +156,14 @@ class _Events:
         self.events: list[Event] = []
         self._tracks: dict[int, list[int]] = {}  # until when each track of a stream is taken
         self._next = COMPUTE_STREAM
-        computed = [
-            _Slice(span.begin_fs, span.end_fs, span.name, "kernel", {})
-            for span in timeline.computed
-            if span.rank == rank
-        ]
-        self._add(self._stream("compute"), computed)
+        streams: defaultdict[str, list[RankSpan]] = defaultdict(list, {"compute": []})
+        for span in timeline.computed:
+            if span.rank == rank:
+                default = span.stream in {"", DEFAULT_STREAM}
+                streams["compute" if default else f"compute: {span.stream}"].append(span)
+        self._add_scopes(streams["compute"])
+        for name, spans in sorted(streams.items()):
+            self._add(name, [_computation(span) for span in spans])
         groups: defaultdict[tuple[str, str], list[Entry]] = defaultdict(list)
         for owner, entry in timeline.operations:
             if owner == rank and entry.completed_fs >= 0:
@@ -162,17 +179,30 @@ class _Events:
                 )
                 for entry in entries
             ]
-            self._add(self._stream(": ".join(dict.fromkeys(("group " + group[0], group[1])))), rows)
+            self._add(": ".join(dict.fromkeys(("group " + group[0], group[1]))), rows)
         self._name(WAITS, "waits")
         for span in timeline.waited:
             if span.rank == rank:
                 wait = _Slice(span.begin_fs, span.end_fs, span.name, "user_annotation", {})
                 self.events.append(self._event(WAITS, wait))
 
-    def _stream(self, name: str) -> int:
-        stream, self._next = self._next, self._next + 100
-        self._name(stream, name)
-        return stream
+    def _add_scopes(self, computed: Iterable[RankSpan]) -> None:
+        """Add the rows of phases and modules, if the places of computations are known."""
+        slices = scope_slices((span.begin_fs, span.end_fs, span.scope) for span in computed)
+        present = {part.row for part in slices}
+        for row, track in ROWS.items():
+            if row in present:
+                self._name(track, row)
+                place = {"sort_index": track - len(ROWS) - 1}
+                track_event = {"ph": "M", "name": "thread_sort_index", "pid": self.rank}
+                self.events.append({**track_event, "tid": track, "args": place})
+        for part in slices:
+            if part.end_fs > part.begin_fs:
+                arguments = {"scope": part.scope}
+                interval = _Slice(
+                    part.begin_fs, part.end_fs, part.name, "user_annotation", arguments
+                )
+                self.events.append(self._event(ROWS[part.row], interval))
 
     def _name(self, track: int, name: str) -> None:
         self.events.append(
@@ -185,13 +215,18 @@ class _Events:
             }
         )
 
-    def _add(self, stream: int, slices: Iterable[_Slice]) -> None:
+    def _add(self, name: str, slices: Iterable[_Slice]) -> None:
+        """Add a stream: a track, and further ones where its slices overlap."""
+        stream, self._next = self._next, self._next + 100
+        self._name(stream, name)
         busy_until: list[int] = []
         for interval in sorted(slices, key=lambda interval: (interval.begin_fs, interval.end_fs)):
             track = next(
                 (track for track, free_fs in enumerate(busy_until) if free_fs <= interval.begin_fs),
                 len(busy_until),
             )
+            if track and track == len(busy_until):
+                self._name(stream + track, f"{name} ({track + 1})")
             busy_until[track : track + 1] = [interval.end_fs]
             details = {"stream": stream + track, "device": self.rank, **interval.arguments}
             self.events.append(self._event(stream + track, interval._replace(arguments=details)))
@@ -224,6 +259,11 @@ class _Events:
         return (time_fs + self._tick_fs // 2) // self._tick_fs * self._tick_fs
 
 
+def _computation(span: RankSpan) -> _Slice:
+    arguments = {"scope": span.scope} if span.scope else {}
+    return _Slice(span.begin_fs, span.end_fs, span.name, "kernel", arguments)
+
+
 def _elements(buffers: Sequence[tuple[tuple[int, ...], str]]) -> int:
     return sum(int(np.prod(shape, dtype=np.int64)) for shape, _ in buffers)
 
@@ -233,6 +273,7 @@ def _arguments(entry: Entry, rank: int) -> Event:
     arrows.
     """
     buffers = entry.inputs or entry.outputs
+    scope = {"scope": entry.scope} if entry.scope else {}
     return {
         "Collective name": entry.name,
         "dtype": buffers[0][1] if buffers else "",
@@ -244,6 +285,7 @@ def _arguments(entry: Entry, rank: int) -> Event:
         "Rank": rank,
         "External id": entry.number,
         "site": str(entry.site),
+        **scope,
     }
 
 
@@ -285,6 +327,7 @@ def _counters(timeline: RunTimeline, topology: Topology, time_fs: int) -> Iterab
         total += loads[id(plan)]
     busiest = np.argsort(-total, kind="stable")[:BUSIEST]
     busiest = busiest[total[busiest] > 0]
+    yield from _process(LINKS, "links", len(timeline.finish_fs))
     edges = np.linspace(0, time_fs, POINTS + 1)
     moved = np.zeros((len(busiest), POINTS))
     for plan, (begin, end) in timeline.played:
@@ -301,7 +344,7 @@ def _counters(timeline: RunTimeline, topology: Topology, time_fs: int) -> Iterab
                 counter = {
                     "ph": "C",
                     "name": name,
-                    "pid": -1,
+                    "pid": LINKS,
                     "ts": time_fs / FS_PER_US * point / POINTS,
                 }
                 yield {**counter, "args": {"share in use": value}}

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import gzip
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from simcoll.arrays import Ints
+from simcoll.emulator.traces.scope_rows import MODULES, PHASES, scope_slices
 from simcoll.emulator.traces.trace_marks import MOST_LINKS, RED, counters, path_back
 from simcoll.workload.class_clock import Clock, Span
 from simcoll.workload.traffic import Traffic, alike
-from simcoll.workload.workload import Operation, SendOperation, Workload
+from simcoll.workload.workload import ComputeOperation, Operation, SendOperation, Workload
 
 if TYPE_CHECKING:
     from simcoll.workload.lower import WorkloadPlans
@@ -26,8 +27,8 @@ MOST_CHANGES = 200_000
 
 
 def step_trace(workload: Workload, clock: Clock, title: str, plans: WorkloadPlans) -> bytes:
-    """The timeline, compressed, with a process per class and a track per stream, deterministic to
-    the byte.
+    """The timeline, compressed, with a process per class and a track per stream, and rows of the
+    phases and modules that computations belong to; deterministic to the byte.
     """
     operations = workload.unroll()
     classes = {name: number for number, name in enumerate(workload.classes)}
@@ -71,6 +72,7 @@ def step_trace(workload: Workload, clock: Clock, title: str, plans: WorkloadPlan
         if critical:
             event["cname"] = RED
         events.append(event)
+    events += _scopes(operations, clock, classes, len(streams))
     events += _arrows(workload, clock, classes, streams)
     events += counters(_changes(workload, clock, plans), plans.topology, len(classes))
     covered = sum(span.end_fs - span.begin_fs for span in path)
@@ -124,8 +126,42 @@ def critical_spans(workload: Workload, clock: Clock) -> list[Span]:
     return [span for span in path if span.end_fs > span.begin_fs]
 
 
+def _scopes(
+    operations: Sequence[Operation], clock: Clock, classes: dict[str, int], first_track: int
+) -> Iterator[dict[str, Any]]:
+    """Rows of phases and modules for each class, by its stream that computes longest."""
+    computed: dict[str, dict[str, list[tuple[int, int, str]]]] = {name: {} for name in classes}
+    for span in clock.spans:
+        operation = operations[span.operation]
+        if isinstance(operation, ComputeOperation):
+            on_stream = computed[span.on].setdefault(span.stream, [])
+            on_stream.append((span.begin_fs, span.end_fs, operation.scope))
+    for on, streams in computed.items():
+        lengths = {
+            stream: sum(end - begin for begin, end, scope in spans if scope)
+            for stream, spans in streams.items()
+        }
+        if not any(lengths.values()):
+            continue
+        slices = scope_slices(streams[max(lengths, key=lambda stream: lengths[stream])])
+        for place, row in enumerate((PHASES, MODULES)):
+            track = {"pid": classes[on], "tid": first_track + place}
+            parts = [part for part in slices if part.row == row and part.end_fs > part.begin_fs]
+            if not parts:
+                continue
+            above_streams = {"sort_index": place - 2}
+            yield {"ph": "M", "name": "thread_name", **track, "args": {"name": row}}
+            yield {"ph": "M", "name": "thread_sort_index", **track, "args": above_streams}
+            for part in parts:
+                times = {"ts": part.begin_fs / 1e9, "dur": (part.end_fs - part.begin_fs) / 1e9}
+                arguments = {"args": {"scope": part.scope}}
+                yield {"ph": "X", "name": part.name, **track, **times, **arguments}
+
+
 def _about(operation: Operation) -> dict[str, Any]:
     details: dict[str, Any] = {"operation": operation.id}
+    if operation.scope:
+        details["scope"] = operation.scope
     size = getattr(operation, "size_bytes", None)
     return details if size is None else {**details, "bytes": size}
 
