@@ -28,6 +28,8 @@ from simcoll.distributed.start.spawning import compute
 from simcoll.torch.buffer_races import Flights
 from simcoll.torch.compilation import CompiledCalls
 from simcoll.torch.module_time import ModuleTimes, Times
+from simcoll.torch.operator_work import tensors_of
+from simcoll.torch.places import HOST
 from simcoll.torch.rank_threads import RankThread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks
 from simcoll.torch.roofline import OperatorCosts, operator_name
@@ -69,7 +71,7 @@ class Watched(TorchDispatchMode):
         self.memory = TensorMemory()  # these of the root, too
         self.modules = None if costs is None else ModuleTimes(costs.modules)
         self.compiled = CompiledCalls()
-        self.inside = False  # the fields of the root count
+        self.inside = self.copying = False  # the fields of the root count
         self.pushed: list[Any] = []
         self.flights: Flights | None = flights if root is None else root.flights
 
@@ -99,8 +101,40 @@ class Watched(TorchDispatchMode):
         finally:
             self.root.inside = False
         self.root.memory.note(result)
+        if self._runs_on_host(func, args, kwargs or {}, result):
+            return result
         if self.costs is not None and func.namespace not in _COLLECTIVES:
             self._add(self.costs, func, args, kwargs or {}, result)
+        return result
+
+    def _runs_on_host(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
+        """Whether the host runs an operator, for which the program then waits."""
+        thread = current_thread_or_none()
+        places = None if thread is None or self.root.copying else thread.process.places
+        if places is None or not places.offloaded:
+            return False
+        if not places.computes_on_host(tensors_of((args, kwargs))):
+            return False
+        places.note(tree_leaves(result), HOST, offloaded=True)
+        if self.costs is not None and func.namespace not in _COLLECTIVES:
+            time_fs = self.costs.on_host(func, args, kwargs, result).time_fs
+            if time_fs:
+                thread.call(compute, time_fs / 1e15, f"host: {operator_name(func)}")
+        return True
+
+    def copy_over_pcie(self, name: str, nbytes: int, call: Callable[[], Any], *, wait: bool) -> Any:
+        """Call what copies between the host and a GPU, or on to another, on the current stream;
+        ``wait``: until it is there.
+        """
+        time_fs = 0 if self.costs is None else self.costs.host_copy_fs(nbytes)
+        was_copying, self.root.copying = self.root.copying, True
+        try:
+            result = self.one_kernel(name, (time_fs, time_fs), call)
+        finally:
+            self.root.copying = was_copying
+        thread, device = current_thread_or_none(), self.root.device
+        if wait and self.costs is not None and thread is not None and device is not None:
+            thread.call(wait_until, device.current.tail)
         return result
 
     def _add(self, costs: OperatorCosts, func: Any, args: Any, kwargs: Any, result: Any) -> None:

@@ -22,7 +22,7 @@ from torch.autograd import graph
 from torch.distributed import device_mesh, distributed_c10d, fsdp
 from torch.distributed.fsdp import _init_utils
 from torch.nn.attention import flex_attention
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from simcoll.torch.accelerator import (
     GeneratorsOfNode,
@@ -30,7 +30,7 @@ from simcoll.torch.accelerator import (
     device_number,
 )
 from simcoll.torch.cuda_hardware import CudaGenerator
-from simcoll.torch.places import HOST, Places
+from simcoll.torch.places import HOST, Places, has_storage
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks, in_ranks
 
@@ -59,7 +59,7 @@ def _to_cpu(device: Any) -> Any:
     return _CPU
 
 
-_HERE = str(Path(__file__).parent)
+_HERE, _TORCH = (str(Path(file).parent) for file in (__file__, torch.__file__))
 _FACTORIES = frozenset(
     getattr(torch, name)
     for name in (
@@ -78,8 +78,12 @@ class CudaIsCpu(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         process = current_thread().process
+
+        def moved(storage: torch.UntypedStorage, to_host: bool) -> None:
+            process.watched.memory.move(storage, to_host)
+
         if process.places is None:
-            process.places = Places()
+            process.places = Places(moved)
         self.places: Places = process.places
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -87,11 +91,17 @@ class CudaIsCpu(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda:
             device = args[1] if args[1:] else kwargs.get("device")
-            return self._move(args[0], _place("cuda" if device is None else device))
+            place = _place("cuda" if device is None else device)
+            return self._move(args[0], place, wait=not _is_asynchronous(args[2:], kwargs))
         if func is torch.Tensor.cpu:
             return self._move(args[0], HOST)
         if func is torch.Tensor.pin_memory:
+            self.places.note(args[0], HOST, offloaded=True, pinned=True)
             return args[0]
+        if func is torch.Tensor.is_pinned:
+            return self.places.is_pinned(args[0])
+        if func is torch.Tensor.copy_ and len(args) > 1:
+            return self._copy(func, args, kwargs)
         if func is torch.device:
             return (
                 torch.device("cuda", args[0])
@@ -106,7 +116,8 @@ class CudaIsCpu(TorchFunctionMode):
         device = kwargs.get("device")
         if device is not None:
             kwargs = {**kwargs, "device": _to_cpu(device)}
-        if kwargs.get("pin_memory"):
+        pinned = bool(kwargs.get("pin_memory"))
+        if pinned:
             kwargs = {**kwargs, "pin_memory": False}
         if func in _MOVES:
             position = 1 if func is torch.Tensor.to else 0
@@ -116,52 +127,107 @@ class CudaIsCpu(TorchFunctionMode):
                 *map(_to_cpu, args[position : position + 1]),
                 *args[position + 1 :],
             )
-        result = func(*args, **kwargs)
         place = _place(device)
+        if func is torch._C._nn._parse_to:
+            self.places.of_module = place
+        if func is torch.Tensor.to and place is None and device is not None:
+            place = self._implied(args[0], device, _caller())
         if func is torch.Tensor.to and place is not None:
-            return self._move(result, place) if result is args[0] else self._at_place(result, place)
+            wait = not _is_asynchronous(args[2:], kwargs)
+            return self._move(args[0], place, lambda: func(*args, **kwargs), wait=wait)
+        result = func(*args, **kwargs)
         if isinstance(result, (torch.Tensor, tuple, list)) and result is not (args or [None])[0]:
+            by_name = pinned or (place == HOST and not _caller().startswith(_TORCH))
             if device is None:
                 place = self.places.of_inputs(args)
-                if func in _FACTORIES and not _called_by_us():
+                if func in _FACTORIES and not _caller().startswith(_HERE):
                     place = HOST
-            self.places.note(result, place)
+            self.places.note(result, HOST if pinned else place, offloaded=by_name, pinned=pinned)
         return result
 
-    def _at_place(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
-        self.places.note(tensor, place)
-        return tensor
+    def _implied(self, tensor: torch.Tensor, device: Any, caller: str) -> int | None:
+        """The place that a script means by another tensor, or by the CPU as an object, which may be
+        the device of a tensor on a GPU: modules go where their program says, offloaded tensors go
+        back, and ``fully_shard`` moves gradients to the host. None: nowhere.
+        """
+        if isinstance(device, torch.Tensor) and self.places.get(device) is not None:
+            return self.places.get(device)
+        if not isinstance(device, (torch.Tensor, torch.device)):
+            return None
+        if caller.endswith(_MOVES_MODULES):
+            return self.places.of_module
+        if self.places.is_offloaded(tensor):
+            return int(current_thread().process.cuda_device)
+        return HOST if caller.endswith(_OFFLOADS_GRADIENTS) else None
 
-    def _move(self, tensor: torch.Tensor, place: int | None) -> torch.Tensor:
-        """Move a tensor: a copy, if it is known to be elsewhere, as on a GPU."""
-        old = self.places.get(tensor)
-        if place is None or old == place:
-            return tensor
-        if old is None:
-            if place != HOST:
-                self.places.note(tensor, place)
-            return tensor
+    def _move(
+        self,
+        tensor: torch.Tensor,
+        place: int | None,
+        call: Callable[[], torch.Tensor] | None = None,
+        *,
+        wait: bool = True,
+    ) -> torch.Tensor:
+        """Move a tensor, or what ``call`` makes of it: a copy, if it is elsewhere, as on a GPU."""
+        old, to_host = self.places.get(tensor), place == HOST
+        stays = old == place or (old is None and not to_host)
+        if place is None or stays or not has_storage(tensor) or tensor.is_meta:
+            result = tensor if call is None else call()
+            self.places.note(result, place, offloaded=to_host)
+            return result
+
+        def copy() -> torch.Tensor:
+            result = tensor if call is None else call()
+            return tensor.clone() if result is tensor else result
+
         if HOST not in {old, place}:
-            return self._at_place(tensor.clone(), place)
-        return self._at_place(_copy_over_pcie(tensor, to_host=place == HOST), place)
+            result = copy()
+        else:
+            waits = wait or not (to_host or self.places.is_pinned(tensor))
+            result = self._over_pcie(tensor, copy, to_host=to_host, wait=waits)
+        self.places.note(result, place, offloaded=to_host, pinned=to_host and not wait)
+        return result
+
+    def _copy(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+        """``Tensor.copy_``, perhaps between the host and a GPU."""
+        target, source = args[0], args[1]
+        to_host, from_host = (self.places.get(tensor) == HOST for tensor in (target, source))
+        if to_host == from_host or not isinstance(source, torch.Tensor):
+            result: torch.Tensor = func(*args, **kwargs)
+            return result
+        if to_host:
+            self.places.note(target, HOST, offloaded=True)
+        pinned = self.places.is_pinned(target if to_host else source)
+        wait = not (pinned and _is_asynchronous(args[2:], kwargs))
+        return self._over_pcie(source, lambda: func(*args, **kwargs), to_host=to_host, wait=wait)
+
+    def _over_pcie(
+        self, tensor: torch.Tensor, call: Callable[[], Any], *, to_host: bool, wait: bool
+    ) -> torch.Tensor:
+        """Call what copies a tensor to or from the host's memory, which takes the time of the
+        GPU's connection to it, and so does its gradient the other way.
+        """
+        watched = current_thread().process.watched
+        if watched is None:
+            return call()  # type: ignore[no-any-return]
+        name = "copy to the host" if to_host else "copy to the GPU"
+        nbytes = tensor.numel() * tensor.element_size()
+        result: torch.Tensor = watched.copy_over_pcie(name, nbytes, call, wait=wait)
+        return result
 
 
-def _copy_over_pcie(tensor: torch.Tensor, *, to_host: bool) -> torch.Tensor:
-    """A copy to or from the host's memory, which takes the time of the GPU's connection to it, and
-    so does its gradient the other way.
-    """
-    watched = current_thread().process.watched
-    if watched is None or watched.costs is None:
-        return tensor.clone()
-    time_fs = watched.costs.host_copy_fs(tensor.numel() * tensor.element_size())
-    name = "copy to the host" if to_host else "copy to the GPU"
-    copy: torch.Tensor = watched.one_kernel(name, (time_fs, time_fs), tensor.clone)
-    return copy
+_MOVES_MODULES = str(Path("nn") / "modules" / "module.py")
+_OFFLOADS_GRADIENTS = str(Path("_fully_shard") / "_fsdp_collectives.py")
 
 
-def _called_by_us() -> bool:
-    """Whether this package calls a function that the mode sees."""
-    return sys._getframe(2).f_code.co_filename.startswith(_HERE)
+def _is_asynchronous(args: Any, kwargs: Any) -> bool:
+    """Whether a move is to be ``non_blocking``, as an argument that remains or by name."""
+    return bool(kwargs.get("non_blocking", any(arg is True for arg in args[:2])))
+
+
+def _caller() -> str:
+    """The file that calls a function that the mode sees."""
+    return sys._getframe(2).f_code.co_filename
 
 
 def _place(device: Any) -> int | None:
@@ -330,6 +396,27 @@ def _backward(_thread: Any, standard: Callable[..., Any], *args: Any, **kwargs: 
 
 
 @for_ranks
+def _saved_tensors_hooks(
+    _thread: Any, standard: Any, self: Any, pack_hook: Any, unpack_hook: Any
+) -> None:
+    """Hooks of saved tensors with the device mapping active, which PyTorch disables inside the
+    functions that save.
+    """
+
+    def mapped(hook: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(hook)
+        def call(*args: Any) -> Any:
+            if any(isinstance(mode, CudaIsCpu) for mode in _get_current_function_mode_stack()):
+                return hook(*args)
+            with CudaIsCpu():
+                return hook(*args)
+
+        return call
+
+    standard(self, mapped(pack_hook), mapped(unpack_hook))
+
+
+@for_ranks
 def _load(
     _thread: Any, standard: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
@@ -400,6 +487,11 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         *(
             (owner, "_engine_run_backward", _backward(graph._engine_run_backward))
             for owner in (torch.autograd, graph)
+        ),
+        (
+            graph.saved_tensors_hooks,
+            "__init__",
+            _saved_tensors_hooks(graph.saved_tensors_hooks.__init__),
         ),
         (torch, "Generator", _Generator),
         (torch.cuda, "default_generators", GeneratorsOfNode()),

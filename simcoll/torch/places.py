@@ -1,20 +1,25 @@
 """Where a script has placed its tensors: on the host, or on which GPU of its node.
 
 All tensors of a run are on the CPU. The place is known of a tensor that a script makes or moves,
-and of results of tensors with known places; of others it is unknown.
+and of results of tensors with known places; of others it is unknown, and counts as a GPU's.
+
+A script may make tensors without a device, on the host, and leave their move to PyTorch
+(``fully_shard`` does that). So only those count as offloaded that were moved to the host, or made
+there by name or in pinned memory, and what is computed from them alone.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from simcoll.torch.rank_threads import RankThread
 
-__all__ = ["HOST", "Places", "place_of"]
+__all__ = ["HOST", "Places", "has_storage", "place_of"]
 
 HOST = -1
 """The place of tensors in host memory; those of GPUs are their numbers."""
@@ -22,32 +27,81 @@ HOST = -1
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
+class _Entry(NamedTuple):
+    reference: weakref.ref[Any]
+    place: int
+    offloaded: bool
+    pinned: bool
+
+
 class Places:
-    """The places of a rank's storages, as long as they live."""
+    """The places of a rank's storages, as long as they live.
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+    Parameters
+    ----------
+    moved
+        Called with a storage, and whether it is offloaded now, when that changes.
 
-    def note(self, value: Any, place: int | None) -> None:
+    Attributes
+    ----------
+    offloaded
+        The number of storages that are offloaded.
+    of_module
+        Where the script has last asked a module to move.
+    """
+
+    def __init__(self, moved: Callable[[Any, bool], None] = lambda *_: None) -> None:
+        self._known: dict[int, _Entry] = {}
+        self._moved = moved
+        self.offloaded = 0
+        self.of_module: int | None = None
+
+    def note(
+        self, value: Any, place: int | None, *, offloaded: bool = False, pinned: bool = False
+    ) -> None:
         """Note the place of a tensor, or of the tensors in a list; None: unknown."""
         if isinstance(value, (tuple, list)):
             for part in value:
-                self.note(part, place)
-        elif place is not None and _has_storage(value):
+                self.note(part, place, offloaded=offloaded, pinned=pinned)
+        elif place is not None and has_storage(value):
             storage = value.untyped_storage()
             address = storage._cdata
+            old = self._known.get(address)
+            if old is not None and place == old.place == HOST:
+                offloaded, pinned = offloaded or old.offloaded, pinned or old.pinned
+            was_offloaded = old is not None and old.offloaded
+            reference = weakref.ref(storage, self._forgetting(address)) if old is None else old[0]
+            self._known[address] = _Entry(reference, place, offloaded, pinned)
+            if offloaded != was_offloaded:
+                self.offloaded += 1 if offloaded else -1
+                self._moved(storage, offloaded)
 
-            def forget(_reference: object) -> None:
-                self._known.pop(address, None)
+    def _forgetting(self, address: int) -> Callable[[object], None]:
+        def forget(_reference: object) -> None:
+            entry = self._known.pop(address, None)
+            self.offloaded -= entry is not None and entry.offloaded
 
-            self._known[address] = weakref.ref(storage, forget), place
+        return forget
+
+    def _entry(self, tensor: Any) -> _Entry | None:
+        if not has_storage(tensor):
+            return None
+        return self._known.get(tensor.untyped_storage()._cdata)
 
     def get(self, tensor: Any) -> int | None:
         """The place of a tensor; None if it is unknown."""
-        if not _has_storage(tensor):
-            return None
-        entry = self._known.get(tensor.untyped_storage()._cdata)
-        return None if entry is None else entry[1]
+        entry = self._entry(tensor)
+        return None if entry is None else entry.place
+
+    def is_offloaded(self, tensor: Any) -> bool:
+        """Whether a tensor is in the host's memory by a move or by name."""
+        entry = self._entry(tensor)
+        return entry is not None and entry.offloaded
+
+    def is_pinned(self, tensor: Any) -> bool:
+        """Whether a tensor is in pinned memory of the host."""
+        entry = self._entry(tensor)
+        return entry is not None and entry.pinned
 
     def of_inputs(self, values: Any) -> int | None:
         """The place of the result of some tensors: that of one on a GPU, else the host's; None if
@@ -57,8 +111,14 @@ class Places:
         numbers = [place for place in places if place is not None]
         return max(numbers) if numbers and len(numbers) == len(places) else None
 
+    def computes_on_host(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether the host computes on these tensors: all are there, and one is offloaded."""
+        entries = [self._entry(tensor) for tensor in tensors]
+        on_host = all(entry is not None and entry.place == HOST for entry in entries)
+        return on_host and any(entry is not None and entry.offloaded for entry in entries)
 
-def _has_storage(value: Any) -> bool:
+
+def has_storage(value: Any) -> bool:
     """Whether a value is a tensor with a storage of its own, and none of functorch's wrappers."""
     return (
         type(value) in _PLAIN

@@ -50,6 +50,12 @@ _WIDE_SHARE = 0.6
 """Share of the rate of products that attention in 32 bits reaches: assumed, that of fused attention
 in 16 bits (gpus/).
 """
+_HOST_SHARE = 0.8
+"""Share of the memory bandwidth of a host that operators reach: assumed, that of GPUs."""
+_HOST_PRODUCTS = (
+    "the program multiplies matrices on the host: timed by their bytes alone, in less than the "
+    "time of its processors"
+)
 _CONVOLUTIONS: dict[Any, Callable[..., int]] = {
     operator: count
     for operator, count in flop_registry.items()
@@ -195,6 +201,19 @@ class OperatorCosts:
         """The time of a copy between the memory of the GPU and the host's."""
         rate = self.gpu.number("host.bandwidth", self.gpu.number("memory.bandwidth"))
         return max(self.floor_fs, round(nbytes / rate * FS_PER_SECOND))
+
+    def on_host(self, func: Any, args: Any, kwargs: Any, result: Any) -> Kernel:
+        """The time of an operator that the host runs: that of its bytes, in the memory of which
+        this GPU has a share.
+        """
+        traits = traits_of(func)
+        if not traits.launches or not (traits.mutable or tensors_of(result)):
+            return NO_KERNEL
+        if product_of(func, args, kwargs) is not None:
+            self.assumed[_HOST_PRODUCTS] = None
+        rate = self.gpu.number("host.memory", self.gpu.number("host.bandwidth"))
+        nbytes = traffic_bytes(func, args, kwargs, result)
+        return Kernel(round(nbytes / (_HOST_SHARE * rate) * FS_PER_SECOND))
 
     def kernel(self, func: Any, args: Any, kwargs: Any, result: Any) -> Kernel:
         """The kernel of one operator call."""

@@ -61,6 +61,7 @@ from simcoll.torch.flight_dumps import dump_replacements
 from simcoll.torch.gpu_kernels import allow_fake_lists, kernel_replacements
 from simcoll.torch.group_hooks import hook_replacements
 from simcoll.torch.interrupts import Interrupts
+from simcoll.torch.offloading import offload_replacements
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.own_registers import register_replacements
 from simcoll.torch.process_group import SimcollGroup
@@ -228,6 +229,7 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
             hook_replacements,
             dump_replacements,
             data_parallel_replacements,
+            offload_replacements,
             refusals,
         ):
             _replace_all(undo, changes())

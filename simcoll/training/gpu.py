@@ -98,7 +98,8 @@ _FACTS = FactSchema(
         "memory.usable": _bytes,
         "memory.bandwidth": _rate,
         "memory.measured": _rate,
-        "host.*": _rate,
+        "host.bandwidth": _rate,
+        "host.memory": _rate,
         "units.*": _number,
         "power.*": _watts,
         "price.*": _number,
@@ -160,7 +161,8 @@ class Gpu:
         matrix product) in FLOP/s, ``attention.forward`` and ``attention.backward`` (fused
         attention) in FLOP/s, ``memory.size`` and ``memory.usable`` (what programs can allocate) in
         bytes, ``memory.bandwidth`` and ``memory.measured`` in bytes per second, ``host.bandwidth``
-        (from and to the host's memory, each) in bytes per second, ``units.count`` (streaming
+        (from and to the host's memory, each) and ``host.memory`` (the GPU's share of the bandwidth
+        of that memory) in bytes per second, ``units.count`` (streaming
         multiprocessors), ``power.watts`` and ``power.with_node`` (with its share of the node),
         ``price.usd_per_hour``, and ``sustained.share``: the share of the rates of single kernels
         that products reach in training, where the power limit lowers the clock. In seconds:

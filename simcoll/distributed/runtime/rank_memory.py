@@ -61,5 +61,16 @@ class RankMemory:
         """Whether an owner of this number is counted."""
         return address in self._known
 
-    def _gone(self, address: int, _reference: object) -> None:
+    def release(self, address: int) -> None:
+        """Stop counting an owner."""
         self.held_bytes -= self._known.pop(address)[1]
+
+    def _gone(self, address: int, _reference: object) -> None:
+        self.release(address)
+
+    @property
+    def host_peak_bytes(self) -> int:
+        """Peak number of bytes that the program has moved to the memory of the host: none, unless
+        its tensors have places.
+        """
+        return 0

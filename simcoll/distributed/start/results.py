@@ -71,6 +71,10 @@ class RunResult:
     peak_bytes
         Peak bytes of each rank's arrays or tensors. PyTorch programs count all tensors that
         operators make; others count arrays passed to calls, and fake arrays.
+    host_peak_bytes
+        Peak bytes of each rank's tensors that a PyTorch program has moved to the host's memory
+        (offloaded parameters, activations, states of an optimizer), which ``peak_bytes`` leaves
+        out.
     timeline
         Each rank's computation, communication and waits, if spawn was called with ``trace=``.
     workload
@@ -102,6 +106,7 @@ class RunResult:
     library: str
     _flights: Mapping[int, tuple[Flight, Groups]] = field(repr=False)
     launches: str = ""
+    host_peak_bytes: tuple[int, ...] = ()
     orders: int = 1
     exhausted: bool = False
 
@@ -184,8 +189,13 @@ def memory_of(result: RunResult) -> str:
     """The largest peak memory of a rank, for a run's summary line; empty where nothing was
     counted.
     """
-    peak_bytes = max(result.peak_bytes)
-    return f", at most {format_memory(peak_bytes)} of tensors on a rank" if peak_bytes else ""
+    peak_bytes, host_bytes = max(result.peak_bytes), max(result.host_peak_bytes, default=0)
+    host = f", and {format_memory(host_bytes)} in the host's memory" if host_bytes else ""
+    return (
+        f", at most {format_memory(peak_bytes)} of tensors on a rank{host}"
+        if peak_bytes or host_bytes
+        else ""
+    )
 
 
 def table_of(result: RunResult) -> str:
@@ -281,6 +291,7 @@ def result_of(
         library=str(load_library(library)) if library else "",
         _flights={rank.number: flight_of(rank) for rank in own_ranks},
         launches=history.launches[1],
+        host_peak_bytes=tuple(world.ranks[number].memory.host_peak_bytes for number in leaders),
     )
     note_result(result)
     return result

@@ -1,0 +1,56 @@
+"""Findings on offload to the host that a run does not time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.autograd import graph
+from torch.distributed import fsdp
+
+from simcoll.torch.rank_threads import RankThread
+from simcoll.torch.replacing import for_ranks
+
+__all__ = ["offload_replacements"]
+
+_NO_GPUS = (
+    "the script sees no GPUs, so that its copies take no time and count as memory of the GPU: run "
+    "it with --device cuda (in Python cuda_is_cpu=True)"
+)
+_FIRST_FSDP = (
+    "FullyShardedDataParallel leaves its parameters where they are in a simulated run: copies take "
+    "no time, and the optimizer a GPU's; fully_shard with a CPUOffloadPolicy is timed"
+)
+
+
+def _is_timed(thread: RankThread) -> bool:
+    watched = thread.process.watched
+    return watched is not None and watched.costs is not None
+
+
+@for_ranks
+def _offloads(thread: RankThread, standard: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """Offload of ``fully_shard`` or of saved tensors, which moves what has a place."""
+    if _is_timed(thread) and thread.process.places is None:
+        thread.tell(type(self).__name__, _NO_GPUS)
+    standard(self, *args, **kwargs)
+
+
+@for_ranks
+def _offloads_parameters(
+    thread: RankThread, standard: Any, self: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Offload of the first version of FSDP."""
+    standard(self, *args, **kwargs)
+    if self.offload_params and _is_timed(thread):
+        thread.tell("CPUOffload", _FIRST_FSDP)
+
+
+def offload_replacements() -> list[tuple[Any, str, Any]]:
+    """Owner, name and replacement of what a program makes to offload."""
+    return [
+        *(
+            (owner, "__init__", _offloads(owner.__init__))
+            for owner in (fsdp.CPUOffloadPolicy, graph.save_on_cpu)
+        ),
+        (fsdp.CPUOffload, "__init__", _offloads_parameters(fsdp.CPUOffload.__init__)),
+    ]
