@@ -110,7 +110,9 @@ class Watched(TorchDispatchMode):
     def _runs_on_host(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
         """Whether the host runs an operator, for which the program then waits."""
         thread = current_thread_or_none()
-        places = None if thread is None or self.root.copying else thread.process.places
+        if thread is None or self.root.copying:
+            return False
+        places = thread.process.places
         if places is None or not places.offloaded:
             return False
         if not places.computes_on_host(tensors_of((args, kwargs))):

@@ -202,14 +202,14 @@ class CudaIsCpu(TorchFunctionMode):
         return self._over_pcie(source, lambda: func(*args, **kwargs), to_host=to_host, wait=wait)
 
     def _over_pcie(
-        self, tensor: torch.Tensor, call: Callable[[], Any], *, to_host: bool, wait: bool
+        self, tensor: torch.Tensor, call: Callable[[], torch.Tensor], *, to_host: bool, wait: bool
     ) -> torch.Tensor:
         """Call what copies a tensor to or from the host's memory, which takes the time of the
         GPU's connection to it, and so does its gradient the other way.
         """
         watched = current_thread().process.watched
         if watched is None:
-            return call()  # type: ignore[no-any-return]
+            return call()
         name = "copy to the host" if to_host else "copy to the GPU"
         nbytes = tensor.numel() * tensor.element_size()
         result: torch.Tensor = watched.copy_over_pcie(name, nbytes, call, wait=wait)

@@ -44,7 +44,7 @@ def test_a_move_takes_its_bytes_over_pcie(move):
             "to": lambda: there.to("cpu"),
             "to_other": lambda: here.to(there),
             "copy": lambda: there.copy_(here),
-            "cuda": lambda: here.cuda(),
+            "cuda": here.cuda,
             "module": lambda: model.to("cpu"),
         }
         return seconds_of(moves[move])
