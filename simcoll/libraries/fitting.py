@@ -8,24 +8,19 @@ if the rows determine it; others keep their neutral value.
 # Why so, and not by least squares:
 #
 # - The error of a row is |log(predicted / measured)|, whose sum is minimised. Squares would let a
-#   single row disturbed by another job move
-#   all numbers; here it counts like any other row. Logarithms count 8 B and 8 GiB alike, and too
-#   slow by half like too fast by half.
+#   single row disturbed by another job move all numbers; here it counts like any other row.
+#   Logarithms count 8 B and 8 GiB alike, and too slow by half like too fast by half.
 # - Launch is the only additive parameter. With the others fixed, the offset of the least sum of
-#   relative errors is the median of
-#   (measured - predicted), each row weighted by 1 / measured: exact, so a search over it would only
-#   be slower and depend on its start.
+#   relative errors is the median of (measured - predicted), each row weighted by 1 / measured:
+#   exact, so a search over it would only be slower and depend on its start.
 # - The others act inside the library's choice of algorithm and protocol: the error has jumps where
-#   the choice changes, and no gradient
-#   there. The search needs none, only comparisons: a descent with steps of 128 units, then 64, down
-#   to 1.
+#   the choice changes, and no gradient there. The search needs none, only comparisons: a descent
+#   with steps of 128 units, then 64, down to 1.
 #   Invariant: all(abs(units[name]) <= _BOUNDS[name]), and units are integers. A point of the
-#   lattice is reached by one path of exact steps,
-#   so the same rows in another order, on another machine, give the same calibration file; the last
-#   bits of a continuous optimum would not.
+#   lattice is reached by one path of exact steps, so the same rows in another order, on another
+#   machine, give the same calibration file; the last bits of a continuous optimum would not.
 # - Parameters are added one by one and stay only for a real gain (GAIN, LEAST_GAIN). All at once
-#   they would trade with each other: with few
-#   rows, a slow fabric looks much like a lower rate.
+#   they would trade with each other: with few rows, a slow fabric looks much like a lower rate.
 # - What remains is kept as a correction by size, damped by SHARE_OF_RESIDUAL, and only for the
 #   collective and ranks that showed it.
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "VARIABLE",
-    "Shelf",
+    "CachePart",
     "cache_folder",
     "key_of",
     "recall",
@@ -53,7 +53,7 @@ def _has_possible_times(fields: Mapping[str, object]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class CachePart:
     """A part of the cache: its folder, the size of a file at most, and what fields may be."""
 
     folder: str
@@ -61,17 +61,17 @@ class Shelf:
     is_possible: Callable[[Mapping[str, object]], bool]
 
 
-PREDICTIONS = Shelf("predictions", 4096, _has_possible_times)
+PREDICTIONS = CachePart("predictions", 4096, _has_possible_times)
 
 
-def cache_folder(shelf: Shelf = PREDICTIONS) -> Path | None:
+def cache_folder(part: CachePart = PREDICTIONS) -> Path | None:
     """Folder of a part of the cache; None if the cache is off."""
     variable = os.environ.get(VARIABLE)
     if variable is not None:
-        return Path(variable) / shelf.folder if variable else None
+        return Path(variable) / part.folder if variable else None
     home = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(home) if home else Path.home() / ".cache") / "simcoll" / shelf.folder
+        return (Path(home) if home else Path.home() / ".cache") / "simcoll" / part.folder
     except RuntimeError:  # no home
         return None
 
@@ -115,12 +115,12 @@ def key_of(*parts: object) -> str:
 
 
 def recall(
-    key: str, form: Mapping[str, type], shelf: Shelf = PREDICTIONS
+    key: str, form: Mapping[str, type], part: CachePart = PREDICTIONS
 ) -> dict[str, object] | None:
     """The fields cached under a key, if they exist, are undamaged, have the right types, and are
     possible.
     """
-    folder = cache_folder(shelf)
+    folder = cache_folder(part)
     if folder is None:
         return None
     path = folder / key[:2] / f"{key}.json"
@@ -128,7 +128,7 @@ def recall(
         if not path.is_file():
             return None  # reading a pipe would block
         with path.open("rb") as stream:
-            record = json.loads(stream.read(shelf.max_bytes))
+            record = json.loads(stream.read(part.max_bytes))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(record, dict):
@@ -138,7 +138,7 @@ def recall(
         type(record[name]) is not kind for name, kind in form.items()
     ):
         return None
-    return record if checksum == _checksum(key, record) and shelf.is_possible(record) else None
+    return record if checksum == _checksum(key, record) and part.is_possible(record) else None
 
 
 def _checksum(key: str, fields: Mapping[str, object]) -> str:
@@ -148,19 +148,19 @@ def _checksum(key: str, fields: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps([key, fields], sort_keys=True).encode()).hexdigest()
 
 
-def remember(key: str, fields: Mapping[str, object], shelf: Shelf = PREDICTIONS) -> None:
+def remember(key: str, fields: Mapping[str, object], part: CachePart = PREDICTIONS) -> None:
     """Cache the fields under a key, if possible: a full or read-only disk is no reason to fail."""
-    folder = cache_folder(shelf)
+    folder = cache_folder(part)
     if folder is None:
         return
     target = folder / key[:2] / f"{key}.json"
-    part = target.with_name(f".{key}.{secrets.token_hex(8)}.part")
+    partial = target.with_name(f".{key}.{secrets.token_hex(8)}.part")
     with suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             # Not synced, which would take longer than most predictions: a file that a crash damages
             # counts as absent.
-            part.write_bytes(json.dumps({"checksum": _checksum(key, fields), **fields}).encode())
-            part.replace(target)
+            partial.write_bytes(json.dumps({"checksum": _checksum(key, fields), **fields}).encode())
+            partial.replace(target)
         finally:
-            part.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)

@@ -246,7 +246,7 @@ class _WorkloadLowering:
     ) -> None:
         self.workload, self.plans = workload, plans
         self.waits, self.lost = waits, lost
-        self.made: list[programs.Operation] = []
+        self.operations: list[programs.Operation] = []
         self.places: list[int] = []
         self.ends: dict[str, tuple[int, ...]] = {}
         self.ranks = {name: _frozen_array(ranks) for name, ranks in workload.classes.items()}
@@ -276,17 +276,17 @@ class _WorkloadLowering:
 
     def program(self) -> tuple[programs.Program, tuple[int, ...]]:
         for place, operation in enumerate(self.workload.unroll()):
-            count = len(self.made)
+            count = len(self.operations)
             waits_for = tuple(
                 dict.fromkeys(number for name in operation.after for number in self.ends[name])
             )
             self.ends[operation.id] = self._operation(operation, waits_for)
-            self.places += [place] * (len(self.made) - count)
-        return programs.Program(self.workload.nranks, self.made), tuple(self.places)
+            self.places += [place] * (len(self.operations) - count)
+        return programs.Program(self.workload.nranks, self.operations), tuple(self.places)
 
     def _add(self, operation: programs.Operation) -> int:
-        self.made.append(operation)
-        return len(self.made) - 1
+        self.operations.append(operation)
+        return len(self.operations) - 1
 
     def _operation(self, operation: Operation, waits_for: tuple[int, ...]) -> tuple[int, ...]:
         if isinstance(operation, ComputeOperation):

@@ -217,10 +217,9 @@ class Playing:
     #   following  _take is set and _player is not; the log is a prefix of the take's, whose next
     #              event is on the calendar.
     #   behind     The take was given up: _player is set, and Emulator.catch_up simulates from
-    #              begin_fs to now. The player
-    #   repeats the logged entries, so its ranks leave at the logged times once more; until they
-    #   have, they are in
-    #              _early, and those departures are not reported again.
+    #              begin_fs to now. The player repeats the logged entries, so its ranks leave at the
+    #              logged times once more; until they have, they are in _early, and those departures
+    #              are not reported again.
     #   playing    _player is set, and every departure comes from it.
     # Invariant: either every plan in flight follows a take, or none does. So catching up replays
     # all of them together on a fabric without other messages, and it cannot contradict what ranks

@@ -258,6 +258,20 @@ def _words(count: int, salt: np.uint64) -> Hashes:
     return mix(_hashed(np.arange(count), salt))
 
 
+# In a round every message gets a hash of its costs and of the colours of its lanes and links, and
+# every lane and link adds those of its messages to its colour. Sums, because within a step messages
+# have no order. The step's own word and its costs are the same in every round, so they are hashed
+# once (``fixed``).
+#
+# Invariant: a new colour contains the old one, so classes only ever split. A round that leaves all
+# three counts as they were has split nothing, and its partition is the coarsest stable one. Equal
+# hashes of different messages could only merge classes that differ, and the certification, which
+# compares the messages themselves, would refuse them.
+#
+# The alternative, a queue of the classes that have just split (Hopcroft's), visits only messages at
+# those classes, but needs an index of all messages by class and jumps between steps. It would save
+# little: all-reduces on 16 to 128 nodes of DGX H100 take one to eight rounds (ring of 1,024 ranks:
+# five, 1.1 ms), each a pass over the columns in their order.
 def refine(
     patterns: Sequence[Timed],
     capacity: Ints,
@@ -298,15 +312,15 @@ def refine(
         new = Colours(*(hashes.copy() for hashes in old))
         for (some, step), cost in zip(runs, fixed, strict=True):
             connected = numbers[some[0]] if step.uses_connections else NONE
-            here = slice(begins[some[0]], begins[some[-1] + 1])
+            part = slice(begins[some[0]], begins[some[-1] + 1])
             spread(
                 step.shape,
                 cost,
                 connected,
-                marks[here],
+                marks[part],
                 old,
                 new,
-                messages[here] if ties else messages[: len(step)],
+                messages[part] if ties else messages[: len(step)],
             )
         lanes, lane_count = _colour(new.lanes)
         links, link_count = _colour(new.links)

@@ -9,26 +9,26 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from simcoll.libraries.nccl.graphs import NcclGraphs
-from simcoll.libraries.prediction_cache import Shelf, key_of, recall, remember
+from simcoll.libraries.prediction_cache import CachePart, key_of, recall, remember
 
 __all__ = ["cached_graphs"]
 
 _FORM = {"graphs": str}
 
 
-def _decoded(text: str) -> NcclGraphs:
+def _decode(text: str) -> NcclGraphs:
     return msgspec.json.decode(text, type=NcclGraphs)
 
 
 def _has_graphs(fields: Mapping[str, object]) -> bool:
     try:
-        _decoded(str(fields["graphs"]))
+        _decode(str(fields["graphs"]))
     except msgspec.MsgspecError:
         return False
     return True
 
 
-GRAPHS = Shelf("nccl-graphs", 2**18, _has_graphs)
+GRAPHS = CachePart("nccl-graphs", 2**18, _has_graphs)
 """64 channels of 72 GPUs take 20 KiB."""
 
 
@@ -45,7 +45,7 @@ def cached_graphs(request: tuple[object, ...], find: Callable[[], NcclGraphs]) -
     key = key_of("nccl graphs", *request)
     stored = recall(key, _FORM, GRAPHS)
     if stored is not None:
-        return _decoded(str(stored["graphs"]))
+        return _decode(str(stored["graphs"]))
     graphs = find()
     remember(key, {"graphs": msgspec.json.encode(graphs).decode()}, GRAPHS)
     return graphs

@@ -27,12 +27,12 @@ from simcoll.planning.measured.variants import (
     SOCKET_RATES,
     host_memory,
     in_environment,
-    is_staged,
     nics_of,
     no_gpudirect,
     over_interface,
     slow_host_memory,
     slower_links,
+    uses_host_memory,
     with_nics,
 )
 from simcoll.topology.machine import machine as machine_of
@@ -669,7 +669,7 @@ def _network_candidates(
         rarity = -EVIDENT if Fraction(count, total) == even else 0.0
         yield PhysicalChange(("few_nics",), claim, with_nics(setting, count), base, rarity)
     gdr = CAUSES["no_gpudirect"].title
-    if is_staged(setting):
+    if uses_host_memory(setting):
         claim = f"host memory at {SLOW_HOST_GBPS} GB/s a NIC"
         causes = ["no_gpudirect", "host_memory"]
         slow = slow_host_memory(setting)

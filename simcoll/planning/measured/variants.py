@@ -21,13 +21,13 @@ __all__ = [
     "SOCKET_RATES",
     "host_memory",
     "in_environment",
-    "is_staged",
     "nics_of",
     "no_gpudirect",
     "over_interface",
     "slow_host_memory",
     "slower_links",
     "through_network",
+    "uses_host_memory",
     "with_nics",
 ]
 
@@ -91,7 +91,7 @@ def no_gpudirect(setting: Setting) -> Setting:
     return _over(setting, nic_level=PATH_TYPES.index("LOC"))
 
 
-def is_staged(setting: Setting) -> bool:
+def uses_host_memory(setting: Setting) -> bool:
     """Whether NICs have no access to the memory of GPUs."""
     return setting.environment.transports.nic_level == PATH_TYPES.index("LOC")
 
