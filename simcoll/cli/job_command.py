@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["ask_job"]
 
 
-MOST_RANKS = 4096
-"""Every rank is replayed with all of its kernels: 17 CPU s at 4,096 for a job of eight collectives,
-and 16,384 had not ended after a minute.
-"""
+MOST_RANKS = 1 << 17
+"""Limit of what a machine is made for: 5 CPU s at 131,072."""
 
 
 @Parameter(name="*")
@@ -73,10 +71,7 @@ class QuestionOptions:
         if self.ranks is not None and self.ranks < 2:
             raise ConfigError(f"--ranks: expected at least 2, got {self.ranks}")
         if self.ranks is not None and self.ranks > MOST_RANKS:
-            raise ConfigError(
-                f"--ranks {self.ranks}: at most {MOST_RANKS:,} are replayed, each with all of its "
-                "work; simcoll step times a design of more"
-            )
+            raise ConfigError(f"--ranks {self.ranks}: expected at most {MOST_RANKS:,}")
         if self.topology is None and not self.slow:
             return None
         machine, calibration = None, None

@@ -56,7 +56,7 @@ def test_what_is_no_trace_in_a_folder_is_left_out(traces, capsys):
         (["job", "traces", "--nodes", "2"], "--nodes is for predicted services"),
         (["job", "traces", "-t", "dgx-h100", "--beside", "0.5"], "expected a factor from 1 to 10"),
         (["job", "traces", "-t", "dgx-h100", "--ranks", "1"], "--ranks: expected at least 2"),
-        (["job", "traces", "-t", "dgx-h100", "--ranks", "4097"], "at most 4,096 are replayed"),
+        (["job", "traces", "-t", "dgx-h100", "--ranks", "131073"], "expected at most 131,072"),
         (["job", "traces", "-t", "dgx-h200x"], "dgx-h200"),
         (["job", "traces/rank0.json.gz", "traces/rank0.json.gz"], "a second file of rank 0"),
         (["job", "traces/rank0.json.gz", "--rows", "rows.csv"], "services need the traces"),

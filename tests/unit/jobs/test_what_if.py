@@ -14,7 +14,7 @@ from simcoll.jobs.example_traces import ExampleJob, write_example_traces
 from simcoll.jobs.in_situ_rows import in_situ_csv
 from simcoll.jobs.job import job_of_files
 from simcoll.jobs.what_if import JobQuestion, answer_lines, overlaps_computation
-from simcoll.libraries.prediction import predict
+from simcoll.libraries.prediction import formula_time, predict
 from simcoll.planning.measured.calibrating import fit_calibration, gather
 from simcoll.planning.measured.comparison import settings_for
 from simcoll.topology import topology_of_job
@@ -44,6 +44,16 @@ def test_predicted_services_replace_measured_ones(tmp_path, machine):
     # 109 us of 2.09 ms, since every one is waited for.
     answer = next(line for line in lines if line.startswith("a step"))
     assert "(-5.2" in answer
+
+
+def test_very_many_ranks_are_timed_by_the_formula(tmp_path):
+    job = job_of(tmp_path)
+    machine = topology_of_job("dgx-h100", 8192)
+    lines = answer_lines(job, JobQuestion(machine, nranks=8192))
+    assert "for 8,192 ranks, by the formula of the library alone" in lines[0]
+    row = next(line for line in lines if line.startswith("all_reduce"))
+    formula = formula_time("all_reduce", 4, machine)
+    assert f"{formula.time_us:.1f} us" in row
 
 
 def test_a_slow_rank_is_answered(tmp_path):
