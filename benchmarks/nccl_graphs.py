@@ -9,7 +9,8 @@ The table shows the share of graphs that agree in channels and pattern, speeds, 
 of calls, of NVLS and of sends), and the slowest search.
 
 With ``--choices`` the choices and tuning tables of shipped machines are computed from the topology
-alone and compared with NCCL's (``nccl_choices.csv.gz``, ``nccl_tables.csv.gz``).
+alone and compared with NCCL's (``nccl_choices.csv.gz``, ``nccl_tables.csv.gz``), by machine and
+version; with ``--files`` too, those of all machines from the files.
 """
 
 from __future__ import annotations
@@ -44,6 +45,20 @@ from simcoll.topology.readers.nccl_xml import parse_nccl_xml
 
 COLUMNS = ("channels", "speeds", "paths", "flags", "orders", "counts")
 WITHOUT_GRAPHS = ("ALGO", "PROTO", "BUFFSIZE", "NTHREADS", "LL128_NTHREADS")
+COMPLETED = {
+    "aws-p4d.file": {
+        "sm": 80,
+        "nvlinks": 12,
+        "nic_bandwidth": 12_500 * 10**12,
+        "nic_latency": 75 * 10**9,
+    },
+    "azure-nc48v4.file": {},
+    "azure-ncv4.file": {"links": []},
+    "azure-ndv4.file": {"sm": 80, "nvlinks": 12, "nic_bandwidth": 25_000 * 10**12},
+    "azure-ndv5.file": {"sm": 90, "nvlinks": 18, "nic_bandwidth": 50_000 * 10**12},
+    "crusoe-b300.file": {"sm": 103, "nvlinks": 18, "nic_bandwidth": 100_000 * 10**12},
+}
+"""What the topology files of clouds leave out, of GPUs, NVLinks and NICs."""
 AFTER_SEARCH = ("MAX_CTAS", "MIN_CTAS", "MAX_NCHANNELS", "MIN_NCHANNELS", "NVLS_NCHANNELS")
 
 
@@ -95,12 +110,15 @@ def ranks_on(topology, row):
 def topology_of(machine: str, hosts: int, folder: Path):
     """The machine of a row from a file of the folder; None without one."""
     path = folder / "nccl_choices_inputs" / f"{machine}.xml"
+    files = folder.parent / "samples" / "nccl" / "topo"
     if machine == "gb200-nvl72":
         return load_topology(machine, nodes=hosts)
-    if not path.is_file():
-        path = folder.parent / "samples" / "nccl" / "topo" / f"{machine[:-5]}-full-dump.xml"
+    if machine in COMPLETED:
+        path = files / machine.replace(".file", ".xml")
+    elif not path.is_file():
+        path = files / machine.replace(".dump", "-full-dump.xml")
     if path.is_file():
-        return parse_nccl_xml(path.read_bytes(), nodes=hosts)
+        return parse_nccl_xml(path.read_bytes(), nodes=hosts, **COMPLETED.get(machine, {}))
     return None
 
 
@@ -170,7 +188,7 @@ def compare_graphs(folder: Path, machine: str | None) -> None:
         agreement[name].update(rows=1, **{column: column not in wrong for column in COLUMNS})
         if wrong and machine:
             print(sorted(wrong), list(row.values())[:22], getattr(graphs, row["graph"]))
-    print(f"{'':24} {'rows':>5} {' '.join(f'{column:>8}' for column in COLUMNS)}  slowest, s")
+    print(f"{'':32} {'rows':>5} {' '.join(f'{column:>8}' for column in COLUMNS)}  slowest, s")
     total = Counter()
     for name, counts in sorted(agreement.items()):
         total.update(counts)
@@ -224,7 +242,7 @@ def compare_choices(folder: Path, machine: str | None, *, own: bool) -> None:
         if communicator is None or (machine and row["machine"] != machine):
             continue
         call = NcclCall(row["collective"], int(row["size_bytes"]), row["dtype"], row["op"])
-        counts = shares[row["machine"]]
+        counts = shares[f"{row['machine']} {row['version']}"]
         counts["rows"] += 1
         try:
             choice = nccl_choice(communicator, call)
@@ -249,8 +267,8 @@ def compare_choices(folder: Path, machine: str | None, *, own: bool) -> None:
             abs(number - expected) <= 0.01 * expected
             for number, expected in zip((entry.latency_us, entry.rate_GBps), given, strict=True)
         )
-        entries[row["machine"]].update(rows=1, table=same)
-    print(f"{'':24} {'rows':>5} algorithm channels, and of the tuning table within 1 %")
+        entries[f"{row['machine']} {row['version']}"].update(rows=1, table=same)
+    print(f"{'':32} {'rows':>5} algorithm channels, and of the tuning table within 1 %")
     total, total_entries = Counter(), Counter()
     for name, counts in sorted(shares.items()):
         total.update(counts)
@@ -262,7 +280,7 @@ def compare_choices(folder: Path, machine: str | None, *, own: bool) -> None:
 def line(name: str, counts: Counter, columns) -> str:
     """A line of a table: shares in percent."""
     shares = (100 * counts[column] / max(counts["rows"], 1) for column in columns)
-    return f"{name:24.24} {counts['rows']:5} " + " ".join(f"{share:8.2f}" for share in shares)
+    return f"{name:32.32} {counts['rows']:5} " + " ".join(f"{share:8.2f}" for share in shares)
 
 
 def main() -> None:

@@ -202,6 +202,7 @@ _FACTS = {
     "gpu.links": _Key("links", _gpu_links),
     "nvlink.count": _Key("nvlinks", _from_zero),
     "nic.bandwidth": _Key("nic_bandwidth", _rate),
+    "nic.latency": _Key("nic_latency", _time),
 }
 """Facts that files for NCCL_TOPO_FILE omit."""
 _PLACEMENT = {

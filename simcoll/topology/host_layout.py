@@ -204,22 +204,24 @@ def _nvlinks(box: BoxFacts, gpu: int, link_rate: Fraction) -> tuple[NvLinks, ...
 
 def _nics(box: BoxFacts, facts: HostFacts, slots: _Slots) -> dict[int, list[NicDevice]]:
     """The NICs beside each GPU."""
-    ports, joined = facts.ports_per_nic, facts.nics_per_device
-    cards = box.nics // (ports * joined)
+    joined, ports = facts.nics_per_device, facts.ports_per_nic
+    # Where some NICs are missing, the last device and the last card have fewer.
+    members = [min(joined, box.nics - first) for first in range(0, box.nics, joined)]
+    cards = [members[first : first + ports] for first in range(0, len(members), ports)]
     nics_of_gpu: dict[int, list[NicDevice]] = {}
-    for card in range(cards):
+    for card, members_of_ports in enumerate(cards):
         devices = tuple(
             NicPort(
                 number=card * ports + port,
-                speed_mbps=joined * box.nic_uBps // UBPS_PER_MBPS,
+                speed_mbps=count * box.nic_uBps // UBPS_PER_MBPS,
                 latency_us=facts.nic_latency_fs / FS_PER_US,
                 card=f"0x{0x1000 + card:x}",
                 port=port + 1,
             )
-            for port in range(ports)
+            for port, count in enumerate(members_of_ports)
         )
         nic = NicDevice(slots.of_nic(card), devices)
-        nics_of_gpu.setdefault(card * box.gpus // cards, []).append(nic)
+        nics_of_gpu.setdefault(card * box.gpus // len(cards), []).append(nic)
     return nics_of_gpu
 
 

@@ -15,6 +15,7 @@ from simcoll.errors import ConfigError
 __all__ = ["Facts", "complete"]
 
 UBPS_PER_MBPS = 10**12 // 8
+FS_PER_US = 10**9
 _SWITCHES = {"target": "fffffff:ffff:ff", "tclass": "0x068000"}
 """NCCL's entry for the NVSwitches of a virtual machine, which have no addresses."""
 
@@ -33,12 +34,15 @@ class Facts:
         GPU, GPU, and the number of NVLinks that join the two directly.
     nic_uBps
         Rate of each network device.
+    nic_latency_fs
+        The latency that NCCL's network plugin reports.
     """
 
     sm: int | None = None
     nvlinks: int | None = None
     links: Sequence[tuple[int, int, int]] | None = None
     nic_uBps: int | None = None
+    nic_latency_fs: int = 0
 
 
 def complete(root: Element, facts: Facts) -> None:
@@ -56,9 +60,7 @@ def complete(root: Element, facts: Facts) -> None:
     ]
     gpus = [device for device in root.iter("pci") if device.find("gpu") is not None]
     if not gpus:
-        displays = sorted(
-            _of_class(devices, "0x03"), key=lambda device: device.get("busid", "").lower()
-        )
+        displays = _of_class(devices, "0x03")
         if facts.sm is None or not displays:
             raise ConfigError(_missing(displays))
         if facts.nvlinks is None and facts.links is None:
@@ -73,17 +75,25 @@ def complete(root: Element, facts: Facts) -> None:
             )
         gpus = displays
         _add_ports(_of_class(devices, "0x02"), facts)
-    elif facts.sm is not None or facts.nic_uBps is not None:
-        key = "gpu.sm" if facts.sm is not None else "nic.bandwidth"
-        raise ConfigError(
-            "a full dump states this; only files without <gpu> elements omit it", path=f"$.{key}"
-        )
+    else:
+        stated = {
+            "gpu.sm": facts.sm is not None,
+            "nic.bandwidth": facts.nic_uBps is not None,
+            "nic.latency": facts.nic_latency_fs > 0,
+        }
+        for key in (key for key, is_stated in stated.items() if is_stated):
+            raise ConfigError(
+                "a full dump states this; only files without <gpu> elements omit it",
+                path=f"$.{key}",
+            )
     if facts.nvlinks is not None or facts.links is not None:
         _replace_links(gpus, facts)
 
 
 def _of_class(devices: Sequence[Element], prefix: str) -> list[Element]:
-    return [device for device in devices if device.get("class", "").lower().startswith(prefix)]
+    """The devices of a class by PCI address, as drivers number them."""
+    members = [device for device in devices if device.get("class", "").lower().startswith(prefix)]
+    return sorted(members, key=lambda device: device.get("busid", "").lower())
 
 
 def _add_ports(devices: Sequence[Element], facts: Facts) -> None:
@@ -98,7 +108,13 @@ def _add_ports(devices: Sequence[Element], facts: Facts) -> None:
         SubElement(
             SubElement(device, "nic"),
             "net",
-            {"name": f"net{number}", "dev": str(number), "speed": speed},
+            {
+                "name": f"net{number}",
+                "dev": str(number),
+                "speed": speed,
+                "latency": f"{facts.nic_latency_fs / FS_PER_US:g}",
+                "gdr": "1",  # as on the machines that such files describe
+            },
         )
 
 

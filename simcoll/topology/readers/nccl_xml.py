@@ -110,6 +110,7 @@ def parse_nccl_xml(
     nvlinks: int | None = None,
     links: Sequence[tuple[int, int, int]] | None = None,
     nic_bandwidth: int | None = None,
+    nic_latency: int = 0,
 ) -> Topology:
     """Build a topology from an NCCL topology dump.
 
@@ -123,7 +124,7 @@ def parse_nccl_xml(
         When the file is malformed, too large, contains a DTD, is not a dump, or lacks GPUs.
     """
     content = content_of(content, "parse_nccl_xml")
-    facts = Facts(sm, nvlinks, links, nic_bandwidth)
+    facts = Facts(sm, nvlinks, links, nic_bandwidth, nic_latency)
     title = file.replace("\\", "/").rpartition("/")[2].removesuffix(".xml")
     with blamed_on(file):
         return _topology(content, title, nodes, facts)
@@ -297,7 +298,7 @@ def _read_gpu(dump: _Dump, element: Element, vertex: int, busid: str) -> None:
         if target == busid:
             raise ConfigError(
                 f"GPU {busid}: a link to itself, which leaves open which GPUs are joined; say it, "
-                "such as gpu.links=[[0, 1, 12]]"
+                "such as gpu.links=[[0, 1, 12]], or gpu.links=[] for none, as NCCL takes it"
             )
         if not 1 <= number <= 1000:
             raise ConfigError(f"GPU {busid}: {number} links to {target!r}; expected 1 to 1000")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from simcoll.errors import ConfigError
+from simcoll.libraries.nccl.search import search
 from simcoll.topology import load_topology, topology_of_job
 from simcoll.topology.file_layers import beside, layers_of, split_values
 from simcoll.topology.files import one_node
@@ -16,6 +17,7 @@ GPU = (
     '<pci busid="{0}" class="0x030200" link_speed="16 GT/s" link_width="16"><gpu sm="80" '
     'rank="{1}" dev="{1}">{2}</gpu></pci>'
 )
+DUMP = Path(__file__).parents[3] / "docs" / "howto" / "four-gpu-box.xml"
 LINK = '<nvlink target="{}" count="12" tclass="0x030200"/>'
 
 
@@ -117,6 +119,27 @@ def test_a_file_of_pcie_devices_gets_what_nccl_adds(cloud):
     assert capacity(direct, "box0.gpu0 -> box0.gpu1") == 50
     none = load_topology(f"{cloud}:gpu.sm=70:nvlink.count=0:nic.bandwidth=25 GB/s")
     assert none.path(0, 1) == ["box0.gpu0 -> box0.cpu0", "box0.cpu0 -> box0.gpu1"]
+
+
+def test_what_nccl_adds_to_a_file_of_pcie_devices_decides_its_graphs(tmp_path):
+    """Two GPUs, and below a switch with each a NIC, of which the later one has the lower address."""
+    switch = '<pci busid="{}" class="0x060400" link_speed="16 GT/s" link_width="16">{}</pci>'
+    devices = [
+        switch.format(f"f{n}", DEVICE.format(gpu, "0x030200") + DEVICE.format(nic, "0x020700"))
+        for n, gpu, nic in (
+            (0, "0001:00:00.0", "0102:00:00.0"),
+            (1, "0002:00:00.0", "0101:00:00.0"),
+        )
+    ]
+    path = tmp_path / "cloud.xml"
+    path.write_text(system(*devices))
+    facts = "gpu.sm=80:nvlink.count=12:nic.bandwidth=25 GB/s"
+    ring = search(load_topology(f"{path}:{facts}:nic.latency=75 us", nodes=2), (2, 30)).ring
+    assert (ring.path_to_nic, ring.net_latency_us) == ("PXN", 75), ring
+    assert (ring.orders[0], ring.nics[0]) == ((0, 1), (1, 1))
+    assert search(load_topology(f"{path}:{facts}", nodes=2), (2, 30)).ring.net_latency_us == 0
+    with pytest.raises(ConfigError, match=r"\$\.nic\.latency: a full dump states this"):
+        load_topology(f"{DUMP}:nic.latency=1 us")
 
 
 @pytest.mark.parametrize(

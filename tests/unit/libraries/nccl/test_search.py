@@ -4,6 +4,8 @@ The expected numbers are those of NCCL 2.27.7 and 2.30.7, run on stub libraries 
 of each machine: of shipped machines the library's own table, of others as stated here.
 """
 
+import itertools
+import random
 from dataclasses import replace
 
 import pytest
@@ -21,6 +23,7 @@ from simcoll.libraries.nccl.sends import send_channels
 from simcoll.libraries.prediction_cache import VARIABLE
 from simcoll.topology import load_topology
 from simcoll.topology.capability import compute_capability
+from simcoll.topology.host_tree import nics_of
 from simcoll.topology.machine import machine
 from simcoll.topology.readers.nccl_xml import parse_nccl_xml
 from simcoll.topology.readers.nccl_xml_writer import nccl_topology_xml
@@ -314,3 +317,39 @@ def test_other_nodes_change_nothing_that_a_node_finds(cache):
     )
     assert (two.ring, two.tree, two.nvls) == (many.ring, many.tree, None)
     assert many.nodes == 16
+
+
+@pytest.mark.parametrize(("nics", "speeds"), [(1, [100_000]), (2, [200_000]), (8, [400_000] * 2)])
+def test_nics_that_a_plugin_joins_may_be_missing(nics, speeds):
+    two = load_topology("aws-p5", nodes=2, nic__count=nics)
+    assert [port.speed_mbps for nic in nics_of(two.host) for port in nic.ports] == speeds
+    ring = search(two, (2, 30)).ring
+    assert 0 < ring.channels * ring.speed_between <= nics * 12.5
+
+
+CHANGES = {
+    "nic__bandwidth": ("100 Gbps", "200 Gbps", "400 Gbps", "800 Gbps"),
+    "host__sockets": (1, 2, 4),
+    "host__gpus_per_switch": (0, 1, 2, 4),
+    "host__pcie_transfers": (8, 16, 32, 64),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dgx-h100", "dgx-b200", "aws-p5", "kestrel-h100"])
+def test_channels_fit_the_links_of_machines_that_nobody_ships(name):
+    """No channels beyond NICs and links, none lost by a further NIC or by a CPU of AMD, whose host
+    bridge costs nothing.
+    """
+    rng = random.Random(name)
+    changes = {key: rng.choice(values) for key, values in CHANGES.items() if rng.random() < 0.5}
+    rates = {}
+    for cpu, nics in itertools.product(("intel", "amd"), (1, 4, 8)):
+        two = load_topology(name, nodes=2, nic__count=nics, traits__cpu=cpu, **changes)
+        ring = search(two, (2, 30)).ring
+        rates[cpu, nics] = ring.channels * ring.speed_between
+        ports = [port.speed_mbps / 8000 for nic in nics_of(two.host) for port in nic.ports]
+        assert 1 < rates[cpu, nics] <= min(sum(ports), ring.carries_between_GBps) + 1e-6
+    for cpu in ("intel", "amd"):
+        assert rates[cpu, 1] <= rates[cpu, 4] <= rates[cpu, 8]
+    assert all(rates["intel", nics] <= rates["amd", nics] for nics in (1, 4, 8))
