@@ -95,7 +95,7 @@ def on_gpus(plan: Plan, inputs: Sequence[Any], devices: Sequence[int]) -> list[A
             sent = deque(span for span, _, _ in turn.sends)
             for landing, _, _ in turn.recvs:
                 move(landing, sent.popleft())
-            for combines, result, operand in turn.afterwards:
+            for combines, result, operand, _ in turn.afterwards:
                 if combines and reduce is not None:
                     reduce(view(result), view(operand))
                 else:

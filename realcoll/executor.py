@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from realcoll.process_errors import FaultError
 from realcoll.transports.interface import Memory, Transport, View, Wire
 from realcoll.transports.local import LocalTransport
-from realcoll.turns import STAGING, Span, Turn, part
+from realcoll.turns import STAGING, Afterwards, Span, Turn, part
 from simcoll.arrays import Array
 from simcoll.core.memory_limits import check_room
 from simcoll.core.plan import INPUT, OUTPUT, Plan
@@ -23,15 +23,19 @@ from simcoll.errors import ConfigError
 __all__ = ["Prepared", "checked_hosts", "execute", "fingerprint", "prepare"]
 
 
+_BoundMove: TypeAlias = tuple[Callable[[View, View], object], View, View]
+"""A function of a target and a source, and both."""
+
+
 @dataclass(frozen=True, slots=True)
 class _BoundTurn:
     """A turn with its spans looked up."""
 
     step: int
     waits: tuple[tuple[int, int], ...]
-    aside: tuple[tuple[View, View], ...]
+    beforehand: tuple[_BoundMove, ...]
     begin: Callable[[], Any] | None
-    afterwards: tuple[tuple[Callable[[View, View], object], View, View], ...]
+    afterwards: tuple[_BoundMove, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -56,8 +60,8 @@ class _TurnLane:
                 ):
                     break
                 begun = True
-                for target, source in move.aside:
-                    transport.copy(target, source)
+                for do, target, source in move.beforehand:
+                    do(target, source)
                 if move.begin is not None:
                     self.under_way = move.begin()
             if self.under_way is not None:
@@ -73,12 +77,12 @@ class _TurnLane:
 
 def _play_alone(moves: Sequence[_BoundTurn], transport: Transport) -> None:
     """Execute the turns of a single lane, where each wait may block."""
-    copy, wait, step = transport.copy, transport.wait, 0
+    wait, step = transport.wait, 0
     try:
         for move in moves:
             step = move.step
-            for target, source in move.aside:
-                copy(target, source)
+            for do, target, source in move.beforehand:
+                do(target, source)
             if move.begin is not None and (group := move.begin()) is not None:
                 wait((group,))
             for do, target, source in move.afterwards:
@@ -259,6 +263,7 @@ def checked_hosts(plan: Plan, placement: Sequence[int] | None, size: int) -> tup
     return hosts
 
 
+BYTES = np.dtype(np.uint8)
 ON_HOST = ("local", "mpi")
 """Transports with host memory."""
 
@@ -323,12 +328,21 @@ def _bind_spans(
     dtype = plan.dtype
     reduce = (
         transport.reducer(plan.op, dtype)
-        if any(combines for combines, _, _ in turn.afterwards)
+        if any(move.combines for move in turn.afterwards)
         else transport.copy
     )
 
     def view(span: Span) -> View:
         return transport.view(memory[span[0]][span[1]], span[2], span[3] // dtype.itemsize, dtype)
+
+    def message(span: Span) -> View:
+        return transport.view(memory[span[0]][span[1]], span[2], span[3], BYTES)
+
+    def last(move: Afterwards) -> _BoundMove:
+        do = reduce if move.combines else transport.copy
+        if move.wire is None:
+            return do, view(move.target), view(move.source)
+        return transport.decoder(move.wire, dtype, do), view(move.target), message(move.source)
 
     def wire(span: Span) -> Wire:
         return transport.wire(memory[span[0]][span[1]], span[2], span[3])
@@ -340,12 +354,15 @@ def _bind_spans(
     return _BoundTurn(
         turn.step,
         turn.waits,
-        tuple((view(target), view(source)) for target, source in turn.aside),
-        transport.group(recvs, sends) if recvs or sends else None,
-        tuple(
-            (reduce if combines else transport.copy, view(target), view(source))
-            for combines, target, source in turn.afterwards
+        (
+            *((transport.copy, view(target), view(source)) for target, source in turn.aside),
+            *(
+                (transport.encoder(wire), message(target), view(source))
+                for target, source, wire in turn.encodings
+            ),
         ),
+        transport.group(recvs, sends) if recvs or sends else None,
+        tuple(last(move) for move in turn.afterwards),
     )
 
 

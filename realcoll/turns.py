@@ -2,9 +2,10 @@
 transport.
 
 The instructions are those of :func:`simcoll.proving.lowering.lowering`. The work of a process's
-ranks in one step on one channel is a turn: first copies of data that the step overwrites, then one
-group of sends and receives (copies are received in place, operands of reductions in staging
-memory), then copies within a rank and reductions. Each channel is a lane of turns, which waits for
+ranks in one step on one channel is a turn: first copies of data that the step overwrites, then
+conversions to wire formats, then one group of sends and receives (copies are received in place,
+operands of reductions and converted data in staging memory), then copies within a rank and
+reductions. Each channel is a lane of turns, which waits for
 other lanes only where an instruction does. Batching only adds waits: tests read the turns back as a
 program and check its order.
 """
@@ -20,13 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Ints
-from simcoll.core.plan import Plan
+from simcoll.core.plan import Plan, PlanStep
 from simcoll.core.rank_program import NAMES, OPS, Op
-from simcoll.core.schedule import Schedule
-from simcoll.core.transit import refuse_transits
+from simcoll.core.wire_format import WireFormat
 from simcoll.proving.lowering import Lowering, lowering
 
-__all__ = ["STAGING", "ProcessPart", "Span", "Turn", "part", "refuse_conversions"]
+__all__ = ["STAGING", "Afterwards", "Encoding", "ProcessPart", "Span", "Turn", "part"]
 
 STAGING = -1
 """In place of a rank: the process's staging memory; the buffer is the number of the lane."""
@@ -36,6 +36,23 @@ Span: TypeAlias = tuple[int, int, int, int]
 """Rank (or ``STAGING``), buffer, first byte, bytes."""
 Message: TypeAlias = tuple[Span, int, int]
 """Location, peer process and channel of a message."""
+
+
+class Encoding(NamedTuple):
+    """A conversion of data to a wire format, before the messages of a turn."""
+
+    target: Span
+    source: Span
+    wire: WireFormat
+
+
+class Afterwards(NamedTuple):
+    """A copy or reduction after the messages of a turn, of a source in a wire format, if any."""
+
+    combines: bool
+    target: Span
+    source: Span
+    wire: WireFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +67,12 @@ class Turn:
         ``(lane, turn)`` of turns in other lanes that must finish first.
     aside
         ``(target, source)``: copies made before any message.
+    encodings
+        Conversions after these copies.
     recvs, sends
         The group of messages.
     afterwards
-        ``(reduce, target, source)``: reductions and copies after the group, in order.
+        Reductions and copies after the group, in order.
     """
 
     step: int
@@ -61,7 +80,8 @@ class Turn:
     aside: tuple[tuple[Span, Span], ...]
     recvs: tuple[Message, ...]
     sends: tuple[Message, ...]
-    afterwards: tuple[tuple[bool, Span, Span], ...]
+    afterwards: tuple[Afterwards, ...]
+    encodings: tuple[Encoding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +90,14 @@ class ProcessPart:
 
     lanes: tuple[tuple[Turn, ...], ...]
     staging_bytes: tuple[int, ...]
+
+
+class _TransferEnds(NamedTuple):
+    """Source and target of a transfer, and its wire format, if not the type of the plan."""
+
+    source: Span
+    target: Span
+    wire: WireFormat | None
 
 
 class _TurnInstruction(NamedTuple):
@@ -87,15 +115,17 @@ class _TurnInstruction(NamedTuple):
 
 @dataclass(slots=True)
 class _TurnWriter:
-    """Builder of a turn."""
+    """Builder of a turn, of elements of ``itemsize`` bytes."""
 
     lane: int
+    itemsize: int
     used: int = 0
     aside: list[tuple[Span, Span]] = field(default_factory=list)
     recvs: list[Message] = field(default_factory=list)
     sends: list[Message] = field(default_factory=list)
     # With how many must come before.
-    afterwards: list[tuple[int, bool, Span, Span]] = field(default_factory=list)
+    afterwards: list[tuple[int, Afterwards]] = field(default_factory=list)
+    encodings: list[Encoding] = field(default_factory=list)
     saved: dict[int, Span] = field(default_factory=dict)  # what a transfer has set aside
 
     def staging(self, size_bytes: int) -> Span:
@@ -105,39 +135,41 @@ class _TurnWriter:
         return STAGING, self.lane, offset, size_bytes
 
     def write(
-        self, op: Op, transfer: int, source: Span, target: Span, peer: tuple[int, int], depth: int
+        self, op: Op, transfer: int, ends: _TransferEnds, peer: tuple[int, int], depth: int
     ) -> None:
         """Add an instruction. Messages stay in the order of transfers, which both ends share."""
+        source, target, wire = ends
         sync = source[3] == 0
         if sync:
-            source, target = self.staging(1), self.staging(1)
+            source, target, wire = self.staging(1), self.staging(1), None
         source = self.saved.get(transfer, source)
+        if wire is not None and not op.receives:
+            encoded = self._message(source, wire)
+            self.encodings.append(Encoding(encoded, source, wire))
+            source = encoded
         if op.sends:
             self.sends.append((source, *peer))
         elif op.receives:
-            landing = self.staging(target[3]) if op.reads else target
+            if wire is not None:
+                landing = self._message(target, wire)
+            else:
+                landing = self.staging(target[3]) if op.reads else target
             self.recvs.append((landing, *peer))
-            if op.reads:
-                self.afterwards.append((depth, True, target, landing))
+            if landing != target:
+                # A converted copy takes effect as early as one that is received in place.
+                order = depth if op.reads else -1
+                self.afterwards.append((order, Afterwards(op.reads, target, landing, wire)))
         elif not sync:
-            self.afterwards.append((depth, op.updates, target, source))
+            self.afterwards.append((depth, Afterwards(op.updates, target, source, wire)))
+
+    def _message(self, span: Span, wire: WireFormat) -> Span:
+        """Staging memory for the data of a span in a wire format."""
+        return self.staging(wire.size_bytes(span[3] // self.itemsize))
 
     def set_aside(self, transfer: int, source: Span) -> None:
         """Save a source before the group."""
         self.saved[transfer] = self.staging(source[3])
         self.aside.append((self.saved[transfer], source))
-
-
-def refuse_conversions(schedule: Schedule) -> None:
-    """Refuse a schedule that converts on the way: messages have the data type of the plan.
-
-    Raises
-    ------
-    ConfigError
-        With its first wire format.
-    """
-    subject = "data moves as it is between real ranks, without the conversions of"
-    refuse_transits(schedule, schedule.transits, subject, formats_alone=True)
 
 
 def part(plan: Plan, hosts: Sequence[int], process: int, *, apart: bool = False) -> ProcessPart:
@@ -154,7 +186,6 @@ def part(plan: Plan, hosts: Sequence[int], process: int, *, apart: bool = False)
     apart
         Whether each channel has its own lane; otherwise a turn is a step of all channels.
     """
-    refuse_conversions(plan.schedule)
     lowered = lowering(plan, np.flatnonzero(np.asarray(hosts) == process).tolist())
     code, lanes = lowered.code, plan.nchannels if apart else 1
     channel = np.repeat(code.channel, np.diff(code.start))
@@ -164,7 +195,8 @@ def part(plan: Plan, hosts: Sequence[int], process: int, *, apart: bool = False)
     order = np.lexsort((~aside, lowered.transfer, turn))
     waits = _waits(lowered, turn, keys % lanes, channel, lanes)
     spans = _spans(plan, hosts, process)
-    writers = [_TurnWriter(lane_number) for lane_number in (keys % lanes).tolist()]
+    itemsize = plan.dtype.itemsize
+    writers = [_TurnWriter(lane_number, itemsize) for lane_number in (keys % lanes).tolist()]
     columns = (
         turn,
         code.op,
@@ -177,20 +209,26 @@ def part(plan: Plan, hosts: Sequence[int], process: int, *, apart: bool = False)
     )
     for row in zip(*(column[order].tolist() for column in columns), strict=True):
         instruction = _TurnInstruction(*row)
-        writer, source_and_target = writers[instruction.turn], spans[instruction.transfer]
+        writer, ends = writers[instruction.turn], spans[instruction.transfer]
         if instruction.is_aside:
-            writer.set_aside(instruction.transfer, source_and_target[0])
+            writer.set_aside(instruction.transfer, ends.source)
             continue
         partner = max(instruction.recv_from, instruction.send_to)
         peer = (hosts[partner] if partner >= 0 else process, instruction.channel if apart else 0)
         op = OPS[NAMES[instruction.op]]
-        writer.write(op, instruction.transfer, *source_and_target, peer, instruction.depth)
+        writer.write(op, instruction.transfer, ends, peer, instruction.depth)
     result: list[list[Turn]] = [[] for _ in range(lanes)]
     staging = [0] * lanes
     for step, writer, needed in zip((keys // lanes).tolist(), writers, waits, strict=True):
-        afterwards = tuple(entry[1:] for entry in sorted(writer.afterwards, key=itemgetter(0)))
+        afterwards = tuple(entry for _, entry in sorted(writer.afterwards, key=itemgetter(0)))
         turn_of = Turn(
-            step, needed, tuple(writer.aside), tuple(writer.recvs), tuple(writer.sends), afterwards
+            step,
+            needed,
+            tuple(writer.aside),
+            tuple(writer.recvs),
+            tuple(writer.sends),
+            afterwards,
+            tuple(writer.encodings),
         )
         result[writer.lane].append(turn_of)
         staging[writer.lane] = max(staging[writer.lane], writer.used)
@@ -255,13 +293,13 @@ def _waits(
     ]
 
 
-def _spans(plan: Plan, hosts: Sequence[int], process: int) -> dict[int, tuple[Span, Span]]:
-    """Source and target spans of every transfer that involves the process's ranks."""
+def _spans(plan: Plan, hosts: Sequence[int], process: int) -> dict[int, _TransferEnds]:
+    """The ends of every transfer that involves the process's ranks."""
     host, itemsize, first_transfer = np.asarray(hosts), plan.dtype.itemsize, 0
-    spans: dict[int, tuple[Span, Span]] = {}
+    spans: dict[int, _TransferEnds] = {}
     for step in plan.steps():
         rows = np.flatnonzero((host[step.src_rank] == process) | (host[step.dst_rank] == process))
-        sizes = step.size_bytes[rows].tolist()
+        sizes = (step.elements[rows] * itemsize).tolist()  # in memory, not on the way
         sources = zip(
             step.src_rank[rows].tolist(),
             step.src_buffer[rows].tolist(),
@@ -277,6 +315,17 @@ def _spans(plan: Plan, hosts: Sequence[int], process: int) -> dict[int, tuple[Sp
             strict=True,
         )
         transfers = (first_transfer + rows).tolist()
-        spans.update(zip(transfers, zip(sources, targets, strict=True), strict=True))
+        wires = _wires(step)[rows].tolist()
+        ends = map(_TransferEnds, sources, targets, wires)
+        spans.update(zip(transfers, ends, strict=True))
         first_transfer += len(step)
     return spans
+
+
+def _wires(step: PlanStep) -> NDArray[np.object_]:
+    """The wire format of each transfer of a step."""
+    wires = np.full(len(step), None, np.object_)
+    if step.transits is not None:
+        for wire, rows in step.transits.by_format():
+            wires[rows] = wire
+    return wires

@@ -10,6 +10,7 @@ import numpy as np
 from realcoll.meeting.control import Control
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
+from simcoll.core.wire_format import WireFormat
 
 __all__ = ["Memory", "Message", "Transport", "View", "Wire"]
 
@@ -78,6 +79,22 @@ class Transport(Protocol):
         ------
         ConfigError
             When the device does not support it.
+        """
+
+    def encoder(self, wire: WireFormat) -> Callable[[View, View], object]:
+        """The function that writes the elements of a source to a target of bytes, in a wire format.
+
+        Raises
+        ------
+        ConfigError
+            When the device does not convert.
+        """
+
+    def decoder(
+        self, wire: WireFormat, dtype: np.dtype[Any], write: Callable[[View, View], object]
+    ) -> Callable[[View, View], object]:
+        """The function that turns a source of bytes in a wire format into elements, and hands a
+        target and these to ``write``.
         """
 
     def finisher(self, plan: Plan) -> Callable[[View], None] | None:

@@ -12,6 +12,7 @@ from realcoll.transports.interface import Message
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 from simcoll.core.reduction import REDUCTIONS
+from simcoll.core.wire_format import WireFormat
 from simcoll.errors import InternalError
 
 __all__ = ["HostMemory", "LocalTransport"]
@@ -55,6 +56,20 @@ class HostMemory:
             return ufunc(target, source, out=target)
 
         return reduce
+
+    def encoder(self, wire: WireFormat) -> Callable[[Array, Array], object]:
+        """A numpy function."""
+
+        def encode(target: Array, source: Array) -> None:
+            target[...] = wire.encode(source)
+
+        return encode
+
+    def decoder(
+        self, wire: WireFormat, dtype: np.dtype[Any], write: Callable[[Array, Array], object]
+    ) -> Callable[[Array, Array], object]:
+        """A numpy function."""
+        return lambda target, source: write(target, wire.decode(source, target.size, dtype))
 
     def finisher(self, plan: Plan) -> Callable[[Array], None] | None:
         """A numpy function."""

@@ -26,6 +26,8 @@ from realcoll.transports.interface import Message
 from realcoll.transports.vendor import nccl_collective
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
+from simcoll.core.wire_format import WireFormat
+from simcoll.errors import ConfigError
 
 __all__ = ["NcclTransport", "gpu_is_here", "load_cupy"]
 
@@ -219,6 +221,22 @@ class NcclTransport:
     def reducer(self, op: str, dtype: np.dtype[Any]) -> Callable[[Any, Any], object]:
         """A kernel on the stream."""
         return self._on_stream(kernels.reducer(self._cupy, op, dtype))
+
+    def encoder(self, wire: WireFormat) -> Callable[[Any, Any], object]:
+        """Refuse: there are no kernels that convert."""
+        raise ConfigError(
+            f"transport nccl has no kernels that convert messages to {wire.name}; play this "
+            "schedule on transport mpi or local, or without wire formats"
+        )
+
+    def decoder(
+        self,
+        wire: WireFormat,
+        dtype: np.dtype[Any],  # noqa: ARG002
+        write: Callable[[Any, Any], object],  # noqa: ARG002
+    ) -> Callable[[Any, Any], object]:
+        """Refuse, as :meth:`encoder` does."""
+        return self.encoder(wire)
 
     def finisher(self, plan: Plan) -> Callable[[Any], None] | None:
         """A kernel on the stream, behind the work of the lanes."""

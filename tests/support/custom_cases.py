@@ -1,9 +1,13 @@
-"""Custom collectives with schedules: the ten shipped ones, each for several numbers of ranks."""
+"""Custom collectives with schedules: the ten shipped ones, each for several numbers of ranks; and
+collectives that convert on the way.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
+import simcoll
+from simcoll.algorithms import in_transit
 from simcoll.collectives import (
     Routing,
     broadcast_from_roots,
@@ -17,6 +21,7 @@ from simcoll.collectives import (
     gossip,
     halo_exchange,
     neighbour_rounds,
+    quantised_two_step,
     reduce_to_roots,
     reshard,
     scan,
@@ -53,6 +58,32 @@ def shipped(nranks):
             "gossip": neighbour_rounds(gossip(nranks)),
             "gossip in three rounds": neighbour_rounds(gossip(nranks, rounds=3)),
         }
+    return schedules
+
+
+WIRES = ("bfloat16", "float16", "float8_e4m3fn", "int8/256", "int8/7", "int4/33")
+ALGORITHMS = {
+    "all_reduce": ["ring", "tree", "recursive_doubling", "direct"],
+    "reduce_scatter": ["ring", "direct"],
+    "all_gather": ["ring", "bruck"],
+    "all_to_all": ["direct", "bruck"],
+    "broadcast": ["binomial", "chain"],
+}
+
+
+def converting(nranks):
+    """Collectives that convert on the way, by name; a wire format each in turn."""
+    schedules = {}
+    for number, wire in enumerate(WIRES):
+        everyone = simcoll.Collective("all_reduce", nranks)
+        schedules[f"two steps, {wire}"] = quantised_two_step(everyone, wire=wire)
+        for kind, algorithms in ALGORITHMS.items():
+            algorithm = algorithms[number % len(algorithms)]
+            try:
+                plain = simcoll.schedule(kind, algorithm, nranks=nranks, in_place=number % 2 == 1)
+            except simcoll.ConfigError:  # it does not serve this number of ranks, or this place
+                continue
+            schedules[f"{plain.title}, {wire}"] = in_transit(plain, wire=wire)
     return schedules
 
 

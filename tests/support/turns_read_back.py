@@ -68,7 +68,7 @@ class _Reader:
                 send = Instruction("send", self.at(source), count=source[3] // item, send_to=peer)
                 under_way.append(self.add(("send", peer, channel), [spot], send))
         spot = self.add(own, under_way, Instruction("nop", count=0))
-        for reduces, target, source in turn.afterwards:
+        for reduces, target, source, _ in turn.afterwards:
             name = "reduce" if reduces else "copy"
             spot = self.add(
                 own, (), Instruction(name, self.at(source), self.at(target), source[3] // item)

@@ -5,6 +5,9 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 from simcoll.core.reduction import parse_dtype
 from simcoll.core.wire_format import is_floating, wire_format
@@ -129,3 +132,30 @@ def test_other_names_are_refused(name, reason):
 def test_short_names():
     assert wire_format("bf16").name == wire_format("bfloat16").name == "bfloat16"
     assert wire_format("int8/0256").name == "int8/256"
+
+
+@given(
+    arrays.arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32)),
+    st.sampled_from(
+        [
+            "float32",
+            "bfloat16",
+            "float16",
+            "float8_e4m3fn",
+            "int8/7",
+            "int8/256",
+            "int4/3",
+            "int4/64",
+        ]
+    ),
+    st.sampled_from(["float32", "float64", "float16", "bfloat16", "float8_e5m2"]),
+)
+def test_a_message_is_as_long_as_stated_and_has_the_values_that_arrive(values, name, dtype):
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = values.astype(parse_dtype(dtype))
+    wire = wire_format(name)
+    message = wire.encode(values)
+    assert message.dtype == np.uint8
+    assert message.size == wire.size_bytes(values.size)
+    decoded = wire.decode(message, values.size, values.dtype)
+    assert decoded.tobytes() == wire.round_trip(values).tobytes()

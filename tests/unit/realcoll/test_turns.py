@@ -46,7 +46,9 @@ def test_operands_land_in_staging_and_combine_in_row_order():
     (first, second) = turn.recvs
     assert first == (target, 2, 0)
     assert (second[0][0], second[1]) == (STAGING, 1)
-    assert turn.afterwards == ((True, target, second[0]), (True, target, (0, 0, 0, 4)))
+    first_added, second_added = (operation[:3] for operation in turn.afterwards)
+    assert first_added == (True, target, second[0])
+    assert second_added == (True, target, (0, 0, 0, 4))
     assert found.staging_bytes == (64,)
     assert part(plan, [0, 1, 2], 1).lanes[0][0].afterwards == ()
 
