@@ -95,11 +95,11 @@ def on_gpus(plan: Plan, inputs: Sequence[Any], devices: Sequence[int]) -> list[A
             sent = deque(span for span, _, _ in turn.sends)
             for landing, _, _ in turn.recvs:
                 move(landing, sent.popleft())
-            for combines, result, operand, _ in turn.afterwards:
-                if combines and reduce is not None:
-                    reduce(view(result), view(operand))
+            for operation in turn.afterwards:
+                if operation.combines and reduce is not None:
+                    reduce(view(operation.target), view(operation.source))
                 else:
-                    move(result, operand)
+                    move(operation.target, operation.source)
         cupy.cuda.runtime.deviceSynchronize()
     outputs = []
     for rank in range(plan.nranks):

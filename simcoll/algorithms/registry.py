@@ -233,14 +233,13 @@ def checked_params(
                 for owner in ALGORITHMS
                 if owner.collective == collective.kind and name in owner.params
             ]
+            elsewhere = f"; {', '.join(owners)} {'has' if len(owners) == 1 else 'have'} it"
+            rule = "; parameters of one's own function stand after * in its signature"
             raise ConfigError(
                 f"algorithm {algorithm.name!r} of {collective.kind} has no parameter {name!r}; "
                 f"{nearest(name, algorithm.params)}"
-                + (
-                    f"; {', '.join(owners)} {'has' if len(owners) == 1 else 'have'} it"
-                    if owners
-                    else ""
-                )
+                + (elsewhere if owners else "")
+                + ("" if algorithm.source else rule)
             )
     if not algorithm.source:  # one's own: its function knows its types
         return set_params

@@ -108,7 +108,7 @@ class WireFormat:
             if self.dtype is not None:
                 narrow = values.astype(np.float32) if self.dtype.kind == "V" else values
                 return narrow.astype(self.dtype).view(np.uint8)
-            scales, blocks = self._scaled(values.astype(np.float32))
+            scales, blocks = self._scales_and_numbers(values.astype(np.float32))
             finite = np.where(np.isfinite(scales), blocks, np.float32(0))
             numbers: Array = finite.astype(np.int8).reshape(-1)[: values.size].view(np.uint8)
             if self.bits < 8:
@@ -140,11 +140,11 @@ class WireFormat:
     def _by_blocks(self, values: Array) -> Array:
         """Values of float32 as they arrive with a scale for each block."""
         size = values.shape[-1]
-        scales, blocks = self._scaled(values)
+        scales, blocks = self._scales_and_numbers(values)
         arriving = np.where(np.isfinite(scales), blocks * scales, np.nan).astype(np.float32)
         return arriving.reshape(*values.shape[:-1], -1)[..., :size]
 
-    def _scaled(self, values: Array) -> tuple[Array, Array]:
+    def _scales_and_numbers(self, values: Array) -> tuple[Array, Array]:
         """The scale of each block of values of float32, and the whole numbers in it."""
         size = values.shape[-1]
         block = max(min(self.block, size), 1)  # a short message is not padded to a long block
