@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simcoll.libraries.collnet import is_collnet
+from simcoll.libraries.copy_engines import AUTOMATIC_ELEMENTS, takes_copy_engines_when_large
 from simcoll.libraries.formula import ONE_WAY, Cost
 from simcoll.libraries.nccl_decision import decides
 from simcoll.libraries.question import Question
@@ -61,25 +62,33 @@ def assumptions(cost: Cost, question: Question) -> str:
             f"numbers in {library}"
         )
     if question.environment.registered:
-        sentences.append(_of_registration(cost))
+        sentences += _of_registration(cost, question)
+    elif question.environment.zero_ctas:
+        sentences.append("NCCL_CTA_POLICY=2 changes nothing without registered buffers")
     sentences += _of_variables(question)
     if machine.domains > 1 and collective == "all_reduce":
         sentences += _of_network(question)
     return "; ".join(sentences)
 
 
-def _of_registration(cost: Cost) -> str:
+def _of_registration(cost: Cost, question: Question) -> Iterator[str]:
     """What is known of registered buffers."""
     if cost.algorithm != "symmetric":
-        return (
+        yield (
             "registered buffers change nothing here, because NCCL has kernels for them only for "
             "all_gather and for sums of floating-point numbers by all_reduce and reduce_scatter, "
             "among GPUs that are joined by NVLink alone"
         )
-    return (
+        return
+    yield (
         "kernels for registered buffers take the time of NCCL's own estimate, and no less than the "
         "links need with ordinary buffers, because no published table measures them"
     )
+    if takes_copy_engines_when_large(question):
+        yield (
+            f"more than {AUTOMATIC_ELEMENTS >> 20} Mi elements of a rank take the time of a "
+            "kernel, where NCCL takes copy engines"
+        )
 
 
 def _of_network(question: Question) -> Iterator[str]:

@@ -53,6 +53,8 @@ _COLLECTIVES = {
     "broadcast": "broadcast",
     "reduce": "reduce",
 }
+_POLICIES = ("0", "1", "2", "DEFAULT", "EFFICIENCY", "ZERO")
+"""NCCL_CTA_POLICY, by number or by name."""
 MOST_CHANNELS = 64
 """Highest number of channels of NCCL (MAXCHANNELS)."""
 _SETTING = re.compile(r"(?:^|[,;\s])\s*([A-Za-z_][A-Za-z0-9_]*)=")
@@ -111,6 +113,9 @@ class Environment:
         One of :data:`REDUCTIONS`; empty: ``sum``, as in nccl-tests.
     registered
         Whether all buffers are registered as symmetric windows (nccl-tests' ``-R 2``).
+    zero_ctas
+        Whether NCCL avoids blocks where it can (``NCCL_CTA_POLICY=2``): copy engines then move
+        registered buffers.
     transports
         The ways that the variables leave to data.
     ignored
@@ -135,6 +140,7 @@ class Environment:
     dtype: str = ""
     op: str = ""
     registered: bool = False
+    zero_ctas: bool = False
     transports: Transports = _TRANSPORTS
     ignored: tuple[str, ...] = ()
 
@@ -271,6 +277,7 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
     if op and op not in REDUCTIONS:
         raise ConfigError(f"NCCL has no reduction {op!r:.80}; {nearest(op, REDUCTIONS)}")
     registered = _whole(remaining, "REGISTERED", 0) != 0
+    zero_ctas = _is_zero_policy(remaining)
     transports = read_transports(remaining)
     ignored = tuple(f"{name}={value}" for name, value in remaining.items())
     return Environment(
@@ -286,9 +293,24 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
         dtype=dtype,
         op="" if op == "sum" else op,
         registered=registered,
+        zero_ctas=zero_ctas,
         transports=transports,
         ignored=ignored,
     )
+
+
+def _is_zero_policy(settings: dict[str, str]) -> bool:
+    """Whether NCCL_CTA_POLICY asks for no blocks; its other policies change nothing here."""
+    words = [word.strip().upper() for word in settings.get("NCCL_CTA_POLICY", "").split("|")]
+    for word in filter(None, words):
+        if word not in _POLICIES:
+            raise ConfigError(
+                f"NCCL_CTA_POLICY: unknown value {word!r}; {nearest(word, _POLICIES)}"
+            )
+    if not {"2", "ZERO"} & set(words):
+        return False
+    del settings["NCCL_CTA_POLICY"]
+    return True
 
 
 def _thread_bytes(text: str) -> tuple[tuple[tuple[str, str], int], ...]:

@@ -15,6 +15,7 @@ from simcoll.core.vocabulary import CollectiveKind, NcclProtocol, PredictedAlgor
 from simcoll.errors import ConfigError, expect, nearest
 from simcoll.libraries import corrected
 from simcoll.libraries.assumptions import assumptions
+from simcoll.libraries.copy_engines import refuse_copy_engines
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.formula import Cost, stated_costs
 from simcoll.libraries.intervals import spread_of
@@ -199,9 +200,11 @@ def choose(question: Question, size_bytes: Floats) -> tuple[list[Cost], Ints]:
     Raises
     ------
     ConfigError
-        When the environment allows nothing, or the library lacks numbers for the machine.
+        When the environment allows nothing, or asks for copy engines, or the library lacks numbers
+        for the machine.
     """
     collective = question.collective
+    refuse_copy_engines(question)
     candidates = permitted = corrected.costs(question, size_bytes)
     if not question.is_p2p:
         permitted = [

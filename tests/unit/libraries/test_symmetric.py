@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import simcoll
+from simcoll.errors import ConfigError
 from simcoll.libraries.environment import parse_environment
 from simcoll.libraries.isolated import alone_fs
 from simcoll.libraries.library import load_library
@@ -115,3 +116,63 @@ def test_a_kernel_s_time_grows_with_the_size():
     assert len(kernels) == 4
     for kernel in kernels:
         assert (np.diff(kernel.time_us(sizes)) >= 0).all()
+
+
+NO_BLOCKS = "NCCL_CTA_POLICY=2"
+
+
+@pytest.mark.parametrize(
+    ("name", "collective", "nodes", "version"),
+    [
+        ("dgx-h100", "all_gather", 1, "2.28"),
+        ("dgx-h100", "all_to_all", 1, "2.30"),
+        ("dgx-a100", "scatter", 1, "2.29"),
+        ("dgx-h100", "all_gather", 2, "2.30"),
+    ],
+)
+def test_copy_engines_are_refused(name, collective, nodes, version):
+    topology = load_topology(name, nodes=nodes)
+    for policy in (NO_BLOCKS, "NCCL_CTA_POLICY=zero|default"):
+        environment = parse_environment(f"REGISTERED=1 {policy}")
+        with pytest.raises(ConfigError, match=f"gives {collective} of registered .* copy engines"):
+            simcoll.predict(collective, LARGE, topology, environment=environment, version=version)
+
+
+@pytest.mark.parametrize(
+    ("name", "collective", "nodes", "version", "variables"),
+    [
+        ("dgx-h100", "all_reduce", 1, "2.30", "REGISTERED=1"),  # they do not add
+        ("dgx-h100", "all_gather", 1, "2.27", "REGISTERED=1"),
+        ("dgx-h100", "gather", 2, "2.30", "REGISTERED=1"),
+        ("dgx-h100", "all_gather", 2, "2.29", "REGISTERED=1"),
+        ("rtx-pro-6000", "all_gather", 1, "2.30", "REGISTERED=1"),  # no NVLink
+        ("dgx-h100", "all_gather", 1, "2.30", ""),
+    ],
+)
+def test_elsewhere_kernels_run(name, collective, nodes, version, variables):
+    topology = load_topology(name, nodes=nodes)
+    with_kernels, without = (
+        simcoll.predict(
+            collective, LARGE, topology, environment=parse_environment(text), version=version
+        )
+        for text in (variables, f"{variables} {NO_BLOCKS}")
+    )
+    assert without.time_fs == with_kernels.time_fs
+
+
+def test_what_copy_engines_would_do_is_said():
+    unregistered = simcoll.predict(
+        "all_gather", LARGE, load_topology("dgx-h100"), environment=parse_environment(NO_BLOCKS)
+    )
+    assert "NCCL_CTA_POLICY=2 changes nothing without registered buffers" in unregistered.assumed
+    for version, is_said in (("2.27", False), ("2.29", True)):
+        prediction = simcoll.predict(
+            "all_gather",
+            LARGE,
+            load_topology("dgx-b200"),
+            environment=parse_environment("REGISTERED=1"),
+            version=version,
+        )
+        assert ("where NCCL takes copy engines" in prediction.assumed) == is_said
+    with pytest.raises(ConfigError, match="unknown value 'NONE'; valid: "):
+        parse_environment("NCCL_CTA_POLICY=none")
