@@ -37,6 +37,8 @@ def workload_kind(path: Path) -> str:
     from simcoll.traces.chakra import MAX_FILE_BYTES
 
     if exists(path) and not is_file(path):
+        if path.is_dir() and any(path.glob("*.et")):
+            return "chakra"
         this = (
             "a folder"
             if path.is_dir()

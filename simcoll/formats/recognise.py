@@ -118,7 +118,7 @@ _LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
     ("in-situ", re.compile(r"collective,size_bytes,ranks,service_ns,")),
     ("deepspeed-comms", re.compile(r".*Comm\. Op\s+Message Size\s+Count\s")),
-    ("astra-network", re.compile(r"topology\s*:\s*\[")),
+    ("astra-network", re.compile(r"topology\s*:\s*(?:\[|#|$)")),
     ("goal", re.compile(r"num_ranks\s+\d")),
     ("nccl-tests", re.compile(r".*# ?nThread \d|[^#]*#.* out-of-place ")),
     ("osu", re.compile(r".*# OSU (?:MPI|NCCL|RCCL)\b.* Test")),

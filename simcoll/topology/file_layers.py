@@ -44,7 +44,7 @@ IB_LISTING = re.compile(
     re.MULTILINE,
 )
 """A vertex in the output of ``ibnetdiscover`` or ``iblinkinfo``, or in a net file of ``ibsim``."""
-ASTRA_NETWORK = re.compile(rb"^topology[ \t]{0,8}:[ \t]{0,8}\[", re.MULTILINE)
+ASTRA_NETWORK = re.compile(rb"^topology[ \t]{0,8}:[ \t]{0,8}(?:\[|#|\r?$)", re.MULTILINE)
 """A line that only ASTRA-sim's network.yml contains."""
 
 
@@ -215,6 +215,8 @@ def _content(path: Path, file: str) -> bytes:
 
 
 def _parse(content: bytes, file: str) -> FileLayer:
+    if not content.strip():
+        raise ConfigError("an empty file; expected the description of a machine", file=file)
     similar = lookalike(content)
     if similar is not None:
         raise ConfigError(

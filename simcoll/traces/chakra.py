@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 from simcoll.core.order import lowest_first
 from simcoll.core.vocabulary import CallKind, CollectiveKind
 from simcoll.errors import ConfigError, blamed_on, nearest, shown
-from simcoll.files.paths import is_file
 from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import read_file
 from simcoll.formats.chakra.nodes import Node, Value, parse_nodes
-from simcoll.terminal import printable
 from simcoll.traces.gathering import gather_traces
 from simcoll.traces.rank_traces import Together, Traces, TraceStep
+from simcoll.traces.trace_files import trace_files
 from simcoll.units import MAX_TIME_FS, counted
 from simcoll.workload.stream_names import message_stream
 from simcoll.workload.workload import Rules, Workload
@@ -53,16 +52,14 @@ COLLECTIVES: tuple[CollectiveKind, ...] = (
 OWN = "simcoll."
 """Prefix of simcoll's attributes, for properties that the schema lacks."""
 MAX_FILE_BYTES = 1 << 30
-MAX_RANKS = 1 << 16
-_FILE = re.compile(r"(.*?)\.?(\d{1,7})\.et")
 _US = 10**9
 
 
 def load_chakra(
     path: FilePath, *, gpu: Gpu | None = None, groups: Mapping[str, Sequence[int]] | None = None
 ) -> Workload:
-    """Load the traces of all ranks, given the file of one (``trace.0.et``) or their common prefix
-    (``trace``).
+    """Load the traces of all ranks, given the file of one (``trace.0.et``), their folder, or the
+    common beginning of their names (``trace``).
 
     Raises
     ------
@@ -70,39 +67,9 @@ def load_chakra(
         For files that cannot be read, ranks that are missing, and as :func:`parse_chakra`.
     """
     path = path_of(path, "load_chakra")
-    trace_path = Path(path)
-    match = _FILE.fullmatch(trace_path.name)
-    prefix = (
-        match[1]
-        if match is not None and is_file(trace_path)
-        else trace_path.name.removesuffix(".et")
-    )
-    paths: dict[int, Path] = {}
-    try:
-        entries = sorted(trace_path.parent.iterdir())
-    except (OSError, ValueError):  # no folder, or none that may be read
-        entries = []
-    for entry in entries:
-        name_match = _FILE.fullmatch(entry.name)
-        if name_match is not None and name_match[1] == prefix:
-            paths[int(name_match[2])] = entry
-    if not paths:
-        name = printable(prefix)
-        raise ConfigError(
-            f"there is no such file, nor {name}.0.et, {name}.1.et and so on", file=path
-        )
-    if len(paths) > MAX_RANKS:
-        raise ConfigError(f"{len(paths)} ranks; expected at most {MAX_RANKS}", file=path)
-    missing = [rank for rank in range(max(paths) + 1) if rank not in paths]
-    if missing:
-        raise ConfigError(
-            f"the file of rank {missing[0]} is missing; there are those of {len(paths)} ranks",
-            file=path,
-        )
-    files = [
-        (read_file(paths[rank], MAX_FILE_BYTES), str(paths[rank])) for rank in range(len(paths))
-    ]
-    return parse_chakra(files, gpu=gpu, groups=groups, title=prefix)
+    title, paths = trace_files(Path(path))
+    files = [(read_file(rank_path, MAX_FILE_BYTES), str(rank_path)) for rank_path in paths]
+    return parse_chakra(files, gpu=gpu, groups=groups, title=title)
 
 
 def parse_chakra(

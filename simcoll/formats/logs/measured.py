@@ -45,6 +45,8 @@ ITEMSIZES = {
     "float8_e4m3fn": 1,
 }
 """Bytes of an element, by all type names that the programs print."""
+RATIO_DIGITS = 0.02
+"""Error of a ratio of two bandwidths of few digits."""
 _NAMES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 
 
@@ -220,6 +222,9 @@ def _collective(rows: Sequence[MeasuredRow]) -> str:
     largest = max(rows, key=lambda row: row.size_bytes)
     counts_everything = largest.count * ITEMSIZES.get(largest.dtype, 1) >= largest.size_bytes
     rooted = largest.root >= 0
+    ratios = [row.bus_ratio for row in rows if row.bus_ratio]
+    if not largest.op and not largest.count and ratios and median(ratios) > 1 + RATIO_DIGITS:
+        return "all_reduce"  # the only one whose bus bandwidth exceeds the algorithm's
     if largest.op not in {"", "none"}:
         return ("reduce" if rooted else "all_reduce") if counts_everything else "reduce_scatter"
     if counts_everything:
@@ -236,10 +241,11 @@ def _nranks(collective: str, rows: Sequence[MeasuredRow]) -> int:
     """
     largest = max(rows, key=lambda row: row.size_bytes)
     part = largest.count * ITEMSIZES.get(largest.dtype, 1)
-    if collective in {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}:
-        return round(largest.size_bytes / part) if part else 0
+    shared = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
+    if collective in shared and part:
+        return round(largest.size_bytes / part)
     exact = [row for row in rows if row.bus_ratio]
-    if collective != "all_reduce" or not exact:
+    if collective not in {"all_reduce", *shared} or not exact:
         return 0
     ratio = median(row.bus_ratio for row in exact)
     candidates = [n for n in range(2, 129) if abs(bus_factor(collective, n) - ratio) < 0.3 / n**2]

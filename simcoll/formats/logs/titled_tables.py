@@ -64,10 +64,11 @@ class TitledReader:
     ('all_reduce', 1048576, 25100000000)
     """
 
-    __slots__ = ("_collective", "_columns", "_rows", "_skipped", "_tables", "_units")
+    __slots__ = ("_collective", "_columns", "_nranks", "_rows", "_skipped", "_tables", "_units")
 
     def __init__(self, skipped: Skipped) -> None:
         self._collective = ""
+        self._nranks = 0
         self._columns: dict[str, int] = {}
         self._units: dict[str, str] = {}
         self._rows: list[MeasuredRow] = []
@@ -78,7 +79,7 @@ class TitledReader:
         """Process a line."""
         if len(text) > LONGEST_LINE or "NCCL " in text:
             return
-        cells = _cells(text) if "|" in text or "," in text or "\t" in text else []
+        cells = _cells(text) if any(mark in text for mark in _MARKS) else []
         if len(cells) > 1 and self._begins(cells):
             return
         if self._columns and len(cells) > 1:
@@ -87,6 +88,7 @@ class TitledReader:
             self._end()
             if name := _COLLECTIVE.search(text):
                 self._collective = _COLLECTIVES[re.sub(r"[_-]", "", name[0].lower())]
+            self._nranks = _stated_ranks(text) or self._nranks
 
     def tables(self) -> list[MeasuredTable]:
         """All tables, in order; notes on what they do not say are added to the skipped content."""
@@ -136,7 +138,8 @@ class TitledReader:
         if algbw and abs(expected / algbw - 1) > DISAGREES and algbw > 1:
             self._skipped.add(number, f"{size_bytes} B: time and bandwidth do not agree; left out")
             return
-        ratio = busbw / algbw if algbw >= 1 else 0.0
+        rate = algbw or expected
+        ratio = busbw / rate if rate >= 1 else 0.0
         self._rows.append(
             MeasuredRow(size_bytes, 0, "", "", -1, time_fs, bus_ratio=ratio, line=number)
         )
@@ -169,12 +172,28 @@ class TitledReader:
 
     def _end(self) -> None:
         if self._rows and len(self._tables) < MAX_TABLES:
-            self._tables.append(MeasuredRun(self._collective, rows=self._rows))
+            has_ratios = any(row.bus_ratio for row in self._rows)
+            nranks = 0 if has_ratios else self._nranks
+            self._tables.append(MeasuredRun(self._collective, nranks, rows=self._rows))
         self._columns, self._units, self._rows = {}, {}, []
 
 
+_MARKS = ("|", "\t", ";", ",")
+_RANKS = re.compile(r"(?<![\d.x])(\d{1,6})\s*(?:ranks|gpus?)\b", re.IGNORECASE)
+
+
+def _stated_ranks(text: str) -> int:
+    """The number of ranks that a line above a table states; 0 if none, or by nodes."""
+    match = _RANKS.search(text)
+    return int(match[1]) if match and "node" not in text.lower() else 0
+
+
 def _cells(text: str) -> list[str]:
-    """The cells of a line, by the mark that separates them."""
-    mark = next(mark for mark in ("|", "\t", ",") if mark in text)
+    """The cells of a line, by the mark that separates them; beside semicolons a comma is that of a
+    decimal.
+    """
+    mark = next(mark for mark in _MARKS if mark in text)
     cells = [cell.strip().strip("\"'*`").strip() for cell in text.strip().strip("|").split(mark)]
+    if mark == ";":
+        cells = [re.sub(r"^(\d+),(\d+)$", r"\1.\2", cell) for cell in cells]
     return [cell for cell in cells if cell] if mark == "\t" else cells

@@ -1,10 +1,11 @@
 """ASTRA-sim's ``network.yml`` of its analytical backend: dimensions of rings, switches and full
 connections.
 
-Such a file is YAML restricted to lines ``key: [value, ...]`` and comments; only these are read, so
-no YAML library is needed. The first dimension varies fastest. A GB/s is 2^30 bytes per second, as
-ASTRA-sim computes (its ``NetworkFunction.cpp``); latencies are per link, in nanoseconds; a switch
-has one link up and one down for each NPU. Routes are shortest by latency.
+Such a file is YAML restricted to lines ``key: [value, ...]``, or lines ``- value`` below a key, and
+comments; only these are read, so no YAML library is needed. The first dimension varies fastest. A
+GB/s is 2^30 bytes per second, as ASTRA-sim computes (its ``NetworkFunction.cpp``); latencies are
+per link, in nanoseconds; a switch has one link up and one down for each NPU. Routes are shortest by
+latency.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ MAX_NPUS = 4096
 MAX_LINKS = 1 << 18
 MAX_DIMENSIONS = 8
 _LINE = re.compile(r"(\w{1,40})[ \t]*:[ \t]*\[([^\[\]#]{0,4000})\][ \t]*(?:#.*)?")
+_OPENED = re.compile(r"(\w{1,40})[ \t]*:[ \t]*(?:#.*)?")
+_ITEM = re.compile(r"-[ \t]+([^\s#]{1,40})[ \t]*(?:#.*)?")
 _NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,12})?(?:[eE][+-]?\d)?")
 
 
@@ -118,11 +121,16 @@ def _lists(content: bytes, refuse: Callable[..., NoReturn]) -> dict[str, list[st
     except UnicodeDecodeError:
         refuse("not a text")
     lists: dict[str, list[str]] = {}
+    block: list[str] | None = None
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text or text.startswith("#") or text == "---":
             continue
-        match = _LINE.fullmatch(text)
+        value, opened = _ITEM.fullmatch(text), _OPENED.fullmatch(text)
+        if value and block is not None:
+            block.append(value[1])
+            continue
+        match = opened or _LINE.fullmatch(text)
         if match is None:
             refuse(
                 f"expected a line such as 'bandwidth: [ 50.0 ]', got {shown(text[:60])}",
@@ -132,7 +140,9 @@ def _lists(content: bytes, refuse: Callable[..., NoReturn]) -> dict[str, list[st
             refuse(f"unknown key {match[1]!r}; {nearest(match[1], KEYS)}", f"line {number}")
         if match[1] in lists:
             refuse(f"{match[1]} is a duplicate", f"line {number}")
-        lists[match[1]] = [part.strip() for part in match[2].split(",")] if match[2].strip() else []
+        values = "" if opened else match[2]
+        lists[match[1]] = [part.strip() for part in values.split(",")] if values.strip() else []
+        block = lists[match[1]] if opened else None
     return lists
 
 

@@ -78,6 +78,53 @@ def matrix_of_text(text: str, file: str) -> DeviceMatrix:
     (2, ['X', 'SYS', 'PIX'])
     """
     plain = _MARKUP.sub("", text).replace("|", " ")
+    of_hosts = _by_label(plain)
+    if of_hosts:
+        first_label, *labels = of_hosts
+        matrix = _with_wraps(of_hosts[first_label], file)
+        for label in labels:
+            if _with_wraps(of_hosts[label], file) != matrix:
+                raise ConfigError(
+                    f"the matrices of {first_label!r} and {label!r} differ; expected one "
+                    "node a file",
+                    file=file,
+                )
+        return matrix
+    return _with_wraps(plain, file)
+
+
+_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?"
+_LABEL = re.compile(
+    rf"[ \t]*((?:{_TIME})?(?:(?:(?<=\S)[ \t]+)?"
+    r"(?:std(?:out|err)[ \t]+[FP]|\[[\d,]+\](?:<std\w+>)?:?|\d+:"
+    r"|[\w.\-]+:|\([^()\n]{1,80}\)))?)(?=[ \t]|$)"
+)
+"""What launchers, containers and parallel shells write before each line."""
+
+
+def _by_label(text: str) -> dict[str, str]:
+    """The lines of each label that stands before a header, without it; empty if there is none."""
+    lines = text.split("\n")
+    parts: dict[str, list[str]] = {}
+    for line in lines:
+        match = _LABEL.match(line)
+        words = line[match.end() :].split() if match and match[1] else []
+        if match and words[:1] == ["GPU0"] and words[1:2] != ["X"]:
+            parts.setdefault(_without_time(match[1]), [])
+    for line in lines:
+        match = _LABEL.match(line)
+        if match and (part := parts.get(_without_time(match[1]))) is not None:
+            part.append(line[match.end() :])
+    return {label: "\n".join(part) for label, part in parts.items()}
+
+
+def _without_time(label: str) -> str:
+    """A label with the same text for every time."""
+    return re.sub(_TIME, "TIME", label)
+
+
+def _with_wraps(plain: str, file: str) -> DeviceMatrix:
+    """The matrix of a plain text that a terminal may have wrapped."""
     try:
         return _matrix(plain, file)
     except ConfigError:

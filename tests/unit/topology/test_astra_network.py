@@ -63,7 +63,7 @@ REFUSED = {
     "too many": (b"[ 3, 4, 2 ]", b"[ 300, 4000, 2 ]", "expected at most 4096"),
     "other YAML": (
         b"[ 50.0, 500.5, 2000.0 ]",
-        b"\n  - 50.0",
+        b"{ first: 50.0 }",
         "line 5: expected a line such as 'bandwidth: ",
     ),
     "an unknown key": (

@@ -231,6 +231,18 @@ def test_a_device_is_never_lost(text, says):
         parse_smi_matrix(text, **RATES)
 
 
+def test_nodes_that_differ_are_told_by_their_labels():
+    """As a parallel shell prints the matrices of several nodes."""
+    labelled = [
+        b"\n".join(b"%s: %s" % (node, line) for line in text.split(b"\n"))
+        for node, text in ((b"node-1", PLAIN), (b"node-2", PLAIN.replace(b"NV4", b"NV2")))
+    ]
+    expected, actual = both(labelled[0] + b"\n" + labelled[0].replace(b"node-1", b"node-3"))
+    assert actual == expected
+    with pytest.raises(ConfigError, match="matrices of 'node-1:' and 'node-2:' differ"):
+        parse_smi_matrix(b"\n".join(labelled), **RATES)
+
+
 def amd(words, hops, labels, titles, numa=""):
     """Tables as AMD's tools print them."""
     head = "             " + " ".join(f"{label:12}" for label in labels)
