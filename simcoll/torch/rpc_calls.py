@@ -12,6 +12,7 @@ import importlib
 import re
 import traceback
 import warnings
+from collections import ChainMap
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Generic, Self, TypeVar
@@ -50,7 +51,10 @@ def _refuse_fake(_tensor: FakeTensor) -> Any:
 
 
 _PICKLER = internal._InternalRPCPickler()
-_PICKLER._register_reducer(FakeTensor, _refuse_fake)
+# Modules such as RemoteModule register how they are sent with PyTorch's own.
+_PICKLER._class_reducer_dict = ChainMap(
+    {FakeTensor: _refuse_fake}, internal._internal_rpc_pickler._class_reducer_dict
+)
 
 
 def _worker() -> RpcWorker:
@@ -96,6 +100,7 @@ def _init_rpc(
         )
     timeout_s = constants.DEFAULT_RPC_TIMEOUT_SEC if options is None else options.rpc_timeout
     thread.call(_join, networks, thread, WorkerInfo(name, number), size, float(timeout_s))
+    _worker().device_maps = getattr(options, "device_maps", {})
 
 
 def _join(
@@ -147,6 +152,10 @@ class _Agent:
         """All workers."""
         workers = _worker().network.workers
         return [workers[number].info for number in sorted(workers)]
+
+    def _get_device_map(self, worker: WorkerInfo) -> dict[torch.device, torch.device]:
+        """Where tensors sent to a worker go, by where they are: as in the options, or nowhere."""
+        return dict(_worker().device_maps.get(worker.name, {}))
 
     def get_debug_info(self) -> dict[str, str]:
         """Nothing: there are no queues."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -97,6 +97,8 @@ class RpcWorker:
         Its name and number.
     timeout_s
         The timeout of its calls; ``explicit``: its program has given it.
+    device_maps
+        Devices of tensors that it sends, by the worker that gets them.
     values
         What it owns, by the numbers of the references; a Future where a call is still to set it.
     references
@@ -111,6 +113,7 @@ class RpcWorker:
     rank: Rank
     timeout_s: float
     explicit: bool = False
+    device_maps: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)
     values: dict[tuple[int, int], Future[Any]] = field(default_factory=dict)
     references: int = 0
     contexts: dict[int, Any] = field(default_factory=dict)

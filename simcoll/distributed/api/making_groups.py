@@ -120,8 +120,9 @@ def group_of(
     algorithm: Choice = None,
     callers: Sequence[int] | None = None,
 ) -> Any:
-    """Create a group; ``callers`` are the ranks that call (None: all)."""
+    """Create a group; ``callers`` are the ranks that call (None: all of the default group)."""
     default = default_group()
+    callers = default.communicator.members if callers is None else callers
     chosen = _checked_ranks(ranks, default.size(), sort_ranks=sort_ranks)
     span = default.timeout if timeout is None else timeout
     explicit = default.communicator.explicit if timeout is None else True
@@ -137,7 +138,7 @@ def group_of(
             return None
         members = "-".join(map(str, chosen))
         label, tell = f"{members}:{count(me, members)}", chosen
-    elif callers is not None and len(callers) < default.size():
+    elif len(callers) < len(me.world.ranks):
         members = "-".join(map(str, callers))
         label, tell = f"among {members}:{count(me, f'among {members}')}", tuple(callers)
     else:
@@ -299,13 +300,16 @@ def set_default_group(
     pg_options: Any = None,
     algorithm: Choice = None,
     meeting: Meeting | None = None,
+    members: tuple[int, ...] | None = None,
 ) -> None:
-    """Give a rank its handle of the default group, which the ranks made at a meeting."""
+    """Give a rank its handle of the default group, which the ranks made at a meeting; None: all
+    ranks are its members.
+    """
     name = Backend(backend)
     span = default_pg_timeout if timeout is None else timeout
     limit = (timeout_fs(span), timeout is not None)
     communicator = shared_group(
-        rank, "0", rank.world.everyone, limit, name, algorithm, desc="default_pg"
+        rank, "0", members or rank.world.everyone, limit, name, algorithm, desc="default_pg"
     )
     rank.default = _make_handle(rank, communicator, span, pg_options, meeting)
     rank.implicit = implicit
@@ -365,22 +369,16 @@ def init_process_group(
         store, rank, world_size = next(rendezvous(init_method, rank, world_size, timeout=limit))
     elif init_method is not None and not init_method.startswith("env://"):
         rank, world_size = parse_init_method(init_method, rank, world_size)
-    for parameter, value, expected in (
-        ("rank", rank, me.number),
-        ("world_size", world_size, len(me.world.ranks)),
-    ):
-        if value not in (-1, expected):
-            raise ValueError(
-                f"init_process_group: {parameter}={value}, but this program was spawned with "
-                f"{parameter}={expected}"
-            )
+    members = _members_of_default(me, rank, world_size)
     if me.default is not None:
         _leave_groups(me)
     me.generation += 1
     me.created.clear()
     url = (init_method or "").split("?")[0]
     key, subject = f"init_process_group {me.generation}", f"{name} {url}".strip()
-    meeting = me.world.meet(me, Arrival(key, "init_process_group", me.world.everyone, subject))
+    meeting = me.world.meet(
+        me, Arrival(key, "init_process_group", members, subject, tell=me.world.everyone)
+    )
     wait_until(
         meeting,
         timeout_fs(default_pg_timeout if timeout is None else timeout),
@@ -394,5 +392,29 @@ def init_process_group(
         me.own_store = me.world.open_store(me, url, timeout)
         me.store = me.own_store.store
     set_default_group(
-        me, name, timeout=timeout, pg_options=pg_options, algorithm=algorithm, meeting=meeting
+        me,
+        name,
+        timeout=timeout,
+        pg_options=pg_options,
+        algorithm=algorithm,
+        meeting=meeting,
+        members=members,
     )
+
+
+def _members_of_default(me: Rank, rank: int, world_size: int) -> tuple[int, ...]:
+    """The ranks of the default group that a rank makes: all, or, of emulated ones, the first
+    ``world_size``. -1: not stated.
+    """
+    everyone, emulated = me.world.everyone, me.world.home is None
+    size = len(everyone) if world_size == -1 else world_size
+    if rank not in (-1, me.number):
+        wrong, right = f"rank={rank}", f"rank={me.number}"
+    elif size > len(everyone) or (size < len(everyone) and not emulated):
+        wrong, right = f"world_size={size}", f"world_size={len(everyone)}"
+    elif me.number >= size:
+        wrong = f"world_size={size}"
+        right = f"rank={me.number}: it can be in a default group of at least {me.number + 1} ranks"
+    else:
+        return everyone[:size]
+    raise ValueError(f"init_process_group: {wrong}, but this program was spawned with {right}")

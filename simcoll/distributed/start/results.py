@@ -185,17 +185,19 @@ def machine_of(result: RunResult) -> str:
     return f"{result.topology}, {result.library}" if result.library else result.topology
 
 
+NOTEWORTHY_BYTES = 2**20
+"""The least offloaded memory that a summary line tells: losses come to the host, too."""
+
+
 def memory_of(result: RunResult) -> str:
     """The largest peak memory of a rank, for a run's summary line; empty where nothing was
     counted.
     """
     peak_bytes, host_bytes = max(result.peak_bytes), max(result.host_peak_bytes, default=0)
-    host = f", and {format_memory(host_bytes)} in the host's memory" if host_bytes else ""
-    return (
-        f", at most {format_memory(peak_bytes)} of tensors on a rank{host}"
-        if peak_bytes or host_bytes
-        else ""
-    )
+    text = f", at most {format_memory(peak_bytes)} of tensors on a rank" if peak_bytes else ""
+    if host_bytes >= NOTEWORTHY_BYTES:
+        text += f", and {format_memory(host_bytes)} in the memory of its host"
+    return text
 
 
 def table_of(result: RunResult) -> str:

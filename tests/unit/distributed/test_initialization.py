@@ -479,3 +479,42 @@ def test_what_is_available(monkeypatch):
 def test_nprocs(wrong):
     with pytest.raises(ConfigError, match="nprocs"):
         dist.spawn(lambda *_: None, wrong)
+
+
+def test_the_first_ranks_make_a_default_group_of_their_own():
+    def program(rank, world_size):
+        if rank >= 2:
+            return None
+        dist.init_process_group("gloo", rank=rank, world_size=2, init_method="tcp://127.0.0.1:1")
+        x = np.array([rank + 1.0])
+        dist.all_reduce(x)
+        alone = dist.new_group([1])
+        both = dist.new_group()
+        dist.barrier(group=both)
+        return x[0], dist.get_world_size(), dist.get_world_size(both), alone is not None
+
+    result = dist.spawn(program, 4, init=False)
+    assert result.returns[2:] == (None, None)
+    assert [entry[:3] for entry in result.returns[:2]] == [(3.0, 2, 2)] * 2
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "message"),
+    [
+        (2, 2, r"the rank must be 0 to 1 \(world size 2\), got 2"),
+        (0, 4, "world_size=4, but this program was spawned with world_size=3"),
+        (1, 3, "rank=1, but this program was spawned with rank=0"),
+    ],
+)
+def test_a_default_group_of_other_ranks_is_refused(rank, world_size, message):
+    def program(number, _world_size):
+        if number == (rank if world_size == 2 else 0):
+            with pytest.raises(ValueError, match=message):
+                dist.init_process_group(
+                    "gloo",
+                    rank=rank,
+                    world_size=world_size,
+                    init_method="tcp://127.0.0.1:1",
+                )
+
+    dist.spawn(program, 3, init=False)

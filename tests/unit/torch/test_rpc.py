@@ -14,6 +14,8 @@ torch, dist = Deferred("torch"), Deferred("torch.distributed")
 rpc = Deferred("torch.distributed.rpc")
 dist_autograd = Deferred("torch.distributed.autograd")
 fake_tensor = Deferred("torch._subclasses.fake_tensor")
+parallel, optim = Deferred("torch.nn.parallel"), Deferred("torch.distributed.optim")
+remote_module = Deferred("torch.distributed.nn.api.remote_module")
 command, backend = Deferred("simcoll.torch.__main__"), Deferred("simcoll.torch")
 
 pytestmark = needs_torch
@@ -53,6 +55,19 @@ class Counter:
 
 def raise_counter(counter, step):
     return counter.rpc_sync().raise_by(step), counter.is_owner(), counter.owner_name()
+
+
+def train_with_remote_rows(embedding, rank):
+    layer = parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
+    torch.nn.init.ones_(layer.module.weight)
+    references = [*embedding.remote_parameters(), rpc.RRef(layer.module.weight)]
+    optimizer = optim.DistributedOptimizer(torch.optim.SGD, references, lr=0.5)
+    with dist_autograd.context() as context:
+        rows = embedding.forward(torch.tensor([rank]), torch.tensor([0]))
+        loss = layer(rows).sum()
+        dist_autograd.backward(context, [loss])
+        optimizer.step(context)
+    return loss.item(), layer.module.weight.flatten().tolist()
 
 
 def copy_of(reference):
@@ -182,6 +197,38 @@ MISTAKES = {
 def test_mistakes(words):
     with pytest.raises((ConfigError, RuntimeError, TypeError, AttributeError), match=words):
         run(MISTAKES[words], ranks=2)
+
+
+@pytest.mark.slow
+def test_a_module_of_another_worker_is_trained_beside_a_group_of_two():
+    """The shape of PyTorch's example of DistributedDataParallel with RPC."""
+
+    def body(rank, world_size):
+        if rank < 2:
+            dist.init_process_group(
+                "gloo", rank=rank, world_size=2, init_method="tcp://localhost:29500"
+            )
+        name = ("trainer0", "trainer1", "master", "ps")[rank]
+        rpc.init_rpc(name, rank=rank, world_size=world_size)
+        values = None
+        if rank == 2:
+            embedding = remote_module.RemoteModule(
+                "ps",
+                torch.nn.EmbeddingBag,
+                args=(2, 2),
+                kwargs={"mode": "sum", "_weight": torch.tensor([[1.0, 2.0], [3.0, 4.0]])},
+            )
+            calls = [
+                rpc.rpc_async(f"trainer{number}", train_with_remote_rows, args=(embedding, number))
+                for number in range(2)
+            ]
+            values = [call.wait() for call in calls]
+        rpc.shutdown()
+        return values
+
+    # The gradient of the layer is the mean of the rows (1, 2) and (3, 4).
+    weight = [1 - 0.5 * 2, 1 - 0.5 * 3]
+    assert backend.spawn(body, 4).returns[2] == [(3.0, weight), (7.0, weight)]
 
 
 def test_names_differ():
