@@ -117,15 +117,22 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def is_job(source: str) -> bool:
-    """Whether this is a folder, a trace of a profiler, or a compiled program (HLO)."""
+    """Whether this is a folder, a trace of a profiler, a compiled program (HLO), or a list of
+    collectives.
+    """
     from simcoll.files.paths import is_file, is_folder
     from simcoll.files.strict import read_start
+    from simcoll.formats.recognise import recognise
     from simcoll.jobs.hlo_workload import is_hlo_file
+    from simcoll.jobs.list_workload import LISTS
     from simcoll.jobs.trace_stream import is_trace_head
 
     if is_folder(source):
         return True
-    return is_file(source) and (is_trace_head(read_start(source)) or is_hlo_file(source))
+    if not is_file(source):
+        return False
+    start = read_start(source)
+    return is_trace_head(start) or is_hlo_file(source) or recognise(start) in LISTS
 
 
 def convert_job(source: Path, target: Path, to: str | None, options: JobConversion) -> None:
@@ -134,6 +141,7 @@ def convert_job(source: Path, target: Path, to: str | None, options: JobConversi
     from simcoll.jobs.hlo_workload import gpu_of, hlo_workload, is_hlo_file, load_hlo
     from simcoll.jobs.job import job_of_files
     from simcoll.jobs.job_workload import job_workload
+    from simcoll.jobs.list_workload import list_workload
     from simcoll.workload.workload import write_workload
 
     if to not in {None, "workload"}:
@@ -151,6 +159,15 @@ def convert_job(source: Path, target: Path, to: str | None, options: JobConversi
             )
         gpu = gpu_of(options.gpu, None, str(source))
         workload = hlo_workload(load_hlo(source), gpu, cpu=options.accept_cpu)
+    elif lists := list_files([source]):
+        refuse_places([target], lists)
+        if options.gpu is not None or options.accept_cpu:
+            raise ConfigError(
+                "--gpu and --accept-cpu are for compiled programs (HLO)", file=str(source)
+            )
+        workload, notes = list_workload(lists, measured=options.measured)
+        for note in notes:
+            say(f"# {note}")
     else:
         if options.gpu is not None or options.accept_cpu:
             raise ConfigError(

@@ -24,7 +24,17 @@ __all__ = [
     "workload_kind",
 ]
 
-WORKLOADS = ("workload", "operations", "chakra", "hlo", "astra-workload")
+WORKLOADS = (
+    "workload",
+    "operations",
+    "chakra",
+    "hlo",
+    "astra-workload",
+    "inspector",
+    "flight-record",
+    "pickle",
+    "deepspeed-comms",
+)
 """Formats that hold a workload."""
 
 
@@ -40,7 +50,7 @@ def workload_kind(path: Path) -> str:
         if path.is_dir() and any(path.glob("*.et")):
             return "chakra"
         this = (
-            "a folder"
+            "a folder, and simcoll convert makes a workload of the files of all ranks"
             if path.is_dir()
             else "a pipe or device, and what is in it can be read only once"
         )
@@ -71,6 +81,7 @@ def read_any_workload(
     """Read a workload, its topology if given, and its slow ranks."""
     from simcoll.files.strict import read_file
     from simcoll.formats.recognise import TITLES
+    from simcoll.jobs.list_workload import LISTS, list_workload
     from simcoll.topology import load_topology
     from simcoll.traces.astra_system import load_astra_system, load_comm_groups
     from simcoll.traces.chakra import MAX_FILE_BYTES, load_chakra
@@ -103,6 +114,10 @@ def read_any_workload(
         workload = hlo_workload(load_hlo(path), gpu_of(gpu, place, str(path)))
     elif kind == "astra-workload":
         workload = _text_workload(path, topology, nodes)
+    elif kind in LISTS:
+        workload, notes = list_workload([path])
+        for note in notes:
+            say(f"# {note}")
     else:
         roofline = None if settings is None else settings.gpu
         groups = None if comm_groups is None else load_comm_groups(comm_groups)

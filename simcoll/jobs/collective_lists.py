@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from statistics import median
 
@@ -21,7 +20,8 @@ from simcoll.formats.reports.astra_workload import parse_astra_workload
 from simcoll.formats.reports.deepspeed_comms import parse_deepspeed_comms
 from simcoll.formats.reports.flight_record import load_flight_record
 from simcoll.formats.reports.nccl_inspector import MAX_BYTES, parse_inspector
-from simcoll.jobs.comm_records import RecordKind, item_bytes, kind_of
+from simcoll.jobs.comm_records import RecordKind, kind_of
+from simcoll.jobs.list_workload import tensors_bytes
 from simcoll.units import counted, format_size, format_time
 
 __all__ = ["is_collective_list", "list_lines"]
@@ -128,22 +128,13 @@ def _flight(paths: Sequence[Path]) -> _Listing:
         record = load_flight_record(path)
         groups = dict(record.groups)
         for entry in record.entries:
-            size_bytes = max(map(_bytes_of, (entry.inputs, entry.outputs)))
             ranks = len(groups.get(entry.group, ()))
-            rows.append((kind_of(entry.operation), size_bytes, ranks, None))
+            rows.append((kind_of(entry.operation), tensors_bytes(entry), ranks, None))
     note = (
         f"calls of {counted(len(paths), 'rank')} together; a flight record keeps the latest calls "
         "only, and its times contain the waiting for other ranks"
     )
     return "flight records", _combine(rows), note
-
-
-def _bytes_of(tensors: Sequence[tuple[Sequence[int], str]]) -> int:
-    """Bytes of the tensors of one side; -1 without tensors or types, as before PyTorch 2.4."""
-    widths = [item_bytes(dtype) for _, dtype in tensors]
-    if not tensors or not all(widths):
-        return -1
-    return sum(prod(shape) * width for (shape, _), width in zip(tensors, widths, strict=True))
 
 
 def _deepspeed_rows(paths: Sequence[Path]) -> _Listing:

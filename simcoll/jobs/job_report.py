@@ -232,7 +232,7 @@ def _table(job: Job) -> list[str]:
     rows = _rows(job.matching.meetings) if matched else _lone_rows(job)
     title = "service (least to most)" if matched else "kernel (least to most)"
     head = f"{'collective':<15}{'size':>12}{'ranks':>7}{'calls':>7}  {title:<36}"
-    lines = [head + (f"{'busbw':>12}  {'waiting':>10}" if matched else "")]
+    lines = [(head + (f"{'busbw':>12}  {'waiting':>10}" if matched else "")).rstrip()]
     for row in rows[:_MOST_ROWS]:
         size = format_size(row.size_bytes) if row.size_bytes >= 0 else "unknown"
         middle, low, high = map(format_ns, row.service_ns)

@@ -20,6 +20,7 @@ from simcoll.jobs.comm_records import (
     record_of,
 )
 from simcoll.jobs.trace_stream import TraceEvent, TraceHead, TraceStream
+from simcoll.units import counted
 
 __all__ = [
     "CommEvent",
@@ -38,6 +39,7 @@ MOST_US = 1e16
 _CALLS = {"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "runtime"}
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"}
 _HOST = {"cpu_op", "user_annotation", "Operator"}
+_TIMED = _CALLS | _DEVICE | _HOST
 _QUERIES = re.compile(
     r"EventQuery|StreamQuery|IsCapturing|CaptureInfo|LastError|Occupancy|GetDevice|GetAttribute"
     r"|PointerGetAttributes|FuncGetAttributes|FuncSetAttribute"
@@ -166,6 +168,7 @@ def load_rank_trace(path: FilePath) -> RankTrace:
     stream = TraceStream(Path(name))
     trace = RankTrace(name)
     raw_comms: list[tuple[CommEvent | DeviceWork, TraceEvent]] = []
+    untimed = 0
     for event in stream:
         trace.events += 1
         if event.ph != "X":
@@ -173,12 +176,16 @@ def load_rank_trace(path: FilePath) -> RankTrace:
         times = _times_ns(event)
         if times is not None:
             _take(trace, event, *times, raw_comms)
+        elif isinstance(event.cat, str) and event.cat in _TIMED:
+            untimed += 1
         total = len(trace.calls) + len(trace.device_work) + len(raw_comms)
         if total > MOST_EVENTS:
             raise ConfigError(f"more than {MOST_EVENTS:,} calls and kernels", file=name)
     _take_head(trace, stream.head)
     for place, event in raw_comms:
         place.record = record_of(event.arguments(), event.name, trace.groups)
+    if untimed:
+        trace.notes.append(f"{counted(untimed, 'event')} without a valid time left out")
     if stream.repaired:
         trace.notes.append(f"{stream.repaired} pieces of its text were not well-formed JSON")
     for ordered in (trace.calls, trace.device_work, trace.comms, trace.steps):
