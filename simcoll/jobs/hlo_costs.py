@@ -264,7 +264,10 @@ class HloCosts:
         """FLOPs of cuDNN's fused attention; half of them with a causal mask."""
         settings = _table(_settings(self.module, instruction), "cudnn_fmha_backend_config")
         scores = _whole_numbers(_table(settings, "intermediate_tensor_shape"), "dimensions")
-        products = _table(settings, "bmm1_dot_dimension_numbers")
+        backward = "Backward" in instruction.target
+        # Of the product that contracts the width of a head: queries and keys, or output and values.
+        name = "bmm2_grad_gemm2" if backward else "bmm1"
+        products = _table(settings, f"{name}_dot_dimension_numbers")
         contracted = _whole_numbers(products, "lhs_contracting_dimensions")
         query = computation.operand(instruction, 0)
         sizes = query.shapes[0].dimensions if query is not None and query.shapes else ()
@@ -273,7 +276,7 @@ class HloCosts:
                 instruction, "expected the sizes of fused attention in its backend_config"
             )
         depth = prod(sizes[place] for place in contracted)
-        direction = "backward" if instruction.target.endswith("Backward") else "forward"
+        direction = "backward" if backward else "forward"
         causal = "CAUSAL" in str(settings.get("mask_type", ""))
         flops = 2 * prod(scores) * depth * _ATTENTION_TENSORS[direction]
         return Counter({f"attention.{direction}": flops // 2 if causal else flops})

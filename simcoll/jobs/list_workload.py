@@ -44,7 +44,7 @@ class _ListedCall:
 
 
 @dataclass(slots=True)
-class _Group:
+class _ListedGroup:
     """The members of a group, and by member that was recorded its calls by number."""
 
     members: tuple[int, ...]
@@ -111,7 +111,7 @@ def _bytes_of(tensors: Sequence[tuple[Sequence[int], str]]) -> int:
     return total if tensors else -1
 
 
-def _inspector_groups(paths: Sequence[Path]) -> dict[str, _Group]:
+def _inspector_groups(paths: Sequence[Path]) -> dict[str, _ListedGroup]:
     """The communicators of a job. A file is that of a process, whose rank of the job is that in the
     communicator of all processes.
     """
@@ -119,7 +119,7 @@ def _inspector_groups(paths: Sequence[Path]) -> dict[str, _Group]:
     sizes = {row.communicator: row.nranks for rows in files for row in rows}
     largest = max(sizes, key=lambda name: (sizes[name], name))
     if len(sizes) == 1:
-        group = _Group(tuple(range(sizes[largest])), defaultdict(dict))
+        group = _ListedGroup(tuple(range(sizes[largest])), defaultdict(dict))
         for rows in files:
             for row in rows:
                 group.calls[row.rank][row.number] = _inspected(row)
@@ -148,7 +148,7 @@ def _inspector_groups(paths: Sequence[Path]) -> dict[str, _Group]:
                 "files; expected all"
             )
     return {
-        name: _Group(tuple(places[place] for place in sorted(places)), calls[name])
+        name: _ListedGroup(tuple(places[place] for place in sorted(places)), calls[name])
         for name, places in members.items()
     }
 
@@ -164,7 +164,7 @@ def _collective(kind: str, name: str) -> CallKind:
     return kind  # type: ignore[return-value]
 
 
-def _flight_groups(paths: Sequence[Path], notes: list[str]) -> dict[str, _Group]:
+def _flight_groups(paths: Sequence[Path], notes: list[str]) -> dict[str, _ListedGroup]:
     """The groups of flight records; the rank is the last number of a file's name."""
     records: dict[int, FlightRecord] = {}
     for path in paths:
@@ -176,7 +176,7 @@ def _flight_groups(paths: Sequence[Path], notes: list[str]) -> dict[str, _Group]
                 file=str(path),
             )
         records[rank] = load_flight_record(path)
-    groups: dict[str, _Group] = {}
+    groups: dict[str, _ListedGroup] = {}
     left_out: Counter[str] = Counter()
     for rank, record in records.items():
         members = dict(record.groups)
@@ -196,7 +196,9 @@ def _flight_groups(paths: Sequence[Path], notes: list[str]) -> dict[str, _Group]
                     f"{entry.operation[:40]!r} of group {entry.group[:40]!r} has no types of "
                     "tensors, as before PyTorch 2.4, so its size is unknown"
                 )
-            group = groups.setdefault(entry.group, _Group(members[entry.group], defaultdict(dict)))
+            group = groups.setdefault(
+                entry.group, _ListedGroup(members[entry.group], defaultdict(dict))
+            )
             call = _ListedCall(_collective(kind, entry.operation), max(0, size_bytes))
             group.calls[rank][entry.sequence] = call
     notes += [f"{counted(number, title)} left out" for title, number in left_out.items()]
@@ -206,7 +208,7 @@ def _flight_groups(paths: Sequence[Path], notes: list[str]) -> dict[str, _Group]
 
 
 def _steps(
-    groups: Mapping[str, _Group], file: str, notes: list[str], *, measured: bool
+    groups: Mapping[str, _ListedGroup], file: str, notes: list[str], *, measured: bool
 ) -> list[list[TraceStep]]:
     """The steps of all ranks: each group's calls in order, on a stream of their own."""
     recorded = {rank for group in groups.values() for rank in group.calls}
@@ -252,11 +254,11 @@ def _steps(
     return steps
 
 
-def _shared_calls(name: str, group: _Group) -> tuple[dict[int, list[_ListedCall]], int]:
+def _shared_calls(name: str, group: _ListedGroup) -> tuple[dict[int, list[_ListedCall]], int]:
     """The calls of a group that all its recorded ranks have, by number, and how many others."""
     numbers = [set(calls) for calls in group.calls.values()]
     shared = sorted(set.intersection(*numbers))
-    calls = {number: [made[number] for made in group.calls.values()] for number in shared}
+    calls = {number: [by_number[number] for by_number in group.calls.values()] for number in shared}
     for number, ranks_calls in calls.items():
         kinds = sorted({call.kind for call in ranks_calls})
         if len(kinds) > 1:
@@ -267,7 +269,7 @@ def _shared_calls(name: str, group: _Group) -> tuple[dict[int, list[_ListedCall]
     return calls, len(set.union(*numbers)) - len(shared)
 
 
-def _streams(groups: Mapping[str, _Group], nranks: int) -> dict[str, str]:
+def _streams(groups: Mapping[str, _ListedGroup], nranks: int) -> dict[str, str]:
     """Names of groups by their shape, so that ranks that behave alike have streams of one name."""
     titles: dict[str, str] = {}
     by_rank: dict[int, Counter[str]] = defaultdict(Counter)
