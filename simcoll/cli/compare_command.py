@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from simcoll.cli.log_options import LogOptions
+from simcoll.command_line import VERBOSE
 from simcoll.errors import ConfigError
 from simcoll.terminal import say
 
@@ -28,6 +29,7 @@ def compare_log(
     options: LogOptions = LogOptions(),  # noqa: B008
     calibration: Path | None = None,
     svg: Path | None = None,
+    verbose: Annotated[bool, VERBOSE] = False,
 ) -> None:
     """Compare measured times with predictions, row by row, and explain the difference.
 
@@ -43,6 +45,8 @@ def compare_log(
         A file that simcoll calibrate wrote.
     svg
         File for a picture: both curves and the bound.
+    verbose
+        Print also the classes of errors that intervals come from.
     """
     from simcoll.cli.progress import Progress
     from simcoll.files.output import refuse_places, write_file
@@ -102,7 +106,10 @@ def compare_log(
             say(f"# the log says: {line}")
         for line in log_setting.lines():
             say(f"# {line}")
-        for line in (*comparison_lines(rows), *doubts(row.prediction for row in rows)):
+        for line in (
+            *comparison_lines(rows),
+            *doubts((row.prediction for row in rows), verbose=verbose),
+        ):
             say(line)
         for line in band_lines((row.row.size_bytes, row.ratio) for row in rows):
             say(f"# error {line}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from simcoll.cli.grids import GridOptions
-from simcoll.command_line import COUNT, WHOLE
+from simcoll.command_line import COUNT, VERBOSE, WHOLE
 from simcoll.errors import ConfigError
 from simcoll.terminal import say
 
@@ -37,6 +37,7 @@ def plan_designs(
     budget: Annotated[int, COUNT] = 0,
     clock: str = "",
     top: Annotated[int, COUNT] = 10,
+    verbose: Annotated[bool, VERBOSE] = False,
     options: Annotated[GridOptions, Parameter(name="*")] = GridOptions(),  # noqa: B008
 ) -> None:
     """Search or time the designs of a plan, the best ones exactly; write tables, the best design,
@@ -60,6 +61,9 @@ def plan_designs(
         differ. Default: no limit.
     top
         Number of printed lines of the table.
+    verbose
+        Print also the collectives of the best design, and the classes of errors that intervals come
+        from.
     """
     from simcoll.cli.grids import play_grid
     from simcoll.planning.designs.design_search import latest, open_search, space_grid
@@ -101,7 +105,7 @@ def plan_designs(
             "the rest"
         )
         return
-    _conclude(progress[0], latest(runs), folder, top)
+    _conclude(progress[0], latest(runs), folder, top, verbose=verbose)
 
 
 @dataclass
@@ -150,7 +154,9 @@ def _fit(rows: Sequence[Row]) -> bool:
     return any(row.get("result", {}).get("fits") == "yes" for row in rows)
 
 
-def _conclude(progress: _PlanProgress, rows: Sequence[Row], folder: Path, top: int) -> None:
+def _conclude(
+    progress: _PlanProgress, rows: Sequence[Row], folder: Path, top: int, *, verbose: bool
+) -> None:
     """Print the table and what was searched; write the files."""
     from simcoll.files.output import write_files
     from simcoll.planning.designs.decision import alternatives_of, interval_lines, verdict
@@ -162,7 +168,7 @@ def _conclude(progress: _PlanProgress, rows: Sequence[Row], folder: Path, top: i
         tight_of,
     )
     from simcoll.planning.designs.nearest_fit import missing_alternatives
-    from simcoll.planning.designs.step_report import call_lines
+    from simcoll.planning.designs.step_report import call_lines, origin_lines
     from simcoll.training.evidence import rate_lines, rates_of
     from simcoll.training.steps import TrainingStep
 
@@ -180,19 +186,22 @@ def _conclude(progress: _PlanProgress, rows: Sequence[Row], folder: Path, top: i
     missing = missing_alternatives(rows)
     for alternative in missing:
         say(f"  -  {alternative.name}: {alternative.reason}")
-    for line in interval_lines(space.objective.figure, best):
-        say(f"# {line}")
     alternatives = alternatives_of(best)
     if len(alternatives) > 1:
         for sentence in verdict(space.objective.figure, alternatives, ()):
             say(f"# {sentence}")
-    for line in call_lines(TrainingStep(design_of(best[0])).calls):
-        say(line if line.startswith("#") else f"# best: {line}")
+    for line in interval_lines(space.objective.figure, best, verbose=verbose):
+        say(f"# {line}")
+    for lack in best[0]["result"]["lacks"]:
+        say(f"# best lacks: {lack}")
+    calls = TrainingStep(design_of(best[0])).calls
+    for line in call_lines(calls) if verbose else ():
+        say(f"# best: {line}")
+    for line in origin_lines(calls, verbose=verbose):
+        say(f"# {line}")
     for design in {row["result"]["gpu"]: design_of(row) for row in firsts(best)}.values():
         for line in rate_lines(design.gpu.name, rates_of(design)):
             say(f"# rates: {line}")
-    for lack in best[0]["result"]["lacks"]:
-        say(f"# best lacks: {lack}")
     for note in notes_of(designs):
         say(f"# note: {note}")
     for line in search_lines:

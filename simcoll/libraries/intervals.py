@@ -86,6 +86,15 @@ class Spread:
         return f"left-out errors on {systems}{few}: {', '.join(self.cell)}"
 
 
+def without_class(errors: str) -> str:
+    """The text of a spread without the class of its errors.
+
+    >>> without_class("left-out errors on 6 systems: uncalibrated, large, nccl")
+    'left-out errors on 6 systems'
+    """
+    return errors.partition(": ")[0]
+
+
 def cell_of(question: Question, size_bytes: int, method: str) -> tuple[str, ...]:
     """The innermost cell of a prediction."""
     machine, fabric, ranks = question.machine, question.fabric, question.nranks

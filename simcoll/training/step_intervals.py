@@ -66,9 +66,16 @@ class StepInterval:
     reach: float = 1.0
 
     def __str__(self) -> str:
+        return self._errors(f" ({', '.join(self.cell)})")
+
+    def without_class(self) -> str:
+        """The errors, without the class of designs that they are of."""
+        return self._errors("")
+
+    def _errors(self, of_class: str) -> str:
         series = "1 series" if self.series == 1 else f"{self.series} series"
         reach = "; from rates that nobody measured" if self.reach < 1 else ""
-        return f"left-out errors on {series} of published steps ({', '.join(self.cell)}){reach}"
+        return f"left-out errors on {series} of published steps{of_class}{reach}"
 
     def to_row(self) -> dict[str, Any]:
         """The interval as part of a plan's results."""

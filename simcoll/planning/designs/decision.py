@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -173,13 +174,15 @@ def common_difference(best: Mapping[str, Any], rival: Mapping[str, Any]) -> floa
     return difference
 
 
-def interval_lines(figure: str, best: Sequence[Row]) -> Iterator[str]:
+def interval_lines(figure: str, best: Sequence[Row], *, verbose: bool = False) -> Iterator[str]:
     """The intervals of the best design, and how many designs are as good as it by the objective.
 
     Parameters
     ----------
     best
         The designs that ran, best first.
+    verbose
+        Add the class of designs whose errors the intervals are of.
     """
     leader, merit = best[0]["result"], FIGURES[figure]
     spans = []
@@ -189,7 +192,10 @@ def interval_lines(figure: str, best: Sequence[Row]) -> Iterator[str]:
             low, high = (merit.text(end) for end in span)
             spans.append(f"{share} % within {low} to {high} {merit.unit}".rstrip())
     if spans:
-        yield f"best: {', '.join(spans)}, by {leader['interval']['of']}"
+        errors = leader["interval"]["of"]
+        if not verbose:
+            errors = re.sub(r" \(.*\)", "", errors)
+        yield f"best: {', '.join(spans)}, by {errors}"
     ties = sum(is_tie(leader, row["result"], figure) for row in best[1:])
     if ties:
         verb = "is" if ties == 1 else "are"

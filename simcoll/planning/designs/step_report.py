@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from simcoll.libraries.intervals import without_class
 from simcoll.training.evidence import rate_lines
 from simcoll.training.step_result import StepResult
 from simcoll.units import format_memory, format_size, format_time
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from simcoll.workload.accounting import CallTime
     from simcoll.workload.playing import WorkloadResult
 
-__all__ = ["call_lines", "step_json", "step_lines", "workload_lines"]
+__all__ = ["call_lines", "origin_lines", "step_json", "step_lines", "workload_lines"]
 
 _WORKLOAD_FIELDS = (
     "title",
@@ -78,8 +79,8 @@ _PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 def step_lines(result: StepResult, *, verbose: bool = False) -> Iterator[str]:
     """The lines of the table.
 
-    A row has a name of 12 characters, then its values. ``verbose`` adds the formula of the FLOPs,
-    what played the step, and hashes.
+    A row has a name of 12 characters, then its values. ``verbose`` adds the classes of errors that
+    intervals come from, the formula of the FLOPs, what played the step, and hashes.
     """
     yield f"# {result.title}: {result.nranks} GPUs, tier {result.tier}, {result.calibration}"
     yield _row(
@@ -88,15 +89,12 @@ def step_lines(result: StepResult, *, verbose: bool = False) -> Iterator[str]:
         f"{result.tokens_per_second / result.nranks:,.0f} for each GPU",
     )
     if result.interval:
-        yield from _interval_rows(result.time_fs, result.interval)
+        yield from _interval_rows(result.time_fs, result.interval, verbose=verbose)
     yield _row(
         "MFU, HFU",
         f"{100 * result.mfu:.1f} %, {100 * result.hfu:.1f} % of "
         f"{result.peak_flops / result.nranks / 1e12:,.0f} TFLOPS",
     )
-    yield _row("compute", format_time(result.compute_fs))
-    yield _row("bubble", f"{format_time(result.bubble_fs)}, where communication is free")
-    yield from _communication(result)
     worst = max(result.memory, key=lambda memory: memory.total)
     verdict = "fits" if result.fits else "does not fit"
     yield _row(
@@ -104,6 +102,9 @@ def step_lines(result: StepResult, *, verbose: bool = False) -> Iterator[str]:
     )
     for lack in result.lacks:
         yield _row("lacks", lack)
+    yield _row("compute", format_time(result.compute_fs))
+    yield _row("bubble", f"{format_time(result.bubble_fs)}, where communication is free")
+    yield from _communication(result, verbose=verbose)
     for line in rate_lines(result.gpu, result.rates):
         yield _row("rates", line)
     for note in result.notes:
@@ -114,14 +115,14 @@ def step_lines(result: StepResult, *, verbose: bool = False) -> Iterator[str]:
         yield f"# design {result.design_hash}, played: {result.path}, trace {trace}"
 
 
-def _interval_rows(time_fs: int, interval: StepInterval) -> Iterator[str]:
+def _interval_rows(time_fs: int, interval: StepInterval, *, verbose: bool) -> Iterator[str]:
     """What steps that are measured take, by the errors of published ones."""
     spans = [
         " to ".join(format_time(round(time_fs * factor)) for factor in factors)
         for factors in (interval.within90, interval.within50)
     ]
     yield _row("interval", f"measured: 90 % within {spans[0]}, 50 % within {spans[1]}")
-    yield _row("", f"by {interval}")
+    yield _row("", f"by {interval if verbose else interval.without_class()}")
 
 
 def workload_lines(result: WorkloadResult, *, verbose: bool = False) -> Iterator[str]:
@@ -130,12 +131,12 @@ def workload_lines(result: WorkloadResult, *, verbose: bool = False) -> Iterator
     yield f"# {title}: {result.nranks} ranks on {result.topology}, tier {result.tier}"
     yield _row("step", format_time(result.time_fs))
     yield _row("compute", format_time(result.compute_fs))
-    yield from _communication(result)
+    yield from _communication(result, verbose=verbose)
     if verbose:
         yield f"# played: {result.path}, trace {result.trace_hash or '-'}"
 
 
-def _communication(result: WorkloadResult) -> Iterator[str]:
+def _communication(result: WorkloadResult, *, verbose: bool) -> Iterator[str]:
     """Communication by axis, the limit of the step, and the busiest links."""
     for axis, cost in result.axes.items():
         moved = (
@@ -152,16 +153,16 @@ def _communication(result: WorkloadResult) -> Iterator[str]:
     for name, share in result.link_use:
         yield _row("busiest", f"{name}, {100 * share:.0f} % of its capacity")
     yield from call_lines(result.calls)
+    for line in origin_lines(result.calls, verbose=verbose):
+        yield f"# {line}"
 
 
 def call_lines(calls: Sequence[CallTime]) -> Iterator[str]:
-    """The collectives that take longest, and where their times come from."""
+    """The collectives that take longest."""
     for call in calls[:SHOWN_CALLS]:
         yield _row("collective", _call(call))
     if len(calls) > SHOWN_CALLS:
         yield _row("", f"and {len(calls) - SHOWN_CALLS} that take less time")
-    for line in dict.fromkeys(_origins(calls)):
-        yield f"# {line}"
 
 
 def _call(call: CallTime) -> str:
@@ -187,14 +188,21 @@ def _size(size_bytes: int) -> str:
     return format_size(size_bytes) if exact else format_memory(size_bytes)
 
 
-def _origins(calls: Sequence[CallTime]) -> Iterator[str]:
-    """The libraries, and where intervals and numbers that they lack come from."""
+def origin_lines(calls: Sequence[CallTime], *, verbose: bool) -> Iterator[str]:
+    """The libraries of collectives, and where intervals and numbers that they lack come from, each
+    once; ``verbose`` adds the classes of errors behind the intervals.
+    """
+    yield from dict.fromkeys(_origins(calls, verbose=verbose))
+
+
+def _origins(calls: Sequence[CallTime], *, verbose: bool) -> Iterator[str]:
     for call in calls:
         if call.library:
             yield f"collectives are those of {call.library}"
     for call in calls[:SHOWN_CALLS]:
         if call.errors_of:
-            yield f"90 % interval: {call.errors_of}"
+            errors = call.errors_of if verbose else f"{without_class(call.errors_of)} (-v: which)"
+            yield f"90 % interval: {errors}"
     for call in calls:
         for guess in filter(None, call.assumed.split("; ")):
             yield f"assumed: {guess}"

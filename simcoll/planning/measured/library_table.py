@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from simcoll.core.collective import bus_factor
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import DEFAULT, Environment
+from simcoll.libraries.intervals import without_class
 from simcoll.libraries.library import Library
 from simcoll.libraries.prediction import Prediction, predict
 from simcoll.libraries.variables import without_effect
@@ -85,7 +86,7 @@ def library_lines(
 ) -> Iterator[str]:
     """The lines of the table: choice, channels, bound, and marks of times not found by emulation.
 
-    ``verbose`` adds what the library's model lacks.
+    ``verbose`` adds the classes of errors behind the intervals, and what the library's model lacks.
     """
     yield printable(f"# {library} on {topology.name}, {topology.nranks} ranks")
     for effect, reporting in (("changes no time", True), ("not in the model", False)):
@@ -125,18 +126,24 @@ def library_lines(
             f"{prediction.bottleneck}"
         )
         yield printable(line)
-    yield from doubts(predictions)
+    yield from doubts(predictions, verbose=verbose)
     if verbose:
         yield f"# not in the model: {'; '.join(library.missing)}"
 
 
-def doubts(predictions: Iterable[Prediction]) -> Iterator[str]:
+def doubts(predictions: Iterable[Prediction], *, verbose: bool = False) -> Iterator[str]:
     """Where intervals come from, reasons why some predictions are not emulated, where played times
     differ from the formula's, and assumptions for missing numbers, each once.
+
+    ``verbose`` adds the classes of errors behind the intervals.
     """
     rows = list(predictions)
-    for errors, count in Counter(prediction.errors_of for prediction in rows).items():
-        yield f"# 90 % interval of {counted(count, 'size')}: {errors}"
+    origins = [
+        prediction.errors_of if verbose else f"{without_class(prediction.errors_of)} (-v: which)"
+        for prediction in rows
+    ]
+    for origin, count in Counter(origins).items():
+        yield f"# 90 % interval of {counted(count, 'size')}: {origin}"
     ratios = [row.time_fs / row.formula_fs for row in rows if row.differs]
     if ratios:
         low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
@@ -189,13 +196,10 @@ def gain_lines(predictions: Sequence[Prediction], rows: Sequence[SweepRow]) -> I
     if ratio < MOST_ALIKE:
         yield f"# no algorithm is faster than {name}'s"
         return
-    times = (
-        f"{best} takes {microseconds(best.time_fs / 1e9)} us, {name}'s algorithm "
-        f"{microseconds(time_fs / 1e9)} us"
-    )
     yield (
-        f"# largest gain at {best.size_bytes} B: {times}, the shorter of its times in both tables, "
-        f"which is {ratio:.2f} times as long"
+        f"# largest gain at {best.size_bytes} B: {best} takes {microseconds(best.time_fs / 1e9)} "
+        f"us, {name}'s algorithm {ratio:.2f} times as long, {microseconds(time_fs / 1e9)} us (the "
+        "shorter of its times in both tables)"
     )
 
 
