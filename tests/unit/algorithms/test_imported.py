@@ -68,7 +68,9 @@ def test_a_function_takes_parameters_and_fits_any_collective(folder):
         "star_module:star(arms=2) all_reduce n=3",
         "full",
     )
-    with pytest.raises(ConfigError, match=r"has no parameter .legs.; valid: arms; .* after \* in its"):
+    with pytest.raises(
+        ConfigError, match=r"has no parameter .legs.; valid: arms; .* after \* in its"
+    ):
         simcoll.schedule("all_reduce", "star_module:star", nranks=3, legs=2)
 
 
