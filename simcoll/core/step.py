@@ -271,6 +271,11 @@ def transfers(
 ) -> Step:
     """A step from arrays of any shapes that broadcast together.
 
+    On each rank, the steps of a channel run one after the other, also where they touch different
+    chunks. Transfers that shall be under way at the same time belong to one step (``yield a, b``),
+    or to different channels; :func:`simcoll.algorithms.pipelined` overlaps the pieces of any
+    schedule.
+
     ``via`` chooses the path of the transfers: a vertex of the topology (``"box0.nic3"``) or a class
     of links (``"nvlink"``, ``"pcie"``, ``"net"``, ...), one for all or one each. Where the route of
     the topology passes it, that is the path; elsewhere the shortest path that does. ``wire`` is the

@@ -23,7 +23,7 @@ from simcoll.errors import ConfigError, nearest
 from simcoll.testing.object_values import OBJECT, object_values
 from simcoll.testing.wrong_calls import MISTAKES, undefined_reduction
 
-__all__ = ["MEMORIES", "VALUES", "Case", "CaseOperation", "legal_totals"]
+__all__ = ["MEMORIES", "MOST_ROUNDED", "VALUES", "Case", "CaseOperation", "legal_totals"]
 
 Memory: TypeAlias = Literal["contiguous", "offset", "strided", "reversed"]
 Values: TypeAlias = Literal["exact", "rounded"]

@@ -132,7 +132,7 @@ def play_once(target: Target, case: Case, world: RankWorld) -> RankOutcome:
         run, instance = join(target, world)
         return play_rank(run, case, world, instance)
     except Exception as error:  # noqa: BLE001  # whatever an implementation raises is its result
-        return RankOutcome(error=f"{type(error).__name__}: {error}")
+        return RankOutcome(error=f"{type(error).__name__}: {error}", outside=True)
     finally:
         if instance is not None:
             leave(instance)

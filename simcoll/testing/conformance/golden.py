@@ -17,16 +17,18 @@ from pathlib import Path
 import numpy as np
 
 from simcoll.arrays import Array
+from simcoll.core.collective import Collective
 from simcoll.errors import ConfigError
 from simcoll.files.output import write_file
-from simcoll.testing.collective_cases import Case
+from simcoll.testing.collective_cases import Case, CaseOperation
 from simcoll.testing.conformance.statement_cases import CASES
 from simcoll.testing.conformance.suite_backends import find_backend
-from simcoll.testing.object_values import OBJECT
 
 __all__ = ["golden_cases", "golden_results", "main", "result_text"]
 
 RANKS = (2, 3, 4)
+MORE_RANKS = (5, 8)
+"""World sizes with the first and the last case of each statement."""
 FILE = "golden.json.xz"
 MOST_BYTES = 512
 """Larger results are recorded as their SHA-256."""
@@ -34,25 +36,46 @@ DEADLINE_S = 30
 
 
 def golden_cases() -> Iterator[Case]:
-    """All cases of all statements that have bytes as results, each once."""
+    """All cases of all statements that have results, and further coalesced ones, each once."""
     texts = set()
-    for nranks in RANKS:
-        for cases_of in CASES.values():
-            for case in cases_of(nranks):
-                plain = all(part.dtype != OBJECT and not part.mistake for part in case.operations)
-                if plain and repr(case) not in texts:
+    for nranks in (*RANKS, *MORE_RANKS):
+        for cases_of in (*CASES.values(), _coalesced):
+            cases = [
+                case
+                for case in cases_of(nranks)
+                if not any(operation.mistake for operation in case.operations)
+            ]
+            for case in cases if nranks in RANKS else (*cases[:1], *cases[1:][-1:]):
+                if repr(case) not in texts:
                     texts.add(repr(case))
                     yield case
 
 
+def _coalesced(nranks: int) -> Iterator[Case]:
+    """Collectives that torch coalesces."""
+    everyone = tuple(range(nranks))
+    for kind in ("all_reduce", "all_gather", "reduce_scatter"):
+        collective = Collective(kind, nranks)
+        for dtype in ("float32", "int64"):
+            operations = tuple(
+                CaseOperation(collective, everyone, counts, dtype, seed=counts, asynchronous=True)
+                for counts in (1, 5, 37)
+            )
+            yield Case(nranks, operations, coalesced=True)
+
+
 def result_text(output: Array | None) -> str | None:
-    """A result as it is recorded: its bytes in hexadecimal digits, or their SHA-256.
+    """A result as it is recorded: its bytes in hexadecimal digits, or their SHA-256; objects as
+    Python writes them.
 
     Zeros have no sign, which depends on the order of a sum, and True is 1: gloo's sums of bool are
     the numbers of ranks.
     """
     if output is None:
         return None
+    if output.dtype.kind == "O":
+        text = f"objects:{output.tolist()}"
+        return text if len(text) <= MOST_BYTES else _digest(text.encode())
     values = np.ascontiguousarray(output)
     values = (
         values.view(np.uint8) != 0 if values.dtype.kind == "b" else values + values.dtype.type(0)
@@ -60,6 +83,10 @@ def result_text(output: Array | None) -> str | None:
     content: bytes = values.tobytes()
     if len(content) <= MOST_BYTES:
         return content.hex()
+    return _digest(content)
+
+
+def _digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 

@@ -8,7 +8,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal, TypeAlias
 
+from simcoll.core.collective import Collective
+from simcoll.errors import ConfigError
 from simcoll.files.text import parse_toml
+from simcoll.testing.collective_cases import Case, CaseOperation
 from simcoll.testing.conformance.statement_cases import CASES
 from simcoll.testing.conformance.statement_reasons import REASONS
 from simcoll.testing.implementation_checks import case_faults
@@ -139,15 +142,29 @@ def play_suite(
     reasons
         Why the implementation does not play a statement, by its row, where it has a reason of its
         own.
+
+    Raises
+    ------
+    ConfigError
+        When no rank can join its world, which would fail every statement.
     """
     verdicts = [Verdict(statement) for statement in statements()]
     for nranks in ranks:
         progress(f"{nranks} ranks")
+        _join_once(target, nranks, runner)
         for verdict in verdicts:
             play_statement(verdict, target, nranks, runner, tasks)
     for verdict in verdicts:
         explain_absence(verdict, reasons or {})
     return verdicts
+
+
+def _join_once(target: Target, nranks: int, runner: ProcessRunner | ThreadRunner) -> None:
+    """Let the ranks join their world, and meet at a barrier if they can."""
+    barrier = CaseOperation(Collective("barrier", nranks), tuple(range(nranks)))
+    for outcome in runner.play(target, Case(nranks, (barrier,)), DEADLINE_S):
+        if outcome is not None and outcome.outside:
+            raise ConfigError(f"its ranks cannot join a world of {nranks}: {outcome.error}")
 
 
 def play_statement(

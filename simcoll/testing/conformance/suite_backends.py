@@ -76,6 +76,9 @@ def numbers_of_ranks(option: str, text: str) -> list[int]:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = [0]
-    if min(numbers) < 1:
-        raise ConfigError(f"{option} {text!r}: expected numbers of ranks, such as 2,3,4")
+    if min(numbers) < 2:
+        raise ConfigError(
+            f"{option} {text!r}: expected numbers of ranks, at least 2, such as 2,3,4; the "
+            "statements are on what ranks do together"
+        )
     return numbers

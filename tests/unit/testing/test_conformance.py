@@ -85,11 +85,41 @@ def test_statements_that_do_not_fail_are_played_alike_by_a_faulty_library():
         (["--backend", f"{LIBRARY}:NoLibrary"], "has no attribute 'NoLibrary'"),
         (["--backend", "mpi", "--ranks", "two"], "--ranks 'two': expected numbers of ranks"),
         (["--backend", "mpi", "--runner", "srun"], "expected {n}"),
+        (
+            ["--backend", "mpi", "--ranks", "1,2"],
+            "--ranks '1,2': expected numbers of ranks, at least",
+        ),
     ],
 )
 def test_wrong_arguments_are_told(options, message, capsys):
     assert main(options) == 2
     assert message in capsys.readouterr().err
+
+
+class Nowhere:
+    """A rank whose world is not there."""
+
+    def setup(self, world):
+        raise OSError(f"no server at 10.0.0.{world.nranks}")
+
+    def run(self, call):
+        raise NotImplementedError
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", ["processes", "threads"])
+def test_ranks_that_cannot_join_end_the_suite(runner, capsys):
+    options = ["--ranks", "2", "--runner", runner]
+    assert main(["--backend", f"{__name__}:Nowhere", *options]) == 2
+    message = "cannot join a world of 2: OSError: no server at 10.0.0.2"
+    assert message in capsys.readouterr().err
+
+
+@needs_torch
+@pytest.mark.slow
+def test_a_backend_that_torch_does_not_know_is_told(capsys):
+    assert main(["--backend", "torch:glo", "--ranks", "2"]) == 2
+    assert "glo" in capsys.readouterr().err
 
 
 @pytest.mark.slow
