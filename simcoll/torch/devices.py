@@ -79,11 +79,11 @@ class CudaIsCpu(TorchFunctionMode):
         super().__init__()
         process = current_thread().process
 
-        def moved(storage: torch.UntypedStorage, to_host: bool) -> None:
+        def count_move(storage: torch.UntypedStorage, to_host: bool) -> None:
             process.watched.memory.move(storage, to_host)
 
         if process.places is None:
-            process.places = Places(moved)
+            process.places = Places(count_move)
         self.places: Places = process.places
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -99,7 +99,7 @@ class CudaIsCpu(TorchFunctionMode):
             self.places.note(args[0], HOST, offloaded=True, pinned=True)
             return args[0]
         if func is torch.Tensor.is_pinned:
-            return self.places.is_pinned(args[0])
+            return self.places.in_pinned_memory(args[0])
         if func is torch.Tensor.copy_ and len(args) > 1:
             return self._copy(func, args, kwargs)
         if func is torch.device:
@@ -131,7 +131,7 @@ class CudaIsCpu(TorchFunctionMode):
         if func is torch._C._nn._parse_to:
             self.places.of_module = place
         if func is torch.Tensor.to and place is None and device is not None:
-            place = self._implied(args[0], device, _caller())
+            place = self._implied_place(args[0], device, _caller())
         if func is torch.Tensor.to and place is not None:
             wait = not _is_asynchronous(args[2:], kwargs)
             return self._move(args[0], place, lambda: func(*args, **kwargs), wait=wait)
@@ -145,7 +145,7 @@ class CudaIsCpu(TorchFunctionMode):
             self.places.note(result, HOST if pinned else place, offloaded=by_name, pinned=pinned)
         return result
 
-    def _implied(self, tensor: torch.Tensor, device: Any, caller: str) -> int | None:
+    def _implied_place(self, tensor: torch.Tensor, device: Any, caller: str) -> int | None:
         """The place that a script means by another tensor, or by the CPU as an object, which may be
         the device of a tensor on a GPU: modules go where their program says, offloaded tensors go
         back, and ``fully_shard`` moves gradients to the host. None: nowhere.
@@ -156,7 +156,7 @@ class CudaIsCpu(TorchFunctionMode):
             return None
         if caller.endswith(_MOVES_MODULES):
             return self.places.of_module
-        if self.places.is_offloaded(tensor):
+        if self.places.lies_on_host(tensor):
             return int(current_thread().process.cuda_device)
         return HOST if caller.endswith(_OFFLOADS_GRADIENTS) else None
 
@@ -183,7 +183,7 @@ class CudaIsCpu(TorchFunctionMode):
         if HOST not in {old, place}:
             result = copy()
         else:
-            waits = wait or not (to_host or self.places.is_pinned(tensor))
+            waits = wait or not (to_host or self.places.in_pinned_memory(tensor))
             result = self._over_pcie(tensor, copy, to_host=to_host, wait=waits)
         self.places.note(result, place, offloaded=to_host, pinned=to_host and not wait)
         return result
@@ -197,7 +197,7 @@ class CudaIsCpu(TorchFunctionMode):
             return result
         if to_host:
             self.places.note(target, HOST, offloaded=True)
-        pinned = self.places.is_pinned(target if to_host else source)
+        pinned = self.places.in_pinned_memory(target if to_host else source)
         wait = not (pinned and _is_asynchronous(args[2:], kwargs))
         return self._over_pcie(source, lambda: func(*args, **kwargs), to_host=to_host, wait=wait)
 
@@ -403,7 +403,7 @@ def _saved_tensors_hooks(
     functions that save.
     """
 
-    def mapped(hook: Callable[..., Any]) -> Callable[..., Any]:
+    def with_devices(hook: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(hook)
         def call(*args: Any) -> Any:
             if any(isinstance(mode, CudaIsCpu) for mode in _get_current_function_mode_stack()):
@@ -413,7 +413,7 @@ def _saved_tensors_hooks(
 
         return call
 
-    standard(self, mapped(pack_hook), mapped(unpack_hook))
+    standard(self, with_devices(pack_hook), with_devices(unpack_hook))
 
 
 @for_ranks

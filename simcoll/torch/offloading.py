@@ -22,7 +22,7 @@ _FIRST_FSDP = (
 )
 
 
-def _is_timed(thread: RankThread) -> bool:
+def _has_times(thread: RankThread) -> bool:
     watched = thread.process.watched
     return watched is not None and watched.costs is not None
 
@@ -30,7 +30,7 @@ def _is_timed(thread: RankThread) -> bool:
 @for_ranks
 def _offloads(thread: RankThread, standard: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     """Offload of ``fully_shard`` or of saved tensors, which moves what has a place."""
-    if _is_timed(thread) and thread.process.places is None:
+    if _has_times(thread) and thread.process.places is None:
         thread.tell(type(self).__name__, _NO_GPUS)
     standard(self, *args, **kwargs)
 
@@ -41,7 +41,7 @@ def _offloads_parameters(
 ) -> None:
     """Offload of the first version of FSDP."""
     standard(self, *args, **kwargs)
-    if self.offload_params and _is_timed(thread):
+    if self.offload_params and _has_times(thread):
         thread.tell("CPUOffload", _FIRST_FSDP)
 
 

@@ -27,7 +27,7 @@ HOST = -1
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
-class _Entry(NamedTuple):
+class _StoragePlace(NamedTuple):
     reference: weakref.ref[Any]
     place: int
     offloaded: bool
@@ -51,7 +51,7 @@ class Places:
     """
 
     def __init__(self, moved: Callable[[Any, bool], None] = lambda *_: None) -> None:
-        self._known: dict[int, _Entry] = {}
+        self._known: dict[int, _StoragePlace] = {}
         self._moved = moved
         self.offloaded = 0
         self.of_module: int | None = None
@@ -71,7 +71,7 @@ class Places:
                 offloaded, pinned = offloaded or old.offloaded, pinned or old.pinned
             was_offloaded = old is not None and old.offloaded
             reference = weakref.ref(storage, self._forgetting(address)) if old is None else old[0]
-            self._known[address] = _Entry(reference, place, offloaded, pinned)
+            self._known[address] = _StoragePlace(reference, place, offloaded, pinned)
             if offloaded != was_offloaded:
                 self.offloaded += 1 if offloaded else -1
                 self._moved(storage, offloaded)
@@ -83,7 +83,7 @@ class Places:
 
         return forget
 
-    def _entry(self, tensor: Any) -> _Entry | None:
+    def _entry(self, tensor: Any) -> _StoragePlace | None:
         if not has_storage(tensor):
             return None
         return self._known.get(tensor.untyped_storage()._cdata)
@@ -93,12 +93,12 @@ class Places:
         entry = self._entry(tensor)
         return None if entry is None else entry.place
 
-    def is_offloaded(self, tensor: Any) -> bool:
+    def lies_on_host(self, tensor: Any) -> bool:
         """Whether a tensor is in the host's memory by a move or by name."""
         entry = self._entry(tensor)
         return entry is not None and entry.offloaded
 
-    def is_pinned(self, tensor: Any) -> bool:
+    def in_pinned_memory(self, tensor: Any) -> bool:
         """Whether a tensor is in pinned memory of the host."""
         entry = self._entry(tensor)
         return entry is not None and entry.pinned
