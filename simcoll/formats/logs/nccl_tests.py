@@ -185,6 +185,7 @@ class _Reader:
             if _REGISTERED.search(text):
                 self._run.environment["REGISTERED"] = "1"
             if _CPU_TIMES.search(text):
+                self._run.facts.add("times", "of the CPU (-C 1)", number)
                 self._skipped.add(
                     number,
                     "times of the CPU (-C 1), which launches an operation and does not wait for it",

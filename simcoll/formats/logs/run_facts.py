@@ -37,6 +37,7 @@ FactKind = Literal[
     "pattern",
     "variable",
     "warning",
+    "times",
 ]
 
 
@@ -176,11 +177,11 @@ class FactReader:
         """Process a line."""
         if "=" in text and ("FI_" in text or "_" in text):
             for name, value in _VARIABLE.findall(text):
-                self._add("variable", f"{name}={value}", number)
+                self.add("variable", f"{name}={value}", number)
         if "NCCL" not in text and "NET/" not in text:
             return
         if "via " in text and (transport := _VIA.search(text)) is not None:
-            self._add(
+            self.add(
                 "transport",
                 _NUMBERS.sub("", transport[2]) + (" [receive]" if transport[1] else ""),
                 number,
@@ -188,7 +189,7 @@ class FactReader:
             return
         for kind, mark, pattern in _PATTERNS:
             if mark in text and (match := pattern.search(text)) is not None:
-                self._add(kind, _value(kind, match[match.lastindex or 1]), number)
+                self.add(kind, _value(kind, match[match.lastindex or 1]), number)
 
     def facts(self) -> RunFacts:
         """All facts, in order of their first lines."""
@@ -199,7 +200,8 @@ class FactReader:
             )
         )
 
-    def _add(self, kind: FactKind, value: str, number: int) -> None:
+    def add(self, kind: FactKind, value: str, number: int) -> None:
+        """Note a fact of a line, once."""
         key = (kind, printable(value)[:300])
         if key not in self._lines:
             if self._kinds.get(kind, 0) >= MOST_FACTS:

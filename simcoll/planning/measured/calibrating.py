@@ -84,6 +84,12 @@ def gather(
         if not parameters.environment:  # which replaces the log's
             limits = [limit for setting in log_settings for limit in _limits(setting)]
             notes += [f"{name}: {limit}" for limit in limits]
+        if any(setting.table.facts.values("times") for setting in log_settings):
+            raise ConfigError(
+                "times of the CPU (-C 1), which does not wait for the operation; run nccl-tests "
+                "without -C 1",
+                file=str(path),
+            )
         settings += [(name, setting) for setting in log_settings]
     settings = _of_one_situation(settings, notes)
     tables = tuple(tuning)

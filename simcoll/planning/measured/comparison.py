@@ -196,7 +196,8 @@ def settings_for(
             )
         if nodes is not None and table.nnodes not in {0, nodes}:
             notes.append(
-                f"{subject} is of {table.nnodes} nodes in the log; predicted for --nodes {nodes}"
+                f"{subject} is of {counted(table.nnodes, 'node')} in the log; predicted for "
+                f"--nodes {nodes}"
             )
         machine = _machine(resolved_table, topology, nodes)
         if fabric := _fabric_of_log(table, machine):

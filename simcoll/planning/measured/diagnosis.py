@@ -39,7 +39,7 @@ from simcoll.planning.measured.log_causes import (
     log_causes,
 )
 from simcoll.planning.measured.variants import SOCKET_RATES, over_interface
-from simcoll.planning.measured.verdicts import verdict, verdict_of_another
+from simcoll.planning.measured.verdicts import verdict, verdict_of_another, verdict_of_cpu_times
 
 __all__ = ["LogSetting", "TableDiagnosis", "diagnose", "with_log"]
 
@@ -223,6 +223,8 @@ def diagnose(
     library, facts = setting.library.name, tuple(fact_lines(setting))
     if (device := other_generation(setting.table.devices, setting.topology)) is not None:
         return TableDiagnosis(facts, (), (), "", "", verdict_of_another(setting, device), library)
+    if setting.table.facts.values("times"):
+        return TableDiagnosis(facts, (), (), "", "", verdict_of_cpu_times(), library)
     findings = _of_log(rows, log_setting, calibration)
     supports, against = choice_evidence(rows, choices)
     against |= excluded_causes(log_setting.setting)
@@ -253,12 +255,12 @@ def diagnose(
         for cause in findings.without_number
         if cause.cause not in tested_causes
     ]
+    # Settings of hosts are warned of on many machines that are fast enough.
+    hints = [entry for entry in loose if entry.causes[0] != "host_settings"]
     ordered, remarks = [*findings.explanations], [*findings.remarks]
     if odd_sizes(rows):
-        # Settings of hosts are warned of on many machines that are fast enough.
-        firm = [entry for entry in loose if entry.causes[0] != "host_settings"]
         last = [entry for entry in loose if entry.causes[0] == "host_settings"]
-        ordered += [*firm, *tests[:1], *last, *tests[1:]]
+        ordered += [*hints, *tests[:1], *last, *tests[1:]]
     else:
         ordered += tests
         remarks += [f"{entry.claim}: {entry.effect}" for entry in loose]
@@ -268,7 +270,7 @@ def diagnose(
         reasons = [f"{CAUSES[cause].title} ({reason})" for cause, reason in excluded.items()]
         remarks.append(f"ruled out by the log: {'; '.join(reasons)}")
     summary = even_shortfall(rows)
-    judgement = verdict(log_setting.setting, rows, ordered)
+    judgement = verdict(log_setting.setting, rows, ordered, hints)
     return TableDiagnosis(
         facts, tuple(ordered), tuple(remarks), unexplained, summary, judgement, library
     )

@@ -14,19 +14,26 @@ from simcoll.planning.measured.hypotheses import (
 )
 from simcoll.units import counted, format_size
 
-__all__ = ["verdict", "verdict_of_another"]
+__all__ = ["verdict", "verdict_of_another", "verdict_of_cpu_times"]
 
 SMALL_BYTES = 2**20
 """Size below which a time says more than a bandwidth."""
 
 
-def verdict(setting: Setting, rows: Sequence[Compared], explanations: Sequence[Explanation]) -> str:
+def verdict(
+    setting: Setting,
+    rows: Sequence[Compared],
+    explanations: Sequence[Explanation],
+    hints: Sequence[Explanation] = (),
+) -> str:
     """Judge a table that was predicted with all that its log says.
 
     Parameters
     ----------
     explanations
         Those of the table, the likeliest first.
+    hints
+        Causes that the log names, whose effect the model does not have.
     """
     times = times_by_size(rows)
     slow = sorted(odd_sizes(rows))
@@ -45,9 +52,10 @@ def verdict(setting: Setting, rows: Sequence[Compared], explanations: Sequence[E
             return f"verdict: no slower than what the log says makes it: {leading.claim}; {figure}"
         slowest = max(measured / predicted for measured, predicted in times.values())
         if slowest > SLIGHT:
+            cause = f"the log hints at a cause: {hints[0].claim}" if hints else _TOO_LITTLE
             return (
                 f"verdict: up to {slowest:.1f} times the predicted time, which is inside the "
-                f"intervals of this machine, too little to name a cause: {figure}"
+                f"intervals of this machine; {cause}: {figure}"
             )
         return f"verdict: as fast as predicted at {_all(len(times))}: {figure}{_faster(rows)}"
     factor = max(times[size][0] / times[size][1] for size in slow)
@@ -60,6 +68,17 @@ def verdict(setting: Setting, rows: Sequence[Compared], explanations: Sequence[E
     if leading.is_in_log:
         return f"verdict: {extent}; the log names a cause: {leading.claim}"
     return f"verdict: {extent}; the likeliest cause, by the times alone: {leading.claim}"
+
+
+_TOO_LITTLE = "too little to name a cause"
+
+
+def verdict_of_cpu_times() -> str:
+    """The verdict on times that do not contain the operation."""
+    return (
+        "verdict: none, because the times are those of the CPU, which launches an operation and "
+        "does not wait for it; run nccl-tests without -C 1"
+    )
 
 
 def verdict_of_another(setting: Setting, device: str) -> str:

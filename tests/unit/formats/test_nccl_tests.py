@@ -685,6 +685,9 @@ def test_json_that_people_have_annotated(read):
     ],
 )
 def test_misuse_is_named(read, line, said):
-    notes = read([line, *HEAD, "".join(PIECES), "# Avg bus bandwidth : 73"]).notes
+    log = read([line, *HEAD, "".join(PIECES), "# Avg bus bandwidth : 73"])
+    notes = log.notes
     assert [note for note in notes if said and said in note] == list(notes)
     assert bool(notes) == (said is not None)
+    of_the_cpu = [str(value) for value in log.tables[0].facts.values("times")]
+    assert bool(of_the_cpu) == (said is not None and "CPU" in said)

@@ -433,6 +433,27 @@ def test_slow_host_memory_is_told_by_its_rate_for_each_nic():
     assert second.step.startswith("lscpu | grep NUMA")
 
 
+def test_times_of_the_cpu_have_no_verdict():
+    sound = setting_on("dgx-h100", nodes=1, facts=[RunFact("times", "of the CPU (-C 1)", 1)])
+    diagnosis = diagnosis_of(sound, sound, Calibration(launch_fs=50 * US))
+    assert not diagnosis.explanations
+    assert diagnosis.verdict.startswith("verdict: none, because the times are those of the CPU")
+
+
+def test_a_hint_of_the_log_is_in_a_verdict_inside_the_intervals():
+    """Seven of eight NICs, whose effect NCCL's channels do not show."""
+    names = " ".join(f"mlx5_{number}:1/IB" for number in range(7))
+    sound = setting_on(
+        "superpod-h100", facts=[RunFact("NICs", names, 7)], sizes=(2**26, 2**28, 2**30)
+    )
+    times = sound.formula()([row.size_bytes for row in sound.table.rows], Calibration())
+    slow = [round(1.35 * time) for time in times]
+    (setting,), _ = settings_for(log_of(sound, slow), "superpod-h100")
+    log_setting = with_log(setting)
+    diagnosis = diagnose(compare(log_setting.setting), log_setting)
+    assert "the log hints at a cause: 7 of 8 NICs in use" in diagnosis.verdict
+
+
 def test_the_verdict_says_how_sure_a_cause_is():
     sound = setting_on("dgx-a100", sizes=(2**26, 2**28, 2**30))
     diagnosis = diagnosis_of(sound, with_nics(sound, 2))
