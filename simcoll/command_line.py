@@ -19,7 +19,14 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from cyclopts import App, CycloptsError, Parameter, Token, UnusedCliTokensError
 
 from simcoll.call_records import described_fields, with_parameters
-from simcoll.errors import ConfigError, InternalError, ScheduleError, SimcollError, nearest
+from simcoll.errors import (
+    ConfigError,
+    InternalError,
+    ScheduleError,
+    SimcollError,
+    missing_package,
+    nearest,
+)
 from simcoll.stopping import STOPPED, raise_again, receive
 from simcoll.terminal import printable_lines, say_text
 
@@ -160,7 +167,7 @@ def run_app(
             # The status says it even where nothing can be written.
             with contextlib.suppress(OSError):
                 say_text(f"{name}: {_message(name, error)}", error=True)
-        if _is_full(error):
+        if _is_full(error) or missing_package(error):
             return 2
         all_statuses = {**_STATUSES, **(statuses or {})}
         return next(
@@ -188,6 +195,8 @@ def _message(name: str, error: BaseException) -> str:
         return "stopped"
     if _is_full(error):
         return "no space is left for the output"
+    if needs := missing_package(error):
+        return needs
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     last = traceback.extract_tb(error.__traceback__)[-1]

@@ -20,11 +20,14 @@ __all__ = [
     "blamed_on",
     "expect",
     "listed",
+    "missing_package",
     "nearest",
     "ranks_listed",
     "shown",
 ]
 
+SEPARABLE = ("scipy", "matplotlib")
+"""Packages without which simcoll proves, emulates and predicts; a small installation lacks them."""
 MOST_LETTERS = 4000
 """Limit of a message, and of the file and place that it names: they may quote a file of any
 size.
@@ -55,6 +58,22 @@ class _Short(reprlib.Repr):
 
 
 _SHORT = _Short()
+
+
+def missing_package(error: BaseException) -> str:
+    """What to say of an import that failed in a small installation; empty for any other error.
+
+    >>> missing_package(ModuleNotFoundError("No module named 'scipy'", name="scipy.sparse"))
+    'this needs scipy, which is not installed: pip install scipy'
+    >>> missing_package(ModuleNotFoundError("No module named 'json2'", name="json2"))
+    ''
+    """
+    package = ""
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+    if package not in SEPARABLE:
+        return ""
+    return f"this needs {package}, which is not installed: pip install {package}"
 
 
 def shown(value: object) -> str:

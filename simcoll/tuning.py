@@ -22,7 +22,7 @@ from simcoll.core.collective import Collective
 from simcoll.core.facts import FactStore
 from simcoll.core.protocol import GENERATIONS, PROTOCOL_NAMES, Protocol, protocol
 from simcoll.core.schedule import SWITCH_REDUCE, Schedule
-from simcoll.errors import ConfigError, nearest
+from simcoll.errors import ConfigError, missing_package, nearest
 from simcoll.files.paths import is_file
 
 if TYPE_CHECKING:
@@ -419,6 +419,10 @@ def candidates(
             fitting.append((Choice(algorithm.name), candidate))
         except ConfigError as error:
             left_out.append(f"{algorithm.name}: {error}")
+        except ModuleNotFoundError as error:
+            if not (needs := missing_package(error)):
+                raise
+            left_out.append(f"{algorithm.name}: {needs}")
     return fitting, left_out
 
 

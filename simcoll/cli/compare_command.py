@@ -65,9 +65,12 @@ def compare_log(
     from simcoll.planning.measured.comparison_chart import comparison_svg
     from simcoll.planning.measured.diagnosis import diagnose, with_log
     from simcoll.planning.measured.library_table import doubts
+    from simcoll.planning.sweeps.chart import check_drawing
     from simcoll.terminal import printable
 
     refuse_places([svg], [log, topology, options.library, calibration])
+    if svg is not None:
+        check_drawing()
     check_request(topology, options.environment)
     overlay = load_calibration(calibration) if calibration else None
     content = load_log(log)

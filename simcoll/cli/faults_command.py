@@ -147,6 +147,7 @@ def play_faults(
         wrong_elements,
     )
     from simcoll.planning.sweeps import scenario as scenarios
+    from simcoll.planning.sweeps.chart import NO_PICTURE, can_draw
     from simcoll.units import format_size, format_time
 
     for fault in kind:
@@ -198,12 +199,12 @@ def play_faults(
         "schedule is proved for every order"
     )
     name = report.results_hash(outcomes, whole_fs)
-    files = {
-        "faults.csv": report.faults_csv(outcomes, whole_fs, name),
-        "faults.svg": report.faults_svg(
-            f"{plan.schedule.title} on {machine.name}", outcomes, whole_fs, name
-        ),
-    }
+    files = {"faults.csv": report.faults_csv(outcomes, whole_fs, name)}
+    if can_draw():
+        title = f"{plan.schedule.title} on {machine.name}"
+        files["faults.svg"] = report.faults_svg(title, outcomes, whole_fs, name)
+    else:
+        say(f"# {NO_PICTURE}")
     write_files(folder, files)
     options = {
         "-a": algorithm,

@@ -185,7 +185,9 @@ def _table(
             notes += [f"left out {reason}" for reason in left_out]
         elif left_out:
             names = ", ".join(dict.fromkeys(reason.partition(":")[0] for reason in left_out))
-            notes.append(f"left out, as the machine does not suit them: {names} (-v: why)")
+            missing = any("is not installed" in reason for reason in left_out)
+            cause = "" if missing else ", as the machine does not suit them"
+            notes.append(f"left out{cause}: {names} (-v: why)")
         sweep = replace(sweep, choices=tuple(choice for choice, _ in fitting))
         built = [schedule for _, schedule in fitting]
     for note in notes:

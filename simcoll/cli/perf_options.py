@@ -284,6 +284,10 @@ class Files:
                 "it"
             )
         refuse_places((self.json, self.csv, self.svg, self.trace), inputs)
+        if self.svg is not None:
+            from simcoll.planning.sweeps.chart import check_drawing
+
+            check_drawing()
 
     def write_predictions(self, predictions: Sequence[Prediction], machine: Topology) -> None:
         """Write a library's choices, if a file is requested."""

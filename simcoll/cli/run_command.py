@@ -43,6 +43,7 @@ def run_scenario(
     from simcoll.cli.sweeping import print_sweep, prove_all
     from simcoll.files.output import open_folder
     from simcoll.planning.sweeps import scenario as scenarios
+    from simcoll.planning.sweeps.chart import NO_PICTURE
     from simcoll.planning.sweeps.goal_programs import split_programs
 
     content, path = scenarios.load_scenario(scenario)
@@ -74,5 +75,7 @@ def run_scenario(
                 folder, replace(content, title=title), machine, table, proofs
             )
             say(f"# wrote {', '.join(str(folder / name) for name in names)}")
+            if table.rows and "busbw.svg" not in names:
+                say(f"# {NO_PICTURE}")
         if stopped:
             raise KeyboardInterrupt

@@ -66,6 +66,7 @@ def time_step(
     from simcoll.planning.designs.step_picture import step_svg
     from simcoll.planning.designs.step_report import step_json, step_lines, workload_lines
     from simcoll.planning.designs.step_trace import step_trace
+    from simcoll.planning.sweeps.chart import NO_PICTURE, can_draw
     from simcoll.training.design import load_design
     from simcoll.training.serving import is_serving
     from simcoll.training.steps import TrainingStep
@@ -122,7 +123,10 @@ def time_step(
         say(line)
     contents = {"step.json": content, "workload.json": write_workload(workload)}
     if clock.spans or not workload.operations:
-        contents["step.svg"] = step_svg(workload, clock, title)
+        if can_draw():
+            contents["step.svg"] = step_svg(workload, clock, title)
+        else:
+            say(f"# {NO_PICTURE}")
         contents["trace.json.gz"] = step_trace(workload, clock, title, plans)
     else:
         say("# no picture and no timeline: the loops of the workload unroll to too many operations")

@@ -40,6 +40,7 @@ def sweep_all(
     """
     from simcoll.cli.grids import play_grid
     from simcoll.files.output import write_files
+    from simcoll.planning.sweeps.chart import NO_PICTURE, can_draw
     from simcoll.planning.sweeps.machine_table import fastest_rows, machine_lines, machines_svg
     from simcoll.planning.sweeps.scenario import file_of
     from simcoll.planning.sweeps.sweep_grid import load_sweep, sweep_csv, sweep_grid
@@ -69,6 +70,9 @@ def sweep_all(
     for line in machine_lines(rows) if rows else ():
         say(line)
     if any(row.size_bytes for row in rows):
-        contents["sweep.svg"] = machines_svg(load_sweep(file).title, rows)
+        if can_draw():
+            contents["sweep.svg"] = machines_svg(load_sweep(file).title, rows)
+        else:
+            say(f"# {NO_PICTURE}")
     write_files(folder, contents)
     say(f"# wrote {', '.join(str(folder / name) for name in ('rows.jsonl', *contents))}")

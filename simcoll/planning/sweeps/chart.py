@@ -5,16 +5,29 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from simcoll.core.collective import bus_factor
+from simcoll.errors import ConfigError
 from simcoll.planning.sweeps.sweep import SweepRow, best_rows, bound_rows
 from simcoll.units import format_size
 
 if TYPE_CHECKING:
     from simcoll.libraries.prediction import Prediction
 
-__all__ = ["COLOURS", "busbw_svg", "name_sizes", "picture", "shares_svg"]
+__all__ = [
+    "COLOURS",
+    "NO_PICTURE",
+    "busbw_svg",
+    "can_draw",
+    "check_drawing",
+    "name_sizes",
+    "picture",
+    "shares_svg",
+]
+
+NO_PICTURE = "no picture: matplotlib is not installed (pip install matplotlib)"
 
 # Distinguishable with every common colour vision (Okabe, Ito 2008).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -103,6 +116,17 @@ def shares_svg(
         )
 
     return picture(title, 1, shares, run=run)
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed; results are written without a picture where it is not."""
+    return find_spec("matplotlib") is not None
+
+
+def check_drawing() -> None:
+    """Refuse a picture that was asked for and cannot be drawn, before anything is computed."""
+    if not can_draw():
+        raise ConfigError(NO_PICTURE)
 
 
 def picture(

@@ -17,6 +17,7 @@ from simcoll.files.paths import exists, shipped_files
 from simcoll.files.reader_arguments import FilePath, path_of
 from simcoll.files.strict import decode_toml, read_file
 from simcoll.formats.recognise import TITLES, recognise
+from simcoll.planning.sweeps.chart import can_draw
 from simcoll.planning.sweeps.disturbance import disturbance, parse_ranks
 from simcoll.planning.sweeps.result_files import picture, timeline
 from simcoll.planning.sweeps.run_conditions import DataKeys, SeededConditions, TableKeys
@@ -222,7 +223,7 @@ def write_results(
     """Write ``results.json``, ``results.csv``, ``busbw.svg`` and ``trace.json.gz``, each with the
     hash of all; returns the names.
 
-    Programs alone have no picture, as they have no sizes.
+    Programs alone have no picture, as they have no sizes; nor has anything without matplotlib.
     """
     content, run = results_json(
         scenario.title, table.sweep, topology, table.rows, proofs, table.programs
@@ -231,7 +232,11 @@ def write_results(
     files = {
         "results.json": content,
         "results.csv": results_csv(table.rows, run, table.programs),
-        **({"busbw.svg": picture(scenario.title, table, topology, run)} if table.rows else {}),
+        **(
+            {"busbw.svg": picture(scenario.title, table, topology, run)}
+            if table.rows and can_draw()
+            else {}
+        ),
         "trace.json.gz": timeline(table, topology, trace_bytes, run),
     }
     write_files(folder, files)
