@@ -134,6 +134,10 @@ class Prepared:
     outputs: Mapping[int, View]
     _play: Callable[[], None]
 
+    def __repr__(self) -> str:
+        ranks = ", ".join(map(str, {**self.inputs, **self.outputs}))
+        return f"<Prepared: {self.plan}, on {self.transport.name}, ranks {ranks or 'none'} here>"
+
     def load(self, arrays: Mapping[int, Any] | Sequence[Any]) -> None:
         """Copy the local ranks' inputs from arrays by rank, scaling them for premul_sum.
 

@@ -108,6 +108,9 @@ class LocalTransport(HostMemory):
 
     name = "local"
 
+    def __repr__(self) -> str:
+        return "<LocalTransport: one process>"
+
     def __init__(self) -> None:
         self.control = Control(0, 1, 0.0)
 

@@ -103,6 +103,9 @@ class MpiTransport(HostMemory):
 
     name = "mpi"
 
+    def __repr__(self) -> str:
+        return f"<MpiTransport: process {self.control.process} of {self.control.size}>"
+
     def __init__(
         self, comm: Any = None, *, timeout_s: float = 60.0, start_timeout_s: float = 60.0
     ) -> None:

@@ -119,6 +119,9 @@ class NcclTransport:
 
     name = "nccl"
 
+    def __repr__(self) -> str:
+        return f"<NcclTransport: process {self.control.process} of {self.control.size}>"
+
     def __init__(
         self,
         *,

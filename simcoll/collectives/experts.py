@@ -46,6 +46,12 @@ class Routing:
     tokens: tuple[tuple[int, tuple[int, ...]], ...]
     ranks_per_node: int
 
+    def __repr__(self) -> str:
+        return (
+            f"<Routing: {len(self.tokens)} tokens of {self.nranks} ranks, {self.ranks_per_node} in "
+            "a node>"
+        )
+
     def __post_init__(self) -> None:
         if self.ranks_per_node < 1 or self.nranks % self.ranks_per_node:
             raise ConfigError(

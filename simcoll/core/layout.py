@@ -17,6 +17,7 @@ from simcoll.core.immutable import by_constructor, immutable, without_subclasses
 from simcoll.core.numbers import whole_numbers
 from simcoll.core.step import Step
 from simcoll.errors import ConfigError
+from simcoll.notebook_forms import facts_table
 from simcoll.units import counted
 
 __all__ = ["Layout"]
@@ -160,6 +161,17 @@ class Layout:
 
     def __repr__(self) -> str:
         return f"<Layout: {self}>"
+
+    def _repr_html_(self) -> str:
+        return facts_table(
+            [
+                ("layout", self.collective),
+                ("input slots", self.collective.input_slots),
+                ("output slots", self.collective.output_slots),
+                ("scratch slots", self.scratch_slots),
+                ("chunks a block", self.chunks),
+            ]
+        )
 
     def __str__(self) -> str:
         slots = (self.collective.input_slots, self.collective.output_slots, self.scratch_slots)

@@ -162,15 +162,15 @@ class RankOutcome:
     ``outputs`` has an entry for each operation; ``faults`` tells of memory that must not change;
     ``error`` is the exception that ended the rank. By operation, ``refused`` has the texts of
     NotImplementedErrors, and ``raised`` the errors of wrong calls. ``unsupported`` is the text of
-    a NotImplementedError of a :class:`RankTask`; ``outside`` means that the error kept the rank
-    from joining its world.
+    a NotImplementedError of a :class:`RankTask`; ``joined`` is false if the error kept the rank
+    from its world.
     """
 
     outputs: tuple[Array | None, ...] = ()
     faults: tuple[str, ...] = ()
     error: str | None = None
     unsupported: str | None = None
-    outside: bool = False
+    joined: bool = True
     refused: dict[int, str] = field(default_factory=dict)
     raised: dict[int, RaisedError] = field(default_factory=dict)
 

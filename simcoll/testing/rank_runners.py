@@ -86,6 +86,9 @@ class ThreadRunner:
     def __init__(self, server: MakeServer | None = None) -> None:
         self.server = server
 
+    def __repr__(self) -> str:
+        return "<ThreadRunner: a thread for each rank>"
+
     def play(self, target: Target, case: Case, deadline_s: float) -> list[RankOutcome | None]:
         """Play a case; threads that have not ended after the deadline have no outcome."""
         outcomes: list[RankOutcome | None] = [None] * case.nranks
@@ -132,7 +135,7 @@ def play_once(target: Target, case: Case, world: RankWorld) -> RankOutcome:
         run, instance = join(target, world)
         return play_rank(run, case, world, instance)
     except Exception as error:  # noqa: BLE001  # whatever an implementation raises is its result
-        return RankOutcome(error=f"{type(error).__name__}: {error}", outside=True)
+        return RankOutcome(error=f"{type(error).__name__}: {error}", joined=False)
     finally:
         if instance is not None:
             leave(instance)
@@ -215,6 +218,10 @@ class ProcessRunner:
         """End all processes."""
         while self._worlds:
             self._worlds.popitem()[1].close()
+
+    def __repr__(self) -> str:
+        started = "by this process" if self.launcher is None else f"by {self.launcher}"
+        return f"<ProcessRunner: a process for each rank, started {started}>"
 
     def __enter__(self) -> Self:
         return self

@@ -87,7 +87,7 @@ def serve() -> None:
     try:
         run, instance = join(_target(*request), world)
     except Exception as error:  # noqa: BLE001  # told with the first case
-        failure = RankOutcome(error=f"{type(error).__name__}: {error}", outside=True)
+        failure = RankOutcome(error=f"{type(error).__name__}: {error}", joined=False)
     try:
         connection.send("joined")
         while (case := connection.recv()) is not None:

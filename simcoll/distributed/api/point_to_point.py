@@ -176,6 +176,10 @@ class P2POp:
         self.group_peer = root_of(process_group, peer, group_peer)
         self.peer = process_group.communicator.members[self.group_peer]
 
+    def __repr__(self) -> str:
+        way = "from" if self.op is irecv else "to"
+        return f"<P2POp: {self.op.__name__} {way} rank {self.peer}, tag {self.tag}>"
+
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     """Start several sends and receives, and return one Work for each, in order.

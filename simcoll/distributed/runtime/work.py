@@ -39,6 +39,10 @@ class Future:
         self._value: Any = None
         self._failure: BaseException | None = None
 
+    def __repr__(self) -> str:
+        state = "waiting" if not self._over.done else "failed" if self._failure else "done"
+        return f"<Future: {state}>"
+
     def done(self) -> bool:
         """Whether the future has its value."""
         return self._over.done
@@ -153,6 +157,11 @@ class Work(Waitable):
         self._future: Future | None = None
         self._checks: tuple[int, int] | None = None
         self._watched: Sequence[Array] = ()
+
+    def __repr__(self) -> str:
+        state = "failed" if self.error is not None else "done" if self.done else "in flight"
+        group, sequence = self.entry.group[0], self.entry.sequence
+        return f"<Work: {self.name} #{sequence} of group {group}, {state}>"
 
     def guard(self) -> None:
         """Watch the buffers while the operation is in flight.

@@ -260,6 +260,9 @@ class FileStore(Store):
         )
         self._released = weakref.finalize(self, self._log.leave, world_size, os.getpid())
 
+    def __repr__(self) -> str:
+        return f"<FileStore: {self._path!r}>"
+
     @property
     def path(self) -> str:
         """The file's name as given."""

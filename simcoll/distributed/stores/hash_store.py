@@ -77,6 +77,9 @@ class PrefixStore(Store):
         self._prefix = key_text(prefix)
         self._store = store
 
+    def __repr__(self) -> str:
+        return f"<PrefixStore: {self._prefix!r} in {self._store!r}>"
+
     @property
     def underlying_store(self) -> Store:
         """The store that holds this one's keys."""

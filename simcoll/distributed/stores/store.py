@@ -198,6 +198,9 @@ class Store:
         self._timeout = DEFAULT_TIMEOUT
         self._waiter: Waiter | None = None
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
     def call(self, request: StoreRequest, timeout_s: float | None = None) -> Answer:
         """Carry out one operation; the only method that a custom store has to implement.
 

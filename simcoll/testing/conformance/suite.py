@@ -163,7 +163,7 @@ def _join_once(target: Target, nranks: int, runner: ProcessRunner | ThreadRunner
     """Let the ranks join their world, and meet at a barrier if they can."""
     barrier = CaseOperation(Collective("barrier", nranks), tuple(range(nranks)))
     for outcome in runner.play(target, Case(nranks, (barrier,)), DEADLINE_S):
-        if outcome is not None and outcome.outside:
+        if outcome is not None and not outcome.joined:
             raise ConfigError(f"its ranks cannot join a world of {nranks}: {outcome.error}")
 
 

@@ -265,6 +265,9 @@ class TCPStore(Store):
                 self._join(world_size, is_master, rank)
             on_failure.pop_all()
 
+    def __repr__(self) -> str:
+        return f"<TCPStore: {self.host}:{self.port}>"
+
     @property
     def host(self) -> str:
         """The host name as given."""
