@@ -195,8 +195,8 @@ def _time_lines(program: HloProgram, machine: Topology, gpu: Gpu, *, cpu: bool) 
         "k of the module is rank k of the machine"
     )
     yield (
-        "# checked against closed forms: FLOPs, bytes and groups; no measured step of such a "
-        "program was compared, so the accuracy of the time is unknown"
+        "# checked: FLOPs, bytes and groups by closed forms; times by three published steps, of "
+        "Llama 2 on 8 to 128 H100: -12 % to +12 % (docs/reference/hlo.md)"
     )
 
 

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from simcoll.errors import ConfigError
-from simcoll.jobs.hlo_workload import load_hlo
+from simcoll.jobs.hlo_workload import gpu_of, hlo_workload, load_hlo
+from simcoll.topology import load_topology
+from simcoll.workload.playing import run_workload
 from simcoll.workload.workload import ComputeOperation, operations_with_counts
 from tests.support.scripts import script
 
 models, sizes = script("benchmarks/hlo_models.py"), script("benchmarks/hlo_programs.py")
+published = script("benchmarks/hlo_published.py")
 FOLDER = Path(__file__).parent / "hlo"
 T, W, F, L = sizes.TOKENS, sizes.WIDTH, sizes.HIDDEN, sizes.LAYERS
 H, G, D, S, V = sizes.HEADS, sizes.KV_HEADS, sizes.HEAD, sizes.SEQUENCE, sizes.VOCABULARY
@@ -267,3 +270,29 @@ def test_a_collective_of_a_tpu_counts_where_it_starts():
     assert moved["all_gather", COLUMNS] == _bytes("gated-mlp", "h100")["all_gather", COLUMNS]
     started = [c for c, _ in program("gated-mlp", "v5e").collectives if not c.synchronous]
     assert {c.opcode for c in started} >= {"all-gather"}
+
+
+def test_flops_of_a_published_step():
+    # Products of the model, those that are done again because only q, k and v are kept (the output
+    # of attention, and gate and up), and causal attention, forward twice and backward.
+    step = published.STEPS["llama-2-70b-64"]
+    tokens = published.PER_GPU * published.SEQUENCE
+    width, rows = step.width, step.heads * step.head
+    attention = width * (2 * rows + 2 * step.kv_heads * step.head)
+    weights = step.layers * (attention + 3 * width * step.hidden) + width * step.vocabulary
+    again = step.layers * (width * rows + 2 * width * step.hidden)
+    scores = step.layers * published.PER_GPU * published.SEQUENCE**2 * rows
+    assert program("llama-2-70b", "64").flops == {
+        "bf16": (6 * weights + 2 * again) * tokens,
+        "attention.forward": 2 * 2 * scores,
+        "attention.backward": 5 * scores,
+    }
+
+
+@pytest.mark.slow
+def test_the_time_of_a_published_step():
+    # Source: docs/reference/hlo.md, where the miss of 12 % is explained.
+    machine = load_topology("dgx-h100", nodes=8)
+    workload = hlo_workload(program("llama-2-70b", "64"), gpu_of("h100", machine, ""))
+    result = run_workload(workload, machine, tier=1, exposed=False)
+    assert result.seconds == pytest.approx(published.STEPS["llama-2-70b-64"].seconds, rel=0.12)
