@@ -40,13 +40,14 @@ TUNED = (
 """Tables of jobs that their authors tuned. The share of its rate that a GPU sustains is from some
 of them; each is judged with the share that the others imply."""
 BLIND = ("vtrain-multi", "korthikanti", "megatron-table1", "mpt-h100", "mpt-h100-fp8")
-BLIND += ("mpt-a100-80", "mpt-a100-40", "torchtitan")
+BLIND += ("mpt-a100-80", "mpt-a100-40", "torchtitan", "bloom")
 """Tables that no file of a GPU is from: runs of older or eager software, which an uncalibrated
 design does not tell from tuned ones. Of one node of vTrain, whose small models wait for the host,
 there are only calibrated errors."""
 CALIBRATED = {
     "korthikanti": "megatron-a100",
     "megatron-table1": "megatron-a100",
+    "bloom": "megatron-a100",
     "mpt-h100": "fsdp-h100",
     "mpt-h100-fp8": "fsdp-h100",
     "mpt-a100-80": "fsdp-a100",

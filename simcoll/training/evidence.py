@@ -26,7 +26,7 @@ def rates_of(design: Design) -> tuple[KernelRate, ...]:
     >>> made = design_from({
     ...     "model": {"name": "llama-3.1-8b", "sequence": 8192, "global_batch": 16,
     ...               "dtype": "fp8"},
-    ...     "topology": {"name": "mi300x", "nodes": 2}, "parallel": {"tp": 8},
+    ...     "topology": {"name": "mi355x", "nodes": 2}, "parallel": {"tp": 8},
     ... })
     >>> [(rate.place, rate.evidence) for rate in rates_of(made)][:2]
     [('gemm.fp8', 'lowest'), ('gemm.bf16', 'measured')]
@@ -34,8 +34,10 @@ def rates_of(design: Design) -> tuple[KernelRate, ...]:
     gpu = design.gpu
     wide = Roofline(gpu, design.calibration, design.dtype).wide
     places = {f"gemm.{dtype}": dtype for dtype in (design.dtype, wide)}
-    if design.parallel.attention == "fused":
-        places |= {"attention.forward": wide, "attention.backward": wide}
+    kernel = design.parallel.attention
+    if kernel != "plain":
+        for backward in (False, True):
+            places[gpu.attention_place(kernel, backward=backward)] = wide
     places["sustained.share"] = wide
     return tuple(gpu.rate(place, dtype) for place, dtype in places.items())
 

@@ -93,6 +93,7 @@ _FACTS = FactSchema(
     {
         **{f"{table}.{dtype}": _flops for table in ("peak", "gemm") for dtype in DTYPE_BYTES},
         "attention.*": _flops,
+        "flash2.*": _flops,
         "sustained.*": _number,
         "memory.size": _bytes,
         "memory.usable": _bytes,
@@ -159,7 +160,8 @@ class Gpu:
     values
         Numbers by path: ``peak.bf16`` and ``gemm.bf16`` (the highest measured rate of a dense
         matrix product) in FLOP/s, ``attention.forward`` and ``attention.backward`` (fused
-        attention) in FLOP/s, ``memory.size`` and ``memory.usable`` (what programs can allocate) in
+        attention) in FLOP/s, ``flash2.forward`` and ``flash2.backward`` (FlashAttention-2, where it
+        is not the fastest), ``memory.size`` and ``memory.usable`` (what programs can allocate) in
         bytes, ``memory.bandwidth`` and ``memory.measured`` in bytes per second, ``host.bandwidth``
         (from and to the host's memory, each) and ``host.memory`` (the GPU's share of the bandwidth
         of that memory) in bytes per second, ``units.count`` (streaming
@@ -223,10 +225,18 @@ class Gpu:
         """
         return self.rate(f"gemm.{dtype}", dtype).value * self.sustained
 
-    def attention(self, dtype: str, *, backward: bool = False) -> float:
+    def attention(self, dtype: str, *, backward: bool = False, kernel: str = "fused") -> float:
         """FLOP/s of fused attention of a 16-bit type in training."""
-        place = "attention.backward" if backward else "attention.forward"
+        place = self.attention_place(kernel, backward=backward)
         return self.rate(place, dtype).value * self.sustained
+
+    def attention_place(self, kernel: str, *, backward: bool) -> str:
+        """Where the rate of fused attention stands: that of FlashAttention-2 if it was measured
+        apart and is asked for.
+        """
+        direction = "backward" if backward else "forward"
+        place = f"flash2.{direction}"
+        return place if kernel == "flash2" and place in self.values else f"attention.{direction}"
 
     def rate(self, place: str, dtype: str) -> KernelRate:
         """A rate of kernels alone, with its evidence.
@@ -245,9 +255,9 @@ class Gpu:
 
         Examples
         --------
-        >>> rate = load_gpu("mi300x").rate("gemm.fp8", "fp8")
+        >>> rate = load_gpu("mi355x").rate("gemm.fp8", "fp8")
         >>> rate.evidence, round(rate.value / 1e12), round(rate.high / 1e12)
-        ('lowest', 1337, 2273)
+        ('lowest', 2232, 4375)
         """
         if place in self.values:
             value = self.values[place]
@@ -303,7 +313,7 @@ def load_gpu(name: str | Path) -> Gpu:
     --------
     >>> gpu = load_gpu("h100")
     >>> round(gpu.gemm("bf16") / gpu.peak("bf16"), 3), gpu.sources["gemm.bf16"][:20]
-    (0.642, 'stas00/ml-engineerin')
+    (0.666, 'stas00/ml-engineerin')
     """
     text = str(name)
     shipped = shipped_files("gpus")

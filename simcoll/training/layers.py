@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,11 @@ BIAS_BACKWARD = (2 + 4) + (4 + 2) + (2 + 2) + 2 * (4 + 4 + 4)
 """Bytes for each element of its gradient: cast to 32 bits and back, joined, and two products with
 their sums, for bias and scale.
 """
+SCATTERED_PARTS = 4
+"""Parts of an overlapped product, each summed over ranks while the next is computed: the default of
+Transformer Engine (``num_splits``)."""
+EXCHANGE_UNITS = 16
+"""Multiprocessors that sum them meanwhile: the default of Transformer Engine (``num_sm``)."""
 
 
 def in_fs(seconds: float) -> int:
@@ -55,6 +60,31 @@ class Pass:
     seconds: float
     flops: float
     inside: tuple[Inside, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A weight matrix with the seconds of its three products: forward, gradient of the input, and
+    gradient of the weights; ``flops`` of one of them.
+    """
+
+    linear: Linear
+    forward: float
+    to_input: float
+    to_weights: float
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchanges:
+    """Collectives that a layer waits for in each pass, and what they add to products of the
+    forward pass.
+    """
+
+    forward: tuple[Inside, ...] = ()
+    to_input: tuple[Inside, ...] = ()
+    to_weights: tuple[Inside, ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,27 +130,23 @@ def roofline_of(design: Design) -> Roofline:
 def layer_of(design: Design, *, moe: bool) -> LayerPasses:
     """One layer of a design."""
     roof = roofline_of(design)
-    forward, to_input, to_weights, flops = 0.0, 0.0, 0.0, 0.0
-    products: dict[str, Pass] = {}
-    for linear in linears(design.model, moe=moe):
-        times, product_flops = _linear(design, roof, linear)
-        products[linear.name] = Pass(times[0], product_flops)
-        forward, to_input, to_weights = (
-            forward + times[0],
-            to_input + times[1],
-            to_weights + times[2],
-        )
-        flops += product_flops
+    products = [_product(design, roof, linear) for linear in linears(design.model, moe=moe)]
+    forward = sum(product.forward for product in products)
+    to_input = sum(product.to_input for product in products)
+    to_weights = sum(product.to_weights for product in products)
+    flops = sum(product.flops for product in products)
     core = _attention(design, roof)
     seconds = _elementwise(design, roof, moe=moe)
-    collectives = _collectives(design, (forward, to_input), core[0].seconds, moe=moe)
+    exchanges = _exchanges(design, products, core[0].seconds, moe=moe)
     done_forward = Pass(
-        forward + core[0].seconds + seconds[0], flops + core[0].flops, collectives[0]
+        forward + exchanges.seconds + core[0].seconds + seconds[0],
+        flops + core[0].flops,
+        exchanges.forward,
     )
     done_input = Pass(
-        to_input + core[1].seconds + seconds[1], flops + core[1].flops, collectives[1]
+        to_input + core[1].seconds + seconds[1], flops + core[1].flops, exchanges.to_input
     )
-    gathers = tuple(inner for inner in collectives[0] if inner.kind == "all_gather")
+    gathers = tuple(inner for inner in exchanges.forward if inner.kind == "all_gather")
     again = {
         "none": Pass(0.0, 0.0),
         "selective": core[0],
@@ -129,14 +155,15 @@ def layer_of(design: Design, *, moe: bool) -> LayerPasses:
         ),  # outputs of other collectives are kept
         "full": done_forward,
     }[design.parallel.recompute]
-    if design.parallel.attention == "fused" and design.parallel.recompute == "selective":
+    if design.parallel.attention != "plain" and design.parallel.recompute == "selective":
         again = Pass(0.0, 0.0)  # fused attention does so by itself
     again = _with_modules(design, roof, again, products, moe=moe)
-    return LayerPasses(done_forward, done_input, Pass(to_weights, flops), again)
+    weights = Pass(to_weights, flops, exchanges.to_weights)
+    return LayerPasses(done_forward, done_input, weights, again)
 
 
 def _with_modules(
-    design: Design, roof: Roofline, again: Pass, products: Mapping[str, Pass], *, moe: bool
+    design: Design, roof: Roofline, again: Pass, products: Sequence[_Product], *, moe: bool
 ) -> Pass:
     """What is recomputed, with the modules that a design names."""
     model, parallel, sizes = design.model, design.parallel, _sizes(design)
@@ -154,17 +181,15 @@ def _with_modules(
     if "moe_act" in modules and moe:
         routed = sizes.rows / sizes.split * model.top_k * parallel.imbalance
         moved += (3 if model.gated else 2) * ELEMENT * routed * model.expert_inner
-    redone = [products[name] for name in names if name in products]
-    seconds = sum(part.seconds for part in redone) + roof.elementwise(
+    redone = [product for product in products if product.linear.name in names]
+    seconds = sum(product.forward for product in redone) + roof.elementwise(
         design.calibration.unfused * moved
     )
-    flops = sum(part.flops for part in redone)
+    flops = sum(product.flops for product in redone)
     return Pass(again.seconds + seconds, again.flops + flops, again.inside)
 
 
-def _linear(
-    design: Design, roof: Roofline, linear: Linear
-) -> tuple[tuple[float, float, float], float]:
+def _product(design: Design, roof: Roofline, linear: Linear) -> _Product:
     """Seconds on the busiest rank of the forward and both backward products of a weight matrix, and
     the FLOPs of one on the mean rank.
     """
@@ -198,13 +223,14 @@ def _linear(
         batch * rows * outputs,
         batch * inputs * outputs,
     )
-    times = (
+    return _Product(
+        linear,
         roof.gemm(rows, outputs, inputs, batch=batch) + cast[0],
         roof.gemm(rows, inputs, outputs, batch=batch) + cast[1],
         roof.gemm(inputs, outputs, rows, batch=batch)
         + _accumulation(design, roof, batch * inputs * outputs),
+        2.0 * batch * rows / busiest * inputs * outputs,
     )
-    return times, 2.0 * batch * rows / busiest * inputs * outputs
 
 
 def _casts(
@@ -238,13 +264,13 @@ def _attention(design: Design, roof: Roofline) -> tuple[Pass, Pass]:
     model, parallel = design.model, design.parallel
     heads, b = model.heads / parallel.tp, parallel.micro_batch
     s, every = design.sequence // parallel.cp, design.sequence
-    if parallel.attention == "fused":  # causal: half of the products
-        share = model.attention_share(every)
+    if parallel.attention != "plain":  # causal: half of the products
+        share, kernel = model.attention_share(every), parallel.attention
         flops = share * b * heads * s * every * (model.key_width + model.value_width)
         shape = (b, heads, s, every, model.key_width, model.value_width) if share == 1 else ()
         return (
-            Pass(roof.attention(flops, shape), flops),
-            Pass(roof.attention(2.5 * flops, shape, backward=True), 2.5 * flops),
+            Pass(roof.attention(flops, shape, kernel=kernel), flops),
+            Pass(roof.attention(2.5 * flops, shape, backward=True, kernel=kernel), 2.5 * flops),
         )
     batch = max(1, round(b * heads))
     flops = 2.0 * batch * s * every * (model.key_width + model.value_width)
@@ -304,42 +330,82 @@ def _elementwise(design: Design, roof: Roofline, *, moe: bool) -> tuple[float, f
     )
 
 
-def _collectives(
-    design: Design, products: tuple[float, float], attention: float, *, moe: bool
-) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
-    """The collectives that a layer's forward and backward pass wait for."""
-    forward, backward = _tensor(design, products)
-    for extra_forward, extra_backward in (
-        _context(design, attention),
-        _experts(design, products[0] + attention) if moe else ((), ()),
-    ):
-        forward, backward = (*forward, *extra_forward), (*backward, *extra_backward)
-    return forward, backward
+def _exchanges(
+    design: Design, products: Sequence[_Product], attention: float, *, moe: bool
+) -> _Exchanges:
+    """The collectives that a layer's passes wait for."""
+    tensor = _tensor(design, products)
+    context = _context(design, attention)
+    computed = sum(product.forward for product in products) + attention
+    experts = _experts(design, computed) if moe else ((), ())
+    return _Exchanges(
+        (*tensor.forward, *context[0], *experts[0]),
+        (*tensor.to_input, *context[1], *experts[1]),
+        tensor.to_weights,
+        tensor.seconds,
+    )
 
 
-def _tensor(
-    design: Design, products: tuple[float, float]
-) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
-    """Collectives of tensor parallelism; with overlap, each runs beside the product of the parts
-    that have arrived.
+def _tensor(design: Design, products: Sequence[_Product]) -> _Exchanges:
+    """Collectives of tensor parallelism: before and after attention, and before and after the
+    MLP.
     """
     parallel, sizes = design.parallel, _sizes(design)
     if parallel.tp == 1:
-        return (), ()
+        return _Exchanges()
     size = sizes.rows * sizes.hidden * ELEMENT
     if not parallel.sequence_parallel:
         exchange = (Inside("all_reduce", "tp", size, 2),)
-        return exchange, exchange
-    # Of the products, beside each of four collectives.
-    share = (1 - 1 / parallel.tp) / 4 if parallel.overlap_tp else 0.0
-    forward, backward = (
-        (
-            Inside("all_gather", "tp", size, 2, 1.0, hidden),
-            Inside("reduce_scatter", "tp", size, 2, 1.0, hidden),
-        )
-        for hidden in (in_fs(share * seconds) for seconds in products)
+        return _Exchanges(exchange, exchange)
+    if not parallel.overlap_tp:
+        exchange = (Inside("all_gather", "tp", size, 2), Inside("reduce_scatter", "tp", size, 2))
+        return _Exchanges(exchange, exchange)
+    halves = [
+        _overlapped(design, size, [product for product in products if product.linear.part == part])
+        for part in ("attention", "mlp")
+    ]
+    return _Exchanges(
+        tuple(inner for half in halves for inner in half.forward),
+        tuple(inner for half in halves for inner in half.to_input),
+        tuple(inner for half in halves for inner in half.to_weights),
+        sum(half.seconds for half in halves),
     )
-    return forward, backward
+
+
+def _overlapped(design: Design, size: int, products: Sequence[_Product]) -> _Exchanges:
+    """Collectives of attention or of the MLP, each beside a product of its own, as in Transformer
+    Engine.
+
+    A rank multiplies the rows that it has while the others' come around a ring. Where products are
+    summed over ranks, they are computed in parts on the multiprocessors that are left, and the sum
+    of the last part is beside nothing. In the backward pass gradients are summed beside the product
+    for the weights. Experts have no such products: their collectives are waited for.
+    """
+    parallel = design.parallel
+    columns = [product for product in products if product.linear.split == "outputs"]
+    rows = [product for product in products if product.linear.split == "inputs"]
+    units = design.gpu.number("units.count", SMALLEST_WAVE)
+    share = EXCHANGE_UNITS / units
+    summed = sum(product.forward for product in rows) / (1 - share)
+    others = 1 - 1 / parallel.tp
+    part, number = size // SCATTERED_PARTS, SCATTERED_PARTS - 1
+    forward = (
+        _gather_beside(size, others * sum(product.forward for product in columns)),
+        Inside("reduce_scatter", "tp", part),
+        Inside("reduce_scatter", "tp", part, number, 1.0, in_fs(summed / SCATTERED_PARTS)),
+    )
+    gathered = _gather_beside(size, others * sum(product.to_input for product in rows))
+    weights = sum(product.to_weights for product in columns)
+    if not weights or parallel.schedule == "zero-bubble":  # which delays the product for weights
+        scattered = Inside("reduce_scatter", "tp", size)
+        return _Exchanges(forward, (gathered, scattered), (), share * summed)
+    scattered = Inside("reduce_scatter", "tp", size, 1, 1.0, in_fs(weights), share)
+    return _Exchanges(forward, (gathered,), (scattered,), share * summed)
+
+
+def _gather_beside(size: int, seconds: float) -> Inside:
+    """An all_gather beside computation."""
+    return Inside("all_gather", "tp", size, 1, 1.0, in_fs(seconds))
 
 
 def _context(design: Design, attention: float) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:

@@ -152,9 +152,20 @@ def activation_bytes(design: Design, *, moe: bool, recompute: str | None = None)
     if parallel.attention == "plain" and how == "none":
         scores = b * model.heads * s * design.sequence
         split += scores * (two + (1 + two if model.dropout else 0))
-    elif parallel.attention == "fused":
+    elif parallel.attention != "plain":
         split += 4 * rows * model.heads  # the logarithms of the sums of each row
-    return repeated // repeats + (split + _inner_bytes(design, rows, moe=moe, modules=modules)) // t
+    split += _inner_bytes(design, rows, moe=moe, modules=modules)
+    return repeated // repeats + _gathered_bytes(design, x, modules) + split // t
+
+
+def _gathered_bytes(design: Design, x: int, modules: Collection[str]) -> int:
+    """Bytes of the gathered inputs of attention and MLP that are saved, beyond the parts of a rank
+    itself; ``x``: elements of one.
+    """
+    parallel = design.parallel
+    if parallel.gathers == "again" or not parallel.sequence_parallel or "layernorm" in modules:
+        return 0
+    return 2 * _saved_bytes(design) * (x - x // parallel.tp)
 
 
 def _saved_bytes(design: Design) -> int:
@@ -170,7 +181,8 @@ def _inner_bytes(design: Design, rows: int, *, moe: bool, modules: Collection[st
     """
     model, parallel = design.model, design.parallel
     saved = _saved_bytes(design)
-    inputs = ACTIVATION_BYTES * (2 if model.gated else 1)
+    eager = model.gated and parallel.kernels == "eager"  # the activation before its gate
+    inputs = ACTIVATION_BYTES * ((2 if model.gated else 1) + eager)
     if not moe:
         return 0 if "mlp" in modules else rows * model.inner * (inputs + saved)
     routed = ceil(rows * model.top_k * parallel.imbalance)  # tokens of the experts of one rank

@@ -111,7 +111,12 @@ class Roofline:
         return None if time_fs is None else time_fs / FS_PER_SECOND
 
     def attention(
-        self, flops: float, shape: tuple[float, ...] = (), *, backward: bool = False
+        self,
+        flops: float,
+        shape: tuple[float, ...] = (),
+        *,
+        backward: bool = False,
+        kernel: str = "fused",
     ) -> float:
         """Time of fused attention; ``shape``: sequences, heads, queries, keys, widths of keys and
         of values.
@@ -121,7 +126,7 @@ class Roofline:
         )
         if measured_seconds is not None:
             return measured_seconds
-        rate = self.gpu.attention(self.wide, backward=backward)
+        rate = self.gpu.attention(self.wide, backward=backward, kernel=kernel)
         return flops / (rate * self.calibration.rate * self.calibration.attention)
 
 

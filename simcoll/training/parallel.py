@@ -20,7 +20,7 @@ __all__ = ["CHOICES", "Parallel", "layers_of_chunks"]
 
 Recomputation: TypeAlias = Literal["none", "selective", "operators", "full"]
 ContextExchange: TypeAlias = Literal["ring", "all_gather", "ulysses"]
-AttentionKernel: TypeAlias = Literal["fused", "plain"]
+AttentionKernel: TypeAlias = Literal["fused", "flash2", "plain"]
 GradientType: TypeAlias = Literal["fp32", "bf16", "fp16"]
 GatheredType: TypeAlias = Literal["bf16", "fp8"]
 Dispatch: TypeAlias = Literal["copies", "once"]
@@ -29,6 +29,8 @@ GradientBuckets: TypeAlias = Literal["layer", "chunk", "aligned"]
 Offload: TypeAlias = Literal["weights", "activations", "optimizer"]
 LossKernel: TypeAlias = Literal["fused", "plain"]
 SavedType: TypeAlias = Literal["products", "bf16"]
+Gathers: TypeAlias = Literal["again", "saved"]
+ElementwiseKernels: TypeAlias = Literal["fused", "eager"]
 RecomputedModule: TypeAlias = Literal["layernorm", "mla_up_proj", "mlp", "moe_act"]
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -44,6 +46,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "buckets": get_args(GradientBuckets),
     "saved": get_args(SavedType),
     "loss": get_args(LossKernel),
+    "gathers": get_args(Gathers),
+    "kernels": get_args(ElementwiseKernels),
 }
 OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 MODULES: tuple[RecomputedModule, ...] = get_args(RecomputedModule)
@@ -87,7 +91,9 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Exchange of context parallelism: keys and values around a ring, gathered, or sequence traded
         for heads (Ulysses).
     attention
-        ``"fused"`` (FlashAttention) or ``"plain"``: matrix products with a softmax between.
+        ``"fused"``, the fastest of the GPU (FlashAttention-3 or cuDNN on H100); ``"flash2"``,
+        FlashAttention-2, which PyTorch's ``scaled_dot_product_attention`` runs, where the GPU's
+        file has its rate; or ``"plain"``: matrix products with a softmax between.
     gradients
         Type of accumulated and reduced gradients.
     gathered
@@ -136,6 +142,13 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     saved
         Type in which inputs of products are saved for the backward pass: that of the
         ``"products"``, as Transformer Engine does with 8 bits; or ``"bf16"`` (torchao).
+    gathers
+        Whether inputs that sequence parallelism gathers are gathered ``"again"`` in the backward
+        pass (Megatron-LM), or ``"saved"`` (PyTorch's tensor parallelism, nanotron). Memory only.
+    kernels
+        Whether activation functions are ``"fused"`` with the product by their gate, or ``"eager"``
+        operators of PyTorch, which save their outputs too. Memory only; their time is ``unfused``
+        in a calibration.
     recompute_modules
         Parts of a layer that are recomputed besides ``recompute``, with Megatron-LM's names: any of
         ``"layernorm"``, ``"mla_up_proj"`` (queries, keys and values of latent attention),
@@ -180,6 +193,8 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     reshard: bool | None = None
     loss: LossKernel = "fused"
     saved: SavedType = "products"
+    gathers: Gathers = "again"
+    kernels: ElementwiseKernels = "fused"
     recompute_modules: tuple[RecomputedModule, ...] = ()
 
     def __post_init__(self) -> None:

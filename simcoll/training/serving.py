@@ -57,6 +57,9 @@ dense MLP (norm, product, activation, product), and of experts besides (router, 
 products, activation, sum)."""
 SKINNY_ROWS = 64
 """Rows up to which a product streams its weights with tiles as low as its rows."""
+SPLIT_ROWS = 256
+"""Rows up to which a product of a decode step is split along its depth too, so that few tiles
+occupy all multiprocessors (split-K)."""
 WEIGHT_SHARE = 0.8
 """Share of the memory bandwidth that skinny products reach; assumed."""
 CACHE_SHARE = 0.7
@@ -91,6 +94,9 @@ class Serving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         ``tp``) or ``tp * dp``.
     kv_dtype
         Type of the cache; default: that of 16 bits.
+    cache_reads
+        Whether a decode step reads the cache once for a ``group`` of heads that share it, or once
+        for every ``head``, as kernels do that know no groups.
     all_reduce
         ``library``, or ``one_shot``: every rank reads all others' vectors (custom all_reduce,
         symmetric memory), where faster.
@@ -112,6 +118,7 @@ class Serving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     dp: int = 1
     ep: int = 1
     kv_dtype: str = ""
+    cache_reads: Literal["group", "head"] = "group"
     all_reduce: Literal["library", "one_shot"] = "library"
     dispatch: Literal["deepep", "library"] = "deepep"
     overlap: bool = False
@@ -406,7 +413,8 @@ def _layer(
 ) -> _LayerTime:
     """One layer on one rank."""
     floor = KERNEL_US[phase] * 1e-6
-    kernels = [_linear_seconds(served, linear, rows) for linear in linears(served.model, moe=moe)]
+    matrices = linears(served.model, moe=moe)
+    kernels = [_linear_seconds(served, phase, linear, rows) for linear in matrices]
     kernels.append(_attention_seconds(served, phase, sequences, context))
     names = ("attention", "experts" if moe else "mlp")
     small = sum(KERNELS[name] for name in names) - len(kernels)
@@ -421,7 +429,7 @@ def _roof(served: ServedModel) -> Roofline:
     return Roofline(served.gpu, UNCALIBRATED, served.dtype)
 
 
-def _linear_seconds(served: ServedModel, linear: Linear, rows: float) -> float:
+def _linear_seconds(served: ServedModel, phase: Phase, linear: Linear, rows: float) -> float:
     """A weight matrix on one rank: products at their rate, or weights streamed from memory."""
     serving, model = served.serving, served.model
     inputs, outputs, batch = linear.inputs, linear.outputs, 1
@@ -440,17 +448,18 @@ def _linear_seconds(served: ServedModel, linear: Linear, rows: float) -> float:
         outputs //= serving.tp
     elif linear.split == "inputs":
         inputs //= serving.tp
-    return _product_seconds(served, rows, outputs, inputs, batch)
+    return _product_seconds(served, phase, rows, outputs, inputs, batch)
 
 
 def _product_seconds(
-    served: ServedModel, rows: float, outputs: int, inputs: int, batch: int = 1
+    served: ServedModel, phase: Phase, rows: float, outputs: int, inputs: int, batch: int = 1
 ) -> float:
     moved = batch * (DTYPE_BYTES[served.dtype] * inputs * outputs + 2 * rows * (inputs + outputs))
     streamed = moved / served.gpu.number("memory.bandwidth") / WEIGHT_SHARE
-    if rows > SKINNY_ROWS:
+    if rows > (SPLIT_ROWS if phase == "decode" else SKINNY_ROWS):
         return max(streamed, _roof(served).gemm(rows, outputs, inputs, batch=batch))
-    padded = 16 * ceil(rows / 16)
+    height = 16 if rows <= SKINNY_ROWS else SKINNY_ROWS
+    padded = height * ceil(rows / height)
     flops = 2 * padded * outputs * inputs * batch
     return max(streamed, flops / served.gpu.gemm(served.dtype))
 
@@ -464,6 +473,8 @@ def _attention_seconds(served: ServedModel, phase: Phase, sequences: int, contex
         width = model.key_width + model.value_width
         return _roof(served).attention(sequences * heads * context**2 * width * share)
     stored = sequences * context * share * _cache_bytes(served)
+    if serving.cache_reads == "head" and not model.kv_rank:
+        stored *= heads / max(1, model.groups / serving.tp)
     seconds = stored / served.gpu.number("memory.bandwidth") / CACHE_SHARE
     if model.kv_rank:  # all heads attend to one compressed cache, which makes products of it
         width = 2 * model.kv_rank + model.rope_size
@@ -485,7 +496,9 @@ def _cache_bytes(served: ServedModel) -> float:
 def _head(served: ServedModel, phase: Phase, sequences: int) -> _LayerTime:
     """The output head, of the last token of each sequence."""
     model, serving = served.model, served.serving
-    seconds = _product_seconds(served, sequences, model.vocabulary // serving.tp, model.hidden)
+    seconds = _product_seconds(
+        served, phase, sequences, model.vocabulary // serving.tp, model.hidden
+    )
     floor = KERNEL_US[phase] * 1e-6
     gather = 0.0
     if serving.tp > 1:

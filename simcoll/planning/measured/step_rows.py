@@ -172,7 +172,7 @@ def _peak(text: str, line: str, file: str) -> float:
 def _value(text: str) -> Any:
     """Parse a number, a boolean, a list in brackets, or text."""
     if text.startswith("["):
-        return [part.strip() for part in text.strip("[]").split(";") if part.strip()]
+        return [_value(part.strip()) for part in text.strip("[]").split(";") if part.strip()]
     if text in {"true", "false"}:
         return text == "true"
     for kind in (int, float):

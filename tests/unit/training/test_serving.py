@@ -53,6 +53,30 @@ def test_the_cache_by_hand():
     assert latent.cache == 8 * 1000 * (512 + 64) * 2 * 61  # on every rank
 
 
+def test_kernels_without_groups_read_the_cache_for_every_head():
+    long = {"batch": 64, "context": 16384}
+    shared, apart = (
+        serving_step(served(**long, cache_reads=reads), "decode") for reads in ("group", "head")
+    )
+    # Four heads share a part of the cache, which is read at 70 % of the memory bandwidth.
+    cache = 64 * 16384 * 2 * 8 * 128 * 2 * 32
+    assert apart.seconds - shared.seconds == pytest.approx(3 * cache / (0.7 * 3.35e12))
+    assert apart.cache == shared.cache
+    long_latent = {"tp": 8, **long}
+    latent = [
+        serving_step(served("deepseek-v3", **long_latent, cache_reads=reads), "decode").seconds
+        for reads in ("group", "head")
+    ]
+    assert latent[0] == latent[1]  # all heads share one
+
+
+def test_larger_batches_do_not_wait_for_few_tiles():
+    steps = [
+        serving_step(served("llama-3.1-70b", tp=8, batch=batch), "decode") for batch in (64, 65)
+    ]
+    assert steps[1].seconds < 1.2 * steps[0].seconds
+
+
 def test_the_weights_of_deepseek_v3_fit_eight_h200():
     step = serving_step(served("deepseek-v3", {"name": "dgx-h200"}, tp=8), "decode")
     assert step.weights == pytest.approx(671e9 / 8, rel=0.05)
