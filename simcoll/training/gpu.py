@@ -243,7 +243,7 @@ class Gpu:
 
         A rate that the file lacks is the lowest share that was measured on any GPU: of the peak
         for products, of the rate of products for attention. So a GPU without measurements does not
-        win because nobody measured it.
+        win because nobody measured it. Of the two 16-bit types one stands in for the other.
 
         Parameters
         ----------
@@ -263,7 +263,13 @@ class Gpu:
             value = self.values[place]
             evidence = self.evidence.get(place, "unstated")
             return KernelRate(place, value, value, value, evidence, self.sources.get(place, ""))
-        table = place.partition(".")[0]
+        table, _, name = place.partition(".")
+        twin = f"{table}.{_SAME_UNITS.get(name, '')}"
+        if twin in self.values:
+            value = self.values[twin]
+            return KernelRate(
+                place, value, value, value, "sibling", f"as {twin}, of the same units"
+            )
         shares = _measured_shares(table)
         (low, lowest), (high, highest) = min(shares), max(shares)
         source = (
@@ -367,6 +373,8 @@ def shipped_gpus() -> dict[str, str]:
     return {name: _load(path).description for name, path in shipped_files("gpus").items()}
 
 
+_SAME_UNITS = {"fp16": "bf16", "bf16": "fp16"}
+"""Types whose products the same units compute equally fast."""
 _SHARE_OF = {"gemm": " of the peak", "attention": " of the rate of products", "sustained": ""}
 
 

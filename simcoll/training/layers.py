@@ -355,8 +355,8 @@ def _tensor(design: Design, products: Sequence[_Product]) -> _Exchanges:
         return _Exchanges()
     size = sizes.rows * sizes.hidden * ELEMENT
     if not parallel.sequence_parallel:
-        exchange = (Inside("all_reduce", "tp", size, 2),)
-        return _Exchanges(exchange, exchange)
+        reduce = (Inside("all_reduce", "tp", size, 2),)
+        return _Exchanges(reduce, reduce)
     if not parallel.overlap_tp:
         exchange = (Inside("all_gather", "tp", size, 2), Inside("reduce_scatter", "tp", size, 2))
         return _Exchanges(exchange, exchange)

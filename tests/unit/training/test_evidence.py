@@ -79,11 +79,18 @@ def test_an_unmeasured_gpu_is_no_faster_than_the_one_that_public_runs_prefer():
     assert computes[0] > computes[1]
 
 
+def test_a_16_bit_type_has_the_rate_of_the_other():
+    gpu = load_gpu("b200")
+    assert "gemm.fp16" not in gpu.values
+    rate = gpu.rate("gemm.fp16", "fp16")
+    assert (rate.value, rate.evidence) == (gpu.values["gemm.bf16"], "sibling")
+
+
 def test_the_lines_name_each_rate_that_nobody_measured():
-    lines = list(rate_lines("mi300x", rates_of(design_on("mi300x", "fp8"))))
+    lines = list(rate_lines("mi355x", rates_of(design_on("mi355x", "fp8"))))
     assert "gemm.bf16 measured" in lines[0]
     assert lines[1].startswith(
-        "gemm.fp8 of mi300x: 1,337 TFLOPS (up to 2,273 TFLOPS), not measured"
+        "gemm.fp8 of mi355x: 2,232 TFLOPS (up to 4,375 TFLOPS), not measured"
     )
     (only,) = rate_lines("h100", rates_of(design_on("dgx-h100", "bf16")))
     assert only == (
@@ -96,10 +103,10 @@ def test_the_result_has_the_evidence(tmp_path, capsys):
     design = tmp_path / "design.toml"
     design.write_text(
         "[model]\nname = 'llama-3.1-8b'\nsequence = 8192\nglobal_batch = 16\ndtype = 'fp8'\n"
-        "[topology]\nname = 'mi300x'\n[parallel]\ntp = 8\n"
+        "[topology]\nname = 'mi355x'\n[parallel]\ntp = 8\n"
     )
     assert main(["step", str(design), "--tier", "1", "-o", str(tmp_path / "out")]) == 0
-    assert "rates       gemm.fp8 of mi300x: 1,337 TFLOPS" in capsys.readouterr().out
+    assert "rates       gemm.fp8 of mi355x: 2,232 TFLOPS" in capsys.readouterr().out
     result = json.loads((tmp_path / "out" / "step.json").read_text())
     by_place = {rate["place"]: rate for rate in result["rates"]}
     assert by_place["gemm.fp8"]["evidence"] == "lowest"

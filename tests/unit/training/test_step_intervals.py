@@ -108,11 +108,11 @@ def test_nine_of_ten_tables_left_out_are_inside():
 
 
 def test_a_gpu_that_nobody_measured_may_be_faster():
-    known, unknown = design_with(dtype="fp8"), design_with("mi300x", "fp8")
+    known, unknown = design_with(dtype="fp8"), design_with("mi355x", "fp8")
     intervals = [step_interval(design, rates_of(design)) for design in (known, unknown)]
     assert intervals[0].reach == 1
-    assert intervals[1].reach < 0.6  # products at 0.51 of 0.87, sustained at 0.75 of 1
-    assert intervals[1].within90[0] < 0.6 * intervals[0].within90[0]
+    assert intervals[1].reach < 0.4  # products at 0.44 of 0.87, sustained at 0.73 of 1
+    assert intervals[1].within90[0] < 0.7 * intervals[0].within90[0]
     assert "nobody measured" in str(intervals[1])
     assert len(intervals[1].cell) < len(CLASS_LEVELS)
 
