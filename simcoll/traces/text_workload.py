@@ -21,7 +21,7 @@ from simcoll.formats.reports.astra_workload import (
     AstraLayer,
     AstraWorkload,
 )
-from simcoll.units import counted
+from simcoll.units import MAX_TIME_FS, counted
 from simcoll.workload.workload import CallOperation, ComputeOperation, Operation, Workload
 
 __all__ = ["text_workload"]
@@ -76,6 +76,12 @@ def text_workload(
             f"{nearest(parsed.strategy, _ITERATIONS)}",
             file=file,
             path="line 1",
+        )
+    if parsed.compute * _FS > MAX_TIME_FS:
+        raise ConfigError(
+            f"computation of {parsed.compute:.3g} ns, more than the 2.5 hours that a workload may "
+            "take",
+            file=file,
         )
     shape = _shape(parsed, nranks, file)
     groups = _groups(parsed, shape, ranks_per_node, file)

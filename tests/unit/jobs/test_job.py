@@ -71,6 +71,19 @@ def test_the_longest_chain_is_that_of_the_slow_rank(tmp_path):
     assert "bound by the GPU of rank 2" in "\n".join(job_lines(job))
 
 
+def test_events_without_a_valid_time_are_counted(tmp_path):
+    files = files_of(tmp_path)
+
+    def damage(document):
+        kernels = [event for event in document["traceEvents"] if event["cat"] == "kernel"]
+        kernels[0]["dur"] = -5
+        kernels[1]["ts"] = "soon"
+
+    rewritten(files[1], damage)
+    job = job_of_files(files)
+    assert any(note.endswith("2 events without a valid time left out") for note in job.notes)
+
+
 def test_one_rank_does_not_divide_its_communication(tmp_path):
     job = job_of_files(files_of(tmp_path)[:1])
     lines = job_lines(job)

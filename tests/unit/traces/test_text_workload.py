@@ -134,6 +134,7 @@ ONE = "\n1\na -1 1 NONE 0 1 NONE 0 1 ALLREDUCE 64 0\n"
         ("DATA" + ONE, None, None, "does not say how many ranks it has: give --topology"),
         ("HYBRID_CUSTOMIZED" + ONE, 8, 8, "HYBRID_CUSTOMIZED' has no order of passes"),
         ("HYBRID_DATA_MODEL" + ONE, 8, None, "divides ranks by the nodes"),
+        ("DATA" + ONE.replace("-1 1 ", f"-1 {10**17} "), 8, 8, "1e.17 ns, more than the 2.5 hours"),
         (TRANSFORMER + "3" + ONE, 8, 8, "8 ranks: expected at most 1,048,576, and a multiple of"),
         (TRANSFORMER + "0" + ONE, 8, 8, "expected at least 1 each, got 0, 1 and 1"),
         (
