@@ -15,6 +15,7 @@ import numpy as np
 from simcoll.errors import ConfigError
 from simcoll.libraries.prediction import differs, formula_time
 from simcoll.workload.class_clock import operation_fs
+from simcoll.workload.stream_names import LAUNCHES
 from simcoll.workload.traffic import Traffic
 from simcoll.workload.workload import (
     CallOperation,
@@ -170,7 +171,7 @@ def call_times(costs: OperationCounts, times: WorkloadTimes) -> Iterator[CallTim
     counts: dict[CallOperation, list[tuple[Operation, int]]] = {}
     for operation, count in costs:
         for call, repeats in _calls_of(operation):
-            anonymous = msgspec.structs.replace(call, id="", name="", stream="", after=())
+            anonymous = msgspec.structs.replace(call, id="", name="", scope="", stream="", after=())
             counts.setdefault(anonymous, []).append((operation, count * repeats))
     merged: dict[CallTime, int] = {}
     for call, repeats_of in counts.items():
@@ -257,10 +258,13 @@ def without_axes(operation: Operation, axes: Collection[str]) -> Operation:
 
 
 def _computed_fs(costs: OperationCounts, ground: Workload) -> int:
-    """Computation of the busiest class."""
-    return _busiest(
-        [(operation, _work_fs(operation) * count) for operation, count in costs], ground
-    )
+    """Computation of the busiest class, without the host's launches, which go on beside it."""
+    work = [
+        (operation, _work_fs(operation) * count)
+        for operation, count in costs
+        if operation.stream != LAUNCHES
+    ]
+    return _busiest(work, ground)
 
 
 def _axis_time(

@@ -34,6 +34,7 @@ from simcoll.workload.accounting import (
 )
 from simcoll.workload.class_clock import Clock, Span, lost_fs, play_classes
 from simcoll.workload.lower import WorkloadPlans, lower
+from simcoll.workload.stream_names import LAUNCHES
 from simcoll.workload.timing import IsolatedTimes, WorkloadTimes
 from simcoll.workload.traffic import Traffic, alike
 from simcoll.workload.workload import (
@@ -486,6 +487,7 @@ def _operation_counts(workload: Workload) -> OperationCounts:
             *alike(operation),
             getattr(operation, "time_fs", 0),
             getattr(operation, "least_fs", 0),
+            operation.stream == LAUNCHES,
         )
         examples.setdefault(key, operation)
         counts[key] += count

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["message_stream"]
+__all__ = ["LAUNCHES", "message_stream"]
+
+LAUNCHES = "launches"
+"""The stream on which a host launches the operators of its accelerator."""
 
 
 def message_stream(source: int, target: int) -> str:

@@ -177,8 +177,8 @@ class P2POp:
         self.peer = process_group.communicator.members[self.group_peer]
 
     def __repr__(self) -> str:
-        way = "from" if self.op is irecv else "to"
-        return f"<P2POp: {self.op.__name__} {way} rank {self.peer}, tag {self.tag}>"
+        end = "from" if self.op is irecv else "to"
+        return f"<P2POp: {self.op.__name__} {end} rank {self.peer}, tag {self.tag}>"
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:

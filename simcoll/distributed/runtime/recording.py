@@ -25,6 +25,7 @@ from simcoll.errors import ConfigError
 from simcoll.libraries.choices import Choice, Plans
 from simcoll.traces.gathering import gather_traces
 from simcoll.traces.rank_traces import Together, Traces, TraceStep
+from simcoll.workload.stream_names import LAUNCHES
 from simcoll.workload.workload import Rules, Workload
 
 __all__ = ["Recording"]
@@ -133,7 +134,7 @@ class Recording:
 
     def launch(self, rank: int, duration_fs: int) -> Past:
         """Record that a rank launches an operator; returns what its end implies."""
-        return {"launches": self._note(rank, "launches", name="launch", time_fs=duration_fs)}
+        return {LAUNCHES: self._note(rank, LAUNCHES, name="launch", time_fs=duration_fs)}
 
     def enqueue(
         self, rank: int, stream: str, duration_fs: int, name: str, tail: Past, scope: str

@@ -209,3 +209,22 @@ def test_runs_without_a_timeline_follow_no_modules():
         return len(nn.modules.module._global_forward_pre_hooks)
 
     assert backend.spawn(program, 2).returns == (0, 0)
+
+
+@pytest.mark.slow
+def test_launches_of_a_recorded_step_are_no_computation():
+    """The GPU computes beside the launches, which take longer here than small operators."""
+
+    def program(_rank, _n):
+        dist.init_process_group("simcoll")
+        with fake.FakeTensorMode():
+            x = torch.randn(64, 64)
+            for _ in range(20):
+                x = x @ x
+            dist.all_reduce(x)
+
+    recorded = backend.spawn(program, 2, topology="dgx-h100", record=True, trace=True, **RUN)
+    result = run_workload(recorded.workload, load_topology("dgx-h100"))
+    summary = recorded.timeline.summary(0)
+    assert result.compute_fs == summary.compute_fs
+    assert result.compute_fs < result.time_fs
