@@ -188,7 +188,8 @@ def play_faults(
     for line in report.fault_lines(outcomes, whole_fs):
         say(line)
     for fault in outcomes:
-        _anew(fault, report.worst(outcomes[fault]).seed, plan, machine, whole_fs, chances)
+        seed_of_worst = report.worst(outcomes[fault]).seed
+        _anew(fault, seed_of_worst, plan, machine, whole_fs, chances, reasons=False)
     checked = [
         wrong_elements(fault, range(first, first + min(seeds, MOVED)), plan, machine, chances)
         for fault in outcomes
@@ -339,11 +340,18 @@ def _one(
             f"# finished after {format_time(result.time_fs)}, {result.time_fs / whole_fs:.3f} "
             "times the undisturbed time"
         )
-    _anew(kind, seed, plan, machine, whole_fs, chances)
+    _anew(kind, seed, plan, machine, whole_fs, chances, reasons=True)
 
 
 def _anew(
-    kind: FaultKind, seed: int, plan: Plan, machine: Topology, whole_fs: int, chances: Chances
+    kind: FaultKind,
+    seed: int,
+    plan: Plan,
+    machine: Topology,
+    whole_fs: int,
+    chances: Chances,
+    *,
+    reasons: bool,
 ) -> None:
     """Print the times of schedules re-planned for the machine that remains after a loss."""
     from simcoll.planning.reliability.fault_report import replanned_lines
@@ -356,5 +364,5 @@ def _anew(
     except ConfigError as error:  # the loss cuts the machine in two
         say(f"# after {kind} {seed}: {error.message}")
         return
-    for line in replanned_lines(kind, seed, list(replan(drawn)), whole_fs):
+    for line in replanned_lines(kind, seed, list(replan(drawn)), whole_fs, reasons=reasons):
         say(line)

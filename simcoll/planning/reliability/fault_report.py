@@ -61,9 +61,11 @@ def _times(time_fs: int, whole_fs: int) -> str:
 
 
 def replanned_lines(
-    kind: str, seed: int, attempts: Sequence[Replanned], whole_fs: int
+    kind: str, seed: int, attempts: Sequence[Replanned], whole_fs: int, *, reasons: bool
 ) -> Iterator[str]:
-    """Lines with the times of schedules re-planned for the rest of the machine."""
+    """Lines with the times of schedules re-planned for the rest of the machine, and the ``reasons``
+    why others have none.
+    """
     fits = [
         f"{attempt.name} {_times(attempt.time_fs, whole_fs)}"
         for attempt in attempts
@@ -71,7 +73,7 @@ def replanned_lines(
     ]
     yield f"# after {kind} {seed}, re-planned: {', '.join(fits) or 'nothing'}"
     for attempt in attempts:
-        if attempt.why_not:
+        if attempt.why_not and reasons:
             yield f"#   not {attempt.name}: {attempt.why_not}"
 
 
