@@ -137,9 +137,11 @@ REASONS = """
   there the fastest counts.
 * **Messages of an all_to_all** leave LL at 16 KiB since NCCL 2.29, and later before. Under Simple, the last slot of a channel, up to 512
   KiB, leaves the buffer after it has arrived.
-* **PCIe servers are of several kinds.** A ring that passes a CPU has the rate of that CPU from port to port (21 GB/s on a server with Intel's,
-  25 with AMD's, fitted); below one switch it has that of the slots. The routes of a topology tell them apart; a dump does by its paths:
-  PIX and PXB are switches, PHB and beyond pass a CPU.
+* **PCIe servers are of three kinds.** A ring that passes a CPU has the rate of that CPU from port to port (25 GB/s on a server with Intel's,
+  22 with AMD's, fitted); below one switch it has that of the slots. `rtx-pro-6000-switch` is one switch, `rtx-pro-6000-direct` two sockets without
+  switches, and `rtx-pro-6000` pairs of GPUs below switches of two sockets, so several roots. The routes of a topology tell them apart; a dump and `nvidia-smi topo -m` do by
+  their paths: PIX and PXB are switches, PHB, NODE and SYS pass a CPU. Two limits, each by one publisher: of several switches at one CPU, 39 to 41 GB/s were measured, as below one
+  switch; and with `NCCL_MIN_NCHANNELS=8`, 38 instead of 22 GB/s on two sockets without switches, where NCCL's search finds no channel that fits, and takes one. Predictions have 21 there.
 * **Not in the formula**, because over all systems they gain nothing. Rings that cross the network once more than NCCL counts: all_gather
   over nodes improves from 27 to 22 % at small sizes, but eight systems are worse with two points and none is better. Hops under LL that
   get longer up to 64 KiB over nodes instead of 32: better on Slingshot, worse on InfiniBand. LL and LL128 in a node for the longer of
@@ -182,7 +184,8 @@ Plateaus that nothing was fitted to, all_reduce unless named, in GB/s of bus ban
 | 8 H100, 8 GiB | about 480 | 470 | a maintainer in github.com/NVIDIA/nccl-tests, issue 212 |
 | 8 H100, 8 GiB, others than all_reduce | 370 | 355 (all_gather) to 369 (broadcast) | as above |
 | 8 A100, 8 GiB | about 230 | 227 | a maintainer in github.com/NVIDIA/nccl-tests, issue 149 |
-| 8 RTX PRO 6000, up to 2 GiB, three systems | 37.6, 39.4, 41.1 | 40.0 | github.com/voipmonitor/rtx6kpro, hardware/pcie-bandwidth.md |
+| 8 RTX PRO 6000, 32 MiB, switches | 40.1 | 41.7 | github.com/voipmonitor/rtx6kpro, hardware/pcie-bandwidth.md |
+| 8 RTX PRO 6000, 32 MiB, two sockets without switches | 22.2 | 20.7 | as above |
 | 8 GB200 of two trays, 8 GiB | 811 | 845 | lixueduan.com, posts/ai/13-gb200-mnnvl-nccl-test |
 
 Not mapped to a machine, so neither predicted nor fitted: T4 and RTX PRO 6000 on EFA without GPUDirect, H20, A800, H200 NVL, H100 NVL and

@@ -247,3 +247,14 @@ def test_what_is_no_argument_is_refused(arguments, what):
 
 def test_sizes_may_come_from_numpy():
     assert predict("all_reduce", np.int64(8), H100) == predict("all_reduce", 8, H100)
+
+
+@pytest.mark.parametrize(
+    ("name", "published_GBps"),
+    [("rtx-pro-6000-switch", 40.1), ("rtx-pro-6000-direct", 22.2)],
+)
+def test_kinds_of_pcie_servers_have_their_published_rates(name, published_GBps):
+    """github.com/voipmonitor/rtx6kpro, hardware/pcie-bandwidth.md: all_reduce of 32 MiB, 8 GPUs."""
+    time_us = predict("all_reduce", 2**25, simcoll.load_topology(name)).time_us
+    bus_GBps = 2**25 / time_us / 1000 * 14 / 8
+    assert bus_GBps == pytest.approx(published_GBps, rel=0.1)

@@ -119,7 +119,13 @@ FACTS = {
     "dgx-spark": (1, 1, 0, 200),
     "leonardo-a100": (1, 4, 4 * 600, 400),
 }
-NO_MACHINE = {"crossbar", "fat-tree", "tpu-v4", "tpu-v5e", "rtx-2080ti-pair", "azure-nc-a100-v4"}
+WITHOUT_NICS = {
+    "rtx-2080ti-pair",
+    "azure-nc-a100-v4",
+    "rtx-pro-6000-switch",
+    "rtx-pro-6000-direct",
+}
+NO_MACHINE = {"crossbar", "fat-tree", "tpu-v4", "tpu-v5e"} | WITHOUT_NICS
 
 
 @pytest.mark.parametrize("name", shipped_topologies())

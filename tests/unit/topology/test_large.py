@@ -9,7 +9,13 @@ from simcoll.topology import load_topology
 from simcoll.topology.file_layers import layers_of, shipped_topologies
 
 GPUS = 16_384
-WITHOUT_NETWORK = {"azure-nc-a100-v4", "rtx-2080ti-pair"}  # nodes that have no NICs
+WITHOUT_NETWORK = {
+    "azure-nc-a100-v4",
+    "rtx-2080ti-pair",
+    "rtx-pro-6000-switch",
+    "rtx-pro-6000-direct",
+}
+"""Nodes that have no NICs."""
 
 
 @pytest.mark.slow
