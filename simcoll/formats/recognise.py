@@ -105,6 +105,7 @@ _TABLES: tuple[tuple[str, frozenset[str]], ...] = (
     ("goodput", frozenset({"job", "checkpoint"})),
 )
 _GOAL_COOKIE = 4223
+_AMD_TOPOLOGY = re.compile(rb'"(?:num_hops"|\(Topology\) Hops between DRM devices)')
 # Texts, by a line that only they have; the first row that fits any line decides.
 _LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("hlo", re.compile(r"HloModule [^,\s]+")),
@@ -229,6 +230,8 @@ def _json(content: bytes) -> str | None:
         keys = {key.decode() for key in re.findall(rb'"([\w=]{1,40})"\s*:', content[:_HEAD])}
         if not keys:
             return None
+    if _AMD_TOPOLOGY.search(content[:_HEAD]):
+        return "smi-topology"
     if {"gpus", "name"} <= keys:
         return "mscclpp-old" if b'"inputChunks"' in content else "mscclpp"
     for name, marks in _KEYS:

@@ -32,10 +32,13 @@ MAX_BASES = 4
 
 SMI_MATRIX = re.compile(
     rb"\bGPU0\W{1,12}(?:X\W|GPU1\b)|"
-    rb"^[> \t]{0,8}=*\s?(?:LINK TYPE TABLE:|Link Type between two GPUs)",
+    rb"^[> \t]{0,8}=*\s?(?:LINK TYPE TABLE:|Link Type between two GPUs)|"
+    rb'"num_hops"\s*:|"\(Topology\) Hops between DRM devices',
     re.MULTILINE,
 )
-"""Two cells of a matrix of ``nvidia-smi topo -m``, or a title of AMD's tables."""
+"""Two cells of a matrix of ``nvidia-smi topo -m``, or a title of AMD's tables, or a key of their
+JSON.
+"""
 MARKED = 1 << 16
 """Number of bytes at the start of a file that identify its format."""
 IB_LISTING = re.compile(

@@ -355,6 +355,17 @@ class _Diagnosis:
             entries = [by_rank[rank].collectives.get(call.number) for rank in ranks]
             states = Counter(entry.state if entry else "called" for entry in entries)
             summary = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+            idle = [
+                rank
+                for rank, entry in zip(ranks, entries, strict=True)
+                if entry and entry.state == "scheduled"
+            ]
+            if states["started"] and idle:
+                has = "its GPU has" if len(idle) == 1 else "their GPUs have"
+                running = ranks_listed(sorted({*ranks} - {*idle}))
+                behind = f"{ranks_listed(idle)} did not start it: {has} not ended earlier work"
+                yield f"{call}: {behind}; waiting: {running}", {*ranks}
+                continue
             ended = len(by_rank) - len(ranks)
             tail = f"{ended} did"
             if len(call.group.members) == 1:

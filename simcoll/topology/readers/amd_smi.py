@@ -1,19 +1,27 @@
-"""The tables of ``rocm-smi --showtopo`` and ``amd-smi topology``: link types, hops, NUMA nodes."""
+"""The tables of ``rocm-smi --showtopo`` and ``amd-smi topology``, and their JSON: link types, hops,
+NUMA nodes.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import msgspec
 
 from simcoll.errors import ConfigError
 from simcoll.topology.readers.smi_text import MAX_DEVICES, DeviceMatrix
 
-__all__ = ["AMD_TABLES", "matrix_of_amd_tables"]
+__all__ = ["AMD_JSON", "AMD_TABLES", "matrix_of_amd_json", "matrix_of_amd_tables"]
 
 AMD_TABLES = re.compile(
     rb"^[> \t]{0,8}=*\s?(?:LINK TYPE TABLE:|Link Type between two GPUs)", re.MULTILINE
 )
 """The title of the table that tells how GPUs are joined."""
+AMD_JSON = re.compile(rb'"(?:num_hops|\(Topology\) Hops between DRM devices \d+ and \d+)"\s*:')
+"""A key that only the JSON of these tools has."""
+_PAIR = re.compile(r"\(Topology\) (Hops|Link type) between DRM devices (\d{1,3}) and (\d{1,3})")
 _TITLES = {
     "hops": re.compile(r"(?:HOPS TABLE:|=*\s*Hops between two GPUs\s*=*)"),
     "types": re.compile(r"(?:LINK TYPE TABLE:|=*\s*Link Type between two GPUs\s*=*)"),
@@ -45,14 +53,95 @@ def matrix_of_amd_tables(text: str, file: str) -> DeviceMatrix:
     tables = {name: _table(lines, title, file) for name, title in _TITLES.items()}
     labels, types = tables["types"]
     hop_labels, hops = tables["hops"]
+    if labels != hop_labels:
+        raise ConfigError(
+            f"{len(hop_labels)} GPUs in the table of hops, {len(labels)} in that of link types",
+            file=file,
+        )
+    numa_nodes = dict(_NUMA.findall(plain))
+    numa = [numa_nodes.get(str(gpu), "") for gpu in range(len(labels))]
+    source = "rocm-smi --showtopo" if _NUMA.search(plain) or "ROCm" in text else "amd-smi topology"
+    words = _words(labels, types, hops, numa, file)
+    return DeviceMatrix(len(labels), words, numa, source)
+
+
+class _Link(msgspec.Struct, frozen=True):
+    gpu: int
+    link_type: str
+    num_hops: int | str
+
+
+class _Gpu(msgspec.Struct, frozen=True):
+    gpu: int
+    links: list[_Link]
+
+
+def matrix_of_amd_json(content: bytes, file: str) -> DeviceMatrix:
+    """The matrix of ``amd-smi topology --json``, or of ``rocm-smi --showtopo --json``.
+
+    Raises
+    ------
+    ConfigError
+        For other JSON, and for pairs of GPUs that are missing.
+    """
+    try:
+        if content.lstrip()[:1] == b"[":
+            gpus = msgspec.json.decode(content, type=list[_Gpu])
+            pairs = {
+                (source.gpu, link.gpu): (link.link_type, str(link.num_hops))
+                for source in gpus
+                for link in source.links
+            }
+            return _of_pairs(pairs, {}, "amd-smi topology", file)
+        document = msgspec.json.decode(content, type=dict[str, dict[str, Any]])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"not the JSON of amd-smi or rocm-smi: {error}", file=file) from None
+    values: dict[tuple[int, int], dict[str, str]] = {}
+    numa: dict[int, str] = {}
+    for name, table in document.items():
+        if name.startswith("card") and name[4:].isdecimal() and "(Topology) Numa Node" in table:
+            numa[int(name[4:])] = str(table["(Topology) Numa Node"])
+        for key, value in table.items():
+            if match := _PAIR.fullmatch(key):
+                ends = int(match[2]), int(match[3])
+                for pair in (ends, ends[::-1]):
+                    values.setdefault(pair, {})[match[1]] = str(value)
+    pairs = {
+        pair: (value.get("Link type", ""), value.get("Hops", "")) for pair, value in values.items()
+    }
+    return _of_pairs(pairs, numa, "rocm-smi --showtopo", file)
+
+
+def _of_pairs(
+    pairs: dict[tuple[int, int], tuple[str, str]], numa: dict[int, str], source: str, file: str
+) -> DeviceMatrix:
+    """The matrix of pairs of GPUs, each with the type and the hops of its link."""
+    number = 1 + max((max(pair) for pair in pairs), default=0)
+    if number > MAX_DEVICES:
+        raise ConfigError(f"GPU {number - 1}; expected at most {MAX_DEVICES} GPUs", file=file)
+    for a in range(number):
+        for b in range(number):
+            if a != b and (a, b) not in pairs:
+                raise ConfigError(f"no link of GPU {a} to GPU {b}", file=file)
+    cells = [[pairs.get((a, b), ("", "0")) for b in range(number)] for a in range(number)]
+    types, hops = ([[cell[place] for cell in row] for row in cells] for place in (0, 1))
+    numa_nodes = [numa.get(gpu, "") for gpu in range(number)]
+    labels = [f"GPU{gpu}" for gpu in range(number)]
+    return DeviceMatrix(number, _words(labels, types, hops, numa_nodes, file), numa_nodes, source)
+
+
+def _words(
+    labels: Sequence[str],
+    types: Sequence[Sequence[str]],
+    hops: Sequence[Sequence[str]],
+    numa: Sequence[str],
+    file: str,
+) -> list[list[str]]:
+    """The words of each pair of GPUs, as in the matrix of nvidia-smi."""
 
     def refuse(message: str) -> NoReturn:
         raise ConfigError(message, file=file)
 
-    if labels != hop_labels:
-        refuse(f"{len(hop_labels)} GPUs in the table of hops, {len(labels)} in that of link types")
-    numa_nodes = dict(_NUMA.findall(plain))
-    numa = [numa_nodes.get(str(gpu), "") for gpu in range(len(labels))]
     words = []
     for a in range(len(labels)):
         row = []
@@ -70,8 +159,7 @@ def matrix_of_amd_tables(text: str, file: str) -> DeviceMatrix:
             else:
                 row.append("SYS" if numa[a] != numa[b] else "NODE")
         words.append(row)
-    source = "rocm-smi --showtopo" if _NUMA.search(plain) or "ROCm" in text else "amd-smi topology"
-    return DeviceMatrix(len(labels), words, numa, source)
+    return words
 
 
 def _table(

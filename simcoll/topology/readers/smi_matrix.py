@@ -16,7 +16,12 @@ from simcoll.files.reader_arguments import Content, content_of
 from simcoll.topology.cluster import Box, Tier, cluster
 from simcoll.topology.graph import Topology
 from simcoll.topology.links import LinkTable
-from simcoll.topology.readers.amd_smi import AMD_TABLES, matrix_of_amd_tables
+from simcoll.topology.readers.amd_smi import (
+    AMD_JSON,
+    AMD_TABLES,
+    matrix_of_amd_json,
+    matrix_of_amd_tables,
+)
 from simcoll.topology.readers.missing_rates import Rate, required_rates
 from simcoll.topology.readers.smi_text import NEARNESS, DeviceMatrix, matrix_of_text
 from simcoll.topology.values import halves_fs
@@ -148,6 +153,8 @@ def _parse(content: bytes, file: str) -> DeviceMatrix:
     if len(content) > MAX_BYTES:
         raise ConfigError(f"larger than {MAX_BYTES >> 10} KiB", file=file)
     text = content.decode("utf-8", "replace")
+    if content.lstrip()[:1] in {b"[", b"{"} and AMD_JSON.search(content):
+        return matrix_of_amd_json(content, file)
     if AMD_TABLES.search(content):
         return matrix_of_amd_tables(text, file)
     return matrix_of_text(text, file)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from simcoll.errors import ConfigError
 from simcoll.topology.readers.smi_matrix import parse_smi_matrix
-from tests.support.first_files import FirstFile, Reader
+from tests.support.first_files import FirstFile, Reader, Refusal
 
 RATES = {
     "nvlink_bandwidth": "25 GB/s",
@@ -293,6 +295,50 @@ def smi(n, type_of, hops_of, bandwidth=True):
     return amd(titles, labels, type_of, hops_of)
 
 
+def smi_json(n, type_of, hops_of):
+    """amd-smi topology --json."""
+    places = [f"0000:{0x0C + 16 * gpu:02x}:00.0" for gpu in range(n)]
+    gpus = [
+        {
+            "gpu": a,
+            "bdf": places[a],
+            "links": [
+                {
+                    "gpu": b,
+                    "bdf": places[b],
+                    "weight": 0 if a == b else 15,
+                    "link_status": "ENABLED",
+                    "link_type": "SELF" if a == b else type_of(a, b),
+                    "num_hops": 0 if a == b else hops_of(a, b),
+                    "bandwidth": "N/A",
+                }
+                for b in range(n)
+            ],
+        }
+        for a in range(n)
+    ]
+    return json.dumps(gpus, indent=4).encode()
+
+
+def rocm_json(n, type_of, hops_of, numa):
+    """rocm-smi --showtopo --json, which has each pair once."""
+    system = {}
+    for b in range(n):
+        for a in range(b):
+            pair = f"between DRM devices {a} and {b}"
+            system[f"(Topology) Weight {pair}"] = "15"
+            system[f"(Topology) Hops {pair}"] = str(hops_of(a, b))
+            system[f"(Topology) Link type {pair}"] = type_of(a, b)
+    cards = {
+        f"card{gpu}": {
+            "(Topology) Numa Node": str(numa(gpu)),
+            "(Topology) Numa Affinity": str(numa(gpu)),
+        }
+        for gpu in range(n)
+    }
+    return json.dumps({"system": system, **cards}).encode()
+
+
 def xgmi(a, b):
     return "XGMI"
 
@@ -344,6 +390,14 @@ AMD = Reader(
             "an older amd-smi, without bandwidths", smi(8, xgmi, one, bandwidth=False), (8, 1, "")
         ),
         FirstFile("one GPU", rocm(1, xgmi, one, always(0)), (1, 0, "")),
+        FirstFile("amd-smi's JSON", smi_json(8, xgmi, one), (8, 1, "")),
+        FirstFile("amd-smi's JSON of PCIe", smi_json(2, always("PCIE"), always(2)), (2, 0, "")),
+        FirstFile("rocm-smi's JSON", rocm_json(8, xgmi, one, lambda gpu: gpu // 4), (8, 1, "")),
+        FirstFile(
+            "amd-smi's JSON without a GPU",
+            json.dumps(json.loads(smi_json(4, xgmi, one))[:3]).encode(),
+            Refusal("no link of GPU 3 to GPU 0"),
+        ),
         FirstFile(
             "with carriage returns",
             rocm(2, xgmi, one, always(0)).replace(b"\n", b"\r\n"),

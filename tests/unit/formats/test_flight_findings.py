@@ -110,6 +110,18 @@ def test_all_in_one_operation_hang_in_it():
     ]
 
 
+def test_a_rank_whose_gpu_is_behind_is_the_root():
+    """All ranks have called it, and the kernel of one has not begun."""
+    states = ("started", "scheduled", "started", "started")
+    records = job(*([call("0", 2, state)] for state in states))
+    assert findings(records) == [
+        (
+            "group '0', collective 2 (nccl:all_reduce): rank 1 did not start it: its GPU has not "
+            "ended earlier work; waiting: ranks 0, 2, 3"
+        )
+    ]
+
+
 def test_different_operations_come_first_and_explain_who_waits():
     records = job(
         [call("tp0", 1), call("dp0", 4)],
