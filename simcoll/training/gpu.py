@@ -185,7 +185,7 @@ class Gpu:
 
     def facts(self) -> list[tuple[str, object]]:
         """Name and value of what a reader sees."""
-        numbers = [(place, f"{value:,g}") for place, value in sorted(self.values.items())]
+        numbers = [(place, self.format_number(place)) for place in sorted(self.values)]
         return [("gpu", f"{self.name}, {self.description}"), *numbers]
 
     def number(self, place: str, default: float | None = None) -> float:

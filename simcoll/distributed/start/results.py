@@ -20,7 +20,7 @@ from simcoll.errors import ConfigError
 from simcoll.files.output import write_file
 from simcoll.libraries.library import load_library
 from simcoll.notebook_forms import data_frame, shows_facts
-from simcoll.units import format_memory, format_time
+from simcoll.units import counted, format_memory, format_time
 from simcoll.workload.workload import Workload
 
 MOST_FINDINGS = 4
@@ -122,7 +122,7 @@ class RunResult:
         ends = format_time(earliest)
         if latest > earliest:
             ends += f" to {format_time(latest)}"
-        played = f"{self.operations:,} operations, {self.messages:,} messages"
+        played = f"{counted(self.operations, 'operation')}, {counted(self.messages, 'message')}"
         lines: list[tuple[str, object]] = [
             ("run", f"{ranks} ranks on {machine_of(self)}, {format_time(self.time_fs)}"),
             ("programs end", ends),
