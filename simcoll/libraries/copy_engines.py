@@ -31,8 +31,8 @@ def refuse_copy_engines(question: Question) -> None:
         return
     is_one_domain = question.machine.domains == 1 and question.machine.inside == "nvlink"
     offered = COLLECTIVES if is_one_domain else COLLECTIVES_OVER_NODES
-    first = FIRST_VERSION if is_one_domain else FIRST_VERSION_OVER_NODES
-    if question.machine.inside != "nvlink" or _version(question) < first:
+    oldest = FIRST_VERSION if is_one_domain else FIRST_VERSION_OVER_NODES
+    if question.machine.inside != "nvlink" or _version(question) < oldest:
         return
     if collective in offered:
         raise ConfigError(

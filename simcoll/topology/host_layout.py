@@ -206,8 +206,8 @@ def _nics(box: BoxFacts, facts: HostFacts, slots: _Slots) -> dict[int, list[NicD
     """The NICs beside each GPU."""
     joined, ports = facts.nics_per_device, facts.ports_per_nic
     # Where some NICs are missing, the last device and the last card have fewer.
-    members = [min(joined, box.nics - first) for first in range(0, box.nics, joined)]
-    cards = [members[first : first + ports] for first in range(0, len(members), ports)]
+    members = [min(joined, box.nics - start) for start in range(0, box.nics, joined)]
+    cards = [members[start : start + ports] for start in range(0, len(members), ports)]
     nics_of_gpu: dict[int, list[NicDevice]] = {}
     for card, members_of_ports in enumerate(cards):
         devices = tuple(
