@@ -63,7 +63,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
+class _MatrixProducts:
     """A weight matrix with the seconds of its three products: forward, gradient of the input, and
     gradient of the weights; ``flops`` of one of them.
     """
@@ -163,7 +163,7 @@ def layer_of(design: Design, *, moe: bool) -> LayerPasses:
 
 
 def _with_modules(
-    design: Design, roof: Roofline, again: Pass, products: Sequence[_Product], *, moe: bool
+    design: Design, roof: Roofline, again: Pass, products: Sequence[_MatrixProducts], *, moe: bool
 ) -> Pass:
     """What is recomputed, with the modules that a design names."""
     model, parallel, sizes = design.model, design.parallel, _sizes(design)
@@ -189,7 +189,7 @@ def _with_modules(
     return Pass(again.seconds + seconds, again.flops + flops, again.inside)
 
 
-def _product(design: Design, roof: Roofline, linear: Linear) -> _Product:
+def _product(design: Design, roof: Roofline, linear: Linear) -> _MatrixProducts:
     """Seconds on the busiest rank of the forward and both backward products of a weight matrix, and
     the FLOPs of one on the mean rank.
     """
@@ -223,7 +223,7 @@ def _product(design: Design, roof: Roofline, linear: Linear) -> _Product:
         batch * rows * outputs,
         batch * inputs * outputs,
     )
-    return _Product(
+    return _MatrixProducts(
         linear,
         roof.gemm(rows, outputs, inputs, batch=batch) + cast[0],
         roof.gemm(rows, inputs, outputs, batch=batch) + cast[1],
@@ -331,7 +331,7 @@ def _elementwise(design: Design, roof: Roofline, *, moe: bool) -> tuple[float, f
 
 
 def _exchanges(
-    design: Design, products: Sequence[_Product], attention: float, *, moe: bool
+    design: Design, products: Sequence[_MatrixProducts], attention: float, *, moe: bool
 ) -> _Exchanges:
     """The collectives that a layer's passes wait for."""
     tensor = _tensor(design, products)
@@ -346,7 +346,7 @@ def _exchanges(
     )
 
 
-def _tensor(design: Design, products: Sequence[_Product]) -> _Exchanges:
+def _tensor(design: Design, products: Sequence[_MatrixProducts]) -> _Exchanges:
     """Collectives of tensor parallelism: before and after attention, and before and after the
     MLP.
     """
@@ -361,7 +361,9 @@ def _tensor(design: Design, products: Sequence[_Product]) -> _Exchanges:
         exchange = (Inside("all_gather", "tp", size, 2), Inside("reduce_scatter", "tp", size, 2))
         return _Exchanges(exchange, exchange)
     halves = [
-        _overlapped(design, size, [product for product in products if product.linear.part == part])
+        _exchanges_beside_products(
+            design, size, [product for product in products if product.linear.part == part]
+        )
         for part in ("attention", "mlp")
     ]
     return _Exchanges(
@@ -372,7 +374,9 @@ def _tensor(design: Design, products: Sequence[_Product]) -> _Exchanges:
     )
 
 
-def _overlapped(design: Design, size: int, products: Sequence[_Product]) -> _Exchanges:
+def _exchanges_beside_products(
+    design: Design, size: int, products: Sequence[_MatrixProducts]
+) -> _Exchanges:
     """Collectives of attention or of the MLP, each beside a product of its own, as in Transformer
     Engine.
 
@@ -387,14 +391,14 @@ def _overlapped(design: Design, size: int, products: Sequence[_Product]) -> _Exc
     units = design.gpu.number("units.count", SMALLEST_WAVE)
     share = EXCHANGE_UNITS / units
     summed = sum(product.forward for product in rows) / (1 - share)
-    others = 1 - 1 / parallel.tp
+    arriving = 1 - 1 / parallel.tp
     part, number = size // SCATTERED_PARTS, SCATTERED_PARTS - 1
     forward = (
-        _gather_beside(size, others * sum(product.forward for product in columns)),
+        _gather_beside(size, arriving * sum(product.forward for product in columns)),
         Inside("reduce_scatter", "tp", part),
         Inside("reduce_scatter", "tp", part, number, 1.0, in_fs(summed / SCATTERED_PARTS)),
     )
-    gathered = _gather_beside(size, others * sum(product.to_input for product in rows))
+    gathered = _gather_beside(size, arriving * sum(product.to_input for product in rows))
     weights = sum(product.to_weights for product in columns)
     if not weights or parallel.schedule == "zero-bubble":  # which delays the product for weights
         scattered = Inside("reduce_scatter", "tp", size)

@@ -183,8 +183,7 @@ class TrainingStep:
         bubble_fs = max(0, free - parts["compute_fs"])
         exposed_fs = {name: axis.exposed_fs for name, axis in parts["axes"].items()}
         model_flops, hardware_flops = self.parts.costs.flops()
-        peak_flops = design.gpu.peak(design.dtype) * design.mesh.nranks
-        mfu = model_flops / (time_fs / 10**15) / peak_flops
+        mfu = model_flops / (time_fs / 10**15) / design.peak_flops
         rates = rates_of(design)
         return StepResult(
             title=design.title,

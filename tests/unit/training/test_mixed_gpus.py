@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from simcoll.errors import ConfigError
@@ -67,3 +69,11 @@ def test_wrong_ranks_and_names(others, said):
 def test_the_fastest_gpu_is_the_first():
     with pytest.raises(ConfigError, match=r"b200 takes 0\.\d\d times as long as h100; name the"):
         TrainingStep(design_of({"8-15": "b200"})).time_fs(tier=1)
+
+
+def test_the_utilisation_of_a_mixed_cluster_is_that_of_all_its_gpus():
+    mixed = design_of({"8-15": "a100-80"}, split=[16, 16], recompute="full")
+    mixed = replace(mixed, sequence=8192, global_batch=32)  # as published
+    result = step(mixed, tier=1)
+    (line,) = (line for line in result.lacks if "% MFU" in line)
+    assert line.startswith(f"{100 * result.mfu:.0f} % MFU; ")
