@@ -92,7 +92,7 @@ def training_step(shape):
         scale = jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-5)
         return (wide * scale).astype(x.dtype) * gain
 
-    def rotated(x):
+    def rotate(x):
         angles = jnp.arange(SEQUENCE)[:, None] * 10000.0 ** (-jnp.arange(0, 1, 2 / shape.head))
         sine, cosine = (f(angles)[None, :, None].astype(x.dtype) for f in (jnp.sin, jnp.cos))
         first, second = jnp.split(x, 2, -1)
@@ -103,7 +103,7 @@ def training_step(shape):
         h = norm(x, w["first"])
         q, k, v = (checkpoint_name(jnp.einsum("bsd,dhk->bshk", h, w[name]), name) for name in "qkv")
         context = jax.nn.dot_product_attention(
-            rotated(q), rotated(k), v, is_causal=True, implementation="cudnn"
+            rotate(q), rotate(k), v, is_causal=True, implementation="cudnn"
         )
         context = checkpoint_name(context, "context")
         x = x + checkpoint_name(jnp.einsum("bshk,hkd->bsd", context, w["o"]), "out")
@@ -135,10 +135,10 @@ def training_step(shape):
         mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, gradient)
         square = jax.tree.map(lambda s, g: 0.95 * s + 0.05 * g * g, square, gradient)
 
-        def updated(w, m, s):
+        def update(w, m, s):
             return w - 3e-5 * (m / (jnp.sqrt(s) + 1e-8) + 0.1 * w)
 
-        return jax.tree.map(updated, w, mean, square), mean, square
+        return jax.tree.map(update, w, mean, square), mean, square
 
     width, hidden, head = shape.width, shape.hidden, shape.head
     sizes = {

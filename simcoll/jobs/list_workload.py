@@ -122,7 +122,7 @@ def _inspector_groups(paths: Sequence[Path]) -> dict[str, _ListedGroup]:
         group = _ListedGroup(tuple(range(sizes[largest])), defaultdict(dict))
         for rows in files:
             for row in rows:
-                group.calls[row.rank][row.number] = _inspected(row)
+                group.calls[row.rank][row.number] = _inspector_call(row)
         return {largest: group}
     global_rank: list[int] = []
     for path, rows in zip(paths, files, strict=True):
@@ -140,7 +140,7 @@ def _inspector_groups(paths: Sequence[Path]) -> dict[str, _ListedGroup]:
     for rank, rows in zip(global_rank, files, strict=True):
         for row in rows:
             members[row.communicator][row.rank] = rank
-            calls[row.communicator][rank][row.number] = _inspected(row)
+            calls[row.communicator][rank][row.number] = _inspector_call(row)
     for name, places in members.items():
         if len(places) != sizes[name]:
             raise ConfigError(
@@ -153,7 +153,7 @@ def _inspector_groups(paths: Sequence[Path]) -> dict[str, _ListedGroup]:
     }
 
 
-def _inspected(row: InspectorRow) -> _ListedCall:
+def _inspector_call(row: InspectorRow) -> _ListedCall:
     kind = kind_of(row.collective)
     return _ListedCall(_collective(kind, row.collective), row.size_bytes, row.time_us * 1000)
 
