@@ -8,6 +8,7 @@ import os
 import pickle
 import secrets
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -188,7 +189,8 @@ class ProcessRunner:
         program = [sys.executable, "-m", "simcoll.testing.rank_worker"]
         if self.launcher is None:
             return program
-        return [*shlex.split(self.launcher.format(n=nranks)), *program]
+        words = shlex.split(self.launcher.format(n=nranks))
+        return [_program_path(words[0]), *words[1:], *program]
 
     def play(
         self, target: Target, case: Case | RankTask, deadline_s: float
@@ -228,6 +230,17 @@ class ProcessRunner:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _program_path(name: str) -> str:
+    """A launcher by its name: on PATH, or beside this Python, as in an environment that is not
+    activated.
+    """
+    beside = Path(sys.executable).parent
+    path = shutil.which(name) or shutil.which(name, path=str(beside))
+    if path is None:
+        raise ConfigError(f"launcher {name!r} is neither on PATH nor in {beside}")
+    return path
 
 
 def _sound(case: Case | RankTask, outcomes: Sequence[RankOutcome | None]) -> bool:
@@ -326,7 +339,8 @@ class _LaunchedWorld:
             self.close()
             raise
         finally:
-            listener.close()
+            with contextlib.suppress(FileNotFoundError):  # the folder is gone after a failure
+                listener.close()
 
     def _meet(self, listener: Listener) -> None:
         """Accept every rank, and let it join."""

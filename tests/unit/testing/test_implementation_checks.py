@@ -696,3 +696,22 @@ def test_wrong_cases_are_refused():
     one_rank = CaseOperation(simcoll.Collective("barrier", 1), (0,), 0)
     with pytest.raises(simcoll.ConfigError, match="coalesced case must have one group"):
         Case(2, (one_rank, replace(one_rank, ranks=(1,))), coalesced=True)
+
+
+def test_a_launcher_is_found_beside_python_and_a_missing_one_is_told(tmp_path, monkeypatch):
+    """An environment need not be activated; a failed start is not hidden by its cleaning up."""
+    beside = tmp_path / "bin"
+    beside.mkdir()
+    launcher = beside / "own-run"
+    launcher.write_text("#!/bin/sh\nexit 3\n", encoding="utf-8")
+    launcher.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(beside / "python"))
+    assert ProcessRunner("own-run -n {n}").command(2)[0] == str(launcher)
+    with pytest.raises(
+        simcoll.ConfigError, match=r"0 of 2 ranks have started .* exit statuses: \[3\]"
+    ):
+        ProcessRunner("own-run -n {n}").play(Dies, one("barrier", 2, counts=0), 5)
+    with pytest.raises(
+        simcoll.ConfigError, match="launcher 'no-such-run' is neither on PATH nor in "
+    ):
+        ProcessRunner("no-such-run {n}").command(2)
