@@ -65,15 +65,15 @@ def matrix_of_amd_tables(text: str, file: str) -> DeviceMatrix:
     return DeviceMatrix(len(labels), words, numa, source)
 
 
-class _Link(msgspec.Struct, frozen=True):
+class _AmdLink(msgspec.Struct, frozen=True):
     gpu: int
     link_type: str
     num_hops: int | str
 
 
-class _Gpu(msgspec.Struct, frozen=True):
+class _AmdGpu(msgspec.Struct, frozen=True):
     gpu: int
-    links: list[_Link]
+    links: list[_AmdLink]
 
 
 def matrix_of_amd_json(content: bytes, file: str) -> DeviceMatrix:
@@ -86,7 +86,7 @@ def matrix_of_amd_json(content: bytes, file: str) -> DeviceMatrix:
     """
     try:
         if content.lstrip()[:1] == b"[":
-            gpus = msgspec.json.decode(content, type=list[_Gpu])
+            gpus = msgspec.json.decode(content, type=list[_AmdGpu])
             pairs = {
                 (source.gpu, link.gpu): (link.link_type, str(link.num_hops))
                 for source in gpus
