@@ -375,8 +375,9 @@ def check_program(document: dict[str, Any]) -> str:
         outbox[key] = len(machine.values)  # cells for the data that it sends
         machine.values.extend([-1] * one.get("count", 1))
         for side, name, peer in ((0, "out", one.get("send_to")), (1, "in", one.get("recv_from"))):
-            machine.claim((name in does) == (peer is not None) and peer != key[0], "a wrong peer for data {}", name)
-            if peer is not None: wires.setdefault((peer, key[0], channel) if side else (key[0], peer, channel), ([], []))[side].append(key)
+            if name not in does: continue
+            machine.claim(peer not in (None, key[0]), "a wrong peer for data {}", name)
+            wires.setdefault((peer, key[0], channel) if side else (key[0], peer, channel), ([], []))[side].append(key)
     machine.readonly.extend(bytes(len(machine.values) - len(machine.readonly)))
     for wire, ends in wires.items():
         machine.now = f"(sender, receiver, channel) {wire}"

@@ -16,7 +16,13 @@ import simcoll_check
 from simcoll.algorithms import ALGORITHMS
 from simcoll.formats import certificate_bytes, dump_mscclpp_plan, load_algorithm, parse_mscclpp_plan
 from simcoll.formats.schedules import certificate
-from simcoll.proving import verify, verify_device_program, verify_program
+from simcoll.proving import (
+    check_lowering,
+    lower,
+    verify,
+    verify_device_program,
+    verify_program,
+)
 from simcoll.proving.symmetry import verify_by_symmetry
 from tests.laws.certificates import check_algorithm, checked, mutant, play
 from tests.support.certificate_judge import judge
@@ -82,6 +88,18 @@ def test_imported_files():
         program = parse_mscclpp_plan(dump_mscclpp_plan(simcoll.schedule(kind, name, nranks=4)))
         text = certificate_bytes(program, verify_device_program(program))
         assert checked(text) == judge(json.loads(text)) == ""
+
+
+@pytest.mark.parametrize("peer", [0, 1, 7])
+def test_what_an_operation_does_not_need_is_ignored(peer):
+    plan = simcoll.bind(simcoll.schedule("all_gather", "direct", nranks=3), 6)
+    record = json.loads(certificate_bytes(lower(plan), check_lowering(plan)))
+    lanes = [lane for lanes in record["program"]["ranks"] for lane in lanes]
+    copies = [code for lane in lanes for code in lane["instructions"] if code["op"] == "copy"]
+    for code in copies:
+        code |= {"recv_from": peer, "send_to": peer}
+    assert copies
+    assert checked(json.dumps(record)) == judge(record) == proved(record) == ""
 
 
 def test_folds():
