@@ -236,10 +236,10 @@ def _program_path(name: str) -> str:
     """A launcher by its name: on PATH, or beside this Python, as in an environment that is not
     activated.
     """
-    beside = Path(sys.executable).parent
-    path = shutil.which(name) or shutil.which(name, path=str(beside))
+    folder = Path(sys.executable).parent
+    path = shutil.which(name) or shutil.which(name, path=str(folder))
     if path is None:
-        raise ConfigError(f"launcher {name!r} is neither on PATH nor in {beside}")
+        raise ConfigError(f"launcher {name!r} is neither on PATH nor in {folder}")
     return path
 
 
