@@ -152,6 +152,24 @@ class Flights:
         finally:
             self._flights = every
 
+    def writers(
+        self, group: Any, buffers: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
+    ) -> list[Work]:
+        """The collectives of a group in flight that write a buffer of a call, or read one that it
+        writes.
+        """
+        inputs, outputs = buffers
+        return [
+            flight.work
+            for flight in self._flights.values()
+            if flight.group is group
+            and not (flight.work.done or flight.work.entry.p2p)
+            and (
+                any(overlap(a, b) for a in flight.outputs for b in (*inputs, *outputs))
+                or any(overlap(a, b) for a in flight.inputs for b in outputs)
+            )
+        ]
+
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """The bytes of its storage that a tensor lies in: from the first to after the last element."""

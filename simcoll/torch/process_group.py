@@ -28,6 +28,7 @@ from simcoll.distributed.api.coalesced import (
 from simcoll.distributed.api.groups import default_group
 from simcoll.distributed.api.making_groups import shared_group
 from simcoll.distributed.runtime.device import SimulatedDevice, after
+from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.runtime.work import timeout_fs
 from simcoll.distributed.runtime.world import GroupHandle, current_rank
 from simcoll.errors import ConfigError
@@ -144,6 +145,7 @@ class SimcollGroup(DispatchedGroup):
         self._coalescing: list[RankWork] | None = None
         self.hooks = GroupHooks()
         self._limits: NcclLimits | None = None
+        self._runs_in_order = process.nccl_only
         if process.nccl_only and process.places is not None:
             users: dict[tuple[str, str], int] = self._handle.communicator.device_users
             self._limits = NcclLimits(self._thread, users)
@@ -210,6 +212,11 @@ class SimcollGroup(DispatchedGroup):
             thread.process.flights.check_call(
                 name, self._handle.communicator, (inputs, outputs), thread.site, p2p=False
             )
+            if self._runs_in_order:  # on one stream, where gloo has several threads
+                for work in thread.process.flights.writers(
+                    self._handle.communicator, (inputs, outputs)
+                ):
+                    thread.call(wait_until, work)
         for reason in overlaps(name, inputs, outputs, self.rank(), self.size()):
             thread.tell(name, reason)
 

@@ -177,3 +177,37 @@ def test_calls_in_place_are_no_findings():
         dist.reduce(x, 0)
 
     assert on_ranks(body).findings == ()
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_collectives_of_nccl_run_in_the_order_of_their_calls():
+    """On one stream, so that the second may use the buffer of the first before wait()."""
+
+    def body(rank, world_size):
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
+        t, part = torch.full((4,), rank + 1.0, device="cuda"), torch.empty(2, device="cuda")
+        works = [
+            dist.all_reduce(t, async_op=True),
+            dist.broadcast(t, 0, async_op=True),
+            dist.reduce_scatter_tensor(part, t, async_op=True),
+            dist.group.WORLD.allgather_into_tensor_coalesced([t], [part]),
+        ]
+        for work in works:
+            work.wait()
+        return t.tolist()
+
+    result = backend.spawn(body, 2, cuda_is_cpu=True)
+    assert result.returns == ([6.0] * 4,) * 2  # twice the sum of 1 and 2
+    assert result.findings == ()
+
+
+def test_collectives_of_gloo_may_run_at_once():
+    def body(rank, world_size):
+        t = torch.ones(4)
+        works = [dist.all_reduce(t, async_op=True), dist.broadcast(t, 0, async_op=True)]
+        for work in works:
+            work.wait()
+
+    with pytest.raises(RuntimeError, match="was changed while the operation was in flight"):
+        on_ranks(body)
