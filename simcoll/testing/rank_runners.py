@@ -189,8 +189,7 @@ class ProcessRunner:
         program = [sys.executable, "-m", "simcoll.testing.rank_worker"]
         if self.launcher is None:
             return program
-        words = shlex.split(self.launcher.format(n=nranks))
-        return [_program_path(words[0]), *words[1:], *program]
+        return [*shlex.split(self.launcher.format(n=nranks)), *program]
 
     def play(
         self, target: Target, case: Case | RankTask, deadline_s: float
@@ -202,7 +201,8 @@ class ProcessRunner:
             self._worlds.pop(case.nranks).close()
             world = None
         if world is None:
-            command = self.command(case.nranks)
+            name, *arguments = self.command(case.nranks)
+            command = [_program_path(name), *arguments]
             world = self._worlds[case.nranks] = _LaunchedWorld(
                 command,
                 case.nranks,

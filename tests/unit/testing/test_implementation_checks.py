@@ -706,12 +706,12 @@ def test_a_launcher_is_found_beside_python_and_a_missing_one_is_told(tmp_path, m
     launcher.write_text("#!/bin/sh\nexit 3\n", encoding="utf-8")
     launcher.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(beside / "python"))
-    assert ProcessRunner("own-run -n {n}").command(2)[0] == str(launcher)
+    case = one("barrier", 2, counts=0)
     with pytest.raises(
         simcoll.ConfigError, match=r"0 of 2 ranks have started .* exit statuses: \[3\]"
     ):
-        ProcessRunner("own-run -n {n}").play(Dies, one("barrier", 2, counts=0), 5)
+        ProcessRunner("own-run -n {n}").play(Dies, case, 5)
     with pytest.raises(
         simcoll.ConfigError, match="launcher 'no-such-run' is neither on PATH nor in "
     ):
-        ProcessRunner("no-such-run {n}").command(2)
+        ProcessRunner("no-such-run {n}").play(Dies, case, 5)
