@@ -56,6 +56,7 @@ def predict(
     """
     from simcoll.cli.algorithm_names import name_choices
     from simcoll.cli.sweeping import mesh_lines
+    from simcoll.core.reduction import parse_dtype, parse_reduction
     from simcoll.planning.sweeps.sweep import Sweep
     from simcoll.tuning import default_protocols
     from simcoll.units import parse_size
@@ -106,6 +107,8 @@ def predict(
         checked,
         disturbance,
     )
+    if not library.alone:  # a library names reductions in words of its own
+        parse_reduction(sweep.op, parse_dtype(sweep.dtype))
     if mesh.concurrent:
         from simcoll.libraries.library import library_for
 

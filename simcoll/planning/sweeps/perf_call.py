@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simcoll.core.reduction import parse_dtype, parse_reduction
 from simcoll.errors import ConfigError, expect
 from simcoll.planning.sweeps.running import SweepTable, runs
 from simcoll.planning.sweeps.sweep import Sweep, prepare
@@ -73,6 +74,7 @@ def perf(
     expect(topology, Topology, "perf takes a topology, made by load_topology(name)")
     if isinstance(sizes, (str, int)) or not sizes:
         raise ConfigError(f"sizes={sizes!r}: expected a list of sizes, such as ['1M', '64M']")
+    parse_reduction(op, parse_dtype(dtype))
     request = collective_on(collective, topology.nranks, root)
     names = tuple(protocols) if protocols is not None else default_protocols(topology)[0]
     built = None

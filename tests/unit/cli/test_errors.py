@@ -532,3 +532,14 @@ def test_an_unknown_collective_is_named_once(capsys):
     assert main(["perf", "all_redcue"]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("all_redcue")) == ("", 1)
+
+
+def test_an_unknown_reduction_is_refused_before_anything_is_built(monkeypatch, capsys):
+    def build(*_):
+        raise AssertionError("schedules are built")
+
+    monkeypatch.setattr("simcoll.tuning.candidates", build)
+    assert main(["perf", "all_gather", "-t", "dgx-h100", "--nodes", "128", "-o", "x"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("simcoll: unknown reduction 'x'; did you mean 'max'?")
+    assert printed.out == ""
