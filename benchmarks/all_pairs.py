@@ -4,7 +4,7 @@
 
 For each number of ranks: an exchange whose messages follow a power law (the tokens of experts), and
 one of equal messages with jitter, on a crossbar and on DGX H100 nodes, each played message by
-message in the compiled loops. Prints CPU seconds of `emulate`, with the loops loaded.
+message. Prints CPU seconds of `emulate`, with the compiled code loaded.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from simcoll.errors import InternalError
 if TYPE_CHECKING:
     from simcoll.emulator.lockstep import LockStep
 
-__all__ = ["FastWay", "beyond_loops", "play_every", "plays_in_lockstep"]
+__all__ = ["FastWay", "beyond_loops", "play_concurrently", "play_every", "plays_in_lockstep"]
 
 
 MOST_PRUNED = 1 << 20
@@ -104,7 +104,11 @@ class FastWay:
                     outcome.trace_hash,
                 )
             else:
-                result = _together(request) or play_every(request, _lockstep_of(request).timer)
+                result = (
+                    _together(request)
+                    or play_concurrently(request, _lockstep_of(request).timer)
+                    or play_every(request, _lockstep_of(request).timer)
+                )
         if request.storage is not None:
             request.storage.play()
         return result
@@ -126,6 +130,24 @@ def _together(request: Request) -> Result | None:
         outcome.trace_hash,
         outcome.done_fs,
     )
+
+
+def play_concurrently(request: Request, timer: StepTimer | None = None) -> Result | None:
+    """Play a run in which no message waits for another, without a calendar; ``None`` for other
+    runs, and for those that end in an error, which the loops explain.
+    """
+    from simcoll.emulator.concurrent_run import play_flows, waits_for_nothing  # imports numba
+
+    plan, topology, seen = request.plan, request.topology, request.summary
+    if seen.messages > MOST_PRUNED or not waits_for_nothing(request):
+        return None
+    capacity, placement, _ = all_links(plan, topology)
+    steps = tuple(timed_steps(plan, topology, placement, seen.groups, timer))
+    outcome = play_flows(plan.protocol, without_idle_links(steps, capacity), capacity)
+    if outcome is None:
+        return None
+    done = outcome.done_fs if request.keep else None
+    return compiled_result(plan, topology.name, seen, outcome.time_fs, outcome.trace_hash, done)
 
 
 def play_every(request: Request, timer: StepTimer | None = None) -> Result:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not COMPILED, reason="needs numba")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dag", "algorithm", "lift", "alone", "path"])
+@pytest.mark.parametrize("kind", ["dag", "algorithm", "lift", "alone", "path", "concurrent"])
 def test_engines_agree_on_every_message(kind):
     took_part = Counter()
     for seed in range(60):
@@ -22,6 +22,8 @@ def test_engines_agree_on_every_message(kind):
     assert took_part["fast"] >= 40
     if kind in {"algorithm", "lift"}:
         assert took_part["quotient"] >= 5
+    if kind == "concurrent":
+        assert took_part["concurrent"] >= 40
     if kind == "alone":
         assert took_part["lock-step"] >= 20
 

@@ -20,15 +20,15 @@ from simcoll.core.schedule import (
     transfers,
 )
 from simcoll.emulator import emulate
-from simcoll.emulator.fast_way import play_every, plays_in_lockstep
+from simcoll.emulator.fast_way import play_concurrently, play_every, plays_in_lockstep
 from simcoll.emulator.folding.quotient import no_quotient
 from simcoll.emulator.request import Request
 from simcoll.errors import ConfigError
 from simcoll.testing.examples import needed_params
-from simcoll.topology import LINK_KINDS, Topology, boxes, crossbar, fat_tree, torus
+from simcoll.topology import LINK_KINDS, Topology, boxes, clos, crossbar, fat_tree, torus
 from simcoll.topology.chosen_paths import chosen_routes
 
-KINDS = ("dag", "algorithm", "lift", "alone", "path")
+KINDS = ("dag", "algorithm", "lift", "alone", "path", "concurrent")
 
 
 @dataclass(frozen=True)
@@ -353,6 +353,39 @@ def path_case(rng):
     return bind(schedule, sizes, "float32", protocol=protocol, unproved=True), topology
 
 
+def concurrent_case(rng):
+    """Many messages of one step: unequal, equal, jittered, over paths that hashes choose."""
+    n = int(rng.integers(2, 30))
+    gbps = f"{int(rng.integers(1, 400))} GB/s"
+    seed = int(rng.integers(0, 99))
+    machines = (
+        crossbar(n, gbps, "1 us"),
+        boxes(-(-n // 4), 4, "400 GB/s", "1 us", nics=4, nic_bandwidth=gbps, nic_latency="3 us"),
+        boxes(-(-n // 4), 4, "90 GB/s", nics=2, nic_bandwidth=gbps, pcie_bandwidth="50 GB/s"),
+        fat_tree(-(-n // 3), 3, gbps, "2 us", oversubscription=int(rng.integers(1, 4))),
+        torus([2, -(-n // 2)], gbps, "500 ns"),
+        clos(-(-n // 4), 4, 2, gbps, "1 us", ecmp="hash", seed=seed),
+        table_topology(rng, n, int(rng.integers(1, 2 * n)), int(rng.integers(1, 6)))[1],
+    )
+    topology = machines[int(rng.integers(0, len(machines)))]
+    layout, channels = Layout(Collective("all_to_all", n)), int(rng.integers(1, 4))
+    some = rng.random((n, n)) < rng.choice([0.3, 1.0])
+    src, dst = np.nonzero(some if some.any() else ~some)
+    lane = rng.integers(0, channels, (2, n))
+    channel = np.where(rng.random() < 0.5, 0, lane[0, src])
+    blocks = [
+        transfers(src, layout.input(dst), dst, layout.output(src), channel=channel),
+    ]
+    sizes = (
+        (60_000 * rng.pareto(1.2, (n, n))).astype(np.int64).tolist()
+        if rng.random() < 0.6
+        else int(rng.integers(1, 99999))
+    )
+    schedule = Schedule("concurrent", layout, lambda: blocks, channels)
+    protocol = random_protocol(rng)
+    return bind(schedule, sizes, "uint8", protocol=protocol, unproved=True), topology
+
+
 def case(kind, seed):
     """Plan and topology of a case."""
     rng = np.random.default_rng([seed, KINDS.index(kind)])
@@ -362,6 +395,7 @@ def case(kind, seed):
         "algorithm": algorithm_case,
         "alone": alone_case,
         "path": path_case,
+        "concurrent": concurrent_case,
     }[kind](rng)
 
 
@@ -402,8 +436,13 @@ def compare(kind, seed):
         told = (unseen.time_fs, unseen.messages, unseen.bytes_moved, unseen.trace_hash)
         assert told == expected[:4], f"fast differs when nobody asks for single times\n{replay}"
         request = Request(plan, topology, keep=True)
+        at_once = play_concurrently(request)
+        if at_once is not None:
+            ways.append("concurrent")
+            assert at_once.done_fs.tolist() == expected[4], f"without a calendar\n{replay}"
         if plays_in_lockstep(request):
             ways.append("lock-step")
+        if plays_in_lockstep(request) or at_once is not None:
             loops = play_every(request)
             told = (
                 loops.time_fs,

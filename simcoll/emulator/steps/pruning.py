@@ -20,6 +20,14 @@ than each of its excuses, so drop the widest first: its excuses are all still th
 applies to what remains, again and again. Therefore every link can be judged with all others
 present, and in any order.
 
+**A single excuse** u needs no slack, nor to be narrower: let every flow on l also cross u, and let
+l be as wide as u or wider. As long as the rounds are equal, the flows on l that have a rate take no
+more from it than those on u take from u, and no more of its flows have none. So its share is at
+least that of u; if it is the same, both belong to one round, in which u settles the flows of l as
+well. Of links as wide as each other, only those behind their excuse on every route are dropped, so
+there is still no circle: a flow on all links of one would cross each of them before the next.
+(The links of a GPU to its NIC and of the NIC to its leaf carry the same flows.)
+
 **Which U.** Any set is sound; one of small total capacity drops more links. The best hits every
 flow on l with the least capacity, a weighted hitting set, which is hard. Two choices fit trees,
 where the links that feed a link, or that it feeds, are together as wide as it: for each flow on l
@@ -69,7 +77,7 @@ def never_bind(
             *(_excuses(links[:, ::turn], capacity, candidates) for links in routes),
         ]
         link, excuse = np.divmod(_distinct(np.concatenate(pairs)), len(capacity) + 1)
-        never |= _never_binding(link, excuse, capacity)
+        never |= _never_binding(link, excuse, capacity, before=turn == 1)
         candidates &= ~never
     return never
 
@@ -93,8 +101,8 @@ def _distinct(keys: Ints) -> Ints:
 
 
 def _excuses(links: Shorts, capacity: Ints, candidates: NDArray[np.bool_]) -> Ints:
-    """Pairs of a candidate link and the narrowest link before it on a route; one past the last link
-    stands for none.
+    """Pairs of a candidate link and the narrowest link before it on a route, of equals the
+    nearest; one past the last link stands for none.
     """
     none = len(capacity)
     wide = np.append(capacity, np.iinfo(np.int64).max)
@@ -104,12 +112,14 @@ def _excuses(links: Shorts, capacity: Ints, candidates: NDArray[np.bool_]) -> In
     for column in links.T:
         rows = np.flatnonzero(candidate[column])
         pairs.append(_distinct(column[rows].astype(np.int64) * (none + 1) + best[rows]))
-        best = np.where((column >= 0) & (wide[column] < wide[best]), column, best)
+        best = np.where((column >= 0) & (wide[column] <= wide[best]), column, best)
     return np.concatenate(pairs)
 
 
-def _never_binding(link: Ints, excuse: Ints, capacity: Ints) -> NDArray[np.bool_]:
-    """Whether each link is wider than all its excuses together, and all its flows have one."""
+def _never_binding(link: Ints, excuse: Ints, capacity: Ints, *, before: bool) -> NDArray[np.bool_]:
+    """Whether each link is wider than all its excuses together, and all its flows have one; or not
+    narrower than its only one, if that comes ``before`` it.
+    """
     wide = np.append(capacity, np.iinfo(np.int64).max)[excuse]
     used = np.zeros(len(capacity), np.bool_)
     used[link] = True
@@ -122,10 +132,13 @@ def _never_binding(link: Ints, excuse: Ints, capacity: Ints) -> NDArray[np.bool_
     own_high, own_low = capacity >> 32, capacity & LOW
     unexcused = np.zeros(len(capacity), np.bool_)
     unexcused[link[excuse == len(capacity)]] = True
-    fits: NDArray[np.bool_] = (
-        used & ~unexcused & ((high < own_high) | ((high == own_high) & (low <= own_low)))
-    )
-    return fits
+    fits = (high < own_high) | ((high == own_high) & (low <= own_low))
+    single = np.bincount(link, minlength=len(capacity)) == 1
+    narrowest = np.zeros(len(capacity), np.int64)
+    narrowest[link] = wide
+    fits |= single & ((narrowest < capacity) | (before & (narrowest == capacity)))
+    never: NDArray[np.bool_] = used & ~unexcused & fits
+    return never
 
 
 def without_idle_links(stream: Sequence[Steps], capacity: Ints) -> tuple[Steps, ...]:

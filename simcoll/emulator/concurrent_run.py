@@ -1,0 +1,207 @@
+"""Runs in which no message waits for another: every lane has one step, so all start times are known
+before anything is played.
+
+Dispatches of unequal sizes, jitter and ECMP make every flow end at another time, and each end
+changes the rates of many. :mod:`simcoll.emulator.fast.concurrent_flows` plays them without a
+calendar, one connected part of the links after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from simcoll.arrays import Ints, Links, Shorts
+from simcoll.core.protocol import Protocol
+from simcoll.emulator.fast.compiled import announce_compiling
+from simcoll.emulator.fast.concurrent_flows import (
+    COLUMNS,
+    ENDED,
+    FINISH,
+    KEPT_EVERY,
+    OVERFULL,
+    PENDING,
+    REMAINING,
+    SPARE,
+    Flows,
+    LinkLists,
+    play_component,
+)
+from simcoll.emulator.fast.trace_hashing import hash_classes
+from simcoll.emulator.request import Request
+from simcoll.emulator.steps.pruning import Steps
+from simcoll.emulator.steps.timed import Timed
+from simcoll.errors import InternalError
+from simcoll.topology.components import lowest_in_component
+
+__all__ = ["ConcurrentOutcome", "play_flows", "waits_for_nothing"]
+
+LATEST_FS = 2**62
+"""Runs whose fixed delays are longer are left to the loops, which refuse them with their reason."""
+
+
+class ConcurrentOutcome(NamedTuple):
+    """The outcome of a run."""
+
+    time_fs: int
+    trace_hash: str
+    done_fs: Ints
+
+
+def waits_for_nothing(request: Request) -> bool:
+    """Whether no message of a run waits for another."""
+    seen = request.summary
+    return (
+        request.timeline is None
+        and not seen.switched
+        and int(seen.lane_steps.max(initial=0)) <= 1
+        and not len(request.plan.wait_pairs[0])
+    )
+
+
+def play_flows(
+    protocol: Protocol, stream: Sequence[Steps], capacity: Ints
+) -> ConcurrentOutcome | None:
+    """Play a run in which no message waits for another; ``None`` if a link leaves nothing to a
+    flow, or the clock may not reach the end.
+    """
+    steps = [step for group, _ in stream for step in group]
+    if not steps:
+        return None
+    launch_fs = protocol.launch_fs
+    sender_first = protocol.fifo_depth > 0
+    delay_fs, wire, post_fs = (
+        np.concatenate([getattr(step, name) for step in steps])
+        for name in ("delay_fs", "wire", "post_fs")
+    )
+    waits_fs = np.maximum(delay_fs, 0)
+    if launch_fs + int(waits_fs.max(initial=0)) + int(post_fs.max(initial=0)) > LATEST_FS:
+        return None
+    start_fs: Ints = launch_fs + (np.zeros_like(waits_fs) if sender_first else waits_fs)
+    rows = np.flatnonzero(wire > 0)
+    ends = _ends(_joined_links(steps)[rows], wire[rows], start_fs[rows], capacity)
+    if ends is None:
+        return None
+    end_fs = start_fs.copy()
+    end_fs[rows] = ends
+    latest_fs = int(end_fs.max(initial=0))
+    if latest_fs > LATEST_FS:
+        return None
+    done_fs = end_fs + (waits_fs if sender_first else 0) + post_fs
+    return ConcurrentOutcome(
+        int(done_fs.max(initial=launch_fs)), _hash(steps, start_fs, end_fs, done_fs), done_fs
+    )
+
+
+def _joined_links(steps: Sequence[Timed]) -> Links:
+    """The links of all rows, padded with -1."""
+    width = max([1, *(step.shape.links.shape[1] for step in steps)])
+    return np.concatenate(
+        [
+            np.pad(
+                step.shape.links,
+                ((0, 0), (0, width - step.shape.links.shape[1])),
+                constant_values=-1,
+            )
+            for step in steps
+        ]
+    )
+
+
+def _hash(steps: Sequence[Timed], start_fs: Ints, end_fs: Ints, done_fs: Ints) -> str:
+    sums, begin = np.zeros(2, np.uint64), 0
+    for step in steps:
+        rows = slice(begin, begin + len(step))
+        src, dst, size = (
+            np.require(column, np.int64, ["C", "W"])
+            for column in (step.shape.src, step.shape.dst, step.size)
+        )
+        times = start_fs[rows], end_fs[rows], done_fs[rows]
+        names = np.arange(len(step), dtype=np.int32)
+        hash_classes(sums, begin, (src, dst, size), names, times)
+        begin += len(step)
+    return "".join(f"{int(value):016x}" for value in sums)
+
+
+def _ends(links: Links, wire: Ints, start_fs: Ints, capacity: Ints) -> Ints | None:
+    """When each flow ends."""
+    component = _components(links, len(capacity))
+    by_component = np.argsort(component, kind="stable")
+    begins = np.flatnonzero(np.diff(component[by_component], prepend=-1))
+    end_fs = np.zeros(len(wire), np.int64)
+    with announce_compiling(play_component):
+        for rows in np.split(by_component, begins[1:]):
+            if len(rows) and not _play(rows, links[rows], wire, start_fs, capacity, end_fs):
+                return None
+    return end_fs
+
+
+def _components(links: Links, count: int) -> Ints:
+    """For each flow, the lowest of the links that it shares, or that those which share with it
+    share, and so on.
+    """
+    first = np.repeat(links[:, :1], links.shape[1] - 1, axis=1)
+    crossed = links[:, 1:] >= 0
+    pairs = np.unique(
+        first[crossed].astype(np.int64) * count + links[:, 1:][crossed].astype(np.int64)
+    )
+    lowest: Ints = lowest_in_component(count, *np.divmod(pairs, count))
+    return lowest[links[:, 0]]
+
+
+def _play(
+    rows: Ints, links: Links, wire: Ints, start_fs: Ints, capacity: Ints, end_fs: Ints
+) -> bool:
+    """Play the flows of a component, and enter their ends; return whether that worked."""
+    used = np.unique(links[links >= 0])
+    width = int((links >= 0).sum(axis=1).max())
+    places = np.full(len(capacity) + 1, len(used), np.int32)
+    places[used] = np.arange(len(used))
+    columns = np.ascontiguousarray(places[links[:, :width]])  # -1 is the last place
+    numbers = np.zeros((len(rows), COLUMNS), np.int64)
+    floats = numbers.view(np.float64)
+    floats[:, REMAINING] = wire[rows]
+    flows = Flows(
+        columns,
+        np.zeros_like(columns),
+        numbers,
+        floats,
+        start_fs[rows],
+        np.argsort(start_fs[rows], kind="stable").astype(np.int32),
+    )
+    lists = _link_lists(columns, capacity[used])
+    status = play_component(flows, lists)
+    if status == OVERFULL:
+        raise InternalError("a link carries more than its capacity")
+    end_fs[rows] = numbers[:, FINISH]
+    return status == ENDED
+
+
+def _link_lists(columns: Shorts, capacity: Ints) -> LinkLists:
+    """Empty lists with room for all flows of each link."""
+    links, hops = len(capacity), columns.size
+    flows_on = np.bincount(columns.ravel(), minlength=links + 1)
+    none = np.zeros(links + 1, np.int64)
+    kept = np.zeros((links // KEPT_EVERY + 1, 2, links + 1), np.int64)
+    kept[0, SPARE, :-1] = capacity
+    kept[0, PENDING, -1] = 1  # nothing is taken from a share of 0
+    endless = np.full(links + 1, np.iinfo(np.int64).max)
+    return LinkLists(
+        np.append(capacity, 0),
+        np.cumsum(flows_on) - flows_on,
+        none.copy(),
+        endless,
+        none.copy(),
+        endless.copy(),
+        none.copy(),
+        none,
+        np.zeros(hops, np.int32),
+        np.zeros(hops, np.int32),
+        np.zeros((hops, columns.shape[1] - 1), np.int32),
+        np.zeros(links, np.int32),
+        np.zeros((links, 2), np.int64),
+        kept,
+        np.zeros(len(columns), np.int32),
+    )
