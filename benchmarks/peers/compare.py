@@ -4,8 +4,8 @@
 messages of our plan as a time-independent trace for SMPI (``smpirun -replay``) and as a binary GOAL
 file for LogGOPSim, runs those of the two that are installed, and prints CPU seconds, the time that
 each model predicts, and the ratio to ours. ``apt-get install simgrid libsimgrid-dev`` is all that
-SMPI needs (newer Debian has both in the second); LogGOPSim is built from its source and found on
-PATH.
+SMPI needs (newer Debian has both in the second). LogGOPSim (github.com/spcl/LogGOPSim) is built
+from its source, which needs gengetopt and libgraphviz-dev, and found on PATH.
 
 64 MiB a rank, links of 50 GB/s, 1 us, one non-blocking switch. The models differ: LogGOPSim shares
 no links, and SMPI is asked for its plain flow model (CM02), without the factors that it fits to
@@ -124,8 +124,10 @@ def smpi(plan: Plan, limit_s: float) -> tuple[float, float] | None:
 
 
 def loggopsim(plan: Plan, limit_s: float) -> tuple[float, float] | None:
-    """CPU seconds of LogGOPSim and the seconds that it predicts: L = 1 us, G of 50 GB/s as 0.02 ns
-    a byte.
+    """CPU seconds of LogGOPSim and the seconds that it predicts.
+
+    The published program takes whole numbers, so its unit of time is that of a byte at 50 GB/s,
+    0.02 ns: G is 1, and L of 1 us is 50,000. No message is long enough for its rendezvous (S).
     """
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "run.goal").write_bytes(dump_goal_binary(plan.schedule, size=SIZE))
@@ -134,23 +136,23 @@ def loggopsim(plan: Plan, limit_s: float) -> tuple[float, float] | None:
             "-f",
             "run.goal",
             "-L",
-            "1000",
+            "50000",
             "-o",
             "0",
             "-g",
             "0",
             "-G",
-            "0.02",
+            "1",
             "-O",
             "0",
             "-S",
-            "0",
+            "2000000000",
             "--batchmode",
         ]
         found = timed(command, Path(name), limit_s)
     return found and (
         found[0],
-        int(re.findall(r"Maximum finishing time at host \d+: (\d+)", found[1])[-1]) / 1e9,
+        int(re.findall(r"Maximum finishing time at host \d+: (\d+)", found[1])[-1]) * 0.02e-9,
     )
 
 

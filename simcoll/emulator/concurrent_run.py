@@ -52,11 +52,11 @@ class ConcurrentOutcome(NamedTuple):
 
 def waits_for_nothing(request: Request) -> bool:
     """Whether no message of a run waits for another."""
-    seen = request.summary
+    counts = request.summary
     return (
         request.timeline is None
-        and not seen.switched
-        and int(seen.lane_steps.max(initial=0)) <= 1
+        and not counts.switched
+        and int(counts.lane_steps.max(initial=0)) <= 1
         and not len(request.plan.wait_pairs[0])
     )
 
@@ -142,10 +142,10 @@ def _components(links: Links, count: int) -> Ints:
     """For each flow, the lowest of the links that it shares, or that those which share with it
     share, and so on.
     """
-    first = np.repeat(links[:, :1], links.shape[1] - 1, axis=1)
+    first_link = np.repeat(links[:, :1], links.shape[1] - 1, axis=1)
     crossed = links[:, 1:] >= 0
     pairs = np.unique(
-        first[crossed].astype(np.int64) * count + links[:, 1:][crossed].astype(np.int64)
+        first_link[crossed].astype(np.int64) * count + links[:, 1:][crossed].astype(np.int64)
     )
     lowest: Ints = lowest_in_component(count, *np.divmod(pairs, count))
     return lowest[links[:, 0]]
@@ -184,9 +184,9 @@ def _link_lists(columns: Shorts, capacity: Ints) -> LinkLists:
     links, hops = len(capacity), columns.size
     flows_on = np.bincount(columns.ravel(), minlength=links + 1)
     none = np.zeros(links + 1, np.int64)
-    kept = np.zeros((links // KEPT_EVERY + 1, 2, links + 1), np.int64)
-    kept[0, SPARE, :-1] = capacity
-    kept[0, PENDING, -1] = 1  # nothing is taken from a share of 0
+    shares = np.zeros((links // KEPT_EVERY + 1, 2, links + 1), np.int64)
+    shares[0, SPARE, :-1] = capacity
+    shares[0, PENDING, -1] = 1  # nothing is taken from a share of 0
     endless = np.full(links + 1, np.iinfo(np.int64).max)
     return LinkLists(
         np.append(capacity, 0),
@@ -202,6 +202,6 @@ def _link_lists(columns: Shorts, capacity: Ints) -> LinkLists:
         np.zeros((hops, columns.shape[1] - 1), np.int32),
         np.zeros(links, np.int32),
         np.zeros((links, 2), np.int64),
-        kept,
+        shares,
         np.zeros(len(columns), np.int32),
     )

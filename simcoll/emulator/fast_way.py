@@ -138,16 +138,18 @@ def play_concurrently(request: Request, timer: StepTimer | None = None) -> Resul
     """
     from simcoll.emulator.concurrent_run import play_flows, waits_for_nothing  # imports numba
 
-    plan, topology, seen = request.plan, request.topology, request.summary
-    if seen.messages > MOST_PRUNED or not waits_for_nothing(request):
+    plan, topology, counts = request.plan, request.topology, request.summary
+    if counts.messages > MOST_PRUNED or not waits_for_nothing(request):
         return None
     capacity, placement, _ = all_links(plan, topology)
-    steps = tuple(timed_steps(plan, topology, placement, seen.groups, timer))
+    steps = tuple(timed_steps(plan, topology, placement, counts.groups, timer))
     outcome = play_flows(plan.protocol, without_idle_links(steps, capacity), capacity)
     if outcome is None:
         return None
-    done = outcome.done_fs if request.keep else None
-    return compiled_result(plan, topology.name, seen, outcome.time_fs, outcome.trace_hash, done)
+    done_fs = outcome.done_fs if request.keep else None
+    return compiled_result(
+        plan, topology.name, counts, outcome.time_fs, outcome.trace_hash, done_fs
+    )
 
 
 def play_every(request: Request, timer: StepTimer | None = None) -> Result:

@@ -83,9 +83,9 @@ class LinkLists(NamedTuple):
     """The links of a component, and behind the last one that for no link.
 
     A link lists its ``length[link]`` flows from ``base[link]`` on: ``flow``, the column ``hop`` of
-    the flow that names the link, and ``others``, the further links of the flow. ``spare`` is what
-    its flows without a rate share, and ``pending`` their number; ``shares`` are both after every
-    few rounds. ``frozen`` lists the links by round.
+    the flow that names the link, and ``other_links``, the further links of the flow. ``spare`` is
+    what its flows without a rate share, and ``pending`` their number; ``shares`` are both after
+    every few rounds. ``frozen`` lists the links by round.
     """
 
     capacity: Ints
@@ -98,7 +98,7 @@ class LinkLists(NamedTuple):
     pending: Ints
     flow: Shorts
     hop: Shorts
-    others: Shorts
+    other_links: Shorts
     frozen: Shorts
     heap: Ints
     shares: Ints
@@ -118,9 +118,9 @@ def _begin(flows: Flows, links: LinkLists, f: int) -> None:
         links.flow[place] = f
         links.hop[place] = hop
         column = 0
-        for other in range(width):
-            if other != hop:
-                links.others[place, column] = flows.links[f, other]
+        for further in range(width):
+            if further != hop:
+                links.other_links[place, column] = flows.links[f, further]
                 column += 1
         flows.place[f, hop] = place
 
@@ -138,8 +138,8 @@ def _end(flows: Flows, links: LinkLists, f: int) -> None:
         last = natural(links.base[l] + links.length[l])
         moved, moved_hop = natural(links.flow[last]), natural(links.hop[last])
         links.flow[place], links.hop[place] = moved, moved_hop
-        for column in range(links.others.shape[1]):
-            links.others[place, column] = links.others[last, column]
+        for column in range(links.other_links.shape[1]):
+            links.other_links[place, column] = links.other_links[last, column]
         flows.place[moved, moved_hop] = place
 
 
@@ -170,19 +170,19 @@ def _take_from(links: LinkLists, o: int, share: int) -> None:
 
 
 @part
-def _list_unrated(links: LinkLists, l: int) -> int:
+def _list_without_rate(links: LinkLists, l: int) -> int:
     """List the places of a link's flows without a rate; return their number.
 
     Nothing branches on whether a flow has a rate: no processor foresees it.
     """
-    width, flows = links.others.shape[1], 0
+    width, flows = links.other_links.shape[1], 0
     begin = links.base[l]
     for index in range(begin, begin + links.length[l]):
         place = natural(index)
         links.listed[natural(flows)] = place
         unrated = 1
         for column in range(width):
-            unrated &= links.pending[natural(links.others[place, column])] >= 0
+            unrated &= links.pending[natural(links.other_links[place, column])] >= 0
         flows += unrated
     return flows
 
@@ -190,8 +190,8 @@ def _list_unrated(links: LinkLists, l: int) -> int:
 @part
 def _take(links: LinkLists, place: int, share: int) -> None:
     """Take the rate of a flow from its other links."""
-    for column in range(links.others.shape[1]):
-        _take_from(links, natural(links.others[place, column]), share)
+    for column in range(links.other_links.shape[1]):
+        _take_from(links, natural(links.other_links[place, column]), share)
 
 
 @part
@@ -222,8 +222,8 @@ def _freeze(flows: Flows, links: LinkLists, l: int, share: int, now_fs: int) -> 
     numbers, soonest, status, gains = flows.numbers, MAX, ENDED, 0
     # All flows that have this rate from now on end in the order of their bytes: one division tells
     # when the first of them does.
-    least = np.inf
-    for turn in range(_list_unrated(links, l)):
+    fewest_bytes = np.inf
+    for turn in range(_list_without_rate(links, l)):
         place = natural(links.listed[natural(turn)])
         _take(links, place, share)
         f = natural(links.flow[place])
@@ -238,14 +238,14 @@ def _freeze(flows: Flows, links: LinkLists, l: int, share: int, now_fs: int) -> 
             flows.bytes[f, REMAINING] = remaining
         elif _finish_of(remaining, share, now_fs) == MAX:
             status = REFUSED
-        least = min(least, remaining)
+        fewest_bytes = min(fewest_bytes, remaining)
         gains += share - old
-        for column in range(links.others.shape[1]):
-            links.used[natural(links.others[place, column])] += share - old
+        for column in range(links.other_links.shape[1]):
+            links.used[natural(links.other_links[place, column])] += share - old
         numbers[f, RATE], numbers[f, SINCE], numbers[f, FINISH] = share, now_fs, UNKNOWN
     links.used[l] += gains
-    if least < np.inf:
-        soonest = min(soonest, _finish_of(least, share, now_fs))
+    if fewest_bytes < np.inf:
+        soonest = min(soonest, _finish_of(fewest_bytes, share, now_fs))
     links.soonest[l] = soonest
     return status
 
@@ -261,26 +261,26 @@ def _keep(links: LinkLists, turn: int) -> None:
 
 
 @part
-def _count_in_kept(flows: Flows, links: LinkLists, f: int, kept: int, change: int) -> None:
+def _count_in_shares(flows: Flows, links: LinkLists, f: int, restart: int, change: int) -> None:
     """Count a flow that begins (1) or has ended (-1) in the shares that remain valid."""
     for hop in range(flows.links.shape[1]):
         l = natural(flows.links[f, hop])
         if l == len(links.capacity) - 1:
             break
-        for turn in range(kept + 1):
+        for turn in range(restart + 1):
             links.shares[turn, PENDING, l] += change
 
 
 @part
-def _go_back(links: LinkLists, kept: int, turns: int) -> None:
+def _go_back(links: LinkLists, restart: int, turns: int) -> None:
     """Restore the shares that were kept, and repeat the rounds from there."""
     for l in range(len(links.spare)):
-        links.spare[l] = links.shares[kept, SPARE, l]
-        links.pending[l] = links.shares[kept, PENDING, l]
-    for turn in range(kept * KEPT_EVERY, turns):
+        links.spare[l] = links.shares[restart, SPARE, l]
+        links.pending[l] = links.shares[restart, PENDING, l]
+    for turn in range(restart * KEPT_EVERY, turns):
         l = natural(links.frozen[turn])
         links.pending[l] = FROZEN
-        for index in range(_list_unrated(links, l)):
+        for index in range(_list_without_rate(links, l)):
             _take(links, natural(links.listed[natural(index)]), links.level[l])
 
 
@@ -354,8 +354,8 @@ def _water_level(links: LinkLists, l: int) -> int:
         spare, pending = links.capacity[l], links.length[l]
         for index in range(begin, begin + links.length[l]):
             limit = MAX
-            for column in range(links.others.shape[1]):
-                limit = min(limit, links.level[natural(links.others[index, column])])
+            for column in range(links.other_links.shape[1]):
+                limit = min(limit, links.level[natural(links.other_links[index, column])])
             if limit < level:
                 spare -= limit
                 pending -= 1
@@ -405,19 +405,19 @@ def play_component(flows: Flows, links: LinkLists, _sources: int = SOURCES) -> i
             return REFUSED
         gone, below = _end_flows(flows, links, now_fs)
         ended += gone
-        first = begun
+        earlier = begun
         while begun < total and flows.start_fs[flows.order[begun]] == now_fs:
             _begin(flows, links, natural(flows.order[begun]))
             begun += 1
-        for turn in range(first, begun):
+        for turn in range(earlier, begun):
             below = min(below, _lowest_water_level(flows, links, natural(flows.order[turn])))
         turns = _unchanged_rounds(links, frozen, below)
-        kept = turns // KEPT_EVERY
+        restart = turns // KEPT_EVERY
         for turn in range(gone):
-            _count_in_kept(flows, links, natural(links.listed[turn]), kept, -1)
-        for turn in range(first, begun):
-            _count_in_kept(flows, links, natural(flows.order[turn]), kept, 1)
-        _go_back(links, kept, turns)
+            _count_in_shares(flows, links, natural(links.listed[turn]), restart, -1)
+        for turn in range(earlier, begun):
+            _count_in_shares(flows, links, natural(flows.order[turn]), restart, 1)
+        _go_back(links, restart, turns)
         frozen, status = _fill(flows, links, turns, now_fs)
         if status != ENDED:
             return status

@@ -77,7 +77,7 @@ def never_bind(
             *(_excuses(links[:, ::turn], capacity, candidates) for links in routes),
         ]
         link, excuse = np.divmod(_distinct(np.concatenate(pairs)), len(capacity) + 1)
-        never |= _never_binding(link, excuse, capacity, before=turn == 1)
+        never |= _never_binding(link, excuse, capacity, precedes=turn == 1)
         candidates &= ~never
     return never
 
@@ -116,9 +116,11 @@ def _excuses(links: Shorts, capacity: Ints, candidates: NDArray[np.bool_]) -> In
     return np.concatenate(pairs)
 
 
-def _never_binding(link: Ints, excuse: Ints, capacity: Ints, *, before: bool) -> NDArray[np.bool_]:
+def _never_binding(
+    link: Ints, excuse: Ints, capacity: Ints, *, precedes: bool
+) -> NDArray[np.bool_]:
     """Whether each link is wider than all its excuses together, and all its flows have one; or not
-    narrower than its only one, if that comes ``before`` it.
+    narrower than its only one, if that ``precedes`` it.
     """
     wide = np.append(capacity, np.iinfo(np.int64).max)[excuse]
     used = np.zeros(len(capacity), np.bool_)
@@ -136,7 +138,7 @@ def _never_binding(link: Ints, excuse: Ints, capacity: Ints, *, before: bool) ->
     single = np.bincount(link, minlength=len(capacity)) == 1
     narrowest = np.zeros(len(capacity), np.int64)
     narrowest[link] = wide
-    fits |= single & ((narrowest < capacity) | (before & (narrowest == capacity)))
+    fits |= single & ((narrowest < capacity) | (precedes & (narrowest == capacity)))
     never: NDArray[np.bool_] = used & ~unexcused & fits
     return never
 
