@@ -41,7 +41,7 @@ def time_step(
     tier
         2: everything emulated together. 1: collectives timed once each, and the pipeline played
         with these times; faster, and equal where no two axes share links. Default: 2, or 1 for a
-        workload of more than 100,000 messages.
+        workload of more than 20,000 messages.
     topology
         Machine of a workload, if it names none or to override it.
     nodes

@@ -67,9 +67,9 @@ MOST_SPANS = 200_000
 """Limit of a workload of which all operations are recorded: a timeline of 20 MB."""
 
 
-MOST_MESSAGES = 100_000
-"""Limit of a workload that is emulated together unless asked: 2 to 6 CPU s on 64 ranks, and as
-much again for each group of which the exposed time is found.
+MOST_MESSAGES = 20_000
+"""Limit of a workload that is emulated together unless asked: up to 4 CPU s at 40,000, and as much
+again for each group of which the exposed time is found.
 """
 
 
