@@ -291,7 +291,7 @@ def test_flops_of_a_published_step():
 
 @pytest.mark.slow
 def test_the_time_of_a_published_step():
-    # Source: docs/reference/hlo.md, where the miss of 12 % is explained.
+    # Source: docs/reference/hlo.md, where the miss is explained.
     machine = load_topology("dgx-h100", nodes=8)
     workload = hlo_workload(program("llama-2-70b", "64"), gpu_of("h100", machine, ""))
     result = run_workload(workload, machine, tier=1, exposed=False)
