@@ -29,6 +29,7 @@ from tests.support.certificate_mutants import mutated, proved, stock
 from tests.support.mutants import originals
 
 MOST_SHOWN = 20
+CHUNK_COLUMNS = ("src_chunk", "dst_chunk")
 
 
 def checked(text: str | bytes) -> str:
@@ -106,14 +107,24 @@ def judge_mutant(number: int, seed: int, verdicts: Verdicts) -> None:
 
 
 def _stricter(who: str, record) -> bool:
-    """Whether more is asked than the judge looks at: the checker, a symmetry; the prover, data that
-    no collective is known for, and transfers that can have no path or wire format.
+    """Whether more is asked than the judge looks at: the checker, a symmetry, and the ranges of
+    numbers also in a repeat of no turns; the prover, data that no collective is known for, and
+    transfers that can have no path or wire format.
     """
     if who == "prover":
         blocks = record.get("blocks", ())
         travels = any(step.keys() & {"via", "wire"} for block in blocks for step in block["steps"])
         return record["collective"] is None or travels
-    return record["subject"] == "schedule" and record["proof"]["kind"] != "full"
+    if record["subject"] != "schedule":
+        return False
+    unplayed = [block["steps"] for block in record["blocks"] if block.get("repeat") == 0]
+    chunks = [step[name] for steps in unplayed for step in steps for name in CHUNK_COLUMNS]
+    negative = any(chunk < 0 for column in chunks for chunk in _listed(column))
+    return record["proof"]["kind"] != "full" or negative
+
+
+def _listed(column):
+    return column if isinstance(column, list) else [column]
 
 
 def play(count: int, seed: int, *, first: int = 0, say=lambda _: None) -> Verdicts:
