@@ -66,6 +66,10 @@ def need(holds: bool, message: str) -> None:
     """Stop unless the format and the limits are kept."""
     if not holds: raise Unreadable(message)
 
+def in_words(number: int, noun: str) -> str:
+    """A number of things, in words."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
 def read(value: Any, where: str, shapes: str) -> None:
     """Refuse a value of another shape."""
     for one in shapes.split(","):
@@ -353,7 +357,8 @@ def check_schedule(document: dict[str, Any]) -> str:
     # Of what is converted, ranks may have other bits though they add in one order.
     machine.claim("wire" not in used or claims["order"] in ("", "any"), "claims.order: values that are converted have no order")
     unchecked = "".join(f"; {UNCHECKED[key]}" for key in used)
-    return f"{machine.title} of {n} ranks, {transfers} transfers in {step + 1} steps, {proof['kind']}{unchecked}"
+    did = f"{in_words(transfers, 'transfer')} in {in_words(step + 1, 'step')}"
+    return f"{machine.title} of {in_words(n, 'rank')}, {did}, {proof['kind']}{unchecked}"
 
 def check_program(document: dict[str, Any]) -> str:
     """Check a program: messages, deadlock, races, data."""
@@ -422,7 +427,8 @@ def check_program(document: dict[str, Any]) -> str:
         writers |= dict.fromkeys(writes, turn)
         if known: machine.play(moves)
     if known: machine.finish()
-    return f"program of {n} ranks, {machine.title if known else 'unknown collective'}, {len(sender)} messages"
+    title = machine.title if known else "unknown collective"
+    return f"program of {in_words(n, 'rank')}, {title}, {in_words(len(sender), 'message')}"
 
 def check(data: Any) -> str:
     """Check a certificate: a path, the bytes of a file, or what JSON makes of them. A line that says what holds."""

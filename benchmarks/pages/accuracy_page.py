@@ -39,7 +39,7 @@ FLOOR = """
 **Noise.** Two publishers on the same kind of system, at the same size, differ by a median of
 {medians} % here ({pairs} pairs of tables). Over more tables than may be shipped it is 17 / 8 / 1 %, with a p90 of
 58 / 48 / 21 %; in place and out of place in one run differ by 1.6 / 1.4 / 0.3 %. An uncalibrated median below about 15 / 10 / 2 % is
-therefore chance.
+therefore luck.
 """
 INTERVALS = """
 ## Intervals

@@ -622,7 +622,7 @@ def test_repeats_with_an_order():
         unreadable(certificate(**more), "whole windows")
     unreadable(certificate(order=[0, 2, 1, 3, 5, 5]), "order")
     unreadable(certificate(modulus=0), "modulus")
-    assert "in 1 steps" in check(
+    assert "in 1 step," in check(
         schedule(collective, [{"steps": [step(row)], "repeat": 0}, *rest_all()], chunks=3)
     )
 
@@ -827,7 +827,7 @@ def test_messages_that_do_not_match():
     wrong(changed(right, lambda c: code(c, 0)[0].update(send_to=0)), "peer")
     wrong(changed(right, lambda c: code(c, 0)[0].update(count=0)), "sends and receives")
     wrong(changed(right, lambda c: code(c, 0)[0].pop("send_to")), "peer")
-    wrong(changed(right, lambda c: code(c, 0)[2].update(send_to=1)), "peer")
+    check(changed(right, lambda c: code(c, 0)[2].update(send_to=1)))  # it sends nothing
     wrong(changed(right, lambda c: code(c, 0)[2].update(op="swap")), "no such instruction")
     wrong(
         changed(right, lambda c: code(c, 0)[2].update(waits=[[0, 7]])),
