@@ -156,7 +156,7 @@ def test_every_public_object_prints_in_a_line_and_in_a_few(name):
     assert len(repr(thing)) <= 240
     assert "\n" not in repr(thing)
     assert " object at 0x" not in repr(thing) + str(thing)
-    assert len(lines(thing)) <= 24
+    assert len(lines(thing)) <= 30  # the longest, a GPU, has a line for each of its numbers
     assert max(map(len, lines(thing))) <= 250
     if hasattr(thing, "_repr_html_"):
         assert ET.fromstring(thing._repr_html_()).tag in {
