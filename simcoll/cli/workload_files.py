@@ -34,6 +34,7 @@ WORKLOADS = (
     "flight-record",
     "pickle",
     "deepspeed-comms",
+    "aicb-calls",
 )
 """Formats that hold a workload."""
 

@@ -16,6 +16,7 @@ from statistics import median
 from simcoll.errors import ConfigError
 from simcoll.files.strict import read_file, read_start
 from simcoll.formats.recognise import recognise
+from simcoll.formats.reports.aicb_calls import parse_aicb_calls
 from simcoll.formats.reports.astra_workload import parse_astra_workload
 from simcoll.formats.reports.deepspeed_comms import parse_deepspeed_comms
 from simcoll.formats.reports.flight_record import load_flight_record
@@ -156,6 +157,25 @@ def _deepspeed_rows(paths: Sequence[Path]) -> _Listing:
     return "DeepSpeed's communication summary", rows, note
 
 
+def _aicb(paths: Sequence[Path]) -> _Listing:
+    calls = [
+        call for path in paths for call in parse_aicb_calls(read_file(path, MAX_BYTES), str(path))
+    ]
+    rows: list[tuple[RecordKind, int, int, float | None]] = [
+        (
+            kind_of(call.operation.removeprefix("i")),  # isend, irecv
+            call.size_bytes,
+            call.ranks,
+            None if call.elapsed_ms is None else call.elapsed_ms * 1e6,
+        )
+        for call in calls
+    ]
+    note = "calls of one rank, of the first stage of a pipeline, with sizes as AICB states them"
+    if any(call.elapsed_ms is not None for call in calls):
+        note += "; times contain the waiting for other ranks"
+    return "calls of AICB", _combine(rows), note
+
+
 def _astra(paths: Sequence[Path]) -> _Listing:
     rows: list[tuple[RecordKind, int, int, float | None]] = []
     titles, compute = [], 0.0
@@ -180,5 +200,6 @@ _READERS: Mapping[str, Callable[[Sequence[Path]], _Listing]] = {
     "pickle": _flight,
     "deepspeed-comms": _deepspeed_rows,
     "astra-workload": _astra,
+    "aicb-calls": _aicb,
 }
 """By kind of file: what lists its collectives."""

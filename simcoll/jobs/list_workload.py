@@ -27,7 +27,7 @@ from simcoll.workload.workload import Workload
 
 __all__ = ["LISTS", "list_workload", "tensors_bytes"]
 
-LISTS = ("inspector", "flight-record", "pickle", "deepspeed-comms")
+LISTS = ("inspector", "flight-record", "pickle", "deepspeed-comms", "aicb-calls")
 """Kinds of files that list collectives and have no order of computation."""
 MOST_RANKS = 1 << 20
 _NS = 10**6
@@ -71,6 +71,12 @@ def list_workload(paths: Sequence[Path], *, measured: bool = False) -> tuple[Wor
         raise ConfigError(
             f"this is {TITLES[kind]}, with numbers of calls by size, but neither their order nor "
             "their groups, so it is no workload; a profile of the job has both",
+            file=str(paths[0]),
+        )
+    if kind == "aicb-calls":
+        raise ConfigError(
+            f"this is {TITLES[kind]}, of one rank and without its computation, so it is no "
+            "workload; AICB's text workload for SimAI has both",
             file=str(paths[0]),
         )
     notes: list[str] = []

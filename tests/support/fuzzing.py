@@ -27,6 +27,7 @@ from simcoll.formats.logs.nccl_graph import parse_nccl_graphs
 from simcoll.formats.logs.nccl_log import load_nccl_log
 from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.formats.recognise import recognise
+from simcoll.formats.reports.aicb_calls import parse_aicb_calls
 from simcoll.formats.reports.astra_workload import parse_astra_workload
 from simcoll.formats.reports.deepspeed_comms import parse_deepspeed_comms
 from simcoll.formats.reports.flight_findings import findings
@@ -341,6 +342,13 @@ broadcast
 reduce_scatter_tensor
                     678.86 MB           40                  602.29              9.69                1468.06
 """
+AICB = b"""\
+[rank0 ~ rank127]
+comm_type,comm_group,comm_group_size,msg_size,stage,dst,src,additional,_elapsed_time,algbw,busbw,count
+CommType.all_reduce,CommGroup.tp_group,8,4096,init,None,None,,0.25,None,None,2
+CommType.isend,CommGroup.pp_group,2,8192,forward,8,None,,None,None,None,1
+CommType.epoch_end,None,None,None,,None,None,,None,None,None,1
+"""
 LAYER = b"layer -1 1000 ALLREDUCE 16777216 1 NONE 0 1 ALLGATHER_DP_EP 4096 1\n"
 SIMAI = (
     b"HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 8 ep: 2 pp: 1 vpp: 8 ga: 1 "
@@ -471,6 +479,7 @@ READERS = {
     "hlo": Reader(_hlo_workload, _hlo_texts),
     "kineto": Reader(_at_path(_traced_job, ".json"), _traces),
     "deepspeed-comms": Reader(parse_deepspeed_comms, lambda: [DEEPSPEED]),
+    "aicb-calls": Reader(parse_aicb_calls, lambda: [AICB]),
     "astra-workload": Reader(parse_astra_workload, lambda: [SIMAI, b"DATA\n1\n" + LAYER]),
     "recognise": Reader(
         recognise,

@@ -8,6 +8,7 @@ import pytest
 
 from simcoll.cli import main
 from simcoll.errors import ConfigError
+from simcoll.formats.reports.aicb_calls import parse_aicb_calls
 from simcoll.formats.reports.astra_workload import parse_astra_workload
 from simcoll.formats.reports.deepspeed_comms import parse_deepspeed_comms
 from simcoll.formats.reports.flight_record import FlightEntry, FlightRecord, dump_flight_record
@@ -38,6 +39,55 @@ def test_deepspeeds_table():
         ("broadcast", round(98.25 * 2**20), 1, 8317.12),
         ("reduce_scatter_tensor", round(678.86 * 2**20), 40, 9.69),
     ]
+
+
+HEADER = (
+    "comm_type,comm_group,comm_group_size,msg_size,stage,dst,src,additional,_elapsed_time,algbw,"
+    "busbw,count\n"
+)
+AICB = (
+    "[ pp_stage0: [rank0, rank1] ]\n"
+    + HEADER
+    + "CommType.all_reduce,CommGroup.tp_group,8,20971520,forward,None,None,,0.5,None,None,1\n"
+    "CommType.all_reduce,CommGroup.tp_group,8,20971520,forward,None,None,,0.25,None,None,1\n"
+    "CommType.isend,CommGroup.pp_group,2,8192,forward,16,None,,None,None,None,2\n"
+    "CommType.epoch_end,None,None,None,,None,None,,None,None,None,1\n"
+    "[ pp_stage1: [rank16, rank17] ]\n"
+    + HEADER
+    + "CommType.barrier,CommGroup.all,8,1,init,None,None,,None,None,None,1\n"
+)
+
+
+def test_a_list_of_aicb(tmp_path, capsys):
+    calls = parse_aicb_calls(AICB)
+    assert [(call.operation, call.group, call.ranks, call.size_bytes) for call in calls] == [
+        ("all_reduce", "tp_group", 8, 20971520),
+        ("all_reduce", "tp_group", 8, 20971520),
+        ("isend", "pp_group", 2, 8192),
+        ("isend", "pp_group", 2, 8192),
+    ]
+    assert [call.elapsed_ms for call in calls] == [0.5, 0.25, None, None]
+    path = tmp_path / "calls.csv"
+    path.write_text(AICB)
+    assert list_lines([path])[0] == "calls of AICB: 4 calls"
+    rows = [line.split() for line in list_lines([path])[2:4]]
+    assert rows[0] == ["all_reduce", "20", "MiB", "8", "2", "250", "us", "375", "us"]
+    assert rows[1][:5] == ["send", "8", "KiB", "2", "2"]
+    assert main(["convert", str(path), str(tmp_path / "job.json")]) == 2
+    assert "AICB's text workload for SimAI has both" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("CommType.all_reduce,g,8,many,,,,,,,,1\n", "line 2: msg_size is 'many'"),
+        ("CommType.all_reduce,g,8,,,,,,,,,1\n", "line 2: a call of 'all_reduce' without msg_size"),
+        ("CommType.epoch_end,,,,,,,,,,,1\n", "has no call of AICB"),
+    ],
+)
+def test_rows_of_aicb_that_are_no_calls(row, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_aicb_calls(HEADER + row)
 
 
 def test_a_text_workload_of_simai():
