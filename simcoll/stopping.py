@@ -69,6 +69,7 @@ class _Interrupt:
         self.comes_again = False
         self.received = False
         self.process = os.getpid()
+        self.main_thread = _thread.get_ident()  # handlers can be set by no other
         self.next_hook = sys.unraisablehook
 
     def __call__(self, _number: int, _frame: FrameType | None) -> None:
@@ -84,7 +85,7 @@ class _Interrupt:
     def come_again(self) -> None:
         if signal.getsignal(signal.SIGINT) is self:
             self.comes_again = True
-            _thread.start_new_thread(_interrupt_soon, ())
+            _thread.start_new_thread(_interrupt_soon, (self.main_thread,))
 
     def when_unraisable(self, report: sys.UnraisableHookArgs) -> None:
         if not issubclass(report.exc_type, KeyboardInterrupt):
@@ -93,9 +94,10 @@ class _Interrupt:
             self.come_again()
 
 
-def _interrupt_soon() -> None:
+def _interrupt_soon(main_thread: int) -> None:
     time.sleep(0.005)
-    _thread.interrupt_main()
+    # A signal also ends a wait, which _thread.interrupt_main() would let pass first.
+    signal.pthread_kill(main_thread, signal.SIGINT)
 
 
 def end_at_once() -> None:

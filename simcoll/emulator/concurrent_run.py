@@ -64,11 +64,11 @@ def waits_for_nothing(request: Request) -> bool:
 def play_flows(
     protocol: Protocol, stream: Sequence[Steps], capacity: Ints
 ) -> ConcurrentOutcome | None:
-    """Play a run in which no message waits for another; ``None`` if a link leaves nothing to a
-    flow, or the clock may not reach the end.
+    """Play a run in which no message waits for another; ``None`` if one waits for room in a FIFO,
+    a link leaves nothing to a flow, or the clock may not reach the end.
     """
     steps = [step for group, _ in stream for step in group]
-    if not steps:
+    if not steps or _most_in_a_fifo(steps) > protocol.fifo_depth > 0:
         return None
     launch_fs = protocol.launch_fs
     sender_first = protocol.fifo_depth > 0
@@ -93,6 +93,20 @@ def play_flows(
     return ConcurrentOutcome(
         int(done_fs.max(initial=launch_fs)), _hash(steps, start_fs, end_fs, done_fs), done_fs
     )
+
+
+def _most_in_a_fifo(steps: Sequence[Timed]) -> int:
+    """The largest number of messages of one connection; all of them are in its FIFO at once."""
+    sender, receiver, delay_fs = (
+        np.concatenate(columns)
+        for columns in zip(
+            *((step.shape.sender, step.shape.receiver, step.delay_fs) for step in steps),
+            strict=True,
+        )
+    )
+    sent = delay_fs >= 0
+    pairs = sender[sent] * (int(receiver.max(initial=0)) + 1) + receiver[sent]
+    return int(np.unique(pairs, return_counts=True)[1].max(initial=0))
 
 
 def _joined_links(steps: Sequence[Timed]) -> Links:

@@ -151,7 +151,7 @@ def main():
     reference = {place}
     try:
         del item
-        time.sleep(20)
+        time.sleep(600)
     except KeyboardInterrupt:
         print("stopped")
         return 130
@@ -159,7 +159,11 @@ def main():
 run_program(main)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "stopped\n", "")
 
@@ -183,7 +187,7 @@ def main():
     {"" if resends else "leave_to_program()"}
     try:
         dropped()
-        time.sleep({20 if resends else 0.2})
+        time.sleep({600 if resends else 0.2})
     except KeyboardInterrupt:
         receive()
         time.sleep(0.2)
@@ -192,7 +196,11 @@ def main():
 run_program(main)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130 if resends else 0, "", "")
 

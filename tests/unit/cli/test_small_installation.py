@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
+COMPILING = "compiling the fast engine"  # where nobody has before
 
 
 def without(tmp_path, *commands, check=False):
@@ -44,7 +45,8 @@ def test_proofs_tables_predictions_and_results(tmp_path):
         "run first-look",
         "step llama-8b.toml",
     )
-    assert (done.stderr, done.stdout.splitlines()[-1]) == ("", "[0, 0, 0, 0, 0, 0]")
+    errors = [line for line in done.stderr.splitlines() if COMPILING not in line]
+    assert (errors, done.stdout.splitlines()[-1]) == ([], "[0, 0, 0, 0, 0, 0]")
     assert "# left out bfb: this needs scipy, which is not installed: pip install scipy" in (
         done.stdout
     )
