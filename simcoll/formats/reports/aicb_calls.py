@@ -102,13 +102,13 @@ def _calls_of(row: Mapping[str, str], place: str, file: str | None) -> list[Aicb
 
 
 def _integer(
-    row: Mapping[str, str], name: str, most: int, place: str, file: str | None
+    row: Mapping[str, str], name: str, limit: int, place: str, file: str | None
 ) -> int | None:
     text = row.get(name, "").removesuffix(".0")
     if text in ("", "None"):
         return None
-    if not (text.isascii() and text.isdigit() and len(text) <= 16 and int(text) <= most):
+    if not (text.isascii() and text.isdigit() and len(text) <= 16 and int(text) <= limit):
         raise ConfigError(
-            f"{place}: {name} is {shown(text)}; expected a whole number up to {most:,}", file=file
+            f"{place}: {name} is {shown(text)}; expected a whole number up to {limit:,}", file=file
         )
     return int(text)
