@@ -71,6 +71,23 @@ def test_fast_engine_plays_them_without_a_calendar(monkeypatch):
     assert result.engine == "fast"
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_message_waits_for_room_in_the_fifo_of_its_connection(depth):
+    layout = simcoll.Layout(simcoll.Collective("broadcast", 2), 2)
+    chunks = [layout.input(0, 0), layout.input(0, 1)] * 2
+    outputs = [layout.output(0, 0), layout.output(0, 1)] * 2
+    step = simcoll.transfers(0, chunks, [0, 0, 1, 1], outputs)
+    schedule = simcoll.Schedule("two pieces", layout, lambda: iter([step]))
+    plan = simcoll.bind(schedule, count=200_000, protocol=Protocol("FIFO", fifo_depth=depth))
+    wire = crossbar(2, "8 GB/s", "1 us")
+    # 400 kB each: one after the other with the latency between, or both at half of the rate.
+    expected_us = {1: 2 * (50 + 1), 2: 100 + 1}[depth]
+    for engine in ("simpy", "fast"):
+        result = emulate(plan, wire, engine=engine, data="none", bound=False, quotient=False)
+        assert result.time_fs == expected_us * 10**9
+    assert (play_concurrently(Request(plan, wire)) is None) == (depth == 1)
+
+
 def test_shares_are_those_of_a_calculation_by_hand():
     # Three flows leave rank 0 at a third of 3 GB/s each; the one to rank 1 shares it with one of
     # rank 2, which gets the rest. 1 kB at 1 GB/s end after 1 us, and 1 kB more at 1.5 GB/s later.
