@@ -40,13 +40,18 @@ SOUND, MISUSE = "none", "without_mpi"
 PLACES = ("first", "second", "third")
 HEAD = """# Diagnosis
 
-What `simcoll compare` names in the logs of slow jobs whose cause is known. Each log is re-created from the lines and figures of a public report, without names; the
-cause is the one that its thread settled. *Named*: the place of the cause among the explanations, `later` from the fourth place on; `unexplained` if it is not among them,
-and `wrong` if a cause that the thread excluded comes first. A job that is as fast as it should be is `right` if nothing is explained. *In the log*: whether a line or a variable of the log names
-the cause; without one, times alone tell the cause only up to others with the same effect, in the order of how often they are found. Rates marked with an asterisk are not in the thread, and were
-set to what such a transport gives elsewhere. The explanations were developed with these cases, so expect less on others; where the log names the cause, little depends on that.
+What `simcoll compare` names in the logs of slow jobs whose cause is known. `python benchmarks/pages/diagnosis_page.py -o docs/diagnosis.md` writes this page.
 
-`python benchmarks/pages/diagnosis_page.py -o docs/diagnosis.md` writes this page.
+"""
+COLUMNS = """
+| column | meaning |
+|---|---|
+| report | the public report whose lines and figures the log is re-created from, without names. An asterisk: its rates are not in the thread, but those that such a transport has elsewhere |
+| cause | the one that the thread settled |
+| named | the place of the cause among the explanations, `later` from the fourth place on; `unexplained` if it is not among them, `wrong` if a cause that the thread excluded comes first. A job that is as fast as it should be is `right` if nothing is explained |
+| in the log | whether a line or a variable of the log names the cause. Without one, times tell the cause only up to others with the same effect, which are printed in the order of their frequency |
+
+The explanations were developed with these cases, so expect less on others; where the log names the cause, little depends on that.
 
 """
 
@@ -251,7 +256,8 @@ def diagnosis_page() -> str:
         for job in hung_jobs()
         for verdict in (hung_verdict(job),)
     ]
-    return f"{HEAD}{summary}{counts}.\n\n{''.join(_rows(verdicts))}{FLIGHT}{''.join(hung)}"
+    table = "".join(_rows(verdicts))
+    return f"{HEAD}{summary}Places: {counts}.\n{COLUMNS}{table}{FLIGHT}{''.join(hung)}"
 
 
 if __name__ == "__main__":

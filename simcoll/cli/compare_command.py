@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,11 +15,25 @@ from simcoll.terminal import say
 
 if TYPE_CHECKING:
     from simcoll.formats.logs.nccl_tuning import Chosen
+    from simcoll.libraries.calibration import Calibration
     from simcoll.planning.measured.comparison import Compared
 
 __all__ = ["compare_log"]
 
 MAX_PANELS = 12
+
+
+def _calibration_notes(calibration: Calibration, log: Path, topology: str) -> Iterator[str]:
+    if any(source.startswith(f"{log.name}:") for source in calibration.sources):
+        yield (
+            "the calibration was fitted to a log of this name; simcoll calibrate prints its error "
+            "on rows left out"
+        )
+    if calibration.topology not in {"", topology}:
+        yield (
+            f"the calibration was fitted on topology {calibration.topology!r}, another than "
+            f"{topology!r}"
+        )
 
 
 def compare_log(
@@ -76,17 +91,8 @@ def compare_log(
     content = load_log(log)
     with blame_log(content, log):
         settings, notes = settings_for(content, topology, options)
-    if overlay and any(source.startswith(f"{log.name}:") for source in overlay.sources):
-        notes.append(
-            "the calibration was fitted to a log of this name; simcoll calibrate prints its error "
-            "on rows left out"
-        )
-    if overlay and overlay.topology not in {"", topology}:
-        notes.append(
-            f"the calibration was fitted on topology {overlay.topology!r}, another than "
-            f"{topology!r}"
-        )
-    for note in (*content.notes, *notes):
+    calibration_notes = _calibration_notes(overlay, log, topology) if overlay else ()
+    for note in (*content.notes, *notes, *calibration_notes):
         say(f"# note: {note}")
     tables = {}
     for number, requested in enumerate(settings, 1):

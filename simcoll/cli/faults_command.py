@@ -137,7 +137,7 @@ def play_faults(
         Folder for faults.csv and faults.svg; default out/<scenario>-faults.
     """
     from simcoll.core.numbers import check_seed
-    from simcoll.files.output import open_folder, write_files
+    from simcoll.files.output import open_folder
     from simcoll.planning.grids.executors import open_pool
     from simcoll.planning.reliability import fault_report as report
     from simcoll.planning.reliability.faults import (
@@ -147,7 +147,6 @@ def play_faults(
         wrong_elements,
     )
     from simcoll.planning.sweeps import scenario as scenarios
-    from simcoll.planning.sweeps.chart import NO_PICTURE, can_draw
     from simcoll.units import format_size, format_time
 
     for fault in kind:
@@ -199,25 +198,14 @@ def play_faults(
         f"# data moved in {runs} finished run{'s' * (runs != 1)}: {wrong} wrong elements; the "
         "schedule is proved for every order"
     )
-    name = report.results_hash(outcomes, whole_fs)
-    files = {"faults.csv": report.faults_csv(outcomes, whole_fs, name)}
-    if can_draw():
-        title = f"{plan.schedule.title} on {machine.name}"
-        files["faults.svg"] = report.faults_svg(title, outcomes, whole_fs, name)
-    else:
-        say(f"# {NO_PICTURE}")
-    write_files(folder, files)
-    options = {
-        "-a": algorithm,
-        "--size": size,
-        **odds.differences,
-    }
+    title = f"{plan.schedule.title} on {machine.name}"
+    paths = _write_outcomes(folder, title, outcomes, whole_fs)
     worst_runs = {fault: report.worst(runs) for fault, runs in outcomes.items()}
     last = report.worst(list(worst_runs.values()))
     kind_of_worst = next(fault for fault, run in worst_runs.items() if run is last)
-    command = _command(scenario, options)
+    command = _command(scenario, {"-a": algorithm, "--size": size, **odds.differences})
     say(f"# replay the worst: {command} --kind {kind_of_worst} --seed {last.seed}")
-    say(f"# wrote {', '.join(str(folder / filename) for filename in files)}")
+    say(f"# wrote {', '.join(map(str, paths))}")
 
 
 LOSSES = ("flap", "link", "nic", "stop")
@@ -228,6 +216,24 @@ SEEDS_OF_ONE_PROCESS = 500
 SEEDS_OF_A_REQUEST = 50
 MOVED = 5
 """Number of seeds of each kind that are also played with data."""
+
+
+def _write_outcomes(
+    folder: Path, title: str, outcomes: Mapping[FaultKind, Sequence[Outcome]], whole_fs: int
+) -> list[Path]:
+    """Write the table of all runs and, with Matplotlib, their picture; return both paths."""
+    from simcoll.files.output import write_files
+    from simcoll.planning.reliability import fault_report as report
+    from simcoll.planning.sweeps.chart import NO_PICTURE, can_draw
+
+    name = report.results_hash(outcomes, whole_fs)
+    files = {"faults.csv": report.faults_csv(outcomes, whole_fs, name)}
+    if can_draw():
+        files["faults.svg"] = report.faults_svg(title, outcomes, whole_fs, name)
+    else:
+        say(f"# {NO_PICTURE}")
+    write_files(folder, files)
+    return [folder / filename for filename in files]
 
 
 def _command(scenario: str, options: Mapping[str, str | None]) -> str:

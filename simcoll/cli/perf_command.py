@@ -29,6 +29,19 @@ if TYPE_CHECKING:
 __all__ = ["predict"]
 
 
+def _check_library_alone(runs: AlgorithmOptions, disturbed: Disturbed) -> None:
+    """Refuse options that choose an algorithm, or disturb one, where a library chooses."""
+    if disturbed.disturbs:
+        raise ConfigError(
+            "--jitter, --straggler, --background and --fault are for algorithms, not for libraries"
+        )
+    if runs.algorithm is not None or runs.protocol is not None:
+        raise ConfigError(
+            "--library, --nccl-version, --env, --launcher and --calibration are for what a library "
+            "chooses, -a and -p for what you choose"
+        )
+
+
 def predict(
     collective: str | None = None,
     /,
@@ -77,15 +90,8 @@ def predict(
     request = name_choices("simcoll perf", collective, root, algorithm)
     checked = parse_size(runs.check, what="-c")
     ladder = sizes.ladder
-    if disturbed.disturbs and library.alone:
-        raise ConfigError(
-            "--jitter, --straggler, --background and --fault are for algorithms, not for libraries"
-        )
-    if library.alone and (algorithm is not None or protocol is not None):
-        raise ConfigError(
-            "--library, --nccl-version, --env, --launcher and --calibration are for what a library "
-            "chooses, -a and -p for what you choose"
-        )
+    if library.alone:
+        _check_library_alone(runs, disturbed)
     unrestricted = (
         algorithm is None
         and protocol is None
@@ -109,13 +115,9 @@ def predict(
     )
     if not library.alone:  # a library names reductions in words of its own
         parse_reduction(sweep.op, parse_dtype(sweep.dtype))
-    if mesh.concurrent:
+    if (axes := mesh.concurrent_group) is not None:
         from simcoll.libraries.library import library_for
 
-        if mesh.group is None:
-            raise ConfigError(
-                "--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64"
-            )
         if library.has_settings or request.programs or checked:
             raise ConfigError(
                 "--concurrent is for the times of schedules, not for --env, --calibration, "
@@ -124,7 +126,7 @@ def predict(
         chosen = library.library or (str(library_for(None, machine)) if unrestricted else "")
         for note in () if chosen else notes:
             say(f"# {note}")
-        mesh_lines(sweep, machine, mesh.group, csv=outputs[""].csv, library=chosen)
+        mesh_lines(sweep, machine, axes, csv=outputs[""].csv, library=chosen)
         return
     for axis, part in machines.items():
         with blamed_on(f"--group, axis {axis}" if axis else None):

@@ -230,6 +230,17 @@ class MeshOptions:
     group: str | None = None
     concurrent: bool = False
 
+    @property
+    def concurrent_group(self) -> str | None:
+        """The axes whose groups run at once; None without --concurrent."""
+        if not self.concurrent:
+            return None
+        if self.group is None:
+            raise ConfigError(
+                "--concurrent is about the groups of a mesh; give --group, such as tp=8,dp=64"
+            )
+        return self.group
+
 
 @Parameter(name="*")
 @dataclass(frozen=True)

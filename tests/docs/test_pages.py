@@ -4,6 +4,7 @@ found.
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -88,10 +89,41 @@ def test_the_table_of_algorithms_is_printed_from_the_registry(request):
     assert ALGORITHM_PAGE.read_text() == printed
 
 
-def test_quoted_algorithms_are_those_of_the_source():
-    text = (ROOT / "docs" / "explanation" / "algorithms.md").read_text()
-    quotes = re.findall(r"^```py\n(.*?)\n```$", text, flags=re.DOTALL | re.MULTILINE)
-    sources = [path.read_text() for path in sorted((ROOT / "simcoll" / "algorithms").glob("*.py"))]
-    assert len(quotes) == 5
-    for quote in quotes:
-        assert any(f"\n{quote}\n" in source for source in sources), quote
+QUOTES_PAGE = ROOT / "docs" / "explanation" / "algorithms.md"
+QUOTED_FUNCTIONS = {
+    "Ring": ("ring.py", "all_reduce", True),
+    "Recursive doubling": ("recursive.py", "doubling_all_reduce", False),
+    "Bruck": ("bruck.py", "all_gather", False),
+    "Hierarchical": ("hierarchical.py", "all_reduce", False),
+    "Several operands at once": ("multiplying.py", "all_reduce", False),
+}
+"""Of each section: the file and function that it quotes, and whether with its decorator."""
+
+
+def function_source(file, name, decorated):
+    text = (ROOT / "simcoll" / "algorithms" / file).read_text()
+    [function] = [
+        node
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    first = function.decorator_list[0].lineno if decorated else function.lineno
+    return "\n".join(text.splitlines()[first - 1 : function.end_lineno])
+
+
+def test_sections_quote_the_algorithm_of_their_title(request):
+    """``pytest --bless`` quotes anew."""
+    before, *sections = QUOTES_PAGE.read_text().split("\n## ")
+    titles = [section.splitlines()[0] for section in sections if "```py\n" in section]
+    assert titles == list(QUOTED_FUNCTIONS)
+    for place, section in enumerate(sections):
+        title = section.splitlines()[0]
+        if title in QUOTED_FUNCTIONS:
+            head, _, rest = section.partition("```py\n")
+            tail = rest.partition("\n```\n")[2]
+            source = function_source(*QUOTED_FUNCTIONS[title])
+            sections[place] = f"{head}```py\n{source}\n```\n{tail}"
+    printed = "\n## ".join([before, *sections])
+    if request.config.getoption("--bless"):
+        QUOTES_PAGE.write_text(printed)
+    assert QUOTES_PAGE.read_text() == printed

@@ -124,6 +124,21 @@ def blame_log(log: Log, file: str | Path) -> Iterator[None]:
         raise (error if error.file else annotated) from None
 
 
+def _notes_on_times(table: MeasuredTable) -> Iterator[str]:
+    """What sets a table's times apart from those of a library's collective alone."""
+    if table.library == "realcoll" and not all(row.library_fs for row in table.rows):
+        yield " times schedules of realcoll's own, not those that the library would choose"
+    elif (table.library == "realcoll" and table.version != "(nccl)") or table.library == "mpi":
+        yield " has the times of another library's collectives, not NCCL's"
+    if table.library == "simcoll":
+        yield " is a prediction of simcoll perf; nothing was measured"
+    if table.situation:
+        yield (
+            f": measured {table.situation}, from the last arrival on and so without a launch; the "
+            "prediction is of a collective alone, with its launch"
+        )
+
+
 def settings_for(
     log: Log,
     topology: str,
@@ -180,20 +195,7 @@ def settings_for(
             for name, _ in table.environment
             if (wrong := unknown_variable(name)) is not None
         ]
-        if table.library == "realcoll" and not all(row.library_fs for row in table.rows):
-            notes.append(
-                f"{subject} times schedules of realcoll's own, not those that the library would "
-                "choose"
-            )
-        elif (table.library == "realcoll" and table.version != "(nccl)") or table.library == "mpi":
-            notes.append(f"{subject} has the times of another library's collectives, not NCCL's")
-        if table.library == "simcoll":
-            notes.append(f"{subject} is a prediction of simcoll perf; nothing was measured")
-        if table.situation:
-            notes.append(
-                f"{subject}: measured {table.situation}, from the last arrival on and so without a "
-                "launch; the prediction is of a collective alone, with its launch"
-            )
+        notes += [f"{subject}{note}" for note in _notes_on_times(table)]
         if nodes is not None and table.nnodes not in {0, nodes}:
             notes.append(
                 f"{subject} is of {counted(table.nnodes, 'node')} in the log; predicted for "

@@ -119,6 +119,19 @@ class FabricRouter:
             column += 1
 
 
+def _cable_links(listing: Listing, offset: int) -> LinkTable:
+    """A pair of links for all cables between two vertices, whose rates add up."""
+    rates: dict[tuple[int, int], int] = {}
+    for cable in listing.cables:
+        pair = (cable.a, cable.b) if cable.a < cable.b else (cable.b, cable.a)
+        rates[pair] = rates.get(pair, 0) + cable.Mbps
+    links = LinkTable([])
+    for (a, b), rate in sorted(rates.items()):
+        latency = CABLE_FS if "nic" in {listing.kinds[a], listing.kinds[b]} else HOP_FS
+        links.add_pair(offset + a, offset + b, rate * UBPS_PER_MBPS, (latency, latency), "net")
+    return links
+
+
 def parse_ib_fabric(
     content: Content,
     *,
@@ -182,14 +195,7 @@ def parse_ib_fabric(
     names += _distinct(listing.names)
     kinds: list[NodeKind] = ["gpu"] * n
     kinds += ["switch" if kind == "router" else kind for kind in listing.kinds]
-    links = LinkTable([])
-    rates: dict[tuple[int, int], int] = {}
-    for cable in listing.cables:  # cables between the same two vertices add up
-        pair = (cable.a, cable.b) if cable.a < cable.b else (cable.b, cable.a)
-        rates[pair] = rates.get(pair, 0) + cable.Mbps
-    for (a, b), rate in sorted(rates.items()):
-        latency = CABLE_FS if "nic" in {listing.kinds[a], listing.kinds[b]} else HOP_FS
-        links.add_pair(offset + a, offset + b, rate * UBPS_PER_MBPS, (latency, latency), "net")
+    links = _cable_links(listing, offset)
     cables = links.columns()[:2] - offset
     ends = [
         links.add_pair(rank, offset + adapter, pcie, (PCIE_FS, PCIE_FS), "pcie")

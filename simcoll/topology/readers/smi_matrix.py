@@ -7,6 +7,7 @@ rates, which must be given. Latencies are assumptions, those of NCCL dumps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +34,29 @@ NVLINKS = 18
 """Most NVLinks of a GPU: a larger total over its peers indicates switches."""
 NVLINK_FS, PCIE_FS = 700_000_000, 400_000_000
 CPU_FS, NET_FS = 500_000_000, 1_000_000_000
+
+
+def _pcie_switches(
+    switches: Sequence[int],
+    cpus: Sequence[int],
+    names: list[str],
+    kinds: list[NodeKind],
+    links: LinkTable,
+    rate: int,
+) -> list[int]:
+    """Add a switch for each number in ``switches`` that several devices have, and its link to the
+    CPU of the first; return what each device is plugged into: its switch, or else its CPU.
+    """
+    parents = []
+    switch_of: dict[int, int] = {}
+    for switch, cpu in zip(switches, cpus, strict=True):
+        if switches.count(switch) > 1 and switch not in switch_of:
+            switch_of[switch] = len(names)
+            links.add_pair(len(names), cpu, rate, (PCIE_FS, PCIE_FS), "pcie")
+            names.append(f"pcie{len(switch_of) - 1}")
+            kinds.append("pcie")
+        parents.append(switch_of.get(switch, cpu))
+    return parents
 
 
 def parse_smi_matrix(
@@ -105,16 +129,8 @@ def parse_smi_matrix(
         cpu_of[socket] = len(names)
         names.append(f"cpu{socket}")
         kinds.append("cpu")
-    parents: list[int] = []
-    switch_of: dict[int, int] = {}
-    for device in range(total):
-        siblings = [peer for peer in range(total) if switches[peer] == switches[device]]
-        if len(siblings) > 1 and switches[device] not in switch_of:
-            switch_of[switches[device]] = len(names)
-            links.add_pair(len(names), cpu_of[sockets[device]], pcie, (PCIE_FS, PCIE_FS), "pcie")
-            names.append(f"pcie{len(switch_of) - 1}")
-            kinds.append("pcie")
-        parents.append(switch_of.get(switches[device], cpu_of[sockets[device]]))
+    cpus = [cpu_of[socket] for socket in sockets]
+    parents = _pcie_switches(switches, cpus, names, kinds, links, pcie)
     for gpu in range(n if pcie else 0):
         links.add_pair(gpu, parents[gpu], pcie, (PCIE_FS, PCIE_FS), "pcie")
     if len(cpu_of) > 1:
