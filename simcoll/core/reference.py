@@ -36,17 +36,23 @@ _EXACT_TO = {
 }
 
 
-def _random_bits(seed: int, rank: int, count: int) -> Words:
+ELEMENTS_AT_ONCE = 1 << 14
+"""Data are made in parts of so many elements, whose intermediate results stay in the cache: eight
+ranks of 64 MiB take a quarter of the time that whole arrays take.
+"""
+
+
+def _random_bits(seed: int, rank: int, index: range) -> Words:
     """64 pseudo-random bits as a function of (seed, rank, index)."""
     with np.errstate(over="ignore"):
         begin = np.uint64((seed * 0x1000193 + rank + 1) % 2**64) * np.uint64(0x9E3779B97F4A7C15)
-        return mix(np.arange(count, dtype=np.uint64) + begin)
+        return mix(np.arange(index.start, index.stop, dtype=np.uint64) + begin)
 
 
-def _values(plan: Plan, seed: int, rank: int, count: int) -> Array:
-    """The data of a rank, or of a contribution of a custom collective."""
+def _values(plan: Plan, seed: int, rank: int, index: range) -> Array:
+    """Some data of a rank, or of a contribution of a custom collective."""
     dtype, n, definition = plan.dtype, plan.nranks, plan.collective.definition
-    bits = _random_bits(seed, rank, count)
+    bits = _random_bits(seed, rank, index)
     if dtype.kind == "b":
         return (bits & np.uint64(1)).astype(dtype)
     if dtype.kind in "iu":
@@ -66,7 +72,7 @@ def _values(plan: Plan, seed: int, rank: int, count: int) -> Array:
     if reach < 8:  # doubling is always exact: two ranks contribute, between -1 and 1
         largest, contributing = 1, 2
     contributing = min(n, contributing)
-    turn = (np.arange(count, dtype=np.int64) * (7 if n % 7 else 1) + rank) % n
+    turn = (np.arange(index.start, index.stop, dtype=np.int64) * (7 if n % 7 else 1) + rank) % n
     numbers = (bits % np.uint64(2 * largest + 1)).astype(np.int64) - largest
     return np.where(
         turn < contributing, numbers * _fitting(dtype, scaled, largest * contributing), 0
@@ -108,7 +114,7 @@ def exact_inputs(plan: Plan, seed: int = 0) -> list[Array]:
     >>> [values.tolist() for values in exact_inputs(plan, seed=1)]
     [[...], [...], [...]]
     """
-    return _input_arrays(plan, lambda rank, count: _values(plan, seed, rank, count))
+    return _input_arrays(plan, lambda rank, index: _values(plan, seed, rank, index))
 
 
 def random_inputs(plan: Plan, seed: int = 0) -> list[Array]:
@@ -121,28 +127,35 @@ def random_inputs(plan: Plan, seed: int = 0) -> list[Array]:
     True
     """
 
-    def values(rank: int, count: int) -> Array:
-        bits = _random_bits(seed, rank, count) >> np.uint64(11)
+    def values(rank: int, index: range) -> Array:
+        bits = _random_bits(seed, rank, index) >> np.uint64(11)
         uniform: Array = (bits.astype(np.float64) / 2**52 - 1).astype(plan.dtype)
         return uniform
 
     return _input_arrays(plan, values)
 
 
-def _input_arrays(plan: Plan, values: Callable[[int, int], Array]) -> list[Array]:
-    """Inputs of every rank, from a function of a rank or contribution and a number of elements."""
+def _input_arrays(plan: Plan, values: Callable[[int, range], Array]) -> list[Array]:
+    """Inputs of every rank, from a function of a rank or contribution and of indices."""
     ends = np.cumsum([plan.view(rank, INPUT)[2] for rank in range(plan.nranks)])
     inputs = np.split(np.empty(int(ends[-1]), plan.dtype), ends[:-1])
     definition = plan.collective.definition
     for rank, part in enumerate(inputs):
         if definition is None:
-            part[...] = values(rank, part.size)
+            _write(part, values, rank)
             continue
         offsets = _slots(plan, rank, INPUT)
         for slot, contribution in enumerate(definition.inputs[rank]):
             begin, end = offsets[slot : slot + 2].tolist()
-            part[begin:end] = values(contribution, end - begin)
+            _write(part[begin:end], values, contribution)
     return inputs
+
+
+def _write(part: Array, values: Callable[[int, range], Array], contribution: int) -> None:
+    """Write the elements of a rank or contribution."""
+    for begin in range(0, part.size, ELEMENTS_AT_ONCE):
+        index = range(begin, min(begin + ELEMENTS_AT_ONCE, part.size))
+        part[begin : index.stop] = values(contribution, index)
 
 
 def _slots(plan: Plan, rank: int, side: int) -> Ints:

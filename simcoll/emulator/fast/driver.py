@@ -9,7 +9,7 @@ import numpy as np
 
 from simcoll.arrays import Array, Ints
 from simcoll.emulator.fast.compiled import announce_compiling
-from simcoll.emulator.fast.filling import index_block, wait_for
+from simcoll.emulator.fast.filling import index_blocks, wait_for
 from simcoll.emulator.fast.loading import load
 from simcoll.emulator.fast.loops import run
 from simcoll.emulator.fast.refusing import check_clock, check_end, refuse
@@ -60,6 +60,11 @@ RULES = {RECORDS: RECORD, WAITS: WAIT}
 """The rule of all slots of a step, by the role of the step; default by its FIFO depth."""
 AHEAD_ROWS, AHEAD_STEPS = 2048, 256
 """Limits of loading ahead, so that one call of the loops is worth its cost."""
+
+ROWS_TO_COPY = 64
+"""Steps of fewer rows on average are filled in one go: a copy into a slice of its own costs a
+microsecond for each column, however few its rows.
+"""
 
 SPARE = 2048
 """Least growth of slots and hops, up to four times as many in long runs: each growth costs as much
@@ -113,6 +118,8 @@ class StepMachine:
         self.bytes_by_op = [0, 0, 0, 0, 0]
         self.loaded_wire = 0
         self.contents: list[Timed | None] = []
+        # Blocks that hold new steps, with what each held before.
+        self.unfilled: list[tuple[int, Timed | None]] = []
         self.wire: list[int] = []  # bytes of the contents
         self.room: list[int] = []  # capacity of a block in rows
         self.hop_room: list[int] = []
@@ -130,6 +137,7 @@ class StepMachine:
         self.state.reg[HASHED] = hashed
         self.state = edges(self.state, len(self.waits[0]))
         self.slots_used = len(self.state.phase)  # timers
+        self.allocated = 0  # blocks that have their slots
         self.changes = changes
         if changes is not None:
             changes.begin(self)
@@ -208,12 +216,29 @@ class StepMachine:
             self._count(timed, count, self.wire[blocks[-1]])
             if len(self.waits[0]):
                 first_message = int(self.state.reg[NEXT_ID])
-                load(self.state, np.array(blocks, np.int64))
+                self._load(blocks)
                 self._wait(blocks, first_message, len(timed))
                 blocks = []
             rows += count * len(timed)
             steps += count
+        self._load(blocks)
+
+    def _load(self, blocks: list[int]) -> None:
+        """Fill what is new in blocks, and queue their messages at the lanes."""
+        self._allocate()
+        filling, self.unfilled = self.unfilled, []
+        if sum(len(self._content(block)) for block, _ in filling) >= ROWS_TO_COPY * len(filling):
+            for block in filling:
+                self._fill([block])
+        else:
+            self._fill(filling)
         load(self.state, np.array(blocks, np.int64))
+
+    def _content(self, block: int) -> Timed:
+        content = self.contents[block]
+        if content is None:
+            raise InternalError(f"block {block} is in use, but holds no step")
+        return content
 
     def _count(self, timed: Timed, times: int, wire: int) -> None:
         """Account for a loaded step with ``wire`` bytes on the wire."""
@@ -232,106 +257,171 @@ class StepMachine:
             )
 
     def _block(self, timed: Timed) -> int:
-        """A block that can hold a step."""
+        """A block for a step, which :meth:`_load` fills."""
         # Sizes are powers of two, so that a block fits many steps; one that already holds this step
         # need not be filled.
         size = 1 << (len(timed) - 1).bit_length()
         pool = self.free.setdefault(size, {})
         mine = timed if timed in pool else next(iter(pool), None)
         if mine is None:
-            block = self._new_block(size)
+            block = len(self.contents)
+            self.contents.append(None)
+            self.wire.append(0)
+            self.room.append(size)
+            self.hop_room.append(0)
         else:
             block = pool[mine].pop()
             if not pool[mine]:
                 del pool[mine]
-        if self.contents[block] is not timed:
-            self._fill(block, timed)
+        previous = self.contents[block]
+        if previous is not timed:
+            self.contents[block], self.wire[block] = timed, int(timed.wire.sum())
+            self.unfilled.append((block, previous))
         return block
 
-    def _new_block(self, size: int) -> int:
-        block, base = len(self.contents), self.slots_used
-        self.contents.append(None)
-        self.wire.append(0)
-        self.room.append(size)
-        self.hop_room.append(0)
-        self.slots_used += size
+    def _allocate(self) -> None:
+        """Give new blocks their slots."""
+        first, end = self.allocated, len(self.contents)
+        if first == end:
+            return
+        sizes = np.array(self.room[first:], np.int64)
+        begin, self.slots_used = self.slots_used, self.slots_used + int(sizes.sum())
         if self.slots_used > len(self.state.phase):
             self.state = more_slots(
                 self.state, self.slots_used + max(self.spare, self.slots_used // 2)
             )
-        if block >= len(self.state.block_base):
-            self.state = extend_arrays(self.state, PER_BLOCK, 2 * block + 64)
-        self.state.block_base[block] = base
-        self.state.block[base : base + size] = block
-        self.state.waiters[base : base + size] = -1
-        return block
+        if end > len(self.state.block_base):
+            self.state = extend_arrays(self.state, PER_BLOCK, 2 * end + 64)
+        s, slots = self.state, slice(begin, self.slots_used)
+        s.block_base[first:end] = begin + np.cumsum(sizes) - sizes
+        s.block[slots] = np.repeat(np.arange(first, end), sizes)
+        s.waiters[slots] = -1
+        self.allocated = end
 
-    def _fill(self, block: int, timed: Timed) -> None:
-        previous = self.contents[block]
-        self.contents[block], self.wire[block] = timed, int(timed.wire.sum())
-        base, rows, shape = int(self.state.block_base[block]), len(timed), timed.shape
-        self._give_hops(block, int(np.count_nonzero(shape.links >= 0)))
-        s, slots = self.state, slice(base, base + rows)
-        # Its address identifies the content: ``contents`` keeps it alive, so no other step can have
-        # the address.
-        s.block_rows[block], s.block_content[block] = rows, id(timed)
-        s.block_role[block], s.block_connected[block] = timed.role, timed.uses_connections
-        s.delay_fs[slots], s.busy_fs[slots], s.wire[slots] = (
-            timed.delay_fs,
-            timed.busy_fs,
-            timed.wire,
-        )
-        s.post_fs[slots], s.size[slots] = timed.post_fs, timed.size
-        if previous is not None and previous.shape is shape:
-            return
-        s.sender[slots], s.receiver[slots] = shape.sender, shape.receiver
-        s.src[slots], s.dst[slots] = shape.src, shape.dst
-        s.rule[slots] = RULES.get(
-            timed.role, np.where((timed.delay_fs >= 0) & (timed.depth > 0), EAGER, BOTH)
-        )
-        if shape.leader is not None:
-            following = partners(shape.leader)
-            s.partner[slots] = np.where(following >= 0, base + following, -1)
-            s.leader[slots] = np.where(shape.leader != np.arange(rows), base + shape.leader, -1)
-            s.rule[slots][shape.leader >= 0] = SWITCHED
-        # The compiled function takes writable, row-major columns.
-        plain = shape.weight.strides == (0, 0) and bool((shape.weight[:1, :1] == 1).all())
-        weight = np.require(shape.weight[:0] if plain else shape.weight, np.int32, ["C", "W"])
-        links = np.require(shape.links, np.int32, ["C", "W"])
-        index_block(s, block, links, weight, self.lanes_seen)
+    def _fill(self, filling: list[tuple[int, Timed | None]]) -> None:
+        """Fill blocks with their steps; each comes with the step that it held before."""
+        s, steps = self.state, [self._content(block) for block, _ in filling]
+        slots = self._slots(filling)
+        # The address of a step identifies it: ``contents`` keeps it alive, so no other step can
+        # have the address.
+        numbers = [block for block, _ in filling]
+        s.block_rows[numbers] = [len(step) for step in steps]
+        s.block_content[numbers] = [id(step) for step in steps]
+        s.block_role[numbers] = [step.role for step in steps]
+        s.block_connected[numbers] = [step.uses_connections for step in steps]
+        for name in ("delay_fs", "busy_fs", "wire", "post_fs", "size"):
+            getattr(s, name)[slots] = _joined([getattr(step, name) for step in steps])
+        reshaped = [
+            (block, previous)
+            for (block, previous), step in zip(filling, steps, strict=True)
+            if previous is None or previous.shape is not step.shape
+        ]
+        if reshaped:
+            self._shape(reshaped)
+
+    def _slots(self, filling: list[tuple[int, Timed | None]]) -> slice | Ints:
+        """The slots of the rows of blocks."""
+        if len(filling) == 1:
+            block = filling[0][0]
+            first = int(self.state.block_base[block])
+            return slice(first, first + len(self._content(block)))
+        rows = np.array([len(self._content(block)) for block, _ in filling])
+        base = self.state.block_base[[block for block, _ in filling]].astype(np.int64)
+        return np.repeat(base - (np.cumsum(rows) - rows), rows) + np.arange(rows.sum())
+
+    def _shape(self, filling: list[tuple[int, Timed | None]]) -> None:
+        """Give blocks the shapes of their steps: ranks, rules, links and connections."""
+        steps = [self._content(block) for block, _ in filling]
+        slots, shapes = self._slots(filling), [step.shape for step in steps]
+        rows = [len(step) for step in steps]
+        s = self.state
+        for name in ("sender", "receiver", "src", "dst"):
+            getattr(s, name)[slots] = _joined([getattr(shape, name) for shape in shapes])
+        deep = np.repeat([step.depth > 0 for step in steps], rows)
+        rules = np.where((s.delay_fs[slots] >= 0) & deep, EAGER, BOTH)
+        special = np.repeat([RULES.get(step.role, -1) for step in steps], rows)
+        s.rule[slots] = np.where(special >= 0, special, rules)
+        for (block, _), shape in zip(filling, shapes, strict=True):
+            if shape.leader is not None:
+                self._lead(int(s.block_base[block]), shape.leader)
+        self._index([block for block, _ in filling], shapes)
         if self.changes is not None:
-            self.changes.note_block(self, block)
-            s = self.state
-        if timed.uses_connections:
-            self._connect(slots, timed)
+            for block, _ in filling:
+                self.changes.note_block(self, block)
+        connected = [block for block in filling if self._content(block[0]).uses_connections]
+        if connected:
+            self._connect(connected)
 
-    def _give_hops(self, block: int, hops: int) -> None:
-        """Allocate a block's hops; a smaller earlier allocation is abandoned, which bounds the
+    def _lead(self, base: int, leader: Ints) -> None:
+        """Join the rows of switch operations, which begin at a slot, to their leaders."""
+        s, slots = self.state, slice(base, base + len(leader))
+        following = partners(leader)
+        s.partner[slots] = np.where(following >= 0, base + following, -1)
+        s.leader[slots] = np.where(leader != np.arange(len(leader)), base + leader, -1)
+        s.rule[slots][leader >= 0] = SWITCHED
+
+    def _index(self, blocks: list[int], shapes: list[StepShape]) -> None:
+        """Give blocks their hops, and list them by message and by lane."""
+        links = _joined([shape.links.reshape(-1) for shape in shapes])
+        ends = np.cumsum([shape.links.size for shape in shapes])
+        before = np.append(0, np.cumsum(links >= 0))
+        begins = np.append(0, ends[:-1])
+        self._give_hops(blocks, (before[ends] - before[begins]).tolist())
+        plain = all(
+            shape.weight.strides == (0, 0) and bool((shape.weight[:1, :1] == 1).all())
+            for shape in shapes
+        )
+        weight = [] if plain else [shape.weight.reshape(-1) for shape in shapes]
+        # The compiled function takes writable, row-major columns.
+        index_blocks(
+            self.state,
+            np.array(blocks, np.int64),
+            begins,
+            np.array([shape.links.shape[1] for shape in shapes], np.int64),
+            np.require(links, np.int32, ["C", "W"]),
+            np.require(_joined(weight) if weight else links[:0], np.int32, ["C", "W"]),
+            self.lanes_seen,
+        )
+
+    def _give_hops(self, blocks: list[int], hops: list[int]) -> None:
+        """Allocate the hops of blocks; a smaller earlier allocation is abandoned, which bounds the
         total.
         """
-        if hops <= self.hop_room[block]:
-            return
-        self.state.block_hop[block] = self.hops_used
-        self.hop_room[block] = max(hops, 2 * self.hop_room[block])
-        self.hops_used += self.hop_room[block]
+        for block, count in zip(blocks, hops, strict=True):
+            if count > self.hop_room[block]:
+                self.state.block_hop[block] = self.hops_used
+                self.hop_room[block] = max(count, 2 * self.hop_room[block])
+                self.hops_used += self.hop_room[block]
         if self.hops_used > len(self.state.link):
             self.state = more_hops(
                 self.state, self.hops_used + max(self.spare, self.hops_used // 2)
             )
 
-    def _connect(self, slots: slice, timed: Timed) -> None:
-        """Number the connections of a block, and allocate new ones."""
-        shape, size = timed.shape, max(timed.depth, 1)
-        if shape is self.latest[0]:
+    def _connect(self, filling: list[tuple[int, Timed | None]]) -> None:
+        """Number the connections of blocks, and allocate new ones."""
+        steps = [self._content(block) for block, _ in filling]
+        slots = self._slots(filling)
+        if len(steps) == 1 and steps[0].shape is self.latest[0]:
             self.state.connection[slots] = self.latest[1]
             return
-        names = shape.connection
-        if names is None:
-            names = shape.sender * len(self.state.lane_left) + shape.receiver
-        distinct, place = np.unique(names, return_inverse=True)
+        lanes = len(self.state.lane_left)
+        names = _joined(
+            [
+                shape.sender * lanes + shape.receiver
+                if shape.connection is None
+                else shape.connection
+                for shape in (step.shape for step in steps)
+            ]
+        )
+        distinct, first_row, place = np.unique(names, return_index=True, return_inverse=True)
         registry, numbers = self.connections
-        new = distinct[np.append(registry, -1)[np.searchsorted(registry, distinct)] != distinct]
+        is_new = np.append(registry, -1)[np.searchsorted(registry, distinct)] != distinct
+        new = distinct[is_new]
         if len(new):
+            depths = np.repeat(
+                [max(step.depth, 1) for step in steps], [len(step) for step in steps]
+            )
+            sizes = depths[first_row[is_new]]
             begin, end, place_of_new = (
                 len(registry),
                 len(registry) + len(new),
@@ -342,13 +432,15 @@ class StepMachine:
             self.connections = registry, numbers
             if end > len(self.state.ring_count):
                 self.state = extend_arrays(self.state, PER_CONNECTION, 2 * end)
-            ring, self.ring_used = self.ring_used, self.ring_used + size * len(new)
+            ring, self.ring_used = self.ring_used, self.ring_used + int(sizes.sum())
             if self.ring_used > len(self.state.ring):
                 self.state = more_rings(self.state, 2 * self.ring_used)
-            self.state.ring_base[begin:end] = np.arange(ring, self.ring_used, size)
-            self.state.ring_size[begin:end] = size
-        self.latest = shape, numbers[np.searchsorted(registry, distinct)][place]
-        self.state.connection[slots] = self.latest[1]
+            self.state.ring_base[begin:end] = ring + np.cumsum(sizes) - sizes
+            self.state.ring_size[begin:end] = sizes
+        row_numbers = numbers[np.searchsorted(registry, distinct)][place]
+        self.state.connection[slots] = row_numbers
+        if len(steps) == 1:
+            self.latest = steps[0].shape, row_numbers
 
     def _wait(self, blocks: list[int], first_message: int, rows: int) -> None:
         """Make the messages of newly loaded blocks wait for earlier ones; ``first_message`` is
@@ -396,6 +488,11 @@ class StepMachine:
                     first_message, content, s.start_fs[slots], s.end_fs[slots], s.done_fs[slots]
                 )
             self.free[self.room[block]].setdefault(content, []).append(block)
+
+
+def _joined(columns: list[Array]) -> Array:
+    """Columns one after the other; a single one as it is."""
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
 def _singles(steps: Iterator[tuple[tuple[Timed, ...], int]]) -> Iterator[tuple[Timed, int]]:

@@ -7,51 +7,55 @@ from simcoll.emulator.fast.compiled import SOURCES, entry, part
 from simcoll.emulator.fast.rates import find_private_rate
 from simcoll.emulator.fast.state import EDGE, FINISHED, State
 
-__all__ = ["index_block", "index_blocks", "private_rates", "wait_for"]
-
-
-@entry
-def index_block(
-    s: State, block: int, links: Shorts, weight: Shorts, count: Shorts, _sources: int = SOURCES
-) -> None:
-    """List the hops of a block by message, and its messages by lane.
-
-    ``weight`` is empty if all weights are 1; ``count`` has a zero for every lane, before and after.
-    """
-    _index(s, block, 0, links, weight, count)
+__all__ = ["index_blocks", "private_rates", "wait_for"]
 
 
 @entry
 def index_blocks(
-    s: State, firsts: Ints, links: Shorts, weight: Shorts, count: Shorts, _sources: int = SOURCES
+    s: State,
+    blocks: Ints,
+    begins: Ints,
+    widths: Ints,
+    links: Shorts,
+    weight: Shorts,
+    count: Shorts,
+    _sources: int = SOURCES,
 ) -> None:
-    """Do the same for all blocks, whose rows begin at ``firsts``, with consecutive hops."""
-    for block in range(len(firsts)):
-        end = _index(s, block, firsts[block], links, weight, count)
-        if block + 1 < len(firsts):
-            s.block_hop[block + 1] = end
+    """List the hops of blocks by message, and their messages by lane.
+
+    The links of a block's rows begin at ``begins``, with ``widths`` places for each row. ``weight``
+    is like ``links``, or empty if all weights are 1; ``count`` has a zero for every lane, before
+    and after.
+    """
+    for i in range(len(blocks)):
+        _list_hops(s, blocks[i], begins[i], widths[i], links, weight)
+        _list_messages(s, blocks[i], count)
 
 
 @part
-def _index(
-    s: State, block: int, first_row: int, links: Shorts, weight: Shorts, count: Shorts
-) -> int:
-    """Index one block, whose rows begin at ``first_row``; return the hop after its last."""
-    base, rows = s.block_base[block], s.block_rows[block]
+def _list_hops(s: State, block: int, begin: int, width: int, links: Shorts, weight: Shorts) -> None:
+    """List the hops of a block, whose links begin at ``begin``."""
+    base = s.block_base[block]
     hop: int = s.block_hop[block]
-    for row in range(first_row, first_row + rows):
-        m = base + row - first_row
+    for row in range(s.block_rows[block]):
+        m = base + row
         s.entry[m] = hop
-        for column in range(links.shape[1]):
-            if links[row, column] < 0:
+        for place in range(begin + row * width, begin + (row + 1) * width):
+            if links[place] < 0:
                 break
-            s.link[hop] = links[row, column]
-            s.weight[hop] = weight[row, column] if len(weight) else 1
+            s.link[hop] = links[place]
+            s.weight[hop] = weight[place] if len(weight) else 1
             s.owner[hop] = m
             s.shared[hop] = 0
             hop += 1
         s.hops[m] = hop - s.entry[m]
         find_private_rate(s, m)
+
+
+@part
+def _list_messages(s: State, block: int, count: Shorts) -> None:
+    """List the messages of a block by lane."""
+    base, rows = s.block_base[block], s.block_rows[block]
     next_node = 2 * base
     for m in range(base, base + rows):
         for lane in (s.sender[m], s.receiver[m]):
@@ -76,7 +80,6 @@ def _index(
     for node in range(2 * base, next_node):
         count[s.node_lane[node]] = 0
     s.block_nodes[block] = next_node - 2 * base
-    return hop
 
 
 @entry

@@ -114,8 +114,9 @@ class Whole:
 
     def _fill(self, state: State, sheet: Sheet, rows: Ints) -> State:
         s, slots, row = state, self.slots, self.row
-        blocks, hops = len(rows), int((sheet.links >= 0).sum(axis=1)[row].sum())
-        s = extend_arrays(extend_arrays(s, PER_BLOCK, blocks), PER_HOP, hops)
+        blocks, hops_of_row = len(rows), (sheet.links >= 0).sum(axis=1)[row]
+        hops = np.append(0, np.cumsum(hops_of_row))
+        s = extend_arrays(extend_arrays(s, PER_BLOCK, blocks), PER_HOP, int(hops[-1]))
         s.block_base[:], s.block_rows[:] = slots.start + self.starts[:-1], rows
         s.block[slots] = np.repeat(np.arange(blocks), rows)
         s.waiters[slots] = -1
@@ -129,11 +130,20 @@ class Whole:
             leader = sheet.leader[row]
             s.leader[slots] = np.where((leader >= 0) & (leader != row), leader + to_slot, -1)
             s.rule[slots][leader >= 0] = SWITCHED
+        s.block_hop[:] = hops[self.starts[:-1]]
+        width = sheet.links.shape[1]
         links, weight = (
-            np.require(column, np.int32, ["C", "W"]) for column in (sheet.links, sheet.weight)
+            np.require(column.reshape(-1), np.int32, ["C", "W"])
+            for column in (sheet.links, sheet.weight)
         )
         index_blocks(
-            s, sheet.begins[sheet.order], links, weight, np.zeros(len(s.lane_left), np.int32)
+            s,
+            np.arange(blocks),
+            sheet.begins[sheet.order] * width,
+            np.full(blocks, width),
+            links,
+            weight,
+            np.zeros(len(s.lane_left), np.int32),
         )
         return s
 

@@ -446,7 +446,7 @@ def test_compiled_functions_share_one_default():
         loading.load,
         changes.change,
         changes.move,
-        filling.index_block,
+        filling.index_blocks,
         filling.wait_for,
         calendar.rehash,
     )
