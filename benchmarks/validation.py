@@ -75,7 +75,7 @@ LATER = """
 
 {tables} tables that were published after the fit. No number is fitted to them, except for the growth of LL on A100, which is read off
 those of Azure ML and thanos on one node; the treatment of trees, of LL on A100 and of hops under LL ([reasons](#reasons)) was chosen with
-knowledge of them. Blind, the last two were off by 51 / 24 / 0.9 and - / - / 7.4 %, the first of these with two points by 6.3 / 16 / 3.4
+knowledge of them. Predicted blind, the last two were off by 51 / 24 / 0.9 and - / - / 7.4 %, and the former with two points by 6.3 / 16 / 3.4
 %. RCCL on MI300X seems to leave LL128 for Simple at 8 MiB, where predictions keep it.
 
 | table | ranks | uncalibrated: small / middle / large | two points: small / middle / large |
@@ -127,10 +127,10 @@ REASONS = """
 * **A rank's own step.** The chunk that a rank only copies or reduces takes a share of a step in which it sends nothing, so two GPUs reach
   0.7 of the rate of a ring and eight 0.94. Reducing int8 takes a little more. In an all_to_all a rank copies its own block.
 * **One process for all GPUs** launches on one after the other, 2.4 to 5.8 us each by host, while the operation before is running: the
-  time on the GPUs and that of the host add as squares do. The constant that was added before came from runs whose middle sizes are
+  time on the GPUs and that of the host add as squares do. The runs that suggest a constant instead have middle sizes that are
   slow for another reason (SuperBench: 60 us at 512 KiB of all_reduce, where a process for each GPU takes 28).
-* **Reduction in switches** starts at 25 us, and its pipeline fills with the size: 45 to 50 us more from some ten MiB on. As a constant of 65
-  to 76 us, it was hidden by a choice that never used it below 16 MiB.
+* **Reduction in switches** starts at 25 us, and its pipeline fills with the size: 45 to 50 us more from some ten MiB on. A constant of 65
+  to 76 us fits only where the choice never uses it below 16 MiB.
 * **NCCL's choice.** On 4 A100, all_gather leaves LL for Simple at 2 MiB and jumps from 19 to 53 us, where the fastest by corrected times
   would be LL128. Over nodes whose graphs are known from NCCL itself, left-out errors of its own choice are 18.4 / 12.8 / 6.9 %, of the
   fastest 18.4 / 16.7 / 6.7; where the search finds the graphs, they are 24.2 / 21.5 / 8.4 and 24.2 / 21.0 / 6.7 over all tables, so that
@@ -208,7 +208,7 @@ GROUPS = {
 GROUPS_HEAD = """
 ## By kind of machine
 
-Left-out errors, and the uncalibrated ones that are aimed at.
+Left-out errors. *Aim* is the target of the uncalibrated ones.
 
 | | tables | {ways} | aim |
 |---|---|---|---|---|---|
@@ -229,7 +229,7 @@ CAUSES = (
 have it.
 """
 CAUSES_HEAD = """
-Why aims are missed, tested by taking the tables of a cause away: uncalibrated left-out errors of a kind with and without them,
+Causes of missed aims: uncalibrated left-out errors of a kind with and without the tables of a cause,
 those of NVIDIA AIConfigurator apart.
 
 | kind | without | tables | small / middle / large, with | without | aim |

@@ -27,7 +27,7 @@ Median errors of {tables} published tables of nccl-tests ({rows} rows) on {syste
 that was fitted **without the tables of its system**. A system is one publisher's machine. Use uncalibrated predictions to compare
 algorithms on one machine and to find bottlenecks; calibrate with two rows of your own (`simcoll calibrate`) before you trust a time.
 
-These are the development tables, none left out; [Validation](validation.md) has 151 later tables, and the errors of 234 that were predicted
+These are all the development tables; [Validation](validation.md) has 151 later tables, and the errors of 234 that were predicted
 blind. The shipped file is fitted to all tables. `simcoll accuracy` prints this page, `simcoll accuracy -o FILE` writes it.
 
 ## All figures

@@ -93,7 +93,7 @@ are a small part; the rest is computation slowed down by overlapped bytes. In ti
 BUCKETS = """
 The runs reduced the gradients of a chunk of layers at once, when its stage had finished it, so that a slowed stage delays the next.
 NeMo 2.2.0, the version in the submission's `Dockerfile`, makes a chunk one bucket (`init_ddp` in `nemo/lightning/megatron_parallel.py`),
-and has no option that its `extract_ddp_funcs` would need to reduce on *all stages at the same time*, as earlier versions do; then stages
+and has no option that its `extract_ddp_funcs` would need to reduce on *all stages at the same time*, as older versions of NeMo do; then stages
 are slow together. The submission's files (`config_common.sh`, `custom_communicator_cta.yaml` and `pretrain.py` of
 `eos-dfw_n64_ngc25.01_nemo`) confirm that both collectives overlap, with parameters in 8 bits. Not modelled: three operations of some
 5 ms per step (setting gradients to 0, checking them for NaN, transposing 8-bit weights), the host's wait for the result of that check

@@ -56,10 +56,10 @@ The mean error of groups of rows, without constants, and with one assumption cha
 |---|---:|---:|---:|---:|---:|---:|
 """
 CAUSES_END = """
-*Long sequences*: attention. PyTorch runs FlashAttention-2, and the rows were 45 % too fast with the rate of FlashAttention-3 and of 700 W; at 0.75 of the rate of
-FlashAttention-2, which MPT's rows of 2,048 tokens say of older kernels, the rest is gone or more. *Nemotron-4 340B on GB200*: the overlap of tensor parallelism, which its recipe has (user buffers, `scripts/performance/llm/pretrain_nemotron4_340b.py` of NeMo). Until
-each exchange ran beside a product of its own, sums were split in four with the last one exposed, and 16 multiprocessors were taken from the product beside them, these rows were 15 % too fast.
-*Asynchronous*: the same; what overlap gains is now {gains}, where torchtitan published {published}. *Mixtures of experts*: launches from the host explain
+*Long sequences*: attention. PyTorch runs FlashAttention-2; with the rate of FlashAttention-3 and of 700 W, the rows are 45 % too fast; at 0.75 of the rate of
+FlashAttention-2, which MPT's rows of 2,048 tokens say of older kernels, the rest is gone or more. *Nemotron-4 340B on GB200*: the overlap of tensor parallelism, which its recipe has (user buffers, `scripts/performance/llm/pretrain_nemotron4_340b.py` of NeMo). In the model
+each exchange runs beside its own product, sums are split in four with the last one exposed, and take 16 multiprocessors from the product beside them; without these three, the rows are 15 % too fast.
+*Asynchronous*: the same; overlap gains {gains}, where torchtitan published {published}. *Mixtures of experts*: launches from the host explain
 a part ([above](#nemo-megatron-bridge-dgx-cloud-and-llama-3-no-calibration)). Another is in rows that were printed before their layout was tuned: GPT-OSS on B300 took 9.8 s, and 5.4 s in a newer
 container; Qwen3 235B 49.6 s and 22.1 s.
 *MI300X*: no published step states its sequence, batch and mapping; AMD's figures of one container change with its version, and issues 72 to 79 of ROCm's Transformer Engine are of software under repair. Ratios agree:
