@@ -26,6 +26,7 @@ from simcoll.planning.sweeps.running import SweepTable, runs
 from simcoll.planning.sweeps.scenario import load_scenario, scenario_topology, sweep_of
 from simcoll.planning.sweeps.sweep import best_rows, bound_rows, prepare
 from simcoll.planning.sweeps.sweep_report import sweep_hash
+from tests.support.installed import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
@@ -66,7 +67,7 @@ def test_there_are_scenarios():
 def test_two_processes_agree():
     elsewhere = subprocess.run(
         [sys.executable, __file__],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": HASH_SEED},
+        env={**os.environ, "PYTHONPATH": str(PACKAGES), "PYTHONHASHSEED": HASH_SEED},
         capture_output=True,
         text=True,
         check=False,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.installed import PACKAGES
+
 PROGRAM = """
 import simcoll
 
@@ -29,7 +29,7 @@ for kind, name, n, extra in (
 
 
 def run(hash_seed):
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(PACKAGES)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         capture_output=True,

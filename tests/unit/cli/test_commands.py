@@ -24,9 +24,10 @@ from simcoll.cli import main
 from simcoll.cli.drawing import schedule_svg
 from simcoll.core.collective import Collective
 from simcoll.core.schedule import Layout, Schedule, transfers
+from tests.support.installed import PACKAGES
 
 ROOT = Path(__file__).parents[3]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGES)}
 COMMAND = [sys.executable, "-m", "simcoll"]
 
 SCENARIO = """

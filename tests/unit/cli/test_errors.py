@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from simcoll.cli import main
+from tests.support.installed import PACKAGES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ROOT = Path(__file__).parents[3]
 
 SCENARIO = """
 title = "small"
@@ -348,7 +348,7 @@ def test_one_clear_message(folder, capsys, argv, status, said):
     ],
 )
 def test_as_a_process(folder, argv, status):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
     done = subprocess.run(
         [sys.executable, "-m", "simcoll", *argv],
         capture_output=True,

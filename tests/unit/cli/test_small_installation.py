@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.installed import PACKAGES
+
 ROOT = Path(__file__).parents[3]
 COMPILING = "compiling the fast engine"  # where nobody has before
 
@@ -29,7 +31,7 @@ print([main(words.split()) for words in {commands!r}])
         text=True,
         check=check,
         cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT)},
+        env={"PYTHONPATH": str(PACKAGES)},
     )
 
 

@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.support.installed import PACKAGES
+
 HEAVY = ("scipy", "networkx", "matplotlib", "numba", "torch")
 HELP = (
     *HEAVY,
@@ -69,7 +69,7 @@ def test_heavy_packages_wait(code, waiting):
         f"import sys\n{code}\nprint('loaded', *(name for name in {waiting!r} if name in "
         "sys.modules))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
     done = subprocess.run(
         [sys.executable, "-c", told], capture_output=True, text=True, check=True, env=environment
     )

@@ -58,27 +58,26 @@ while True:
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN, reason="interrupts are ignored here"
 )
 @pytest.mark.parametrize(
-    "text", [COMMUNICATES, CATCHES, LOSES], ids=["communicates", "catches", "loses"]
+    ("text", "wait_s"),
+    [(COMMUNICATES, 0), (CATCHES, 0.1), (LOSES, 0.7)],
+    ids=["communicates", "catches", "loses"],
 )
-def test_the_first_interrupt_ends_a_run(text, tmp_path):
+def test_the_first_interrupt_ends_a_run(text, wait_s, tmp_path):
     program = tmp_path / "loop.py"
     program.write_text(text)
-    for wait_s in (0, 0.1, 0.7):
-        words = [sys.executable, "-m", "simcoll.torch", "-n", "3", str(program)]
-        with subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as run:
-            try:
-                for _ in range(3):
-                    assert run.stdout.readline() == "ready\n"
-                time.sleep(wait_s)
-                run.send_signal(signal.SIGINT)
-                said = run.communicate(timeout=120)[1]
-            finally:
-                run.kill()
-        assert run.returncode == 130
-        assert said.endswith("python -m simcoll.torch: stopped\n")
-        assert "Traceback" not in said.partition("Exception ignored in")[0]
+    words = [sys.executable, "-m", "simcoll.torch", "-n", "3", str(program)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            for _ in range(3):
+                assert run.stdout.readline() == "ready\n"
+            time.sleep(wait_s)
+            run.send_signal(signal.SIGINT)
+            said = run.communicate(timeout=120)[1]
+        finally:
+            run.kill()
+    assert run.returncode == 130
+    assert said.endswith("python -m simcoll.torch: stopped\n")
+    assert "Traceback" not in said.partition("Exception ignored in")[0]
 
 
 @pytest.fixture
