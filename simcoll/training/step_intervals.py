@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from simcoll.training.design import Design
     from simcoll.training.gpu import KernelRate
 
-__all__ = ["CLASS_LEVELS", "OUTERMOST", "StepInterval", "class_of", "step_interval"]
+__all__ = [
+    "CLASS_LEVELS",
+    "OUTERMOST",
+    "STEP_NOISE",
+    "StepInterval",
+    "class_of",
+    "one_sided",
+    "step_interval",
+]
 
 CLASS_LEVELS = ("calibration", "model", "sharding", "gpu", "products", "sequence", "overlap")
 """What a class is described by, from the outermost to the innermost."""
@@ -35,6 +43,9 @@ QUANTILES = ("low90", "low50", "high50", "high90")
 FAMILIES = {"a100": "A100", "h100": "Hopper", "h200": "Hopper", "b200": "Blackwell"}
 FAMILIES |= {"b300": "Blackwell", "gb200": "Blackwell", "gb300": "Blackwell"}
 """GPUs whose published steps count as those of one class."""
+STEP_NOISE = 0.02
+"""Median difference of two measurements of one step: the same model on as many H100 in NeMo 24.07,
+NeMo 24.12 and DGX Cloud's recipes, 0.2 to 3.2 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,32 @@ class StepInterval:
             "class": list(self.cell),
             "of": str(self),
         }
+
+
+def one_sided(within50: Sequence[float]) -> str:
+    """A sentence on a class whose predictions are mostly off to one side; empty otherwise.
+
+    Parameters
+    ----------
+    within50
+        Factors of the predicted time between which half of the measured times are.
+
+    Examples
+    --------
+    >>> one_sided((1.08, 1.3))
+    'half of such steps took 8 to 30 % longer than predicted'
+    >>> one_sided((0.9, 1.3))
+    ''
+    """
+    low, high = within50
+    if low > 1 + STEP_NOISE:
+        amounts, side = (low - 1, high - 1), "longer"
+    elif high < 1 - STEP_NOISE:
+        amounts, side = (1 - high, 1 - low), "less"
+    else:
+        return ""
+    least, most = (f"{100 * amount:.0f}" for amount in amounts)
+    return f"half of such steps took {least} to {most} % {side} than predicted"
 
 
 def class_of(design: Design) -> tuple[str, ...]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from simcoll.training.evidence import rates_of
 from simcoll.training.memory import memory_by_stage
@@ -39,6 +41,7 @@ from simcoll.workload.timing import IsolatedTimes, WorkloadTimes
 from simcoll.workload.workload import Workload, map_operations
 
 if TYPE_CHECKING:
+    from simcoll.topology import Topology
     from simcoll.training.design import Design
 
 __all__ = ["TrainingStep", "step"]
@@ -214,6 +217,17 @@ class TrainingStep:
         )
 
 
+def _uneven_nodes(topology: Topology) -> Iterator[str]:
+    """A caveat on nodes with unequal numbers of ranks, which no schedule of the library covers."""
+    node = topology.groups.get("box")
+    sizes = [] if node is None else sorted(set(np.bincount(node).tolist()))
+    if len(sizes) > 1:
+        yield (
+            f"nodes hold {sizes[0]} to {sizes[-1]} ranks: collectives between nodes take the "
+            "library's time, but load the links of a single ring"
+        )
+
+
 def _notes(design: Design, tier: int) -> tuple[str, ...]:
     """Caveats on the result."""
     notes = []
@@ -245,6 +259,7 @@ def _notes(design: Design, tier: int) -> tuple[str, ...]:
         notes.append(f"the calibration is of {design.calibration.gpu}, not of {design.gpu.name}")
     if design.measured is not None:
         notes.append(design.measured.note())
+    notes += _uneven_nodes(design.topology)
     notes += mixed_notes(design)
     if (design.slow or design.other_gpus) and tier == 1:
         notes.append("tier 1 slows all ranks of a stage down as much as the slowest of them")

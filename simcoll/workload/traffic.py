@@ -37,7 +37,7 @@ class Traffic:
     _loads: dict[tuple[object, ...], Ints] = field(default_factory=dict)
 
     def of(self, operation: Operation) -> Ints:
-        """Bytes of an operation on each link: ``[nlinks]``."""
+        """Bytes of an operation on each link, as its protocol carries them: ``[nlinks]``."""
         load = np.zeros(self.plans.topology.nlinks, np.int64)
         if isinstance(operation, SendOperation):
             if operation.size_bytes:
@@ -59,8 +59,10 @@ class Traffic:
             load = np.zeros(self.plans.topology.nlinks, np.int64)
             if call.moves and groups.shape[1] > 1:
                 plan = self.plans.plan(call, groups[0])
+                factor = plan.protocol.wire_factor
                 for (sender, receiver, via), nbytes in self._pair_bytes(plan).items():
-                    load += nbytes * self._routes(groups[:, sender], groups[:, receiver], via)
+                    carried = -(-nbytes * factor.numerator // factor.denominator)
+                    load += carried * self._routes(groups[:, sender], groups[:, receiver], via)
             self._loads[key] = load
         return self._loads[key]
 

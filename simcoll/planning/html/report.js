@@ -18,7 +18,7 @@ function drawn(spec) {
     config: {
       font: "system-ui, sans-serif",
       view: { stroke: line },
-      axis: { ...text, gridColor: line, domainColor: soft, tickColor: soft, labelLimit: labels, labelFlush: false },
+      axis: { ...text, gridColor: line, domainColor: soft, tickColor: soft, labelLimit: labels, labelFlush: false, labelSeparation: 8 },
       legend: { ...text, orient: "bottom", columns: narrow ? 1 : 4, labelLimit: 260, symbolBaseFillColor: ink, symbolBaseStrokeColor: ink },
       title: { color: ink },
       header: text,

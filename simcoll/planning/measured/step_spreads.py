@@ -27,7 +27,7 @@ from simcoll.planning.measured.spreads import (
     WIDENING_OF_FEW,
     empirical_quantiles,
 )
-from simcoll.training.step_intervals import CLASS_LEVELS, OUTERMOST, QUANTILES
+from simcoll.training.step_intervals import CLASS_LEVELS, OUTERMOST, QUANTILES, STEP_NOISE
 
 __all__ = [
     "StepCoverage",
@@ -38,9 +38,6 @@ __all__ = [
     "step_spreads",
 ]
 
-STEP_NOISE = 0.02
-"""Median difference of two measurements of one step: the same model on as many H100 in NeMo 24.07,
-NeMo 24.12 and DGX Cloud's recipes, 0.2 to 3.2 %."""
 FEW_TABLES = 3
 
 

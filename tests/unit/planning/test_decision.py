@@ -7,7 +7,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from simcoll.planning.designs.decision import alternatives_of, turning_points, verdict
+from simcoll.planning.designs.decision import (
+    alternatives_of,
+    interval_lines,
+    turning_points,
+    verdict,
+)
 from simcoll.planning.designs.design_search import design_of, time_design
 from simcoll.planning.designs.nearest_fit import MissingAlternative
 from simcoll.planning.designs.sensitivity import sensitivities
@@ -113,3 +118,17 @@ def test_sensitivities_are_what_the_changed_input_gives(tmp_path):
     assert effects["rate of matrix products"].changes[1] == pytest.approx(share - 1)
     largest = [max(map(abs, effect.changes)) for effect in effects.values()]
     assert largest == sorted(largest, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("factors", "sentences"),
+    [
+        ([1.08, 1.3], ["best: half of such steps took 8 to 30 % longer than predicted"]),
+        ([0.95, 1.3], []),
+    ],
+)
+def test_an_interval_beside_its_figure_says_which_side_is_likely(factors, sentences):
+    interval = {"90": [0.9, 1.6], "50": factors, "of": "left-out errors on 4 series (a class)"}
+    (line, *remainder) = interval_lines("days", [row_of("A", 1, {}, days=10, interval=interval)])
+    assert line.startswith("best: 90 % within 9 to 16 days")
+    assert remainder == sentences

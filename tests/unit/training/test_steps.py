@@ -792,3 +792,22 @@ def test_tokens_go_once_to_every_node_of_their_experts(nodes, ep, copies):
         if inner.kind == "all_to_all"
     ]
     assert sizes == [2048 * 2048 * 2 * 2, round(2048 * 2048 * 2 * copies)]
+
+
+@pytest.mark.slow
+def test_links_carry_no_more_than_their_capacity_where_racks_are_uneven():
+    """A ring between 72 and 8 ranks has one way out of each rack; the library's time is shorter
+    than its bytes would take there.
+    """
+    uneven = design_from(
+        {
+            "model": {"name": "llama-3.1-8b", "sequence": 8192, "global_batch": 160},
+            "gpu": {"name": "gb200"},
+            "topology": {"name": "gb200-nvl72", "nodes": 36, "gpus": 80},
+            "parallel": {"shard": "parameters", "micro_batch": 1},
+        }
+    )
+    result = step(uneven, tier=1)
+    assert any(note.startswith("nodes hold 8 to 72 ranks") for note in result.notes)
+    assert result.bound_fs <= result.time_fs
+    assert all(0 < share <= 1 for _, share in result.link_use)
