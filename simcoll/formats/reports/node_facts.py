@@ -226,8 +226,8 @@ def node_differences(nodes: Sequence[NodeFacts]) -> list[str]:
 
 _CONSEQUENCES = {
     "NICs": "NCCL pairs NICs by their place in the list: with unequal ones a job hangs without a "
-    "message, or has the rate of the fewest (nccl#2428). Repair the node, or name in NCCL_IB_HCA "
-    "what all nodes have",
+    "message, or has the rate of the fewest (nccl#2428). Repair the node, or list in NCCL_IB_HCA "
+    "only the NICs that all nodes have",
     "NCCL": "one job needs one version of NCCL on all nodes",
     "PCIe links": "with a device less, or a narrower or slower link, all channels go at the pace "
     "of that node; reseat the device, or take the node out",

@@ -17,6 +17,7 @@ from simcoll.core.schedule import REDUCE, Layout, Schedule, Step, joined, transf
 from simcoll.errors import ConfigError
 from simcoll.topology import Topology
 from simcoll.topology.graph import LINK_KINDS
+from simcoll.units import counted
 
 if TYPE_CHECKING:
     from simcoll.formats.logs.nccl_graph import NcclGraph
@@ -214,10 +215,9 @@ def fit_lines(channels: NcclChannels, topology: Topology) -> Iterator[str]:
     else:
         share_GBps = capacity / times[busiest]
         yield (
-            f"  the busiest link, {name}, is used {times[busiest]} "
-            f"time{'s' * (times[busiest] != 1)}: "
-            f"of its {capacity:g} GB/s each gets {share_GBps:g}, all together "
-            f"{share_GBps * count:g} GB/s"
+            f"  the busiest link, {name}, has {capacity:g} GB/s for "
+            f"{counted(times[busiest], 'hop')} of the channels: {share_GBps:g} GB/s a channel, "
+            f"{share_GBps * count:g} GB/s in all"
         )
     slowest = LINK_KINDS[int(routes.kind.max())]
     if channels.path in _KINDS and slowest != _KINDS[channels.path]:

@@ -163,7 +163,7 @@ def test_connections_that_a_machine_could_do_better(tmp_path):
     (ring,) = channels_of_log(found, load_topology("dgx-h100", nodes=2))
     head, load, *_ = fit_lines(ring, load_topology("dgx-h100", nodes=2))
     assert head == "ring: 1 channel, ring"
-    assert "is used 1 time: of its 50 GB/s each gets 50" in load
+    assert "has 50 GB/s for 1 hop of the channels: 50 GB/s a channel" in load
 
 
 @pytest.mark.parametrize(("hosts", "rate", "path"), [(1, 120.0, "NVL"), (2, 75.0, "")])
