@@ -13,17 +13,21 @@ pytestmark = pytest.mark.skipif(not COMPILED, reason="needs numba")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dag", "algorithm", "lift", "alone", "path", "concurrent"])
-def test_engines_agree_on_every_message(kind):
+@pytest.mark.parametrize(
+    ("kind", "cases"),
+    # Many concurrent messages take the reference engine long.
+    [("dag", 60), ("algorithm", 60), ("lift", 60), ("alone", 60), ("path", 60), ("concurrent", 24)],
+)
+def test_engines_agree_on_every_message(kind, cases):
     took_part = Counter()
-    for seed in range(60):
+    for seed in range(cases):
         took_part.update(compare(kind, seed))
     # The sample must hold what it is about, not only cases that one engine refuses.
-    assert took_part["fast"] >= 40
+    assert took_part["fast"] >= cases * 2 // 3
     if kind in {"algorithm", "lift"}:
         assert took_part["quotient"] >= 5
     if kind == "concurrent":
-        assert took_part["concurrent"] >= 40
+        assert took_part["concurrent"] >= 16
     if kind == "alone":
         assert took_part["lock-step"] >= 20
 
