@@ -10,6 +10,7 @@ import numpy as np
 from simcoll.arrays import Ints
 from simcoll.core.plan import Plan
 from simcoll.core.transit import chosen_transits
+from simcoll.emulator.steps.step_columns import turns
 from simcoll.topology.chosen_paths import chosen_routes
 from simcoll.workload.workload import (
     CallOperation,
@@ -71,12 +72,14 @@ class Traffic:
         if id(plan) not in self._pairs:
             vias = sorted({"", *(transit.via for transit in plan.schedule.transits)})
             matrix = np.zeros((plan.nranks, plan.nranks, len(vias)), np.int64)
-            for step in plan.steps():
-                path = np.zeros(len(step), np.int64)
-                if step.transits is not None:
-                    numbers = np.array([vias.index(entry.via) for entry in step.transits.table])
-                    path = numbers[step.transits.number]
-                np.add.at(matrix, (step.src_rank, step.dst_rank, path), step.size_bytes)
+            for steps, times in turns(plan):
+                for step in steps:
+                    path = np.zeros(step.rows, np.int64)
+                    if step.paths is not None:
+                        numbers = np.array([vias.index(entry.via) for entry in step.paths.table])
+                        path = numbers[step.paths.number]
+                    pairs_of_path = step.src_rank, step.dst_rank, path
+                    np.add.at(matrix, pairs_of_path, times * step.size_bytes)
             matrix[np.arange(plan.nranks), np.arange(plan.nranks)] = 0
             pairs = {
                 (source, target, vias[path]): int(matrix[source, target, path])
