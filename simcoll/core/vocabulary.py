@@ -89,9 +89,11 @@ NcclAlgorithm: TypeAlias = Literal[
 ]
 """The algorithms that NCCL chooses from."""
 
-PredictedAlgorithm: TypeAlias = NcclAlgorithm | Literal["grouped", "symmetric"]
+PredictedAlgorithm: TypeAlias = (
+    NcclAlgorithm | Literal["grouped", "symmetric", "all_pairs", "mscclpp"]
+)
 """Those that a prediction names; ``grouped``: sends and receives in a group; ``symmetric``: kernels
-for registered buffers.
+for registered buffers; ``all_pairs`` and ``mscclpp``: those of MSCCL and MSCCL++ in RCCL.
 """
 
 NcclProtocol: TypeAlias = Literal["LL", "LL128", "Simple"]

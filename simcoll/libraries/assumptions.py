@@ -9,6 +9,7 @@ from simcoll.libraries.copy_engines import AUTOMATIC_ELEMENTS, takes_copy_engine
 from simcoll.libraries.formula import ONE_WAY, Cost
 from simcoll.libraries.nccl_decision import decides
 from simcoll.libraries.question import Question
+from simcoll.libraries.rccl_choice import ALGORITHMS
 from simcoll.libraries.transports import Transports
 
 __all__ = ["assumptions"]
@@ -154,6 +155,10 @@ def _places(cost: Cost, question: Question) -> Iterator[str]:
         return
     if cost.algorithm == "symmetric":
         yield f"generation.{machine.generation}.symmetric_rate"
+        return
+    if cost.algorithm in ALGORITHMS:
+        under_ll = "_ll" if (cost.algorithm, cost.protocol) == ("all_pairs", "LL") else ""
+        yield f"{gpu_class}.{cost.algorithm}{under_ll}_start"
         return
     if cost.algorithm.startswith("nvls"):
         yield from (f"{gpu_class}.nvls_share", f"{gpu_class}.nvls_start")

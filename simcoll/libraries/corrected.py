@@ -30,6 +30,7 @@ from simcoll.libraries.formula import (
 from simcoll.libraries.nccl.communicator import call_channels
 from simcoll.libraries.one_way import one_way_costs
 from simcoll.libraries.question import Question
+from simcoll.libraries.rccl_choice import msccl_costs
 
 if TYPE_CHECKING:
     from simcoll.libraries.library import Library
@@ -38,6 +39,8 @@ __all__ = ["costs", "measured_buses", "send_choices"]
 
 BYTES = ("int8", "uint8")
 """Element types whose reduction takes longer than copying."""
+BLOCK_BYTES = 16
+"""Least bytes of a block of a ring."""
 NVLS_CHANNELS = 16
 """Number of channels that NCCL uses for reduction in switches on Hopper."""
 
@@ -112,7 +115,10 @@ def costs(question: Question, size_bytes: Floats) -> list[Cost]:
         else:
             cost = _link_cost(terms, question, size_bytes, buses)
         corrected.append(_with_start(cost, question))
-    further_costs = list(one_way_costs(question, size_bytes, buses))
+    further_costs = [
+        *one_way_costs(question, size_bytes, buses),
+        *msccl_costs(question, size_bytes),
+    ]
     if question.environment.collnet:
         further_costs += collnet_costs(question, size_bytes, *_domain_rates(question, buses))
     return [*corrected, *(_with_start(cost, question) for cost in further_costs)]
@@ -218,6 +224,8 @@ def _link_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buse
         net = _over_fabric(net, terms.protocol, factor, question)
     if terms.protocol == "LL":
         hop = hop * number(f"{gpu_class}.ll_hop_factor", 1.0)
+        if terms.algorithm == "ring" and s.domains == 1:
+            hop = hop * _full_share(question, size_bytes)
         # A ring fills a channel with 4 KiB for each rank before it opens the next.
         per_eight = 8 / s.ranks if s.domains == 1 and terms.algorithm == "ring" else 1.0
         growth = _ramp(size_bytes * per_eight, constants)
@@ -270,6 +278,16 @@ def _link_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buse
         terms.nets,
         net,
     )
+
+
+def _full_share(question: Question, size_bytes: Floats) -> Floats:
+    """Share of a ring's latency that is left where a few bytes leave most blocks empty."""
+    saved = question.constants.number("correction.empty_share", 0.0)
+    if not saved or question.collective != "all_reduce":
+        return np.ones(len(size_bytes))
+    ranks = question.nranks
+    blocks = np.minimum(np.ceil(size_bytes / BLOCK_BYTES), ranks)
+    return 1 - saved * (ranks - blocks) / (ranks - 1)
 
 
 def _buffered_share(question: Question, buses: Buses, message_us: Floats) -> Floats:

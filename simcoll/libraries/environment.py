@@ -60,6 +60,8 @@ MOST_CHANNELS = 64
 _SETTING = re.compile(r"(?:^|[,;\s])\s*([A-Za-z_][A-Za-z0-9_]*)=")
 _JOINED = re.compile(r";\s*([A-Za-z_]\w*)=")
 _TRANSPORTS = Transports()
+MSCCLPP_BYTES = 2**20
+"""RCCL's default of RCCL_MSCCLPP_THRESHOLD."""
 _OURS = ("LAUNCHER", "DTYPE", "OP", "REGISTERED", "SOCKET_GBPS")
 """Settings that are no variables of NCCL."""
 _BARE = re.compile(r"(?:^|[,;\s])\s*([NR]CCL_\w+)\s*(?=[,;\s]|$)")
@@ -116,6 +118,10 @@ class Environment:
     zero_ctas
         Whether NCCL avoids blocks where it can (``NCCL_CTA_POLICY=2``): copy engines then move
         registered buffers.
+    msccl
+        Whether RCCL may run algorithms of MSCCL (``RCCL_MSCCL_ENABLE``).
+    mscclpp_bytes
+        Largest size that RCCL gives to MSCCL++ (``RCCL_MSCCLPP_THRESHOLD``); 0: it is off.
     transports
         The ways that the variables leave to data.
     ignored
@@ -141,6 +147,8 @@ class Environment:
     op: str = ""
     registered: bool = False
     zero_ctas: bool = False
+    msccl: bool = True
+    mscclpp_bytes: int = MSCCLPP_BYTES
     transports: Transports = _TRANSPORTS
     ignored: tuple[str, ...] = ()
 
@@ -278,6 +286,10 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
         raise ConfigError(f"NCCL has no reduction {op!r:.80}; {nearest(op, REDUCTIONS)}")
     registered = _whole(remaining, "REGISTERED", 0) != 0
     zero_ctas = _is_zero_policy(remaining)
+    msccl = _whole(remaining, "RCCL_MSCCL_ENABLE", 1) != 0
+    mscclpp_bytes = _whole(remaining, "RCCL_MSCCLPP_THRESHOLD", MSCCLPP_BYTES, digits=10)
+    if _whole(remaining, "RCCL_MSCCLPP_ENABLE", 1) == 0 or not msccl:
+        mscclpp_bytes = 0
     transports = read_transports(remaining)
     ignored = tuple(f"{name}={value}" for name, value in remaining.items())
     return Environment(
@@ -294,6 +306,8 @@ def from_settings(settings: Mapping[str, str]) -> Environment:
         op="" if op == "sum" else op,
         registered=registered,
         zero_ctas=zero_ctas,
+        msccl=msccl,
+        mscclpp_bytes=mscclpp_bytes,
         transports=transports,
         ignored=ignored,
     )

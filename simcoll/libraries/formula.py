@@ -196,7 +196,8 @@ def _bus(
         cap = buses.channels * library.numbers(f"{generation}.tree_rate")[s.column]
         bus = min(buses.tree_GBps * share("share.tree")[0], cap)
         if kind == 0:
-            bus = min(bus / 3.8, ll_rate)
+            ll_share = library.number("share.tree_ll", 0.0)
+            bus = min(bus * ll_share if ll_share else bus / 3.8, ll_rate)
         elif kind == 1:
             per_channel = library.numbers(f"{generation}.tree_ll128_rate")[s.column]
             share_key = "share.tree_ll128_inside" if s.domains == 1 else "share.tree_ll128"

@@ -98,6 +98,7 @@ _FACTS = FactSchema(
         "generation.*.*_rate": _rates,
         "generation.*.*_start": _times,
         "generation.*.*_speeds": _rates,
+        "generation.*.*_bytes": _numbers,
         "tree_correction.*": _numbers,
         "class.*.gpus": _texts,
         "class.*.*_share": _number,

@@ -26,6 +26,12 @@ from simcoll.libraries.nccl_decision import call_of, decides, own_choices
 from simcoll.libraries.prediction_cache import key_of, recall, remember, topology_digest
 from simcoll.libraries.proved_choice import LibraryPlay, play
 from simcoll.libraries.question import Question, question_on
+from simcoll.libraries.rccl_choice import (
+    ALGORITHMS,
+    chooses_as_rccl,
+    msccl_channels,
+    rccl_picks,
+)
 from simcoll.libraries.symmetric import is_symmetric, symmetric_costs
 from simcoll.notebook_forms import shows_facts
 from simcoll.topology import Topology
@@ -193,7 +199,8 @@ def choose(question: Question, size_bytes: Floats) -> tuple[list[Cost], Ints]:
     """The corrected costs of the permitted candidates, and the index of the choice for every size.
 
     The choice is NCCL's own where it decides (:mod:`simcoll.libraries.nccl_decision`). Otherwise it
-    is the fastest candidate; where NCCL's graphs are unknown, on fabrics where it is known to
+    is RCCL's for AMD's GPUs (:mod:`simcoll.libraries.rccl_choice`), and else the fastest candidate;
+    where NCCL's graphs are unknown, on fabrics where it is known to
     follow its own estimates, and under a calibration with a tuning table, the one preferred by
     those.
 
@@ -210,8 +217,11 @@ def choose(question: Question, size_bytes: Floats) -> tuple[list[Cost], Ints]:
         permitted = [
             cost
             for cost in candidates
-            if question.environment.allows(collective, cost.algorithm, cost.protocol)
-            and supports(cost.algorithm, call_of(question))
+            if cost.algorithm in ALGORITHMS
+            or (
+                question.environment.allows(collective, cost.algorithm, cost.protocol)
+                and supports(cost.algorithm, call_of(question))
+            )
         ]
     if not permitted:
         names = ", ".join(sorted({f"{cost.algorithm} {cost.protocol}" for cost in candidates}))
@@ -221,6 +231,8 @@ def choose(question: Question, size_bytes: Floats) -> tuple[list[Cost], Ints]:
     if is_symmetric(question):
         kernels, estimates_us = symmetric_costs(question, size_bytes, permitted)
         return [*kernels, *permitted], np.argmin(estimates_us, axis=0)
+    if chooses_as_rccl(question):
+        return permitted, rccl_picks(question, permitted, size_bytes)
     choices = own_choices(question, size_bytes) if decides(question) else None
     if choices:
         return permitted, picks_of(choices, permitted, size_bytes)
@@ -353,6 +365,8 @@ def _channels(best: Cost, question: Question, size_bytes: int) -> int:
     """
     if best.algorithm == "symmetric":
         return best.channels
+    if best.algorithm in ALGORITHMS:
+        return msccl_channels(best.algorithm, size_bytes, question)
     choices = own_choices(question, [size_bytes])
     if choices and choices[0].key == (best.algorithm, best.protocol):
         return choices[0].channels

@@ -136,6 +136,9 @@ def play(
         return "reduction in the network is known as a whole only, not message by message"
     if cost.algorithm == "symmetric":
         return "kernels for registered buffers are known as a whole only, not message by message"
+    if cost.algorithm in {"all_pairs", "mscclpp"}:
+        name = "MSCCL++" if cost.algorithm == "mscclpp" else "MSCCL's all-pairs algorithm"
+        return f"{name} is known as a whole only, not message by message"
     if cost.algorithm == "pat":
         return "PAT is known as a whole only, not message by message"
     if cost.algorithm not in builders:
