@@ -8,7 +8,7 @@ part of a slot that a copy works on is called a share.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from simcoll.algorithms.combinable import abreast, checked_cuts, checked_lanes, first_of
 from simcoll.algorithms.numberings import addresses, checked_numberings
 from simcoll.arrays import Array, Ints
-from simcoll.core.immutable import constant, immutable
+from simcoll.core.immutable import constant, immutable, without_subclasses
 from simcoll.core.numbers import whole_number
 from simcoll.core.schedule import COPY, Layout, Repeat, Schedule, Step, joined
 from simcoll.core.step import concurrent, moving_part, spread
@@ -25,6 +25,7 @@ from simcoll.core.transit import Transits
 from simcoll.errors import ConfigError, expect
 
 __all__ = [
+    "EqualShares",
     "channels",
     "in_channels",
     "in_pieces",
@@ -308,16 +309,87 @@ def _copies(step: Step, copies: int, run: int | None, homes: tuple[Ints, Ints], 
     )
 
 
+@without_subclasses
+@dataclass(frozen=True, slots=True, eq=False)
+class EqualShares:
+    """The source of a schedule of concurrent copies of one schedule.
+
+    Each copy has an equal share of every block, and channels of its own. The copies can therefore
+    be told from the source, without looking at a step.
+
+    Attributes
+    ----------
+    schedule
+        The schedule of which all are copies; none of its transfers crosses the end of a slot.
+    copies
+        How many there are.
+    run
+        Number of transfers of one copy that follow each other in a step; ``None``: all.
+
+    Examples
+    --------
+    >>> import simcoll
+    >>> ring = simcoll.schedule("all_gather", "ring", nranks=3)
+    >>> both = in_shares([ring, ring])
+    >>> both.source.copies, both.source.schedule.nchannels
+    (2, 1)
+    """
+
+    schedule: Schedule
+    copies: int
+    run: int | None = None
+
+    def __call__(self) -> Iterator[Step | Repeat]:
+        """The steps of all copies."""
+        return _concurrent_steps([self.schedule] * self.copies, None, self.run)
+
+
 def _side_by_side(
     schedules: Sequence[Schedule],
     change: Callable[[Step, Ints, Ints], Step] | None,
     run: int | None,
-    *,
-    one_slot: bool,
     moved: Ints | None = None,
 ) -> Schedule:
-    """Concurrent schedules, each on its share; ``change``, if any, maps their transfers, given each
-    transfer's schedule and place in it.
+    """Concurrent schedules, each on its share, as :func:`_concurrent_steps` orders their
+    transfers.
+    """
+    model, copies = schedules[0], len(schedules)
+    layout = _shared_layout(model.layout, copies)
+    lanes = max(schedule.nchannels for schedule in schedules)
+    copied = change is None and all(schedule is model for schedule in schedules)
+
+    def steps() -> Iterator[Step | Repeat]:
+        return _concurrent_steps(schedules, change, run, moved)
+
+    source = EqualShares(_in_slots(model), copies, run) if copied else steps
+    return replace(model, layout=layout, source=source, nchannels=copies * lanes)
+
+
+def _in_slots(schedule: Schedule) -> Schedule:
+    """The schedule with transfers that cross the end of a slot split by slot."""
+    layout = schedule.layout
+    one_slot = _one_slot(layout)
+
+    def steps() -> Iterator[Step | Repeat]:
+        for block in _blocks(schedule):
+            if not isinstance(block, Repeat):
+                yield within_slots(block, layout)
+            elif one_slot or all((step.count == 1).all() for step in block.steps):
+                yield block
+            else:  # other transfers cross the end of a slot in each iteration
+                yield from (within_slots(step, layout) for step in block.unrolled())
+
+    return replace(schedule, source=steps)
+
+
+def _concurrent_steps(
+    schedules: Sequence[Schedule],
+    change: Callable[[Step, Ints, Ints], Step] | None,
+    run: int | None,
+    moved: Ints | None = None,
+) -> Iterator[Step | Repeat]:
+    """The steps of concurrent schedules, each on its share; ``change``, if any, maps their
+    transfers, given each transfer's schedule and place in it.
 
     It maps the addresses of each schedule to those in ``moved``.
 
@@ -334,7 +406,7 @@ def _side_by_side(
     model, copies = schedules[0], len(schedules)
     old, n = model.layout, model.nranks
     layout = _shared_layout(old, copies)
-    bases, homes = layout.bases(), _homes(old, layout)
+    bases, homes, one_slot = layout.bases(), _homes(old, layout), _one_slot(old)
     copied = all(schedule is model for schedule in schedules)
     lanes = max(schedule.nchannels for schedule in schedules)
 
@@ -387,23 +459,22 @@ def _side_by_side(
         home, width = homes
         return (home[addresses] + np.arange(copies)[:, None] * width[addresses]).reshape(-1)
 
-    def steps() -> Iterator[Step | Repeat]:
-        every = (
-            ((block,) * copies for block in _blocks(model))
-            if copied
-            else abreast(schedules, map(_blocks, schedules))
-        )
-        for blocks in every:
-            turn = repeat(blocks)
-            if turn is not None:
-                yield turn
-            else:
-                unrolled = (
-                    block.unrolled() if isinstance(block, Repeat) else (block,) for block in blocks
-                )
-                yield from map(change_steps, abreast(schedules, unrolled))
-
-    return replace(model, layout=layout, source=steps, nchannels=copies * lanes)
+    # The passes over a schedule that is copied are compared with each other, as it may be played
+    # in place of all copies.
+    every = (
+        ((block,) * copies for block in model.blocks())
+        if copied
+        else abreast(schedules, map(_blocks, schedules))
+    )
+    for blocks in every:
+        turn = repeat(blocks)
+        if turn is not None:
+            yield turn
+        else:
+            unrolled = (
+                block.unrolled() if isinstance(block, Repeat) else (block,) for block in blocks
+            )
+            yield from map(change_steps, abreast(schedules, unrolled))
 
 
 def _one_slot(layout: Layout) -> bool:
@@ -432,7 +503,7 @@ def in_shares(schedules: Sequence[Schedule], *, run: int | None = None) -> Sched
     run = None if run is None else whole_number("run", run, 1)
     if len(schedules) == 1:
         return model
-    return _side_by_side(schedules, None, run, one_slot=_one_slot(model.layout))
+    return _side_by_side(schedules, None, run)
 
 
 def channels(
@@ -473,9 +544,7 @@ def channels(
             np.lexsort((np.where(natural[copy], row, src if by_rank else src_chunk), copy))
         )
 
-    return _side_by_side(
-        [schedule] * len(ranks), change, None, one_slot=_one_slot(schedule.layout), moved=moved
-    )
+    return _side_by_side([schedule] * len(ranks), change, None, moved)
 
 
 def relabelled(schedule: Schedule, order: ArrayLike, *, by_rank: bool = False) -> Schedule:

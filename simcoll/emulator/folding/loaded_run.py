@@ -61,8 +61,8 @@ class LoadedRun:
         The steps, loaded.
     rows, leader
         All distinct messages; leaders are row numbers over all steps.
-    links, members
-        One link of every class and the class of every link; ``None`` if every message is played.
+    links, nlinks
+        One link of every class, and the number of links; ``None`` if every message is played.
     ends
         Inputs of the trace hash of a folded run.
     capacities
@@ -73,7 +73,7 @@ class LoadedRun:
     rows: UnpricedRows
     leader: Ints | None
     links: Ints | None = None
-    members: Ints | None = None
+    nlinks: int = 0
     ends: Ends | None = None
     capacities: dict[Protocol, tuple[Ints, Callable[[int], str]]] = field(default_factory=dict)
 
@@ -84,9 +84,9 @@ class LoadedRun:
             capacity, _, name = all_links(plan, request.topology)
             self.capacities[plan.protocol] = capacity, name
         capacity, name = self.capacities[plan.protocol]
-        if self.links is not None and self.members is not None:
+        if self.links is not None:
             # Absent under this protocol.
-            caps = np.ones(len(self.members) - len(capacity), np.int64)
+            caps = np.ones(self.nlinks - len(capacity), np.int64)
             capacity = np.append(capacity, caps)[self.links]
         costs = self._costs(plan.protocol, cache_key(plan)[1])
         state = self.whole.play(costs, capacity, plan.protocol.launch_fs, self._names(name))
@@ -196,7 +196,7 @@ def classes_run(request: Request, classes: Folding, *, all_caps: bool) -> Loaded
         sheet = _without(sheet, quotient.links >= request.topology.nlinks)
     whole = Whole(sheet, len(quotient.links), quotient.lane_steps, hashed=False)
     return LoadedRun(
-        whole, classes.rows, sheet.leader, quotient.links, quotient.members, classes.ends
+        whole, classes.rows, sheet.leader, quotient.links, quotient.nlinks, classes.ends
     )
 
 

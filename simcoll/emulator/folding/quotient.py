@@ -25,7 +25,7 @@ from simcoll.emulator.folding.partition import (
 )
 from simcoll.emulator.steps.timed import StepShape, Timed
 
-__all__ = ["Quotient", "fold", "folded", "no_quotient"]
+__all__ = ["Quotient", "fold", "folded", "most_lane_classes", "no_quotient"]
 
 MOST_ROWS = 1 << 24
 """Limit of messages of distinct steps, over all of which every round of refinement passes, at 0.4
@@ -48,8 +48,8 @@ class Quotient:
         Class of every message of each distinct step.
     capacity, lane_steps
         Capacity of every link class and number of steps of every lane class.
-    links, members
-        One link of every class, and the class of every link.
+    links, nlinks
+        One link of every class, and the number of links.
     waits
         Pairs of messages of the quotient, the first of which waits for the second; only for steps
         that do not repeat.
@@ -64,7 +64,7 @@ class Quotient:
     capacity: Ints
     lane_steps: Ints
     links: Ints
-    members: Ints
+    nlinks: int
     waits: tuple[Array, Array] = NO_WAITS
     rounds: int = 0
 
@@ -93,6 +93,13 @@ class Quotient:
         return np.cumsum(small) - small, np.cumsum(large) - large, which
 
 
+def most_lane_classes(lane_steps: Ints) -> int:
+    """The largest number of lane classes with which a quotient is worth it: a quarter, or it would
+    save little.
+    """
+    return len(lane_steps) // 4
+
+
 def no_quotient(plan: Plan) -> str:
     """Why a plan has no quotient whatever its symmetry; empty if none is ruled out."""
     if plan.protocol.jitter_fs:
@@ -107,13 +114,13 @@ def fold(
     capacity: Ints,
     lane_steps: Ints,
     *,
-    worth_it: bool,
+    most_lanes: int,
     patience: int | None = None,
     waits: tuple[Array, Array] | None = None,
 ) -> Quotient | str:
     """The quotient of timed steps, or the reason why there is none.
 
-    ``worth_it``: give up if it would save little. ``patience``: the limit of refinement rounds.
+    ``most_lanes``: the limit of lane classes. ``patience``: that of refinement rounds.
     ``waits``: pairs of messages, the first of which waits for the second; without it, switch
     operations are refused as well.
     """
@@ -140,9 +147,7 @@ def fold(
             return "messages of different channels wait for each other in steps that repeat"
         ties = Ties(_leaders(patterns), *waits)
     nlanes = len(lane_steps)
-    partition = refine(
-        patterns, capacity, nlanes, nlanes // 4 if worth_it else nlanes, patience, ties
-    )
+    partition = refine(patterns, capacity, nlanes, most_lanes, patience, ties)
     if isinstance(partition, str):
         return partition
     return folded(patterns, tuple(groups), capacity, lane_steps, partition, ties)
@@ -192,7 +197,7 @@ def folded(
         tuple(steps),
         tuple(classes),
         *of_classes,
-        partition.links,
+        len(partition.links),
         waits,
         partition.rounds,
     )

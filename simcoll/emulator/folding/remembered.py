@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import NamedTuple
 
-from simcoll.arrays import Array, Ints
+from simcoll.arrays import Array
 from simcoll.core.facts import FactStore
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
@@ -37,6 +37,7 @@ from simcoll.emulator.folding.loaded_run import (
     whole_run,
 )
 from simcoll.emulator.folding.partition import TOO_LITTLE, out_of_patience
+from simcoll.emulator.folding.quotient import most_lane_classes
 from simcoll.emulator.folding.unpriced import Folding, find_classes
 from simcoll.emulator.request import Request
 from simcoll.emulator.steps.run_links import check_switches
@@ -277,7 +278,7 @@ def classes_of(
         return remembered
     if isinstance(remembered, Folding) and remembered.has(expanded=expanded, hashed=hashed):
         quotient = remembered.quotient
-        if worth_it and len(quotient.lane_steps) > _most_lanes(counts.lane_steps):
+        if worth_it and len(quotient.lane_steps) > most_lane_classes(counts.lane_steps):
             return TOO_LITTLE
         return (
             remembered
@@ -296,13 +297,6 @@ def classes_of(
     if isinstance(classes, Folding) or (patience is None and worth_it):
         entry.folding = classes
     return classes
-
-
-def _most_lanes(lane_steps: Ints) -> int:
-    """The largest number of lane classes with which a quotient is worth it: a quarter, or it would
-    save little.
-    """
-    return len(lane_steps) // 4
 
 
 def folded_rows(request: Request) -> Folding | str:

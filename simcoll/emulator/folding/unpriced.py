@@ -18,8 +18,9 @@ from simcoll.arrays import Array, Ints, Shorts
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.emulator.folding.partition import alike, first_of, in_one
-from simcoll.emulator.folding.quotient import Quotient, fold
+from simcoll.emulator.folding.quotient import Quotient, fold, most_lane_classes
 from simcoll.emulator.model import message_costs
+from simcoll.emulator.steps.equal_copies import EqualCopies, equal_copies
 from simcoll.emulator.steps.joint import RowCosts
 from simcoll.emulator.steps.plan_placement import Placement
 from simcoll.emulator.steps.run_links import all_links
@@ -168,25 +169,95 @@ def find_classes(
     ``expanded``: keep what the times of all messages need. Other parameters as in
     :func:`simcoll.emulator.folding.quotient.fold`.
     """
-    capacity, placement, _ = all_links(plan, topology)
-    timer = CostTerms(plan.protocol, topology, placement, sparse=True)
-    if len(capacity) < LINKS_OF_SHORT_NUMBERS:
-        timer.link_kind = np.int16
+    # The times of all messages, and their trace hash, need the class of every message.
+    tied = waits is not None and len(waits[0]) > 0
+    copies = None if expanded or tied else equal_copies(plan)
+    if copies is not None:
+        return _classes_of_copies(
+            copies, plan, topology, seen, worth_it=worth_it, patience=patience, waits=waits
+        )
+    timer, capacity = _terms(plan, topology)
     groups = seen.groups
-    if waits is not None and len(waits[0]):  # equal steps wait for different messages
+    if waits is not None and tied:  # equal steps wait for different messages
         groups = [
             ((step._replace(),), 1)
             for some, times in groups or turns(plan)
             for step in some * times
         ]
-    stream = timed_steps(plan, topology, placement, groups, timer)
-    capacity = _without_rates(plan, topology, capacity)
+    most_lanes = most_lane_classes(seen.lane_steps) if worth_it else len(seen.lane_steps)
     quotient = fold(
-        stream, capacity, seen.lane_steps, worth_it=worth_it, patience=patience, waits=waits
+        timed_steps(plan, topology, timer.placement, groups, timer),
+        capacity,
+        seen.lane_steps,
+        most_lanes=most_lanes,
+        patience=patience,
+        waits=waits,
     )
     if isinstance(quotient, str):
         return quotient
     return _folding(quotient, timer, cache_key(plan)[1], expanded=expanded)
+
+
+def _terms(plan: Plan, topology: Topology) -> tuple[CostTerms, Ints]:
+    """What assigns cost terms to the steps of a plan, and the capacities of its links."""
+    capacity, placement, _ = all_links(plan, topology)
+    timer = CostTerms(plan.protocol, topology, placement, sparse=True)
+    if len(capacity) < LINKS_OF_SHORT_NUMBERS:
+        timer.link_kind = np.int16
+    return timer, _without_rates(plan, topology, capacity)
+
+
+def _classes_of_copies(
+    copies: EqualCopies,
+    plan: Plan,
+    topology: Topology,
+    counts: PlanSummary,
+    *,
+    worth_it: bool,
+    patience: int | None,
+    waits: tuple[Array, Array] | None,
+) -> Folding | str:
+    """The classes of a plan of equal copies, found among the messages of one of them."""
+    timer, capacity = _terms(copies.plan, topology)
+    lane_steps = copies.lanes_of_one(counts.lane_steps)
+    # Lanes and links of copies that move nothing are a class of their own.
+    most_lanes = most_lane_classes(counts.lane_steps) - copies.idle if worth_it else len(lane_steps)
+    quotient = fold(
+        timed_steps(copies.plan, topology, timer.placement, None, timer),
+        capacity,
+        lane_steps,
+        most_lanes=most_lanes,
+        patience=patience,
+        waits=waits,
+    )
+    if isinstance(quotient, str):
+        return quotient
+    classes = _folding(quotient, timer, cache_key(plan)[1], expanded=False)
+    return replace(classes, quotient=_of_all_copies(classes.quotient, copies, plan, topology))
+
+
+def _of_all_copies(
+    quotient: Quotient, copies: EqualCopies, plan: Plan, topology: Topology
+) -> Quotient:
+    """The quotient of all copies from that of one: a shared link carries the messages of each."""
+    of_channels = copies.of_channels(quotient.links, topology.nlinks)
+    times = np.append(np.where(of_channels, 1, len(copies.places)), 1)  # no link is the last one
+    steps = [
+        replace(
+            step,
+            shape=replace(step.shape, weight=step.shape.weight * times[step.shape.links]),
+        )
+        for step in quotient.steps
+    ]
+    idle = np.zeros(int(copies.idle), np.int64)
+    nlinks = len(all_links(plan, topology)[0])
+    return replace(
+        quotient,
+        steps=tuple(steps),
+        lane_steps=np.append(quotient.lane_steps, idle),
+        links=copies.links_of_all(quotient.links, topology.nlinks),
+        nlinks=nlinks,
+    )
 
 
 def _without_rates(plan: Plan, topology: Topology, capacity: Ints) -> Ints:

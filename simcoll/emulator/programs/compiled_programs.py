@@ -10,7 +10,7 @@ from simcoll.arrays import Ints
 from simcoll.emulator.events.cut import Cut
 from simcoll.emulator.events.timeline import Timeline
 from simcoll.emulator.folding.expanding import ExpandedHash
-from simcoll.emulator.folding.quotient import Quotient, fold
+from simcoll.emulator.folding.quotient import Quotient, fold, most_lane_classes
 from simcoll.emulator.interrupted import cut_of_machine
 from simcoll.emulator.programs.program_events import changes_during
 from simcoll.emulator.programs.program_result import OperationTimes
@@ -143,11 +143,12 @@ def play_all(lowered: Lowered, *, keep: bool, timeline: Timeline | None = None) 
 
 def fold_program(lowered: Lowered, *, worth_it: bool) -> Quotient | str:
     """The classes of the rows, or why there are none; ``worth_it``: only if that saves a lot."""
+    lanes = lowered.lane_steps
     return fold(
         without_links(lowered.stream, lowered.dropped),
         lowered.resources.capacity,
-        lowered.lane_steps,
-        worth_it=worth_it,
+        lanes,
+        most_lanes=most_lane_classes(lanes) if worth_it else len(lanes),
     )
 
 

@@ -17,6 +17,7 @@ from simcoll.core.plan import Plan, PlanStep
 from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, Repeat, Schedule, Step
 from simcoll.core.switches import switch_leaders
 from simcoll.core.transit import Transits, same_transits
+from simcoll.emulator.steps.equal_copies import equal_copies
 
 Group = tuple[tuple["Moves", ...], int]
 
@@ -492,6 +493,23 @@ def _facts(plan: Plan, step: Moves) -> tuple[Ints, tuple[int, ...], bool]:
 
 
 def _count(plan: Plan) -> PlanSummary:
+    """Pass once over a plan, or over one of the equal copies of which it consists."""
+    copies = equal_copies(plan)
+    if copies is None:
+        return _count_all(plan)
+    counts, times = _count_all(copies.plan), len(copies.places)
+    return PlanSummary(
+        copies.lanes_of_all(counts.lane_steps),
+        counts.steps,
+        times * counts.messages,
+        times * counts.rows,
+        tuple(times * moved for moved in counts.bytes_by_op),
+        counts.switched,
+        None,
+    )
+
+
+def _count_all(plan: Plan) -> PlanSummary:
     groups: list[Group] | None = []
     facts_of: dict[int, tuple[Ints, tuple[int, ...], bool]] = {}
     lane_steps = np.zeros(plan.nranks * plan.nchannels, np.int64)

@@ -95,7 +95,7 @@ def test_a_ring_on_a_crossbar_is_one_message_a_step():
     found = fold(
         timed_steps(ring(), crossbar(16, "1 GB/s"), placement_of(ring(), 0)),
         *pieces(ring(), crossbar(16, "1 GB/s"))[2:],
-        worth_it=True,
+        most_lanes=4,
     )
     assert isinstance(found, Quotient)
     assert (found.messages, len(found.lane_steps), [len(step) for step in found.steps]) == (

@@ -1,0 +1,102 @@
+"""One of the equal copies of a plan stands for all: the same counts, classes and times."""
+
+from copy import copy
+
+import numpy as np
+import pytest
+
+import simcoll
+from simcoll.algorithms.compose import EqualShares, in_channels
+from simcoll.core.protocol import Protocol, protocol
+from simcoll.core.schedule import Layout, Schedule, transfers
+from simcoll.emulator.folding.loaded_run import classes_run
+from simcoll.emulator.folding.unpriced import find_classes
+from simcoll.emulator.request import Request
+from simcoll.emulator.steps import equal_copies
+from simcoll.errors import ScheduleError
+from simcoll.topology import load_topology
+
+CAPPED = Protocol("capped", channel_rate_uBps=9_000_000_007, rank_rate_uBps=30_000_000_001)
+RANK_CAPPED = Protocol("rank-capped", rank_rate_uBps=30_000_000_001)
+ALGORITHMS = [
+    ("all_gather", "direct"),
+    ("all_gather", "pat"),
+    ("all_gather", "ring"),
+    ("all_gather", "hierarchical"),
+    ("all_to_all", "direct"),
+    ("all_to_all", "pairwise"),
+    ("all_to_all", "hierarchical"),
+    ("all_reduce", "recursive_doubling"),
+    ("all_reduce", "hierarchical"),
+    ("all_reduce", "ring"),
+    ("reduce_scatter", "hierarchical"),
+    ("broadcast", "linear"),
+]
+
+
+def outcome(plan, topology):
+    """The counts of a plan, and the time and the size of its classes."""
+    request = Request(plan, topology)
+    counts = request.summary
+    classes = find_classes(plan, topology, counts, expanded=False, worth_it=False)
+    run = classes_run(request, classes, all_caps=False)
+    played = run.play(request)
+    assert run.nlinks >= topology.nlinks
+    return (
+        counts.lane_steps.tolist(),
+        counts.steps,
+        counts.messages,
+        counts.rows,
+        counts.bytes_by_op,
+        played.time_fs,
+        played.classes,
+        len(classes.quotient.lane_steps),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)
+@pytest.mark.parametrize("constants", [protocol("ideal"), CAPPED, RANK_CAPPED, protocol("Simple")])
+def test_one_copy_stands_for_all(collective, algorithm, constants, monkeypatch):
+    topology = load_topology("dgx-h100", nodes=2)
+    parameters = {"channels": 8} | ({"box": 8} if algorithm == "hierarchical" else {})
+    schedule = simcoll.schedule(collective, algorithm, nranks=16, **parameters)
+    shortcuts = 0
+    for count in (1, 2, 3, 4, 8, 24, 64, 4096):
+        # Facts are remembered with a schedule: a copy has none.
+        every, copied = (simcoll.bind(copy(schedule), count, protocol=constants) for _ in range(2))
+        monkeypatch.setattr(equal_copies, "MANY_TRANSFERS", 1 << 40)
+        expected = outcome(every, topology)
+        monkeypatch.setattr(equal_copies, "MANY_TRANSFERS", 0)
+        shortcuts += equal_copies.equal_copies(copied) is not None
+        assert outcome(copied, topology) == expected, count
+    assert shortcuts == 7 or algorithm == "ring"  # iterations of a ring with uneven chunks differ
+
+
+def test_only_large_proved_copies_are_told_apart(monkeypatch):
+    monkeypatch.setattr(equal_copies, "MANY_TRANSFERS", 0)
+    direct = simcoll.schedule("all_gather", "direct", nranks=4, channels=2)
+    assert equal_copies.equal_copies(simcoll.bind(direct, 8)) is not None
+    assert equal_copies.equal_copies(simcoll.bind(direct, 8, unproved=True)) is None
+    single = simcoll.schedule("all_gather", "direct", nranks=4)
+    assert equal_copies.equal_copies(simcoll.bind(single, 8)) is None
+    monkeypatch.setattr(equal_copies, "MANY_TRANSFERS", 100)
+    assert equal_copies.equal_copies(simcoll.bind(direct, 8)) is None
+
+
+def test_a_copy_that_changes_between_passes_is_refused():
+    layout = Layout(simcoll.Collective("all_gather", 3))
+    changes = []
+
+    def steps():
+        ranks = np.arange(3)
+        yield transfers(ranks, layout.input(), ranks[:, None], layout.output(ranks))
+        if changes:
+            yield transfers(0, layout.output(), 1, layout.output())
+
+    both = in_channels(Schedule("late", layout, steps), channels=2)
+    assert isinstance(both.source, EqualShares)
+    simcoll.verify(both)
+    changes.append("another transfer")
+    with pytest.raises(ScheduleError, match="other steps"):
+        list(both.source.schedule.blocks())
