@@ -199,10 +199,18 @@ class CollectiveOperation:
                         f"rank {a} sends {sends[b]} elements to rank {b}, which expects "
                         f"{receives[a]}"
                     )
-        self.plan = plan_of(
-            self.group, self.calls[min(self.calls)], matrix([sends for sends, _ in splits])
-        )
+        call = self.calls[min(self.calls)]
+        self.plan = plan_of(self.group, call, matrix([sends for sends, _ in splits]))
         return None
+
+    def sizes_of(self, call: CollectiveCall) -> Any:
+        """The sizes of a call that all ranks have made: its own, or a matrix of all splits."""
+        if call.splits is None:
+            return call.sizes
+        calls = (self.calls[rank] for rank in range(len(self.calls)))
+        return matrix(
+            [member_call.splits[0] for member_call in calls if member_call.splits is not None]
+        )
 
     def refusal(self, reports: Mapping[int, tuple[str, Any]], reason: str) -> str:
         """The error that lists each rank's call and its source line, from the ``reports`` by group

@@ -18,6 +18,7 @@ from simpy.events import EventPriority
 from simcoll.core.protocol import IDEAL
 from simcoll.distributed.runtime.calls import CollectiveCall
 from simcoll.distributed.runtime.collective_calls import execute
+from simcoll.distributed.runtime.followers import AlikeCalls
 from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.mailbox import EmulatedMailbox
 from simcoll.distributed.runtime.matched_calls import Streams
@@ -125,6 +126,9 @@ class EmulatedWorld:
             shared_capacities(topology, protocol),
             steady=events is None,
         )
+        self._alike_calls = (
+            None if rank_classes is None else AlikeCalls(rank_classes, self.emulator)
+        )
         self._alone = alone
         self._streams: dict[Communicator, Streams] = {}
         self._mailboxes: dict[Communicator, EmulatedMailbox] = {}
@@ -178,7 +182,8 @@ class EmulatedWorld:
             return execute(group, group.executor, me, call, buffers, guard=guard, announce=False)
         streams = self._streams.get(group.communicator)
         if streams is None:
-            streams = self._streams[group.communicator] = Streams(group.communicator, self.emulator)
+            streams = Streams(group.communicator, self.emulator, self._alike_calls)
+            self._streams[group.communicator] = streams
         work = streams.issue(me, call, buffers, guard=guard)
         if starts:
             offer_turn()  # the program may look at its buffers before it waits
@@ -192,7 +197,9 @@ class EmulatedWorld:
                 f"backend {communicator.backend!r} has no point-to-point operations here"
             )
         if communicator not in self._mailboxes:
-            self._mailboxes[communicator] = EmulatedMailbox(communicator, self.emulator)
+            self._mailboxes[communicator] = EmulatedMailbox(
+                communicator, self.emulator, self._alike_calls
+            )
         return self._mailboxes[communicator]
 
     def executor(self, meeting: Meeting | None) -> None:

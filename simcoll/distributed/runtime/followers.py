@@ -5,78 +5,307 @@ class has left.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
-from simcoll.distributed.runtime.plans_in_flight import Emulator, Playing
+from simcoll.core.reduction import Reduction
+from simcoll.distributed.runtime.images import Family, family_of
+from simcoll.distributed.runtime.plans_in_flight import Emulator, Ended, Playing, is_small
 from simcoll.distributed.runtime.rank_classes import RankClasses
 
-__all__ = ["Followers"]
+__all__ = ["AlikeCalls", "Followers"]
+
+KEPT_FAMILIES = 1024
+"""Families remembered by a run, each with the links of its messages."""
 
 
 @dataclass(slots=True, eq=False)
 class _Class:
     """The ranks of a class still in an operation, which its leader waits for."""
 
-    missing: int
+    missing: int = 0
     first_fs: int = -1
     values: Array | None = None
 
 
-@dataclass(slots=True, eq=False)
 class Followers:
     """One operation of a group, and the same operation of the corresponding groups of followers.
 
     Parameters
     ----------
+    calls
+        The operations of the run.
     classes
         Group ranks that enter with each leader, by the leader's group rank.
     leave
         Called with the group rank of every leader whose class has left, and the leader's output.
+
+    Attributes
+    ----------
+    family
+        The plans of the groups, the leaders' first.
+    players
+        For every group, the number of the one that is played for it, possibly itself.
+    playing
+        The played groups by number.
     """
 
-    rank_classes: RankClasses
-    emulator: Emulator
-    classes: Mapping[int, Sequence[int]]
-    leave: Callable[[int, Array | None], None]
-    elsewhere: list[Playing] = field(default_factory=list)
-    _classes: dict[int, _Class] = field(default_factory=dict)
-    _leader: dict[int, int] = field(default_factory=dict)
+    family: Family
+    players: tuple[int, ...]
 
-    def play(self, plans: Iterable[Plan], label: tuple[str, int, str]) -> None:
-        """Start the operation in the corresponding groups of followers."""
-        self.elsewhere = [
-            Playing(self.emulator, plan, label, self.leave_follower, fake=True) for plan in plans
-        ]
-        for leader, ranks in self.classes.items():
-            self._classes[leader] = _Class(len(ranks) * (1 + len(self.elsewhere)))
-            self._leader.update(dict.fromkeys(ranks, leader))
+    def __init__(
+        self,
+        calls: AlikeCalls,
+        classes: Mapping[int, Sequence[int]],
+        leave: Callable[[int, Array | None], None],
+    ) -> None:
+        self.calls = calls
+        self.classes = classes
+        self.leave = leave
+        self.playing: dict[int, Playing] = {}
+        self._label = ("", 0, "")
+        self._open = 0
+        self._on_end: Callable[[], object] | None = None
+        self._classes = {leader: _Class() for leader in classes}
+        self._leader = {rank: leader for leader, ranks in classes.items() for rank in ranks}
 
-    def enter(self, leader: int) -> None:
-        """Let the followers of a leader enter, except in the leaders' own group."""
-        for playing in self.elsewhere:
-            for rank in self.classes[leader]:
-                playing.enter(rank, ())
+    def play(
+        self,
+        family: Family,
+        label: tuple[str, int, str],
+        *,
+        fake: bool,
+        together: bool = False,
+        on_end: Callable[[], object] | None = None,
+    ) -> Playing:
+        """Start the operation in the leaders' group, which is returned, and in corresponding
+        groups; ``on_end`` is called when the leaders' has ended.
+        """
+        self.family, self._label, self._on_end = family, label, on_end
+        self.players = self.calls.begin(self)
+        for group in dict.fromkeys(self.players):
+            if group:
+                self._add(group, None)
+        leaders = Playing(
+            self.calls.emulator,
+            family.plans[0],
+            label,
+            self._leave_group,
+            partial(self._end, 0),
+            fake=fake,
+            together=together,
+        )
+        self._wait_for(0, leaders)
+        for group, player in enumerate(self.players):
+            if group != player:
+                self.playing[player].images.append(family.plans[group])
+        return leaders
 
-    def leave_group(self, rank: int, values: Array | None) -> None:
+    def enter(self, leader: int, sources: Sequence[Array], op: Reduction | None = None) -> None:
+        """Let a leader enter with its input, and its followers."""
+        ranks = self.classes[leader]
+        for rank in ranks:
+            self.playing[0].enter(rank, sources, op)
+        for group, playing in self.playing.items():
+            if group:
+                for rank in ranks:
+                    playing.enter(rank, ())
+
+    # Groups that are images of others
+
+    def agrees(self, players: Sequence[int]) -> bool:
+        """Whether the groups that are to be played can take over from those that are: they include
+        them, and each has been in the state of those that it is to be played for.
+        """
+        present = self.players
+        return set(present) <= set(players) and all(
+            present[group] == present[player] for group, player in enumerate(players)
+        )
+
+    def take_over(self, players: tuple[int, ...]) -> list[Playing]:
+        """Let other groups be played from now on; returns those that join."""
+        previous, joining = self.players, []
+        for group, player in enumerate(players):
+            plan, stand_in = self.family.plans[group], self.playing[previous[group]]
+            if group == player and group not in self.playing:
+                stand_in.images.remove(plan)
+                joining.append(self._add(group, stand_in))
+        for group, player in enumerate(players):
+            if group != player and player != previous[group]:
+                plan = self.family.plans[group]
+                self.playing[previous[group]].images.remove(plan)
+                self.playing[player].images.append(plan)
+        self.players = players
+        return joining
+
+    def past(self, group: int) -> Ended:
+        """The run of a group that was not played."""
+        return self.playing[self.players[group]].past(self.family.plans[group])
+
+    def _add(self, group: int, model: Playing | None) -> Playing:
+        """Play a group of followers, from now on if it was an image of its ``model``."""
+        playing = Playing(
+            self.calls.emulator,
+            self.family.plans[group],
+            self._label,
+            self._leave_follower,
+            partial(self._end, group),
+            fake=True,
+            model=model,
+        )
+        self._wait_for(group, playing)
+        return playing
+
+    def _wait_for(self, group: int, playing: Playing) -> None:
+        """Wait for the ranks of a group that have not left."""
+        self.playing[group] = playing
+        self._open += 1
+        for rank in playing.remaining():
+            self._classes[self._leader[rank]].missing += 1
+
+    # Ends
+
+    def _leave_group(self, rank: int, values: Array | None) -> None:
         """Record that a rank of the leaders' group has left."""
         if rank == self._leader[rank]:
             self._classes[rank].values = values
-        self.leave_follower(rank, None)
+        self._leave_follower(rank, None)
 
-    def leave_follower(self, rank: int, _values: Array | None) -> None:
+    def _leave_follower(self, rank: int, _values: Array | None) -> None:
         """Record that a follower has left; the last one of a class releases its leader."""
-        leader, now = self._leader[rank], self.emulator.calendar.now
+        leader, now = self._leader[rank], self.calls.emulator.calendar.now
         entry = self._classes[leader]
         if entry.first_fs < 0:
             entry.first_fs = now
         entry.missing -= 1
         if not entry.missing:
-            self.rank_classes.skew_fs = max(self.rank_classes.skew_fs, now - entry.first_fs)
+            rank_classes = self.calls.rank_classes
+            rank_classes.skew_fs = max(rank_classes.skew_fs, now - entry.first_fs)
             # Ranks leave as seen from their players; the leader goes on after these.
-            self.emulator.calendar.at(now, partial(self._go_on, leader), None)
+            self.calls.emulator.calendar.at(now, partial(self._go_on, leader), None)
 
     def _go_on(self, leader: int, _nothing: None) -> None:
         self.leave(leader, self._classes[leader].values)
+
+    def _end(self, group: int) -> None:
+        """Note that all ranks of a group have left."""
+        self._open -= 1
+        if not self._open:
+            self.calls.end(self)
+        if not group and self._on_end is not None:
+            self._on_end()
+
+
+class AlikeCalls:
+    """The operations of a run with alike ranks, and the groups that are played for others.
+
+    Attributes
+    ----------
+    in_flight
+        Operations in which ranks remain.
+    since_idle
+        All that have begun since none was in flight.
+    """
+
+    def __init__(self, rank_classes: RankClasses, emulator: Emulator) -> None:
+        self.rank_classes = rank_classes
+        self.emulator = emulator
+        self.in_flight: dict[Followers, None] = {}
+        self.since_idle: list[Followers] = []
+        self._families: dict[tuple[int, ...], tuple[Family, object]] = {}
+
+    def family(
+        self,
+        plan: Plan,
+        members: Sequence[tuple[int, ...]],
+        plan_of: Callable[[tuple[int, ...]], Plan],
+    ) -> Family:
+        """The family of the leaders' plan and the plans of other groups."""
+        key = id(plan), id(members)
+        if key not in self._families:
+            if len(self._families) >= KEPT_FAMILIES:
+                self._families.clear()
+            plans = [plan, *map(plan_of, members)]
+            emulator = self.emulator
+            family = family_of(plans, emulator.topology, emulator.open_uBps, is_small)
+            self._families[key] = family, members  # which keeps the address in use
+        return self._families[key][0]
+
+    def begin(self, operation: Followers) -> tuple[int, ...]:
+        """Begin an operation; returns the group that is played for each."""
+        family = operation.family
+        sharing = [call for call in self.in_flight if call.family.shares_links(family)]
+        everyone = tuple(range(len(family.plans)))
+        self.in_flight[operation] = None
+        self.since_idle.append(operation)
+        if not (self.emulator.steady and family.links):
+            self._play_all(sharing)
+            return everyone
+        strangers = [call for call in sharing if not call.family.links]
+        clusters = {id(call.family.cluster): call.family.cluster for call in sharing}
+        for cluster in clusters.values():
+            if cluster is not family.cluster and cluster.families[0].links:
+                family.cluster.merge(cluster)
+        mates = [
+            call
+            for call in self.in_flight
+            if call is not operation and call.family.cluster is family.cluster
+        ]
+        if strangers or not self._regroup(mates):
+            self._play_all(mates)
+            return everyone
+        return family.cluster.players(family)
+
+    def _regroup(self, mates: Sequence[Followers]) -> bool:
+        """Let the groups be played that their cluster now has to play; False if they cannot take
+        over.
+        """
+        changes = [
+            (mate, players)
+            for mate in mates
+            if mate.players != (players := mate.family.cluster.players(mate.family))
+        ]
+        if any(not mate.agrees(players) for mate, players in changes):
+            return False
+        self._join(changes)
+        return True
+
+    def _play_all(self, operations: Iterable[Followers]) -> None:
+        """Play all groups of some operations from now on."""
+        changes = [(mate, tuple(range(len(mate.players)))) for mate in operations]
+        self._join([(mate, players) for mate, players in changes if mate.players != players])
+
+    def _join(self, changes: Sequence[tuple[Followers, tuple[int, ...]]]) -> None:
+        """Let further groups be played: what they and the groups that shared links with them have
+        done since the links were idle is simulated.
+        """
+        islands: set[tuple[int, int]] = set()
+        joining: list[Playing] = []
+        for mate, players in changes:
+            cluster = mate.family.cluster
+            for group in set(players) - set(mate.playing):
+                islands.add((id(cluster), cluster.island(mate.family, group)))
+            joining += mate.take_over(players)
+        if not joining:
+            return
+        ended = [
+            operation.past(group)
+            for operation in self.since_idle
+            if operation not in self.in_flight
+            for group in range(len(operation.players))
+            if group not in operation.playing
+            and (
+                id(operation.family.cluster),
+                operation.family.cluster.island(operation.family, group),
+            )
+            in islands
+        ]
+        self.emulator.catch_up(joining, ended)
+
+    def end(self, operation: Followers) -> None:
+        """End an operation."""
+        del self.in_flight[operation]
+        if not self.in_flight:
+            self.since_idle.clear()

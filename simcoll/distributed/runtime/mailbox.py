@@ -10,7 +10,7 @@ from simcoll.core.collective import Collective
 from simcoll.core.plan import Plan
 from simcoll.core.reduction import parse_dtype
 from simcoll.distributed.runtime.calls import End
-from simcoll.distributed.runtime.followers import Followers
+from simcoll.distributed.runtime.followers import AlikeCalls, Followers
 from simcoll.distributed.runtime.plans_in_flight import Emulator, Playing
 from simcoll.distributed.runtime.world import Communicator
 from simcoll.libraries.choices import plan_for
@@ -84,9 +84,12 @@ class MatchingMailbox:
 class EmulatedMailbox(MatchingMailbox):
     """The mailbox of a group on the emulator; both ends of every message are in this process."""
 
-    def __init__(self, group: Communicator, emulator: Emulator) -> None:
+    def __init__(
+        self, group: Communicator, emulator: Emulator, calls: AlikeCalls | None = None
+    ) -> None:
         super().__init__(group)
         self._emulator = emulator
+        self._alike_calls = calls
         self._moving: dict[End, End] = {}  # receives and their sends
 
     def fail(self, error: str, ranks: Sequence[int]) -> None:
@@ -128,26 +131,22 @@ class EmulatedMailbox(MatchingMailbox):
 
         self._moving[receive] = send
         label = (self.group.name, work.entry.sequence, message_name(self.group, send, receive))
-        followers, rank_classes = None, self.group.world.rank_classes
-        if rank_classes is not None:
-            pairs = rank_classes.pairs_like(
-                *(self.group.members[end.rank] for end in (send, receive))
-            )
-            followers = Followers(
-                rank_classes, self._emulator, {rank: (rank,) for rank in range(plan.nranks)}, leave
-            )
-            followers.play((plan_of_pair(self.group, pair, send) for pair in pairs), label)
-        playing = Playing(
-            self._emulator,
+        ranks, calls = range(plan.nranks), self._alike_calls
+        if calls is None:
+            playing = Playing(self._emulator, plan, label, leave, fake=send.fake)
+            for rank in ranks:
+                playing.enter(rank, work.sources)
+            return
+        pair = (self.group.members[send.rank], self.group.members[receive.rank])
+        family = calls.family(
             plan,
-            label,
-            leave if followers is None else followers.leave_group,
-            fake=send.fake,
+            calls.rank_classes.pairs_like(*pair),
+            lambda members: plan_of_pair(self.group, members, send),
         )
-        for rank in range(plan.nranks):
-            playing.enter(rank, work.sources)
-            if followers is not None:
-                followers.enter(rank)
+        followers = Followers(calls, {rank: (rank,) for rank in ranks}, leave)
+        followers.play(family, label, fake=send.fake)
+        for rank in ranks:
+            followers.enter(rank, work.sources)
 
 
 def message_name(group: Communicator, send: End, receive: End) -> str:
@@ -172,7 +171,7 @@ def plan_of_message(group: Communicator, send: End, receive: End) -> Plan:
     return plan_of_pair(group, (group.members[send.rank], group.members[receive.rank]), send)
 
 
-def plan_of_pair(group: Communicator, pair: tuple[int, int], send: End) -> Plan:
+def plan_of_pair(group: Communicator, pair: tuple[int, ...], send: End) -> Plan:
     """The plan of a message like ``send`` between two global ranks."""
     to_itself = pair[0] == pair[1]
     endpoints = pair[:1] if to_itself else pair

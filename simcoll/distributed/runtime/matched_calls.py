@@ -22,7 +22,7 @@ from simcoll.distributed.runtime.collective_calls import (
     deliver,
     plan_of,
 )
-from simcoll.distributed.runtime.followers import Followers
+from simcoll.distributed.runtime.followers import AlikeCalls, Followers
 from simcoll.distributed.runtime.plans_in_flight import Emulator, Playing
 from simcoll.distributed.runtime.work import Work
 from simcoll.distributed.runtime.world import Buffers, Communicator, Rank
@@ -38,6 +38,7 @@ class Streams:
 
     group: Communicator
     emulator: Emulator
+    alike_calls: AlikeCalls | None = None
     streams: defaultdict[int, list[_Matched]] = field(default_factory=lambda: defaultdict(list))
     open: dict[int, _Matched] = field(default_factory=dict)
 
@@ -168,25 +169,28 @@ class _Matched(CollectiveOperation):
         call = self.calls[rank]
         if self.playing is None:
             self.playing = self._begin(call, self.plan)
-        for number in self.streams.together[rank]:
-            self.playing.enter(number, work.sources, call.op)
-        work.sources = ()  # copied: what was kept of inputs that are outputs, too, can go
         if self.followers is not None:
-            self.followers.enter(rank)
+            self.followers.enter(rank, work.sources, call.op)
+        else:
+            self.playing.enter(rank, work.sources, call.op)
+        work.sources = ()  # copied: what was kept of inputs that are outputs, too, can go
 
     def _begin(self, call: CollectiveCall, plan: Plan) -> Playing:
         """Start playing, in the corresponding groups of followers too."""
-        streams, rank_classes, leave = self.streams, self.group.world.rank_classes, self._leave
-        label = (self.group.name, self.sequence, call.name)
-        if rank_classes is not None:
-            self.followers = Followers(rank_classes, streams.emulator, streams.together, leave)
-            groups = rank_classes.like(self.group.members)
-            self.followers.play(
-                (plan_of(self.group, call, call.sizes, members) for members in groups), label
-            )
-            leave = self.followers.leave_group
+        streams, group = self.streams, self.group
+        label = (group.name, self.sequence, call.name)
+        if streams.alike_calls is None:
+            return Playing(streams.emulator, plan, label, self._leave, self._close, call.fake)
+        self.followers = Followers(streams.alike_calls, streams.together, self._leave)
+        family = streams.alike_calls.family(
+            plan,
+            streams.alike_calls.rank_classes.like(group.members),
+            lambda members: plan_of(group, call, self.sizes_of(call), members),
+        )
         together = len(streams.together) == 1
-        return Playing(streams.emulator, plan, label, leave, self._close, call.fake, together)
+        return self.followers.play(
+            family, label, fake=call.fake, together=together, on_end=self._close
+        )
 
     def _close(self) -> None:
         """Drop the operation after the last rank has left."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,10 +29,27 @@ from simcoll.emulator.steps.step_columns import PlanSummary, summary
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
-__all__ = ["Emulator", "Playing"]
+__all__ = ["Emulator", "Ended", "Playing", "is_small"]
 
 KEPT_TRANSFERS = 1 << 16
 KEPT_BYTES = 1 << 24
+
+
+def is_small(plan: Plan) -> bool:
+    """Whether a plan's messages are prepared once for all its runs."""
+    few = plan.proof is not None and plan.proof.transfers <= KEPT_TRANSFERS
+    return few and not plan.protocol.jitter_fs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ended:
+    """A plan that ended without being played, for an equal one was: when it began, and its ranks'
+    entries and departures.
+    """
+
+    plan: Plan
+    begin_fs: int
+    log: list[Event]
 
 
 @dataclass(slots=True, eq=False)
@@ -123,15 +140,56 @@ class Emulator:
             self.kept_bytes = stored_bytes
             self.stages.setdefault((id(stage.plan), stage.pool is None), []).append(stage)
 
-    def catch_up(self) -> None:
-        """Switch all plans that replay takes to simulation, after simulating the elapsed part."""
-        late, self.following = list(self.following), {}
+    def catch_up(self, joining: Sequence[Playing] = (), ended: Sequence[Ended] = ()) -> None:
+        """Switch all plans that replay takes to simulation, after simulating the elapsed part.
+
+        ``joining`` are plans that other plans have stood for until now, and ``ended`` those which
+        shared links with them before. They share none with the plans that are simulated already.
+        """
+        late, self.following = [*self.following, *joining], {}
+        if not late:
+            return
         entries = [entry for playing in late for entry in playing.stop_following()]
-        if late:
-            entries.sort(key=lambda entry: entry[0])
-            self.calendar.again(min(playing.begin_fs for playing in late), entries)
+        for plan in ended:
+            player = self.player(self.stage(plan.plan, fake=True), None)
+            entries += entries_of(plan.log, plan.begin_fs, player)
+        entries.sort(key=lambda entry: entry[0])
+        begin_fs = min([playing.begin_fs for playing in late] + [plan.begin_fs for plan in ended])
+        with self.fabric.between_settlements():
+            self.calendar.again(begin_fs, entries)
         for playing in late:
             playing.caught_up()
+
+    def player(self, stage: PlanStage, on_leave: Callable[[int], None] | None) -> Player:
+        """A player of a plan on the links of the run."""
+        first_message = self.drawn
+        player = Player(
+            stage.plan,
+            self.topology,
+            self.fabric,
+            stage.storage,
+            plan_summary=stage.summary,
+            prepared=stage.prepared,
+            surroundings=Surroundings(
+                placement=stage.placement,
+                on_leave=on_leave,
+                pace=None if self.pace is None else self.pace.of(stage.plan.ranks.tolist()),
+                detours=self.detours,
+                number=lambda message: first_message + message,
+            ),
+        )
+        if stage.plan.protocol.jitter_fs:
+            self.drawn += player.messages
+        return player
+
+
+def entries_of(
+    log: Iterable[Event], begin_fs: int, player: Player
+) -> list[tuple[int, Callable[[int], None], int]]:
+    """The timed actions that let ranks enter a player as in a log."""
+    return [
+        (begin_fs + after_fs, player.enter, rank) for after_fs, rank, leaves in log if not leaves
+    ]
 
 
 class PlanStage:
@@ -180,13 +238,11 @@ class PlanStage:
         self.summary: PlanSummary = replace(summary(plan), groups=None)
         self.placement: Placement | None = None
         self.prepared: tuple[PreparedStep, ...] | None = None
-        if plan.protocol.jitter_fs:
-            self.placement = emulator.place(plan)
-        elif plan.proof is not None and plan.proof.transfers <= KEPT_TRANSFERS:
-            placement = emulator.place(plan)
+        placement = emulator.place(plan)
+        if is_small(plan):
             self.prepared = tuple(prepared_steps(plan, emulator.topology, self.storage, placement))
         else:
-            self.placement = emulator.place(plan)
+            self.placement = placement
         used = (column for step in self.prepared or () for column in step.columns)
         shared = emulator.topology.nlinks
         self.links = frozenset(link for column in used for link in column[2] if link < shared)
@@ -211,6 +267,10 @@ class Playing:
         Whether no data moves.
     together
         Whether the ranks enter together, and one program goes on when the last has left.
+    model
+        A plan that has stood for this one until now; None: it begins.
+    images
+        Plans of other groups that take the same course elsewhere, and are not played.
     """
 
     # What gives the times:
@@ -234,6 +294,8 @@ class Playing:
     on_end: Callable[[], object] | None = None
     fake: bool = False
     together: bool = False
+    model: Playing | None = None
+    images: list[Plan] = field(default_factory=list)
     stopped: bool = False
     begin_fs: int = field(init=False)
     _departures: int = 0
@@ -253,6 +315,12 @@ class Playing:
         self.begin_fs = emulator.calendar.now
         self._stage = emulator.stage(self.plan, fake=self.fake)
         self._links = self._stage.links
+        if self.model is not None:
+            self.begin_fs = self.model.begin_fs
+            self._log, self._departures = self.model.state()
+            emulator.links.take(self, self._links)
+            self.model = None
+            return
         take = self._known_take()
         if take is not None:
             self._take = take
@@ -283,29 +351,24 @@ class Playing:
         return take
 
     def _play(self) -> Player:
-        emulator, stage = self.emulator, self._stage
-        emulator.playing += 1
-        first_message = emulator.drawn
-        player = Player(
-            self.plan,
-            emulator.topology,
-            emulator.fabric,
-            stage.storage,
-            plan_summary=stage.summary,
-            prepared=stage.prepared,
-            surroundings=Surroundings(
-                placement=stage.placement,
-                on_leave=self._note_departure,
-                pace=None if emulator.pace is None else emulator.pace.of(self.plan.ranks.tolist()),
-                detours=emulator.detours,
-                number=lambda message: first_message + message,
-            ),
-        )
-        if self.plan.protocol.jitter_fs:
-            emulator.drawn += player.messages
-        if emulator.steady and stage.prepared is not None:
+        self.emulator.playing += 1
+        player = self.emulator.player(self._stage, self._note_departure)
+        if self.emulator.steady and self._stage.prepared is not None:
             player.ledger.columns = []
         return player
+
+    def state(self) -> tuple[list[Event], int]:
+        """The log so far, and the number of ranks that have left."""
+        return list(self._log), self._departures
+
+    def remaining(self) -> list[int]:
+        """The ranks that have not left."""
+        gone = {rank for _, rank, leaves in self._log if leaves}
+        return [rank for rank in range(self.plan.nranks) if rank not in gone]
+
+    def past(self, plan: Plan) -> Ended:
+        """The run of an equal plan that this one has stood for."""
+        return Ended(plan, self.begin_fs, self._log)
 
     def enter(self, rank: int, sources: Iterable[Array], op: Reduction | None = None) -> None:
         """Let a rank enter with a copy of its input."""
@@ -387,11 +450,7 @@ class Playing:
         self._take, self._behind = None, True
         self._early = {rank for _, rank, leaves in self._log if leaves}
         self._player = player = self._play()
-        return [
-            (self.begin_fs + after_fs, player.enter, rank)
-            for after_fs, rank, leaves in self._log
-            if not leaves
-        ]
+        return entries_of(self._log, self.begin_fs, player)
 
     def caught_up(self) -> None:
         """Check that the simulation has reached the point of the abandoned take."""
@@ -463,7 +522,8 @@ class Playing:
             )
             if alone and ledger.columns is not None:
                 emulator.takes.add(take_of(self.plan, self._log, begin_fs, ledger))
-        emulator.history.add(*self.label, self.plan, (begin_fs, end_fs), messages, trace_hash)
+        for plan in (self.plan, *self.images):
+            emulator.history.add(*self.label, plan, (begin_fs, end_fs), messages, trace_hash)
         emulator.give_back(stage)
         # They refer to this operation: without them no circle is left, and it is freed at once.
         on_end, self.on_end = self.on_end, None

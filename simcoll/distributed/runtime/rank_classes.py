@@ -1,8 +1,9 @@
 """Classes of symmetric ranks: the program of one rank, the leader, runs for its whole class.
 
 The other ranks of a class, the followers, make each call of their leader at the same time: in the
-leader's group, or in the corresponding group of their own. All their transfers are played. A call
-completes on the leader when it has completed on the whole class; the largest spread is recorded.
+leader's group, or in the corresponding group of their own. All their transfers are played, but for
+groups that are images of another one (:mod:`simcoll.distributed.runtime.images`). A call completes
+on the leader when it has completed on the whole class; the largest spread is recorded.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class RankClasses:
         for rank, leading in enumerate(self.leader):
             self._classes.setdefault(leading, []).append(rank)
         self._groups: dict[tuple[int, ...], None] = {}
+        self._like: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        self._pairs_like: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     @property
     def leaders(self) -> list[int]:
@@ -45,7 +48,9 @@ class RankClasses:
 
     def note_group(self, members: Sequence[int]) -> None:
         """Record a group that the programs make, possibly one without a leader."""
-        self._groups[tuple(members)] = None
+        if (group := tuple(members)) not in self._groups:
+            self._groups[group] = None
+            self._like.clear()
 
     def classes_of(self, members: Sequence[int]) -> dict[int, Sequence[int]]:
         """The group ranks of a group by the group rank of their leaders.
@@ -71,14 +76,18 @@ class RankClasses:
 
     def like(self, members: Sequence[int]) -> list[tuple[int, ...]]:
         """The leaderless groups of the same mesh dimension whose members have the same classes,
-        rank by rank.
+        rank by rank; the same list while no group is made.
         """
-        pattern = [self.leader[member] for member in members]
-        return [
-            group
-            for group in self._dimension(tuple(members))
-            if not self.leaders_of(group) and [self.leader[member] for member in group] == pattern
-        ]
+        key = tuple(members)
+        if key not in self._like:
+            pattern = [self.leader[member] for member in members]
+            self._like[key] = [
+                group
+                for group in self._dimension(key)
+                if not self.leaders_of(group)
+                and [self.leader[member] for member in group] == pattern
+            ]
+        return self._like[key]
 
     def _dimension(self, members: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The disjoint groups of equal size that were made consecutively with a group."""
@@ -100,12 +109,14 @@ class RankClasses:
         classes.
         """
         pair = self._classes[self.leader[source]], self._classes[self.leader[target]]
-        places = tuple(
-            ranks.index(rank) for ranks, rank in zip(pair, (source, target), strict=True)
-        )
-        if pair[0] is pair[1] or len(pair[0]) != len(pair[1]) or places[0] != places[1]:
-            return []
-        return [(a, b) for a, b in zip(*pair, strict=True) if a != source]
+        key = (source, target)
+        if key not in self._pairs_like:
+            places = tuple(ranks.index(rank) for ranks, rank in zip(pair, key, strict=True))
+            unlike = pair[0] is pair[1] or len(pair[0]) != len(pair[1]) or places[0] != places[1]
+            self._pairs_like[key] = (
+                [] if unlike else [(a, b) for a, b in zip(*pair, strict=True) if a != source]
+            )
+        return self._pairs_like[key]
 
 
 def read_classes(alike: str | Sequence[Sequence[int]], nranks: int) -> RankClasses:

@@ -8,7 +8,8 @@ femtoseconds from 0.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import simpy
@@ -292,6 +293,18 @@ class Fabric:
     def down(self, links: tuple[int, ...]) -> list[int]:
         """The links among these that are down."""
         return [link for link in links if not self._capacity[link]]
+
+    @contextmanager
+    def between_settlements(self) -> Iterator[None]:
+        """Leave the flows of this timestamp aside inside the block, which plays earlier times on
+        links that they do not use.
+        """
+        pending = self._asked, self._started, self._dirty
+        self._asked, self._started, self._dirty = False, [], {}
+        try:
+            yield
+        finally:
+            self._asked, self._started, self._dirty = pending
 
     def _ask(self) -> None:
         self._asked = True
