@@ -338,7 +338,12 @@ def _load_topology(cluster: bytes, folder: str) -> Topology:
             f"nodes is {table.nodes} here and {shown(in_set)} in set; leave one out",
             path="$.topology.nodes",
         )
-    topology = load_topology(beside(Path(folder), table.name), nodes=table.nodes, **overrides)
+    try:
+        topology = load_topology(beside(Path(folder), table.name), nodes=table.nodes, **overrides)
+    except ConfigError as error:
+        if error.file or error.path:
+            raise
+        raise ConfigError(error.message, path="$.topology.name") from None
     topology = with_degraded_links(topology, table.degraded)
     if table.gpus is not None:
         topology = topology.take(table.gpus)

@@ -94,6 +94,7 @@ _FACTS = FactSchema(
         **{f"{table}.{dtype}": _flops for table in ("peak", "gemm") for dtype in DTYPE_BYTES},
         "attention.*": _flops,
         "flash2.*": _flops,
+        "narrow.*": _number,
         "sustained.*": _number,
         "memory.size": _bytes,
         "memory.usable": _bytes,

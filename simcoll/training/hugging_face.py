@@ -161,7 +161,7 @@ def _experts(name: str, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> 
     """Read the model-specific keys of experts."""
     if not sizes.get("experts"):
         return {"top_k": 0, "expert_ffn": 0, "shared_experts": 0, "dense_layers": 0, "moe_every": 1}
-    fields: dict[str, Any] = {"expert_bias": name == "gpt_oss"}
+    fields: dict[str, Any] = {"expert_bias": name == "gpt_oss", "expert_clamp": name == "gpt_oss"}
     if name == "llama4_text":
         fields |= {"expert_ffn": config.get("intermediate_size", 0), "shared_experts": 1}
     shared_width = _number(config, "shared_expert_intermediate_size")

@@ -31,6 +31,12 @@ BIAS_BACKWARD = (2 + 4) + (4 + 2) + (2 + 2) + 2 * (4 + 4 + 4)
 """Bytes for each element of its gradient: cast to 32 bits and back, joined, and two products with
 their sums, for bias and scale.
 """
+CLAMP_FORWARD = 2 * (2 + 2) + 2 * (2 + 2)
+"""Bytes for each inner element of an expert whose two halves are clamped and joined again before
+the activation function (`weighted_bias_quick_geglu_impl` in Megatron-LM).
+"""
+CLAMP_BACKWARD = 2 * (2 + 2 + 2) + 2 * (2 + 2)
+"""The same for gradients: masked by what was clamped, and joined."""
 SCATTERED_PARTS = 4
 """Parts of an overlapped product, each summed over ranks while the next is computed: the default of
 Transformer Engine (``num_splits``)."""
@@ -169,7 +175,7 @@ def _with_modules(
     model, parallel, sizes = design.model, design.parallel, _sizes(design)
     modules = parallel.recompute_modules
     names: list[str] = []
-    moved = 0.0
+    moved = separate = 0.0
     if "layernorm" in modules:
         moved += 2 * (2 * ELEMENT) * sizes.rows * sizes.hidden / sizes.split
     if "mla_up_proj" in modules and model.kv_rank:
@@ -181,9 +187,10 @@ def _with_modules(
     if "moe_act" in modules and moe:
         routed = sizes.rows / sizes.split * model.top_k * parallel.imbalance
         moved += (3 if model.gated else 2) * ELEMENT * routed * model.expert_inner
+        separate += CLAMP_FORWARD * routed * model.expert_inner if model.expert_clamp else 0.0
     redone = [product for product in products if product.linear.name in names]
     seconds = sum(product.forward for product in redone) + roof.elementwise(
-        design.calibration.unfused * moved
+        design.calibration.unfused * moved + separate
     )
     flops = sum(product.flops for product in redone)
     return Pass(again.seconds + seconds, again.flops + flops, again.inside)
@@ -268,9 +275,13 @@ def _attention(design: Design, roof: Roofline) -> tuple[Pass, Pass]:
         share, kernel = model.attention_share(every), parallel.attention
         flops = share * b * heads * s * every * (model.key_width + model.value_width)
         shape = (b, heads, s, every, model.key_width, model.value_width) if share == 1 else ()
+        width = (model.key_width + model.value_width) / 2
         return (
-            Pass(roof.attention(flops, shape, kernel=kernel), flops),
-            Pass(roof.attention(2.5 * flops, shape, backward=True, kernel=kernel), 2.5 * flops),
+            Pass(roof.attention(flops, shape, width=width, kernel=kernel), flops),
+            Pass(
+                roof.attention(2.5 * flops, shape, width=width, backward=True, kernel=kernel),
+                2.5 * flops,
+            ),
         )
     batch = max(1, round(b * heads))
     flops = 2.0 * batch * s * every * (model.key_width + model.value_width)
@@ -302,7 +313,7 @@ def _elementwise(design: Design, roof: Roofline, *, moe: bool) -> tuple[float, f
     )
     wide = (3, 5) if model.gated else (2, 3)
     inner = sizes.rows * model.inner / parallel.tp
-    biased = 0.0
+    biased = clamped = 0.0
     if moe:
         routed = sizes.rows / sizes.split * model.top_k * parallel.imbalance
         inner = (
@@ -311,6 +322,7 @@ def _elementwise(design: Design, roof: Roofline, *, moe: bool) -> tuple[float, f
         )
         x += routed * sizes.hidden / 2  # tokens are put in the order of experts, and back
         biased = routed * sizes.hidden if model.expert_bias else 0.0
+        clamped = routed * model.expert_inner if model.expert_clamp else 0.0
     forward = (
         2 * (2 * ELEMENT) * x
         + 2 * (3 * ELEMENT + mask) * x
@@ -325,8 +337,12 @@ def _elementwise(design: Design, roof: Roofline, *, moe: bool) -> tuple[float, f
     )
     unfused_factor = design.calibration.unfused
     return (
-        roof.elementwise(unfused_factor * forward + BIAS_FORWARD * biased),
-        roof.elementwise(unfused_factor * backward + BIAS_BACKWARD * biased),
+        roof.elementwise(
+            unfused_factor * forward + BIAS_FORWARD * biased + CLAMP_FORWARD * clamped
+        ),
+        roof.elementwise(
+            unfused_factor * backward + BIAS_BACKWARD * biased + CLAMP_BACKWARD * clamped
+        ),
     )
 
 

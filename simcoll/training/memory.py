@@ -188,6 +188,8 @@ def _inner_bytes(design: Design, rows: int, *, moe: bool, modules: Collection[st
     routed = ceil(rows * model.top_k * parallel.imbalance)  # tokens of the experts of one rank
     shared = rows * model.shared_experts * model.expert_inner * (inputs + saved)
     output = 0 if "moe_act" in modules else saved
+    if model.expert_clamp and "moe_act" not in modules:  # both before and after they are clamped
+        output += 2 * ACTIVATION_BYTES
     return shared + routed * (model.expert_inner * (inputs + output) + saved * model.hidden)
 
 

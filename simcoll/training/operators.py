@@ -26,6 +26,8 @@ TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 """Rows and columns of cuBLAS' output tiles."""
 _LOAD = 16
 """Cost of loading a row or column of a tile, in products."""
+WIDE_HEAD, NARROW_HEAD = 128, 64
+"""Widths of heads whose rates of attention GPU files have: the rate, and the share of it."""
 SMALLEST_WAVE = 108
 """Multiprocessors of a GPU whose file lacks the number: an A100's."""
 
@@ -115,11 +117,16 @@ class Roofline:
         flops: float,
         shape: tuple[float, ...] = (),
         *,
+        width: float = WIDE_HEAD,
         backward: bool = False,
         kernel: str = "fused",
     ) -> float:
         """Time of fused attention; ``shape``: sequences, heads, queries, keys, widths of keys and
-        of values.
+        of values; ``width``: of a head.
+
+        Rates are those of heads of 128. A head of 64 needs as many exponentials for half of the
+        products, so that kernels reach a smaller share (``narrow.attention`` of the GPU), and one
+        between the two a share between.
         """
         measured_seconds = self._measured_seconds(
             "attention backward" if backward else "attention", shape, self.wide
@@ -127,6 +134,10 @@ class Roofline:
         if measured_seconds is not None:
             return measured_seconds
         rate = self.gpu.attention(self.wide, backward=backward, kernel=kernel)
+        if kernel == "fused" and width < WIDE_HEAD:
+            narrow = self.gpu.number("narrow.attention", 1.0)
+            share = max(0.0, (width - NARROW_HEAD) / (WIDE_HEAD - NARROW_HEAD))
+            rate *= narrow + (1 - narrow) * share
         return flops / (rate * self.calibration.rate * self.calibration.attention)
 
 

@@ -471,7 +471,8 @@ def _attention_seconds(served: ServedModel, phase: Phase, sequences: int, contex
     share = model.attention_share(context)
     if phase == "prefill":
         width = model.key_width + model.value_width
-        return _roof(served).attention(sequences * heads * context**2 * width * share)
+        flops = sequences * heads * context**2 * width * share
+        return _roof(served).attention(flops, width=width / 2)
     stored = sequences * context * share * _cache_bytes(served)
     if serving.cache_reads == "head" and not model.kv_rank:
         stored *= heads / max(1, model.groups / serving.tp)

@@ -28,6 +28,8 @@ class StepResult(WorkloadResult):
         Tokens of the step.
     bubble_fs
         Pipeline bubble of the busiest class: its idle time when no axis moves bytes.
+    slower_fs
+        Further computation of ranks that are slow or have a slower GPU.
     memory, memory_limit
         Memory of one GPU of each stage, and the limit, in bytes.
     model_flops, hardware_flops, peak_flops
@@ -49,6 +51,7 @@ class StepResult(WorkloadResult):
     calibration: str
     tokens: int
     bubble_fs: int
+    slower_fs: int
     memory: tuple[StageMemory, ...]
     memory_limit: int
     model_flops: float

@@ -33,6 +33,7 @@ from simcoll.workload.accounting import (
     axes_of,
     breakdown,
     call_times,
+    computed_fs,
     without_axes,
 )
 from simcoll.workload.class_clock import Clock, operation_fs
@@ -183,7 +184,12 @@ class TrainingStep:
             time_fs=time_fs if exposed else None,
             order="the pipeline",
         )
-        bubble_fs = max(0, free - parts["compute_fs"])
+        slowed = tuple(
+            (slow_down(self._ground, operation, self._slow), count)
+            for operation, count in self._operation_counts
+        )
+        slowed_fs = computed_fs(slowed, self._ground) if self._slow else parts["compute_fs"]
+        bubble_fs = max(0, free - slowed_fs)
         exposed_fs = {name: axis.exposed_fs for name, axis in parts["axes"].items()}
         model_flops, hardware_flops = self.parts.costs.flops()
         mfu = model_flops / (time_fs / 10**15) / design.peak_flops
@@ -202,6 +208,7 @@ class TrainingStep:
             calibration=design.calibrations,
             tokens=design.tokens,
             bubble_fs=bubble_fs,
+            slower_fs=slowed_fs - parts["compute_fs"],
             memory=memory_by_stage(design),
             memory_limit=design.memory_limit,
             model_flops=model_flops,

@@ -44,6 +44,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     expert_bias
         Whether experts have biases. Megatron-LM adds those of their outputs in 32 bits, by separate
         kernels.
+    expert_clamp
+        Whether the gate and the other half of an expert's inner values are clamped before the
+        activation function. Megatron-LM clamps and joins them by separate kernels.
     moe_every
         Only every n-th layer has experts; the others have a dense MLP.
     window, windowed
@@ -79,6 +82,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     shared_experts: int = 0
     dense_layers: int = 0
     expert_bias: bool = False
+    expert_clamp: bool = False
     moe_every: int = 1
     window: int = 0
     windowed: int = 0

@@ -41,7 +41,8 @@ def parts_chart(best: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
 
 def _time_parts(result: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
     exposed = {f"{name} exposed": axis["exposed_fs"] for name, axis in result["axes"].items()}
-    parts = {"computation": result["compute_fs"], "bubble": result["bubble_fs"], **exposed}
+    parts = {"computation": result["compute_fs"], "slower ranks": result["slower_fs"]}
+    parts |= {"bubble": result["bubble_fs"], **exposed}
     remainder = "waiting" if result["tier"] == 2 else "communication (tier 1)"
     parts[remainder] = max(0, result["time_fs"] - sum(parts.values()))
     return [(part, fs / 1e12) for part, fs in parts.items()]

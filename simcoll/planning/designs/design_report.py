@@ -484,6 +484,7 @@ def _comparison(designs: Sequence[Row], axes: Sequence[str]) -> Comparison:
         ReportColumn("tier"),
         *columns,
         ReportColumn("computation", "ms", number=True, better=-1),
+        ReportColumn("slower ranks", "ms", number=True, better=-1),
         ReportColumn("bubble", "ms", number=True, better=-1),
         *(ReportColumn(f"{name}, exposed", "ms", number=True, better=-1) for name in parts),
     ]
@@ -497,6 +498,7 @@ def _comparison(designs: Sequence[Row], axes: Sequence[str]) -> Comparison:
             Cell(str(row["result"]["tier"])),
             *(Cell(FIGURES[name].text(row["result"][name]), row["result"][name]) for name in names),
             milliseconds(row["result"]["compute_fs"]),
+            milliseconds(row["result"]["slower_fs"]),
             milliseconds(row["result"]["bubble_fs"]),
             *(
                 milliseconds(row["result"]["axes"].get(name, {}).get("exposed_fs", 0))

@@ -14,10 +14,10 @@ import numpy as np
 from simcoll.errors import ConfigError, blamed_on
 from simcoll.files.output import csv_bytes
 from simcoll.planning.designs.figures import FIGURES, better_of, pareto_front
-from simcoll.planning.designs.mapping_search import MappingSearch, machine_of
+from simcoll.planning.designs.mapping_search import MachineSearch, MappingSearch, machine_of
 from simcoll.planning.designs.merit import Bill, bill_of, figures_of
 from simcoll.planning.designs.nearest_fit import missing_alternatives
-from simcoll.planning.designs.space import Space
+from simcoll.planning.designs.space import Space, named_in_errors
 from simcoll.planning.grids.grid import GridRun, Point, PointGrid, Row
 from simcoll.topology import LINK_KINDS, Topology
 from simcoll.training.design import Design, design_from
@@ -84,8 +84,13 @@ def open_search(space: Space, budget: int = 0) -> MappingSearch | None:
         return None
     by_memory = space.objective.figure == "memory_gib"
     with blamed_on(space.file):
-        machines = tuple(machine_of(point, by_memory=by_memory) for point in space.machines)
+        machines = tuple(_machine_of(point, by_memory=by_memory) for point in space.machines)
     return MappingSearch(machines, budget or space.budget)
+
+
+def _machine_of(point: Point, *, by_memory: bool) -> MachineSearch:
+    with named_in_errors(point["case"].get("alternative", "")):
+        return machine_of(point, by_memory=by_memory)
 
 
 def search_grid(rows: Sequence[Row], search: MappingSearch | None) -> PointGrid | None:
@@ -195,6 +200,7 @@ def _breakdown(design: Design, result: StepResult) -> dict[str, Any]:
         "time_fs": result.time_fs,
         "compute_fs": result.compute_fs,
         "bubble_fs": result.bubble_fs,
+        "slower_fs": result.slower_fs,
         "axes": {
             name: {"total_fs": axis.total_fs, "exposed_fs": axis.exposed_fs, "bytes": axis.bytes}
             for name, axis in result.axes.items()
@@ -374,7 +380,8 @@ def bars_of(workload: Workload, clock: Clock) -> list[Bar]:
 def designs_csv(rows: Sequence[Row]) -> bytes:
     """Designs as CSV, one line each, with the reason why a design does not fit or is invalid."""
     axes = list(dict.fromkeys(name for row in rows for name in row["point"]["case"]))
-    parts = ("time_fs", "compute_fs", "bubble_fs", "bound_fs", "hfu", "limit", "design_hash")
+    figures = ("time_fs", "compute_fs", "slower_fs", "bubble_fs", "bound_fs")
+    parts = (*figures, "hfu", "limit", "design_hash")
     exposed = list(
         dict.fromkeys(name for row in rows for name in row.get("result", {}).get("axes", ()))
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -35,6 +36,7 @@ __all__ = [
     "Objective",
     "Space",
     "load_space",
+    "named_in_errors",
 ]
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
@@ -187,7 +189,8 @@ def _space(document: dict[str, Any], path: Path) -> Space:
         merged = _merge(document, msgspec.to_builtins(alternative), path.parent)
         alternative_terms = _terms(merged, objective)
         _needs(objective, alternative_terms)
-        inputs = _inputs_hash(merged)
+        with named_in_errors(alternative.name):
+            inputs = _inputs_hash(merged)
         is_searched = budget is not None or not merged.get("parallel")
         for design, values in _expand(merged):
             case = {"alternative": alternative.name, **values} if alternative.name else values
@@ -214,6 +217,18 @@ def _space(document: dict[str, Any], path: Path) -> Space:
         tuple(machines),
         budget or 0,
     )
+
+
+@contextmanager
+def named_in_errors(alternative: str) -> Iterator[None]:
+    """Name the alternative that an error is about, if there is one."""
+    try:
+        yield
+    except ConfigError as error:
+        if not alternative:
+            raise
+        message = f"alternative {alternative!r}: {error.message}"
+        raise ConfigError(message, file=error.file, path=error.path) from None
 
 
 def _budget(document: dict[str, Any]) -> int | None:

@@ -47,6 +47,7 @@ _STEP_FIELDS = (
     "nranks",
     "compute_fs",
     "bubble_fs",
+    "slower_fs",
     "axes",
     "memory",
     "memory_limit",
@@ -104,6 +105,8 @@ def step_lines(result: StepResult, *, verbose: bool = False) -> Iterator[str]:
     for lack in result.lacks:
         yield _row("lacks", lack)
     yield _row("compute", format_time(result.compute_fs))
+    if result.slower_fs:
+        yield _row("slower", f"{format_time(result.slower_fs)} more on the slowest ranks")
     yield _row("bubble", f"{format_time(result.bubble_fs)}, where communication is free")
     yield from _communication(result, verbose=verbose)
     for line in rate_lines(result.gpu, result.rates):

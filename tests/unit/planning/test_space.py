@@ -20,6 +20,7 @@ from simcoll.planning.designs.design_search import (
     exact_grid,
     latest,
     notes_of,
+    open_search,
     tight_of,
     time_design,
 )
@@ -424,3 +425,21 @@ def test_toml_is_read_as_written(tmp_path):
     assert tomllib.loads(toml_text(document)) == document
     document, _ = space_of(tmp_path).documents[0]
     assert design_from(tomllib.loads(toml_text(document))).hash == design_from(document).hash
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"name": "dgx-h1000"}, r"unknown topology 'dgx-h1000'; did you mean 'dgx-h100'"),
+        ({"name": "dgx-h100", "gpus": 24}, "24"),
+    ],
+)
+def test_an_error_in_an_alternative_names_it(tmp_path, keys, reason):
+    cluster = ", ".join(f"{key} = {value!r}" for key, value in keys.items())
+    (tmp_path / "plan.toml").write_text(
+        '[model]\nname = "llama-3.1-8b"\nsequence = 8192\nglobal_batch = 64\n'
+        '[[alternative]]\nname = "A"\ntopology = { name = "dgx-h100" }\n'
+        f'[[alternative]]\nname = "B"\ntopology = {{ {cluster} }}\n'
+    )
+    with pytest.raises(ConfigError, match=f"alternative 'B': .*{reason}"):
+        open_search(load_space(tmp_path / "plan.toml"))

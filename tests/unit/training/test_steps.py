@@ -434,6 +434,16 @@ def test_a_slow_rank_slows_its_group():
     ).time_fs == pytest.approx(slow, rel=0.01)
 
 
+def test_what_slow_ranks_take_longer_is_no_bubble():
+    usual, slow = (
+        step(design(nodes=2, tp=8, topology={"slow": ranks}), tier=1, exposed=False)
+        for ranks in ({}, {"0-3": 2})
+    )
+    assert (usual.slower_fs, usual.bubble_fs, slow.bubble_fs) == (0, 0, 0)
+    assert slow.compute_fs == usual.compute_fs
+    assert slow.slower_fs == pytest.approx(usual.compute_fs, rel=1e-9)
+
+
 def test_a_fast_rank_is_refused():
     with pytest.raises(ConfigError, match=r"rank 3: expected how many times .* 1 to 100, got 0.5"):
         design(tp=8, topology={"slow": {"3": 0.5}})
@@ -752,6 +762,49 @@ def test_biases_of_experts_are_added_by_separate_kernels():
     for way, nbytes in (("forward", 28), ("to_input", 40)):
         more = getattr(biased, way).seconds - getattr(plain, way).seconds
         assert more == pytest.approx(outputs * nbytes / (0.8 * 3.35e12))
+
+
+def test_halves_of_experts_are_clamped_and_joined_by_separate_kernels():
+    """weighted_bias_quick_geglu_impl of Megatron-LM: two halves are read and written by clamp, and
+    both again by cat; gradients are masked by what was clamped, and joined.
+    """
+    experts = {"experts": 8, "top_k": 2, "expert_ffn": 512}
+    inner = 2048 * 2 * 512
+    for modules in ([], ["moe_act"]):
+        plain, clamped = (
+            layer_of(
+                design(model={**experts, "expert_clamp": each}, recompute_modules=modules), moe=True
+            )
+            for each in (False, True)
+        )
+        for way, nbytes in (("forward", 16), ("to_input", 20), ("again", 16 if modules else 0)):
+            more = getattr(clamped, way).seconds - getattr(plain, way).seconds
+            assert more == pytest.approx(inner * nbytes / (0.8 * 3.35e12), abs=1e-12)
+
+
+def test_clamped_experts_keep_both_copies_unless_they_are_computed_again():
+    experts = {"experts": 8, "top_k": 2, "expert_ffn": 512}
+    more = []
+    for modules in ([], ["moe_act"]):
+        plain, clamped = (
+            memory_by_stage(
+                design(model={**experts, "expert_clamp": each}, recompute_modules=modules)
+            )[0].activations
+            for each in (False, True)
+        )
+        more.append(clamped - plain)
+    assert more == [8 * 2048 * 2 * 512 * 2 * 2, 0]  # layers x tokens x experts x two halves
+
+
+@pytest.mark.parametrize(("width", "share"), [(128, 1), (192, 1), (96, 0.85), (64, 0.7), (32, 0.7)])
+def test_narrow_heads_reach_a_share_of_the_rate(width, share):
+    """FlashAttention-3, figure 5, 4k: 408 of 609 and 476 of 638 TFLOPS, so 0.67 and 0.75."""
+    roof = Roofline(load_gpu("h100"), UNCALIBRATED, "bf16")
+    wide = roof.attention(1e12)
+    assert wide / roof.attention(1e12, width=width) == pytest.approx(share)
+    assert roof.attention(1e12, width=width, kernel="flash2") == roof.attention(
+        1e12, kernel="flash2"
+    )
 
 
 def test_eager_kernels_and_older_attention_are_constants():

@@ -109,6 +109,7 @@ def test_hugging_face_configurations(tmp_path):
     path.write_text(json.dumps(oss | {"sliding_window": 128}))
     assert (model_from_hf(path).window, model_from_hf(path).windowed) == (128, 18)
     assert model_from_hf(path).expert_bias
+    assert model_from_hf(path).expert_clamp
     for wrong, said in (
         ({"model_type": "lama"}, "did you mean 'llama'"),
         ({**oss, "moe_layer_freq": 2}, "moe_layer_freq 2: expected 1; give the sizes in TOML"),
