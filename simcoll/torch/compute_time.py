@@ -185,7 +185,7 @@ class Watched(TorchDispatchMode):
         elif thread is not None and max(time_fs, launch_fs):
             if device is not None:
                 device.launches += 1
-                device.computed_fs += time_fs
+                device.compute_time_fs += time_fs
                 device.awaited_fs += max(0, launch_fs - time_fs)
             thread.call(compute, max(time_fs, launch_fs) / 1e15, name)
 

@@ -30,8 +30,8 @@ __all__ = [
     "OUTERMOST",
     "STEP_NOISE",
     "StepInterval",
+    "bias_sentence",
     "class_of",
-    "one_sided",
     "step_interval",
 ]
 
@@ -99,7 +99,7 @@ class StepInterval:
         }
 
 
-def one_sided(within50: Sequence[float]) -> str:
+def bias_sentence(within50: Sequence[float]) -> str:
     """A sentence on a class whose predictions are mostly off to one side; empty otherwise.
 
     Parameters
@@ -109,9 +109,9 @@ def one_sided(within50: Sequence[float]) -> str:
 
     Examples
     --------
-    >>> one_sided((1.08, 1.3))
+    >>> bias_sentence((1.08, 1.3))
     'half of such steps took 8 to 30 % longer than predicted'
-    >>> one_sided((0.9, 1.3))
+    >>> bias_sentence((0.9, 1.3))
     ''
     """
     low, high = within50
@@ -121,8 +121,8 @@ def one_sided(within50: Sequence[float]) -> str:
         amounts, side = (1 - high, 1 - low), "less"
     else:
         return ""
-    least, most = (f"{100 * amount:.0f}" for amount in amounts)
-    return f"half of such steps took {least} to {most} % {side} than predicted"
+    low_text, high_text = (f"{100 * amount:.0f}" for amount in amounts)
+    return f"half of such steps took {low_text} to {high_text} % {side} than predicted"
 
 
 def class_of(design: Design) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from simcoll.workload.accounting import (
     axes_of,
     breakdown,
     call_times,
-    computed_fs,
+    compute_time_fs,
     without_axes,
 )
 from simcoll.workload.class_clock import Clock, operation_fs
@@ -188,7 +188,7 @@ class TrainingStep:
             (slow_down(self._ground, operation, self._slow), count)
             for operation, count in self._operation_counts
         )
-        slowed_fs = computed_fs(slowed, self._ground) if self._slow else parts["compute_fs"]
+        slowed_fs = compute_time_fs(slowed, self._ground) if self._slow else parts["compute_fs"]
         bubble_fs = max(0, free - slowed_fs)
         exposed_fs = {name: axis.exposed_fs for name, axis in parts["axes"].items()}
         model_flops, hardware_flops = self.parts.costs.flops()

@@ -38,7 +38,7 @@ __all__ = [
     "axes_of",
     "breakdown",
     "call_times",
-    "computed_fs",
+    "compute_time_fs",
     "without_axes",
 ]
 
@@ -154,7 +154,7 @@ def breakdown(
         else _busiest_links(costs, ground, times.alone.plans, time_fs)
     )
     return {
-        "compute_fs": computed_fs(costs, ground),
+        "compute_fs": compute_time_fs(costs, ground),
         "axes": {
             axis: _axis_time(axis, costs, times, exposed) for axis, exposed in exposed_fs.items()
         },
@@ -258,7 +258,7 @@ def without_axes(operation: Operation, axes: Collection[str]) -> Operation:
     return msgspec.structs.replace(operation, size_bytes=0, sizes=(), service_fs=None)
 
 
-def computed_fs(costs: OperationCounts, ground: Workload) -> int:
+def compute_time_fs(costs: OperationCounts, ground: Workload) -> int:
     """Computation of the busiest class, without the host's launches, which go on beside it."""
     work = [
         (operation, _work_fs(operation) * count)

@@ -60,7 +60,7 @@ class DeviceStream:
             begin_fs = max(world.now, launched_fs)
             if self is device.default:
                 device.awaited_fs += begin_fs - world.now
-                device.computed_fs += duration_fs
+                device.compute_time_fs += duration_fs
             if timeline is not None:
                 end_fs = begin_fs + duration_fs
                 timeline.computed.append(
@@ -127,7 +127,7 @@ class SimulatedDevice:
     ----------
     lead_fs
         The host's time since the simulated clock last moved.
-    launches, computed_fs, awaited_fs
+    launches, compute_time_fs, awaited_fs
         Of the default stream: operators that the host has launched, their time, and the time in
         which the stream waited for the host.
     launched_past
@@ -136,7 +136,7 @@ class SimulatedDevice:
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
-        self.lead_fs = self.launches = self.computed_fs = self.awaited_fs = 0
+        self.lead_fs = self.launches = self.compute_time_fs = self.awaited_fs = 0
         self.launched_past: dict[str, int] = {}
         self.streams: list[DeviceStream] = []
         self.default = self.current = self.stream()

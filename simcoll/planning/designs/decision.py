@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from simcoll.planning.designs.figures import FIGURES
 from simcoll.training.evidence import uneven_evidence
-from simcoll.training.step_intervals import one_sided
+from simcoll.training.step_intervals import bias_sentence
 
 if TYPE_CHECKING:
     from simcoll.planning.designs.nearest_fit import MissingAlternative
@@ -197,7 +197,7 @@ def interval_lines(figure: str, best: Sequence[Row], *, verbose: bool = False) -
         if not verbose:
             errors = re.sub(r" \(.*\)", "", errors)
         yield f"best: {', '.join(spans)}, by {errors}"
-        if sentence := one_sided(leader["interval"]["50"]):
+        if sentence := bias_sentence(leader["interval"]["50"]):
             yield f"best: {sentence}"
     ties = sum(is_tie(leader, row["result"], figure) for row in best[1:])
     if ties:

@@ -42,7 +42,7 @@ from simcoll.planning.designs.html_page import (
 from simcoll.planning.designs.nearest_fit import missing_alternatives
 from simcoll.topology.file_layers import layers_of
 from simcoll.training.evidence import rate_text, rates_of
-from simcoll.training.step_intervals import one_sided
+from simcoll.training.step_intervals import bias_sentence
 
 if TYPE_CHECKING:
     from simcoll.planning.designs.design_search import Bar
@@ -152,7 +152,7 @@ def _decision(
         else "Without intervals: the figures are exact in the model, and not measured."
     )
     best = alternatives[0]
-    if intervals and (sentence := one_sided(best.result["interval"]["50"])):
+    if intervals and (sentence := bias_sentence(best.result["interval"]["50"])):
         text += f" {best.name[0].upper()}{best.name[1:]}: {sentence}."
     return Section("decision", "Decision", text, cards=cards, sentences=sentences)
 

@@ -17,7 +17,7 @@ from simcoll.planning.designs.figures import FIGURES, better_of, pareto_front
 from simcoll.planning.designs.mapping_search import MachineSearch, MappingSearch, machine_of
 from simcoll.planning.designs.merit import Bill, bill_of, figures_of
 from simcoll.planning.designs.nearest_fit import missing_alternatives
-from simcoll.planning.designs.space import Space, named_in_errors
+from simcoll.planning.designs.space import Space, errors_of_alternative
 from simcoll.planning.grids.grid import GridRun, Point, PointGrid, Row
 from simcoll.topology import LINK_KINDS, Topology
 from simcoll.training.design import Design, design_from
@@ -89,7 +89,7 @@ def open_search(space: Space, budget: int = 0) -> MappingSearch | None:
 
 
 def _machine_of(point: Point, *, by_memory: bool) -> MachineSearch:
-    with named_in_errors(point["case"].get("alternative", "")):
+    with errors_of_alternative(point["case"].get("alternative", "")):
         return machine_of(point, by_memory=by_memory)
 
 

@@ -35,8 +35,8 @@ __all__ = [
     "Failures",
     "Objective",
     "Space",
+    "errors_of_alternative",
     "load_space",
-    "named_in_errors",
 ]
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
@@ -189,7 +189,7 @@ def _space(document: dict[str, Any], path: Path) -> Space:
         merged = _merge(document, msgspec.to_builtins(alternative), path.parent)
         alternative_terms = _terms(merged, objective)
         _needs(objective, alternative_terms)
-        with named_in_errors(alternative.name):
+        with errors_of_alternative(alternative.name):
             inputs = _inputs_hash(merged)
         is_searched = budget is not None or not merged.get("parallel")
         for design, values in _expand(merged):
@@ -220,7 +220,7 @@ def _space(document: dict[str, Any], path: Path) -> Space:
 
 
 @contextmanager
-def named_in_errors(alternative: str) -> Iterator[None]:
+def errors_of_alternative(alternative: str) -> Iterator[None]:
     """Name the alternative that an error is about, if there is one."""
     try:
         yield

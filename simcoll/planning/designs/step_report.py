@@ -9,7 +9,7 @@ import msgspec
 
 from simcoll.libraries.intervals import without_class
 from simcoll.training.evidence import rate_lines
-from simcoll.training.step_intervals import one_sided
+from simcoll.training.step_intervals import bias_sentence
 from simcoll.training.step_result import StepResult
 from simcoll.units import format_memory, format_size, format_time
 
@@ -127,7 +127,7 @@ def _interval_rows(time_fs: int, interval: StepInterval, *, verbose: bool) -> It
     ]
     yield _row("interval", f"measured: 90 % within {spans[0]}, 50 % within {spans[1]}")
     yield _row("", f"by {interval if verbose else interval.without_class()}")
-    if sentence := one_sided(interval.within50):
+    if sentence := bias_sentence(interval.within50):
         yield _row("", sentence)
 
 
