@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.arrays import Array, Ints
+from simcoll.emulator.fast.block_rows import BlockRows, rows_of
 from simcoll.emulator.fast.compiled import announce_compiling
 from simcoll.emulator.fast.filling import index_blocks, wait_for
 from simcoll.emulator.fast.loading import load
@@ -138,6 +139,7 @@ class StepMachine:
         self.state = edges(self.state, len(self.waits[0]))
         self.slots_used = len(self.state.phase)  # timers
         self.allocated = 0  # blocks that have their slots
+        self.reloads = True  # blocks whose steps have finished hold others
         self.changes = changes
         if changes is not None:
             changes.begin(self)
@@ -223,6 +225,30 @@ class StepMachine:
             steps += count
         self._load(blocks)
 
+    def load_all(self, steps: Sequence[Timed], order: Ints) -> None:
+        """Load a whole run in advance, so that the loops never wait for Python.
+
+        Parameters
+        ----------
+        steps
+            Its distinct steps.
+        order
+            Which of them follow each other.
+        """
+        self.contents = [steps[number] for number in order.tolist()]
+        self.room = [len(steps[number]) for number in order.tolist()]
+        self.wire, self.hop_room = [0] * len(order), [0] * len(order)
+        self.reloads = False
+        self._allocate(spare=False)
+        blocks = np.arange(len(order))
+        bases = self.state.block_base[: len(order)].astype(np.int64)
+        rows = BlockRows(blocks, bases, steps, order)
+        self._price(rows)
+        self._shape(rows)
+        load(self.state, blocks)
+        for step, times in zip(steps, np.bincount(order, minlength=len(steps)), strict=True):
+            self._count(step, int(times), int(step.wire.sum()))
+
     def _load(self, blocks: list[int]) -> None:
         """Fill what is new in blocks, and queue their messages at the lanes."""
         self._allocate()
@@ -279,17 +305,16 @@ class StepMachine:
             self.unfilled.append((block, previous))
         return block
 
-    def _allocate(self) -> None:
-        """Give new blocks their slots."""
+    def _allocate(self, *, spare: bool = True) -> None:
+        """Give new blocks their slots; ``spare``: with room for more."""
         first, end = self.allocated, len(self.contents)
         if first == end:
             return
         sizes = np.array(self.room[first:], np.int64)
         begin, self.slots_used = self.slots_used, self.slots_used + int(sizes.sum())
         if self.slots_used > len(self.state.phase):
-            self.state = more_slots(
-                self.state, self.slots_used + max(self.spare, self.slots_used // 2)
-            )
+            more = max(self.spare, self.slots_used // 2) if spare else 0
+            self.state = more_slots(self.state, self.slots_used + more)
         if end > len(self.state.block_base):
             self.state = extend_arrays(self.state, PER_BLOCK, 2 * end + 64)
         s, slots = self.state, slice(begin, self.slots_used)
@@ -300,73 +325,78 @@ class StepMachine:
 
     def _fill(self, filling: list[tuple[int, Timed | None]]) -> None:
         """Fill blocks with their steps; each comes with the step that it held before."""
-        s, steps = self.state, [self._content(block) for block, _ in filling]
-        slots = self._slots(filling)
-        # The address of a step identifies it: ``contents`` keeps it alive, so no other step can
-        # have the address.
-        numbers = [block for block, _ in filling]
-        s.block_rows[numbers] = [len(step) for step in steps]
-        s.block_content[numbers] = [id(step) for step in steps]
-        s.block_role[numbers] = [step.role for step in steps]
-        s.block_connected[numbers] = [step.uses_connections for step in steps]
-        for name in ("delay_fs", "busy_fs", "wire", "post_fs", "size"):
-            getattr(s, name)[slots] = _joined([getattr(step, name) for step in steps])
+        if not filling:
+            return
+        blocks = [block for block, _ in filling]
+        steps = [self._content(block) for block in blocks]
+        rows = rows_of(blocks, self.state.block_base, steps)
+        self._price(rows)
         reshaped = [
-            (block, previous)
+            (block, step)
             for (block, previous), step in zip(filling, steps, strict=True)
             if previous is None or previous.shape is not step.shape
         ]
-        if reshaped:
-            self._shape(reshaped)
+        if len(reshaped) == len(filling):
+            self._shape(rows)
+        elif reshaped:
+            blocks, steps = [block for block, _ in reshaped], [step for _, step in reshaped]
+            self._shape(rows_of(blocks, self.state.block_base, steps))
 
-    def _slots(self, filling: list[tuple[int, Timed | None]]) -> slice | Ints:
-        """The slots of the rows of blocks."""
-        if len(filling) == 1:
-            block = filling[0][0]
-            first = int(self.state.block_base[block])
-            return slice(first, first + len(self._content(block)))
-        rows = np.array([len(self._content(block)) for block, _ in filling])
-        base = self.state.block_base[[block for block, _ in filling]].astype(np.int64)
-        return np.repeat(base - (np.cumsum(rows) - rows), rows) + np.arange(rows.sum())
+    def _price(self, rows: BlockRows) -> None:
+        """Give blocks the costs of their steps."""
+        s, steps, blocks = self.state, rows.steps, rows.blocks
+        # The address of a step identifies it: ``contents`` keeps it alive, so no other step can
+        # have the address.
+        s.block_content[blocks] = rows.of_blocks([id(step) for step in steps])
+        s.block_rows[blocks] = rows.counts
+        s.block_role[blocks] = rows.of_blocks([step.role for step in steps])
+        s.block_connected[blocks] = rows.of_blocks([step.uses_connections for step in steps])
+        for name in ("delay_fs", "busy_fs", "wire", "post_fs", "size"):
+            getattr(s, name)[rows.slots] = rows.gather([getattr(step, name) for step in steps])
 
-    def _shape(self, filling: list[tuple[int, Timed | None]]) -> None:
+    def _shape(self, rows: BlockRows) -> None:
         """Give blocks the shapes of their steps: ranks, rules, links and connections."""
-        steps = [self._content(block) for block, _ in filling]
-        slots, shapes = self._slots(filling), [step.shape for step in steps]
-        rows = [len(step) for step in steps]
-        s = self.state
+        s, steps, slots = self.state, rows.steps, rows.slots
         for name in ("sender", "receiver", "src", "dst"):
-            getattr(s, name)[slots] = _joined([getattr(shape, name) for shape in shapes])
-        deep = np.repeat([step.depth > 0 for step in steps], rows)
+            getattr(s, name)[slots] = rows.gather([getattr(step.shape, name) for step in steps])
+        deep = rows.spread(rows.of_blocks([step.depth > 0 for step in steps])) > 0
         rules = np.where((s.delay_fs[slots] >= 0) & deep, EAGER, BOTH)
-        special = np.repeat([RULES.get(step.role, -1) for step in steps], rows)
-        s.rule[slots] = np.where(special >= 0, special, rules)
-        for (block, _), shape in zip(filling, shapes, strict=True):
-            if shape.leader is not None:
-                self._lead(int(s.block_base[block]), shape.leader)
-        self._index([block for block, _ in filling], shapes)
+        of_roles = rows.spread(rows.of_blocks([RULES.get(step.role, -1) for step in steps]))
+        s.rule[slots] = np.where(of_roles >= 0, of_roles, rules)
+        if any(step.shape.leader is not None for step in steps):
+            self._lead(rows)
+        self._index(rows)
         if self.changes is not None:
-            for block, _ in filling:
+            for block in rows.blocks.tolist():
                 self.changes.note_block(self, block)
-        connected = [block for block in filling if self._content(block[0]).uses_connections]
+        connected = [number for number, step in enumerate(steps) if step.uses_connections]
         if connected:
-            self._connect(connected)
+            self._connect(rows.restricted(connected))
 
-    def _lead(self, base: int, leader: Ints) -> None:
-        """Join the rows of switch operations, which begin at a slot, to their leaders."""
-        s, slots = self.state, slice(base, base + len(leader))
-        following = partners(leader)
-        s.partner[slots] = np.where(following >= 0, base + following, -1)
-        s.leader[slots] = np.where(leader != np.arange(len(leader)), base + leader, -1)
-        s.rule[slots][leader >= 0] = SWITCHED
+    def _lead(self, rows: BlockRows) -> None:
+        """Join the rows of switch operations to their leaders."""
+        s, base = self.state, rows.spread(rows.bases)
+        leaders = [
+            np.full(len(step), -1) if step.shape.leader is None else step.shape.leader
+            for step in rows.steps
+        ]
+        following = rows.gather([partners(leader) for leader in leaders])
+        is_led = rows.gather(
+            [(leader >= 0) & (leader != np.arange(len(leader))) for leader in leaders]
+        )
+        leader = rows.gather(leaders)
+        s.partner[rows.slots] = np.where(following >= 0, base + following, -1)
+        s.leader[rows.slots] = np.where(is_led, base + leader, -1)
+        s.rule[rows.slots] = np.where(leader >= 0, SWITCHED, s.rule[rows.slots])
 
-    def _index(self, blocks: list[int], shapes: list[StepShape]) -> None:
+    def _index(self, rows: BlockRows) -> None:
         """Give blocks their hops, and list them by message and by lane."""
+        shapes = [step.shape for step in rows.steps]
         links = _joined([shape.links.reshape(-1) for shape in shapes])
-        ends = np.cumsum([shape.links.size for shape in shapes])
+        sizes = np.array([shape.links.size for shape in shapes], np.int64)
+        begins = np.cumsum(sizes) - sizes
         before = np.append(0, np.cumsum(links >= 0))
-        begins = np.append(0, ends[:-1])
-        self._give_hops(blocks, (before[ends] - before[begins]).tolist())
+        self._give_hops(rows, (before[begins + sizes] - before[begins])[rows.order])
         plain = all(
             shape.weight.strides == (0, 0) and bool((shape.weight[:1, :1] == 1).all())
             for shape in shapes
@@ -375,34 +405,34 @@ class StepMachine:
         # The compiled function takes writable, row-major columns.
         index_blocks(
             self.state,
-            np.array(blocks, np.int64),
-            begins,
-            np.array([shape.links.shape[1] for shape in shapes], np.int64),
+            rows.blocks,
+            begins[rows.order],
+            rows.of_blocks([shape.links.shape[1] for shape in shapes]),
             np.require(links, np.int32, ["C", "W"]),
             np.require(_joined(weight) if weight else links[:0], np.int32, ["C", "W"]),
             self.lanes_seen,
         )
 
-    def _give_hops(self, blocks: list[int], hops: list[int]) -> None:
+    def _give_hops(self, rows: BlockRows, hops: Ints) -> None:
         """Allocate the hops of blocks; a smaller earlier allocation is abandoned, which bounds the
         total.
         """
-        for block, count in zip(blocks, hops, strict=True):
-            if count > self.hop_room[block]:
-                self.state.block_hop[block] = self.hops_used
-                self.hop_room[block] = max(count, 2 * self.hop_room[block])
-                self.hops_used += self.hop_room[block]
+        room = np.array([self.hop_room[block] for block in rows.blocks.tolist()], np.int64)
+        grows = hops > room
+        sizes = np.maximum(hops, 2 * room)[grows]
+        begin, self.hops_used = self.hops_used, self.hops_used + int(sizes.sum())
+        self.state.block_hop[rows.blocks[grows]] = begin + np.cumsum(sizes) - sizes
+        for block, size in zip(rows.blocks[grows].tolist(), sizes.tolist(), strict=True):
+            self.hop_room[block] = size
         if self.hops_used > len(self.state.link):
-            self.state = more_hops(
-                self.state, self.hops_used + max(self.spare, self.hops_used // 2)
-            )
+            more = max(self.spare, self.hops_used // 2) if self.reloads else 0
+            self.state = more_hops(self.state, self.hops_used + more)
 
-    def _connect(self, filling: list[tuple[int, Timed | None]]) -> None:
+    def _connect(self, rows: BlockRows) -> None:
         """Number the connections of blocks, and allocate new ones."""
-        steps = [self._content(block) for block, _ in filling]
-        slots = self._slots(filling)
-        if len(steps) == 1 and steps[0].shape is self.latest[0]:
-            self.state.connection[slots] = self.latest[1]
+        steps = rows.steps
+        if len(rows.order) == 1 and steps[0].shape is self.latest[0]:
+            self.state.connection[rows.slots] = self.latest[1]
             return
         lanes = len(self.state.lane_left)
         names = _joined(
@@ -418,9 +448,7 @@ class StepMachine:
         is_new = np.append(registry, -1)[np.searchsorted(registry, distinct)] != distinct
         new = distinct[is_new]
         if len(new):
-            depths = np.repeat(
-                [max(step.depth, 1) for step in steps], [len(step) for step in steps]
-            )
+            depths = np.repeat([max(step.depth, 1) for step in steps], rows.lengths)
             sizes = depths[first_row[is_new]]
             begin, end, place_of_new = (
                 len(registry),
@@ -438,8 +466,8 @@ class StepMachine:
             self.state.ring_base[begin:end] = ring + np.cumsum(sizes) - sizes
             self.state.ring_size[begin:end] = sizes
         row_numbers = numbers[np.searchsorted(registry, distinct)][place]
-        self.state.connection[slots] = row_numbers
-        if len(steps) == 1:
+        self.state.connection[rows.slots] = rows.gather_rows(row_numbers)
+        if len(rows.order) == 1:
             self.latest = steps[0].shape, row_numbers
 
     def _wait(self, blocks: list[int], first_message: int, rows: int) -> None:
@@ -475,6 +503,8 @@ class StepMachine:
             s.reg[AGAIN] = 0
         count = int(s.reg[RETIRED])
         s.reg[RETIRED] = 0
+        if not self.reloads and self.on_step is None:
+            return
         for block in s.retired[:count].tolist():
             content = self.contents[block]
             if content is None:
@@ -487,7 +517,8 @@ class StepMachine:
                 self.on_step(
                     first_message, content, s.start_fs[slots], s.end_fs[slots], s.done_fs[slots]
                 )
-            self.free[self.room[block]].setdefault(content, []).append(block)
+            if self.reloads:
+                self.free[self.room[block]].setdefault(content, []).append(block)
 
 
 def _joined(columns: list[Array]) -> Array:

@@ -85,8 +85,8 @@ class Quotient:
         """For every step in order: the number of its first message in the quotient and in the plan,
         and its distinct step.
         """
-        which = np.concatenate(
-            [np.tile(np.array(numbers, np.int64), times) for numbers, times in self.groups]
+        which = np.array(
+            [number for numbers, times in self.groups for number in numbers * times], np.int64
         )
         small = np.array([len(step) for step in self.steps], np.int64)[which]
         large = np.array([len(step) for step in self.patterns], np.int64)[which]

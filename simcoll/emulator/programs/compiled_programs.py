@@ -22,6 +22,11 @@ from simcoll.errors import InternalError
 
 __all__ = ["ProgramOutcome", "fold_program", "play_all", "play_classes"]
 
+MOST_LOADED_ROWS = 1 << 18
+"""Limit of rows of a quotient that are loaded in advance, at 400 bytes each. A training step of
+64 GPUs, 31,500 steps of a row or two, takes 0.2 s so and 0.5 s step by step.
+"""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProgramOutcome:
@@ -160,21 +165,23 @@ def play_classes(
 
     resources = lowered.resources
     expansion = _ProgramTimes(lowered, quotient, keep=keep) if keep or expand else None
+    messages = quotient.messages
+    loads_all = messages <= MOST_LOADED_ROWS
     machine = StepMachine(
         quotient.capacity,
         quotient.lane_steps,
-        quotient.stream(),
+        iter(()) if loads_all else quotient.stream(),
         fifo=resources.fifo,
         hashed=False,
         on_step=expansion,
     )
+    if loads_all:
+        machine.load_all(quotient.steps, quotient.starts()[2])
     machine.play(
         lambda link: f"class {link}, for example {resources.link_name(int(quotient.links[link]))}"
     )
-    if machine.messages != quotient.messages:
-        raise InternalError(
-            f"{machine.messages} of {quotient.messages} rows of the quotient are done"
-        )
+    if machine.messages != messages:
+        raise InternalError(f"{machine.messages} of {messages} rows of the quotient are done")
     trace_hash = expansion.hash.hexdigest() if expansion else ""
     return _times(machine.time_fs, trace_hash, machine.messages, expansion, keep=keep)
 

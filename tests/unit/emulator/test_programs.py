@@ -10,6 +10,7 @@ from simcoll.core.protocol import Protocol, nccl
 from simcoll.emulator import emulate
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.model import jitter_fs
+from simcoll.emulator.programs import compiled_programs
 from simcoll.emulator.programs.program_trace import ProgramTrace
 from simcoll.errors import ConfigError
 from simcoll.planning import Call, Compute, Program, Send
@@ -110,6 +111,36 @@ def test_jitter_of_a_message_is_that_of_its_number_in_the_program(engine):
         emulate(program, NET, quotient=True).path
         == "no quotient: jitter makes every message different"
     )
+
+
+@pytest.mark.skipif(not COMPILED, reason="needs numba")
+def test_classes_are_loaded_in_advance_or_step_by_step(monkeypatch):
+    topology = fat_tree(2, 8, "50 GB/s", "1 us", oversubscription=2)
+    pairs = [[rank, rank + 8] for rank in range(8)]
+    gather = simcoll.bind(
+        simcoll.schedule("all_gather", "ring", nranks=2, channels=2),
+        count=500_000,
+        dtype="uint8",
+        protocol=Protocol("p", fifo_depth=2, send_overhead_fs=US),
+    )
+    program = Program(
+        16,
+        [
+            Compute(range(16), 5 * US, name="forward"),
+            *[Send([(rank, rank ^ 1) for rank in range(16)], 500_000, after="forward")] * 3,
+            Call(gather, pairs, stream="other", after="forward"),
+            Call(gather, pairs),
+        ],
+    )
+    results = []
+    for rows in (compiled_programs.MOST_LOADED_ROWS, 0):
+        monkeypatch.setattr(compiled_programs, "MOST_LOADED_ROWS", rows)
+        results.append(emulate(program, topology, keep=True, quotient=True, data="none"))
+    every = emulate(program, topology, keep=True, engine="simpy")
+    for result in results:
+        assert 0 < result.classes < result.messages / 2
+        assert (result.time_fs, result.trace_hash) == (every.time_fs, every.trace_hash)
+        assert result.done_fs.tolist() == every.done_fs.tolist()
 
 
 def test_plans_at_once():
