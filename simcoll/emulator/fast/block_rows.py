@@ -64,7 +64,7 @@ class BlockRows:
         """A value for each row, from one for each block."""
         return np.repeat(values, self.counts)
 
-    def restricted(self, numbers: Sequence[int]) -> BlockRows:
+    def of_steps(self, numbers: Sequence[int]) -> BlockRows:
         """The blocks of some of the distinct steps, of which there is at least one."""
         if len(numbers) == len(self.steps):
             return self

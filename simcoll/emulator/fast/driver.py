@@ -307,19 +307,19 @@ class StepMachine:
 
     def _allocate(self, *, spare: bool = True) -> None:
         """Give new blocks their slots; ``spare``: with room for more."""
-        first, end = self.allocated, len(self.contents)
-        if first == end:
+        begin, end = self.allocated, len(self.contents)
+        if begin == end:
             return
-        sizes = np.array(self.room[first:], np.int64)
-        begin, self.slots_used = self.slots_used, self.slots_used + int(sizes.sum())
+        sizes = np.array(self.room[begin:], np.int64)
+        base, self.slots_used = self.slots_used, self.slots_used + int(sizes.sum())
         if self.slots_used > len(self.state.phase):
-            more = max(self.spare, self.slots_used // 2) if spare else 0
-            self.state = more_slots(self.state, self.slots_used + more)
+            ahead = max(self.spare, self.slots_used // 2) if spare else 0
+            self.state = more_slots(self.state, self.slots_used + ahead)
         if end > len(self.state.block_base):
             self.state = extend_arrays(self.state, PER_BLOCK, 2 * end + 64)
-        s, slots = self.state, slice(begin, self.slots_used)
-        s.block_base[first:end] = begin + np.cumsum(sizes) - sizes
-        s.block[slots] = np.repeat(np.arange(first, end), sizes)
+        s, slots = self.state, slice(base, self.slots_used)
+        s.block_base[begin:end] = base + np.cumsum(sizes) - sizes
+        s.block[slots] = np.repeat(np.arange(begin, end), sizes)
         s.waiters[slots] = -1
         self.allocated = end
 
@@ -371,7 +371,7 @@ class StepMachine:
                 self.changes.note_block(self, block)
         connected = [number for number, step in enumerate(steps) if step.uses_connections]
         if connected:
-            self._connect(rows.restricted(connected))
+            self._connect(rows.of_steps(connected))
 
     def _lead(self, rows: BlockRows) -> None:
         """Join the rows of switch operations to their leaders."""
@@ -392,11 +392,11 @@ class StepMachine:
     def _index(self, rows: BlockRows) -> None:
         """Give blocks their hops, and list them by message and by lane."""
         shapes = [step.shape for step in rows.steps]
-        links = _joined([shape.links.reshape(-1) for shape in shapes])
+        links = _one_column([shape.links.reshape(-1) for shape in shapes])
         sizes = np.array([shape.links.size for shape in shapes], np.int64)
         begins = np.cumsum(sizes) - sizes
-        before = np.append(0, np.cumsum(links >= 0))
-        self._give_hops(rows, (before[begins + sizes] - before[begins])[rows.order])
+        hops = np.append(0, np.cumsum(links >= 0))
+        self._give_hops(rows, (hops[begins + sizes] - hops[begins])[rows.order])
         plain = all(
             shape.weight.strides == (0, 0) and bool((shape.weight[:1, :1] == 1).all())
             for shape in shapes
@@ -409,7 +409,7 @@ class StepMachine:
             begins[rows.order],
             rows.of_blocks([shape.links.shape[1] for shape in shapes]),
             np.require(links, np.int32, ["C", "W"]),
-            np.require(_joined(weight) if weight else links[:0], np.int32, ["C", "W"]),
+            np.require(_one_column(weight) if weight else links[:0], np.int32, ["C", "W"]),
             self.lanes_seen,
         )
 
@@ -425,8 +425,8 @@ class StepMachine:
         for block, size in zip(rows.blocks[grows].tolist(), sizes.tolist(), strict=True):
             self.hop_room[block] = size
         if self.hops_used > len(self.state.link):
-            more = max(self.spare, self.hops_used // 2) if self.reloads else 0
-            self.state = more_hops(self.state, self.hops_used + more)
+            ahead = max(self.spare, self.hops_used // 2) if self.reloads else 0
+            self.state = more_hops(self.state, self.hops_used + ahead)
 
     def _connect(self, rows: BlockRows) -> None:
         """Number the connections of blocks, and allocate new ones."""
@@ -435,7 +435,7 @@ class StepMachine:
             self.state.connection[rows.slots] = self.latest[1]
             return
         lanes = len(self.state.lane_left)
-        names = _joined(
+        names = _one_column(
             [
                 shape.sender * lanes + shape.receiver
                 if shape.connection is None
@@ -521,7 +521,7 @@ class StepMachine:
                 self.free[self.room[block]].setdefault(content, []).append(block)
 
 
-def _joined(columns: list[Array]) -> Array:
+def _one_column(columns: list[Array]) -> Array:
     """Columns one after the other; a single one as it is."""
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
