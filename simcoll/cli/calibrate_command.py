@@ -15,6 +15,7 @@ from simcoll.terminal import say
 if TYPE_CHECKING:
     from simcoll.libraries.calibration import Calibration
     from simcoll.libraries.fitting import Series
+    from simcoll.planning.measured.comparison import BandError
 
 __all__ = ["calibrate_logs"]
 
@@ -66,12 +67,28 @@ def calibrate_logs(
     say(f"# wrote {output}: calibration {result.hash}")
 
 
+def _verdict(plain: Sequence[BandError], calibrated: Sequence[BandError]) -> Iterator[str]:
+    """In which bands of sizes the calibration brings predictions nearer to rows left out."""
+    better, worse = [], []
+    for before, after in zip(plain, calibrated, strict=True):
+        change = f"{before.band} (median {before.median:.0%} to {after.median:.0%})"
+        if after.median < before.median:
+            better.append(change)
+        elif after.median > before.median:
+            worse.append(change)
+    verdict = "verdict: with the calibration, predictions are"
+    if better:
+        yield f"{verdict} more exact for sizes {', '.join(better)}"
+    if worse:
+        yield f"{verdict} less exact for sizes {', '.join(worse)}; measure more sizes there"
+
+
 def _lines(
     result: Calibration, series: Sequence[Series], names: tuple[str, ...] | None
 ) -> Iterator[str]:
     """Describe the parameters, and the error before and after on rows left out of the fit."""
     from simcoll.libraries.fitting import left_out
-    from simcoll.planning.measured.comparison import band_lines
+    from simcoll.planning.measured.comparison import band_errors, band_lines
     from simcoll.units import format_signed
 
     yield from result.sources
@@ -96,10 +113,13 @@ def _lines(
     if not rows:
         yield "too few rows for a cross-validation"
         return
-    for line in band_lines((row.size_bytes, 1 + row.uncalibrated_error) for row in rows):
+    ratios = [(row.size_bytes, 1 + row.uncalibrated_error) for row in rows]
+    left_out_ratios = [(row.size_bytes, 1 + row.calibrated_error) for row in rows]
+    for line in band_lines(ratios):
         yield f"error without the calibration, {line}"
-    for line in band_lines((row.size_bytes, 1 + row.calibrated_error) for row in rows):
+    for line in band_lines(left_out_ratios):
         yield f"error of rows left out of the fit, {line}"
+    yield from _verdict(band_errors(ratios), band_errors(left_out_ratios))
     plain = sum(abs(row.uncalibrated_error) for row in rows)
     calibrated = sum(abs(row.calibrated_error) for row in rows)
     if calibrated > plain:

@@ -91,7 +91,7 @@ def diff_results(
     still = sum(move.change == 0 for move in comparison.moves)
     say(
         f"# {metric}: {len(comparison.moves):,} points in both, {still:,} equal, {len(beyond):,} "
-        f"moved by more than {allowed:.4%}; "
+        f"moved by more than {100 * allowed:.6g}%; "
         f"{len(comparison.gone):,} gone, {len(comparison.new):,} new"
     )
     return int(bool(beyond or comparison.gone))

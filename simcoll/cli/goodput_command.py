@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from simcoll.planning.reliability.goodput import Goodput
 
 __all__ = ["simulate_goodput"]
+
+NOISE = 2
+"""Standard errors of a difference below which the seeds do not tell two cases apart."""
 
 
 def simulate_goodput(
@@ -43,10 +47,36 @@ def simulate_goodput(
     cases = goodput_of(run.rows)
     for line in _table(cases):
         say(line)
+    for line in _verdict(cases):
+        say(f"# {line}")
     if len(run.rows) == len(cases):
         say("# one seed: +/- and 5 to 95 % are unknown, not zero; raise seeds in the file")
     write_file(folder / "results.csv", goodput_csv(cases))
     say(f"# wrote {folder / 'rows.jsonl'}, {folder / 'results.csv'}")
+
+
+def _verdict(cases: Sequence[Goodput]) -> Iterator[str]:
+    """The best case by goodput, the number that the seeds do not tell from it, and the cheapest."""
+    from simcoll.units import counted
+
+    if len(cases) == 1:
+        return
+    best = max(cases, key=lambda case: case.mean)
+    ties = sum(
+        case is not best and best.mean - case.mean <= NOISE * math.hypot(best.error, case.error)
+        for case in cases
+    )
+    noise = f" +/- {best.error:.4f}" if best.error else ""
+    yield f"Best by goodput: {_values(best)}, {best.mean:.4f}{noise}."
+    if ties:
+        yield f"{counted(ties, 'other case')} within the noise of the seeds."
+    if best.usd_per_mtoken:
+        cheapest = min(cases, key=lambda case: case.usd_per_mtoken)
+        yield f"Cheapest: {_values(cheapest)}, {cheapest.usd_per_mtoken:.4f} $/Mtoken."
+
+
+def _values(case: Goodput) -> str:
+    return ", ".join(f"{name} {value}" for name, value in case.case.items())
 
 
 def _table(cases: Sequence[Goodput]) -> Iterator[str]:

@@ -57,7 +57,8 @@ def job_lines(
         return [*lines, "# without --topology there are no times"]
     machine = _machine(topology, nodes, program.module.devices)
     chosen = gpu_of(gpu, machine, str(path))
-    return lines + list(_time_lines(program, machine, chosen, cpu=cpu))
+    times = _time_lines(program, machine, chosen, cpu=cpu)
+    return [*times, *lines, *_scope_lines(program, chosen)]
 
 
 def _machine(topology: str, nodes: int | None, devices: int) -> Topology:
@@ -185,6 +186,11 @@ def _time_lines(program: HloProgram, machine: Topology, gpu: Gpu, *, cpu: bool) 
             f"work {100 * share:.0f} % of the step, products {100 * products:.1f} % of "
             f"{peak / 1e12:,.0f} TFLOPS ({gpu.name})",
         )
+
+
+def _scope_lines(program: HloProgram, gpu: Gpu) -> Iterator[str]:
+    """What the times leave out, and how far they were checked."""
+    module = program.module
     if module.target != "gpu":
         yield (
             f"# compiled for {_TARGETS[module.target]}: its collectives are not those of a module "

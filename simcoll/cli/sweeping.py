@@ -234,6 +234,10 @@ def mesh_lines(
         receive()
         stopped = True
         say(f"# stopped after {len(rows)} lines", flush=True)
+    say(
+        "# one: a group alone; all: all groups of its axis at once, which take longer on shared "
+        "links"
+    )
     if csv is not None and rows:
         write_file(csv, groups_csv(sweep, rows))
         say(f"# wrote {csv}")

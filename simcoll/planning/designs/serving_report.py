@@ -48,10 +48,12 @@ def serving_lines(models: Sequence[ServedModel], steps: Sequence[ServingStep]) -
             continue
         text = "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
         yield f"# {text}".rstrip() if number == 0 else f"  {text}".rstrip()
+    yield "# *: no other mapping is faster and has more tokens/s/GPU"
     yield (
-        "# * on the front of time and tokens/s/GPU; ms of one step, exposed: of it in collectives, "
-        "floors: of it in kernels at their least time; without requests, queues and the host"
+        "# ms: one step; exposed, floors: shares of it in collectives, and in kernels that take "
+        "their least time"
     )
+    yield "# not modelled: requests, queues, sampling, and the host beside kernels"
 
 
 def _cells(step: ServingStep, axes: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -164,11 +165,17 @@ def _communication(result: WorkloadResult, *, verbose: bool) -> Iterator[str]:
 
 
 def call_lines(calls: Sequence[CallTime]) -> Iterator[str]:
-    """The collectives that take longest."""
-    for call in calls[:SHOWN_CALLS]:
+    """The collectives that take longest; those that differ in nothing printed are one."""
+    alike: dict[str, CallTime] = {}
+    for call in calls:
+        text = _call(replace(call, count=0))
+        count = alike[text].count if text in alike else 0
+        alike[text] = replace(call, count=count + call.count)
+    joined = sorted(alike.values(), key=lambda call: call.count * call.time_fs, reverse=True)
+    for call in joined[:SHOWN_CALLS]:
         yield _row("collective", _call(call))
-    if len(calls) > SHOWN_CALLS:
-        yield _row("", f"and {len(calls) - SHOWN_CALLS} that take less time")
+    if len(joined) > SHOWN_CALLS:
+        yield _row("", f"and {len(joined) - SHOWN_CALLS} that take less time")
 
 
 def _call(call: CallTime) -> str:

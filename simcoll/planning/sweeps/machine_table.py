@@ -76,8 +76,15 @@ def fastest_rows(rows: Sequence[Row]) -> list[MachineRow]:
 
 
 def _machine(point: Mapping[str, Any], conditions: Sequence[str]) -> str:
-    values = [f"{key} {point[key]}" for key in conditions if point.get(key)]
+    values = [f"{key} {_condition(point[key])}" for key in conditions if point.get(key)]
     return ", ".join([str(point["topology"]).rpartition("/")[2], *values])
+
+
+def _condition(value: Any) -> str:
+    """A value as options spell it: links with their shares, or items in a row."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{link}={share}" for link, share in value.items())
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def machine_lines(rows: Sequence[MachineRow]) -> Iterator[str]:

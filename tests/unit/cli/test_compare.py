@@ -101,6 +101,9 @@ def test_a_calibration_brings_predictions_closer_and_is_named(capsys, here):
     assert out.splitlines()[-1] == f"# wrote mine.toml: calibration {found.hash}"
     assert "# NCCL's tuning table for 8 ranks on 1 nodes: determines the choice there" in out
     assert "# error of rows left out of the fit, below 64 KiB: median " in out
+    assert (
+        "# verdict: with the calibration, predictions are more exact for sizes below 64 KiB" in out
+    )
     assert "worse with the calibration" not in out
     assert found.sources == ("run.log: all_reduce, 8 ranks on 1 node, 9 rows, nccl 2.28.7",)
     assert (found.topology, found.library.split()[0], len(found.tuning)) == ("dgx-h100", "nccl", 1)

@@ -252,6 +252,16 @@ def test_a_compiled_program_needs_only_its_text():
         simcoll.jax.workload(lambda x: x, gpu="h100")
 
 
+def test_the_step_stands_above_the_facts_of_the_module():
+    from simcoll.cli.hlo_job import job_lines
+
+    lines = job_lines(FOLDER / "experts-h100.txt.gz", topology="dgx-h100")
+    heads = [line.split()[0] for line in lines]
+    assert lines[0].endswith(" ranks on dgx-h100, tier 2") or lines[0].endswith("tier 1")
+    assert heads.index("step") < heads.index("use") < heads.index("products")
+    assert lines[-1].startswith("# checked: FLOPs")
+
+
 def test_a_module_for_tpus_has_cycles_and_no_times():
     from simcoll.cli.hlo_job import job_lines
 

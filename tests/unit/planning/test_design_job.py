@@ -110,8 +110,10 @@ def test_the_table_has_days_and_dollars(folder, capsys):
     printed = capsys.readouterr().out
     assert "days  5 to 95 %" in printed
     assert "$m  5 to 95 %" in printed
+    (best,) = (line for line in printed.splitlines() if line.startswith("# Best by goodput: "))
     with (out / "results.csv").open() as file:
-        (first, _) = csv.DictReader(file)
+        (first, second) = csv.DictReader(file)
+    assert f", {max(float(first['goodput']), float(second['goodput'])):.4f} +/- " in best
     assert float(first["days_5"]) <= float(first["days_50"]) <= float(first["days_95"])
     assert float(first["usd_50"]) == pytest.approx(float(first["days_50"]) * 24 * 128)
 

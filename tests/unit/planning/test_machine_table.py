@@ -38,7 +38,7 @@ def test_the_fastest_counts_and_of_seeds_the_slowest():
 
 def test_conditions_that_differ_tell_machines_apart():
     rows = [row(100, degraded={}), row(200, degraded={"x": 0.5}), row(100, nodes=None)]
-    assert [line.machine for line in fastest_rows(rows)] == ["a", "a, degraded {'x': 0.5}"]
+    assert [line.machine for line in fastest_rows(rows)] == ["a", "a, degraded x=0.5"]
 
 
 def test_lines_and_picture_repeat(tmp_path):
