@@ -172,7 +172,10 @@ def _refusal(name: str) -> Callable[..., Any]:
 
 def _synchronize() -> None:
     thread = current_thread()
-    thread.process.flights.clear()
+    works = thread.process.flights.on_gpu()
+    for work in works:
+        thread.call(work.wait)
+    thread.process.flights.land(works)
     if thread.process.device is not None:
         thread.call(wait_until, thread.process.device.tail())
 

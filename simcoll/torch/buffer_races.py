@@ -37,6 +37,7 @@ class _Flight:
     group: Any
     inputs: tuple[torch.Tensor, ...]
     outputs: tuple[torch.Tensor, ...]
+    on_gpu: bool
 
 
 class Flights:
@@ -61,10 +62,14 @@ class Flights:
         group: Any,
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
+        *,
+        on_gpu: bool,
     ) -> None:
-        """Note an operation; fake tensors have no contents to protect."""
+        """Note an operation, of streams of a GPU or not; fake tensors have no contents to
+        protect.
+        """
         if not any(isinstance(tensor, FakeTensor) for tensor in (*inputs, *outputs)):
-            self._flights[work] = _Flight(work, group, tuple(inputs), tuple(outputs))
+            self._flights[work] = _Flight(work, group, tuple(inputs), tuple(outputs), on_gpu)
 
     def land(self, works: Sequence[Work]) -> None:
         """End operations whose ends the program knows, and the collectives before them in their
@@ -81,9 +86,9 @@ class Flights:
                     del self._flights[earlier.work]
             del self._flights[work]
 
-    def clear(self) -> None:
-        """End all operations: the program has waited for the device."""
-        self._flights.clear()
+    def on_gpu(self) -> list[Work]:
+        """The operations on streams of the GPU, which end when a program waits for it."""
+        return [flight.work for flight in self._flights.values() if flight.on_gpu]
 
     def check_operator(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], site: Callable[[], Site]

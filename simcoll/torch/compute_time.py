@@ -348,7 +348,7 @@ def compute_replacements() -> list[tuple[Any, str, Any]]:
     return [
         *(
             (torch.Tensor, name, _read_past_dispatcher(getattr(torch.Tensor, name)))
-            for name in ("__array__", "__repr__", "numpy", "tolist")
+            for name in ("__array__", "__dlpack__", "__reduce_ex__", "__repr__", "numpy", "tolist")
         ),
         *(
             (torch.cpu, name, value)

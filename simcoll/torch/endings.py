@@ -61,11 +61,19 @@ def _is_ours(frame: traceback.FrameSummary) -> bool:
     return frame.filename.startswith(_OURS)
 
 
+def _only_passes_on(frame: traceback.FrameSummary) -> bool:
+    """Whether a frame imports a module, or hands a call to a mode of a run and back."""
+    return frame.filename.startswith("<frozen") or frame.name in {
+        "__torch_function__",
+        "handle_torch_function",
+    }
+
+
 def _drop_foreign(summary: traceback.TracebackException) -> bool:
     """Drop foreign frames and errors of one error, and of those below it; False if nothing of the
     program is left.
     """
-    frames = [frame for frame in summary.stack if not frame.filename.startswith("<frozen")]
+    frames = [frame for frame in summary.stack if not _only_passes_on(frame)]
     lines = [frame for frame in frames if not frame.filename.startswith(_FOREIGN)]
     last = frames.index(lines[-1]) if lines else -1
     # Where PyTorch raises, below a call of the program; not below one of ours.

@@ -93,6 +93,11 @@ class Places:
         entry = self._entry(tensor)
         return None if entry is None else entry.place
 
+    def is_on_gpu(self, tensor: Any) -> bool:
+        """Whether the script has placed a tensor on a GPU."""
+        place = self.get(tensor)
+        return place is not None and place != HOST
+
     def lies_on_host(self, tensor: Any) -> bool:
         """Whether a tensor is in the host's memory by a move or by name."""
         entry = self._entry(tensor)

@@ -29,7 +29,7 @@ from simcoll.distributed.api.groups import default_group
 from simcoll.distributed.api.making_groups import shared_group
 from simcoll.distributed.runtime.device import SimulatedDevice, after
 from simcoll.distributed.runtime.tasks import wait_until
-from simcoll.distributed.runtime.work import timeout_fs
+from simcoll.distributed.runtime.work import Work, timeout_fs
 from simcoll.distributed.runtime.world import GroupHandle, current_rank
 from simcoll.errors import ConfigError
 from simcoll.libraries.choices import Choice
@@ -152,6 +152,10 @@ class SimcollGroup(DispatchedGroup):
         self._run_handle = self._handle  # while times are estimated, calls go to another
         self._estimator: Estimator | None = None
 
+    def __repr__(self) -> str:
+        members = list(self._handle.communicator.members)
+        return f"<ProcessGroup {self._name}: rank {self.rank()} of the ranks {members}>"
+
     def _run(
         self,
         function: Callable[..., Any],
@@ -186,7 +190,7 @@ class SimcollGroup(DispatchedGroup):
                 **kwargs,
             )
             if part is not None:
-                self._thread.process.flights.begin(part, self._handle.communicator, inputs, results)
+                self._watch(part, inputs, results)
             work = RankWork(self._thread, () if part is None else (part,), results)
             if part is not None and limit_fs > 0:
                 part.deadline_fs, part.explicit = part.entry.created_fs + limit_fs, True
@@ -219,6 +223,15 @@ class SimcollGroup(DispatchedGroup):
                     thread.call(wait_until, work)
         for reason in overlaps(name, inputs, outputs, self.rank(), self.size()):
             thread.tell(name, reason)
+
+    def _watch(self, part: Work, inputs: Tensors, outputs: Tensors) -> None:
+        """Watch the buffers of an operation in flight."""
+        process = self._thread.process
+        on_gpu = process.places is not None and (
+            self._runs_in_order
+            or all(process.places.is_on_gpu(tensor) for tensor in (*inputs, *outputs))
+        )
+        process.flights.begin(part, self._handle.communicator, inputs, outputs, on_gpu=on_gpu)
 
     def _device(self, tensors: list[torch.Tensor]) -> SimulatedDevice | None:
         """The device of fake tensors, with a time model."""
@@ -618,7 +631,7 @@ class SimcollGroup(DispatchedGroup):
             part = self._thread.call(
                 function, array_of(tensor), group=self._handle, tag=tag, **peer
             )
-            flights.begin(part, self._handle.communicator, *buffers)
+            self._watch(part, *buffers)
             work = RankWork(self._thread, (part,), [tensor])
         end(work)
         return self._note(work)

@@ -33,6 +33,7 @@ from simcoll.distributed.runtime.device import SimulatedDevice
 from simcoll.distributed.runtime.records import Site, asked_from, calling_site
 from simcoll.distributed.runtime.tasks import Task, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import Rank, current_rank
+from simcoll.distributed.start.spawning import note_failure
 from simcoll.distributed.stores.store_errors import DistError
 from simcoll.torch.buffer_races import Flights
 from simcoll.torch.interrupts import Interrupts
@@ -332,8 +333,10 @@ class RankThread:
 
     def leave(self, status: int) -> NoReturn:
         """End the rank's process at once, as ``os._exit`` does: its program does not go on."""
-        job = self._jobs[-1]
-        job.failure = _exit_of(status, sys._getframe(1))
+        job, failure = self._jobs[-1], _exit_of(status, sys._getframe(1))
+        job.failure = failure
+        if failure is not None and not self.main and self._rank is not None:
+            note_failure(self._rank, failure)
         self._send(job)
         self._receive()
         raise _StoppedError

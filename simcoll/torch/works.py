@@ -138,6 +138,8 @@ class RankWork(dist.Work):
             self.thread.call(compute, POLL)
         ended = self._is_over()
         if ended:
+            for part in self.parts:
+                part.rank.open_works.pop(part, None)
             self.thread.process.flights.land(self.parts)
         return ended
 

@@ -25,6 +25,7 @@ from simcoll.distributed.runtime.matched_calls import Streams
 from simcoll.distributed.runtime.plans_in_flight import Emulator
 from simcoll.distributed.runtime.rank_classes import RankClasses
 from simcoll.distributed.runtime.recording import Recording
+from simcoll.distributed.runtime.records import waiting_site
 from simcoll.distributed.runtime.run_events import Faults
 from simcoll.distributed.runtime.run_timeline import RankSpan
 from simcoll.distributed.runtime.tasks import (
@@ -402,24 +403,34 @@ class EmulatedWorld:
             who = "1 rank waits" if stuck == 1 else f"{stuck} ranks wait"
             lines = [f"Hang at {format_time(self.now)}: no event is left, and {who}."]
         else:
-            name = type(gone.failure).__name__
-            lines = [f"{PEER_ENDED}: rank {gone.number} ended with {name}: {gone.failure}"]
+            name, text = type(gone.failure).__name__, _message(gone.failure)
+            lines = [f"{PEER_ENDED}: rank {gone.number} ended with {name}: {text}"]
         lines += (
             []
             if self._faults is None
             else [f"  {line}" for line in self._faults.waiting()[:SHOWN_RANKS]]
         )
         sample = waiting[:SHOWN_RANKS]
-        lines += [
-            f"  rank {task.owner.number}: {task.waiting.waits_for()}"
-            for task in sample
-            if task.waiting
-        ]
+        lines += [f"  rank {task.owner.number}: {_reason(task)}" for task in sample]
         if len(waiting) > len(sample):
             lines.append(f"  ... and {len(waiting) - len(sample)} more")
         if ended:
             lines.append(f"  ended: rank {', '.join(ended[:SHOWN_RANKS])}")
         return "\n".join(lines)
+
+
+def _message(error: BaseException | None) -> str:
+    """The text of a program's error, whose ``__str__`` may itself fail."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  # as Python's tracebacks say it
+        return "<exception str() failed>"
+
+
+def _reason(task: Task) -> str:
+    """What a task waits for, with the line unless it is that of the operation."""
+    reason, site = "" if task.waiting is None else task.waiting.waits_for(), waiting_site(task)
+    return reason if site.file in reason else f"{reason} ({site})"
 
 
 def _busy(waiting: list[Task]) -> list[Task]:

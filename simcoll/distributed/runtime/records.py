@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import greenlet  # type: ignore[import-untyped]
 import msgspec
 import numpy as np
 
@@ -29,6 +30,7 @@ __all__ = [
     "calling_site",
     "document",
     "new_flight",
+    "waiting_site",
 ]
 
 KEPT = 2000
@@ -94,9 +96,19 @@ def calling_site(*folders: str, above: int = 1) -> Site:
     site = asked_from.get()
     if site is not None:
         return site
-    internal_folders = folders or _HERE
     # inspect.stack() reads source files, and this is done on every call.
-    frame: FrameType | None = sys._getframe(above)  # noqa: SLF001
+    return _site_of(sys._getframe(above), folders or _HERE)  # noqa: SLF001
+
+
+def waiting_site(task: greenlet.greenlet) -> Site:
+    """The line of the program at which a task that is not running waits."""
+    context = task.gr_context
+    site = None if context is None else context.get(asked_from)
+    return site or _site_of(task.gr_frame, _HERE)
+
+
+def _site_of(innermost: FrameType | None, internal_folders: str | tuple[str, ...]) -> Site:
+    frame = innermost
     while frame is not None and frame.f_code.co_filename.startswith(internal_folders):
         frame = frame.f_back
     if frame is None:

@@ -98,11 +98,28 @@ def _checksum(arrays: Iterable[Array]) -> int:
     return value
 
 
+_SIGNALING_NAN = {
+    "float16": b"\xa5\x7d",
+    "bfloat16": b"\xa5\x7f",
+    "float32": b"\xa5\xa5\xa5\x7f",
+    "float64": b"\xa5\xa5\xa5\xa5\xa5\xa5\xf5\x7f",
+    "complex64": b"\xa5\xa5\xa5\x7f" * 2,
+    "complex128": b"\xa5\xa5\xa5\xa5\xa5\xa5\xf5\x7f" * 2,
+}
+"""Little-endian bytes of a signaling NaN."""
+
+
 def _poison(arrays: Iterable[Array]) -> None:
-    """Fill buffers with a pattern that exposes early reads: NaN, bytes A5, or True."""
+    """Fill buffers with a pattern that exposes early reads: NaN, bytes A5, or True.
+
+    IEEE numbers get a signaling NaN: arithmetic in place makes it quiet, which changes its bits.
+    """
     for array in arrays:
+        pattern = _SIGNALING_NAN.get(array.dtype.name)
         if array.dtype.kind in "iu":
-            array[...] = np.frombuffer(b"\xa5" * array.dtype.itemsize, array.dtype)[0]
+            pattern = b"\xa5" * array.dtype.itemsize
+        if pattern is not None:
+            array[...] = np.frombuffer(pattern, array.dtype)[0]
         else:
             array[...] = True if array.dtype.kind == "b" else float("nan")
 

@@ -69,6 +69,7 @@ __all__ = [
     "emulated_time",
     "fake_array",
     "flight_record",
+    "note_failure",
     "run_rank",
     "spawn",
 ]
@@ -402,14 +403,19 @@ def _note_end(rank: Rank, task: Task) -> None:
     rank.value = task.value
     rank.failure, task.failure = task.failure, None
     if rank.failure is not None:
-        rank.world.history.failures.append(rank.failure)
         expired_fs, report = rank.world.history.stuck
         if expired_fs == rank.world.now:
             rank.failure.add_note(report)
-        rank.failure.add_note(
-            f"[rank{rank.number}]: raised by the program of rank {rank.number} at "
-            f"{format_time(rank.world.now)}"
-        )
+        note_failure(rank, rank.failure)
+
+
+def note_failure(rank: Rank, failure: BaseException) -> None:
+    """Record an error that ends a rank's program, and so the run."""
+    rank.world.history.failures.append(failure)
+    failure.add_note(
+        f"[rank{rank.number}]: raised by the program of rank {rank.number} at "
+        f"{format_time(rank.world.now)}"
+    )
 
 
 def flight_record() -> dict[str, Any]:

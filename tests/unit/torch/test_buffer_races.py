@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import pickle
+import threading
+
+import ml_dtypes
+import numpy as np
 import pytest
 
 from tests.support.deferred import Deferred, needs_torch
@@ -31,6 +37,9 @@ ACCESSES = {
     "prints": repr,
     "lists": lambda t: t.tolist(),
     "leaves for numpy": lambda t: t.numpy(),
+    "leaves by DLPack": np.from_dlpack,
+    "is pickled": pickle.dumps,
+    "is saved": lambda t: torch.save(t, io.BytesIO()),
 }
 
 
@@ -211,3 +220,63 @@ def test_collectives_of_gloo_may_run_at_once():
 
     with pytest.raises(RuntimeError, match="was changed while the operation was in flight"):
         on_ranks(body)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex128"])
+def test_an_array_of_the_same_memory_is_divided_too_early(dtype):
+    def body(rank, world_size):
+        t = torch.ones(4, dtype=getattr(torch, dtype))
+        if dtype == "bfloat16":
+            alias = t.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        else:
+            alias = t.numpy()
+        work = dist.all_reduce(t, async_op=True)
+        with np.errstate(invalid="ignore"):
+            alias /= 2
+        work.wait()
+
+    with pytest.raises(RuntimeError, match=r"output buffer of all_reduce .* was changed while"):
+        on_ranks(body)
+
+
+def test_a_thread_of_the_rank_divides_too_early():
+    def body(rank, world_size):
+        t = torch.ones(4)
+        work = dist.all_reduce(t, async_op=True)
+        thread = threading.Thread(target=t.div_, args=(2,))
+        thread.start()
+        thread.join()
+        work.wait()
+
+    with pytest.raises(RuntimeError, match=r"output buffer of all_reduce .* was changed while"):
+        on_ranks(body)
+
+
+def test_a_wait_for_the_gpu_ends_its_collectives():
+    """``torch.cuda.synchronize`` waits for all streams, that of NCCL included."""
+
+    def body(rank, world_size):
+        dist.init_process_group()
+        torch.cuda.set_device(rank)
+        t = torch.full((4,), rank + 1.0, device="cuda")
+        begin = backend.emulated_time()
+        dist.all_reduce(t, async_op=True)
+        torch.cuda.synchronize()
+        return t.tolist(), backend.emulated_time() > begin
+
+    result = backend.spawn(body, 2, cuda_is_cpu=True)
+    assert result.returns == (([3.0] * 4, True),) * 2
+    assert result.findings == ()
+
+
+def test_a_poll_that_answers_true_is_a_wait():
+    def body(rank, world_size):
+        t = torch.ones(4)
+        work = dist.all_reduce(t, async_op=True)
+        while not work.is_completed():
+            pass
+        return t.tolist()
+
+    result = on_ranks(body)
+    assert result.returns == ([2.0] * 4,) * 2
+    assert result.findings == ()

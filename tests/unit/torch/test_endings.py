@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import queue
+import threading
+
 import pytest
 
 from tests.support.deferred import Deferred, needs_torch
@@ -99,7 +103,7 @@ def test_a_hang_that_timeouts_end_is_told_with_all_ranks():
         "Hang at 0 s: no event is left, and 3 ranks wait",
         "rank 0: send to rank 1",
         "rank 1: send to rank 0",
-        "rank 2: a key of a store that no rank has set",
+        f"rank 2: a key of a store that no rank has set ({__file__}:",
         "ended: rank 3",
         "at 600 s",
     ):
@@ -122,3 +126,65 @@ def test_places_are_those_of_the_program_and_name_the_caller():
     assert "typing_extensions" not in line
     assert line.count("test_endings.py:") == 2
     assert ", called at " in line
+
+
+def test_waits_for_locks_and_futures_have_places():
+    def program(rank, world_size):
+        dist.init_process_group("gloo")
+        lock = threading.Lock()
+        if rank == 0:
+            lock.acquire()
+            lock.acquire()
+        elif rank == 1:
+            queue.Queue().get()
+        else:
+            torch.futures.Future().wait()
+
+    with pytest.raises(RuntimeError, match="3 ranks wait") as caught:
+        backend.spawn(program, 3)
+    lines = [line for line in str(caught.value).splitlines() if line.startswith("  rank ")]
+    assert len(lines) == 3
+    assert all("test_endings.py:" in line for line in lines)
+
+
+def test_an_error_that_cannot_be_printed_is_told():
+    class MuteError(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    def body():
+        raise MuteError
+
+    said = failed(body)
+    assert "MuteError: <exception str() failed>" in said
+    assert said.endswith("with status 1\n")
+
+
+def test_os_exit_in_a_thread_ends_the_run():
+    def body():
+        thread = threading.Thread(target=os._exit, args=(3,))
+        thread.start()
+        thread.join()
+
+    assert failed(body).endswith("raised by the program of rank 1 at 0 s, with status 3\n")
+
+
+def test_functions_that_a_mode_sees_are_told_by_their_own_lines():
+    def program(rank, world_size):
+        torch._assert(rank == 0, "no")
+
+    with pytest.raises(AssertionError, match="no") as caught:
+        backend.spawn(program, 2, cuda_is_cpu=True)
+    said = endings.report_of(caught.value)
+    assert "torch/__init__.py" in said
+    assert "torch/overrides.py" not in said
+
+
+def test_groups_print_their_ranks():
+    def program(rank, world_size):
+        dist.init_process_group()
+        return repr(dist.new_group([0, 2]))
+
+    shown = backend.spawn(program, 3).returns
+    assert "rank 1 of the ranks [0, 2]>" in shown[2]
+    assert "[0, 2]" not in shown[1]
