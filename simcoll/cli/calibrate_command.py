@@ -70,11 +70,11 @@ def calibrate_logs(
 def _verdict(plain: Sequence[BandError], calibrated: Sequence[BandError]) -> Iterator[str]:
     """In which bands of sizes the calibration brings predictions nearer to rows left out."""
     better, worse = [], []
-    for before, after in zip(plain, calibrated, strict=True):
-        change = f"{before.band} (median {before.median:.0%} to {after.median:.0%})"
-        if after.median < before.median:
+    for plain_error, error in zip(plain, calibrated, strict=True):
+        change = f"{error.band} (median {plain_error.median:.0%} to {error.median:.0%})"
+        if error.median < plain_error.median:
             better.append(change)
-        elif after.median > before.median:
+        elif error.median > plain_error.median:
             worse.append(change)
     verdict = "verdict: with the calibration, predictions are"
     if better:

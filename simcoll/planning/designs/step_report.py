@@ -166,12 +166,12 @@ def _communication(result: WorkloadResult, *, verbose: bool) -> Iterator[str]:
 
 def call_lines(calls: Sequence[CallTime]) -> Iterator[str]:
     """The collectives that take longest; those that differ in nothing printed are one."""
-    alike: dict[str, CallTime] = {}
+    by_text: dict[str, CallTime] = {}
     for call in calls:
         text = _call(replace(call, count=0))
-        count = alike[text].count if text in alike else 0
-        alike[text] = replace(call, count=count + call.count)
-    joined = sorted(alike.values(), key=lambda call: call.count * call.time_fs, reverse=True)
+        count = by_text[text].count if text in by_text else 0
+        by_text[text] = replace(call, count=count + call.count)
+    joined = sorted(by_text.values(), key=lambda call: call.count * call.time_fs, reverse=True)
     for call in joined[:SHOWN_CALLS]:
         yield _row("collective", _call(call))
     if len(joined) > SHOWN_CALLS:
