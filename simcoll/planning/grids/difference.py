@@ -146,6 +146,12 @@ class _PointRecord:
 
 def _rows_of(folder: Path) -> _Rows:
     """Read the rows of a folder."""
+    if not folder.is_dir():
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise ConfigError(
+            f"{problem}; expected a folder that simcoll run, sweep, plan or goodput wrote",
+            file=str(folder),
+        )
     rows: _Rows = list(read_rows(folder).values())
     if not rows and is_file(folder / "results.json"):
         rows = [_row(run) for run in _runs(folder / "results.json")]

@@ -141,6 +141,8 @@ def test_diff_reads_scenarios_and_names_what_it_cannot_compare(folders, tmp_path
     Path("e").mkdir()
     for arguments, said in (
         (["a", "e"], "e: has no rows.jsonl and no results.json of simcoll"),
+        (["a", "c/results.json"], "c/results.json: is a file; expected a folder that simcoll run"),
+        (["a", "nowhere"], "nowhere: does not exist; expected a folder that simcoll run"),
         (["a", "b", "-m", "time"], "did you mean 'time_fs'"),
         (["a", "b", "--limit", "-1"], "--limit -1: expected a number from 0 on"),
         (["a", "b", "-t", "much"], "threshold 'much': expected a share"),
