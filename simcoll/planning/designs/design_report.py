@@ -133,7 +133,8 @@ def _counts(findings: PlanFindings) -> str:
     impossible = sum("error" in row for row in findings.rows)
     return (
         f"{len(findings.rows):,} designs: {len(findings.best):,} timed, {exact:,} of them with the "
-        f"whole step emulated; {tight:,} do not fit, {impossible:,} are impossible."
+        f"whole step emulated; {tight:,} {'does' if tight == 1 else 'do'} not fit, "
+        f"{impossible:,} {'is' if impossible == 1 else 'are'} impossible."
     )
 
 
