@@ -30,6 +30,7 @@ __all__ = [
     "UNCOMPILED",
     "announce_compiling",
     "entry",
+    "inline",
     "interrupts_wait",
     "part",
 ]
@@ -133,6 +134,13 @@ def interrupts_wait() -> Iterator[None]:
 def part(function: Function) -> Function:
     """Mark a function that only compiled code calls."""
     return _jit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def inline(function: Function) -> Function:
+    """Mark a part that is called in a single place, or is short: records of many arrays take as
+    long to pass as 20 flows to visit.
+    """
+    return _jit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
 
 
 def entry(function: Function) -> Function:

@@ -1,10 +1,19 @@
 """Many flows of which none waits for another: all pairs at once, a dispatch to experts.
 
 The loops with a calendar (:mod:`simcoll.emulator.fast.loops`) level a component of links again
-whenever a flow begins or ends, and reach everything through lists of hops. Where all start times
+whenever a flow begins or ends, and reach every flow through lists of hops. Where all start times
 are known beforehand, nothing but the links connects the flows: a component is played on its own,
-its links hold their flows in contiguous places, and the next event is the lowest of a few numbers.
-All pairs of 64 ranks take a tenth of the time.
+and the next event is the lowest of a few numbers.
+
+Each end of a flow changes the rates of a quarter of all flows, so an event must not visit each of
+them. They are visited by *groups*: a link limits the flows that no link before it, in the order of
+the rounds, limits. All flows of a group have one rate, and nearly always the same since when, so
+
+* what a round takes from the other links is a row of ``crossing``, which counts the flows of a
+  group that cross each link;
+* a new rate takes the same number of bytes from each flow of the group, whose bytes are contiguous;
+* the first of them to end is the one with the fewest bytes, which remains so: rounding never
+  reverses two numbers from which the same is taken.
 
 **Rounds.** As in :mod:`simcoll.emulator.fast.progressive`, but what they leave on the links is kept
 after every few of them, so that the next event begins with the first round that it can change.
@@ -17,8 +26,13 @@ it, their shares are higher. A flow that begins has none either, as long as its 
 frozen; and no link is frozen in a round whose share is below its water level, computed with the
 levels of the last event, for as long as the rounds are those of the last event.
 
+**Order.** Levels change by little, so the order of the links does, too. When a link is frozen, the
+links that preceded it and are not yet frozen are those that it overtakes, and flows that cross both
+pass to its group; no other flow ever changes its group. Links of equal share keep their order.
+
 **Bytes** and ends are rounded as in :mod:`simcoll.emulator.fast.rates`: the remaining bytes of a
-flow change only when its integer rate does.
+flow change only when its integer rate does. A flow that passes to another group at its old rate
+therefore keeps the time since when it has it; the group is *uneven* until its next rate.
 """
 
 from __future__ import annotations
@@ -28,170 +42,111 @@ from typing import NamedTuple
 import numpy as np
 
 from simcoll.arrays import Floats, Ints, Shorts
-from simcoll.emulator.fast.compiled import SOURCES, entry, part
+from simcoll.emulator.fast.compiled import SOURCES, entry, inline, part
 from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.rates import FS_PER_SECOND_UBPS, ROUNDING
 from simcoll.emulator.fast.state import MAX
 
 __all__ = [
-    "COLUMNS",
     "ENDED",
-    "FINISH",
-    "KEPT_EVERY",
+    "NONE",
     "OVERFULL",
     "PENDING",
-    "REMAINING",
+    "ROUNDS_KEPT",
     "SPARE",
     "Flows",
-    "LinkLists",
+    "LimitedFlows",
+    "LinkColumns",
     "play_component",
 ]
 
 ENDED, REFUSED, OVERFULL = range(3)
 """All flows have ended; a link leaves nothing to a flow, or a flow ends beyond the clock; a link
-carried more than its capacity.
+carries more than its capacity.
 """
-RATE, SINCE, FINISH, REMAINING = range(4)
-COLUMNS = 4
-"""Numbers of a flow: rate, the time of its last change, the end at this rate if it has been asked
-for, and, as a float, the remaining bytes.
-"""
-UNKNOWN = -1
+NONE = -1
+"""The group of a flow that has not begun, or has ended."""
+UNRATED = -1
+"""In place of the time since when a flow has its rate: it has none."""
 FROZEN = -1
 """In place of the number of pending flows: the link has its level."""
 SPARE, PENDING = range(2)
-KEPT_EVERY = 16
+ROUNDS_KEPT = 16
 """Rounds after which the shares are kept."""
+BLOCK = 32
+"""LinkColumns whose shares are compared without a branch."""
+BEYOND_INTEGERS = -float(2**60)
+"""A difference below it may not fit in 63 bits, and is beyond all errors of rounding."""
+CHECKED_EVERY = 64
+"""Events after which the sum of the rates on each link is compared with its capacity."""
 
 
 class Flows(NamedTuple):
     """The flows of a component, [flows, ...].
 
-    ``links`` are padded with the number of links; ``place`` is where each link lists the flow;
-    ``numbers`` and ``bytes`` are the same memory; ``order`` is by start time.
+    ``links`` are padded with the number of links; ``group`` is the link that limits a flow, and
+    ``place`` its place there; ``order`` is by start time.
     """
 
     links: Shorts
-    place: Shorts
-    numbers: Ints
-    bytes: Floats
+    size_bytes: Floats
     start_fs: Ints
+    end_fs: Ints
+    group: Shorts
+    place: Shorts
     order: Shorts
 
 
-class LinkLists(NamedTuple):
+class LimitedFlows(NamedTuple):
+    """The flows that each link limits, [links] or [places].
+
+    A group has ``members[link]`` places from ``base[link]`` on. ``rate`` and ``since_fs`` are those
+    of all its flows, or if it is ``uneven``, ``own_since_fs`` is the time since when each has its
+    rate. ``fewest`` are the fewest remaining bytes, valid if the group is neither uneven nor
+    ``changed``; ``soonest_fs`` is the first end. ``crossing[link, other]`` counts the flows of the
+    group of ``link`` that cross ``other``.
+    """
+
+    base: Ints
+    members: Ints
+    rate: Ints
+    since_fs: Ints
+    uneven: Shorts
+    changed: Shorts
+    fewest: Floats
+    soonest_fs: Ints
+    crossing: Shorts
+    flow: Shorts
+    remaining: Floats
+    own_since_fs: Ints
+
+
+class LinkColumns(NamedTuple):
     """The links of a component, and behind the last one that for no link.
 
-    A link lists its ``length[link]`` flows from ``base[link]`` on: ``flow``, the column ``hop`` of
-    the flow that names the link, and ``other_links``, the further links of the flow. ``spare`` is
-    what its flows without a rate share, and ``pending`` their number; ``shares`` are both after
-    every few rounds. ``frozen`` lists the links by round.
+    ``spare`` is what the flows of a link without a rate share, and ``pending`` their number;
+    ``shares`` are both after every few rounds. ``order`` lists the links by round, and behind them
+    those that limit no flow; ``position`` is the place in it. ``following`` and ``preceding``
+    connect the links without a level in that order. Flows on both of two links are listed in
+    ``meeting`` from ``meeting_base[lower * links + higher]`` on. Links that may share a flow with a
+    link are ``lowest`` to ``beyond``.
     """
 
     capacity: Ints
-    base: Ints
-    length: Ints
     level: Ints
-    used: Ints
-    soonest: Ints
     spare: Ints
     pending: Ints
-    flow: Shorts
-    hop: Shorts
-    other_links: Shorts
-    frozen: Shorts
-    heap: Ints
+    lowest: Ints
+    beyond: Ints
     shares: Ints
-    listed: Shorts
-
-
-@part
-def _begin(flows: Flows, links: LinkLists, f: int) -> None:
-    """Put a flow on its links."""
-    width = flows.links.shape[1]
-    for hop in range(width):
-        l = natural(flows.links[f, hop])
-        if l == len(links.capacity) - 1:
-            break
-        place = natural(links.base[l] + links.length[l])
-        links.length[l] += 1
-        links.flow[place] = f
-        links.hop[place] = hop
-        column = 0
-        for further in range(width):
-            if further != hop:
-                links.other_links[place, column] = flows.links[f, further]
-                column += 1
-        flows.place[f, hop] = place
-
-
-@part
-def _end(flows: Flows, links: LinkLists, f: int) -> None:
-    """Take a flow off its links; the last flow of each moves to its place."""
-    for hop in range(flows.links.shape[1]):
-        l = natural(flows.links[f, hop])
-        if l == len(links.capacity) - 1:
-            break
-        place = natural(flows.place[f, hop])
-        links.length[l] -= 1
-        links.used[l] -= flows.numbers[f, RATE]
-        last = natural(links.base[l] + links.length[l])
-        moved, moved_hop = natural(links.flow[last]), natural(links.hop[last])
-        links.flow[place], links.hop[place] = moved, moved_hop
-        for column in range(links.other_links.shape[1]):
-            links.other_links[place, column] = links.other_links[last, column]
-        flows.place[moved, moved_hop] = place
-
-
-@part
-def _sink(links: LinkLists, size: int, place: int, key: int, l: int) -> None:
-    """Put a share at a place of the heap of ``size`` entries, or below."""
-    heap = links.heap
-    while True:
-        child = natural(2 * place + 1)
-        if child >= size:
-            break
-        if child + 1 < size and heap[child + 1, 0] < heap[child, 0]:
-            child = natural(child + 1)
-        if key <= heap[child, 0]:
-            break
-        heap[place, 0], heap[place, 1] = heap[child, 0], heap[child, 1]
-        place = child
-    heap[place, 0], heap[place, 1] = key, l
-
-
-@part
-def _take_from(links: LinkLists, o: int, share: int) -> None:
-    """Take a rate from a link, unless its share is that of the round."""
-    pending = links.pending[o]
-    if links.spare[o] - share * pending >= pending:
-        links.spare[o] -= share
-        links.pending[o] = pending - 1
-
-
-@part
-def _list_without_rate(links: LinkLists, l: int) -> int:
-    """List the places of a link's flows without a rate; return their number.
-
-    Nothing branches on whether a flow has a rate: no processor foresees it.
-    """
-    width, flows = links.other_links.shape[1], 0
-    begin = links.base[l]
-    for index in range(begin, begin + links.length[l]):
-        place = natural(index)
-        links.listed[natural(flows)] = place
-        unrated = 1
-        for column in range(width):
-            unrated &= links.pending[natural(links.other_links[place, column])] >= 0
-        flows += unrated
-    return flows
-
-
-@part
-def _take(links: LinkLists, place: int, share: int) -> None:
-    """Take the rate of a flow from its other links."""
-    for column in range(links.other_links.shape[1]):
-        _take_from(links, natural(links.other_links[place, column]), share)
+    order: Shorts
+    position: Shorts
+    following: Shorts
+    preceding: Shorts
+    idle: Shorts
+    meeting_base: Ints
+    meeting: Shorts
+    gone: Shorts
 
 
 @part
@@ -203,222 +158,421 @@ def _finish_of(remaining: float, rate: int, since_fs: int) -> int:
 
 
 @part
-def _finish(flows: Flows, f: int) -> int:
-    """When a flow ends at its present rate."""
-    numbers = flows.numbers
-    if numbers[f, FINISH] == UNKNOWN:
-        numbers[f, FINISH] = _finish_of(
-            flows.bytes[f, REMAINING], numbers[f, RATE], numbers[f, SINCE]
-        )
-    finish: int = numbers[f, FINISH]
-    return finish
+def _bytes_in(rate: int, elapsed_fs: int) -> float:
+    return float(rate) * float(elapsed_fs) / FS_PER_SECOND_UBPS
 
 
 @part
-def _freeze(flows: Flows, links: LinkLists, l: int, share: int, now_fs: int) -> int:
-    """Level a link, and rate its flows without a rate."""
-    links.pending[l] = FROZEN
-    links.level[l] = share
-    numbers, soonest, status, gains = flows.numbers, MAX, ENDED, 0
-    # All flows that have this rate from now on end in the order of their bytes: one division tells
-    # when the first of them does.
-    fewest_bytes = np.inf
-    for turn in range(_list_without_rate(links, l)):
-        place = natural(links.listed[natural(turn)])
-        _take(links, place, share)
-        f = natural(links.flow[place])
-        old = numbers[f, RATE]
-        if old == share:
-            soonest = min(soonest, _finish(flows, f))
-            continue
-        remaining = flows.bytes[f, REMAINING]
-        if old > 0:
-            elapsed_fs = now_fs - numbers[f, SINCE]
-            remaining -= float(old) * float(elapsed_fs) / FS_PER_SECOND_UBPS
-            flows.bytes[f, REMAINING] = remaining
-        elif _finish_of(remaining, share, now_fs) == MAX:
-            status = REFUSED
-        fewest_bytes = min(fewest_bytes, remaining)
-        gains += share - old
-        for column in range(links.other_links.shape[1]):
-            links.used[natural(links.other_links[place, column])] += share - old
-        numbers[f, RATE], numbers[f, SINCE], numbers[f, FINISH] = share, now_fs, UNKNOWN
-    links.used[l] += gains
-    if fewest_bytes < np.inf:
-        soonest = min(soonest, _finish_of(fewest_bytes, share, now_fs))
-    links.soonest[l] = soonest
-    return status
+def _since(groups: LimitedFlows, l: int, place: int) -> int:
+    """Since when the flow at a place has its rate."""
+    since: int = groups.own_since_fs[place] if groups.uneven[l] else groups.since_fs[l]
+    return since
 
 
 @part
-def _keep(links: LinkLists, turn: int) -> None:
-    """Keep the shares after a number of rounds, if it is one to begin with."""
-    if turn % KEPT_EVERY == 0:
-        shares = natural(turn // KEPT_EVERY)
-        for l in range(len(links.spare)):
-            links.shares[shares, SPARE, l] = links.spare[l]
-            links.shares[shares, PENDING, l] = links.pending[l]
+def _make_uneven(groups: LimitedFlows, l: int) -> None:
+    """Let each flow of a group have its own time."""
+    if groups.uneven[l] == 0:
+        groups.uneven[l] = 1
+        for place in range(groups.base[l], groups.base[l] + groups.members[l]):
+            groups.own_since_fs[natural(place)] = groups.since_fs[l]
 
 
 @part
-def _count_in_shares(flows: Flows, links: LinkLists, f: int, restart: int, change: int) -> None:
-    """Count a flow that begins (1) or has ended (-1) in the shares that remain valid."""
+def _count_crossing(flows: Flows, groups: LimitedFlows, f: int, l: int, change: int) -> None:
     for hop in range(flows.links.shape[1]):
+        groups.crossing[l, natural(flows.links[f, hop])] += change
+
+
+@part
+def _join(
+    flows: Flows, groups: LimitedFlows, f: int, l: int, remaining: float, since_fs: int
+) -> None:
+    """Put a flow in the group of a link."""
+    if since_fs != groups.since_fs[l]:
+        _make_uneven(groups, l)
+    place = natural(groups.base[l] + groups.members[l])
+    groups.members[l] += 1
+    groups.flow[place], groups.remaining[place] = f, remaining
+    groups.own_since_fs[place] = since_fs
+    groups.changed[l] = 1
+    flows.group[f], flows.place[f] = l, place
+    _count_crossing(flows, groups, f, l, 1)
+
+
+@part
+def _leave(flows: Flows, groups: LimitedFlows, f: int) -> None:
+    """Take a flow out of its group; the last flow of the group moves to its place."""
+    l, place = natural(flows.group[f]), natural(flows.place[f])
+    groups.members[l] -= 1
+    last = natural(groups.base[l] + groups.members[l])
+    moved = natural(groups.flow[last])
+    groups.flow[place], groups.remaining[place] = moved, groups.remaining[last]
+    groups.own_since_fs[place] = groups.own_since_fs[last]
+    groups.changed[l] = 1
+    flows.place[moved] = place
+    flows.group[f] = NONE
+    _count_crossing(flows, groups, f, l, -1)
+
+
+@part
+def _begin(flows: Flows, groups: LimitedFlows, links: LinkColumns, f: int) -> None:
+    """Put a new flow in the group of the first of its links."""
+    limit = natural(flows.links[f, 0])
+    for hop in range(1, flows.links.shape[1]):
         l = natural(flows.links[f, hop])
-        if l == len(links.capacity) - 1:
-            break
-        for turn in range(restart + 1):
-            links.shares[turn, PENDING, l] += change
+        if l < len(links.position) and links.position[l] < links.position[limit]:
+            limit = l
+    _join(flows, groups, f, limit, flows.size_bytes[f], UNRATED)
 
 
 @part
-def _go_back(links: LinkLists, restart: int, turns: int) -> None:
-    """Restore the shares that were kept, and repeat the rounds from there."""
-    for l in range(len(links.spare)):
-        links.spare[l] = links.shares[restart, SPARE, l]
-        links.pending[l] = links.shares[restart, PENDING, l]
-    for turn in range(restart * KEPT_EVERY, turns):
-        l = natural(links.frozen[turn])
-        links.pending[l] = FROZEN
-        for index in range(_list_without_rate(links, l)):
-            _take(links, natural(links.listed[natural(index)]), links.level[l])
-
-
-@part
-def _fill(flows: Flows, links: LinkLists, frozen: int, now_fs: int) -> tuple[int, int]:
-    """Continue the rounds to the end; return the number of frozen links, and the status."""
-    heap = links.heap
-    size = 0
-    for l in range(len(links.capacity) - 1):
-        pending = links.pending[l]
-        if pending == FROZEN:
-            continue
-        links.level[l] = links.soonest[l] = MAX
-        if pending > 0:
-            heap[size, 0], heap[size, 1] = links.spare[l] // pending, l
-            size += 1
-    for place in range(size // 2 - 1, -1, -1):
-        _sink(links, size, natural(place), heap[place, 0], heap[place, 1])
-    status = ENDED
-    while size > 0:
-        share, l = heap[0, 0], natural(heap[0, 1])
-        pending = links.pending[l]
-        if pending > 0:
-            current_share = links.spare[l] // pending
-            if current_share > share:
-                _sink(links, size, 0, current_share, l)
-                continue
-            if share <= 0:
-                return frozen, REFUSED
-            _keep(links, frozen)
-            if _freeze(flows, links, l, share, now_fs) != ENDED:
-                status = REFUSED
-            links.frozen[frozen] = l
-            frozen += 1
-        size -= 1
-        _sink(links, size, 0, heap[size, 0], heap[size, 1])
-    _keep(links, frozen)  # the next event may change no round, and add some
-    for l in range(len(links.capacity) - 1):
-        if links.used[l] > links.capacity[l]:
-            status = OVERFULL
-    return frozen, status
-
-
-@part
-def _end_flows(flows: Flows, links: LinkLists, now_fs: int) -> tuple[int, int]:
+def _end_flows(
+    flows: Flows, groups: LimitedFlows, links: LinkColumns, now_fs: int
+) -> tuple[int, int]:
     """End the flows whose time has come, and list them as gone; return their number and the lowest
     of their rates.
     """
     ended, lowest = 0, MAX
     for l in range(len(links.capacity) - 1):
-        if links.soonest[l] != now_fs:
+        if groups.soonest_fs[l] != now_fs:
             continue
-        place = natural(links.base[l])
-        while place < links.base[l] + links.length[l]:
-            f = natural(links.flow[place])
-            if _finish(flows, f) != now_fs:
+        lowest = min(lowest, groups.rate[l])
+        place = natural(groups.base[l])
+        while place < groups.base[l] + groups.members[l]:
+            since_fs = _since(groups, l, place)
+            if _finish_of(groups.remaining[place], groups.rate[l], since_fs) != now_fs:
                 place = natural(place + 1)
                 continue
-            lowest = min(lowest, flows.numbers[f, RATE])
-            _end(flows, links, f)  # another flow may now have its place
-            links.listed[ended] = f
+            f = natural(groups.flow[place])
+            _leave(flows, groups, f)  # another flow may now have its place
+            flows.end_fs[f] = now_fs
+            links.gone[ended] = f
             ended += 1
     return ended, lowest
 
 
 @part
-def _water_level(links: LinkLists, l: int) -> int:
+def _water_level(groups: LimitedFlows, links: LinkColumns, l: int, frozen: int) -> int:
     """The level of a link whose flows are limited elsewhere as after the last event."""
-    level, begin = 0, links.base[l]
-    while True:
-        spare, pending = links.capacity[l], links.length[l]
-        for index in range(begin, begin + links.length[l]):
-            limit = MAX
-            for column in range(links.other_links.shape[1]):
-                limit = min(limit, links.level[natural(links.other_links[index, column])])
-            if limit < level:
-                spare -= limit
-                pending -= 1
-        if pending == 0:
-            return MAX
-        if spare // pending == level:
-            return level
-        level = spare // pending
+    spare, pending = links.capacity[l], links.shares[0, PENDING, l]
+    share = spare // pending
+    for turn in range(frozen):
+        neighbour = natural(links.order[turn])
+        if links.level[neighbour] >= share:
+            break
+        limited = groups.crossing[neighbour, l]
+        if limited > 0 and neighbour != l:
+            spare -= limited * links.level[neighbour]
+            pending -= limited
+            if pending == 0:
+                return MAX
+            share = spare // pending
+    level: int = share
+    return level
 
 
 @part
-def _lowest_water_level(flows: Flows, links: LinkLists, f: int) -> int:
+def _lowest_water_level(
+    flows: Flows, groups: LimitedFlows, links: LinkColumns, f: int, frozen: int
+) -> int:
     """The lowest water level of the links of a flow."""
     lowest = MAX
     for hop in range(flows.links.shape[1]):
         l = natural(flows.links[f, hop])
         if l == len(links.capacity) - 1:
             break
-        lowest = min(lowest, _water_level(links, l))
+        lowest = min(lowest, _water_level(groups, links, l, frozen))
     return lowest
 
 
 @part
-def _unchanged_rounds(links: LinkLists, frozen: int, below: int) -> int:
+def _unchanged_rounds(links: LinkColumns, frozen: int, below: int) -> int:
     """The number of the first links frozen whose level is below a limit."""
     turns = 0
-    while turns < frozen and links.level[natural(links.frozen[turns])] < below:
+    while turns < frozen and links.level[natural(links.order[turns])] < below:
         turns += 1
     return turns
 
 
+@part
+def _count_in_shares(
+    flows: Flows, links: LinkColumns, f: int, begin: int, end: int, by: int
+) -> None:
+    """Count a flow that begins (1) or has ended (-1) in some of the kept shares."""
+    for hop in range(flows.links.shape[1]):
+        l = natural(flows.links[f, hop])
+        if l == len(links.capacity) - 1:
+            break
+        for turn in range(begin, end):
+            links.shares[natural(turn), PENDING, l] += by
+
+
+@inline
+def _take(groups: LimitedFlows, links: LinkColumns, l: int, share: int) -> None:
+    """Take the rates of a group from the other links, except those whose share is as low."""
+    for neighbour in range(links.lowest[l], links.beyond[l]):
+        o = natural(neighbour)
+        pending = links.pending[o]
+        rates = groups.crossing[l, o] if links.spare[o] >= (share + 1) * pending else 0
+        links.spare[o] -= rates * share
+        links.pending[o] = pending - rates
+
+
+@inline
+def _keep(links: LinkColumns, turn: int) -> None:
+    """Keep the shares after a number of rounds, if it is one to begin with."""
+    if turn % ROUNDS_KEPT == 0:
+        shares = natural(turn // ROUNDS_KEPT)
+        for l in range(len(links.spare)):
+            links.shares[shares, SPARE, l] = links.spare[l]
+            links.shares[shares, PENDING, l] = links.pending[l]
+
+
+@part
+def _go_back(groups: LimitedFlows, links: LinkColumns, turns: int) -> None:
+    """Restore the last shares that were kept, repeat the rounds from there, and connect the links
+    behind them.
+    """
+    restart = natural(turns // ROUNDS_KEPT)
+    for l in range(len(links.spare)):
+        links.spare[l] = links.shares[restart, SPARE, l]
+        links.pending[l] = links.shares[restart, PENDING, l]
+    for turn in range(restart * ROUNDS_KEPT, turns):
+        l = natural(links.order[natural(turn)])
+        links.pending[l] = FROZEN
+        _take(groups, links, l, links.level[l])
+    previous = natural(len(links.capacity) - 1)
+    for turn in range(turns, len(links.order)):
+        l = natural(links.order[natural(turn)])
+        links.following[previous], links.preceding[l] = l, previous
+        previous = l
+    links.following[previous] = len(links.capacity) - 1
+    links.preceding[len(links.capacity) - 1] = previous
+
+
+@inline
+def _disconnect(links: LinkColumns, l: int) -> None:
+    """Take a link out of those without a level."""
+    previous, behind = natural(links.preceding[l]), natural(links.following[l])
+    links.following[previous], links.preceding[behind] = behind, previous
+
+
+@inline
+def _change_rate(groups: LimitedFlows, l: int, share: int, now_fs: int) -> int:
+    """Give the flows of a group another rate; return the status."""
+    old, status = groups.rate[l], ENDED
+    begin, end = groups.base[l], groups.base[l] + groups.members[l]
+    if groups.uneven[l]:
+        for index in range(begin, end):
+            place = natural(index)
+            since_fs = groups.own_since_fs[place]
+            if since_fs == UNRATED:
+                if _finish_of(groups.remaining[place], share, now_fs) == MAX:
+                    status = REFUSED
+            elif old != share:
+                groups.remaining[place] -= _bytes_in(old, now_fs - since_fs)
+            else:
+                continue
+            groups.own_since_fs[place] = now_fs
+    elif old != share:
+        moved = _bytes_in(old, now_fs - groups.since_fs[l])
+        groups.fewest[l] -= moved
+        for index in range(begin, end):
+            groups.remaining[natural(index)] -= moved
+    if old != share or begin == end:
+        groups.uneven[l] = 0
+        groups.since_fs[l] = now_fs
+        groups.rate[l] = share
+    return status
+
+
+@part
+def _overtake(
+    flows: Flows, groups: LimitedFlows, links: LinkColumns, l: int, x: int, now_fs: int
+) -> int:
+    """Let the flows of a link that also cross a link before it pass to its group; return the
+    status.
+    """
+    status, old, share = ENDED, groups.rate[x], groups.rate[l]
+    pair = min(l, x) * (len(links.capacity) - 1) + max(l, x)
+    for turn in range(links.meeting_base[pair], links.meeting_base[pair + 1]):
+        f = natural(links.meeting[natural(turn)])
+        if flows.group[f] != x:
+            continue
+        place = natural(flows.place[f])
+        remaining, since_fs = groups.remaining[place], _since(groups, x, place)
+        _leave(flows, groups, f)
+        if since_fs == UNRATED:
+            if _finish_of(remaining, share, now_fs) == MAX:
+                status = REFUSED
+            since_fs = now_fs
+        elif old != share:
+            remaining -= _bytes_in(old, now_fs - since_fs)
+            since_fs = now_fs
+        _join(flows, groups, f, l, remaining, since_fs)
+    return status
+
+
+@inline
+def _find_soonest(groups: LimitedFlows, l: int) -> None:
+    """Find the first end in a group."""
+    begin, end, soonest = groups.base[l], groups.base[l] + groups.members[l], MAX
+    if groups.uneven[l]:
+        for index in range(begin, end):
+            place = natural(index)
+            finish = _finish_of(groups.remaining[place], groups.rate[l], groups.own_since_fs[place])
+            soonest = min(soonest, finish)
+    elif begin < end:
+        if groups.changed[l]:
+            fewest = np.inf
+            for index in range(begin, end):
+                fewest = min(fewest, groups.remaining[natural(index)])
+            groups.fewest[l] = fewest
+        soonest = _finish_of(groups.fewest[l], groups.rate[l], groups.since_fs[l])
+    groups.changed[l] = groups.uneven[l]
+    groups.soonest_fs[l] = soonest
+
+
+@inline
+def _freeze(
+    flows: Flows, groups: LimitedFlows, links: LinkColumns, l: int, share: int, now_fs: int
+) -> int:
+    """Level a link, and rate its flows without a rate; return the status."""
+    links.pending[l] = FROZEN
+    links.level[l] = share
+    same_rate = groups.rate[l] == share
+    status = _change_rate(groups, l, share, now_fs)
+    x = natural(links.following[len(links.capacity) - 1])
+    while x != l:
+        if groups.crossing[x, l] > 0 and _overtake(flows, groups, links, l, x, now_fs) != ENDED:
+            status = REFUSED
+        x = natural(links.following[x])
+    if groups.changed[l] or not same_rate:
+        _find_soonest(groups, l)
+    _take(groups, links, l, share)
+    _disconnect(links, l)
+    return status
+
+
+@inline
+def _lowest_share(links: LinkColumns, guess: int) -> tuple[int, int]:
+    """The link with the lowest share, and the share; without a division if that is ``guess``."""
+    l, share = natural(guess), links.spare[guess] // links.pending[guess]
+    for begin in range(0, len(links.pending), BLOCK):
+        end = min(begin + BLOCK, len(links.pending))
+        lower = False
+        for neighbour in range(begin, end):
+            o = natural(neighbour)
+            excess = float(links.spare[o]) - float(share) * float(links.pending[o])
+            lower |= links.spare[o] - share * links.pending[o] < 0
+            lower |= excess < BEYOND_INTEGERS
+        if lower:
+            for neighbour in range(begin, end):
+                o = natural(neighbour)
+                pending = links.pending[o]
+                if pending > 0 and links.spare[o] // pending < share:
+                    l, share = o, links.spare[o] // pending
+    return l, share
+
+
+@inline
+def _fill(
+    flows: Flows, groups: LimitedFlows, links: LinkColumns, frozen: int, now_fs: int
+) -> tuple[int, int]:
+    """Continue the rounds to the end; return the number of frozen links, and the status."""
+    status, turns, idle = ENDED, frozen, len(links.order)
+    end = natural(len(links.capacity) - 1)
+    guess = natural(links.following[end])
+    while guess != end:
+        if links.pending[guess] == 0:  # its flows are in other groups, and it overtakes none
+            _disconnect(links, guess)
+            links.level[guess] = groups.soonest_fs[guess] = MAX
+            idle -= 1
+            links.idle[idle] = guess
+        else:
+            l, share = _lowest_share(links, guess)
+            if share <= 0:
+                return frozen, REFUSED
+            _keep(links, frozen)
+            if _freeze(flows, groups, links, l, share, now_fs) != ENDED:
+                status = REFUSED
+            links.order[frozen] = l
+            frozen += 1
+        guess = natural(links.following[end])
+    _keep(links, frozen)  # the next event may change no round, and add some
+    for place in range(frozen, len(links.order)):
+        links.order[natural(place)] = links.idle[natural(place)]
+    for place in range(turns, len(links.order)):
+        links.position[natural(links.order[natural(place)])] = place
+    return frozen, status
+
+
+@part
+def _is_overfull(groups: LimitedFlows, links: LinkColumns) -> bool:
+    """Whether the flows of a link exceed its capacity."""
+    used = links.spare  # restored before its next use
+    used[:] = 0
+    for l in range(len(links.capacity) - 1):
+        if groups.members[l] > 0:
+            for o in range(len(links.capacity) - 1):
+                used[o] += groups.rate[l] * groups.crossing[l, o]
+    overfull = False
+    for l in range(len(links.capacity) - 1):
+        overfull |= used[l] > links.capacity[l]
+    return overfull
+
+
+@part
+def _next_event(flows: Flows, groups: LimitedFlows, begun: int) -> int:
+    """The first time at which a flow ends or begins."""
+    now_fs = MAX
+    for l in range(len(groups.soonest_fs)):
+        now_fs = min(now_fs, groups.soonest_fs[l])
+    if begun < len(flows.order):
+        now_fs = min(now_fs, flows.start_fs[flows.order[begun]])
+    return now_fs
+
+
 @entry
-def play_component(flows: Flows, links: LinkLists, _sources: int = SOURCES) -> int:
+def play_component(
+    flows: Flows, groups: LimitedFlows, links: LinkColumns, _sources: int = SOURCES
+) -> int:
     """Play the flows of a component to their ends; return ``ENDED``, or why that failed.
 
-    The ends are left in ``flows.numbers[:, FINISH]``.
+    The ends are left in ``flows.end_fs``.
     """
-    begun = ended = frozen = 0
+    begun = ended = frozen = events = 0
     total = len(flows.order)
     while ended < total:
-        now_fs = MAX
-        for l in range(len(links.capacity) - 1):
-            now_fs = min(now_fs, links.soonest[l])
-        if begun < total:
-            now_fs = min(now_fs, flows.start_fs[flows.order[begun]])
+        now_fs = _next_event(flows, groups, begun)
         if now_fs == MAX:
             return REFUSED
-        gone, below = _end_flows(flows, links, now_fs)
+        gone, below = _end_flows(flows, groups, links, now_fs)
         ended += gone
         earlier = begun
         while begun < total and flows.start_fs[flows.order[begun]] == now_fs:
-            _begin(flows, links, natural(flows.order[begun]))
+            f = natural(flows.order[begun])
+            _count_in_shares(flows, links, f, 0, 1, 1)
             begun += 1
-        for turn in range(earlier, begun):
-            below = min(below, _lowest_water_level(flows, links, natural(flows.order[turn])))
-        turns = _unchanged_rounds(links, frozen, below)
-        restart = turns // KEPT_EVERY
         for turn in range(gone):
-            _count_in_shares(flows, links, natural(links.listed[turn]), restart, -1)
+            _count_in_shares(flows, links, natural(links.gone[turn]), 0, 1, -1)
         for turn in range(earlier, begun):
-            _count_in_shares(flows, links, natural(flows.order[turn]), restart, 1)
-        _go_back(links, restart, turns)
-        frozen, status = _fill(flows, links, turns, now_fs)
+            f = natural(flows.order[turn])
+            below = min(below, _lowest_water_level(flows, groups, links, f, frozen))
+        turns = _unchanged_rounds(links, frozen, below)
+        checkpoints = turns // ROUNDS_KEPT + 1
+        for turn in range(gone):
+            _count_in_shares(flows, links, natural(links.gone[turn]), 1, checkpoints, -1)
+        for turn in range(earlier, begun):
+            f = natural(flows.order[turn])
+            _count_in_shares(flows, links, f, 1, checkpoints, 1)
+            _begin(flows, groups, links, f)
+        _go_back(groups, links, turns)
+        frozen, status = _fill(flows, groups, links, turns, now_fs)
+        events += 1
+        if events % CHECKED_EVERY == 1 and _is_overfull(groups, links):
+            return OVERFULL
         if status != ENDED:
             return status
     return ENDED

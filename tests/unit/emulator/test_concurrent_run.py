@@ -126,3 +126,21 @@ def test_other_runs_are_left_to_the_loops(algorithm, events):
     plan, here = simcoll.bind(schedule, 999), crossbar(8, "50 GB/s", "1 us")
     timeline = timeline_of(events, "stall", here, 8) if events else None
     assert play_concurrently(Request(plan, here, timeline=timeline)) is None
+
+
+def test_where_few_flows_meet_it_is_left_to_the_loops():
+    sizes = np.zeros((64, 64), np.int64)
+    sizes[np.arange(64), (np.arange(64) * 7 + 1) % 64] = 5000 + np.arange(64)
+    sizes[np.arange(64), (np.arange(64) * 5 + 2) % 64] = 9000 - np.arange(64)
+    plan, here = all_pairs(sizes), crossbar(64, "50 GB/s", "1 us")
+    assert play_concurrently(Request(plan, here)) is None
+    assert play_concurrently(Request(all_pairs(unequal(8, 3)), crossbar(8, "1 GB/s", "1 us")))
+
+
+def test_flows_keep_their_rate_when_another_link_limits_them():
+    """The links of rank 0 and of rank 4 have equal shares again and again."""
+    plan = all_pairs(np.repeat([[1000], [2000], [4000], [1000], [8000]], 5, axis=1))
+    here = crossbar(5, "1 GB/s", "0 us")
+    request = Request(plan, here, keep=True)
+    reference = emulate(plan, here, engine="simpy", data="none", bound=False, keep=True)
+    assert play_concurrently(request).done_fs.tolist() == reference.done_fs.tolist()
