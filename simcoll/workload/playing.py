@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.emulator.programs import emulate_program
+from simcoll.emulator.programs.program_request import KeptTimes
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
 from simcoll.notebook_forms import data_frame, shows_facts
@@ -162,7 +163,8 @@ def play_workload(
     program, places = lower(
         workload, alone.plans, waits, slow=slow, lost=_lost_times(workload, times)
     )
-    result = emulate_program(program, alone.topology, data="none", keep=spans)
+    keep: KeptTimes = "operations" if spans else False
+    result = emulate_program(program, alone.topology, data="none", keep=keep)
     operations = workload.unroll()
     times_of: dict[tuple[int, str], tuple[int, int]] = {}
     for number, operation in enumerate(program.operations) if spans else ():

@@ -13,6 +13,7 @@ from simcoll.emulator.folding.expanding import ExpandedHash
 from simcoll.emulator.folding.quotient import Quotient, fold, most_lane_classes
 from simcoll.emulator.interrupted import cut_of_machine
 from simcoll.emulator.programs.program_events import changes_during
+from simcoll.emulator.programs.program_request import KeptTimes
 from simcoll.emulator.programs.program_result import OperationTimes
 from simcoll.emulator.programs.step_lowering import BEGINS, ENDS, Lowered
 from simcoll.emulator.steps.pruning import without_links
@@ -30,8 +31,8 @@ MOST_LOADED_ROWS = 1 << 18
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProgramOutcome:
-    """The outcome of a run: time and hash, the number of classes played, and with ``keep`` the
-    times of messages and operations.
+    """The outcome of a run: time and hash, the number of classes played, and the times of messages
+    and operations that it keeps.
 
     A run that events cut off has a ``cut``, the number of completed ``messages``, and no times of
     operations.
@@ -47,15 +48,15 @@ class ProgramOutcome:
 
 
 class _ProgramTimes:
-    """Collects the times of all messages and operations, step by step.
+    """Collects the times of operations, and of all messages if they are kept, step by step.
 
     With a quotient, the times of classes are expanded to those of all messages.
     """
 
-    def __init__(self, lowered: Lowered, quotient: Quotient | None, *, keep: bool) -> None:
+    def __init__(self, lowered: Lowered, quotient: Quotient | None, *, keep: KeptTimes) -> None:
         self.lowered, self.quotient = lowered, quotient
         self.hash = ExpandedHash()
-        self.done_fs = np.full(lowered.messages, -1, np.int64) if keep else None
+        self.done_fs = np.full(lowered.messages, -1, np.int64) if keep is True else None
         numbers: dict[Timed, int] = {}
         sequence: list[int] = []
         entries: list[int] = []
@@ -88,12 +89,12 @@ class _ProgramTimes:
             return
         pattern, begin = self.which[place], int(self.number[place])
         step = self.patterns[pattern]
-        if self.quotient is not None:
-            names = self.quotient.classes[pattern]
+        names = None if self.quotient is None else self.quotient.classes[pattern]
+        if names is not None:
             self.hash.add(begin, step, names, start_fs, end_fs, done_fs)
-            done_fs = done_fs[names]
         if self.done_fs is not None:
-            self.done_fs[begin : begin + len(step)] = done_fs
+            of_messages = done_fs if names is None else done_fs[names]
+            self.done_fs[begin : begin + len(step)] = of_messages
 
     def times(self) -> dict[int, OperationTimes]:
         """Begin and end of operations, by number."""
@@ -110,7 +111,9 @@ class _ProgramTimes:
         return times
 
 
-def play_all(lowered: Lowered, *, keep: bool, timeline: Timeline | None = None) -> ProgramOutcome:
+def play_all(
+    lowered: Lowered, *, keep: KeptTimes, timeline: Timeline | None = None
+) -> ProgramOutcome:
     """Play every row with the compiled loops, including events."""
     from simcoll.emulator.fast.driver import StepMachine  # imports numba
 
@@ -158,7 +161,7 @@ def fold_program(lowered: Lowered, *, worth_it: bool) -> Quotient | str:
 
 
 def play_classes(
-    lowered: Lowered, quotient: Quotient, *, keep: bool, expand: bool
+    lowered: Lowered, quotient: Quotient, *, keep: KeptTimes, expand: bool
 ) -> ProgramOutcome:
     """Play one row of every class; ``expand``: with a trace hash."""
     from simcoll.emulator.fast.driver import StepMachine  # imports numba
@@ -192,7 +195,7 @@ def _times(
     classes: int | None,
     expansion: _ProgramTimes | None,
     *,
-    keep: bool,
+    keep: KeptTimes,
 ) -> ProgramOutcome:
     """The outcome of a run."""
     if expansion is None or not keep:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import perf_counter
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from simcoll.emulator.events.timeline import Timeline
 from simcoll.emulator.programs.program import Program
 from simcoll.emulator.programs.step_lowering import Lowered, lower
 from simcoll.topology import Topology
 
-__all__ = ["ProgramObserver", "ProgramRequest"]
+__all__ = ["KeptTimes", "ProgramObserver", "ProgramRequest"]
+
+KeptTimes: TypeAlias = bool | Literal["operations"]
+"""The times that a run keeps: none, those of operations, or those of messages and operations. The
+times of the messages of a large step would be half of its memory.
+"""
 
 
 class ProgramObserver(Protocol):
@@ -54,7 +59,7 @@ class ProgramRequest:
     timeline
         Events during the run; ``None`` if there are none.
     keep
-        Whether the times of all messages and operations are needed.
+        The times that are needed.
     engine
         Name of the engine that the caller asks for, or ``auto``.
     quotient
@@ -70,7 +75,7 @@ class ProgramRequest:
     moves_data: bool = False
     observer: ProgramObserver | None = None
     timeline: Timeline | None = None
-    keep: bool = False
+    keep: KeptTimes = False
     engine: str = "auto"
     quotient: bool | None = None
     began_s: float = field(default_factory=perf_counter)
@@ -80,7 +85,7 @@ class ProgramRequest:
         """The timed steps of the program, which the compiled loops play."""
         # A rank may stop just when its last operation ends, which only a later row can detect.
         stops = self.timeline is not None and self.timeline.pace is not None
-        return lower(self.program, self.topology, marked=self.keep or stops)
+        return lower(self.program, self.topology, marked=bool(self.keep) or stops)
 
     @property
     def wall_s(self) -> float:

@@ -73,7 +73,7 @@ class ProgramClassesWay:
         classes, lowered = _classes_of(request), request.timed_program
         if isinstance(classes, str):
             raise InternalError(f"{request.program} has no classes to play: {classes}")
-        expand = request.keep or lowered.messages <= MOST_HASHED
+        expand = bool(request.keep) or lowered.messages <= MOST_HASHED
         outcome = play_classes(lowered, classes, keep=request.keep, expand=expand)
         path = f"quotient: {outcome.classes} classes stand for {lowered.rows} rows"
         return _compiled_result(request, outcome, path)
@@ -199,7 +199,8 @@ def _compiled_result(
 
 def _play_simpy(request: ProgramRequest, storages: dict[tuple[int, int], Storage]) -> ProgramResult:
     """Play a program under the SimPy clock."""
-    program, topology, keep = request.program, request.topology, request.keep
+    program, topology = request.program, request.topology
+    keep = request.keep is True
     observer = request.observer
     done_fs: dict[int, int] = {}
 
@@ -215,7 +216,7 @@ def _play_simpy(request: ProgramRequest, storages: dict[tuple[int, int], Storage
     )
     conductor.play()
     times = None
-    if keep and conductor.cut is None:
+    if request.keep and conductor.cut is None:
         times = {}
         for number, operation in enumerate(program.operations):
             ranks = rank_array(operation).reshape(-1).tolist()

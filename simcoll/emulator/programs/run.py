@@ -11,7 +11,7 @@ from simcoll.emulator.data.budget import check_exact, exact_bytes
 from simcoll.emulator.engine_choice import check_engine, choose_way, engine_names
 from simcoll.emulator.events import Event, Policy, timeline_of
 from simcoll.emulator.programs.program import Program
-from simcoll.emulator.programs.program_request import ProgramObserver, ProgramRequest
+from simcoll.emulator.programs.program_request import KeptTimes, ProgramObserver, ProgramRequest
 from simcoll.emulator.programs.program_result import ProgramResult
 from simcoll.emulator.programs.program_ways import PROGRAM_WAYS
 from simcoll.emulator.programs.resources import calls_of
@@ -30,13 +30,16 @@ def emulate_program(
     data: str = "auto",
     seed: int = 0,
     observer: ProgramObserver | None = None,
-    keep: bool = False,
+    keep: KeptTimes = False,
     engine: str = "auto",
     quotient: bool | None = None,
     events: Sequence[Event | str] = (),
     policy: Policy | str = "stall",
 ) -> ProgramResult:
-    """Play a program; :func:`simcoll.emulate` describes the arguments."""
+    """Play a program; :func:`simcoll.emulate` describes the arguments.
+
+    ``keep="operations"``: only the times of operations, not those of messages.
+    """
     expect(topology, Topology, "emulate takes a topology, made by load_topology(name)")
     if data not in DATA:
         raise ConfigError(

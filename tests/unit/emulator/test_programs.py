@@ -12,6 +12,7 @@ from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.model import jitter_fs
 from simcoll.emulator.programs import compiled_programs
 from simcoll.emulator.programs.program_trace import ProgramTrace
+from simcoll.emulator.programs.run import emulate_program
 from simcoll.errors import ConfigError
 from simcoll.planning import Call, Compute, Program, Send
 from simcoll.topology import crossbar, fat_tree, load_topology
@@ -141,6 +142,19 @@ def test_classes_are_loaded_in_advance_or_step_by_step(monkeypatch):
         assert 0 < result.classes < result.messages / 2
         assert (result.time_fs, result.trace_hash) == (every.time_fs, every.trace_hash)
         assert result.done_fs.tolist() == every.done_fs.tolist()
+
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
+def test_times_of_operations_need_no_times_of_messages(how):
+    program = Program(4, [Call(all_reduce(), [[0, 1], [2, 3]]), Compute([0, 1], 5 * US, after=[0])])
+    how = {"data": "none"} | how
+    every = emulate_program(program, NET, keep=True, **how)
+    operations = emulate_program(program, NET, keep="operations", **how)
+    assert operations.done_fs is None
+    assert operations.trace_hash == every.trace_hash
+    for number in range(2):
+        assert operations.begin_fs(number).tolist() == every.begin_fs(number).tolist()
+        assert operations.end_fs(number).tolist() == every.end_fs(number).tolist()
 
 
 def test_plans_at_once():
