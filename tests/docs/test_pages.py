@@ -65,6 +65,16 @@ def test_the_readme_fits_on_a_screen():
     assert len(lines) <= 90
 
 
+def test_every_benchmark_is_described():
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    commands = [
+        path
+        for path in sorted((ROOT / "benchmarks").rglob("*.py"))
+        if 'if __name__ == "__main__":' in path.read_text()
+    ]
+    assert [path.stem for path in commands if not re.search(rf"\b{path.stem}\b", text)] == []
+
+
 ALGORITHM_PAGE = ROOT / "docs" / "reference" / "algorithms.md"
 HEAD = (
     "| collective | algorithm | ranks | topologies | parameters | order | time |\n"
