@@ -39,6 +39,8 @@ CLASS_LEVELS = ("calibration", "model", "sharding", "gpu", "products", "sequence
 """What a class is described by, from the outermost to the innermost."""
 OUTERMOST = 2
 """Number of levels of the largest classes."""
+MIXTURE = "mixture of experts"
+"""The kind of models with experts, in a class."""
 QUANTILES = ("low90", "low50", "high50", "high90")
 FAMILIES = {"a100": "A100", "h100": "Hopper", "h200": "Hopper", "b200": "Blackwell"}
 FAMILIES |= {"b300": "Blackwell", "gb200": "Blackwell", "gb300": "Blackwell"}
@@ -144,7 +146,7 @@ def class_of(design: Design) -> tuple[str, ...]:
     overlaps = parallel.overlap_tp and parallel.tp > 1
     return (
         "uncalibrated" if plain else "calibrated",
-        "mixture of experts" if design.model.experts else "dense",
+        MIXTURE if design.model.experts else "dense",
         "FSDP" if parallel.shard == "parameters" else "no FSDP",
         FAMILIES.get(design.gpu.name.partition("-")[0], design.gpu.name),
         f"{max(4, min(16, bits))} bits",
