@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
+from typing import Any
 
 from simcoll.files.paths import data_folder
 from simcoll.training.serving import exchange_seconds, serving_cases, serving_step
@@ -27,7 +28,7 @@ SIZES: Mapping[str, Mapping[str, object]] = {
 }
 MACHINES = {"h200": "dgx-h200", "h100": "dgx-h100", "a100-80": "dgx-a100", "mi300x": "mi300x"}
 WIDE_EP = (
-    # measured tokens/s of a node of 8 GPUs, source, phase, machine, serving
+    # source, measured tokens/s of 8 GPUs, phase, machine, serving
     (
         "SGLang, 96 H100 (lmsys.org/blog/2025-05-05-large-scale-ep), prompts of 2,000",
         52_300,
@@ -50,6 +51,40 @@ WIDE_EP = (
         {"dp": 144, "ep": 144, "batch": 144 * 128, "context": 4989, "overlap": True},
     ),
 )
+RACK = {"name": "gb200-nvl72", "nodes": 18}
+RACK_EP = (
+    # source, measured tokens/s of 8 GPUs, phase, type, serving
+    (
+        "SGLang, GB200 (lmsys.org/blog/2025-09-25-gb200-part-2), prompts of 2,000, 8 GPUs",
+        8 * 18_471,
+        "prefill",
+        "fp8",
+        {"dp": 8, "ep": 8, "prefill_batch": 8 * 8, "prompt": 2000},
+    ),
+    (
+        "the same, 48 GPUs, 768 sequences on each",
+        8 * 9_087,
+        "decode",
+        "fp8",
+        {"dp": 48, "ep": 48, "batch": 48 * 768, "context": 2088},
+    ),
+    (
+        "the same, 4 bits, 4 GPUs",
+        8 * 26_156,
+        "prefill",
+        "fp4",
+        {"dp": 4, "ep": 4, "prefill_batch": 4 * 8, "prompt": 2000, "kv_dtype": "fp8"},
+    ),
+    (
+        "the same, 4 bits, 48 GPUs, 1,408 sequences on each",
+        8 * 13_386,
+        "decode",
+        "fp4",
+        {"dp": 48, "ep": 48, "batch": 48 * 1408, "context": 2056, "kv_dtype": "fp8"},
+    ),
+)
+"""Of its reproduction (issue 10903 of sglang): chunks of 16,384 tokens of a rank, batches of CUDA
+graphs, and room for 176 or 112 further tokens of each sequence, half of which are counted."""
 HEAD = """# Accuracy of served models
 
 Predicted against published steps of inference (`simcoll step` with a [`[serving]` table](reference/design-file.md#serving)). One constant is chosen on the A100
@@ -68,8 +103,9 @@ REASONS = """
   products. On A100, a step of 32 sequences took 20 ms, less than the 23 ms that reading all experts once takes, so the sequences cannot have chosen all experts, which the model assumes.
 * **vLLM on MI300X** is predicted with nothing from these rows, and too fast where few sequences leave the GPU waiting. A line through both models at one sequence gives 74 us a layer and
   weights at 3.5 TB/s; the model has 24 us and 4.2 TB/s. Starts of kernels and of its all_reduce are not published for this GPU; those of NVIDIA's are assumed.
-* **Wide expert parallelism** is predicted without the host and without imbalance of experts, and with attention as fast as its bytes or products. Take it as an upper bound, of
-  which published systems reach about half.
+* **Wide expert parallelism** is predicted without the host and without imbalance of experts, and with attention as fast as its bytes or products. Over NICs take it as an upper bound, of
+  which published systems reach about half: exchanges are taken to hide completely behind the other half batch. **In a rack**, where none is taken to hide, predictions are nearer, which
+  points to that assumption and not to the products.
 * **DeepEP**: two shares of rates, chosen on these rows, and a least time of 10 us.
 
 ## TensorRT-LLM 0.9.0
@@ -92,7 +128,8 @@ Static batches of `benchmark_latency.py` on eight MI300X, 8-bit weights and prod
 EXPERTS = """
 ## DeepSeek-V3 over many nodes
 
-Tokens a second of a node of eight GPUs, 8-bit products, two half batches in turn.
+Tokens a second of eight GPUs, products of 8 bits where nothing else is said. On H100 and H800 two half batches in turn; on GB200, whose NVLink joins all ranks, none. Of the overlap of the
+combination with the last product there (single-batch overlap) nothing is predicted.
 
 | system | phase | measured | predicted | error |
 |---|---|---:|---:|---:|
@@ -246,16 +283,21 @@ def _seconds(
 
 def _experts() -> Iterator[ServedRow]:
     for system, measured, phase, machine, serving in WIDE_EP:
-        (served,) = serving_cases(
-            {
-                "model": {"name": "deepseek-v3", "dtype": "fp8"},
-                "topology": machine,
-                "serving": serving,
-            }
-        )
-        step = serving_step(served, "prefill" if phase == "prefill" else "decode")
-        predicted = 8 * step.tokens_per_second_per_gpu
+        predicted = _eight_gpus("fp8", machine, serving, phase)
         yield ServedRow((system, phase), "wide expert parallelism", measured, predicted)
+    for system, measured, phase, dtype, serving in RACK_EP:
+        predicted = _eight_gpus(dtype, RACK, serving, phase)
+        yield ServedRow((system, phase), "expert parallelism in a rack", measured, predicted)
+
+
+def _eight_gpus(
+    dtype: str, machine: Mapping[str, Any], serving: Mapping[str, Any], phase: str
+) -> float:
+    """Predicted tokens a second of 8 GPUs that serve DeepSeek-V3."""
+    model = {"name": "deepseek-v3", "dtype": dtype}
+    (served,) = serving_cases({"model": model, "topology": machine, "serving": serving})
+    step = serving_step(served, "prefill" if phase == "prefill" else "decode")
+    return 8 * step.tokens_per_second_per_gpu
 
 
 def _exchanges() -> Iterator[ServedRow]:
