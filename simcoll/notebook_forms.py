@@ -5,7 +5,6 @@ in a data frame.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any, TypeVar
 
 from simcoll.errors import ConfigError
@@ -53,6 +52,8 @@ def rows_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _cell(value: object) -> str:
+    from html import escape  # only in notebooks: every process would load its table of entities
+
     return escape(printable(str(value)))
 
 
