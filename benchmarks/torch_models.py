@@ -1,9 +1,10 @@
 """Step a Llama-shaped model of 7 G parameters with ``fully_shard``, on fake tensors.
 
-``python benchmarks/torch_models.py [RANKS [LAYERS]] [--library nccl]``: forward, backward and
-optimizer on 256 ranks of ``superpod-h100``; one program for all ranks. ``RANKS`` is a number, or a
-mesh such as 8x16x8: copies, shards, and tensor-parallel ranks. Prints the simulated
-time, CPU seconds and the peak of memory, and that of a rank's tensors.
+``python benchmarks/torch_models.py [RANKS [LAYERS]] [--library nccl] [--batches 4] [--wide]``:
+forward, backward and optimizer on 256 ranks of ``superpod-h100``; one program for all ranks.
+``RANKS`` is a number, or a mesh such as 8x16x8: copies, shards, and tensor-parallel ranks.
+``--batches`` is the number of micro-batches; ``--wide`` takes the widths of 70 G parameters at 80
+layers. Prints the simulated time, CPU seconds and the peak of memory, and that of a rank's tensors.
 """
 
 from __future__ import annotations
@@ -24,18 +25,20 @@ from torch.nn import functional
 
 import simcoll.torch
 
-WIDTH, HIDDEN, HEAD, VOCABULARY, SEQUENCE = 4096, 11008, 128, 32000, 2048
+HEAD, VOCABULARY, SEQUENCE = 128, 32000, 2048
+NARROW, WIDE = (4096, 11008), (8192, 28672)
+"""Widths of the model and of its multilayer perceptron, of Llama 2's 7 G and 70 G parameters."""
 
 
 class Block(nn.Module):
     """Attention and a gated multilayer perceptron."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(2))
-        self.attention = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
-        self.gate, self.up = (nn.Linear(WIDTH, HIDDEN, bias=False) for _ in range(2))
-        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
+        self.attention = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x):
         y = self.norms[0](x)
@@ -53,11 +56,11 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Embedding, blocks, and logits."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, width: int, hidden: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(layers))
-        self.norm, self.logits = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.ModuleList(Block(width, hidden) for _ in range(layers))
+        self.norm, self.logits = nn.RMSNorm(width), nn.Linear(width, VOCABULARY, bias=False)
 
     def forward(self, tokens):
         x = self.embedding(tokens)
@@ -71,11 +74,18 @@ COLUMNS = ("gate", "up", *(f"attention.{index}" for index in range(3)))
 ROWS = ("down", "attention.3")
 
 
-def program(_rank: int, _world_size: int, layers: int, sizes: tuple[int, ...]) -> float:
+def program(
+    _rank: int,
+    _world_size: int,
+    layers: int,
+    sizes: tuple[int, ...],
+    widths: tuple[int, int],
+    batches: int,
+) -> float:
     """One step; the simulated seconds."""
     dist.init_process_group("simcoll")
     with FakeTensorMode():
-        mesh, model = init_device_mesh("cpu", sizes, mesh_dim_names=AXES), Model(layers)
+        mesh, model = init_device_mesh("cpu", sizes, mesh_dim_names=AXES), Model(layers, *widths)
         if sizes[2] > 1:
             for block in model.blocks:
                 plan = dict.fromkeys(COLUMNS, ColwiseParallel()) | dict.fromkeys(
@@ -90,9 +100,10 @@ def program(_rank: int, _world_size: int, layers: int, sizes: tuple[int, ...]) -
         torch.cpu.synchronize()
         begin = simcoll.torch.emulated_time()
         tokens = torch.zeros(1, SEQUENCE, dtype=torch.int64)
-        functional.cross_entropy(
-            model(tokens).view(-1, VOCABULARY).float(), tokens.view(-1)
-        ).backward()
+        for _ in range(batches):
+            functional.cross_entropy(
+                model(tokens).view(-1, VOCABULARY).float(), tokens.view(-1)
+            ).backward()
         optimizer.step()
         torch.cpu.synchronize()
         return simcoll.torch.emulated_time() - begin
@@ -101,13 +112,22 @@ def program(_rank: int, _world_size: int, layers: int, sizes: tuple[int, ...]) -
 MACHINE = {"topology": "superpod-h100", "compute": "roofline", "gpu": "h100"}
 
 
-def main(ranks: str = "256", layers: int = 32, /, *, library: str | None = None) -> None:
+def main(
+    ranks: str = "256",
+    layers: int = 32,
+    /,
+    *,
+    library: str | None = None,
+    batches: int = 1,
+    wide: bool = False,
+) -> None:
     """Measure a step of a model on ``256`` ranks, or on a mesh such as ``8x16x8``, with the choices
     of a ``library``.
     """
     sizes = tuple(map(int, ranks.split("x"))) if "x" in ranks else (1, int(ranks), 1)
     begin = process_time()
-    options = {"args": (layers, sizes), "alike": "all", "trace": True, "library": library}
+    args = layers, sizes, WIDE if wide else NARROW, batches
+    options = {"args": args, "alike": "all", "trace": True, "library": library}
     result = simcoll.torch.spawn(program, math.prod(sizes), **options, **MACHINE)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(

@@ -6,14 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from simcoll.arrays import Array
 from simcoll.core.plan import Plan
 from simcoll.core.reduction import Reduction
 from simcoll.distributed.runtime.images import Family, family_of
-from simcoll.distributed.runtime.plans_in_flight import Emulator, Ended, Playing, is_small
+from simcoll.distributed.runtime.plans_in_flight import (
+    Emulator,
+    Ended,
+    Playing,
+    RunningTake,
+    is_small,
+    note_take,
+)
 from simcoll.distributed.runtime.rank_classes import RankClasses
+from simcoll.distributed.runtime.takes import Take
 
 __all__ = ["AlikeCalls", "Followers"]
 
@@ -69,7 +77,14 @@ class Followers:
         self._open = 0
         self._on_end: Callable[[], object] | None = None
         self._classes = {leader: _Class() for leader in classes}
-        self._leader = {rank: leader for leader, ranks in classes.items() for rank in ranks}
+        self.takes: tuple[Take, ...] = ()
+        self.begin_fs = calls.emulator.calendar.now
+        self.stopped = False
+
+    @cached_property
+    def _leader(self) -> dict[int, int]:
+        """The leader of every group rank."""
+        return {rank: leader for leader, ranks in self.classes.items() for rank in ranks}
 
     def play(
         self,
@@ -79,11 +94,13 @@ class Followers:
         fake: bool,
         together: bool = False,
         on_end: Callable[[], object] | None = None,
-    ) -> Playing:
-        """Start the operation in the leaders' group, which is returned, and in corresponding
-        groups; ``on_end`` is called when the leaders' has ended.
+    ) -> None:
+        """Start the operation in the leaders' group and in corresponding ones; ``on_end`` is called
+        when the leaders' has ended.
         """
         self.family, self._label, self._on_end = family, label, on_end
+        if together and fake and self._replay():
+            return
         self.players = self.calls.begin(self)
         for group in dict.fromkeys(self.players):
             if group:
@@ -98,20 +115,77 @@ class Followers:
             together=together,
         )
         self._wait_for(0, leaders)
+        self._assign_images()
+
+    def _assign_images(self) -> None:
         for group, player in enumerate(self.players):
             if group != player:
-                self.playing[player].images.append(family.plans[group])
-        return leaders
+                self.playing[player].images.append(self.family.plans[group])
+
+    def stop(self) -> None:
+        """Let no rank of the leaders' group leave any more: the operation has failed."""
+        self.stopped = True
+        if 0 in self.playing:
+            self.playing[0].stop()
 
     def enter(self, leader: int, sources: Sequence[Array], op: Reduction | None = None) -> None:
         """Let a leader enter with its input, and its followers."""
         ranks = self.classes[leader]
+        if self.takes:
+            return
         for rank in ranks:
             self.playing[0].enter(rank, sources, op)
         for group, playing in self.playing.items():
             if group:
                 for rank in ranks:
                     playing.enter(rank, ())
+
+    # Replays of operations that all ranks enter together while nothing else is in flight
+
+    def _replay(self) -> bool:
+        """Follow known takes as a whole, without events of ranks; returns whether they are known
+        and nothing else is in flight.
+        """
+        calls, emulator = self.calls, self.calls.emulator
+        if calls.in_flight or emulator.playing or emulator.following or not emulator.steady:
+            return False
+        self.takes = calls.takes_of(self.family)
+        if not self.takes:
+            return False
+        self.players = calls.begin(self)
+        end_fs = max(take.log[-1][0] for take in self.takes)
+        emulator.calendar.at(self.begin_fs + end_fs, self._end_replay, None)
+        return True
+
+    def _end_replay(self, _nothing: None) -> None:
+        """End the operation in all groups, and let its leader go on."""
+        if not self.takes or self.stopped:
+            return
+        emulator, rank_classes = self.calls.emulator, self.calls.rank_classes
+        first_fs = min(take.log[take.plan.nranks][0] for take in self.takes)
+        skew_fs = emulator.calendar.now - self.begin_fs - first_fs
+        rank_classes.skew_fs = max(rank_classes.skew_fs, skew_fs)
+        take_of_group = dict(zip(dict.fromkeys(self.players), self.takes, strict=True))
+        for group, plan in enumerate(self.family.plans):
+            note_take(
+                emulator, self._label, plan, take_of_group[self.players[group]], self.begin_fs
+            )
+        self.calls.end(self)
+        if self._on_end is not None:
+            self._on_end()
+        self.leave(next(iter(self.classes)), None)
+
+    def go_on_by_ranks(self) -> None:
+        """Go on with a replay rank by rank, as something else begins."""
+        takes, self.takes = self.takes, ()
+        now_fs = self.calls.emulator.calendar.now
+        first_fs = self.begin_fs + min(take.log[take.plan.nranks][0] for take in takes)
+        if first_fs < now_fs:
+            for entry in self._classes.values():
+                entry.first_fs = first_fs
+        for group, take in zip(dict.fromkeys(self.players), takes, strict=True):
+            self._add(group, RunningTake(take, self.begin_fs, now_fs))
+        self._assign_images()
 
     # Groups that are images of others
 
@@ -144,7 +218,7 @@ class Followers:
         """The run of a group that was not played."""
         return self.playing[self.players[group]].past(self.family.plans[group])
 
-    def _add(self, group: int, model: Playing | None) -> Playing:
+    def _add(self, group: int, model: Playing | RunningTake | None) -> Playing:
         """Play a group of followers, from now on if it was an image of its ``model``."""
         playing = Playing(
             self.calls.emulator,
@@ -233,9 +307,31 @@ class AlikeCalls:
             self._families[key] = family, members  # which keeps the address in use
         return self._families[key][0]
 
+    def takes_of(self, family: Family) -> tuple[Take, ...]:
+        """The takes of the groups of a family that are played, if all are known, of ranks that
+        enter together, and the groups share no link; else none.
+        """
+        emulator, plan = self.emulator, family.plans[0]
+        if not family.links:
+            alone = len(family.plans) == 1 and plan.proof and not is_small(plan)
+            take = emulator.rehearsals.of(plan) if alone else None
+            return () if take is None else (take,)
+        players = tuple(dict.fromkeys(family.cluster.players(family)))
+        takes = []
+        for group in players:
+            candidates = emulator.takes.of(family.plans[group])
+            take = next((take for take in reversed(candidates) if take.together), None)
+            if take is None:
+                return ()
+            takes.append(take)
+        return tuple(takes) if family.are_disjoint(players) else ()
+
     def begin(self, operation: Followers) -> tuple[int, ...]:
         """Begin an operation; returns the group that is played for each."""
         family = operation.family
+        for call in self.in_flight:
+            if call.takes:
+                call.go_on_by_ranks()
         sharing = [call for call in self.in_flight if call.family.shares_links(family)]
         everyone = tuple(range(len(family.plans)))
         self.in_flight[operation] = None

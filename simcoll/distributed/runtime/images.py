@@ -61,6 +61,7 @@ class Family:
     capacities: Ints
     cluster: CallCluster = field(init=False)
     _shares: dict[Family, bool] = field(default_factory=dict)
+    _disjoint: dict[tuple[int, ...], bool] = field(default_factory=dict)
     _distinct: dict[int, Ints] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,6 +73,13 @@ class Family:
         if family not in self._shares:
             self._shares[family] = bool((self.used & family.used).any())
         return self._shares[family]
+
+    def are_disjoint(self, groups: tuple[int, ...]) -> bool:
+        """Whether some groups share no link with each other."""
+        if groups not in self._disjoint:
+            links = np.concatenate([self.links_of(group) for group in groups])
+            self._disjoint[groups] = len(np.unique(links)) == len(links)
+        return self._disjoint[groups]
 
     def links_of(self, group: int) -> Ints:
         """The links of the topology that a group uses."""
@@ -103,7 +111,7 @@ def family_of(
 
 def _messages(plan: Plan, topology: Topology) -> tuple[tuple[object, ...], Ints]:
     """What the messages of a plan cost, and their links, message by message."""
-    costs: list[object] = [plan.protocol, plan.schedule.title, plan.total_bytes]
+    costs: list[object] = [plan.protocol, id(plan.schedule), plan.total_bytes]
     paths: list[Iterable[int]] = []
     for step in prepared_steps(plan, topology, None, placement_of(plan, topology.nlinks)):
         for message in step.columns:

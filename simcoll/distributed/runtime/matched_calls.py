@@ -90,9 +90,8 @@ class _Matched(CollectiveOperation):
     aspects: tuple[Any, ...] = ()
     mismatch: bool = False
     failed: bool = False
-    playing: Playing | None = None
+    playing: Playing | Followers | None = None
     early: list[int] = field(default_factory=list)
-    followers: Followers | None = None
 
     def match(self, rank: int, call: CollectiveCall, work: Work) -> None:
         """Record the call of a rank, and compare it with the first one, which determines the
@@ -103,9 +102,9 @@ class _Matched(CollectiveOperation):
         elif call is not self.first_call and call.aspects() != self.aspects:
             self.mismatch = True
             self.streams.emulator.unsettled[self.settle] = None
-        for number in self.streams.together[rank]:
-            self.calls[number] = call
-            self.works[number] = work
+        together = self.streams.together[rank]
+        self.calls |= dict.fromkeys(together, call)
+        self.works |= dict.fromkeys(together, work)
         work.reason = self.describe
         if len(self.calls) == len(self.group.members):
             if self.mismatch:
@@ -142,7 +141,7 @@ class _Matched(CollectiveOperation):
         """Fail the operation on all ranks."""
         self.failed = True
         if self.playing is not None:
-            self.playing.stopped = True
+            self.playing.stop()
         self.streams.emulator.unsettled.pop(self.settle, None)
         for work in self.works.values():
             work.over(error)
@@ -169,33 +168,29 @@ class _Matched(CollectiveOperation):
         call = self.calls[rank]
         if self.playing is None:
             self.playing = self._begin(call, self.plan)
-        if self.followers is not None:
-            self.followers.enter(rank, work.sources, call.op)
-        else:
-            self.playing.enter(rank, work.sources, call.op)
+        self.playing.enter(rank, work.sources, call.op)
         work.sources = ()  # copied: what was kept of inputs that are outputs, too, can go
 
-    def _begin(self, call: CollectiveCall, plan: Plan) -> Playing:
+    def _begin(self, call: CollectiveCall, plan: Plan) -> Playing | Followers:
         """Start playing, in the corresponding groups of followers too."""
         streams, group = self.streams, self.group
         label = (group.name, self.sequence, call.name)
         if streams.alike_calls is None:
             return Playing(streams.emulator, plan, label, self._leave, self._close, call.fake)
-        self.followers = Followers(streams.alike_calls, streams.together, self._leave)
+        followers = Followers(streams.alike_calls, streams.together, self._leave)
         family = streams.alike_calls.family(
             plan,
             streams.alike_calls.rank_classes.like(group.members),
             lambda members: plan_of(group, call, self.sizes_of(call), members),
         )
         together = len(streams.together) == 1
-        return self.followers.play(
-            family, label, fake=call.fake, together=together, on_end=self._close
-        )
+        followers.play(family, label, fake=call.fake, together=together, on_end=self._close)
+        return followers
 
     def _close(self) -> None:
         """Drop the operation after the last rank has left."""
         self.streams.open.pop(self.sequence, None)
-        self.followers = None  # they know this one: no circle is left to be collected
+        self.playing = None  # followers know this one: no circle is left to be collected
 
     def _leave(self, rank: int, values: Array | None) -> None:
         """Finish the part of a rank, and advance its stream."""

@@ -17,7 +17,6 @@ from simcoll.distributed.runtime.takes import Event, Links, Take, Takes, take_of
 from simcoll.emulator.data.budget import check_exact, exact_bytes
 from simcoll.emulator.data.dataplane import Storage
 from simcoll.emulator.data.stepwise import BufferPool
-from simcoll.emulator.digest import MovedHash
 from simcoll.emulator.events.outage_routes import Detours
 from simcoll.emulator.events.pace import Pace
 from simcoll.emulator.model import shared_capacities
@@ -29,7 +28,7 @@ from simcoll.emulator.steps.step_columns import PlanSummary, summary
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
-__all__ = ["Emulator", "Ended", "Playing", "is_small"]
+__all__ = ["Emulator", "Ended", "Playing", "RunningTake", "is_small", "note_take"]
 
 KEPT_TRANSFERS = 1 << 16
 KEPT_BYTES = 1 << 24
@@ -50,6 +49,21 @@ class Ended:
     plan: Plan
     begin_fs: int
     log: list[Event]
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTake:
+    """A take of ranks that entered together, followed as a whole until ``now_fs``."""
+
+    take: Take
+    begin_fs: int
+    now_fs: int
+
+    def state(self) -> tuple[list[Event], int]:
+        """The log so far, and the number of ranks that have left."""
+        after_fs = self.now_fs - self.begin_fs
+        log = [event for event in self.take.log if not event[2] or event[0] < after_fs]
+        return log, len(log) - self.take.plan.nranks
 
 
 @dataclass(slots=True, eq=False)
@@ -294,7 +308,7 @@ class Playing:
     on_end: Callable[[], object] | None = None
     fake: bool = False
     together: bool = False
-    model: Playing | None = None
+    model: Playing | RunningTake | None = None
     images: list[Plan] = field(default_factory=list)
     stopped: bool = False
     begin_fs: int = field(init=False)
@@ -318,7 +332,13 @@ class Playing:
         if self.model is not None:
             self.begin_fs = self.model.begin_fs
             self._log, self._departures = self.model.state()
+            if self._stage.prepared is None:
+                self._links = frozenset(range(emulator.topology.nlinks))
             emulator.links.take(self, self._links)
+            if isinstance(self.model, RunningTake):
+                self._take = self.model.take
+                emulator.following[self] = None
+                self._expect(self._take)
             self.model = None
             return
         take = self._known_take()
@@ -360,6 +380,10 @@ class Playing:
     def state(self) -> tuple[list[Event], int]:
         """The log so far, and the number of ranks that have left."""
         return list(self._log), self._departures
+
+    def stop(self) -> None:
+        """Let no rank leave any more: the operation has failed."""
+        self.stopped = True
 
     def remaining(self) -> list[int]:
         """The ranks that have not left."""
@@ -507,23 +531,20 @@ class Playing:
         alone = emulator.links.give_back(self, self._links) and emulator.steady
         if self._take is not None:
             emulator.following.pop(self, None)
-            trace_hash: MovedHash | str = self._take.hash
-            if isinstance(trace_hash, str):
-                trace_hash = hash_at(self._take, begin_fs)
-            end_fs, messages = begin_fs + self._take.end_fs, self._take.messages
+            for plan in (self.plan, *self.images):
+                note_take(emulator, self.label, plan, self._take, begin_fs)
         elif self._player is not None:
             player, emulator.playing = self._player, emulator.playing - 1
             player.check()
             ledger = player.ledger
-            end_fs, messages, trace_hash = (
-                max(ledger.time_fs, begin_fs),
-                ledger.messages,
+            times_fs, trace_hash = (
+                (begin_fs, max(ledger.time_fs, begin_fs)),
                 ledger.hash.hexdigest(),
             )
+            for plan in (self.plan, *self.images):
+                emulator.history.add(*self.label, plan, times_fs, ledger.messages, trace_hash)
             if alone and ledger.columns is not None:
                 emulator.takes.add(take_of(self.plan, self._log, begin_fs, ledger))
-        for plan in (self.plan, *self.images):
-            emulator.history.add(*self.label, plan, (begin_fs, end_fs), messages, trace_hash)
         emulator.give_back(stage)
         # They refer to this operation: without them no circle is left, and it is freed at once.
         on_end, self.on_end = self.on_end, None
@@ -531,6 +552,15 @@ class Playing:
         self._player = None
         if on_end is not None:
             on_end()
+
+
+def note_take(
+    emulator: Emulator, label: tuple[str, int, str], plan: Plan, take: Take, begin_fs: int
+) -> None:
+    """Add an operation that followed a take to the run's history."""
+    trace_hash = hash_at(take, begin_fs) if isinstance(take.hash, str) else take.hash
+    times_fs = begin_fs, begin_fs + take.end_fs
+    emulator.history.add(*label, plan, times_fs, take.messages, trace_hash)
 
 
 def _nobody(_rank: int, _values: Array | None) -> None:

@@ -64,7 +64,7 @@ class Rehearsals:
             *((0, rank, False) for rank in ranks),
             *((end_fs, rank, True) for rank in ranks),
         ]
-        return Take(plan, tuple(log), end_fs, result.messages, result.trace_hash)
+        return Take(plan, tuple(log), end_fs, result.messages, result.trace_hash, together=True)
 
 
 def hash_at(take: Take, begin_fs: int) -> str:

@@ -43,6 +43,8 @@ class Take:
     hash
         Hash of its messages, with times relative to the first entry; that of the engine for a
         rehearsal.
+    together
+        Whether all ranks enter at once, before any leaves.
     """
 
     plan: Plan
@@ -50,6 +52,7 @@ class Take:
     end_fs: int
     messages: int
     hash: MovedHash | str
+    together: bool = False
 
 
 def take_of(plan: Plan, log: Iterable[Event], begin_fs: int, ledger: Ledger) -> Take:
@@ -58,12 +61,14 @@ def take_of(plan: Plan, log: Iterable[Event], begin_fs: int, ledger: Ledger) -> 
         np.concatenate(ledger.columns, axis=1) if ledger.columns else np.zeros((7, 0), np.int64)
     )
     columns[4:] -= begin_fs
+    events = tuple(log)
     return Take(
         plan,
-        tuple(log),
+        events,
         max(0, ledger.time_fs - begin_fs),
         ledger.messages,
         MovedHash(list(columns)),
+        all(not leaves and not after_fs for after_fs, _, leaves in events[: plan.nranks]),
     )
 
 

@@ -10,29 +10,43 @@ import pytest
 
 import simcoll.distributed as dist
 from simcoll.distributed.runtime import followers
-from simcoll.distributed.runtime.followers import AlikeCalls
+from simcoll.distributed.runtime.followers import AlikeCalls, Followers
 from simcoll.topology import crossbar, fat_tree, torus
 
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Counts the groups that were played, those that were not, and those that joined late."""
+    """Counts the groups that were played, those that were not, those that joined late, and the
+    replays, of which some had to go on rank by rank.
+    """
     count = Counter()
     begin, catch_up = AlikeCalls.begin, followers.Emulator.catch_up
+    replay, go_on = Followers._replay, Followers.go_on_by_ranks
 
-    def beginning(self, operation):
+    def count_groups(self, operation):
         players = begin(self, operation)
         count["played"] += len(set(players))
         count["images"] += len(players) - len(set(players))
         return players
 
-    def catching_up(self, joining=(), ended=()):
+    def count_joins(self, joining=(), ended=()):
         count["joined"] += len(joining)
         count["ended"] += len(ended)
         catch_up(self, joining, ended)
 
-    monkeypatch.setattr(AlikeCalls, "begin", beginning)
-    monkeypatch.setattr(followers.Emulator, "catch_up", catching_up)
+    def count_replays(self):
+        replays = replay(self)
+        count["replays"] += replays
+        return replays
+
+    def count_breaks(self):
+        count["gave up"] += 1
+        go_on(self)
+
+    monkeypatch.setattr(Followers, "_replay", count_replays)
+    monkeypatch.setattr(Followers, "go_on_by_ranks", count_breaks)
+    monkeypatch.setattr(AlikeCalls, "begin", count_groups)
+    monkeypatch.setattr(followers.Emulator, "catch_up", count_joins)
     return count
 
 
@@ -108,6 +122,7 @@ def both(monkeypatch, program, machine, sizes, *args, **options):
     images = dist.spawn(program, math.prod(sizes), **options)
     with monkeypatch.context() as patch:
         patch.setattr(followers, "is_small", lambda _: False)
+        patch.setattr(Followers, "_replay", lambda _: False)
         return images, dist.spawn(program, math.prod(sizes), **options)
 
 
@@ -163,3 +178,27 @@ def test_splits_of_corresponding_groups_are_those_of_the_leaders(monkeypatch):
     images, every = both(monkeypatch, program, crossbar(8, "50 GB/s", "1 us"), (2, 4))
     assert summary(images) == summary(every)
     assert images.operations == 2
+
+
+def micro_batches(rank, world_size, sizes, gaps):
+    """Equal micro-batches, the calls of which stand alone or side by side."""
+    inner, outer = mesh_groups(rank, world_size, sizes)
+    x = dist.fake_array(1 << 18)
+    for gap in gaps:
+        dist.compute("20 us")
+        dist.all_reduce(x, group=inner)
+        work = dist.all_reduce(x, group=outer, async_op=True)
+        dist.compute(gap)
+        dist.all_reduce(x, group=inner)
+        work.wait()
+        dist.all_reduce(x)
+
+
+@pytest.mark.parametrize("gap", ["1 us", "7 us", "15 us", "1 ms"])
+@pytest.mark.parametrize("machine", [crossbar(8, "50 GB/s", "1 us"), "dgx-h100"])
+def test_micro_batches_are_replayed_exactly(counted, monkeypatch, machine, gap):
+    gaps = ["1 ms", gap, gap, "1 ms", gap]
+    images, every = both(monkeypatch, micro_batches, machine, (2, 4), gaps)
+    assert summary(images) == summary(every)
+    assert counted["replays"] >= 6
+    assert counted["gave up"] or gap != "1 us"
