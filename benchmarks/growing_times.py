@@ -3,15 +3,16 @@ a smaller one.
 
 ``python benchmarks/growing_times.py [CASES]`` draws machines, variables and collectives, 10,000
 by default, and prints how many broke the law, and where the choice itself changes to one that takes
-less time: there NCCL, or the library's file, leaves a choice too late.
+less time: there NCCL, or the library's file, leaves a choice too late. Such a fall is *wide* if the
+time after it is below the 90 % interval of the time before.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from time import process_time
 
@@ -21,6 +22,7 @@ from simcoll.errors import ConfigError
 from simcoll.files.paths import shipped_files
 from simcoll.libraries import corrected
 from simcoll.libraries.environment import LAUNCHERS, parse_environment
+from simcoll.libraries.intervals import spread_of
 from simcoll.libraries.library import library_for
 from simcoll.libraries.prediction import choose, launched_us
 from simcoll.libraries.question import Question, question_on
@@ -87,24 +89,56 @@ def falls(question: Question, sizes: np.ndarray) -> list[str]:
     return places
 
 
-def switches(question: Question, sizes: np.ndarray) -> list[tuple[str, float]]:
-    """Changes of the choice after which a larger size takes less time, and by what share."""
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """A change of the choice after which a larger size takes less time, by a share of it."""
+
+    title: str
+    machine: str
+    share: float
+    is_wide: bool
+
+
+def switches(question: Question, sizes: np.ndarray) -> list[Fall]:
+    """The falls where the choice changes."""
     costs, picks = choose(question, sizes)
     times_us = np.array([cost.time_us(sizes) for cost in costs])[picks, np.arange(len(sizes))]
+    nodes = "one node" if question.machine.domains == 1 else "several nodes"
+    machine_kind = f"{question.library.name}, {question.machine.generation}, {nodes}"
     changes = []
     for place in np.flatnonzero((np.diff(times_us) < 0) & (np.diff(picks) != 0)).tolist():
         before, after = costs[picks[place]], costs[picks[place + 1]]
         title = f"{before.algorithm} {before.protocol} to {after.algorithm} {after.protocol}"
-        changes.append((title, 1 - times_us[place + 1] / times_us[place]))
+        time_us, later_us = times_us[place : place + 2].tolist()
+        low_fs, _ = spread_of(question, int(sizes[place])).ends_fs(round(time_us * 1e9), 0.9)
+        is_wide = later_us * 1e9 < low_fs
+        changes.append(Fall(title, machine_kind, 1 - later_us / time_us, is_wide))
     return changes
+
+
+def table(changes: list[Fall]) -> Iterator[str]:
+    """The falls by change and kind of machine, those with most wide ones first."""
+    groups: dict[tuple[str, str], list[Fall]] = {}
+    for fall in changes:
+        groups.setdefault((fall.title, fall.machine), []).append(fall)
+    yield "| from, to | machine | falls | median | wide |"
+    yield "|---|---|---|---|---|"
+
+    def order(group: tuple[str, str]) -> tuple[int, int]:
+        return -sum(fall.is_wide for fall in groups[group]), -len(groups[group])
+
+    for title, kind in sorted(groups, key=order):
+        group = groups[title, kind]
+        wide = sum(fall.is_wide for fall in group)
+        share = 100 * float(np.median([fall.share for fall in group]))
+        yield f"| {title} | {kind} | {len(group)} | {share:.0f} % | {wide} |"
 
 
 def main() -> None:
     """Print the result."""
     cases, rng = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000, random.Random(33)
     began, broken, drawn = process_time(), [], 0
-    shares: dict[str, list[float]] = {}
-    counts: Counter[str] = Counter()
+    changes: list[Fall] = []
     while drawn < cases:
         question = draw(rng)
         if question is None:
@@ -112,14 +146,13 @@ def main() -> None:
         drawn += 1
         sizes = np.unique(np.floor(2 ** np.sort([rng.uniform(3, 35) for _ in range(80)])))
         broken += falls(question, sizes)
-        for title, share in switches(question, sizes):
-            counts[title] += 1
-            shares.setdefault(title, []).append(share)
+        changes += switches(question, sizes)
     print(f"{drawn} cases, {process_time() - began:.0f} s: {len(broken)} falls within one choice")
     for line in broken[:20]:
         print(f"  {line}")
-    for title, count in counts.most_common():
-        print(f"  from {title}: {count} falls, median {100 * np.median(shares[title]):.0f} %")
+    wide = sum(fall.is_wide for fall in changes)
+    print(f"{len(changes)} falls where the choice changes, {wide} of them wide")
+    print("\n".join(table(changes)))
 
 
 if __name__ == "__main__":

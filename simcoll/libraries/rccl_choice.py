@@ -8,7 +8,8 @@
   fast as LL by its numbers, and so never preferred; trees under Simple are switched off.
 * Over nodes, sizes alone decide the protocol (``src/rccl_wrap.cc``): those of a rank for all_gather
   and reduce_scatter. From a size on, an all_reduce goes by rings instead of trees, where the
-  formula's tables by size cross.
+  formula's tables by size cross. Where no sizes are tuned (broadcast and reduce on MI300X), the
+  fastest counts.
 
 The sizes are in the library file.
 """
@@ -40,6 +41,8 @@ BLOCKS = 28
 """Number of blocks of MSCCL++: four for each other rank."""
 MSCCLPP_BYTES = 32
 """MSCCL++ takes multiples of this size."""
+FAR_US = 1e18
+"""More than any time: what RCCL would not run counts only among equals."""
 _BITS = re.compile(r"\d+")
 
 
@@ -141,18 +144,21 @@ def _picks_by_size(question: Question, costs: Sequence[Cost], size_bytes: Floats
     What variables leave runs, even where RCCL would prefer something else.
     """
     protocols, from_bytes = _protocols_over_nodes(question, size_bytes), _rings_from(question)
-    if protocols is None:
+    if question.machine.domains == 1:
         return np.asarray(np.argmin(_estimates(question, costs, size_bytes), axis=0))
+    times_us = np.array([cost.time_us(size_bytes) for cost in costs])
+    if protocols is None:
+        return np.asarray(np.argmin(times_us, axis=0))
     weights = []
     for cost in costs:
         is_other_protocol = protocols != PROTOCOLS.index(cost.protocol)
         is_other_algorithm = (cost.algorithm == "ring") != (size_bytes >= from_bytes)
         weights.append(2.0 * is_other_protocol + is_other_algorithm)
-    return np.asarray(np.argmin(np.array(weights), axis=0))
+    return np.asarray(np.argmin(np.array(weights) * FAR_US + times_us, axis=0))
 
 
 def _estimates(question: Question, costs: Sequence[Cost], size_bytes: Floats) -> Floats:
-    """The times by which RCCL chooses where no sizes are tuned, a row for each cost."""
+    """The times by which RCCL chooses within a node, a row for each cost."""
     stated = {
         (cost.algorithm, cost.protocol): cost.time_us(size_bytes)
         for cost in stated_costs(
@@ -162,8 +168,7 @@ def _estimates(question: Question, costs: Sequence[Cost], size_bytes: Floats) ->
     never = np.full(len(size_bytes), 1e30)
     rows = []
     for key in ((cost.algorithm, cost.protocol) for cost in costs):
-        is_tree_in_node = key == ("tree", "Simple") and question.machine.domains == 1
-        is_considered = key[1] != "LL128" and not is_tree_in_node
+        is_considered = key[1] != "LL128" and key != ("tree", "Simple")
         estimate = stated.get(key, never)
         rows.append(estimate if is_considered else estimate + 1e20)
     return np.array(rows)
@@ -179,11 +184,11 @@ def _rings_from(question: Question) -> float:
 
 
 def _protocols_over_nodes(question: Question, size_bytes: Floats) -> Ints | None:
-    """Index in :data:`PROTOCOLS` of the protocol for every size; None where its formula decides."""
+    """Index in :data:`PROTOCOLS` of the protocol for every size; None where none are tuned."""
     collective, machine = question.collective, question.machine
     constants = question.constants
     tuned_bytes = constants.numbers(f"generation.{machine.generation}.{collective}_bytes")
-    if machine.domains == 1 or not tuned_bytes:
+    if not tuned_bytes:
         return None
     ll_bytes, ll128_bytes = tuned_bytes
     if collective == "all_reduce" and machine.domains > 2:

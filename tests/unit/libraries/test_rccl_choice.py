@@ -69,9 +69,20 @@ def test_sizes_decide_over_nodes(collective, size, topology, expected):
     assert key(collective, size, topology)[:2] == expected
 
 
+def test_the_fastest_runs_over_nodes_where_no_sizes_are_tuned():
+    times_fs = [
+        formula_time(
+            "broadcast", MIB, TWO, environment=parse_environment(f"NCCL_PROTO={protocol}")
+        ).time_fs
+        for protocol in ("LL", "LL128", "Simple")
+    ]
+    assert formula_time("broadcast", MIB, TWO).time_fs == min(times_fs)
+
+
 def test_a_named_protocol_runs_at_every_size():
     assert key("all_reduce", 2**30, TWO, "NCCL_PROTO=LL")[1] == "LL"
     assert key("all_gather", 2**12, ONE, "NCCL_PROTO=LL128")[1] == "LL128"
+    assert key("all_reduce", 8 * MIB, TWO, "NCCL_PROTO=^LL128")[1] == "Simple"
 
 
 @pytest.mark.parametrize("ranks", [4, 6])
