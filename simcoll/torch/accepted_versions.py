@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import warnings
 
-ADVICE = "simcoll.torch needs PyTorch 2.13 or 2.14: pip install 'simcoll[torch]'"
-OLDEST, NEWEST = (2, 13), (2, 14)
+ADVICE = "simcoll.torch needs PyTorch 2.13, 2.14 or 2.15: pip install 'simcoll[torch]'"
+OLDEST, NEWEST = (2, 13), (2, 15)
 
 try:
     from torch import __version__, distributed
@@ -34,7 +34,7 @@ def check_version(version: str) -> None:
         raise ImportError(f"{ADVICE} (this is {version})")
     if release > NEWEST:
         warnings.warn(
-            f"simcoll.torch was tested with PyTorch 2.13 and 2.14, and this is {version}: it may "
+            f"simcoll.torch was tested with PyTorch 2.13 to 2.15, and this is {version}: it may "
             "end in errors of PyTorch's internals",
             stacklevel=2,
         )

@@ -107,7 +107,9 @@ def change_fake_tensors(
 
     def pipelines(module: Any) -> None:  # their stages agree in a tensor
         schedule = module._PipelineSchedule
-        replace(undo, schedule, "_warmup_p2p", _on_real_tensors(schedule._warmup_p2p))
+        for name in ("_warmup_p2p", "_initialize_pipeline_distributed_state"):  # before 2.15, since
+            if hasattr(schedule, name):
+                replace(undo, schedule, name, _on_real_tensors(getattr(schedule, name)))
 
     if _PIPELINES in sys.modules:
         pipelines(sys.modules[_PIPELINES])

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d
 
 from simcoll.errors import ConfigError
 from simcoll.torch.rank_threads import current_thread_or_none
+from simcoll.torch.replacing import in_ranks
 
 __all__ = ["GroupHooks", "hook_replacements"]
 
@@ -117,6 +119,10 @@ class _NanCheck:
         self.hooks.pre_hooks.pop(self.number, None)
 
 
+def _do_nothing(*_: Any, **__: Any) -> None:
+    """Do nothing: the run records its operations itself."""
+
+
 def hook_replacements() -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of PyTorch's own hooks, which attach to groups in C++."""
     if not hasattr(c10d, "NanCheckHook"):
@@ -126,15 +132,23 @@ def hook_replacements() -> list[tuple[Any, str, Any]]:
     def attach_check(pg: Any) -> Any:
         return check(pg) if current_thread_or_none() is None else _NanCheck(pg)
 
-    def attach_record(pg: Any) -> Any:
+    def attach_record(pg: Any, *global_ranks: Any, **keywords: Any) -> Any:
         if current_thread_or_none() is None:
-            return record(pg)
+            return record(pg, *global_ranks, **keywords)
         raise ConfigError(
             "FlightRecorderHook.attach records in memory of PyTorch's that other processes read; "
             "a simulated run is recorded by spawn(..., record=) or --record"
         )
 
+    # From PyTorch 2.15 on, which attaches one to every new group.
+    attached = getattr(distributed_c10d, "_maybe_attach_flight_recorder", None)
+    by_default = (
+        []
+        if attached is None
+        else [(distributed_c10d, "_maybe_attach_flight_recorder", in_ranks(attached, _do_nothing))]
+    )
     return [
+        *by_default,
         (c10d.NanCheckHook, "attach", staticmethod(attach_check)),
         (c10d.FlightRecorderHook, "attach", staticmethod(attach_record)),
     ]

@@ -827,6 +827,8 @@ class SimcollGroup(DispatchedGroup):
 
     supports_window = False
     supports_reconfigure = False
+    # From PyTorch 2.15 on; completion hooks are refused, and there is no watchdog that aborts.
+    supports_completion_hooks = supports_abort_hooks = False
 
     def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
         """Call a function before each operation is issued."""
@@ -914,7 +916,7 @@ class SimcollGroup(DispatchedGroup):
 
     # torch.distributed.distributed_c10d._time_estimator
 
-    supports_time_estimate = True
+    supports_time_estimate = _supports_time_estimate = True  # before 2.15, since
 
     def _start_time_estimate(self) -> None:
         if self._estimator is not None:

@@ -114,6 +114,7 @@ class Groups:
     tags_to_pg: dict[str, list[Any]] = field(default_factory=dict)
     pg_to_tag: dict[Any, str] = field(default_factory=dict)
     pg_coalesce_state: dict[Any, list[Any]] = field(default_factory=dict)
+    pg_flight_recorder_hooks: dict[Any, Any] = field(default_factory=dict)
     comms: list[Any] = field(default_factory=list)
 
 

@@ -180,7 +180,9 @@ def test_object_collectives_that_load_data_alone():
 def test_older_versions_are_refused_and_newer_ones_said():
     from simcoll.torch.accepted_versions import check_version
 
-    with pytest.raises(ImportError, match=r"needs PyTorch 2.13 or 2.14: .* \(this is 2.12.1\)"):
+    with pytest.raises(
+        ImportError, match=r"needs PyTorch 2.13, 2.14 or 2.15: .* \(this is 2.12.1\)"
+    ):
         check_version("2.12.1")
-    with pytest.warns(UserWarning, match="this is 2.15.0"):
-        check_version("2.15.0")
+    with pytest.warns(UserWarning, match="this is 2.16.0"):
+        check_version("2.16.0")

@@ -157,6 +157,9 @@ GROUP = {
     "unregister_abort_hook": lambda g: g.unregister_abort_hook(1),
     "unregister_post_hook": lambda g: g.unregister_post_hook(1),
     "unregister_pre_hook": lambda g: g.unregister_pre_hook(1),
+    # From PyTorch 2.15 on:
+    "supports_abort_hooks": lambda g: g.supports_abort_hooks,
+    "supports_completion_hooks": lambda g: g.supports_completion_hooks,
     # These end the use of the group:
     "shutdown": lambda g: g.shutdown(),
     "abort": lambda g: g.abort(),
@@ -175,6 +178,10 @@ BACKEND = {
     "supports_splitting": lambda b: b.supports_splitting,
     "supports_tensor_alloc": lambda b: b.supports_tensor_alloc(torch.device("cpu")),
     "supports_time_estimate": lambda b: b.supports_time_estimate,
+    # From PyTorch 2.15 on:
+    "_supports_time_estimate": lambda b: b._supports_time_estimate,
+    "_start_time_estimate": lambda b: b._start_time_estimate(),
+    "_end_time_estimate": lambda b: b._end_time_estimate(),
     "suspend": lambda b: b.suspend(),
     # From PyTorch 2.14 on:
     "_set_group_uid": lambda b: b._set_group_uid("0"),
@@ -247,6 +254,8 @@ MESH = {
     "ndim": lambda m: m.ndim,
     "shape": lambda m: m.shape,
     "size": lambda m: m.size(mesh_dim=1),
+    # From PyTorch 2.15 on; it ends the use of the groups:
+    "abort": lambda m: m.abort() if hasattr(m, "abort") else None,
 }
 
 
