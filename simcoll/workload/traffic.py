@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Traffic", "alike"]
 
+ROUTED = 1 << 20
+"""Number of routes that are counted at a time, which bounds memory. A count for each pair of ranks
+would cost a pass over all links (1,024 pairs on a million links: 10 s).
+"""
+
 
 @dataclass(eq=False)
 class Traffic:
@@ -34,7 +39,9 @@ class Traffic:
 
     workload: Workload
     plans: WorkloadPlans
-    _pairs: dict[int, tuple[Plan, dict[tuple[int, int, str], int]]] = field(default_factory=dict)
+    _pairs: dict[int, tuple[Plan, dict[tuple[int, str], tuple[Ints, Ints]]]] = field(
+        default_factory=dict
+    )
     _loads: dict[tuple[object, ...], Ints] = field(default_factory=dict)
 
     def of(self, operation: Operation) -> Ints:
@@ -61,14 +68,20 @@ class Traffic:
             if call.moves and groups.shape[1] > 1:
                 plan = self.plans.plan(call, groups[0])
                 factor = plan.protocol.wire_factor
-                for (sender, receiver, via), nbytes in self._pair_bytes(plan).items():
+                for (nbytes, via), (senders, receivers) in self._pairs_by_bytes(plan).items():
                     carried = -(-nbytes * factor.numerator // factor.denominator)
-                    load += carried * self._routes(groups[:, sender], groups[:, receiver], via)
+                    width = max(ROUTED // len(groups), 1)
+                    for begin in range(0, len(senders), width):
+                        rows = slice(begin, begin + width)
+                        sources, targets = groups[:, senders[rows]], groups[:, receivers[rows]]
+                        load += carried * self._routes(sources.ravel(), targets.ravel(), via)
             self._loads[key] = load
         return self._loads[key]
 
-    def _pair_bytes(self, plan: Plan) -> dict[tuple[int, int, str], int]:
-        """Bytes of each pair of ranks of a plan, by the path that the schedule chooses."""
+    def _pairs_by_bytes(self, plan: Plan) -> dict[tuple[int, str], tuple[Ints, Ints]]:
+        """Senders and receivers of a plan, by the bytes that they exchange and the path that the
+        schedule chooses.
+        """
         if id(plan) not in self._pairs:
             vias = sorted({"", *(transit.via for transit in plan.schedule.transits)})
             matrix = np.zeros((plan.nranks, plan.nranks, len(vias)), np.int64)
@@ -81,18 +94,26 @@ class Traffic:
                     pairs_of_path = step.src_rank, step.dst_rank, path
                     np.add.at(matrix, pairs_of_path, times * step.size_bytes)
             matrix[np.arange(plan.nranks), np.arange(plan.nranks)] = 0
-            pairs = {
-                (source, target, vias[path]): int(matrix[source, target, path])
-                for source, target, path in np.argwhere(matrix).tolist()
-            }
+            senders, receivers, paths = np.nonzero(matrix)
+            sizes = matrix[senders, receivers, paths]
+            pairs = {}
+            for nbytes, number in np.unique(np.stack([sizes, paths]), axis=1).T.tolist():
+                rows = (sizes == nbytes) & (paths == number)
+                pairs[nbytes, vias[number]] = senders[rows], receivers[rows]
             self._pairs[id(plan)] = plan, pairs
         return self._pairs[id(plan)][1]
 
     def _routes(self, source: Ints, target: Ints, via: str = "") -> Ints:
         """The number of routes that use each link."""
-        paths = chosen_transits(np.zeros(len(source), np.int64), [via], "")
-        links = chosen_routes(self.plans.topology, source, target, paths).links
-        return np.bincount(links[links >= 0], minlength=self.plans.topology.nlinks)
+        topology = self.plans.topology
+        if via:
+            paths = chosen_transits(np.zeros(len(source), np.int64), [via], "")
+            links = chosen_routes(topology, source, target, paths).links
+        else:  # without the latencies, which take longer
+            links = topology.router.links(
+                *(topology.rank_endpoints[end] for end in (source, target))
+            )
+        return np.bincount(links[links >= 0], minlength=topology.nlinks)
 
 
 def alike(operation: Operation) -> tuple[object, ...]:
