@@ -285,8 +285,8 @@ def _experts() -> Iterator[ServedRow]:
     for system, measured, phase, machine, serving in WIDE_EP:
         predicted = _eight_gpus("fp8", machine, serving, phase)
         yield ServedRow((system, phase), "wide expert parallelism", measured, predicted)
-    for system, measured, phase, dtype, serving in RACK_EP:
-        predicted = _eight_gpus(dtype, RACK, serving, phase)
+    for system, measured, phase, dtype, mapping in RACK_EP:
+        predicted = _eight_gpus(dtype, RACK, mapping, phase)
         yield ServedRow((system, phase), "expert parallelism in a rack", measured, predicted)
 
 
