@@ -9,7 +9,7 @@ from simcoll.core.protocol import nccl
 from simcoll.files.paths import shipped_files
 from simcoll.libraries.calibration import Calibration, Correction
 from simcoll.libraries.environment import parse_environment
-from simcoll.libraries.isolated import alone_fs, bind_size, settle
+from simcoll.libraries.isolated import FEWEST_FOLDED, alone_fs, bind_size, settle
 from simcoll.libraries.plans import library_plan
 from simcoll.libraries.prediction import COLLECTIVES, predict
 from simcoll.topology import load_topology
@@ -46,6 +46,23 @@ def test_a_plan_takes_the_predicted_time_on_every_machine(name):
             predicted = predict(kind, size, topology)
             played_fs = alone_fs(library_plan(kind, size, topology), topology)
             assert played_fs == pytest.approx(predicted.time_fs, rel=1e-4), (kind, size)
+
+
+@pytest.mark.parametrize("lost", [None, "box0.nic0 <-> leaf0.rail0"])
+@pytest.mark.parametrize("algorithm", ["ring", "nccl_tree"])
+def test_a_schedule_that_comes_again_takes_the_time_of_all_its_messages(algorithm, lost):
+    topology = load_topology("dgx-h100", nodes=16)
+    if lost:
+        topology = topology.degrade(lost, "1/2")
+    schedule = simcoll.schedule("all_reduce", algorithm, nranks=128, box=8, channels=8)
+    protocol = nccl("LL")
+    for size in (2**16, 2**18, 2**20, 2**18):
+        plan = bind_size(schedule, protocol, size)
+        all_messages = simcoll.emulate(
+            plan, topology, data="none", bound=False, engine="fast", quotient=False
+        )
+        assert all_messages.messages > FEWEST_FOLDED
+        assert alone_fs(plan, topology) == all_messages.time_fs
 
 
 @pytest.mark.parametrize("name", PARTLY_JOINED)
