@@ -31,9 +31,9 @@ def _note_of(error: BaseException) -> str:
 
 
 def status_of(error: BaseException) -> int:
-    """The exit status of a process that ends with an error, as Python gives it."""
+    """The exit status of a process that ends with an error: the lowest byte of its code."""
     if isinstance(error, SystemExit) and isinstance(error.code, int):
-        return int(error.code)
+        return error.code % 256
     return 1
 
 

@@ -140,7 +140,8 @@ def _of_dtypes(tensors: Sequence[torch.Tensor]) -> Iterator[str]:
             yield f"data type {dtype} is not supported by NCCL"
     for tensor in tensors:
         base = tensor._base
-        if base is not None and base.is_complex() and not tensor.is_complex():
+        as_pairs = base is not None and base.is_complex() and not tensor.is_complex()
+        if as_pairs and _called_by_program():  # PyTorch's own calls are those that take pairs
             yield (
                 f"data type {base.dtype} is not supported by NCCL: PyTorch passes pairs of real "
                 "numbers here, and refuses it in reduce, gather and reduce_scatter"

@@ -74,6 +74,11 @@ def test_exceptions_that_are_no_errors_end_the_run_too():
 
     assert failed(leave).endswith("with status 5\n")
 
+    def leave_with_more_than_a_byte():
+        raise SystemExit(300)
+
+    assert failed(leave_with_more_than_a_byte).endswith("with status 44\n")
+
 
 def test_groups_of_exceptions_are_told_whole():
     def body():

@@ -162,3 +162,14 @@ def test_a_move_between_host_and_gpu_is_a_copy():
 
     run = backend.spawn(program, 1, cuda_is_cpu=True)
     assert run.returns == (([1.0] * 3, [5.0] * 3, [2.0] * 3),)
+
+
+def test_complex_numbers_that_pytorch_sends_itself_are_none():
+    from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
+
+    def share(_rank):
+        mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+        frequencies = torch.ones(2, dtype=torch.complex64, device="cuda")
+        distribute_tensor(frequencies, mesh, [Replicate()])
+
+    assert findings(share) == ()
