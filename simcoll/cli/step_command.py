@@ -14,6 +14,11 @@ from simcoll.terminal import say
 __all__ = ["time_step"]
 
 FILES = ("step.json", "step.svg", "trace.json.gz", "workload.json")
+MOST_TOGETHER = 1 << 16
+"""Most GPUs whose step is emulated together by default. A step of Llama 3.1 405B on 131,072 (tensor
+parallelism of 8, 16 stages) needs more than 10 GB so, and 1.3 GB and 24 s with collectives timed
+once each.
+"""
 
 
 def time_step(
@@ -41,7 +46,7 @@ def time_step(
     tier
         2: everything emulated together. 1: collectives timed once each, and the pipeline played
         with these times; faster, and equal where no two axes share links. Default: 2, or 1 for a
-        workload of more than 20,000 messages.
+        workload of more than 20,000 messages, and for a design of more than 65,536 GPUs.
     topology
         Machine of a workload, if it names none or to override it.
     nodes
@@ -93,7 +98,8 @@ def time_step(
             return
         step = TrainingStep(load_design(design))
         open_folder(folder, FILES)
-        tier = 2 if tier is None else tier
+        if tier is None:
+            tier = _default_tier(step.workload.nranks)
         result = step.result(tier=tier)
         lines, workload, title = step_lines(result, verbose=verbose), step.workload, result.title
         clock, content, plans = step.clock(tier=tier).clock, step_json(result), step.alone.plans
@@ -133,6 +139,17 @@ def time_step(
     names = [name for name in FILES if name in contents]
     write_files(folder, {name: contents[name] for name in names})
     say(f"# wrote {', '.join(str(folder / name) for name in names)}")
+
+
+def _default_tier(gpus: int) -> int:
+    """The tier of a design's step where none is requested, which is said where it is 1."""
+    if gpus <= MOST_TOGETHER:
+        return 2
+    say(
+        f"# tier 1: more than {MOST_TOGETHER:,} GPUs; --tier 2 emulates them together, which takes "
+        "more than 10 GB of memory at 131,072"
+    )
+    return 1
 
 
 def _time_serving(design: Path, folder: Path) -> None:
