@@ -3,8 +3,10 @@
     python benchmarks/all_pairs.py [ranks ...]
 
 For each number of ranks: an exchange whose messages follow a power law (the tokens of experts), and
-one of equal messages with jitter, on a crossbar and on DGX H100 nodes, each played message by
-message. Prints CPU seconds of `emulate`, with the compiled code loaded.
+one of equal messages with jitter, on a crossbar and on DGX H100 nodes; for multiples of 64, equal
+messages on a Clos network of 32 hosts a leaf and 16 spines, which hashes choose. Each is played
+message by message. Prints CPU seconds of `emulate`, with the compiled code loaded, or in numpy
+where there is none.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ sys.path[:0] = [str(ROOT)]
 
 import simcoll  # noqa: E402
 from simcoll.core.protocol import Protocol  # noqa: E402
-from simcoll.topology import crossbar, load_topology  # noqa: E402
+from simcoll.emulator.fast.compiled import COMPILED  # noqa: E402
+from simcoll.topology import clos, crossbar, load_topology  # noqa: E402
+
+ENGINE = "fast" if COMPILED else "auto"
 
 
 def power_law(nranks, mean=65536, exponent=1.2, seed=1):
@@ -49,15 +54,22 @@ def main():
             "crossbar": crossbar(nranks, "50 GB/s", "1 us"),
             "DGX H100": load_topology("dgx-h100", nodes=nranks // 8),
         }
-        for title, plan in plans.items():
-            for machine, topology in machines.items():
-                how = {"engine": "fast", "data": "none", "bound": False, "quotient": False}
-                small = simcoll.bind(simcoll.schedule("all_to_all", "direct", nranks=4), 9)
-                simcoll.emulate(small, crossbar(4, "50 GB/s", "1 us"), **how)
-                begin = time.process_time()
-                messages = simcoll.emulate(plan, topology, **how).messages
-                seconds = time.process_time() - begin
-                print(f"{title + ', ' + machine:<28}{nranks:>6}{messages:>10}{seconds:>9.3f}")
+        runs = {
+            f"{title}, {machine}": (plan, topology)
+            for title, plan in plans.items()
+            for machine, topology in machines.items()
+        }
+        if nranks % 64 == 0:
+            network = clos(nranks // 32, 32, 16, "50 GB/s", "1 us", ecmp="hash", seed=1)
+            runs["equal, ECMP by hash"] = simcoll.bind(schedule, 16384), network
+        small = simcoll.bind(simcoll.schedule("all_to_all", "direct", nranks=4), 9)
+        how = {"data": "none", "bound": False, "quotient": False}
+        for title, (plan, topology) in runs.items():
+            simcoll.emulate(small, crossbar(4, "50 GB/s", "1 us"), engine=ENGINE, **how)
+            begin = time.process_time()
+            messages = simcoll.emulate(plan, topology, engine=ENGINE, **how).messages
+            seconds = time.process_time() - begin
+            print(f"{title:<28}{nranks:>6}{messages:>10}{seconds:>9.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ import numpy as np
 from simcoll.arrays import Ints, Shorts
 from simcoll.arrays import Links as Routes
 from simcoll.core.protocol import Protocol
-from simcoll.emulator.fast.compiled import announce_compiling
+from simcoll.emulator.concurrent_arrays import play_arrays
+from simcoll.emulator.digest import TraceHash
+from simcoll.emulator.fast.compiled import COMPILED, announce_compiling
 from simcoll.emulator.fast.concurrent_flows import (
     ENDED,
     NONE,
@@ -28,7 +30,6 @@ from simcoll.emulator.fast.concurrent_flows import (
     LinkColumns,
     play_component,
 )
-from simcoll.emulator.fast.trace_hashing import hash_classes
 from simcoll.emulator.request import Request
 from simcoll.emulator.steps.pruning import Steps
 from simcoll.emulator.steps.timed import Timed
@@ -132,18 +133,14 @@ def _joined_links(steps: Sequence[Timed]) -> Routes:
 
 
 def _hash(steps: Sequence[Timed], start_fs: Ints, end_fs: Ints, done_fs: Ints) -> str:
-    sums, begin = np.zeros(2, np.uint64), 0
+    trace, begin = TraceHash(), 0
     for step in steps:
         rows = slice(begin, begin + len(step))
-        src, dst, size = (
-            np.require(column, np.int64, ["C", "W"])
-            for column in (step.shape.src, step.shape.dst, step.size)
-        )
+        ends = step.shape.src, step.shape.dst, step.size
         times = start_fs[rows], end_fs[rows], done_fs[rows]
-        names = np.arange(len(step), dtype=np.int32)
-        hash_classes(sums, begin, (src, dst, size), names, times)
+        trace.add([np.arange(begin, begin + len(step)), *ends, *times])
         begin += len(step)
-    return "".join(f"{int(value):016x}" for value in sums)
+    return trace.hexdigest()
 
 
 def _ends(links: Routes, wire: Ints, start_fs: Ints, capacity: Ints) -> Ints | None:
@@ -184,6 +181,11 @@ def _play(
     places = np.full(len(capacity) + 1, len(used), np.int32)
     places[used] = np.arange(len(used))
     columns = np.ascontiguousarray(places[links[:, :width]])  # -1 is the last place
+    if not COMPILED:
+        ends = play_arrays(columns, wire[rows], start_fs[rows], capacity[used])
+        if ends is not None:
+            end_fs[rows] = ends
+        return ends is not None
     flows = Flows(
         columns,
         wire[rows].astype(np.float64),

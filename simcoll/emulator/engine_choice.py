@@ -18,6 +18,7 @@ __all__ = [
     "ASKED",
     "DEEPEST_FIFO",
     "FEW_MESSAGES",
+    "LITTLE",
     "MOST_HASHED",
     "PACED",
     "WATCHED",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simcoll.emulator.array_way import ArrayWay
 from simcoll.emulator.engine_choice import EngineWay, check_engine, choose_way, engine_names
 from simcoll.emulator.fast_way import FastWay
 from simcoll.emulator.quotient_way import QuotientWay
@@ -21,7 +22,12 @@ from simcoll.emulator.result import Result
 __all__ = ["WAYS", "engines", "play"]
 
 
-WAYS: tuple[EngineWay[Request, Result], ...] = (QuotientWay(), FastWay(), ReferenceWay())
+WAYS: tuple[EngineWay[Request, Result], ...] = (
+    QuotientWay(),
+    FastWay(),
+    ArrayWay(),
+    ReferenceWay(),
+)
 """In the order in which they are asked; the last one refuses nothing."""
 
 

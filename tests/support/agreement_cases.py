@@ -1,5 +1,6 @@
 """Random runs on which all engines must agree, each made from one number."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -19,7 +20,7 @@ from simcoll.core.schedule import (
     Schedule,
     transfers,
 )
-from simcoll.emulator import emulate
+from simcoll.emulator import concurrent_run, emulate
 from simcoll.emulator.fast_way import play_concurrently, play_every, plays_in_lockstep
 from simcoll.emulator.folding.quotient import no_quotient
 from simcoll.emulator.request import Request
@@ -420,6 +421,16 @@ def outcome(plan, topology, **how):
     ), result
 
 
+@contextmanager
+def uncompiled():
+    """Play messages that wait for nothing as where no compiler is installed."""
+    concurrent_run.COMPILED, compiled = False, concurrent_run.COMPILED
+    try:
+        yield
+    finally:
+        concurrent_run.COMPILED = compiled
+
+
 def compare(kind, seed):
     """Run a case on every engine; returns what took part, or raises AssertionError with a line that
     repeats it.
@@ -440,6 +451,12 @@ def compare(kind, seed):
         if at_once is not None:
             ways.append("concurrent")
             assert at_once.done_fs.tolist() == expected[4], f"without a calendar\n{replay}"
+        with uncompiled():
+            in_numpy = play_concurrently(request)
+        if in_numpy is not None:
+            ways.append("in numpy")
+            assert in_numpy.done_fs.tolist() == expected[4], f"in numpy\n{replay}"
+            assert in_numpy.trace_hash == expected[3], f"in numpy\n{replay}"
         if plays_in_lockstep(request):
             ways.append("lock-step")
         if plays_in_lockstep(request) or at_once is not None:

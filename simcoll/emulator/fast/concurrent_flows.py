@@ -170,7 +170,7 @@ def _since(groups: LimitedFlows, l: int, place: int) -> int:
 
 
 @part
-def _make_uneven(groups: LimitedFlows, l: int) -> None:
+def _spread_times(groups: LimitedFlows, l: int) -> None:
     """Let each flow of a group have its own time."""
     if groups.uneven[l] == 0:
         groups.uneven[l] = 1
@@ -190,7 +190,7 @@ def _join(
 ) -> None:
     """Put a flow in the group of a link."""
     if since_fs != groups.since_fs[l]:
-        _make_uneven(groups, l)
+        _spread_times(groups, l)
     place = natural(groups.base[l] + groups.members[l])
     groups.members[l] += 1
     groups.flow[place], groups.remaining[place] = f, remaining

@@ -16,6 +16,9 @@ from simcoll.topology import boxes, clos, crossbar, fat_tree, load_topology, tor
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="needs numba")
 
+TWO_LINKS = "crossbar", "DGX H100"
+"""Machines on which no flow crosses more than two links that may bind."""
+
 MACHINES = {
     "crossbar": lambda n: crossbar(n, "50 GB/s", "1 us"),
     "fat tree 3:1": lambda n: fat_tree(2, n // 2, "12.5 GB/s", "2 us", oversubscription=3),
@@ -144,3 +147,38 @@ def test_flows_keep_their_rate_when_another_link_limits_them():
     request = Request(plan, here, keep=True)
     reference = emulate(plan, here, engine="simpy", data="none", bound=False, keep=True)
     assert play_concurrently(request).done_fs.tolist() == reference.done_fs.tolist()
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("machine", MACHINES)
+def test_array_operations_have_the_same_times(machine, rules, monkeypatch):
+    plan = all_pairs(unequal(16, 4), protocol=RULES[rules])
+    request = Request(plan, MACHINES[machine](16), keep=True)
+    expected = play_concurrently(request)
+    monkeypatch.setattr("simcoll.emulator.concurrent_run.COMPILED", False)
+    result = play_concurrently(request)
+    capped = rules == "LL128"  # the rate of a channel is a third link
+    assert result is not None or machine not in TWO_LINKS or capped
+    if result is not None:
+        assert result.done_fs.tolist() == expected.done_fs.tolist()
+        assert result.trace_hash == expected.trace_hash
+
+
+@pytest.mark.parametrize("capacity", ["1e-6 B/s", "1e-3 B/s"])
+def test_array_operations_leave_errors_to_the_reference(capacity, monkeypatch):
+    monkeypatch.setattr("simcoll.emulator.concurrent_run.COMPILED", False)
+    request = Request(all_pairs(unequal(6, 5) + 1), crossbar(6, capacity, "1 us"))
+    assert play_concurrently(request) is None
+
+
+def test_without_a_compiler_many_messages_are_played_at_once(monkeypatch):
+    plan, here = all_pairs(unequal(20, 6)), crossbar(20, "50 GB/s", "1 us")
+    expected = emulate(plan, here, engine="simpy", data="exact", bound=False)
+    assert "at once" not in expected.path
+    for module in ("concurrent_run", "array_way", "fast_way", "engine_choice"):
+        monkeypatch.setattr(f"simcoll.emulator.{module}.COMPILED", False)
+        monkeypatch.setattr(f"simcoll.emulator.{module}.UNCOMPILED", "no compiler", raising=False)
+    result = emulate(plan, here, data="exact", bound=False, quotient=False)
+    assert (result.engine, result.path) == ("fast", "no compiler; all messages at once, in numpy")
+    assert (result.time_fs, result.trace_hash) == (expected.time_fs, expected.trace_hash)
+    assert result.wrong == expected.wrong == 0
