@@ -84,7 +84,7 @@ LATER = """
 {tables} tables that were published after the fit. No number is fitted to them, except for the growth of LL on A100, which is read off
 those of Azure ML and thanos on one node; the treatment of trees, of LL on A100 and of hops under LL ([reasons](#reasons)) was chosen with
 knowledge of them. Predicted blind, the last two were off by 51 / 24 / 0.9 and - / - / 7.4 %, and the former with two points by 6.3 / 16 / 3.4
-%. RCCL on MI300X seems to leave LL128 for Simple at 8 MiB, where predictions keep it.
+%.
 
 | table | ranks | uncalibrated: small / middle / large | two points: small / middle / large |
 |---|---|---|---|
@@ -280,10 +280,10 @@ CAUSES = (
     Cause("PCIe", False, "starts, rates of CPUs and of PCIe", places=PCIE_NUMBERS),
 )
 CAUSES_HEAD = """
-Why aims are missed, tested by taking a cause away: uncalibrated left-out errors of a kind without the tables that have it, or with those numbers as fitted to all tables that hardly any
-other system's tables tell, such as the step of 2 and 4 GPUs.
+Causes of missed aims, tested by taking them away: uncalibrated left-out errors of a kind without the tables of a cause, or, in italics, with the shipped values of numbers that hardly
+any other system's tables determine, such as a rank's own step with 2 and 4 GPUs.
 
-| kind | without, *or with the shipped* | tables | small / middle / large, before | after | aim |
+| kind | without, or *with the shipped* | tables | small / middle / large, before | after | aim |
 |---|---|---|---|---|---|
 """
 LAB = "NVIDIA AIConfigurator"
