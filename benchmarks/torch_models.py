@@ -5,12 +5,14 @@ forward, backward and optimizer on 256 ranks of ``superpod-h100``; one program f
 ``RANKS`` is a number, or a mesh such as 8x16x8: copies, shards, and tensor-parallel ranks.
 ``--batches`` is the number of micro-batches; ``--wide`` takes the widths of 70 G parameters at 80
 layers. Prints the simulated time, CPU seconds and the peak of memory, and that of a rank's tensors.
+``--peer`` runs the same step with PyTorch's own fake process group, which has no times.
 """
 
 from __future__ import annotations
 
 import math
 import resource
+from collections.abc import Callable
 from time import process_time
 
 import cyclopts
@@ -84,8 +86,20 @@ def program(
 ) -> float:
     """One step; the simulated seconds."""
     dist.init_process_group("simcoll")
+    return train(layers, sizes, widths, batches, simcoll.torch.emulated_time)
+
+
+def train(
+    layers: int,
+    sizes: tuple[int, ...],
+    widths: tuple[int, int],
+    batches: int,
+    clock: Callable[[], float],
+) -> float:
+    """One step on the default group; the seconds of a clock."""
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=AXES)  # PyTorch's cannot make it inside
     with FakeTensorMode():
-        mesh, model = init_device_mesh("cpu", sizes, mesh_dim_names=AXES), Model(layers, *widths)
+        model = Model(layers, *widths)
         if sizes[2] > 1:
             for block in model.blocks:
                 plan = dict.fromkeys(COLUMNS, ColwiseParallel()) | dict.fromkeys(
@@ -98,7 +112,7 @@ def program(
             fully_shard(module, mesh=mesh, mp_policy=policy)
         optimizer = torch.optim.AdamW(model.parameters())
         torch.cpu.synchronize()
-        begin = simcoll.torch.emulated_time()
+        begin = clock()
         tokens = torch.zeros(1, SEQUENCE, dtype=torch.int64)
         for _ in range(batches):
             functional.cross_entropy(
@@ -106,7 +120,7 @@ def program(
             ).backward()
         optimizer.step()
         torch.cpu.synchronize()
-        return simcoll.torch.emulated_time() - begin
+        return clock() - begin
 
 
 MACHINE = {"topology": "superpod-h100", "compute": "roofline", "gpu": "h100"}
@@ -120,6 +134,7 @@ def main(
     library: str | None = None,
     batches: int = 1,
     wide: bool = False,
+    peer: bool = False,
 ) -> None:
     """Measure a step of a model on ``256`` ranks, or on a mesh such as ``8x16x8``, with the choices
     of a ``library``.
@@ -127,6 +142,14 @@ def main(
     sizes = tuple(map(int, ranks.split("x"))) if "x" in ranks else (1, int(ranks), 1)
     begin = process_time()
     args = layers, sizes, WIDE if wide else NARROW, batches
+    if peer:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        options = {"rank": 0, "world_size": math.prod(sizes), "store": FakeStore()}
+        dist.init_process_group("fake", **options)
+        train(*args, process_time)
+        print(f"PyTorch's fake process group: {process_time() - begin:.1f} CPU s")
+        return
     options = {"args": args, "alike": "all", "trace": True, "library": library}
     result = simcoll.torch.spawn(program, math.prod(sizes), **options, **MACHINE)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
