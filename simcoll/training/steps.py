@@ -127,15 +127,17 @@ class TrainingStep:
         """Its collectives alone, the longest in all first."""
         return tuple(call_times(self._operation_counts, self._times))
 
-    def clock(self, *, tier: int, without: Collection[str] = (), spans: bool = True) -> WorkloadRun:
-        """Play the step, with its spans; ``without``: axes whose bytes are removed."""
-        workload = self._workload(without) if without else self.workload
-        return play_workload(workload, self.alone, tier=tier, slow=self._slow, spans=spans)
+    def clock(self, *, tier: int, spans: bool = True) -> WorkloadRun:
+        """Play the step, with its spans."""
+        return play_workload(self.workload, self.alone, tier=tier, slow=self._slow, spans=spans)
 
     def time_fs(self, *, tier: int, without: Collection[str] = ()) -> int:
         """The time of the step; ``without``: axes whose bytes are removed."""
         if tier != 1:
-            return self.clock(tier=tier, without=without, spans=False).clock.time_fs
+            workload = self._workload(without) if without else self.workload
+            return play_workload(
+                workload, self.alone, slow=self._slow, spans=False, hashed=False
+            ).clock.time_fs
         takes = self._takes(without)
         return play_script(self.parts.script, takes, self._overlap)
 

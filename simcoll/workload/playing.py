@@ -135,8 +135,9 @@ def play_workload(
     tier: int = 2,
     slow: Mapping[int, float] | None = None,
     spans: bool = True,
+    hashed: bool = True,
 ) -> WorkloadRun:
-    """Play any workload on a topology.
+    """Play any workload on a topology; ``hashed=False``: its trace hash is not needed.
 
     Raises
     ------
@@ -164,7 +165,7 @@ def play_workload(
         workload, alone.plans, waits, slow=slow, lost=_lost_times(workload, times)
     )
     keep: KeptTimes = "operations" if spans else False
-    result = emulate_program(program, alone.topology, data="none", keep=keep)
+    result = emulate_program(program, alone.topology, data="none", keep=keep, hashed=hashed)
     operations = workload.unroll()
     times_of: dict[tuple[int, str], tuple[int, int]] = {}
     for number, operation in enumerate(program.operations) if spans else ():

@@ -60,6 +60,8 @@ class ProgramRequest:
         Events during the run; ``None`` if there are none.
     keep
         The times that are needed.
+    hashed
+        Whether the trace hash is needed.
     engine
         Name of the engine that the caller asks for, or ``auto``.
     quotient
@@ -76,6 +78,7 @@ class ProgramRequest:
     observer: ProgramObserver | None = None
     timeline: Timeline | None = None
     keep: KeptTimes = False
+    hashed: bool = True
     engine: str = "auto"
     quotient: bool | None = None
     began_s: float = field(default_factory=perf_counter)

@@ -31,6 +31,7 @@ def emulate_program(
     seed: int = 0,
     observer: ProgramObserver | None = None,
     keep: KeptTimes = False,
+    hashed: bool = True,
     engine: str = "auto",
     quotient: bool | None = None,
     events: Sequence[Event | str] = (),
@@ -38,7 +39,8 @@ def emulate_program(
 ) -> ProgramResult:
     """Play a program; :func:`simcoll.emulate` describes the arguments.
 
-    ``keep="operations"``: only the times of operations, not those of messages.
+    ``keep="operations"``: only the times of operations, not those of messages. ``hashed=False``:
+    the trace hash is not needed, and is empty where it would cost time.
     """
     expect(topology, Topology, "emulate takes a topology, made by load_topology(name)")
     if data not in DATA:
@@ -54,6 +56,7 @@ def emulate_program(
         observer=observer,
         timeline=timeline_of(events, policy, topology, program.nranks),
         keep=keep,
+        hashed=hashed,
         engine=engine,
         quotient=quotient,
     )
