@@ -18,6 +18,7 @@ from time import process_time
 
 import numpy as np
 
+from simcoll.core.vocabulary import CollectiveKind
 from simcoll.errors import ConfigError
 from simcoll.files.paths import shipped_files
 from simcoll.libraries import corrected
@@ -28,7 +29,7 @@ from simcoll.libraries.prediction import choose, launched_us
 from simcoll.libraries.question import Question, question_on
 from simcoll.topology import Topology, load_topology
 
-COLLECTIVES = (
+COLLECTIVES: tuple[CollectiveKind, ...] = (
     *("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"),
     *("all_to_all", "send_recv", "gather", "scatter"),
 )
