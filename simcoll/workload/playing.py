@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from simcoll.emulator.programs import emulate_program
-from simcoll.emulator.programs.program_request import KeptTimes
+from simcoll.emulator.programs.program_request import KeptTimes, ProgramRequest
+from simcoll.emulator.programs.run import play_request
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
 from simcoll.notebook_forms import data_frame, shows_facts
@@ -165,7 +165,7 @@ def play_workload(
         workload, alone.plans, waits, slow=slow, lost=_lost_times(workload, times)
     )
     keep: KeptTimes = "operations" if spans else False
-    result = emulate_program(program, alone.topology, data="none", keep=keep, hashed=hashed)
+    result = play_request(ProgramRequest(program, alone.topology, keep=keep, hashed=hashed))
     operations = workload.unroll()
     times_of: dict[tuple[int, str], tuple[int, int]] = {}
     for number, operation in enumerate(program.operations) if spans else ():

@@ -67,7 +67,11 @@ def test_there_are_scenarios():
 def test_two_processes_agree():
     elsewhere = subprocess.run(
         [sys.executable, __file__],
-        env={**os.environ, "PYTHONPATH": str(PACKAGES), "PYTHONHASHSEED": HASH_SEED},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(PACKAGES), str(ROOT))),
+            "PYTHONHASHSEED": HASH_SEED,
+        },
         capture_output=True,
         text=True,
         check=False,

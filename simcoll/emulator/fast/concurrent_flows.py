@@ -74,7 +74,7 @@ SPARE, PENDING = range(2)
 ROUNDS_KEPT = 16
 """Rounds after which the shares are kept."""
 BLOCK = 32
-"""LinkColumns whose shares are compared without a branch."""
+"""Links whose shares are compared without a branch."""
 BEYOND_INTEGERS = -float(2**60)
 """A difference below it may not fit in 63 bits, and is beyond all errors of rounding."""
 CHECKED_EVERY = 64

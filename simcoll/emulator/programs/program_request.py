@@ -61,7 +61,7 @@ class ProgramRequest:
     keep
         The times that are needed.
     hashed
-        Whether the trace hash is needed.
+        Whether the trace hash is needed; if not, it is empty where it would cost time.
     engine
         Name of the engine that the caller asks for, or ``auto``.
     quotient

@@ -18,7 +18,7 @@ from simcoll.emulator.programs.resources import calls_of
 from simcoll.errors import ConfigError, expect, nearest
 from simcoll.topology import Topology
 
-__all__ = ["emulate_program"]
+__all__ = ["emulate_program", "play_request"]
 
 DATA: tuple[DataMode, ...] = ("auto", "exact", "none")
 
@@ -31,7 +31,6 @@ def emulate_program(
     seed: int = 0,
     observer: ProgramObserver | None = None,
     keep: KeptTimes = False,
-    hashed: bool = True,
     engine: str = "auto",
     quotient: bool | None = None,
     events: Sequence[Event | str] = (),
@@ -39,8 +38,7 @@ def emulate_program(
 ) -> ProgramResult:
     """Play a program; :func:`simcoll.emulate` describes the arguments.
 
-    ``keep="operations"``: only the times of operations, not those of messages. ``hashed=False``:
-    the trace hash is not needed, and is empty where it would cost time.
+    ``keep="operations"``: only the times of operations, not those of messages.
     """
     expect(topology, Topology, "emulate takes a topology, made by load_topology(name)")
     if data not in DATA:
@@ -56,11 +54,15 @@ def emulate_program(
         observer=observer,
         timeline=timeline_of(events, policy, topology, program.nranks),
         keep=keep,
-        hashed=hashed,
         engine=engine,
         quotient=quotient,
     )
-    player, path = choose_way(PROGRAM_WAYS, request, engine)
+    return play_request(request)
+
+
+def play_request(request: ProgramRequest) -> ProgramResult:
+    """Play a program in the first way that takes the request."""
+    player, path = choose_way(PROGRAM_WAYS, request, request.engine)
     result = player.play(request)
     return replace(result, path=result.path or path)
 

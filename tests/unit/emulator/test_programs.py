@@ -11,8 +11,9 @@ from simcoll.emulator import emulate
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.model import jitter_fs
 from simcoll.emulator.programs import compiled_programs
+from simcoll.emulator.programs.program_request import ProgramRequest
 from simcoll.emulator.programs.program_trace import ProgramTrace
-from simcoll.emulator.programs.run import emulate_program
+from simcoll.emulator.programs.run import emulate_program, play_request
 from simcoll.errors import ConfigError
 from simcoll.planning import Call, Compute, Program, Send
 from simcoll.topology import crossbar, fat_tree, load_topology
@@ -142,6 +143,8 @@ def test_classes_are_loaded_in_advance_or_step_by_step(monkeypatch):
         assert 0 < result.classes < result.messages / 2
         assert (result.time_fs, result.trace_hash) == (every.time_fs, every.trace_hash)
         assert result.done_fs.tolist() == every.done_fs.tolist()
+    unhashed = play_request(ProgramRequest(program, topology, quotient=True, hashed=False))
+    assert (unhashed.time_fs, unhashed.trace_hash) == (every.time_fs, "")
 
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
