@@ -190,7 +190,7 @@ def interval_lines(figure: str, best: Sequence[Row], *, verbose: bool = False) -
     for share in ("90", "50"):
         span = interval_of(leader, figure, share)
         if span:
-            low, high = (merit.text(end) for end in span)
+            low, high = (merit.end_text(end) for end in span)
             spans.append(f"{share} % within {low} to {high} {merit.unit}".rstrip())
     if spans:
         errors = leader["interval"]["of"]

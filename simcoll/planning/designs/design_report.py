@@ -171,7 +171,10 @@ def _card(
     elif is_tie(best.result, result, name):
         mark = "a tie"
     interval = interval_of(result, name)
-    span = f"90 %: {figure.text(interval[0])} to {figure.text(interval[1])}" if interval else ""
+    span = ""
+    if interval:
+        low, high = (figure.end_text(end) for end in interval)
+        span = f"90 %: {low} to {high}"
     facts = [
         (
             FIGURES[key].title,

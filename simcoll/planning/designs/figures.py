@@ -28,6 +28,14 @@ class Figure:
     more_is_better: bool
     text: Callable[[float], str]
 
+    def end_text(self, end: float) -> str:
+        """An end of an interval, rounded to three digits: its errors leave no more.
+
+        >>> FIGURES["usd"].text(407_988), FIGURES["usd"].end_text(407_988)
+        ('407,988', '408,000')
+        """
+        return self.text(float(f"{end:.3g}"))
+
 
 FIGURES: Mapping[str, Figure] = {
     "tokens_per_second": Figure("tokens per second", "tokens/s", True, "{:,.0f}".format),
