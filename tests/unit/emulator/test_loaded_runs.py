@@ -70,6 +70,7 @@ def test_folded_runs_share_classes_between_protocols_with_caps_and_without():
         simcoll.schedule("all_reduce", "recursive_doubling", nranks=128, channels=8)
         for _ in range(2)
     )
+    runs_of(made).by_key.clear()  # equal schedules share them, and other tests have some
     for count in (1 << 14, 1 << 20):
         for protocol in PROTOCOLS[:3]:
             first, second = (simcoll.bind(each, count, protocol=protocol) for each in (made, plain))
@@ -84,6 +85,7 @@ def test_folded_runs_share_classes_between_protocols_with_caps_and_without():
 def test_what_holds_for_one_size_is_forgotten():
     machine = crossbar(16, "50 GB/s", "1 us")
     made = simcoll.schedule("all_reduce", "ring", nranks=16)
+    runs_of(made).by_key.clear()
     for count in (16, 17, 18):
         in_table(simcoll.bind(made, count), machine, 3)
     assert len(kept(made)) == 2
@@ -114,5 +116,6 @@ def test_threads_that_play_one_schedule_at_once_do_not_meet():
         return [in_table(plan, machine, len(PROTOCOLS)).trace_hash for plan in plans]
 
     expected = times(plain)
+    runs_of(made).by_key.clear()  # that the threads make them
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(times, [made] * 4)) == [expected] * 4
