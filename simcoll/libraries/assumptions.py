@@ -135,8 +135,8 @@ def _of_variables(question: Question) -> Iterator[str]:
     if question.machine.fabric == "socket" and not transports.socket_Gbps:
         rate = question.machine.nic_uBps * 8 / question.machine.nics / 1e15
         yield (
-            f"an interface of sockets has at most the {rate:.3g} Gbit/s of a NIC, SOCKET_GBPS "
-            "states its own"
+            f"an interface of sockets has at most the {rate:.3g} Gbit/s that a NIC and the links "
+            "on its way carry, SOCKET_GBPS states its own"
         )
 
 

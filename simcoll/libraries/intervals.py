@@ -17,6 +17,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from simcoll.files.paths import data_folder
+from simcoll.libraries.symmetric import is_symmetric
 
 if TYPE_CHECKING:
     from simcoll.libraries.question import Question
@@ -133,12 +134,12 @@ def _spreads() -> dict[tuple[str, ...], Spread]:
 def spread_of(question: Question, size_bytes: int) -> Spread:
     """The spread of the innermost cell that has any errors.
 
-    No published table shows links that variables choose, registered buffers, or reduction in the
-    network, so that their cell is that of the library.
+    No published table shows links that variables choose, kernels for registered buffers, or
+    reduction in the network, so that their cell is that of the library.
     """
     cell = cell_of(question, size_bytes, method_of(question))
-    environment = question.environment
-    is_measured = not (question.is_diverted or environment.collnet or environment.registered)
+    collnet = question.environment.collnet
+    is_measured = not (question.is_diverted or collnet or is_symmetric(question))
     return _innermost(cell if is_measured else cell[: OUTERMOST + 1])
 
 

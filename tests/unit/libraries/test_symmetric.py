@@ -76,6 +76,7 @@ def test_elsewhere_buffers_are_ordinary(name, variables, collective, nodes):
         collective, LARGE, topology, environment=parse_environment(variables)
     )
     assert registered.time_fs == ordinary.time_fs
+    assert registered.interval() == ordinary.interval()
     assert "registered buffers change nothing here" in registered.assumed
     assert "registered" not in ordinary.assumed
 

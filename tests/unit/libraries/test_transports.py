@@ -168,6 +168,14 @@ def test_a_rate_of_sockets_that_are_not_in_use_is_said():
     assert "SOCKET_GBPS changes nothing" in prediction.assumed
 
 
+def test_the_rate_of_a_socket_is_that_of_its_links():
+    # Data of a GPU and of its NIC of 400 Gbit/s shares the link to an Intel CPU: 400 / 2 / 1.2.
+    topology = load_topology("dgx-h100", nodes=2)
+    environment = parse_environment("NCCL_NET=Socket")
+    prediction = simcoll.predict("all_reduce", LARGE, topology, environment=environment)
+    assert "167 Gbit/s that a NIC and the links on its way carry" in prediction.assumed
+
+
 def test_what_a_topology_without_devices_lacks_is_said():
     environment = parse_environment("NCCL_NET_GDR_LEVEL=LOC,NCCL_IB_HCA=mlx5_0")
     topology = load_topology("mi300x", nodes=2)
