@@ -13,6 +13,8 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 TESTS = HERE.parent
 PAGE = TESTS.parent / "docs" / "reference" / "semantics.md"
@@ -94,6 +96,7 @@ def page():
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.slow
 def test_every_row_is_held_or_named():
     tests = held()
     assert [row for row in STATEMENTS if row not in tests and row not in DIFFERENCES] == []

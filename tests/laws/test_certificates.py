@@ -146,6 +146,7 @@ def test_mutants_are_judged_alike():
     assert not {name for name in verdicts.right if not verdicts.wrong[name]} - {"shuffled"}
 
 
+@pytest.mark.slow
 def test_the_judge_accepts_what_is_mutated():
     for text in stock()[::9]:
         assert judge(json.loads(text)) == ""

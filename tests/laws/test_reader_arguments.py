@@ -75,6 +75,7 @@ def function_of(module, name):
     return getattr(importlib.import_module(module), name)
 
 
+@pytest.mark.slow
 def test_all_readers_are_here():
     assert len(LOADERS) >= 16
     assert len(PARSERS) >= 23

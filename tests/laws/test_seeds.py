@@ -52,6 +52,7 @@ def test_functions(take):
             take(seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content", "command"),
     [

@@ -167,6 +167,7 @@ def test_every_symbol_condition_and_machine_is_used():
     assert {shipped.machine for shipped in ALGORITHMS} == set(MACHINES) == set(SITES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("collective", "name", "wrong"),
     [

@@ -62,6 +62,7 @@ def test_the_command(capsys):
     assert "give --group" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_each_axis_has_a_table_and_its_files(tmp_path, capsys):
     names = {"-J": "a.json", "--csv": "a.csv", "--svg": "a.svg", "--trace": "a.json.gz"}
     files = [word for option, name in names.items() for word in (option, str(tmp_path / name))]

@@ -122,6 +122,7 @@ def test_a_full_disk_is_not_called_a_fault_of_ours():
     assert (ended.returncode, ended.stderr) == (2, "simcoll: no space is left for the output\n")
 
 
+@pytest.mark.slow
 def test_a_limit_of_file_sizes_is_not_called_a_fault_of_ours(tmp_path):
     # -B: Python would cut compiled modules off at the limit, too, and later runs would load them.
     command = (

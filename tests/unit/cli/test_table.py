@@ -190,6 +190,7 @@ def test_progress_off_a_terminal_is_a_line_a_minute_also_while_one_run_is_longer
     assert capsys.readouterr().err == ""  # none after the end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "now"),
     [

@@ -52,6 +52,7 @@ def test_messages_lie_along_the_last_axis():
         assert arriving.tolist() == wire.round_trip(row).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
 def test_types_round_to_the_nearest_value(name):
     values = np.random.default_rng(2).normal(size=500).astype(np.float32)

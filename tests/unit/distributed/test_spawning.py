@@ -327,6 +327,7 @@ def test_a_run_that_failed_leaves_nothing(program):
         gc.enable()
 
 
+@pytest.mark.slow
 def test_a_played_operation_leaves_no_circle():
     """Large buffers are gone with their operation, not when the garbage collector comes."""
 

@@ -284,6 +284,7 @@ def large(_rank, world_size):
         work.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", ["dgx-h100", crossbar(16, "50 GB/s", "1 us")])
 @pytest.mark.parametrize("library", [None, "nccl"])
 def test_rehearsals_of_large_plans_are_the_simulation(monkeypatch, topology, library):

@@ -63,6 +63,7 @@ def test_every_message_is_that_of_the_reference_and_of_the_loops(machine, rules)
         assert (result.trace_hash, result.time_fs) == (other.trace_hash, other.time_fs)
 
 
+@pytest.mark.slow
 def test_fast_engine_plays_them_without_a_calendar(monkeypatch):
     def loops(*_):
         raise AssertionError("the loops with a calendar play it")
@@ -171,6 +172,7 @@ def test_array_operations_leave_errors_to_the_reference(capacity, monkeypatch):
     assert play_concurrently(request) is None
 
 
+@pytest.mark.slow
 def test_without_a_compiler_many_messages_are_played_at_once(monkeypatch):
     plan, here = all_pairs(unequal(20, 6)), crossbar(20, "50 GB/s", "1 us")
     expected = emulate(plan, here, engine="simpy", data="exact", bound=False)

@@ -161,6 +161,7 @@ def test_work_that_spans_paces_is_rounded_up_and_what_was_done_of_it_down():
     )
 
 
+@pytest.mark.slow
 def test_bytes_take_another_way(play, by_hand):
     net = torus([4], "1 GB/s", "1 us")
     plan = by_hand(4, [[(0, 1, 1), (3, 2, 2)]], sizes=MEGA)

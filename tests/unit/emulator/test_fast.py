@@ -263,6 +263,7 @@ def test_much_work_is_given_to_the_fast_engine():
     assert (result.engine, result.path) == ("fast", f"{result.messages} messages")
 
 
+@pytest.mark.slow
 @compiled
 def test_little_work_stays_with_the_reference_whatever_is_loaded():
     emulate(ring(4), crossbar(4, "1 GB/s"), engine="fast")

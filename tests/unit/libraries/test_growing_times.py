@@ -28,6 +28,7 @@ MACHINES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "nodes"), MACHINES)
 def test_no_size_takes_less_time_than_a_smaller_one(name, nodes):
     rng, topology = random.Random(name), simcoll.load_topology(name, nodes=nodes)

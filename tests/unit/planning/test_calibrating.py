@@ -115,6 +115,7 @@ def test_several_collectives_share_the_machine_s_numbers(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_runs_that_are_repeated_are_one_series_of_medians(tmp_path):
     lines = ["./all_reduce_perf", *nccl_tests(SIZES, 14 / 8, version=3)]
     once, thrice = read(tmp_path, lines), read(tmp_path, 3 * lines)

@@ -408,6 +408,7 @@ def test_other_gpus_have_no_verdict(device, judged):
     assert diagnosis.verdict.startswith("verdict: none, because the log is of") != judged
 
 
+@pytest.mark.slow
 def test_a_cause_in_the_log_may_cost_less_than_is_predicted():
     fact = RunFact("transport", "NET/IB [receive]", 7)
     sound = setting_on("dgx-h100", facts=[fact], sizes=(2**28, 2**30))
@@ -419,6 +420,7 @@ def test_a_cause_in_the_log_may_cost_less_than_is_predicted():
     assert first.effect.startswith("explains more than the difference to a sound machine")
 
 
+@pytest.mark.slow
 def test_slow_host_memory_is_told_by_its_rate_for_each_nic():
     fact = RunFact("GPUDirect", "disabled", 7)
     sound = setting_on("dgx-a100", facts=[fact], sizes=(2**28, 2**30))

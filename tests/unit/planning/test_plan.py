@@ -140,6 +140,7 @@ def hostile_page():
     )
 
 
+@pytest.mark.slow
 def test_a_corrected_file_needs_no_other_folder(tmp_path, capsys):
     """Where no design was possible, there are no rows to lose."""
     plan, folder = tmp_path / "plan.toml", tmp_path / "out"

@@ -373,6 +373,7 @@ def test_nics_that_pcie_cannot_fill_are_said():
     assert not beyond_pcie(load_topology("gb300-nvl72", nodes=36))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"),
     [

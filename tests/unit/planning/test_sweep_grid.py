@@ -115,6 +115,7 @@ def folders(tmp_path, monkeypatch, capsys):
     return capsys
 
 
+@pytest.mark.slow
 def test_diff_says_what_moved(folders):
     assert main(["diff", "a", "a"]) == 0
     assert "6 points in both, 6 equal, 0 moved" in folders.readouterr().out
@@ -126,6 +127,7 @@ def test_diff_says_what_moved(folders):
     assert main(["diff", "b", "b", "-t", "0"]) == 0
 
 
+@pytest.mark.slow
 def test_diff_reads_scenarios_and_names_what_it_cannot_compare(folders, tmp_path):
     for name, size in (("c", 8), ("d", 8)):
         Path(name).mkdir()

@@ -21,6 +21,7 @@ def words(*numbers):
     return np.array(numbers, np.uint64)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(ELEMENTS, ELEMENTS), min_size=1, max_size=20))
 def test_sums_and_products_are_those_of_integers(pairs):
     left, right = words(*(pair[0] for pair in pairs)), words(*(pair[1] for pair in pairs))

@@ -188,6 +188,7 @@ def test_a_switch_takes_operands_in_any_order_and_differs_from_a_chain(exact):
     assert one.trees != pair.trees
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_few_transfers_are_played_as_many(data):
     """Random steps of single chunks on three ranks, by Python's integers and by arrays."""

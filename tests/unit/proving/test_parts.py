@@ -35,6 +35,7 @@ def test_the_proof_is_that_of_the_whole(given, monkeypatch):
     assert split.known.folds == whole.known.folds == expected.folds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", SCHEDULES, ids=lambda given: f"{given[0]}-{given[1]}")
 def test_what_is_wrong_is_told_as_of_the_whole(given, monkeypatch):
     steps = list(made(*given).steps())

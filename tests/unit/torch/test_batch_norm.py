@@ -56,6 +56,7 @@ def test_the_ranks_batches_are_one_batch(sizes, momentum, affine):
     backend.spawn(program, len(sizes), cuda_is_cpu=True)
 
 
+@pytest.mark.slow
 def test_a_model_with_distributed_data_parallel():
     """A step on parts of a batch is a step on all of it."""
 

@@ -72,6 +72,7 @@ def agreement(names, version):
     return wrong, count
 
 
+@pytest.mark.slow
 def test_the_search_finds_what_nccl_found():
     assert agreement({"dgx-a100", "rtx-pro-6000", "kestrel-h100"}, (2, 30)) == ([], 12)
 
@@ -192,6 +193,7 @@ def test_without_gpudirect_rings_go_through_the_cpu(name, channels, speed, carri
         assert ring.carries_between_GBps == carries
 
 
+@pytest.mark.slow
 def test_an_attempt_in_vain_is_not_repeated(monkeypatch):
     """Through CPUs NCCL repeats its attempts for types of paths that do not exist: 900 times."""
     attempts = []
