@@ -93,7 +93,7 @@ FORCED_HEAD = """
 ## Forced choices
 
 Published figures of an algorithm and protocol that variables force, which NCCL's own estimate would not show: bus bandwidth in GB/s as measured, by NCCL's estimate, and as
-predicted. NCCL counts LL128 between two Blackwell GPUs at 640 GB/s, and 2.31.2 prefers it there; predictions have it below Simple, as measured.
+predicted. NCCL counts LL128 between two Blackwell GPUs at 640 GB/s, and 2.31.2 prefers it there; predictions have it below Simple, as measured. No table among the measurements forces rings on B300.
 
 | machine | NCCL | variables | size | measured | NCCL's estimate | predicted | source |
 |---|---|---|---|---|---|---|---|
@@ -152,8 +152,17 @@ REASONS = """
   841 times: from LL to LL128 (386, median 15 %) or Simple (333, 39 %) of a ring in most cases. NCCL, or the rule of a machine without graphs, leaves LL too
   late there, as it does on two nodes of A100 (135 us at 512 KiB, 120 at 1 MiB). In a sample of 900,
   34 of 74 falls of NCCL went below the 90 % interval of the time before, and are wrong fits: over several nodes, from LL to Simple, 16 of 19 on Hopper, 6 of 8 on Blackwell, 3 of 6 on Ampere and 3 of 3 to
-  trees; elsewhere 6 of 38. They are broadcasts and reduces, whose rings NCCL's estimate counts as one hop where all channels are alike and the times as one for each rank; sockets; and Slingshot, where NCCL
-  keeps LL, as on Alps. No table measures the first two. The benchmark lists them by change and machine.
+  trees; elsewhere 6 of 38. 18 are broadcasts and reduces, 9 are over sockets, and 11 over Slingshot. The benchmark lists them by change and machine. Causes, each tested by taking it away alone:
+
+  | taken away | falls below the interval that vanish, of 34 |
+  |---|---|
+  | the share of its rate that a ring under LL reaches over nodes (`correction.net_ll_share` of 1) | 22: 15 of the broadcasts and reduces, all 9 over sockets |
+  | NCCL's estimate of broadcast and reduce where channels differ: every hop of a ring as one over the network, under Simple of a tree (counted as for other collectives) | 10, all of them broadcasts and reduces |
+  | growth and rate of LL over Slingshot (those of InfiniBand) | 10, of 11 over Slingshot |
+  | rate of the threads that copy to sockets (no limit) | 3, all of reduce_scatter |
+  | all four | 31; the others are on one node |
+
+  The first is fitted on tables of other collectives, because none in the fit measures a broadcast or reduce over nodes, or sockets.
 * **Messages of an all_to_all** leave LL at 16 KiB since NCCL 2.29, and later before. Under Simple, the last slot of a channel, up to 512
   KiB, leaves the buffer after it has arrived.
 * **PCIe servers are of three kinds.** A ring that passes a CPU has the rate of that CPU from port to port (25 GB/s on a server with Intel's,
