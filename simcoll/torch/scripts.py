@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -100,6 +100,11 @@ def _find_spec(name: str) -> ModuleSpec:
     return spec if spec.submodule_search_locations is None else _find_spec(f"{name}.__main__")
 
 
+class _OptimizerStep(NamedTuple):
+    optimizer: int
+    end_fs: int
+
+
 @dataclass(slots=True, eq=False)
 class _Notes:
     """Observations for the final report: the ends of optimizer steps (with a time model, of their
@@ -108,7 +113,7 @@ class _Notes:
     An optimizer may step others: ``outermost`` holds, by rank, the one that started first.
     """
 
-    steps_fs: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    steps: defaultdict[int, list[_OptimizerStep]] = field(default_factory=lambda: defaultdict(list))
     outermost: dict[int, int] = field(default_factory=dict)
     writers: defaultdict[str, dict[int, None]] = field(default_factory=lambda: defaultdict(dict))
 
@@ -122,11 +127,15 @@ class _Notes:
         if thread is None or self.outermost.get(thread.number) != id(stepped):
             return
         del self.outermost[thread.number]
-        ends, device = self.steps_fs[thread.number], thread.process.device
+        steps, device = self.steps[thread.number], thread.process.device
+
+        def note_end() -> None:
+            steps.append(_OptimizerStep(id(stepped), thread.now_fs()))
+
         if device is None:
-            ends.append(thread.now_fs())
+            note_end()
         else:  # when the stream has come to the last kernel, not when the host launched it
-            device.current.tail.when_done(lambda: ends.append(thread.now_fs()))
+            device.current.tail.when_done(note_end)
 
     def wrote(self, path: str) -> None:
         thread = current_thread_or_none()
@@ -229,15 +238,32 @@ def _print_shared_modules(own_modules: OwnModules) -> None:
 
 def _steps(notes: _Notes) -> str:
     """The time of the optimizer steps of rank 0."""
-    ends = notes.steps_fs.get(0, [])
-    if not ends:
+    rounds = list(_rounds(notes.steps[0]))
+    if not rounds:
         return ""
+    ends = [steps[-1].end_fs for steps in rounds]
     times = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     median = format_time(int(statistics.median(times[1:] or times)))
+    optimizers = max(len(steps) for steps in rounds)
+    title = "optimizer steps" if optimizers == 1 else f"steps of {optimizers} optimizers"
     return (
-        f"; {len(times)} optimizer steps on rank 0, the first {format_time(times[0])}, the "
+        f"; {len(times)} {title} on rank 0, the first {format_time(times[0])}, the "
         f"others {median} (median)"
     )
+
+
+def _rounds(steps: Sequence[_OptimizerStep]) -> Iterator[list[_OptimizerStep]]:
+    """Steps of several optimizers, one after the other, are one step of the program: until one of
+    them steps again.
+    """
+    current: dict[int, _OptimizerStep] = {}
+    for step in steps:
+        if step.optimizer in current:
+            yield list(current.values())
+            current = {}
+        current[step.optimizer] = step
+    if current:
+        yield list(current.values())
 
 
 def _findings(findings: Sequence[str]) -> Iterator[str]:

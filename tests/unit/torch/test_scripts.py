@@ -152,6 +152,27 @@ NESTED = """
 """
 
 
+TWO_OPTIMIZERS = """
+    import torch
+    import simcoll.torch
+
+    weights = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+    optimizers = [torch.optim.SGD([weight], lr=0.1) for weight in weights]
+    for _ in range(3):
+        simcoll.torch.compute("2 ms")
+        for optimizer in optimizers:
+            simcoll.torch.compute("1 us")
+            optimizer.step()
+"""
+
+
+def test_steps_of_two_optimizers_are_one_step_of_the_program(script, capsys):
+    status, out, err = script(capsys, TWO_OPTIMIZERS, options=("-n", "1"))
+    assert status == 0, err
+    text = "; 3 steps of 2 optimizers on rank 0, the first 2 ms, the others 2 ms (median)"
+    assert text in out
+
+
 def test_steps_of_an_optimizer_of_optimizers_count_once(script, capsys):
     status, out, err = script(capsys, NESTED, options=("-n", "1"))
     assert status == 0, err
