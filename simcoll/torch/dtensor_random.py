@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import _dispatch, _random
@@ -23,31 +23,39 @@ __all__ = ["random_replacements"]
 
 
 _DIFFERENT_SEEDS = (
-    "ranks of one mesh draw random numbers with different seeds, so that replicas of a DTensor "
-    "differ, on GPUs too: call torch.manual_seed with the same seed on all of them"
+    "ranks of one mesh draw random numbers with different seeds, or unequally often since the same "
+    "seed (as trunc_normal_ of shards does), so that replicas of a DTensor differ, on GPUs "
+    "too: call torch.manual_seed with the same seed on all of them"
 )
 
 
-class _Draws:
-    """The numbers that ranks of a mesh have drawn, which are equal if their seeds are.
+class _Draw(NamedTuple):
+    number: int
+    shape: tuple[int, ...]
+    placements: tuple[Any, ...]
 
-    Numbers are kept until every rank of the mesh has drawn as often.
+
+class _Draws:
+    """What ranks of a mesh have drawn: equal numbers, if their seeds are, for the same tensors.
+
+    Draws are kept until every rank of the mesh has drawn as often.
     """
 
     def __init__(self) -> None:
         self._turns: Counter[tuple[int, Any]] = Counter()
-        self._drawn: dict[tuple[Any, int], list[int]] = {}
+        self._drawn: dict[tuple[Any, int], list[_Draw]] = {}
 
-    def check(self, mesh: Any, number: int) -> None:
-        """Note a finding where the number of this rank differs from the first one."""
+    def check(self, spec: Any, number: int) -> None:
+        """Note a finding where the draw of this rank differs from the first one."""
+        mesh, draw = spec.mesh, _Draw(number, tuple(spec.shape), tuple(spec.placements))
         thread = current_thread()
         turn = self._turns[thread.number, mesh]
         self._turns[thread.number, mesh] += 1
-        numbers = self._drawn.setdefault((mesh, turn), [])
-        if numbers and numbers[0] != number:
+        draws = self._drawn.setdefault((mesh, turn), [])
+        if draws and draws[0] != draw:
             thread.tell("a random operator", _DIFFERENT_SEEDS)
-        numbers.append(number)
-        if len(numbers) == mesh.size():
+        draws.append(draw)
+        if len(draws) == mesh.size():
             del self._drawn[mesh, turn]
 
 
@@ -77,7 +85,7 @@ class _RankTracker(_random.OffsetBasedRNGTracker):
         source = torch.default_generator if generator is None else generator
         drawn = int(torch.randint(2**62, (), generator=source))
         if generator is None:
-            self.draws.check(spec.mesh, drawn)
+            self.draws.check(spec, drawn)
         offset, _ = self._compute_rng_offsets(spec)
         text = hashlib.sha256(f"{drawn} {int(offset)}".encode()).digest()
         state = torch.get_rng_state()

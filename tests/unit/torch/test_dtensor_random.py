@@ -108,3 +108,22 @@ def test_different_seeds_of_a_mesh_are_a_finding(same):
     result = backend.spawn(program, 3, cuda_is_cpu=True)
     assert (len({str(values) for values in result.returns}) == 1) == same
     assert any("with different seeds" in line for line in result.findings) != same
+
+
+@pytest.mark.filterwarnings("ignore:.*unequally often:UserWarning")
+def test_shards_that_are_drawn_unequally_often_are_a_finding():
+    """A rank redraws the values of its shard until none is outside the bounds."""
+
+    def program(rank, world_size):
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
+        mesh = tensor.init_device_mesh("cuda", (world_size,))
+        shards = tensor.zeros(world_size, 1, device_mesh=mesh, placements=[tensor.Shard(0)])
+        torch.manual_seed(5)
+        nn.init.trunc_normal_(shards, a=-0.7, b=0.7)
+        drawn = tensor.randn(4, device_mesh=mesh, placements=[tensor.Replicate()])
+        return drawn.to_local().tolist()
+
+    result = backend.spawn(program, 8, cuda_is_cpu=True)
+    assert len({str(values) for values in result.returns}) > 1
+    assert any("unequally often" in line for line in result.findings)
