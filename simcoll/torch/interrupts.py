@@ -7,13 +7,13 @@ import ctypes
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from simcoll.distributed.runtime.records import running_site
 from simcoll.stopping import leave_to_program
 
 __all__ = ["Interrupts"]
@@ -22,7 +22,6 @@ PATIENCE_S = 0.1
 """Time that a rank may take to hand the baton back, before it gets another KeyboardInterrupt."""
 SILENCE_S = 5.0
 """Real time that a rank may wait before it is told."""
-_PACKAGE = str(Path(__file__).parents[1])
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -118,19 +117,11 @@ class _RealTimeWatch:
         self._looks = self._looks + 1 if ticks == self._ticks else 0
         self._ticks = ticks
         if self._looks == round(SILENCE_S / PATIENCE_S):
-            frame = sys._current_frames().get(self._thread.ident or 0)
-            lines = [] if frame is None else traceback.extract_stack(frame)
-            places = [f"{line.filename}:{line.lineno}" for line in lines if not _is_inner(line)]
             sys.stderr.write(
                 f"simcoll.torch: {self._thread.name} has waited {SILENCE_S:.0f} s of real time, "
-                "while no other rank can run, at "
-                f"{', called at '.join(reversed(places[-3:])) or 'a place unknown'}\n"
+                f"while no other rank can run, at {running_site(self._thread)}\n"
             )
             sys.stderr.flush()
-
-
-def _is_inner(line: traceback.FrameSummary) -> bool:
-    return line.filename.startswith((_PACKAGE, threading.__file__))
 
 
 def _processor_ticks(thread: threading.Thread) -> int | None:

@@ -290,8 +290,8 @@ def _report_thread(args: threading.ExceptHookArgs) -> None:
     thread = current_thread_or_none()
     if thread is None:
         threading.__excepthook__(args)
-    elif isinstance(args.exc_value, KeyboardInterrupt):
-        return  # the run is ending
+    elif isinstance(args.exc_value, KeyboardInterrupt) or thread.process.interrupts.came:
+        return  # the run is ending, and peers of this thread may have ended before it
     elif args.exc_value is not None and not str(args.exc_value).startswith(PEER_ENDED):
         name = "a thread" if args.thread is None else f"thread {args.thread.name!r}"
         sys.stderr.write(text_of(args.exc_value, f"[rank{thread.number}] {name}"))

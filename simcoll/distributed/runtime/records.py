@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import sysconfig
+import threading
 from collections import deque
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -105,6 +106,12 @@ def waiting_site(task: greenlet.greenlet) -> Site:
     context = task.gr_context
     site = None if context is None else context.get(asked_from)
     return site or _site_of(task.gr_frame, _HERE)
+
+
+def running_site(thread: threading.Thread) -> Site:
+    """The line of the program at which a thread is now."""
+    frames = sys._current_frames()  # noqa: SLF001
+    return _site_of(frames.get(thread.ident or 0), _HERE)
 
 
 def _site_of(innermost: FrameType | None, internal_folders: str | tuple[str, ...]) -> Site:

@@ -51,6 +51,19 @@ while True:
     Lost()
     dist.all_reduce(torch.ones(10))
 """
+SERVES = """
+import threading, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+def serve():
+    try:
+        while True: time.sleep(1)
+    finally: raise ConnectionResetError("the peer has ended")
+threading.Thread(target=serve, daemon=True).start()
+print("ready", flush=True)
+while True:
+    time.sleep(1)
+    dist.all_reduce(torch.ones(10))
+"""
 
 
 @pytest.mark.slow
@@ -59,8 +72,8 @@ while True:
 )
 @pytest.mark.parametrize(
     ("text", "wait_s"),
-    [(COMMUNICATES, 0), (CATCHES, 0.1), (LOSES, 0.7)],
-    ids=["communicates", "catches", "loses"],
+    [(COMMUNICATES, 0), (CATCHES, 0.1), (LOSES, 0.7), (SERVES, 0.1)],
+    ids=["communicates", "catches", "loses", "serves"],
 )
 def test_the_first_interrupt_ends_a_run(text, wait_s, tmp_path):
     program = tmp_path / "loop.py"
@@ -179,6 +192,20 @@ def test_a_wait_in_real_time_is_told(capsys, monkeypatch):
     assert "simcoll.torch: rank 1 has waited" in said
     assert "test_interrupts.py:" in said
     assert "rank 0" not in said
+
+
+@pytest.mark.slow
+def test_a_wait_for_a_process_is_told_by_the_line_of_the_program(capsys, monkeypatch):
+    monkeypatch.setattr("simcoll.torch.interrupts.SILENCE_S", 0.5)
+
+    def body(_rank, _world_size):
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(3)"], check=True)
+
+    simcoll.torch.spawn(body, 1)
+    said = capsys.readouterr().err
+    line = body.__code__.co_firstlineno + 1
+    assert f" at {__file__}:{line}" in said
+    assert subprocess.__file__ not in said
 
 
 @pytest.mark.slow
