@@ -176,6 +176,7 @@ def _synchronize() -> None:
     for work in works:
         thread.call(work.wait)
     thread.process.flights.land(works)
+    thread.process.stream_races.synchronize()
     if thread.process.device is not None:
         thread.call(wait_until, thread.process.device.tail())
 

@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from simcoll.distributed.runtime.records import Site
 from simcoll.distributed.runtime.work import Work
 
-__all__ = ["Flights", "overlap", "overlaps"]
+__all__ = ["SHAPES_ONLY", "Flights", "has_no_gaps", "overlap", "overlaps", "span"]
 
-_SHAPES_ONLY = frozenset(
+SHAPES_ONLY = frozenset(
     (
         *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
         *("randint_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided"),
@@ -104,7 +104,7 @@ class Flights:
         for position, argument in enumerate(func._schema.arguments):
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             writes = argument.alias_info is not None and argument.alias_info.is_write
-            if not writes and (name in _SHAPES_ONLY or func.is_view):
+            if not writes and (name in SHAPES_ONLY or func.is_view):
                 continue
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(tensor, torch.Tensor):
@@ -176,7 +176,7 @@ class Flights:
         ]
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
+def span(tensor: torch.Tensor) -> tuple[int, int]:
     """The bytes of its storage that a tensor lies in: from the first to after the last element."""
     size = tensor.element_size()
     begin = tensor.storage_offset() * size
@@ -194,14 +194,15 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if a.untyped_storage()._cdata != b.untyped_storage()._cdata:
         return False
-    (begin_a, end_a), (begin_b, end_b) = _span(a), _span(b)
+    (begin_a, end_a), (begin_b, end_b) = span(a), span(b)
     if begin_a >= end_b or begin_b >= end_a:
         return False
-    return _has_no_gaps(a) or _has_no_gaps(b) or _share_element(a, b)
+    return has_no_gaps(a) or has_no_gaps(b) or _share_element(a, b)
 
 
-def _has_no_gaps(tensor: torch.Tensor) -> bool:
-    begin, end = _span(tensor)
+def has_no_gaps(tensor: torch.Tensor) -> bool:
+    """Whether the elements of a tensor fill its :func:`span`."""
+    begin, end = span(tensor)
     return bool(end - begin == tensor.numel() * tensor.element_size())
 
 
@@ -250,7 +251,7 @@ def _in_place(
     source: torch.Tensor, target: torch.Tensor, rank: int, size: int, in_list: bool
 ) -> bool:
     """Whether two tensors are one, for an entry ``in_list``, or one is its part in the other."""
-    (begin, end), (target_begin, target_end) = _span(source), _span(target)
+    (begin, end), (target_begin, target_end) = span(source), span(target)
     if (begin, end) == (target_begin, target_end):
         return in_list or size == 1
     length, longer = sorted((end - begin, target_end - target_begin))

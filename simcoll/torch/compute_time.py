@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -33,6 +33,7 @@ from simcoll.torch.places import HOST
 from simcoll.torch.rank_threads import RankThread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks
 from simcoll.torch.roofline import OperatorCosts, operator_name
+from simcoll.torch.stream_races import Clock, StreamRaces
 from simcoll.torch.tensor_memory import TensorMemory, resizing
 
 __all__ = [
@@ -40,6 +41,9 @@ __all__ = [
     "HostStream",
     "Watched",
     "compute_replacements",
+    "note_end",
+    "tail_of",
+    "wait_for_clock",
     "watch_modules",
     "watched_program",
 ]
@@ -63,6 +67,7 @@ class Watched(TorchDispatchMode):
         root: Watched | None = None,
         *,
         flights: Flights | None = None,
+        races: StreamRaces | None = None,
     ) -> None:
         super().__init__()
         self.device = device
@@ -74,6 +79,7 @@ class Watched(TorchDispatchMode):
         self.inside = self.copying = False  # the fields of the root count
         self.pushed: list[Any] = []
         self.flights: Flights | None = flights if root is None else root.flights
+        self.races: StreamRaces | None = races if root is None else root.races
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -101,6 +107,8 @@ class Watched(TorchDispatchMode):
         finally:
             self.root.inside = False
         self.root.memory.note(result)
+        if self.races is not None and func.namespace not in _COLLECTIVES:
+            self.races.note_operator(func, args, kwargs or {}, result)
         if self._runs_on_host(func, args, kwargs or {}, result):
             return result
         if self.costs is not None and func.namespace not in _COLLECTIVES:
@@ -134,6 +142,8 @@ class Watched(TorchDispatchMode):
             result = self.one_kernel(name, (time_fs, time_fs), call)
         finally:
             self.root.copying = was_copying
+        if wait and self.races is not None:
+            self.races.synchronize(self.races.tail(self.races.current()))
         thread, device = current_thread_or_none(), self.root.device
         if wait and self.costs is not None and thread is not None and device is not None:
             thread.call(wait_until, device.current.tail)
@@ -200,26 +210,34 @@ class HostEvent:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.point = None if (device := _device()) is None else device.default.tail
+        self.clock: Clock = {}
 
     def record(self, stream: Any = None) -> None:
         """Record the current tail of a stream (default: the current stream)."""
         device = _device()
+        self.clock = tail_of(stream)
         if device is not None:
             self.point = (device.current if stream is None else stream.device_stream).tail
 
     def wait(self, stream: Any = None) -> None:
         """Make a stream wait for the event."""
         device = _device()
+        wait_for_clock(stream, self.clock)
         if device is not None and self.point is not None:
             (device.current if stream is None else stream.device_stream).wait(self.point)
 
     def query(self) -> bool:
         """Whether the stream has reached the event."""
-        return self.point is None or self.point.done
+        reached = self.point is None or self.point.done
+        if reached:
+            note_end(self.clock)
+        return reached
 
     def synchronize(self) -> None:
         """Wait until the stream has reached the event."""
         thread = current_thread_or_none()
+        if thread is not None:
+            thread.process.stream_races.synchronize(self.clock)
         if thread is not None and self.point is not None:
             thread.call(wait_until, self.point)
 
@@ -237,8 +255,15 @@ class HostStream:
             device_stream if device_stream is not None or device is None else device.stream()
         )
 
+    @property
+    def key(self) -> Hashable:
+        """What tells it from other streams in the check of races; None: it has no effect."""
+        key: Hashable = self.device_stream
+        return key
+
     def wait_stream(self, stream: HostStream) -> None:
         """Wait for all work enqueued so far on another stream."""
+        wait_for_clock(self, tail_of(stream))
         if self.device_stream is not None and stream.device_stream is not None:
             self.device_stream.wait(stream.device_stream.tail)
 
@@ -250,7 +275,7 @@ class HostStream:
 
     def wait_event(self, event: HostEvent | None) -> None:
         """Wait for an event."""
-        if event is not None and self.device_stream is not None:
+        if event is not None:
             event.wait(self)
 
     def synchronize(self) -> None:
@@ -259,7 +284,10 @@ class HostStream:
 
     def query(self) -> bool:
         """Whether the stream is idle."""
-        return self.device_stream is None or bool(self.device_stream.tail.done)
+        idle = self.device_stream is None or bool(self.device_stream.tail.done)
+        if idle:
+            note_end(tail_of(self))
+        return idle
 
     def __enter__(self) -> Self:
         """Make it the current stream."""
@@ -273,6 +301,30 @@ class HostStream:
         device = _device()
         if device is not None and self.device_stream is not None:
             device.current = self._before
+
+
+def tail_of(stream: HostStream | None) -> Clock:
+    """The launches that the tail of a stream (default: the current one) follows."""
+    thread = current_thread_or_none()
+    if thread is None or (stream is not None and stream.key is None):
+        return {}
+    races: StreamRaces = thread.process.stream_races
+    return races.tail(races.current() if stream is None else stream.key)
+
+
+def wait_for_clock(stream: HostStream | None, clock: Clock) -> None:
+    """Order a stream (default: the current one) after the launches of a clock."""
+    thread = current_thread_or_none()
+    if thread is not None and (stream is None or stream.key is not None):
+        races: StreamRaces = thread.process.stream_races
+        races.wait(races.current() if stream is None else stream.key, clock)
+
+
+def note_end(clock: Clock) -> None:
+    """Note that the host knows the end of the launches of a clock."""
+    thread = current_thread_or_none()
+    if thread is not None:
+        thread.process.stream_races.synchronize(clock)
 
 
 def _device() -> SimulatedDevice | None:
@@ -296,6 +348,7 @@ def _select(stream: HostStream | None) -> Iterator[None]:
 def _synchronize(_device_given: Any = None) -> None:
     thread, device = current_thread_or_none(), _device()
     if thread is not None and device is not None:
+        thread.process.stream_races.synchronize()
         thread.call(wait_until, device.tail())
 
 
@@ -307,6 +360,8 @@ def _read_past_dispatcher(
     flights = thread.process.flights
     if flights and type(tensor) in _PLAIN:
         flights.check_access(standard.__name__, tensor, thread.site, writes=False)
+    if thread.process.places is not None:
+        thread.process.stream_races.note_host_access(standard.__name__, tensor)
     return standard(tensor, *args, **kwargs)
 
 
@@ -341,9 +396,17 @@ def compute_replacements() -> list[tuple[Any, str, Any]]:
             watched.pushed.pop().__exit__(None, None, None)
         return leave(mode, *error)
 
+    def resize(storage: torch.UntypedStorage, size: int) -> Any:
+        thread = current_thread_or_none()
+        if thread is not None:
+            thread.process.stream_races.forget(storage)
+        return resize_and_count(storage, size)
+
     def memory() -> TensorMemory | None:
         watched = _current_watch()
         return None if watched is None else watched.memory
+
+    resize_and_count = resizing(torch.UntypedStorage.resize_, memory)
 
     return [
         *(
@@ -361,7 +424,7 @@ def compute_replacements() -> list[tuple[Any, str, Any]]:
                 "synchronize": _synchronize,
             }.items()
         ),
-        (torch.UntypedStorage, "resize_", resizing(torch.UntypedStorage.resize_, memory)),
+        (torch.UntypedStorage, "resize_", resize),
         (FakeTensorMode, "__enter__", enter_mode),
         (FakeTensorMode, "__exit__", leave_mode),
     ]

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections.abc import Hashable
 from typing import Any, Self
 
 import torch
 
 from simcoll import distributed as ours
 from simcoll.errors import ConfigError
-from simcoll.torch.compute_time import HostEvent, HostStream
+from simcoll.torch.compute_time import (
+    HostEvent,
+    HostStream,
+    note_end,
+    tail_of,
+    wait_for_clock,
+)
 from simcoll.torch.rank_threads import current_thread
+from simcoll.torch.stream_races import Clock
 
 __all__ = [
     "AcceleratorEvent",
@@ -111,6 +119,7 @@ class AcceleratorStream(HostStream):
             self.device_stream = streams.works[stream_id]
             return
         super().__init__(priority)
+        current_thread().process.stream_races.activate()
         self.device_index = _index(device)
         kept_priority = min(_LEAST, max(_GREATEST, priority))
         self.stream_id = streams.add(self.device_index, kept_priority, self.device_stream)
@@ -119,6 +128,11 @@ class AcceleratorStream(HostStream):
     def device(self) -> torch.device:
         """Its GPU."""
         return torch.device("cuda", self.device_index)
+
+    @property
+    def key(self) -> Hashable:
+        """What tells it from other streams in the check of races."""
+        return self.stream_id if self.device_stream is None else self.device_stream
 
     @property
     def priority(self) -> int:
@@ -251,6 +265,7 @@ class AcceleratorEvent:
         self.event_id = next(_handles)
         self._event: Any = None
         self._seconds: float | None = None
+        self._clock: Clock = {}
 
     @property
     def device(self) -> torch.device:
@@ -261,6 +276,7 @@ class AcceleratorEvent:
         """Record the simulated time, or the current tail of a timed stream."""
         thread = current_thread()
         device = thread.process.device
+        self._clock = tail_of(stream)
         if device is None:
             self._seconds = thread.call(ours.emulated_time)
             return
@@ -291,15 +307,20 @@ class AcceleratorEvent:
 
     def synchronize(self) -> None:
         """Wait until the stream has reached the event."""
+        note_end(self._clock)
         if self._event is not None:
             self._event.synchronize()
 
     def query(self) -> bool:
         """Whether the stream has reached the event."""
-        return self._event is None or bool(self._event.query())
+        reached = self._event is None or bool(self._event.query())
+        if reached:
+            note_end(self._clock)
+        return reached
 
     def wait(self, stream: Any = None) -> None:
         """Make a stream wait for the event."""
+        wait_for_clock(stream, self._clock)
         if self._event is not None:
             self._event.wait(stream)
 

@@ -189,8 +189,7 @@ class SimcollGroup(DispatchedGroup):
                 async_op=limit_fs > 0 or not waits,
                 **kwargs,
             )
-            if part is not None:
-                self._watch(part, inputs, results)
+            self._watch(function.__name__, part, inputs, results)
             work = RankWork(self._thread, () if part is None else (part,), results)
             if part is not None and limit_fs > 0:
                 part.deadline_fs, part.explicit = part.entry.created_fs + limit_fs, True
@@ -224,9 +223,19 @@ class SimcollGroup(DispatchedGroup):
         for reason in overlaps(name, inputs, outputs, self.rank(), self.size()):
             thread.tell(name, reason)
 
-    def _watch(self, part: Work, inputs: Tensors, outputs: Tensors) -> None:
-        """Watch the buffers of an operation in flight."""
+    def _watch(self, name: str, part: Work | None, inputs: Tensors, outputs: Tensors) -> None:
+        """Note the accesses of an operation, and watch its buffers while it is in flight."""
         process = self._thread.process
+        if process.places is not None:
+            kind = "messages" if part is not None and part.entry.p2p else "collectives"
+            process.stream_races.note_collective(
+                name,
+                part,
+                (f"{kind} of group {self._name}",),
+                (inputs, outputs),
+            )
+        if part is None:
+            return
         on_gpu = process.places is not None and (
             self._runs_in_order
             or all(process.places.is_on_gpu(tensor) for tensor in (*inputs, *outputs))
@@ -631,7 +640,7 @@ class SimcollGroup(DispatchedGroup):
             part = self._thread.call(
                 function, array_of(tensor), group=self._handle, tag=tag, **peer
             )
-            self._watch(part, *buffers)
+            self._watch(function.__name__, part, *buffers)
             work = RankWork(self._thread, (part,), [tensor])
         end(work)
         return self._note(work)

@@ -169,6 +169,8 @@ class Process:
         Whether all devices of that group use nccl, so that its limits hold.
     flights
         The operations that the program has not waited for.
+    stream_races
+        The order of its streams, and the accesses to tensors on them.
     tagged
         Whether that group has a tag of functional collectives.
     """
@@ -184,6 +186,7 @@ class Process:
     nccl_only: bool = False
     tagged: bool = False
     flights: Any = None
+    stream_races: Any = None
     owners: dict[Any, Any] = field(default_factory=dict)
     stores: list[Any] = field(default_factory=list)
     functional: dict[int, Any] = field(default_factory=dict)

@@ -27,6 +27,7 @@ from simcoll.torch.module_scopes import ModuleScopes, watch_scopes
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.rank_threads import RankThread, current_thread
 from simcoll.torch.roofline import OperatorCosts, read_costs
+from simcoll.torch.stream_races import StreamRaces
 from simcoll.torch.thread_waits import end_threads
 from simcoll.torch.torch_state import prepare_torch
 from simcoll.training.gpu import shipped_gpus
@@ -161,7 +162,8 @@ def _run_program(thread: RankThread, job: Callable[[], Any], costs: OperatorCost
     """Run a program with its operators intercepted, and wait until its streams are idle."""
     process, me = thread.process, current_rank()
     process.device = device = None if costs is None else SimulatedDevice(me)
-    process.watched = Watched(device, costs, flights=process.flights)
+    process.stream_races = StreamRaces(process)
+    process.watched = Watched(device, costs, flights=process.flights, races=process.stream_races)
     me.memory = process.watched.memory
     history = me.world.history
     if history.timeline is not None or history.recording is not None:

@@ -88,6 +88,7 @@ class RankWork(dist.Work):
                 self.device.current.wait(part)
                 part.rank.open_works.pop(part, None)
         self.thread.process.flights.land(self.parts)
+        self.thread.process.stream_races.wait_for(self.parts)
         return True
 
     def synchronize(self) -> None:
@@ -141,6 +142,7 @@ class RankWork(dist.Work):
             for part in self.parts:
                 part.rank.open_works.pop(part, None)
             self.thread.process.flights.land(self.parts)
+            self.thread.process.stream_races.end(self.parts)
         return ended
 
     def _is_over(self) -> bool:
@@ -213,6 +215,7 @@ class RankWork(dist.Work):
             return
         future.work = None
         self.thread.process.flights.land(self.parts)
+        self.thread.process.stream_races.end(self.parts)
         failure = self.exception()
         if failure is None:
             future.set_result(self.results)

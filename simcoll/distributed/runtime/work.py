@@ -130,6 +130,7 @@ class Work(Waitable):
     """
 
     __slots__ = (
+        "__weakref__",
         "_checks",
         "_future",
         "_watched",

@@ -1,0 +1,367 @@
+"""Races among the streams of a simulated GPU.
+
+Operators run one by one, so values come out right whatever the order of streams. On a GPU only
+events, waits and synchronization order them. As CUDA's stream sanitizer does, every access of an
+operator or collective is compared with the accesses to the same memory before it: one of another
+stream that nothing orders before it is a race, if either writes.
+
+Every stream has a vector clock: the number of the last launch on each stream that it follows.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+from simcoll.distributed.runtime.records import Site
+from simcoll.distributed.runtime.work import Work
+from simcoll.torch.buffer_races import SHAPES_ONLY, has_no_gaps, span
+from simcoll.torch.places import HOST, has_storage
+from simcoll.torch.rank_threads import Process, current_thread, current_thread_or_none
+
+__all__ = ["Clock", "StreamRaces"]
+
+Clock = dict[Hashable, int]
+
+_HOST_WAITS = frozenset(
+    (
+        *("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2"),
+        *("unique_dim", "unique_consecutive", "repeat_interleave", "_linalg_check_errors"),
+        *("bincount", "histogram"),
+    )
+)
+"""Operators whose results the host needs, or may need, before it goes on."""
+_LIMIT = 64
+"""Accesses remembered for one storage; without the oldest ones, races may be missed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamAccess:
+    """The last access of its kind: ``number`` is that of the launch on its stream, and ``begin``
+    and ``end`` limit its bytes.
+    """
+
+    name: str
+    site: Site
+    stream: Hashable
+    number: int
+    writes: bool
+    begin: int
+    end: int
+    dense: bool
+
+    def overlaps(self, earlier: _StreamAccess) -> bool:
+        """Whether both touch a byte; of two accesses with gaps in one span it is unknown."""
+        if self.begin >= earlier.end or earlier.begin >= self.end:
+            return False
+        return self.dense or earlier.dense or (self.begin, self.end) == (earlier.begin, earlier.end)
+
+    def covers(self, earlier: _StreamAccess) -> bool:
+        """Whether it touches every byte of another access."""
+        within = self.begin <= earlier.begin and earlier.end <= self.end
+        return within and (self.dense or (self.begin, self.end) == (earlier.begin, earlier.end))
+
+
+class _EarlyWrite(NamedTuple):
+    """The last write of a storage before the program has made a stream."""
+
+    storage: weakref.ref[Any]
+    name: str
+    site: Site
+    stream: Hashable
+    number: int
+
+
+@dataclass(slots=True)
+class _StorageAccesses:
+    reference: weakref.ref[Any]
+    accesses: list[_StreamAccess] = field(default_factory=list)
+
+
+class StreamRaces:
+    """The order of a rank's streams, and the accesses to its tensors on the GPU.
+
+    Parameters
+    ----------
+    process
+        The rank's process.
+
+    Attributes
+    ----------
+    active
+        Whether the program has made a stream. Before, only writes are remembered.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.active = False
+        self._launches = 0
+        self._host: Clock = {}
+        self._clocks: dict[Hashable, Clock] = {}
+        self._storages: dict[int, _StorageAccesses] = {}
+        self._early: dict[int, _EarlyWrite] = {}
+        self._of_works: weakref.WeakKeyDictionary[Work, Clock] = weakref.WeakKeyDictionary()
+        self._awaited: Clock = {}
+        self._reported: set[tuple[Site, Site]] = set()
+
+    # Order
+
+    def current(self) -> Hashable:
+        """The current stream."""
+        device, streams = self._process.device, self._process.cuda_streams
+        if device is not None:
+            return device.current
+        return 0 if streams is None else streams.current.get(self._process.cuda_device, 0)
+
+    def tail(self, stream: Hashable) -> Clock:
+        """The launches that what is recorded on a stream follows."""
+        return _latest(self._clocks.get(stream, {}), self._host)
+
+    def wait(self, stream: Hashable, clock: Clock) -> None:
+        """Order what a stream launches from here on after the launches of a clock."""
+        self._clocks[stream] = _latest(self._clocks.get(stream, {}), clock)
+
+    def synchronize(self, clock: Clock | None = None) -> None:
+        """Make the host wait for the launches of a clock; by default for all."""
+        for waited in self._clocks.values() if clock is None else (clock,):
+            self._host = _latest(self._host, waited)
+            self._awaited = _latest(self._awaited, waited)
+
+    def wait_for(self, works: Iterable[Work]) -> None:
+        """Make the current stream wait for collectives."""
+        for work in works:
+            clock = self._of_works.get(work)
+            if clock is not None:
+                self.wait(self.current(), clock)
+                self._awaited = _latest(self._awaited, clock)
+
+    def end(self, works: Iterable[Work]) -> None:
+        """Note that the host knows the end of collectives."""
+        for work in works:
+            clock = self._of_works.get(work)
+            if clock is not None:
+                self.synchronize(clock)
+
+    def _launch(self, stream: Hashable) -> None:
+        self._launches += 1
+        self._clocks[stream] = {**self.tail(stream), stream: self._launches}
+
+    # Accesses
+
+    def forget(self, storage: torch.UntypedStorage) -> None:
+        """Forget the accesses to a storage whose memory is freed."""
+        self._storages.pop(storage._cdata, None)
+        self._early.pop(storage._cdata, None)
+
+    def note_operator(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Note the accesses of an operator on the current stream."""
+        if self._process.places is None or current_thread_or_none() is None:
+            return
+        name = _name_of_kernel(func)
+        if name is None:
+            return
+        if not self.active and isinstance(result, torch.Tensor):
+            self._note_early(name, result)
+        else:
+            self._note_operands(name, _operands(func, args, kwargs, result, reads=self.active))
+        if (name in _HOST_WAITS or (name.startswith("index") and _has_mask(args))) and any(
+            self._is_on_gpu(argument) for argument in args
+        ):
+            self.synchronize(self.tail(self.current()))
+
+    def _note_operands(self, name: str, operands: Iterable[tuple[torch.Tensor, bool]]) -> None:
+        accesses = [access for access in operands if self._is_on_gpu(access[0])]
+        if not accesses:
+            return
+        stream = self.current()
+        if torch._C._current_graph_task_id() != -1:
+            # PyTorch runs a backward pass on the streams of the forward pass, and orders them.
+            for forward in [key for key in self._clocks if not isinstance(key, tuple)]:
+                self.wait(stream, self.tail(forward))
+        self._launch(stream)
+        self._note(name, accesses, stream)
+
+    def _note_early(self, name: str, tensor: torch.Tensor) -> None:
+        """Note the write of a program that has made no stream yet, fast: by its result."""
+        if not has_storage(tensor) or isinstance(tensor, FakeTensor):
+            return
+        stream = self.current()
+        self._launches += 1
+        self._clocks.setdefault(stream, {})[stream] = self._launches
+        storage = tensor.untyped_storage()
+        self._early[storage._cdata] = _EarlyWrite(
+            weakref.ref(storage), name, current_thread().site(), stream, self._launches
+        )
+
+    def activate(self) -> None:
+        """Remember all accesses from here on, as the program makes a stream."""
+        self.active = True
+        for early in self._early.values():
+            storage = early.storage()
+            if storage is None:
+                continue
+            accesses = self._accesses(storage)
+            if all(access.number < early.number for access in accesses):
+                limits = (0, storage.nbytes(), True)
+                accesses.append(
+                    _StreamAccess(early.name, early.site, early.stream, early.number, True, *limits)
+                )
+        self._early.clear()
+
+    def note_host_access(self, name: str, tensor: torch.Tensor) -> None:
+        """Note that the host waits for the current stream and reads a tensor."""
+        if self._is_on_gpu(tensor):
+            if self.active:
+                self._note_operands(name, [(tensor, False)])
+            self.synchronize(self.tail(self.current()))
+
+    def note_collective(
+        self,
+        name: str,
+        work: Work | None,
+        lane: tuple[Hashable, ...],
+        buffers: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
+    ) -> None:
+        """Note the accesses of a collective or message: on a stream of its group, the ``lane``,
+        which waits for the current one; or on the current one, if that waits (no ``work``).
+        """
+        inputs, outputs = buffers
+        targets = [tensor for tensor in outputs if self._is_on_gpu(tensor)]
+        accesses = [(tensor, True) for tensor in targets]
+        accesses += [
+            (tensor, False)
+            for tensor in inputs
+            if self._is_on_gpu(tensor) and not any(tensor is output for output in targets)
+        ]
+        current = self.current()
+        stream = current if work is None else lane
+        if work is not None:
+            self.wait(lane, self.tail(current))
+        self._launch(stream)
+        if work is not None:
+            self._of_works[work] = self.tail(stream)
+        elif name == "barrier":
+            self.synchronize(self.tail(stream))
+        self._note(name, accesses, stream)
+
+    def _is_on_gpu(self, tensor: Any) -> bool:
+        if isinstance(tensor, FakeTensor) or not has_storage(tensor) or tensor.is_meta:
+            return False
+        return bool(tensor.numel()) and self._process.places.get(tensor) != HOST
+
+    def _note(
+        self, name: str, accesses: Sequence[tuple[torch.Tensor, bool]], stream: Hashable
+    ) -> None:
+        clock, site = self._clocks[stream], current_thread().site()
+        for tensor, writes in accesses:
+            limits = (*span(tensor), has_no_gaps(tensor))
+            access = _StreamAccess(name, site, stream, clock[stream], writes, *limits)
+            accesses_before = self._accesses(tensor.untyped_storage())
+            remaining = []
+            for earlier in accesses_before:
+                ordered = earlier.number <= clock.get(earlier.stream, 0)
+                if not ordered and (writes or earlier.writes) and access.overlaps(earlier):
+                    self._report(access, earlier, tensor)
+                superseded = writes or (not earlier.writes and earlier.stream == stream)
+                if not (superseded and access.covers(earlier)):
+                    remaining.append(earlier)
+            accesses_before[:] = [*remaining[1 - _LIMIT :], access]
+
+    def _accesses(self, storage: torch.UntypedStorage) -> list[_StreamAccess]:
+        address = storage._cdata
+        entry = self._storages.get(address)
+        if entry is None:
+
+            def forget(_reference: object) -> None:
+                self._storages.pop(address, None)
+
+            entry = self._storages[address] = _StorageAccesses(weakref.ref(storage, forget))
+        return entry.accesses
+
+    def _report(self, access: _StreamAccess, earlier: _StreamAccess, tensor: torch.Tensor) -> None:
+        by_group = isinstance(earlier.stream, tuple)
+        if by_group and earlier.number > self._awaited.get(earlier.stream, 0):
+            return  # nobody has waited for it: an access to a buffer in flight, which is an error
+        lines = (access.site, earlier.site)
+        if not self.active or lines in self._reported:
+            return
+        self._reported.add(lines)
+        later, former = self._stream_name(access.stream), self._stream_name(earlier.stream)
+        remedy = (
+            f"call wait() of its work on {later}, or let that wait for the stream that called it"
+            if by_group
+            else "let it wait first (wait_stream or an event), or synchronize"
+        )
+        verbs = ("reads", "writes")
+        current_thread().tell(
+            f"streams: {access.name} at {access.site} {verbs[access.writes]} a "
+            f"{str(tensor.dtype).removeprefix('torch.')} tensor of shape {list(tensor.shape)} on "
+            f"{later}, which does not wait for {former}, where {earlier.name} at {earlier.site} "
+            f"{verbs[earlier.writes]} it: {remedy}"
+        )
+
+    def _stream_name(self, stream: Hashable) -> str:
+        if isinstance(stream, tuple):
+            return f"the stream of {stream[0]}"
+        streams = self._process.cuda_streams
+        number = stream if isinstance(stream, int) else streams.number_of(stream, 0)
+        return f"stream {number << 4:#x}" if number else "the default stream"
+
+
+def _latest(clock: Clock, waited: Clock) -> Clock:
+    """The launches that one of two clocks has."""
+    merged = dict(clock)
+    for stream, number in waited.items():
+        if number > merged.get(stream, 0):
+            merged[stream] = number
+    return merged
+
+
+@functools.cache
+def _name_of_kernel(func: Any) -> str | None:
+    """The name of an operator that reads or writes elements; None for others, and for those of
+    higher order, whose operators run inside them.
+    """
+    if not isinstance(func, OpOverload) or func.is_view:
+        return None
+    name: str = func._schema.name.partition("::")[2]
+    return None if name in SHAPES_ONLY or name.startswith("empty") else name
+
+
+def _has_mask(args: Sequence[Any]) -> bool:
+    """Whether an index is a mask, of which the host needs the number of elements."""
+    return any(
+        isinstance(index, torch.Tensor) and index.dtype in {torch.bool, torch.uint8}
+        for value in args
+        if isinstance(value, (list, tuple))
+        for index in value
+    )
+
+
+def _operands(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any, *, reads: bool
+) -> Iterator[tuple[torch.Tensor, bool]]:
+    """The tensors that an operator accesses, and whether it writes them."""
+    operands: list[torch.Tensor] = []
+    for position, argument in enumerate(func._schema.arguments):
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor):
+                operands.append(tensor)
+                if writes or reads:
+                    yield tensor, writes
+    results = (result,) if isinstance(result, torch.Tensor) else tree_leaves(result)
+    for leaf in results:
+        if isinstance(leaf, torch.Tensor) and not any(leaf is operand for operand in operands):
+            yield leaf, True
