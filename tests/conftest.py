@@ -67,7 +67,7 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is not slow as quick: ``pytest -m quick`` takes less than a minute."""
+    """Mark what is not slow as quick, for ``pytest -m quick``."""
     # Those with PyTorch first, and so in one worker and never at the end, where all share what is
     # left: importing it takes seconds.
     items.sort(key=lambda item: "torch" not in item.nodeid.partition("::")[0])
