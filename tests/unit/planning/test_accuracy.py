@@ -40,8 +40,11 @@ def test_added_tables_are_other_tables_with_a_machine():
         assert table.settings()
         assert table.source
         times = [time for _, time in table.rows]
-        # RCCL takes another algorithm from 1 KiB on, with which a call takes 0.6 times as long.
-        assert all(time <= 1.9 * min(times[place:]) for place, time in enumerate(times)), table.name
+        # RCCL takes another algorithm from 1 KiB on, with which a call takes 0.55 to 0.59 times as
+        # long on 8 GPUs.
+        most = 1.9 if table.library == "rccl" else 1.5
+        falls = [time / min(times[place:]) for place, time in enumerate(times)]
+        assert max(falls) <= most, table.name
 
 
 def test_a_lab_that_states_launcher_version_and_element_type_keeps_them():
