@@ -1,16 +1,22 @@
 """The same collectives in simcoll, SimGrid SMPI and LogGOPSim: CPU time beside each other.
 
-``python benchmarks/peers/compare.py [--ranks 64] [--limit 300]`` writes, for each schedule, the
-messages of our plan as a time-independent trace for SMPI (``smpirun -replay``) and as a binary GOAL
-file for LogGOPSim, runs those of the two that are installed, and prints CPU seconds, the time that
-each model predicts, and the ratio to ours. ``apt-get install simgrid libsimgrid-dev`` is all that
-SMPI needs (newer Debian has both in the second). LogGOPSim (github.com/spcl/LogGOPSim) is built
-from its source, which needs gengetopt and libgraphviz-dev, and found on PATH.
+``python benchmarks/peers/compare.py [--ranks 64] [--limit 300] [--skewed]`` writes, for each
+schedule, the messages of our plan as a time-independent trace for SMPI (``smpirun -replay``) and as
+a binary GOAL file for LogGOPSim, runs those of the two that are installed, and prints CPU seconds,
+the time that each model predicts, and the ratio to ours. ``apt-get install simgrid libsimgrid-dev``
+is all that SMPI needs (newer Debian has both in the second). LogGOPSim (github.com/spcl/LogGOPSim)
+is built from its source, which needs gengetopt and libgraphviz-dev, and found on PATH.
+
+``--skewed`` is an all_to_all whose messages are all sent at once and follow a power law, as the
+tokens of experts do (``benchmarks/all_pairs.py``): flows share links, which LogGOPSim does not
+model.
 
 64 MiB a rank, links of 50 GB/s, 1 us, one non-blocking switch. The models differ: LogGOPSim shares
 no links, and SMPI is asked for its plain flow model (CM02), without the factors that it fits to
 real networks. Ours is the whole call from schedule to result, every message played by the compiled
-engine, once it is loaded; the others are whole processes.
+engine, once it is loaded: the fastest of five calls with the same arguments, each of which asks for
+a schedule and a topology, and the first of them; the others are whole processes, the fastest of
+three.
 """
 
 import argparse
@@ -31,10 +37,18 @@ from simcoll.formats.goal.goal_writer import dump_goal_binary
 from simcoll.topology import crossbar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from all_pairs import power_law
 from scale import cpu_name
 
 SIZE = 64 << 20
-CASES = (("all_reduce", "ring"), ("all_reduce", "recursive_doubling"), ("all_to_all", "pairwise"))
+Case = tuple[str, str, dict[str, int]]
+CASES: tuple[Case, ...] = (
+    ("all_reduce", "ring", {}),
+    ("all_reduce", "recursive_doubling", {}),
+    ("all_reduce", "hierarchical", {"box": 8}),
+    ("all_to_all", "pairwise", {}),
+)
+SKEWED: Case = ("all_to_all", "direct", {})
 MPI_BYTE = 6  # in traces of SMPI
 PLATFORM = """<?xml version='1.0'?>
 <!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">
@@ -156,20 +170,28 @@ def loggopsim(plan: Plan, limit_s: float) -> tuple[float, float] | None:
     )
 
 
-def ours(collective: str, algorithm: str, nranks: int) -> tuple[float, float, Plan]:
-    """CPU seconds of the fastest of three calls, the seconds predicted, and the plan."""
-    best = float("inf")
-    for _ in range(3):
+def plan_of(case: Case, nranks: int) -> Plan:
+    """The plan of a case, by the same calls each time."""
+    collective, algorithm, parameters = case
+    reduces = collective == "all_reduce"
+    schedule = simcoll.schedule(
+        collective, algorithm, nranks=nranks, in_place=reduces, **parameters
+    )
+    if case == SKEWED:
+        return simcoll.bind(schedule, power_law(nranks), dtype="uint8", unproved=True)
+    return simcoll.bind(schedule, SIZE // 4 if reduces else SIZE // 4 // nranks, unproved=True)
+
+
+def ours(case: Case, nranks: int) -> tuple[list[float], float, Plan]:
+    """CPU seconds of five calls, the seconds predicted, and the plan."""
+    seconds = []
+    for _ in range(5):
         start = time.process_time()
-        schedule = simcoll.schedule(
-            collective, algorithm, nranks=nranks, in_place=collective == "all_reduce"
-        )
-        per_rank = SIZE // 4 if collective == "all_reduce" else SIZE // 4 // nranks
-        plan = simcoll.bind(schedule, count=per_rank, unproved=True)
+        plan = plan_of(case, nranks)
         how = {"data": "none", "bound": False, "engine": "fast", "quotient": False}
         result = emulate(plan, crossbar(nranks, "50 GB/s", "1 us"), **how)
-        best = min(best, time.process_time() - start)
-    return best, result.time, plan
+        seconds.append(time.process_time() - start)
+    return seconds, result.time, plan
 
 
 def main() -> None:
@@ -177,30 +199,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[64])
     parser.add_argument("--limit", type=float, default=300, help="seconds that a peer may take")
+    parser.add_argument("--skewed", action="store_true", help="uneven messages, all at once")
     args = parser.parse_args()
     print(f"{os.cpu_count()} cores, {cpu_name()}")
-    peers = {"smpirun": ("SMPI", smpi), "LogGOPSim": ("LogGOPSim", loggopsim)}
+    peers = {"smpirun": ("SMPI", smpi)}
+    if not args.skewed:
+        peers["LogGOPSim"] = "LogGOPSim", loggopsim
+    cases = (SKEWED,) if args.skewed else CASES
     for program, (name, _) in peers.items():
         if shutil.which(program) is None:
             print(f"{name} is not installed: no {program} on PATH")
+    for case in cases:
+        ours(case, 16)  # loads the compiled loops
     for nranks in args.ranks:
-        for collective, algorithm in CASES:
-            seconds, predicted, plan = ours(collective, algorithm, nranks)
+        for case in cases:
+            calls, predicted, plan = ours(case, nranks)
+            seconds = min(calls)
             print(
-                f"{algorithm} {collective}, {nranks} ranks: simcoll {seconds:.4f} s, predicts "
-                f"{predicted * 1e3:.3f} ms"
+                f"{case[1]} {case[0]}, {nranks} ranks: simcoll {seconds:.4f} s (the first call "
+                f"{calls[0]:.4f}), predicts {predicted * 1e3:.3f} ms"
             )
             for program, (name, play) in peers.items():
                 if shutil.which(program) is None:
                     continue
-                found = play(plan, args.limit)
-                shown = (
-                    "over the limit"
-                    if found is None
-                    else f"{found[0]:.4f} s, predicts {found[1] * 1e3:.3f} ms"
+                runs = [run for _ in range(3) if (run := play(plan, args.limit))]
+                if not runs:
+                    print(f"  {name}: over the limit")
+                    continue
+                least, end = min(runs)
+                print(
+                    f"  {name}: {least:.4f} s, predicts {end * 1e3:.3f} ms, "
+                    f"{least / seconds:.2f} times ours"
                 )
-                ratio = "" if found is None else f", {found[0] / seconds:.1f} times ours"
-                print(f"  {name}: {shown}{ratio}")
 
 
 if __name__ == "__main__":

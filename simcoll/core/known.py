@@ -22,8 +22,9 @@ class Known:
     ``digests``: of the blocks that the source has yielded so far; ``complete``: these are all.
     ``keeps``: whether a short pass, or a longer one while ``held``, is ``kept``, and then, without
     repeats, ``lowered``. ``again``: the function, with its arguments, that makes the same schedule
-    in another process. ``transits``: the paths and wire formats that occurred so far. These are
-    facts of the core; other packages store theirs in their own
+    in another process. ``transfers``: their number, those of a repeat counted once, if the
+    schedule was checked as a whole. ``transits``: the paths and wire formats that occurred so far.
+    These are facts of the core; other packages store theirs in their own
     :class:`simcoll.core.facts.FactStore`.
 
     It is no dataclass, because a proof leads back to its facts, and ``dataclasses.asdict`` of a
@@ -42,6 +43,7 @@ class Known:
         "lock",
         "lowered",
         "proof",
+        "transfers",
         "transits",
         "wait_pairs",
         "waits",
@@ -59,6 +61,7 @@ class Known:
         self.checked = False
         self.content_hash = ""
         self.proof: Proof | None = None
+        self.transfers: int | None = None
         self.transits: frozenset[Transit] = frozenset()
         self.waits: Mapping[int, tuple[int, ...]] | None = None
         self.wait_pairs: tuple[Array, Array] | None = None

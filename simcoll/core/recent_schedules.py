@@ -6,7 +6,8 @@ time: a ring of 1,024 ranks costs 30 ms made anew, and 3 ms as the same object. 
 that were bound last are kept, and a builder that is asked for one of them again returns it.
 
 A schedule cannot be changed, so that nobody can tell the difference, and a proof is only ever used
-for the very object that was proved.
+for the very object that was proved. A plan that was bound without a proof stays unproved, whether
+its schedule was proved for another plan or not.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
-    from simcoll.core.proof import Proof
     from simcoll.core.schedule import Schedule
 
 __all__ = ["RecentSchedules", "recent_schedules"]
 
 MOST_SCHEDULES = 8
 MOST_TRANSFERS = 1 << 16
-"""A schedule with more transfers is kept only if symmetry proved it: then it is short to write
-down. Others, and what is derived from them, may take hundreds of megabytes.
+"""A schedule with more transfers is kept only if it is short to write down: if symmetry proved it,
+or if its repeats, written once, have no more. Others, and what is derived from them, may take
+hundreds of megabytes.
 """
 
 
@@ -51,9 +52,12 @@ class RecentSchedules:
         with self._lock:
             self._requests[schedule] = request
 
-    def keep(self, schedule: Schedule, proof: Proof) -> None:
-        """Keep a schedule that was built for a request and is small enough, as the latest."""
-        if proof.kind != "by symmetry" and proof.transfers > MOST_TRANSFERS:
+    def keep(self, schedule: Schedule) -> None:
+        """Keep a bound schedule as the latest, if it was built for a request and is small."""
+        proof, transfers = schedule.known.proof, schedule.known.transfers
+        if proof is not None:
+            transfers = 0 if proof.kind == "by symmetry" else proof.transfers
+        if transfers is None or transfers > MOST_TRANSFERS:
             return
         with self._lock:
             request = self._requests.get(schedule)

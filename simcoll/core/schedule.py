@@ -420,11 +420,14 @@ class Schedule:
         Traceback (most recent call last):
         simcoll.errors.ScheduleError: far: step 0, rank 0 -> 7, channel 0: destination rank 7 ...
         """
-        number = 0
-        for block in () if self.known.checked else self.blocks():
+        if self.known.checked:
+            return
+        number = transfers_in_memory = 0
+        for block in self.blocks():
             self.check_block(number, block)
             number += block.count * len(block.steps) if isinstance(block, Repeat) else 1
-        self.known.checked = True
+            transfers_in_memory += _transfers(block)
+        self.known.checked, self.known.transfers = True, transfers_in_memory
 
     def check_block(self, number: int, block: Step | Repeat) -> None:
         """Check the steps of a block, the first of which has this number.

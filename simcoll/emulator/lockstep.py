@@ -39,11 +39,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simcoll.arrays import Ints
+from simcoll.arrays import Ints, Shorts
 from simcoll.core.hashing import mix
 from simcoll.core.plan import Plan
 from simcoll.emulator.fast.compiled import announce_compiling
-from simcoll.emulator.fast.recurrence import BY_RECEIVER, BY_SENDER, CROWDED, advance, claim
+from simcoll.emulator.fast.recurrence import (
+    BUSY,
+    BY_RECEIVER,
+    BY_SENDER,
+    CONNECTION,
+    CROWDED,
+    DELAY,
+    FLOW,
+    PLACE,
+    POST,
+    RECEIVER,
+    SENDER,
+    SIZE,
+    advance,
+    claim,
+)
 from simcoll.emulator.model import FS_PER_SECOND_UBPS, JITTER, ROUNDING
 from simcoll.emulator.steps.plan_placement import Placement
 from simcoll.emulator.steps.pruning import never_bind
@@ -261,50 +276,49 @@ class LockStep:
 
     def _packed(self, turn: Turns) -> _TurnColumns:
         lanes, spins = self.lanes.shape[1], turn.spins
-        fixed, varying, latest = [], [], 0
-        for which, variants in enumerate(turn.steps):
-            step, shape = variants[0], variants[0].shape
-            place = np.zeros(len(step), np.int64) if spins is None else spins.places[which]
-            pair = shape.sender * lanes + shape.receiver
-            connection = (
-                np.searchsorted(self.connections, pair) if self.protocol.fifo_depth else place
+        steps = [variants[0] for variants in turn.steps]
+        shapes = [step.shape for step in steps]
+        begins = np.cumsum([0, *map(len, steps)])
+        place = np.concatenate(spins.places) if spins else np.zeros(begins[-1], np.int64)
+        fixed = np.empty((8, begins[-1]), np.int64)
+        fixed[SENDER : BUSY + 1] = [
+            np.concatenate(column)
+            for column in (
+                [shape.sender for shape in shapes],
+                [shape.receiver for shape in shapes],
+                [shape.src for shape in shapes],
+                [shape.dst for shape in shapes],
+                [step.delay_fs for step in steps],
+                [step.busy_fs for step in steps],
             )
-            fixed.append(
-                np.stack(
-                    [
-                        shape.sender,
-                        shape.receiver,
-                        shape.src,
-                        shape.dst,
-                        step.delay_fs,
-                        step.busy_fs,
-                        place,
-                        connection,
-                    ]
-                )
-            )
-            rate = np.full(len(step), self.capacity[-1])
-            for link in shape.links.T:
-                rate = np.minimum(rate, self.capacity[link])
-            flows = [
-                np.where(
-                    each.wire > 0, np.floor(each.wire * FS_PER_SECOND_UBPS / rate + ROUNDING), 0.0
-                )
-                for each in variants
-            ]
-            if max(float(flow.max(initial=0)) for flow in flows) > LATEST_FS:
-                return _TurnColumns(fixed[0], fixed[0], fixed[0][0], LATEST_FS + 1)
-            varying.append(
-                np.array(
-                    [
-                        [each.size, flow.astype(np.int64), each.post_fs]
-                        for each, flow in zip(variants, flows, strict=True)
-                    ]
-                )
-            )
-            own = [step.delay_fs, step.busy_fs, *varying[-1][:, 1:].max(axis=0)]
-            latest += sum(int(column.max(initial=0)) for column in own) + self.protocol.jitter_fs
-        begins = np.cumsum([0, *(each.shape[1] for each in fixed)])
-        return _TurnColumns(
-            np.concatenate(fixed, axis=1), np.concatenate(varying, axis=2), begins, latest
+        ]
+        pair = fixed[SENDER] * lanes + fixed[RECEIVER]
+        fixed[PLACE] = place
+        fixed[CONNECTION] = (
+            np.searchsorted(self.connections, pair) if self.protocol.fifo_depth else place
         )
+        rate = self._rates([shape.links for shape in shapes], begins)
+        varying = np.empty((len(turn.steps[0]), 3, begins[-1]), np.int64)
+        for payload, variant in zip(varying, zip(*turn.steps, strict=True), strict=True):
+            wire = np.concatenate([step.wire for step in variant])
+            flow = np.where(wire > 0, np.floor(wire * FS_PER_SECOND_UBPS / rate + ROUNDING), 0.0)
+            if float(flow.max(initial=0)) > LATEST_FS:
+                return _TurnColumns(fixed, varying, begins, LATEST_FS + 1)
+            payload[SIZE] = np.concatenate([step.size for step in variant])
+            payload[FLOW] = flow
+            payload[POST] = np.concatenate([step.post_fs for step in variant])
+        costs = [fixed[DELAY], fixed[BUSY], *varying[:, [FLOW, POST]].max(axis=0)]
+        latest = self.protocol.jitter_fs * len(steps)
+        for column in costs:  # no step is empty
+            latest += sum(np.maximum.reduceat(column, begins[:-1]).clip(0).tolist())
+        return _TurnColumns(fixed, varying, begins, latest)
+
+    def _rates(self, links: list[Shorts], begins: Ints) -> Ints:
+        """The least capacity on the route of every message."""
+        crossed = np.full((begins[-1], max(part.shape[1] for part in links)), -1, np.int32)
+        for begin, part in zip(begins[:-1].tolist(), links, strict=True):
+            crossed[begin : begin + len(part), : part.shape[1]] = part
+        rate = np.full(begins[-1], self.capacity[-1])
+        for link in crossed.T:
+            np.minimum(rate, self.capacity[link], out=rate)
+        return rate

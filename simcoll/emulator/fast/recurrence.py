@@ -11,7 +11,23 @@ from simcoll.emulator.fast.compiled import SOURCES, entry
 from simcoll.emulator.fast.natural import natural
 from simcoll.emulator.fast.trace_hashing import SEED_A, SEED_B, mix_word, row_hash
 
-__all__ = ["BY_RECEIVER", "BY_SENDER", "CROWDED", "LATEST", "advance", "claim"]
+__all__ = [
+    "BUSY",
+    "BY_RECEIVER",
+    "BY_SENDER",
+    "CONNECTION",
+    "CROWDED",
+    "DELAY",
+    "FLOW",
+    "LATEST",
+    "PLACE",
+    "POST",
+    "RECEIVER",
+    "SENDER",
+    "SIZE",
+    "advance",
+    "claim",
+]
 
 ENTERED, LEFT, FREE = range(3)
 """Rows of a lane: time of entering its step, of leaving it, and of the end of its send overhead."""

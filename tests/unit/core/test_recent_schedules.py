@@ -68,9 +68,24 @@ def test_only_the_latest_are_kept():
 
 
 @pytest.mark.parametrize("unproved", [True, False])
-def test_neither_an_unproved_one_nor_a_large_one_is_kept(unproved):
-    nranks = 8 if unproved else 260
-    schedule = simcoll.schedule("all_to_all", "bruck", nranks=nranks)
+def test_a_large_one_is_not_kept(unproved):
+    schedule = simcoll.schedule("all_to_all", "bruck", nranks=260)
     plan = simcoll.bind(schedule, 1, unproved=unproved)
-    assert unproved or plan.proof.transfers > MOST_TRANSFERS
-    assert simcoll.schedule("all_to_all", "bruck", nranks=nranks) is not schedule
+    assert plan.proof is None or plan.proof.transfers > MOST_TRANSFERS
+    assert simcoll.schedule("all_to_all", "bruck", nranks=260) is not schedule
+
+
+def test_an_unproved_one_is_kept_and_stays_unproved_until_it_is_proved():
+    schedule = simcoll.schedule("all_to_all", "bruck", nranks=9)
+    assert simcoll.bind(schedule, 1, unproved=True).proof is None
+    again = simcoll.schedule("all_to_all", "bruck", nranks=9)
+    assert again is schedule
+    assert simcoll.bind(again, 1, unproved=True).proof is None
+    assert simcoll.bind(again, 1).proof is not None
+    assert simcoll.bind(again, 1, unproved=True).proof is None
+
+
+def test_a_long_ring_without_a_proof_is_kept_as_its_repeats_are_short():
+    schedule = simcoll.schedule("all_reduce", "ring", nranks=300)
+    simcoll.bind(schedule, 300, unproved=True)
+    assert simcoll.schedule("all_reduce", "ring", nranks=300) is schedule
