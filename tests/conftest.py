@@ -20,6 +20,9 @@ os.environ["SIMCOLL_CACHE_DIR"] = ""
 # Thousands of processes are started, and none needs NumPy's threads, which take a tenth of a second
 # each time.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Every worker and every process would compile all of simcoll, and pytest rewrite all tests, again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # All that collection makes stays: to search it for garbage again and again took a sixth of the
 # time.
 gc.disable()

@@ -19,7 +19,7 @@ def declared():
     for package in ("simcoll", "realcoll"):
         for path in sorted((ROOT / package).rglob("*.py")):
             text = path.read_text(encoding="utf-8")
-            if "def __init__" not in text or "TYPE_CHECKING" not in text:
+            if "\n    if TYPE_CHECKING:\n" not in text:  # parsing takes long
                 continue
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             for record in (

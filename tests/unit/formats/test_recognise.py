@@ -100,17 +100,21 @@ def test_every_format_has_a_title(each):
     assert each.name in TITLES
 
 
-SAMPLES = {name: content for content, name in MARKS} | {
-    recognise(bytes(seed)): bytes(seed)
-    for name, reader in READERS.items()
-    if name != "recognise"
-    for seed in reader.seeds()
-}
+@pytest.fixture(scope="module")
+def samples():
+    """A file of every kind; writing them takes longer than collecting a hundred tests."""
+    seeds = [
+        bytes(seed)
+        for name, reader in READERS.items()
+        if name != "recognise"
+        for seed in reader.seeds()
+    ]
+    return {name: content for content, name in MARKS} | {recognise(seed): seed for seed in seeds}
 
 
 @pytest.mark.parametrize("kind", TITLES)
-def test_every_kind_is_recognised_and_what_is_no_algorithm_refused_by_its_title(kind):
-    content = SAMPLES[kind]
+def test_every_kind_is_recognised_and_what_is_no_algorithm_refused_by_its_title(kind, samples):
+    content = samples[kind]
     assert recognise(content) == kind
     if kind not in {each.name for each in FORMATS}:
         with pytest.raises(ConfigError) as error:

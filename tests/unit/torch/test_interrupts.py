@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import random
 import signal
@@ -12,15 +13,12 @@ import time
 
 import pytest
 
-torch = pytest.importorskip(
-    "torch", reason="PyTorch is not installed: pip install 'simcoll[torch]'"
-)
-dist = pytest.importorskip("torch.distributed")
+from tests.support.deferred import Deferred, needs_torch
 
-import _thread  # noqa: E402
+torch, dist = Deferred("torch"), Deferred("torch.distributed")
+backend, handling = Deferred("simcoll.torch"), Deferred("simcoll.torch.interrupts")
 
-import simcoll.torch  # noqa: E402
-from simcoll.torch.interrupts import Interrupts  # noqa: E402
+pytestmark = needs_torch
 
 COMMUNICATES = """
 import torch, torch.distributed as dist
@@ -111,9 +109,9 @@ def test_a_run_in_a_program_raises_it_and_leaves_the_handler():
                 _thread.interrupt_main()
 
     with pytest.raises(KeyboardInterrupt):
-        simcoll.torch.spawn(body, 3)
+        backend.spawn(body, 3)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert simcoll.torch.spawn(lambda rank, _: rank, 2).returns == (0, 1)
+    assert backend.spawn(lambda rank, _: rank, 2).returns == (0, 1)
 
 
 @pytest.mark.usefixtures("usual")
@@ -127,7 +125,7 @@ def test_a_handler_that_does_not_raise_ends_nothing():
         return len(came)
 
     signal.signal(signal.SIGINT, lambda *_: came.append(1))
-    assert max(simcoll.torch.spawn(body, 2).returns) >= 1
+    assert max(backend.spawn(body, 2).returns) >= 1
 
 
 @pytest.mark.usefixtures("usual")
@@ -135,7 +133,11 @@ def test_one_that_came_while_the_baton_was_on_its_way_is_not_lost():
     """The signal comes after the baton is back, before the wait has returned: it used to wait for
     the baton for ever.
     """
-    interrupts, given, returned = Interrupts(), _thread.allocate_lock(), _thread.allocate_lock()
+    interrupts, given, returned = (
+        handling.Interrupts(),
+        _thread.allocate_lock(),
+        _thread.allocate_lock(),
+    )
     given.acquire(), returned.acquire()
     answered = threading.Event()
 
@@ -187,7 +189,7 @@ def test_a_wait_in_real_time_is_told(capsys, monkeypatch):
             while time.process_time() < end:  # computing is no wait
                 pass
 
-    simcoll.torch.spawn(body, 2)
+    backend.spawn(body, 2)
     said = capsys.readouterr().err
     assert "simcoll.torch: rank 1 has waited" in said
     assert "test_interrupts.py:" in said
@@ -201,7 +203,7 @@ def test_a_wait_for_a_process_is_told_by_the_line_of_the_program(capsys, monkeyp
     def body(_rank, _world_size):
         subprocess.run([sys.executable, "-c", "import time; time.sleep(3)"], check=True)
 
-    simcoll.torch.spawn(body, 1)
+    backend.spawn(body, 1)
     said = capsys.readouterr().err
     line = body.__code__.co_firstlineno + 1
     assert f" at {__file__}:{line}" in said
@@ -228,7 +230,7 @@ def test_an_interrupt_at_any_of_a_hundred_moments_ends_the_run(kind):
 
     def start_with(timer):  # on a busy machine the interrupt may come before the run
         timer.start()
-        simcoll.torch.spawn(body, 3)
+        backend.spawn(body, 3)
 
     for _ in range(100):
         timer = threading.Timer(moments.uniform(0.01, 0.06), _thread.interrupt_main)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 
 import pytest
-import torch
-import torch.distributed as dist
 
-import simcoll.torch
 from simcoll.distributed.runtime.turn_order import TurnOrder
 from simcoll.errors import RaceError
+from tests.support.deferred import Deferred, needs_torch
+
+torch, dist = Deferred("torch"), Deferred("torch.distributed")
+backend = Deferred("simcoll.torch")
+
+pytestmark = needs_torch
 
 
 def order_of_arrival(rank, world_size):
@@ -32,7 +35,7 @@ def result_before_wait(rank, world_size):
     work = dist.all_reduce(x, async_op=True)
     dist.distributed_c10d._get_default_store().set(f"rank {rank}", "is here")
     if rank == 0:  # long after the others have called, its author thinks
-        simcoll.torch.compute("1 ms")
+        backend.compute("1 ms")
         x = x + 1
     work.wait()
     return x
@@ -73,29 +76,29 @@ def two_threads(rank, world_size):
 @pytest.mark.parametrize("program", [order_of_arrival, lost_update, result_before_wait])
 def test_races_of_torch_programs_are_found_and_replayed(program):
     with pytest.raises(RaceError) as caught:
-        simcoll.torch.spawn(program, 3, interleavings=100)
+        backend.spawn(program, 3, interleavings=100)
     error = caught.value
     assert f"{__file__}:" in str(error)
     if error.__cause__ is None:
-        replayed = simcoll.torch.spawn(program, 3, interleavings=error.order).returns
-        assert str(replayed) != str(simcoll.torch.spawn(program, 3).returns)
+        replayed = backend.spawn(program, 3, interleavings=error.order).returns
+        assert str(replayed) != str(backend.spawn(program, 3).returns)
     else:
         with pytest.raises(type(error.__cause__)):
-            simcoll.torch.spawn(program, 3, interleavings=error.order)
+            backend.spawn(program, 3, interleavings=error.order)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [gradients, two_threads])
 def test_correct_torch_programs_pass(program):
-    result = simcoll.torch.spawn(program, 3, interleavings=25)
+    result = backend.spawn(program, 3, interleavings=25)
     assert result.orders == 25
-    exhaustive = simcoll.torch.spawn(program, 3, interleavings="exhaustive 25")
+    exhaustive = backend.spawn(program, 3, interleavings="exhaustive 25")
     assert exhaustive.orders == 25
 
 
 @pytest.mark.slow
 def test_the_usual_order_is_the_run_without_orders():
     order = TurnOrder()
-    played = simcoll.torch.spawn(gradients, 3, interleavings=order)
-    assert played.trace_hash == simcoll.torch.spawn(gradients, 3).trace_hash
+    played = backend.spawn(gradients, 3, interleavings=order)
+    assert played.trace_hash == backend.spawn(gradients, 3).trace_hash
     assert order.options
