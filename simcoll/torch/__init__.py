@@ -9,11 +9,15 @@ collective is computed here. No other part of simcoll imports PyTorch.
 
 from __future__ import annotations
 
-from simcoll.distributed.start.spawning import RunResult
+from typing import TYPE_CHECKING, Any
+
+from simcoll.lazy import lazy_attributes
 from simcoll.torch.accepted_versions import distributed as _dist  # before PyTorch's internals
-from simcoll.torch.process_group import Options
-from simcoll.torch.process_group import create as _create
-from simcoll.torch.torch_spawning import TorchSpawnParameters, compute, emulated_time, spawn
+
+if TYPE_CHECKING:
+    from simcoll.distributed.start.spawning import RunResult
+    from simcoll.torch.process_group import Options
+    from simcoll.torch.torch_spawning import TorchSpawnParameters, compute, emulated_time, spawn
 
 __all__ = [
     "Options",
@@ -24,6 +28,28 @@ __all__ = [
     "register",
     "spawn",
 ]
+
+
+__getattr__, __dir__ = lazy_attributes(
+    "simcoll.torch",
+    {
+        "simcoll.distributed.start.spawning": ["RunResult"],
+        "simcoll.torch.process_group": ["Options"],
+        "simcoll.torch.torch_spawning": [
+            "TorchSpawnParameters",
+            "compute",
+            "emulated_time",
+            "spawn",
+        ],
+    },
+)
+
+
+def _create(options: Any, pg_options: Any) -> Any:
+    """Create a rank's handle of a group."""
+    from simcoll.torch.process_group import create  # loaded by a run
+
+    return create(options, pg_options)
 
 
 def register() -> None:

@@ -12,6 +12,8 @@ ADVICE = "simcoll.torch needs PyTorch 2.13, 2.14 or 2.15: pip install 'simcoll[t
 OLDEST, NEWEST = (2, 13), (2, 15)
 
 try:
+    # Its functions keep the default group of their import, which has to be none.
+    import torch.distributed.nn.functional as _functional  # noqa: F401
     from torch import __version__, distributed
 except ImportError as _error:
     raise ImportError(ADVICE) from _error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,9 +21,8 @@ from torch._C import _distributed_c10d as c10d
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
-    is_traceable_wrapper_subclass,
+    is_traceable_wrapper_subclass_type,
 )
-from torch.utils._pytree import tree_leaves
 
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 
@@ -94,7 +93,7 @@ def through_dispatcher(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def call(self: DispatchedGroup, *args: Any, **kwargs: Any) -> Any:
-        if self.route is not None or not _has_observer((args, kwargs)):
+        if self.route is not None or not _has_observer((*args, *kwargs.values())):
             return method(self, *args, **kwargs)
         options = kwargs.get("opts", args[-1] if args else None)
         self.route = route = _Passage(options)
@@ -107,12 +106,13 @@ def through_dispatcher(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _has_observer(arguments: Any) -> bool:
+def _has_observer(arguments: Iterable[Any]) -> bool:
     """Whether a dispatch mode of the program, or a tensor subclass, would see a call."""
-    tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
-    if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+    kinds: set[type[Any]] = set()
+    _add_kinds(arguments, kinds)
+    if any(issubclass(kind, FakeTensor) for kind in kinds):
         return False
-    if any(is_traceable_wrapper_subclass(tensor) for tensor in tensors):
+    if any(is_traceable_wrapper_subclass_type(kind) for kind in kinds):
         return True
     if torch._C._len_torch_dispatch_stack() < 2:  # that of the run itself
         return False
@@ -120,6 +120,15 @@ def _has_observer(arguments: Any) -> bool:
     if any(isinstance(mode, FakeTensorMode) for mode in modes):  # it would answer by shape alone
         return False
     return any(not type(mode).__module__.startswith("simcoll.") for mode in modes)
+
+
+def _add_kinds(values: Iterable[Any], kinds: set[type[Any]]) -> None:
+    """Add the classes of the tensors in nested lists of arguments, of which there are few."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            kinds.add(type(value))
+        elif isinstance(value, (list, tuple)):
+            _add_kinds(value, kinds)
 
 
 def add_kernels_of_groups(undo: ExitStack) -> None:

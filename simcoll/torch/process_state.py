@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import copy
 import logging
+import operator
 import os
 import random
 import warnings
@@ -36,6 +37,8 @@ _DISPATCHER: Any = DTensor._op_dispatcher
 _MODULE_HOOKS = tuple(name for name in vars(module) if name.startswith("_global_"))
 """The hooks on all modules of a process, such as those of CommDebugMode and FlopCounterMode."""
 _ROOT_FIELDS = ("handlers", "filters", "level", "disabled", "_cache")
+_MODULE, _ROOT = vars(module), vars(logging.root)
+_hooks_of, _fields_of = operator.itemgetter(*_MODULE_HOOKS), operator.itemgetter(*_ROOT_FIELDS)
 
 
 class OwnState:
@@ -43,6 +46,9 @@ class OwnState:
 
     def __init__(self) -> None:
         self.changed_folder = True
+        self._variables: dict[Any, Any] = {}
+        self._own: dict[Any, Any] = {}
+        self._common: dict[Any, Any] = dict(os.environ._data)  # type: ignore[attr-defined]
         self.leave()
         self._root["handlers"] = self._root["handlers"][:]
         self._loggers = dict(logging.root.manager.loggerDict)
@@ -55,6 +61,9 @@ class OwnState:
             for name, value in variables.items()
         }
         state._variables = self._variables | encoded
+        state._own = {
+            name: text for name, text in encoded.items() if self._common.get(name) != text
+        }
         state._loggers = dict(self._loggers)
         state._root = self._root | {
             "handlers": self._root["handlers"][:],
@@ -69,7 +78,7 @@ class OwnState:
 
     def leave(self) -> None:
         """Save the current state before another rank runs."""
-        self._variables: dict[Any, Any] = dict(os.environ._data)  # type: ignore[attr-defined]
+        self._note_variables()
         if self.changed_folder:
             self._folder = os.getcwd()  # noqa: PTH109  # of which there may be no Path
         self._dtype = torch.get_default_dtype()
@@ -77,13 +86,13 @@ class OwnState:
         self._attention = torch.nn.functional.scaled_dot_product_attention
         self._filters = warnings.filters
         self._tracker = _random._rng_tracker
-        self._module_hooks = {name: getattr(module, name) for name in _MODULE_HOOKS}
-        self._root: dict[str, Any] = {name: getattr(logging.root, name) for name in _ROOT_FIELDS}
+        self._module_hooks = dict(zip(_MODULE_HOOKS, _hooks_of(_MODULE), strict=True))
+        self._root: dict[str, Any] = dict(zip(_ROOT_FIELDS, _fields_of(_ROOT), strict=True))
 
-    def enter(self) -> None:
-        """Restore the state."""
-        _put_variables(self._variables)
-        if os.getcwd() != self._folder:  # noqa: PTH109
+    def enter(self, previous: OwnState) -> None:
+        """Restore the state after that of another rank, which has left."""
+        self._put_variables(previous)
+        if previous._folder != self._folder:
             os.chdir(self._folder)
         if torch.get_default_dtype() is not self._dtype:
             torch.set_default_dtype(self._dtype)
@@ -91,26 +100,31 @@ class OwnState:
         torch.nn.functional.scaled_dot_product_attention = self._attention
         warnings.filters = self._filters
         _random._rng_tracker = self._tracker
-        for name, hooks in self._module_hooks.items():
-            setattr(module, name, hooks)
+        _MODULE.update(self._module_hooks)
         logging.root.manager.loggerDict = self._loggers
-        for name, value in self._root.items():
-            setattr(logging.root, name, value)
+        _ROOT.update(self._root)
 
+    def _note_variables(self) -> None:
+        """Note the environment variables, and those in which they differ from the run's."""
+        present: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+        if present == self._variables:
+            return
+        self._variables, common = dict(present), self._common
+        self._own = {name: text for name, text in present.items() if common.get(name) != text}
+        self._own |= dict.fromkeys(common.keys() - present.keys())
 
-def _put_variables(variables: Mapping[Any, Any]) -> None:
-    """Change environment variables where they differ."""
-    present: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
-    if present == variables:
-        return
-    # As os.environ does it, without decoding and encoding on every turn.
-    for name in [name for name in present if name not in variables]:
-        os.unsetenv(name)
-        del present[name]
-    for name, text in variables.items():
-        if present.get(name) != text:
-            os.putenv(name, text)
-            present[name] = text
+    def _put_variables(self, previous: OwnState) -> None:
+        """Change the environment variables in which two states differ."""
+        # As os.environ does it, without decoding and encoding on every turn.
+        present: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+        for name in previous._own.keys() | self._own.keys():
+            text = self._own.get(name, self._common.get(name))
+            if text is None:
+                os.unsetenv(name)
+                present.pop(name, None)
+            elif present.get(name) != text:
+                os.putenv(name, text)
+                present[name] = text
 
 
 def call_exit_functions(

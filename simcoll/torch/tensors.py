@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
 from simcoll.arrays import Array
@@ -42,21 +43,37 @@ _EXTRA_NAMES = (
 _DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     getattr(torch, name): np.dtype(name) for name in _NAMES
 } | {getattr(torch, name): np.dtype(getattr(ml_dtypes, name)) for name in _EXTRA_NAMES}
+_TYPE_STRINGS = {
+    dtype: dtype.str if dtype.isbuiltin == 1 else f"|V{dtype.itemsize}"
+    for dtype in _DTYPES.values()
+}
+"""As the array interface has them; those of ml_dtypes are bytes without a meaning."""
+_OPERATORS: dict[Any, ReduceOp] = {
+    getattr(dist.ReduceOp.RedOpType, name): getattr(ReduceOp, name)
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+}
 
 
 class _TensorArray:
-    """Array interface of a tensor's memory; ``Tensor.numpy()`` would prevent the resizing that FSDP
-    does.
+    """Array interface of a tensor's memory, which it keeps; ``Tensor.numpy()`` would prevent the
+    resizing that FSDP does.
     """
 
+    __slots__ = ("__array_interface__", "memory")
+
     def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]) -> None:
-        self.tensor = tensor
+        # Detaching a plain tensor would pass the dispatch mode of its rank.
+        plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+        self.memory = tensor.untyped_storage() if plain else tensor.detach()
+        size = dtype.itemsize
         self.__array_interface__ = {
             "version": 3,
             "data": (tensor.data_ptr(), False),
             "shape": tuple(tensor.shape),
-            "strides": tuple(stride * dtype.itemsize for stride in tensor.stride()),
-            "typestr": f"|V{dtype.itemsize}",
+            "strides": None
+            if tensor.is_contiguous()
+            else tuple([stride * size for stride in tensor.stride()]),
+            "typestr": _TYPE_STRINGS[dtype],
         }
 
 
@@ -107,7 +124,8 @@ def array_of(tensor: torch.Tensor, *, reduced: bool = False) -> Array:
         raise RuntimeError(
             f"a tensor of shape {list(tensor.shape)} has no memory: its storage was resized to 0"
         )
-    return np.asarray(_TensorArray(tensor.detach(), dtype)).view(dtype)
+    array = np.asarray(_TensorArray(tensor, dtype))
+    return array.view(dtype) if array.dtype.kind == "V" else array
 
 
 def arrays_of(tensors: Sequence[torch.Tensor], *, reduced: bool = False) -> list[Array]:
@@ -126,6 +144,9 @@ def tensor_of(array: Array) -> torch.Tensor:
 def reduce_op_of(op: Any) -> ReduceOp:
     """The simcoll operator with the same name and factor."""
     kind = getattr(op, "op", op)
+    operator = _OPERATORS.get(kind)
+    if operator is not None:
+        return operator
     if kind.name == "PREMUL_SUM":
         return premul_sum(op.__getstate__()[1])
     return ReduceOp(kind.name)

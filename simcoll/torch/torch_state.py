@@ -37,9 +37,6 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
-
-# Its functions keep the default group of their import, which has to be none.
-import torch.distributed.nn.functional
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp._debug_utils import SimpleProfiler
@@ -167,19 +164,24 @@ class Ranks:
     def _take_turn(self, process: Process) -> None:
         if self._last is process:
             return
+        previous = self._before
         if self._last is not None:
             self._last.rng_state = torch.get_rng_state()
-            self._last.state.leave()
+            previous = self._last.state
+            previous.leave()
         torch.set_rng_state(process.rng_state)
-        process.state.enter()
+        process.state.enter(previous)
         if self._modules is not None:
             self._modules.switch(self._last, process)
         self._last = process
 
     def leave(self) -> None:
         """Restore the original state, and drop the modules of the last rank."""
-        self._before.enter()
-        if self._modules is not None and self._last is not None:
+        if self._last is None:
+            return
+        self._last.state.leave()
+        self._before.enter(self._last.state)
+        if self._modules is not None:
             for name in self._last.modules:
                 sys.modules.pop(name, None)
 

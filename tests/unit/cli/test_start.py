@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.support.deferred import needs_torch
 from tests.support.installed import PACKAGES
 
 HEAVY = ("scipy", "networkx", "matplotlib", "numba", "torch")
@@ -61,6 +62,12 @@ TABLE = (
             "from simcoll.emulator import emulate",
             (*HEAVY, "simpy", "importlib.metadata", "simcoll.topology.files"),
             id="the emulator",
+        ),
+        pytest.param(
+            "import simcoll.torch",
+            ("simcoll.libraries.choices", "torch.distributed.fsdp", "torch.distributed.tensor"),
+            id="the backend of PyTorch",
+            marks=[needs_torch, pytest.mark.slow],
         ),
     ],
 )

@@ -4,6 +4,8 @@ own.
 
 from __future__ import annotations
 
+import os
+import subprocess
 import warnings
 
 import pytest
@@ -120,3 +122,34 @@ def test_stores_that_a_program_makes(tmp_path):
         return [*found, total.item()]
 
     assert backend.spawn(program, 2).returns == ([b"value", b"value", 2.0],) * 2
+
+
+def test_environment_variables_are_those_of_a_rank():
+    """Set, changed and removed ones, in Python's table and in C's, and the run restores them."""
+    os.environ["SIMCOLL_TEST_SHARED"] = "run"
+    try:
+
+        def program(rank, world_size):
+            dist.init_process_group()
+            if rank == 0:
+                del os.environ["SIMCOLL_TEST_SHARED"]
+            elif rank == 1:
+                os.environ["SIMCOLL_TEST_OWN"] = os.environ["SIMCOLL_TEST_SHARED"] = "one"
+            dist.barrier()
+            names = ("RANK", "SIMCOLL_TEST_SHARED", "SIMCOLL_TEST_OWN")
+            in_c = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
+            lines = dict(line.split("=", 1) for line in in_c.splitlines() if "=" in line)
+            values = [os.environ.get(name) for name in names]
+            assert values == [lines.get(name) for name in names]
+            return values
+
+        assert backend.spawn(program, 3).returns == (
+            ["0", None, None],
+            ["1", "one", "one"],
+            ["2", "run", None],
+        )
+        assert os.environ["SIMCOLL_TEST_SHARED"] == "run"
+        assert "SIMCOLL_TEST_OWN" not in os.environ
+        assert os.getenv("RANK") is None
+    finally:
+        os.environ.pop("SIMCOLL_TEST_SHARED", None)
