@@ -32,6 +32,7 @@ from simcoll.torch.cuda_streams import (
     default_stream,
     set_stream,
 )
+from simcoll.torch.places import Places
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 from simcoll.torch.replacing import by_signature, in_ranks
 from simcoll.training.gpu import load_gpu
@@ -62,6 +63,7 @@ _NOTHING = (
     "seed_all",
 )
 _RESETS = ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached")
+_PEAK_OF_ALL = "the rank has tensors on several GPUs, and the peak is that of all together"
 _NVTX = ("range_push", "range_pop", "range_start", "range_end", "mark")
 _CAPABILITY = {
     "v100": (7, 0),
@@ -209,13 +211,24 @@ def _name(gpu: str) -> str:
 
 
 def _held_bytes(device: Any = None) -> int:
-    device_number(device)
-    return int(current_thread().process.watched.memory.held_bytes)
+    """The bytes of the tensors on a device; tensors of unknown place are on the current one."""
+    number, process = device_number(device), current_thread().process
+    places: Places = process.places
+    if number != process.cuda_device:
+        return places.bytes_on(number)
+    elsewhere = sum(places.bytes_on(gpu) for gpu in places.gpus - {number})
+    return max(0, int(process.watched.memory.held_bytes) - elsewhere)
 
 
 def _peak_bytes(device: Any = None) -> int:
-    device_number(device)
-    return int(current_thread().process.watched.memory.peak_bytes)
+    """The peak of a device: that of the rank, unless it has put tensors on others only."""
+    number, process = device_number(device), current_thread().process
+    gpus = process.places.gpus
+    if number not in gpus and (gpus or number != process.cuda_device):
+        return 0
+    if gpus - {number}:
+        current_thread().tell("torch.cuda.max_memory_allocated", _PEAK_OF_ALL)
+    return int(process.watched.memory.peak_bytes)
 
 
 def _reset_peak(device: Any = None) -> None:

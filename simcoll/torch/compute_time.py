@@ -51,6 +51,8 @@ __all__ = [
 _TORCH = str(Path(torch.__file__).parent)
 _COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_c10d_functional_autograd"))
 _PLAIN = (torch.Tensor, FakeTensor, torch.nn.Parameter)
+_TORCH = str(Path(torch.__file__).parent)
+_READ = torch.ops.aten._local_scalar_dense.default
 
 
 class Watched(TorchDispatchMode):
@@ -111,7 +113,9 @@ class Watched(TorchDispatchMode):
             self.races.note_operator(func, args, kwargs or {}, result)
         if self._runs_on_host(func, args, kwargs or {}, result):
             return result
-        if self.costs is not None and func.namespace not in _COLLECTIVES:
+        if self.costs is not None and func is _READ:
+            self._add_read(self.costs, args[0])
+        elif self.costs is not None and func.namespace not in _COLLECTIVES:
             self._add(self.costs, func, args, kwargs or {}, result)
         return result
 
@@ -129,6 +133,8 @@ class Watched(TorchDispatchMode):
         if self.costs is not None and func.namespace not in _COLLECTIVES:
             time_fs = self.costs.on_host(func, args, kwargs, result).time_fs
             if time_fs:
+                if self.root.device is not None:
+                    self.root.device.on_host_fs += time_fs
                 thread.call(compute, time_fs / 1e15, f"host: {operator_name(func)}")
         return True
 
@@ -162,6 +168,14 @@ class Watched(TorchDispatchMode):
             fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs, result)))
             launch_fs = self.root.compiled.launch_fs(costs.launch_fs)
             self.add(name, time_fs, fake=fake, launch_fs=launch_fs)
+
+    def _add_read(self, costs: OperatorCosts, tensor: torch.Tensor) -> None:
+        """Enqueue a copy to the host of an element on a GPU that the program reads."""
+        thread = current_thread_or_none()
+        places = None if thread is None else thread.process.places
+        if places is not None and places.is_on_gpu(tensor):
+            time_fs = costs.host_copy_fs(tensor.element_size())
+            self.add("copy to the host", time_fs, fake=False, launch_fs=costs.launch_fs)
 
     def one_kernel(self, name: str, times: Times, call: Callable[[], Any]) -> Any:
         """Call a function that is one kernel on a GPU, and one in its backward pass."""
@@ -198,6 +212,11 @@ class Watched(TorchDispatchMode):
                 device.compute_time_fs += time_fs
                 device.awaited_fs += max(0, launch_fs - time_fs)
             thread.call(compute, max(time_fs, launch_fs) / 1e15, name)
+
+
+def _called_by_torch() -> bool:
+    """Whether PyTorch calls a replaced method."""
+    return sys._getframe(3).f_code.co_filename.startswith(_TORCH)  # past the replacement
 
 
 def _is_composite(func: Any) -> bool:
@@ -352,6 +371,10 @@ def _synchronize(_device_given: Any = None) -> None:
         thread.call(wait_until, device.tail())
 
 
+_OF_HOST = ("numpy", "__array__")
+_NOT_ON_HOST = "the tensor is on a GPU, where PyTorch raises a TypeError: call .cpu() first"
+
+
 @for_ranks
 def _read_past_dispatcher(
     thread: RankThread, standard: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any
@@ -360,9 +383,17 @@ def _read_past_dispatcher(
     flights = thread.process.flights
     if flights and type(tensor) in _PLAIN:
         flights.check_access(standard.__name__, tensor, thread.site, writes=False)
-    if thread.process.places is not None:
-        thread.process.stream_races.note_host_access(standard.__name__, tensor)
-    return standard(tensor, *args, **kwargs)
+    places, name = thread.process.places, standard.__name__
+    if places is None:
+        return standard(tensor, *args, **kwargs)
+    thread.process.stream_races.note_host_access(name, tensor)
+    if name in _OF_HOST and places.is_on_gpu(tensor) and not _called_by_torch():
+        thread.tell(f"Tensor.{name}", _NOT_ON_HOST)
+    watched = thread.process.watched
+    if name != "tolist" or watched is None or not places.is_on_gpu(tensor):
+        return standard(tensor, *args, **kwargs)
+    nbytes = tensor.numel() * tensor.element_size()
+    return watched.copy_over_pcie("copy to the host", nbytes, lambda: standard(tensor), wait=True)
 
 
 def compute_replacements() -> list[tuple[Any, str, Any]]:

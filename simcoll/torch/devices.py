@@ -31,7 +31,7 @@ from simcoll.torch.accelerator import (
 )
 from simcoll.torch.cuda_hardware import CudaGenerator
 from simcoll.torch.places import HOST, Places, has_storage
-from simcoll.torch.rank_threads import current_thread, current_thread_or_none
+from simcoll.torch.rank_threads import RankThread, current_thread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks, in_ranks
 
 __all__ = ["CudaIsCpu", "add_nccl_options", "device_replacements"]
@@ -64,10 +64,10 @@ _FACTORIES = frozenset(
     getattr(torch, name)
     for name in (
         *("arange", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randint"),
-        *("randn", "randperm", "scalar_tensor", "tensor", "zeros"),
+        *("randn", "randperm", "scalar_tensor", "tensor", "zeros", "as_tensor", "asarray"),
     )
 )
-"""They make tensors on the host unless they are given a device."""
+"""They make tensors on the host unless they are given a device, or a tensor on one."""
 
 
 class CudaIsCpu(TorchFunctionMode):
@@ -96,8 +96,7 @@ class CudaIsCpu(TorchFunctionMode):
         if func is torch.Tensor.cpu:
             return self._move(args[0], HOST)
         if func is torch.Tensor.pin_memory:
-            self.places.note(args[0], HOST, offloaded=True, pinned=True)
-            return args[0]
+            return self._pinned(args[0], by_program=not _caller().startswith(_TORCH))
         if func is torch.Tensor.is_pinned:
             return self.places.in_pinned_memory(args[0])
         if func is torch.Tensor.copy_ and len(args) > 1:
@@ -140,7 +139,7 @@ class CudaIsCpu(TorchFunctionMode):
             by_name = pinned or (place == HOST and not _caller().startswith(_TORCH))
             if device is None:
                 place = self.places.of_inputs(args)
-                if func in _FACTORIES and not _caller().startswith(_HERE):
+                if place is None and func in _FACTORIES and not _caller().startswith(_HERE):
                     place = HOST
             self.places.note(result, HOST if pinned else place, offloaded=by_name, pinned=pinned)
         return result
@@ -188,6 +187,20 @@ class CudaIsCpu(TorchFunctionMode):
         self.places.note(result, place, offloaded=to_host, pinned=to_host and not wait)
         return result
 
+    def _pinned(self, tensor: torch.Tensor, *, by_program: bool) -> torch.Tensor:
+        """A copy in pinned memory, which the host makes, unless the tensor is there."""
+        if self.places.in_pinned_memory(tensor):
+            return tensor
+        if by_program and self.places.is_on_gpu(tensor):
+            raise RuntimeError(
+                f"cannot pin a tensor on cuda:{self.places.get(tensor)}: only dense CPU tensors "
+                "can be pinned"
+            )
+        self.places.note(tensor, HOST, offloaded=True)
+        copy = tensor.clone()
+        self.places.note(copy, HOST, offloaded=True, pinned=True)
+        return copy
+
     def _copy(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
         """``Tensor.copy_``, perhaps between the host and a GPU."""
         target, source = args[0], args[1]
@@ -216,6 +229,7 @@ class CudaIsCpu(TorchFunctionMode):
         return result
 
 
+_OF_MEMORY = ("from_numpy", "frombuffer")
 _MOVES_MODULES = str(Path("nn") / "modules" / "module.py")
 _OFFLOADS_GRADIENTS = str(Path("_fully_shard") / "_fsdp_collectives.py")
 
@@ -431,6 +445,17 @@ def _load(
 
 
 @for_ranks
+def _from_memory(
+    thread: RankThread, standard: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """A tensor on memory of numpy or Python, which is the host's."""
+    result = standard(*args, **kwargs)
+    if thread.process.places is not None:
+        thread.process.places.note(result, HOST)
+    return result
+
+
+@for_ranks
 def _autocast(
     _thread: Any,
     standard: Any,
@@ -496,6 +521,7 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (torch, "Generator", _Generator),
         (torch.cuda, "default_generators", GeneratorsOfNode()),
         (torch, "load", _load(torch.load)),
+        *((torch, name, _from_memory(getattr(torch, name))) for name in _OF_MEMORY),
         *(
             (owner, "new_subgroups", _subgroups(c10d.new_subgroups))
             for owner in (distributed, c10d)

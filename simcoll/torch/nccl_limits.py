@@ -64,6 +64,8 @@ class NcclLimits:
         tensors = [*inputs, *outputs]
         self._note(name, _of_dtypes(tensors))
         self._note(name, self._of_places(tensors))
+        for reason in self._of_devices(tensors):
+            self._thread.tell(f"nccl: {name}", reason, of_run=True)
         sides = (("inputs", inputs), ("outputs", outputs))
         direct = [part for side, part in sides if f"{name} {side}" not in _LISTS]
         if not all(_is_contiguous(tensor) for part in direct for tensor in part):
@@ -94,6 +96,9 @@ class NcclLimits:
         sparse = any(tensor.layout is not torch.strided for tensor in tensors)
         if sparse or (HOST in places and _called_by_program()):
             yield "Tensors must be CUDA and dense, and one is on the host, or sparse"
+
+    def _of_devices(self, tensors: Sequence[torch.Tensor]) -> Iterator[str]:
+        places = [place_of(self._thread, tensor) for tensor in tensors]
         environment = self._thread.process.environment
         visible = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
         for place in dict.fromkeys(places):

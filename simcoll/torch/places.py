@@ -48,6 +48,8 @@ class Places:
         The number of storages that are offloaded.
     of_module
         Where the script has last asked a module to move.
+    gpus
+        The GPUs on which tensors were placed.
     """
 
     def __init__(self, moved: Callable[[Any, bool], None] = lambda *_: None) -> None:
@@ -55,6 +57,7 @@ class Places:
         self._moved = moved
         self.offloaded = 0
         self.of_module: int | None = None
+        self.gpus: set[int] = set()
 
     def note(
         self, value: Any, place: int | None, *, offloaded: bool = False, pinned: bool = False
@@ -72,6 +75,8 @@ class Places:
             was_offloaded = old is not None and old.offloaded
             reference = weakref.ref(storage, self._forgetting(address)) if old is None else old[0]
             self._known[address] = _StoragePlace(reference, place, offloaded, pinned)
+            if place != HOST:
+                self.gpus.add(place)
             if offloaded != was_offloaded:
                 self.offloaded += 1 if offloaded else -1
                 self._moved(storage, offloaded)
@@ -87,6 +92,12 @@ class Places:
         if not has_storage(tensor):
             return None
         return self._known.get(tensor.untyped_storage()._cdata)
+
+    def bytes_on(self, gpu: int) -> int:
+        """The bytes of the live storages that are known to be on a GPU."""
+        entries = [entry for entry in self._known.values() if entry.place == gpu]
+        storages = [entry.reference() for entry in entries]
+        return sum(storage.nbytes() for storage in storages if storage is not None)
 
     def get(self, tensor: Any) -> int | None:
         """The place of a tensor; None if it is unknown."""

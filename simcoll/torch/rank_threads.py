@@ -327,13 +327,18 @@ class RankThread:
         """The line of the program that calls."""
         return calling_site(*_NOT_THE_PROGRAM)
 
-    def tell(self, text: str, reason: str = "") -> None:
+    def tell(self, text: str, reason: str = "", *, of_run: bool = False) -> None:
         """Note a finding of the run, once for a line; with a ``reason``, the line is the caller's
-        and stands in between.
+        and stands in between. ``of_run``: once for a reason, with its first line.
         """
+        if self._rank is None:
+            return
+        findings = self._rank.world.history.findings
+        if of_run and any(finding.endswith(reason) for finding in findings):
+            return
         text = f"{text} at {self.site()}: {reason}" if reason else text
-        if self._rank is not None and text not in self._rank.world.history.findings:
-            self._rank.world.history.findings.append(text)
+        if text not in findings:
+            findings.append(text)
 
     def leave(self, status: int) -> NoReturn:
         """End the rank's process at once, as ``os._exit`` does: its program does not go on."""

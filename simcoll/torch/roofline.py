@@ -52,6 +52,9 @@ in 16 bits (gpus/).
 """
 _HOST_SHARE = 0.8
 """Share of the memory bandwidth of a host that operators reach: assumed, that of GPUs."""
+_HOST_MEMORY = (
+    "operators on the host, which decide the time, were timed by the bandwidth of its memory, "
+)
 _HOST_PRODUCTS = (
     "the program multiplies matrices on the host: timed by their bytes alone, in less than the "
     "time of its processors"
@@ -214,6 +217,11 @@ class OperatorCosts:
         rate = self.gpu.number("host.memory", self.gpu.number("host.bandwidth"))
         nbytes = traffic_bytes(func, args, kwargs, result)
         return Kernel(round(nbytes / (_HOST_SHARE * rate) * FS_PER_SECOND))
+
+    def note_host(self) -> None:
+        """Note that a run's time depends on the rate of its host's memory, if that is assumed."""
+        if self.gpu.evidence.get("host.memory") == "assumed":
+            self.assumed[_HOST_MEMORY + self.gpu.sources["host.memory"]] = None
 
     def kernel(self, func: Any, args: Any, kwargs: Any, result: Any) -> Kernel:
         """The kernel of one operator call."""

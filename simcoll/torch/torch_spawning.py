@@ -14,7 +14,7 @@ import greenlet  # type: ignore[import-untyped]
 
 from simcoll import distributed as ours
 from simcoll.call_records import record_of, takes
-from simcoll.distributed.runtime.device import SimulatedDevice
+from simcoll.distributed.runtime.device import NOTEWORTHY, SimulatedDevice
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.runtime.turn_order import TurnOrder
 from simcoll.distributed.runtime.world import current_rank
@@ -178,6 +178,8 @@ def _run_program(thread: RankThread, job: Callable[[], Any], costs: OperatorCost
         history.findings.append(
             f"operator {name} has no rule: its {count} calls were timed by their bytes"
         )
+    if device.on_host_fs > NOTEWORTHY * me.world.now:
+        costs.note_host()
     history.findings += costs.assumed
     costs.unknown.clear()
     costs.assumed.clear()

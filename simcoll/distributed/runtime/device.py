@@ -19,7 +19,7 @@ from simcoll.units import counted, format_time
 NOTEWORTHY = 0.1
 """Least share of the time in which an accelerator waits for launches that is told."""
 
-__all__ = ["DeviceStream", "SimulatedDevice", "after", "start_of_calls"]
+__all__ = ["NOTEWORTHY", "DeviceStream", "SimulatedDevice", "after", "start_of_calls"]
 
 
 class DeviceStream:
@@ -130,6 +130,8 @@ class SimulatedDevice:
     launches, compute_time_fs, awaited_fs
         Of the default stream: operators that the host has launched, their time, and the time in
         which the stream waited for the host.
+    on_host_fs
+        The time of operators that the host has computed.
     launched_past
         Of recorded runs: the last launch.
     """
@@ -137,6 +139,7 @@ class SimulatedDevice:
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.lead_fs = self.launches = self.compute_time_fs = self.awaited_fs = 0
+        self.on_host_fs = 0
         self.launched_past: dict[str, int] = {}
         self.streams: list[DeviceStream] = []
         self.default = self.current = self.stream()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.support.deferred import Deferred, needs_torch
@@ -116,9 +117,31 @@ def test_other_backends_have_none_of_them():
         assert findings(body, name="gloo") == ()
 
 
+@pytest.mark.parametrize("make", ["from_numpy", "frombuffer", "as_tensor"])
+def test_tensors_on_memory_of_python_are_on_the_host(make):
+    def body(rank):
+        memory = np.ones(2, np.float32)
+        options = {"dtype": torch.float32} if make == "frombuffer" else {}
+        dist.all_reduce(getattr(torch, make)(memory, **options))
+
+    said = findings(body)
+    assert len(said) == 1
+    assert "one is on the host" in said[0]
+
+
+def test_a_tensor_made_of_one_on_a_gpu_is_there():
+    def body(rank):
+        x = torch.ones(2, device="cuda")
+        dist.all_reduce(torch.as_tensor(x))
+        dist.all_reduce(torch.asarray(x))
+
+    assert findings(body) == ()
+
+
 def test_two_ranks_on_one_gpu():
     def body(rank):
         dist.all_reduce(torch.ones(2, device="cuda:0"))
+        dist.broadcast(torch.ones(2, device="cuda:0"), 0)
 
     said = findings(body)
     assert len(said) == 1

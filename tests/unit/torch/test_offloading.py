@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+import warnings
+
+import numpy as np
 import pytest
 
 from tests.support.deferred import Deferred, needs_torch
@@ -12,12 +16,14 @@ device_mesh = Deferred("torch.distributed.device_mesh")
 fake_tensor = Deferred("torch._subclasses.fake_tensor")
 backend = Deferred("simcoll.torch")
 
-pytestmark = needs_torch
+pytestmark = [needs_torch, pytest.mark.filterwarnings("ignore:operators on the host")]
 
 BYTES = 4 << 20
 """Of a tensor of 1024 x 1024 floats."""
 PCIE, HOST_MEMORY = 63e9, 0.8 * 76.8e9
 """Bytes per second: 16 lanes of PCIe 5.0; four fifths of an H100's share of DDR5 in a DGX H100."""
+LAUNCH = 10e-6
+"""Seconds that the host takes to launch an operator."""
 
 
 def run(body, ranks=1, **options):
@@ -99,6 +105,72 @@ def test_tensors_of_the_host_are_no_memory_of_the_gpu():
     assert result.returns[0][:2] == (2 * BYTES, BYTES)
     assert result.peak_bytes == (2 * BYTES,)
     assert result.host_peak_bytes == (4 * BYTES,)
+
+
+@pytest.mark.parametrize("decides", [True, False])
+def test_an_assumed_rate_is_told_where_it_decides(decides):
+    def body(rank, world_size):
+        x = torch.ones(1024, 1024, device="cuda")
+        for _ in range(1 if decides else 2000):
+            x = x * 2
+        x.cpu().mul_(2)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run(body)
+    texts = [str(warning.message) for warning in told]
+    assert [text.startswith("operators on the host, which decide") for text in texts] == [
+        True
+    ] * decides
+
+
+def test_pinned_memory_is_a_copy_that_the_host_makes():
+    def body(rank, world_size):
+        x = torch.ones(1024, 1024)
+        begin = time.perf_counter()
+        pinned = x.pin_memory()
+        seconds = time.perf_counter() - begin
+        pinned.add_(1)
+        assert pinned.pin_memory() is pinned
+        with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
+            torch.ones(2, device="cuda").pin_memory()
+        return seconds, x.sum().item(), pinned.sum().item(), x.is_pinned()
+
+    seconds, total, sum_pinned, x_is_pinned = run(body).returns[0]
+    assert seconds == pytest.approx(2 * BYTES / HOST_MEMORY, rel=1e-4)
+    assert (total, sum_pinned, x_is_pinned) == (2**20, 2**21, False)
+
+
+def test_reading_an_element_of_a_gpu_is_a_copy():
+    def body(rank, world_size):
+        x, y = torch.ones(4, device="cuda"), torch.ones(4)
+        reads = (x[0].item, x.tolist, lambda: bool(x[0]), y[0].item, y.tolist)
+        return [seconds_of(read) for read in reads]
+
+    launch, none = pytest.approx(LAUNCH, rel=1e-3), pytest.approx(0, abs=1e-8)
+    assert run(body).returns[0] == [launch, launch, launch, none, none]
+
+
+def test_numpy_of_a_tensor_on_a_gpu_is_found():
+    def body(rank, world_size):
+        x = torch.ones(4, device="cuda")
+        np.asarray(x.cpu()), x.cpu().numpy(), torch.ones(2).numpy()
+        repr(x)
+        x.numpy()
+
+    with pytest.warns(UserWarning, match=r"Tensor.numpy at .*: the tensor is on a GPU, where"):
+        assert len(run(body).findings) == 1
+
+
+def test_each_gpu_has_its_own_memory():
+    def body(rank, world_size):
+        mine = torch.ones(1024, 1024, device=f"cuda:{rank}")
+        assert torch.cuda.memory_allocated(rank) == mine.nbytes
+        assert torch.cuda.memory_allocated(1 - rank) == 0
+        assert torch.cuda.max_memory_allocated(1 - rank) == 0
+        return torch.cuda.max_memory_allocated(rank)
+
+    assert run(body, ranks=2).returns == (BYTES, BYTES)
 
 
 def test_a_gradient_on_the_host_is_a_copy():
