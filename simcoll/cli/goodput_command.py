@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,8 @@ __all__ = ["simulate_goodput"]
 
 NOISE = 2
 """Standard errors of a difference below which the seeds do not tell two cases apart."""
+NAMED = 3
+"""Ties that are named; more are counted."""
 
 
 def simulate_goodput(
@@ -56,23 +59,78 @@ def simulate_goodput(
 
 
 def _verdict(cases: Sequence[Goodput]) -> Iterator[str]:
-    """The best case by goodput, the number that the seeds do not tell from it, and the cheapest."""
+    """The best case by goodput, the cheapest, which others the seeds do not tell from them, and
+    what the error of the predicted step adds.
+    """
+    best = max(cases, key=lambda case: case.mean)
+    leader = best
+    if len(cases) > 1:
+        noise = f" +/- {best.error:.4f}" if best.error else ""
+        yield f"Best by goodput: {_values(best)}, {best.mean:.4f}{noise}."
+        yield from _ties(
+            best, [case for case in cases if case.mean >= best.mean - _noise(case, best)]
+        )
+    if best.usd_per_mtoken:
+        leader = cheapest = min(cases, key=lambda case: case.usd_per_mtoken)
+        if len(cases) > 1:
+            yield f"Cheapest: {_values(cheapest)}, {cheapest.usd_per_mtoken:.4f} $/Mtoken."
+            yield from _ties(cheapest, [case for case in cases if _as_cheap(case, cheapest)])
+    yield from _step_error(leader)
+
+
+def _noise(case: Goodput, other: Goodput) -> float:
+    """The difference of two goodputs that the seeds do not tell from none."""
+    return NOISE * math.hypot(case.error, other.error)
+
+
+def _as_cheap(case: Goodput, cheapest: Goodput) -> bool:
+    """Whether the seeds, or the errors of predicted steps, do not tell the cheapest from a case."""
+    from simcoll.planning.designs.decision import is_tie
+
+    noise = _noise(case, cheapest) / max(cheapest.mean, case.mean)
+    if case.usd_per_mtoken <= cheapest.usd_per_mtoken * (1 + noise):
+        return True
+    if case.ideal_tokens_per_second == cheapest.ideal_tokens_per_second:
+        return False
+    figure = "usd_per_mtoken"
+    results = [
+        {figure: option.usd_per_mtoken, "interval": option.step_error}
+        for option in (cheapest, case)
+    ]
+    return all(option.step_error for option in (cheapest, case)) and is_tie(*results, figure)
+
+
+def _ties(leader: Goodput, alike: Sequence[Goodput]) -> Iterator[str]:
+    """The other cases that may be as good as the leader, by name where they are few."""
     from simcoll.units import counted
 
-    if len(cases) == 1:
+    others = [case for case in alike if case is not leader]
+    if not others:
         return
-    best = max(cases, key=lambda case: case.mean)
-    ties = sum(
-        case is not best and best.mean - case.mean <= NOISE * math.hypot(best.error, case.error)
-        for case in cases
+    verb = "is a tie" if len(others) == 1 else "are ties"
+    names = f": {'; '.join(map(_values, others))}" if len(others) <= NAMED else ""
+    yield f"{counted(len(others), 'other case')} {verb} with it, within the noise{names}."
+
+
+def _step_error(case: Goodput) -> Iterator[str]:
+    """How far the predicted step of a job's design may be off, and what that does to a case."""
+    if not case.step_error:
+        return
+    low, high = case.step_error["90"]
+    source = re.sub(r" \(.*\)", "", case.step_error["of"])
+    effects = [f"{case.days[0] * low:,.1f} to {case.days[0] * high:,.1f} days"] if case.days else []
+    if case.usd:
+        effects.append(f"{case.usd[0] * low / 1e6:,.2f} to {case.usd[0] * high / 1e6:,.2f} $m")
+    elif case.usd_per_mtoken:
+        ends = (case.usd_per_mtoken * factor for factor in (low, high))
+        effects.append("{:.4f} to {:.4f} $/Mtoken".format(*ends))
+    yield (
+        f"The design's step is predicted: nine of ten measured steps took {low:.2f} to {high:.2f} "
+        f"times as long, by {source}."
     )
-    noise = f" +/- {best.error:.4f}" if best.error else ""
-    yield f"Best by goodput: {_values(best)}, {best.mean:.4f}{noise}."
-    if ties:
-        yield f"{counted(ties, 'other case')} within the noise of the seeds."
-    if best.usd_per_mtoken:
-        cheapest = min(cases, key=lambda case: case.usd_per_mtoken)
-        yield f"Cheapest: {_values(cheapest)}, {cheapest.usd_per_mtoken:.4f} $/Mtoken."
+    if effects:
+        name = f"{_values(case)}: " if case.case else ""
+        yield f"With that error: {name}{', '.join(effects)}; 5 to 95 % above is of failures alone."
 
 
 def _values(case: Goodput) -> str:

@@ -22,6 +22,7 @@ from simcoll.planning.costs import (
     power_kw,
 )
 from simcoll.training.design import Design, load_design
+from simcoll.training.step_intervals import StepInterval
 from simcoll.training.steps import step
 
 __all__ = ["CHECKPOINT_BYTES", "DesignJob", "time_design_job"]
@@ -43,6 +44,8 @@ class DesignJob:
         GPUs that leave together: those of a node of the machine.
     cost, power
         Prices of its file; all 0 without any.
+    interval
+        How far predictions of steps of its class were from published ones.
     """
 
     design: Design
@@ -50,6 +53,7 @@ class DesignJob:
     gpus_per_node: int
     cost: ClusterCost
     power: ClusterPower
+    interval: StepInterval | None
 
     @property
     def gpus(self) -> int:
@@ -112,6 +116,7 @@ def time_design_job(path: Path) -> DesignJob:
         _node_size(design),
         _table(tables, "cost", ClusterCost, path),
         _table(tables, "power", ClusterPower, path),
+        result.interval,
     )
 
 

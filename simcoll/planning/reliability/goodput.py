@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
@@ -20,6 +20,7 @@ from simcoll.files.output import csv_bytes
 from simcoll.files.paths import shipped_files
 from simcoll.files.strict import convert_table, read_file
 from simcoll.files.text import parse_toml
+from simcoll.planning.costs import HOURS_OF_YEAR
 from simcoll.planning.grids.grid import Point, PointGrid, Row
 from simcoll.planning.reliability.design_job import DesignJob, time_design_job
 from simcoll.planning.reliability.failures import PPM, Cause, Slowness, TrainingJob, simulate
@@ -48,6 +49,7 @@ MAX_CASES, MAX_SEEDS = 10_000, 100_000
 MAX_FAILURES = 10**6
 """Failures of a job in one simulation: half a minute."""
 HOUR_US = 3600 * 10**6
+UBPS_PER_GBPS = UBPS_PER_BPS * 10**9
 SWEPT = ("job", "checkpoint", "storage", "restart", "spares")
 """Tables whose lists are swept."""
 SPENT = ("useful", "slow", "checkpoint", "lost", "detect", "restart", "waiting")
@@ -77,6 +79,8 @@ class _CheckpointStorage(
 ):
     write_rate: str = ""
     read_rate: str = ""
+    usd_per_gb_per_s: float = 0.0
+    depreciation_years: float = 4.0
 
 
 class _Restart(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -191,6 +195,7 @@ def goodput_grid(path: Path) -> tuple[str, PointGrid]:
             tokens = number_of(content.tokens, "$.tokens") if content.tokens else 0
             span_us = _span_us(content, tokens, case.tokens_per_second)
             _refuse_too_many(job, span_us)
+        interval = None if case.design is None else case.design.interval
         shared = {
             "case": chosen,
             "job": asdict(job),
@@ -199,6 +204,7 @@ def goodput_grid(path: Path) -> tuple[str, PointGrid]:
             "tokens": tokens,
             "tokens_per_second": case.tokens_per_second,
             "usd_per_hour": case.usd_per_hour,
+            "interval": None if interval is None else interval.to_row(),
         }
         points += [{**shared, "seed": seed} for seed in range(content.seeds)]
     return title, PointGrid(simulate_point, tuple(points))
@@ -227,8 +233,23 @@ def _case_of(content: GoodputFile, folder: Path) -> _JobCase:
     price = job.usd_per_gpu_hour * (gpus + spare_gpus)
     if design is not None and not price:
         price = design.usd_per_hour(spare_gpus)
+    price += _storage_usd_per_hour(content.storage)
     rate = job.tokens_per_second or (0.0 if design is None else design.tokens_per_second)
     return _JobCase(content, design, gpus, node_size, rate, price)
+
+
+def _storage_usd_per_hour(storage: _CheckpointStorage) -> float:
+    """Dollars for an hour of storage that is priced by the rate at which it can be written."""
+    price, years = storage.usd_per_gb_per_s, storage.depreciation_years
+    if not price:
+        return 0.0
+    rate_uBps = parse_rate(storage.write_rate or "0 GB/s", path="$.storage.write")
+    if not rate_uBps:
+        raise ConfigError(
+            'a price by rate needs storage.write, such as "50 GB/s"',
+            path="$.storage.usd_per_gb_per_s",
+        )
+    return price * rate_uBps / UBPS_PER_GBPS / (years * HOURS_OF_YEAR)
 
 
 def _span_us(content: GoodputFile, tokens: int, tokens_per_second: float) -> int:
@@ -279,6 +300,17 @@ def _check_numbers(content: GoodputFile) -> None:
             raise ConfigError(
                 f"expected a number of at least 0, got {getattr(job, place)}", path=f"$.job.{place}"
             )
+    storage = content.storage
+    if not 0 <= storage.usd_per_gb_per_s < math.inf:
+        raise ConfigError(
+            f"expected dollars of at least 0, got {storage.usd_per_gb_per_s}",
+            path="$.storage.usd_per_gb_per_s",
+        )
+    if not 0 < storage.depreciation_years < math.inf:
+        raise ConfigError(
+            f"expected years above 0, got {storage.depreciation_years}",
+            path="$.storage.depreciation_years",
+        )
     if job.replica_gpus and job.gpus and job.gpus % job.replica_gpus:
         raise ConfigError(
             f"{job.gpus} GPUs are no whole number of replicas of {job.replica_gpus}",
@@ -513,6 +545,12 @@ class Goodput:
     days, usd
         To train the file's tokens: median, 5th and 95th percentile of the seeds; empty without
         tokens, or prices.
+    step_error
+        How far predictions of steps of the class of the job's design were from published ones, as
+        :meth:`~simcoll.training.step_intervals.StepInterval.to_row` gives it; empty for a job whose
+        speed is stated.
+    ideal_tokens_per_second
+        Of the job without failures.
     """
 
     case: Mapping[str, Any]
@@ -528,6 +566,8 @@ class Goodput:
     usd_per_mtoken: float = 0.0
     days: tuple[float, ...] = ()
     usd: tuple[float, ...] = ()
+    step_error: Mapping[str, Any] = field(default_factory=dict)
+    ideal_tokens_per_second: float = 0.0
 
 
 def goodput_of(rows: Sequence[Row]) -> list[Goodput]:
@@ -565,6 +605,8 @@ def _case(rows: Sequence[Row]) -> Goodput:
         usd_per_mtoken=dollars / useful_rate * 1e6 if useful_rate else 0.0,
         days=days if point["tokens"] else (),
         usd=tuple(dollars * 86400 * span for span in days) if point["tokens"] and dollars else (),
+        step_error=point["interval"] or {},
+        ideal_tokens_per_second=point["tokens_per_second"],
     )
 
 
@@ -591,9 +633,12 @@ def goodput_csv(cases: Sequence[Goodput]) -> bytes:
 
 
 def _quantiles(case: Goodput) -> dict[str, float]:
-    """Days and dollars by column: median, 5th and 95th percentile."""
+    """Days and dollars by column: median, 5th and 95th percentile; and the factors of a step's
+    time between which nine of ten published steps of its class are.
+    """
+    ends = case.step_error.get("90", ())
     return {
         f"{figure}_{percent}": value
         for figure, values in (("days", case.days), ("usd", case.usd))
         for percent, value in zip((50, 5, 95), values, strict=False)
-    }
+    } | dict(zip(("step_factor_5", "step_factor_95"), ends, strict=False))

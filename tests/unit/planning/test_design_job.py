@@ -103,6 +103,44 @@ def test_a_copy_to_the_host_stops_training_for_its_own_time(folder):
     assert job["blocking_us"] == pytest.approx(PARAMETERS * 14 / 64 / 63e9 * 1e6, rel=1e-3)
 
 
+def test_storage_is_paid_for_by_its_rate(folder):
+    free = goodput_grid(folder / "job.toml")[1].points[0]["usd_per_hour"]
+    priced = JOB.replace("[storage]", "[storage]\nusd_per_gb_per_s = 8_000")
+    (folder / "job.toml").write_text(priced)
+    paid = goodput_grid(folder / "job.toml")[1].points[0]["usd_per_hour"]
+    # 10 GB/s, written off in four years of 365.25 days.
+    assert paid - free == pytest.approx(8_000 * 10 / (4 * 365.25 * 24))
+
+
+def test_the_error_of_the_step_is_that_of_its_class(folder, capsys):
+    """What a user reads of the intervals is days, dollars and sources, on top of failures."""
+    main(["goodput", str(folder / "job.toml"), "-o", str(folder / "out"), "-j", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    low, high = time_design_job((folder / "design.toml").resolve()).interval.within90
+    assert low < 1 < high
+    (error,) = (line for line in lines if line.startswith("# The design's step is predicted"))
+    assert f"took {low:.2f} to {high:.2f} times as long, by left-out errors on " in error
+    (effect,) = (line for line in lines if line.startswith("# With that error: "))
+    with (folder / "out" / "results.csv").open() as file:
+        cheapest = min(csv.DictReader(file), key=lambda row: float(row["usd_per_mtoken"]))
+    days, million = float(cheapest["days_50"]), float(cheapest["usd_50"]) / 1e6
+    assert f"{days * low:,.1f} to {days * high:,.1f} days" in effect
+    assert f"{million * low:,.2f} to {million * high:,.2f} $m" in effect
+    assert float(cheapest["step_factor_5"]) == pytest.approx(low)
+
+
+def test_cases_within_the_noise_of_the_cheapest_are_ties(folder, capsys):
+    """Faster storage hides behind training, so that free storage of any rate is as cheap."""
+    text = JOB.replace('"10 GB/s"', '["10 GB/s", "20 GB/s"]').replace("nodes = [0, 2]", "nodes = 0")
+    (folder / "job.toml").write_text(
+        text.replace("[restart]", '[checkpoint]\nblocking = "copy"\n[restart]')
+    )
+    main(["goodput", str(folder / "job.toml"), "-o", str(folder / "out"), "-j", "1"])
+    printed = capsys.readouterr().out
+    tie = "# 1 other case is a tie with it, within the noise: storage.write "
+    assert printed.count(tie) == 2  # with the best by goodput, and with the cheapest
+
+
 @pytest.mark.slow
 def test_the_table_has_days_and_dollars(folder, capsys):
     out = folder / "out"
@@ -136,6 +174,21 @@ def test_the_shipped_table_has_the_published_failures(folder):
         ('write = "10 GB/s"\n', "", r"\$\.checkpoint\.save: missing; expected a time"),
         ('"10 GB/s"', '"10"', r"\$\.storage\.write: .*no unit"),
         ('design = "design.toml"', 'design = "no.toml"', r"no\.toml: cannot read"),
+        (
+            "[storage]",
+            "[storage]\nusd_per_gb_per_s = -1",
+            r"\$\.storage\.usd_per_gb_per_s: expected dollars of at least 0, got -1",
+        ),
+        (
+            'write = "10 GB/s"',
+            "usd_per_gb_per_s = 1",
+            r"\$\.storage\.usd_per_gb_per_s: a price by rate needs storage.write",
+        ),
+        (
+            "[storage]",
+            "[storage]\ndepreciation_years = 0",
+            r"\$\.storage\.depreciation_years: expected years above 0, got 0",
+        ),
         ("[job]", "[job]\ngpus = 32", r"\$\.job\.gpus: 32 GPUs, but the design has 64"),
         ('part = "nic"', 'part = "nix"', r"failure\[1\]\.part"),
         ("hours = 64_000", "hours = 64_000\ngpu_hours = 1", "either gpu_hours, or hours of a part"),
