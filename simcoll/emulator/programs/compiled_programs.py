@@ -50,11 +50,15 @@ class ProgramOutcome:
 class _ProgramTimes:
     """Collects the times of operations, and of all messages if they are kept, step by step.
 
-    With a quotient, the times of classes are expanded to those of all messages.
+    With a quotient, the times of classes are expanded to those of all messages where these are kept
+    or, with ``hashed``, for their hash.
     """
 
-    def __init__(self, lowered: Lowered, quotient: Quotient | None, *, keep: KeptTimes) -> None:
+    def __init__(
+        self, lowered: Lowered, quotient: Quotient | None, *, keep: KeptTimes, hashed: bool
+    ) -> None:
         self.lowered, self.quotient = lowered, quotient
+        self.hashed = hashed
         self.hash = ExpandedHash()
         self.done_fs = np.full(lowered.messages, -1, np.int64) if keep is True else None
         numbers: dict[Timed, int] = {}
@@ -90,7 +94,7 @@ class _ProgramTimes:
         pattern, begin = self.which[place], int(self.number[place])
         step = self.patterns[pattern]
         names = None if self.quotient is None else self.quotient.classes[pattern]
-        if names is not None:
+        if self.hashed and names is not None:
             self.hash.add(begin, step, names, start_fs, end_fs, done_fs)
         if self.done_fs is not None:
             of_messages = done_fs if names is None else done_fs[names]
@@ -119,7 +123,7 @@ def play_all(
 
     resources, expansion = (
         lowered.resources,
-        _ProgramTimes(lowered, None, keep=keep) if keep else None,
+        _ProgramTimes(lowered, None, keep=keep, hashed=False) if keep else None,
     )
     changes = None if timeline is None else changes_during(resources, timeline)
     machine = StepMachine(
@@ -161,13 +165,15 @@ def fold_program(lowered: Lowered, *, worth_it: bool) -> Quotient | str:
 
 
 def play_classes(
-    lowered: Lowered, quotient: Quotient, *, keep: KeptTimes, expand: bool
+    lowered: Lowered, quotient: Quotient, *, keep: KeptTimes, hashed: bool
 ) -> ProgramOutcome:
-    """Play one row of every class; ``expand``: with a trace hash."""
+    """Play one row of every class; ``hashed``: with the trace hash of all rows."""
     from simcoll.emulator.fast.driver import StepMachine  # imports numba
 
     resources = lowered.resources
-    expansion = _ProgramTimes(lowered, quotient, keep=keep) if keep or expand else None
+    expansion = None
+    if keep or hashed:
+        expansion = _ProgramTimes(lowered, quotient, keep=keep, hashed=hashed)
     messages = quotient.messages
     loads_all = messages <= MOST_LOADED_ROWS
     machine = StepMachine(
@@ -185,7 +191,7 @@ def play_classes(
     )
     if machine.messages != messages:
         raise InternalError(f"{machine.messages} of {messages} rows of the quotient are done")
-    trace_hash = expansion.hash.hexdigest() if expansion else ""
+    trace_hash = expansion.hash.hexdigest() if expansion and hashed else ""
     return _times(machine.time_fs, trace_hash, machine.messages, expansion, keep=keep)
 
 

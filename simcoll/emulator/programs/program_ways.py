@@ -73,8 +73,8 @@ class ProgramClassesWay:
         classes, lowered = _classes_of(request), request.timed_program
         if isinstance(classes, str):
             raise InternalError(f"{request.program} has no classes to play: {classes}")
-        expand = bool(request.keep) or (request.hashed and lowered.messages <= MOST_HASHED)
-        outcome = play_classes(lowered, classes, keep=request.keep, expand=expand)
+        hashed = request.hashed and (bool(request.keep) or lowered.messages <= MOST_HASHED)
+        outcome = play_classes(lowered, classes, keep=request.keep, hashed=hashed)
         path = f"quotient: {outcome.classes} classes stand for {lowered.rows} rows"
         return _compiled_result(request, outcome, path)
 

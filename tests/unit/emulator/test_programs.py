@@ -143,8 +143,12 @@ def test_classes_are_loaded_in_advance_or_step_by_step(monkeypatch):
         assert 0 < result.classes < result.messages / 2
         assert (result.time_fs, result.trace_hash) == (every.time_fs, every.trace_hash)
         assert result.done_fs.tolist() == every.done_fs.tolist()
-    unhashed = play_request(ProgramRequest(program, topology, quotient=True, hashed=False))
-    assert (unhashed.time_fs, unhashed.trace_hash) == (every.time_fs, "")
+    for keep in (False, "operations"):
+        request = ProgramRequest(program, topology, quotient=True, hashed=False, keep=keep)
+        unhashed = play_request(request)
+        assert (unhashed.time_fs, unhashed.trace_hash) == (every.time_fs, "")
+    for number in range(len(program.operations)):
+        assert unhashed.end_fs(number).tolist() == every.end_fs(number).tolist()
 
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
