@@ -33,7 +33,8 @@ class Proof:
     ----------
     kind
         ``full``: every chunk was followed. ``by symmetry``: some chunks were followed, and the rest
-        are images of these (:mod:`simcoll.proving.symmetry`, :mod:`simcoll.proving.alike_pieces`).
+        are images of these (:mod:`simcoll.proving.symmetry`, :mod:`simcoll.proving.alike_pieces`,
+        :mod:`simcoll.proving.copied_shares`, :mod:`simcoll.proving.image_pieces`).
     method
         ``exact``, or ``fingerprint``.
     order

@@ -20,6 +20,8 @@ from simcoll.errors import ConfigError, ScheduleError, expect
 from simcoll.proving.alike_pieces import one_of_each
 from simcoll.proving.barrier_proof import check_barrier
 from simcoll.proving.channel_use import ChannelUse
+from simcoll.proving.copied_shares import one_share
+from simcoll.proving.image_pieces import one_of_images
 from simcoll.proving.kernel import (
     SALT_BYTES,
     Counts,
@@ -134,6 +136,7 @@ def _prove_contents(schedule: Schedule, *, exact: bool | None, salt: bytes | Non
             return _in_full(schedule, salt, exact=False)
         return (
             _by_symmetry(schedule, salt)
+            or _by_share(schedule, salt)
             or _by_parts(schedule, salt)
             or _in_full(schedule, salt, exact=False)
         )
@@ -256,13 +259,32 @@ def _by_symmetry(schedule: Schedule, salt: bytes) -> Proof | None:
         return None
 
 
+def _by_share(schedule: Schedule, salt: bytes) -> Proof | None:
+    """A proof of the first of many equal shares; None if there are none, or the full proof must
+    explain.
+    """
+    alike = one_share(schedule)
+    if alike is None:
+        return None
+    try:
+        proof = _by_parts(alike.schedule, salt) or _in_full(alike.schedule, salt, exact=False)
+    except ScheduleError:
+        return None
+    transfers = alike.shares * proof.transfers
+    return replace(proof, kind="by symmetry", steps=alike.steps, transfers=transfers)
+
+
 def _by_parts(schedule: Schedule, salt: bytes) -> Proof | None:
-    """A proof of one piece of each kind, or of a long vector part by part; None if the full proof
-    must decide or explain.
+    """A proof of one piece of each kind, of one of all images, or of a long vector part by part;
+    None if the full proof must decide or explain.
     """
     kind: ProofKind = "by symmetry"
     some, steps, transfers = one_of_each(schedule)
+    images = not some
+    if images:
+        some, steps, transfers = one_of_images(schedule)
     if not some:
+        images = False
         kind, (some, steps, transfers) = "full", parts(schedule)
     if not some:
         return None
@@ -275,7 +297,9 @@ def _by_parts(schedule: Schedule, salt: bytes) -> Proof | None:
         except ScheduleError:
             return None
         shared = shared or result.use.shares_chunks()
-        if shared and kind == "full":
+        # Operands of a fold are added in the order of their ranks, which an image may change.
+        unlike_images = images and (shared or result.memory.folds)
+        if unlike_images or (shared and kind == "full"):
             return None
         parts_of_sums.append(part_sums)
         folds = folds or result.memory.folds

@@ -2,7 +2,8 @@
 :mod:`simcoll.proving.field`.
 
 A proof plays the steps of a schedule and follows the *contents* of chunks. The strategies beside
-this module (:mod:`simcoll.proving.symmetry`, :mod:`simcoll.proving.alike_pieces`,
+this module (:mod:`simcoll.proving.symmetry`, :mod:`simcoll.proving.copied_shares`,
+:mod:`simcoll.proving.alike_pieces`, :mod:`simcoll.proving.image_pieces`,
 :mod:`simcoll.proving.parts`) only choose which chunks to follow. What they choose is followed and
 judged here, by three things:
 

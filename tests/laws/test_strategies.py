@@ -1,5 +1,5 @@
-"""What is followed decides nothing: proofs by symmetry, of one piece of each kind and part by part
-say what counting every chunk says.
+"""What is followed decides nothing: proofs by symmetry, of one share, of one piece of each kind, of
+one of all images and part by part say what counting every chunk says.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from simcoll.algorithms import ALGORITHMS
 from simcoll.core.schedule import Repeat, Step
 from simcoll.errors import ConfigError, ScheduleError
 from simcoll.proving import alike_pieces as alike
-from simcoll.proving import data, parts, symmetry, verify
+from simcoll.proving import copied_shares, data, image_pieces, parts, symmetry, verify
 from simcoll.testing.examples import needed_params
 
-ROUTES = ("symmetry", "pieces", "parts")
+ROUTES = ("symmetry", "share", "pieces", "images", "parts")
 PIECES = {"pieces": 5, "channels": 2}
 MOST_CONTRIBUTIONS = 1 << 17
 
@@ -28,6 +28,9 @@ def eager(monkeypatch):
     monkeypatch.setattr(symmetry, "SYMMETRIC_RANKS", 1)
     monkeypatch.setattr(alike, "FEWEST", 1)
     monkeypatch.setattr(alike, "SAVED", 0)
+    monkeypatch.setattr(copied_shares, "MANY_CELLS", 0)
+    monkeypatch.setattr(image_pieces, "MANY_CELLS", 0)
+    monkeypatch.setattr(image_pieces, "SAVED", 0)
 
 
 def shipped(algorithm, nranks):
@@ -58,12 +61,16 @@ def verdict(route, schedule):
     try:
         if route == "symmetry":
             proof = data._by_symmetry(schedule, salt)
-        elif route == "pieces":
-            proof = data._by_parts(schedule, salt)
+        elif route == "share":
+            proof = data._by_share(schedule, salt)
         else:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(data, "one_of_each", lambda _: ([], 0, 0))
-                patch.setattr(parts, "CELLS", schedule.nranks * schedule.layout.size // 3 + 1)
+                if route != "pieces":
+                    patch.setattr(data, "one_of_each", lambda _: ([], 0, 0))
+                if route != "images":
+                    patch.setattr(data, "one_of_images", lambda _: ([], 0, 0))
+                if route == "parts":
+                    patch.setattr(parts, "CELLS", schedule.nranks * schedule.layout.size // 3 + 1)
                 proof = data._by_parts(schedule, salt)
     except ScheduleError:
         return None
@@ -146,6 +153,12 @@ def test_every_strategy_says_what_counting_says(algorithm, eager):
         ("broadcast", "chain", {"pieces": 4}, "pieces"),
         ("all_reduce", "tree", {"pieces": 4}, "pieces"),
         ("all_reduce", "tree", {"pieces": 4}, "parts"),
+        ("all_reduce", "rabenseifner", {"channels": 3}, "share"),
+        ("all_reduce", "tree", {"channels": 2, "pieces": 2}, "share"),
+        ("broadcast", "chain", {"channels": 2}, "share"),
+        ("all_reduce", "rabenseifner", {}, "images"),
+        ("all_reduce", "swing", {}, "images"),
+        ("all_reduce", "bine", {}, "images"),
     ],
 )
 @pytest.mark.parametrize("nranks", [5, 8])
