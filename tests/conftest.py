@@ -42,12 +42,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(optionalhook=True, wrapper=True)
-def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
-    """One worker more than pytest-xdist would start: some tests wait, for time-outs and for
-    processes.
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> Generator[None, int, int]:
+    """One worker more than pytest-xdist would start: some slow tests wait, for time-outs and for
+    processes. The quick ones compute, and a worker collects for five seconds.
     """
     cores = yield
-    return cores if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else cores + 1
+    waits = config.option.markexpr != "quick" and "PYTEST_XDIST_AUTO_NUM_WORKERS" not in os.environ
+    return cores + 1 if waits else cores
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -86,6 +86,7 @@ def test_engines_agree_on_events_where_paths_are_chosen():
     assert min(took_part[kind] for kind in ("re-route", "another way", "changed")) >= 3, took_part
 
 
+@pytest.mark.slow
 def test_the_sample_has_every_cost_and_coincidence():
     seen = Counter()
     for seed in range(60):

@@ -25,6 +25,7 @@ from tests.support.mutants import mutants
 NAMES = sorted(shipped(4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nranks", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16])
 def test_shipped_collectives_are_proved_checked_emulated_and_written(nranks):
     for name, schedule in shipped(nranks).items():

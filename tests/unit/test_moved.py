@@ -39,6 +39,7 @@ def test_renamed_classes_are_those_of_today():
         importlib.import_module("simcoll.formats.schedule_yaml")
 
 
+@pytest.mark.slow
 def test_the_warning_names_the_line_of_the_import(tmp_path):
     script = tmp_path / "old.py"
     script.write_text(

@@ -245,6 +245,7 @@ def test_a_message_takes_one_latency_and_its_bytes():
     )
 
 
+@pytest.mark.slow
 def test_pat_reduce_scatter_needs_as_few_steps_and_bytes_for_any_number():
     # Not a power of two: the partial sums of a step may be waited for, so only latency and
     # bandwidth are the form's.

@@ -170,6 +170,7 @@ def test_data_equals_the_definition(collective, name):
                     assert result.wrong == 0, (str(schedule), count)
 
 
+@pytest.mark.slow
 def test_bits_are_the_same_on_all_ranks():
     # Sums that depend on the order: every rank must have made them in the same one.
     n, count = 6, 13

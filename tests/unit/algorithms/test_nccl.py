@@ -239,6 +239,7 @@ def test_grouped_sends_take_a_latency_for_every_group(kind, channels):
             assert found == groups * ALPHA_FS + (n - 1) * 10**8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", GROUPED)
 def test_grouped_sends_are_proved_for_any_number_of_channels(kind):
     for n in AWKWARD:

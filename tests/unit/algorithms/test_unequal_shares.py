@@ -102,6 +102,7 @@ def test_steps_that_are_yielded_together_are_one_step():
         simcoll.verify(wrong)
 
 
+@pytest.mark.slow
 def test_any_schedule_can_be_pipelined_on_one_channel():
     """Of steps in sequence, only those of different pieces overlap: put in one step."""
     layout = Layout(Collective("broadcast", 8))

@@ -4,6 +4,7 @@ from unittest import mock
 
 import networkx as nx
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ LINKS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(links=LINKS, unit=st.sampled_from([1, 10**9, 10**30]))
 def test_both_ways_find_the_first_minimum_cut(links, unit):

@@ -188,6 +188,7 @@ def test_capacities_whose_sum_is_beyond_64_bits():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["broadcast", "reduce"])
 def test_one_sink_of_each_orbit_stands_for_all(kind):
     machine = load_topology("dgx-h100", nodes=3).degrade("box1.gpu2 -> box1.nvswitch", "1/30")

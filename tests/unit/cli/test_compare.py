@@ -227,6 +227,7 @@ def test_too_few_rows_for_the_parameters(capsys, here):
     assert (status, "too few rows for a cross-validation" in out) == (0, True)
 
 
+@pytest.mark.slow
 def test_own_tables_are_read_back(capsys, here):
     argv = "perf all_reduce -t dgx-a100 -a ring -p Simple -b 1M -e 4M -f 4"
     assert run(f"{argv} -J own.json", capsys)[0] == 0

@@ -388,6 +388,7 @@ def test_results_are_replaced_whole(folder, monkeypatch):
     assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_refused_rename_says_which_results_are_new(folder, monkeypatch, capsys):
     rename = Path.replace
 

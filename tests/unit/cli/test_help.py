@@ -56,6 +56,7 @@ def completion(program, shell):
     return script.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_names_every_command(shell):
     script = completion("simcoll", shell)
@@ -112,6 +113,7 @@ def test_zsh_completes_from_the_first_time_it_loads_the_script(program, tmp_path
         assert (done.stdout, done.stderr) == (said, "")
 
 
+@pytest.mark.slow
 def test_completion_leaves_the_commands_as_they_are(capsys):
     """Names are completed, not required: a file is still a topology."""
     assert main(["completion", "bash"]) == 0
@@ -184,6 +186,7 @@ def test_every_option_has_a_description(path, command):
     assert len({option.name for option in options}) == len(options)
 
 
+@pytest.mark.slow
 def test_help_wraps_paragraphs_to_the_terminal_and_not_as_the_code_does():
     run = subprocess.run(
         [sys.executable, "-m", "simcoll", "run", "--help"],

@@ -134,6 +134,7 @@ def test_a_job_on_cpus_lists_collectives_without_times(tmp_path, monkeypatch, ca
     assert "no device work in these traces" in text
 
 
+@pytest.mark.slow
 def test_a_converted_job_is_a_workload_for_step(traces, capsys):
     assert said(capsys, "convert", "traces", "job.json", "--measured")[0] == 0
     status, text = said(capsys, "step", "job.json", "-t", "dgx-h100", "--tier", "1", "-o", "out")

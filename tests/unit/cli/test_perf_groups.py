@@ -101,6 +101,7 @@ def test_the_library_along_each_axis(capsys):
     ]
 
 
+@pytest.mark.slow
 def test_what_nccl_would_choose_in_all_groups_at_once(capsys):
     argv = (
         "perf all_reduce -t dgx-h100 --nodes 2 -b 64K -e 64M -f 1024 --group tp=8,dp=2 --concurrent"
@@ -128,6 +129,7 @@ def test_the_library_of_all_groups_is_that_of_the_gpus(capsys):
     assert ", as rccl 2.22 would choose\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_disturbs_counts_ranks_on_the_machine(tmp_path, capsys):
     # Each rank of a pair sends half of 1 MiB over links of 1 GB/s without latency.
     (tmp_path / "m.toml").write_text(

@@ -129,6 +129,7 @@ def test_a_gain_is_not_a_difference_of_constants(capsys):
     assert out.endswith("# no algorithm is faster than NCCL's\n")
 
 
+@pytest.mark.slow
 def test_a_machine_without_numbers_is_no_obstacle(capsys):
     status, out, _ = run(capsys, "all_gather", "-t", "crossbar", "-b", "1K", "-e", "1K", "-f", "2")
     assert status == 0

@@ -66,6 +66,7 @@ def test_the_name_of_a_descriptor_is_not_replaced_where_it_is_a_file(name, tmp_p
     assert sorted(each.name for each in tmp_path.iterdir()) == ["fd", "link", "out"]
 
 
+@pytest.mark.slow
 def test_places_that_cannot_be_written_are_refused_before_anything_runs(
     tmp_path, monkeypatch, capsys
 ):
@@ -103,12 +104,14 @@ def test_places_that_cannot_be_written_are_refused_before_anything_runs(
     ]
 
 
+@pytest.mark.slow
 def test_a_standard_output_that_is_closed_is_no_fault_of_ours():
     command = f"exec {sys.executable} -m simcoll list protocols >&-"
     ended = subprocess.run(["bash", "-c", command], check=False, stderr=subprocess.PIPE, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no device that is always full")
 def test_a_full_disk_is_not_called_a_fault_of_ours():
     with Path("/dev/full").open("w") as full:
@@ -133,6 +136,7 @@ def test_a_limit_of_file_sizes_is_not_called_a_fault_of_ours(tmp_path):
     assert (ended.returncode, ended.stderr) == (2, "simcoll: no space is left for the output\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no device that is always full")
 def test_an_error_that_cannot_be_printed_keeps_its_status():
     with Path("/dev/full").open("w") as full:

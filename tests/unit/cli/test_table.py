@@ -226,6 +226,7 @@ def test_a_proof_tells_how_far_it_is(argv, now, capsys, monkeypatch):
     assert re.search(now, err), err[:300]
 
 
+@pytest.mark.slow
 def test_an_algorithm_that_needs_too_much_is_left_out_of_a_default_table(
     folder, capsys, monkeypatch
 ):

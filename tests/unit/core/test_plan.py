@@ -49,6 +49,7 @@ def sizes_of(collective, rank, which, given):
     return by_kind[kind][which]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_chunks_tile_the_buffers_for_uneven_sizes(data):

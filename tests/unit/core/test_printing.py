@@ -188,6 +188,7 @@ def test_what_has_rows_has_frames(monkeypatch):
     assert frames[2]["rank"] == list(range(64))
 
 
+@pytest.mark.slow
 def test_a_result_is_a_dictionary_without_end():
     """A proof leads to its schedule's facts, which lead to the proof."""
     plain = asdict(result(4, unproved=False))

@@ -51,6 +51,7 @@ def test_roots_and_dimensions_and_topologies_count():
     assert all(a is b for a, b in zip(schedules, again, strict=True))
 
 
+@pytest.mark.slow
 def test_only_the_latest_are_kept():
     schedules = [
         simcoll.schedule("all_reduce", "ring", nranks=2, channels=channels)

@@ -55,6 +55,7 @@ def test_transfers_broadcast_and_flatten():
     assert joined([two]) is two
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_repeat_is_its_unrolling(data):
     base, modulus = data.draw(st.integers(0, 5)), data.draw(st.integers(1, 7))
@@ -87,6 +88,7 @@ def test_a_repeat_is_its_unrolling(data):
     assert [s.op.tolist() for s in found] == [[COPY] * 3, [REDUCE] * 3] * count
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_repeat_in_an_order_is_one_of_renumbered_chunks(data):
     modulus, windows, stride = (data.draw(st.integers(*ends)) for ends in ((1, 5), (1, 3), (-9, 9)))

@@ -60,6 +60,7 @@ def test_offsets(sizes):
     assert (third.dst_offset[0], third.elements[0]) == (wanted[1][0], wanted[1][1])
 
 
+@pytest.mark.slow
 def test_two_shot_keeps_one_vector():
     schedule = simcoll.schedule("all_reduce", "two_shot", nranks=5)
     assert simcoll.bind(schedule, 23).buffer_elements().max(axis=0).tolist() == [23, 23, 25]

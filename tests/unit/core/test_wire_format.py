@@ -135,6 +135,7 @@ def test_short_names():
     assert wire_format("int8/0256").name == "int8/256"
 
 
+@pytest.mark.slow
 @given(
     arrays.arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32)),
     st.sampled_from(

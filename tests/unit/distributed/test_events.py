@@ -160,6 +160,7 @@ def test_events_are_for_the_emulator():
         run("gloo", "rank 1 stops")
 
 
+@pytest.mark.slow
 def test_a_timeout_names_what_keeps_the_data_away():
     """All ranks have called; then a link goes down for good, or a rank stops in the middle."""
 
@@ -179,6 +180,7 @@ def test_a_timeout_names_what_keeps_the_data_away():
     assert "waits for data; rank 1 stopped at 10 us" in said("t=10us rank 1 stops")
 
 
+@pytest.mark.slow
 def test_a_timeout_in_the_middle_of_an_operation_names_the_rank_that_called_last():
     def program(rank, world_size):
         dist.init_process_group("nccl", timeout=timedelta(milliseconds=10))

@@ -419,6 +419,7 @@ def collectives(rank, world_size):
     return x.tolist(), scaled.tolist(), equal.tolist(), uneven.tolist(), things
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("registered")
 def test_a_registered_backend_executes_the_same_plans_in_every_process():
     store = dist.HashStore()

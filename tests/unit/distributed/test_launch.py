@@ -88,6 +88,7 @@ def test_jobs_that_cannot_be(wrong, message):
         ProcessJob(**wrong)
 
 
+@pytest.mark.slow
 def test_workers_get_their_variables_and_arguments(program, tmp_path, monkeypatch):
     """LA-01: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -115,6 +116,7 @@ def test_workers_get_their_variables_and_arguments(program, tmp_path, monkeypatc
     ]
 
 
+@pytest.mark.slow
 def test_what_is_set_is_left_alone(program, tmp_path):
     script = program(REPORT)
     mine = os.environ | {"OMP_NUM_THREADS": "7", "SIMCOLL_SECRET": "mine", "RANK": "99"}
@@ -137,6 +139,7 @@ def test_machines_of_a_larger_job_share_no_secret_by_chance(program, tmp_path, m
     assert variables["RANK"] == "1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "first"),
     [
@@ -157,6 +160,7 @@ def test_the_command_line(options, first, program, tmp_path):
     assert reports(tmp_path, [1])[0][1] == [*own, "--epochs", "3"]
 
 
+@pytest.mark.slow
 def test_modules_and_other_programs(tmp_path, capfd):
     assert main(["--use-env", "-m", "json.tool", "--help"]) == 0
     assert "json" in capfd.readouterr().out
@@ -228,6 +232,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "status", "said"),
     [

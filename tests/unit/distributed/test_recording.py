@@ -109,6 +109,7 @@ def pipeline(rank, n):
     work.wait()
 
 
+@pytest.mark.slow
 def test_files_of_a_recorded_run(tmp_path):
     result = dist.spawn(pipeline, 4, topology=CROSSBAR, record=tmp_path / "run")
     assert {path.name for path in (tmp_path / "run").iterdir()} == {

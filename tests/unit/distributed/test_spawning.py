@@ -71,6 +71,7 @@ def test_the_example_of_the_reference():
     assert result.finish_fs == (20 * 10**9,) * 64
 
 
+@pytest.mark.slow
 def test_time_is_that_of_the_emulator():
     def program(rank, world_size):
         dist.all_reduce(np.zeros(1 << 18, np.float32), algorithm="ring")
@@ -282,6 +283,7 @@ def test_signatures(name):
     assert all("=" in extra for extra in shown[len(wanted) :])
 
 
+@pytest.mark.slow
 def test_buffers_kept_between_calls_are_bounded(monkeypatch):
     """Buffers are kept for the next call of the same plan, but those of many plans do not add
     up.

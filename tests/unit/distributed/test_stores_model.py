@@ -123,6 +123,7 @@ def server():
         yield store
 
 
+@pytest.mark.slow
 @given(steps=st.lists(STEPS, max_size=25))
 @settings(max_examples=60, deadline=None)
 def test_tcp_store(server, steps):

@@ -254,6 +254,7 @@ def test_nothing_is_left_behind():
     assert open_files() == before
 
 
+@pytest.mark.slow
 def test_a_store_that_is_dropped_is_closed():
     before = open_files()
     store = master()
@@ -328,6 +329,7 @@ def test_many_clients_at_once(store):
         own.close()
 
 
+@pytest.mark.slow
 def test_big_values(store):
     """ST-25: values of many megabytes."""
     value = os.urandom(20 * MIB + 7)
@@ -667,6 +669,7 @@ def test_an_idle_client_where_that_is_limited():
         assert store.port
 
 
+@pytest.mark.slow
 def test_what_has_arrived_is_bounded():
     limits = Limits(max_message_bytes=MIB, max_buffered_bytes=3 * MIB)
     with master(limits=limits) as store:
@@ -713,6 +716,7 @@ def test_an_old_deadline_does_not_end_a_new_wait(store):
         assert time.monotonic() - began > 0.55
 
 
+@pytest.mark.slow
 def test_waits_that_ended_early_take_no_memory(store):
     (server,) = [
         thread

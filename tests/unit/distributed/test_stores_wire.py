@@ -35,6 +35,7 @@ MESSAGES = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(MESSAGES)
 def test_a_message_comes_back(message):
     frame = encode(message)
@@ -42,6 +43,7 @@ def test_a_message_comes_back(message):
     assert decode(bytes(frame[4:]), wire.REQUESTS) == message
 
 
+@pytest.mark.slow
 @given(MESSAGES, st.data())
 def test_a_message_cut_short_is_malformed(message, data):
     body = bytes(encode(message)[4:])

@@ -187,6 +187,7 @@ def _two_ways(share):
     return Schedule("two ways", layout, steps, nchannels=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["simpy", "fast"])
 def test_two_ways_between_two_gpus(engine):
     machine = boxes(2, 4, "400 GB/s", "1 us", nics=4, nic_bandwidth="100 GB/s", nic_latency="3 us")

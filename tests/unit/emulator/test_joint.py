@@ -51,6 +51,7 @@ def test_links_of_leaders_alone_are_those_of_all_rows(marked, monkeypatch):
         assert np.array_equal(joint_links(leader, links, own, up, linked), whole[linked])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not COMPILED, reason="needs numba")
 @pytest.mark.parametrize("wide", [1, 64, 1 << 20])
 def test_many_switch_operations_are_played_by_classes_at_once(wide, monkeypatch):

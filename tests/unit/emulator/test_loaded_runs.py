@@ -64,6 +64,7 @@ def test_every_size_and_protocol_as_on_their_own(kind, algorithm, params):
         assert kept(made)
 
 
+@pytest.mark.slow
 def test_folded_runs_share_classes_between_protocols_with_caps_and_without():
     machine = load_topology("dgx-h100", nodes=16)
     made, plain = (
@@ -103,6 +104,7 @@ def test_a_run_beyond_the_clock_leaves_nothing_behind():
     assert (again.time_fs, again.trace_hash) == (small.time_fs, small.trace_hash)
 
 
+@pytest.mark.slow
 def test_threads_that_play_one_schedule_at_once_do_not_meet():
     machine = load_topology("dgx-h100", nodes=4)
     made, plain = (simcoll.schedule("all_to_all", "pairwise", nranks=32) for _ in range(2))

@@ -131,6 +131,7 @@ def test_slow_refinement_is_given_up_for_lock_step(monkeypatch):
     assert emulate(ring(12, 12), net, **quiet).path.startswith("quotient")
 
 
+@pytest.mark.slow
 def test_other_threads_go_on_while_compiled_code_plays(monkeypatch):
     """So a command can say how far it is, once a minute, while one run takes longer."""
     real, over, ticks = lockstep.advance, Event(), []

@@ -115,6 +115,7 @@ def test_jitter_of_a_message_is_that_of_its_number_in_the_program(engine):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not COMPILED, reason="needs numba")
 def test_classes_are_loaded_in_advance_or_step_by_step(monkeypatch):
     topology = fat_tree(2, 8, "50 GB/s", "1 us", oversubscription=2)
@@ -164,6 +165,7 @@ def test_times_of_operations_need_no_times_of_messages(how):
         assert operations.end_fs(number).tolist() == every.end_fs(number).tolist()
 
 
+@pytest.mark.slow
 def test_plans_at_once():
     both = emulate([all_reduce(ranks=[0, 1]), all_reduce(ranks=[1, 2])], NET)
     assert both.time_fs > emulate(all_reduce(), NET).time_fs

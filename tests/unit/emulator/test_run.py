@@ -179,6 +179,7 @@ def test_ranks_placed_elsewhere():
 # ---- the bound ----
 
 
+@pytest.mark.slow
 def test_a_proved_schedule_below_the_bound_is_our_fault(monkeypatch):
     import simcoll.bounds
 
@@ -197,6 +198,7 @@ def test_a_proved_schedule_below_the_bound_is_our_fault(monkeypatch):
     assert emulate(unproved, crossbar(4, "50 GB/s")).headroom < 1
 
 
+@pytest.mark.slow
 def test_a_certificate_can_be_used_again():
     topology = crossbar(4, "50 GB/s")
     first = emulate(ring(4), topology)

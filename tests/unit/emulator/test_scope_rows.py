@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ def test_a_module_lasts_through_its_gaps_and_a_call_without_scope_ends_it():
     ]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), SCOPES)))
 def test_slices_of_a_row_nest_or_are_disjoint(pieces):
     """What viewers require of a track; and each computation lies in the slices of its levels."""

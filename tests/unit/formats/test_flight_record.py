@@ -120,6 +120,7 @@ entries = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(entries, max_size=4))
 def test_there_and_back(made):
@@ -167,6 +168,7 @@ def test_what_is_refused(content, says, capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.booleans(), st.data())
 def test_broken_records_give_one_error(plain, data):

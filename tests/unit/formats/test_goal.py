@@ -145,6 +145,7 @@ def goals(draw):
     return Goal(np.array(start), kind.astype(np.int8), *rest, later, earlier, begun == 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(goals())
 def test_there_and_back(goal):
@@ -155,6 +156,7 @@ def test_there_and_back(goal):
     assert goal_binary(parse_goal(goal_text(again))) == content
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_broken_files_give_one_error(data):

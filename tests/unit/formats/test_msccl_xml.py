@@ -214,6 +214,7 @@ def test_files_that_are_no_files(tmp_path):
         load_msccl_xml(path)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_damage_raises_only_our_errors(data):

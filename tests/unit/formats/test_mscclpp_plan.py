@@ -387,6 +387,7 @@ def test_what_is_refused(content, says):
         read(content)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_broken_plans_give_one_error(data):

@@ -55,6 +55,7 @@ def test_algorithms_there_and_back(nranks, in_place, protocol):
     assert gone > 15
 
 
+@pytest.mark.slow
 def test_a_few_there_and_back():
     for kind, name in [
         ("all_reduce", "ring"),
@@ -66,6 +67,7 @@ def test_a_few_there_and_back():
             check_trip(simcoll.schedule(kind, name, nranks=3), protocol, data=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(schedules(collectives(SPOKEN, nranks=st.integers(1, 4))), st.sampled_from(["Simple", "LL"]))
 def test_random_schedules_there_and_back(schedule, protocol):
@@ -92,6 +94,7 @@ def test_switches_become_one_operation():
     assert names == [["rlxsignal", "rlxwait", "nop", "glres", "nop", "signal", "wait"]] * 4
 
 
+@pytest.mark.slow
 def test_long_programs_go_on_in_another_block():
     schedule = simcoll.schedule("all_reduce", "ring", nranks=12)
     plan = json.loads(dump_mscclpp_plan(schedule))

@@ -41,6 +41,7 @@ def read(tmp_path, lines):
     return load_nccl_log(path)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(
     st.integers(1, 9),

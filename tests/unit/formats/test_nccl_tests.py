@@ -305,6 +305,7 @@ def test_without_a_table(read, text):
     assert read(text).tables == ()
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.text(max_size=60) | st.sampled_from(list(nccl_tests(SIZES[:4], 14 / 8))), max_size=40
@@ -335,6 +336,7 @@ def test_any_mixture_is_survived(tmp_path_factory, lines, data):
 ROW = st.tuples(st.integers(0, 40), st.floats(1, 1e6), st.sampled_from(["0", "N/A", "5"]))
 
 
+@pytest.mark.slow
 @given(st.lists(ROW, min_size=1, max_size=20))
 def test_every_row_is_used_or_named(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("rows") / "log"
@@ -358,6 +360,7 @@ def test_every_row_is_used_or_named(tmp_path_factory, rows):
     assert named == {number for number, (_, _, wrong) in enumerate(rows, 1) if wrong == "5"}
 
 
+@pytest.mark.slow
 def test_few_of_many_faults_are_kept(read):
     log = read(["  8  2  float  sum  -1  1.0  9.99  9.99  0"] * 5000)
     assert len(log.notes) == 21
@@ -493,6 +496,7 @@ def test_json_of_another_kind(read, text, says):
     assert "log.txt" in str(refused.value)
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=300))
 def test_json_fuzz(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("json") / "log"

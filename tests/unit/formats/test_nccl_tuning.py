@@ -132,6 +132,7 @@ def test_what_is_no_choice(said):
     assert read([said]) == ((), (), ())
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.text(max_size=80) | st.sampled_from([SIZE, *blocks(table(NEW[:3], FUNCTIONS[:2]))]),

@@ -44,6 +44,7 @@ def messages(loaded):
     return {pair: Fraction(share, whole) for pair, share in sent.items() if share}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     argvalues=[each for each in FORMATS if each.name not in ONLY_READ], **NAMED
 )

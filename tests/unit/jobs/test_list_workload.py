@@ -143,6 +143,7 @@ def test_what_a_list_lacks_is_said(tmp_path):
         list_workload([path])
 
 
+@pytest.mark.slow
 def test_the_commands_convert_folders_and_play_files(tmp_path, capsys):
     records = tmp_path / "records"
     records.mkdir()

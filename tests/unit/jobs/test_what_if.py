@@ -46,6 +46,7 @@ def test_predicted_services_replace_measured_ones(tmp_path, machine):
     assert "(-5.2" in answer
 
 
+@pytest.mark.slow
 def test_very_many_ranks_are_timed_by_the_formula(tmp_path):
     job = job_of(tmp_path)
     machine = topology_of_job("dgx-h100", 8192)

@@ -73,6 +73,7 @@ def test_more_rows_find_more(truth):
     assert worst(replace(found, corrections=()), measured(truth, MANY)) < 0.1
 
 
+@pytest.mark.slow
 def test_a_parameter_without_need_stays_neutral():
     found = fit(measured(Calibration(launch_fs=7 * US), MANY), predictor)
     assert (found.rate, found.growth, found.fabric_latency_fs) == (1, 1, 0)
@@ -181,6 +182,7 @@ def test_a_negative_launch_leaves_part_of_the_time():
     assert machine(8, found) > 0.39 * machine(8, Calibration())
 
 
+@pytest.mark.slow
 def test_rows_left_out_are_predicted_by_the_others():
     truth = Calibration(launch_fs=20 * US, rate=Fraction(4, 5))
     rows = measured(truth, MANY)

@@ -99,6 +99,7 @@ def test_few_systems_are_widened_and_lean_on_the_cell_around():
     assert known.high90 == pytest.approx(exact * (1 + 1 / 22), abs=0.05)
 
 
+@pytest.mark.slow
 def test_coverage_leaves_publishers_out():
     cells = ("uncalibrated", "large", "nccl", "one node", "nvlink", "process", "hopper", "x", "y")
     errors = [

@@ -48,6 +48,7 @@ def test_a_plan_takes_the_predicted_time_on_every_machine(name):
             assert played_fs == pytest.approx(predicted.time_fs, rel=1e-4), (kind, size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [None, "box0.nic0 <-> leaf0.rail0"])
 @pytest.mark.parametrize("algorithm", ["ring", "nccl_tree"])
 def test_a_schedule_that_comes_again_takes_the_time_of_all_its_messages(algorithm, lost):

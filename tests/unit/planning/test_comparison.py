@@ -233,6 +233,7 @@ def shifted(rows, factors):
     ]
 
 
+@pytest.mark.slow
 def test_deviations_in_words():
     (setting,), _ = settings_for(made("dgx-h100"), "dgx-h100")
     rows = compare(setting)

@@ -66,6 +66,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_design_gives_checkpoints_parts_and_prices(folder):
     _, grid = goodput_grid(folder / "job.toml")
     plain, spared = grid.points[0], grid.points[-1]
@@ -81,6 +82,7 @@ def test_a_design_gives_checkpoints_parts_and_prices(folder):
     assert spared["usd_per_hour"] == (64 + 2 * 8) * 2
 
 
+@pytest.mark.slow
 def test_days_and_dollars_are_the_ideal_over_goodput(folder):
     _, grid = goodput_grid(folder / "job.toml")
     design = time_design_job((folder / "design.toml").resolve())
@@ -95,6 +97,7 @@ def test_days_and_dollars_are_the_ideal_over_goodput(folder):
         assert case.usd == pytest.approx([days * 24 * 2 * gpus for days in case.days])
 
 
+@pytest.mark.slow
 def test_a_copy_to_the_host_stops_training_for_its_own_time(folder):
     text = JOB.replace("[restart]", '[checkpoint]\nblocking = "copy"\n[restart]')
     (folder / "job.toml").write_text(text)
@@ -167,6 +170,7 @@ def test_the_shipped_table_has_the_published_failures(folder):
     assert per_day * 54 == pytest.approx(419, rel=1e-6)  # arXiv 2407.21783, table 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -204,6 +208,7 @@ def test_bad_files_are_named(folder, old, new, said):
         goodput_grid(folder / "job.toml")
 
 
+@pytest.mark.slow
 def test_a_design_that_does_not_fit_is_no_job(folder):
     (folder / "design.toml").write_text(DESIGN.replace("8b", "70b"))
     with pytest.raises(ConfigError, match=r"needs \d+\.\d of 79\.2 GiB; it does not run"):

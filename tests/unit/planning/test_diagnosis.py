@@ -141,12 +141,14 @@ def test_a_table_as_predicted_needs_no_explanation():
     assert line.startswith("verdict: as fast as predicted at all 11 sizes: ")
 
 
+@pytest.mark.slow
 def test_one_size_is_explained_too():
     sound = setting_on("dgx-a100", sizes=(2**30,))
     diagnosis = diagnosis_of(sound, with_nics(sound, 4))
     assert "few_nics" in diagnosis.causes[:1]
 
 
+@pytest.mark.slow
 def test_a_fit_at_its_bound_is_no_explanation():
     # Such a launch is beyond the range of the search.
     sound = setting_on("dgx-a100", sizes=SIZES[:4])
@@ -189,6 +191,7 @@ def test_a_first_size_without_warm_up_is_named():
     assert diagnosis.explanations[0].claim.startswith("8 B takes 30.")
 
 
+@pytest.mark.slow
 def test_a_cause_without_an_effect_in_the_model_is_named():
     facts = [RunFact("warning", "NET/IB : Got async event : port error", 7)]
     sound = setting_on("mi300x", facts=facts, sizes=(2**26, 2**28, 2**30))
@@ -339,6 +342,7 @@ def test_nodes_that_do_not_fit_the_topology_are_noted():
     assert any("is of 2 nodes in the log, and on topology 'dgx-spark'" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_the_same_share_at_both_sizes_is_said():
     sound = setting_on("dgx-a100", sizes=(2**30, 2**33))
     diagnosis = diagnosis_of(sound, with_nics(sound, 4))
@@ -346,6 +350,7 @@ def test_the_same_share_at_both_sizes_is_said():
     assert next(iter(diagnosis.lines())) == diagnosis.summary
 
 
+@pytest.mark.slow
 def test_what_the_log_rules_out_is_said():
     devices = " ".join(f"mlx5_{number}:1/IB" for number in range(8))
     facts = [RunFact("network", "IB", 1), RunFact("NICs", devices, 2)]
@@ -442,6 +447,7 @@ def test_times_of_the_cpu_have_no_verdict():
     assert diagnosis.verdict.startswith("verdict: none, because the times are those of the CPU")
 
 
+@pytest.mark.slow
 def test_a_hint_of_the_log_is_in_a_verdict_inside_the_intervals():
     """Seven of eight NICs, whose effect NCCL's channels do not show."""
     names = " ".join(f"mlx5_{number}:1/IB" for number in range(7))
@@ -456,6 +462,7 @@ def test_a_hint_of_the_log_is_in_a_verdict_inside_the_intervals():
     assert "the log hints at a cause: 7 of 8 NICs in use" in diagnosis.verdict
 
 
+@pytest.mark.slow
 def test_the_verdict_says_how_sure_a_cause_is():
     sound = setting_on("dgx-a100", sizes=(2**26, 2**28, 2**30))
     diagnosis = diagnosis_of(sound, with_nics(sound, 2))

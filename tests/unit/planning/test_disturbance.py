@@ -63,6 +63,7 @@ def test_the_work_of_a_straggler_is_slow():
     assert str(slow[1]) == "t=0 box0.gpu3 = 2/3"
 
 
+@pytest.mark.slow
 def test_jitter_comes_from_its_seed(folder, capsys):
     plain = ["-t", "pair.toml", "-a", "ring", "-b", "1M", "-e", "1M"]
     seeds = [
@@ -164,6 +165,7 @@ def test_what_does_not_go_together(capsys):
 FLAP = "t=10us gpu1 -> switch = 0 for 1ms"
 
 
+@pytest.mark.slow
 def test_faults_happen_in_every_run(folder, capsys):
     """Two ranks send half a MiB each, twice; in the first round one link is down for a
     millisecond.

@@ -41,6 +41,7 @@ def test_conditions_that_differ_tell_machines_apart():
     assert [line.machine for line in fastest_rows(rows)] == ["a", "a, degraded x=0.5"]
 
 
+@pytest.mark.slow
 def test_lines_and_picture_repeat(tmp_path):
     table = fastest_rows([row(100, size=size) for size in (1024, 2048)])
     lines = list(machine_lines(table))

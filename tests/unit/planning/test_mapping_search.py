@@ -104,6 +104,7 @@ def test_only_what_does_not_fit_recomputes():
         assert max(stage.total for stage in memory_by_stage(design)) > 0.9 * design.memory_limit
 
 
+@pytest.mark.slow
 def test_a_model_that_fits_nowhere_has_its_nearest_mapping():
     model = {"name": "llama-3.1-405b", "sequence": 8192, "global_batch": 16}
     machine = machine_of(place(model, nodes=1))

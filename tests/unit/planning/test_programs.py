@@ -162,6 +162,7 @@ def test_a_scenario_plays_programs(algorithms, files):
     assert main(["diff", "one", "two"]) == 0
 
 
+@pytest.mark.slow
 def test_a_sweep_plays_a_program_once_on_each_machine():
     Path("w.toml").write_text(
         'title = "t"\nalgorithms = ["chain.goal", "ring"]\ntopologies = ["net.toml"]\n'
@@ -248,6 +249,7 @@ def test_arrows_and_counters_of_a_program_with_a_collective():
     assert sum(map(len, carried.values())) > 8
 
 
+@pytest.mark.slow
 def test_a_trace_of_its_messages_takes_its_time(capsys):
     assert main(["convert", "chain.goal", "chain.et"]) == 0
     assert "GOAL n=3, 7 operations, unproved, 7 nodes" in capsys.readouterr().out

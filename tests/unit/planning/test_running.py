@@ -29,6 +29,7 @@ def table_of(wanted, schedules):
     return SweepTable(wanted, MACHINE.name, tuple(rows))
 
 
+@pytest.mark.slow
 def test_data_is_checked_once_for_an_algorithm():
     wanted = sweep("ring:channels=4:pieces=3", "tree")
     table = table_of(wanted, prepare(wanted, MACHINE))

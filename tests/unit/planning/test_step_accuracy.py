@@ -192,6 +192,7 @@ def small(tmp_path, rows="time_ms,model.global_batch\n1,8\n"):
     return base, tmp_path / "rows.csv"
 
 
+@pytest.mark.slow
 def test_constants_are_found_again(tmp_path):
     """Steps that were made with constants give these back."""
     batches = (8, 16, 32, 64, 128, 256)
@@ -212,6 +213,7 @@ def test_constants_are_found_again(tmp_path):
     assert found.calibration.rows == 12
 
 
+@pytest.mark.slow
 def test_the_slow_down_beside_collectives_is_found_again(tmp_path):
     # Sequences so long that computation hides the collectives: a step that waits for them anyhow
     # says nothing of the slow-down.
@@ -245,6 +247,7 @@ def test_the_command_writes_a_calibration(tmp_path, capsys):
     assert found.rate != UNCALIBRATED.rate
 
 
+@pytest.mark.slow
 def test_a_fit_that_means_nothing_is_refused_and_a_limit_is_said(tmp_path, capsys):
     out = tmp_path / "out.toml"
     # As if in microseconds, or in seconds.
@@ -278,6 +281,7 @@ def test_rows_that_make_no_sense(tmp_path, rows, said):
     assert said in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_design_names_a_shipped_calibration_or_a_file(tmp_path, capsys):
     base, _ = small(tmp_path)
     design = base.read_text().replace(

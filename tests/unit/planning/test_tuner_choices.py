@@ -112,6 +112,7 @@ def as_the_plugin_runs(rules, collective, size):
     return "", "", 1
 
 
+@pytest.mark.slow
 def test_a_complete_file_has_the_own_choices_of_nccl_elsewhere():
     machine = load_topology("dgx-a100", nodes=2)
     player = NcclPlayer(machine, load_library("nccl"))
@@ -166,6 +167,7 @@ def test_a_tuner_file_for_nccl(tmp_path, monkeypatch, capsys, name):
     assert tuner_format("nccl-csv").parse((tmp_path / "t.csv").read_bytes()) == []
 
 
+@pytest.mark.slow
 def test_ll_is_left_where_it_is_many_times_slower(tmp_path, monkeypatch, capsys):
     """On Slingshot NCCL keeps LL far too long, as on all published tables of Alps."""
     monkeypatch.chdir(tmp_path)
@@ -201,6 +203,7 @@ def test_one_gpu_has_no_choice_of_nccl(tmp_path, capsys):
     assert "has one rank here" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_plugin_with_a_tuner_of_its_own_is_left_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     line = "tune -t aws-p5 --nodes 2 -o t.csv -c all_reduce -b 1M -e 1M -f 2"
@@ -289,6 +292,7 @@ def test_what_estimates_of_nccl_prefer_stands_beside_the_default():
     assert large.estimated_fs > large.default_fs >= large.time_fs
 
 
+@pytest.mark.slow
 def test_the_default_of_a_calibration_with_nccls_table_is_its_choice(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rows = (

@@ -29,6 +29,7 @@ def test_sums_and_products_are_those_of_integers(pairs):
     assert multiply(left, right).tolist() == [a * b % PRIME for a, b in pairs]
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(ELEMENTS, min_size=1, max_size=40), min_size=1, max_size=6))
 def test_sums_of_runs(runs):
     starts = np.cumsum([0, *map(len, runs)])[:-1]

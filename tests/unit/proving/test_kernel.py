@@ -156,6 +156,7 @@ def canonical(tree):
     return tree if isinstance(tree, int) else tuple(sorted(map(canonical, tree), key=repr))
 
 
+@pytest.mark.slow
 @given(st.lists(trees(9), min_size=2, max_size=6), st.booleans())
 def test_expressions_have_equal_values_exactly_if_they_are_equal(expressions, exact):
     algebra = Counts(5, 1) if exact else Fingerprints(SALT, 5, np.arange(1))

@@ -227,6 +227,7 @@ def test_the_part_of_some_ranks_is_what_they_do_in_the_whole(name):
         assert part[rank] == (whole[rank] if rank in {1, 4} else ())
 
 
+@pytest.mark.slow
 def test_a_ring_of_128_ranks():
     """Takes a fraction of a second; it was ten minutes when clocks were kept instruction by
     instruction.

@@ -176,6 +176,7 @@ def swapped(values, *places):
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["reduce_scatter", "all_gather"])
 def test_a_wrong_repeat_of_blocks_is_refused(kind):
     """A symmetric proof accepts the schedule, and no mutant that the full proof of its unrolled

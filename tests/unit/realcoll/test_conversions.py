@@ -15,6 +15,7 @@ from tests.support.custom_cases import converting
 from tests.support.fake_cupy import alone, install
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("nranks", [2, 3, 4])
 def test_outputs_have_the_bits_of_the_emulator(nranks, dtype):

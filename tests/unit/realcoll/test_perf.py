@@ -297,6 +297,7 @@ def test_calibrate_writes_the_file_of_simcoll_for_a_known_machine(tmp_path, caps
     assert "did you mean 'dgx-h100'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_calibration_finds_the_start_and_the_rate():
     sizes = [2**power for power in range(3, 31)]
     times = formula("send_recv", load_topology("dgx-h100"))(sizes, Calibration(launch_fs=9 * 10**9))

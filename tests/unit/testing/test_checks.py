@@ -76,6 +76,7 @@ def test_what_is_wrong_fails_with_the_message_of_the_verifier():
     ) in text
 
 
+@pytest.mark.slow
 def test_scaled_sums_of_a_right_schedule_pass():
     for dtype, factor in (
         ("float32", 0.3),

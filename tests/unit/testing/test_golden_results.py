@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from simcoll.testing.collective_cases import legal_outputs
 from simcoll.testing.conformance.golden import golden_cases, golden_results, result_text
@@ -27,6 +28,7 @@ def differences(case):
                 yield str(case), rank, index
 
 
+@pytest.mark.slow
 def test_the_oracle_agrees_with_gloo():
     cases = {repr(case): case for case in golden_cases()}
     recorded = golden_results()

@@ -644,6 +644,7 @@ def test_averages_may_multiply_by_the_reciprocal(dtype, values):
         assert_collective(off, case)
 
 
+@pytest.mark.slow
 def test_a_failure_shows_nothing_of_the_kit():
     @settings(QUIET, max_examples=100, print_blob=False)
     @given(cases(["all_reduce"], dtypes=["int32"], ops=["sum"]))

@@ -2,12 +2,14 @@
 
 import networkx as nx
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simcoll.topology.components import lowest_in_component
 
 
+@pytest.mark.slow
 @given(links=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=20))
 def test_the_least_vertex_of_a_component(links):
     graph = nx.Graph(links)

@@ -139,6 +139,7 @@ def test_two_lost_links_in_either_order(name):
     assert all(routes[pair] == way for pair, way in named_routes(first).items() if other not in way)
 
 
+@pytest.mark.slow
 def test_a_table_of_routes_is_not_needed():
     topology = torus([12, 12], "25 GB/s", "1 us")
     degraded = topology.degrade("gpu0 -> gpu1", 0).degrade("gpu0 -> gpu11", 0)

@@ -124,6 +124,7 @@ def test_counts_of_dragonflies(p, a, h, g):
     assert len(joined) == g * (g - 1)
 
 
+@pytest.mark.slow
 def test_counts_of_the_large_dragonfly_by_group():
     # Same paper: p=16, a=32, h=16, g=511 has 384,272 links = 511 C(32,2) + 511 512 / 2.
     from simcoll.topology.direct_networks import _global_links

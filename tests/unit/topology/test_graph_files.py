@@ -129,6 +129,7 @@ def test_what_is_refused(parse, content, says):
         parse(content)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from([GRAPH, PLATFORM]), st.data())
 def test_broken_files_give_one_error(content, data):

@@ -154,6 +154,7 @@ def test_no_other_nic_is_refused(nics):
         topology.degrade("box0.nic0", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ring", "rabenseifner"])
 def test_the_bound_holds_and_engines_agree(name):
     whole, lost = pair_of_nodes(), pair_of_nodes().degrade("box0.nic0", 0)
@@ -197,6 +198,7 @@ def test_a_relay_without_a_rank_counts_in_the_bound():
     assert np.isfinite(result.headroom)
 
 
+@pytest.mark.slow
 def test_on_the_command_line(capsys):
     where = ["-t", "dgx-h100", "--nodes", "2", "--degrade", "box0.nic0=0"]
     assert (

@@ -259,6 +259,7 @@ def step_of_modules(gpu, table, rows):
     ]
 
 
+@pytest.mark.slow
 def test_measured_modules_take_the_place_of_their_operators(gpu, tmp_path):
     table = tmp_path / "modules.toml"
     table.write_text(TIMES)
@@ -273,6 +274,7 @@ def test_measured_modules_take_the_place_of_their_operators(gpu, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_measured_modules_that_are_recomputed_or_sharded(gpu, tmp_path):
     table = tmp_path / "modules.toml"
     table.write_text('[modules]\n"Linear" = { forward = "30 ms", backward = "50 ms" }\n')
@@ -328,6 +330,7 @@ def causal(batch, head, query, key):
     return query >= key
 
 
+@pytest.mark.slow
 @without_warnings
 def test_flex_attention_is_one_kernel_each_way(gpu):
     heads, tokens, depth = 2, 512, 64

@@ -65,6 +65,7 @@ def test_one_seed_gives_one_tensor_again():
     assert len({value for row in ranks[0] for value in row}) == 16
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*was never waited for:UserWarning")
 def test_hooks_on_all_modules_belong_to_a_rank():
     def body(rank):

@@ -134,6 +134,7 @@ def test_fake_tensors_take_the_same_time_as_real_ones(step):
     assert fake.finish_fs == real.finish_fs
 
 
+@pytest.mark.slow
 def test_distributed_data_parallel_runs_with_its_first_buckets():
     def step(rank, n):
         trained(nn.parallel.DistributedDataParallel(two_linear()))
@@ -144,6 +145,7 @@ def test_distributed_data_parallel_runs_with_its_first_buckets():
     assert len(calls) == timed(step, fake=False).operations - 2
 
 
+@pytest.mark.slow
 def test_a_model_that_fits_no_memory_here_can_be_stepped():
     def step(rank, n):
         mesh = device_mesh.init_device_mesh("cpu", (n,))

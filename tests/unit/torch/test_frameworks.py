@@ -132,6 +132,7 @@ def played(tmp_path, monkeypatch, capsys):
     return play
 
 
+@pytest.mark.slow
 def test_tensor_parallel_layers_with_groups_in_globals(played):
     lines, _ = played(TRAIN, parallel=PARALLEL)
     assert [line.split()[0] for line in lines] == ["0", "1", "2", "3"]
@@ -165,6 +166,7 @@ REGISTERS = """
 """
 
 
+@pytest.mark.slow
 def test_operators_of_a_module_are_each_ranks_own(played):
     script = """
         import torch

@@ -37,6 +37,7 @@ def test_ranks_hold_what_they_have_made(faked, alike):
     assert backend.spawn(held, 2, args=(faked,), alike=alike).peak_bytes == tuple(expected)
 
 
+@pytest.mark.slow
 def test_what_is_gathered_and_freed():
     width, layers = 500, 4
 

@@ -112,6 +112,7 @@ def test_each_limit_is_a_finding_with_its_line(case):
     assert all("test_nccl_limits.py:" in match for match in matches)
 
 
+@pytest.mark.slow
 def test_other_backends_have_none_of_them():
     for body, _, _ in CASES.values():
         assert findings(body, name="gloo") == ()

@@ -351,6 +351,7 @@ def test_a_run_that_waits_for_launches_says_so(launching):
     assert result.launches == ""
 
 
+@pytest.mark.slow
 def test_one_operator_updates_all_parameters(launching):
     few, many = (seconds_of(launching, training("AdamW", layers))[0] for layers in (3, 6))
     forward_and_backward = 3 * (1 + 2 + 1) * 10e-6  # with the sums of gradients of biases
@@ -417,6 +418,7 @@ def small_products(compiled):
     return prepare
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.compile")
 def test_compiled_programs_launch_faster_and_graphs_in_no_time(launching):
     eager, compiled, graphs = (

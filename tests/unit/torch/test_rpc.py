@@ -93,6 +93,7 @@ def run(body, ranks=3, **options):
     return backend.spawn(program, ranks, **options)
 
 
+@pytest.mark.slow
 def test_calls():
     """The documentation's examples of PyTorch, and their values."""
 
@@ -378,6 +379,7 @@ def gradients_in_one_process(inputs, own):
     return loss, torch.autograd.grad(loss, [own, first.weight, second.weight]), (first, second)
 
 
+@pytest.mark.slow
 def test_gradients_through_calls():
     inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     weight = torch.randn(4, 2, generator=torch.Generator().manual_seed(3))

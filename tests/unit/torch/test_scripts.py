@@ -110,6 +110,7 @@ PARALLEL_STATE = """
 """
 
 
+@pytest.mark.slow
 def test_a_script_for_gpus_runs_unchanged(script, capsys, tmp_path):
     options = ("-n", "10", "--topology", "dgx-h100", "--trace", str(tmp_path / "t.json.gz"))
     status, out, err = script(
@@ -238,6 +239,7 @@ def test_gradients_are_sent_in_bfloat16(script, capsys):
     assert out.splitlines()[:-1] == ["1.0", "1.0"]  # (1 + 257 / 256) / 2, each rounded to 8 bits
 
 
+@pytest.mark.slow
 def test_a_script_finds_the_gpus_of_its_node(script, capsys):
     status, out, err = script(capsys, GPUS, options=("-n", "10", "--topology", "dgx-h100"))
     assert status == 0, err
@@ -246,6 +248,7 @@ def test_a_script_finds_the_gpus_of_its_node(script, capsys):
     assert (status, "AssertionError" in err) == (1, True)
 
 
+@pytest.mark.slow
 def test_options_of_the_command_reach_the_run(script, capsys):
     text = BAD + "    dist.all_reduce(torch.ones(1 << 18))\n    print(rank)\n"
     status, out, err = script(
@@ -257,6 +260,7 @@ def test_options_of_the_command_reach_the_run(script, capsys):
     assert ideal.splitlines()[-1] != out.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_rank_stops_as_an_event_says(script, capsys):
     text = (
         BAD + "    try: dist.all_reduce(torch.ones(1 << 20))\n"
@@ -443,6 +447,7 @@ def test_scripts_end_with_one_report_and_their_status(script, capsys, line, stat
     assert err.count("Traceback") <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_forks_of_a_script(script, capfd, backend):
     forked = (

@@ -153,6 +153,7 @@ def test_tensors(golden, op):
     assert sum(worlds.values()) > 0
 
 
+@pytest.mark.slow
 def test_objects(golden):
     wrong = []
 

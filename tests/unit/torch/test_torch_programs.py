@@ -116,6 +116,7 @@ def test_ddp_gradients_are_those_of_the_whole_batch():
     assert result.time > 0
 
 
+@pytest.mark.slow
 def test_ddp_training_with_no_sync_and_unused_parameters():
     class Partial(nn.Module):
         def __init__(self):
@@ -179,6 +180,7 @@ def test_ddp_logs_how_it_was_made():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["fp16", "powersgd"])
 def test_ddp_communication_hooks(hook):
     # The gradients of all ranks are equal, whatever the hook loses; fp16 loses little.
@@ -228,6 +230,7 @@ def slowly(x):
     return Slow.apply(x)
 
 
+@pytest.mark.slow
 def test_communication_of_ddp_overlaps_the_backward_pass():
     def body(rank, world_size, slow=True):
         layers = [nn.Linear(256, 256) for _ in range(4)]
@@ -297,6 +300,7 @@ def test_fsdp1(gpus):
     assert all(close(losses, losses_alone()) for losses in on_ranks(body, cuda_is_cpu=gpus).returns)
 
 
+@pytest.mark.slow
 def test_dtensor_matmul_on_a_mesh():
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randint(-8, 8, (8, 8), generator=generator).double() for _ in range(2))
@@ -316,6 +320,7 @@ def test_dtensor_matmul_on_a_mesh():
         assert shape == (4, 4)
 
 
+@pytest.mark.slow
 def test_tensor_parallel():
     x = batches()[0]
     alone = network()
@@ -336,6 +341,7 @@ def test_tensor_parallel():
         assert close(gradient, alone[0].weight.grad)
 
 
+@pytest.mark.slow
 def test_pipeline():
     x = torch.ones(8, 8, dtype=torch.float64)
     want = [nn.Linear(8, 8).double() for _ in range(SIZE)]
@@ -353,6 +359,7 @@ def test_pipeline():
     assert close(on_ranks(body).returns[-1], nn.Sequential(*want)(x))
 
 
+@pytest.mark.slow
 def test_checkpoint(tmp_path):
     def body(rank, world_size):
         mesh = device_mesh.init_device_mesh("cpu", (world_size,))

@@ -90,6 +90,7 @@ def test_refused(case):
         parsed(**changes)
 
 
+@pytest.mark.slow
 def test_groups_in_a_file_of_their_own(tmp_path, capsys):
     """Two groups of two NPUs: each sums 1 MB in 2 steps of half a MB at 50 x 2^30 B/s and 500
     ns.

@@ -155,6 +155,7 @@ def test_what_the_file_lacks_is_refused(text, nranks, per_node, message):
         text_workload(parse_astra_workload(text), nranks, per_node)
 
 
+@pytest.mark.slow
 def test_the_commands_play_and_convert_it(tmp_path, capsys):
     path = tmp_path / "work.txt"
     path.write_text("DATA" + ONE)

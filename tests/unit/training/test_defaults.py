@@ -69,6 +69,7 @@ def test_long_sequences_are_split_where_the_file_fixes_no_mesh(
     assert made.parallel.cp == degree
 
 
+@pytest.mark.slow
 def test_a_result_names_what_the_design_lacks():
     poor = {
         "virtual": 1, "overlap_dp": False, "shard": "none", "sequence_parallel": False,
@@ -109,6 +110,7 @@ def test_published_rows_state_every_key(name):
     assert set(Parallel.__struct_fields__) - EXCEPT <= stated
 
 
+@pytest.mark.slow
 def test_a_result_far_below_published_steps_says_so():
     # Llama 3.1 70B in 16 bits on H100: NeMo 24.12, 14.61 s on 64 to 14.86 s on 1,024 GPUs.
     slow = step(design(tp=8, pp=2, virtual=1, micro_batch=1, recompute="full"), tier=1)
@@ -117,6 +119,7 @@ def test_a_result_far_below_published_steps_says_so():
     assert step(design(tp=4, pp=4, cp=2), tier=1).lacks == ()
 
 
+@pytest.mark.slow
 def test_the_table_of_published_utilisation_is_that_of_the_rows():
     from published_mfu import utilisation_lines
 

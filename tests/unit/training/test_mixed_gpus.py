@@ -24,6 +24,7 @@ def design_of(mixed, slow=None, **parallel):
     )
 
 
+@pytest.mark.slow
 def test_another_gpu_is_as_slow_as_its_layers():
     mixed = design_of({"8-15": "a100-80"})
     (factor,) = set(rank_factors(mixed).values())
@@ -33,6 +34,7 @@ def test_another_gpu_is_as_slow_as_its_layers():
     assert 2 < factor < 3.2
 
 
+@pytest.mark.slow
 def test_fewer_layers_on_the_slower_stage_are_faster():
     even = TrainingStep(design_of({"8-15": "a100-80"}, split=[16, 16])).time_fs(tier=2)
     uneven = TrainingStep(design_of({"8-15": "a100-80"}, split=[22, 10])).time_fs(tier=2)

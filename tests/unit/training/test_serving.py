@@ -174,6 +174,7 @@ def test_the_command_writes_every_step(tmp_path, capsys):
     assert [row["phase"] for row in rows] == ["prefill"] * 2 + ["decode"] * 4
 
 
+@pytest.mark.slow
 def test_the_page_has_today_s_errors():
     page = serving_accuracy.serving_page()
     assert (ROOT / "docs" / "accuracy-serving.md").read_text() == page, (

@@ -99,6 +99,7 @@ def test_the_shipped_intervals_are_those_of_the_errors():
     assert interval.within90[0] < interval.within50[0] < interval.within50[1]
 
 
+@pytest.mark.slow
 def test_nine_of_ten_tables_left_out_are_inside():
     """Measured: pooled over classes, each series with the same weight."""
     for coverage in step_coverages(read_step_errors()):
@@ -117,6 +118,7 @@ def test_a_gpu_that_nobody_measured_may_be_faster():
     assert len(intervals[1].cell) < len(CLASS_LEVELS)
 
 
+@pytest.mark.slow
 def test_a_step_prints_its_interval(tmp_path, capsys):
     file = tmp_path / "design.toml"
     file.write_text(

@@ -70,6 +70,7 @@ def test_small_sizes_get_few_steps():
         assert default_algorithm(wanted, total_bytes=65537) == default_algorithm(wanted)
 
 
+@pytest.mark.slow
 def test_candidates_say_what_they_leave_out_and_why():
     fitting, left_out = candidates(collective_on("all_reduce", 16), NODES)
     assert {"ring", "hierarchical", "switch"} <= {choice.algorithm for choice, _ in fitting}

@@ -74,6 +74,7 @@ def parts(draw, prefix="", visible=(), depth=0):
     return tuple(made)
 
 
+@pytest.mark.slow
 @given(parts())
 @settings(max_examples=200, deadline=None)
 def test_a_loop_plays_as_its_iterations_do(operations):
@@ -120,6 +121,7 @@ def test_a_loop_has_the_results_of_its_iterations(tier):
     assert result.axes["tp"].bytes == 7 * 2**20
 
 
+@pytest.mark.slow
 def test_loops_of_any_length_take_no_time_to_play():
     inner = _layers(10**6)
     outer = RepeatOperation(id="steps", count=10**6, operations=(inner,))

@@ -133,6 +133,7 @@ def l40s(tmp_path):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hosts", "nodes", "channels"), [(1, 2, (2, 2)), (2, 4, (2, 1))])
 def test_a_host_without_nvlink_is_several_nodes(l40s, hosts, nodes, channels):
     # NCCL 2.30.7, 8 L40S with a NIC for two: it sends from socket to socket by NICs.
@@ -150,6 +151,7 @@ def test_a_host_without_nvlink_is_several_nodes(l40s, hosts, nodes, channels):
     assert (tree.pattern, tree.speed_inside, tree.speed_between) == ("balanced_tree", 15, 12)
 
 
+@pytest.mark.slow
 def test_networks_may_be_kept_out_of_a_host(l40s):
     # NCCL_NET_DISABLE_INTRA=1: one node, and paths over the link between sockets.
     rules = PathRules(network_inside=False)
@@ -180,6 +182,7 @@ def test_a_changed_machine_is_searched():
     assert call_channels(node) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "channels", "speed", "carries"), [("dgx-a100", 4, 12, 48), ("dgx-2", 4, 10, 40)]
 )
@@ -233,6 +236,7 @@ def test_a_rack_is_not_written_as_one_host():
         nccl_topology_xml(load_topology("gb200-nvl72", nodes=18))
 
 
+@pytest.mark.slow
 def test_a_dump_of_two_switches_in_one():
     """A BM.GPU.H100.8: Broadcom switches that show themselves as two levels, NICs of two ports."""
     switch = 'class="0x060400" vendor="0x1000" device="0xc030" subsystem_vendor="0x1000"'
