@@ -238,10 +238,27 @@ Left-out errors. *Aim* is the target of the uncalibrated ones.
 |---|---|---|---|---|---|
 """
 GROUPS_TAIL = """
+{against_none}
 With six points, rows between two calibrated sizes at which NCCL makes different choices are off by 7.2 / 8.3 / 4.2 % (over nodes 10.5 / 17.6 / 4.1), all others by 4.6 / 4.6 / 1.9 %;
 without the tables over nodes all rows are off by 3.7 / 4.5 / 1.7 %. A correction that keeps within one choice instead of being interpolated was better on 11 of 83 tables and worse on
 15, and is not used.
 """
+AGAINST_NONE = """
+### Two points against none
+
+Tables of which two points make predictions of the other rows of a band worse than none, by more than the median difference of two publishers (17 / 8 / 1 points).
+
+| | tables | small / middle / large | any band | uncalibrated, same rows | two points |
+|---|---|---|---|---|---|
+"""
+AGAINST_NONE_TAIL = """
+Two rows cannot judge their own fit, so launch and rate are drawn towards the uncalibrated ones by as much as rows of the library scatter about such calibrations (`scatter` in the
+library files, printed by `python benchmarks/calibrations.py`), and operations longer than the small one hide a part of the launch. Without both, 64 tables of NCCL and 3 of RCCL were
+worse (1 / 17 / 50 and 0 / 3 / 0 by band), at 4.1 / 8.2 / 2.4 and 15.5 / 14.1 / 0.7 %. In what is left, the one large row differs from the others of its table by more than the library does:
+{worst}.
+"""
+PUBLISHERS_DIFFER = {"small": 0.17, "middle": 0.08, "large": 0.01}
+WORST_TABLES = 6
 SLINGSHOT = ("alps-", "kestrel-", "perlmutter-", "polaris-")
 OWN_STEP = ("own_step", "own_step_bytes")
 LL_STARTS = ("ll_base_factor", "ll_hop_factor", "ll_growth", "p2p_start", "p2p_peer")
@@ -460,6 +477,53 @@ def _groups(errors: Sequence[Error]) -> Iterator[str]:
                 yield f"| {group}, {name} | {tables} | {' | '.join(cells)} | {goal} |\n"
 
 
+def _band_medians(errors: Sequence[Error]) -> dict[str, float]:
+    """The median error of one table in each band that it has rows in."""
+    by_band: dict[str, list[float]] = defaultdict(list)
+    for error in errors:
+        by_band[error.band].append(abs(error.relative))
+    return {band: float(np.median(values)) for band, values in by_band.items()}
+
+
+def _against_none(errors: Sequence[Error]) -> str:
+    """On how many tables two points are worse than none, and on which by most."""
+    by_table: dict[str, list[Error]] = defaultdict(list)
+    for error in errors:
+        by_table[error.table.name].append(error)
+    excess: dict[str, dict[str, float]] = {}
+    plain: dict[str, list[Error]] = defaultdict(list)
+    calibrated: dict[str, list[Error]] = defaultdict(list)
+    for name, of_table in by_table.items():
+        two = [error for error in of_table if error.method == METHODS[1]]
+        if not two:
+            continue
+        sizes = {error.size_bytes for error in two}
+        none = [
+            error for error in of_table if error.method == METHODS[0] and error.size_bytes in sizes
+        ]
+        library = two[0].table.library
+        plain[library] += none
+        calibrated[library] += two
+        before, after = _band_medians(none), _band_medians(two)
+        excess[name] = {band: after[band] - before[band] for band in after}
+    text = AGAINST_NONE
+    for library in sorted(plain):
+        names = {error.table.name for error in plain[library]}
+        worse = {
+            name: [band for band in excess[name] if excess[name][band] > PUBLISHERS_DIFFER[band]]
+            for name in names
+        }
+        counts = " / ".join(str(sum(band in bands for bands in worse.values())) for band in BANDS)
+        cells = (
+            *(library.upper(), str(len(names)), counts, str(sum(map(bool, worse.values())))),
+            *(_cell(plain[library]), _cell(calibrated[library])),
+        )
+        text += f"| {' | '.join(cells)} |\n"
+    order = sorted(excess, key=lambda name: -excess[name].get("large", 0.0))[:WORST_TABLES]
+    worst = ", ".join(f"`{name}` (by {100 * excess[name]['large']:.0f})" for name in order)
+    return text + AGAINST_NONE_TAIL.format(worst=worst)
+
+
 def _left_out(errors: Sequence[Error]) -> Iterator[str]:
     def line(title: str, own: Iterable[Error]) -> str:
         of = list(own)
@@ -537,7 +601,7 @@ def main() -> None:
         GROUPS_HEAD.format(ways=ways),
         *_groups(errors),
         *_causes(errors),
-        GROUPS_TAIL,
+        GROUPS_TAIL.format(against_none=_against_none(errors)),
         ENDING.format(rows=left_out),
         *_furthest(nccl),
         *_later(),

@@ -3,8 +3,9 @@ prediction accepts.
 
 A prediction under a calibration is ``(launch + library) x correction``. ``library`` is the
 library's time with its rates times ``rate``, its fabric latency plus ``fabric_latency``, and its
-growth of LL's latency times ``growth``. ``correction`` is that of the size; it applies only to the
-collective and number of ranks fitted.
+growth of LL's latency times ``growth``. Where that is longer than ``hidden_from``, it hides a part
+of the launch. ``correction`` is that of the size; it applies only to the collective and number of
+ranks fitted.
 """
 
 from __future__ import annotations
@@ -89,6 +90,9 @@ class Calibration:
         The library and topology of the fit, for information.
     sources
         The measurements, and the rows that were excluded.
+    hidden_from_fs
+        The library's time beside which the launch was measured. Beyond it times add as squares do:
+        the host launches while the operation before is running. 0 if nothing is hidden.
     """
 
     launch_fs: int = 0
@@ -100,11 +104,14 @@ class Calibration:
     library: str = ""
     topology: str = ""
     sources: tuple[str, ...] = ()
+    hidden_from_fs: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("launch_fs", "fabric_latency_fs"):
+        for name in ("launch_fs", "fabric_latency_fs", "hidden_from_fs"):
             if not abs(getattr(self, name)) <= MAX_TIME_FS:
                 raise ConfigError(f"{name} {getattr(self, name)} is out of range")
+        if self.hidden_from_fs < 0:
+            raise ConfigError(f"hidden_from_fs must be at least 0, got {self.hidden_from_fs}")
         factors = [("rate", self.rate), ("growth", self.growth)]
         factors += [
             ("a correction", factor)
@@ -129,12 +136,24 @@ class Calibration:
                 return correction.factor(size_bytes)
         return Fraction(1)
 
-    def corrected_fs(self, time_fs: int, collective: str, nranks: int, size_bytes: int) -> int:
-        """The time with the launch offset, a negative one leaving at least :data:`LEAST_SHARE`, and
-        the correction for its size.
+    def launched_fs(self, time_fs: int) -> Fraction:
+        """The library's time with the launch offset, a negative one leaving at least
+        :data:`LEAST_SHARE`.
+
+        >>> calibration = Calibration(launch_fs=10, hidden_from_fs=20)
+        >>> [int(calibration.launched_fs(time_fs)) for time_fs in (10, 20, 200)]
+        [20, 30, 201]
         """
-        launched = max(Fraction(time_fs + self.launch_fs), time_fs * LEAST_SHARE)
-        return max(1, int(launched * self.factor(collective, nranks, size_bytes)))
+        beside_fs, launched_fs = self.hidden_from_fs, time_fs + self.launch_fs
+        if 0 < beside_fs < time_fs:
+            launch_square = (beside_fs + self.launch_fs) ** 2 - beside_fs**2
+            launched_fs = math.isqrt(max(0, time_fs**2 + launch_square))
+        return max(Fraction(launched_fs), time_fs * LEAST_SHARE)
+
+    def corrected_fs(self, time_fs: int, collective: str, nranks: int, size_bytes: int) -> int:
+        """The time with the launch offset and the correction for its size."""
+        factor = self.factor(collective, nranks, size_bytes)
+        return max(1, int(self.launched_fs(time_fs) * factor))
 
     def tuning_rows(self, collective: str, nranks: int, nnodes: int) -> tuple[TunedCost, ...]:
         """NCCL's own table for a collective with these numbers of ranks and nodes; empty if none
@@ -186,6 +205,7 @@ class _CalibrationFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     topology: str = ""
     sources: list[str] = []
     launch: str = "0"
+    hidden_from: str = "0"
     rate: float = 1.0
     fabric_latency: str = "0"
     growth: float = 1.0
@@ -260,6 +280,7 @@ def parse_calibration(data: Content, file: str | None = None) -> Calibration:
         record.library,
         record.topology,
         tuple(record.sources),
+        parse_time(record.hidden_from, what="hidden_from", file=file, path="$.hidden_from"),
     )
 
 
@@ -312,6 +333,7 @@ def calibration_toml(calibration: Calibration) -> str:
         f"topology = {_text(calibration.topology)}",
         "sources = [" + ",".join(f"\n  {_text(source)}" for source in calibration.sources) + "]",
         f"launch = {_us(calibration.launch_fs)}",
+        *([f"hidden_from = {_us(calibration.hidden_from_fs)}"] * (calibration.hidden_from_fs > 0)),
         f"rate = {float(calibration.rate):.6f}",
         f"fabric_latency = {_us(calibration.fabric_latency_fs)}",
         f"growth = {float(calibration.growth):.6f}",

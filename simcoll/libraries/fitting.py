@@ -11,8 +11,10 @@ if the rows determine it; others keep their neutral value.
 #   single row disturbed by another job move all numbers; here it counts like any other row.
 #   Logarithms count 8 B and 8 GiB alike, and too slow by half like too fast by half.
 # - Launch is the only additive parameter. With the others fixed, the offset of the least sum of
-#   relative errors is the median of (measured - predicted), each row weighted by 1 / measured:
-#   exact, so a search over it would only be slower and depend on its start.
+#   relative errors is the median of those that the rows show, each weighted by how far the row's
+#   relative error moves with it: no search, which would be slower and depend on its start.
+#   It is hidden beside operations longer than the one where it was measured, as squares add:
+#   an offset of 8 B that stays whole makes 64 KiB to 16 MiB worse on one table in six.
 # - The others act inside the library's choice of algorithm and protocol: the error has jumps where
 #   the choice changes, and no gradient there. The search needs none, only comparisons: a descent
 #   with steps of 128 units, then 64, down to 1.
@@ -23,6 +25,10 @@ if the rows determine it; others keep their neutral value.
 #   they would trade with each other: with few rows, a slow fabric looks much like a lower rate.
 # - What remains is kept as a correction by size, damped by SHARE_OF_RESIDUAL, and only for the
 #   collective and ranks that showed it.
+# - Few rows cannot judge their own fit by leaving some out. So launch and rate are then drawn
+#   towards the uncalibrated ones, by the positive part of James and Stein: a deviation x counts
+#   1 - (scatter / x)^2, and nothing below the scatter of rows about the two-point calibrations of
+#   that library, in a node or over several, which its file states.
 
 from __future__ import annotations
 
@@ -30,13 +36,15 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from fractions import Fraction
+from statistics import median, median_low
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from simcoll.core.collective import collective_kind
 from simcoll.errors import ConfigError, nearest
+from simcoll.formats.logs.nccl_tuning import TuningTable
 from simcoll.libraries.calibration import (
     LEAST,
     LEAST_SHARE,
@@ -48,7 +56,7 @@ from simcoll.libraries.calibration import (
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.library import Library, library_for
 from simcoll.libraries.prediction import choose, in_time, launched_us
-from simcoll.libraries.question import question_on
+from simcoll.libraries.question import Question, question_on
 from simcoll.topology import Topology
 from simcoll.units import counted, format_size, format_time
 
@@ -56,6 +64,7 @@ __all__ = [
     "PARAMETERS",
     "WARM_UP",
     "LeftOut",
+    "LibraryFormula",
     "Predictor",
     "Series",
     "TimedRow",
@@ -91,6 +100,8 @@ GAIN, LEAST_GAIN = 0.2, 0.005
 added.
 """
 MOST_LAUNCH_FS = 100 * 10**9
+MOST_NEGATIVE = Fraction(1, 5)
+"""Largest negative launch, as a share of the shortest time, that a fast host has."""
 FOLDS = 8
 
 # Step sizes of the search: the coarsest is 128 units, the finest 1. Bounds keep factors within a
@@ -215,12 +226,52 @@ class _BareTimes:
         return [max(1, self._cache[key][row.series][row.size_bytes]) for row in rows]
 
 
+@dataclass(frozen=True, slots=True)
+class LibraryFormula:
+    """A :data:`Predictor` by a library's corrected formula, for all sizes at once.
+
+    Attributes
+    ----------
+    question
+        The collective, without a calibration.
+    tuning
+        NCCL's own tuning tables of the machine, which fix its choice.
+    """
+
+    question: Question
+    tuning: tuple[TuningTable, ...] = ()
+
+    def __call__(self, sizes: Sequence[int], calibration: Calibration) -> list[int]:
+        """Predict in femtoseconds."""
+        if self.tuning:
+            calibration = replace(calibration, tuning=self.tuning)
+        question = replace(self.question, calibration=calibration)
+        size_bytes = np.array(sizes, float)
+        costs, picks = choose(question, size_bytes)
+        times_us = np.array([cost.time_us(size_bytes) for cost in costs])[
+            picks, np.arange(len(sizes))
+        ]
+        launched = launched_us(times_us, question).tolist()
+        return [
+            calibration.corrected_fs(in_time(time), question.collective, question.nranks, size)
+            for size, time in zip(sizes, launched, strict=True)
+        ]
+
+    def scatter(self, parameter: str) -> float:
+        """The scatter of rows about two-point calibrations that concerns launch or rate, as a share
+        of the time; 0 if the library states none.
+        """
+        values = self.question.library.numbers(f"scatter.{parameter}")
+        several_nodes = bool(self.question.fabric)
+        return values[several_nodes] if len(values) > several_nodes else 0.0
+
+
 def formula(
     collective: str,
     topology: Topology,
     library: str | Library | None = None,
     environment: Environment = DEFAULT,
-) -> Predictor:
+) -> LibraryFormula:
     """A predictor by a library's corrected formula, for all sizes at once.
 
     Raises
@@ -228,22 +279,8 @@ def formula(
     ConfigError
         When the library has no numbers for the machine.
     """
-    model, nranks = library_for(library, topology), topology.nranks
-    uncalibrated = question_on(collective_kind(collective), topology, model, environment)
-
-    def times_fs(sizes: Sequence[int], calibration: Calibration) -> list[int]:
-        question = replace(uncalibrated, calibration=calibration)
-        size_bytes = np.array(sizes, float)
-        costs, picks = choose(question, size_bytes)
-        times_us = np.array([cost.time_us(size_bytes) for cost in costs])[
-            picks, np.arange(len(sizes))
-        ]
-        return [
-            calibration.corrected_fs(in_time(time), collective, nranks, size)
-            for size, time in zip(sizes, launched_us(times_us, question).tolist(), strict=True)
-        ]
-
-    return times_fs
+    model = library_for(library, topology)
+    return LibraryFormula(question_on(collective_kind(collective), topology, model, environment))
 
 
 def fit(
@@ -292,16 +329,18 @@ class _FitForm(NamedTuple):
     """What a fit of a calibration uses and keeps.
 
     ``ends_only`` fits launch offset and rate to the least and the greatest size of each series,
-    ``all_parameters`` tries growth and fabric latency too, and ``corrected`` keeps the residuals by
-    size.
+    ``all_parameters`` tries growth and fabric latency too, ``corrected`` keeps the residuals by
+    size, and ``drawn`` draws launch and rate towards the uncalibrated ones.
     """
 
     ends_only: bool
     all_parameters: bool
     corrected: bool
+    drawn: bool = False
 
 
 _EVERYTHING = _FitForm(ends_only=False, all_parameters=True, corrected=True)
+_OF_FEW_ROWS = _EVERYTHING._replace(drawn=True)
 _FIT_FORMS = (
     _EVERYTHING,
     _FitForm(ends_only=False, all_parameters=True, corrected=False),
@@ -324,16 +363,19 @@ class _Data(NamedTuple):
 
 
 def _best_form(data: _Data) -> _FitForm:
-    """The form whose fits predict rows that they do not know best; everything for few rows.
+    """The form whose fits predict rows that they do not know best; for rows that cannot tell, that
+    of few rows.
 
     The ends of a series are always known, since no calibration does without them: a row between
     them that is far off, by another job or another choice of the library, must not move what the
     ends say.
     """
-    if data.parameters is not None or len(data.rows) < ROWS_FOR_CORRECTION:
+    if data.parameters is not None:
         return _EVERYTHING
     ends = set(_ends(data.rows))
     between = [row for row in data.rows if row not in ends]
+    if len(data.rows) < ROWS_FOR_CORRECTION or not between:
+        return _OF_FEW_ROWS
     folds = [between[start::FOLDS] for start in range(min(FOLDS, len(between)))]
     errors = [sum(_errors_without(data, form, unknown) for unknown in folds) for form in _FIT_FORMS]
     return _FIT_FORMS[errors.index(min(errors))]
@@ -368,12 +410,53 @@ def _fit_in_form(data: _Data, form: _FitForm, absent: int = 0) -> Calibration:
     if request not in data.fits:
         data.fits[request] = _fit_parameters(basis, data.bare_times, names)
     calibration = data.fits[request]
+    if form.drawn:
+        calibration = _towards_neutral(calibration, data.series, basis)
     if not form.corrected:
         return calibration
     corrections = _corrections(
         data.series, data.rows, data.bare_times, calibration, ROWS_FOR_CORRECTION - absent
     )
     return replace(calibration, corrections=corrections)
+
+
+def _towards_neutral(
+    calibration: Calibration, series: Sequence[Series], rows: Sequence[_FitRow]
+) -> Calibration:
+    """The calibration with launch and rate drawn towards none and 1."""
+    small = sum(row.size_bytes <= SMALL_BYTES for row in rows)
+    beside_fs = calibration.hidden_from_fs
+    if beside_fs:
+        late = math.log(1 + calibration.launch_fs / beside_fs)
+        share = _share_beyond(_scatter(series, "launch"), late, small)
+        calibration = replace(calibration, launch_fs=int(share * calibration.launch_fs))
+    faster = math.log(calibration.rate)
+    share = _share_beyond(_scatter(series, "rate"), faster, len(rows) - small)
+    return replace(calibration, rate=in_millionths(math.exp(share * faster)))
+
+
+def _scatter(series: Sequence[Series], parameter: str) -> float:
+    """The greatest scatter of the series, 0 for those without a library."""
+    predictors = [table.predictor for table in series]
+    return max(
+        (
+            predictor.scatter(parameter)
+            for predictor in predictors
+            if isinstance(predictor, LibraryFormula)
+        ),
+        default=0.0,
+    )
+
+
+def _share_beyond(scatter: float, deviation: float, rows: int) -> float:
+    """The share of a deviation that rows support, by the positive part of James and Stein.
+
+    >>> _share_beyond(0.1, 0.2, 1), _share_beyond(0.1, 0.05, 1)
+    (0.75, 0.0)
+    """
+    if not deviation:
+        return 0.0
+    return max(0.0, 1 - scatter**2 / (max(1, rows) * deviation**2))
 
 
 def left_out(
@@ -434,14 +517,30 @@ def _parameters_of(rows: Sequence[_FitRow], parameters: Sequence[str] | None) ->
     return tuple(parameters)
 
 
-def _launch(bare_times_fs: Sequence[int], rows: Sequence[_FitRow]) -> int:
-    """The offset with the least sum of relative errors: a weighted median of measured minus
-    predicted time.
+def _beside(bare_times_fs: Sequence[int], rows: Sequence[_FitRow]) -> int:
+    """The library's time beside which a launch is measured whole: that of the least size, of the
+    median series.
     """
-    offsets = sorted(
-        (row.time_fs - bare_fs, 10**30 // row.time_fs)
-        for bare_fs, row in zip(bare_times_fs, rows, strict=True)
-    )
+    least_of_series: dict[int, tuple[int, int]] = {}
+    for time_fs, row in zip(bare_times_fs, rows, strict=True):
+        point = row.size_bytes, time_fs
+        least_of_series[row.series] = min(point, least_of_series.get(row.series, point))
+    return median_low(time_fs for _, time_fs in least_of_series.values())
+
+
+def _launch(bare_times_fs: Sequence[int], rows: Sequence[_FitRow], beside_fs: int) -> int:
+    """The offset with the least sum of relative errors: a weighted median of those that rows
+    show.
+    """
+    offsets = []
+    for bare_fs, row in zip(bare_times_fs, rows, strict=True):
+        if bare_fs <= beside_fs:
+            offsets.append((row.time_fs - bare_fs, 10**30 // row.time_fs))
+        else:  # a part is hidden, so that this row tells less
+            square = row.time_fs**2 - bare_fs**2 + beside_fs**2
+            launched_fs = math.isqrt(max(0, square))
+            offsets.append((launched_fs - beside_fs, 10**30 * launched_fs // row.time_fs**2))
+    offsets.sort()
     all_weights, passed = sum(weight for _, weight in offsets), 0
     launch_fs = offsets[-1][0]
     for position, (offset, weight) in enumerate(offsets):
@@ -478,9 +577,11 @@ def _fit_parameters(
         calibration = _calibration(units)
         times = bare_times.of(rows, calibration)
         if "launch" in parameters:
-            calibration = replace(calibration, launch_fs=_launch(times, rows))
+            beside_fs = _beside(times, rows)
+            launch_fs = _launch(times, rows, beside_fs)
+            calibration = replace(calibration, launch_fs=launch_fs, hidden_from_fs=beside_fs)
         errors = [
-            abs(math.log(max(time + calibration.launch_fs, row.time_fs / 20) / row.time_fs))
+            abs(math.log(max(float(calibration.launched_fs(time)), row.time_fs / 20) / row.time_fs))
             for time, row in zip(times, rows, strict=True)
         ]
         # A parameter that rows do not determine stays near its neutral value.
@@ -492,7 +593,11 @@ def _fit_parameters(
     fitted_names: list[str] = []
     for name in (name for name in PARAMETERS[1:] if name in parameters):
         trial, better = _descend([*fitted_names, name], dict(units), best, score)
-        if name == "rate" or better[0] < min((1 - GAIN) * best[0], best[0] - LEAST_GAIN):
+        # A launch that is far less than none would make room for any other parameter.
+        least_launch_fs = -int(MOST_NEGATIVE * better[1].hidden_from_fs)
+        is_sound = better[1].launch_fs >= min(least_launch_fs, best[1].launch_fs)
+        gains = better[0] < min((1 - GAIN) * best[0], best[0] - LEAST_GAIN)
+        if name == "rate" or (gains and is_sound):
             units, best = trial, better
             fitted_names.append(name)
     return best[1]
@@ -530,13 +635,13 @@ def _corrections(
     The least size keeps its full deviation, since sizes that take as long deviate equally.
     """
     corrections = []
-    without_launch = replace(calibration, launch_fs=0)
+    without_launch = replace(calibration, launch_fs=0, hidden_from_fs=0)
     for number, table in enumerate(series):
         table_rows = [row for row in rows if row.series == number]
         if len(table_rows) < least_rows:
             continue
         residuals = [
-            math.log(row.time_fs / max(bare_fs + calibration.launch_fs, row.time_fs / 20))
+            math.log(row.time_fs / max(float(calibration.launched_fs(bare_fs)), row.time_fs / 20))
             for bare_fs, row in zip(
                 bare_times.of(table_rows, without_launch), table_rows, strict=True
             )

@@ -133,6 +133,7 @@ _FACTS = FactSchema(
         "correction.*_rate": _rate,
         "correction.*": _time,
         "launcher.*": _time,
+        "scatter.*": _numbers,
         "rules.nvls_rate": _text,
         "rules.choice": _text,
         "rules.send_order": _text,

@@ -17,7 +17,16 @@ from simcoll.libraries.library import Library, Value, load_library
 from simcoll.libraries.prediction import predict
 from simcoll.planning.measured.measurements import PublishedTable, published_tables
 
-__all__ = ["BANDS", "METHODS", "Error", "errors_of", "left_out_library", "measure", "medians"]
+__all__ = [
+    "BANDS",
+    "METHODS",
+    "Error",
+    "errors_of",
+    "left_out_library",
+    "measure",
+    "medians",
+    "two_points",
+]
 
 SIX = (8, 2**16, 2**20, 2**23, 2**26, 2**30)
 """Target sizes of six calibration points; two points are the first and the last."""
@@ -120,11 +129,18 @@ def errors_of(table: PublishedTable, *, by_formula: bool = False) -> list[Error]
     errors = errors_with(METHODS[0], measured)
     if len(measured) < FEWEST_ROWS:
         return errors
-    for method, sizes in ((METHODS[1], (SIX[0], SIX[-1])), (METHODS[2], SIX)):
-        points = _nearest(measured, sizes)
+    for method, points in (
+        (METHODS[1], two_points(measured)),
+        (METHODS[2], _nearest(measured, SIX)),
+    ):
         calibration = fit_series([Series(table.collective, table.ranks, points, fitter)])
         errors += errors_with(method, [row for row in measured if row not in points], calibration)
     return errors
+
+
+def two_points(rows: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The rows nearest to 8 B and 1 GiB, which stand for the least measurement of a machine."""
+    return _nearest(rows, (SIX[0], SIX[-1]))
 
 
 def _nearest(rows: Sequence[tuple[int, int]], sizes: Iterable[int]) -> tuple[tuple[int, int], ...]:

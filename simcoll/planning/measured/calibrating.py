@@ -13,7 +13,13 @@ from simcoll.formats.logs.in_situ import BESIDE
 from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.formats.logs.nccl_tuning import TuningTable
 from simcoll.libraries.calibration import Calibration
-from simcoll.libraries.fitting import MOST_LAUNCH_FS, Predictor, Series, fit_series
+from simcoll.libraries.fitting import (
+    MOST_LAUNCH_FS,
+    MOST_NEGATIVE,
+    LibraryFormula,
+    Series,
+    fit_series,
+)
 from simcoll.planning.measured.comparison import Setting, blame_log, check_request, settings_for
 from simcoll.planning.measured.log_causes import log_causes
 from simcoll.planning.measured.log_parameters import LogParameters
@@ -25,8 +31,6 @@ MOST_FACTOR = 2
 """Largest factor, or its inverse, by which a sound machine differs from the one that the topology
 describes.
 """
-MOST_NEGATIVE = Fraction(1, 5)
-"""Largest negative launch, as a share of the shortest measured time, that a fast host has."""
 
 
 _OF_SOUND_RUNS = ("one_process", "host_settings")
@@ -166,14 +170,9 @@ def _alike(settings: Sequence[tuple[str, Setting]]) -> list[list[tuple[str, Sett
     return list(groups.values())
 
 
-def _predictor(setting: Setting, tuning: tuple[TuningTable, ...]) -> Predictor:
+def _predictor(setting: Setting, tuning: tuple[TuningTable, ...]) -> LibraryFormula:
     """The formula, with the choices of the machine's tuning tables."""
-    predictor = setting.formula()
-    return (
-        (lambda sizes, calibration: predictor(sizes, replace(calibration, tuning=tuning)))
-        if tuning
-        else predictor
-    )
+    return replace(setting.formula(), tuning=tuning)
 
 
 def fit_calibration(

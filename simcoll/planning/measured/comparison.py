@@ -21,7 +21,7 @@ from simcoll.libraries.environment import (
     from_settings,
     parse_environment,
 )
-from simcoll.libraries.fitting import WARM_UP, Predictor, formula
+from simcoll.libraries.fitting import WARM_UP, LibraryFormula, formula
 from simcoll.libraries.library import Library, library_for
 from simcoll.libraries.prediction import COLLECTIVES, Prediction, predict
 from simcoll.libraries.variables import unknown_variable
@@ -77,7 +77,7 @@ class Setting:
 
     def formula(
         self, library: Library | None = None, environment: Environment | None = None
-    ) -> Predictor:
+    ) -> LibraryFormula:
         """The library's formula for the table, optionally with another library or environment."""
         collective = self.table.collective
         return formula(

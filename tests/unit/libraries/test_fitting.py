@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
-from simcoll.libraries.fitting import Series, fit, fit_series, left_out
+from simcoll.libraries.fitting import Series, fit, fit_series, formula, left_out
+from simcoll.topology import load_topology
 
 US = 10**9
 SIX = (8, 2**16, 2**20, 2**23, 2**26, 2**30)
@@ -39,6 +40,12 @@ def predictor(sizes, calibration):
     return [machine(size, calibration) for size in sizes]
 
 
+def beside(calibration):
+    """The calibration with its launch measured whole at 8 B."""
+    time_fs = machine(8, replace(calibration, launch_fs=0))
+    return replace(calibration, hidden_from_fs=time_fs)
+
+
 def measured(calibration, sizes):
     return [Row(size, machine(size, calibration)) for size in sizes]
 
@@ -50,7 +57,7 @@ def worst(found, rows):
 @pytest.mark.slow
 @given(st.integers(-20, 60), st.integers(40, 150))
 def test_two_rows_give_launch_and_rate(launch, percent):
-    truth = Calibration(launch_fs=launch * US, rate=Fraction(percent, 100))
+    truth = beside(Calibration(launch_fs=launch * US, rate=Fraction(percent, 100)))
     found = fit(measured(truth, (8, 2**30)), predictor)
     assert abs(found.launch_fs - truth.launch_fs) < US // 2
     assert abs(found.rate / truth.rate - 1) < Fraction(1, 100)
@@ -62,9 +69,9 @@ def test_two_rows_give_launch_and_rate(launch, percent):
 @pytest.mark.parametrize(
     "truth",
     [
-        Calibration(5 * US, Fraction(4, 5), 40 * US),
+        beside(Calibration(5 * US, Fraction(4, 5), 40 * US)),
         Calibration(0, Fraction(1), 0, Fraction(4)),
-        Calibration(30 * US),
+        beside(Calibration(30 * US)),
     ],
 )
 def test_more_rows_find_more(truth):
@@ -75,7 +82,7 @@ def test_more_rows_find_more(truth):
 
 @pytest.mark.slow
 def test_a_parameter_without_need_stays_neutral():
-    found = fit(measured(Calibration(launch_fs=7 * US), MANY), predictor)
+    found = fit(measured(beside(Calibration(launch_fs=7 * US)), MANY), predictor)
     assert (found.rate, found.growth, found.fabric_latency_fs) == (1, 1, 0)
     assert found.launch_fs == 7 * US
 
@@ -97,7 +104,7 @@ def test_a_row_between_the_ends_that_is_far_off_moves_nothing():
 
 
 def test_a_correction_of_64_kib_leaves_sizes_alone_that_take_as_long_as_the_least():
-    truth = Calibration(launch_fs=7 * US)
+    truth = beside(Calibration(launch_fs=7 * US))
     rows = [Row(size, machine(size, truth) * (2 if size == 2**16 else 1)) for size in SIX]
     found = fit(rows, predictor, collective="all_reduce", nranks=8, parameters=("launch", "rate"))
     small = [machine(size, found) / machine(size, truth) for size in (8, 64, 512)]
@@ -111,7 +118,7 @@ def test_a_correction_of_64_kib_leaves_sizes_alone_that_take_as_long_as_the_leas
 @settings(max_examples=25)
 @given(st.integers(0, len(MANY) - 1), st.integers(2, 50))
 def test_one_wild_row_of_many_moves_nothing_else(place, factor):
-    truth = Calibration(launch_fs=12 * US, rate=Fraction(7, 10))
+    truth = beside(Calibration(launch_fs=12 * US, rate=Fraction(7, 10)))
     rows = measured(truth, MANY)
     wild = [
         *rows[:place],
@@ -140,7 +147,7 @@ def test_rows_of_one_size_count_once():
 
 @pytest.mark.slow
 @settings(max_examples=25)
-@given(st.permutations(measured(Calibration(launch_fs=9 * US, growth=Fraction(2)), SIX)))
+@given(st.permutations(measured(beside(Calibration(launch_fs=9 * US, growth=Fraction(2))), SIX)))
 def test_the_order_of_rows_does_not_matter(rows):
     assert (
         fit(rows, predictor).hash
@@ -171,7 +178,7 @@ def test_what_rows_cannot_tell_is_refused(rows, parameters, says):
 def test_one_row_fits_what_it_shows():
     small = measured(Calibration(11 * US), [8])
     large = measured(Calibration(rate=Fraction(1, 2)), [2**30])
-    assert fit(small, predictor) == Calibration(launch_fs=11 * US)
+    assert fit(small, predictor) == beside(Calibration(launch_fs=11 * US))
     assert fit(large, predictor).launch_fs == 0
     assert abs(fit(large, predictor).rate - Fraction(1, 2)) < Fraction(1, 100)
 
@@ -184,7 +191,7 @@ def test_a_negative_launch_leaves_part_of_the_time():
 
 @pytest.mark.slow
 def test_rows_left_out_are_predicted_by_the_others():
-    truth = Calibration(launch_fs=20 * US, rate=Fraction(4, 5))
+    truth = beside(Calibration(launch_fs=20 * US, rate=Fraction(4, 5)))
     rows = measured(truth, MANY)
     found = left_out([Series.of("all_reduce", 8, rows, predictor)])
     assert [each.size_bytes for each in found] == list(MANY)
@@ -204,7 +211,7 @@ def test_rows_left_out_are_predicted_by_the_others():
 
 @pytest.mark.slow
 def test_tables_of_a_machine_share_its_numbers():
-    truth = Calibration(launch_fs=20 * US, rate=Fraction(4, 5))
+    truth = beside(Calibration(launch_fs=20 * US, rate=Fraction(4, 5)))
     first, second = (
         Series.of(name, 8, measured(truth, MANY), predictor)
         for name in ("all_reduce", "all_gather")
@@ -213,3 +220,45 @@ def test_tables_of_a_machine_share_its_numbers():
     assert abs(found.launch_fs - truth.launch_fs) < US
     assert [each.collective for each in found.corrections] == ["all_reduce", "all_gather"]
     assert len(left_out([first, second])) == 2 * len(MANY)
+
+
+def test_operations_longer_than_the_launch_was_measured_beside_hide_a_part_of_it():
+    calibration = Calibration(launch_fs=10 * US, hidden_from_fs=20 * US)
+    times_fs = range(US, 400 * US, US)
+    more_fs = [calibration.launched_fs(time_fs) - time_fs for time_fs in times_fs]
+    assert set(more_fs[:20]) == {10 * US}
+    assert more_fs == sorted(more_fs, reverse=True)
+    assert 0 < more_fs[-1] < US
+    earlier = replace(calibration, launch_fs=-10 * US)
+    less_fs = [earlier.launched_fs(time_fs) - time_fs for time_fs in times_fs]
+    assert -US < less_fs[-1] < 0
+    for launched in (calibration, earlier):
+        grown = [launched.launched_fs(time_fs) for time_fs in times_fs]
+        assert grown == sorted(grown)
+
+
+def test_two_rows_within_the_scatter_of_a_library_change_nothing_and_others_count_in_part():
+    dgx = formula("all_reduce", load_topology("dgx-h100"))
+    sizes = (8, 2**30)
+
+    def calibrated(small, large):
+        times = zip(sizes, dgx(sizes, Calibration()), (small, large), strict=True)
+        rows = [Row(size, int(time * factor)) for size, time, factor in times]
+        return fit(rows, dgx, collective="all_reduce", nranks=8)
+
+    within = calibrated(1 + dgx.scatter("launch") / 2, 1 - dgx.scatter("rate") / 2)
+    assert (within.launch_fs, within.rate) == (0, 1)
+    beyond = calibrated(1.5, 2)
+    late_fs = dgx([8], beyond)[0] - dgx([8], Calibration())[0]
+    assert 0.99 < late_fs / (0.5 * dgx([8], Calibration())[0]) < 1
+    assert 0.49 < beyond.rate < 0.52
+
+
+def test_rows_of_rccl_scatter_more_than_those_of_nccl():
+    scatters = [
+        formula("all_reduce", load_topology(name)).scatter("launch")
+        for name in ("dgx-h100", "mi300x")
+    ]
+    assert scatters[0] < scatters[1]
+    two_nodes = formula("all_reduce", load_topology("dgx-h100", nodes=2))
+    assert two_nodes.scatter("launch") > scatters[0]

@@ -84,7 +84,9 @@ def test_a_table_that_says_otherwise_is_followed(tmp_path):
 
 
 def test_several_collectives_share_the_machine_s_numbers(tmp_path):
-    truth = Calibration(launch_fs=25 * 10**9)
+    machine, names = load_topology("dgx-h100"), ("all_reduce", "all_gather")
+    shortest_fs = min(formula(name, machine)(SIZES[5:6], Calibration())[0] for name in names)
+    truth = Calibration(launch_fs=25 * 10**9, hidden_from_fs=shortest_fs)
     lines = []
     for name, factor, share, op in (
         ("all_reduce", 1.75, 1, "sum"),
