@@ -1,4 +1,6 @@
-"""The way of array operations, where no compiler is installed: many messages of one step."""
+"""The way of array operations, where no compiler is installed: runs in lock-step, and many messages
+of one step.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import replace
 from simcoll.core.facts import FactStore
 from simcoll.emulator.engine_choice import LITTLE
 from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
-from simcoll.emulator.fast_way import FastWay, play_concurrently
+from simcoll.emulator.fast_way import FastWay, play_concurrently, play_together
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result
 from simcoll.errors import InternalError
@@ -15,17 +17,21 @@ from simcoll.errors import InternalError
 __all__ = ["ArrayWay"]
 
 AT_ONCE = "all messages at once, in numpy"
+IN_STEPS = "step by step, in numpy"
 
 
 def _play(request: Request) -> tuple[Result | None]:
-    return (play_concurrently(request),)
+    result, how = play_together(request), IN_STEPS
+    if result is None:
+        result, how = play_concurrently(request), AT_ONCE
+    return (None if result is None else replace(result, path=f"{UNCOMPILED}; {how}"),)
 
 
 _result_of: FactStore[Request, tuple[Result | None]] = FactStore(_play)
 
 
 class ArrayWay:
-    """All messages of one step, in numpy."""
+    """Runs in lock-step, and those of one step, in numpy."""
 
     name = "fast"
 
@@ -43,4 +49,4 @@ class ArrayWay:
             raise InternalError("a run was chosen that cannot be played at once")
         if request.storage is not None:
             request.storage.play()
-        return replace(result, path=f"{UNCOMPILED}; {AT_ONCE}")
+        return result

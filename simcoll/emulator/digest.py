@@ -20,10 +20,11 @@ from simcoll.core.hashing import mix, mix_in_place
 __all__ = ["MovedHash", "TraceHash"]
 
 _SEEDS = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)
+_SEED_COLUMN = np.array(_SEEDS, np.uint64)[:, None]
 
 
 class TraceHash:
-    """A hash of a set of messages, starting from ``sums``.
+    """A hash of a set of messages, starting from ``sums``, which are those of all messages so far.
 
     >>> one, two = TraceHash(), TraceHash()
     >>> one.add([[0, 1], [0, 1], [1, 0], [8, 8], [5, 6], [7, 8], [9, 9]])
@@ -33,23 +34,26 @@ class TraceHash:
     True
     """
 
-    __slots__ = ("_sums",)
+    __slots__ = ("sums",)
 
     def __init__(self, sums: Sequence[int] = (0, 0)) -> None:
-        self._sums = [int(value) for value in sums]
+        self.sums = [int(value) for value in sums]
 
     def add(self, columns: Sequence[ArrayLike]) -> None:
         """Add messages, given as columns: id, source, destination, bytes, start, end, done."""
-        arrays = [np.asarray(column, np.int64).astype(np.uint64) for column in columns]
-        for place, seed in enumerate(_SEEDS):
-            state = np.full(arrays[0].shape, seed, np.uint64)
-            for array in arrays:
-                state = mix((state ^ array) + np.uint64(seed))
-            self._sums[place] = (self._sums[place] + int(state.sum(dtype=np.uint64))) % 2**64
+        arrays = [np.asarray(column, np.int64).view(np.uint64) for column in columns]
+        states = np.repeat(_SEED_COLUMN, len(arrays[0]), axis=1)
+        spare = np.empty_like(states)
+        for array in arrays:
+            np.bitwise_xor(states, array, out=states)
+            np.add(states, _SEED_COLUMN, out=states)
+            mix_in_place(states, spare)
+        added = np.add.reduce(states, axis=1).tolist()
+        self.sums = [(old + new) % 2**64 for old, new in zip(self.sums, added, strict=True)]
 
     def hexdigest(self) -> str:
         """32 hexadecimal digits."""
-        return _digits(self._sums)
+        return _digits(self.sums)
 
 
 class MovedHash:
@@ -65,7 +69,7 @@ class MovedHash:
 
     def __init__(self, columns: Sequence[ArrayLike]) -> None:
         arrays = [np.asarray(column, np.int64) for column in columns]
-        self._seeds = np.array(_SEEDS, np.uint64)[:, None]
+        self._seeds = _SEED_COLUMN
         self._states = np.repeat(self._seeds, len(arrays[0]), axis=1)
         self._times = [array.astype(np.uint64) for array in arrays[4:]]
         for array in arrays[:4]:

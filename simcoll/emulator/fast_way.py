@@ -5,16 +5,16 @@ earlier run of the schedule left it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simcoll.arrays import Ints
 from simcoll.core.facts import FactStore
-from simcoll.emulator.engine_choice import PACED, WATCHED, deep_fifo, few, is_little
+from simcoll.emulator.engine_choice import PACED, WATCHED, deep_fifo, few, is_little, is_short
 from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
 from simcoll.emulator.folding.remembered import memory_of, run_of_all
 from simcoll.emulator.interrupted import changes_of, cut_of_machine
+from simcoll.emulator.lockstep import LockStep, lockstep
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result, compiled_result
 from simcoll.emulator.steps.plan_placement import placement_of
@@ -23,10 +23,14 @@ from simcoll.emulator.steps.run_links import all_links, check_switches
 from simcoll.emulator.steps.timed import StepTimer, Timed, timed_steps
 from simcoll.errors import InternalError
 
-if TYPE_CHECKING:
-    from simcoll.emulator.lockstep import LockStep
-
-__all__ = ["FastWay", "beyond_loops", "play_concurrently", "play_every", "plays_in_lockstep"]
+__all__ = [
+    "FastWay",
+    "beyond_loops",
+    "play_concurrently",
+    "play_every",
+    "play_together",
+    "plays_in_lockstep",
+]
 
 
 MOST_PRUNED = 1 << 20
@@ -44,15 +48,32 @@ class _LockStepTry:
 
 
 def _try_lockstep(request: Request) -> _LockStepTry:
-    from simcoll.emulator.lockstep import lockstep  # imports numba
-
     plan, topology, seen = request.plan, request.topology, request.summary
     timer = StepTimer(plan.protocol, topology, placement_of(plan, topology.nlinks), joint=True)
     if seen.switched or request.timeline is not None:
         return _LockStepTry(None, timer)
     capacity, placement, _ = all_links(plan, topology)
-    run = lockstep(plan, topology, capacity, placement, seen.groups, keep=request.keep, timer=timer)
+    run = lockstep(
+        plan,
+        topology,
+        capacity,
+        placement,
+        seen.groups,
+        keep=request.keep,
+        timer=timer,
+        in_arrays=_in_arrays(request),
+    )
     return _LockStepTry(run, timer)
+
+
+def _in_arrays(request: Request) -> bool:
+    """Whether array operations play a run in lock-step: without a compiler, and where the run may
+    be the only one and is through before the compiled loops were loaded.
+    """
+    if not COMPILED:
+        return True
+    alone = request.engine == "auto" and not request.protocols
+    return alone and is_short(request.summary.steps, request.summary.messages)
 
 
 _lockstep_of: FactStore[Request, _LockStepTry] = FactStore(_try_lockstep)
@@ -105,7 +126,7 @@ class FastWay:
                 )
             else:
                 result = (
-                    _together(request)
+                    play_together(request)
                     or play_concurrently(request, _lockstep_of(request).timer)
                     or play_every(request, _lockstep_of(request).timer)
                 )
@@ -114,7 +135,7 @@ class FastWay:
         return result
 
 
-def _together(request: Request) -> Result | None:
+def play_together(request: Request) -> Result | None:
     """Play every message in lock-step; ``None`` if flows may meet on a link."""
     run, seen = _lockstep_of(request).run, request.summary
     outcome = None if run is None else run.play()

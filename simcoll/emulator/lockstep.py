@@ -32,7 +32,8 @@ FIFOs, a link at 1/2, crossbar       1.55      0.035
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
@@ -42,8 +43,9 @@ import numpy as np
 from simcoll.arrays import Ints, Shorts
 from simcoll.core.hashing import mix
 from simcoll.core.plan import Plan
+from simcoll.emulator import recurrence_arrays
 from simcoll.emulator.fast.compiled import announce_compiling
-from simcoll.emulator.fast.recurrence import (
+from simcoll.emulator.fast.recurrence_rows import (
     BUSY,
     BY_RECEIVER,
     BY_SENDER,
@@ -56,8 +58,7 @@ from simcoll.emulator.fast.recurrence import (
     RECEIVER,
     SENDER,
     SIZE,
-    advance,
-    claim,
+    Tables,
 )
 from simcoll.emulator.model import FS_PER_SECOND_UBPS, JITTER, ROUNDING
 from simcoll.emulator.steps.plan_placement import Placement
@@ -72,6 +73,22 @@ MOST_ROWS = 1 << 21
 """Limit of rows of distinct steps kept between the proof and the run, at some 150 bytes each."""
 LATEST_FS = 2**62
 """Runs that could take longer are left to the engine with overflow checks."""
+
+
+class _Loops(NamedTuple):
+    """The functions that play a run: compiled, or array operations."""
+
+    claim: Callable[..., None]
+    advance: Callable[..., None]
+    in_arrays: bool
+
+
+def _loops(*, in_arrays: bool) -> _Loops:
+    if in_arrays:
+        return _Loops(recurrence_arrays.claim, recurrence_arrays.advance, in_arrays)
+    from simcoll.emulator.fast import recurrence  # imports numba
+
+    return _Loops(recurrence.claim, recurrence.advance, in_arrays)
 
 
 class Turns(NamedTuple):
@@ -94,8 +111,8 @@ class LockStepOutcome(NamedTuple):
 class _Owners:
     """The single lane that has flows on each link."""
 
-    def __init__(self, capacity: Ints, *, fifo: bool) -> None:
-        self.capacity, self.fifo = capacity, fifo
+    def __init__(self, capacity: Ints, loops: _Loops, *, fifo: bool) -> None:
+        self.capacity, self.loops, self.fifo = capacity, loops, fifo
         self.of = np.full((4, len(capacity)), -1)
         self.of[CROWDED] = 0
         self.shapes: dict[StepShape, None] = {}
@@ -112,7 +129,7 @@ class _Owners:
         wire, sender, receiver = (
             np.require(c, np.int64, ["C", "W"]) for c in (step.wire, shape.sender, shape.receiver)
         )
-        claim(links, wire, sender, receiver, len(self.shapes), self.of)
+        self.loops.claim(links, wire, sender, receiver, len(self.shapes), self.of)
         if len(self.shapes) < self.next_look:
             return True
         self.next_look *= 8
@@ -139,9 +156,10 @@ def lockstep(
     *,
     keep: bool,
     timer: StepTimer | None = None,
+    in_arrays: bool = False,
 ) -> LockStep | None:
     """The run of a plan without switch operations; ``timer`` makes its steps if they have no
-    jitter.
+    jitter. ``in_arrays``: in array operations, so that no compiled loop is loaded.
 
     ``None`` if flows may share a link, or channels wait for each other.
     """
@@ -153,7 +171,8 @@ def lockstep(
     make = (
         timer if timer and not protocol.jitter_fs else StepTimer(calm.protocol, topology, placement)
     )
-    owners, kept, rows = _Owners(capacity, fifo=protocol.fifo_depth > 0), [], 0
+    loops = _loops(in_arrays=in_arrays)
+    owners, kept, rows = _Owners(capacity, loops, fifo=protocol.fifo_depth > 0), [], 0
     for turns in _turns(make, spinning(calm) if groups is None else groups):
         kept.append(turns)
         rows += sum(len(each) for variants in turns.steps for each in variants)
@@ -161,7 +180,7 @@ def lockstep(
             return None
     if not owners.hold():
         return None
-    return LockStep(plan, capacity, kept, keep=keep)
+    return LockStep(plan, capacity, kept, loops, keep=keep)
 
 
 def _turns(make: StepTimer, groups: Iterable[Group | Spinning]) -> Iterator[Turns]:
@@ -208,8 +227,10 @@ class LockStep:
     results. It is played once.
     """
 
-    def __init__(self, plan: Plan, capacity: Ints, turns: list[Turns], *, keep: bool) -> None:
-        self.protocol, self.turns, self.keep = plan.protocol, turns, keep
+    def __init__(
+        self, plan: Plan, capacity: Ints, turns: list[Turns], loops: _Loops, *, keep: bool
+    ) -> None:
+        self.protocol, self.turns, self.loops, self.keep = plan.protocol, turns, loops, keep
         self.capacity = np.append(capacity, np.iinfo(np.int64).max)
         lanes = plan.nranks * plan.nchannels
         self.lanes = np.zeros((3, lanes), np.int64)
@@ -234,7 +255,7 @@ class LockStep:
     def play(self) -> LockStepOutcome | None:
         """Play all steps; ``None`` if that may exceed the range of the clock."""
         first, latest = 0, self.protocol.launch_fs
-        with announce_compiling(advance):
+        with nullcontext() if self.loops.in_arrays else announce_compiling(self.loops.advance):
             for turn in self.turns:
                 columns = self._packed(turn)
                 latest += turn.times * columns.longest_fs
@@ -257,22 +278,24 @@ class LockStep:
             protocol.fifo_depth,
             protocol.jitter_fs,
         )
-        now = np.empty((3, columns.fixed.shape[1]), np.int64)
-        settings = np.array(numbers, np.int64)
-        advance(
+        tables = Tables(
             self.lanes,
             self.rings,
             self.counts,
             columns.fixed,
             columns.varying,
-            now,
+            np.empty((3, columns.fixed.shape[1]), np.int64),
             columns.begins,
             window,
-            settings,
+            np.array(numbers, np.int64),
             np.uint64(seed),
             self.sums,
             self.done_fs,
         )
+        if self.loops.in_arrays:
+            self.loops.advance(tables)
+        else:
+            self.loops.advance(*tables)
 
     def _packed(self, turn: Turns) -> _TurnColumns:
         lanes, spins = self.lanes.shape[1], turn.spins

@@ -20,8 +20,13 @@ from simcoll.core.schedule import (
     Schedule,
     transfers,
 )
-from simcoll.emulator import concurrent_run, emulate
-from simcoll.emulator.fast_way import play_concurrently, play_every, plays_in_lockstep
+from simcoll.emulator import concurrent_run, emulate, fast_way
+from simcoll.emulator.fast_way import (
+    play_concurrently,
+    play_every,
+    play_together,
+    plays_in_lockstep,
+)
 from simcoll.emulator.folding.quotient import no_quotient
 from simcoll.emulator.request import Request
 from simcoll.errors import ConfigError
@@ -423,12 +428,15 @@ def outcome(plan, topology, **how):
 
 @contextmanager
 def uncompiled():
-    """Play messages that wait for nothing as where no compiler is installed."""
-    concurrent_run.COMPILED, compiled = False, concurrent_run.COMPILED
+    """Play in lock-step, and messages that wait for nothing, as where no compiler is installed."""
+    modules, compiled = (concurrent_run, fast_way), fast_way.COMPILED
+    for module in modules:
+        module.COMPILED = False
     try:
         yield
     finally:
-        concurrent_run.COMPILED = compiled
+        for module in modules:
+            module.COMPILED = compiled
 
 
 def compare(kind, seed):
@@ -457,6 +465,19 @@ def compare(kind, seed):
             ways.append("in numpy")
             assert in_numpy.done_fs.tolist() == expected[4], f"in numpy\n{replay}"
             assert in_numpy.trace_hash == expected[3], f"in numpy\n{replay}"
+        with uncompiled():
+            in_steps = play_together(Request(plan, topology, keep=True))
+        assert (in_steps is None) or plays_in_lockstep(request)
+        if in_steps is not None:
+            ways.append("in steps, in numpy")
+            told = (
+                in_steps.time_fs,
+                in_steps.messages,
+                in_steps.bytes_moved,
+                in_steps.trace_hash,
+                in_steps.done_fs.tolist(),
+            )
+            assert told == expected, f"lock-step in numpy\n{replay}"
         if plays_in_lockstep(request):
             ways.append("lock-step")
         if plays_in_lockstep(request) or at_once is not None:

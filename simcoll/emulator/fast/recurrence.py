@@ -9,38 +9,37 @@ import numpy as np
 from simcoll.arrays import Ints, Links, Words
 from simcoll.emulator.fast.compiled import SOURCES, entry
 from simcoll.emulator.fast.natural import natural
+from simcoll.emulator.fast.recurrence_rows import (
+    BUSY,
+    BY_RECEIVER,
+    BY_SENDER,
+    CONNECTION,
+    CROWDED,
+    DELAY,
+    DEPTH,
+    DONE,
+    DST,
+    END,
+    ENTERED,
+    FLOW,
+    FREE,
+    JITTER,
+    LATEST,
+    LEFT,
+    NUMBER,
+    PLACE,
+    POST,
+    RECEIVER,
+    SENDER,
+    SIZE,
+    SRC,
+    START,
+    STRIDE,
+    TIMES,
+)
 from simcoll.emulator.fast.trace_hashing import SEED_A, SEED_B, mix_word, row_hash
 
-__all__ = [
-    "BUSY",
-    "BY_RECEIVER",
-    "BY_SENDER",
-    "CONNECTION",
-    "CROWDED",
-    "DELAY",
-    "FLOW",
-    "LATEST",
-    "PLACE",
-    "POST",
-    "RECEIVER",
-    "SENDER",
-    "SIZE",
-    "advance",
-    "claim",
-]
-
-ENTERED, LEFT, FREE = range(3)
-"""Rows of a lane: time of entering its step, of leaving it, and of the end of its send overhead."""
-SENDER, RECEIVER, SRC, DST, DELAY, BUSY, PLACE, CONNECTION = range(8)
-SIZE, FLOW, POST = range(3)
-START, END, DONE = range(3)
-NUMBER, TIMES, STRIDE, DEPTH, JITTER = range(5)
-"""Settings of a run: number of the first message, repetitions, stride, FIFO depth, and jitter."""
-
-BY_SENDER, BY_RECEIVER, LATEST, CROWDED = range(4)
-"""Rows of a link: its only sending lane, its only receiving lane (-1: none yet, -2: several), its
-latest step, and whether two flows met in a step.
-"""
+__all__ = ["advance", "claim"]
 
 
 @entry

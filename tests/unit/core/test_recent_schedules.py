@@ -69,14 +69,14 @@ def test_only_the_latest_are_kept():
 
 
 @pytest.mark.parametrize("unproved", [True, False])
-def test_a_large_one_is_not_kept(unproved):
+def test_a_large_one_is_built_anew(unproved):
     schedule = simcoll.schedule("all_to_all", "bruck", nranks=260)
     plan = simcoll.bind(schedule, 1, unproved=unproved)
     assert plan.proof is None or plan.proof.transfers > MOST_TRANSFERS
     assert simcoll.schedule("all_to_all", "bruck", nranks=260) is not schedule
 
 
-def test_an_unproved_one_is_kept_and_stays_unproved_until_it_is_proved():
+def test_an_unproved_one_stays_so_until_its_proof():
     schedule = simcoll.schedule("all_to_all", "bruck", nranks=9)
     assert simcoll.bind(schedule, 1, unproved=True).proof is None
     again = simcoll.schedule("all_to_all", "bruck", nranks=9)

@@ -9,7 +9,8 @@ import simcoll
 from simcoll.core.collective import Collective
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Layout, Repeat, Schedule, transfers
-from simcoll.emulator import emulate, engine_choice, lockstep, quotient_way
+from simcoll.emulator import emulate, engine_choice, quotient_way
+from simcoll.emulator.fast import recurrence
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.fast_way import play_every, plays_in_lockstep
 from simcoll.emulator.request import Request
@@ -42,6 +43,21 @@ def outcome(result):
         result.trace_hash,
         result.done_fs.tolist(),
     )
+
+
+@pytest.mark.parametrize("protocol", [None, JITTER, FIFO], ids=["ideal", "jitter", "fifo"])
+@pytest.mark.parametrize("count", [17 * 99, 17 * 99 + 5])
+def test_few_steps_are_played_in_arrays_as_in_the_compiled_loop(monkeypatch, count, protocol):
+    plan, net = ring(17, count, protocol), crossbar(17, "9 GB/s", "1 us")
+    expected = emulate(plan, net, **QUIET)
+
+    def refuse(*_):
+        raise AssertionError("the compiled loop was played")
+
+    monkeypatch.setattr(recurrence, "advance", refuse)
+    result = emulate(plan, net, **QUIET | {"engine": "auto"})
+    assert outcome(result) == outcome(expected)
+    assert (result.engine, result.path) == ("fast", "561 messages")
 
 
 @pytest.mark.parametrize("protocol", [None, JITTER, FIFO], ids=["ideal", "jitter", "fifo"])
@@ -134,7 +150,7 @@ def test_slow_refinement_is_given_up_for_lock_step(monkeypatch):
 @pytest.mark.slow
 def test_other_threads_go_on_while_compiled_code_plays(monkeypatch):
     """So a command can say how far it is, once a minute, while one run takes longer."""
-    real, over, ticks = lockstep.advance, Event(), []
+    real, over, ticks = recurrence.advance, Event(), []
 
     def watched(*arguments):
         before = len(ticks)
@@ -146,7 +162,7 @@ def test_other_threads_go_on_while_compiled_code_plays(monkeypatch):
             ticks.append(None)
 
     inside = []
-    monkeypatch.setattr(lockstep, "advance", watched)
+    monkeypatch.setattr(recurrence, "advance", watched)
     thread = Thread(target=tick)
     thread.start()
     try:
