@@ -127,17 +127,46 @@ def _mark_module(module: torch.nn.Module, launch_fs: int) -> None:
     module.register_forward_hook(end, always_call=True)
 
 
+@functools.cache
+def _wrapper() -> type[torch.nn.Module]:
+    """The class of compiled modules, which is defined where a program compiles one: PyTorch's
+    compiler takes a second and 100 MiB.
+    """
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    class UncompiledModule(OptimizedModule):
+        """A module as PyTorch wraps those that it compiles, with ``_orig_mod``."""
+
+        # PyTorch's own warns of hooks on all modules, which a time model has.
+        __call__ = torch.nn.Module.__call__
+
+        def __reduce__(self) -> Any:
+            return _wrap, (self._orig_mod,)
+
+    return UncompiledModule
+
+
+def _wrap(module: torch.nn.Module) -> torch.nn.Module:
+    """A compiled module, which runs as it is."""
+
+    def compile_nothing(function: Any) -> Any:
+        return function
+
+    kind: Any = _wrapper()
+    wrapped: torch.nn.Module = module if isinstance(module, kind) else kind(module, compile_nothing)
+    return wrapped
+
+
 @for_ranks
 def _compile(thread: RankThread, _: Any, model: Any = None, **options: Any) -> Any:
     launch_fs = _launch_fs(thread, options)
 
     def compile_one(target: Any) -> Any:
-        if launch_fs is None:
-            return target
         if isinstance(target, torch.nn.Module):
-            _mark_module(target, launch_fs)
-            return target
-        return _mark_function(target, launch_fs)
+            if launch_fs is not None:
+                _mark_module(target, launch_fs)
+            return _wrap(target)
+        return target if launch_fs is None else _mark_function(target, launch_fs)
 
     return compile_one if model is None else compile_one(model)
 

@@ -58,9 +58,13 @@ def _reduce_and_upcast(thread: RankThread, standard: Any, state: Any, bucket: An
 
 @for_ranks
 def _logging_data(thread: RankThread, standard: Any, self: Any) -> Any:
-    """What DDP logs, with a finding, since it has host times."""
+    """What DDP logs, with the program's devices, and a finding, since it has host times."""
     thread.tell(_NAME, _HOST_TIMES)
-    return standard(self)
+    fields = standard(self)
+    if hasattr(self, "_simulated_devices"):
+        numbers, output = self._simulated_devices
+        fields |= {"device_ids": ", ".join(map(str, numbers)), "output_device": output}
+    return fields
 
 
 def data_parallel_replacements() -> list[tuple[Any, str, Any]]:

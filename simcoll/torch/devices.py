@@ -96,7 +96,7 @@ class CudaIsCpu(TorchFunctionMode):
         if func is torch.Tensor.cpu:
             return self._move(args[0], HOST)
         if func is torch.Tensor.pin_memory:
-            return self._pinned(args[0], by_program=not _caller().startswith(_TORCH))
+            return self._pin(args[0], by_program=not _caller().startswith(_TORCH))
         if func is torch.Tensor.is_pinned:
             return self.places.in_pinned_memory(args[0])
         if func is torch.Tensor.copy_ and len(args) > 1:
@@ -187,7 +187,7 @@ class CudaIsCpu(TorchFunctionMode):
         self.places.note(result, place, offloaded=to_host, pinned=to_host and not wait)
         return result
 
-    def _pinned(self, tensor: torch.Tensor, *, by_program: bool) -> torch.Tensor:
+    def _pin(self, tensor: torch.Tensor, *, by_program: bool) -> torch.Tensor:
         """A copy in pinned memory, which the host makes, unless the tensor is there."""
         if self.places.in_pinned_memory(tensor):
             return tensor
@@ -350,8 +350,11 @@ def _data_parallel(
     **kwargs: Any,
 ) -> None:
     """``DistributedDataParallel`` of a module on the CPU."""
-    del device_ids, output_device
     standard(self, module, None, None, *args, **kwargs)
+    if device_ids:
+        numbers = [device_number(device) for device in device_ids]
+        output = numbers[0] if output_device is None else device_number(output_device)
+        self._simulated_devices = numbers, output
 
 
 @for_ranks

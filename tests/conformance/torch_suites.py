@@ -34,7 +34,7 @@ import unittest
 from collections import Counter
 from pathlib import Path
 
-LIMIT_S = 120
+LIMIT_S = 300
 """A test that takes longer hangs."""
 RUNS = (
     ("gloo", "gloo"),
@@ -46,6 +46,8 @@ RUNS = (
 KNOWN = {
     "test_ddp_apply_optim_in_backward": "at 3 ranks a third before and after the sum differs by "
     "1.6e-6; 1.3e-6 is allowed",
+    "test_ddp_buffer_hook_allreduce_return_future": "the model changes a buffer that is being "
+    "reduced, as a comment of the test says, and the run finds it",
     "test_ddp_logging_data_cpu": "expects the logged name gloo; PyTorch would then look for the "
     "threads of gloo's C++ class",
 }

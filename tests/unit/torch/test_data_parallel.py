@@ -51,3 +51,15 @@ def test_host_times_of_the_logger_are_a_finding(level):
 
     findings = backend.spawn(body, 2).findings
     assert any("are those of this computer" in line for line in findings) == (level == "DETAIL")
+
+
+@pytest.mark.filterwarnings("ignore:.*are those of this computer:UserWarning")
+def test_the_logger_has_the_program_s_devices():
+    def body(rank, world_size):
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
+        model = parallel.DistributedDataParallel(nn.Linear(2, 2).cuda(), device_ids=[rank])
+        fields = model._get_ddp_logging_data()
+        return fields["device_ids"], fields["output_device"]
+
+    assert backend.spawn(body, 2, cuda_is_cpu=True).returns == (("0", 0), ("1", 1))

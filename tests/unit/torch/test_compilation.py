@@ -1,0 +1,49 @@
+"""``torch.compile`` of modules, which run as they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.deferred import Deferred, needs_torch
+
+torch, nn = Deferred("torch"), Deferred("torch.nn")
+copy, eval_frame = Deferred("copy"), Deferred("torch._dynamo.eval_frame")
+backend = Deferred("simcoll.torch")
+
+pytestmark = [needs_torch, pytest.mark.slow]
+HAS_NO_EFFECT = "ignore:torch.compile"
+
+
+@pytest.mark.filterwarnings(HAS_NO_EFFECT)
+@pytest.mark.parametrize("compute", ["none", "roofline"])
+def test_a_compiled_module_wraps_the_program_s(compute):
+    def body(_rank, _world_size):
+        module = nn.Linear(2, 2)
+        compiled = torch.compile(module)
+        assert isinstance(compiled, eval_frame.OptimizedModule)
+        assert compiled._orig_mod is module
+        assert torch.compile(compiled) is compiled
+        assert list(compiled.state_dict()) == ["_orig_mod.weight", "_orig_mod.bias"]
+        with pytest.raises(TypeError, match="not subscriptable"):
+            compiled[0]
+        x = torch.ones(1, 2)
+        assert torch.equal(compiled(x), module(x))
+        assert torch.equal(copy.deepcopy(compiled)(x), module(x))
+        compiled.eval()
+        return module.training, compiled.in_features
+
+    result = backend.spawn(body, 2, compute=compute, gpu="h100")
+    assert result.returns == ((False, 2), (False, 2))
+
+
+@pytest.mark.filterwarnings(HAS_NO_EFFECT)
+def test_hooks_of_a_compiled_module_are_called():
+    def body(_rank, _world_size):
+        calls = []
+        compiled = torch.compile(nn.Linear(2, 2))
+        compiled.register_forward_hook(lambda *_: calls.append("wrapper"))
+        compiled._orig_mod.register_forward_hook(lambda *_: calls.append("module"))
+        compiled(torch.ones(1, 2))
+        return calls
+
+    assert backend.spawn(body, 1).returns == (["module", "wrapper"],)
