@@ -110,7 +110,8 @@ def train(
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
         for module in (*model.blocks, model):
             fully_shard(module, mesh=mesh, mp_policy=policy)
-        optimizer = torch.optim.AdamW(model.parameters())
+        # As on GPUs, where it is the default.
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
         torch.cpu.synchronize()
         begin = clock()
         tokens = torch.zeros(1, SEQUENCE, dtype=torch.int64)
@@ -140,6 +141,7 @@ def main(
     of a ``library``.
     """
     sizes = tuple(map(int, ranks.split("x"))) if "x" in ranks else (1, int(ranks), 1)
+    spawn = simcoll.torch.spawn  # loads what a run needs
     begin = process_time()
     args = layers, sizes, WIDE if wide else NARROW, batches
     if peer:
@@ -151,7 +153,7 @@ def main(
         print(f"PyTorch's fake process group: {process_time() - begin:.1f} CPU s")
         return
     options = {"args": args, "alike": "all", "trace": True, "library": library}
-    result = simcoll.torch.spawn(program, math.prod(sizes), **options, **MACHINE)
+    result = spawn(program, math.prod(sizes), **options, **MACHINE)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
         f"{layers} layers on {ranks} ranks: {result.returns[0] * 1e3:.0f} ms a step, "

@@ -9,6 +9,7 @@ effect). With real tensors, whose values the program may read, the rank waits fo
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -50,8 +51,8 @@ __all__ = [
 
 _TORCH = str(Path(torch.__file__).parent)
 _COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_c10d_functional_autograd"))
-_PLAIN = (torch.Tensor, FakeTensor, torch.nn.Parameter)
-_TORCH = str(Path(torch.__file__).parent)
+_PLAIN = frozenset((torch.Tensor, FakeTensor, torch.nn.Parameter))
+_DEVICE_OF, _META = torch.ops.prim.device.default, torch.device("meta")
 _READ = torch.ops.aten._local_scalar_dense.default
 
 
@@ -92,14 +93,18 @@ class Watched(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, count its memory, and enqueue its time."""
-        if any(tensor_type not in _PLAIN for tensor_type in types):
+        if not _PLAIN.issuperset(types):
             return NotImplemented  # a tensor made of others, whose operators come here next
+        if func is _DEVICE_OF and type(args[0]) is FakeTensor:  # half of all; as it answers itself
+            of_kernel = args[0].fake_mode.in_kernel_invocation
+            return _META if of_kernel else args[0].fake_device
         if self.root.inside:
             return func(*args, **(kwargs or {}))
         if self.costs is not None and torch.is_inference_mode_enabled() and _is_composite(func):
             with self:  # in inference mode it comes here before PyTorch takes it apart
                 return func.decompose(*args, **(kwargs or {}))
-        if self.flights and func.namespace not in _COLLECTIVES:
+        collective = _is_collective(func)
+        if self.flights and not collective:
             thread = current_thread_or_none()
             if thread is not None:
                 self.flights.check_operator(func, args, kwargs or {}, thread.site)
@@ -109,14 +114,15 @@ class Watched(TorchDispatchMode):
         finally:
             self.root.inside = False
         self.root.memory.note(result)
-        if self.races is not None and func.namespace not in _COLLECTIVES:
+        if self.races is not None and not collective:
             self.races.note_operator(func, args, kwargs or {}, result)
         if self._runs_on_host(func, args, kwargs or {}, result):
             return result
         if self.costs is not None and func is _READ:
             self._add_read(self.costs, args[0])
-        elif self.costs is not None and func.namespace not in _COLLECTIVES:
-            self._add(self.costs, func, args, kwargs or {}, result)
+        elif self.costs is not None and not collective and not self.costs.is_free(func):
+            fake = FakeTensor in types or _is_fake(result)
+            self._add(self.costs, func, args, kwargs or {}, result, fake=fake)
         return result
 
     def _runs_on_host(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
@@ -130,7 +136,7 @@ class Watched(TorchDispatchMode):
         if not places.computes_on_host(tensors_of((args, kwargs))):
             return False
         places.note(tree_leaves(result), HOST, offloaded=True)
-        if self.costs is not None and func.namespace not in _COLLECTIVES:
+        if self.costs is not None and not _is_collective(func):
             time_fs = self.costs.on_host(func, args, kwargs, result).time_fs
             if time_fs:
                 if self.root.device is not None:
@@ -155,7 +161,9 @@ class Watched(TorchDispatchMode):
             thread.call(wait_until, device.current.tail)
         return result
 
-    def _add(self, costs: OperatorCosts, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _add(
+        self, costs: OperatorCosts, func: Any, args: Any, kwargs: Any, result: Any, *, fake: bool
+    ) -> None:
         device, modules, name = self.root.device, self.root.modules, operator_name(func)
         time_fs, ruled, launched = costs.kernel(func, args, kwargs, result)
         if time_fs and modules is not None and func.namespace != "fsdp":
@@ -165,7 +173,6 @@ class Watched(TorchDispatchMode):
         if not ruled:
             costs.unknown[name] += 1
         if launched:
-            fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs, result)))
             launch_fs = self.root.compiled.launch_fs(costs.launch_fs)
             self.add(name, time_fs, fake=fake, launch_fs=launch_fs)
 
@@ -195,9 +202,8 @@ class Watched(TorchDispatchMode):
         """
         timed_call = None if self.modules is None else self.modules.leave(owner)
         if timed_call is not None and result is not None and self.costs is not None:
-            fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(result))
             launch_fs = self.root.compiled.launch_fs(self.costs.launch_fs)
-            self.add(*timed_call, fake=fake, launch_fs=launch_fs)
+            self.add(*timed_call, fake=_is_fake(result), launch_fs=launch_fs)
 
     def add(self, name: str, time_fs: int, *, fake: bool, launch_fs: int = 0) -> None:
         """Enqueue a time, after its launch; with real tensors, wait for the longer of the two."""
@@ -459,6 +465,17 @@ def compute_replacements() -> list[tuple[Any, str, Any]]:
         (FakeTensorMode, "__enter__", enter_mode),
         (FakeTensorMode, "__exit__", leave_mode),
     ]
+
+
+def _is_fake(result: Any) -> bool:
+    """Whether one of an operator's results is a fake tensor."""
+    leaves = (result,) if isinstance(result, torch.Tensor) else tree_leaves(result)
+    return any(isinstance(leaf, FakeTensor) for leaf in leaves)
+
+
+@functools.cache
+def _is_collective(func: Any) -> bool:
+    return func.namespace in _COLLECTIVES
 
 
 @contextmanager

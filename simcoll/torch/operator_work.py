@@ -21,6 +21,7 @@ __all__ = [
     "OperatorTraits",
     "Product",
     "element_bytes",
+    "multiplies",
     "named_arguments",
     "product_of",
     "sparse_flops",
@@ -134,6 +135,11 @@ _SPARSE_FACTORS = {
 multiply at twice the rate."""
 
 
+_SPARSE_LINEAR = "_sparse_semi_structured_linear"
+_SCALARS = {type(None), bool, int, float, str, torch.dtype, torch.device}
+"""Types of most arguments that are no tensors."""
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorTraits:
     """What is the same for all calls of an operator.
@@ -190,14 +196,20 @@ def _is_output(argument: Any) -> bool:
 
 def named_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by name."""
-    names = (argument.name for argument in func._schema.arguments)
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+    return {**dict(zip(_argument_names(func), args, strict=False)), **kwargs}
+
+
+@cache
+def _argument_names(func: Any) -> tuple[str, ...]:
+    return tuple(argument.name for argument in func._schema.arguments)
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """The tensors in a value, or in lists of it."""
     if isinstance(value, torch.Tensor):
         return [value]
+    if type(value) in _SCALARS:
+        return []
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
@@ -295,6 +307,12 @@ def _scatter_bytes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     return indices + 3 * _total(tensor for tensor in tensors if not _is_index(tensor))
 
 
+def multiplies(func: Any) -> bool:
+    """Whether an operator is a matrix product, of dense or sparse factors."""
+    name = traits_of(func).name
+    return name in _FACTORS or name in _SPARSE_FACTORS or name == _SPARSE_LINEAR
+
+
 def product_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Product | None:
     """The matrix product of a call; None if it is none."""
     name = traits_of(func).name
@@ -302,7 +320,7 @@ def product_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pro
         arguments = named_arguments(func, args, kwargs)
         factor, matrix = (arguments[part] for part in _SPARSE_FACTORS[name])
         return Product(int(factor.shape[0]), int(matrix.shape[1]), int(matrix.shape[0]) // 2)
-    if name == "_sparse_semi_structured_linear":
+    if name == _SPARSE_LINEAR:
         rows, weight = args[0], args[1]
         return Product(rows.numel() // rows.shape[-1], int(weight.shape[0]), int(weight.shape[1]))
     if name not in _FACTORS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from simcoll.files.text import parse_toml
 from simcoll.torch.attention_work import AttentionWork, attention_work, flex_work
 from simcoll.torch.module_time import Times
 from simcoll.torch.operator_work import (
+    multiplies,
     named_arguments,
     product_of,
     sparse_flops,
@@ -223,6 +224,10 @@ class OperatorCosts:
         if self.gpu.evidence.get("host.memory") == "assumed":
             self.assumed[_HOST_MEMORY + self.gpu.sources["host.memory"]] = None
 
+    def is_free(self, func: Any) -> bool:
+        """Whether an operator is never a kernel: a view or a query without a measured time."""
+        return not (self.measured or traits_of(func).launches)
+
     def kernel(self, func: Any, args: Any, kwargs: Any, result: Any) -> Kernel:
         """The kernel of one operator call."""
         if self.measured:
@@ -248,6 +253,8 @@ class OperatorCosts:
 
     def _compute_seconds(self, func: Any, args: Any, kwargs: Any, result: Any) -> float | None:
         """Seconds of a call's products, convolutions or attention; None if it has none."""
+        if not _computes(func):
+            return None
         name = operator_name(func)
         if isinstance(func, HigherOrderOperator):
             if not name.startswith("flex_attention"):
@@ -293,6 +300,15 @@ class OperatorCosts:
         return "tf32" if dtype == "fp32" and rounded and "peak.tf32" in self.gpu.values else dtype
 
 
+@cache
+def _computes(func: Any) -> bool:
+    """Whether an operator may have products, convolutions or attention."""
+    if isinstance(func, HigherOrderOperator) or multiplies(func):
+        return True
+    name = operator_name(func)
+    return "attention" in name or "varlen_attn" in name or func.overloadpacket in _CONVOLUTIONS
+
+
 def operator_name(func: Any) -> str:
     """The name, such as ``aten::mm``; operators that call functions, such as ``flex_attention``,
     have no namespace.
@@ -300,6 +316,7 @@ def operator_name(func: Any) -> str:
     return str(func.name() if isinstance(func, HigherOrderOperator) else func._schema.name)
 
 
+@cache
 def _moves_bytes(func: Any) -> bool:
     """Whether an operator is known to be memory-bound."""
     if func.namespace not in {"aten", "prims"}:

@@ -2,15 +2,25 @@
 
 On a GPU, PyTorch uses the flash or the memory-efficient kernel, for which DTensor has rules, and
 ``context_parallel`` a ring of ranks; on the CPU it uses another kernel.
+
+For an operator on a list of tensors, DTensor looks through all of them once for each of them; here
+it does so once.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import (
+    DTensor,
+    Replicate,
+    Shard,
+    _sharding_prop,
+    placement_types,
+)
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.experimental._context_parallel import _attention as context_parallel
 
@@ -81,8 +91,34 @@ def _in_ring(operator: Any, args: Any, kwargs: Any) -> list[DTensor]:
     return [DTensor.from_local(part, mesh, [Shard(sequence)], run_check=False) for part in results]
 
 
+def _look_once(standard: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """DTensor's correction of strided shards, which has nothing to correct where no argument has
+    one: remembered for the operator that it corrects tensor by tensor.
+    """
+    plain: list[Any] = [None]
+
+    def correct(strategy: Any, schema: Any) -> None:
+        if schema is plain[0]:
+            return
+        if not any(
+            isinstance(placement, placement_types._StridedShard)
+            for spec in schema.args_spec
+            for placement in spec.placements
+        ):
+            plain[0] = schema
+            return
+        standard(strategy, schema)
+
+    return correct
+
+
 def add_sharding_rules(undo: contextlib.ExitStack) -> None:
     """Register the rules for the duration of the run, unless DTensor has them."""
+    name = "_propagate_use_strided_shard_flag"
+    standard = getattr(_sharding_prop, name, None)
+    if standard is not None:
+        undo.callback(setattr, _sharding_prop, name, standard)
+        setattr(_sharding_prop, name, _look_once(standard))
     propagator = DTensor._op_dispatcher.sharding_propagator
     for operator in (_ATTENTION, _BACKWARD):
         if operator not in context_parallel.custom_ops:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import sys
 import tempfile
@@ -214,6 +215,10 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
         )
     with contextlib.ExitStack() as undo:
         undo.callback(_ONE_RUN.release)
+        if not gc.get_freeze_count():
+            # A collection of garbage would look through all of PyTorch's modules, in 0.2 s.
+            gc.freeze()
+            undo.callback(gc.unfreeze)
         tempfile.gettempdir()  # finds it under a lock of its own, where no other rank could run
         undo.callback(torch.set_rng_state, torch.get_rng_state())
         for changes in (

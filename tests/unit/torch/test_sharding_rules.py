@@ -1,10 +1,21 @@
 """Attention on sharded tensors, as programs with tensor parallel attention call it."""
 
+import copy
+import gc
+from types import SimpleNamespace
+
 import pytest
 
 from tests.support.deferred import Deferred, needs_torch
 
-torch = Deferred("torch")
+torch, dist, fsdp = (
+    Deferred("torch"),
+    Deferred("torch.distributed"),
+    Deferred("torch.distributed.fsdp"),
+)
+parallel = Deferred("torch.distributed.tensor.parallel")
+placement_types = Deferred("torch.distributed.tensor.placement_types")
+backend, sharding_rules = Deferred("simcoll.torch"), Deferred("simcoll.torch.sharding_rules")
 
 pytestmark = needs_torch
 
@@ -106,3 +117,67 @@ def test_the_rule_ends_with_the_run():
     inside = simcoll.torch.spawn(lambda *_: operator in known, 1).returns
     assert inside == (True,)
     assert (operator in known) == before
+
+
+def test_arguments_without_strided_shards_are_looked_through_once():
+    """DTensor corrects each tensor of a list by looking through all of them."""
+    strided = [placement_types._StridedShard(0, split_factor=2)]
+    plain = [placement_types.Shard(0)]
+    corrected, lookups = [], []
+
+    class Schema:
+        def __init__(self, *placements):
+            self.specs = [SimpleNamespace(placements=listed) for listed in placements]
+
+        @property
+        def args_spec(self):
+            lookups.append(self)
+            return self.specs
+
+    correct = sharding_rules._look_once(lambda strategy, _schema: corrected.append(strategy))
+    both, neither = Schema(plain, strided), Schema(plain, plain)
+    for number, schema in enumerate((neither, neither, both, both, neither, neither)):
+        correct(number, schema)
+    assert corrected == [2, 3]
+    assert lookups == [neither, both, both]
+
+
+@pytest.mark.filterwarnings("ignore:.*returned a view tensor:UserWarning")
+def test_optimizers_on_lists_of_strided_shards():
+    """With tensor parallelism and fully_shard, whose parameters have strided shards: the steps are
+    those of plain tensors.
+    """
+
+    def program(rank, world_size):
+        dist.init_process_group()
+        mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor"))
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 4))
+        plain = copy.deepcopy(model)
+        parallel.parallelize_module(
+            model,
+            mesh["tensor"],
+            {"0": parallel.ColwiseParallel(), "1": parallel.RowwiseParallel()},
+        )
+        fsdp.fully_shard(model, mesh=mesh["shard"])
+        rows = torch.arange(8.0).reshape(2, 4)
+        for module in (plain, model):
+            optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, foreach=True)
+            for _ in range(2):
+                module(rows).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return all(
+            torch.allclose(mine.full_tensor(), theirs, atol=1e-5)
+            for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True)
+        )
+
+    assert backend.spawn(program, 4).returns == (True,) * 4
+
+
+def test_collections_of_garbage_look_through_what_the_run_has_made():
+    """Not through PyTorch's modules, which are as before after the run."""
+    frozen_before = gc.get_freeze_count()
+    frozen = backend.spawn(lambda *_: gc.get_freeze_count(), 1).returns[0]
+    assert frozen > 10_000
+    assert gc.get_freeze_count() == frozen_before
