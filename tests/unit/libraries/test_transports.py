@@ -212,3 +212,36 @@ def test_values_that_nccl_would_ignore_are_refused(variables, message):
 
 def test_old_numbers_of_levels():
     assert read_transports({"NCCL_P2P_LEVEL": "3"}) == read_transports({"NCCL_P2P_LEVEL": "PHB"})
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "share", "bottleneck"),
+    [
+        ("dgx-a100", "NCCL_IB_HCA=mlx5_0", 8, "the NICs of a node in use (1)"),
+        ("dgx-a100", "NCCL_IB_HCA=mlx5_0,mlx5_3", 4, "the NICs of a node in use (2)"),
+        ("mi300x", "NCCL_IB_HCA=mlx5_0", 8, "the NICs of a node in use (1)"),
+        ("dgx-a100", "NCCL_P2P_DISABLE=1,NCCL_IB_HCA=mlx5_0", 8, "the NICs of a node in use (1)"),
+    ],
+)
+@pytest.mark.parametrize("collective", ["broadcast", "all_to_all"])
+def test_the_bound_is_that_of_the_links_in_use(name, variables, share, bottleneck, collective):
+    topology = load_topology(name, nodes=2)
+    whole = simcoll.predict(collective, LARGE, topology)
+    part = simcoll.predict(collective, LARGE, topology, environment=parse_environment(variables))
+    assert whole.bottleneck == "the NICs of box 0"
+    assert part.bottleneck == bottleneck
+    assert part.bound_fs == pytest.approx(share * whole.bound_fs, rel=1e-6)
+    assert part.bound_fs < part.time_fs < 3 * part.bound_fs
+
+
+def test_the_bound_without_gpudirect_or_peer_access_is_that_of_host_memory():
+    environment = parse_environment("NCCL_NET_GDR_LEVEL=LOC")
+    topology = load_topology("dgx-h100", nodes=2)
+    staged = simcoll.predict("broadcast", LARGE, topology, environment=environment)
+    assert staged.bottleneck == "the host memory of a node, through which its NICs reach GPUs"
+    environment = parse_environment("NCCL_P2P_DISABLE=1")
+    one_node = load_topology("mi300x", nodes=1)
+    shared = simcoll.predict("all_gather", LARGE, one_node, environment=environment)
+    assert shared.bottleneck == "the PCIe links of GPUs to host memory"
+    for prediction in (staged, shared):
+        assert 0 < prediction.bound_fs <= prediction.time_fs
