@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
+from engines_accuracy import STEP, engine_rows, engines_section
+
 from simcoll.files.paths import data_folder
 from simcoll.training.serving import exchange_seconds, serving_cases, serving_step
 
@@ -87,25 +89,26 @@ RACK_EP = (
 graphs, and room for 176 or 112 further tokens of each sequence, half of which are counted."""
 HEAD = """# Accuracy of served models
 
-Predicted against published steps of inference (`simcoll step` with a [`[serving]` table](reference/design-file.md#serving)). One constant is chosen on the A100
-batches of LLaMA: attention to the cache reaches 70 % of the memory bandwidth. The least time of a kernel that the host launches, 12 us, is chosen on all LLaMA rows, of
-which it decides the short prompts. Nothing else is chosen on these rows.
+Predicted against published steps of inference (`simcoll step` with a [`[serving]` table](reference/design-file.md#serving)), in three parts: engines of 2025 and 2026 in steady traffic; older static
+batches; exchanges of experts over many nodes. Starts and rates of kernels are those measured one by one. Chosen on rows below are five numbers, on half of the first part; that attention to the cache
+reaches 70 % of the memory bandwidth, on the A100 batches of LLaMA; the least time of a kernel that the host launches, 12 us, on all LLaMA rows; and two shares of rates of DeepEP.
+"""
+OLDER = """
+## Static batches and experts over many nodes
 
 | rows | | mean error | median | largest |
 |---|---:|---:|---:|---:|
 """
 REASONS = """
-* **LLaMA** is what the model is for: dense, a kernel for each product, and a cache that the heads of a group share.
+* **LLaMA** is dense, with a kernel for each product and a cache that the heads of a group share.
 * **Mistral** and **Mixtral** have 4 heads a group. The kernel of TensorRT-LLM 0.9 that reads the cache once for a group takes groups of 8 or 1 (`decoderXQARunner.h`); with 4, another one
   reads it once for each head (`cache_reads = "head"`). Without that, batches of Mistral are off by {mistral}, of Mixtral by {mixtral}. On A100 the truth is between the two, as if heads of a
   group met in its cache.
-* **Mixtral** in 8 bits (H100, H200) behaves as in 16: with products and weights of 16 bits its batches there are off by {wide}. What is left of its prefill, on A100 too, is the rate of grouped
-  products. On A100, a step of 32 sequences took 20 ms, less than the 23 ms that reading all experts once takes, so the sequences cannot have chosen all experts, which the model assumes.
-* **vLLM on MI300X** is predicted with nothing from these rows, and too fast where few sequences leave the GPU waiting. A line through both models at one sequence gives 74 us a layer and
-  weights at 3.5 TB/s; the model has 24 us and 4.2 TB/s. Starts of kernels and of its all_reduce are not published for this GPU; those of NVIDIA's are assumed.
-* **Wide expert parallelism** is predicted without the host and without imbalance of experts, and with attention as fast as its bytes or products. Over NICs take it as an upper bound, of
-  which published systems reach about half: exchanges are taken to hide completely behind the other half batch. **In a rack**, where none is taken to hide, predictions are nearer, which
-  points to that assumption and not to the products.
+* **Mixtral** in 8 bits (H100, H200) behaves as in 16 in this engine of 2024: with products and weights of 16 bits its batches there are off by {wide}. Its prompts reach 300 TFLOPS of a GPU; kernels of
+  2025 reach 1,100 to 1,500 for 8,192 tokens of the same model (aiconfigurator), and engines of 2025 and 2026 are the first part of this page.
+* **vLLM on MI300X** is predicted with nothing from these rows. Rates and starts of its skinny products are not measured: they are the lowest of NVIDIA's GPUs.
+* **Wide expert parallelism** over NICs: two half batches in turn (`overlap = true`), whose kernels run twice on half of the rows, and whose exchanges are taken to hide completely: an upper bound. With
+  one batch and nothing hidden, the same three are off by {shown}; published systems do little better than that. In a rack nothing is taken to hide.
 * **DeepEP**: two shares of rates, chosen on these rows, and a least time of 10 us.
 
 ## TensorRT-LLM 0.9.0
@@ -172,13 +175,13 @@ def serving_page() -> str:
     rows, latencies = list(_batches()), list(_latencies())
     experts, exchanges = list(_experts()), list(_exchanges())
     every = (*rows, *latencies, *experts, *exchanges)
-    lines = [HEAD.rstrip("\n")]
+    lines = [HEAD.rstrip("\n"), engines_section(engine_rows()).rstrip("\n"), OLDER.rstrip("\n")]
     for kind in dict.fromkeys(row.kind for row in every):
         errors = [abs(row.error) for row in every if row.kind == kind]
         figures = (mean(errors), median(errors), max(errors))
         cells = " | ".join(f"{figure:.0%}".replace("%", " %") for figure in figures)
         lines.append(f"| {kind} | {len(errors)} | {cells} |")
-    lines.append(REASONS.format(**_without_causes()).rstrip("\n"))
+    lines.append(REASONS.format(**_without_causes(), shown=_shown_exchanges()).rstrip("\n"))
     lines += [_line(row) for row in rows]
     lines.append(LATENCIES.rstrip("\n"))
     lines += [_line(row) for row in latencies]
@@ -223,6 +226,15 @@ def _without_causes() -> dict[str, str]:
     return {name: f"{figure:.0%}".replace("%", " %") for name, figure in means.items()}
 
 
+def _shown_exchanges() -> str:
+    """Tokens a second of the wide rows if no exchange hides."""
+    figures = [
+        f"{_eight_gpus('fp8', machine, {**serving, 'overlap': False}, phase) / measured - 1:+.0%}"
+        for _, measured, phase, machine, serving in WIDE_EP
+    ]
+    return ", ".join(figures).replace("%", " %")
+
+
 def _batch(row: Mapping[str, str], dtype: str = "", cache_reads: str = "") -> ServedRow:
     """A static batch: one prefill, then decode steps at the mean length of the cache."""
     output = int(row["output"])
@@ -246,7 +258,7 @@ def _latencies() -> Iterator[ServedRow]:
     """Rows of vLLM on MI300X: seconds of a batch."""
     for row in _table("vllm-0.10-mi300x.csv"):
         sizes = {"name": row["model"], "dtype": "fp8"}
-        _, seconds = _seconds(row, sizes, {"kv_dtype": "fp16"})
+        _, seconds = _seconds(row, sizes, {"kv_dtype": "fp16", **STEP["vllm"]})
         kind = f"vLLM, batches, {row['gpu']}, {row['model'].rpartition('-')[2].upper()}"
         yield ServedRow((*_shape(row), "seconds"), kind, float(row["seconds"]), seconds)
 
@@ -295,7 +307,13 @@ def _eight_gpus(
 ) -> float:
     """Predicted tokens a second of 8 GPUs that serve DeepSeek-V3."""
     model = {"name": "deepseek-v3", "dtype": dtype}
-    (served,) = serving_cases({"model": model, "topology": machine, "serving": serving})
+    kinds = {"scales": "block"} if dtype == "fp8" else {"attention_dtype": "fp8"}
+    tables = {
+        "model": model,
+        "topology": machine,
+        "serving": {**serving, **kinds, **STEP["sglang"]},
+    }
+    (served,) = serving_cases(tables)
     step = serving_step(served, "prefill" if phase == "prefill" else "decode")
     return 8 * step.tokens_per_second_per_gpu
 

@@ -95,6 +95,7 @@ _FACTS = FactSchema(
         "attention.*": _flops,
         "flash2.*": _flops,
         "narrow.*": _number,
+        "skinny.*": _number,
         "sustained.*": _number,
         "memory.size": _bytes,
         "memory.usable": _bytes,
@@ -168,7 +169,9 @@ class Gpu:
         of that memory) in bytes per second, ``units.count`` (streaming
         multiprocessors), ``power.watts`` and ``power.with_node`` (with its share of the node),
         ``price.usd_per_hour``, and ``sustained.share``: the share of the rates of single kernels
-        that products reach in training, where the power limit lowers the clock. In seconds:
+        that products reach in training, where the power limit lowers the clock, and
+        ``skinny.share``: the share of the memory bandwidth at which products of few rows read their
+        weights. In seconds:
         ``kernel.floor``, the least time of a kernel, and ``launch.eager`` and ``launch.compiled``,
         the host's time for an operator of an eager PyTorch program and for a kernel of a compiled
         one.
@@ -333,7 +336,7 @@ def load_gpu(name: str | Path) -> Gpu:
     )
 
 
-def check_dtype(gpu: Gpu, dtype: str) -> None:
+def check_dtype(gpu: Gpu, dtype: str, *, path: str = "$.model.dtype") -> None:
     """Refuse a type of products for which a GPU has no peak.
 
     Raises
@@ -344,7 +347,7 @@ def check_dtype(gpu: Gpu, dtype: str) -> None:
     try:
         gpu.peak(dtype)
     except ConfigError as error:
-        raise ConfigError(error.message, path="$.model.dtype") from None
+        raise ConfigError(error.message, path=path) from None
 
 
 def refuse_other_gpu(name: str, topology: Topology, place: str | None = None) -> None:

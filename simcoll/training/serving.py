@@ -1,17 +1,18 @@
 """One prefill and one decode step of a model that is served: roofline with floors, the collectives
 of tensor and expert parallelism, and memory.
 
-No requests, queues or batching over time: a batch is what is in flight at one moment. Collectives
-are those of the library model; the exchange of tokens may be that of DeepEP's kernels instead.
+A batch is what is in flight at one moment; with ``output``, prompts of new requests take the
+places of finished ones evenly, and nothing queues. Collectives are those of the library model; the
+exchange of tokens may be that of DeepEP's kernels instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from itertools import product
-from math import ceil
+from math import ceil, log2
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -26,7 +27,7 @@ from simcoll.libraries.prediction import predict
 from simcoll.topology import LINK_KINDS, Topology
 from simcoll.training.design import Cluster, find_gpu, load_cluster, read_model
 from simcoll.training.gpu import DTYPE_BYTES, Gpu, check_dtype
-from simcoll.training.operators import Roofline
+from simcoll.training.operators import SMALLEST_WAVE, Roofline
 from simcoll.training.step_calibration import UNCALIBRATED
 from simcoll.training.transformer import Linear, Model, linears
 from simcoll.units import FS_PER_SECOND, UBPS_PER_BPS, parse_size
@@ -60,18 +61,51 @@ SKINNY_ROWS = 64
 SPLIT_ROWS = 256
 """Rows up to which a product of a decode step is split along its depth too, so that few tiles
 occupy all multiprocessors (split-K)."""
-WEIGHT_SHARE = 0.8
-"""Share of the memory bandwidth that skinny products reach; assumed."""
+PRODUCT_US = {2: 3.3, 1: 5.5, 0.5: 7.0}
+"""Start and drain of a skinny product in a CUDA graph, by bytes of an element, the kernel that
+quantises its input included: least squares over products of up to 64 rows that
+ai-dynamo/aiconfigurator (095f58a) measured, with TensorRT-LLM 1.2 and vLLM 0.19 on H100, H200 and
+B200 (16 bits: 2.8 to 3.7 us, 8 bits in vLLM: 4.8 to 5.7, NVFP4: 6.4 to 8.9)."""
+STREAM_SHARE = {2: 1.0, 1: 0.95, 0.5: 0.6}
+"""Rate at which narrower weights are streamed, relative to those of 16 bits, from the same fits
+(medians; 8 bits: 0.66 to 1, NVFP4: 0.55 to 0.75)."""
+BLOCK_US, BLOCK_SHARE = 8.0, 0.8
+"""The same with scales for blocks of 128 (DeepGEMM and its like): 5 to 12 us, 0.6 to 0.96."""
+ATTENTION_US = 7.5
+"""Start and drain of attention to a cache, with the sum over its parts: 7 to 14 us there, of which
+the rotation takes one kernel."""
+SKINNY_SHARE = 0.73
+"""Share of the memory bandwidth at which skinny products of a GPU without ``skinny.share`` stream
+their weights: the lowest of the three that were measured."""
+UNPACKED_SHARE = 0.5
+"""The same of experts whose kernels unpack weights to the type of the products: MXFP4 on Hopper, 16
+to 64 rows, there 0.31 to 0.52."""
+START_SHARE = 0.8
+"""Share of such starts that shows when kernels follow each other in a graph, where the next one is
+set up while the last drains. This and the next two are chosen together on the rows of
+measurements/serving/2026.csv of half of the pairs of GPU and model (docs/accuracy-serving.md)."""
+WAIT_US = 4.0
+"""Time that ranks wait for each other in a one-shot all_reduce within a model, for each doubling of
+their number: those of a kernel alone in a loop arrive together."""
+EXPERT_SKEW = 0.7
+"""Exponent of the popularity of experts over their rank (Zipf), which decides how many some token
+chooses."""
+SCALES = {0.5: 0.0625}
+"""Bytes of the scales of an element: NVFP4's, one byte for 16."""
 CACHE_SHARE = 0.7
 """Share of the memory bandwidth that attention to a cache reaches: the best of five on the A100
 batches of LLaMA, and applied unchanged to all others."""
-BARRIER_US = 3.0
-"""Two crossings of a barrier over NVLink and the start of a one-shot kernel; assumed."""
+ONE_SHOT_SHARE = 0.5
+"""Share of NVLink's rate at which a one-shot kernel reads from its peers: 0.34 to 0.55 of
+TensorRT-LLM 1.2's on H200 at 0.5 to 2 MB (aiconfigurator)."""
 DISPATCH_US = 10.0
 """Least time of a DeepEP kernel; assumed."""
 DISPATCH_SHARE = (0.62, 0.85)
 """Shares of NVLink's and of a NIC's rate that DeepEP's low-latency kernels reach on H800: 98 to 127
 of 200 GB/s, and 39 to 48 of 50 (its README)."""
+EXCHANGE_UNITS = 20
+"""Multiprocessors that forward tokens of prompts (DeepSeek-V3, arXiv 2412.19437, section 3.2.2);
+the exchange of single tokens needs none while it waits."""
 RESERVED_SHARE = 0.1
 """Share of the memory that servers leave to activations and workspaces (vLLM's default)."""
 
@@ -92,19 +126,33 @@ class Serving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         Ranks that split attention and dense matrices, stages, replicas of attention (each with its
         part of the batch and its own cache), and ranks over which experts are spread: 1 (split by
         ``tp``) or ``tp * dp``.
+    output
+        Tokens that each request gets. With it, a finished request is replaced by another, whose
+        prompt delays all others (``token_seconds``).
+    chunk
+        Tokens of prompts that one step takes at most, with ``output``.
     kv_dtype
         Type of the cache; default: that of 16 bits.
+    attention_dtype
+        Type of weights and products of attention; default: that of the model.
+    expert_dtype
+        Type in which experts are stored; default: that of the model. Products stay in the model's.
+    scales
+        Scales of 8-bit weights and inputs: of a ``tensor``, or of every ``block`` of 128.
     cache_reads
         Whether a decode step reads the cache once for a ``group`` of heads that share it, or once
         for every ``head``, as kernels do that know no groups.
-    all_reduce
+    all_reduce, all_reduce_us
         ``library``, or ``one_shot``: every rank reads all others' vectors (custom all_reduce,
-        symmetric memory), where faster.
+        symmetric memory), where faster; and the least time of that kernel: 3.5 to 4.9 us measured
+        on H100 and H200, 4.8 to 7.5 us on B200.
+    step_us
+        Time of the host between two steps that nothing hides.
     dispatch
         Exchange of tokens: ``deepep``, or ``library`` (all_to_all).
     overlap
         Two half batches in turn: the communication of one hides behind the computation of the
-        other.
+        other, and every kernel runs twice, on half of the rows.
     imbalance
         Load of the most loaded rank of experts over the mean.
     """
@@ -117,9 +165,16 @@ class Serving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     pp: int = 1
     dp: int = 1
     ep: int = 1
+    output: int = 0
+    chunk: int = 8192
     kv_dtype: str = ""
+    attention_dtype: str = ""
+    expert_dtype: str = ""
+    scales: Literal["tensor", "block"] = "tensor"
     cache_reads: Literal["group", "head"] = "group"
     all_reduce: Literal["library", "one_shot"] = "library"
+    all_reduce_us: float = 4.5
+    step_us: float = 0.0
     dispatch: Literal["deepep", "library"] = "deepep"
     overlap: bool = False
     imbalance: float = 1.0
@@ -173,6 +228,11 @@ class ServingStep:
         ``prefill`` or ``decode``, and the values that tell the mapping from others.
     seconds
         From the first layer to the last, through all stages.
+    token_seconds
+        Mean time between two tokens of a sequence while prompts of new requests take the places of
+        finished ones; 0 without ``output``, and in a prefill step.
+    steady_rate
+        Tokens a second for each GPU of such requests, prompts included in their time.
     tokens
         Tokens that enter or leave in it, over all replicas of attention.
     gpus
@@ -180,7 +240,7 @@ class ServingStep:
     compute, communication, exposed
         Seconds of kernels, of collectives alone, and of collectives that nothing hides.
     floors
-        Seconds of kernels that are no longer than their floor.
+        Seconds in which kernels start and drain, or take their least time.
     weights, cache, memory_limit
         Bytes of a GPU: weights, cache of keys and values, and what may be used.
     """
@@ -188,6 +248,8 @@ class ServingStep:
     phase: Phase
     case: Mapping[str, Any]
     seconds: float
+    token_seconds: float
+    steady_rate: float
     tokens: int
     gpus: int
     compute: float
@@ -284,23 +346,40 @@ def _model_of_case(
 def _check(served: ServedModel) -> None:
     """Refuse numbers out of range, and splits that do not divide."""
     serving, model = served.serving, served.model
-    for name in ("batch", "prompt", "prefill_batch", "tp", "pp", "dp", "ep"):
+    for name in ("batch", "prompt", "prefill_batch", "chunk", "tp", "pp", "dp", "ep"):
         if not 1 <= getattr(serving, name) < 2**31:
             raise ConfigError(
                 f"expected a whole number from 1 to {2**31 - 1}, got {getattr(serving, name)}",
                 path=f"$.serving.{name}",
             )
+    if not 0 <= serving.output < 2**31:
+        raise ConfigError(
+            f"expected a whole number from 0 to {2**31 - 1}, got {serving.output}",
+            path="$.serving.output",
+        )
     if serving.context < 0 or not 1 <= serving.imbalance < 1e6:
         raise ConfigError(
             f"expected a context of at least 0 and an imbalance of at least 1, got "
             f"{serving.context} and {serving.imbalance}",
             path="$.serving",
         )
-    if serving.kv_dtype and serving.kv_dtype not in DTYPE_BYTES:
-        raise ConfigError(
-            f"unknown type {serving.kv_dtype!r}; expected one of {', '.join(DTYPE_BYTES)}",
-            path="$.serving.kv_dtype",
-        )
+    for name in ("kv_dtype", "attention_dtype", "expert_dtype"):
+        dtype = getattr(serving, name)
+        if dtype and dtype not in DTYPE_BYTES:
+            raise ConfigError(
+                f"unknown type {dtype!r}; expected one of {', '.join(DTYPE_BYTES)}",
+                path=f"$.serving.{name}",
+            )
+    if serving.attention_dtype:
+        check_dtype(served.gpu, serving.attention_dtype, path="$.serving.attention_dtype")
+    if serving.expert_dtype and not model.experts:
+        raise ConfigError("the model has no experts", path="$.serving.expert_dtype")
+    for name in ("all_reduce_us", "step_us"):
+        if not 0 <= getattr(serving, name) < 1e6:
+            raise ConfigError(
+                f"expected microseconds from 0 to 1,000,000, got {getattr(serving, name)}",
+                path=f"$.serving.{name}",
+            )
     if served.gpus > served.topology.nranks:
         raise ConfigError(
             f"tp {serving.tp} x dp {serving.dp} x pp {serving.pp} are {served.gpus} GPUs; the "
@@ -341,39 +420,31 @@ def serving_step(served: ServedModel, phase: Phase) -> ServingStep:
     >>> 2.8 < step.seconds * 1e3 < 3.5
     True
     """
-    serving, model = served.serving, served.model
+    serving = served.serving
     sequences = serving.batch if phase == "decode" else serving.prefill_batch
     # Stages work on parts of the batch in turn; every part passes all stages.
     of_rank = max(1, ceil(sequences / serving.dp / serving.pp))
-    length = serving.prompt if phase == "prefill" else 1
-    rows = of_rank * length
-    context = serving.prompt if phase == "prefill" else (serving.context or serving.prompt)
-    layer_costs = {
-        moe: _layer(served, phase, of_rank, rows, context, moe=moe) for moe in (False, True)
-    }
-    counts = {True: sum(model.is_moe(layer) for layer in range(model.layers))}
-    counts[False] = model.layers - counts[True]
-    costs = [(counts[moe], layer_costs[moe]) for moe in (False, True) if counts[moe]]
-    head = _head(served, phase, of_rank)
-    compute = head.compute + sum(count * cost.compute for count, cost in costs)
-    communication = head.communication + sum(count * cost.communication for count, cost in costs)
-    floors = head.floors + sum(count * cost.floors for count, cost in costs)
-    if serving.pp > 1:
-        sends = _send_seconds(served, rows * model.hidden * 2) * serving.pp
-        communication += sends
-    exposed = max(0.0, communication - compute) if serving.overlap else communication
+    context = serving.context or serving.prompt
+    if phase == "prefill":
+        work = _StepTokens(served, 0, 0, of_rank, serving.prompt)
+    else:
+        work = _StepTokens(served, of_rank, context, 0, 0)
+    cost = _pass(work)
+    token, rate = _steady(served, of_rank, context) if phase == "decode" else (0.0, 0.0)
     weights, cache = _memory(served, phase)
-    irrelevant = {"batch", "context"} if phase == "prefill" else {"prefill_batch"}
+    irrelevant = {"batch", "context", "output"} if phase == "prefill" else {"prefill_batch"}
     return ServingStep(
         phase,
         {name: value for name, value in served.case.items() if name not in irrelevant},
-        compute + exposed,
-        sequences * length,
+        cost.seconds,
+        token,
+        rate / served.gpus,
+        sequences * (serving.prompt if phase == "prefill" else 1),
         served.gpus,
-        compute,
-        communication,
-        exposed,
-        floors,
+        cost.compute,
+        cost.communication,
+        cost.exposed,
+        cost.floors,
         weights,
         cache,
         served.memory_limit,
@@ -400,86 +471,255 @@ def serving_front(steps: Sequence[ServingStep]) -> list[ServingStep]:
 
 
 @dataclass(frozen=True, slots=True)
+class _StepTokens:
+    """What one rank computes in a step: tokens of sequences in flight, and prompts.
+
+    Attributes
+    ----------
+    served
+        The model and its mapping.
+    decodes, context
+        Sequences that get a token, and the length of each in the cache.
+    prompts, prompt
+        Prompts, which may be a fraction of one, and the length of each.
+    """
+
+    served: ServedModel
+    decodes: int
+    context: int
+    prompts: float
+    prompt: int
+
+    @property
+    def rows(self) -> float:
+        """Tokens that pass the layers."""
+        return self.decodes + self.prompts * self.prompt
+
+    @property
+    def phase(self) -> Phase:
+        """How kernels are launched: steps without prompts by CUDA graphs."""
+        return "prefill" if self.prompts else "decode"
+
+    @property
+    def least(self) -> float:
+        """Least seconds of a kernel."""
+        return KERNEL_US[self.phase] * 1e-6 * (1 if self.prompts else START_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
 class _LayerTime:
-    """Seconds of kernels and of collectives, and those of kernels at their floor."""
+    """Seconds of kernels and of collectives, and those in which kernels only start."""
 
     compute: float
     communication: float
     floors: float
+    exposed: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of kernels, and of collectives that nothing hides."""
+        return self.compute + self.exposed
 
 
-def _layer(
-    served: ServedModel, phase: Phase, sequences: int, rows: int, context: int, *, moe: bool
-) -> _LayerTime:
+def _pass(work: _StepTokens) -> _LayerTime:
+    """All layers, the output head, and what stages send."""
+    served, model, serving = work.served, work.served.model, work.served.serving
+    host = serving.step_us * 1e-6
+    parts = 2 if serving.overlap and max(work.decodes, work.prompts) > 1 else 1
+    if parts == 2:
+        work = replace(work, decodes=ceil(work.decodes / 2), prompts=work.prompts / 2)
+    counts = {True: sum(model.is_moe(layer) for layer in range(model.layers))}
+    counts[False] = model.layers - counts[True]
+    costs = [(counts[moe], _layer(work, moe=moe)) for moe in (False, True) if counts[moe]]
+    costs.append((1, _head(work)))
+    compute = parts * sum(count * cost.compute for count, cost in costs)
+    communication = parts * sum(count * cost.communication for count, cost in costs)
+    floors = parts * sum(count * cost.floors for count, cost in costs)
+    if serving.pp > 1:
+        sent = ceil(work.rows) * model.hidden * 2
+        communication += parts * _send_seconds(served, sent) * serving.pp
+    if parts == 2 and work.prompts and _exchanges(served):
+        # The exchange of prompts occupies multiprocessors of the half that computes.
+        units = served.gpu.number("units.count", SMALLEST_WAVE)
+        compute *= units / max(1.0, units - EXCHANGE_UNITS)
+    exposed = max(0.0, communication - compute) if parts == 2 else communication
+    return _LayerTime(compute + host, communication, floors, exposed)
+
+
+def _steady(served: ServedModel, decodes: int, context: int) -> tuple[float, float]:
+    """Mean seconds between tokens of a sequence while prompts take the places of finished ones, and
+    tokens a second of a replica.
+
+    A sequence lasts ``output`` steps, so that ``decodes / output`` prompts come in each. A step
+    with prompts takes whole ones, up to ``chunk`` tokens; if more come than fit, fewer sequences
+    are in flight. Replicas of attention wait for the one that has prompts.
+    """
+    serving = served.serving
+    if not serving.output:
+        return 0.0, 0.0
+    capacity = max(1.0, serving.output * serving.chunk / serving.prompt)
+    decodes = max(1, min(decodes, int(capacity)))
+    alone = _pass(_StepTokens(served, decodes, context, 0, 0)).seconds
+    # Its own prompt delays no token of a sequence, but all others' do.
+    arriving = serving.prompt * decodes / serving.output
+    tokens = min(float(serving.chunk), max(float(serving.prompt), arriving))
+    mixed = _pass(
+        _StepTokens(served, decodes, context, tokens / serving.prompt, serving.prompt)
+    ).seconds
+    often = min(1.0, arriving / tokens)
+    gaps = [1 - (1 - often * part) ** serving.dp for part in ((decodes - 1) / decodes, 1)]
+    seconds = [(1 - share) * alone + share * mixed for share in gaps]
+    return seconds[0], decodes * serving.dp / seconds[1]
+
+
+def _layer(work: _StepTokens, *, moe: bool) -> _LayerTime:
     """One layer on one rank."""
-    floor = KERNEL_US[phase] * 1e-6
-    matrices = linears(served.model, moe=moe)
-    kernels = [_linear_seconds(served, phase, linear, rows) for linear in matrices]
-    kernels.append(_attention_seconds(served, phase, sequences, context))
-    names = ("attention", "experts" if moe else "mlp")
-    small = sum(KERNELS[name] for name in names) - len(kernels)
-    roof = _roof(served)
-    kernels += [roof.elementwise(rows * served.model.hidden * 2 * 3)] * max(0, small)
-    seconds = [max(kernel, floor) for kernel in kernels]
-    short = sum(floor for kernel in kernels if kernel <= floor)
-    return _LayerTime(sum(seconds), _layer_communication(served, sequences, rows, moe=moe), short)
+    model, rows, roof = work.served.model, work.rows, _roof(work.served)
+    matrices = linears(model, moe=moe)
+    kernels = [_linear_time(work, linear) for linear in matrices]
+    kernels.append(_attention_time(work))
+    small = [rows * model.hidden * 2 * 3] * max(0, KERNELS["attention"] - 3)
+    if moe:
+        copies = rows * model.top_k / (work.served.serving.tp if _exchanges(work.served) else 1)
+        # Copies of tokens are gathered before and summed after the products of their experts.
+        small += [rows * model.experts * 4, copies * model.hidden * 4, copies * model.hidden * 4]
+        small += [copies * model.expert_inner * 6 / _split_experts(work.served.serving)]
+    else:
+        small += [rows * model.hidden * 2 * 3] * (KERNELS["mlp"] - 2)
+    kernels += [_KernelTime(roof.elementwise(nbytes), 0.0) for nbytes in small]
+    seconds = [max(kernel.start + kernel.seconds, work.least) for kernel in kernels]
+    starts = [
+        work.least if total <= work.least else kernel.start
+        for kernel, total in zip(kernels, seconds, strict=True)
+    ]
+    return _LayerTime(sum(seconds), _layer_communication(work, moe=moe), sum(starts))
 
 
-def _roof(served: ServedModel) -> Roofline:
-    return Roofline(served.gpu, UNCALIBRATED, served.dtype)
+@dataclass(frozen=True, slots=True)
+class _KernelTime:
+    """Seconds of a kernel's work, and of its start and drain."""
+
+    seconds: float
+    start: float
 
 
-def _linear_seconds(served: ServedModel, phase: Phase, linear: Linear, rows: float) -> float:
+def _roof(served: ServedModel, dtype: str = "") -> Roofline:
+    return Roofline(served.gpu, UNCALIBRATED, dtype or served.dtype)
+
+
+def _exchanges(served: ServedModel) -> bool:
+    """Whether tokens travel to experts: ranks of ``tp`` alone all have them, and sum."""
+    return served.serving.ep > 1 and served.serving.dp > 1
+
+
+def _split_experts(serving: Serving) -> int:
+    """Ranks that share one expert."""
+    return serving.tp if serving.ep == 1 else 1
+
+
+def _linear_time(work: _StepTokens, linear: Linear) -> _KernelTime:
     """A weight matrix on one rank: products at their rate, or weights streamed from memory."""
-    serving, model = served.serving, served.model
-    inputs, outputs, batch = linear.inputs, linear.outputs, 1
+    served, serving, model = work.served, work.served.serving, work.served.model
+    inputs, outputs, rows, batch = linear.inputs, linear.outputs, work.rows, 1
+    stored = dtype = served.dtype
     if linear.part == "expert":
-        ranks = serving.ep
-        copies = rows * serving.dp * model.top_k if ranks > 1 else rows * model.top_k
-        resident = model.experts // ranks if ranks > 1 else model.experts
-        copies = copies / ranks * serving.imbalance
-        batch = max(1, min(resident, ceil(copies)))
+        stored = serving.expert_dtype or dtype
+        tokens = rows * serving.dp if serving.ep > 1 else rows
+        copies = tokens * model.top_k / serving.ep * serving.imbalance
+        resident = model.experts / serving.ep
+        batch = max(1, round(resident * _chosen_share(model.experts, model.top_k, tokens)))
         rows = copies / batch
-        if ranks == 1 and linear.name == "expert up":
-            outputs //= serving.tp
-        elif ranks == 1:
-            inputs //= serving.tp
-    elif linear.split == "outputs":
+        parts = _split_experts(serving)
+        outputs //= parts if linear.name == "expert up" else 1
+        inputs //= parts if linear.name != "expert up" else 1
+    elif linear.part == "attention":
+        stored = dtype = serving.attention_dtype or dtype
+    elif linear.part == "router":
+        stored = dtype = _roof(served).wide
+    if linear.split == "outputs":
         outputs //= serving.tp
     elif linear.split == "inputs":
         inputs //= serving.tp
-    return _product_seconds(served, phase, rows, outputs, inputs, batch)
+    shape = _ProductShape(rows, outputs, inputs, batch)
+    return _product_time(work, shape, dtype, stored, grouped=linear.part == "expert")
 
 
-def _product_seconds(
-    served: ServedModel, phase: Phase, rows: float, outputs: int, inputs: int, batch: int = 1
-) -> float:
-    moved = batch * (DTYPE_BYTES[served.dtype] * inputs * outputs + 2 * rows * (inputs + outputs))
-    streamed = moved / served.gpu.number("memory.bandwidth") / WEIGHT_SHARE
-    if rows > (SPLIT_ROWS if phase == "decode" else SKINNY_ROWS):
-        return max(streamed, _roof(served).gemm(rows, outputs, inputs, batch=batch))
+@dataclass(frozen=True, slots=True)
+class _ProductShape:
+    """Rows, outputs and inputs of a product, and how many matrices it has."""
+
+    rows: float
+    outputs: int
+    inputs: int
+    batch: int = 1
+
+
+@lru_cache(maxsize=4096)
+def _chosen_share(experts: int, top_k: int, tokens: float) -> float:
+    """Share of the experts that some token chooses."""
+    ranks = np.arange(1, experts + 1, dtype=float)
+    weights = ranks**-EXPERT_SKEW
+    chosen = np.minimum(1.0, top_k * weights / weights.sum())
+    return float(np.mean(1 - (1 - chosen) ** tokens))
+
+
+def _product_time(
+    work: _StepTokens,
+    shape: _ProductShape,
+    dtype: str,
+    stored: str,
+    *,
+    grouped: bool = False,
+) -> _KernelTime:
+    """Products of a shape in a type, of weights in another."""
+    rows, outputs, inputs, batch = shape.rows, shape.outputs, shape.inputs, shape.batch
+    gpu, width = work.served.gpu, DTYPE_BYTES[stored]
+    start = START_SHARE * PRODUCT_US.get(DTYPE_BYTES[dtype], PRODUCT_US[2]) * 1e-6
+    share = gpu.number("skinny.share", SKINNY_SHARE)
+    if width < DTYPE_BYTES[dtype] and f"peak.{stored}" not in gpu.values:
+        share *= UNPACKED_SHARE
+    elif width == 1 and work.served.serving.scales == "block":
+        share, start = share * BLOCK_SHARE, START_SHARE * BLOCK_US * 1e-6
+    elif not grouped:
+        share *= STREAM_SHARE.get(width, 1.0)
+    weights = (width + SCALES.get(width, 0.0)) * inputs * outputs
+    moved = batch * (weights + 2 * rows * (inputs + outputs))
+    streamed = moved / gpu.number("memory.bandwidth") / share
+    if rows > (SPLIT_ROWS if work.phase == "decode" else SKINNY_ROWS):
+        roof = _roof(work.served, dtype)
+        return _KernelTime(max(streamed, roof.gemm(rows, outputs, inputs, batch=batch)), start)
     height = 16 if rows <= SKINNY_ROWS else SKINNY_ROWS
     padded = height * ceil(rows / height)
     flops = 2 * padded * outputs * inputs * batch
-    return max(streamed, flops / served.gpu.gemm(served.dtype))
+    return _KernelTime(max(streamed, flops / gpu.gemm(dtype)), start)
 
 
-def _attention_seconds(served: ServedModel, phase: Phase, sequences: int, context: int) -> float:
-    """Attention of one rank's sequences to their caches, or among the tokens of a prompt."""
-    model, serving = served.model, served.serving
+def _attention_time(work: _StepTokens) -> _KernelTime:
+    """Attention of one rank's sequences to their caches, and among the tokens of prompts."""
+    served, model, serving = work.served, work.served.model, work.served.serving
     heads = model.heads / serving.tp
-    share = model.attention_share(context)
-    if phase == "prefill":
+    seconds = 0.0
+    if work.prompts:
         width = model.key_width + model.value_width
-        flops = sequences * heads * context**2 * width * share
-        return _roof(served).attention(flops, width=width / 2)
-    stored = sequences * context * share * _cache_bytes(served)
-    if serving.cache_reads == "head" and not model.kv_rank:
-        stored *= heads / max(1, model.groups / serving.tp)
+        share = model.attention_share(work.prompt)
+        flops = work.prompts * heads * work.prompt**2 * width * share
+        seconds += _roof(served).attention(flops, width=width / 2)
+    if work.decodes:
+        seconds += _cache_seconds(work, heads)
+    return _KernelTime(seconds, START_SHARE * ATTENTION_US * 1e-6 if work.decodes else 0.0)
+
+
+def _cache_seconds(work: _StepTokens, heads: float) -> float:
+    """Attention of sequences in flight to their caches."""
+    served, model = work.served, work.served.model
+    share = model.attention_share(work.context)
+    stored = work.decodes * work.context * share * _cache_bytes(served)
+    if served.serving.cache_reads == "head" and not model.kv_rank:
+        stored *= heads / max(1, model.groups / served.serving.tp)
     seconds = stored / served.gpu.number("memory.bandwidth") / CACHE_SHARE
     if model.kv_rank:  # all heads attend to one compressed cache, which makes products of it
         width = 2 * model.kv_rank + model.rope_size
-        flops = 2 * sequences * context * heads * width
+        flops = 2 * work.decodes * work.context * heads * width
         seconds = max(seconds, flops / served.gpu.gemm(_roof(served).wide))
     return seconds
 
@@ -494,33 +734,36 @@ def _cache_bytes(served: ServedModel) -> float:
     return element * groups * (model.key_width + model.value_width)
 
 
-def _head(served: ServedModel, phase: Phase, sequences: int) -> _LayerTime:
-    """The output head, of the last token of each sequence."""
-    model, serving = served.model, served.serving
-    seconds = _product_seconds(
-        served, phase, sequences, model.vocabulary // serving.tp, model.hidden
-    )
-    floor = KERNEL_US[phase] * 1e-6
+def _head(work: _StepTokens) -> _LayerTime:
+    """The output head in 16 bits, of the last token of each sequence, and the choice of a token."""
+    served, model, serving = work.served, work.served.model, work.served.serving
+    sequences = max(1, work.decodes + ceil(work.prompts))
+    wide = _roof(served).wide
+    shape = _ProductShape(sequences, model.vocabulary // serving.tp, model.hidden)
+    product = _product_time(work, shape, wide, wide)
     gather = 0.0
     if serving.tp > 1:
         gather = _library_seconds(
             served.topology, "all_gather", sequences * model.vocabulary * 2, serving.tp
         )
-    return _LayerTime(max(seconds, floor) + 2 * floor, gather, 2 * floor)
+    floor = work.least
+    seconds = max(product.start + product.seconds, floor)
+    return _LayerTime(seconds + 2 * floor, gather, 2 * floor + product.start)
 
 
-def _layer_communication(served: ServedModel, sequences: int, rows: int, *, moe: bool) -> float:
+def _layer_communication(work: _StepTokens, *, moe: bool) -> float:
     """The collectives of a layer: two all_reduces of tensor parallelism, or one and the exchange
     of tokens with experts.
     """
-    serving, model = served.serving, served.model
-    reductions = 1 if moe and serving.ep > 1 else 2
-    seconds = reductions * _all_reduce_seconds(served, rows * model.hidden * 2)
-    if moe and serving.ep > 1:
-        tokens = rows / serving.tp
+    served, serving, model = work.served, work.served.serving, work.served.model
+    exchanges = moe and _exchanges(served)
+    reductions = 1 if exchanges else 2
+    seconds = reductions * _all_reduce_seconds(served, ceil(work.rows) * model.hidden * 2)
+    if exchanges:
+        tokens = work.rows / serving.tp
         for element in (1 if DTYPE_BYTES[served.dtype] <= 1 else 2, 2):
             nbytes = tokens * model.top_k * model.hidden * element * serving.imbalance
-            seconds += exchange_seconds(served, nbytes, once=rows > sequences)
+            seconds += exchange_seconds(served, nbytes, once=work.phase == "prefill")
     return seconds
 
 
@@ -531,7 +774,8 @@ def _all_reduce_seconds(served: ServedModel, nbytes: int) -> float:
     seconds = _library_seconds(served.topology, "all_reduce", nbytes, ranks)
     if served.serving.all_reduce == "one_shot":
         rate = _rates(served.topology)[0]
-        one_shot = BARRIER_US * 1e-6 + (ranks - 1) * nbytes / rate
+        one_shot = served.serving.all_reduce_us * 1e-6 + WAIT_US * 1e-6 * log2(ranks)
+        one_shot += (ranks - 1) * nbytes / (ONE_SHOT_SHARE * rate)
         seconds = min(seconds, one_shot)
     return seconds
 
@@ -611,12 +855,13 @@ def _memory(served: ServedModel, phase: Phase) -> tuple[int, int]:
     matrices = sum(
         linear.inputs
         * linear.outputs
+        * _stored_bytes(served, linear)
         * (model.experts if linear.part == "expert" else 1)
         / _split(serving, linear)
         for layer in range(model.layers)
         for linear in linears(model, moe=model.is_moe(layer))
     )
-    layers = matrices * DTYPE_BYTES[served.dtype] / serving.pp
+    layers = matrices / serving.pp
     # The first and the last stage have one of the two embeddings.
     ends = (model.embedding_parameters + model.head_parameters) * 2 / serving.tp
     in_flight = serving.batch if phase == "decode" else serving.prefill_batch
@@ -624,6 +869,14 @@ def _memory(served: ServedModel, phase: Phase) -> tuple[int, int]:
     tokens = ceil(in_flight / serving.dp) * length
     cache = tokens * _cache_bytes(served) * model.layers / serving.pp
     return int(layers + ends / min(serving.pp, 2)), int(cache)
+
+
+def _stored_bytes(served: ServedModel, linear: Linear) -> float:
+    """Bytes of an element of a weight matrix, with its scales."""
+    serving = served.serving
+    dtypes = {"attention": serving.attention_dtype, "expert": serving.expert_dtype}
+    width = DTYPE_BYTES[dtypes.get(linear.part, "") or served.dtype]
+    return width + SCALES.get(width, 0.0)
 
 
 def _split(serving: Serving, linear: Linear) -> int:
