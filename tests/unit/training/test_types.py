@@ -53,6 +53,11 @@ PUBLISHED = {
     "megatron-1t": (1008.0, 1008.0),
     "mixtral-8x7b": (46.7, 12.9),  # arXiv 2401.04088: 47B and 13B
     "deepseek-v3": (671.0, 37.6),  # arXiv 2412.19437: 671B and 37B
+    # arXiv 2508.10925: 116.83B, of which 5.13B without the input embedding
+    "gpt-oss-120b": (116.83, 5.71),
+    "minimax-m2.5": (229.0, 11.03),  # model card: 229B in the files, and 10B with neither embedding
+    "qwen3-32b": (32.8, 32.8),  # model card of Qwen3-32B
+    "qwen3-235b": (235.0, 22.2),  # arXiv 2505.09388: 235B and 22B
 }
 
 
