@@ -3,13 +3,14 @@
 On a GPU, PyTorch uses the flash or the memory-efficient kernel, for which DTensor has rules, and
 ``context_parallel`` a ring of ranks; on the CPU it uses another kernel.
 
-For an operator on a list of tensors, DTensor looks through all of them once for each of them; here
-it does so once.
+For an operator on a list of tensors, such as those of optimizers, DTensor looks through all of them
+once for each of them, and works out the placements of equal tensors again; here it does so once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ from torch.distributed.tensor import (
     _sharding_prop,
     placement_types,
 )
+from torch.distributed.tensor._ops import single_dim_strategy
+from torch.distributed.tensor._ops import utils as placement_utils
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.experimental._context_parallel import _attention as context_parallel
 
@@ -112,13 +115,42 @@ def _look_once(standard: Callable[[Any, Any], None]) -> Callable[[Any, Any], Non
     return correct
 
 
+def _work_out_once(standard: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """A function that works out placements from a schema, its argument at ``place``: remembered
+    with the schema, which DTensor keeps for equal tensors of one list.
+    """
+    name = f"_simcoll_{standard.__name__}"
+
+    @functools.wraps(standard, updated=())
+    def work_out(*args: Any, **options: Any) -> Any:
+        schema = args[place]
+        others = (*args[:place], *args[place + 1 :], options)
+        earlier, result = vars(schema).get(name, (None, None))
+        if earlier is None or earlier != others:
+            result = standard(*args, **options)
+            setattr(schema, name, (others, result))
+        return result
+
+    return work_out
+
+
+def _quicken_lists(undo: contextlib.ExitStack) -> None:
+    """Let DTensor work out placements once for equal tensors of a list."""
+    for module, name, change in (
+        (_sharding_prop, "_propagate_use_strided_shard_flag", _look_once),
+        (single_dim_strategy, "_PreparedSingleDimStrategy", lambda make: _work_out_once(make, 1)),
+        (placement_utils, "expand_to_full_mesh_op_strategy", lambda find: _work_out_once(find, 1)),
+        (single_dim_strategy, "_resolve_foreach_elementwise_overload", functools.cache),
+    ):
+        standard = getattr(module, name, None)
+        if standard is not None:
+            undo.callback(setattr, module, name, standard)
+            setattr(module, name, change(standard))
+
+
 def add_sharding_rules(undo: contextlib.ExitStack) -> None:
     """Register the rules for the duration of the run, unless DTensor has them."""
-    name = "_propagate_use_strided_shard_flag"
-    standard = getattr(_sharding_prop, name, None)
-    if standard is not None:
-        undo.callback(setattr, _sharding_prop, name, standard)
-        setattr(_sharding_prop, name, _look_once(standard))
+    _quicken_lists(undo)
     propagator = DTensor._op_dispatcher.sharding_propagator
     for operator in (_ATTENTION, _BACKWARD):
         if operator not in context_parallel.custom_ops:

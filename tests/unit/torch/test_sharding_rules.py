@@ -181,3 +181,24 @@ def test_collections_of_garbage_look_through_what_the_run_has_made():
     frozen = backend.spawn(lambda *_: gc.get_freeze_count(), 1).returns[0]
     assert frozen > 10_000
     assert gc.get_freeze_count() == frozen_before
+
+
+def test_placements_of_equal_tensors_are_worked_out_once():
+    """And again for a schema that differs, or other arguments."""
+    calls = []
+
+    def work_out(mesh, schema, *, inplace):
+        calls.append((mesh, schema, inplace))
+        return [len(calls)]
+
+    quick = sharding_rules._work_out_once(work_out, 1)
+    first, second = SimpleNamespace(), SimpleNamespace()
+    results = [
+        quick("mesh", first, inplace=False),
+        quick("mesh", first, inplace=False),
+        quick("mesh", second, inplace=False),
+        quick("mesh", first, inplace=True),
+        quick("other mesh", first, inplace=True),
+    ]
+    assert results == [[1], [1], [2], [3], [4]]
+    assert results[0] is results[1]
