@@ -5,6 +5,7 @@ not look.
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -103,8 +104,13 @@ def test_a_comparison_with_a_misspelt_word_is_an_error_of_mypy(tmp_path):
         assert "[comparison-overlap]" in error
 
 
+@cache
 def containers():
     """``(place, words)`` of every ``in ("a", "b")`` of strings alone."""
+    return tuple(string_containers())
+
+
+def string_containers():
     for package in ("simcoll", "realcoll"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -389,10 +389,10 @@ def test_a_huge_log_in_little_memory(tmp_path, noise):
     with path.open("w") as stream:
         for row in rows:
             stream.write(row + "\n")
-            while stream.tell() < 5 * 2**20 * (rows.index(row) + 1) / len(rows):
+            while stream.tell() < 2 * 2**20 * (rows.index(row) + 1) / len(rows):
                 stream.write(filler)
             stream.write("\n")
-    assert path.stat().st_size > 5 * 10**6
+    assert path.stat().st_size > 2 * 10**6
     tracemalloc.start()
     log = load_log(path)
     peak = tracemalloc.get_traced_memory()[1]
