@@ -78,9 +78,9 @@ def _verdict(cases: Sequence[Goodput]) -> Iterator[str]:
     yield from _step_error(leader)
 
 
-def _noise(case: Goodput, other: Goodput) -> float:
+def _noise(case: Goodput, rival: Goodput) -> float:
     """The difference of two goodputs that the seeds do not tell from none."""
-    return NOISE * math.hypot(case.error, other.error)
+    return NOISE * math.hypot(case.error, rival.error)
 
 
 def _as_cheap(case: Goodput, cheapest: Goodput) -> bool:
@@ -92,24 +92,26 @@ def _as_cheap(case: Goodput, cheapest: Goodput) -> bool:
         return True
     if case.ideal_tokens_per_second == cheapest.ideal_tokens_per_second:
         return False
+    if not (case.step_error and cheapest.step_error):
+        return False
     figure = "usd_per_mtoken"
-    results = [
+    best, rival = (
         {figure: option.usd_per_mtoken, "interval": option.step_error}
         for option in (cheapest, case)
-    ]
-    return all(option.step_error for option in (cheapest, case)) and is_tie(*results, figure)
+    )
+    return is_tie(best, rival, figure)
 
 
-def _ties(leader: Goodput, alike: Sequence[Goodput]) -> Iterator[str]:
+def _ties(leader: Goodput, candidates: Sequence[Goodput]) -> Iterator[str]:
     """The other cases that may be as good as the leader, by name where they are few."""
     from simcoll.units import counted
 
-    others = [case for case in alike if case is not leader]
-    if not others:
+    ties = [case for case in candidates if case is not leader]
+    if not ties:
         return
-    verb = "is a tie" if len(others) == 1 else "are ties"
-    names = f": {'; '.join(map(_values, others))}" if len(others) <= NAMED else ""
-    yield f"{counted(len(others), 'other case')} {verb} with it, within the noise{names}."
+    verb = "is a tie" if len(ties) == 1 else "are ties"
+    names = f": {'; '.join(map(_values, ties))}" if len(ties) <= NAMED else ""
+    yield f"{counted(len(ties), 'other case')} {verb} with it, within the noise{names}."
 
 
 def _step_error(case: Goodput) -> Iterator[str]:

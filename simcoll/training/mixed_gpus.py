@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from simcoll.errors import ConfigError
 from simcoll.training.design import Design
+from simcoll.training.evidence import rate_lines, rates_of
 from simcoll.training.gpu import Gpu
 from simcoll.training.layers import layer_of
 
@@ -50,12 +51,14 @@ def rank_factors(design: Design) -> dict[int, float]:
 
 
 def mixed_notes(design: Design) -> Iterator[str]:
-    """A note for each other kind of GPU."""
+    """A note for each other kind of GPU, and what its rates rest on."""
     for ranks, gpu in design.other_gpus:
         yield (
             f"ranks {ranks.start} to {ranks.stop - 1} are {gpu.name}: their layers take "
             f"{_ratio(design, gpu):.2f} times as long; links are those of the topology"
         )
+        for line in rate_lines(gpu.name, rates_of(replace(design, gpu=gpu))):
+            yield f"rates: {line}"
 
 
 def _ratio(design: Design, gpu: Gpu) -> float:

@@ -44,6 +44,8 @@ TIME_POWERS = {
 PRICE_POWERS = {"usd_per_hour": 1, "usd_per_mtoken": 1, "usd": 1, "tokens_per_dollar": -1}
 PRICE_POWERS["goodput_tokens_per_dollar"] = -1
 """The power of the cost of an hour in a figure."""
+MOST_RIVALS = 8
+"""Alternatives beside the best whose intervals are printed; the report has those of all."""
 SMALL = 0.005
 """Relative difference below which two designs print as equal without an interval."""
 
@@ -185,13 +187,8 @@ def interval_lines(figure: str, best: Sequence[Row], *, verbose: bool = False) -
     verbose
         Add the class of designs whose errors the intervals are of.
     """
-    leader, merit = best[0]["result"], FIGURES[figure]
-    spans = []
-    for share in ("90", "50"):
-        span = interval_of(leader, figure, share)
-        if span:
-            low, high = (merit.end_text(end) for end in span)
-            spans.append(f"{share} % within {low} to {high} {merit.unit}".rstrip())
+    leader = best[0]["result"]
+    spans = _spans(leader, figure)
     if spans:
         errors = leader["interval"]["of"]
         if not verbose:
@@ -199,13 +196,31 @@ def interval_lines(figure: str, best: Sequence[Row], *, verbose: bool = False) -
         yield f"best: {', '.join(spans)}, by {errors}"
         if sentence := bias_sentence(leader["interval"]["50"]):
             yield f"best: {sentence}"
+    rivals = alternatives_of(best)[1:]
+    for rival in rivals if len(rivals) <= MOST_RIVALS else ():
+        if rival_spans := _spans(rival.result, figure):
+            yield f"{rival.name}: {', '.join(rival_spans)}"
     ties = sum(is_tie(leader, row["result"], figure) for row in best[1:])
     if ties:
+        designs = f"{ties:,} of the {len(best) - 1:,} other designs"
+        if len(best) == 2:
+            designs = "the other design"
         verb = "is" if ties == 1 else "are"
         yield (
-            f"{ties:,} of the {len(best) - 1:,} other designs {verb} a tie with the best by "
-            f"{merit.title}: such differences are within their error"
+            f"{designs} {verb} a tie with the best by {FIGURES[figure].title}: such differences "
+            "are within their error"
         )
+
+
+def _spans(result: Mapping[str, Any], figure: str) -> list[str]:
+    """The 90 and 50 % intervals of a figure in words; none without errors of its class."""
+    merit = FIGURES[figure]
+    spans = []
+    for share in ("90", "50"):
+        if span := interval_of(result, figure, share):
+            low, high = (merit.end_text(end) for end in span)
+            spans.append(f"{share} % within {low} to {high} {merit.unit}".rstrip())
+    return spans
 
 
 def verdict(

@@ -554,7 +554,7 @@ def _gpu_rows(design: Design) -> Iterator[tuple[str, str, str]]:
     gpu = design.gpu
     for place in gpu.values:
         word = gpu.evidence.get(place, "unstated")
-        source = f"{word}: {gpu.sources.get(place, '')}"
+        source = f"{word}: {gpu.sources.get(place, '').removeprefix(f'{word}: ')}"
         yield f"GPU {gpu.name}: {place}", gpu.format_number(place), source
     for rate in rates_of(design):
         if rate.place not in gpu.values:

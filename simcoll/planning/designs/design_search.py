@@ -235,9 +235,11 @@ def best_of(rows: Sequence[Row], space: Space) -> tuple[list[Row], list[Row]]:
             f"; {missing.name}{': ' * bool(missing.name)}{missing.reason}"
             for missing in missing_alternatives(rows)
         )
+        counts = [tight_of(rows)] if tight_of(rows) else []
+        if wrong:
+            counts.append(f"{wrong:,} {'is' if wrong == 1 else 'are'} impossible")
         raise ConfigError(
-            f"none of {len(rows):,} designs ran: {tight_of(rows) or '0 do not fit'}; {wrong:,} are "
-            f"impossible{reasons}",
+            f"none of {len(rows):,} designs ran: {'; '.join(counts)}{reasons}",
             file=space.file,
         )
     figures = front_figures(space, ran[0]["result"])
@@ -266,7 +268,9 @@ def tight_of(rows: Sequence[Row]) -> str:
         if fits != "yes":
             units.setdefault(fits.partition(" of ")[2].partition(" ")[2], []).append(fits)
     return ", ".join(
-        f"{len(reasons):,} do{'es' * (len(reasons) == 1)} not fit, such as {reasons[0]}"
+        f"1 does not fit: {reasons[0]}"
+        if len(reasons) == 1
+        else f"{len(reasons):,} do not fit, such as {reasons[0]}"
         for reasons in units.values()
     )
 

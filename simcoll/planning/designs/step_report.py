@@ -215,7 +215,7 @@ def _origins(calls: Sequence[CallTime], *, verbose: bool) -> Iterator[str]:
     for call in calls[:SHOWN_CALLS]:
         if call.errors_of:
             errors = call.errors_of if verbose else f"{without_class(call.errors_of)} (-v: which)"
-            yield f"90 % interval: {errors}"
+            yield f"90 % intervals of collectives: {errors}"
     for call in calls:
         for guess in filter(None, call.assumed.split("; ")):
             yield f"assumed: {guess}"

@@ -6,6 +6,13 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+// As many columns of a legend as its longest name leaves room for; Vega cuts what is wider off.
+function legendColumns(spec, width) {
+  const field = spec.encoding?.color?.field, values = spec.data?.values ?? [];
+  const letters = Math.max(1, ...values.map((value) => String(value[field] ?? "").length));
+  return Math.max(1, Math.min(4, Math.floor((width - 130) / (7 * letters + 30))));
+}
+
 function drawn(spec) {
   const ink = colour("--ink"), soft = colour("--soft"), line = colour("--line");
   const text = { labelColor: ink, titleColor: ink, labelFontSize: 12, titleFontSize: 12 };
@@ -19,7 +26,7 @@ function drawn(spec) {
       font: "system-ui, sans-serif",
       view: { stroke: line },
       axis: { ...text, gridColor: line, domainColor: soft, tickColor: soft, labelLimit: labels, labelFlush: false, labelSeparation: 8 },
-      legend: { ...text, orient: "bottom", columns: narrow ? 1 : 4, labelLimit: 260, symbolBaseFillColor: ink, symbolBaseStrokeColor: ink },
+      legend: { ...text, orient: "bottom", columns: narrow ? 1 : legendColumns(spec, document.body.clientWidth), labelLimit: 260, symbolBaseFillColor: ink, symbolBaseStrokeColor: ink },
       title: { color: ink },
       header: text,
       rule: { color: soft },

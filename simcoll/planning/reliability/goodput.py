@@ -195,7 +195,9 @@ def goodput_grid(path: Path) -> tuple[str, PointGrid]:
             tokens = number_of(content.tokens, "$.tokens") if content.tokens else 0
             span_us = _span_us(content, tokens, case.tokens_per_second)
             _refuse_too_many(job, span_us)
-        interval = None if case.design is None else case.design.interval
+        interval = None
+        if case.design is not None and not content.job.tokens_per_second:
+            interval = case.design.interval
         shared = {
             "case": chosen,
             "job": asdict(job),

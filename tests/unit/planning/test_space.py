@@ -324,14 +324,14 @@ def test_a_note_on_some_designs_names_the_first():
 def test_what_does_not_fit_is_counted_by_limit(tmp_path):
     rows = [row_of("a", 1, 1, 1)] + [{"result": {"fits": f"{gib}.0 of 8.0 GiB"}} for gib in (9, 12)]
     assert tight_of(rows[:1]) == ""
-    both = "2 do not fit, such as 9.0 of 8.0 GiB, 1 does not fit, such as 16.0 of 10.0 $ an hour"
+    both = "2 do not fit, such as 9.0 of 8.0 GiB, 1 does not fit: 16.0 of 10.0 $ an hour"
     assert (
         tight_of([*rows, {"result": {"fits": "16.0 of 10.0 $ an hour"}}, {"error": "no"}]) == both
     )
     impossible = [{"point": {"case": {"alternative": name}}, "error": "no"} for name in "AAB"]
     with pytest.raises(
         ConfigError,
-        match="none of 3 designs ran: 0 do not fit; 3 are impossible; A: no design is possible: "
+        match="none of 3 designs ran: 3 are impossible; A: no design is possible: "
         "no; B: no design is possible: no",
     ):
         best_of(impossible, space_of(tmp_path))

@@ -158,5 +158,7 @@ def test_designs_of_one_class_are_a_tie_within_the_error_of_differences():
 def test_the_lines_of_a_plan_count_ties():
     lines = list(interval_lines("days", [row("a", 10.0), row("b", 10.4), row("c", 10.6)]))
     assert lines[0] == "best: 90 % within 9 to 11 days, 50 % within 9 to 11 days, by it"
-    assert lines[1].startswith("1 of the 2 other designs is a tie with the best by time to train")
+    assert lines[1] == "b: 90 % within 9.36 to 11.4 days, 50 % within 9.36 to 11.4 days"
+    assert lines[2].startswith("c: 90 % within ")
+    assert lines[3].startswith("1 of the 2 other designs is a tie with the best by time to train")
     assert interval_of(row("a", 10.0)["result"], "memory_gib") is None
