@@ -7,17 +7,21 @@ the first one moved with it: transfers of different shares never touch one chunk
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from simcoll.core.schedule import SYNC, Repeat, Schedule, Step, lowered
+from simcoll.core.schedule import Repeat, Schedule, Step
 
-__all__ = ["MANY_CELLS", "FirstShare", "one_share"]
+__all__ = ["MANY_CELLS", "FirstShare", "one_share", "steps_without_repeats"]
 
 MANY_CELLS = 1 << 22
 """Up to this number of chunks on all ranks, following all takes less than half a second."""
+MOST_TRANSFERS = 1 << 22
+"""Limit of the transfers of a share that are held in memory: 240 MB."""
 
 
 class FirstShare(NamedTuple):
@@ -28,65 +32,138 @@ class FirstShare(NamedTuple):
     steps: int
 
 
+class _ShareSizes(NamedTuple):
+    """Number of shares, channels and chunks of each, and chunks of all."""
+
+    shares: int
+    lanes: int
+    width: int
+    chunks: int
+
+
 def one_share(schedule: Schedule) -> FirstShare | None:
     """The first of many equal shares; None if chunks are few, or shares are not alike."""
     layout = schedule.layout
     few = schedule.nranks * layout.size <= MANY_CELLS
-    if few or layout.collective.nblocks != 1 or layout.scratch.size:
+    if few or layout.collective.nblocks != 1 or layout.scratch.size or schedule.nchannels == 1:
         return None
-    if any(isinstance(block, Repeat) for block in schedule.blocks()):
-        return None
+    # A combinator may say of what the shares are copies. This is compared, too, and saves holding
+    # the first share in memory.
+    model = getattr(schedule.source, "schedule", None)
+    if isinstance(model, Schedule):
+        return _as_copies_of(model, schedule)
     for shares in range(schedule.nchannels, 1, -1):
         if schedule.nchannels % shares or layout.chunks % shares:
             continue
-        steps = _steps_of_first(schedule, shares)
+        cut = _cut(schedule, shares)
+        steps = _steps_of_first(schedule, cut)
         if steps is not None:
-            return FirstShare(_share(schedule, shares, steps), shares, len(steps))
+            share = replace(
+                schedule,
+                layout=replace(layout, chunks=cut.width),
+                source=_Kept(steps),
+                nchannels=cut.lanes,
+            )
+            share.skip_checks()  # the whole schedule has been checked
+            return FirstShare(share, shares, len(steps))
     return None
 
 
-def _steps_of_first(schedule: Schedule, shares: int) -> list[Step] | None:
-    """The steps of the first share; None if another one has different transfers."""
+class _Kept:
+    """A source of steps that are held in memory."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        self.steps = steps
+
+    def __call__(self) -> Iterable[Step]:
+        return self.steps
+
+
+def _cut(schedule: Schedule, shares: int) -> _ShareSizes:
     chunks = schedule.layout.chunks
-    width = chunks // shares
-    lanes = schedule.nchannels // shares
-    steps = []
-    for _, step in lowered(schedule, as_given=True):
-        region, place = np.divmod(step.dst_chunk, chunks)
-        from_region, from_place = np.divmod(step.src_chunk, chunks)
-        share, within = np.divmod(place, width)
-        own_channels = np.array_equal(step.channel // lanes, share)
-        own_chunks = np.array_equal(from_place, place) and (within + step.count <= width).all()
-        if not (own_channels and own_chunks) or (step.op >= SYNC).any() or len(step) % shares:
-            return None
-        channel = step.channel % lanes
-        columns = (
-            step.src_rank,
-            from_region * width + within,
-            step.dst_rank,
-            region * width + within,
-            step.count,
-            step.op,
-            channel,
-        )
-        order = np.argsort(share, kind="stable").reshape(shares, -1)
-        rows_per_share = np.bincount(share, minlength=shares)
-        of_shares = [column[order] for column in columns]
-        if (rows_per_share != order.shape[1]).any() or not all(
-            (values == values[:1]).all() for values in of_shares
-        ):
-            return None
-        steps.append(Step(*(values[0] for values in of_shares)))
-    return steps
+    return _ShareSizes(shares, schedule.nchannels // shares, chunks // shares, chunks)
 
 
-def _share(schedule: Schedule, shares: int, steps: list[Step]) -> Schedule:
-    layout = schedule.layout
-    share = replace(
-        schedule,
-        layout=replace(layout, chunks=layout.chunks // shares),
-        source=lambda: steps,
-        nchannels=schedule.nchannels // shares,
+def _as_copies_of(model: Schedule, schedule: Schedule) -> FirstShare | None:
+    """The model, if the schedule consists of copies of it, transfer by transfer."""
+    shares = schedule.nchannels // model.nchannels
+    cut = _cut(schedule, shares)
+    layout = model.layout
+    if (
+        layout.collective != schedule.collective
+        or (cut.lanes, cut.width) != (model.nchannels, layout.chunks)
+        or (shares * cut.lanes, shares * cut.width) != (schedule.nchannels, cut.chunks)
+        or layout.scratch.size
+        or shares == 1
+    ):
+        return None
+    steps = 0
+    for step, of_share in zip_longest(
+        steps_without_repeats(schedule), steps_without_repeats(model)
+    ):
+        if step is None or of_share is None or not _has_copies(step, of_share, cut):
+            return None
+        steps += 1
+    return FirstShare(model, shares, steps)
+
+
+def steps_without_repeats(schedule: Schedule) -> Iterator[Step | None]:
+    """The checked steps, with aliases resolved; a None, and the end, at the first repeat."""
+    for number, block in enumerate(schedule.blocks()):
+        if isinstance(block, Repeat):
+            yield None
+            return
+        if not schedule.known.checked:
+            schedule.check_block(number, block)
+        yield schedule.layout.one_address(block)
+    schedule.skip_checks()
+
+
+def _has_copies(step: Step, of_share: Step, cut: _ShareSizes) -> bool:
+    """Whether a step has the transfers of one share in each: share by share, or each transfer in
+    all of them.
+    """
+    if len(step) != cut.shares * len(of_share):
+        return False
+    share = np.arange(cut.shares)[:, None]
+    copied: list[Any] = [of_share.src_rank, of_share.dst_rank, of_share.count, of_share.op]
+    for chunk in (of_share.src_chunk, of_share.dst_chunk):
+        region, place = np.divmod(chunk, cut.width)
+        copied.append(region * cut.chunks + place + share * cut.width)
+    copied.append(of_share.channel + share * cut.lanes)
+    columns: list[Any] = [step.src_rank, step.dst_rank, step.count, step.op]
+    columns += [step.src_chunk, step.dst_chunk, step.channel]
+    by_share = all(
+        (column.reshape(cut.shares, -1) == values).all()
+        for column, values in zip(columns, copied, strict=True)
     )
-    share.skip_checks()  # the whole schedule has been checked
-    return share
+    if by_share:
+        return True
+    order = np.argsort(step.channel // cut.lanes, kind="stable").reshape(cut.shares, -1)
+    return all(
+        (column[order] == values).all() for column, values in zip(columns, copied, strict=True)
+    )
+
+
+def _steps_of_first(schedule: Schedule, cut: _ShareSizes) -> list[Step] | None:
+    """The steps of the first share; None if another one has different transfers, or they are
+    many.
+    """
+    steps = []
+    transfers = 0
+    for step in steps_without_repeats(schedule):
+        if step is None:
+            return None
+        row = np.flatnonzero(step.channel < cut.lanes)
+        few = step.rows(row)
+        src, dst = (
+            chunk // cut.chunks * cut.width + np.minimum(chunk % cut.chunks, cut.width - 1)
+            for _, chunk in few.ends
+        )
+        of_share = replace(few, src_chunk=src, dst_chunk=dst)
+        transfers += len(row)
+        crosses = any((chunk % cut.width + few.count > cut.width).any() for chunk in (src, dst))
+        if crosses or transfers > MOST_TRANSFERS or not _has_copies(step, of_share, cut):
+            return None
+        steps.append(of_share)
+    return steps

@@ -7,31 +7,33 @@ an all_reduce and what its outputs must hold are: a piece that ends right implie
 does.
 
 A renumbering of the ranks follows from the image of rank 0, along the messages: the partner of an
-image is the image of the partner. That of the pieces follows from a step in which each rank
-receives another range. Both are guesses, which :func:`maps_onto_itself` checks on every transfer.
+image is the image of the partner. That of the pieces follows from a step in which every rank
+receives a range of its own. Both are guesses, which :func:`maps_onto_itself` checks on every
+transfer. The steps may be many, so each pass looks at one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from simcoll.arrays import Ints
-from simcoll.core.schedule import SYNC, Repeat, Schedule, Step, lowered
+from simcoll.core.schedule import SYNC, Schedule, Step
 from simcoll.core.step import spread
-from simcoll.proving.copied_shares import MANY_CELLS
+from simcoll.proving.copied_shares import MANY_CELLS, steps_without_repeats
 
-__all__ = ["Renumbering", "maps_onto_itself", "one_of_images", "renumberings"]
+__all__ = ["Renumbering", "StepRanges", "maps_onto_itself", "one_of_images", "ranges_of_steps"]
 
 SAVED = 4
 """Least number of pieces for each that is followed."""
-MOST_TRANSFERS = 1 << 22
-"""Limit of the transfers of all steps: 300 MB."""
 MOST_PLACES = 1 << 24
 """Limit of the lengths of all ranges of a step."""
+MOST_PARTNERS = 64
+"""Limit of the different pairings from which the renumberings of the ranks are guessed."""
+WORD_BITS = 62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,27 +47,56 @@ class Renumbering:
     piece: Ints
 
 
-class _MovedRanges(NamedTuple):
-    """The distinct ranges of pieces that the transfers of a step move."""
-
-    start: Ints
-    length: Ints
-    of_row: Ints
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class _StepRanges:
-    """The transfers of a step whose ends have one range of pieces.
+class StepRanges:
+    """The transfers of a step, and the ranges of pieces that they move.
 
     Attributes
     ----------
+    start, length
+        The different ranges, ascending.
+    of_row
+        Which of these a transfer moves.
     kind
         One number for all that a renumbering keeps: buffers, operation and channel.
     """
 
     step: Step
-    ranges: _MovedRanges
+    start: Ints
+    length: Ints
+    of_row: Ints
     kind: Ints
+
+
+class _Outline(NamedTuple):
+    """What a first pass over the steps shows.
+
+    Attributes
+    ----------
+    partners
+        Different pairings: the rank to which each rank sends, or from which it receives; -1 for
+        ranks without one.
+    homes
+        The ranges of the step that partitions the vector most finely; none if no step does.
+    """
+
+    steps: int
+    transfers: int
+    partners: list[Ints]
+    homes: _Homes | None
+
+
+class _Homes(NamedTuple):
+    """Ranges that partition the vector: which rank receives each, on which channel.
+
+    ``number``: of the range of every rank on every channel; -1 if there is none.
+    """
+
+    rank: Ints
+    channel: Ints
+    start: Ints
+    length: Ints
+    number: Ints
 
 
 def one_of_images(schedule: Schedule) -> tuple[list[Schedule], int, int]:
@@ -85,82 +116,108 @@ def one_of_images(schedule: Schedule) -> tuple[list[Schedule], int, int]:
         or schedule.nranks * layout.size <= MANY_CELLS
     ):
         return [], 0, 0
-    steps = _transfers(schedule)
-    if steps is None:
+    outline = _outline(schedule)
+    if outline is None or outline.homes is None or not outline.partners:
         return [], 0, 0
     orbit = np.arange(layout.chunks)
     images = []
-    for renumbering in renumberings(schedule, steps):
+    for renumbering in _renumberings(schedule, outline.partners, outline.homes):
         images.append(renumbering.piece)
-        orbit = _joined_orbits(orbit, renumbering.piece)
+        orbit = _merge_orbits(orbit, renumbering.piece)
     leaders = np.unique(orbit)
     pieces = np.unique(np.concatenate([leaders, *(image[leaders] for image in images)]))
     if SAVED * len(pieces) > layout.chunks:
         return [], 0, 0
-    return [_restrict(schedule, steps, pieces)], len(steps), sum(len(moves.step) for moves in steps)
+    return [_restrict(schedule, pieces)], outline.steps, outline.transfers
 
 
-def _transfers(schedule: Schedule) -> list[_StepRanges] | None:
-    """The transfers of every step; None if one changes its piece, or they are many."""
+def ranges_of_steps(schedule: Schedule) -> Iterator[StepRanges | None]:
+    """The ranges that every step moves; a None, and the end, at a repeat, at a transfer that
+    changes its piece, and at one that is not a copy or reduction.
+    """
     chunks = schedule.layout.chunks
-    if any(isinstance(block, Repeat) for block in schedule.blocks()):
-        return None
-    steps = []
-    transfers = 0
-    for _, step in lowered(schedule, as_given=True):
-        transfers += len(step)
+    for step in steps_without_repeats(schedule):
+        if step is None or (step.op >= SYNC).any():
+            yield None
+            return
         to_buffer, place = np.divmod(step.dst_chunk, chunks)
         from_buffer, from_place = np.divmod(step.src_chunk, chunks)
-        if transfers > MOST_TRANSFERS or (step.op >= SYNC).any():
-            return None
-        if not np.array_equal(place, from_place) or (place + step.count > chunks).any():
-            return None
         key, of_row = np.unique(place * (chunks + 1) + step.count, return_inverse=True)
         start, length = np.divmod(key, chunks + 1)
-        if int(length.sum()) > MOST_PLACES:
-            return None
+        kept = np.array_equal(place, from_place) and not (start + length > chunks).any()
+        if not kept or (length < 1).any() or int(length.sum()) > MOST_PLACES:
+            yield None
+            return
         kind = ((step.channel * 2 + from_buffer) * 2 + to_buffer) * SYNC + step.op
-        steps.append(_StepRanges(step, _MovedRanges(start, length, of_row.reshape(-1)), kind))
-    return steps
+        yield StepRanges(step, start, length, of_row.reshape(-1), kind)
 
 
-def renumberings(schedule: Schedule, steps: list[_StepRanges]) -> Iterator[Renumbering]:
+def _outline(schedule: Schedule) -> _Outline | None:
+    """A first pass; None for schedules whose transfers do not keep their pieces."""
+    partners: dict[bytes, Ints] = {}
+    homes: _Homes | None = None
+    steps = transfers = 0
+    for moves in ranges_of_steps(schedule):
+        if moves is None:
+            return None
+        steps, transfers = steps + 1, transfers + len(moves.step)
+        if len(partners) < MOST_PARTNERS:
+            partners |= {partner.tobytes(): partner for partner in _partners(schedule, moves.step)}
+        finer = homes is None or len(moves.step) > len(homes.rank)
+        homes = (_homes(schedule, moves) if finer else None) or homes
+    return _Outline(steps, transfers, list(partners.values()), homes)
+
+
+def _partners(schedule: Schedule, step: Step) -> Iterator[Ints]:
+    """For every channel of a step, the only rank to which each rank sends, and the only one from
+    which it receives.
+    """
+    away = step.src_rank != step.dst_rank
+    for channel in np.unique(step.channel[away]).tolist():
+        rows = np.flatnonzero(away & (step.channel == channel))
+        src, dst = step.src_rank[rows], step.dst_rank[rows]
+        for ends, peers in ((src, dst), (dst, src)):
+            partner = np.full(schedule.nranks, -1, np.int64)
+            partner[ends] = peers
+            if np.count_nonzero(partner >= 0) == len(ends):
+                yield partner
+
+
+def _homes(schedule: Schedule, moves: StepRanges) -> _Homes | None:
+    """The ranges of a step in which each rank receives another one on each channel, and that
+    partition the vector.
+    """
+    step, start, length = moves.step, moves.start, moves.length
+    edges = np.append(start[1:], schedule.layout.chunks)
+    if len(start) != len(step) or start[0] or not np.array_equal(start + length, edges):
+        return None
+    if (step.src_rank == step.dst_rank).any():
+        return None
+    number = np.full((schedule.nranks, schedule.nchannels), -1, np.int64)
+    number[step.dst_rank, step.channel] = np.arange(len(step))
+    if np.count_nonzero(number >= 0) < len(step):
+        return None
+    row = moves.of_row
+    return _Homes(step.dst_rank, step.channel, start[row], length[row], number)
+
+
+def _renumberings(schedule: Schedule, partners: list[Ints], homes: _Homes) -> Iterator[Renumbering]:
     """Checked renumberings that map rank 0 to ranks 1, 2, 4, ..., as far as each is needed to
     reach its rank.
+
+    Each is first assumed to be right, so that one pass checks several.
     """
-    n = schedule.nranks
-    partners = _partners(n, steps)
-    homes = _homes(n, schedule.layout.chunks, steps)
-    if not partners or homes is None:
-        return
-    orbit = np.arange(n)
-    for image in (1 << bit for bit in range((n - 1).bit_length())):
+    orbit = np.arange(schedule.nranks)
+    guesses = []
+    for image in (1 << bit for bit in range((schedule.nranks - 1).bit_length())):
         if orbit[image] == orbit[0]:
             continue
         rank = _along(partners, image)
         piece = None if rank is None else _pieces_of(homes, rank)
-        if rank is None or piece is None:
-            continue
-        renumbering = Renumbering(rank, piece)
-        if maps_onto_itself(renumbering, steps):
-            orbit = _joined_orbits(orbit, rank)
-            yield renumbering
-
-
-def _partners(nranks: int, steps: list[_StepRanges]) -> list[Ints]:
-    """For every step with messages, the only rank to which each rank sends, and the only one from
-    which it receives; -1 if there is none.
-    """
-    partners = []
-    for moves in steps:
-        away = moves.step.src_rank != moves.step.dst_rank
-        src, dst = moves.step.src_rank[away], moves.step.dst_rank[away]
-        for ends, peers in ((src, dst), (dst, src)):
-            if len(ends) and len(np.unique(ends)) == len(ends):
-                partner = np.full(nranks, -1, np.int64)
-                partner[ends] = peers
-                partners.append(partner)
-    return partners
+        if rank is not None and piece is not None:
+            guesses.append(Renumbering(rank, piece))
+            orbit = _merge_orbits(orbit, rank)
+    yield from maps_onto_itself(guesses, ranges_of_steps(schedule))
 
 
 def _along(partners: list[Ints], image: int) -> Ints | None:
@@ -182,36 +239,9 @@ def _along(partners: list[Ints], image: int) -> Ints | None:
     return rank if np.array_equal(np.sort(rank), np.arange(n)) else None
 
 
-class _Homes(NamedTuple):
-    """Ranges that partition the vector, one received by each of some ranks."""
-
-    rank: Ints
-    start: Ints
-    length: Ints
-    of_rank: Ints
-
-
-def _homes(nranks: int, chunks: int, steps: list[_StepRanges]) -> _Homes | None:
-    """The ranges of the step that partitions the vector most finely; None if none does."""
-    finest: _Homes | None = None
-    for moves in steps:
-        start, length, of_row = moves.ranges
-        away = moves.step.src_rank != moves.step.dst_rank
-        once = len(start) == len(moves.step) and bool(away.all())
-        follow = np.array_equal(np.cumsum(length), np.append(start[1:], chunks))
-        ranks = moves.step.dst_rank
-        if not once or not follow or len(np.unique(ranks)) < len(ranks):
-            continue
-        if finest is None or len(ranks) > len(finest.rank):
-            of_rank = np.full(nranks, -1, np.int64)
-            of_rank[ranks] = np.arange(len(ranks))
-            finest = _Homes(ranks, start[of_row], length[of_row], of_rank)
-    return finest
-
-
 def _pieces_of(homes: _Homes, rank: Ints) -> Ints | None:
     """The renumbering of the pieces that moves ranges with the ranks that receive them."""
-    image = homes.of_rank[rank[homes.rank]]
+    image = homes.number[rank[homes.rank], homes.channel]
     if (image < 0).any() or not np.array_equal(homes.length[image], homes.length):
         return None
     row, offset = spread(homes.length)
@@ -220,47 +250,72 @@ def _pieces_of(homes: _Homes, rank: Ints) -> Ints | None:
     return piece
 
 
-def maps_onto_itself(renumbering: Renumbering, steps: list[_StepRanges]) -> bool:
-    """Whether a renumbering maps the transfers of every step onto themselves, each range of pieces
+def maps_onto_itself(
+    guesses: Iterable[Renumbering], steps: Iterable[StepRanges | None]
+) -> list[Renumbering]:
+    """Those renumberings that map the transfers of every step onto themselves, each range of pieces
     onto a range.
     """
-    for permutation in (renumbering.rank, renumbering.piece):
-        if not np.array_equal(np.sort(permutation), np.arange(len(permutation))):
-            return False
-    return all(_maps_step(renumbering, moves) for moves in steps)
+    right = [
+        guess
+        for guess in guesses
+        if all(
+            np.array_equal(np.sort(permutation), np.arange(len(permutation)))
+            for permutation in (guess.rank, guess.piece)
+        )
+    ]
+    for moves in steps:
+        if moves is None or not right:
+            return []
+        src, dst = (rank for rank, _ in moves.step.ends)
+        order = _ascending(moves, len(right[0].rank), src, dst, moves.of_row)
+        right = [guess for guess in right if _maps_step(guess, moves, order)]
+    return right
 
 
-def _maps_step(renumbering: Renumbering, moves: _StepRanges) -> bool:
-    start, length, of_row = moves.ranges
-    nonempty = length > 0
-    if not nonempty.all():
-        return False
-    if not len(start):
-        return True
-    row, offset = spread(length)
-    begin = np.cumsum(length) - length
-    image = renumbering.piece[start[row] + offset]
+def _maps_step(renumbering: Renumbering, moves: StepRanges, order: tuple[Ints, ...]) -> bool:
+    """Whether a renumbering maps the transfers of a step, in ascending order, onto themselves."""
+    row, offset = spread(moves.length)
+    begin = np.cumsum(moves.length) - moves.length
+    image = renumbering.piece[moves.start[row] + offset]
     low = np.minimum.reduceat(image, begin)
     # A permutation maps a range to as many pieces, which are a range if they lie as close.
-    if (np.maximum.reduceat(image, begin) - low + 1 != length).any():
+    if (np.maximum.reduceat(image, begin) - low + 1 != moves.length).any():
         return False
-    step = moves.step
-    columns = moves.kind, step.count, start[of_row], step.dst_rank, step.src_rank
-    images = (
-        moves.kind,
-        step.count,
-        low[of_row],
-        renumbering.rank[step.dst_rank],
-        renumbering.rank[step.src_rank],
-    )
-    order, image_order = np.lexsort(columns), np.lexsort(images)
+    number = np.searchsorted(moves.start, low)
+    number = np.minimum(number, len(low) - 1)
+    if (np.diff(moves.start) == 0).any():  # ranges of several lengths begin at one piece
+        size = int(moves.length.max()) + 1
+        number = np.searchsorted(moves.start * size + moves.length, low * size + moves.length)
+        number = np.minimum(number, len(low) - 1)
+    exists = (moves.start[number] == low) & (moves.length[number] == moves.length)
+    if not exists.all():
+        return False
+    src, dst = (renumbering.rank[rank] for rank, _ in moves.step.ends)
+    images = _ascending(moves, len(renumbering.rank), src, dst, number[moves.of_row])
     return all(
-        np.array_equal(column[order], values[image_order])
-        for column, values in zip(columns, images, strict=True)
+        np.array_equal(column, of_images) for column, of_images in zip(order, images, strict=True)
     )
 
 
-def _joined_orbits(orbit: Ints, image: Ints) -> Ints:
+def _ascending(
+    moves: StepRanges, nranks: int, src: Ints, dst: Ints, number: Ints
+) -> tuple[Ints, ...]:
+    """The ends, ranges and kinds of transfers in ascending order, in as few numbers as hold
+    them.
+    """
+    columns = src, dst, number, moves.kind
+    limits = nranks, nranks, len(moves.start), int(moves.kind.max()) + 1
+    if sum(limit.bit_length() for limit in limits) > WORD_BITS:
+        order = np.lexsort(columns)
+        return tuple(column[order] for column in columns)
+    key = src
+    for column, limit in zip(columns[1:], limits[1:], strict=True):
+        key = key * limit + column
+    return (np.sort(key),)
+
+
+def _merge_orbits(orbit: Ints, image: Ints) -> Ints:
     """The least member of the orbit of every number, given those without one more permutation."""
     while True:
         lower, distant = orbit, image
@@ -275,21 +330,22 @@ def _joined_orbits(orbit: Ints, image: Ints) -> Ints:
         orbit = shared
 
 
-def _restrict(schedule: Schedule, steps: list[_StepRanges], pieces: Ints) -> Schedule:
+def _restrict(schedule: Schedule, pieces: Ints) -> Schedule:
     """The schedule of some pieces, ascending."""
     chunks, width = schedule.layout.chunks, len(pieces)
-    few = []
-    for moves in steps:
-        step = moves.step
-        start, length, of_row = moves.ranges
-        low = np.searchsorted(pieces, start)
-        count = (np.searchsorted(pieces, start + length) - low)[of_row]
-        rows = np.flatnonzero(count)
-        if not len(rows):
-            continue
-        chosen = step.rows(rows)
-        src, dst = (chunk // chunks * width + low[of_row][rows] for _, chunk in chosen.ends)
-        few.append(replace(chosen, src_chunk=src, dst_chunk=dst, count=count[rows]))
-    part = replace(schedule, layout=replace(schedule.layout, chunks=width), source=lambda: few)
+
+    def steps() -> Iterator[Step]:
+        for step in steps_without_repeats(schedule):
+            if step is None:
+                return
+            place = step.dst_chunk % chunks
+            low = np.searchsorted(pieces, place)
+            count = np.searchsorted(pieces, place + step.count) - low
+            rows = np.flatnonzero(count)
+            chosen = step.rows(rows)
+            src, dst = (chunk // chunks * width + low[rows] for _, chunk in chosen.ends)
+            yield replace(chosen, src_chunk=src, dst_chunk=dst, count=count[rows])
+
+    part = replace(schedule, layout=replace(schedule.layout, chunks=width), source=steps)
     part.skip_checks()  # the whole schedule has been checked
     return part
