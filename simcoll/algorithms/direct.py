@@ -109,8 +109,8 @@ def two_shot_all_reduce(collective: Collective) -> Schedule:
     rank = np.arange(n, dtype=np.int64)
     owner = rank[:, None]
     # A rank receives n copies of its own segment.
-    landing = np.repeat(owner, n, axis=1)
-    layout = Layout(collective, n, np.zeros_like(landing), landing)
+    landing = np.broadcast_to(owner, (n, n))
+    layout = Layout(collective, n, np.broadcast_to(0 * owner, (n, n)), landing)
 
     def steps() -> Iterator[Step]:
         yield transfers(rank, layout.input(0, owner), owner, layout.scratch_at(rank))

@@ -143,10 +143,15 @@ class Layout:
 
     def _check_slots(self, name: str, limit: int, domain: str) -> None:
         """Check and convert an array with an entry per scratch slot, or one such row per rank."""
-        values, n = whole_numbers(name, getattr(self, name), "iu"), self.collective.nranks
-        # Equal columns take the memory of one.
-        if values.ndim == 2 and values.shape[1] and (values == values[:, :1]).all():
-            values = np.broadcast_to(immutable(values[:, :1].copy()), values.shape)
+        slots, n = getattr(self, name), self.collective.nranks
+        if isinstance(slots, np.ndarray) and slots.ndim == 2 and slots.strides[1] == 0:
+            column = whole_numbers(name, slots[:, :1], "iu")
+            values: Ints = np.broadcast_to(immutable(column), slots.shape)
+        else:
+            values = whole_numbers(name, slots, "iu")
+            # Equal columns take the memory of one.
+            if values.ndim == 2 and values.shape[1] and (values == values[:, :1]).all():
+                values = np.broadcast_to(immutable(values[:, :1].copy()), values.shape)
         object.__setattr__(self, name, values)
         if values.ndim != 1 and (values.ndim != 2 or len(values) != n):
             raise ConfigError(

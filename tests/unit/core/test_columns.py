@@ -3,6 +3,7 @@ all else is refused.
 """
 
 import mmap
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -432,3 +433,24 @@ def test_waits_that_are_no_pairs_are_refused_in_words(waits):
 def test_buffers_that_are_no_numbers_are_refused_in_words(buffers):
     with pytest.raises(ConfigError, match="buffer"):
         RankProgram("x", 1, ((Lane(0, ()),),), buffers)
+
+
+def test_equal_columns_of_scratch_take_the_memory_of_one():
+    """A rank's slots all hold pieces of its own: n lists of n numbers, of which n are stored."""
+    n = 2048
+    column = np.arange(n)[:, None]
+    tracemalloc.start()
+    try:
+        layout = Layout(
+            simcoll.Collective("all_reduce", n),
+            n,
+            np.broadcast_to(np.zeros((n, 1), np.int64), (n, n)),
+            np.broadcast_to(column, (n, n)),
+        )
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert layout.scratch_pieces.shape == (n, n)
+    assert layout.scratch_pieces[5].tolist() == [5] * n
+    with pytest.raises(ValueError, match="read-only"):
+        layout.scratch_pieces[0, 0] = 1
