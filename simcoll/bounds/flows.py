@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simcoll.arrays import Array, Ints
+from simcoll.core.step import distinct
 
 if TYPE_CHECKING:
     from simcoll.topology import Topology
@@ -191,7 +192,7 @@ def egress(graph: FlowGraph, members: Ints) -> tuple[int, NDArray[np.bool_]]:
     """
     mine = np.zeros(graph.nvertices, dtype=bool)
     mine[graph.ranks[members]] = True
-    outsiders = np.setdiff1d(graph.ranks, graph.ranks[members])
+    outsiders = distinct(graph.ranks[~mine[graph.ranks]])
     if graph.nranks > FLOW_LIMIT:
         side = _greedy_side(graph, mine, outsiders)
     else:

@@ -1,5 +1,5 @@
-"""The way of array operations, where no compiler is installed: runs in lock-step, and many messages
-of one step.
+"""The way of array operations, for runs that are too small for the compiled loops, or where
+there are none: runs in lock-step, and many messages of one step.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from simcoll.core.facts import FactStore
 from simcoll.emulator.engine_choice import LITTLE
-from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
-from simcoll.emulator.fast_way import FastWay, play_concurrently, play_together
+from simcoll.emulator.fast_way import FastWay, beyond_loops, play_concurrently, play_together
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result
 from simcoll.errors import InternalError
@@ -22,9 +21,9 @@ IN_STEPS = "step by step, in numpy"
 
 def _play(request: Request) -> tuple[Result | None]:
     result, how = play_together(request), IN_STEPS
-    if result is None:
+    if result is None and request.summary.messages > LITTLE:
         result, how = play_concurrently(request), AT_ONCE
-    return (None if result is None else replace(result, path=f"{UNCOMPILED}; {how}"),)
+    return (None if result is None else replace(result, path=how),)
 
 
 _result_of: FactStore[Request, tuple[Result | None]] = FactStore(_play)
@@ -36,9 +35,9 @@ class ArrayWay:
     name = "fast"
 
     def refuses(self, request: Request) -> str | None:
-        """What the loops refuse, where they are compiled, and for other and for little runs."""
+        """What the loops refuse, for runs that are neither in lock-step nor of one step."""
         refusal = FastWay().refuses(request)
-        if COMPILED or request.observer is not None or request.summary.messages <= LITTLE:
+        if beyond_loops(request) or request.timeline is not None:
             return refusal
         return refusal if _result_of(request)[0] is None else None
 

@@ -45,7 +45,8 @@ which are known; and for runs without a compiler.
 """
 LITTLE = 256
 """The same for a single run, which must not ask whether the process has loaded the loops: two equal
-requests would differ. SimPy plays so many messages in 4 ms, the loops in 2 ms (ring all_reduce of 8
+requests would differ. Array operations play it in lock-step, if no two flows meet, and else SimPy.
+SimPy plays so many messages in 4 ms, the loops in 2 ms (ring all_reduce of 8
 to 96 ranks on DGX H100: 5 ms and 2 ms for 120 messages, 43 and 2 for 2,016, 327 and 4 for 18,336).
 So a loop over small runs loses 2 ms a run at most, and a process whose only run is larger loses the
 0.35 s of loading, once. With a limit of 1,000, the first would lose 15 ms a run.
@@ -102,8 +103,8 @@ class EngineWay(Protocol[Run_contra, Record_co]):
         """
 
     def play(self, request: Run_contra, /) -> Record_co:
-        """Play a request that it does not refuse; the result's ``path``, if it has one, says more
-        than the refusals.
+        """Play a request that it does not refuse; the result's ``path``, if it has one, is what it
+        says after the refusals.
         """
 
 

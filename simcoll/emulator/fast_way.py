@@ -13,7 +13,6 @@ from simcoll.core.facts import FactStore
 from simcoll.emulator.engine_choice import PACED, WATCHED, deep_fifo, few, is_little, is_short
 from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
 from simcoll.emulator.folding.remembered import memory_of, run_of_all
-from simcoll.emulator.interrupted import changes_of, cut_of_machine
 from simcoll.emulator.lockstep import LockStep, lockstep
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result, compiled_result
@@ -71,6 +70,8 @@ def _in_arrays(request: Request) -> bool:
     be the only one and is through before the compiled loops were loaded.
     """
     if not COMPILED:
+        return True
+    if request.engine != FastWay.name and is_little(request.summary.messages):
         return True
     alone = request.engine == "auto" and not request.protocols
     return alone and is_short(request.summary.steps, request.summary.messages)
@@ -178,6 +179,9 @@ def play_every(request: Request, timer: StepTimer | None = None) -> Result:
     already.
     """
     from simcoll.emulator.fast.driver import StepMachine  # imports numba
+
+    if request.timeline is not None:
+        from simcoll.emulator.interrupted import changes_of, cut_of_machine
 
     plan, topology, seen, timeline = (
         request.plan,

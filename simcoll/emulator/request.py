@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from simcoll.core.plan import Plan
-from simcoll.emulator.data.dataplane import Storage
-from simcoll.emulator.events.timeline import Timeline
-from simcoll.emulator.reference.ledger import Observer
 from simcoll.emulator.steps.step_columns import EVEN, PlanSummary, cache_key, summary
 from simcoll.topology import Topology
+
+if TYPE_CHECKING:
+    from simcoll.emulator.data.dataplane import Storage
+    from simcoll.emulator.events.timeline import Timeline
+    from simcoll.emulator.reference.ledger import Observer
 
 __all__ = ["Request"]
 

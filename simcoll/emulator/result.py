@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from simcoll.arrays import Array, Ints, MaybeNone
 from simcoll.core.collective import bus_factor
 from simcoll.core.plan import Plan
-from simcoll.emulator.events.cut import Cut
 from simcoll.emulator.steps.step_columns import PlanSummary
 from simcoll.notebook_forms import facts_table
 from simcoll.terminal import printable
@@ -16,6 +15,7 @@ from simcoll.units import format_rate, format_size, format_time
 
 if TYPE_CHECKING:
     from simcoll.bounds import Bound
+    from simcoll.emulator.events.cut import Cut
 
 
 __all__ = ["Result", "compiled_result"]

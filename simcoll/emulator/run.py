@@ -19,9 +19,7 @@ from simcoll.core.vocabulary import DataMode
 from simcoll.core.wire_format import wire_format
 from simcoll.emulator.data.budget import check_exact, exact_bytes
 from simcoll.emulator.data.dataplane import Storage
-from simcoll.emulator.events import Event, Policy, timeline_of
 from simcoll.emulator.floor import latency_floor_fs
-from simcoll.emulator.reference.ledger import Observer
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result
 from simcoll.emulator.ways import play
@@ -32,7 +30,9 @@ from simcoll.topology.chosen_paths import check_paths, chosen_routes
 if TYPE_CHECKING:
     from simcoll.bounds import Bottleneck, Bound
     from simcoll.core.definition import Definition
+    from simcoll.emulator.events import Event, Policy, Timeline
     from simcoll.emulator.programs import Program, ProgramObserver, ProgramResult
+    from simcoll.emulator.reference.ledger import Observer
 
 
 __all__ = ["emulate", "run_checked"]
@@ -168,7 +168,7 @@ def emulate(
             f"got {plan!r:.60}"
         )
     expect(topology, Topology, "emulate takes a topology, made by load_topology(name)")
-    timeline = timeline_of(events, policy, topology, plan.nranks)
+    timeline = _timeline(plan, topology, events, policy)
     request = Request(
         plan,
         topology,
@@ -179,6 +179,17 @@ def emulate(
         quotient=quotient,
     )
     return run_checked(request, data=data, seed=seed, bound=bound)
+
+
+def _timeline(
+    plan: Plan, topology: Topology, events: Sequence[Event | str], policy: Policy | str
+) -> Timeline | None:
+    """The events of a run; nothing of them is loaded for the defaults."""
+    if isinstance(events, tuple) and not events and policy == "stall":
+        return None
+    from simcoll.emulator.events import timeline_of
+
+    return timeline_of(events, policy, topology, plan.nranks)
 
 
 def run_checked(

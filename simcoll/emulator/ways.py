@@ -12,7 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simcoll.emulator.array_way import ArrayWay
-from simcoll.emulator.engine_choice import EngineWay, check_engine, choose_way, engine_names
+from simcoll.emulator.engine_choice import (
+    ASKED,
+    EngineWay,
+    check_engine,
+    choose_way,
+    engine_names,
+)
 from simcoll.emulator.fast_way import FastWay
 from simcoll.emulator.quotient_way import QuotientWay
 from simcoll.emulator.reference_way import ReferenceWay
@@ -52,4 +58,5 @@ def play(request: Request) -> Result:
     check_engine(request.engine, request.quotient, engines())
     player, path = choose_way(WAYS, request, request.engine)
     result = player.play(request)
-    return replace(result, path=result.path or path)
+    how = [] if result.path and path == ASKED else [path]
+    return replace(result, path="; ".join([*how, *filter(None, [result.path])]))

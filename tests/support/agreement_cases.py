@@ -490,6 +490,10 @@ def compare(kind, seed):
                 loops.done_fs.tolist(),
             )
             assert told == expected, f"the loops differ from simpy\n{replay}"
+    got, result = outcome(plan, topology)
+    assert got == expected, f"the engine that is chosen differs from simpy\n{replay}"
+    if result is not None and result.path.endswith("in numpy"):
+        ways.append("chosen in numpy")
     if not no_quotient(plan):
         got, result = outcome(plan, topology, quotient=True)
         folds = result is not None and result.classes is not None

@@ -201,7 +201,7 @@ def test_a_stuck_run_says_who_waits_for_whom(by_hand):
         match=r"2 lanes are stuck(.|\n)*rank 1 channel 0 is in step 1, waiting for message 1 "
         r"\(rank 1 -> 2",
     ):
-        emulate(plan, NET, data="none", bound=False)
+        emulate(plan, NET, data="none", bound=False, engine="simpy")
 
 
 def test_bytes_on_links_that_are_not_the_plans_are_caught(by_hand):

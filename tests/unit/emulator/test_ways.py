@@ -122,11 +122,11 @@ def test_why_an_added_engine_does_not_play_is_told(monkeypatch):
     monkeypatch.setattr(ways, "WAYS", (RingFormula(), *ways.WAYS))
     tree = simcoll.bind(simcoll.schedule("all_reduce", "tree", nranks=8), 64)
     result = emulate(tree, crossbar(8, "50 GB/s"), engine="formula")
-    assert (result.engine, result.wrong) == ("simpy", 0)
+    assert (result.engine, result.wrong) == ("fast", 0)
     assert (
         result.path
         == "formula: no ring all_reduce of one channel, but tree(channels=1, pieces=1); only 22 "
-        "messages"
+        "messages; step by step, in numpy"
     )
     with pytest.raises(
         simcoll.ConfigError, match="engine 'formule' is not known; did you mean 'formula'"
