@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 COMPILING = pytest.StashKey[subprocess.Popen[bytes]]()
+STDERR = pytest.StashKey[int]()
+"""The standard error of the process, which tests do not capture."""
+WATCHED_S = pytest.StashKey[float]()
+"""When the watch for a test that hangs was last begun."""
+HANGS_S = 600
 
 # What other runs predicted is not what the code of now predicts.
 os.environ["SIMCOLL_CACHE_DIR"] = ""
@@ -53,6 +60,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> Generator[None, int,
 
 def pytest_configure(config: pytest.Config) -> None:
     """Begin to compile the engine, once and not in every worker, while these collect."""
+    config.stash[STDERR] = os.dup(2)
     # The whole suite has workers, and needs the engine; a part may not.
     if (
         getattr(config.option, "tx", None)
@@ -86,3 +94,21 @@ def pytest_runtestloop() -> None:
     gc.freeze()
     gc.set_threshold(10_000)
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that hangs prints where. pytest's ``faulthandler_timeout`` starts and joins a thread
+    for every test, which costs a third of a millisecond each: once a minute is enough.
+    """
+    stash, now = item.config.stash, time.monotonic()
+    if now > stash.get(WATCHED_S, -HANGS_S) + 60:
+        faulthandler.dump_traceback_later(HANGS_S, file=stash[STDERR])
+        stash[WATCHED_S] = now
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the watch."""
+    faulthandler.cancel_dump_traceback_later()
+    if STDERR in config.stash:
+        os.close(config.stash[STDERR])
