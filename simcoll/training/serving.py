@@ -266,6 +266,16 @@ class ServingStep:
         return self.tokens / self.seconds / self.gpus
 
     @property
+    def latency(self) -> float:
+        """Seconds that a sequence waits: for a token of steady traffic, or for the step."""
+        return self.token_seconds or self.seconds
+
+    @property
+    def throughput(self) -> float:
+        """Tokens a second for each GPU, of steady traffic if there is any."""
+        return self.steady_rate or self.tokens_per_second_per_gpu
+
+    @property
     def fits(self) -> bool:
         """Whether weights, cache and a tenth for workspaces fit."""
         return self.weights + self.cache <= self.memory_limit * (1 - RESERVED_SHARE)
@@ -457,15 +467,17 @@ def prefill_key(served: ServedModel) -> str:
 
 
 def serving_front(steps: Sequence[ServingStep]) -> list[ServingStep]:
-    """The steps that fit and that no other beats in both tokens a second for each GPU and time."""
+    """The steps that fit and that no other beats in both tokens a second for each GPU and time, of
+    steady traffic if there is any.
+    """
     candidates = sorted(
         (step for step in steps if step.fits),
-        key=lambda step: (step.seconds, -step.tokens_per_second_per_gpu),
+        key=lambda step: (step.latency, -step.throughput),
     )
     front: list[ServingStep] = []
     for step in candidates:
-        best = front[-1].tokens_per_second_per_gpu if front else 0.0
-        if step.tokens_per_second_per_gpu > best:
+        best = front[-1].throughput if front else 0.0
+        if step.throughput > best:
             front.append(step)
     return front
 
@@ -569,7 +581,7 @@ def _steady(served: ServedModel, decodes: int, context: int) -> tuple[float, flo
     often = min(1.0, arriving / tokens)
     gaps = [1 - (1 - often * part) ** serving.dp for part in ((decodes - 1) / decodes, 1)]
     seconds = [(1 - share) * alone + share * mixed for share in gaps]
-    return seconds[0], decodes * serving.dp / seconds[1]
+    return seconds[0], decodes * serving.dp * serving.pp / seconds[1]
 
 
 def _layer(work: _StepTokens, *, moe: bool) -> _LayerTime:
@@ -712,8 +724,11 @@ def _attention_time(work: _StepTokens) -> _KernelTime:
 def _cache_seconds(work: _StepTokens, heads: float) -> float:
     """Attention of sequences in flight to their caches."""
     served, model = work.served, work.served.model
-    share = model.attention_share(work.context)
-    stored = work.decodes * work.context * share * _cache_bytes(served)
+    lengths = work.context * model.layers
+    if model.window:
+        skipped = max(0, work.context - model.window)
+        lengths -= skipped * (model.windowed or model.layers)
+    stored = work.decodes * lengths / model.layers * _cache_bytes(served)
     if served.serving.cache_reads == "head" and not model.kv_rank:
         stored *= heads / max(1, model.groups / served.serving.tp)
     seconds = stored / served.gpu.number("memory.bandwidth") / CACHE_SHARE

@@ -36,7 +36,7 @@ def serving_lines(models: Sequence[ServedModel], steps: Sequence[ServingStep]) -
         front = serving_front(of_phase)
         beaten = sorted(
             (step for step in of_phase if step not in front),
-            key=lambda step: (not step.fits, -step.tokens_per_second_per_gpu),
+            key=lambda step: (not step.fits, -step.throughput),
         )
         lines += [
             ["*" if step in front else "", *_cells(step, axes), *(_steady(step) if steady else ())]
@@ -53,7 +53,8 @@ def serving_lines(models: Sequence[ServedModel], steps: Sequence[ServingStep]) -
             continue
         text = "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
         yield f"# {text}".rstrip() if number == 0 else f"  {text}".rstrip()
-    yield "# *: no other mapping is faster and has more tokens/s/GPU"
+    compared = "has less ms/token and more steady" if steady else "is faster and has more"
+    yield f"# *: no other mapping {compared} tokens/s/GPU"
     yield ("# ms: one step; exposed, floors: shares of it in collectives, and in starts of kernels")
     if steady:
         yield (

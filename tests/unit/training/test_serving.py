@@ -192,6 +192,44 @@ def test_experts_of_one_replica_need_no_exchange():
     assert spread.communication == split.communication
 
 
+def test_a_window_bounds_what_a_token_reads():
+    machine = {"name": "dgx-b200"}
+    steps = [
+        serving_step(served("gpt-oss-120b", machine, batch=64, context=context), "decode").compute
+        for context in (1024, 2048, 129)
+    ]
+    # Half of the layers read all tokens more, the others their 128; heads of 64, at 70 %.
+    token = 64 * 2 * 8 * 64 * 2 / (0.7 * 8e12)
+    assert steps[1] - steps[0] == pytest.approx(1024 * 18 * token)
+    assert steps[0] - steps[2] == pytest.approx((895 * 18 - 18 * 1 + 18) * token, rel=1e-3)
+
+
+def test_stages_multiply_steady_traffic():
+    whole, staged = (
+        serving_step(
+            served(batch=32 * stages, prompt=512, context=768, output=512, pp=stages), "decode"
+        )
+        for stages in (1, 2)
+    )
+    # Two parts of the batch are in the two stages at a time.
+    assert staged.steady_rate == pytest.approx(whole.steady_rate, rel=0.05)
+    assert staged.token_seconds == pytest.approx(whole.token_seconds, rel=0.05)
+
+
+def test_steady_traffic_decides_the_front():
+    models = serving_cases(
+        {
+            "model": {"name": "llama-3.1-70b", "dtype": "fp8"},
+            "topology": {"name": "dgx-h100"},
+            "serving": {"tp": [4, 8], "batch": [16, 64], "context": 3072, "output": 256},
+        }
+    )
+    front = serving_front([serving_step(model, "decode") for model in models])
+    rates = [step.steady_rate for step in front]
+    assert rates == sorted(rates)
+    assert [step.token_seconds for step in front] == sorted(step.token_seconds for step in front)
+
+
 def test_the_front_is_what_nothing_beats():
     models = serving_cases(
         {
