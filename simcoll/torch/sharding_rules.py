@@ -12,20 +12,16 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import (
-    DTensor,
-    Replicate,
-    Shard,
-    _sharding_prop,
-    placement_types,
-)
+from torch.distributed.tensor import DTensor, Replicate, Shard, _sharding_prop
 from torch.distributed.tensor._ops import single_dim_strategy
 from torch.distributed.tensor._ops import utils as placement_utils
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.experimental._context_parallel import _attention as context_parallel
+from torch.distributed.tensor.placement_types import _StridedShard
 
 __all__ = ["add_sharding_rules"]
 
@@ -94,23 +90,32 @@ def _in_ring(operator: Any, args: Any, kwargs: Any) -> list[DTensor]:
     return [DTensor.from_local(part, mesh, [Shard(sequence)], run_check=False) for part in results]
 
 
+@dataclass(frozen=True, slots=True)
+class _StridedSpecs:
+    """What DTensor's correction of strided shards reads of a schema."""
+
+    args_spec: tuple[Any, ...]
+
+
 def _look_once(standard: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """DTensor's correction of strided shards, which has nothing to correct where no argument has
-    one: remembered for the operator that it corrects tensor by tensor.
+    """DTensor's correction of strided shards, which looks for those of all arguments: once for an
+    operator that it corrects tensor by tensor.
+
+    It asks whether their flags agree, so one of several with the same flag is enough.
     """
-    plain: list[Any] = [None]
+    latest: list[tuple[Any, _StridedSpecs]] = []
 
     def correct(strategy: Any, schema: Any) -> None:
-        if schema is plain[0]:
-            return
-        if not any(
-            isinstance(placement, placement_types._StridedShard)
-            for spec in schema.args_spec
-            for placement in spec.placements
-        ):
-            plain[0] = schema
-            return
-        standard(strategy, schema)
+        if not latest or latest[0][0] is not schema:
+            strided = [
+                spec
+                for spec in schema.args_spec
+                if any(isinstance(part, _StridedShard) for part in spec.placements)
+            ]
+            by_flag = {spec.use_strided_shard_as_shard_order: spec for spec in strided}
+            latest[:] = [(schema, _StridedSpecs(tuple(by_flag.values())))]
+        if latest[0][1].args_spec:
+            standard(strategy, latest[0][1])
 
     return correct
 

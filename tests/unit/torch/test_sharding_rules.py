@@ -119,27 +119,35 @@ def test_the_rule_ends_with_the_run():
     assert (operator in known) == before
 
 
-def test_arguments_without_strided_shards_are_looked_through_once():
-    """DTensor corrects each tensor of a list by looking through all of them."""
+@pytest.mark.parametrize("flags", [(), (True,), (False, False), (False, True, False)])
+def test_strided_shards_of_a_list_are_looked_for_once(flags):
+    """DTensor corrects each tensor of a list by looking through all of them; the flags of the
+    strided ones count.
+    """
     strided = [placement_types._StridedShard(0, split_factor=2)]
-    plain = [placement_types.Shard(0)]
-    corrected, lookups = [], []
+    specs = [
+        SimpleNamespace(placements=[placement_types.Shard(0)]),
+        *(
+            SimpleNamespace(placements=strided, use_strided_shard_as_shard_order=flag)
+            for flag in flags
+        ),
+    ]
+    lookups, seen = [], []
 
     class Schema:
-        def __init__(self, *placements):
-            self.specs = [SimpleNamespace(placements=listed) for listed in placements]
-
         @property
         def args_spec(self):
             lookups.append(self)
-            return self.specs
+            return specs
 
-    correct = sharding_rules._look_once(lambda strategy, _schema: corrected.append(strategy))
-    both, neither = Schema(plain, strided), Schema(plain, plain)
-    for number, schema in enumerate((neither, neither, both, both, neither, neither)):
-        correct(number, schema)
-    assert corrected == [2, 3]
-    assert lookups == [neither, both, both]
+    def standard(_strategy, schema):
+        seen.append([spec.use_strided_shard_as_shard_order for spec in schema.args_spec])
+
+    correct, first, second = sharding_rules._look_once(standard), Schema(), Schema()
+    for schema in (first, first, second, second, second):
+        correct(None, schema)
+    assert lookups == [first, second]
+    assert seen == [list(dict.fromkeys(flags))] * (5 if flags else 0)
 
 
 @pytest.mark.filterwarnings("ignore:.*returned a view tensor:UserWarning")
