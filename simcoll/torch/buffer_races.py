@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from simcoll.distributed.runtime.records import Site
 from simcoll.distributed.runtime.work import Work
 
-__all__ = ["SHAPES_ONLY", "Flights", "has_no_gaps", "overlap", "overlaps", "span"]
+__all__ = ["IN_PLACE", "SHAPES_ONLY", "Flights", "has_no_gaps", "overlap", "overlaps", "span"]
 
 SHAPES_ONLY = frozenset(
     (
@@ -215,7 +215,8 @@ def _share_element(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(marks.as_strided(b.shape, b.stride(), b.storage_offset()).any())
 
 
-_IN_PLACE = ("all_reduce", "all_reduce_coalesced", "broadcast", "reduce")
+IN_PLACE = ("all_reduce", "all_reduce_coalesced", "broadcast", "reduce")
+"""Calls whose outputs are their inputs."""
 
 
 def overlaps(
@@ -237,7 +238,7 @@ def overlaps(
         for earlier in outputs[:position]
     ):
         yield "outputs share memory with each other, and overwrite one another"
-    if name in _IN_PLACE:
+    if name in IN_PLACE:
         return
     for i, source in enumerate(inputs):
         for j, target in enumerate(outputs):

@@ -73,14 +73,19 @@ class GroupHooks:
         function: str,
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
+        opts: Any = None,
         *,
-        async_op: bool,
-        root: int,
-    ) -> Callable[[Any], None]:
-        """Call the pre-hooks of an operation; returns what calls its post-hooks with its Work."""
+        async_op: bool = False,
+        root: int = -1,
+    ) -> Callable[[Any], None] | None:
+        """Call the pre-hooks of an operation; returns what calls its post-hooks with its Work,
+        None without hooks. ``async_op`` and ``root`` are those of the options, if it has some.
+        """
         number, self.operations = self.operations, self.operations + 1
         if not self.pre_hooks and not self.post_hooks:
-            return _nothing
+            return None
+        if opts is not None:
+            async_op, root = opts.asyncOp, getattr(opts, "rootRank", -1)
         word = _NAMES.get(function, "UNKNOWN")
         # PyTorch 2.13 has no such names.
         name = getattr(c10d.HookOpName, word) if hasattr(c10d, "HookOpName") else word
@@ -95,10 +100,6 @@ class GroupHooks:
                 hook(_PostHookArguments(name, number, async_op, work))
 
         return end
-
-
-def _nothing(_work: Any) -> None:
-    pass
 
 
 class _NanCheck:

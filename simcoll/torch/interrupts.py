@@ -82,8 +82,9 @@ class Interrupts:
         self._check()
         self._rank = rank
         given.release()
-        watch = _RealTimeWatch(rank)
+        watch: _RealTimeWatch | None = None
         while not returned.acquire(timeout=PATIENCE_S):
+            watch = watch or _RealTimeWatch(rank)
             watch.look()
             if self.came:
                 if not rank.is_alive():  # it came in the thread's own last lines

@@ -33,7 +33,7 @@ from simcoll.distributed.runtime.work import Work, timeout_fs
 from simcoll.distributed.runtime.world import GroupHandle, current_rank
 from simcoll.errors import ConfigError
 from simcoll.libraries.choices import Choice
-from simcoll.torch.buffer_races import overlaps
+from simcoll.torch.buffer_races import IN_PLACE, overlaps
 from simcoll.torch.c10d_operators import DispatchedGroup, through_dispatcher
 from simcoll.torch.call_forms import in_all_forms
 from simcoll.torch.estimate import Estimator, estimating
@@ -167,14 +167,8 @@ class SimcollGroup(DispatchedGroup):
     ) -> RankWork:
         """Call a collective, and wait for it unless the caller wants the Work."""
         waits = opts is not None and not opts.asyncOp and self._coalescing is None
-        end = self.hooks.begin(
-            function.__name__,
-            inputs,
-            results,
-            async_op=opts is not None and opts.asyncOp,
-            root=getattr(opts, "rootRank", -1),
-        )
-        self._check(function.__name__, inputs, results, getattr(opts, "reduceOp", None))
+        end = self.hooks.begin(function.__name__, inputs, results, opts)
+        self._check(function.__name__, inputs, results, opts)
         device = self._device(results)
         if device is not None:
             work = self._enqueue(device, function, *args, results=results, async_op=True, **kwargs)
@@ -195,7 +189,8 @@ class SimcollGroup(DispatchedGroup):
                 part.deadline_fs, part.explicit = part.entry.created_fs + limit_fs, True
                 if waits:
                     work.wait()
-        end(work)
+        if end is not None:
+            end(work)
         return self._note(work)
 
     def _check(
@@ -203,14 +198,14 @@ class SimcollGroup(DispatchedGroup):
         name: str,
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
-        op: Any = None,
+        opts: Any = None,
     ) -> None:
         """Note what NCCL would refuse, and buffers that operations in flight use or that
         overlap.
         """
         thread = self._thread
         if self._limits is not None:
-            self._limits.check(name, inputs, outputs, op)
+            self._limits.check(name, inputs, outputs, getattr(opts, "reduceOp", None))
         if thread.process.flights:
             thread.process.flights.check_call(
                 name, self._handle.communicator, (inputs, outputs), thread.site, p2p=False
@@ -220,8 +215,9 @@ class SimcollGroup(DispatchedGroup):
                     self._handle.communicator, (inputs, outputs)
                 ):
                     thread.call(wait_until, work)
-        for reason in overlaps(name, inputs, outputs, self.rank(), self.size()):
-            thread.tell(name, reason)
+        if len(outputs) > 1 or name not in IN_PLACE:
+            for reason in overlaps(name, inputs, outputs, self.rank(), self.size()):
+                thread.tell(name, reason)
 
     def _watch(self, name: str, part: Work | None, inputs: Tensors, outputs: Tensors) -> None:
         """Note the accesses of an operation, and watch its buffers while it is in flight."""
@@ -642,7 +638,8 @@ class SimcollGroup(DispatchedGroup):
             )
             self._watch(function.__name__, part, *buffers)
             work = RankWork(self._thread, (part,), [tensor])
-        end(work)
+        if end is not None:
+            end(work)
         return self._note(work)
 
     # Names of these before and after torch 2.13

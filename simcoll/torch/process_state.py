@@ -36,6 +36,7 @@ __all__ = ["OwnState", "call_exit_functions", "state_replacements"]
 _DISPATCHER: Any = DTensor._op_dispatcher
 _MODULE_HOOKS = tuple(name for name in vars(module) if name.startswith("_global_"))
 """The hooks on all modules of a process, such as those of CommDebugMode and FlopCounterMode."""
+_SET_VARIABLE, _UNSET_VARIABLE = os.putenv, os.unsetenv
 _ROOT_FIELDS = ("handlers", "filters", "level", "disabled", "_cache")
 _MODULE, _ROOT = vars(module), vars(logging.root)
 _hooks_of, _fields_of = operator.itemgetter(*_MODULE_HOOKS), operator.itemgetter(*_ROOT_FIELDS)
@@ -45,8 +46,7 @@ class OwnState:
     """A snapshot of the process state."""
 
     def __init__(self) -> None:
-        self.changed_folder = True
-        self._variables: dict[Any, Any] = {}
+        self.changed_folder = self.changed_variables = True
         self._own: dict[Any, Any] = {}
         self._common: dict[Any, Any] = dict(os.environ._data)  # type: ignore[attr-defined]
         self.leave()
@@ -60,7 +60,6 @@ class OwnState:
             os.environ.encodekey(name): os.environ.encodevalue(value)
             for name, value in variables.items()
         }
-        state._variables = self._variables | encoded
         state._own = {
             name: text for name, text in encoded.items() if self._common.get(name) != text
         }
@@ -73,12 +72,13 @@ class OwnState:
         state._handlers = dict(self._handlers)
         state._filters = self._filters[:]
         state._module_hooks = {name: copy.copy(hooks) for name, hooks in self._module_hooks.items()}
-        state.changed_folder = False
+        state.changed_folder = state.changed_variables = False
         return state
 
     def leave(self) -> None:
         """Save the current state before another rank runs."""
-        self._note_variables()
+        if self.changed_variables:
+            self._note_variables()
         if self.changed_folder:
             self._folder = os.getcwd()  # noqa: PTH109  # of which there may be no Path
         self._dtype = torch.get_default_dtype()
@@ -107,9 +107,7 @@ class OwnState:
     def _note_variables(self) -> None:
         """Note the environment variables, and those in which they differ from the run's."""
         present: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
-        if present == self._variables:
-            return
-        self._variables, common = dict(present), self._common
+        common = self._common
         self._own = {name: text for name, text in present.items() if common.get(name) != text}
         self._own |= dict.fromkeys(common.keys() - present.keys())
 
@@ -120,10 +118,10 @@ class OwnState:
         for name in previous._own.keys() | self._own.keys():
             text = self._own.get(name, self._common.get(name))
             if text is None:
-                os.unsetenv(name)
+                _UNSET_VARIABLE(name)
                 present.pop(name, None)
             elif present.get(name) != text:
-                os.putenv(name, text)
+                _SET_VARIABLE(name, text)
                 present[name] = text
 
 
@@ -177,6 +175,13 @@ def _change_folder(thread: RankThread, standard: Callable[..., None], path: Any)
     thread.process.state.changed_folder = True
 
 
+@for_ranks
+def _change_variables(thread: RankThread, standard: Callable[..., None], *args: Any) -> None:
+    """Put or remove a variable in C's table, as ``os.environ`` does whenever it changes."""
+    thread.process.state.changed_variables = True
+    standard(*args)
+
+
 def state_replacements() -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of functions on process state."""
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -207,6 +212,8 @@ def state_replacements() -> list[tuple[Any, str, Any]]:
         (atexit, "unregister", _unregister(atexit.unregister)),
         (os, "_exit", _exit(os._exit)),
         (os, "chdir", _change_folder(os.chdir)),
+        (os, "putenv", _change_variables(os.putenv)),
+        (os, "unsetenv", _change_variables(os.unsetenv)),
         *(
             (random, name, _own_generator(python_generator, "random", getattr(random, name)))
             for name in python_names

@@ -30,7 +30,12 @@ import torch
 from torch._C._distributed_c10d import _register_process_group, _unregister_all_process_groups
 
 from simcoll.distributed.runtime.device import SimulatedDevice
-from simcoll.distributed.runtime.records import Site, asked_from, calling_site
+from simcoll.distributed.runtime.records import (
+    Site,
+    asked_from,
+    calling_site,
+    program_starts,
+)
 from simcoll.distributed.runtime.tasks import Task, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import Rank, current_rank
 from simcoll.distributed.start.spawning import note_failure
@@ -61,7 +66,7 @@ class _StoppedError(BaseException):
     """Unwinds a program whose run has ended."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # frozen ones take longer to make, and each call makes three
 class _ThreadRequest:
     """A call that a rank requests from the clock's thread, and the requesting line."""
 
@@ -76,7 +81,7 @@ class _ThreadRequest:
             return _Answer(failure=error)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Answer:
     value: Any = None
     failure: BaseException | None = None
@@ -99,6 +104,9 @@ class RankJob(Waitable):
             self.value = self.function()
         except BaseException as error:  # noqa: BLE001  # raised again by the task
             self.failure = error
+
+
+program_starts.add(RankJob.run.__code__)
 
 
 @dataclass(slots=True, eq=False)
@@ -303,10 +311,10 @@ class RankThread:
             raise _StoppedError
         if self.process.scopes is not None:
             self.process.scopes.note()
-        device, answer = self.process.device, _Answer()
+        device, answer = self.process.device, None
         if device is not None and device.lead_fs:  # what the program has launched takes its time
             answer = self._request(device.pass_time)
-        if answer.failure is None:
+        if answer is None or answer.failure is None:
             answer = self._request(functools.partial(function, *args, **kwargs))
         if self.awake is not None:
             self.awake()

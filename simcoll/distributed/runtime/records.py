@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import greenlet  # type: ignore[import-untyped]
@@ -31,6 +31,7 @@ __all__ = [
     "calling_site",
     "document",
     "new_flight",
+    "program_starts",
     "waiting_site",
 ]
 
@@ -80,6 +81,10 @@ class Site:
 # Each greenlet has its own context: no other rank sees this.
 asked_from: ContextVar[Site | None] = ContextVar("simcoll_asked_from", default=None)
 """The source line to report for a call made on another thread's behalf; None: the caller's own."""
+
+
+program_starts: set[CodeType] = set()
+"""Functions that start programs: no line of the program is around them."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -135,7 +140,8 @@ def _site_of(innermost: FrameType | None, internal_folders: str | tuple[str, ...
 def _line_of_program(frame: FrameType | None) -> FrameType | None:
     """The innermost frame, from this one outwards, of code that is not installed."""
     while frame is not None and _is_of_installation(frame.f_code.co_filename):
-        frame = frame.f_back
+        # Each step outwards makes a frame object, and those around a program are many.
+        frame = None if frame.f_code in program_starts else frame.f_back
     return frame
 
 
