@@ -150,6 +150,13 @@ def test_prompts_of_new_requests_take_time_of_all_others():
     assert (without.token_seconds, without.steady_rate) == (0.0, 0.0)
 
 
+def test_replicas_without_a_request_add_nothing():
+    alone = serving_step(
+        served("deepseek-v3", {"name": "dgx-b200"}, dp=8, ep=8, output=512), "decode"
+    )
+    assert alone.steady_rate < alone.tokens_per_second_per_gpu
+
+
 def test_no_more_requests_are_in_flight_than_prompts_fit():
     steps = [
         serving_step(served(batch=batch, prompt=8192, output=64, chunk=8192), "decode")
