@@ -491,10 +491,9 @@ class Plan:
         >>> simcoll.bind(ring, count=3).whole, simcoll.bind(ring, count=2).whole
         (True, False)
         """
-        return (
-            int(np.min(self.block_sizes, initial=np.iinfo(np.int64).max))
-            >= self.schedule.layout.chunks
-        )
+        sizes = self.block_sizes
+        chunks = self.schedule.layout.chunks
+        return sizes >= chunks if isinstance(sizes, int) else bool((sizes >= chunks).all())
 
     @property
     def block_sizes(self) -> Ints | int:

@@ -8,6 +8,8 @@ function less, but would hold four times of 8 bytes for every message of every c
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from simcoll.arrays import Ints, Shorts
@@ -18,15 +20,21 @@ from simcoll.emulator.steps.timed import Timed
 
 __all__ = ["ExpandedHash", "Expansion"]
 
+SHORT_ROWS = 1 << 10
+"""Up to this number of messages of a step, its columns are kept as the compiled function takes
+them: making them takes longer than hashing 100 messages.
+"""
+
 
 class ExpandedHash:
     """The :class:`simcoll.emulator.digest.TraceHash` of all messages, in compiled code where
     available.
     """
 
-    __slots__ = ("_hash", "_sums")
+    __slots__ = ("_columns", "_hash", "_sums")
 
     def __init__(self) -> None:
+        self._columns: dict[tuple[Timed, int], tuple[Any, ...]] = {}
         self._sums = np.zeros(2, np.uint64)
         self._hash = TraceHash()
 
@@ -45,11 +53,16 @@ class ExpandedHash:
             return
         from simcoll.emulator.fast.trace_hashing import hash_classes  # imports numba
 
-        # The compiled function takes writable, row-major columns.
-        columns = (shape.src, shape.dst, step.size)
-        src, dst, size = (np.require(column, np.int64, ["C", "W"]) for column in columns)
-        names = np.require(names, np.int32, ["C", "W"])
-        hash_classes(self._sums, begin, (src, dst, size), names, (start, end, done))
+        key = step, id(names)
+        columns = self._columns.get(key)
+        if columns is None:
+            # The compiled function takes writable, row-major columns.
+            ends = (shape.src, shape.dst, step.size)
+            numbers = tuple(np.require(column, np.int64, ["C", "W"]) for column in ends)
+            columns = numbers, np.require(names, np.int32, ["C", "W"]), names
+            if len(step) <= SHORT_ROWS:
+                self._columns[key] = columns
+        hash_classes(self._sums, begin, columns[0], columns[1], (start, end, done))
 
     def hexdigest(self) -> str:
         """32 hexadecimal digits."""

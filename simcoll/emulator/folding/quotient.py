@@ -79,7 +79,7 @@ class Quotient:
     def stream(self) -> Iterator[tuple[tuple[Timed, ...], int]]:
         """The steps, in the form that the fast engine takes."""
         for numbers, times in self.groups:
-            yield tuple(self.steps[number] for number in numbers), times
+            yield tuple(map(self.steps.__getitem__, numbers)), times
 
     def starts(self) -> tuple[Ints, Ints, Ints]:
         """For every step in order: the number of its first message in the quotient and in the plan,

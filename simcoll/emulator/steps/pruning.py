@@ -162,7 +162,7 @@ def without_links(stream: Sequence[Steps], dropped: NDArray[np.bool_]) -> tuple[
                 if shape not in shapes:
                     shapes[shape] = _without(shape, dropped)
                 steps[step] = step if shapes[shape] is shape else replace(step, shape=shapes[shape])
-    return tuple((tuple(steps[step] for step in group), times) for group, times in stream)
+    return tuple((tuple(map(steps.__getitem__, group)), times) for group, times in stream)
 
 
 def _without(shape: StepShape, dropped: NDArray[np.bool_]) -> StepShape:
