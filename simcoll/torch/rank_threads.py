@@ -136,7 +136,7 @@ class Process:
         Variables of the rank in ``os.environ``.
     rng_state
         State of the default random generator while another rank runs.
-    state, generators, at_exit
+    state, generators, signal_handlers, at_exit
         Other process state (:mod:`simcoll.torch.process_state`): the snapshot while another rank
         runs, the generators of ``random`` and ``numpy.random``, and the functions registered with
         ``atexit``.
@@ -205,6 +205,7 @@ class Process:
     cuda_streams: Any = None
     places: Any = None
     generators: dict[str, Any] = field(default_factory=dict)
+    signal_handlers: dict[int, Any] = field(default_factory=dict)
     at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = field(
         default_factory=list
     )

@@ -383,6 +383,17 @@ BAD = """
         ),
         ("if rank: os._exit(0)", 0, []),
         (
+            "if rank == 2: os.kill(os.getpid(), 15)",
+            143,
+            ['[rank2]:   File "train.py", line 8', "SystemExit: 143", "with status 143"],
+        ),
+        (
+            "import signal; signal.signal(10, lambda *_: 1 / 0); rank or signal.raise_signal(10)",
+            1,
+            ["[rank0]: ZeroDivisionError", "with status 1"],
+        ),
+        ("import signal; signal.signal(15, signal.SIG_IGN); os.kill(os.getpid(), 15)", 0, []),
+        (
             "if rank == 2: raise GeneratorExit('early')",
             1,
             ["[rank2]: GeneratorExit: early", "with status 1"],
