@@ -53,14 +53,16 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
     """The Work of a call, noted in the rank's flight record; a RuntimeError when the group has
     failed before.
     """
-    offer_turn()
+    world = group.world
+    if world.tasks.turns is not None:
+        offer_turn()
     if group.failure is not None:
         raise group.raises(group.failure)
     for target in buffers[1]:
         if not target.flags.writeable:
             raise RuntimeError(f"{name}: an output tensor is read-only")
     counters = group.messages if p2p else group.calls
-    group_rank, world = group.group_rank[me.number], group.world
+    group_rank = group.group_rank[me.number]
     now, history = world.now, world.history
     inputs = buffers_of(buffers[0])
     outputs = inputs if buffers[1] is buffers[0] else buffers_of(buffers[1])

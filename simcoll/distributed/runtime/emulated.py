@@ -186,7 +186,7 @@ class EmulatedWorld:
             streams = Streams(group.communicator, self.emulator, self._alike_calls)
             self._streams[group.communicator] = streams
         work = streams.issue(me, call, buffers, guard=guard)
-        if starts:
+        if starts and self.tasks.turns is not None:
             offer_turn()  # the program may look at its buffers before it waits
         return work
 

@@ -31,7 +31,7 @@ from simcoll.distributed.runtime.history import History
 from simcoll.distributed.runtime.objects import decode
 from simcoll.distributed.runtime.rank_classes import read_classes
 from simcoll.distributed.runtime.recording import Recording
-from simcoll.distributed.runtime.records import document
+from simcoll.distributed.runtime.records import document, program_starts
 from simcoll.distributed.runtime.run_timeline import RunTimeline
 from simcoll.distributed.runtime.tasks import (
     Arrival,
@@ -137,6 +137,7 @@ def spawn(*arguments: Any, **keywords: Any) -> RunResult:
     def body(rank: int) -> Any:
         return run.program(rank, nprocs, *run.args, **(run.kwargs or {}))
 
+    program_starts.add(body.__code__)
     if place != EMULATOR and current_task() is None:
         linked = LinkedWorld(connect_processes(place, nprocs), plans, debug=run.debug)
         return _linked_run(linked, body, (backend or linked.home) if run.init else None)
