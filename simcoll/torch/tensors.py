@@ -61,14 +61,14 @@ class _TensorArray:
 
     __slots__ = ("__array_interface__", "memory")
 
-    def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]) -> None:
+    def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any], address: int) -> None:
         # Detaching a plain tensor would pass the dispatch mode of its rank.
         plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
         self.memory = tensor.untyped_storage() if plain else tensor.detach()
         size = dtype.itemsize
         self.__array_interface__ = {
             "version": 3,
-            "data": (tensor.data_ptr(), False),
+            "data": (address, False),
             "shape": tuple(tensor.shape),
             "strides": None
             if tensor.is_contiguous()
@@ -95,9 +95,8 @@ def array_of(tensor: torch.Tensor, *, reduced: bool = False) -> Array:
         For a tensor that is not dense, not on the CPU, has no memory, or has a dtype that cannot be
         reduced.
     """
-    if (
-        tensor.device.type != "cpu" and not isinstance(tensor, FakeTensor)
-    ) or tensor.layout is not torch.strided:
+    fake = isinstance(tensor, FakeTensor)
+    if not (tensor.is_cpu or fake) or tensor.layout is not torch.strided:
         raise RuntimeError(
             f"backend 'simcoll' moves dense tensors on the CPU; got one of layout {tensor.layout} "
             f"on {tensor.device}"
@@ -109,7 +108,7 @@ def array_of(tensor: torch.Tensor, *, reduced: bool = False) -> Array:
         )
     if dtype is None:
         dtype = _moved_as(tensor)
-    if dtype is not None and isinstance(tensor, FakeTensor):
+    if dtype is not None and fake:
         return fake_array(tuple(tensor.shape), dtype)
     if dtype is None or tensor.is_conj() or tensor.is_neg():
         lazy = (
@@ -118,13 +117,14 @@ def array_of(tensor: torch.Tensor, *, reduced: bool = False) -> Array:
             else ""
         )
         raise RuntimeError(f"backend 'simcoll' cannot move tensors of {tensor.dtype}{lazy}")
-    if tensor.numel() == 0:
-        return np.empty(tuple(tensor.shape), dtype)
-    if tensor.data_ptr() == 0:
+    address = tensor.data_ptr()
+    if address == 0:
+        if tensor.numel() == 0:
+            return np.empty(tuple(tensor.shape), dtype)
         raise RuntimeError(
             f"a tensor of shape {list(tensor.shape)} has no memory: its storage was resized to 0"
         )
-    array = np.asarray(_TensorArray(tensor, dtype))
+    array = np.asarray(_TensorArray(tensor, dtype, address))
     return array.view(dtype) if array.dtype.kind == "V" else array
 
 

@@ -81,6 +81,8 @@ class RankWork(dist.Work):
         RuntimeError
             When it fails or times out.
         """
+        if not self.parts:  # its call has waited
+            return True
         for part in self.parts:
             if self.device is None:
                 self.thread.call(part.wait, timeout)
