@@ -55,7 +55,7 @@ def filled(monkeypatch):
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_all_pairs_at_once_are_those_of_the_reference(machine, rules, filled):
-    n = 24
+    n = 24 if rules == "jitter" else 16  # fewer messages are under way at once
     schedule = simcoll.schedule("all_to_all", "direct", nranks=n)
     plan = simcoll.bind(schedule, unequal(n, 1), protocol=RULES[rules])
     here = MACHINES[machine](n)
