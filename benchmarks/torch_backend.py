@@ -1,5 +1,5 @@
 """PyTorch on the emulator: a training step with DistributedDataParallel, and the cost of a call
-against simcoll.distributed.
+against simcoll.distributed and against PyTorch's own threads, which have no times.
 
 Run: ``python benchmarks/torch_backend.py [ranks ...]``. The memory is the peak of the process.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import resource
+import threading
 import time
 
 import cyclopts
@@ -20,7 +21,7 @@ import simcoll.distributed
 import simcoll.torch
 
 STEPS = 6
-CALLS = 100
+CALLS = 300
 CALLING = 64
 """The most ranks whose calls are measured."""
 
@@ -62,6 +63,30 @@ def cpu_of_call(run, program, nprocs):
     return (time.process_time() - begin) / CALLS * 1e3
 
 
+def spawn_threads(_program, nprocs):
+    """The calls in the threads of PyTorch's own tests, which have no public name."""
+    # ruff: noqa: SLF001
+    from torch.testing._internal.distributed import multi_threaded_pg
+
+    def work(rank):
+        dist.init_process_group("threaded", rank=rank, world_size=nprocs, store=store)
+        x = torch.ones(256)
+        for _ in range(CALLS):
+            dist.all_reduce(x)
+        dist.destroy_process_group()
+
+    store, isolate = dist.HashStore(), torch._C._distributed_c10d._set_thread_isolation_mode
+    isolate(True)
+    multi_threaded_pg._install_threaded_pg()
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(nprocs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    multi_threaded_pg._uninstall_threaded_pg()
+    isolate(False)
+
+
 def main(*numbers: int):
     """Measure training on so many ranks; default 8, 64 and 256."""
     numbers = numbers or (8, 64, 256)
@@ -83,14 +108,18 @@ def main(*numbers: int):
         )
     print(
         f"{'ranks':>6} {'all_reduce of 1 KiB, CPU ms/call: torch':>40} {'simcoll.distributed':>20} "
-        f"{'ratio':>6}"
+        f"{'ratio':>6} {'threads of PyTorch':>19} {'ratio':>6}"
     )
     for nprocs in (number for number in numbers if number <= CALLING):
-        there, here = (
+        there, here, threads = (
             cpu_of_call(simcoll.torch.spawn, calls, nprocs),
             cpu_of_call(simcoll.distributed.spawn, same_calls, nprocs),
+            cpu_of_call(spawn_threads, None, nprocs),
         )
-        print(f"{nprocs:>6} {there:>40.2f} {here:>20.2f} {there / here:>6.2f}")
+        print(
+            f"{nprocs:>6} {there:>40.2f} {here:>20.2f} {there / here:>6.2f} {threads:>19.2f} "
+            f"{there / threads:>6.2f}"
+        )
 
 
 if __name__ == "__main__":
