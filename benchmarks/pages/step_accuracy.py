@@ -180,7 +180,7 @@ Mixtures of experts without CUDA graphs for the whole step wait for the host, wh
 for the forward pass of a layer, as vTrain's rows say, and {expert:.0f} us for each of its experts, as one row of Qwen3 30B on B200 says
 (`megatron-experts`), all other mixtures are off by: {means}. GPT-OSS remains too fast, although the kernels are counted with
 which Megatron-LM adds biases of its experts in 32 bits (8 points of the error) and clamps their inner values (3 to 6 points; in MXFP8 on GB200 and GB300 both are part of the
-products), and the rate of attention with heads of 64 (1 to 3 points).
+products), and the rate of attention with heads of 64 and with windows (2 to 6 points).
 """
 VTRAIN_TABLES = ("vtrain-multi", "vtrain-single")
 OTHER_TABLES = (

@@ -62,8 +62,9 @@ each exchange runs beside its own product, sums are split in four with the last 
 *Asynchronous*: the same; overlap gains {gains}, where torchtitan published {published}. *Mixtures of experts*: launches from the host explain
 a part ([above](#nemo-megatron-bridge-dgx-cloud-and-llama-3-no-calibration)). Another is in rows that were printed before their layout was tuned: GPT-OSS on B300 took 9.8 s, and 5.4 s in a newer
 container; Qwen3 235B 49.6 s and 22.1 s. A third is attention to sinks: in one container GPT-OSS was 37 to 39 % slower on GB200 and GB300, a known issue of NVIDIA's
-library of attention (256 of cudnn-frontend); how fast its kernel is in the others is not published. Sliding windows are not all of it: GPT-OSS with full attention in every layer is predicted
-3 to 9 points slower, and measured 22 points. Nor are balance, router and rotary embedding: the recipes balance the load of experts and fuse the other two.
+library of attention (256 of cudnn-frontend); how fast its kernel is in the others is not published. Sliding windows are not all of it: that kernels pay for
+some 512 keys beyond a window, and are slower with heads of 64 than on H100, is counted from measured kernels and takes 1 to 4 points away. Nor are balance, router and rotary embedding: the recipes
+balance the load of experts and fuse the other two.
 *MI300X*: no published step states its sequence, batch and mapping ([MI325X](#primus-amd-mi325x) has some); AMD's figures of one container change with its version, and issues 72 to 79 of ROCm's Transformer Engine are of software under repair. Ratios agree:
 Llama 3.1 8B in bf16 took 1.32 to 1.40 times as long as on H200 in one report (github.com/alpharomercoma/MI300X-vs-H200), 1.19 to 1.30 here, and in 8 bits MI300X is slower than H100 in both.
 """

@@ -12,7 +12,7 @@ import numpy as np
 from simcoll.core.vocabulary import CollectiveKind
 from simcoll.training.gpu import DTYPE_BYTES
 from simcoll.training.operators import SMALLEST_WAVE, Roofline
-from simcoll.training.transformer import Linear, linears
+from simcoll.training.transformer import WINDOW_KEYS, Linear, linears
 from simcoll.units import FS_PER_SECOND
 from simcoll.workload.workload import Inside
 
@@ -273,13 +273,15 @@ def _attention(design: Design, roof: Roofline) -> tuple[Pass, Pass]:
     s, every = design.sequence // parallel.cp, design.sequence
     if parallel.attention != "plain":  # causal: half of the products
         share, kernel = model.attention_share(every), parallel.attention
-        flops = share * b * heads * s * every * (model.key_width + model.value_width)
+        causal = b * heads * s * every * (model.key_width + model.value_width)
+        flops = share * causal
+        timed = causal * model.attention_share(every, more_keys=WINDOW_KEYS)
         shape = (b, heads, s, every, model.key_width, model.value_width) if share == 1 else ()
         width = (model.key_width + model.value_width) / 2
         return (
-            Pass(roof.attention(flops, shape, width=width, kernel=kernel), flops),
+            Pass(roof.attention(timed, shape, width=width, kernel=kernel), flops),
             Pass(
-                roof.attention(2.5 * flops, shape, width=width, backward=True, kernel=kernel),
+                roof.attention(2.5 * timed, shape, width=width, backward=True, kernel=kernel),
                 2.5 * flops,
             ),
         )

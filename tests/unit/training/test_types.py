@@ -278,6 +278,10 @@ def test_windows_leave_a_share_of_attention():
     pairs, seen = (sum(min(token + 1, most) for token in range(8192)) for most in (8192, 1024))
     assert model.attention_share(8192) == pytest.approx((pairs + seen) / (2 * pairs), rel=1e-3)
     assert model.attention_share(1024) == 1.0
+    # More keys are those of a wider window, at most all.
+    wider = Model(layers=4, hidden=64, heads=4, vocabulary=100, window=1536, windowed=2)
+    assert model.attention_share(8192, more_keys=512) == wider.attention_share(8192)
+    assert model.attention_share(1200, more_keys=512) == 1.0
     with pytest.raises(ConfigError, match="windowed 2: expected a window"):
         Model(layers=4, hidden=64, heads=4, vocabulary=100, windowed=2)
 
