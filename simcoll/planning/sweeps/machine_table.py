@@ -16,6 +16,8 @@ __all__ = ["MachineRow", "fastest_rows", "machine_lines", "machines_svg"]
 
 MOST_LINES = 48
 MOST_PANELS = 6
+MOST_WIDTHS = 4
+"""Widths of lines; machines beyond have the narrowest."""
 _CONDITIONS = ("nodes", "degraded", "group")
 """Keys of a point that tell machines apart where they differ."""
 
@@ -141,8 +143,19 @@ def machines_svg(title: str, rows: Sequence[MachineRow], *, run: str = "") -> by
                 bounds_us = [
                     float("nan") if row.bound_fs is None else row.bound_fs / 1e9 for row in curve
                 ]
-                axes.plot(sizes, times_us, "o-", markersize=3, color=colour, label=machine)
-                axes.plot(sizes, bounds_us, "--", color=colour, linewidth=1)
+                # Machines that take as long are drawn on each other: the first ones are wider.
+                width = 1.5 * min(MOST_WIDTHS, len(machines) - number)
+                axes.plot(
+                    sizes,
+                    times_us,
+                    "o-",
+                    markersize=3 + width,
+                    linewidth=width,
+                    color=colour,
+                    label=machine,
+                )
+                axes.plot(sizes, bounds_us, "--", color=colour, linewidth=width / 1.5)
+            axes.plot([], [], "--", color="grey", linewidth=1, label="lower bound for any schedule")
             axes.set_yscale("log")
             axes.set_ylabel(f"{collective}, time (us)")
             axes.grid(alpha=0.3)
