@@ -233,7 +233,7 @@ def _link_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buse
         if s.domains > 1:
             net = net + number(f"{fabric}.ll_growth", 0.0) * _ramp(size_bytes, constants)
             if terms.algorithm == "ring":  # trees reach NCCL's rate
-                rate = rate * number("correction.net_ll_share", 1.0)
+                rate = rate * _net_ll_share(question)
         else:
             rate = rate * number(f"{gpu_class}.ll_factor", 1.0)
             # A channel's first bytes take this long, and all channels the size over their rate: the
@@ -278,6 +278,17 @@ def _link_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buse
         terms.nets,
         net,
     )
+
+
+def _net_ll_share(question: Question) -> float:
+    """Share of NCCL's rate that rings reach under LL over nodes, where tables measure it.
+
+    None measures a broadcast or reduce over nodes, or sockets. NCCL's own rate decides there when a
+    ring leaves LL, and half of it would make the size before take twice the time of the next.
+    """
+    if question.collective in {"broadcast", "reduce"} or question.fabric == "fabric.socket":
+        return 1.0
+    return question.constants.number("correction.net_ll_share", 1.0)
 
 
 def _full_share(question: Question, size_bytes: Floats) -> Floats:

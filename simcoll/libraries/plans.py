@@ -141,7 +141,8 @@ def _protocol_of_time(call: LibraryCall, time_fs: int) -> Protocol:
     """
     plan = call.plan()
     original = plan.protocol
-    request = (call.schedule.title, call.size_bytes, original, time_fs)
+    kind = call.schedule.collective.kind  # calls made of sends have schedules of one title
+    request = (kind, call.schedule.title, call.size_bytes, original, time_fs)
     key = key_of("settled", topology_digest(call.topology), *request)
     fields_on_disk = recall(key, _FORM)
     if fields_on_disk is not None:

@@ -10,7 +10,7 @@ import simcoll
 from simcoll.libraries import corrected
 from simcoll.libraries.environment import LAUNCHERS, parse_environment
 from simcoll.libraries.library import library_for
-from simcoll.libraries.prediction import launched_us
+from simcoll.libraries.prediction import choose, launched_us
 from simcoll.libraries.question import P2P, question_on
 
 LINKS = ["", "NCCL_IB_HCA=mlx5_0", "NCCL_NET=Socket", "NCCL_P2P_DISABLE=1", "NCCL_BUFFSIZE=65536"]
@@ -49,3 +49,22 @@ def test_no_size_takes_less_time_than_a_smaller_one(name, nodes):
                 choices = corrected.send_choices(question, sizes)
                 steps = steps[choices[1:] == choices[:-1]]
             assert steps.min() > -1e-9, (collective, cost.algorithm, cost.protocol, environment)
+
+
+def test_rings_that_no_table_measures_leave_ll_at_their_own_rate():
+    """Half of LL's rate, as measured for other collectives, made the last size under LL of a
+    broadcast take up to twice the time of the next size.
+    """
+    topology = simcoll.load_topology("dgx-h100", nodes=2)
+    library = library_for(None, topology)
+    sizes = np.floor(2 ** np.arange(10, 28, 0.25))
+    for collective, environment, largest_fall in (
+        ("broadcast", "", 0.1),
+        ("reduce", "", 0.1),
+        ("reduce_scatter", "NCCL_NET=Socket", 0.1),
+    ):
+        question = question_on(collective, topology, library, parse_environment(environment))
+        costs, picks = choose(question, sizes)
+        assert costs[picks[0]].protocol == "LL" != costs[picks[-1]].protocol
+        times_us = np.array([cost.time_us(sizes) for cost in costs])[picks, np.arange(len(sizes))]
+        assert (times_us[1:] / times_us[:-1]).min() > 1 - largest_fall

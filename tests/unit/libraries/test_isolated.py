@@ -77,6 +77,17 @@ def test_a_stand_in_takes_the_predicted_time(name):
             )
 
 
+def test_a_call_made_of_sends_is_not_taken_for_another_of_the_same_time(monkeypatch, tmp_path):
+    monkeypatch.setenv("SIMCOLL_CACHE_DIR", str(tmp_path))
+    topology = load_topology("azure-nd40rs-v2")
+    times_fs = {}
+    for kind in ("gather", "all_to_all"):
+        predicted = predict(kind, 1024, topology)
+        times_fs[kind] = predicted.time_fs
+        assert alone_fs(library_plan(kind, 1024, topology), topology) == predicted.time_fs
+    assert times_fs["gather"] == times_fs["all_to_all"]
+
+
 def test_calibration_and_launcher_are_part_of_the_time():
     topology = load_topology("dgx-h100")
     late = Calibration(launch_fs=5 * 10**9)
