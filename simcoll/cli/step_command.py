@@ -147,7 +147,7 @@ def _default_tier(gpus: int) -> int:
         return 2
     say(
         f"# tier 1: more than {MOST_TOGETHER:,} GPUs; --tier 2 emulates them together, which takes "
-        "more than 10 GB of memory at 131,072"
+        "about 12 GB of memory at 131,072"
     )
     return 1
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 from simcoll.errors import ConfigError
@@ -17,6 +19,7 @@ __all__ = [
     "give_back",
     "in_words",
     "largest_automatic",
+    "unrequested",
 ]
 
 VARIABLE = "SIMCOLL_MAX_BYTES"
@@ -32,6 +35,25 @@ MMAP_THRESHOLD = -3
 """The number of this parameter of glibc's ``mallopt``, which otherwise grows to 32 MiB."""
 UNLIMITED = 1 << 60
 """Control groups report a number of about 2**63 if there is no limit."""
+
+
+_CEILING: ContextVar[int | None] = ContextVar("ceiling of unrequested work", default=None)
+
+
+@contextlib.contextmanager
+def unrequested(most_bytes: int) -> Iterator[None]:
+    """Refuse work of more than so many bytes in the block, as nobody named it.
+
+    >>> with unrequested(1 << 20):
+    ...     check_room(1 << 28, "proving this schedule", "fewer chunks need less")
+    Traceback (most recent call last):
+    simcoll.errors.ConfigError: proving this schedule takes 256 MiB, more than the 1 MiB for ...
+    """
+    token = _CEILING.set(most_bytes)
+    try:
+        yield
+    finally:
+        _CEILING.reset(token)
 
 
 def largest_automatic() -> int:
@@ -69,6 +91,12 @@ def check_room(size_bytes: int, work: str, remedy: str) -> None:
     """
     if size_bytes <= UNQUESTIONED:
         return
+    ceiling = _CEILING.get()
+    if ceiling is not None and size_bytes > ceiling:
+        raise ConfigError(
+            f"{work} takes {in_words(size_bytes)}, more than the {in_words(ceiling)} for an "
+            "algorithm that is not named; name it (-a) to play it"
+        )
     free = available_bytes()
     if free is not None and size_bytes > free:
         raise ConfigError(

@@ -86,6 +86,10 @@ def _code() -> str:
     return hashlib.sha256(repr((__version__, stamps)).encode()).hexdigest()
 
 
+ROUTES_AT_ONCE = 1 << 20
+"""Routes that are hashed together: up to 130 MB."""
+
+
 @lru_cache(maxsize=64)
 def topology_digest(topology: Topology) -> str:
     """Hash of a topology: links, ranks, traits, devices, and routes between pairs of ranks."""
@@ -105,7 +109,10 @@ def topology_digest(topology: Topology) -> str:
     n = topology.nranks
     ranks = np.arange(n)
     starts = ranks if n <= 64 else np.unique(np.linspace(0, n - 1, 64).astype(np.int64))
-    digest.update(topology.route(np.repeat(starts, n), np.tile(ranks, len(starts))).links.tobytes())
+    # In parts: all routes of a million GPUs at once would take 8 GB.
+    for few in np.array_split(starts, -(-len(starts) * n // ROUTES_AT_ONCE)):
+        links = topology.route(np.repeat(few, n), np.tile(ranks, len(few))).links
+        digest.update(links.tobytes())
     return digest.hexdigest()
 
 

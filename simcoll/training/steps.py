@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simcoll.core.memory_limits import check_room
 from simcoll.training.evidence import rates_of
 from simcoll.training.memory import memory_by_stage
 from simcoll.training.mixed_gpus import mixed_notes, rank_factors
@@ -50,6 +51,12 @@ __all__ = ["TrainingStep", "step"]
 NEARLY_FULL = 0.85
 """Share of memory above which allocators start to defragment, so that steps take longer than
 predicted.
+"""
+FEW_TOGETHER = 1 << 16
+"""Up to this number of GPUs the classes of a step take less than 2 GB."""
+BYTES_TOGETHER = 96 << 10
+"""Estimate of the memory of a GPU among more: a step of 131,072 in tier 2 was stopped at 10.7 GB,
+with the classes between its waits loaded.
 """
 
 
@@ -161,12 +168,23 @@ class TrainingStep:
 
     def _play(self, tier: int) -> WorkloadRun:
         if tier != 1:
+            self._check_room_together()
             return self.clock(tier=tier, spans=False)
         takes = self._takes()
         takes_hash = hashlib.sha256(repr(takes).encode()).hexdigest()[:16]
         return WorkloadRun(
             Clock(play_script(self.parts.script, takes, self._overlap), ()), trace_hash=takes_hash
         )
+
+    def _check_room_together(self) -> None:
+        """Refuse to emulate more GPUs together than memory holds, before any work on it."""
+        gpus = self.design.mesh.nranks
+        if gpus > FEW_TOGETHER:
+            check_room(
+                gpus * BYTES_TOGETHER,
+                f"emulating the collectives of {gpus:,} GPUs together (tier 2)",
+                "tier 1 times each of them once",
+            )
 
     def result(self, *, tier: int = 2, exposed: bool = True) -> StepResult:
         """The result of the step."""

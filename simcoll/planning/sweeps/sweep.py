@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from simcoll.algorithms import ALGORITHMS
 from simcoll.binding import bind
 from simcoll.core.collective import KINDS
-from simcoll.core.memory_limits import give_back
+from simcoll.core.memory_limits import give_back, unrequested
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.reduction import parse_dtype
@@ -38,6 +38,11 @@ __all__ = [
     "prepare",
     "size_ladder",
 ]
+
+UNNAMED_BYTES = 1 << 30
+"""Limit of the memory of a proof in a table of all algorithms, which as a whole then stays below 2
+GB; those that are named have no limit but the machine's.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +201,8 @@ def prepare(
 
     ``built``: existing schedules. Calls ``progress(proofs done, total proofs, next proof)``. With
     ``refused``, a choice whose proof would need too much is entered there, with the reason, and its
-    schedule is not returned.
+    schedule is not returned: nobody named it, so its proof takes 1 GiB at most, unless no other
+    choice is left.
 
     Raises
     ------
@@ -219,12 +225,30 @@ def prepare(
     largest = counts_for(
         sweep.collective, sweep.sizes[-1:], topology.nranks, parse_dtype(sweep.dtype).itemsize
     )[0]
+    most_bytes = None if refused is None else UNNAMED_BYTES
+    proved = _prove(sweep, schedules, largest, progress, refused, most_bytes)
+    if not proved and refused:  # better a large one than none
+        refused.clear()
+        proved = _prove(sweep, schedules, largest, progress, refused, None)
+    return proved
+
+
+def _prove(
+    sweep: Sweep,
+    schedules: Sequence[Schedule],
+    count: int,
+    progress: Callable[[int, int, str], None] | None,
+    refused: dict[Choice, str] | None,
+    most_bytes: int | None,
+) -> list[Schedule]:
+    """Prove the schedules of all choices, each within a limit of memory if there is one."""
     proved = []
     for number, (choice, schedule) in enumerate(zip(sweep.choices, schedules, strict=True)):
         if progress:
             progress(number, len(schedules), f"the proof of {schedule.title}")
-        with note_refusal(choice, refused):
-            bind(schedule, largest, sweep.dtype, sweep.op)
+        room = nullcontext() if most_bytes is None else unrequested(most_bytes)
+        with note_refusal(choice, refused), room:
+            bind(schedule, count, sweep.dtype, sweep.op)
             proved.append(schedule)
         give_back()
     return proved

@@ -10,6 +10,8 @@ import simcoll
 from simcoll.libraries import prediction, prediction_cache
 from simcoll.libraries.environment import Environment
 from simcoll.libraries.prediction import predict
+from simcoll.libraries.prediction_cache import topology_digest
+from simcoll.topology import load_topology
 
 MACHINE = simcoll.load_topology("dgx-a100")
 
@@ -163,3 +165,11 @@ def test_nowhere_is_a_place(monkeypatch):
     monkeypatch.delenv(prediction_cache.VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert str(prediction_cache.cache_folder()) == "/somewhere/simcoll/predictions"
+
+
+def test_the_routes_of_many_ranks_are_hashed_in_parts(monkeypatch):
+    machine = load_topology("dgx-h100", nodes=16)
+    whole = topology_digest.__wrapped__(machine)
+    monkeypatch.setattr(prediction_cache, "ROUTES_AT_ONCE", 1000)
+    assert topology_digest.__wrapped__(machine) == whole
+    assert topology_digest.__wrapped__(load_topology("dgx-h100", nodes=17)) != whole

@@ -108,3 +108,28 @@ def resident():
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
         "SC_PAGE_SIZE"
     )
+
+
+ON_64 = load_topology("dgx-h100", nodes=8)
+LARGE = Sweep("all_reduce", (1 << 10,), (parse_choice("two_shot"), parse_choice("tree")), ("LL",))
+
+
+def test_an_algorithm_that_nobody_named_is_left_out_if_its_proof_is_large(monkeypatch):
+    monkeypatch.setattr(memory, "UNQUESTIONED", 0)
+    monkeypatch.setattr("simcoll.planning.sweeps.sweep.UNNAMED_BYTES", 1 << 18)
+    refused = {}
+    (tree,) = prepare(LARGE, ON_64, refused=refused)
+    assert tree.name == "tree"
+    ((choice, reason),) = refused.items()
+    assert str(choice) == "two_shot"
+    assert "more than the 256 KiB for an algorithm that is not named; name it (-a)" in reason
+    assert [schedule.name for schedule in prepare(LARGE, ON_64)] == ["two_shot", "tree"]
+
+
+def test_a_large_proof_is_better_than_no_table(monkeypatch):
+    monkeypatch.setattr(memory, "UNQUESTIONED", 0)
+    monkeypatch.setattr("simcoll.planning.sweeps.sweep.UNNAMED_BYTES", 0)
+    refused = {}
+    proved = prepare(LARGE, ON_64, refused=refused)
+    assert [schedule.name for schedule in proved] == ["two_shot", "tree"]
+    assert not refused

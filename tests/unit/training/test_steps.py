@@ -864,3 +864,15 @@ def test_links_carry_no_more_than_their_capacity_where_racks_are_uneven():
     assert any(note.startswith("nodes hold 8 to 72 ranks") for note in result.notes)
     assert result.bound_fs <= result.time_fs
     assert all(0 < share <= 1 for _, share in result.link_use)
+
+
+def test_more_gpus_than_memory_holds_together_are_refused_before_they_are_played(monkeypatch):
+    monkeypatch.setattr("simcoll.training.steps.FEW_TOGETHER", 4)
+    monkeypatch.setattr("simcoll.training.steps.BYTES_TOGETHER", 1 << 50)
+    small = design(tp=8)
+    with pytest.raises(
+        ConfigError,
+        match=r"collectives of 8 GPUs together \(tier 2\) takes .* is available; tier 1 times each",
+    ):
+        step(small)
+    assert step(small, tier=1).time_fs > 0
