@@ -335,6 +335,9 @@ def test_the_intervals_are_today_s():
 def test_published_engines_are_near():
     rows = engines_accuracy.engine_rows()
     errors = [abs(row.rate - 1) for row in rows if not row.chosen_on]
+    unseen = [abs(row.rate - 1) for row in rows if row.model == engines_accuracy.UNSEEN]
+    assert len(unseen) == 46
+    assert median(unseen) < 0.07
     assert len(rows) > 1700
     assert median(errors) < 0.11
     for row in rows:

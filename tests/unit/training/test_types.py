@@ -55,6 +55,7 @@ PUBLISHED = {
     "deepseek-v3": (671.0, 37.6),  # arXiv 2412.19437: 671B and 37B
     # arXiv 2508.10925: 116.83B, of which 5.13B without the input embedding
     "gpt-oss-120b": (116.83, 5.71),
+    "kimi-k2.5": (1026.0, 32.86),  # model card: 1T and 32B
     "minimax-m2.5": (229.0, 11.03),  # model card: 229B in the files, and 10B with neither embedding
     "qwen3-32b": (32.8, 32.8),  # model card of Qwen3-32B
     "qwen3-235b": (235.0, 22.2),  # arXiv 2505.09388: 235B and 22B
