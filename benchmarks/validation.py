@@ -172,7 +172,7 @@ REASONS = """
   their paths: PIX and PXB are switches, PHB, NODE and SYS pass a CPU. Two limits, each by one publisher: of several switches at one CPU, 39 to 41 GB/s were measured, as below one
   switch; and with `NCCL_MIN_NCHANNELS=8`, 38 instead of 22 GB/s on two sockets without switches, where NCCL's search finds no channel that fits, and takes one. Predictions have 21 there.
   The four tables of other publishers that are off by 36 and 45 % are two machines, each alone of its kind. On Azure's four A100, two pairs with NVLink, rings leave a pair by the ports of both
-  GPUs: 30.8 GB/s measured, where one port through the CPU gives 20.5. Two RTX 2080 Ti without peer access exchange data in host memory at half the rate that PCIe has elsewhere; no other
+  GPUs: 30.8 GB/s measured, where one port through the CPU gives 20.5. Two RTX 2080 Ti without peer access exchange data in host memory at 0.6 of the rate predicted without their tables; no other
   table passes host memory.
 * **Not in the formula**, because over all systems they gain nothing. Rings that cross the network once more than NCCL counts: all_gather
   over nodes improves from 27 to 22 % at small sizes, but eight systems are worse with two points and none is better. Hops under LL that
