@@ -305,8 +305,8 @@ def _report_thread(args: threading.ExceptHookArgs) -> None:
 
 def _handler(thread: RankThread, number: int) -> Any:
     """What a rank's process does at a signal."""
-    usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-    return thread.process.signal_handlers.get(number, usual)
+    default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    return thread.process.signal_handlers.get(number, default)
 
 
 @for_ranks

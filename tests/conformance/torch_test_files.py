@@ -120,6 +120,7 @@ def _rank(case, name, rank, size, path):
             case.rank, case.world_size, case.rdvz_file = rank, size, path
             case._init_pg(rank, size, path)
             case._run_test_given_id(name)
+            dist.barrier()  # PyTorch's processes outlive a test, and gloo's messages need both ends
             dist.destroy_process_group()
 
     elif issubclass(case, processes):
