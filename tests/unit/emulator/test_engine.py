@@ -500,7 +500,7 @@ def cases(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @example(case=AT_ONCE)
 @given(case=cases())
 def test_the_engine_agrees_with_a_simulator_that_recomputes_everything(by_hand, case):
