@@ -129,11 +129,11 @@ def _work_out_once(standard: Callable[..., Any], place: int) -> Callable[..., An
     @functools.wraps(standard, updated=())
     def work_out(*args: Any, **options: Any) -> Any:
         schema = args[place]
-        others = (*args[:place], *args[place + 1 :], options)
+        inputs = (*args[:place], *args[place + 1 :], options)
         earlier, result = vars(schema).get(name, (None, None))
-        if earlier is None or earlier != others:
+        if earlier is None or earlier != inputs:
             result = standard(*args, **options)
-            setattr(schema, name, (others, result))
+            setattr(schema, name, (inputs, result))
         return result
 
     return work_out

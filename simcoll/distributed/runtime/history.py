@@ -121,7 +121,7 @@ class History:
         self.operations += 1
         self.end_fs = max(self.end_fs, times_fs[1])
         if self.timeline is not None:
-            self.timeline.played.append((plan, times_fs))
+            self.timeline.played.add(plan, times_fs)
 
     @property
     def records(self) -> list[Record]:

@@ -4,6 +4,7 @@ communication.
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ Interval = tuple[int, int]
 HEAD = ("ranks", "total", "compute", "communication", "idle", "memory", "exposed communication")
 MAX_ROWS, MAX_RANGES = 16, 8
 
-__all__ = ["RankSpan", "RankSummary", "RunTimeline", "overlap", "union_of"]
+__all__ = ["PlayedPlans", "RankSpan", "RankSummary", "RunTimeline", "overlap", "union_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,29 @@ class RankSpan:
     end_fs: int
     stream: str = ""
     scope: str = ""
+
+
+class PlayedPlans:
+    """Plans in the order in which they ended, each with its start and end.
+
+    Columns, as a large run has some 100,000, which collections of garbage would look through.
+    """
+
+    __slots__ = ("_begins_fs", "_ends_fs", "_plans")
+
+    def __init__(self) -> None:
+        self._plans: list[Plan] = []
+        self._begins_fs, self._ends_fs = array("q"), array("q")
+
+    def add(self, plan: Plan, interval_fs: Interval) -> None:
+        """Add a plan at its end."""
+        self._plans.append(plan)
+        self._begins_fs.append(interval_fs[0])
+        self._ends_fs.append(interval_fs[1])
+
+    def __iter__(self) -> Iterator[tuple[Plan, Interval]]:
+        times = zip(self._begins_fs, self._ends_fs, strict=True)
+        return zip(self._plans, times, strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +134,7 @@ class RunTimeline:
     waited: list[RankSpan] = field(default_factory=list)
     operations: list[tuple[int, Entry]] = field(default_factory=list)
     messages: list[tuple[tuple[int, Entry], tuple[int, Entry]]] = field(default_factory=list)
-    played: list[tuple[Plan, Interval]] = field(default_factory=list)
+    played: PlayedPlans = field(default_factory=PlayedPlans)
     finish_fs: tuple[int, ...] = ()
     peak_bytes: tuple[int, ...] = ()
     leader: Sequence[int] = ()
