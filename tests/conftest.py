@@ -82,7 +82,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is not slow as quick, for ``pytest -m quick``."""
     # Those with PyTorch first, and so in one worker and never at the end, where all share what is
     # left: importing it takes seconds.
-    items.sort(key=lambda item: "torch" not in item.nodeid.partition("::")[0])
+    items.sort(
+        key=lambda item: (
+            "torch" not in item.nodeid and "torch" not in getattr(item, "fixturenames", ())
+        )
+    )
     for item in items:
         if item.get_closest_marker("slow") is None:
             item.add_marker("quick")
