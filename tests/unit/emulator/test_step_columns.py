@@ -1,0 +1,43 @@
+"""The transfers of an iteration that move something, looked up by the chunks that are filled."""
+
+import numpy as np
+import pytest
+
+import simcoll
+from simcoll.emulator.steps import step_columns
+from simcoll.emulator.steps.step_columns import turns
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_both_ways_find_the_transfers_that_are_not_empty(seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    for share in (0, 0.02, 0.1, 0.5, 1):
+        modulus, windows, rows = (int(rng.integers(1, most)) for most in (40, 4, 200))
+        filled = (rng.random((windows, modulus)) < share) * rng.integers(1, 3, (windows, modulus))
+        table = np.tile(filled, 2).reshape(-1)
+        place = 2 * modulus * rng.integers(0, windows, rows) + rng.integers(0, modulus, rows)
+        for factor in (0, 1 << 30):
+            monkeypatch.setattr(step_columns, "FEW_FILLED", factor)
+            moving = step_columns._MovingRows(table, place)
+            for shift in range(modulus):
+                expected = np.flatnonzero(table[place + shift])
+                assert np.array_equal(moving.at(shift), expected)
+
+
+@pytest.mark.parametrize("name", ["ring", "bidirectional_ring"])
+@pytest.mark.parametrize("count", [1, 2, 7, 50])
+def test_a_ring_of_few_elements_has_the_same_steps_either_way(name, count, monkeypatch):
+    schedule = simcoll.schedule("all_reduce", name, nranks=16, channels=4)
+    plan = simcoll.bind(schedule, count, "float32")
+
+    def moves(factor):
+        monkeypatch.setattr(step_columns, "FEW_FILLED", factor)
+        return [
+            (times, [(step.src_rank, step.dst_rank, step.size_bytes) for step in group])
+            for group, times in turns(plan)
+        ]
+
+    for (times, group), (expected_times, expected) in zip(moves(0), moves(1 << 30), strict=True):
+        assert times == expected_times
+        for columns, expected_columns in zip(group, expected, strict=True):
+            assert all(map(np.array_equal, columns, expected_columns))
