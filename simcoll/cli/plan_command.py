@@ -159,7 +159,12 @@ def _conclude(
 ) -> None:
     """Print the table and what was searched; write the files."""
     from simcoll.files.output import write_files
-    from simcoll.planning.designs.decision import alternatives_of, interval_lines, verdict
+    from simcoll.planning.designs.decision import (
+        alternatives_of,
+        interval_lines,
+        list_lines,
+        verdict,
+    )
     from simcoll.planning.designs.design_search import (
         best_of,
         design_of,
@@ -191,6 +196,8 @@ def _conclude(
         for sentence in verdict(space.objective.figure, alternatives, ()):
             say(f"# {sentence}")
     for line in interval_lines(space.objective.figure, best, verbose=verbose):
+        say(f"# {line}")
+    for line in list_lines(space.objective.figure, best, space.list_axes):
         say(f"# {line}")
     for lack in best[0]["result"]["lacks"]:
         say(f"# best lacks: {lack}")

@@ -24,6 +24,7 @@ __all__ = [
     "interval_lines",
     "interval_of",
     "is_tie",
+    "list_lines",
     "turning_points",
     "verdict",
 ]
@@ -210,6 +211,40 @@ def interval_lines(figure: str, best: Sequence[Row], *, verbose: bool = False) -
             f"{designs} {verb} a tie with the best by {FIGURES[figure].title}: such differences "
             "are within their error"
         )
+
+
+def list_lines(figure: str, best: Sequence[Row], axes: Sequence[str]) -> Iterator[str]:
+    """For each list of a plan of one machine: the value of the best design, and how much less good
+    the best design with each other value is.
+
+    Parameters
+    ----------
+    best
+        The designs that ran, best first.
+    axes
+        Names of the lists of the file, without those that a search adds.
+    """
+    if len(alternatives_of(best)) > 1:
+        return
+    for axis in axes:
+        leaders: dict[str, Row] = {}
+        for row in best:
+            if axis in row["point"]["case"]:
+                leaders.setdefault(str(row["point"]["case"][axis]), row)
+        if 1 < len(leaders) <= MOST_RIVALS:
+            (value, leader), *rivals = leaders.items()
+            changes = [
+                f"{rival_value}: {_change(leader['result'], rival['result'], figure)}"
+                for rival_value, rival in rivals
+            ]
+            yield f"best has {axis} {value}; {', '.join(changes)}"
+
+
+def _change(best: Mapping[str, Any], rival: Mapping[str, Any], figure: str) -> str:
+    """How much more or less a rival has of a figure, and whether that is a tie."""
+    change = rival[figure] / best[figure] - 1
+    text = f"{abs(change):.1%} {'more' if change > 0 else 'less'}".replace("%", " %")
+    return f"{text} (a tie)" if is_tie(best, rival, figure) else text
 
 
 def _spans(result: Mapping[str, Any], figure: str) -> list[str]:

@@ -26,6 +26,7 @@ from simcoll.planning.designs.decision import (
     alternatives_of,
     interval_of,
     is_tie,
+    list_lines,
     turning_points,
     verdict,
 )
@@ -106,7 +107,7 @@ def design_page(space: Space, findings: PlanFindings) -> Page:
     alternatives = alternatives_of(findings.best)
     missing = [option for option in missing_alternatives(findings.rows) if option.name]
     sections = [
-        _decision(space, alternatives, missing),
+        _decision(space, findings.best, alternatives, missing),
         *_turns(space, alternatives, findings),
         *_breakdowns(findings.best, alternatives),
         *_effects(space, alternatives, findings),
@@ -139,12 +140,17 @@ def _counts(findings: PlanFindings) -> str:
 
 
 def _decision(
-    space: Space, alternatives: Sequence[Alternative], missing: Sequence[MissingAlternative]
+    space: Space,
+    best: Sequence[Row],
+    alternatives: Sequence[Alternative],
+    missing: Sequence[MissingAlternative],
 ) -> Section:
     """A card for each alternative, and the decision in sentences."""
     cards = [_card(space, option, alternatives) for option in alternatives]
     cards += [FigureCard(absent.name, reason=absent.reason) for absent in missing]
-    sentences = verdict(space.objective.figure, alternatives, missing)
+    figure = space.objective.figure
+    sentences = verdict(figure, alternatives, missing)
+    sentences += [f"The {line}." for line in list_lines(figure, best, space.list_axes)]
     intervals = any(interval_of(option.result, "step_s") for option in alternatives)
     text = (
         "The figures are exact in the model; an interval holds what nine of ten measured steps of "
@@ -152,9 +158,9 @@ def _decision(
         if intervals
         else "Without intervals: the figures are exact in the model, and not measured."
     )
-    best = alternatives[0]
-    if intervals and (sentence := bias_sentence(best.result["interval"]["50"])):
-        text += f" {best.name[0].upper()}{best.name[1:]}: {sentence}."
+    first = alternatives[0]
+    if intervals and (sentence := bias_sentence(first.result["interval"]["50"])):
+        text += f" {first.name[0].upper()}{first.name[1:]}: {sentence}."
     return Section("decision", "Decision", text, cards=cards, sentences=sentences)
 
 

@@ -128,12 +128,17 @@ class Space:
     budget: int = 0
 
     @property
-    def axes(self) -> tuple[str, ...]:
-        """The values that tell designs apart, in the order of the file; then those of mappings."""
+    def list_axes(self) -> tuple[str, ...]:
+        """The lists of the file."""
         cases = [case for _, case in self.documents]
         cases += [machine["case"] for machine in self.machines]
+        return tuple(dict.fromkeys(name for case in cases for name in case))
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The values that tell designs apart, in the order of the file; then those of mappings."""
         mapping = (*MAPPING_KEYS, *EXCHANGE_KEYS) if self.machines else ()
-        return tuple(dict.fromkeys([*(name for case in cases for name in case), *mapping]))
+        return tuple(dict.fromkeys([*self.list_axes, *mapping]))
 
     def points(self, tier: int) -> tuple[Point, ...]:
         """The points of a grid, for a tier."""

@@ -10,6 +10,7 @@ import pytest
 from simcoll.planning.designs.decision import (
     alternatives_of,
     interval_lines,
+    list_lines,
     turning_points,
     verdict,
 )
@@ -132,3 +133,17 @@ def test_an_interval_beside_its_figure_says_which_side_is_likely(factors, senten
     (line, *remainder) = interval_lines("days", [row_of("A", 1, {}, days=10, interval=interval)])
     assert line.startswith("best: 90 % within 9 to 16 days")
     assert remainder == sentences
+
+
+def test_each_value_of_a_list_has_its_best_design():
+    def design(ep, imbalance, days):
+        row = row_of("", 1, {}, days=days)
+        return {**row, "point": {"case": {"ep": ep, "imbalance": imbalance, "tp": days}}}
+
+    best = [design(16, 1.0, 10), design(16, 1.2, 11), design(8, 1.0, 10.01), design(8, 1.2, 12)]
+    assert list(list_lines("days", best, ["ep", "imbalance"])) == [
+        "best has ep 16; 8: 0.1 % more (a tie)",
+        "best has imbalance 1.0; 1.2: 10.0 % more",
+    ]
+    alternatives = [row_of("A", 1, {}, days=1), row_of("B", 1, {}, days=2)]
+    assert not list(list_lines("days", alternatives, ["ep"]))
