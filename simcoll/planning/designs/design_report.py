@@ -158,9 +158,9 @@ def _decision(
         if intervals
         else "Without intervals: the figures are exact in the model, and not measured."
     )
-    first = alternatives[0]
-    if intervals and (sentence := bias_sentence(first.result["interval"]["50"])):
-        text += f" {first.name[0].upper()}{first.name[1:]}: {sentence}."
+    leader = alternatives[0]
+    if intervals and (sentence := bias_sentence(leader.result["interval"]["50"])):
+        text += f" {leader.name[0].upper()}{leader.name[1:]}: {sentence}."
     return Section("decision", "Decision", text, cards=cards, sentences=sentences)
 
 
