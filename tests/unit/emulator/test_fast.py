@@ -353,23 +353,24 @@ def test_equal_steps_are_one_object():
     assert plan.protocol == IDEAL
 
 
+IN_NUMPY = "step by step, in numpy | fast 207"
 WITHOUT_NUMBA = {
     "absent": (
         'import sys; sys.modules["numba"] = None',
         "0",
-        "simpy | numba is not installed; pip install 'simcoll[fast]' makes this faster | fast 207",
+        f"fast | numba is not installed; pip install 'simcoll[fast]' makes this faster; {IN_NUMPY}",
         "engine 'fast' needs numba: pip install 'simcoll[fast]'",
     ),
     "turned off": (
         "",
         "1",
-        "simpy | NUMBA_DISABLE_JIT turns numba's compiler off | fast 207",
+        f"fast | NUMBA_DISABLE_JIT turns numba's compiler off; {IN_NUMPY}",
         "engine 'fast' needs numba: unset NUMBA_DISABLE_JIT, which turns its compiler off",
     ),
     "turned off in numba": (
         "import numba; numba.config.DISABLE_JIT = True",
         "0",
-        "simpy | NUMBA_DISABLE_JIT turns numba's compiler off | fast 207",
+        f"fast | NUMBA_DISABLE_JIT turns numba's compiler off; {IN_NUMPY}",
         "engine 'fast' needs numba: unset NUMBA_DISABLE_JIT, which turns its compiler off",
     ),
 }
@@ -379,7 +380,7 @@ WITHOUT_NUMBA = {
 @pytest.mark.parametrize(
     ("before", "switch", "played", "refused"), WITHOUT_NUMBA.values(), ids=WITHOUT_NUMBA
 )
-def test_without_numba_the_reference_runs_and_says_how_to_get_faster(
+def test_without_numba_numpy_plays_a_ring_and_says_how_to_get_faster(
     before, switch, played, refused
 ):
     program = f"""
