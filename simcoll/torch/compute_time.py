@@ -119,7 +119,7 @@ class Watched(TorchDispatchMode):
         if self._runs_on_host(func, args, kwargs or {}, result):
             return result
         if self.costs is not None and func is _READ:
-            self._add_read(self.costs, args[0])
+            self._add_host_copy(self.costs, args[0])
         elif self.costs is not None and not collective and not self.costs.is_free(func):
             fake = FakeTensor in types or _is_fake(result)
             self._add(self.costs, func, args, kwargs or {}, result, fake=fake)
@@ -176,7 +176,7 @@ class Watched(TorchDispatchMode):
             launch_fs = self.root.compiled.launch_fs(costs.launch_fs)
             self.add(name, time_fs, fake=fake, launch_fs=launch_fs)
 
-    def _add_read(self, costs: OperatorCosts, tensor: torch.Tensor) -> None:
+    def _add_host_copy(self, costs: OperatorCosts, tensor: torch.Tensor) -> None:
         """Enqueue a copy to the host of an element on a GPU that the program reads."""
         thread = current_thread_or_none()
         places = None if thread is None else thread.process.places
