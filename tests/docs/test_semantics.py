@@ -105,6 +105,7 @@ def test_every_row_is_held_or_named():
     assert sorted((set(NOTES) | set(DIFFERENCES)) - set(STATEMENTS)) == []
 
 
+@pytest.mark.slow
 def test_the_page_is_what_the_tests_say(request):
     if request.config.getoption("--bless"):
         PAGE.write_text(page(), encoding="utf-8")

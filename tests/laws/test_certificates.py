@@ -152,6 +152,7 @@ def test_the_judge_accepts_what_is_mutated():
         assert judge(json.loads(text)) == ""
 
 
+@pytest.mark.slow
 def test_a_mutant_is_the_same_each_time():
     assert [mutant(number, 5) for number in range(20)] == [
         mutant(number, 5) for number in range(20)

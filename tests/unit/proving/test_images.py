@@ -71,6 +71,7 @@ def test_one_share_of_many_channels_is_followed(eager):
             assert np.array_equal(getattr(step, name), getattr(of_one, name)), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUTTERFLIES)
 def test_8192_ranks_with_eight_channels_are_proved_by_symmetry(name):
     schedule = simcoll.schedule("all_reduce", name, nranks=8192, channels=8)

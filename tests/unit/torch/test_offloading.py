@@ -107,6 +107,7 @@ def test_tensors_of_the_host_are_no_memory_of_the_gpu():
     assert result.host_peak_bytes == (4 * BYTES,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decides", [True, False])
 def test_an_assumed_rate_is_told_where_it_decides(decides):
     def body(rank, world_size):

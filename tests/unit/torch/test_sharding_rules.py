@@ -150,6 +150,7 @@ def test_strided_shards_of_a_list_are_looked_for_once(flags):
     assert seen == [list(dict.fromkeys(flags))] * (5 if flags else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*returned a view tensor:UserWarning")
 def test_optimizers_on_lists_of_strided_shards():
     """With tensor parallelism and fully_shard, whose parameters have strided shards: the steps are

@@ -44,6 +44,7 @@ def test_algorithms_roofline_and_what_is_left_out():
     assert parsed(**{"roofline-enabled": 0}).gpu is None
 
 
+@pytest.mark.slow
 def test_a_trace_on_astra_sims_files(tmp_path, capsys):
     """A ring all_reduce of 4 MB on 4 NPUs: 6 steps of 1 MB at 50 x 2^30 B/s and 500 ns; before it 9
     GFLOP at 900 TFLOPS.
