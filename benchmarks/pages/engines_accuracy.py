@@ -105,10 +105,10 @@ def engine_rows() -> tuple[EngineRow, ...]:
     """All rows, predicted."""
     path = data_folder("measurements") / "serving" / "engines-2026.csv"
     with path.open(encoding="utf-8", newline="") as file:
-        return tuple(_predicted(row) for row in csv.DictReader(file))
+        return tuple(_prediction(row) for row in csv.DictReader(file))
 
 
-def _predicted(row: Mapping[str, str]) -> EngineRow:
+def _prediction(row: Mapping[str, str]) -> EngineRow:
     (served,) = serving_cases(_tables(row))
     step = serving_step(served, "decode")
     requests, output, gpus = (int(row[name]) for name in ("requests", "output", "tp"))

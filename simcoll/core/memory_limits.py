@@ -19,7 +19,7 @@ __all__ = [
     "give_back",
     "in_words",
     "largest_automatic",
-    "unrequested",
+    "unrequested_limit",
 ]
 
 VARIABLE = "SIMCOLL_MAX_BYTES"
@@ -41,10 +41,10 @@ _CEILING: ContextVar[int | None] = ContextVar("ceiling of unrequested work", def
 
 
 @contextlib.contextmanager
-def unrequested(most_bytes: int) -> Iterator[None]:
+def unrequested_limit(most_bytes: int) -> Iterator[None]:
     """Refuse work of more than so many bytes in the block, as nobody named it.
 
-    >>> with unrequested(1 << 20):
+    >>> with unrequested_limit(1 << 20):
     ...     check_room(1 << 28, "proving this schedule", "fewer chunks need less")
     Traceback (most recent call last):
     simcoll.errors.ConfigError: proving this schedule takes 256 MiB, more than the 1 MiB for ...

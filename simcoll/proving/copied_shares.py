@@ -55,14 +55,14 @@ def one_share(schedule: Schedule) -> FirstShare | None:
     for shares in range(schedule.nchannels, 1, -1):
         if schedule.nchannels % shares or layout.chunks % shares:
             continue
-        cut = _cut(schedule, shares)
-        steps = _steps_of_first(schedule, cut)
+        sizes = _share_sizes(schedule, shares)
+        steps = _steps_of_first(schedule, sizes)
         if steps is not None:
             share = replace(
                 schedule,
-                layout=replace(layout, chunks=cut.width),
+                layout=replace(layout, chunks=sizes.width),
                 source=_Kept(steps),
-                nchannels=cut.lanes,
+                nchannels=sizes.lanes,
             )
             share.skip_checks()  # the whole schedule has been checked
             return FirstShare(share, shares, len(steps))
@@ -79,7 +79,7 @@ class _Kept:
         return self.steps
 
 
-def _cut(schedule: Schedule, shares: int) -> _ShareSizes:
+def _share_sizes(schedule: Schedule, shares: int) -> _ShareSizes:
     chunks = schedule.layout.chunks
     return _ShareSizes(shares, schedule.nchannels // shares, chunks // shares, chunks)
 
@@ -87,12 +87,12 @@ def _cut(schedule: Schedule, shares: int) -> _ShareSizes:
 def _as_copies_of(model: Schedule, schedule: Schedule) -> FirstShare | None:
     """The model, if the schedule consists of copies of it, transfer by transfer."""
     shares = schedule.nchannels // model.nchannels
-    cut = _cut(schedule, shares)
+    sizes = _share_sizes(schedule, shares)
     layout = model.layout
     if (
         layout.collective != schedule.collective
-        or (cut.lanes, cut.width) != (model.nchannels, layout.chunks)
-        or (shares * cut.lanes, shares * cut.width) != (schedule.nchannels, cut.chunks)
+        or (sizes.lanes, sizes.width) != (model.nchannels, layout.chunks)
+        or (shares * sizes.lanes, shares * sizes.width) != (schedule.nchannels, sizes.chunks)
         or layout.scratch.size
         or shares == 1
     ):
@@ -101,7 +101,7 @@ def _as_copies_of(model: Schedule, schedule: Schedule) -> FirstShare | None:
     for step, of_share in zip_longest(
         steps_without_repeats(schedule), steps_without_repeats(model)
     ):
-        if step is None or of_share is None or not _has_copies(step, of_share, cut):
+        if step is None or of_share is None or not _has_copies(step, of_share, sizes):
             return None
         steps += 1
     return FirstShare(model, shares, steps)
@@ -119,33 +119,33 @@ def steps_without_repeats(schedule: Schedule) -> Iterator[Step | None]:
     schedule.skip_checks()
 
 
-def _has_copies(step: Step, of_share: Step, cut: _ShareSizes) -> bool:
+def _has_copies(step: Step, of_share: Step, sizes: _ShareSizes) -> bool:
     """Whether a step has the transfers of one share in each: share by share, or each transfer in
     all of them.
     """
-    if len(step) != cut.shares * len(of_share):
+    if len(step) != sizes.shares * len(of_share):
         return False
-    share = np.arange(cut.shares)[:, None]
+    share = np.arange(sizes.shares)[:, None]
     copied: list[Any] = [of_share.src_rank, of_share.dst_rank, of_share.count, of_share.op]
     for chunk in (of_share.src_chunk, of_share.dst_chunk):
-        region, place = np.divmod(chunk, cut.width)
-        copied.append(region * cut.chunks + place + share * cut.width)
-    copied.append(of_share.channel + share * cut.lanes)
+        region, place = np.divmod(chunk, sizes.width)
+        copied.append(region * sizes.chunks + place + share * sizes.width)
+    copied.append(of_share.channel + share * sizes.lanes)
     columns: list[Any] = [step.src_rank, step.dst_rank, step.count, step.op]
     columns += [step.src_chunk, step.dst_chunk, step.channel]
     by_share = all(
-        (column.reshape(cut.shares, -1) == values).all()
+        (column.reshape(sizes.shares, -1) == values).all()
         for column, values in zip(columns, copied, strict=True)
     )
     if by_share:
         return True
-    order = np.argsort(step.channel // cut.lanes, kind="stable").reshape(cut.shares, -1)
+    order = np.argsort(step.channel // sizes.lanes, kind="stable").reshape(sizes.shares, -1)
     return all(
         (column[order] == values).all() for column, values in zip(columns, copied, strict=True)
     )
 
 
-def _steps_of_first(schedule: Schedule, cut: _ShareSizes) -> list[Step] | None:
+def _steps_of_first(schedule: Schedule, sizes: _ShareSizes) -> list[Step] | None:
     """The steps of the first share; None if another one has different transfers, or they are
     many.
     """
@@ -154,16 +154,16 @@ def _steps_of_first(schedule: Schedule, cut: _ShareSizes) -> list[Step] | None:
     for step in steps_without_repeats(schedule):
         if step is None:
             return None
-        row = np.flatnonzero(step.channel < cut.lanes)
+        row = np.flatnonzero(step.channel < sizes.lanes)
         few = step.rows(row)
         src, dst = (
-            chunk // cut.chunks * cut.width + np.minimum(chunk % cut.chunks, cut.width - 1)
+            chunk // sizes.chunks * sizes.width + np.minimum(chunk % sizes.chunks, sizes.width - 1)
             for _, chunk in few.ends
         )
         of_share = replace(few, src_chunk=src, dst_chunk=dst)
         transfers += len(row)
-        crosses = any((chunk % cut.width + few.count > cut.width).any() for chunk in (src, dst))
-        if crosses or transfers > MOST_TRANSFERS or not _has_copies(step, of_share, cut):
+        crosses = any((chunk % sizes.width + few.count > sizes.width).any() for chunk in (src, dst))
+        if crosses or transfers > MOST_TRANSFERS or not _has_copies(step, of_share, sizes):
             return None
         steps.append(of_share)
     return steps

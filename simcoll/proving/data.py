@@ -263,15 +263,15 @@ def _by_share(schedule: Schedule, salt: bytes) -> Proof | None:
     """A proof of the first of many equal shares; None if there are none, or the full proof must
     explain.
     """
-    alike = one_share(schedule)
-    if alike is None:
+    share = one_share(schedule)
+    if share is None:
         return None
     try:
-        proof = _by_parts(alike.schedule, salt) or _in_full(alike.schedule, salt, exact=False)
+        proof = _by_parts(share.schedule, salt) or _in_full(share.schedule, salt, exact=False)
     except ScheduleError:
         return None
-    transfers = alike.shares * proof.transfers
-    return replace(proof, kind="by symmetry", steps=alike.steps, transfers=transfers)
+    transfers = share.shares * proof.transfers
+    return replace(proof, kind="by symmetry", steps=share.steps, transfers=transfers)
 
 
 def _by_parts(schedule: Schedule, salt: bytes) -> Proof | None:

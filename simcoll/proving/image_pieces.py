@@ -144,8 +144,8 @@ def ranges_of_steps(schedule: Schedule) -> Iterator[StepRanges | None]:
         from_buffer, from_place = np.divmod(step.src_chunk, chunks)
         key, of_row = np.unique(place * (chunks + 1) + step.count, return_inverse=True)
         start, length = np.divmod(key, chunks + 1)
-        kept = np.array_equal(place, from_place) and not (start + length > chunks).any()
-        if not kept or (length < 1).any() or int(length.sum()) > MOST_PLACES:
+        keeps_places = np.array_equal(place, from_place) and not (start + length > chunks).any()
+        if not keeps_places or (length < 1).any() or int(length.sum()) > MOST_PLACES:
             yield None
             return
         kind = ((step.channel * 2 + from_buffer) * 2 + to_buffer) * SYNC + step.op

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from simcoll.algorithms import ALGORITHMS
 from simcoll.binding import bind
 from simcoll.core.collective import KINDS
-from simcoll.core.memory_limits import give_back, unrequested
+from simcoll.core.memory_limits import give_back, unrequested_limit
 from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.reduction import parse_dtype
@@ -246,7 +246,7 @@ def _prove(
     for number, (choice, schedule) in enumerate(zip(sweep.choices, schedules, strict=True)):
         if progress:
             progress(number, len(schedules), f"the proof of {schedule.title}")
-        room = nullcontext() if most_bytes is None else unrequested(most_bytes)
+        room = nullcontext() if most_bytes is None else unrequested_limit(most_bytes)
         with note_refusal(choice, refused), room:
             bind(schedule, count, sweep.dtype, sweep.op)
             proved.append(schedule)
