@@ -168,6 +168,7 @@ def test_a_rate_of_sockets_that_are_not_in_use_is_said():
     assert "SOCKET_GBPS changes nothing" in prediction.assumed
 
 
+@pytest.mark.slow
 def test_the_rate_of_a_socket_is_that_of_its_links():
     # Data of a GPU and of its NIC of 400 Gbit/s shares the link to an Intel CPU: 400 / 2 / 1.2.
     topology = load_topology("dgx-h100", nodes=2)
