@@ -106,6 +106,7 @@ def test_a_copy_to_the_host_stops_training_for_its_own_time(folder):
     assert job["blocking_us"] == pytest.approx(PARAMETERS * 14 / 64 / 63e9 * 1e6, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_storage_is_paid_for_by_its_rate(folder):
     free = goodput_grid(folder / "job.toml")[1].points[0]["usd_per_hour"]
     priced = JOB.replace("[storage]", "[storage]\nusd_per_gb_per_s = 8_000")
@@ -115,6 +116,7 @@ def test_storage_is_paid_for_by_its_rate(folder):
     assert paid - free == pytest.approx(8_000 * 10 / (4 * 365.25 * 24))
 
 
+@pytest.mark.slow
 def test_the_error_of_the_step_is_that_of_its_class(folder, capsys):
     """What a user reads of the intervals is days, dollars and sources, on top of failures."""
     main(["goodput", str(folder / "job.toml"), "-o", str(folder / "out"), "-j", "1"])
@@ -132,6 +134,7 @@ def test_the_error_of_the_step_is_that_of_its_class(folder, capsys):
     assert float(cheapest["step_factor_5"]) == pytest.approx(low)
 
 
+@pytest.mark.slow
 def test_cases_within_the_noise_of_the_cheapest_are_ties(folder, capsys):
     """Faster storage hides behind training, so that free storage of any rate is as cheap."""
     text = JOB.replace('"10 GB/s"', '["10 GB/s", "20 GB/s"]').replace("nodes = [0, 2]", "nodes = 0")
