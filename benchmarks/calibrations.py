@@ -1,9 +1,10 @@
 """Print how far rows of a table lie from a calibration by two of them, by library.
 
 ``python benchmarks/calibrations.py`` takes a minute on one core. Small and large medians are the
-numbers ``scatter.launch`` and ``scatter.rate`` of the library files; a fit of few rows draws launch
-and rate towards the uncalibrated ones by them (``simcoll/libraries/fitting.py``), which is switched
-off here. The library is fitted without the table's system.
+numbers ``scatter.launch`` and ``scatter.rate`` of the library files, which are up to 0.005 apart,
+as they were taken with a launch that is hidden in proportion; a fit of few rows draws launch and
+rate towards the uncalibrated ones by them (``simcoll/libraries/fitting.py``), which is switched off
+here. The library is fitted without the table's system.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from simcoll.libraries.fitting import PARAMETERS, Series, fit_series, formula
+from simcoll.libraries.fitting import PARAMETERS, LibraryFormula, Series, fit_series, formula
 from simcoll.libraries.intervals import band_of
 from simcoll.planning.measured.accuracy import FEWEST_ROWS, left_out_library, two_points
 from simcoll.planning.measured.measurements import PublishedTable, published_tables
@@ -21,10 +22,8 @@ SMALL_BYTES = 2**14
 """Below this size, a time is mostly latency."""
 
 
-def scatters(table: PublishedTable) -> dict[str, float]:
+def scatters(table: PublishedTable, predictor: LibraryFormula) -> dict[str, float]:
     """The median deviation of small and of large rows, in logarithms."""
-    library = left_out_library(table.library_file, table.system)
-    predictor = formula(table.collective, table.machine(), library, table.settings())
     measured = [(size, time * 10**6) for size, time in table.rows]
     points = two_points(measured)
     series = Series(table.collective, table.ranks, points, predictor)
@@ -32,8 +31,8 @@ def scatters(table: PublishedTable) -> dict[str, float]:
     times_fs = predictor([size for size, _ in measured], calibration)
     deviations: dict[str, list[float]] = defaultdict(list)
     for row, time_fs in zip(measured, times_fs, strict=True):
-        band = "small" if row[0] < SMALL_BYTES else band_of(row[0])
-        if row not in points:
+        band = band_of(row[0])
+        if row not in points and not SMALL_BYTES <= row[0] < 2**16:
             deviations[band].append(abs(float(np.log(time_fs / row[1]))))
     return {
         band: float(np.median(values))
@@ -47,10 +46,12 @@ def main() -> None:
     by_library: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for table in published_tables(added=True):
+    for table in (*published_tables(added=True), *published_tables(later=True)):
         if len(table.rows) >= FEWEST_ROWS:
-            nodes = "several nodes" if table.nodes > 1 else "one node"
-            for band, deviation in scatters(table).items():
+            library = left_out_library(table.library_file, table.system)
+            predictor = formula(table.collective, table.machine(), library, table.settings())
+            nodes = "several nodes" if predictor.question.fabric else "one node"
+            for band, deviation in scatters(table, predictor).items():
                 by_library[table.library, nodes][band].append(deviation)
     print("| library | | tables | below 16 KiB | from 64 MiB |\n|---|---|---|---|---|")
     for (library, nodes), bands in sorted(by_library.items()):
