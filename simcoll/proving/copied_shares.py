@@ -7,13 +7,14 @@ the first one moved with it: transfers of different shares never touch one chunk
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from simcoll.arrays import Ints
 from simcoll.core.schedule import Repeat, Schedule, Step
 
 __all__ = ["MANY_CELLS", "FirstShare", "one_share", "steps_without_repeats"]
@@ -45,13 +46,15 @@ def one_share(schedule: Schedule) -> FirstShare | None:
     """The first of many equal shares; None if chunks are few, or shares are not alike."""
     layout = schedule.layout
     few = schedule.nranks * layout.size <= MANY_CELLS
-    if few or layout.collective.nblocks != 1 or layout.scratch.size or schedule.nchannels == 1:
+    if few or schedule.nchannels == 1 or layout.collective.definition is not None:
         return None
     # A combinator may say of what the shares are copies. This is compared, too, and saves holding
     # the first share in memory.
     model = getattr(schedule.source, "schedule", None)
     if isinstance(model, Schedule):
         return _as_copies_of(model, schedule)
+    if layout.collective.nblocks != 1 or layout.scratch.size:
+        return None
     for shares in range(schedule.nchannels, 1, -1):
         if schedule.nchannels % shares or layout.chunks % shares:
             continue
@@ -91,9 +94,12 @@ def _as_copies_of(model: Schedule, schedule: Schedule) -> FirstShare | None:
     layout = model.layout
     if (
         layout.collective != schedule.collective
+        or model.divisible != schedule.divisible
         or (sizes.lanes, sizes.width) != (model.nchannels, layout.chunks)
         or (shares * sizes.lanes, shares * sizes.width) != (schedule.nchannels, sizes.chunks)
-        or layout.scratch.size
+        or layout.scratch_pieces is not None
+        or schedule.layout.scratch_pieces is not None
+        or not np.array_equal(layout.scratch, schedule.layout.scratch)
         or shares == 1
     ):
         return None
@@ -125,23 +131,37 @@ def _has_copies(step: Step, of_share: Step, sizes: _ShareSizes) -> bool:
     """
     if len(step) != sizes.shares * len(of_share):
         return False
+    # Slots follow each other in all buffers, and each has a share of every copy.
+    if (of_share.src_chunk % sizes.width + of_share.count > sizes.width).any():
+        return False
+    if (of_share.dst_chunk % sizes.width + of_share.count > sizes.width).any():
+        return False
+    order = None
+    if not (np.diff(step.channel // sizes.lanes) >= 0).all():
+        order = np.argsort(step.channel // sizes.lanes, kind="stable")
     share = np.arange(sizes.shares)[:, None]
-    copied: list[Any] = [of_share.src_rank, of_share.dst_rank, of_share.count, of_share.op]
-    for chunk in (of_share.src_chunk, of_share.dst_chunk):
-        region, place = np.divmod(chunk, sizes.width)
-        copied.append(region * sizes.chunks + place + share * sizes.width)
-    copied.append(of_share.channel + share * sizes.lanes)
-    columns: list[Any] = [step.src_rank, step.dst_rank, step.count, step.op]
-    columns += [step.src_chunk, step.dst_chunk, step.channel]
-    by_share = all(
-        (column.reshape(sizes.shares, -1) == values).all()
-        for column, values in zip(columns, copied, strict=True)
-    )
-    if by_share:
-        return True
-    order = np.argsort(step.channel // sizes.lanes, kind="stable").reshape(sizes.shares, -1)
+
+    def chunk_of(chunk: Ints) -> Ints:
+        slot, place = np.divmod(chunk, sizes.width)
+        return slot * sizes.chunks + place + share * sizes.width
+
+    # One column after the other: those of a step may have millions of rows.
+    copied: list[tuple[Any, Callable[[], Any]]] = [
+        (step.src_rank, lambda: of_share.src_rank),
+        (step.dst_rank, lambda: of_share.dst_rank),
+        (step.count, lambda: of_share.count),
+        (step.op, lambda: of_share.op),
+        (step.channel, lambda: of_share.channel + share * sizes.lanes),
+        (step.src_chunk, lambda: chunk_of(of_share.src_chunk)),
+        (step.dst_chunk, lambda: chunk_of(of_share.dst_chunk)),
+    ]
     return all(
-        (column[order] == values).all() for column, values in zip(columns, copied, strict=True)
+        bool(
+            (
+                (column if order is None else column[order]).reshape(sizes.shares, -1) == values()
+            ).all()
+        )
+        for column, values in copied
     )
 
 

@@ -158,6 +158,8 @@ def test_every_strategy_says_what_counting_says(algorithm, eager):
         ("all_reduce", "rabenseifner", {"channels": 3}, "share"),
         ("all_reduce", "tree", {"channels": 2, "pieces": 2}, "share"),
         ("broadcast", "chain", {"channels": 2}, "share"),
+        ("all_gather", "direct", {"channels": 3}, "share"),
+        ("all_gather", "pat", {"channels": 2}, "share"),
         ("all_reduce", "rabenseifner", {}, "images"),
         ("all_reduce", "swing", {}, "images"),
         ("all_reduce", "bine", {}, "images"),
