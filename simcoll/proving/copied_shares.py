@@ -51,8 +51,8 @@ def one_share(schedule: Schedule) -> FirstShare | None:
     # A combinator may say of what the shares are copies. This is compared, too, and saves holding
     # the first share in memory.
     model = getattr(schedule.source, "schedule", None)
-    if isinstance(model, Schedule):
-        return _as_copies_of(model, schedule)
+    if type(model) is Schedule:  # whose passes are compared with each other, from a first one on
+        return _as_copies_of(replace(model), schedule)
     if layout.collective.nblocks != 1 or layout.scratch.size:
         return None
     for shares in range(schedule.nchannels, 1, -1):

@@ -160,3 +160,25 @@ def test_a_symmetry_whose_images_add_in_other_orders_promises_no_common_order(ea
     (some,), _, _ = image_pieces.one_of_images(swing)
     assert some.layout.chunks > 1
     assert verify(swing, exact=False).order == "run-consistent" == full_proof(swing).order
+
+
+def test_a_source_that_lies_about_its_copies_proves_nothing(eager):
+    """It names a right schedule as the one of which it has copies, or one that is right only when
+    it is followed.
+    """
+    right = simcoll.schedule("all_reduce", "rabenseifner", nranks=16)
+    pair = simcoll.schedule("all_reduce", "rabenseifner", nranks=16, channels=2)
+    short = list(pair.steps())[:-1]
+
+    class Liar:
+        def __init__(self, schedule):
+            self.schedule = schedule
+
+        def __call__(self):
+            return iter(short)
+
+    passes = iter([list(right.steps())[:-1], *[list(right.steps())] * 9])
+    for claimed in (right, replace(right, source=lambda: iter(next(passes)))):
+        wrong = replace(pair, source=Liar(claimed))
+        with pytest.raises(ScheduleError):
+            verify(wrong, exact=False)
