@@ -25,7 +25,8 @@ HEAD = """# Accuracy
 {lead}
 Median errors of {tables} published tables of nccl-tests ({rows} rows) on {systems} systems, each predicted by a library file
 that was fitted **without the tables of its system**. A system is one publisher's machine. Use uncalibrated predictions to compare
-algorithms on one machine and to find bottlenecks; calibrate with two rows of your own (`simcoll calibrate`) before you trust a time.
+algorithms on one machine and to find bottlenecks. Before you trust a time, calibrate with rows of your own (`simcoll calibrate`): two correct the launch of small
+operations, and six the middle sizes as well.
 
 These are all the development tables; [Validation](validation.md) has 151 later tables, and the errors of 234 that were predicted
 blind. The shipped file is fitted to all tables. `simcoll accuracy` prints this page, `simcoll accuracy -o FILE` writes it.
