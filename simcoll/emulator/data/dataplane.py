@@ -215,13 +215,17 @@ class Storage:
         that share a chunk.
         """
         for step in self._plan.steps():
-            pairs = [
-                (place, place.source.copy() if place.staged else place.source)
-                for place in self.places(step)
-                if place
-            ]
-            for place, value in pairs:
-                place.write(value)
+            self._play_step(step)  # whose copies are freed before those of the next are made
+
+    def _play_step(self, step: PlanStep) -> None:
+        """Read everything that a step sends, then write it."""
+        pairs = [
+            (place, place.source.copy() if place.staged else place.source)
+            for place in self.places(step)
+            if place
+        ]
+        for place, value in pairs:
+            place.write(value)
 
     def outputs(self) -> tuple[Array | None, ...]:
         """Output of each rank after the run; ``None`` where the collective gives it none. Call it
