@@ -196,6 +196,7 @@ void run({kind} *ts, const {right} *rs, long n) {{
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 @pytest.mark.parametrize("op", ["sum", "product", "min", "max", "divide"])
 @pytest.mark.parametrize("name", ["bfloat16", "float32"])

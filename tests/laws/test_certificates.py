@@ -40,6 +40,7 @@ def title(algorithm):
     return f"{algorithm.name}-{algorithm.collective}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=title)
 def test_three_or_four_ranks(algorithm):
     assert check_algorithm(algorithm, (3, 4), lowered=False, most=200)["schedules"]

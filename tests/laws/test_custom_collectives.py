@@ -61,6 +61,7 @@ def test_lowered_programs_are_proved_and_checked(name):
     assert verify_program(lower(plan)).data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("engine", ["simpy", "fast"])
 def test_engines_and_executors_agree_to_the_bit(name, engine):

@@ -24,6 +24,7 @@ def table():
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reader", "file"), CASES, ids=[f"{reader.title}: {file.kind}" for reader, file in CASES]
 )

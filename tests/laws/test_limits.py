@@ -219,6 +219,7 @@ def test_scratch_is_whole_numbers(scratch):
 LIMITS = XmlLimits(depth=4, elements=10, attributes=3, letters=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parse", [parse_nccl_xml, parse_msccl_xml])
 @pytest.mark.parametrize(
     "text",

@@ -141,6 +141,7 @@ def test_damaged_files(name):
     assert tally.refused[name] or name == "recognise"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CORPUS)
 def test_inputs_that_got_through_once(case):
     assert not judged(*CORPUS[case])

@@ -35,6 +35,7 @@ def sources(tmp_path, monkeypatch, capsys):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("source", ["p.goal", "wrong.json"])
 def test_what_is_made_of_it(sources, source, target, capsys):

@@ -220,6 +220,7 @@ def test_many_pieces_fill_the_links_of_a_tree(nodes):
 GROUPED = {"all_to_all": (None,), "gather": (0, 2), "scatter": (0, 2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", GROUPED)
 @pytest.mark.parametrize("channels", [1, 2, 5, 32])
 def test_grouped_sends_take_a_latency_for_every_group(kind, channels):

@@ -47,6 +47,7 @@ def _scattered(chunks=8, **how):
     return Schedule("scattered", layout, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}")
 def test_shipped_algorithms_stay_right(algorithm):
     for n, in_place in ((4, False), (6, True), (8, False)):

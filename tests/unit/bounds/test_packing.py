@@ -125,6 +125,7 @@ def test_irregular_graphs_of_direct_links(seed):
         assert cut <= packing.ratio <= cut * Fraction(1005, 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UNEVEN)
 def test_trees_of_an_all_reduce_reach_the_bound(name):
     topology = UNEVEN[name]()

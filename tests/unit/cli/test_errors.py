@@ -361,6 +361,7 @@ def test_as_a_process(folder, argv, status):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_what_is_right_is_accepted(folder, capsys):
     """The good ones beside the bad files, so that the cases above fail for the reason they name."""
     assert main(["verify", "good.xml"]) == 0

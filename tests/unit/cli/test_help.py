@@ -153,6 +153,7 @@ def test_short_names_of_types(given, name):
     assert parse_dtype(given).name == name
 
 
+@pytest.mark.slow
 def test_types_of_pytorch_are_known():
     torch = pytest.importorskip("torch")
     for each in (torch.float16, torch.bfloat16, torch.float8_e5m2, torch.int32, torch.bool):

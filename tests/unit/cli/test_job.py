@@ -38,6 +38,7 @@ def test_what_is_no_trace_in_a_folder_is_left_out(traces, capsys):
     assert "# left out: traces/truth.json: no trace of a profiler" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

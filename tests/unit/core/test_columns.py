@@ -287,6 +287,7 @@ def narrowed(schedule, dtype, change=lambda column: column):
     return Schedule("narrow", schedule.layout, steps, schedule.nchannels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", WIDTHS)
 @pytest.mark.parametrize(
     ("kind", "algorithm", "n"),

@@ -29,6 +29,7 @@ def lines(thing):
     return str(thing).splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_topologies())
 def test_a_topology_fits_in_five_lines(name):
     topology = simcoll.load_topology(name)

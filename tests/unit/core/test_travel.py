@@ -58,6 +58,7 @@ def inside(nranks=4):
     return Schedule("inside", made.layout, lambda: iter(list(made.source())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("found", ALGORITHMS, ids=lambda found: f"{found.collective}-{found.name}")
 def test_every_algorithm_arrives_with_its_hash(found):
     for nranks in (8, 6, 4):

@@ -194,6 +194,7 @@ def micro_batches(rank, world_size, sizes, gaps):
         dist.all_reduce(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gap", ["1 us", "7 us", "15 us", "1 ms"])
 @pytest.mark.parametrize("machine", [crossbar(8, "50 GB/s", "1 us"), "dgx-h100"])
 def test_micro_batches_are_replayed_exactly(counted, monkeypatch, machine, gap):

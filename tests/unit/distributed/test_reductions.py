@@ -20,6 +20,7 @@ def run(program, nprocs=2, **kw):
     return dist.spawn(program, nprocs, **kw).returns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTS, "bool"], ids=str)
 @pytest.mark.parametrize(
     ("name", "function"),

@@ -150,6 +150,7 @@ def test_flows_keep_their_rate_when_another_link_limits_them():
     assert play_concurrently(request).done_fs.tolist() == reference.done_fs.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_array_operations_have_the_same_times(machine, rules, monkeypatch):

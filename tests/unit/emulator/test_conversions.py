@@ -42,6 +42,7 @@ def test_time_is_that_of_the_bytes_that_move(engine, wire, count):
     assert result.bound.time_fs <= result.time_fs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", ["bfloat16", "int8/16", "int4/33", "float8_e4m3fn"])
 @pytest.mark.parametrize("count", [1, 3, 64, 1001])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -97,6 +98,7 @@ def test_a_fold_converts_every_operand_once(overlapping):
     assert move_inputs(plan, inputs)[0].tobytes() == expected.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(24))
 def test_all_ways_move_the_same_data(seed):
     plan, topology = case("path", seed)

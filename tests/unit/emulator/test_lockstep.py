@@ -60,6 +60,7 @@ def test_few_steps_are_played_in_arrays_as_in_the_compiled_loop(monkeypatch, cou
     assert (result.engine, result.path) == ("fast", "561 messages")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [None, JITTER, FIFO], ids=["ideal", "jitter", "fifo"])
 @pytest.mark.parametrize("count", [12 * 99, 12 * 99 + 1, 12 * 99 + 11])
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ def test_back_to_back_sends_at_random(by_hand, k, size, o, latency, r, depth):
     assert result.done_fs.tolist() == back_to_back(k, size * NS, o, latency, r, depth)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "k"), list(product([2, 3, 5, 8], [1, 2, 7])))
 @pytest.mark.parametrize(("o", "r"), [(0, 0), (1300 * NS, 200 * NS), (100 * NS, 1700 * NS)])
 def test_a_chain_of_pieces(n, k, o, r):
@@ -98,6 +99,7 @@ def test_a_chain_of_pieces(n, k, o, r):
     assert result.time_fs == (n - 1) * (flow + latency + r) + (k - 1) * max(flow, o, r)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 8, 17])
 @pytest.mark.parametrize("depth", [1, 8])
 @pytest.mark.parametrize("o", [0, 2 * US, 40 * US])

@@ -106,6 +106,7 @@ def test_a_protocols_share_of_a_link_changes_with_it(engine):
         run(engine, "t=0 gpu0 -> switch = 0", policy="re-route", program=program)
 
 
+@pytest.mark.slow
 def test_a_list_of_plans_takes_events_and_does_not_fold():
     plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=4), 1 << 20)
     place, events = crossbar(4, "50 GB/s", "1 us"), ["t=30us gpu0 -> switch = 0 for 1ms"]

@@ -30,6 +30,7 @@ def rewritten(path, change):
     path.write_bytes(gzip.compress(json.dumps(document).encode()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", ["2.1", "2.5", "2.13", "rocm", "coalesced", "backlog"])
 @pytest.mark.parametrize("slow", [{}, {2: 1.3}, {0: 2.0, 3: 1.1}])
 def test_a_replay_takes_the_measured_time(tmp_path, dialect, slow):

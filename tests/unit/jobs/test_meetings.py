@@ -28,6 +28,7 @@ def job_of(folder, **changes):
     return job_of_files(sorted(folder.glob("*.json.gz"))), known
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("changes", [{}, {"slow": {2: 1.3}}, {"clocks_us": {1: 2500.0, 3: -40.0}}])
 def test_services_are_those_of_the_example(tmp_path, dialect, changes):

@@ -51,6 +51,7 @@ def test_no_size_takes_less_time_than_a_smaller_one(name, nodes):
             assert steps.min() > -1e-9, (collective, cost.algorithm, cost.protocol, environment)
 
 
+@pytest.mark.slow
 def test_rings_that_no_table_measures_leave_ll_at_their_own_rate():
     """Half of LL's rate, as measured for other collectives, made the last size under LL of a
     broadcast take up to twice the time of the next size.

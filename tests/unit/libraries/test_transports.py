@@ -63,6 +63,7 @@ def test_names_of_nics(text, ports):
     assert used_ports(Transports(devices=text), range(4)) == ports
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "part"),
     [

@@ -119,6 +119,7 @@ def test_files_say_the_same(folder, capsys):
     assert "background" not in other["point"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("read", "said"),
     [

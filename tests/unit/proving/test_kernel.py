@@ -36,6 +36,7 @@ def doubled(turns, nranks=2):
     return Schedule("doubled", layout, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True, None])
 @pytest.mark.parametrize(
     "turns", [1, 10, 30, 31, 32, 33, 53, 60, 61, 62, 63, 64, 65, 122, 128, 200]
@@ -65,6 +66,7 @@ def multiplied(factor):
     return Schedule("multiplied", layout, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(
     "factor",

@@ -63,6 +63,7 @@ def _best(topology, src, dst, via):
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_no_simple_path_is_better(seed):
     rng = np.random.default_rng(seed)

@@ -134,6 +134,7 @@ def test_facts_are_there_for_every_machine(name):
     assert (name in FACTS) != (name in NO_MACHINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FACTS)
 def test_shipped_machines_have_the_published_bandwidths(name):
     span, gpus, scale_up, network = FACTS[name]
@@ -150,6 +151,7 @@ def test_shipped_machines_have_the_published_bandwidths(name):
     assert out == [round(span * scale_up * 10**15 / 2), span * network * 125 * 10**12]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FACTS)
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4])
 def test_shipped_machines_load_with_few_nodes(name, nodes):

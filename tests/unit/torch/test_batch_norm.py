@@ -28,6 +28,7 @@ def norm(momentum, affine):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("momentum", "affine"), [(0.1, True), (None, True), (0.3, False)])
 @pytest.mark.parametrize("sizes", [[4, 4], [1, 5, 2]])
 def test_the_ranks_batches_are_one_batch(sizes, momentum, affine):

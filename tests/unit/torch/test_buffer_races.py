@@ -43,6 +43,7 @@ ACCESSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("access", ["writes", "reads"])
 def test_every_dtype_is_watched(dtype, access):
@@ -56,6 +57,7 @@ def test_every_dtype_is_watched(dtype, access):
         on_ranks(body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("access", ACCESSES)
 def test_outputs_may_not_be_touched_before_wait(access):
     def body(rank, world_size):

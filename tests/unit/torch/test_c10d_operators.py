@@ -44,6 +44,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", CALLS)
 def test_a_mode_sees_every_collective_and_changes_nothing(operator):
     def body(rank, world_size):

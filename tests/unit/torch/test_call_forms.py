@@ -110,6 +110,7 @@ FIRST = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", CALLS)
 def test_all_forms_of_a_call_are_one(method):
     def body(rank, world_size):

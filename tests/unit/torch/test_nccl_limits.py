@@ -103,6 +103,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_each_limit_is_a_finding_with_its_line(case):
     body, begin, reason = CASES[case]

@@ -40,6 +40,7 @@ def seconds_of(call):
     return backend.emulated_time() - begin
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("move", ["cpu", "to", "to_other", "copy", "cuda", "module"])
 def test_a_move_takes_its_bytes_over_pcie(move):
     def body(rank, world_size):
@@ -253,6 +254,7 @@ def test_a_module_that_was_moved_to_its_gpu_is_no_finding_of_nccl():
     assert run(body, 2).findings == ()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*take no time:UserWarning")
 @pytest.mark.parametrize("offload", ["save_on_cpu", "CPUOffloadPolicy", "CPUOffload"])
 def test_offload_that_is_not_timed_is_a_finding(offload):

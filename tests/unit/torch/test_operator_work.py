@@ -236,6 +236,7 @@ def bytes_seconds(*counts):
     return sum(counts) / BANDWIDTH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "nbytes"),
     [
@@ -434,6 +435,7 @@ def test_compiled_programs_launch_faster_and_graphs_in_no_time(launching):
     assert compiled - graphs > 78 * 1e-6  # and the last launches outside are hidden
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.compile")
 @pytest.mark.parametrize("in_place", [False, True])
 def test_compiled_modules_launch_faster(launching, in_place):

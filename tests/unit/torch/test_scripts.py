@@ -358,6 +358,7 @@ BAD = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "status", "said"),
     [

@@ -51,6 +51,7 @@ def attention(_rank, _size, dimension, mask_shape):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask_shape", [None, (5, 5), (4, 1, 5, 5), (1, 6, 5, 5), (4, 6, 5, 5)])
 @pytest.mark.parametrize("dimension", [None, 0, 1])
 def test_attention_is_sharded_by_batches_and_heads(dimension, mask_shape):
@@ -60,6 +61,7 @@ def test_attention_is_sharded_by_batches_and_heads(dimension, mask_shape):
         assert max(differences) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("rotation", ["allgather", "alltoall"])

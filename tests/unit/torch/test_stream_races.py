@@ -150,6 +150,7 @@ WRONG = {
 """The later and the earlier access of each wrong program: operator, kind and stream."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", WRONG, ids=lambda body: body.__name__)
 def test_accesses_that_nothing_orders_are_findings(body):
     later, earlier = WRONG[body]
@@ -349,6 +350,7 @@ RIGHT = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", RIGHT, ids=lambda body: body.__name__)
 def test_accesses_in_order_are_none(body):
     assert findings(body) == []
@@ -386,6 +388,7 @@ def and_copied(t):
     t.cpu()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "count"),
     [

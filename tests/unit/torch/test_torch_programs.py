@@ -890,6 +890,7 @@ def test_the_time_estimator():
     assert result.operations == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [None, "gloo", "nccl", "mpi", "ucc", "simcoll", "cpu:gloo,cuda:nccl"]
 )

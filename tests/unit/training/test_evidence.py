@@ -99,6 +99,7 @@ def test_the_lines_name_each_rate_that_nobody_measured():
     )
 
 
+@pytest.mark.slow
 def test_the_result_has_the_evidence(tmp_path, capsys):
     design = tmp_path / "design.toml"
     design.write_text(

@@ -221,6 +221,7 @@ def test_gpus_of_unknown_kind_have_no_graphs():
 MACHINES = ["dgx-h100", "aws-p5", "oci-h100", "dgx-1v", "gb200-nvl72", "kestrel-h100"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_written_machine_is_the_same_for_nccl(name):
     node = load_topology(name, nodes=1)
