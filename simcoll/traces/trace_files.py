@@ -17,6 +17,8 @@ _NUMBERED = re.compile(r"(.*?)(\d{1,7})(|\.\D*)")
 _BEFORE_RANK = re.compile(r"(?:.*(?:[._-]|rank|npu|gpu|node|trace))?", re.IGNORECASE)
 """What stands before a number that is certainly one of a rank, and not of a model or a size."""
 _ENDING = ".et"
+_OTHER_FORMATS = frozenset((".toml", ".txt", ".json", ".csv"))
+"""Endings of files that are not the traces of ranks: nobody means ``step.toml.0.et``."""
 
 
 def trace_files(path: Path) -> tuple[str, list[Path]]:
@@ -62,6 +64,8 @@ def trace_files(path: Path) -> tuple[str, list[Path]]:
     for separator in (".", "", "_", "-"):
         if any((head, tail) == (prefix + separator, _ENDING) for head, _, tail in names):
             return _in_order(prefix + separator, _ENDING, names, path)
+    if path.suffix in _OTHER_FORMATS:
+        raise ConfigError("there is no such file", file=str(path))
     name = printable(prefix)
     raise ConfigError(
         f"there is no such file, nor {name}.0.et, {name}.1.et and so on", file=str(path)

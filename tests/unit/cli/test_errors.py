@@ -493,6 +493,7 @@ def test_a_fraction_is_refused_where_a_whole_number_is_meant(arguments, option, 
             "this is a configuration of NCCL's tuner plugin (CSV); expected a design",
         ),
         ("step none", "there is no such file, nor none.0.et"),
+        ("step none.toml", "none.toml: there is no such file\n"),
         ("step .", "a folder without files such as trace.0.et"),
         (
             "step /dev/null",
