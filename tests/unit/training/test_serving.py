@@ -12,6 +12,7 @@ import serving_accuracy
 
 from simcoll.cli import main
 from simcoll.errors import ConfigError
+from simcoll.planning.designs.serving_report import serving_lines
 from simcoll.training.serving import serving_cases, serving_front, serving_step
 
 ROOT = Path(__file__).parents[3]
@@ -355,3 +356,16 @@ def test_the_page_has_today_s_errors():
             line for line in page.splitlines() if line.startswith(f"| LLaMA, batches, {gpu}")
         )
         assert int(line.split("|")[3].strip(" %")) <= 10
+
+
+@pytest.mark.parametrize(
+    ("host", "says"), [({}, True), ({"step_us": 750}, False), ({"dp": 2, "batch": 8}, False)]
+)
+def test_an_interval_without_the_host_says_which_host_it_was_made_with(host, says):
+    model = served(**host)
+    lines = list(serving_lines([model], [serving_step(model, "decode")]))
+    assert says == any("750 us of vLLM, 2,000 us of SGLang" in line for line in lines)
+    # These are the hosts that the rows of the interval were predicted with.
+    step = engines_accuracy.STEP
+    assert (step["vllm"]["step_us"], step["sglang"]["step_us"]) == (750, 2000)
+    assert "step_us" not in step["trtllm"]
