@@ -12,6 +12,7 @@ import numpy as np
 from simcoll.files.paths import data_folder
 from simcoll.planning.measured.step_fitting import predict_seconds
 from simcoll.planning.measured.step_rows import StepRow, published_memory, published_steps
+from simcoll.planning.measured.step_spreads import difference_coverages, read_step_errors
 from simcoll.training.memory import memory_by_stage
 from simcoll.training.step_calibration import UNCALIBRATED, StepCalibration, shipped_calibration
 
@@ -46,6 +47,10 @@ data type of a table) with the same weight. *Width*: upper over lower end of the
 
 | constants | model | sharding | GPU | series | rows | within 50 % | within 90 % | width |
 |---|---|---|---|---:|---:|---:|---:|---:|
+"""
+DIFFERENCES = """
+What plans allow for between two designs of different classes, from which on a difference is no tie, held for {shares} of pairs of rows, all of tables that the
+intervals did not know; each pair of series with the same weight.
 """
 CAUSES = """
 ## What large errors come from
@@ -136,6 +141,11 @@ def coverage() -> Iterator[str]:
             shares = [f"{100 * float(row[name]):.0f} %" for name in ("within50", "within90")]
             cells = [*names, row["series"], row["rows"], *shares, f"{float(row['width90']):.2f}"]
             yield f"| {' | '.join(cells)} |\n"
+    texts = [
+        f"{share:.0%} {calibration} ({twins:.0%} of one model on two kinds of GPU)"
+        for calibration, share, twins in difference_coverages(read_step_errors())
+    ]
+    yield DIFFERENCES.format(shares=" and ".join(texts).replace("%", " %"))
 
 
 def causes() -> Iterator[str]:

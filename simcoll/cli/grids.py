@@ -64,7 +64,7 @@ def play_grid(
     MPI job.
 
     Prints the number of points, the number that ran, and the reasons why others did not; ``then``
-    announces its grids itself.
+    announces its grids itself, of which only such reasons are printed.
     """
     from simcoll.files.output import open_folder
     from simcoll.planning.grids.executors import open_pool
@@ -80,11 +80,14 @@ def play_grid(
         say(f"# {part}{counted(len(grid), 'point')}, rows in {folder}", flush=True)
         runs = [_play(grid, folder, pool, options)]
         while then is not None and not options.shard and (following := then(runs)) is not None:
-            runs.append(_play(following, folder, pool, replace(options, resume=True)))
+            further = replace(options, resume=True)
+            runs.append(_play(following, folder, pool, further, announce=False))
     return runs, folder
 
 
-def _play(grid: PointGrid, folder: Path, pool: GridPool, options: GridOptions) -> GridRun:
+def _play(
+    grid: PointGrid, folder: Path, pool: GridPool, options: GridOptions, *, announce: bool = True
+) -> GridRun:
     from simcoll.planning.grids.grid import run_grid
 
     with _progress() as report:
@@ -96,10 +99,11 @@ def _play(grid: PointGrid, folder: Path, pool: GridPool, options: GridOptions) -
             say(f"# stopped; finished rows are kept, and --resume continues: {folder}", flush=True)
             raise
     resumed = len(run.rows) - run.played
-    say(
-        f"# {counted(run.played, 'point')} played"
-        + (f", {resumed:,} kept from earlier" if resumed else "")
-    )
+    if announce:
+        say(
+            f"# {counted(run.played, 'point')} played"
+            + (f", {resumed:,} kept from earlier" if resumed else "")
+        )
     reasons_by_pattern: dict[str, list[str]] = {}
     for reason, count in run.errors.items():
         reasons_by_pattern.setdefault(re.sub(r"\d+", "#", reason), []).extend([reason] * count)

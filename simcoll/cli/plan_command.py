@@ -135,7 +135,11 @@ class _PlanProgress:
         if self.search and self.limit_s and time.monotonic() - self.begin > self.limit_s:
             self.search.stopped = f"when the clock of {self.limit_s:g} s ran out"
         if not self.in_full and (grid := search_grid(rows, self.search)) is not None:
-            say(f"# {len(grid):,} more mappings whose bound is below the best", flush=True)
+            say(
+                f"# {len(grid):,} more mappings whose bound is below the best",
+                error=True,
+                flush=True,
+            )
             return grid
         if not _fit(rows):
             return None

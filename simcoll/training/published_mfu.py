@@ -68,8 +68,8 @@ def far_below(design: Design, mfu: float) -> Iterator[str]:
     low, high = f"{100 * mark.lowest:.0f}", f"{100 * mark.highest:.0f}"
     reached = f"{low} %" if low == high else f"{low} to {high} %"
     yield (
-        f"{100 * mfu:.0f} % MFU; {mark.steps} published steps of this model on {design.gpu.name} "
-        f"reached {reached}"
+        f"the speed of published steps: {100 * mfu:.0f} % MFU, where {mark.steps} of this model on "
+        f"{design.gpu.name} reached {reached}"
     )
 
 

@@ -17,7 +17,7 @@ from itertools import combinations
 
 import numpy as np
 
-from simcoll.arrays import Floats
+from simcoll.arrays import Array, Floats, Ints
 from simcoll.files.paths import data_folder
 from simcoll.planning.measured.spreads import (
     HALF,
@@ -40,6 +40,7 @@ __all__ = [
     "StepCoverage",
     "StepError",
     "StepSpread",
+    "difference_coverages",
     "read_step_errors",
     "step_coverages",
     "step_spreads",
@@ -208,6 +209,50 @@ def step_coverages(errors: Sequence[StepError]) -> Iterator[StepCoverage]:
         width = float(np.exp(np.median(widths)))
         within50, within90 = shares.tolist()
         yield StepCoverage(cell, len(hits), len(widths), within50, within90, width)
+
+
+def difference_coverages(errors: Sequence[StepError]) -> Iterator[tuple[str, float, float]]:
+    """How often the difference of two errors of different classes is within what plans allow for:
+    the root of the sum of squares of both 90 % intervals, about the difference of their middles.
+
+    For each kind of calibration: its name, the share of all pairs, and that of pairs of one model
+    on two kinds of GPU. Every pair of series has the same weight.
+    """
+    judged = list(_judgements(errors))
+    for calibration in dict.fromkeys(error.cell[0] for error in errors):
+        pairs = [pair for pair in judged if pair[0].cell[0] == calibration]
+        rows = [error for error, _ in pairs]
+        offsets, halves = np.array(
+            [
+                (
+                    error.log_ratio - (spread.low90 + spread.high90) / 2,
+                    (spread.high90 - spread.low90) / 2,
+                )
+                for error, spread in pairs
+            ]
+        ).T
+        within = abs(offsets[:, None] - offsets) <= np.hypot(halves[:, None], halves)
+        classes = _numbers([error.cell for error in rows])
+        models = _numbers([error.model.rsplit(" ", 1)[0] for error in rows])
+        gpus = _numbers([error.cell[3] for error in rows])
+        series = _numbers([error.series for error in rows])
+        differ = classes[:, None] != classes
+        twins = (models[:, None] == models) & (gpus[:, None] != gpus)
+        shares = [_pair_share(within, chosen, series) for chosen in (differ, twins)]
+        yield calibration, shares[0], shares[1]
+
+
+def _numbers(labels: Sequence[object]) -> Ints:
+    """The number of each label, in the order of their first places."""
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    return np.array([numbers[label] for label in labels])
+
+
+def _pair_share(within: Array, chosen: Array, series: Ints) -> float:
+    """The share of chosen pairs that are within, each pair of series with the same weight."""
+    pairs = (series[:, None] * len(series) + series)[chosen]
+    _, place, counts = np.unique(pairs, return_inverse=True, return_counts=True)
+    return float(np.average(within[chosen], weights=1 / counts[place]))
 
 
 def _judgements(errors: Sequence[StepError]) -> Iterator[tuple[StepError, StepSpread]]:

@@ -70,7 +70,9 @@ def test_the_verdict_names_everyone():
     tied = alternatives_of(
         [row_of("A", 100.0, {}, interval=wide), row_of("B", 120.0, {}, interval=wide)]
     )
-    assert verdict("usd", tied, ())[1] == "B: a tie (20.0 % more; their 90 % intervals overlap)."
+    assert verdict("usd", tied, ())[1] == (
+        "B: a tie (20.0 % more; such differences are off by up to 27.6 % in nine cases of ten)."
+    )
     close = alternatives_of([row_of("A", 1000.0, {}), row_of("B", 1004.0, {})])
     assert "a tie (0.4 % more; they differ by less than 0.5 %)" in verdict("usd", close, ())[1]
 

@@ -76,7 +76,7 @@ def test_a_result_names_what_the_design_lacks():
         "recompute": "none", "attention": "plain",
     }  # fmt: skip
     *lines, far = step(design(tp=4, pp=4, **poor), tier=1).lacks
-    assert "% MFU; " in far
+    assert "% MFU, where " in far
     begins = (
         "no overlap of data parallelism (overlap_dp): ",
         "no distributed optimizer (shard): ",
@@ -89,9 +89,9 @@ def test_a_result_names_what_the_design_lacks():
     assert step(design(tp=4, pp=4), tier=1).lacks == ()
     again, far = step(design(tp=8, pp=4, recompute="full"), tier=1).lacks
     assert again.startswith("whole layers are recomputed though ")
-    assert "% MFU; " in far
+    assert "% MFU, where " in far
     needed = step(design(nodes=2, tp=8, pp=2, recompute="full"), tier=1).lacks
-    assert all("% MFU; " in line for line in needed)
+    assert all("% MFU, where " in line for line in needed)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_result_far_below_published_steps_says_so():
     # Llama 3.1 70B in 16 bits on H100: NeMo 24.12, 14.61 s on 64 to 14.86 s on 1,024 GPUs.
     slow = step(design(tp=8, pp=2, virtual=1, micro_batch=1, recompute="full"), tier=1)
     assert slow.mfu < 0.4
-    assert slow.lacks[-1].endswith("6 published steps of this model on h100 reached 50 to 51 %")
+    assert slow.lacks[-1].endswith("where 6 of this model on h100 reached 50 to 51 %")
     assert step(design(tp=4, pp=4, cp=2), tier=1).lacks == ()
 
 
