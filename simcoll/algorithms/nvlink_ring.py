@@ -30,6 +30,8 @@ PLACE = 4  # in listings
 NCCL = "NCCL 2.27: src/graph/search.cc, rings over NVLinks"
 MOST_RANKS = 64
 MOST_TRIES = 5_000
+MOST_RINGS = 32
+"""Rings of NCCL (half of MAXCHANNELS); also those that exact shares of links may ask for."""
 
 
 def links_of(topology: Topology, size: int) -> Ints:
@@ -90,7 +92,7 @@ def _through(topology: Topology, size: int) -> list[Cycle]:
     """
     links = links_of(topology, size)
     if size == topology.nranks:
-        return link_rings(links // max(int(np.gcd.reduce(links, axis=None)), 1))
+        return link_rings(links // _unit(links))
     # Imported late: topologies are loaded on first use.
     from simcoll.topology.machine import machine
 
@@ -98,6 +100,18 @@ def _through(topology: Topology, size: int) -> list[Cycle]:
     around = np.ones((size + 1, size + 1), np.int64)
     around[0, 0], around[1:, 1:] = 0, np.where(links > 0, np.maximum(links // ring_rate, 1), 0)
     return [tuple(place - 1 for place in ring[1:]) for ring in link_rings(around)]
+
+
+def _unit(links: Ints) -> int:
+    """The capacity of one ring: a common divisor of all links, or that of the narrowest if rings
+    would be too many, as of a degraded link with 0.83 of its capacity.
+    """
+    unit = max(int(np.gcd.reduce(links, axis=None)), 1)
+    least = int(min(links.sum(0).min(), links.sum(1).min()))
+    if least <= MOST_RINGS * unit:
+        return unit
+    narrowest = int(links[links > 0].min())
+    return max(narrowest, -(-least // MOST_RINGS))
 
 
 def _orders(schedule: Schedule, topology: Topology | None) -> Ints:

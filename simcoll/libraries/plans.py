@@ -216,10 +216,10 @@ def _question(
     environment: Environment,
     calibration: Calibration | None,
 ) -> Question | None:
-    """What is asked of the library; None if it does not offer the collective or has no numbers for
-    the machine.
+    """What is asked of the library; None if it does not offer the collective, has no numbers for
+    the machine, or has one rank, which moves nothing.
     """
-    if kind not in COLLECTIVES:
+    if kind not in COLLECTIVES or topology.nranks < 2:
         return None
     try:
         return question_on(kind, topology, library, environment, calibration)

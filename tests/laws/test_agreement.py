@@ -16,7 +16,15 @@ pytestmark = pytest.mark.skipif(not COMPILED, reason="needs numba")
 @pytest.mark.parametrize(
     ("kind", "cases"),
     # Many concurrent messages take the reference engine long.
-    [("dag", 60), ("algorithm", 60), ("lift", 60), ("alone", 60), ("path", 60), ("concurrent", 12)],
+    [
+        ("dag", 60),
+        ("algorithm", 60),
+        ("lift", 60),
+        ("alone", 60),
+        ("path", 60),
+        ("concurrent", 12),
+        ("library", 40),
+    ],
 )
 def test_engines_agree_on_every_message(kind, cases):
     took_part = Counter()
@@ -30,6 +38,8 @@ def test_engines_agree_on_every_message(kind, cases):
         assert took_part["concurrent"] >= 8
     if kind == "alone":
         assert took_part["lock-step"] >= 20
+    if kind == "library":
+        assert min(took_part[way] for way in ("lock-step", "quotient", "loaded")) >= 5
 
 
 @pytest.mark.slow

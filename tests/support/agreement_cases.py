@@ -28,13 +28,16 @@ from simcoll.emulator.fast_way import (
     plays_in_lockstep,
 )
 from simcoll.emulator.folding.quotient import no_quotient
+from simcoll.emulator.folding.remembered import loadable
 from simcoll.emulator.request import Request
+from simcoll.emulator.ways import play
 from simcoll.errors import ConfigError
 from simcoll.testing.examples import needed_params
 from simcoll.topology import LINK_KINDS, Topology, boxes, clos, crossbar, fat_tree, torus
 from simcoll.topology.chosen_paths import chosen_routes
+from tests.support.library_cases import library_case
 
-KINDS = ("dag", "algorithm", "lift", "alone", "path", "concurrent")
+KINDS = ("dag", "algorithm", "lift", "alone", "path", "concurrent", "library")
 
 
 @dataclass(frozen=True)
@@ -402,6 +405,7 @@ def case(kind, seed):
         "alone": alone_case,
         "path": path_case,
         "concurrent": concurrent_case,
+        "library": library_case,
     }[kind](rng)
 
 
@@ -494,6 +498,13 @@ def compare(kind, seed):
     assert got == expected, f"the engine that is chosen differs from simpy\n{replay}"
     if result is not None and result.path.endswith("in numpy"):
         ways.append("chosen in numpy")
+    if result is not None:
+        in_table = Request(plan, topology, protocols=3)
+        repeated = play(in_table)
+        told = (repeated.time_fs, repeated.messages, repeated.bytes_moved, repeated.trace_hash)
+        assert told == expected[:4], f"as one of a table, it differs from simpy\n{replay}"
+        if loadable(in_table):
+            ways.append("loaded")
     if not no_quotient(plan):
         got, result = outcome(plan, topology, quotient=True)
         folds = result is not None and result.classes is not None

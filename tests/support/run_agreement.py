@@ -3,11 +3,12 @@
 ``python tests/support/run_agreement.py --cases 2000`` takes that many of each kind: ``dag``, random
 steps, links, sizes and costs; ``algorithm``, registered algorithms on small machines; ``lift``,
 covers of random runs, for the quotient; ``alone``, permutations on links of their own, for
-lock-step; ``path``, steps that choose paths and wire formats; ``program``, random operations with
-dependencies; ``step``, training steps; ``tree``, programs with all links and without those that
-never bind; ``events``, ``dag`` and ``algorithm`` with links and ranks that change during the run;
-``path-events``, ``path`` with them; ``program-events``, ``program`` and ``step`` with them. A
-difference ends it with the line that repeats the case.
+lock-step; ``path``, steps that choose paths and wire formats; ``concurrent``, many messages of one
+step; ``library``, calls as NCCL and RCCL play them on shipped machines; ``program``, random
+operations with dependencies; ``step``, training steps; ``tree``, programs with all links and
+without those that never bind; ``events``, ``dag`` and ``algorithm`` with links and ranks that
+change during the run; ``path-events``, ``path`` with them; ``program-events``, ``program`` and
+``step`` with them. A difference ends it with the line that repeats the case.
 """
 
 import argparse

@@ -147,3 +147,11 @@ def test_machines_without_rings_of_links_are_refused(machine):
         match=r"nvlink_ring needs rings of direct links.*ring serves any topology",
     ):
         simcoll.schedule("all_reduce", "nvlink_ring", topology=topology)
+
+
+@pytest.mark.parametrize("share", [0.8317, 0.31, 0.0001234])
+def test_an_odd_share_of_a_link_does_not_multiply_the_rings(share):
+    # Of one of seven xGMI links; its capacity and those of the others hardly have a divisor.
+    machine = load_topology("mi300x").degrade("box0.gpu0 -> box0.gpu1", share)
+    schedule = schedule_on(simcoll.Collective("all_reduce", 8), "nvlink_ring", machine)
+    assert 7 <= schedule.nchannels <= 32

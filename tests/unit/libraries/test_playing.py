@@ -10,7 +10,7 @@ from simcoll.core.collective import KINDS, Collective
 from simcoll.libraries import proved_choice as playing
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import parse_environment
-from simcoll.libraries.plans import library_play
+from simcoll.libraries.plans import library_plan, library_play
 from simcoll.libraries.prediction import formula_time, predict
 from simcoll.topology import load_topology, torus
 from simcoll.tuning import schedule_on
@@ -229,6 +229,12 @@ def test_few_bytes_are_cut_into_equal_chunks_where_that_takes_no_time():
         for size in (187 * 16, 184 * 16)
     }
     assert len(times) == 1
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all", "broadcast"])
+def test_one_rank_keeps_its_data(kind):
+    alone = load_topology("dgx-h100").take(1)
+    assert simcoll.emulate(library_plan(kind, 1024, alone), alone).wrong == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
