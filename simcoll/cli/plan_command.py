@@ -167,6 +167,7 @@ def _conclude(
         alternatives_of,
         interval_lines,
         list_lines,
+        typical_best,
         verdict,
     )
     from simcoll.planning.designs.design_search import (
@@ -189,7 +190,8 @@ def _conclude(
     best, front = best_of(rows, space)
     if progress.search is None and (tight := tight_of(rows)):
         say(f"# {tight}")
-    designs = list({row["key"]: row for row in (*best[:top], *firsts(best))}.values())
+    typical = typical_best(best, space.objective.figure)
+    designs = list({row["key"]: row for row in (*best[:top], *firsts(best), typical)}.values())
     for line in _table(designs, space, front):
         say(line)
     missing = missing_alternatives(rows)

@@ -31,6 +31,7 @@ __all__ = [
     "STEP_NOISE",
     "StepInterval",
     "bias_sentence",
+    "class_interval",
     "class_of",
     "step_interval",
 ]
@@ -78,6 +79,14 @@ class StepInterval:
     difference: float
     reach: float = 1.0
 
+    @property
+    def typical(self) -> float:
+        """Factor of the predicted time in the middle of what half of measured steps took; rates
+        that nobody measured count as predicted.
+        """
+        low, high = self.within50
+        return math.sqrt(low / self.reach * high)
+
     def __str__(self) -> str:
         return self._errors(f" ({', '.join(self.cell)})")
 
@@ -95,6 +104,7 @@ class StepInterval:
         return {
             "50": list(self.within50),
             "90": list(self.within90),
+            "typical": self.typical,
             "difference": self.difference,
             "class": list(self.cell),
             "of": str(self),
@@ -157,10 +167,7 @@ def class_of(design: Design) -> tuple[str, ...]:
 
 def step_interval(design: Design, rates: Sequence[KernelRate]) -> StepInterval:
     """The interval of a design: of the innermost class that has any published steps."""
-    cell = class_of(design)
-    intervals = _intervals()
-    depths = range(len(cell), OUTERMOST - 1, -1)
-    interval = next(intervals[cell[:depth]] for depth in depths if cell[:depth] in intervals)
+    interval = class_interval(class_of(design))
     reach = _reach(design, rates)
     low50, high50 = interval.within50
     low90, high90 = interval.within90
@@ -170,6 +177,20 @@ def step_interval(design: Design, rates: Sequence[KernelRate]) -> StepInterval:
         within90=(low90 * reach, high90),
         reach=reach,
     )
+
+
+def class_interval(cell: tuple[str, ...]) -> StepInterval:
+    """The interval of a class, or of the innermost one around it with published steps, as if all
+    rates were measured.
+
+    Examples
+    --------
+    >>> class_interval(("uncalibrated", "dense", "FSDP", "a GPU of tomorrow")).cell
+    ('uncalibrated', 'dense', 'FSDP')
+    """
+    intervals = _intervals()
+    depths = range(len(cell), OUTERMOST - 1, -1)
+    return next(intervals[cell[:depth]] for depth in depths if cell[:depth] in intervals)
 
 
 def _reach(design: Design, rates: Sequence[KernelRate]) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simcoll.planning.designs.figures import FIGURES
+from simcoll.planning.designs.mapping_search import typical_of
 from simcoll.training.evidence import uneven_evidence
 from simcoll.training.step_intervals import bias_sentence
 
@@ -27,6 +28,8 @@ __all__ = [
     "list_lines",
     "smallest_difference",
     "turning_points",
+    "typical_best",
+    "typical_sentence",
     "verdict",
 ]
 
@@ -225,6 +228,8 @@ def interval_lines(figure: str, best: Sequence[Row], *, verbose: bool = False) -
         yield f"best: {', '.join(spans)}, by {errors}"
         if sentence := bias_sentence(leader["interval"]["50"]):
             yield f"best: {sentence}"
+    if sentence := typical_sentence(best, figure):
+        yield sentence
     rivals = alternatives_of(best)[1:]
     for rival in rivals if len(rivals) <= MOST_RIVALS else ():
         if rival_spans := _spans(rival.result, figure):
@@ -239,6 +244,53 @@ def interval_lines(figure: str, best: Sequence[Row], *, verbose: bool = False) -
             f"{designs} {verb} a tie with the best by {FIGURES[figure].title}: such differences "
             "are within their error"
         )
+
+
+def typical_best(best: Sequence[Row], figure: str) -> Row:
+    """The design that is best if every step takes what steps of its class typically took over their
+    predictions; of equals, the one with the most values of the best design as predicted.
+
+    Parameters
+    ----------
+    best
+        The designs that ran, best first.
+    """
+    values = [_typical(row["result"], figure) for row in best]
+    top = (max if FIGURES[figure].more_is_better else min)(values)
+    equals = [
+        row for row, value in zip(best, values, strict=True) if abs(value - top) <= SMALL * abs(top)
+    ]
+    return min(equals, key=lambda row: len(_changes(best[0], row)))
+
+
+def _typical(result: Mapping[str, Any], figure: str) -> float:
+    """A figure of a step that takes what steps of its class typically took."""
+    return float(result[figure] * typical_of(result) ** TIME_POWERS.get(figure, 0))
+
+
+def _changes(row: Row, rival: Row) -> list[str]:
+    """The values of a rival that a design does not have."""
+    case = row["point"]["case"]
+    return [
+        f"{key} {value}" for key, value in rival["point"]["case"].items() if value != case.get(key)
+    ]
+
+
+def typical_sentence(best: Sequence[Row], figure: str) -> str:
+    """Which design is best by typical errors; empty if that is the best as predicted."""
+    typical = typical_best(best, figure)
+    changes = _changes(best[0], typical)
+    if not changes:
+        return ""
+    merit = FIGURES[figure]
+    texts = [
+        f"{merit.end_text(_typical(row['result'], figure))} {merit.unit}".rstrip()
+        for row in (typical, best[0])
+    ]
+    return (
+        f"if steps take what steps of their class typically took, the best has "
+        f"{', '.join(changes)}: {texts[0]} against {texts[1]}"
+    )
 
 
 def list_lines(figure: str, best: Sequence[Row], axes: Sequence[str]) -> Iterator[str]:

@@ -28,6 +28,7 @@ from simcoll.planning.designs.decision import (
     is_tie,
     list_lines,
     turning_points,
+    typical_sentence,
     verdict,
 )
 from simcoll.planning.designs.figures import FIGURES
@@ -150,6 +151,8 @@ def _decision(
     cards += [FigureCard(absent.name, reason=absent.reason) for absent in missing]
     figure = space.objective.figure
     sentences = verdict(figure, alternatives, missing)
+    if typical := typical_sentence(best, figure):
+        sentences.append(f"{typical[0].upper()}{typical[1:]}.")
     sentences += [f"The {line}." for line in list_lines(figure, best, space.list_axes)]
     intervals = any(interval_of(option.result, "step_s") for option in alternatives)
     text = (

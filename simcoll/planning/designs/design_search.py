@@ -13,6 +13,7 @@ import numpy as np
 
 from simcoll.errors import ConfigError, blamed_on
 from simcoll.files.output import csv_bytes
+from simcoll.planning.designs.decision import typical_best
 from simcoll.planning.designs.figures import FIGURES, better_of, pareto_front
 from simcoll.planning.designs.mapping_search import MachineSearch, MappingSearch, machine_of
 from simcoll.planning.designs.merit import Bill, bill_of, figures_of
@@ -102,7 +103,8 @@ def search_grid(rows: Sequence[Row], search: MappingSearch | None) -> PointGrid 
 def exposure_grid(rows: Sequence[Row], space: Space, count: int) -> PointGrid:
     """The best designs again in tier 1, with the exposed time of each axis."""
     best, front = best_of(rows, space)
-    chosen = {row["key"]: row for row in (*best[:count], *front, *firsts(best))}
+    typical = typical_best(best, space.objective.figure)
+    chosen = {row["key"]: row for row in (*best[:count], *front, *firsts(best), typical)}
     return PointGrid(
         time_design, tuple({**row["point"], "exposed": True} for row in chosen.values())
     )
@@ -296,15 +298,16 @@ def front_figures(space: Space, result: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def exact_grid(rows: Sequence[Row], space: Space, exact: int) -> PointGrid | None:
-    """The designs to time in tier 2 next: of the best overall, the best of each alternative and the
-    Pareto front, those in tier 1.
+    """The designs to time in tier 2 next: of the best overall, the best by typical errors, the best
+    of each alternative and the Pareto front, those in tier 1.
 
     None when all of them are in tier 2: no design leads only because tier 1 overrates it.
     """
     best, front = best_of(rows, space)
+    typical = typical_best(best, space.objective.figure)
     chosen = {
         row["key"]: row
-        for row in (*best[:exact], *front, *firsts(best))
+        for row in (*best[:exact], *front, *firsts(best), typical)
         if row["result"]["tier"] == 1
     }
     return (

@@ -4,8 +4,10 @@ A mapping is dropped before it is timed if (1) it needs more than nine tenths of
 a stated limit; (2) it recomputes more than another mapping that fits and is equal otherwise, which
 computes less and moves the same bytes; (3) the lower bound of its time
 (:mod:`simcoll.training.time_bound`) is not below the time of a mapping of the same machine that was
-timed. Figures of one machine rank mappings as their times do (its GPUs and prices are the same), so
-that none of these can be the best. The Pareto front is that of the designs that were timed.
+timed, nor is it if both are multiplied by what steps of their classes typically took
+(:mod:`simcoll.training.step_intervals`). Figures of one machine rank mappings as their times do
+(its GPUs and prices are the same), so that none of these can be the best, as predicted or by the
+errors of published steps. The Pareto front is that of the designs that were timed.
 Mappings are timed in the order of their bounds, in batches of a fixed size: the same file gives the
 same designs, whatever the number of processes.
 """
@@ -23,9 +25,17 @@ from simcoll.planning.grids.grid import Point, Row
 from simcoll.training.design import Design, design_from, design_inputs
 from simcoll.training.memory import memory_by_stage
 from simcoll.training.parallel import Parallel
+from simcoll.training.step_intervals import class_interval, class_of
 from simcoll.training.time_bound import TimeBounds
 
-__all__ = ["EXCHANGE_KEYS", "MAPPING_KEYS", "MachineSearch", "MappingSearch", "machine_of"]
+__all__ = [
+    "EXCHANGE_KEYS",
+    "MAPPING_KEYS",
+    "MachineSearch",
+    "MappingSearch",
+    "machine_of",
+    "typical_of",
+]
 
 MOST_TIMED = 64
 """Designs of a machine that are timed without a budget."""
@@ -43,11 +53,33 @@ allocator take the rest. A limit of the plan file replaces it.
 
 @dataclass(frozen=True, slots=True)
 class _BoundedMapping:
-    """A mapping that fits, with its lower bound."""
+    """A mapping that fits, with its lower bound, and the factor that steps of its class typically
+    took.
+    """
 
     bound_fs: int
+    typical: float
     memory_bytes: int
     point: Point
+
+    def may_beat(self, best: _BestTimes | None) -> bool:
+        """Whether it may be faster than all that were timed, as predicted or typically."""
+        return best is None or (
+            self.bound_fs < best.predicted_fs or self.typical * self.bound_fs < best.typical_fs
+        )
+
+    def largest_gain(self, best: _BestTimes) -> float:
+        """The largest share by which it may be faster."""
+        predicted = self.bound_fs / best.predicted_fs
+        return 1 - min(predicted, self.typical * self.bound_fs / best.typical_fs)
+
+
+@dataclass(frozen=True, slots=True)
+class _BestTimes:
+    """The least predicted time of a machine's designs, and the least with typical errors."""
+
+    predicted_fs: int
+    typical_fs: float
 
 
 @dataclass(eq=False)
@@ -64,8 +96,10 @@ class MachineSearch:
         The mapping that needs the least memory, if none fits.
     legal, unfit
         Numbers of legal mappings, and of those that exceed the memory.
-    timed_count
-        Number of candidates that were handed out to be timed.
+    timed
+        Places of the candidates that were handed out to be timed.
+    cases
+        Their cases, to know their rows.
     """
 
     name: str
@@ -73,31 +107,42 @@ class MachineSearch:
     nearest: Point | None
     legal: int
     unfit: int
-    timed_count: int = 0
+    timed: set[int] = field(default_factory=set)
     cases: set[str] = field(default_factory=set)
 
-    def best_fs(self, rows: Sequence[Row]) -> int | None:
-        """The time of its best design so far."""
-        times = [
-            row["result"]["time_fs"]
+    def best_times(self, rows: Sequence[Row]) -> _BestTimes | None:
+        """The times of its best designs so far."""
+        results = [
+            row["result"]
             for row in rows
             if _case_key(row["point"]["case"]) in self.cases and "time_fs" in row.get("result", {})
         ]
-        return min(times, default=None)
+        if not results:
+            return None
+        return _BestTimes(
+            min(result["time_fs"] for result in results),
+            min(result["time_fs"] * typical_of(result) for result in results),
+        )
 
-    def rivals(self, best_fs: int | None) -> int:
-        """The number of candidates not timed whose bound is below the best time."""
-        remaining = self.candidates[self.timed_count :]
-        return sum(best_fs is None or candidate.bound_fs < best_fs for candidate in remaining)
+    def rivals(self, best: _BestTimes | None) -> list[_BoundedMapping]:
+        """The candidates not timed that may beat the best."""
+        return [
+            candidate
+            for place, candidate in enumerate(self.candidates)
+            if place not in self.timed and candidate.may_beat(best)
+        ]
 
-    def take(self, batch: int, best_fs: int | None) -> Iterator[Point]:
-        """The next candidates that may be better than the best."""
-        for candidate in self.candidates[self.timed_count : self.timed_count + batch]:
-            if best_fs is not None and candidate.bound_fs >= best_fs:
-                return
-            self.timed_count += 1
-            self.cases.add(_case_key(candidate.point["case"]))
-            yield candidate.point
+    def take(self, batch: int, best: _BestTimes | None) -> list[Point]:
+        """The next candidates that may beat the best."""
+        places = [
+            place
+            for place, candidate in enumerate(self.candidates)
+            if place not in self.timed and candidate.may_beat(best)
+        ][:batch]
+        points = [self.candidates[place].point for place in places]
+        self.timed.update(places)
+        self.cases.update(_case_key(point["case"]) for point in points)
+        return points
 
 
 @dataclass(eq=False)
@@ -126,9 +171,9 @@ class MappingSearch:
         for machine in self.machines:
             if not rows and machine.nearest is not None:
                 points.append(machine.nearest)
-            batch = min(BATCH, self._share - machine.timed_count)
+            batch = min(BATCH, self._share - len(machine.timed))
             if batch > 0:
-                points += machine.take(batch, machine.best_fs(rows))
+                points += machine.take(batch, machine.best_times(rows))
         return tuple(points)
 
     @property
@@ -139,19 +184,19 @@ class MappingSearch:
     def lines(self, rows: Sequence[Row]) -> Iterator[str]:
         """What was searched on each machine, what was not, and why."""
         for machine in self.machines:
-            best_fs = machine.best_fs(rows)
-            rivals = machine.rivals(best_fs)
-            slower = len(machine.candidates) - machine.timed_count - rivals
+            best = machine.best_times(rows)
+            rivals = machine.rivals(best)
+            slower = len(machine.candidates) - len(machine.timed) - len(rivals)
             parts = [
                 f"{machine.legal:,} legal mappings",
                 f"{machine.unfit:,} need too much memory",
-                f"{machine.timed_count:,} timed",
+                f"{len(machine.timed):,} timed",
                 f"{slower:,} cannot be faster than the best, by their bound",
             ]
-            if rivals and best_fs is not None:
-                gain = 1 - machine.candidates[machine.timed_count].bound_fs / best_fs
+            if rivals and best is not None:
+                gain = max(rival.largest_gain(best) for rival in rivals)
                 why = self.stopped or f"for the budget of {self._share:,} on a machine"
-                parts.append(f"{rivals:,} not timed {why}: at most {100 * gain:.1f} % faster")
+                parts.append(f"{len(rivals):,} not timed {why}: at most {100 * gain:.1f} % faster")
             yield f"{machine.name + ': ' if machine.name else ''}{', '.join(parts)}"
         yield f"not searched: {NOT_SEARCHED}"
 
@@ -203,7 +248,9 @@ def machine_of(place: Point, *, by_memory: bool = False) -> MachineSearch:
             "tier": 1,
         }
         bound_fs = bounds.step_fs(design) if fits else 0
-        (candidates if fits else unfit).append(_BoundedMapping(bound_fs, memory_bytes, point))
+        typical = class_interval(class_of(design)).typical
+        mapping_bound = _BoundedMapping(bound_fs, typical, memory_bytes, point)
+        (candidates if fits else unfit).append(mapping_bound)
     if not candidates and not unfit:
         raise refusal or ConfigError(
             f"no mapping of {inputs.global_batch} sequences of {inputs.sequence:,} tokens onto "
@@ -219,6 +266,11 @@ def machine_of(place: Point, *, by_memory: bool = False) -> MachineSearch:
         len(candidates) + len(unfit),
         len(unfit),
     )
+
+
+def typical_of(result: Mapping[str, Any]) -> float:
+    """What steps of the class of a result typically took over their predictions; 1 if unknown."""
+    return float((result.get("interval") or {}).get("typical", 1.0))
 
 
 def _case_key(case: Mapping[str, Any]) -> str:

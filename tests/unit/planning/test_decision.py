@@ -12,6 +12,8 @@ from simcoll.planning.designs.decision import (
     interval_lines,
     list_lines,
     turning_points,
+    typical_best,
+    typical_sentence,
     verdict,
 )
 from simcoll.planning.designs.design_search import design_of, time_design
@@ -149,3 +151,27 @@ def test_each_value_of_a_list_has_its_best_design():
     ]
     alternatives = [row_of("A", 1, {}, days=1), row_of("B", 1, {}, days=2)]
     assert not list(list_lines("days", alternatives, ["ep"]))
+
+
+def test_the_best_by_typical_errors_is_named():
+    """Steps of the leader's class take 1.2 times as long as predicted, those of B's 1.05 times."""
+    slow, fair = ({"typical": factor} for factor in (1.2, 1.05))
+    best = [
+        {
+            "key": name,
+            "point": {"case": {"tp": tp, "shard": shard}},
+            "result": {"days": days, "interval": interval},
+        }
+        for name, tp, shard, days, interval in (
+            ("A", 1, "parameters", 10.0, slow),
+            ("B", 2, "optimizer", 11.0, fair),
+            ("C", 1, "optimizer", 11.02, fair),  # within half a percent of B, and nearer to A
+        )
+    ]
+    assert typical_best(best, "days")["key"] == "C"
+    assert typical_sentence(best, "days") == (
+        "if steps take what steps of their class typically took, the best has shard optimizer: "
+        "11.6 days against 12 days"
+    )
+    assert typical_sentence(best[1:], "days") == ""
+    assert typical_sentence(best, "days") in list(interval_lines("days", best))

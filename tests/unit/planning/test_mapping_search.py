@@ -9,11 +9,13 @@ import pytest
 from simcoll.cli import main
 from simcoll.errors import ConfigError
 from simcoll.planning.designs.design_search import open_search, search_grid
-from simcoll.planning.designs.mapping_search import MappingSearch, machine_of
+from simcoll.planning.designs.mapping_search import MappingSearch, machine_of, typical_of
 from simcoll.planning.designs.mapping_space import MappingInputs, mappings
 from simcoll.planning.designs.space import load_space
 from simcoll.training.design import design_from
+from simcoll.training.evidence import rates_of
 from simcoll.training.memory import memory_by_stage
+from simcoll.training.step_intervals import step_interval
 from simcoll.training.steps import TrainingStep
 from simcoll.training.transformer import shipped_model
 
@@ -38,6 +40,12 @@ def time_fs(point, tier=1):
     return TrainingStep(design_from(point["design"], file="plan")).time_fs(tier=tier)
 
 
+def row_of(point):
+    design = design_from(point["design"], file="plan")
+    interval = step_interval(design, rates_of(design)).to_row()
+    return {"point": point, "result": {"time_fs": time_fs(point), "interval": interval}}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "held"),
@@ -58,16 +66,22 @@ def test_no_step_is_faster_than_its_bound(model, held, oversubscription):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [DENSE, MIXTURE])
 def test_the_search_finds_the_best_of_all(model):
+    """The best as predicted, and the best if steps take what those of their classes took."""
     held = {"micro_batch": 1} if model is DENSE else {"micro_batch": 2, "cp": 1}
     machine = machine_of(place(model, **held))
-    best_fs = min(time_fs(candidate.point) for candidate in machine.candidates)
+    everything = [row_of(candidate.point) for candidate in machine.candidates]
+    times = [row["result"]["time_fs"] for row in everything]
+    typical = [
+        time * typical_of(row["result"]) for row, time in zip(everything, times, strict=True)
+    ]
     search = MappingSearch((machine,), budget=10**6)
     rows = []
     while points := search.next_points(rows):
-        rows += [{"point": point, "result": {"time_fs": time_fs(point)}} for point in points]
-    assert machine.best_fs(rows) == best_fs
+        rows += [row_of(point) for point in points]
+    best = machine.best_times(rows)
+    assert (best.predicted_fs, best.typical_fs) == (min(times), min(typical))
     assert len(rows) < len(machine.candidates)
-    assert machine.rivals(best_fs) == 0
+    assert machine.rivals(best) == []
 
 
 def test_what_is_stated_is_held_and_everything_is_legal():
@@ -186,7 +200,7 @@ def test_a_table_searches_around_what_is_stated(tmp_path):
     assert len(space.machines) == 4
     search = open_search(space)
     assert len(search_grid([], search)) == 4
-    assert all(machine.timed_count == 1 for machine in search.machines)
+    assert all(len(machine.timed) == 1 for machine in search.machines)
     file.write_text(PLAN + "[parallel]\ntp = [1, 2]\n")
     assert load_space(file).machines == ()
     file.write_text(PLAN + "[search]\nbudget = -1\n")
