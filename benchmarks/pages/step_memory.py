@@ -49,8 +49,8 @@ data type of a table) with the same weight. *Width*: upper over lower end of the
 |---|---|---|---|---:|---:|---:|---:|---:|
 """
 DIFFERENCES = """
-What plans allow for between two designs of different classes, from which on a difference is no tie, held for {shares} of pairs of rows, all of tables that the
-intervals did not know; each pair of series with the same weight.
+Designs of different classes are a tie if they differ by less than both errors together allow ([how](explanation/intervals.md#steps)). That holds for the errors of {shares}.
+Each row is judged by intervals without its table, and each pair of series has the same weight.
 """
 CAUSES = """
 ## What large errors come from
@@ -142,7 +142,7 @@ def coverage() -> Iterator[str]:
             cells = [*names, row["series"], row["rows"], *shares, f"{float(row['width90']):.2f}"]
             yield f"| {' | '.join(cells)} |\n"
     texts = [
-        f"{share:.0%} {calibration} ({twins:.0%} of one model on two kinds of GPU)"
+        f"{share:.0%} of pairs of {calibration} rows ({twins:.0%} of one model on two kinds of GPU)"
         for calibration, share, twins in difference_coverages(read_step_errors())
     ]
     yield DIFFERENCES.format(shares=" and ".join(texts).replace("%", " %"))
