@@ -7,8 +7,6 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -210,12 +208,13 @@ def test_names_given_to_the_other_command_lines(module, words, folder):
 @pytest.mark.slow
 def test_names_given_to_the_command_line_of_pytorch(folder):
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simcoll[torch]'")
+    from simcoll.torch.__main__ import main as play_script
+
     (folder / f"{EVIL}fails.py").write_text("raise ValueError('\\033[31m' + __file__)\n")
-    for name, status in (("missing.py", 2), ("fails.py", 1)):
-        command = [sys.executable, "-m", "simcoll.torch", "-n", "2", str(folder / f"{EVIL}{name}")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert_harmless(done.stdout + done.stderr)
-        assert (done.returncode, "FORGED" in done.stderr) == (status, True)
+    for name, expected in (("missing.py", 2), ("fails.py", 1)):
+        text, status = said_by(play_script, ["-n", "2", str(folder / f"{EVIL}{name}")])
+        assert_harmless(text)
+        assert (status, "FORGED" in text) == (expected, True)
 
 
 @pytest.mark.parametrize(

@@ -29,32 +29,43 @@ class Moved:
         return (pickle.loads, (b"cmodule_of_another_version\nThing\n.",))
 
 
+@pytest.fixture(scope="module")
+def compiled_program(tmp_path_factory):
+    """A program, run once, and the index of what it has compiled."""
+    folder = tmp_path_factory.mktemp("compiled")
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    assert run(program) == (0, "2\n", "")
+    (index,) = (folder / "cache").rglob("*.nbi")
+    return program, index
+
+
+def run(program):
+    """The status and the texts of a process, which compiles beside the program."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(program.parent / "cache")}
+    done = subprocess.run(
+        [sys.executable, program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("content", ["moved", "torn", "nonsense"])
-def test_an_index_that_cannot_be_read_is_written_anew(content, tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-
-    def run():
-        return subprocess.run(
-            [sys.executable, program],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-
-    assert run().stdout == "2\n"
-    (index,) = (tmp_path / "cache").rglob("*.nbi")
+def test_an_index_that_cannot_be_read_is_written_anew(content, compiled_program):
+    program, index = compiled_program
     with index.open("rb") as file:
         version = pickle.load(file)
     payload = pickle.dumps(((0.0, 0), {"signature": Moved()}))
-    index.write_bytes(
+    damaged = (
         pickle.dumps(version)
         + {"moved": payload, "torn": payload[:5], "nonsense": b"nonsense"}[content]
     )
-    again = run()
-    assert (again.stdout, again.stderr) == ("2\n", "")
-    assert (run().stdout, run().returncode) == ("2\n", 0)
+    index.write_bytes(damaged)
+    assert run(program) == (0, "2\n", "")
+    assert index.read_bytes() != damaged
+    assert run(program) == (0, "2\n", "")
