@@ -157,6 +157,10 @@ def _exchange_device(device: int) -> int:
     return previous
 
 
+def _record_stream(tensor: torch.Tensor, stream: Any) -> None:
+    current_thread().process.stream_races.record(tensor, stream.key)
+
+
 def _nothing(*_: Any, **__: Any) -> None:
     """Do nothing."""
 
@@ -329,7 +333,7 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (cuda, "current_stream", current_stream),
         (cuda, "default_stream", default_stream),
         (cuda, "set_stream", set_stream),
-        (torch.Tensor, "record_stream", lambda _tensor, _stream: None),
+        (torch.Tensor, "record_stream", _record_stream),
         (accelerator, "set_device_index", _set_device),
         (accelerator, "set_device_idx", _set_device),
         (accelerator, "current_device_index", current_device),

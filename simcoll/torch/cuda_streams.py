@@ -147,13 +147,13 @@ class AcceleratorStream(HostStream):
 
     def __enter__(self) -> Self:
         """Make it the current stream."""
-        self._previous = current_stream(self.device_index)
-        set_stream(self)
+        self._context = StreamContext(self)
+        self._context.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Restore the previous stream."""
-        set_stream(self._previous)
+        self._context.__exit__()
 
     def __eq__(self, stream: object) -> bool:
         """Whether it is the same stream of the same device."""
@@ -206,17 +206,22 @@ def default_stream(device: Any = None) -> CudaStream:
 
 
 def set_stream(stream: Any) -> None:
-    """Make a stream the current one of its device; None is ignored, as in PyTorch."""
+    """Make a stream the current one of its device, and that the thread's current device; None is
+    ignored, as in PyTorch.
+    """
     if stream is None:
         return
     process = current_thread().process
+    process.cuda_device = stream.device_index
     if process.device is not None and stream.device_stream is not None:
         process.device.current = stream.device_stream
     _streams().current[stream.device_index] = stream.stream_id
 
 
 class StreamContext:
-    """``torch.cuda.stream``: makes a stream the current one inside the block; None: nothing."""
+    """``torch.cuda.stream``: makes a stream and its device the current ones inside the block; None:
+    nothing.
+    """
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -224,13 +229,14 @@ class StreamContext:
     def __enter__(self) -> None:
         """Make it the current stream."""
         if self.stream is not None:
-            self._previous = current_stream(self.stream.device_index)
+            self._previous = current_stream(self.stream.device_index), current_stream()
             set_stream(self.stream)
 
     def __exit__(self, *_: object) -> None:
-        """Restore the previous stream."""
+        """Restore the previous stream of its device, and the device."""
         if self.stream is not None:
-            set_stream(self._previous)
+            for stream in self._previous:
+                set_stream(stream)
 
 
 _handles = itertools.count(1)

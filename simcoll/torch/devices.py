@@ -23,6 +23,7 @@ from torch.distributed import device_mesh, distributed_c10d, fsdp
 from torch.distributed.fsdp import _init_utils
 from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._pytree import tree_leaves
 
 from simcoll.torch.accelerator import (
     GeneratorsOfNode,
@@ -30,6 +31,7 @@ from simcoll.torch.accelerator import (
     device_number,
 )
 from simcoll.torch.cuda_hardware import CudaGenerator
+from simcoll.torch.device_mixing import DeviceMixing
 from simcoll.torch.places import HOST, Places, has_storage
 from simcoll.torch.rank_threads import RankThread, current_thread, current_thread_or_none
 from simcoll.torch.replacing import for_ranks, in_ranks
@@ -85,6 +87,7 @@ class CudaIsCpu(TorchFunctionMode):
         if process.places is None:
             process.places = Places(count_move)
         self.places: Places = process.places
+        self.mixing = DeviceMixing(current_thread(), self.places)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a PyTorch function with CUDA devices mapped to the CPU."""
@@ -131,16 +134,20 @@ class CudaIsCpu(TorchFunctionMode):
             self.places.of_module = place
         if func is torch.Tensor.to and place is None and device is not None:
             place = self._implied_place(args[0], device, _caller())
+            if place is None:
+                self.places.forget_host(args[0])
         if func is torch.Tensor.to and place is not None:
             wait = not _is_asynchronous(args[2:], kwargs)
             return self._move(args[0], place, lambda: func(*args, **kwargs), wait=wait)
+        if self.places.gpus and self.places.differ((*args, *kwargs.values())):
+            self.mixing.check(func, args, kwargs)
         result = func(*args, **kwargs)
         if isinstance(result, (torch.Tensor, tuple, list)) and result is not (args or [None])[0]:
             by_name = pinned or (place == HOST and not _caller().startswith(_TORCH))
             if device is None:
                 place = self.places.of_inputs(args)
                 if place is None and func in _FACTORIES and not _caller().startswith(_HERE):
-                    place = HOST
+                    place = self.places.by_default
             self.places.note(result, HOST if pinned else place, offloaded=by_name, pinned=pinned)
         return result
 
@@ -358,6 +365,26 @@ def _data_parallel(
 
 
 @for_ranks
+def _data_parallel_inputs(
+    thread: RankThread, standard: Any, self: Any, *inputs: Any, **kwargs: Any
+) -> Any:
+    """The inputs of a forward pass, which ``DistributedDataParallel`` moves to its GPU."""
+    if hasattr(self, "_simulated_devices") and thread.process.places is not None:
+        for value in tree_leaves((inputs, kwargs)):
+            thread.process.places.forget_host(value)
+    return standard(self, *inputs, **kwargs)
+
+
+@for_ranks
+def _set_default_device(thread: RankThread, standard: Any, device: Any) -> None:
+    """Keep the device of tensors that are made without one, and use the CPU."""
+    if thread.process.places is not None:
+        place = _place(device)
+        thread.process.places.by_default = HOST if place is None else place
+    standard(_to_cpu(device))
+
+
+@for_ranks
 def _checked_hook(_thread: Any, standard: Any, self: Any, hook: Any) -> None:
     """DDP's check of a communication hook, without its requirement of CUDA and NCCL for some
     hooks.
@@ -498,7 +525,6 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
             for owner in (device_mesh, distributed)
         ),
         (device_mesh.DeviceMesh, "__init__", (_use_cpu("device_type"),)),
-        (torch, "set_default_device", (_use_cpu("device"),)),
         *((owner, "init_process_group", (_drop("device_id"),)) for owner in (distributed, c10d)),
         *((owner, "new_group", (_drop("device_id"),)) for owner in (distributed, c10d)),
         *((owner, "barrier", (_drop("device_ids"),)) for owner in (distributed, c10d)),
@@ -533,6 +559,8 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         # It refuses modules on the CPU.
         (_init_utils, _CHECK, in_ranks(getattr(_init_utils, _CHECK), lambda *_: None)),
         (data_parallel, "__init__", _data_parallel(data_parallel.__init__)),
+        (data_parallel, "_pre_forward", _data_parallel_inputs(data_parallel._pre_forward)),
+        (torch, "set_default_device", _set_default_device(torch.set_default_device)),
         (data_parallel, "_check_comm_hook", _checked_hook(data_parallel._check_comm_hook)),
         (amp.autocast_mode.autocast, "__init__", _autocast(amp.autocast_mode.autocast.__init__)),
         # It refuses backward passes on the CPU, where PyTorch has no kernel for them, but the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import ctypes
+import os
 import signal
 import sys
 import threading
@@ -20,6 +21,9 @@ __all__ = ["Interrupts"]
 
 PATIENCE_S = 0.1
 """Time that a rank may take to hand the baton back, before it gets another KeyboardInterrupt."""
+CALLS_BEFORE_CHILDREN, CALLS_BEFORE_LEAVING = 3, 6
+"""Times that a rank may stay in one call, after Ctrl-C, before its processes get it too, and before
+the run ends without it."""
 SILENCE_S = 5.0
 """Real time that a rank may wait before it is told."""
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -34,10 +38,22 @@ class Interrupts:
     is raised in the rank's thread, again and again until the baton is back, and in the main thread
     afterwards. It is also raised again if it came where exceptions are lost: in a destructor, or in
     a callback from C++.
+
+    No exception reaches a thread in a system call, or in C++. If a rank stays in one, as in
+    ``subprocess.run``, the processes that it has started get SIGINT, as from a terminal; if it
+    stays still, the run ends without it.
+
+    Attributes
+    ----------
+    came
+        Whether Ctrl-C has come.
+    left
+        The thread that the run has ended without, if any.
     """
 
     def __init__(self) -> None:
         self.came = False
+        self.left: threading.Thread | None = None
         self._rank: threading.Thread | None = None
         self._usual: Handler | None = None
 
@@ -83,11 +99,19 @@ class Interrupts:
         self._rank = rank
         given.release()
         watch: _RealTimeWatch | None = None
+        call, looks = None, 0
         while not returned.acquire(timeout=PATIENCE_S):
             watch = watch or _RealTimeWatch(rank)
             watch.look()
             if self.came:
                 if not rank.is_alive():  # it came in the thread's own last lines
+                    break
+                call, previous = _call_of(rank), call
+                looks = looks + 1 if call == previous else 0
+                if looks == CALLS_BEFORE_CHILDREN:
+                    _interrupt_children(rank)
+                if looks == CALLS_BEFORE_LEAVING:
+                    self.left = rank
                     break
                 _interrupt(rank)
         self._rank = None
@@ -137,3 +161,22 @@ def _processor_ticks(thread: threading.Thread) -> int | None:
 
 def _interrupt(thread: threading.Thread) -> None:
     _raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
+
+
+def _call_of(thread: threading.Thread) -> tuple[int, int]:
+    """The call that a thread is in: equal while no line of Python runs."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return (0, 0) if frame is None else (id(frame), frame.f_lasti)
+
+
+def _interrupt_children(thread: threading.Thread) -> None:
+    """Send SIGINT to the processes that a thread has started, and to those that these have."""
+    waiting = [Path(f"/proc/self/task/{thread.native_id}/children")]
+    while waiting:
+        try:
+            numbers = waiting.pop().read_text(encoding="ascii").split()
+            for number in numbers:
+                waiting += Path(f"/proc/{number}/task").glob("*/children")
+                os.kill(int(number), signal.SIGINT)
+        except OSError:  # it has ended, or the system does not tell
+            continue

@@ -63,7 +63,7 @@ class NcclLimits:
         """Note what NCCL would do differently in a collective, or in a message."""
         tensors = [*inputs, *outputs]
         self._note(name, _of_dtypes(tensors))
-        self._note(name, self._of_places(tensors))
+        self._note(name, self._of_places(inputs, outputs))
         for reason in self._of_devices(tensors):
             self._thread.tell(f"nccl: {name}", reason, of_run=True)
         sides = (("inputs", inputs), ("outputs", outputs))
@@ -91,11 +91,18 @@ class NcclLimits:
         """Note a function that NCCL does not have."""
         self._note(name, [reason])
 
-    def _of_places(self, tensors: Sequence[torch.Tensor]) -> Iterator[str]:
-        places = [place_of(self._thread, tensor) for tensor in tensors]
-        sparse = any(tensor.layout is not torch.strided for tensor in tensors)
-        if sparse or (HOST in places and _called_by_program()):
-            yield "Tensors must be CUDA and dense, and one is on the host, or sparse"
+    def _of_places(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> Iterator[str]:
+        for side, tensors in (("input", inputs), ("output", outputs)):
+            for position, tensor in enumerate(tensors, 1):
+                where = side if len(tensors) == 1 else f"{side} {position} of {len(tensors)}"
+                if tensor.layout is not torch.strided:
+                    yield f"Tensors must be CUDA and dense, and the {where} is sparse"
+                    return
+                if place_of(self._thread, tensor) == HOST and _called_by_program():
+                    yield f"Tensors must be CUDA and dense, and the {where} is on the host"
+                    return
 
     def _of_devices(self, tensors: Sequence[torch.Tensor]) -> Iterator[str]:
         places = [place_of(self._thread, tensor) for tensor in tensors]

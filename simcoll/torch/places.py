@@ -50,6 +50,8 @@ class Places:
         Where the script has last asked a module to move.
     gpus
         The GPUs on which tensors were placed.
+    by_default
+        Where tensors are made without a device.
     """
 
     def __init__(self, moved: Callable[[Any, bool], None] = lambda *_: None) -> None:
@@ -58,6 +60,7 @@ class Places:
         self.offloaded = 0
         self.of_module: int | None = None
         self.gpus: set[int] = set()
+        self.by_default = HOST
 
     def note(
         self, value: Any, place: int | None, *, offloaded: bool = False, pinned: bool = False
@@ -87,6 +90,12 @@ class Places:
             self.offloaded -= entry is not None and entry.offloaded
 
         return forget
+
+    def forget_host(self, tensor: Any) -> None:
+        """Note that a tensor that was made on the host may be on a GPU now."""
+        entry = self._entry(tensor)
+        if entry is not None and entry.place == HOST and not entry.offloaded:
+            del self._known[tensor.untyped_storage()._cdata]
 
     def _entry(self, tensor: Any) -> _StoragePlace | None:
         if not has_storage(tensor):
@@ -126,6 +135,11 @@ class Places:
         places = [self.get(tensor) for tensor in _tensors(values)]
         numbers = [place for place in places if place is not None]
         return max(numbers) if numbers and len(numbers) == len(places) else None
+
+    def differ(self, values: Any) -> bool:
+        """Whether two tensors among arguments are on different devices."""
+        places = [self.get(tensor) for tensor in _tensors(values)]
+        return len(places) > 1 and len({place for place in places if place is not None}) > 1
 
     def computes_on_host(self, tensors: list[torch.Tensor]) -> bool:
         """Whether the host computes on these tensors: all are there, and one is offloaded."""

@@ -2,13 +2,14 @@
 
 * Environment variables, the working directory and the default dtype: swapped when another rank
   runs, if a rank has changed them.
+* The path of imports, and how tensors are printed: swapped.
 * Operators of DTensor that ``loss_parallel`` and ``context_parallel`` replace, and warning filters:
   swapped.
 * Loggers and their handlers: swapped likewise; those that existed before the run stay shared.
 * The generators of ``random`` and ``numpy.random``: in the threads of ranks, the functions of these
   modules use the rank's generators, which start from the state of the caller's.
 * ``atexit``: functions that a rank registers are called when its program ends; ``os._exit`` ends
-  the rank.
+  the rank, and so does ``os.abort``.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ import logging
 import operator
 import os
 import random
+import signal
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch import _tensor_str
 from torch.distributed.tensor import DTensor, _random
 from torch.nn.modules import module
 
@@ -71,6 +75,7 @@ class OwnState:
         }
         state._handlers = dict(self._handlers)
         state._filters = self._filters[:]
+        state._path, state._printing = self._path[:], copy.copy(self._printing)
         state._module_hooks = {name: copy.copy(hooks) for name, hooks in self._module_hooks.items()}
         state.changed_folder = state.changed_variables = False
         return state
@@ -85,6 +90,7 @@ class OwnState:
         self._handlers: dict[Any, Any] = _DISPATCHER._custom_op_handlers
         self._attention = torch.nn.functional.scaled_dot_product_attention
         self._filters = warnings.filters
+        self._path, self._printing = sys.path, _tensor_str.PRINT_OPTS
         self._tracker = _random._rng_tracker
         self._module_hooks = dict(zip(_MODULE_HOOKS, _hooks_of(_MODULE), strict=True))
         self._root: dict[str, Any] = dict(zip(_ROOT_FIELDS, _fields_of(_ROOT), strict=True))
@@ -99,6 +105,7 @@ class OwnState:
         _DISPATCHER._custom_op_handlers = self._handlers
         torch.nn.functional.scaled_dot_product_attention = self._attention
         warnings.filters = self._filters
+        sys.path, _tensor_str.PRINT_OPTS = self._path, self._printing
         _random._rng_tracker = self._tracker
         _MODULE.update(self._module_hooks)
         logging.root.manager.loggerDict = self._loggers
@@ -148,6 +155,11 @@ def _unregister(thread: RankThread, _: Any, function: Any) -> None:
 @for_ranks
 def _exit(thread: RankThread, _: Any, status: int) -> Any:
     thread.leave(int(status))
+
+
+@for_ranks
+def _abort(thread: RankThread, _: Any) -> Any:
+    thread.leave(128 + signal.SIGABRT)  # as a shell says it
 
 
 def _own_generator(
@@ -211,6 +223,7 @@ def state_replacements() -> list[tuple[Any, str, Any]]:
         (atexit, "register", _register(atexit.register)),
         (atexit, "unregister", _unregister(atexit.unregister)),
         (os, "_exit", _exit(os._exit)),
+        (os, "abort", _abort(os.abort)),
         (os, "chdir", _change_folder(os.chdir)),
         (os, "putenv", _change_variables(os.putenv)),
         (os, "unsetenv", _change_variables(os.unsetenv)),

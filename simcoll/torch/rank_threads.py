@@ -161,6 +161,8 @@ class Process:
         A context manager around each of its threads.
     threads
         The live threads of the program.
+    last_thread
+        The one that has run last, whose current device and streams are those above.
     outsiders
         Names of started threads that take no turns.
     interrupts
@@ -212,6 +214,7 @@ class Process:
     modules: dict[str, Any] = field(default_factory=dict)
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     threads: list[RankThread] = field(default_factory=list)
+    last_thread: RankThread | None = None
     outsiders: list[threading.Thread] = field(default_factory=list)
     rpc: Any = None
     pid: int = field(default_factory=os.getpid)
@@ -258,6 +261,9 @@ class RankThread:
         self._rank_turn, self._clock_turn = _thread.allocate_lock(), _thread.allocate_lock()
         self._rank_turn.acquire(), self._clock_turn.acquire()
         self._known: tuple[Any, ...] = ()
+        # As in a new thread on a computer with GPUs: the first one, and its default stream.
+        self._gpu, self._streams = 0, dict[int, int]()
+        self._stream: Any = None
         if process.flights is None:
             process.flights = Flights(self.tell)
         process.threads.append(self)
@@ -456,9 +462,26 @@ class RankThread:
 
     def _hand_over(self, message: Any) -> Any:
         self.process.take_turn(self.process)
+        if self.process.last_thread is not self:
+            self._take_gpu()
         self._message = message
         self.process.interrupts.hand_over(self.thread, self._rank_turn, self._clock_turn)
         return self._message
+
+    def _take_gpu(self) -> None:
+        """Make its current device and streams those of the process: CUDA has them per thread."""
+        process, last = self.process, self.process.last_thread
+        device, streams = process.device, process.cuda_streams
+        if last is not None:
+            last._gpu = process.cuda_device
+            last._streams = {} if streams is None else streams.current
+            last._stream = None if device is None else device.current
+            process.cuda_device = self._gpu
+        if streams is not None:
+            streams.current = self._streams
+        if device is not None:
+            device.current = self._stream or device.default
+        process.last_thread = self
 
     def end(self) -> None:
         """Unwind a running function, and end the thread."""
@@ -467,7 +490,8 @@ class RankThread:
         if not self._stopping:
             self._stopping, self._message = True, None
             self._rank_turn.release()
-            self.thread.join()
+            if self.process.interrupts.left is not self.thread:
+                self.thread.join()
         self.over.finish()
 
     def abandon(self) -> None:

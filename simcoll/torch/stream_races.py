@@ -6,6 +6,10 @@ operator or collective is compared with the accesses to the same memory before i
 stream that nothing orders before it is a race, if either writes.
 
 Every stream has a vector clock: the number of the last launch on each stream that it follows.
+
+PyTorch gives memory that a program frees to the next tensor of its size that is made on the same
+stream, as if no other had used it. If that stream does not wait for an access of another one, and
+the program has not called ``record_stream``, the next access to this memory is a race.
 """
 
 from __future__ import annotations
@@ -39,6 +43,8 @@ _HOST_WAITS = frozenset(
     )
 )
 """Operators whose results the host needs, or may need, before it goes on."""
+_BLOCK = 512
+"""Sizes of memory on a GPU are multiples of it, and only blocks of equal size are compared."""
 _LIMIT = 64
 """Accesses remembered for one storage; without the oldest ones, races may be missed."""
 
@@ -82,8 +88,22 @@ class _EarlyWrite(NamedTuple):
 
 @dataclass(slots=True)
 class _StorageAccesses:
+    """``stream`` is the one on which it was made; None if that was before the check began.
+    ``recorded`` are those for which the program has called ``record_stream``.
+    """
+
     reference: weakref.ref[Any]
     accesses: list[_StreamAccess] = field(default_factory=list)
+    stream: Hashable = None
+    recorded: set[Hashable] = field(default_factory=set)
+
+
+class _FreedBlock(NamedTuple):
+    """Memory that the program has freed, and the last access of another stream to it."""
+
+    stream: Hashable
+    nbytes: int
+    access: _StreamAccess
 
 
 class StreamRaces:
@@ -108,6 +128,7 @@ class StreamRaces:
         self._clocks: dict[Hashable, Clock] = {}
         self._storages: dict[int, _StorageAccesses] = {}
         self._early: dict[int, _EarlyWrite] = {}
+        self._freed: list[_FreedBlock] = []
         self._of_works: weakref.WeakKeyDictionary[Work, Clock] = weakref.WeakKeyDictionary()
         self._awaited: Clock = {}
         self._reported: set[tuple[Site, Site]] = set()
@@ -167,6 +188,9 @@ class StreamRaces:
         """Note the accesses of an operator on the current stream."""
         if self._process.places is None or current_thread_or_none() is None:
             return
+        if self.active and _allocates(func):
+            for tensor in tree_leaves(result):
+                self._note_allocation(func, tensor)
         name = _name_of_kernel(func)
         if name is None:
             return
@@ -216,7 +240,46 @@ class StreamRaces:
                 accesses.append(
                     _StreamAccess(early.name, early.site, early.stream, early.number, True, *limits)
                 )
+                self._storages[storage._cdata].stream = early.stream
         self._early.clear()
+
+    def record(self, tensor: Any, stream: Hashable) -> None:
+        """Note that the memory of a tensor is to stay until a stream has used it."""
+        entry = self._storages.get(tensor.untyped_storage()._cdata) if has_storage(tensor) else None
+        if entry is not None:
+            entry.recorded.add(stream)
+
+    def _note_allocation(self, func: Any, tensor: Any) -> None:
+        """Note on which stream a tensor is made, and whose memory it may get."""
+        if not self._is_on_gpu(tensor):
+            return
+        storage, stream = tensor.untyped_storage(), self.current()
+        self._accesses(storage)
+        self._storages[storage._cdata].stream = stream
+        clock, nbytes = self.tail(stream), _block_of(storage.nbytes())
+        remaining = []
+        for block in self._freed:
+            if block.access.number <= clock.get(block.access.stream, 0):
+                continue
+            if (block.stream, block.nbytes) == (stream, nbytes):
+                self._report_reuse(func, block.access, stream)
+            else:
+                remaining.append(block)
+        self._freed = remaining[-_LIMIT:]
+
+    def _note_free(self, entry: _StorageAccesses, nbytes: int) -> None:
+        """Note the free of memory that a stream may still use, unknown to the one that made it."""
+        if entry.stream is None or not self.active:
+            return
+        clock = self.tail(entry.stream)
+        pending = [
+            access
+            for access in entry.accesses
+            if access.stream not in {entry.stream, *entry.recorded}
+            and access.number > clock.get(access.stream, 0)
+            and not isinstance(access.stream, tuple)  # a collective, which keeps its tensors
+        ]
+        self._freed += [_FreedBlock(entry.stream, _block_of(nbytes), access) for access in pending]
 
     def note_host_access(self, name: str, tensor: torch.Tensor) -> None:
         """Note that the host waits for the current stream and reads a tensor."""
@@ -281,9 +344,12 @@ class StreamRaces:
         address = storage._cdata
         entry = self._storages.get(address)
         if entry is None:
+            nbytes = storage.nbytes()
 
             def forget(_reference: object) -> None:
-                self._storages.pop(address, None)
+                freed = self._storages.pop(address, None)
+                if freed is not None:
+                    self._note_free(freed, nbytes)
 
             entry = self._storages[address] = _StorageAccesses(weakref.ref(storage, forget))
         return entry.accesses
@@ -308,6 +374,20 @@ class StreamRaces:
             f"{str(tensor.dtype).removeprefix('torch.')} tensor of shape {list(tensor.shape)} on "
             f"{later}, which does not wait for {former}, where {earlier.name} at {earlier.site} "
             f"{verbs[earlier.writes]} it: {remedy}"
+        )
+
+    def _report_reuse(self, func: Any, access: _StreamAccess, stream: Hashable) -> None:
+        site = current_thread().site()
+        if (site, access.site) in self._reported:
+            return
+        self._reported.add((site, access.site))
+        verbs = ("reads", "writes")
+        maker, user = self._stream_name(stream), self._stream_name(access.stream)
+        current_thread().tell(
+            f"streams: {access.name} at {access.site} {verbs[access.writes]} a tensor on {user} "
+            f"that was made on {maker} and is freed now; {func.overloadpacket.__name__} at {site} "
+            f"may get its memory on {maker}, which does not wait for {user}: call record_stream() "
+            f"before it is freed, or let {maker} wait first"
         )
 
     def _stream_name(self, stream: Hashable) -> str:
@@ -336,6 +416,20 @@ def _name_of_kernel(func: Any) -> str | None:
         return None
     name: str = func._schema.name.partition("::")[2]
     return None if name in SHAPES_ONLY or name.startswith("empty") else name
+
+
+@functools.cache
+def _allocates(func: Any) -> bool:
+    """Whether the results of an operator are new tensors."""
+    return (
+        isinstance(func, OpOverload)
+        and not func.is_view
+        and not any(result.alias_info for result in func._schema.returns)
+    )
+
+
+def _block_of(nbytes: int) -> int:
+    return -(-nbytes // _BLOCK) * _BLOCK
 
 
 def _has_mask(args: Sequence[Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import os
 import random
 import signal
 import subprocess
@@ -63,6 +64,19 @@ while True:
     dist.all_reduce(torch.ones(10))
 """
 
+CALLS = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+print("ready", flush=True)
+if dist.get_rank() == 1:
+    import os, subprocess
+    CALL
+dist.barrier()
+"""
+WAITS_FOR_ITS_PROCESS = CALLS.replace("CALL", 'subprocess.run(["sleep", "100"])')
+READS_OF_ITS_PROCESS = CALLS.replace("CALL", 'subprocess.check_output("sleep 100; :", shell=True)')
+READS_FOR_EVER = CALLS.replace("CALL", "os.read(os.pipe()[0], 1)")
+
 
 @pytest.mark.slow
 @pytest.mark.skipif(
@@ -70,8 +84,16 @@ while True:
 )
 @pytest.mark.parametrize(
     ("text", "wait_s"),
-    [(COMMUNICATES, 0), (CATCHES, 0.1), (LOSES, 0.7), (SERVES, 0.1)],
-    ids=["communicates", "catches", "loses", "serves"],
+    [
+        (COMMUNICATES, 0),
+        (CATCHES, 0.1),
+        (LOSES, 0.7),
+        (SERVES, 0.1),
+        (WAITS_FOR_ITS_PROCESS, 0.5),
+        (READS_OF_ITS_PROCESS, 0.5),
+        (READS_FOR_EVER, 0.5),
+    ],
+    ids=["communicates", "catches", "loses", "serves", "waits", "reads", "for ever"],
 )
 def test_the_first_interrupt_ends_a_run(text, wait_s, tmp_path):
     program = tmp_path / "loop.py"
@@ -83,7 +105,7 @@ def test_the_first_interrupt_ends_a_run(text, wait_s, tmp_path):
                 assert run.stdout.readline() == "ready\n"
             time.sleep(wait_s)
             run.send_signal(signal.SIGINT)
-            said = run.communicate(timeout=120)[1]
+            said = run.communicate(timeout=90)[1]  # before the process of a rank would end
         finally:
             run.kill()
     assert run.returncode == 130
@@ -112,6 +134,31 @@ def test_a_run_in_a_program_raises_it_and_leaves_the_handler():
         backend.spawn(body, 3)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert backend.spawn(lambda rank, _: rank, 2).returns == (0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("usual")
+def test_a_run_goes_on_without_a_rank_that_hears_nothing():
+    """It is in a system call; afterwards another run is as usual, and the thread ends with it."""
+    source, sink = os.pipe()
+    threads = []
+
+    def body(rank, _world_size):
+        dist.init_process_group("simcoll")
+        if rank == 1:
+            threads.append(threading.current_thread())
+            threading.Timer(0.1, _thread.interrupt_main).start()
+            os.read(source, 1)
+        dist.barrier()
+
+    with pytest.raises(KeyboardInterrupt):
+        backend.spawn(body, 2)
+    assert threads[0].is_alive()
+    assert backend.spawn(lambda rank, _: rank, 2).returns == (0, 1)
+    os.write(sink, b"x")
+    threads[0].join(60)
+    assert not threads[0].is_alive()
+    os.close(source), os.close(sink)
 
 
 @pytest.mark.usefixtures("usual")

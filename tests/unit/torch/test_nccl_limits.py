@@ -128,7 +128,7 @@ def test_tensors_on_memory_of_python_are_on_the_host(make):
 
     said = findings(body)
     assert len(said) == 1
-    assert "one is on the host" in said[0]
+    assert "the input is on the host" in said[0]
 
 
 def test_a_tensor_made_of_one_on_a_gpu_is_there():
@@ -158,7 +158,7 @@ def test_programs_as_nccl_wants_them_have_no_findings():
         model = torch.nn.Linear(4, 4).cuda()
         y = model(x).sum(0).detach()
         dist.all_reduce(y, dist.ReduceOp.AVG)
-        (model(x) * torch.ones(4)).sum().backward()
+        (model(x) * torch.ones(4, device="cuda")).sum().backward()
         dist.all_reduce(model.weight.grad)
         dist.all_reduce(torch.zeros_like(x))
         dist.all_gather([torch.empty(4, 4).cuda().t() for _ in range(2)], x)

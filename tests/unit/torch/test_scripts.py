@@ -384,6 +384,11 @@ BAD = """
         ),
         ("if rank: os._exit(0)", 0, []),
         (
+            "if rank == 2: os.abort()",
+            134,
+            ['[rank2]:   File "train.py", line 8', "SystemExit: 134", "with status 134"],
+        ),
+        (
             "if rank == 2: os.kill(os.getpid(), 15)",
             143,
             ['[rank2]:   File "train.py", line 8', "SystemExit: 143", "with status 143"],

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import warnings
 
 import pytest
@@ -153,3 +154,19 @@ def test_environment_variables_are_those_of_a_rank():
         assert os.getenv("RANK") is None
     finally:
         os.environ.pop("SIMCOLL_TEST_SHARED", None)
+
+
+def test_paths_of_imports_and_the_format_of_tensors_are_those_of_a_rank():
+    def program(rank, _world_size):
+        dist.init_process_group()
+        sys.path.append(f"/folder of rank {rank}")
+        torch.set_printoptions(precision=2 + rank)
+        dist.barrier()
+        return sys.path[-1], str(torch.tensor(1.23456))
+
+    path, text = sys.path[:], str(torch.tensor(1.23456))
+    assert backend.spawn(program, 2).returns == (
+        ("/folder of rank 0", "tensor(1.23)"),
+        ("/folder of rank 1", "tensor(1.235)"),
+    )
+    assert (sys.path, str(torch.tensor(1.23456))) == (path, text)

@@ -435,3 +435,87 @@ def test_a_pair_of_lines_is_reported_once():
     # The read after the write, and the write of the next round after the read.
     assert len(said) == 2
     assert len({text.split(", which")[0] for text in said}) == 2
+
+
+def freed_while_another_stream_reads(t, side, main):
+    x = t * 2
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        x.sum()
+    del x
+    torch.empty(8, device="cuda")
+
+
+def freed_and_copied_over_by_a_loader(t, side, main):
+    for _ in range(2):
+        with torch.cuda.stream(side):
+            batch = torch.ones(8).pin_memory().to("cuda", non_blocking=True)
+        main.wait_stream(side)
+        batch.sum()
+        del batch
+
+
+def freed_after_record_stream(t, side, main):
+    x = t * 2
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        x.sum()
+    x.record_stream(side)
+    del x
+    torch.empty(8, device="cuda")
+
+
+def freed_memory_that_waits(t, side, main):
+    x = t * 2
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        x.sum()
+    del x
+    main.wait_stream(side)
+    torch.empty(8, device="cuda")
+
+
+def freed_memory_of_the_stream_that_reads(t, side, main):
+    with torch.cuda.stream(side):
+        x = torch.zeros(8, device="cuda")
+        x.sum()
+    del x
+    torch.empty(8, device="cuda")
+
+
+def freed_memory_of_another_size(t, side, main):
+    x = t * 2
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        x.sum()
+    del x
+    torch.empty(8000, device="cuda")
+
+
+def freed_after_the_host_has_waited(t, side, main):
+    x = t * 2
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        x.sum()
+    del x
+    side.synchronize()
+    torch.empty(8, device="cuda")
+
+
+@pytest.mark.slow
+def test_memory_that_is_freed_while_another_stream_uses_it():
+    for body, words in {
+        freed_while_another_stream_reads: ("sum at", "on stream 0x10 that was made on the default"),
+        freed_and_copied_over_by_a_loader: ("sum at", "the default stream that was made on stream"),
+    }.items():
+        (said,) = findings(body)
+        assert all(word in said for word in words)
+        assert "call record_stream() before it is freed" in said
+    for body in (
+        freed_after_record_stream,
+        freed_memory_that_waits,
+        freed_memory_of_the_stream_that_reads,
+        freed_memory_of_another_size,
+        freed_after_the_host_has_waited,
+    ):
+        assert findings(body) == [], body

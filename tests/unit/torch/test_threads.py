@@ -288,3 +288,32 @@ def test_event_loops_wait_in_simulated_time():
         return *result, round(time.time() - begin, 4)
 
     assert on_ranks(body).returns == tuple((0.05, 3.0, rank, 0.02) for rank in range(3))
+
+
+@pytest.mark.parametrize("compute", ["none", "roofline"])
+def test_threads_have_their_own_current_device_and_stream(compute):
+    def current():
+        return torch.cuda.current_device(), torch.cuda.current_stream().stream_id
+
+    def body(rank, _world_size):
+        torch.cuda.set_device(rank)
+        side, seen = torch.cuda.Stream(), {}
+
+        def work():
+            seen["a new thread"] = current()
+            torch.cuda.set_stream(torch.cuda.Stream(1 - rank))
+            seen["the same"] = current()
+
+        with torch.cuda.stream(side):
+            thread = threading.Thread(target=work)
+            thread.start(), thread.join()
+            seen["meanwhile"] = current()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(torch.cuda.set_stream, side).result()
+            seen["a pool's"] = pool.submit(current).result()
+        return [*seen.values(), current()]
+
+    options = {} if compute == "none" else {"compute": compute, "gpu": "h100"}
+    run = backend.spawn(body, 2, cuda_is_cpu=True, **options)
+    for rank, seen in enumerate(run.returns):
+        assert seen == [(0, 0), (1 - rank, 2), (rank, 1), (rank, 1), (rank, 0)]
