@@ -56,7 +56,7 @@ class DeviceMixing:
         if line in self._lines or not self._is_of_program(frame, args):
             return
         self._lines.add(line)
-        if not self._is_refused(func, args, kwargs):
+        if not self._refuses(func, args, kwargs):
             return
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         listed = ", ".join(
@@ -82,7 +82,7 @@ class DeviceMixing:
             return True
         return file.startswith(_MODULES) and bool(args) and self._places.get(args[0]) == HOST
 
-    def _is_refused(
+    def _refuses(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> bool:
         def fake(tensor: torch.Tensor) -> torch.Tensor:

@@ -109,7 +109,7 @@ class Interrupts:
                 call, previous = _call_of(rank), call
                 looks = looks + 1 if call == previous else 0
                 if looks == CALLS_BEFORE_CHILDREN:
-                    _interrupt_children(rank)
+                    _interrupt_processes(rank)
                 if looks == CALLS_BEFORE_LEAVING:
                     self.left = rank
                     break
@@ -169,7 +169,7 @@ def _call_of(thread: threading.Thread) -> tuple[int, int]:
     return (0, 0) if frame is None else (id(frame), frame.f_lasti)
 
 
-def _interrupt_children(thread: threading.Thread) -> None:
+def _interrupt_processes(thread: threading.Thread) -> None:
     """Send SIGINT to the processes that a thread has started, and to those that these have."""
     waiting = [Path(f"/proc/self/task/{thread.native_id}/children")]
     while waiting:

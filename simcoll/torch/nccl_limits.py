@@ -96,12 +96,12 @@ class NcclLimits:
     ) -> Iterator[str]:
         for side, tensors in (("input", inputs), ("output", outputs)):
             for position, tensor in enumerate(tensors, 1):
-                where = side if len(tensors) == 1 else f"{side} {position} of {len(tensors)}"
+                argument = side if len(tensors) == 1 else f"{side} {position} of {len(tensors)}"
                 if tensor.layout is not torch.strided:
-                    yield f"Tensors must be CUDA and dense, and the {where} is sparse"
+                    yield f"Tensors must be CUDA and dense, and the {argument} is sparse"
                     return
                 if place_of(self._thread, tensor) == HOST and _called_by_program():
-                    yield f"Tensors must be CUDA and dense, and the {where} is on the host"
+                    yield f"Tensors must be CUDA and dense, and the {argument} is on the host"
                     return
 
     def _of_devices(self, tensors: Sequence[torch.Tensor]) -> Iterator[str]:

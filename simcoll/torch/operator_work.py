@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 __all__ = [
+    "UNKNOWN_GROUPS",
     "OperatorTraits",
     "Product",
     "element_bytes",
@@ -30,6 +31,7 @@ __all__ = [
     "traits_of",
 ]
 
+UNKNOWN_GROUPS = "the sizes of groups are unknown on fake tensors; they count as equal"
 _FREE = {
     "empty",
     "empty_like",
@@ -166,12 +168,13 @@ class OperatorTraits:
 
 
 class Product(NamedTuple):
-    """A batch of matrix products, [rows, depth] x [depth, columns]."""
+    """A batch of matrix products, [rows, depth] x [depth, columns], and what is assumed of it."""
 
     rows: float
     columns: int
     depth: float
     batch: int = 1
+    assumption: str = ""
 
 
 @cache
@@ -220,7 +223,7 @@ def element_bytes(tensor: torch.Tensor) -> int:
     if tensor.layout is not torch.strided:
         return sum(part.numel() * part.element_size() for part in _parts(tensor))
     count: int = tensor.numel()
-    if count and 0 in tensor.stride():
+    if count and not tensor.is_nested and 0 in tensor.stride():
         lengths = zip(tensor.shape, tensor.stride(), strict=True)
         count = prod(int(length) for length, stride in lengths if stride)
     size: int = tensor.element_size()
@@ -345,11 +348,15 @@ def _product_of_groups(
     """
     rows, depth, columns = int(factor.shape[-2]), int(factor.shape[-1]), int(matrix.shape[-1])
     groups, total = _groups(offsets)
+    assumption = UNKNOWN_GROUPS if total is None else ""
     if factor.dim() == 2 and matrix.dim() == 3:
-        return Product((rows if total is None else total) / groups, columns, depth, groups)
+        mean = (rows if total is None else total) / groups
+        return Product(mean, columns, depth, groups, assumption)
     if factor.dim() == 3:
-        return Product(rows, round((columns if total is None else total) / groups), depth, groups)
-    return Product(rows, columns, (depth if total is None else total) / groups, groups)
+        mean = (columns if total is None else total) / groups
+        return Product(rows, round(mean), depth, groups, assumption)
+    mean = (depth if total is None else total) / groups
+    return Product(rows, columns, mean, groups, assumption)
 
 
 def _groups(offsets: torch.Tensor) -> tuple[int, int | None]:

@@ -153,6 +153,7 @@ def has_storage(value: Any) -> bool:
     return (
         type(value) in _PLAIN
         and value.layout is torch.strided
+        and not value.is_nested
         and not torch._C._functorch.is_functorch_wrapped_tensor(value)
     )
 

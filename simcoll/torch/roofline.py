@@ -268,6 +268,8 @@ class OperatorCosts:
             return self.attention(work, arguments["query"].dtype)
         product = product_of(func, args, kwargs)
         if product is not None:
+            if product.assumption:
+                self.assumed[product.assumption] = None
             roofline = self.roofline(self._dtype(name, args, products=True))
             return roofline.gemm(*product[:3], batch=product.batch)
         operations = sparse_flops(func, args, kwargs)

@@ -55,6 +55,7 @@ from simcoll.torch.data_parallel import data_parallel_replacements
 from simcoll.torch.devices import CudaIsCpu, add_nccl_options, device_replacements
 from simcoll.torch.dtensor_random import random_replacements
 from simcoll.torch.fake_tensors import change_fake_tensors
+from simcoll.torch.flash_attention import add_flash_kernels, flash_replacements
 from simcoll.torch.flight_dumps import dump_replacements
 from simcoll.torch.gpu_kernels import allow_fake_lists, kernel_replacements
 from simcoll.torch.group_hooks import hook_replacements
@@ -247,7 +248,9 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
             _replace_all(undo, batch_norm_replacements())
             _replace_all(undo, random_replacements())
             _replace_all(undo, comm_replacements())
+            _replace_all(undo, flash_replacements())
             add_kernels(undo)
+            add_flash_kernels(undo)
             add_nccl_options(undo)
         if modules is not None:
             undo.callback(sys.modules.update, modules.hide())

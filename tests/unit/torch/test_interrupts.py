@@ -143,11 +143,15 @@ def test_a_run_goes_on_without_a_rank_that_hears_nothing():
     source, sink = os.pipe()
     threads = []
 
+    def interrupt_later():
+        time.sleep(0.3)
+        _thread.interrupt_main()
+
     def body(rank, _world_size):
         dist.init_process_group("simcoll")
         if rank == 1:
             threads.append(threading.current_thread())
-            threading.Timer(0.1, _thread.interrupt_main).start()
+            _thread.start_new_thread(interrupt_later, ())  # takes no turns
             os.read(source, 1)
         dist.barrier()
 
