@@ -7,7 +7,7 @@ it is computed by its formula, sequence by sequence.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -16,9 +16,13 @@ from torch.nested._internal import sdpa
 from torch.nn.attention import SDPBackend
 
 from simcoll.errors import ConfigError
+from simcoll.torch.operator_work import named_arguments
 from simcoll.torch.replacing import for_ranks
 
 __all__ = ["add_flash_kernels", "flash_replacements"]
+
+_FORWARD = torch.ops.aten._flash_attention_forward.default
+_BACKWARD = torch.ops.aten._flash_attention_backward.default
 
 
 class _Mask(NamedTuple):
@@ -40,9 +44,18 @@ class _Mask(NamedTuple):
         return sees
 
 
-def _mask_of(is_causal: bool, options: dict[str, Any]) -> _Mask:
-    widths = (options.get(f"window_size_{side}") for side in ("left", "right"))
-    return _Mask(is_causal, *(-1 if width is None else width for width in widths))
+def _mask_of(call: Mapping[str, Any]) -> _Mask:
+    widths = (call.get(f"window_size_{side}") for side in ("left", "right"))
+    return _Mask(call["is_causal"], *(-1 if width is None else width for width in widths))
+
+
+def _scale_of(call: Mapping[str, Any]) -> float:
+    scale = call.get("scale")
+    return float(call["query"].shape[-1] ** -0.5 if scale is None else scale)
+
+
+def _offsets_of(call: Mapping[str, Any]) -> tuple[Any, Any]:
+    return call["cum_seq_q"], call["cum_seq_k"]
 
 
 class _Sequence(NamedTuple):
@@ -76,33 +89,20 @@ def _of_all_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return tensor.float().repeat_interleave(heads // tensor.shape[1], 1)
 
 
-def _forward(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cum_seq_q: Any,
-    cum_seq_k: Any,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    return_debug_mask: bool,
-    *,
-    scale: float | None = None,
-    **options: Any,
-) -> tuple[torch.Tensor, ...]:
-    del max_q, max_k, return_debug_mask
-    _check_options(dropout_p, options)
+def _forward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    call = named_arguments(_FORWARD, args, kwargs)
+    _check_options(call)
+    query = call["query"]
     unused = query.new_zeros(2, dtype=torch.uint64), query.new_empty(0), query.new_empty(0)
-    mask, scale = _mask_of(is_causal, options), scale or query.shape[-1] ** -0.5
+    operands = query, call["key"], call["value"]
+    mask, scale = _mask_of(call), _scale_of(call)
     if query.dim() == 4:
         rows = [
-            _of_sequences(*tensors, (None, None), mask, scale)
-            for tensors in zip(query, key, value, strict=True)
+            _of_sequences(*row, (None, None), mask, scale) for row in zip(*operands, strict=True)
         ]
         outputs, sums = zip(*rows, strict=True)
         return torch.stack(outputs), torch.stack(sums), *unused
-    return *_of_sequences(query, key, value, (cum_seq_q, cum_seq_k), mask, scale), *unused
+    return *_of_sequences(*operands, _offsets_of(call), mask, scale), *unused
 
 
 def _of_sequences(
@@ -128,36 +128,19 @@ def _of_sequences(
     return output, sums
 
 
-def _backward(
-    grad_out: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    cum_seq_q: Any,
-    cum_seq_k: Any,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    rng_state: Any,
-    unused: Any,
-    *,
-    scale: float | None = None,
-    **options: Any,
-) -> tuple[torch.Tensor, ...]:
-    del max_q, max_k, rng_state, unused
-    _check_options(dropout_p, options)
-    mask, scale = _mask_of(is_causal, options), scale or query.shape[-1] ** -0.5
-    operands = _Operands(grad_out, query, key, value, out, logsumexp)
-    if query.dim() == 4:
+def _backward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    call = named_arguments(_BACKWARD, args, kwargs)
+    _check_options(call)
+    names = ("grad_out", "query", "key", "value", "out", "logsumexp")
+    operands = _Operands(*(call[name] for name in names))
+    mask, scale = _mask_of(call), _scale_of(call)
+    if operands.query.dim() == 4:
         rows = [
             _gradients(_Operands._make(row), (None, None), mask, scale)
             for row in zip(*operands, strict=True)
         ]
         return tuple(map(torch.stack, zip(*rows, strict=True)))
-    return _gradients(operands, (cum_seq_q, cum_seq_k), mask, scale)
+    return _gradients(operands, _offsets_of(call), mask, scale)
 
 
 class _Operands(NamedTuple):
@@ -197,9 +180,10 @@ def _gradients(
     return of_queries.to(query.dtype), of_groups(of_keys, key), of_groups(of_values, value)
 
 
-def _check_options(dropout_p: float, options: dict[str, Any]) -> None:
-    unknown = [name for name in ("seqused_k", "alibi_slopes", "block_table") if options.get(name)]
-    if dropout_p:
+def _check_options(call: Mapping[str, Any]) -> None:
+    names = ("seqused_k", "alibi_slopes", "block_table")
+    unknown = [name for name in names if call.get(name) is not None]
+    if call["dropout_p"]:
         unknown.append("dropout_p")
     if unknown:
         raise ConfigError(
