@@ -97,6 +97,8 @@ class OwnModules:
         self._chosen = None if names is None else set(names)
         self._own: set[str] = {*(names or ()), *copies}
         self._extensions: dict[str, Any] = {}
+        self._imported: set[str] = set()
+        self._count = len(sys.modules)
         self._known = {name.partition(".")[0] for name in sys.modules} - self._own
         self._required = set(_FOUNDATION) | {
             package for name in _FOUNDATION for package in _requirements(name)
@@ -127,16 +129,29 @@ class OwnModules:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:  # noqa: ARG002
         """Record that a rank imports a module, which the next finder finds."""
         thread = current_thread_or_none()
+        self._imported.add(name)
         if thread is not None and self._is_own(name.partition(".")[0]):
             thread.process.modules.setdefault(name, None)
 
     def switch(self, last: Process | None, process: Process) -> None:
         """Replace the modules of one rank in ``sys.modules`` by another's."""
         if last is not None:
+            self.note_additions(last)
             last.modules = {name: sys.modules.pop(name, None) for name in last.modules}
         sys.modules.update(
             {name: module for name, module in process.modules.items() if module is not None}
         )
+        self._count = len(sys.modules)
+
+    def note_additions(self, process: Process) -> None:
+        """Note the modules that a rank has put into ``sys.modules`` without an import."""
+        if len(sys.modules) == self._count or self._chosen is not None:
+            return
+        for name in sys.modules:
+            package = name.partition(".")[0]
+            by_import = name in self._imported or package in self._known
+            if not by_import and package not in {*self.shared, *self.following}:
+                process.modules.setdefault(name, None)
 
     def registering(self, registry: tuple[str, ...]) -> bool:
         """Whether a shared module registers something: PyTorch itself, or one that is being

@@ -185,6 +185,7 @@ class Ranks:
         self._last.state.leave()
         self._before.enter(self._last.state)
         if self._modules is not None:
+            self._modules.note_additions(self._last)
             for name in self._last.modules:
                 sys.modules.pop(name, None)
 

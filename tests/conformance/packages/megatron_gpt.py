@@ -1,4 +1,6 @@
-"""megatron-core: a GPT with tensor, pipeline and expert parallelism of 2, one after the other."""
+"""megatron-core: a GPT with tensor, pipeline and expert parallelism of 2, one after the other; on four
+ranks also tensor and pipeline parallelism at once.
+"""
 
 from __future__ import annotations
 
@@ -94,6 +96,8 @@ def main():
     if GPU:
         torch.cuda.set_device(dist.get_rank())
     numbers = [*train(2, 1, 1), *train(1, 2, 1), *train(1, 1, 2)]
+    if dist.get_world_size() == 4:
+        numbers += train(2, 2, 1)
     print(dist.get_rank(), *numbers, flush=True)
     dist.destroy_process_group()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 import warnings
 
 import pytest
@@ -170,3 +171,18 @@ def test_paths_of_imports_and_the_format_of_tensors_are_those_of_a_rank():
         ("/folder of rank 1", "tensor(1.235)"),
     )
     assert (sys.path, str(torch.tensor(1.23456))) == (path, text)
+
+
+def test_modules_that_a_rank_puts_into_the_table_itself_are_its_own():
+    def program(rank, _world_size):
+        dist.init_process_group()
+        module = sys.modules["module_of_a_rank"] = types.ModuleType("module_of_a_rank")
+        module.rank = rank
+        dist.barrier()
+        import module_of_a_rank
+
+        return module_of_a_rank.rank, module_of_a_rank is module
+
+    run = backend.spawn(program, 3, own_modules=True)
+    assert run.returns == ((0, True), (1, True), (2, True))
+    assert "module_of_a_rank" not in sys.modules
