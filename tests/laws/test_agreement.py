@@ -1,11 +1,14 @@
 """A sample of the random runs; ``python tests/support/run_agreement.py`` takes thousands."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from simcoll.core.schedule import SYNC
+from simcoll.emulator import ways
 from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.reference_way import ReferenceWay
 from tests.support import event_cases, program_cases
 from tests.support.agreement_cases import case, compare
 
@@ -40,6 +43,25 @@ def test_engines_agree_on_every_message(kind, cases):
         assert took_part["lock-step"] >= 20
     if kind == "library":
         assert min(took_part[way] for way in ("lock-step", "quotient", "loaded")) >= 5
+
+
+class LateWay:
+    """An engine that takes a femtosecond too long."""
+
+    name = "late"
+
+    def refuses(self, request):
+        return None if request.engine == self.name else "late: not asked for"
+
+    def play(self, request):
+        result = ReferenceWay().play(request)
+        return replace(result, engine=self.name, time_fs=result.time_fs + 1)
+
+
+def test_an_added_engine_is_compared(monkeypatch):
+    monkeypatch.setattr(ways, "WAYS", (LateWay(), *ways.WAYS))
+    with pytest.raises(AssertionError, match="late differs from simpy"):
+        compare("dag", 0)
 
 
 @pytest.mark.slow

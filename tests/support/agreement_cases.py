@@ -30,7 +30,7 @@ from simcoll.emulator.fast_way import (
 from simcoll.emulator.folding.quotient import no_quotient
 from simcoll.emulator.folding.remembered import loadable
 from simcoll.emulator.request import Request
-from simcoll.emulator.ways import play
+from simcoll.emulator.ways import engines, play
 from simcoll.errors import ConfigError
 from simcoll.testing.examples import needed_params
 from simcoll.topology import LINK_KINDS, Topology, boxes, clos, crossbar, fat_tree, torus
@@ -494,6 +494,12 @@ def compare(kind, seed):
                 loops.done_fs.tolist(),
             )
             assert told == expected, f"the loops differ from simpy\n{replay}"
+    for engine in engines():
+        if result is not None and engine not in {"auto", "fast", "simpy"}:
+            added = emulate(plan, topology, data="none", bound=False, engine=engine)
+            told = (added.time_fs, added.messages, added.bytes_moved, added.trace_hash)
+            assert told == expected[:4], f"{engine} differs from simpy\n{replay}"
+            ways.append(engine if added.engine == engine else f"no {engine}")
     got, result = outcome(plan, topology)
     assert got == expected, f"the engine that is chosen differs from simpy\n{replay}"
     if result is not None and result.path.endswith("in numpy"):

@@ -6,6 +6,7 @@ import numpy as np
 
 from simcoll.core.protocol import ideal
 from simcoll.emulator.digest import TraceHash
+from simcoll.emulator.model import checked_time
 from simcoll.emulator.result import Result
 
 FS_PER_SECOND_UBPS = 10**21
@@ -47,6 +48,8 @@ class RingFormula:
         now, number, trace = 0, 0, TraceHash()
         for step in plan.steps():
             local = step.src_rank == step.dst_rank
+            largest = int(step.size_bytes.max(where=~local, initial=0))
+            checked_time(now + latency + largest * (FS_PER_SECOND_UBPS // rate))
             flow = step.size_bytes * (FS_PER_SECOND_UBPS // rate)
             start = np.where(local, now, now + latency)
             end = np.where(local, now, start + flow)

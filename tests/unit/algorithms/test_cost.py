@@ -148,6 +148,7 @@ def test_algorithms_say_what_they_cost_and_where(shipped):
     cost = parse_cost(shipped.cost)
     assert shipped.machine in SITES
     assert shipped.ranks in SERVED
+    assert shipped.source.strip(), f"{shipped.name}: a source, the paper or program that has it"
     # In-switch reductions cost ranks nothing; elsewhere a formula of a crossbar has to say what
     # reducing costs.
     if (

@@ -118,6 +118,13 @@ def test_an_engine_is_added_by_a_line(monkeypatch):
     )
 
 
+def test_an_added_engine_ends_where_the_clock_ends(monkeypatch):
+    monkeypatch.setattr(ways, "WAYS", (RingFormula(), *ways.WAYS))
+    plan = simcoll.bind(simcoll.schedule("all_reduce", "ring", nranks=2), 1 << 20)
+    with pytest.raises(simcoll.ConfigError, match="the clock ends at"):
+        emulate(plan, crossbar(2, "1 B/s"), data="none", engine="formula")
+
+
 def test_why_an_added_engine_does_not_play_is_told(monkeypatch):
     monkeypatch.setattr(ways, "WAYS", (RingFormula(), *ways.WAYS))
     tree = simcoll.bind(simcoll.schedule("all_reduce", "tree", nranks=8), 64)
