@@ -107,11 +107,11 @@ def _unit(links: Ints) -> int:
     would be too many, as of a degraded link with 0.83 of its capacity.
     """
     unit = max(int(np.gcd.reduce(links, axis=None)), 1)
-    least = int(min(links.sum(0).min(), links.sum(1).min()))
-    if least <= MOST_RINGS * unit:
+    smallest_port = int(min(links.sum(0).min(), links.sum(1).min()))
+    if smallest_port <= MOST_RINGS * unit:
         return unit
     narrowest = int(links[links > 0].min())
-    return max(narrowest, -(-least // MOST_RINGS))
+    return max(narrowest, -(-smallest_port // MOST_RINGS))
 
 
 def _orders(schedule: Schedule, topology: Topology | None) -> Ints:
