@@ -24,7 +24,7 @@ from simcoll.libraries.nccl.choice import supports
 from simcoll.libraries.nccl.sends import channels_of_sends, channels_to_a_peer
 from simcoll.libraries.nccl_decision import call_of, decides, own_choices
 from simcoll.libraries.prediction_cache import key_of, recall, remember, topology_digest
-from simcoll.libraries.proved_choice import LibraryPlay, play
+from simcoll.libraries.proved_choice import play
 from simcoll.libraries.question import Question, question_on
 from simcoll.libraries.rccl_choice import (
     ALGORITHMS,
@@ -35,12 +35,14 @@ from simcoll.libraries.rccl_choice import (
 from simcoll.libraries.symmetric import is_symmetric, symmetric_costs
 from simcoll.notebook_forms import shows_facts
 from simcoll.topology import Topology
+from simcoll.topology.machine import machine as machine_of
 from simcoll.units import MAX_INT64, MAX_TIME_FS, format_size, format_time
 
 if TYPE_CHECKING:
     from simcoll.bounds import Bottleneck
     from simcoll.libraries.calibration import Calibration
     from simcoll.libraries.nccl.choice import NcclChoice
+    from simcoll.topology.machine import Machine
 
 __all__ = ["COLLECTIVES", "Prediction", "choose", "differs", "formula_time", "predict"]
 
@@ -64,6 +66,10 @@ DIFFERENT = 0.1
 DIVERTED = (
     "variables lead data over other links than the routes of the topology; links that messages "
     "share are not counted, so that a played time without the variables may be longer"
+)
+NO_SHORTER = (
+    "variables lead data over other links than the routes of the topology, on which it would take "
+    "no longer"
 )
 
 
@@ -580,17 +586,31 @@ def _with_emulation(
         collective, topology, size, root=root, certificate=certificate, in_network=switched
     )
     prediction = replace(prediction, bound_fs=bound.time_fs, bottleneck=str(bound.bottleneck))
-    playable: LibraryPlay | str = DIVERTED
-    if not question.is_diverted:
-        playable = play(best, collective, size, topology, question.machine)
+    playable = play(best, collective, size, topology, question.machine)
+    if question.is_diverted and not _passes_routes(question.machine, machine_of(topology)):
+        playable = DIVERTED
+    alone = in_time(float(best.time_us(np.array([float(size)]))[0]))
+    by_formula = replace(prediction, time_fs=run_fs(max(alone, bound.time_fs), size, question))
     if isinstance(playable, str):
-        time_fs = max(in_time(float(best.time_us(np.array([float(size)]))[0])), bound.time_fs)
-        note = f"timed by the formula: {playable}"
-        return replace(prediction, time_fs=run_fs(time_fs, size, question), note=note)
+        return replace(by_formula, note=f"timed by the formula: {playable}")
     plan = bind_size(playable.schedule, playable.protocol, size, slight_bytes=playable.slight_bytes)
     time_fs = run_fs(alone_fs(plan, playable.topology or topology), size, question)
+    if question.is_diverted and time_fs <= by_formula.time_fs:
+        return replace(by_formula, note=f"timed by the formula: {NO_SHORTER}")
     title = playable.schedule.title
     return replace(prediction, time_fs=time_fs, schedule=title, timed_by="events")
+
+
+def _passes_routes(used: Machine, plain: Machine) -> bool:
+    """Whether data under variables passes at least the links that the routes of a topology have.
+
+    Without GPUDirect, and in sockets, NCCL puts it into host memory between a GPU and a NIC (the
+    buffers of ``sendProxyConnect`` in ``src/transport/net.cc``), and GPUs of a node reach each
+    other as before; without peer access, those that reach each other over PCIe pass a CPU.
+    """
+    if used.domain_ranks != plain.domain_ranks:
+        return False
+    return used.inside == plain.inside or (plain.inside, used.inside) == ("pcie", "host")
 
 
 @lru_cache(maxsize=256)

@@ -75,7 +75,7 @@ def published_tables(*, added: bool = False, later: bool = False) -> tuple[Publi
     >>> len(tables), sum(len(table.rows) for table in tables)
     (77, 979)
     >>> len(published_tables(added=True)), len(published_tables(later=True))
-    (417, 21)
+    (417, 26)
     """
     parts = {"later"} if later else {"development", "added"} if added else {"development"}
     folder = data_folder("measurements")

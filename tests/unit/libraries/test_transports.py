@@ -247,3 +247,24 @@ def test_the_bound_without_gpudirect_or_peer_access_is_that_of_host_memory():
     assert shared.bottleneck == "the PCIe links of GPUs to host memory"
     for prediction in (staged, shared):
         assert 0 < prediction.bound_fs <= prediction.time_fs
+
+
+@pytest.mark.parametrize(
+    "variables", ["NCCL_NET_GDR_LEVEL=LOC", "NCCL_NET=Socket", "NCCL_IB_HCA=mlx5_0"]
+)
+@pytest.mark.parametrize("collective", ["all_reduce", "all_to_all"])
+def test_variables_do_not_lead_data_around_slow_links_between_sockets(variables, collective):
+    slow = load_topology("rtx-pro-6000", nodes=2, cpu__bandwidth="4 GB/s")
+    plain = simcoll.predict(collective, LARGE, slow)
+    other = simcoll.predict(collective, LARGE, slow, environment=parse_environment(variables))
+    assert plain.timed_by == other.timed_by == "events"
+    assert plain.differs
+    assert other.time_fs >= 0.999 * plain.time_fs
+
+
+def test_without_peer_access_data_passes_the_same_slow_links():
+    slow = load_topology("rtx-pro-6000-direct", cpu__bandwidth="4 GB/s")
+    environment = parse_environment("NCCL_P2P_DISABLE=1")
+    plain = simcoll.predict("all_gather", LARGE, slow)
+    other = simcoll.predict("all_gather", LARGE, slow, environment=environment)
+    assert other.time_fs >= 0.999 * plain.time_fs
