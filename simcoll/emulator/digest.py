@@ -15,12 +15,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simcoll.core.hashing import mix, mix_in_place
+from simcoll.core.hashing import mix_in_place
 
-__all__ = ["MovedHash", "TraceHash"]
+__all__ = ["SEED_COLUMN", "TraceHash", "digits_of"]
 
 _SEEDS = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)
-_SEED_COLUMN = np.array(_SEEDS, np.uint64)[:, None]
+SEED_COLUMN = np.array(_SEEDS, np.uint64)[:, None]
+"""Both seeds, as [seeds, 1]."""
 
 
 class TraceHash:
@@ -42,50 +43,20 @@ class TraceHash:
     def add(self, columns: Sequence[ArrayLike]) -> None:
         """Add messages, given as columns: id, source, destination, bytes, start, end, done."""
         arrays = [np.asarray(column, np.int64).view(np.uint64) for column in columns]
-        states = np.repeat(_SEED_COLUMN, len(arrays[0]), axis=1)
+        states = np.repeat(SEED_COLUMN, len(arrays[0]), axis=1)
         spare = np.empty_like(states)
         for array in arrays:
             np.bitwise_xor(states, array, out=states)
-            np.add(states, _SEED_COLUMN, out=states)
+            np.add(states, SEED_COLUMN, out=states)
             mix_in_place(states, spare)
         added = np.add.reduce(states, axis=1).tolist()
         self.sums = [(old + new) % 2**64 for old, new in zip(self.sums, added, strict=True)]
 
     def hexdigest(self) -> str:
         """32 hexadecimal digits."""
-        return _digits(self.sums)
+        return digits_of(self.sums)
 
 
-class MovedHash:
-    """The trace hash of messages whose times are all shifted by the same amount.
-
-    >>> one, at = TraceHash(), [[0], [0], [1], [8], [5], [7], [9]]
-    >>> one.add([*at[:4], [15], [17], [19]])
-    >>> MovedHash(at).hexdigests([10, 20])[0] == one.hexdigest()
-    True
-    """
-
-    __slots__ = ("_seeds", "_states", "_times")
-
-    def __init__(self, columns: Sequence[ArrayLike]) -> None:
-        arrays = [np.asarray(column, np.int64) for column in columns]
-        self._seeds = _SEED_COLUMN
-        self._states = np.repeat(self._seeds, len(arrays[0]), axis=1)
-        self._times = [array.astype(np.uint64) for array in arrays[4:]]
-        for array in arrays[:4]:
-            self._states = mix((self._states ^ array.astype(np.uint64)) + self._seeds)
-
-    def hexdigests(self, later: Sequence[int]) -> list[str]:
-        """32 hexadecimal digits for each number of femtoseconds by which all times are later."""
-        by, seeds = np.array(later, np.uint64)[:, None], self._seeds[:, None]
-        states = np.repeat(self._states[:, None], len(later), axis=1)
-        spare = np.empty_like(states)
-        for time in self._times:
-            np.bitwise_xor(states, time + by, out=states)
-            np.add(states, seeds, out=states)
-            mix_in_place(states, spare)
-        return [_digits(sums) for sums in np.add.reduce(states, axis=2).T.tolist()]
-
-
-def _digits(sums: Sequence[int]) -> str:
+def digits_of(sums: Sequence[int]) -> str:
+    """The sums for both seeds, as 32 hexadecimal digits."""
     return "".join(f"{value:016x}" for value in sums)

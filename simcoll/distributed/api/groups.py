@@ -91,7 +91,7 @@ def default_store() -> Any:
 def _resolve(group: Any) -> GroupHandle | None:
     """The group passed to a call (None: the default); None on a rank outside it."""
     default = default_group()
-    if group is None:
+    if group is None or group is default:
         return default
     if group is GroupMember.NON_GROUP_MEMBER:
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -42,6 +42,7 @@ from simcoll.units import format_time
 
 __all__ = ["CollectiveOperation", "begin", "deliver", "execute", "plan_of", "play"]
 
+Value = TypeVar("Value")
 SHOWN_RANKS = 64
 LINGER_FS = 3 * 10**14
 """How long a rank that has seen a mismatched call waits for the others, to name them in its
@@ -58,41 +59,44 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
         offer_turn()
     if group.failure is not None:
         raise group.raises(group.failure)
-    for target in buffers[1]:
+    sources, targets = buffers
+    for target in targets:
         if not target.flags.writeable:
             raise RuntimeError(f"{name}: an output tensor is read-only")
     counters = group.messages if p2p else group.calls
-    group_rank = group.group_rank[me.number]
-    now, history = world.now, world.history
-    inputs = buffers_of(buffers[0])
-    outputs = inputs if buffers[1] is buffers[0] else buffers_of(buffers[1])
-    # The program is above the collective, play, the world's issue, that of a stream, and this
-    # function; messages have two fewer.
-    site = calling_site(above=4 if p2p else 6)
+    group_rank, flight = group.group_rank[me.number], me.flight
+    now, history, sequence = world.now, world.history, counters[group_rank]
+    counters[group_rank] = sequence + 1
+    inputs = buffers_of(sources)
+    me.memory.hold_arrays(sources)
+    if targets is sources:
+        outputs = inputs
+    else:
+        outputs = buffers_of(targets)
+        me.memory.hold_arrays(targets)
     entry = Entry(
         (group.name, group.desc),
         name,
-        counters[group_rank],
+        sequence,
         p2p,
         inputs,
         outputs,
         group.timeout_fs,
         now,
-        site,
+        # The program is above the collective, play, the world's issue, that of a stream, and this
+        # function; messages have two fewer.
+        calling_site(above=4 if p2p else 6),
+        number=flight[-1].number + 1 if flight else 0,
     )
-    counters[group_rank] += 1
-    entry.number = me.flight[-1].number + 1 if me.flight else 0
-    me.flight.append(entry)
-    me.memory.hold_arrays(buffers[0])
-    if buffers[1] is not buffers[0]:
-        me.memory.hold_arrays(buffers[1])
+    flight.append(entry)
     if history.timeline is not None:
         entry.scope = me.scope
         history.timeline.operations.append((me.number, entry))
     work = Work(
         me,
         name,
-        *buffers,
+        sources,
+        targets,
         entry,
         now + group.timeout_fs,
         group.explicit,
@@ -131,13 +135,23 @@ def deliver(work: Work, call: CollectiveCall, values: Array | None, nranks: int)
 
 @dataclass(slots=True, eq=False)
 class CollectiveOperation:
-    """One collective of a group: the calls seen in this process by group rank, and their Works."""
+    """One collective of a group: the calls seen in this process by group rank, and their Works.
+
+    ``followers`` are the group ranks whose calls a rank makes, where these are more than its own.
+    """
 
     group: Communicator
     sequence: int
     calls: dict[int, CollectiveCall] = field(default_factory=dict)
     works: dict[int, Work] = field(default_factory=dict)
     plan: Plan | None = None
+    followers: Mapping[int, Sequence[int]] | None = None
+
+    def of_all(self, table: Mapping[int, Value]) -> Mapping[int, Value]:
+        """A table by group rank with the entries of followers too."""
+        if self.followers is None:
+            return table
+        return {rank: table[caller] for caller in table for rank in self.followers[caller]}
 
     @property
     def where(self) -> str:
@@ -150,9 +164,8 @@ class CollectiveOperation:
 
     def missing(self) -> Sequence[int]:
         """Global ranks whose calls are still awaited."""
-        return [
-            member for number, member in enumerate(self.group.members) if number not in self.calls
-        ]
+        calls = self.of_all(self.calls)
+        return [member for number, member in enumerate(self.group.members) if number not in calls]
 
     def describe(self, work: Work) -> str:
         """The event that the rank of a Work waits for."""
@@ -166,7 +179,8 @@ class CollectiveOperation:
 
     def _last_call(self) -> str:
         """The ranks that called last, and how long ago; empty where this process runs one rank."""
-        called = [self.works[number].entry.created_fs for number in sorted(self.works)]
+        works = self.of_all(self.works)
+        called = [works[number].entry.created_fs for number in sorted(works)]
         if len(called) < len(self.group.members):
             return ""
         last = max(called)
@@ -209,10 +223,9 @@ class CollectiveOperation:
         """The sizes of a call that all ranks have made: its own, or a matrix of all splits."""
         if call.splits is None:
             return call.sizes
-        calls = (self.calls[rank] for rank in range(len(self.calls)))
-        return matrix(
-            [member_call.splits[0] for member_call in calls if member_call.splits is not None]
-        )
+        calls = self.of_all(self.calls)
+        splits = (calls[rank].splits for rank in range(len(calls)))
+        return matrix([sends_receives[0] for sends_receives in splits if sends_receives])
 
     def refusal(self, reports: Mapping[int, tuple[str, Any]], reason: str) -> str:
         """The error that lists each rank's call and its source line, from the ``reports`` by group
@@ -407,5 +420,5 @@ def play(
     if timeout is not None and timeout_fs(timeout) > 0:
         work.wait(timeout)
     else:
-        work.wait()
+        wait_until(work, explicit=work.explicit, deadline_fs=work.deadline_fs)
     return None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from simcoll.core.plan import Plan
 from simcoll.distributed.runtime.recording import Recording
 from simcoll.distributed.runtime.run_timeline import RunTimeline
-from simcoll.emulator.digest import MovedHash
+from simcoll.emulator.moved_hash import MovedHash
 from simcoll.units import format_size
 
 __all__ = ["History", "Record"]

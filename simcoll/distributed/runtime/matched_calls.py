@@ -43,14 +43,10 @@ class Streams:
     open: dict[int, _Matched] = field(default_factory=dict)
 
     @functools.cached_property
-    def together(self) -> Mapping[int, Sequence[int]]:
-        """The group ranks that enter with a rank: itself and its followers."""
-        rank_classes, members = self.group.world.rank_classes, self.group.members
-        return (
-            {rank: (rank,) for rank in range(len(members))}
-            if rank_classes is None
-            else rank_classes.classes_of(members)
-        )
+    def together(self) -> Mapping[int, Sequence[int]] | None:
+        """The group ranks that enter with a rank: itself and its followers; None without these."""
+        rank_classes = self.group.world.rank_classes
+        return None if rank_classes is None else rank_classes.classes_of(self.group.members)
 
     def issue(self, me: Rank, call: CollectiveCall, buffers: Buffers, *, guard: bool) -> Work:
         """Match a call with the other ranks' calls, and enqueue it on the rank's stream."""
@@ -61,7 +57,9 @@ class Streams:
             recording.call(me.number, self.group, call, work)
         operation = self.open.get(sequence)
         if operation is None:
-            operation = self.open[sequence] = _Matched(self.group, sequence, streams=self)
+            operation = self.open[sequence] = _Matched(
+                self.group, sequence, followers=self.together, streams=self
+            )
         operation.match(group_rank, call, work)
         if not work.done:
             if guard:
@@ -69,7 +67,7 @@ class Streams:
             stream = self.streams[group_rank]
             stream.append(operation)
             if len(stream) == 1:
-                operation.enter(group_rank)
+                operation.enter_with(group_rank, call, work)
         return work
 
     def fail(self, error: str, sequence: int) -> None:
@@ -102,20 +100,17 @@ class _Matched(CollectiveOperation):
         elif call is not self.first_call and call.aspects() != self.aspects:
             self.mismatch = True
             self.streams.emulator.unsettled[self.settle] = None
-        together = self.streams.together[rank]
-        self.calls |= dict.fromkeys(together, call)
-        self.works |= dict.fromkeys(together, work)
+        self.calls[rank], self.works[rank] = call, work
         work.reason = self.describe
-        if len(self.calls) == len(self.group.members):
+        if len(self.calls) == len(self.followers or self.group.members):
             if self.mismatch:
                 self.settle()
             elif call.splits is not None:
                 self._join_splits()
 
     def _join_splits(self) -> None:
-        wrong = self.join_splits(
-            [self.calls[rank].splits or ((), ()) for rank in range(len(self.calls))]
-        )
+        calls = self.of_all(self.calls)
+        wrong = self.join_splits([calls[rank].splits or ((), ()) for rank in range(len(calls))])
         if wrong is not None:
             self._refuse(wrong)
         elif self.plan is not None:
@@ -135,7 +130,7 @@ class _Matched(CollectiveOperation):
         reports = {
             rank: (str(call), self.works[rank].entry.site) for rank, call in self.calls.items()
         }
-        self.streams.fail(self.refusal(reports, reason), self.sequence)
+        self.streams.fail(self.refusal(self.of_all(reports), reason), self.sequence)
 
     def fail(self, error: str) -> None:
         """Fail the operation on all ranks."""
@@ -150,14 +145,18 @@ class _Matched(CollectiveOperation):
         """Let a rank enter whose stream has reached the operation, once its device stream has
         too.
         """
-        work = self.works[rank]
+        self.enter_with(rank, self.calls[rank], self.works[rank])
+
+    def enter_with(self, rank: int, call: CollectiveCall, work: Work) -> None:
+        """:meth:`enter` with the call of the rank and its Work."""
         gate = work.gate
-        if gate is not None and not gate.done:
-            gate.when_done(functools.partial(self.enter, rank))
-            return
-        if gate is not None and gate.error is not None:
-            work.over(gate.error)
-            return
+        if gate is not None:
+            if not gate.done:
+                gate.when_done(functools.partial(self.enter, rank))
+                return
+            if gate.error is not None:
+                work.over(gate.error)
+                return
         if work.entry.started_fs < 0:
             work.entry.started_fs = self.streams.emulator.calendar.now
         if self.mismatch:
@@ -165,7 +164,6 @@ class _Matched(CollectiveOperation):
         if self.plan is None:
             self.early.append(rank)
             return
-        call = self.calls[rank]
         if self.playing is None:
             self.playing = self._begin(call, self.plan)
         self.playing.enter(rank, work.sources, call.op)
@@ -175,15 +173,15 @@ class _Matched(CollectiveOperation):
         """Start playing, in the corresponding groups of followers too."""
         streams, group = self.streams, self.group
         label = (group.name, self.sequence, call.name)
-        if streams.alike_calls is None:
+        if streams.alike_calls is None or self.followers is None:
             return Playing(streams.emulator, plan, label, self._leave, self._close, call.fake)
-        followers = Followers(streams.alike_calls, streams.together, self._leave)
+        followers = Followers(streams.alike_calls, self.followers, self._leave)
         family = streams.alike_calls.family(
             plan,
             streams.alike_calls.rank_classes.like(group.members),
             lambda members: plan_of(group, call, self.sizes_of(call), members),
         )
-        together = len(streams.together) == 1
+        together = len(self.followers) == 1
         followers.play(family, label, fake=call.fake, together=together, on_end=self._close)
         return followers
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from simcoll.core.plan import Plan
-from simcoll.emulator.digest import MovedHash
+from simcoll.emulator.moved_hash import MovedHash
 from simcoll.emulator.reference.ledger import Ledger
 
 Event = tuple[int, int, bool]

@@ -159,8 +159,14 @@ class Work(Waitable):
         raises: type[RuntimeError],
         gate: Waitable | None,
     ) -> None:
-        super().__init__()
+        # As the base class's, without a call: every call of a rank makes one.
+        self.label = name
         self.raises = raises
+        self.idle = False
+        self.causes: dict[int, dict[str, int]] | None = None
+        self.done = False
+        self.error: str | None = None
+        self.watchers: list[Callable[[], None]] = []
         self.rank = rank
         self.name = name
         self.sources = sources

@@ -7,7 +7,7 @@ import numpy as np
 from simcoll.arrays import Ints, Shorts, Words
 from simcoll.emulator.fast.compiled import SOURCES, entry, part
 
-__all__ = ["SEED_A", "SEED_B", "hash_classes", "hash_steps", "row_hash"]
+__all__ = ["SEED_A", "SEED_B", "hash_classes", "hash_later", "hash_steps", "row_hash"]
 
 SEED_A, SEED_B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
@@ -114,3 +114,23 @@ def hash_steps(
                 done_fs[m],
             )
     sums[0], sums[1] = a, b
+
+
+@entry
+def hash_later(
+    sums: Words, states: Words, times: Words, by: Words, _sources: int = SOURCES
+) -> None:
+    """Add all messages of a run that begins later by each number of femtoseconds in ``by``.
+
+    ``states`` are [seeds, messages], before the times; ``times`` start, end and done of each
+    message; ``sums`` are [numbers in ``by``, seeds].
+    """
+    for place in range(len(by)):
+        later = by[place]
+        for half, seed in enumerate((SEED_A, SEED_B)):
+            total = sums[place, half]
+            for row in range(states.shape[1]):
+                state = mix_word((states[half, row] ^ (times[0, row] + later)) + seed)
+                state = mix_word((state ^ (times[1, row] + later)) + seed)
+                total += mix_word((state ^ (times[2, row] + later)) + seed)
+            sums[place, half] = total

@@ -13,7 +13,8 @@ from simcoll.core.protocol import Protocol
 from simcoll.distributed.runtime import history, rehearsals
 from simcoll.distributed.runtime import plans_in_flight as playing
 from simcoll.distributed.runtime.takes import Take, Takes
-from simcoll.emulator.digest import MovedHash, TraceHash
+from simcoll.emulator.digest import TraceHash
+from simcoll.emulator.moved_hash import MovedHash
 from simcoll.planning import Call, Program
 from simcoll.topology import crossbar
 from simcoll.units import MAX_TIME_FS

@@ -3,8 +3,11 @@
 import itertools
 
 import numpy as np
+import pytest
 
+from simcoll.emulator import moved_hash
 from simcoll.emulator.digest import TraceHash
+from simcoll.emulator.moved_hash import MovedHash
 
 MASK = 2**64 - 1
 
@@ -59,3 +62,17 @@ def test_every_field_counts():
         digest = TraceHash()
         digest.add(list(np.array(changed).T))
         assert digest.hexdigest() == by_hand(changed) != base
+
+
+@pytest.mark.parametrize("limit", [-1, 2**62], ids=["compiled", "numpy"])
+def test_moved_messages_hash_as_those_that_are_later(limit, monkeypatch):
+    for name in ("LOADS_QUICKLY", "LOADS_SLOWLY"):
+        monkeypatch.setattr(moved_hash, name, limit)
+    monkeypatch.setattr(moved_hash, "MIXED_TOGETHER", 2 * len(ROWS))
+    later = [0, 1, 10**15, 2**61, 2**62]
+    rows = [row[:4] + tuple(time_fs % 2**62 for time_fs in row[4:]) for row in ROWS]
+    moved = MovedHash(list(np.array(rows).T)).hexdigests(later)
+    assert moved == [
+        by_hand([row[:4] + tuple(time_fs + by for time_fs in row[4:]) for row in rows])
+        for by in later
+    ]
