@@ -57,6 +57,7 @@ _METHODS: dict[str, tuple[str, Callable[[], Any] | None]] = {
 }
 """By operator: the method of a group, and the class of its options."""
 _OPTIONS = {"root_rank": "rootRank", "root_tensor": "rootTensor", "async_op": "asyncOp"}
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _NO_ARGUMENTS = ("process_group", "reduce_op", "sparse_indices", "timeout", "device_ids")
 
 
@@ -110,11 +111,14 @@ def _has_observer(arguments: Iterable[Any]) -> bool:
     """Whether a dispatch mode of the program, or a tensor subclass, would see a call."""
     kinds: set[type[Any]] = set()
     _add_kinds(arguments, kinds)
+    beside_run = torch._C._len_torch_dispatch_stack() > 1  # that of the run itself is there
+    if not beside_run and kinds <= _PLAIN:
+        return False
     if any(issubclass(kind, FakeTensor) for kind in kinds):
         return False
     if any(is_traceable_wrapper_subclass_type(kind) for kind in kinds):
         return True
-    if torch._C._len_torch_dispatch_stack() < 2:  # that of the run itself
+    if not beside_run:
         return False
     modes = _get_current_dispatch_mode_stack()
     if any(isinstance(mode, FakeTensorMode) for mode in modes):  # it would answer by shape alone

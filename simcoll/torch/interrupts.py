@@ -55,6 +55,8 @@ class Interrupts:
         self.came = False
         self.left: threading.Thread | None = None
         self._rank: threading.Thread | None = None
+        self._clock_turn = _thread.allocate_lock()
+        self._clock_turn.acquire()
         self._usual: Handler | None = None
 
     @contextmanager
@@ -85,10 +87,9 @@ class Interrupts:
                 raise
             _interrupt(self._rank)
 
-    def hand_over(
-        self, rank: threading.Thread, given: _thread.LockType, returned: _thread.LockType
-    ) -> None:
-        """Hand the baton to the thread of a rank, and wait until it is back.
+    def hand_over(self, rank: threading.Thread, turn: _thread.LockType) -> None:
+        """Hand the baton to the thread of a rank, which waits for its turn, and wait until it is
+        back.
 
         Raises
         ------
@@ -97,11 +98,13 @@ class Interrupts:
         """
         self._check()
         self._rank = rank
-        given.release()
+        turn.release()
         watch: _RealTimeWatch | None = None
         call, looks = None, 0
-        while not returned.acquire(timeout=PATIENCE_S):
-            watch = watch or _RealTimeWatch(rank)
+        while not self._clock_turn.acquire(timeout=PATIENCE_S):
+            rank = self._rank or rank  # it may have passed it on
+            if watch is None or watch.thread is not rank:
+                watch = _RealTimeWatch(rank)
             watch.look()
             if self.came:
                 if not rank.is_alive():  # it came in the thread's own last lines
@@ -117,6 +120,20 @@ class Interrupts:
         self._rank = None
         self._check()
 
+    def pass_on(self, rank: threading.Thread, turn: _thread.LockType) -> None:
+        """Hand the baton from the thread of a rank to that of another; after Ctrl-C it goes back to
+        the main thread.
+        """
+        if self.came:
+            self.give_back()
+            return
+        self._rank = rank
+        turn.release()
+
+    def give_back(self) -> None:
+        """Hand the baton from the thread of a rank to the main thread."""
+        self._clock_turn.release()
+
     def _check(self) -> None:
         if self.came:
             raise KeyboardInterrupt
@@ -130,21 +147,21 @@ class _RealTimeWatch:
     """
 
     def __init__(self, thread: threading.Thread) -> None:
-        self._thread = thread
+        self.thread = thread
         self._looks = 0
         self._ticks = -1
 
     def look(self) -> None:
         """Note the processor time used; after five seconds without any, say it once."""
-        ticks = _processor_ticks(self._thread)
+        ticks = _processor_ticks(self.thread)
         if ticks is None:
             return
         self._looks = self._looks + 1 if ticks == self._ticks else 0
         self._ticks = ticks
         if self._looks == round(SILENCE_S / PATIENCE_S):
             sys.stderr.write(
-                f"simcoll.torch: {self._thread.name} has waited {SILENCE_S:.0f} s of real time, "
-                f"while no other rank can run, at {running_site(self._thread)}\n"
+                f"simcoll.torch: {self.thread.name} has waited {SILENCE_S:.0f} s of real time, "
+                f"while no other rank can run, at {running_site(self.thread)}\n"
             )
             sys.stderr.flush()
 

@@ -240,8 +240,10 @@ class SimcollGroup(DispatchedGroup):
 
     def _device(self, tensors: list[torch.Tensor]) -> SimulatedDevice | None:
         """The device of fake tensors, with a time model."""
-        fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
-        return self._thread.process.device if fake else None
+        device = self._thread.process.device
+        if device is None or not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            return None
+        return device
 
     def _enqueue(
         self,

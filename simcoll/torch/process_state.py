@@ -40,7 +40,7 @@ __all__ = ["OwnState", "call_exit_functions", "state_replacements"]
 _DISPATCHER: Any = DTensor._op_dispatcher
 _MODULE_HOOKS = tuple(name for name in vars(module) if name.startswith("_global_"))
 """The hooks on all modules of a process, such as those of CommDebugMode and FlopCounterMode."""
-_SET_VARIABLE, _UNSET_VARIABLE = os.putenv, os.unsetenv
+_SET_VARIABLE, _UNSET_VARIABLE, _CHANGE_FOLDER = os.putenv, os.unsetenv, os.chdir
 _ROOT_FIELDS = ("handlers", "filters", "level", "disabled", "_cache")
 _MODULE, _ROOT = vars(module), vars(logging.root)
 _hooks_of, _fields_of = operator.itemgetter(*_MODULE_HOOKS), operator.itemgetter(*_ROOT_FIELDS)
@@ -52,6 +52,7 @@ class OwnState:
     def __init__(self) -> None:
         self.changed_folder = self.changed_variables = True
         self._own: dict[Any, Any] = {}
+        self._changes: dict[OwnState, tuple[Any, Any, list[tuple[Any, Any]]]] = {}
         self._common: dict[Any, Any] = dict(os.environ._data)  # type: ignore[attr-defined]
         self.leave()
         self._root["handlers"] = self._root["handlers"][:]
@@ -67,6 +68,7 @@ class OwnState:
         state._own = {
             name: text for name, text in encoded.items() if self._common.get(name) != text
         }
+        state._changes = {}
         state._loggers = dict(self._loggers)
         state._root = self._root | {
             "handlers": self._root["handlers"][:],
@@ -99,8 +101,8 @@ class OwnState:
         """Restore the state after that of another rank, which has left."""
         self._put_variables(previous)
         if previous._folder != self._folder:
-            os.chdir(self._folder)
-        if torch.get_default_dtype() is not self._dtype:
+            _CHANGE_FOLDER(self._folder)
+        if previous._dtype is not self._dtype:
             torch.set_default_dtype(self._dtype)
         _DISPATCHER._custom_op_handlers = self._handlers
         torch.nn.functional.scaled_dot_product_attention = self._attention
@@ -122,14 +124,28 @@ class OwnState:
         """Change the environment variables in which two states differ."""
         # As os.environ does it, without decoding and encoding on every turn.
         present: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
-        for name in previous._own.keys() | self._own.keys():
-            text = self._own.get(name, self._common.get(name))
+        theirs, mine, changes = self._changes.get(previous, (None, None, []))
+        if theirs is not previous._own or mine is not self._own:  # they are made anew
+            changes = self._changes_after(previous)
+            self._changes[previous] = previous._own, self._own, changes
+        for name, text in changes:
             if text is None:
                 _UNSET_VARIABLE(name)
                 present.pop(name, None)
-            elif present.get(name) != text:
+            else:
                 _SET_VARIABLE(name, text)
                 present[name] = text
+
+    def _changes_after(self, previous: OwnState) -> list[tuple[Any, Any]]:
+        """The variables in which a state differs from a previous one, and their texts; None for
+        those that are not set.
+        """
+        common = self._common
+        values = [
+            (name, self._own.get(name, common.get(name)), previous._own.get(name, common.get(name)))
+            for name in previous._own.keys() | self._own.keys()
+        ]
+        return sorted((name, mine) for name, mine, theirs in values if mine != theirs)
 
 
 def call_exit_functions(

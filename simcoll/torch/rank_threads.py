@@ -2,10 +2,11 @@
 
 PyTorch keeps much state per thread (gradient mode, the state of a backward pass, its C++ registry
 of groups), and calls back into Python from C++ frames. So a rank cannot be a greenlet here; it is a
-thread. The thread and the rank's task under the simulated clock pass a baton. The task hands it
-over and waits; the thread runs the program until it needs the clock (a collective, a wait), hands
-the baton back, and receives it again with the answer. Scheduling stays with
-:mod:`simcoll.distributed.runtime.emulated`, so a run is a function of its program alone.
+thread. One thread at a time has a baton: the clock's, or that of a rank, which runs the program and
+carries out its calls (a collective, a wait). Where a call waits for the simulated clock, the thread
+gives the baton to the rank whose turn is next, and the last of them to the clock, whose thread
+handles events, and runs the task of a rank when its thread begins or ends. Who is next stays with
+:mod:`simcoll.distributed.runtime.tasks`, so a run is a function of its program alone.
 
 Threads that the program starts belong to its rank, and take turns likewise
 (:mod:`simcoll.torch.thread_waits`).
@@ -14,6 +15,7 @@ Threads that the program starts belong to its rank, and take turns likewise
 from __future__ import annotations
 
 import _thread
+import contextvars
 import functools
 import os
 import sys
@@ -40,6 +42,7 @@ from simcoll.distributed.runtime.tasks import Task, Waitable, current_task, wait
 from simcoll.distributed.runtime.world import Rank, current_rank
 from simcoll.distributed.start.spawning import note_failure
 from simcoll.distributed.stores.store_errors import DistError
+from simcoll.errors import InternalError
 from simcoll.torch.buffer_races import Flights
 from simcoll.torch.interrupts import Interrupts
 
@@ -66,35 +69,30 @@ class _StoppedError(BaseException):
     """Unwinds a program whose run has ended."""
 
 
-@dataclass(slots=True, eq=False)  # frozen ones take longer to make, and each call makes three
-class _ThreadRequest:
-    """A call that a rank requests from the clock's thread, and the requesting line."""
-
-    function: Callable[[], Any]
-    site: Site
-
-    def answer(self) -> _Answer:
-        asked_from.set(self.site)
-        try:
-            return _Answer(self.function())
-        except Exception as error:  # noqa: BLE001  # the program's own; it is raised there
-            return _Answer(failure=error)
-
-
-@dataclass(slots=True, eq=False)
-class _Answer:
-    value: Any = None
-    failure: BaseException | None = None
-
-
 class RankJob(Waitable):
-    """A function that a rank's thread runs: its program, or a callback of a future."""
+    """A function that a rank's thread runs: its program, or a callback of a future.
 
-    __slots__ = ("failure", "function", "value")
+    Attributes
+    ----------
+    task
+        The task for which it runs.
+    context
+        Context variables of that task, for the calls that the thread carries out for it.
+    over
+        Whether it has returned; it is done when its task has taken note of that.
+    hang
+        The error to raise where its thread goes on.
+    """
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    __slots__ = ("context", "failure", "function", "hang", "over", "task", "value")
+
+    def __init__(self, function: Callable[[], Any], task: Task) -> None:
         super().__init__("a callback of a future of the same rank")
         self.function = function
+        self.task = task
+        self.context = contextvars.copy_context()
+        self.over = False
+        self.hang: RuntimeError | None = None
         self.value: Any = None
         self.failure: BaseException | None = None
 
@@ -234,6 +232,9 @@ class RankThread:
     ----------
     over
         The end of the thread.
+    task
+        The task whose call the thread carries out; for PyTorch and Python, it is none of the rank's
+        meanwhile.
     starting
         Whether it is starting another thread.
     awake
@@ -253,13 +254,14 @@ class RankThread:
         self.starting = self._stopping = False
         self.awake: Callable[[], None] | None = None
         self.profile: Any = None
+        self.task: Task | None = None
         self._rank: Rank | None = None
         self._task: Task | None = None
         self._jobs: list[RankJob] = []
-        self._message: Any = None
-        # threading.Lock() would take turns.
-        self._rank_turn, self._clock_turn = _thread.allocate_lock(), _thread.allocate_lock()
-        self._rank_turn.acquire(), self._clock_turn.acquire()
+        self._message: RankJob | None = None
+        self._outside = contextvars.copy_context()
+        self._turn = _thread.allocate_lock()  # threading.Lock() would take turns
+        self._turn.acquire()
         self._known: tuple[Any, ...] = ()
         # As in a new thread on a computer with GPUs: the first one, and its default stream.
         self._gpu, self._streams = 0, dict[int, int]()
@@ -277,6 +279,7 @@ class RankThread:
 
     def run(self) -> None:
         """Run jobs until the run ends."""
+        greenlet.getcurrent().outpost = self
         with (
             suppress(KeyboardInterrupt),  # between two jobs, or while the run ends
             torch.autograd.set_multithreading_enabled(
@@ -284,12 +287,12 @@ class RankThread:
             ),  # backward passes call us in this thread
             self.process.around(),
         ):
-            self._receive()
+            self._receive(None)
         # The next thread with this thread's number would find them.
         _unregister_all_process_groups()
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function in the rank's task, on the clock's thread, and return its result.
+        """Call a function for the rank's task, and return its result.
 
         Raises
         ------
@@ -308,7 +311,8 @@ class RankThread:
                 "threads of that rank may: the one that runs its program, and those that it starts "
                 "and that take turns"
             )
-        if os.getpid() != self.process.pid:
+        process = self.process
+        if os.getpid() != process.pid:
             raise RuntimeError(
                 f"process {os.getpid()}, forked from rank {self.number}, calls torch.distributed; "
                 "ranks of a simulated run are "
@@ -316,27 +320,28 @@ class RankThread:
             )
         if self._stopping:
             raise _StoppedError
-        if self.process.scopes is not None:
-            self.process.scopes.note()
-        device, answer = self.process.device, None
-        if device is not None and device.lead_fs:  # what the program has launched takes its time
-            answer = self._request(device.pass_time)
-        if answer is None or answer.failure is None:
-            answer = self._request(functools.partial(function, *args, **kwargs))
-        if self.awake is not None:
-            self.awake()
-        if isinstance(answer.failure, DistError):
-            raise getattr(torch.distributed, type(answer.failure).__name__)(
-                str(answer.failure)
-            ) from None
-        if answer.failure is not None:
-            raise answer.failure
-        return answer.value
+        if process.scopes is not None:
+            process.scopes.note()
+        job = self._jobs[-1]
+        site = job.task.site_of_call = calling_site(*_NOT_THE_PROGRAM, above=2)
+        self._outside, self.task = contextvars.copy_context(), job.task
+        try:
+            return job.context.run(self._carry_out, site, function, args, kwargs)
+        except DistError as error:
+            raise getattr(torch.distributed, type(error).__name__)(str(error)) from None
+        finally:
+            self.task = None
+            if self.awake is not None:
+                self.awake()
 
-    def _request(self, function: Callable[[], Any]) -> _Answer:
-        """The answer of the clock's thread to a request."""
-        self._send(_ThreadRequest(function, calling_site(*_NOT_THE_PROGRAM)))
-        return self._receive()
+    def _carry_out(
+        self, site: Site, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        asked_from.set(site)
+        device = self.process.device
+        if device is not None and device.lead_fs:  # what the program has launched takes its time
+            device.pass_time()
+        return function(*args, **kwargs)
 
     def site(self) -> Site:
         """The line of the program that calls."""
@@ -361,8 +366,8 @@ class RankThread:
         job.failure = failure
         if failure is not None and not self.main and self._rank is not None:
             note_failure(self._rank, failure)
-        self._send(job)
-        self._receive()
+        self._give_back(job)
+        self._receive(None)
         raise _StoppedError
 
     def now_fs(self) -> int:
@@ -381,25 +386,63 @@ class RankThread:
         future.add_done_callback(lambda _: settled.finish())
         self.call(wait_until, settled)
 
-    def _send(self, message: Any) -> None:
-        self._message = message
-        self._clock_turn.release()
+    def pause(self) -> None:
+        """Give the baton to the rank whose turn is next, or to the clock, until the call that the
+        thread carries out is to go on.
+        """
+        job, task = self._jobs[-1], self.task
+        if task is None or self._rank is None:
+            raise InternalError(f"rank {self.number} pauses outside of a call")
+        task.outpost_of_call = self
+        place = self._rank.world.tasks.next_outpost()
+        if isinstance(place, RankThread):
+            place._take_turn()
+            self.process.interrupts.pass_on(place.thread, place._turn)
+        else:
+            self.process.interrupts.give_back()
+        self._receive(job)
+        self.task, task.outpost_of_call = task, None
+        hang, job.hang = job.hang, None
+        if hang is not None:
+            raise hang
 
-    def _receive(self) -> _Answer:
-        """Wait for an answer; run the jobs that arrive before it."""
-        while not self._stopping:
-            self._rank_turn.acquire()
-            message, self._message = self._message, None
-            if message is None:  # stopping
+    def goes_on(self, task: Task) -> bool:
+        """Whether the task's call is the latest in this thread, and goes on next."""
+        return self._jobs[-1].task is task
+
+    def _receive(self, paused: RankJob | None) -> None:
+        """Wait for the baton until a paused job is to go on, or the run ends; run the jobs that
+        come before.
+        """
+        while not self._is_stopping():
+            self._turn.acquire()
+            job, self._message = self._message, None
+            if self._is_stopping():
                 break
             self._learn_groups()
-            if isinstance(message, _Answer):
-                return message
-            message.run()
+            if job is None:
+                return
+            self.task = None
+            if paused is None:
+                job.run()
+            else:  # not in the context of the paused call
+                self._outside.run(job.run)
             if os.getpid() != self.process.pid:
-                _end_fork(message)
-            self._send(message)
-        return _Answer(failure=_StoppedError())
+                _end_fork(job)
+            if not self._is_stopping():  # else it has been unwound
+                self._give_back(job)
+        if paused is not None:
+            raise _StoppedError
+
+    def _is_stopping(self) -> bool:
+        return self._stopping
+
+    def _give_back(self, job: RankJob) -> None:
+        """Give the baton to the clock, at the end of a job."""
+        job.over = True
+        if self._rank is not None:
+            self._rank.world.tasks.caller = job.task
+        self.process.interrupts.give_back()
 
     def _learn_groups(self) -> None:
         """Register groups created by other threads of the rank, as PyTorch's C++ registry is per
@@ -417,28 +460,38 @@ class RankThread:
     # In the clock's thread
 
     def serve(self, function: Callable[[], Any]) -> Any:
-        """Run a function in the thread, while the calling task carries out its requests.
+        """Run a function in the thread, which carries out its calls for the calling task.
 
         Several tasks of the rank may do so: the thread runs the latest function first, and
         continues the others when it ends.
         """
-        self._rank, self._task = current_rank(), self._task or current_task()
-        job = RankJob(function)
+        self._rank, task = current_rank(), current_task()
+        if task is None:
+            raise InternalError(f"rank {self.number} runs a function outside of a task")
+        self._task = self._task or task
+        job = RankJob(function, task)
         self._jobs.append(job)
-        message = self._hand_over(job)
-        while message is not job:
-            answer = message.answer()
-            while self._jobs[-1] is not job:
-                try:
-                    wait_until(self._jobs[-1])
-                except RuntimeError as error:  # a hang: reported to every task that waits
-                    answer = _Answer(failure=error)
-            message = self._hand_over(answer)
+        self._message = job
+        self._hand_over(task)
+        while not job.over:
+            self._wait_for_later_jobs(job)
+            self._hand_over(task)
         self._jobs.pop()
         job.finish()
         if job.failure is not None:
             raise job.failure
         return job.value
+
+    def _wait_for_later_jobs(self, job: RankJob) -> None:
+        """Wait until the thread has run the jobs that came after one that could go on."""
+        task = job.task
+        while self._jobs[-1] is not job:
+            interrupt, task.interrupt = task.interrupt, None
+            try:
+                wait_until(self._jobs[-1])
+            except RuntimeError as error:  # a hang: reported to every task that waits
+                job.hang = error
+            task.interrupt = interrupt
 
     def launch(self, function: Callable[[], Any]) -> None:
         """Run a function in the thread, at the current simulated time, as soon as the thread
@@ -460,13 +513,23 @@ class RankThread:
         rank = current_rank() if rank is None else rank
         rank.world.tasks.launch(rank, functools.partial(self.serve, function), lambda _: self.end())
 
-    def _hand_over(self, message: Any) -> Any:
+    def _hand_over(self, task: Task) -> None:
+        """Give the baton to the thread, and continue when the task is to go on or its job has
+        ended.
+        """
+        tasks = task.owner.world.tasks
+        self._take_turn()
+        self.process.interrupts.hand_over(self.thread, self._turn)
+        if tasks.caller is task:
+            tasks.caller = None
+        else:
+            task.pause()
+
+    def _take_turn(self) -> None:
+        """Make the state of its rank, and its own, that of the process."""
         self.process.take_turn(self.process)
         if self.process.last_thread is not self:
             self._take_gpu()
-        self._message = message
-        self.process.interrupts.hand_over(self.thread, self._rank_turn, self._clock_turn)
-        return self._message
 
     def _take_gpu(self) -> None:
         """Make its current device and streams those of the process: CUDA has them per thread."""
@@ -488,8 +551,8 @@ class RankThread:
         if self in self.process.threads:
             self.process.threads.remove(self)
         if not self._stopping:
-            self._stopping, self._message = True, None
-            self._rank_turn.release()
+            self._stopping = True
+            self._turn.release()
             if self.process.interrupts.left is not self.thread:
                 self.thread.join()
         self.over.finish()
@@ -529,10 +592,14 @@ def _exit_of(status: int, frame: FrameType | None) -> SystemExit | None:
 
 
 def rank_thread_of(thread: threading.Thread | None = None) -> RankThread | None:
-    """The RankThread of a thread (default: the current one); None for other threads."""
+    """The RankThread of a thread (default: the current one, unless it carries out a call); None for
+    other threads.
+    """
     # Threading.current_thread() would make an object for a thread that is just starting.
     if thread is None:
         thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
+        rank_thread: RankThread | None = getattr(thread, _MARK, None)
+        return None if rank_thread is not None and rank_thread.task is not None else rank_thread
     return getattr(thread, _MARK, None)
 
 

@@ -78,6 +78,7 @@ from simcoll.torch.thread_waits import OUTSIDE_MARK, replacements
 __all__ = ["Ranks", "prepare_torch"]
 
 _ONE_RUN = threading.Lock()
+_generator = torch.default_generator
 
 
 class _WorldOfRank:
@@ -169,10 +170,10 @@ class Ranks:
             return
         previous = self._before
         if self._last is not None:
-            self._last.rng_state = torch.get_rng_state()
+            self._last.rng_state = _generator.get_state()
             previous = self._last.state
             previous.leave()
-        torch.set_rng_state(process.rng_state)
+        _generator.set_state(process.rng_state)
         process.state.enter(previous)
         if self._modules is not None:
             self._modules.switch(self._last, process)

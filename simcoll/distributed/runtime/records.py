@@ -108,8 +108,7 @@ def calling_site(*folders: str, above: int = 1) -> Site:
 
 def waiting_site(task: greenlet.greenlet) -> Site:
     """The line of the program at which a task that is not running waits."""
-    context = task.gr_context
-    site = None if context is None else context.get(asked_from)
+    site: Site | None = task.site_of_call
     return site or _site_of(task.gr_frame, _HERE)
 
 

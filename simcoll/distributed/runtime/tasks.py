@@ -18,6 +18,7 @@ from simcoll.distributed.runtime.turn_order import MESSAGES, TurnOrder
 __all__ = [
     "Arrival",
     "Meeting",
+    "Outpost",
     "Owner",
     "Task",
     "TaskClock",
@@ -121,8 +122,31 @@ class Owner(Protocol):
     def scope(self) -> str: ...  # noqa: D102
 
 
+class Outpost(Protocol):
+    """A thread other than the clock's, in which calls of tasks are carried out, one at a time,
+    while the clock's waits: the attribute ``outpost`` of the greenlet that runs there.
+    """
+
+    task: Task | None
+    """The task whose call is being carried out."""
+
+    def pause(self) -> None:
+        """Let others go on until the task is to go on."""
+
+    def goes_on(self, task: Task) -> bool:
+        """Whether this task is the one to go on here, as soon as it is ready."""
+
+
 class Task(greenlet.greenlet):  # type: ignore[misc]
-    """A rank's program or callback, which runs until it blocks."""
+    """A rank's program or callback, which runs until it blocks.
+
+    Attributes
+    ----------
+    outpost_of_call
+        The thread that carries out its call, while it is paused there.
+    site_of_call
+        The line of the program that made its last call in another thread.
+    """
 
     def __init__(
         self,
@@ -133,6 +157,7 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
         on_end: Callable[[Task], None],
     ) -> None:
         super().__init__(parent=hub)
+        self.hub = hub
         self.owner = owner
         self.order = (owner.number, number)
         self.waiting: Waitable | None = None
@@ -146,6 +171,8 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
         self.past: dict[str, int] = {}
         self.value: Any = None
         self.failure: BaseException | None = None
+        self.outpost_of_call: Outpost | None = None
+        self.site_of_call: Site | None = None
         self._body = body
         self._on_end = on_end
 
@@ -162,6 +189,10 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
     def close(self) -> None:
         """Report the end of the task, stopped from outside or not."""
         self._on_end(self)
+
+    def pause(self) -> None:
+        """Let others go on until this one is to go on."""
+        self.hub.switch()
 
 
 @dataclass(slots=True, eq=False)
@@ -181,6 +212,8 @@ class Tasks:
         The order of turns; None: lowest rank first, each until it blocks.
     hold_size
         How many ready tasks stay where they are until another one is ready, or no message is left.
+    caller
+        The task that another thread has asked for as it gave the turn back.
     """
 
     horizon_fs: float = math.inf
@@ -192,6 +225,8 @@ class Tasks:
     live: dict[Task, None] = field(default_factory=dict)
     ready: list[Task] = field(default_factory=list)
     deadline_fs: float = math.inf
+    caller: Task | None = None
+    _batch: list[Task] = field(default_factory=list)
     _number: int = 0
 
     def launch(
@@ -221,12 +256,30 @@ class Tasks:
 
     def run_ready(self) -> None:
         """Run all ready tasks, lowest rank first."""
-        ready = sorted(self.ready, key=_order)
+        self._batch = batch = sorted(self.ready, key=_order, reverse=True)
         self.ready.clear()
-        for task in ready:
+        while batch:
+            task = batch.pop()
             if not task.dead:
                 task.waiting = None
                 task.switch()
+            while self.caller is not None:
+                task, self.caller = self.caller, None
+                task.switch()
+
+    def next_outpost(self) -> Outpost | None:
+        """The thread that takes the next turn, if a task paused there has it; that task has gone on
+        then, without the clock's thread.
+        """
+        if not self._batch:
+            return None
+        task = self._batch[-1]
+        place = task.outpost_of_call
+        if place is None or not place.goes_on(task):
+            return None
+        self._batch.pop()
+        task.waiting = None
+        return place
 
     def run_in_turns(self, turns: TurnOrder, *, may_hold: Callable[[], bool]) -> None:
         """Run ready tasks as an order of turns has it; option 0 is always as :meth:`run_ready`."""
@@ -287,8 +340,9 @@ def _deviation(tasks: Sequence[Task], option: int) -> str:
 
 def offer_turn() -> None:
     """Let other ranks go on first, where an order of turns is played."""
-    task = current_task()
-    if task is None:
+    place = _place()
+    task = place if place is None or isinstance(place, Task) else place.task
+    if place is None or task is None:
         return
     tasks = task.owner.world.tasks
     if tasks.turns is None:
@@ -296,7 +350,7 @@ def offer_turn() -> None:
     if tasks.turns.explained:
         task.site = calling_site(above=2)
     task.offers = True
-    tasks.hub.switch()
+    place.pause()
 
 
 def current_task() -> Task | None:
@@ -304,12 +358,21 @@ def current_task() -> Task | None:
 
     The greenlet carries its rank, so that worlds can be nested and run in several threads.
     """
+    place = _place()
+    return place if place is None or isinstance(place, Task) else place.task
+
+
+def _place() -> Task | Outpost | None:
+    """Where this code runs: the running task, or a thread that carries out calls of tasks; None
+    elsewhere.
+    """
     caller: greenlet.greenlet | None = greenlet.getcurrent()
-    if type(caller) is Task:
-        return caller
     while caller is not None:
-        if isinstance(caller, Task):
+        if type(caller) is Task:
             return caller
+        outpost: Outpost | None = getattr(caller, "outpost", None)
+        if outpost is not None:
+            return outpost
         caller = caller.parent
     return None
 
@@ -337,9 +400,11 @@ def wait_until(
     ValueError
         When no rank program runs here.
     """
-    task, blocks = current_task(), not waitable.done
+    place = _place()
+    task = place if place is None or isinstance(place, Task) else place.task
+    blocks = not waitable.done
     if blocks:
-        if task is None:
+        if place is None or task is None:
             raise ValueError("only a rank program can wait: start one with spawn")
         world = task.owner.world
         tasks, begin_fs = world.tasks, world.now
@@ -356,7 +421,7 @@ def wait_until(
         reason = "" if tasks.on_waited is None else waitable.waits_for()
         while not waitable.done:
             task.waiting = waitable
-            tasks.hub.switch()
+            place.pause()
             message, task.interrupt = task.interrupt, None
             if message is not None and not waitable.done:
                 waitable.watchers.remove(wake)

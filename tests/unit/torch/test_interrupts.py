@@ -209,12 +209,13 @@ def test_one_that_came_while_the_baton_was_on_its_way_is_not_lost():
                 signal.getsignal(signal.SIGINT)(signal.SIGINT, None)
             return back
 
+    interrupts._clock_turn = Returned
     with interrupts.noted():
         with pytest.raises(KeyboardInterrupt):
-            interrupts.hand_over(thread, given, Returned)
+            interrupts.hand_over(thread, given)
         # And it is raised again by what follows, should it be lost.
         with pytest.raises(KeyboardInterrupt):
-            interrupts.hand_over(thread, given, Returned)
+            interrupts.hand_over(thread, given)
     assert interrupts.came
     answered.set()
     thread.join(120)
