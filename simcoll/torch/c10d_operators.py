@@ -56,6 +56,11 @@ _METHODS: dict[str, tuple[str, Callable[[], Any] | None]] = {
     "recv_any_source_": ("recv_anysource", None),
 }
 """By operator: the method of a group, and the class of its options."""
+_ONE_BY_ONE = {
+    "allgather_into_tensor_coalesced": "_allgather_base",
+    "reduce_scatter_tensor_coalesced": "_reduce_scatter_base",
+}
+"""Methods for several tensors that PyTorch's own backends have in C++ only, and those for one."""
 _OPTIONS = {"root_rank": "rootRank", "root_tensor": "rootTensor", "async_op": "asyncOp"}
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _NO_ARGUMENTS = ("process_group", "reduce_op", "sparse_indices", "timeout", "device_ids")
@@ -196,7 +201,11 @@ def _options_of(options: Any, values: dict[str, Any], route: _Passage | None) ->
 def _call_directly(owner: Any, method: str, arguments: Sequence[Any]) -> Any:
     """Call a group's method itself, past the dispatcher."""
     if not isinstance(owner, DispatchedGroup):
-        return getattr(owner, method)(*arguments)
+        if hasattr(owner, method):
+            return getattr(owner, method)(*arguments)
+        outputs, inputs, *options = arguments
+        call = getattr(owner, _ONE_BY_ONE[method])
+        return [call(*pair, *options) for pair in zip(outputs, inputs, strict=True)][-1]
     previous, owner.route = owner.route, owner.route or _Passage(None)
     try:
         return getattr(owner, method)(*arguments)

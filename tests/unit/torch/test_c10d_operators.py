@@ -120,3 +120,18 @@ def test_functional_reduce_scatter_into_a_tensor_knows_its_reduction(op, value):
         return out.tolist()
 
     assert on_ranks(body) == ([value] * 2,) * 2
+
+
+def test_functional_collectives_take_a_fake_group():
+    """Its backend, written in C++, has no methods for several tensors in Python."""
+
+    def program(_rank, _world_size):
+        dist.init_process_group("fake", rank=0, world_size=4)
+        group, parts = dist.group.WORLD, [torch.ones(4, 2), torch.ones(8)]
+        gathers = functional.all_gather_into_tensor_coalesced(parts, group)
+        sums = functional.reduce_scatter_tensor_coalesced(parts, "sum", [0, 0], group)
+        results = [functional.all_gather_tensor(parts[0], 0, group), *gathers, *sums]
+        return [tuple(result.shape) for result in results]
+
+    (shapes,) = backend.spawn(program, 1).returns
+    assert shapes == [(16, 2), (16, 2), (32,), (1, 2), (2,)]
