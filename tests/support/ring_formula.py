@@ -7,6 +7,7 @@ import numpy as np
 from simcoll.core.protocol import ideal
 from simcoll.emulator.digest import TraceHash
 from simcoll.emulator.model import checked_time
+from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result
 
 FS_PER_SECOND_UBPS = 10**21
@@ -18,7 +19,7 @@ class RingFormula:
 
     name = "formula"
 
-    def refuses(self, request):
+    def refuses(self, request: Request) -> str | None:
         """What is no ring of equal chunks, alone on a crossbar."""
         plan, topology = request.plan, request.topology
         if (plan.schedule.name, plan.collective.kind, plan.nchannels) != ("ring", "all_reduce", 1):
@@ -40,7 +41,7 @@ class RingFormula:
             return f"formula: {topology.name} is no crossbar"
         return None
 
-    def play(self, request):
+    def play(self, request: Request) -> Result:
         """The times of all messages, step by step."""
         plan, topology, seen = request.plan, request.topology, request.summary
         route = topology.route(np.array([0]), np.array([1]))
