@@ -25,7 +25,7 @@ _FORWARD = torch.ops.aten._flash_attention_forward.default
 _BACKWARD = torch.ops.aten._flash_attention_backward.default
 
 
-class _Mask(NamedTuple):
+class _SeenKeys(NamedTuple):
     """A causal mask from the last key, and keys before and after a query's own; -1: all."""
 
     causal: bool
@@ -44,9 +44,9 @@ class _Mask(NamedTuple):
         return sees
 
 
-def _mask_of(call: Mapping[str, Any]) -> _Mask:
+def _mask_of(call: Mapping[str, Any]) -> _SeenKeys:
     widths = (call.get(f"window_size_{side}") for side in ("left", "right"))
-    return _Mask(call["is_causal"], *(-1 if width is None else width for width in widths))
+    return _SeenKeys(call["is_causal"], *(-1 if width is None else width for width in widths))
 
 
 def _scale_of(call: Mapping[str, Any]) -> float:
@@ -78,7 +78,7 @@ def _sequences(query: Any, key: Any, offsets: Any, key_offsets: Any) -> Iterator
     yield from map(_Sequence, rows, key_rows)
 
 
-def _scores(query: torch.Tensor, key: torch.Tensor, mask: _Mask, scale: float) -> torch.Tensor:
+def _scores(query: torch.Tensor, key: torch.Tensor, mask: _SeenKeys, scale: float) -> torch.Tensor:
     """The scaled products of [heads, queries, keys] that the mask leaves."""
     scores = query.transpose(0, 1) @ key.permute(1, 2, 0) * scale
     return scores.masked_fill(~mask.of(len(query), len(key)), -torch.inf)
@@ -110,7 +110,7 @@ def _of_sequences(
     key: torch.Tensor,
     value: torch.Tensor,
     offsets: tuple[Any, Any],
-    mask: _Mask,
+    mask: _SeenKeys,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output, and the logarithm of the sum of exponentials of [heads, tokens]."""
@@ -155,7 +155,7 @@ class _Operands(NamedTuple):
 
 
 def _gradients(
-    operands: _Operands, offsets: tuple[Any, Any], mask: _Mask, scale: float
+    operands: _Operands, offsets: tuple[Any, Any], mask: _SeenKeys, scale: float
 ) -> tuple[torch.Tensor, ...]:
     query, key, value = operands.query, operands.key, operands.value
     heads, groups = query.shape[1], key.shape[1]
