@@ -1,44 +1,65 @@
 """Print how far rows of a table lie from a calibration by two of them, by library.
 
-``python benchmarks/calibrations.py`` takes a minute on one core. Small and large medians are the
-numbers ``scatter.launch`` and ``scatter.rate`` of the library files, which are up to 0.005 apart,
-as they were taken with a launch that is hidden in proportion; a fit of few rows draws launch and
-rate towards the uncalibrated ones by them (``simcoll/libraries/fitting.py``), which is switched off
-here. The library is fitted without the table's system.
+``python benchmarks/calibrations.py`` takes a minute on one core. Its columns are the numbers of
+``scatter`` in the library files: ``launch`` is up to 0.005 apart, as it was taken with a launch
+that is hidden in proportion, and ``launch_doubling`` is half of what is printed. By them a fit of
+few rows draws its launch towards none and lets launch and rate fade
+(``simcoll/libraries/fitting.py``), which is switched off here. The library is fitted without the
+table's system.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 
+from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import PARAMETERS, LibraryFormula, Series, fit_series, formula
-from simcoll.libraries.intervals import band_of
 from simcoll.planning.measured.accuracy import FEWEST_ROWS, left_out_library, two_points
 from simcoll.planning.measured.measurements import PublishedTable, published_tables
 
-SMALL_BYTES = 2**14
-"""Below this size, a time is mostly latency."""
+SMALL_BYTES, LARGE_BYTES = 2**14, 2**26
+"""Below the first, a time is mostly latency; from the second on it is mostly the rate."""
+NEAR, FAR = 1.2, 2.5
+"""Times beyond that of the small row, as shares of it, that show a launch well."""
+OF_NORMAL = 1.48
+"""Standard deviation over median deviation, if deviations are normal."""
 
 
 def scatters(table: PublishedTable, predictor: LibraryFormula) -> dict[str, float]:
-    """The median deviation of small and of large rows, in logarithms."""
+    """The median deviation of the rows of a table that are not in its calibration, by parameter."""
     measured = [(size, time * 10**6) for size, time in table.rows]
     points = two_points(measured)
     series = Series(table.collective, table.ranks, points, predictor)
     calibration = fit_series([series], PARAMETERS[: len(points)])
-    times_fs = predictor([size for size, _ in measured], calibration)
+    sizes = [size for size, _ in measured]
+    bare_times = predictor(sizes, replace(calibration, launch_fs=0, hidden_from_fs=0))
     deviations: dict[str, list[float]] = defaultdict(list)
-    for row, time_fs in zip(measured, times_fs, strict=True):
-        band = band_of(row[0])
-        if row not in points and not SMALL_BYTES <= row[0] < 2**16:
-            deviations[band].append(abs(float(np.log(time_fs / row[1]))))
-    return {
-        band: float(np.median(values))
-        for band, values in deviations.items()
-        if band in {"small", "large"}
-    }
+    for row, bare_fs in zip(measured, bare_times, strict=True):
+        size, time_fs = row
+        if row in points:
+            continue
+        deviation = abs(math.log(calibration.launched_fs(bare_fs) / time_fs))
+        if size < SMALL_BYTES:
+            deviations["launch"].append(deviation)
+        if size >= LARGE_BYTES:
+            doublings = abs(math.log2(size / points[-1][0]))
+            deviations["rate_doubling"].append(OF_NORMAL * deviation / doublings)
+        beside_fs = calibration.hidden_from_fs
+        if beside_fs and NEAR * beside_fs < bare_fs <= FAR * beside_fs:
+            further = _launch_apart(calibration, bare_fs, time_fs)
+            deviations["launch_doubling"].append(further / math.log2(bare_fs / beside_fs))
+    return {name: float(np.median(values)) for name, values in deviations.items()}
+
+
+def _launch_apart(calibration: Calibration, bare_fs: int, time_fs: int) -> float:
+    """How far the launch that a longer operation shows is from the calibration's."""
+    beside_fs = calibration.hidden_from_fs
+    square = max(time_fs**2 - bare_fs**2 + beside_fs**2, (beside_fs // 10) ** 2)
+    return abs(math.log(math.isqrt(square) / (beside_fs + calibration.launch_fs)))
 
 
 def main() -> None:
@@ -51,12 +72,13 @@ def main() -> None:
             library = left_out_library(table.library_file, table.system)
             predictor = formula(table.collective, table.machine(), library, table.settings())
             nodes = "several nodes" if predictor.question.fabric else "one node"
-            for band, deviation in scatters(table, predictor).items():
-                by_library[table.library, nodes][band].append(deviation)
-    print("| library | | tables | below 16 KiB | from 64 MiB |\n|---|---|---|---|---|")
-    for (library, nodes), bands in sorted(by_library.items()):
-        tables = max(len(values) for values in bands.values())
-        cells = (f"{np.median(bands[band]):.3f}" for band in ("small", "large"))
+            for name, deviation in scatters(table, predictor).items():
+                by_library[table.library, nodes][name].append(deviation)
+    names = ("launch", "launch_doubling", "rate_doubling")
+    print(f"| library | | tables | {' | '.join(names)} |\n|---|---|---|---|---|---|")
+    for (library, nodes), values in sorted(by_library.items()):
+        tables = max(len(deviations) for deviations in values.values())
+        cells = (f"{np.median(values[name]):.4f}" for name in names)
         print(f"| {library} | {nodes} | {tables} | {' | '.join(cells)} |")
 
 

@@ -92,20 +92,24 @@ def falls(question: Question, sizes: np.ndarray) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """A change of the choice after which a larger size takes less time, by a share of it."""
+    """A change of the choice after which a larger size takes less time, by a share of it; with the
+    limit on channels, 0 for none.
+    """
 
     title: str
     machine: str
     share: float
     is_wide: bool
+    max_ctas: int
 
 
 def switches(question: Question, sizes: np.ndarray) -> list[Fall]:
     """The falls where the choice changes."""
     costs, picks = choose(question, sizes)
     times_us = np.array([cost.time_us(sizes) for cost in costs])[picks, np.arange(len(sizes))]
-    nodes = "one node" if question.machine.domains == 1 else "several nodes"
-    machine_kind = f"{question.library.name}, {question.machine.generation}, {nodes}"
+    links = question.fabric.partition(".")[2] or f"one node, {question.machine.inside}"
+    limit = question.environment.max_ctas
+    machine_kind = f"{question.library.name}, {question.machine.generation}, {links}"
     changes = []
     for place in np.flatnonzero((np.diff(times_us) < 0) & (np.diff(picks) != 0)).tolist():
         before, after = costs[picks[place]], costs[picks[place + 1]]
@@ -113,26 +117,27 @@ def switches(question: Question, sizes: np.ndarray) -> list[Fall]:
         time_us, later_us = times_us[place : place + 2].tolist()
         low_fs, _ = spread_of(question, int(sizes[place])).ends_fs(round(time_us * 1e9), 0.9)
         is_wide = later_us * 1e9 < low_fs
-        changes.append(Fall(title, machine_kind, 1 - later_us / time_us, is_wide))
+        changes.append(Fall(title, machine_kind, 1 - later_us / time_us, is_wide, limit))
     return changes
 
 
 def table(changes: list[Fall]) -> Iterator[str]:
     """The falls by change and kind of machine, those with most wide ones first."""
-    groups: dict[tuple[str, str], list[Fall]] = {}
+    groups: dict[tuple[str, str, int], list[Fall]] = {}
     for fall in changes:
-        groups.setdefault((fall.title, fall.machine), []).append(fall)
-    yield "| from, to | machine | falls | median | wide |"
-    yield "|---|---|---|---|---|"
+        groups.setdefault((fall.title, fall.machine, fall.max_ctas), []).append(fall)
+    yield "| from, to | machine | NCCL_MAX_CTAS | falls | median | wide |"
+    yield "|---|---|---|---|---|---|"
 
-    def order(group: tuple[str, str]) -> tuple[int, int]:
+    def order(group: tuple[str, str, int]) -> tuple[int, int]:
         return -sum(fall.is_wide for fall in groups[group]), -len(groups[group])
 
-    for title, kind in sorted(groups, key=order):
-        group = groups[title, kind]
+    for names in sorted(groups, key=order):
+        title, kind, limit = names
+        group = groups[names]
         wide = sum(fall.is_wide for fall in group)
         share = 100 * float(np.median([fall.share for fall in group]))
-        yield f"| {title} | {kind} | {len(group)} | {share:.0f} % | {wide} |"
+        yield f"| {title} | {kind} | {limit or '-'} | {len(group)} | {share:.0f} % | {wide} |"
 
 
 def main() -> None:

@@ -89,7 +89,7 @@ def _lines(
     """Describe the parameters, and the error before and after on rows left out of the fit."""
     from simcoll.libraries.fitting import left_out
     from simcoll.planning.measured.comparison import band_errors, band_lines
-    from simcoll.units import format_signed, format_time
+    from simcoll.units import format_signed, format_size, format_time
 
     yield from result.sources
     for table in result.tuning:
@@ -102,7 +102,9 @@ def _lines(
     hidden = f"; those longer than {format_time(result.hidden_from_fs)} hide a part of it"
     launch = f"launch {format_signed(result.launch_fs)}: added to every operation"
     yield launch + hidden * bool(result.launch_fs and result.hidden_from_fs)
-    yield f"rate x {float(result.rate):.3f}: of links, NICs and switches"
+    fades = f"; it fades with the distance from {format_size(result.rate_bytes)}"
+    rate = f"rate x {float(result.rate):.3f}: of links, NICs and switches"
+    yield rate + fades * bool(result.rate_scatter)
     yield f"fabric latency {format_signed(result.fabric_latency_fs)}: on every hop over the network"
     yield f"growth x {float(result.growth):.2f}: of how much LL slows down with size"
     for correction in result.corrections:
@@ -116,8 +118,8 @@ def _lines(
         yield "too few rows for a cross-validation"
         if names is None:
             yield (
-                "a launch or rate within the scatter of such rows on published machines is taken "
-                "for noise: none, and x 1"
+                "a launch within the scatter of such rows on published machines is taken for "
+                "noise: none"
             )
         return
     ratios = [(row.size_bytes, 1 + row.uncalibrated_error) for row in rows]

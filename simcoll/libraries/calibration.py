@@ -5,7 +5,7 @@ A prediction under a calibration is ``(launch + library) x correction``. ``libra
 library's time with its rates times ``rate``, its fabric latency plus ``fabric_latency``, and its
 growth of LL's latency times ``growth``. Where that is longer than ``hidden_from``, it hides a part
 of the launch. ``correction`` is that of the size; it applies only to the collective and number of
-ranks fitted.
+ranks fitted. Of few rows, launch and rate fade with the distance from the rows that showed them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from fractions import Fraction
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
+from simcoll.arrays import Floats
 from simcoll.errors import ConfigError
 from simcoll.files.output import write_file
 from simcoll.files.reader_arguments import Content, FilePath, content_of, path_of
@@ -93,6 +95,12 @@ class Calibration:
     hidden_from_fs
         The library's time beside which the launch was measured. Beyond it times add as squares do:
         the host launches while the operation before is running. 0 if nothing is hidden.
+    launch_scatter
+        How far, as a share of the time, measured launches lie from this one for each doubling of
+        the library's time beyond ``hidden_from_fs``. 0 if the launch does not fade.
+    rate_scatter, rate_bytes
+        How far measured rates lie from this one for each doubling of the size beyond or below
+        ``rate_bytes``, at which it was measured. 0 if the rate does not fade.
     """
 
     launch_fs: int = 0
@@ -105,6 +113,9 @@ class Calibration:
     topology: str = ""
     sources: tuple[str, ...] = ()
     hidden_from_fs: int = 0
+    launch_scatter: Fraction = Fraction(0)
+    rate_scatter: Fraction = Fraction(0)
+    rate_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in ("launch_fs", "fabric_latency_fs", "hidden_from_fs"):
@@ -112,6 +123,11 @@ class Calibration:
                 raise ConfigError(f"{name} {getattr(self, name)} is out of range")
         if self.hidden_from_fs < 0:
             raise ConfigError(f"hidden_from_fs must be at least 0, got {self.hidden_from_fs}")
+        for name in ("launch_scatter", "rate_scatter"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} must lie in 0..1, got {float(getattr(self, name)):g}")
+        if self.rate_scatter and self.rate_bytes < 1:
+            raise ConfigError(f"rate_bytes must be at least 1, got {self.rate_bytes}")
         factors = [("rate", self.rate), ("growth", self.growth)]
         factors += [
             ("a correction", factor)
@@ -146,9 +162,32 @@ class Calibration:
         """
         beside_fs, launched_fs = self.hidden_from_fs, time_fs + self.launch_fs
         if 0 < beside_fs < time_fs:
-            launch_square = (beside_fs + self.launch_fs) ** 2 - beside_fs**2
+            launch_fs = self._launch_beside(time_fs)
+            launch_square = (beside_fs + launch_fs) ** 2 - beside_fs**2
             launched_fs = math.isqrt(max(0, time_fs**2 + launch_square))
         return max(Fraction(launched_fs), time_fs * LEAST_SHARE)
+
+    def _launch_beside(self, time_fs: int) -> int:
+        """The launch that a longer operation than that of its row would show."""
+        if not (self.launch_scatter and self.launch_fs):
+            return self.launch_fs
+        doublings = math.log2(time_fs / self.hidden_from_fs)
+        longer = Fraction(self.hidden_from_fs + self.launch_fs, self.hidden_from_fs)
+        late = math.log(max(longer, LEAST_SHARE))
+        share = share_beyond(float(self.launch_scatter) * doublings, late)
+        return int(share * self.launch_fs)
+
+    def rate_shares(self, size_bytes: Floats) -> Floats:
+        """The share of the deviation of the rate that holds for sizes.
+
+        >>> calibration = Calibration(
+        ...     rate=Fraction(9, 10), rate_scatter=Fraction(1, 50), rate_bytes=1024
+        ... )
+        >>> calibration.rate_shares(np.array([32, 512, 1024, 2048])).round(2).tolist()
+        [0.53, 0.97, 1.0, 0.97]
+        """
+        doublings = np.log2(size_bytes / self.rate_bytes)
+        return np.array(share_beyond(float(self.rate_scatter) * doublings, math.log(self.rate)))
 
     def corrected_fs(self, time_fs: int, collective: str, nranks: int, size_bytes: int) -> int:
         """The time with the launch offset and the correction for its size."""
@@ -165,6 +204,17 @@ class Calibration:
                 if rows:
                     return rows
         return ()
+
+
+def share_beyond(scatter: Floats | float, deviation: float) -> Floats | float:
+    """The share of a deviation that is expected of rows which scatter about it.
+
+    As of a signal in noise: half of a deviation as large as the scatter, 1 without scatter.
+
+    >>> share_beyond(0.1, 0.2), share_beyond(0.1, 0.1), share_beyond(0.0, 0.1)
+    (0.8, 0.5, 1.0)
+    """
+    return 1 / (1 + (scatter / (deviation or 1.0)) ** 2)
 
 
 def in_millionths(value: float | Fraction) -> Fraction:
@@ -206,7 +256,10 @@ class _CalibrationFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     sources: list[str] = []
     launch: str = "0"
     hidden_from: str = "0"
+    launch_scatter: float = 0.0
     rate: float = 1.0
+    rate_scatter: float = 0.0
+    rate_size: str = "0"
     fabric_latency: str = "0"
     growth: float = 1.0
     correction: list[_Correction] = []
@@ -227,6 +280,28 @@ def _factor(value: float, key: str, file: str | None) -> Fraction:
             f"expected a factor from {LEAST} to {MOST}, got {value!r}", file=file, path=f"$.{key}"
         )
     return Fraction(str(value))
+
+
+def _scatter(value: float, key: str, file: str | None) -> Fraction:
+    """A scatter within its limits."""
+    if not 0 <= value <= 1:
+        raise ConfigError(
+            f"expected a share from 0 to 1, got {value!r}", file=file, path=f"$.{key}"
+        )
+    return Fraction(str(value))
+
+
+def _rate_bytes(record: _CalibrationFile, file: str | None) -> int:
+    """The size at which the rate was measured."""
+    size_bytes = parse_size(record.rate_size, what="rate_size", file=file, path="$.rate_size")
+    if record.rate_scatter and size_bytes < 1:
+        raise ConfigError(
+            "a rate with rate_scatter needs the size at which it was measured, got "
+            f"{record.rate_size!r}",
+            file=file,
+            path="$.rate_size",
+        )
+    return size_bytes
 
 
 def parse_calibration(data: Content, file: str | None = None) -> Calibration:
@@ -281,6 +356,9 @@ def parse_calibration(data: Content, file: str | None = None) -> Calibration:
         record.topology,
         tuple(record.sources),
         parse_time(record.hidden_from, what="hidden_from", file=file, path="$.hidden_from"),
+        _scatter(record.launch_scatter, "launch_scatter", file),
+        _scatter(record.rate_scatter, "rate_scatter", file),
+        _rate_bytes(record, file),
     )
 
 
@@ -311,6 +389,11 @@ def _us(time_fs: int) -> str:
     )
 
 
+def _scatter_line(name: str, scatter: Fraction) -> list[str]:
+    """The line of a scatter; none without one."""
+    return [f"{name}_scatter = {float(scatter):.6f}"] * (scatter > 0)
+
+
 def calibration_toml(calibration: Calibration) -> str:
     """The text of a calibration file; equal calibrations yield equal text.
 
@@ -334,7 +417,10 @@ def calibration_toml(calibration: Calibration) -> str:
         "sources = [" + ",".join(f"\n  {_text(source)}" for source in calibration.sources) + "]",
         f"launch = {_us(calibration.launch_fs)}",
         *([f"hidden_from = {_us(calibration.hidden_from_fs)}"] * (calibration.hidden_from_fs > 0)),
+        *_scatter_line("launch", calibration.launch_scatter),
         f"rate = {float(calibration.rate):.6f}",
+        *_scatter_line("rate", calibration.rate_scatter),
+        *([f'rate_size = "{calibration.rate_bytes}"'] * (calibration.rate_bytes > 0)),
         f"fabric_latency = {_us(calibration.fabric_latency_fs)}",
         f"growth = {float(calibration.growth):.6f}",
     ]

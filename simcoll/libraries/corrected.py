@@ -9,6 +9,7 @@ fabric.
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from math import inf, log2
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,35 @@ def costs(question: Question, size_bytes: Floats) -> list[Cost]:
     ConfigError
         When the library has no numbers for the GPUs or the fabric of the machine.
     """
+    calibration = question.calibration
+    calibrated = _costs_at_one_rate(question, size_bytes)
+    if calibration is None or not calibration.rate_scatter:
+        return calibrated
+    shares = calibration.rate_shares(size_bytes)
+    plain = replace(question, calibration=replace(calibration, rate=Fraction(1)))
+    return [
+        _between(cost, full, shares)
+        for cost, full in zip(_costs_at_one_rate(plain, size_bytes), calibrated, strict=True)
+    ]
+
+
+def _between(plain: Cost, full: Cost, shares: Floats) -> Cost:
+    """A cost without and with the rate of a calibration, of which a share holds by size."""
+
+    def mixed(without: Floats | float, with_rate: Floats | float) -> Floats:
+        return without + shares * (with_rate - without)
+
+    return replace(
+        plain,
+        latency_us=mixed(plain.latency_us, full.latency_us),
+        rate_GBps=plain.rate_GBps * (full.rate_GBps / plain.rate_GBps) ** shares,
+        hop_us=mixed(plain.hop_us, full.hop_us),
+        net_us=mixed(plain.net_us, full.net_us),
+    )
+
+
+def _costs_at_one_rate(question: Question, size_bytes: Floats) -> list[Cost]:
+    """The same with the whole rate of a calibration at every size."""
     if question.is_p2p:
         return [_with_start(_grouped_cost(question, size_bytes), question)]
     buses = measured_buses(question)

@@ -21,6 +21,7 @@ from simcoll.libraries.calibration import (
 )
 
 FACTORS = st.integers(10**4, 10**8).map(lambda value: Fraction(value, 10**6))
+SHARES = st.integers(0, 10**6).map(lambda value: Fraction(value, 10**6))
 TIMES = st.integers(-(10**15), 10**15)
 NAMES = st.text(max_size=20)
 TUNED = st.builds(
@@ -58,6 +59,10 @@ CALIBRATIONS = st.builds(
     NAMES,
     NAMES,
     st.lists(NAMES, max_size=3).map(tuple),
+    st.integers(0, 10**15),
+    SHARES,
+    SHARES,
+    st.integers(1, 2**50),
 )
 
 
@@ -102,6 +107,9 @@ HEAD = 'format = "simcoll-calibration"\nversion = 1\n'
         (HEAD + "launch = '--1 us'", r"\$\.launch: launch: '-1 us' is negative"),
         (HEAD + "rate = 0.0", r"\$\.rate: expected a factor from 1/100 to 100, got 0.0"),
         (HEAD + "rate = nan", r"\$\.rate: expected a factor .* got nan"),
+        (HEAD + "rate_scatter = 2", r"\$\.rate_scatter: expected a share from 0 to 1, got 2.0"),
+        (HEAD + "launch_scatter = nan", r"\$\.launch_scatter: expected a share from 0 to 1"),
+        (HEAD + "rate_scatter = 0.1", r"\$\.rate_size: a rate with rate_scatter needs the size"),
         (HEAD + "rate = inf", r"\$\.rate: expected a factor .* got inf"),
         (
             HEAD + "[[correction]]\ncollective = 'a'\nranks = 2\npoints = {}",
@@ -165,7 +173,14 @@ def test_tuning_is_that_of_the_ranks():
 
 
 @pytest.mark.parametrize(
-    "change", [{"rate": Fraction(0)}, {"growth": Fraction(101)}, {"launch_fs": 2**63}]
+    "change",
+    [
+        {"rate": Fraction(0)},
+        {"growth": Fraction(101)},
+        {"launch_fs": 2**63},
+        {"rate_scatter": Fraction(2)},
+        {"launch_scatter": Fraction(-1)},
+    ],
 )
 def test_numbers_out_of_range_are_refused(change):
     with pytest.raises(ConfigError, match=r"out of range|must lie in"):

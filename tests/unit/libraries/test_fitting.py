@@ -7,13 +7,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
+from simcoll.libraries.corrected import costs, send_choices
 from simcoll.libraries.fitting import Series, fit, fit_series, formula, left_out
+from simcoll.libraries.prediction import launched_us
 from simcoll.topology import load_topology
 
 US = 10**9
@@ -246,12 +249,53 @@ def test_two_rows_within_the_scatter_of_a_library_change_nothing_and_others_coun
         rows = [Row(size, int(time * factor)) for size, time, factor in times]
         return fit(rows, dgx, collective="all_reduce", nranks=8)
 
-    within = calibrated(1 + dgx.scatter("launch") / 2, 1 - dgx.scatter("rate") / 2)
+    within = calibrated(1 + dgx.scatter("launch") / 2, 1)
+    assert within == calibrated(1, 1)
     assert (within.launch_fs, within.rate) == (0, 1)
     beyond = calibrated(1.5, 2)
     late_fs = dgx([8], beyond)[0] - dgx([8], Calibration())[0]
     assert 0.99 < late_fs / (0.5 * dgx([8], Calibration())[0]) < 1
     assert 0.49 < beyond.rate < 0.52
+
+
+def test_a_rate_of_few_rows_fades_with_the_distance_from_its_row():
+    dgx = formula("all_reduce", load_topology("dgx-h100"))
+    sizes = [2**power for power in range(26, 35)]
+    plain = dgx(sizes, Calibration())
+    for factor in (0.95, 1.05):
+        rows = [Row(8, dgx([8], Calibration())[0]), Row(2**30, int(plain[4] * factor))]
+        found = fit(rows, dgx, collective="all_reduce", nranks=8)
+        times = zip(dgx(sizes, found), plain, strict=True)
+        deviations = [abs(time / without - 1) for time, without in times]
+        assert deviations[4] == pytest.approx(0.05, abs=0.002)
+        assert deviations[:5] == sorted(deviations[:5])
+        assert deviations[4:] == sorted(deviations[4:], reverse=True)
+        assert deviations[0] < 0.03 < deviations[3]
+        assert max(deviations[0], deviations[-1]) < deviations[4] / 1.5
+    half = fit([Row(8, 30 * US), Row(2**30, plain[4] * 2)], dgx, collective="all_reduce", nranks=8)
+    assert half.rate_shares(np.array(sizes, float)).min() > 0.98  # of many times the scatter
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_to_all"])
+@pytest.mark.parametrize(("small", "large"), [(0.8, 0.95), (0.9, 1.3), (1.2, 0.7), (2.5, 1.04)])
+def test_times_of_one_choice_grow_with_the_size_where_launch_and_rate_fade(
+    collective, small, large
+):
+    dgx = formula(collective, load_topology("dgx-a100", nodes=2))
+    ends = zip((8, 2**30), dgx([8, 2**30], Calibration()), (small, large), strict=True)
+    rows = [Row(size, int(time_fs * factor)) for size, time_fs, factor in ends]
+    found = fit(rows, dgx, collective=collective, nranks=16)
+    assert min(found.launch_scatter, found.rate_scatter) > 0
+    sizes = np.unique(np.floor(2 ** np.linspace(3, 35, 300)))
+    question = replace(dgx.question, calibration=found)
+    for cost in costs(question, sizes):
+        bare_fs = (launched_us(cost.time_us(sizes), question) * 10**9).astype(np.int64)
+        times_fs = np.array([int(found.launched_fs(time_fs)) for time_fs in bare_fs.tolist()])
+        falling = np.diff(times_fs) < -1e-9 * times_fs[1:]
+        if question.is_p2p:
+            choices = send_choices(question, sizes)
+            falling &= choices[1:] == choices[:-1]
+        assert not falling.any()
 
 
 def test_rows_of_rccl_scatter_more_than_those_of_nccl():
