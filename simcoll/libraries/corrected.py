@@ -118,15 +118,15 @@ def costs(question: Question, size_bytes: Floats) -> list[Cost]:
 def _between(plain: Cost, full: Cost, shares: Floats) -> Cost:
     """A cost without and with the rate of a calibration, of which a share holds by size."""
 
-    def mixed(without: Floats | float, with_rate: Floats | float) -> Floats:
+    def blend(without: Floats | float, with_rate: Floats | float) -> Floats:
         return without + shares * (with_rate - without)
 
     return replace(
         plain,
-        latency_us=mixed(plain.latency_us, full.latency_us),
+        latency_us=blend(plain.latency_us, full.latency_us),
         rate_GBps=plain.rate_GBps * (full.rate_GBps / plain.rate_GBps) ** shares,
-        hop_us=mixed(plain.hop_us, full.hop_us),
-        net_us=mixed(plain.net_us, full.net_us),
+        hop_us=blend(plain.hop_us, full.hop_us),
+        net_us=blend(plain.net_us, full.net_us),
     )
 
 
