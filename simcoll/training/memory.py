@@ -6,9 +6,11 @@ models* (2022): for their model the parts add up to their formulas.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -94,11 +96,11 @@ def layer_parameters(model: Model, parallel: Parallel, *, moe: bool) -> tuple[in
 @lru_cache(maxsize=4096)
 def _stage_parameters(model: Model, parallel: Parallel, stage: int) -> tuple[int, int]:
     dense = experts = 0
-    for chunk in layers_of_chunks(model, parallel)[stage]:
-        for layer in chunk:
-            ordinary, of_experts = layer_parameters(model, parallel, moe=model.is_moe(layer))
-            dense += ordinary
-            experts += of_experts
+    layers = chain.from_iterable(layers_of_chunks(model, parallel)[stage])
+    for moe, count in Counter(map(model.is_moe, layers)).items():
+        ordinary, of_experts = layer_parameters(model, parallel, moe=moe)
+        dense += count * ordinary
+        experts += count * of_experts
     last = stage == parallel.pp - 1
     if stage == 0 or (model.tied and last):
         dense += model.vocabulary * model.hidden // parallel.tp

@@ -105,15 +105,19 @@ class TrainingStep:
 
     def _workload(self, without: Collection[str] = ()) -> Workload:
         """The workload; ``without``: axes whose bytes are removed."""
-        overlap = self._overlap
-        slowed_fs = (
-            slowed_rows(self.parts.script, self._takes(without), overlap) if overlap else None
-        )
-        workload = self.parts.workload(slowed_fs)
+        workload, overlap = self._calm_workload, self._overlap
+        if overlap:
+            slowed_fs = slowed_rows(self.parts.script, self._takes(without), overlap)
+            workload = self.parts.workload(slowed_fs)
         operations = map_operations(
             workload.operations, lambda operation: without_axes(operation, without)
         )
         return replace(workload, operations=operations) if without else workload
+
+    @cached_property
+    def _calm_workload(self) -> Workload:
+        """The workload with passes that no collective slows down."""
+        return self.parts.workload()
 
     @cached_property
     def _ground(self) -> Workload:
@@ -136,7 +140,10 @@ class TrainingStep:
 
     def clock(self, *, tier: int, spans: bool = True) -> WorkloadRun:
         """Play the step, with its spans."""
-        return play_workload(self.workload, self.alone, tier=tier, slow=self._slow, spans=spans)
+        # Nobody needs the trace hash of a run for its spans.
+        return play_workload(
+            self.workload, self.alone, tier=tier, slow=self._slow, spans=spans, hashed=not spans
+        )
 
     def time_fs(self, *, tier: int, without: Collection[str] = ()) -> int:
         """The time of the step; ``without``: axes whose bytes are removed."""

@@ -251,6 +251,7 @@ class _WorkloadLowering:
         self.ends: dict[str, tuple[int, ...]] = {}
         self.ranks = {name: _frozen_array(ranks) for name, ranks in workload.classes.items()}
         self.groups: dict[tuple[str, tuple[str, ...]], NDArray[np.int64]] = {}
+        self.inner_calls: dict[tuple[str, Inside], tuple[Plan, NDArray[np.int64]]] = {}
         self.pairs: dict[tuple[str, str], NDArray[np.int64]] = {}
         self.slow = self._factors(slow)
         self.durations: dict[tuple[str, int, int, int], NDArray[np.int64]] = {}
@@ -353,8 +354,14 @@ class _WorkloadLowering:
         self, operation: ComputeOperation, inner: Inside, waits_for: tuple[int, ...]
     ) -> tuple[int, ...]:
         """Add one collective, beside the computation that hides it."""
-        groups = self._groups_in(inner.group, (operation.on,))
-        plan = self.plans.plan(call_inside(operation, inner), groups[0])
+        key = operation.on, inner
+        if key not in self.inner_calls:
+            groups = self._groups_in(inner.group, (operation.on,))
+            self.inner_calls[key] = (
+                self.plans.plan(call_inside(operation, inner), groups[0]),
+                groups,
+            )
+        plan, groups = self.inner_calls[key]
         if not inner.hidden_fs:
             return (self._add(programs.Call(plan, groups, operation.stream, waits_for)),)
         call = self._add(

@@ -14,6 +14,7 @@ from simcoll.emulator.programs.compiled_programs import play_all
 from simcoll.emulator.programs.resources import calls_of
 from simcoll.emulator.programs.step_lowering import lower
 from simcoll.emulator.steps.pruning import without_links
+from simcoll.emulator.steps.timed import StepStream
 from simcoll.errors import ConfigError
 from simcoll.topology import boxes, from_networkx, place
 from tests.support.agreement_cases import _by_hand, random_protocol, table_topology
@@ -347,7 +348,8 @@ def compare(kind, seed):
 def compare_links(program, topology, seed):
     """Play every message with all links, and without those that never bind."""
     lowered = lower(program, topology)
-    without = replace(lowered, stream=without_links(lowered.stream, lowered.dropped))
+    groups = without_links(lowered.stream.groups, lowered.dropped)
+    without = replace(lowered, stream=StepStream(groups, lowered.stream.order))
     try:
         whole, fewer = (play_all(each, keep=True) for each in (lowered, without))
     except ConfigError:  # no share, or no time

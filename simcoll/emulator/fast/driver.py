@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,6 +75,36 @@ as playing a hundred messages.
 """
 
 
+@dataclass(slots=True, eq=False)
+class Window:
+    """Blocks for a part of a run, with adjacent slots and hops from ``base`` and ``hop`` on."""
+
+    blocks: Ints
+    base: int
+    rows: int
+    hop: int = 0
+    hops: int = 0
+
+
+@dataclass(eq=False)
+class StepParts:
+    """A run that is loaded in parts: its distinct steps, and which of them each part holds.
+
+    The windows of parts that have finished hold later ones, so that memory grows with the steps in
+    flight.
+    """
+
+    steps: Sequence[Timed]
+    parts: Iterator[Ints]
+    windows: list[Window] = field(default_factory=list)
+    latest: Window | None = None
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Number of rows of each step."""
+        return np.array([len(step) for step in self.steps], np.int64)
+
+
 class StepMachine:
     """Plays timed steps on links.
 
@@ -126,6 +158,7 @@ class StepMachine:
         self.hop_room: list[int] = []
         self.hops_used = 0
         self.free: dict[int, dict[Timed, list[int]]] = {}
+        self.ahead: StepParts | None = None
         self.spare = min(max(SPARE, int(lane_steps.sum())), 4 * SPARE)
         # And the connections of its rows.
         self.latest: tuple[StepShape | None, Ints] = (None, np.zeros(0, np.int64))
@@ -139,7 +172,6 @@ class StepMachine:
         self.state = edges(self.state, len(self.waits[0]))
         self.slots_used = len(self.state.phase)  # timers
         self.allocated = 0  # blocks that have their slots
-        self.reloads = True  # blocks whose steps have finished hold others
         self.changes = changes
         if changes is not None:
             changes.begin(self)
@@ -189,7 +221,10 @@ class StepMachine:
             if stop == NEED_STEP:
                 lane = int(self.state.reg[ARGUMENT])
                 while self.state.lane_head[lane] < 0:
-                    self._feed(lane)
+                    if self.ahead is None:
+                        self._feed(lane)
+                    elif not self._load_part(self.ahead):
+                        raise _ended(lane, self.state.lane_left[lane])
             elif stop == FULL:
                 self.state = larger_calendar(self.state)
             elif self.changes is not None and stop in {CHANGE, MOVE}:
@@ -208,10 +243,7 @@ class StepMachine:
             if timed is None:
                 if steps:
                     break
-                raise InternalError(
-                    f"lane {lane} expects {self.state.lane_left[lane]} more steps, but the plan "
-                    "has ended"
-                )
+                raise _ended(lane, self.state.lane_left[lane])
             count = min(times, AHEAD_STEPS - steps, max(1, -(-(AHEAD_ROWS - rows) // len(timed))))
             self.rest_of_run = (timed, times - count) if times > count else None
             blocks += [self._block(timed) for _ in range(count)]
@@ -225,29 +257,59 @@ class StepMachine:
             steps += count
         self._load(blocks)
 
-    def load_all(self, steps: Sequence[Timed], order: Ints) -> None:
-        """Load a whole run in advance, so that the loops never wait for Python.
+    def load_parts(self, steps: Sequence[Timed], parts: Iterator[Ints]) -> None:
+        """Load a run in parts of many steps, instead of step by step.
 
         Parameters
         ----------
         steps
             Its distinct steps.
-        order
-            Which of them follow each other.
+        parts
+            Which of them follow each other, part by part.
         """
-        self.contents = [steps[number] for number in order.tolist()]
-        self.room = [len(steps[number]) for number in order.tolist()]
-        self.wire, self.hop_room = [0] * len(order), [0] * len(order)
-        self.reloads = False
-        self._allocate(spare=False)
-        blocks = np.arange(len(order))
-        bases = self.state.block_base[: len(order)].astype(np.int64)
-        rows = BlockRows(blocks, bases, steps, order)
+        self.ahead = StepParts(steps, parts)
+
+    def _load_part(self, ahead: StepParts) -> bool:
+        """Load the next part of a run; False at its end."""
+        order = next((part for part in ahead.parts if len(part)), None)
+        if order is None:
+            return False
+        numbers, place = np.unique(order, return_inverse=True)
+        steps = [ahead.steps[number] for number in numbers.tolist()]
+        lengths = ahead.lengths[order]
+        ahead.latest = window = self._window(ahead, len(order), int(lengths.sum()))
+        blocks, bases = window.blocks[: len(order)], window.base + np.cumsum(lengths) - lengths
+        self.state.block_base[blocks] = bases
+        self.state.block[window.base : window.base + int(lengths.sum())] = np.repeat(
+            blocks, lengths
+        )
+        begin, end = int(blocks[0]), int(blocks[-1]) + 1
+        self.contents[begin:end] = map(ahead.steps.__getitem__, order.tolist())
+        rows = BlockRows(blocks, bases, steps, place)
         self._price(rows)
         self._shape(rows)
         load(self.state, blocks)
-        for step, times in zip(steps, np.bincount(order, minlength=len(steps)), strict=True):
-            self._count(step, int(times), int(step.wire.sum()))
+        for step, times in zip(steps, np.bincount(place).tolist(), strict=True):
+            self._count(step, times, int(step.wire.sum()))
+        return True
+
+    def _window(self, ahead: StepParts, blocks: int, rows: int) -> Window:
+        """A window for a part: one whose steps have finished, or a new one."""
+        for window in ahead.windows:
+            fits = blocks <= len(window.blocks) and rows <= window.rows
+            if fits and not self.state.block_left[window.blocks].any():
+                return window
+        first, base = len(self.contents), self.slots_used
+        self.contents += [None] * blocks
+        self.slots_used += rows
+        if self.slots_used > len(self.state.phase):
+            self.state = more_slots(self.state, self.slots_used + rows)
+        if len(self.contents) > len(self.state.block_base):
+            self.state = extend_arrays(self.state, PER_BLOCK, 2 * len(self.contents) + 64)
+        self.state.waiters[base : base + rows] = -1
+        window = Window(np.arange(first, first + blocks), base, rows)
+        ahead.windows.append(window)
+        return window
 
     def _load(self, blocks: list[int]) -> None:
         """Fill what is new in blocks, and queue their messages at the lanes."""
@@ -305,15 +367,15 @@ class StepMachine:
             self.unfilled.append((block, previous))
         return block
 
-    def _allocate(self, *, spare: bool = True) -> None:
-        """Give new blocks their slots; ``spare``: with room for more."""
+    def _allocate(self) -> None:
+        """Give new blocks their slots, with room for more."""
         begin, end = self.allocated, len(self.contents)
         if begin == end:
             return
         sizes = np.array(self.room[begin:], np.int64)
         base, self.slots_used = self.slots_used, self.slots_used + int(sizes.sum())
         if self.slots_used > len(self.state.phase):
-            ahead = max(self.spare, self.slots_used // 2) if spare else 0
+            ahead = max(self.spare, self.slots_used // 2)
             self.state = more_slots(self.state, self.slots_used + ahead)
         if end > len(self.state.block_base):
             self.state = extend_arrays(self.state, PER_BLOCK, 2 * end + 64)
@@ -417,6 +479,9 @@ class StepMachine:
         """Allocate the hops of blocks; a smaller earlier allocation is abandoned, which bounds the
         total.
         """
+        if self.ahead is not None and self.ahead.latest is not None:
+            self._give_window_hops(self.ahead.latest, hops)
+            return
         room = np.array([self.hop_room[block] for block in rows.blocks.tolist()], np.int64)
         grows = hops > room
         sizes = np.maximum(hops, 2 * room)[grows]
@@ -424,8 +489,21 @@ class StepMachine:
         self.state.block_hop[rows.blocks[grows]] = begin + np.cumsum(sizes) - sizes
         for block, size in zip(rows.blocks[grows].tolist(), sizes.tolist(), strict=True):
             self.hop_room[block] = size
+        self._grow_hops()
+
+    def _give_window_hops(self, window: Window, hops: Ints) -> None:
+        """Allocate the hops of a window's blocks, side by side."""
+        total = int(hops.sum())
+        if total > window.hops:
+            window.hop, window.hops = self.hops_used, max(total, 2 * window.hops)
+            self.hops_used += window.hops
+            self._grow_hops()
+        self.state.block_hop[window.blocks[: len(hops)]] = window.hop + np.cumsum(hops) - hops
+
+    def _grow_hops(self) -> None:
+        """Grow to the hops in use."""
         if self.hops_used > len(self.state.link):
-            ahead = max(self.spare, self.hops_used // 2) if self.reloads else 0
+            ahead = max(self.spare, self.hops_used // 2)
             self.state = more_hops(self.state, self.hops_used + ahead)
 
     def _connect(self, rows: BlockRows) -> None:
@@ -503,7 +581,7 @@ class StepMachine:
             s.reg[AGAIN] = 0
         count = int(s.reg[RETIRED])
         s.reg[RETIRED] = 0
-        if not self.reloads and self.on_step is None:
+        if self.ahead is not None and self.on_step is None:
             return
         for block in s.retired[:count].tolist():
             content = self.contents[block]
@@ -517,8 +595,12 @@ class StepMachine:
                 self.on_step(
                     first_message, content, s.start_fs[slots], s.end_fs[slots], s.done_fs[slots]
                 )
-            if self.reloads:
+            if self.ahead is None:
                 self.free[self.room[block]].setdefault(content, []).append(block)
+
+
+def _ended(lane: int, left: int) -> InternalError:
+    return InternalError(f"lane {lane} expects {left} more steps, but the plan has ended")
 
 
 def _one_column(columns: list[Array]) -> Array:

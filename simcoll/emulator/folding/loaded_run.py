@@ -188,10 +188,7 @@ def classes_run(request: Request, classes: Folding, *, all_caps: bool) -> Loaded
     from simcoll.emulator.fast.whole import Whole  # imports numba
 
     quotient = classes.quotient
-    order = np.concatenate(
-        [np.tile(np.array(numbers, np.int64), times) for numbers, times in quotient.groups]
-    )
-    sheet = _sheet(quotient.steps, order, quotient.waits)
+    sheet = _sheet(quotient.steps, quotient.which, quotient.waits)
     if all_caps and not request.plan.protocol.channel_rate_uBps:
         sheet = _without(sheet, quotient.links >= request.topology.nlinks)
     whole = Whole(sheet, len(quotient.links), quotient.lane_steps, hashed=False)

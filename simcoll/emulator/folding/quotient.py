@@ -23,7 +23,7 @@ from simcoll.emulator.folding.partition import (
     first_of,
     refine,
 )
-from simcoll.emulator.steps.timed import StepShape, Timed
+from simcoll.emulator.steps.timed import Steps, StepShape, StepStream, Timed
 
 __all__ = ["Quotient", "fold", "folded", "most_lane_classes", "no_quotient"]
 
@@ -31,6 +31,7 @@ MOST_ROWS = 1 << 24
 """Limit of messages of distinct steps, over all of which every round of refinement passes, at 0.4
 us a message: 7 s.
 """
+StepNumbers = tuple[tuple[int, ...], int]
 NO_WAITS = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
@@ -40,8 +41,9 @@ class Quotient:
 
     Attributes
     ----------
-    groups
-        The steps in order: numbers of distinct steps, and how often each group repeats in a row.
+    groups, order
+        The steps in order: groups of numbers of distinct steps, with how often each group repeats
+        in a row, and the group at each place.
     patterns, steps
         The distinct steps of the plan, and their images.
     classes
@@ -57,7 +59,8 @@ class Quotient:
         Number of rounds in which its classes were found.
     """
 
-    groups: tuple[tuple[tuple[int, ...], int], ...]
+    groups: tuple[StepNumbers, ...]
+    order: Ints
     patterns: tuple[Timed, ...]
     steps: tuple[Timed, ...]
     classes: tuple[Shorts, ...]
@@ -71,23 +74,55 @@ class Quotient:
     @property
     def messages(self) -> int:
         """Number of messages in the quotient."""
+        places = np.bincount(self.order, minlength=len(self.groups)).tolist()
         return sum(
-            times * sum(len(self.steps[number]) for number in numbers)
-            for numbers, times in self.groups
+            count * times * sum(len(self.steps[number]) for number in numbers)
+            for (numbers, times), count in zip(self.groups, places, strict=True)
         )
 
-    def stream(self) -> Iterator[tuple[tuple[Timed, ...], int]]:
+    def stream(self) -> Iterator[Steps]:
         """The steps, in the form that the fast engine takes."""
-        for numbers, times in self.groups:
+        for place in self.order.tolist():
+            numbers, times = self.groups[place]
             yield tuple(map(self.steps.__getitem__, numbers)), times
+
+    def parts(self, most_rows: int) -> Iterator[Ints]:
+        """The numbers of the steps in order, in parts of some ``most_rows`` messages."""
+        once = np.array(
+            [sum(len(self.steps[number]) for number in numbers) for numbers, _ in self.groups]
+        )
+        times = np.array([times for _, times in self.groups])
+        ends, begin = np.append(0, np.cumsum((once * times)[self.order])), 0
+        while begin < len(self.order):
+            end = int(np.searchsorted(ends, ends[begin] + most_rows, "right")) - 1
+            if end > begin:
+                yield self._numbers_of(self.order[begin:end])
+            else:  # one group of more messages
+                end = begin + 1
+                numbers, repeats = self.groups[self.order[begin]]
+                turns = max(1, most_rows // int(once[self.order[begin]]))
+                for turn in range(0, repeats, turns):
+                    yield np.tile(np.array(numbers, np.int64), min(turns, repeats - turn))
+            begin = end
+
+    def _numbers_of(self, places: Ints) -> Ints:
+        """The numbers of the steps at some places."""
+        of_groups = {
+            group: np.tile(np.array(self.groups[group][0], np.int64), self.groups[group][1])
+            for group in np.unique(places).tolist()
+        }
+        return np.concatenate([of_groups[group] for group in places.tolist()])
+
+    @property
+    def which(self) -> Ints:
+        """The number of every step, in order."""
+        return self._numbers_of(self.order)
 
     def starts(self) -> tuple[Ints, Ints, Ints]:
         """For every step in order: the number of its first message in the quotient and in the plan,
         and its distinct step.
         """
-        which = np.array(
-            [number for numbers, times in self.groups for number in numbers * times], np.int64
-        )
+        which = self.which
         small = np.array([len(step) for step in self.steps], np.int64)[which]
         large = np.array([len(step) for step in self.patterns], np.int64)[which]
         return np.cumsum(small) - small, np.cumsum(large) - large, which
@@ -110,7 +145,7 @@ def no_quotient(plan: Plan) -> str:
 
 
 def fold(
-    stream: Iterable[tuple[tuple[Timed, ...], int]],
+    stream: Iterable[Steps],
     capacity: Ints,
     lane_steps: Ints,
     *,
@@ -125,9 +160,9 @@ def fold(
     operations are refused as well.
     """
     numbers: dict[Timed, int] = {}
-    groups: list[tuple[tuple[int, ...], int]] = []
+    groups: list[StepNumbers] = []
     rows = 0
-    for group, times in stream:
+    for group, times in stream.groups if isinstance(stream, StepStream) else stream:
         for step in group:
             if step not in numbers:
                 numbers[step] = len(numbers)
@@ -150,7 +185,8 @@ def fold(
     partition = refine(patterns, capacity, nlanes, most_lanes, patience, ties)
     if isinstance(partition, str):
         return partition
-    return folded(patterns, tuple(groups), capacity, lane_steps, partition, ties)
+    order = stream.order if isinstance(stream, StepStream) else np.arange(len(groups))
+    return folded(patterns, (tuple(groups), order), capacity, lane_steps, partition, ties)
 
 
 def _leaders(patterns: Sequence[Timed]) -> Ints:
@@ -165,7 +201,7 @@ def _leaders(patterns: Sequence[Timed]) -> Ints:
 
 def folded(
     patterns: tuple[Timed, ...],
-    groups: tuple[tuple[tuple[int, ...], int], ...],
+    places: tuple[tuple[StepNumbers, ...], Ints],
     capacity: Ints,
     lane_steps: Ints,
     partition: Partition,
@@ -192,7 +228,7 @@ def folded(
             distinct(every[ties.later] * begins[-1] + every[ties.earlier]), begins[-1]
         )
     return Quotient(
-        groups,
+        *places,
         patterns,
         tuple(steps),
         tuple(classes),

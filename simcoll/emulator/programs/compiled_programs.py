@@ -18,14 +18,14 @@ from simcoll.emulator.programs.program_result import OperationTimes
 from simcoll.emulator.programs.step_lowering import BEGINS, ENDS, Lowered
 from simcoll.emulator.steps.pruning import without_links
 from simcoll.emulator.steps.roles import MOVES
-from simcoll.emulator.steps.timed import Timed
+from simcoll.emulator.steps.timed import StepStream, Timed
 from simcoll.errors import InternalError
 
 __all__ = ["ProgramOutcome", "fold_program", "play_all", "play_classes"]
 
-MOST_LOADED_ROWS = 1 << 18
-"""Limit of rows of a quotient that are loaded in advance, at 400 bytes each. A training step of
-64 GPUs, 31,500 steps of a row or two, takes 0.2 s so and 0.5 s step by step.
+ROWS_OF_PART = 1 << 14
+"""Number of rows of a quotient that are loaded together, at 400 bytes each: a step of a row or two
+costs ten times as much alone.
 """
 
 
@@ -80,17 +80,18 @@ class _ProgramTimes:
             for operation, places in lowered.marks.items()
             for kind, entry in zip((BEGINS, ENDS), places, strict=True)
         }
+        self.marked_rows = {int(self.first[place]): place for place in self.marks}
         self.marked: dict[tuple[int, int], Ints] = {}
 
     def __call__(
         self, first_row: int, step: Timed, start_fs: Ints, end_fs: Ints, done_fs: Ints
     ) -> None:
         """Take the times of a finished step."""
-        place = int(np.searchsorted(self.first, first_row, "right")) - 1
-        if place in self.marks:
-            self.marked[self.marks[place]] = done_fs.copy()
-        if step.role != MOVES:
+        if first_row in self.marked_rows:
+            self.marked[self.marks[self.marked_rows[first_row]]] = done_fs.copy()
+        if step.role != MOVES or not (self.hashed or self.done_fs is not None):
             return
+        place = int(np.searchsorted(self.first, first_row, "right")) - 1
         pattern, begin = self.which[place], int(self.number[place])
         step = self.patterns[pattern]
         names = None if self.quotient is None else self.quotient.classes[pattern]
@@ -157,7 +158,7 @@ def fold_program(lowered: Lowered, *, worth_it: bool) -> Quotient | str:
     """The classes of the rows, or why there are none; ``worth_it``: only if that saves a lot."""
     lanes = lowered.lane_steps
     return fold(
-        without_links(lowered.stream, lowered.dropped),
+        StepStream(without_links(lowered.stream.groups, lowered.dropped), lowered.stream.order),
         lowered.resources.capacity,
         lanes,
         most_lanes=most_lane_classes(lanes) if worth_it else len(lanes),
@@ -175,17 +176,15 @@ def play_classes(
     if keep or hashed:
         expansion = _ProgramTimes(lowered, quotient, keep=keep, hashed=hashed)
     messages = quotient.messages
-    loads_all = messages <= MOST_LOADED_ROWS
     machine = StepMachine(
         quotient.capacity,
         quotient.lane_steps,
-        iter(()) if loads_all else quotient.stream(),
+        iter(()),
         fifo=resources.fifo,
         hashed=False,
         on_step=expansion,
     )
-    if loads_all:
-        machine.load_all(quotient.steps, quotient.starts()[2])
+    machine.load_parts(quotient.steps, quotient.parts(ROWS_OF_PART))
     machine.play(
         lambda link: f"class {link}, for example {resources.link_name(int(quotient.links[link]))}"
     )

@@ -55,6 +55,8 @@ def times_of(subject: str, values: int | ArrayLike, count: int) -> int | Ints:
 
 
 def _after(predecessors: After) -> tuple[int | str, ...]:
+    if isinstance(predecessors, tuple) and set(map(type, predecessors)) <= {int}:
+        return predecessors
     if isinstance(predecessors, (int, str, np.integer)):
         predecessors = (predecessors,)
     try:

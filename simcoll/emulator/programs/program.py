@@ -104,7 +104,7 @@ class Program:
                 continue
             checked[id(array)] = array
             ranks = np.sort(array, axis=None)
-            subject = f"operation {number} {operation!r}"
+            subject = self._title(number)
             if len(ranks) and (ranks[0] < 0 or ranks[-1] >= self.nranks):
                 bad = ranks[0] if ranks[0] < 0 else ranks[-1]
                 raise ConfigError(
@@ -129,25 +129,28 @@ class Program:
 
     def _number(self, number: int, entry: int | str, by_name: dict[str, list[int]]) -> int:
         """The number of an operation that operation ``number`` follows."""
-        subject = f"operation {number} {self.operations[number]!r}"
         target = entry
         if isinstance(target, str):
             numbers = by_name.get(target, [])
             if len(numbers) != 1:
                 raise ConfigError(
-                    f"{subject} comes after {target!r}, a name that {len(numbers)} operations "
-                    "have; expected 1"
+                    f"{self._title(number)} comes after {target!r}, a name that {len(numbers)} "
+                    "operations have; expected 1"
                 )
             target = numbers[0]
         if not 0 <= target < number:
             raise ConfigError(
-                f"{subject} comes after operation {target}; expected an earlier one, 0 to "
-                f"{number - 1}"
-                if number
-                else f"{subject} comes after operation {target}; the first operation comes after "
-                "none"
+                f"{self._title(number)} comes after operation {target}; "
+                + (
+                    f"expected an earlier one, 0 to {number - 1}"
+                    if number
+                    else "the first operation comes after none"
+                )
             )
         return target
+
+    def _title(self, number: int) -> str:
+        return f"operation {number} {self.operations[number]!r}"
 
     @classmethod
     def of(cls, plans: Sequence[Plan]) -> Program:

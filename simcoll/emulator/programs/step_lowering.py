@@ -8,7 +8,7 @@ makes a record, and the second waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,17 +21,15 @@ from simcoll.core.plan import Plan
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import OP_NAMES
 from simcoll.core.transit import transits_of
-from simcoll.emulator.programs.operations import Call, Compute, rank_array
+from simcoll.emulator.programs.operations import Call, Compute, Operation, rank_array
 from simcoll.emulator.programs.program import Program
 from simcoll.emulator.programs.resources import Resources, call_of
 from simcoll.emulator.steps.pruning import never_bind
 from simcoll.emulator.steps.roles import LAUNCHES, MOVES, RECORDS, SILENT, WAITS
 from simcoll.emulator.steps.run_links import check_switches
 from simcoll.emulator.steps.step_columns import Moves, PlanSummary, summary, turns
-from simcoll.emulator.steps.timed import StepShape, StepTimer, Timed
+from simcoll.emulator.steps.timed import Steps, StepShape, StepStream, StepTimer, Timed
 from simcoll.topology import Topology
-
-Steps = tuple[tuple[Timed, ...], int]
 
 __all__ = ["BEGINS", "ENDS", "Lowered", "lower"]
 
@@ -67,7 +65,7 @@ class Lowered:
     """
 
     resources: Resources
-    stream: tuple[Steps, ...]
+    stream: StepStream
     dropped: NDArray[np.bool_]
     lane_steps: Ints
     marks: dict[int, tuple[int, int]]
@@ -106,36 +104,39 @@ def lower(program: Program, topology: Topology, *, marked: bool = False) -> Lowe
     """
     resources = Resources(program, topology)
     builder = _StepBuilder(resources)
-    stream: list[Steps] = []
+    places: list[Steps] = []
     marks: dict[int, tuple[int, int]] = {}
-    events = _dependencies(resources, builder)
-    stream += builder.starts()
-    stream += ((step, 1) for step in events[-1])
+    events = _Dependencies(resources, builder).steps()
+    places += builder.starts()
+    places += events[-1]
     for number, operation in enumerate(program.operations):
         call, ranks = call_of(operation), rank_array(operation)
-        begin = len(stream)
+        begin = len(places)
         if marked and ranks.size:
-            stream.append((builder.local(ranks, operation.stream, 0, SILENT), 1))
+            places.append(builder.local(ranks, operation.stream, 0, SILENT))
         if call is not None:
-            stream += builder.call(call, operation.stream)
+            places += builder.call(call, operation.stream)
         elif isinstance(operation, Compute) and ranks.size:
-            stream.append((builder.local(ranks, operation.stream, operation.duration_fs, MOVES), 1))
+            places.append(builder.local(ranks, operation.stream, operation.duration_fs, MOVES))
         if marked and ranks.size:
-            marks[number] = begin, len(stream)
-            stream.append((builder.local(ranks, operation.stream, 0, SILENT), 1))
-        stream += ((step, 1) for step in events[number])
-    return _count(builder, tuple(stream), marks)
+            marks[number] = begin, len(places)
+            places.append(builder.local(ranks, operation.stream, 0, SILENT))
+        places += events[number]
+    return _count(builder, _stream_of(places), marks)
 
 
-def _count(
-    builder: _StepBuilder, stream: tuple[Steps, ...], marks: dict[int, tuple[int, int]]
-) -> Lowered:
+def _stream_of(places: list[Steps]) -> StepStream:
+    """The stream of groups at consecutive places; those of one object are one group."""
+    numbers: dict[int, int] = {}
+    order = [numbers.setdefault(place, len(numbers)) for place in map(id, places)]
+    groups = dict(zip(order, places, strict=True))
+    return StepStream(tuple(groups.values()), np.array(order, np.int64))
+
+
+def _count(builder: _StepBuilder, stream: StepStream, marks: dict[int, tuple[int, int]]) -> Lowered:
     """The result with its numbers of steps and rows."""
     resources = builder.resources
-    comes: dict[Timed, int] = {}
-    for group, times in stream:
-        for step in group:
-            comes[step] = comes.get(step, 0) + times
+    comes = stream.step_times()
     lane_steps = np.zeros(resources.lanes, np.int64)
     moved = [0] * len(OP_NAMES)
     for step, times in comes.items():
@@ -184,7 +185,7 @@ class _StepBuilder:
 
     def local(
         self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, peer: str = ""
-    ) -> tuple[Timed, ...]:
+    ) -> Steps:
         """A row for each rank on the first lane of a stream, with a duration."""
         key = (
             "local",
@@ -194,7 +195,7 @@ class _StepBuilder:
             role,
             peer,
         )
-        steps: tuple[Timed, ...] = self._once(
+        steps: Steps = self._once(
             key,
             ranks,
             post_fs,
@@ -202,9 +203,7 @@ class _StepBuilder:
         )
         return steps
 
-    def _local(
-        self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, peer: str
-    ) -> tuple[Timed, ...]:
+    def _local(self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, peer: str) -> Steps:
         lanes, count, connection = self.resources.lane(ranks, stream), len(ranks), None
         if role in {RECORDS, WAITS}:
             connection = self.resources.records(
@@ -212,7 +211,8 @@ class _StepBuilder:
             )
         shape = StepShape(lanes, lanes, ranks, ranks, *_no_links(count), connection)
         nothing, post = np.zeros(count, np.int64), np.broadcast_to(np.int64(post_fs), (count,))
-        return (Timed(shape, nothing - 1, nothing, nothing, post, nothing, NOTHING, 0, role),)
+        row = Timed(shape, nothing - 1, nothing, nothing, post, nothing, NOTHING, 0, role)
+        return (row,), 1
 
     def starts(self) -> Iterator[Steps]:
         """Rows that hold the streams of ranks until the ranks begin."""
@@ -227,7 +227,7 @@ class _StepBuilder:
                     used[rank_array(operation)] = True
             ranks = np.flatnonzero(used & (starts > 0))
             if len(ranks):
-                yield self.local(ranks, stream, starts[ranks], SILENT), 1
+                yield self.local(ranks, stream, starts[ranks], SILENT)
 
     def call(self, call: Call, stream: str) -> list[Steps]:
         """All steps of a collective, for all of its groups."""
@@ -251,7 +251,7 @@ class _StepBuilder:
         quiet = counts.lane_steps.reshape(plan.nranks, channels).sum(axis=1) == 0
         waiting = groups if protocol.launch_fs else groups[:, quiet]
         if waiting.size:
-            yield self.local(waiting, stream, protocol.launch_fs, LAUNCHES), 1
+            yield self.local(waiting, stream, protocol.launch_fs, LAUNCHES)
         aside = self._once(
             ("aside", id(groups), stream, channels),
             groups,
@@ -309,7 +309,49 @@ def _spread(step: Moves, groups: Ints) -> Moves:
     return Moves(src, dst, channel, size, np.tile(step.op, count), operands, leader, paths)
 
 
-def _dependencies(resources: Resources, builder: _StepBuilder) -> list[list[tuple[Timed, ...]]]:
+class _RankParts:
+    """A partition of the ranks of a program: the ranks of a part are in the same operations.
+
+    What holds for one rank of a part holds for all, so that dependencies are followed by part.
+    """
+
+    def __init__(self, program: Program) -> None:
+        arrays = [rank_array(operation) for operation in program.operations]
+        different = {array.tobytes(): array.reshape(-1) for array in _by_address(arrays).values()}
+        self.part = np.zeros(program.nranks, np.int64)
+        sizes = [program.nranks]
+        for ranks in different.values():
+            touched, place, count = np.unique(
+                self.part[ranks], return_inverse=True, return_counts=True
+            )
+            for at, (part, inside) in enumerate(zip(touched.tolist(), count.tolist(), strict=True)):
+                if inside < sizes[part]:
+                    sizes[part] -= inside
+                    touched[at] = len(sizes)
+                    sizes.append(inside)
+            self.part[ranks] = touched[place]
+        self.count = len(sizes)
+        self._parts = {name: self.of(array) for name, array in _by_address(arrays).items()}
+        self._arrays = arrays  # whose addresses are the names
+
+    def of(self, ranks: Ints) -> tuple[int, ...]:
+        """The parts of some ranks, ascending."""
+        return tuple(np.unique(self.part[ranks]).tolist())
+
+    def of_operation(self, operation: Operation) -> tuple[int, ...]:
+        """The parts of the ranks of an operation of the program."""
+        return self._parts[id(rank_array(operation))]
+
+    def among(self, ranks: Ints, parts: Sequence[int]) -> Ints:
+        """Those of the ranks that are in some parts."""
+        return ranks[np.isin(self.part[ranks], parts)]
+
+
+def _by_address(arrays: Iterable[Ints]) -> dict[int, Ints]:
+    return {id(array): array for array in arrays}
+
+
+class _Dependencies:
     """The steps of records and waits that follow every operation; the last entry precedes all
     operations.
 
@@ -318,41 +360,73 @@ def _dependencies(resources: Resources, builder: _StepBuilder) -> list[list[tupl
     wait comes right after the preceding operation on its stream, possibly long before the record: a
     waiting lane requests no further steps.
     """
-    program = resources.program
-    records: list[list[tuple[Timed, ...]]] = [[] for _ in range(len(program.operations) + 1)]
-    waits: list[list[tuple[Timed, ...]]] = [[] for _ in records]
-    waited: dict[tuple[str, str], Ints] = {}
-    latest = {stream: np.full(program.nranks, -1) for stream in resources.channels}
-    shared: dict[tuple[int, int], Ints] = {}
-    for number, operation in enumerate(program.operations):
-        members, latest_here = rank_array(operation), latest[operation.stream]
-        for earlier in sorted(set(program.before[number]), reverse=True):
-            predecessor = program.operations[earlier]
-            if predecessor.stream == operation.stream:
-                continue
-            peer_members = rank_array(predecessor)
-            key = id(peer_members), id(members)
-            if key not in shared:
-                shared[key] = (
-                    members if peer_members is members else np.intersect1d(peer_members, members)
-                )
-            ranks = shared[key]
-            latest_wait = waited.setdefault(
-                (predecessor.stream, operation.stream), np.full(program.nranks, -1)
+
+    def __init__(self, resources: Resources, builder: _StepBuilder) -> None:
+        self.program, self.builder = resources.program, builder
+        self.parts = _RankParts(self.program)
+        # By streams and part, and by stream and part.
+        self.waited: dict[tuple[str, str], list[int]] = {}
+        self.latest = {stream: [-1] * self.parts.count for stream in resources.channels}
+        self.shared: dict[tuple[int, int], tuple[Ints, tuple[int, ...]]] = {}
+        self.subsets: dict[tuple[int, tuple[int, ...]], Ints] = {}
+        self.pairs: dict[tuple[int, str, str], tuple[Steps, Steps]] = {}
+
+    def steps(self) -> list[list[Steps]]:
+        """The steps after every operation."""
+        operations = self.program.operations
+        records: list[list[Steps]] = [[] for _ in range(len(operations) + 1)]
+        waits: list[list[Steps]] = [[] for _ in records]
+        for number, operation in enumerate(operations):
+            latest = self.latest[operation.stream]
+            for earlier in sorted(set(self.program.before[number]), reverse=True):
+                predecessor = operations[earlier]
+                if predecessor.stream == operation.stream:
+                    continue
+                ranks, parts = self._waiting(earlier, predecessor, operation)
+                if parts:
+                    record, wait = self._pair(ranks, predecessor.stream, operation.stream)
+                    records[earlier].append(record)
+                    waits[max(latest[part] for part in parts)].append(wait)
+            for part in self.parts.of_operation(operation):
+                latest[part] = number
+        return [
+            [*record_steps, *wait_steps]
+            for record_steps, wait_steps in zip(records, waits, strict=True)
+        ]
+
+    def _waiting(
+        self, earlier: int, predecessor: Operation, operation: Operation
+    ) -> tuple[Ints, tuple[int, ...]]:
+        """The ranks, and their parts, on which an operation waits for an earlier one."""
+        ranks, parts = self._shared(predecessor, operation)
+        waited = self.waited.setdefault(
+            (predecessor.stream, operation.stream), [-1] * self.parts.count
+        )
+        new = tuple(part for part in parts if waited[part] < earlier)
+        for part in new:
+            waited[part] = earlier
+        if new and len(new) < len(parts):
+            key = id(ranks), new
+            if key not in self.subsets:
+                self.subsets[key] = self.parts.among(ranks, new)
+            ranks = self.subsets[key]
+        return ranks, new
+
+    def _shared(self, predecessor: Operation, operation: Operation) -> tuple[Ints, tuple[int, ...]]:
+        """The ranks, and their parts, of two operations."""
+        peers, members = rank_array(predecessor), rank_array(operation)
+        key = id(peers), id(members)
+        if key not in self.shared:
+            ranks = members if peers is members else np.intersect1d(peers, members)
+            self.shared[key] = ranks, self.parts.of(ranks)
+        return self.shared[key]
+
+    def _pair(self, ranks: Ints, records: str, waits: str) -> tuple[Steps, Steps]:
+        """The record that one stream makes, and the wait of another for it."""
+        key = id(ranks), records, waits
+        if key not in self.pairs:
+            self.pairs[key] = (
+                self.builder.local(ranks, records, 0, RECORDS, waits),
+                self.builder.local(ranks, waits, 0, WAITS, records),
             )
-            new = latest_wait[ranks] < earlier
-            if not new.all():
-                ranks = ranks[new]
-            if ranks.size:
-                latest_wait[ranks] = earlier
-                records[earlier].append(
-                    builder.local(ranks, predecessor.stream, 0, RECORDS, operation.stream)
-                )
-                waits[latest_here[ranks].max()].append(
-                    builder.local(ranks, operation.stream, 0, WAITS, predecessor.stream)
-                )
-        latest_here[members] = number
-    return [
-        [*record_steps, *wait_steps]
-        for record_steps, wait_steps in zip(records, waits, strict=True)
-    ]
+        return self.pairs[key]

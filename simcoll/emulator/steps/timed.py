@@ -26,7 +26,9 @@ Key = tuple[bytes, ...]
 
 __all__ = [
     "StepShape",
+    "StepStream",
     "StepTimer",
+    "Steps",
     "Timed",
     "batches",
     "joined_moves",
@@ -99,6 +101,40 @@ class Timed:
     def uses_connections(self) -> bool:
         """Whether its rows use connections: those of a FIFO, or records and waits."""
         return self.depth > 0 or self.role in {RECORDS, WAITS}
+
+
+Steps = tuple[tuple[Timed, ...], int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepStream:
+    """Groups of steps with their repetitions, in order.
+
+    A training step has a hundred thousand places, but a few hundred different groups: what depends
+    on the groups alone is computed once for each.
+
+    Attributes
+    ----------
+    groups
+        The distinct groups, by first appearance.
+    order
+        The number of the group at each place.
+    """
+
+    groups: tuple[Steps, ...]
+    order: Ints
+
+    def __iter__(self) -> Iterator[Steps]:
+        return map(self.groups.__getitem__, self.order.tolist())
+
+    def step_times(self) -> dict[Timed, int]:
+        """How often each step comes in all, by first appearance."""
+        places = np.bincount(self.order, minlength=len(self.groups)).tolist()
+        total: dict[Timed, int] = {}
+        for (group, times), count in zip(self.groups, places, strict=True):
+            for step in group:
+                total[step] = total.get(step, 0) + times * count
+        return total
 
 
 class StepTimer:

@@ -117,7 +117,7 @@ def test_jitter_of_a_message_is_that_of_its_number_in_the_program(engine):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not COMPILED, reason="needs numba")
-def test_classes_are_loaded_in_advance_or_step_by_step(monkeypatch):
+def test_classes_are_loaded_in_parts_of_any_size(monkeypatch):
     topology = fat_tree(2, 8, "50 GB/s", "1 us", oversubscription=2)
     pairs = [[rank, rank + 8] for rank in range(8)]
     gather = simcoll.bind(
@@ -136,8 +136,8 @@ def test_classes_are_loaded_in_advance_or_step_by_step(monkeypatch):
         ],
     )
     results = []
-    for rows in (compiled_programs.MOST_LOADED_ROWS, 0):
-        monkeypatch.setattr(compiled_programs, "MOST_LOADED_ROWS", rows)
+    for rows in (compiled_programs.ROWS_OF_PART, 100, 7, 1):
+        monkeypatch.setattr(compiled_programs, "ROWS_OF_PART", rows)
         results.append(emulate(program, topology, keep=True, quotient=True, data="none"))
     every = emulate(program, topology, keep=True, engine="simpy")
     for result in results:

@@ -46,7 +46,8 @@ def pieces(plan, topology):
     for group, times in timed_steps(plan, topology, placement_of(plan, 0)):
         groups.append((tuple(patterns.setdefault(step, len(patterns)) for step in group), times))
     capacity = np.array(effective_capacities(topology, plan.protocol), np.int64)
-    return tuple(patterns), tuple(groups), capacity, summary(plan).lane_steps
+    places = tuple(groups), np.arange(len(groups))
+    return tuple(patterns), places, capacity, summary(plan).lane_steps
 
 
 @pytest.mark.slow
@@ -107,20 +108,20 @@ def test_a_ring_on_a_crossbar_is_one_message_a_step():
 
 def test_merged_classes_are_refused():
     plan = ring()
-    patterns, groups, capacity, lane_steps = pieces(plan, RAILS)
+    patterns, places, capacity, lane_steps = pieces(plan, RAILS)
     found = refine(patterns, capacity, len(lane_steps), len(lane_steps))
-    assert isinstance(folded(patterns, groups, capacity, lane_steps, found), Quotient)
+    assert isinstance(folded(patterns, places, capacity, lane_steps, found), Quotient)
     assert found.lanes.max() > 0
     refused = []
     for a, b in combinations(range(int(found.lanes.max()) + 1), 2):
         merged = np.unique(np.where(found.lanes == b, a, found.lanes), return_inverse=True)[1]
         refused.append(
-            folded(patterns, groups, capacity, lane_steps, Partition(merged, found.links))
+            folded(patterns, places, capacity, lane_steps, Partition(merged, found.links))
         )
     for a, b in combinations(range(int(found.links.max()) + 1), 2):
         merged = np.unique(np.where(found.links == b, a, found.links), return_inverse=True)[1]
         refused.append(
-            folded(patterns, groups, capacity, lane_steps, Partition(found.lanes, merged))
+            folded(patterns, places, capacity, lane_steps, Partition(found.lanes, merged))
         )
     assert {reason if isinstance(reason, str) else "accepted" for reason in refused} == {
         "partition refused: lanes of one class take part in different messages",
@@ -145,16 +146,16 @@ def test_connections_of_one_class_carry_the_same_messages():
     plan = simcoll.bind(
         schedule, 1000, "uint8", protocol=Protocol("fifo", fifo_depth=1), unproved=True
     )
-    patterns, groups, capacity, lane_steps = pieces(plan, crossbar(4, "1 GB/s"))
+    patterns, places, capacity, lane_steps = pieces(plan, crossbar(4, "1 GB/s"))
     found = refine(patterns, capacity, 4, 4)
-    assert isinstance(folded(patterns, groups, capacity, lane_steps, found), Quotient)
+    assert isinstance(folded(patterns, places, capacity, lane_steps, found), Quotient)
     numbers, places, count = connections_in_order(patterns)
     assert [[each.tolist() for each in column] for column in (numbers, places)] == [
         [[0, 0, 1], [3, 3, 2]],
         [[0, 1, 0]] * 2,
     ]
     merged = Partition(found.lanes, found.links, np.zeros(count, np.int64))
-    assert folded(patterns, groups, capacity, lane_steps, merged) == (
+    assert folded(patterns, places, capacity, lane_steps, merged) == (
         "partition refused: connections of one class carry different messages"
     )
     for wrong, reason in (
@@ -162,7 +163,7 @@ def test_connections_of_one_class_carry_the_same_messages():
         ([0, 1, 2, 4], "the classes of connections are"),
     ):
         partition = Partition(found.lanes, found.links, np.array(wrong))
-        assert folded(patterns, groups, capacity, lane_steps, partition).startswith(
+        assert folded(patterns, places, capacity, lane_steps, partition).startswith(
             f"partition refused: {reason}"
         )
 
@@ -210,11 +211,11 @@ def test_a_long_ring_with_a_fifo_is_folded():
     ],
 )
 def test_a_partition_that_is_none_is_refused(change, reason):
-    patterns, groups, capacity, lane_steps = pieces(ring(), RAILS)
+    patterns, places, capacity, lane_steps = pieces(ring(), RAILS)
     found = refine(patterns, capacity, len(lane_steps), len(lane_steps))
     links = len(capacity)
     reason = reason.replace("LINKS + 1", f"{links + 1}").replace("LINKS - 1", f"{links - 1}")
-    assert folded(patterns, groups, capacity, lane_steps, change(found)).startswith(
+    assert folded(patterns, places, capacity, lane_steps, change(found)).startswith(
         f"partition refused: {reason}"
     )
 
@@ -223,18 +224,18 @@ def test_a_partition_that_misses_one_slow_link_is_refused():
     whole = pieces(ring(), RAILS)
     found = refine(whole[0], whole[2], 16, 16)
     slow = RAILS.degrade(3, "1/2")
-    patterns, groups, capacity, lane_steps = pieces(ring(), slow)
-    assert folded(patterns, groups, capacity, lane_steps, found) == (
+    patterns, places, capacity, lane_steps = pieces(ring(), slow)
+    assert folded(patterns, places, capacity, lane_steps, found) == (
         "partition refused: links of one class have different capacities"
     )
 
 
 def test_everything_its_own_class_is_certified_and_changes_nothing():
-    patterns, groups, capacity, lane_steps = pieces(ring(), RAILS)
+    patterns, places, capacity, lane_steps = pieces(ring(), RAILS)
     single = Partition(np.arange(16), np.arange(len(capacity)))
     classes = certify(patterns, capacity, single)
     assert [sorted(names.tolist()) for names in classes] == [list(range(16))] * 2
-    assert folded(patterns, groups, capacity, lane_steps, single).messages == 480
+    assert folded(patterns, places, capacity, lane_steps, single).messages == 480
 
 
 @pytest.mark.slow
