@@ -49,11 +49,11 @@ def run_key(workload: Workload, plans: WorkloadPlans, slow: Mapping[int, float])
     groups: dict[str, None] = {}
     number: dict[str, int] = {}
     for place, operation in enumerate(workload.unroll()):
-        after = sorted({number[name] for name in operation.after})
+        predecessors = sorted({number[name] for name in operation.after})
         number[operation.id] = place
         classes |= dict.fromkeys(workload.classes_of(operation))
         groups |= dict.fromkeys(_groups_of(operation))
-        rows.append((operation.stream, after, *_costs(operation)))
+        rows.append((operation.stream, predecessors, *_costs(operation)))
     ranks = _arrays(workload.classes, classes), _arrays(workload.groups, groups)
     content = msgspec.msgpack.encode((rows, ranks))
     calibration = plans.calibration.hash if plans.calibration else ""

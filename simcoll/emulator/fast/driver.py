@@ -224,7 +224,7 @@ class StepMachine:
                     if self.ahead is None:
                         self._feed(lane)
                     elif not self._load_part(self.ahead):
-                        raise _ended(lane, self.state.lane_left[lane])
+                        raise _no_more_steps(lane, self.state.lane_left[lane])
             elif stop == FULL:
                 self.state = larger_calendar(self.state)
             elif self.changes is not None and stop in {CHANGE, MOVE}:
@@ -243,7 +243,7 @@ class StepMachine:
             if timed is None:
                 if steps:
                     break
-                raise _ended(lane, self.state.lane_left[lane])
+                raise _no_more_steps(lane, self.state.lane_left[lane])
             count = min(times, AHEAD_STEPS - steps, max(1, -(-(AHEAD_ROWS - rows) // len(timed))))
             self.rest_of_run = (timed, times - count) if times > count else None
             blocks += [self._block(timed) for _ in range(count)]
@@ -299,7 +299,7 @@ class StepMachine:
             fits = blocks <= len(window.blocks) and rows <= window.rows
             if fits and not self.state.block_left[window.blocks].any():
                 return window
-        first, base = len(self.contents), self.slots_used
+        begin, base = len(self.contents), self.slots_used
         self.contents += [None] * blocks
         self.slots_used += rows
         if self.slots_used > len(self.state.phase):
@@ -307,7 +307,7 @@ class StepMachine:
         if len(self.contents) > len(self.state.block_base):
             self.state = extend_arrays(self.state, PER_BLOCK, 2 * len(self.contents) + 64)
         self.state.waiters[base : base + rows] = -1
-        window = Window(np.arange(first, first + blocks), base, rows)
+        window = Window(np.arange(begin, begin + blocks), base, rows)
         ahead.windows.append(window)
         return window
 
@@ -599,8 +599,8 @@ class StepMachine:
                 self.free[self.room[block]].setdefault(content, []).append(block)
 
 
-def _ended(lane: int, left: int) -> InternalError:
-    return InternalError(f"lane {lane} expects {left} more steps, but the plan has ended")
+def _no_more_steps(lane: int, missing: int) -> InternalError:
+    return InternalError(f"lane {lane} expects {missing} more steps, but the plan has ended")
 
 
 def _one_column(columns: list[Array]) -> Array:

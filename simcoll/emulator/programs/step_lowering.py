@@ -324,11 +324,13 @@ class _RankParts:
             touched, place, count = np.unique(
                 self.part[ranks], return_inverse=True, return_counts=True
             )
-            for at, (part, inside) in enumerate(zip(touched.tolist(), count.tolist(), strict=True)):
-                if inside < sizes[part]:
-                    sizes[part] -= inside
-                    touched[at] = len(sizes)
-                    sizes.append(inside)
+            for row, (part, members) in enumerate(
+                zip(touched.tolist(), count.tolist(), strict=True)
+            ):
+                if members < sizes[part]:
+                    sizes[part] -= members
+                    touched[row] = len(sizes)
+                    sizes.append(members)
             self.part[ranks] = touched[place]
         self.count = len(sizes)
         self._parts = {name: self.of(array) for name, array in _by_address(arrays).items()}
@@ -382,7 +384,7 @@ class _Dependencies:
                 predecessor = operations[earlier]
                 if predecessor.stream == operation.stream:
                     continue
-                ranks, parts = self._waiting(earlier, predecessor, operation)
+                ranks, parts = self._new_waits(earlier, predecessor, operation)
                 if parts:
                     record, wait = self._pair(ranks, predecessor.stream, operation.stream)
                     records[earlier].append(record)
@@ -394,11 +396,11 @@ class _Dependencies:
             for record_steps, wait_steps in zip(records, waits, strict=True)
         ]
 
-    def _waiting(
+    def _new_waits(
         self, earlier: int, predecessor: Operation, operation: Operation
     ) -> tuple[Ints, tuple[int, ...]]:
         """The ranks, and their parts, on which an operation waits for an earlier one."""
-        ranks, parts = self._shared(predecessor, operation)
+        ranks, parts = self._common_ranks(predecessor, operation)
         waited = self.waited.setdefault(
             (predecessor.stream, operation.stream), [-1] * self.parts.count
         )
@@ -412,7 +414,9 @@ class _Dependencies:
             ranks = self.subsets[key]
         return ranks, new
 
-    def _shared(self, predecessor: Operation, operation: Operation) -> tuple[Ints, tuple[int, ...]]:
+    def _common_ranks(
+        self, predecessor: Operation, operation: Operation
+    ) -> tuple[Ints, tuple[int, ...]]:
         """The ranks, and their parts, of two operations."""
         peers, members = rank_array(predecessor), rank_array(operation)
         key = id(peers), id(members)
