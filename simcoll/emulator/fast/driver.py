@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -69,6 +70,10 @@ ROWS_TO_COPY = 64
 microsecond for each column, however few its rows.
 """
 
+MOST_WINDOWS = 16
+"""Where ranks are at steps far apart, as in the stages of a pipeline, few windows finish: the 2.0
+million classes of a step of 4 stages would take 1.6 GB.
+"""
 SPARE = 2048
 """Least growth of slots and hops, up to four times as many in long runs: each growth costs as much
 as playing a hundred messages.
@@ -77,7 +82,9 @@ as playing a hundred messages.
 
 @dataclass(slots=True, eq=False)
 class Window:
-    """Blocks for a part of a run, with adjacent slots and hops from ``base`` and ``hop`` on."""
+    """Blocks for a part of a run, with adjacent slots and hops from ``base`` and ``hop`` on. They
+    are freed together, when the steps of all have finished.
+    """
 
     blocks: Ints
     base: int
@@ -221,10 +228,8 @@ class StepMachine:
             if stop == NEED_STEP:
                 lane = int(self.state.reg[ARGUMENT])
                 while self.state.lane_head[lane] < 0:
-                    if self.ahead is None:
+                    if self.ahead is None or not self._load_part(self.ahead):
                         self._feed(lane)
-                    elif not self._load_part(self.ahead):
-                        raise _no_more_steps(lane, self.state.lane_left[lane])
             elif stop == FULL:
                 self.state = larger_calendar(self.state)
             elif self.changes is not None and stop in {CHANGE, MOVE}:
@@ -243,7 +248,10 @@ class StepMachine:
             if timed is None:
                 if steps:
                     break
-                raise _no_more_steps(lane, self.state.lane_left[lane])
+                raise InternalError(
+                    f"lane {lane} expects {self.state.lane_left[lane]} more steps, but the plan "
+                    "has ended"
+                )
             count = min(times, AHEAD_STEPS - steps, max(1, -(-(AHEAD_ROWS - rows) // len(timed))))
             self.rest_of_run = (timed, times - count) if times > count else None
             blocks += [self._block(timed) for _ in range(count)]
@@ -270,14 +278,23 @@ class StepMachine:
         self.ahead = StepParts(steps, parts)
 
     def _load_part(self, ahead: StepParts) -> bool:
-        """Load the next part of a run; False at its end."""
+        """Load the next part of a run; False at its end, and where that takes too much room: what
+        remains is then loaded step by step.
+        """
         order = next((part for part in ahead.parts if len(part)), None)
         if order is None:
             return False
         numbers, place = np.unique(order, return_inverse=True)
         steps = [ahead.steps[number] for number in numbers.tolist()]
         lengths = ahead.lengths[order]
-        ahead.latest = window = self._window(ahead, len(order), int(lengths.sum()))
+        window = self._window(ahead, len(order), int(lengths.sum()))
+        if window is None:
+            parts = chain([order], ahead.parts)
+            rest = groupby(chain.from_iterable(part.tolist() for part in parts))
+            self.steps = ((ahead.steps[number], len(list(turns))) for number, turns in rest)
+            self.ahead = None
+            return False
+        ahead.latest = window
         blocks, bases = window.blocks[: len(order)], window.base + np.cumsum(lengths) - lengths
         self.state.block_base[blocks] = bases
         self.state.block[window.base : window.base + int(lengths.sum())] = np.repeat(
@@ -293,14 +310,23 @@ class StepMachine:
             self._count(step, times, int(step.wire.sum()))
         return True
 
-    def _window(self, ahead: StepParts, blocks: int, rows: int) -> Window:
-        """A window for a part: one whose steps have finished, or a new one."""
+    def _window(self, ahead: StepParts, blocks: int, rows: int) -> Window | None:
+        """A window for a part: one whose steps have finished, or a new one; None if there are too
+        many.
+        """
         for window in ahead.windows:
             fits = blocks <= len(window.blocks) and rows <= window.rows
             if fits and not self.state.block_left[window.blocks].any():
                 return window
+        if len(ahead.windows) == MOST_WINDOWS:
+            return None
+        # Powers of two fit later parts, too.
+        blocks, rows = 1 << (blocks - 1).bit_length(), 1 << (rows - 1).bit_length()
         begin, base = len(self.contents), self.slots_used
         self.contents += [None] * blocks
+        for column in (self.wire, self.room, self.hop_room):
+            column.extend([0] * blocks)
+        self.allocated = len(self.contents)
         self.slots_used += rows
         if self.slots_used > len(self.state.phase):
             self.state = more_slots(self.state, self.slots_used + rows)
@@ -595,12 +621,8 @@ class StepMachine:
                 self.on_step(
                     first_message, content, s.start_fs[slots], s.end_fs[slots], s.done_fs[slots]
                 )
-            if self.ahead is None:
+            if self.room[block]:  # not in a window
                 self.free[self.room[block]].setdefault(content, []).append(block)
-
-
-def _no_more_steps(lane: int, missing: int) -> InternalError:
-    return InternalError(f"lane {lane} expects {missing} more steps, but the plan has ended")
 
 
 def _one_column(columns: list[Array]) -> Array:

@@ -8,6 +8,7 @@ import pytest
 import simcoll
 from simcoll.core.protocol import Protocol, nccl
 from simcoll.emulator import emulate
+from simcoll.emulator.fast import driver
 from simcoll.emulator.fast.compiled import COMPILED
 from simcoll.emulator.model import jitter_fs
 from simcoll.emulator.programs import compiled_programs
@@ -136,8 +137,9 @@ def test_classes_are_loaded_in_parts_of_any_size(monkeypatch):
         ],
     )
     results = []
-    for rows in (compiled_programs.ROWS_OF_PART, 100, 7, 1):
+    for rows, windows in ((compiled_programs.ROWS_OF_PART, 16), (100, 16), (7, 3), (7, 16), (1, 2)):
         monkeypatch.setattr(compiled_programs, "ROWS_OF_PART", rows)
+        monkeypatch.setattr(driver, "MOST_WINDOWS", windows)
         results.append(emulate(program, topology, keep=True, quotient=True, data="none"))
     every = emulate(program, topology, keep=True, engine="simpy")
     for result in results:
