@@ -1,10 +1,10 @@
 """How time and memory grow with recorded runs of PyTorch, and with pipelines of unlike ranks.
 
-``python benchmarks/large_cases.py recorded 8x10 8x40 32x10`` writes the profiles of a job that never
-ran, of so many ranks and steps, and reads them with ``simcoll job``. ``python
-benchmarks/large_cases.py pipeline 4 8 16`` steps a pipeline of so many ranks by 1F1B, with twice as
-many micro-batches, on fake tensors: each rank runs the script for itself (no ``alike``). Prints CPU
-seconds and peak memory of each command, and the exponent of the time between two of them.
+``python benchmarks/large_cases.py recorded 4x5 8x20`` writes the profiles of a job that never ran,
+of so many ranks and steps, and reads them with ``simcoll job``. ``python benchmarks/large_cases.py
+pipeline 8 16`` steps a pipeline of so many ranks by 1F1B, with twice as many micro-batches, on
+fake tensors: each rank runs the script for itself (no ``alike``). Prints CPU seconds and peak
+memory of each command, and the exponent of the time between two of them.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ PIPELINE = textwrap.dedent(
 
 def cost(arguments: list[str]) -> tuple[float, int]:
     """CPU seconds and peak MB of a command of simcoll."""
-    process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", *arguments], stdout=subprocess.DEVNULL
-    )
+    process = subprocess.Popen([sys.executable, "-m", *arguments], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -56,8 +54,8 @@ def recorded(case: str, folder: Path) -> tuple[int, tuple[float, int]]:
     """Collectives of all ranks of a job, such as 8 ranks by 10 steps, and the cost to read it."""
     ranks, steps = map(int, case.split("x"))
     traces = folder / case
-    known = write_example_traces(traces, ExampleJob(ranks, steps, LAYERS))
-    return ranks * len(known), cost(["simcoll", "job", str(traces)])
+    collectives = write_example_traces(traces, ExampleJob(ranks, steps, LAYERS))
+    return ranks * len(collectives), cost(["simcoll", "job", str(traces)])
 
 
 def pipeline(case: str, folder: Path) -> tuple[int, tuple[float, int]]:
@@ -75,16 +73,16 @@ def main() -> None:
         "recorded": (recorded, "collectives"),
         "pipeline": (pipeline, "passes"),
     }[kind]
-    before = None
+    latest = None
     with tempfile.TemporaryDirectory() as folder:
         for case in cases:
             size, (seconds, megabytes) = measure(case, Path(folder))
             growth = ""
-            if before is not None and before[0] != size:
-                exponent = math.log(seconds / before[1]) / math.log(size / before[0])
+            if latest is not None and latest[0] != size:
+                exponent = math.log(seconds / latest[1]) / math.log(size / latest[0])
                 growth = f", exponent {exponent:.2f}"
             print(f"{case}: {size:,} {unit}, {seconds:.1f} s, {megabytes} MB{growth}", flush=True)
-            before = size, seconds
+            latest = size, seconds
 
 
 if __name__ == "__main__":

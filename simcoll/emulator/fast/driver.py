@@ -290,8 +290,8 @@ class StepMachine:
         window = self._window(ahead, len(order), int(lengths.sum()))
         if window is None:
             parts = chain([order], ahead.parts)
-            rest = groupby(chain.from_iterable(part.tolist() for part in parts))
-            self.steps = ((ahead.steps[number], len(list(turns))) for number, turns in rest)
+            turns_of = groupby(chain.from_iterable(part.tolist() for part in parts))
+            self.steps = ((ahead.steps[number], len(list(turns))) for number, turns in turns_of)
             self.ahead = None
             return False
         ahead.latest = window
