@@ -52,7 +52,7 @@ def test_the_ranks_batches_are_one_batch(sizes, momentum, affine):
         for one, other in zip(part.parameters(), whole.parameters(), strict=True):
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
         part.eval(), whole.eval()
-        torch.testing.assert_close(part(batch), whole(batch), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(part(batch.cuda()), whole(batch), rtol=1e-4, atol=1e-5)
 
     backend.spawn(program, len(sizes), cuda_is_cpu=True)
 
