@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -13,7 +14,7 @@ import numpy as np
 
 from simcoll.errors import ConfigError, blamed_on
 from simcoll.files.output import csv_bytes
-from simcoll.planning.designs.decision import typical_best
+from simcoll.planning.designs.decision import interval_of, typical_best
 from simcoll.planning.designs.figures import FIGURES, better_of, pareto_front
 from simcoll.planning.designs.mapping_search import MachineSearch, MappingSearch, machine_of
 from simcoll.planning.designs.merit import Bill, bill_of, figures_of
@@ -50,6 +51,8 @@ __all__ = [
 ]
 
 MOST_BARS = 2500
+_NUMBERS = re.compile(r"[\d.,]+")
+"""What differs between the reasons of designs that exceed the same limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,8 @@ def exposure_grid(rows: Sequence[Row], space: Space, count: int) -> PointGrid:
 def time_design(point: Point) -> dict[str, Any]:
     """Time one design.
 
-    A design that exceeds the memory or a limit has no figures, and ``fits`` gives the reason.
+    A design that exceeds the memory or a limit of its size is not timed, and one that exceeds a
+    limit of days or dollars is; ``fits`` gives the reason.
 
     Raises
     ------
@@ -149,7 +153,40 @@ def time_design(point: Point) -> dict[str, Any]:
         "gpus": result.nranks,
     }
     figures = figures_of(speed, bill, point["terms"])
-    return {**shared, **figures, "cost": bill.parts, **_breakdown(design, result)}
+    timed = {**shared, **figures, "cost": bill.parts, **_breakdown(design, result)}
+    return _within_limits(timed, point["terms"]["limits"])
+
+
+def _within_limits(timed: dict[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of a design that was timed, held against the limits of days and dollars.
+
+    One within a limit that the slow end of its interval exceeds has a note.
+    """
+    notes = []
+    for name in ("days", "usd"):
+        limit = limits.get(name, 0)
+        if not limit:
+            continue
+        if timed[name] > limit:
+            excess = f"needs {_amount(name, timed[name])}, limit {_amount(name, limit)}"
+            return {**timed, "fits": excess, "excess": timed[name] / limit}
+        span = interval_of(timed, name)
+        if span and span[1] > limit:
+            slow = _amount(name, float(f"{span[1]:.3g}"))
+            notes.append(
+                f"within the limit of {_amount(name, limit)}, but its 90 % interval ends at {slow}"
+            )
+    return {**timed, "notes": [*timed["notes"], *notes]}
+
+
+def _amount(name: str, value: float) -> str:
+    """Days or dollars, with their unit.
+
+    >>> _amount("days", 41.234), _amount("usd", 5e6)
+    ('41.2 days', '$5,000,000')
+    """
+    text = FIGURES[name].text(value)
+    return f"${text}" if name == "usd" else f"{text} {FIGURES[name].unit}"
 
 
 def beyond_pcie(topology: Topology) -> str:
@@ -268,7 +305,7 @@ def tight_of(rows: Sequence[Row]) -> str:
     for row in rows:
         fits = row.get("result", {}).get("fits", "yes")
         if fits != "yes":
-            units.setdefault(fits.partition(" of ")[2].partition(" ")[2], []).append(fits)
+            units.setdefault(_NUMBERS.sub("", fits), []).append(fits)
     return ", ".join(
         f"1 does not fit: {reasons[0]}"
         if len(reasons) == 1

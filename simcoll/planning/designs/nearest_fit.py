@@ -54,7 +54,8 @@ def _reason(designs: Sequence[Row]) -> str:
     tight = [row for row in designs if "result" in row]
     if not tight:
         return f"no design is possible: {designs[0].get('error', 'none was timed')}"
-    nearest = min(tight, key=lambda row: row["result"]["excess"])
+    # A design that runs, but too long or too dear, is nearer than one that does not run.
+    nearest = min(tight, key=lambda row: ("time_fs" not in row["result"], row["result"]["excess"]))
     result = nearest["result"]
     reason = f"no design fits; nearest {result['fits']}{_with(nearest['point']['case'])}"
     return f"{reason}; {_remedy(nearest)}" if result["fits"].endswith("GiB") else reason

@@ -88,12 +88,14 @@ class Failures(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 
 
 class ClusterLimits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """``[limits]``: limits on designs; 0: no limit."""
+    """``[limits]``: limits on designs; 0: no limit. ``days`` and ``usd``: to train all tokens."""
 
     memory: str = ""
     gpus: int = 0
     usd_per_hour: float = 0.0
     kilowatts: float = 0.0
+    days: float = 0.0
+    usd: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +266,17 @@ def _needs(objective: Objective, terms: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{name} needs {table}", path="$.objective")
         if name in {"days", "usd"} and not objective.tokens:
             raise ConfigError(f"{name} needs tokens, such as tokens = '15T'", path="$.objective")
+    limits = terms["limits"]
+    for name in ("days", "usd"):
+        if limits[name] and not objective.tokens:
+            raise ConfigError(
+                "needs tokens under [objective], such as tokens = '15T'", path=f"$.limits.{name}"
+            )
+    for name in ("usd", "usd_per_hour"):
+        if limits[name] and not has_prices(terms):
+            raise ConfigError(
+                "needs prices under [cost], such as gpu_hour", path=f"$.limits.{name}"
+            )
 
 
 class _AlternativeTables(msgspec.Struct, frozen=True):

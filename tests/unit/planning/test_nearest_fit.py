@@ -81,6 +81,20 @@ def test_where_nothing_fits_the_closest_is_named(tmp_path, old, new, said):
     assert re.search(said, missing.reason), missing.reason
 
 
+def test_a_design_that_runs_too_long_is_nearer_than_one_that_does_not_run():
+    results = (
+        {"fits": "80.0 of 74.5 GiB", "excess": 1.07},
+        {"fits": "needs 61 days, limit 30 days", "excess": 2.03, "time_fs": 2},
+        {"fits": "needs 41 days, limit 30 days", "excess": 1.37, "time_fs": 1},
+    )
+    rows = [
+        {"point": {"case": {"alternative": "A", "tp": tp}, "design": {}}, "result": result}
+        for tp, result in zip((1, 2, 4), results, strict=True)
+    ]
+    (missing,) = missing_alternatives(rows)
+    assert missing.reason == ("no design fits; nearest needs 41 days, limit 30 days with tp = 4")
+
+
 def test_an_alternative_without_a_possible_design_gives_the_reason():
     point = {"case": {"alternative": "A"}, "design": {}}
     rows = [{"point": point, "error": "sequence 5: not divisible by cp = 2"}]

@@ -184,6 +184,27 @@ def test_alternatives_replace_tables_and_sweep_their_own(tmp_path):
             r"\$\.limits\.kilowatts: expected a number of at least 0",
         ),
         (
+            'tokens = "1B"',
+            "[limits]\ndays = 30",
+            r"\$\.limits\.days: needs tokens under \[objective\], such as tokens = '15T'",
+        ),
+        (
+            "gpu_hour = 2.0",
+            "[limits]\nusd = 5e6",
+            r"\$\.limits\.usd: needs prices under \[cost\], such as gpu_hour",
+        ),
+        (
+            "gpu_hour = 2.0",
+            "[limits]\nusd_per_hour = 100",
+            r"\$\.limits\.usd_per_hour: needs prices under \[cost\]",
+        ),
+        ("[cost]", "[limits]\ndays = -3\n[cost]", r"\$\.limits\.days: expected a number of at"),
+        (
+            "[cost]",
+            "[limits]\nday = 3\n[cost]",
+            r"\$\.limits\.day: unknown key; did you mean 'days'",
+        ),
+        (
             "[cost]",
             "[limits]\ngpus = -1\n[cost]",
             r"\$\.limits\.gpus: expected a number of at least 0, got -1",
@@ -350,6 +371,45 @@ def test_what_does_not_fit_is_not_timed(tmp_path, limits, said):
     found = time_design(space_of(tmp_path, PLAN + f"[limits]\n{limits}\n").points(1)[0])
     assert found["fits"].endswith(said)
     assert "time_fs" not in found
+
+
+def test_a_design_beyond_days_or_dollars_says_by_how_much(tmp_path):
+    plan = PLAN.replace("1B", "1T")
+    free = time_design(space_of(tmp_path, plan).points(1)[0])
+    days, dollars = free["days"], free["usd"]
+    limits = f"[limits]\ndays = {days / 4}\nusd = {dollars * 2}\n"
+    point = space_of(tmp_path, plan + limits).points(1)[0]
+    late = time_design(point)
+    assert late["fits"] == f"needs {days:.3g} days, limit {days / 4:.3g} days"
+    assert late["excess"] == pytest.approx(4)
+    assert {name: late[name] for name in free if name != "fits"} == {
+        name: value for name, value in free.items() if name != "fits"
+    }
+
+    limits = f"[limits]\nusd = {dollars / 2}\n"
+    dear = time_design(space_of(tmp_path, plan + limits).points(1)[0])
+    assert dear["fits"] == f"needs ${dollars:,.0f}, limit ${dollars / 2:,.0f}"
+
+    rows = [{"point": point, "result": result} for result in (late, late, dear)]
+    assert tight_of(rows) == (
+        f"2 do not fit, such as {late['fits']}, 1 does not fit: {dear['fits']}"
+    )
+    with pytest.raises(
+        ConfigError, match=r"none of 3 designs ran: .* no design fits; nearest need"
+    ):
+        best_of(rows, space_of(tmp_path))
+
+
+def test_a_design_whose_interval_ends_beyond_a_limit_has_a_note(tmp_path):
+    free = time_design(space_of(tmp_path).points(1)[0])
+    slow = free["days"] * free["interval"]["90"][1]
+    for limit, said in (((free["days"] + slow) / 2, True), (slow * 1.01, False)):
+        (found,) = (
+            time_design(point)
+            for point in space_of(tmp_path, PLAN + f"[limits]\ndays = {limit}\n").points(1)[:1]
+        )
+        assert found["fits"] == "yes"
+        assert ("but its 90 % interval ends at" in " ".join(found["notes"])) == said
 
 
 def test_a_design_that_cannot_be_says_why(tmp_path):
