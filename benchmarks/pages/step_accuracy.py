@@ -167,8 +167,9 @@ BLIND = """
 Predictions from a design file alone. The sustained share of single kernels' rates of H100 is from the rows of NeMo 24.07,
 that of B200 and GB200 from the dense rows of Megatron Bridge 25.11, and that of GB300 from those of Megatron Bridge 26; all other rows
 are predicted with these shares. The recipes of the containers determine which rows overlap exchanges of tokens, on how many
-multiprocessors, which kernels CUDA graphs launch, which modules are recomputed, and how many layers' activations are offloaded. *GiB*: of the fullest GPU. Megatron Bridge 26 means containers 26.02 to 26.08, each configuration in its
-newest container; two are printed there without chunks or sharding, which they may have had: 70B on GB300 at +28 % and -20 %. The
+multiprocessors, which kernels CUDA graphs launch, which modules are recomputed, how many layers' activations are offloaded, which products of 8 bits keep their weights in 8 bits (`fp8_param_gather`), so that
+they are not cast for every micro-batch, and which experts are split over tensor parallelism (`split_experts`). *GiB*: of the fullest GPU. Megatron Bridge 26 means containers 26.02 to 26.08, each configuration in its
+newest container; two are printed there without chunks or sharding, which they may have had: 70B on GB300 at +25 % and -21 %. The
 Llama 3 paper does not give the chunks of a stage; 8 are assumed. Nothing is fitted to the 63
 rows of NeMo 24.12, from recipes of DGX Cloud.
 

@@ -612,7 +612,10 @@ def _divides(model: Model, sizes: _Batch, parallel: Parallel, dp: int) -> None:
             "cp (x tp with sequence_parallel)",
         ),
         _Division(
-            "ranks for experts (tp x cp x dp)", parallel.tp * parallel.cp * dp, parallel.ep, "ep"
+            f"ranks for experts ({' x '.join(parallel.expert_axes)})",
+            parallel.tp // parallel.expert_tp * parallel.cp * dp,
+            parallel.ep,
+            "ep",
         ),
         _Division(
             "ranks of a shard (dp x cp)", dp * parallel.cp, parallel.shard_group or 1, "shard_group"
@@ -628,5 +631,8 @@ def _divides(model: Model, sizes: _Batch, parallel: Parallel, dp: int) -> None:
                 path="$.parallel.imbalance",
             )
         divisions.append(_Division("experts", model.experts, parallel.ep, "ep"))
+    if parallel.expert_tp > 1 and model.experts:
+        width = model.expert_inner
+        divisions.append(_Division("inner width of an expert", width, parallel.expert_tp, "tp"))
     for division in divisions:
         division.check()

@@ -211,9 +211,14 @@ def _product(design: Design, roof: Roofline, linear: Linear) -> _MatrixProducts:
             / sizes.split
             * design.model.top_k
             * parallel.ep
+            * parallel.expert_tp
             * busiest
             / design.model.experts
         )
+        if linear.name == "expert up":
+            outputs //= parallel.expert_tp
+        else:
+            inputs //= parallel.expert_tp
         if parallel.ep == 1 and sizes.split == 1:
             rows /= parallel.tp  # every rank has the experts, and computes a part of the tokens
     elif linear.split == "outputs":
@@ -352,7 +357,7 @@ def _exchanges(
     design: Design, products: Sequence[_MatrixProducts], attention: float, *, moe: bool
 ) -> _Exchanges:
     """The collectives that a layer's passes wait for."""
-    tensor = _tensor(design, products)
+    tensor = _tensor(design, products, moe=moe)
     context = _context(design, attention)
     computed = sum(product.forward for product in products) + attention
     experts = _experts(design, computed) if moe else ((), ())
@@ -364,9 +369,10 @@ def _exchanges(
     )
 
 
-def _tensor(design: Design, products: Sequence[_MatrixProducts]) -> _Exchanges:
-    """Collectives of tensor parallelism: before and after attention, and before and after the
-    MLP.
+def _tensor(design: Design, products: Sequence[_MatrixProducts], *, moe: bool) -> _Exchanges:
+    """Collectives of tensor parallelism: before and after attention, and before and after the MLP.
+
+    Routed experts take the tokens of each rank's part of the sequence, without gathering them.
     """
     parallel, sizes = design.parallel, _sizes(design)
     if parallel.tp == 1:
@@ -375,14 +381,19 @@ def _tensor(design: Design, products: Sequence[_MatrixProducts]) -> _Exchanges:
     if not parallel.sequence_parallel:
         reduce = (Inside("all_reduce", "tp", size, 2),)
         return _Exchanges(reduce, reduce)
+    parts = ("attention",) if moe and not design.model.shared_experts else ("attention", "mlp")
     if not parallel.overlap_tp:
-        exchange = (Inside("all_gather", "tp", size, 2), Inside("reduce_scatter", "tp", size, 2))
+        count = len(parts)
+        exchange = (
+            Inside("all_gather", "tp", size, count),
+            Inside("reduce_scatter", "tp", size, count),
+        )
         return _Exchanges(exchange, exchange)
     halves = [
         _exchanges_beside_products(
             design, size, [product for product in products if product.linear.part == part]
         )
-        for part in ("attention", "mlp")
+        for part in parts
     ]
     return _Exchanges(
         tuple(inner for half in halves for inner in half.forward),
@@ -458,17 +469,30 @@ def _context(design: Design, attention: float) -> tuple[tuple[Inside, ...], tupl
 def _experts(design: Design, computed: float) -> tuple[tuple[Inside, ...], tuple[Inside, ...]]:
     """Dispatch of tokens to the ranks of their experts, and combine."""
     model, parallel, sizes = design.model, design.parallel, _sizes(design)
-    if parallel.ep == 1:
-        return (), ()
     tokens = sizes.rows // sizes.split
+    gathered = _gathers_of_split_experts(design, tokens)
+    if parallel.ep == 1:
+        return gathered, gathered
     copies = _sent_once(design) if parallel.dispatch == "once" else model.top_k
     size = round(tokens * copies * model.hidden * ELEMENT)
     hidden, share = 0, 0.0
     if parallel.overlap_ep:
         hidden = in_fs(computed) // 2
         share = parallel.exchange_units / design.gpu.number("units.count", SMALLEST_WAVE)
-    exchange = (Inside("all_to_all", "ep", size, 2, parallel.imbalance, hidden, share),)
-    return exchange, exchange
+    exchange = Inside("all_to_all", "ep", size, 2, parallel.imbalance, hidden, share)
+    return (exchange, *gathered), (exchange, *gathered)
+
+
+def _gathers_of_split_experts(design: Design, tokens: int) -> tuple[Inside, ...]:
+    """The collectives with which ranks that an expert is split over gather the tokens of all of
+    them, and sum what it makes of them.
+    """
+    model, parallel = design.model, design.parallel
+    if parallel.expert_tp == 1:
+        return ()
+    routed = tokens * model.top_k * parallel.imbalance
+    size = round(routed * parallel.expert_tp * model.hidden * ELEMENT)
+    return Inside("all_gather", "tp", size), Inside("reduce_scatter", "tp", size)
 
 
 def _sent_once(design: Design) -> float:
@@ -479,7 +503,7 @@ def _sent_once(design: Design) -> float:
     local, which equals that of its copies.
     """
     model, parallel = design.model, design.parallel
-    ranks = design.mesh.blocks(("tp", "cp", "dp"), parallel.ep)[0][0]
+    ranks = design.mesh.blocks(parallel.expert_axes, parallel.ep)[0][0]
     node = design.topology.groups.get("box", np.zeros(design.topology.nranks, np.int64))
     places = len(set(node[ranks].tolist()))
     places = parallel.ep if places == 1 else places

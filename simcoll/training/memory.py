@@ -87,7 +87,7 @@ def layer_parameters(model: Model, parallel: Parallel, *, moe: bool) -> tuple[in
     for linear in linears(model, moe=moe):
         count = linear.inputs * linear.outputs
         if linear.part == "expert":
-            experts += count * model.experts // parallel.ep
+            experts += count * model.experts // (parallel.ep * parallel.expert_tp)
         else:
             dense += count // (parallel.tp if linear.split else 1)
     return dense, experts
@@ -157,17 +157,18 @@ def activation_bytes(design: Design, *, moe: bool, recompute: str | None = None)
     elif parallel.attention != "plain":
         split += 4 * rows * model.heads  # the logarithms of the sums of each row
     split += _inner_bytes(design, rows, moe=moe, modules=modules)
-    return repeated // repeats + _gathered_bytes(design, x, modules) + split // t
+    inputs = 1 if moe and not model.shared_experts else 2  # experts gather nothing
+    return repeated // repeats + inputs * _gathered_bytes(design, x, modules) + split // t
 
 
 def _gathered_bytes(design: Design, x: int, modules: Collection[str]) -> int:
-    """Bytes of the gathered inputs of attention and MLP that are saved, beyond the parts of a rank
-    itself; ``x``: elements of one.
+    """Bytes of a gathered input of attention or MLP that is saved, beyond the part of a rank
+    itself; ``x``: its elements.
     """
     parallel = design.parallel
     if parallel.gathers == "again" or not parallel.sequence_parallel or "layernorm" in modules:
         return 0
-    return 2 * _saved_bytes(design) * (x - x // parallel.tp)
+    return _saved_bytes(design) * (x - x // parallel.tp)
 
 
 def _saved_bytes(design: Design) -> int:
@@ -192,7 +193,9 @@ def _inner_bytes(design: Design, rows: int, *, moe: bool, modules: Collection[st
     output = 0 if "moe_act" in modules else saved
     if model.expert_clamp and "moe_act" not in modules:  # both before and after they are clamped
         output += 2 * ACTIVATION_BYTES
-    return shared + routed * (model.expert_inner * (inputs + output) + saved * model.hidden)
+    # Each rank of a split expert saves the tokens of all of them.
+    tokens = saved * model.hidden * parallel.expert_tp
+    return shared + routed * (model.expert_inner * (inputs + output) + tokens)
 
 
 def _inner_elements(design: Design, rows: int, *, moe: bool) -> int:
@@ -205,7 +208,7 @@ def _inner_elements(design: Design, rows: int, *, moe: bool) -> int:
         return rows * ways * model.inner
     routed = ceil(rows * model.top_k * parallel.imbalance)  # tokens of the experts of one rank
     return rows * ways * model.shared_experts * model.expert_inner + routed * (
-        ways * model.expert_inner + model.hidden
+        ways * model.expert_inner + model.hidden * parallel.expert_tp
     )
 
 
@@ -228,7 +231,8 @@ def _stage(design: Design, stage: int) -> StageMemory:
     dense, experts = stage_parameters(design, stage)
     copies = design.mesh.size("dp") * design.mesh.size("cp")
     shard = parallel.shard_group or copies
-    across = max(1, parallel.tp * copies // parallel.ep)  # ranks with the same experts
+    # Ranks with the same parameters of experts.
+    across = max(1, parallel.tp // parallel.expert_tp * copies // parallel.ep)
 
     def stored_bytes(count: int, level: str) -> int:
         levels = ("none", "optimizer", "gradients", "parameters")

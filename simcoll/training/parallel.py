@@ -99,6 +99,11 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     gathered
         Type of the parameters that sharding gathers: ``"fp8"`` with 8-bit matrix products whose
         weights are cast before. Embedding and head stay in 16 bits.
+    split_experts
+        Whether experts are split over the tensor-parallel ranks too, each of which then computes
+        with the tokens of all of them; expert parallelism is then over ranks of context and data
+        parallelism alone. Megatron-LM does so unless ``expert_tensor_parallel_size`` is 1. Needs
+        ``sequence_parallel``.
     dispatch
         Dispatch of tokens to experts: ``"copies"``, one per expert (an all_to_all), or ``"once"``
         to each node with any of the token's experts, which forwards it, and within a node once to
@@ -177,6 +182,7 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     attention: AttentionKernel = "fused"
     gradients: GradientType = "fp32"
     gathered: GatheredType = "bf16"
+    split_experts: bool = False
     dispatch: Dispatch = "copies"
     exchange_units: int = 20
     graphs: CapturedGraphs = "none"
@@ -235,11 +241,26 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 "overlap_tp needs sequence_parallel: a product cannot run beside an all_reduce of "
                 "its own output"
             )
+        if self.split_experts and self.tp > 1 and not self.sequence_parallel:
+            raise ConfigError(
+                "split_experts needs sequence_parallel: ranks that all have the same tokens would "
+                "compute them several times"
+            )
         if isinstance(self.split, str) and self.split not in ("even", "embeddings"):
             raise ConfigError(
                 f"split: unknown {self.split!r}; {nearest(self.split, ['even', 'embeddings'])}, or "
                 "a list"
             )
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks over which an expert is split."""
+        return self.tp if self.split_experts else 1
+
+    @property
+    def expert_axes(self) -> tuple[str, ...]:
+        """The axes over whose ranks experts are distributed."""
+        return ("cp", "dp") if self.expert_tp > 1 else ("tp", "cp", "dp")
 
     @property
     def shard_in_step(self) -> Sharding:

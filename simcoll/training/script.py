@@ -97,7 +97,7 @@ def shape_of(design: Design) -> ScriptShape:
         parallel.overlap_dp,
         parallel.shard_in_step,
         copies=copies > 1,
-        expert_copies=spread and parallel.tp * copies > parallel.ep,
+        expert_copies=spread and parallel.tp // parallel.expert_tp * copies > parallel.ep,
         experts=frozenset(layer for layer in range(model.layers) if spread and model.is_moe(layer)),
         replicas=parallel.shard != "none" and 0 < parallel.shard_group < copies,
         tied=model.tied and parallel.pp > 1,

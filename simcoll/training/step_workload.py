@@ -74,7 +74,9 @@ class StepParts:
         self.script: Script = script_of(shape_of(design))
         self.costs = ChunkCosts(design)
         parallel = design.parallel
-        self.groups = process_groups(design.mesh, parallel.ep, parallel.shard_group)
+        self.groups = process_groups(
+            design.mesh, parallel.ep, parallel.shard_group, parallel.expert_axes
+        )
 
     def workload(self, more_fs: Mapping[int, int] | None = None) -> Workload:
         """Build the workload of the script; ``more``: additional time of single rows'
@@ -273,13 +275,15 @@ def stages_of(mesh: Mesh) -> dict[str, Ints]:
 
 
 @lru_cache(maxsize=256)
-def process_groups(mesh: Mesh, ep: int, shard_group: int) -> dict[str, Ints]:
+def process_groups(
+    mesh: Mesh, ep: int, shard_group: int, expert_axes: tuple[str, ...]
+) -> dict[str, Ints]:
     """The process groups of each axis: tp, cp, dp (with cp, whose ranks hold the same parameters),
     ep and edp, shard and replica.
     """
     axes_groups = {"tp": mesh.groups("tp"), "cp": mesh.groups("cp"), "dp": mesh.groups("cp", "dp")}
     if ep > 1:
-        axes_groups["ep"], axes_groups["edp"] = mesh.blocks(("tp", "cp", "dp"), ep)
+        axes_groups["ep"], axes_groups["edp"] = mesh.blocks(expert_axes, ep)
     if 0 < shard_group < axes_groups["dp"].shape[1]:
         axes_groups["shard"], axes_groups["replica"] = mesh.blocks(("cp", "dp"), shard_group)
     axes_groups["embedding"] = (

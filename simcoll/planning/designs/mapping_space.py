@@ -24,7 +24,8 @@ NOT_SEARCHED = (
     "tensor parallelism beyond a node or rack, more than 8 chunks a stage, micro-batches of more "
     "than 8 sequences, less than 2,048 tokens of a sequence on a GPU, uneven stages but for one "
     "layer, other orders of the axes, zero-bubble schedules, ZeRO-2 and hybrid sharding, "
-    "offloading, Ulysses, types of gradients, partial recomputation of operators"
+    "offloading, Ulysses, types of gradients, partial recomputation of operators, experts split "
+    "over tensor-parallel ranks"
 )
 """What a search leaves out, unless ``[parallel]`` states it."""
 

@@ -20,8 +20,9 @@ from simcoll.topology import crossbar, load_topology
 from simcoll.training.design import design_from
 from simcoll.training.gpu import load_gpu
 from simcoll.training.layers import layer_of
-from simcoll.training.memory import memory_by_stage, offloaded_bytes
+from simcoll.training.memory import memory_by_stage, offloaded_bytes, stage_parameters
 from simcoll.training.operators import Roofline
+from simcoll.training.parallel import Parallel
 from simcoll.training.pipeline import stage_order
 from simcoll.training.script_clock import _stretch
 from simcoll.training.step_calibration import UNCALIBRATED, StepCalibration, shipped_calibration
@@ -845,6 +846,42 @@ def test_tokens_go_once_to_every_node_of_their_experts(nodes, ep, copies):
         if inner.kind == "all_to_all"
     ]
     assert sizes == [2048 * 2048 * 2 * 2, round(2048 * 2048 * 2 * copies)]
+
+
+def test_experts_split_over_tensor_ranks_gather_their_tokens():
+    """As Megatron-LM without ``expert_tensor_parallel_size``: as much computation, a part of the
+    weights, and expert parallelism over other ranks.
+    """
+    experts = {"experts": 8, "top_k": 2, "expert_ffn": 512, "global_batch": 64}
+    whole, split = (
+        design(4, experts, tp=4, ep=8, sequence_parallel=True, split_experts=each)
+        for each in (False, True)
+    )
+    routed_bytes = 2048 * 2 * 2048 * 2  # tokens x experts x hidden, in 16 bits
+    calls = [
+        [
+            (inner.kind, inner.size_bytes, inner.count)
+            for inner in layer_of(each, moe=True).forward.inside
+        ]
+        for each in (whole, split)
+    ]
+    attention = [("all_gather", routed_bytes // 2, 1), ("reduce_scatter", routed_bytes // 2, 1)]
+    exchange = ("all_to_all", routed_bytes // 4, 2)  # of a part of the sequence
+    assert calls[0] == [*attention, exchange]
+    gathers = [("all_gather", routed_bytes, 1), ("reduce_scatter", routed_bytes, 1)]
+    assert calls[1] == [*attention, exchange, *gathers]
+
+    flops = [layer_of(each, moe=True).forward.flops for each in (whole, split)]
+    assert flops[0] == pytest.approx(flops[1])
+    counts = [stage_parameters(each, 0) for each in (whole, split)]
+    assert counts[0] == (counts[1][0], 4 * counts[1][1])
+    groups = [StepParts(each).groups["ep"][0].tolist() for each in (whole, split)]
+    assert groups == [list(range(8)), list(range(0, 32, 4))]
+
+
+def test_split_experts_need_the_sequence_split_too():
+    with pytest.raises(ConfigError, match="split_experts needs sequence_parallel"):
+        Parallel(tp=2, split_experts=True, sequence_parallel=False)
 
 
 @pytest.mark.slow
