@@ -81,7 +81,7 @@ as playing a hundred messages.
 
 
 @dataclass(slots=True, eq=False)
-class Window:
+class PartBlocks:
     """Blocks for a part of a run, with adjacent slots and hops from ``base`` and ``hop`` on. They
     are freed together, when the steps of all have finished.
     """
@@ -94,7 +94,7 @@ class Window:
 
 
 @dataclass(eq=False)
-class StepParts:
+class RunInParts:
     """A run that is loaded in parts: its distinct steps, and which of them each part holds.
 
     The windows of parts that have finished hold later ones, so that memory grows with the steps in
@@ -103,8 +103,8 @@ class StepParts:
 
     steps: Sequence[Timed]
     parts: Iterator[Ints]
-    windows: list[Window] = field(default_factory=list)
-    latest: Window | None = None
+    windows: list[PartBlocks] = field(default_factory=list)
+    latest: PartBlocks | None = None
 
     @cached_property
     def lengths(self) -> Ints:
@@ -165,7 +165,7 @@ class StepMachine:
         self.hop_room: list[int] = []
         self.hops_used = 0
         self.free: dict[int, dict[Timed, list[int]]] = {}
-        self.ahead: StepParts | None = None
+        self.ahead: RunInParts | None = None
         self.spare = min(max(SPARE, int(lane_steps.sum())), 4 * SPARE)
         # And the connections of its rows.
         self.latest: tuple[StepShape | None, Ints] = (None, np.zeros(0, np.int64))
@@ -275,9 +275,9 @@ class StepMachine:
         parts
             Which of them follow each other, part by part.
         """
-        self.ahead = StepParts(steps, parts)
+        self.ahead = RunInParts(steps, parts)
 
-    def _load_part(self, ahead: StepParts) -> bool:
+    def _load_part(self, ahead: RunInParts) -> bool:
         """Load the next part of a run; False at its end, and where that takes too much room: what
         remains is then loaded step by step.
         """
@@ -310,7 +310,7 @@ class StepMachine:
             self._count(step, times, int(step.wire.sum()))
         return True
 
-    def _window(self, ahead: StepParts, blocks: int, rows: int) -> Window | None:
+    def _window(self, ahead: RunInParts, blocks: int, rows: int) -> PartBlocks | None:
         """A window for a part: one whose steps have finished, or a new one; None if there are too
         many.
         """
@@ -333,7 +333,7 @@ class StepMachine:
         if len(self.contents) > len(self.state.block_base):
             self.state = extend_arrays(self.state, PER_BLOCK, 2 * len(self.contents) + 64)
         self.state.waiters[base : base + rows] = -1
-        window = Window(np.arange(begin, begin + blocks), base, rows)
+        window = PartBlocks(np.arange(begin, begin + blocks), base, rows)
         ahead.windows.append(window)
         return window
 
@@ -517,7 +517,7 @@ class StepMachine:
             self.hop_room[block] = size
         self._grow_hops()
 
-    def _give_window_hops(self, window: Window, hops: Ints) -> None:
+    def _give_window_hops(self, window: PartBlocks, hops: Ints) -> None:
         """Allocate the hops of a window's blocks, side by side."""
         total = int(hops.sum())
         if total > window.hops:
