@@ -25,7 +25,17 @@ from simcoll.emulator.steps.joint import RowCosts
 from simcoll.emulator.steps.plan_placement import Placement
 from simcoll.emulator.steps.run_links import all_links
 from simcoll.emulator.steps.step_columns import Moves, PlanSummary, cache_key, turns
-from simcoll.emulator.steps.timed import StepShape, StepTimer, Timed, joined_moves, timed_steps
+from simcoll.emulator.steps.timed import (
+    REMEMBERED_ROWS,
+    Key,
+    StepShape,
+    StepTimer,
+    Timed,
+    ends_key,
+    is_too_long,
+    joined_moves,
+    timed_steps,
+)
 from simcoll.topology import Routes, Topology
 
 __all__ = ["CostTerms", "Ends", "Folding", "UnpricedRows", "find_classes"]
@@ -115,7 +125,9 @@ class Folding:
 class CostTerms(StepTimer):
     """Steps that carry a number for each combination of cost terms instead of costs.
 
-    Also keeps their moves, and unless ``sparse`` their routes.
+    Also keeps their moves, and unless ``sparse`` their routes. Steps with equal columns are one
+    object, however far apart they are, unless ``shared`` is unset: where most chunks are empty, the
+    steps of a ring differ from each other, and are the same again after a few.
     """
 
     def __init__(
@@ -124,9 +136,26 @@ class CostTerms(StepTimer):
         super().__init__(protocol, topology, placement, joint=True, sparse=sparse)
         self.moves: dict[Timed, Moves] = {}
         self.routes: dict[Timed, Routes] = {}
+        self.shared = True
+        self.labelled: dict[Key, Timed] = {}
+        self.labelled_rows = 0
 
     # Without jitter, the number of a message does not matter.
     def _time(self, steps: list[Moves], first_message: int) -> list[Timed]:  # noqa: ARG002
+        if not self.shared or is_too_long(steps):
+            return self._labelled(steps)
+        keys = [_columns_key(step) for step in steps]
+        new = {key: step for key, step in zip(keys, steps, strict=True) if key not in self.labelled}
+        if new:
+            self.labelled |= zip(new, self._labelled(list(new.values())), strict=True)
+            self.labelled_rows += sum(step.rows for step in new.values())
+        timed = [self.labelled[key] for key in keys]
+        while self.labelled_rows > REMEMBERED_ROWS and len(self.labelled) > 1:
+            self.labelled_rows -= len(self.labelled.pop(next(iter(self.labelled))))
+        return timed
+
+    def _labelled(self, steps: list[Moves]) -> list[Timed]:
+        """The steps with their numbers of cost terms."""
         found, first, ways = [], 0, self._recent(steps)
         labels: Any = alike(
             *in_one(
@@ -154,6 +183,12 @@ class CostTerms(StepTimer):
         return found
 
 
+def _columns_key(step: Moves) -> Key:
+    """All columns of a step."""
+    columns = step.size_bytes, step.op, step.operands
+    return *ends_key(step), *(column.tobytes() for column in columns)
+
+
 def find_classes(
     plan: Plan,
     topology: Topology,
@@ -179,6 +214,7 @@ def find_classes(
     timer, capacity = _terms(plan, topology)
     groups = seen.groups
     if waits is not None and tied:  # equal steps wait for different messages
+        timer.shared = False
         groups = [
             ((step._replace(),), 1)
             for some, times in groups or turns(plan)
@@ -223,7 +259,7 @@ def _classes_of_copies(
     # Lanes and links of copies that move nothing are a class of their own.
     most_lanes = most_lane_classes(counts.lane_steps) - copies.idle if worth_it else len(lane_steps)
     quotient = fold(
-        timed_steps(copies.plan, topology, timer.placement, None, timer),
+        timed_steps(copies.plan, topology, timer.placement, counts.copy_groups, timer),
         capacity,
         lane_steps,
         most_lanes=most_lanes,

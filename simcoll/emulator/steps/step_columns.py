@@ -123,7 +123,8 @@ class PlanSummary:
     """Counts from a first pass over a plan.
 
     ``rows`` counts the transfers of distinct steps; ``groups`` keeps the :func:`turns` if they are
-    few; ``switched``: some transfers between ranks are switch operations.
+    few, and ``copy_groups`` those of one copy if the plan consists of equal ones; ``switched``:
+    some transfers between ranks are switch operations.
     """
 
     lane_steps: Ints
@@ -133,6 +134,11 @@ class PlanSummary:
     bytes_by_op: tuple[int, ...]
     switched: bool
     groups: list[Group] | None
+    copy_groups: list[Group] | None = None
+
+    def without_groups(self) -> PlanSummary:
+        """The counts alone."""
+        return replace(self, groups=None, copy_groups=None)
 
 
 summaries_of: FactStore[Schedule, dict[tuple[int, int], PlanSummary]] = FactStore(lambda _: {})
@@ -152,7 +158,7 @@ def drop_groups(schedule: Schedule) -> None:
     """Drop the steps of all passes, which only runs that are not loaded need."""
     summaries = summaries_of(schedule)
     for key, kept in list(summaries.items()):
-        summaries[key] = replace(kept, groups=None)
+        summaries[key] = kept.without_groups()
 
 
 def _even(plan: Plan) -> bool:
@@ -488,27 +494,30 @@ def summary(plan: Plan) -> PlanSummary:
         )
         counts = _count(unit)
         forget_unequal(plan.schedule)
-        summaries[key] = counts if counts.rows <= REMEMBERED_ROWS else replace(counts, groups=None)
+        summaries[key] = counts if counts.rows <= REMEMBERED_ROWS else counts.without_groups()
     return _scale(counts, chunk_bytes) if chunk_bytes > 1 else counts
 
 
 def _scale(counts: PlanSummary, chunk_bytes: int) -> PlanSummary:
     """The summary with chunks of ``chunk_bytes`` bytes instead of one."""
-    groups = None
-    if counts.groups is not None:
-        large: dict[int, Moves] = {}
-        for group, _ in counts.groups:
-            for step in group:
-                if id(step) not in large:
-                    large[id(step)] = step._replace(size_bytes=step.size_bytes * chunk_bytes)
-        groups = [
-            (tuple(large[id(step)] for step in group), times) for group, times in counts.groups
-        ]
     return replace(
         counts,
         bytes_by_op=tuple(moved * chunk_bytes for moved in counts.bytes_by_op),
-        groups=groups,
+        groups=_scaled_groups(counts.groups, chunk_bytes),
+        copy_groups=_scaled_groups(counts.copy_groups, chunk_bytes),
     )
+
+
+def _scaled_groups(groups: list[Group] | None, chunk_bytes: int) -> list[Group] | None:
+    """The same steps with chunks of ``chunk_bytes`` bytes instead of one."""
+    if groups is None:
+        return None
+    large: dict[int, Moves] = {}
+    for group, _ in groups:
+        for step in group:
+            if id(step) not in large:
+                large[id(step)] = step._replace(size_bytes=step.size_bytes * chunk_bytes)
+    return [(tuple(large[id(step)] for step in group), times) for group, times in groups]
 
 
 def _facts(plan: Plan, step: Moves) -> tuple[Ints, tuple[int, ...], bool]:
@@ -536,6 +545,7 @@ def _count(plan: Plan) -> PlanSummary:
         tuple(times * moved for moved in counts.bytes_by_op),
         counts.switched,
         None,
+        counts.groups,
     )
 
 

@@ -25,12 +25,16 @@ from simcoll.topology.chosen_paths import chosen_routes
 Key = tuple[bytes, ...]
 
 __all__ = [
+    "REMEMBERED_ROWS",
+    "Key",
     "StepShape",
     "StepStream",
     "StepTimer",
     "Steps",
     "Timed",
     "batches",
+    "ends_key",
+    "is_too_long",
     "joined_moves",
     "joined_routes",
     "timed_steps",
@@ -212,18 +216,9 @@ class StepTimer:
 
     def _recent(self, steps: list[Moves]) -> list[tuple[Routes, StepShape]]:
         """Routes and shape of each step, from the recent ones if possible."""
-        if len(steps) == 1 and steps[0].rows > REMEMBERED_ROWS:
+        if is_too_long(steps):
             return list(self._routes(steps))
-        keys = [
-            (
-                *(
-                    b"" if column is None else column.tobytes()
-                    for column in (*step[:3], step.leader)
-                ),
-                b"" if step.paths is None else step.paths.key,
-            )
-            for step in steps
-        ]
+        keys = [ends_key(step) for step in steps]
         new = {key: step for key, step in zip(keys, steps, strict=True) if key not in self.routed}
         if new:
             self.routed |= zip(new, self._routes(list(new.values())), strict=True)
@@ -310,6 +305,18 @@ class StepTimer:
             leader=leader,
             linked=linked,
         )
+
+
+def is_too_long(steps: Sequence[Moves]) -> bool:
+    """Whether there is one step, of too many messages to be compared with later ones."""
+    return len(steps) == 1 and steps[0].rows > REMEMBERED_ROWS
+
+
+def ends_key(step: Moves) -> Key:
+    """What determines the routes and the shape of a step."""
+    columns = *step[:3], step.leader
+    paths = b"" if step.paths is None else step.paths.key
+    return *(b"" if column is None else column.tobytes() for column in columns), paths
 
 
 def joined_moves(steps: Sequence[Moves]) -> Moves:
