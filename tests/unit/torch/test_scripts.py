@@ -676,8 +676,10 @@ def test_accelerate_trains_as_on_processes(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rank_that_ends_the_process_says_where(tmp_path):
-    (tmp_path / "train.py").write_text("import os\nif os.environ['RANK'] == '1':\n    os.abort()\n")
+def test_compiled_code_that_ends_the_process_says_where(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import ctypes, os\nif os.environ['RANK'] == '1':\n    ctypes.CDLL(None).abort()\n"
+    )
     words = [sys.executable, "-m", "simcoll.torch", "-n", "2", "train.py"]
     environment = os.environ | {"PYTHONPATH": str(Path(simcoll.__file__).parents[1])}
     done = subprocess.run(
