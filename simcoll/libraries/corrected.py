@@ -110,12 +110,12 @@ def costs(question: Question, size_bytes: Floats) -> list[Cost]:
     shares = calibration.rate_shares(size_bytes)
     plain = replace(question, calibration=replace(calibration, rate=Fraction(1)))
     return [
-        _between(cost, full, shares)
+        _blend_costs(cost, full, shares)
         for cost, full in zip(_costs_at_one_rate(plain, size_bytes), calibrated, strict=True)
     ]
 
 
-def _between(plain: Cost, full: Cost, shares: Floats) -> Cost:
+def _blend_costs(plain: Cost, full: Cost, shares: Floats) -> Cost:
     """A cost without and with the rate of a calibration, of which a share holds by size."""
 
     def blend(without: Floats | float, with_rate: Floats | float) -> Floats:

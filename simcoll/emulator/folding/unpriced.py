@@ -143,18 +143,18 @@ class CostTerms(StepTimer):
     # Without jitter, the number of a message does not matter.
     def _time(self, steps: list[Moves], first_message: int) -> list[Timed]:  # noqa: ARG002
         if not self.shared or is_too_long(steps):
-            return self._labelled(steps)
+            return self._with_labels(steps)
         keys = [_columns_key(step) for step in steps]
         new = {key: step for key, step in zip(keys, steps, strict=True) if key not in self.labelled}
         if new:
-            self.labelled |= zip(new, self._labelled(list(new.values())), strict=True)
+            self.labelled |= zip(new, self._with_labels(list(new.values())), strict=True)
             self.labelled_rows += sum(step.rows for step in new.values())
         timed = [self.labelled[key] for key in keys]
         while self.labelled_rows > REMEMBERED_ROWS and len(self.labelled) > 1:
             self.labelled_rows -= len(self.labelled.pop(next(iter(self.labelled))))
         return timed
 
-    def _labelled(self, steps: list[Moves]) -> list[Timed]:
+    def _with_labels(self, steps: list[Moves]) -> list[Timed]:
         """The steps with their numbers of cost terms."""
         found, first, ways = [], 0, self._recent(steps)
         labels: Any = alike(

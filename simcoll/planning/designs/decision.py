@@ -248,7 +248,7 @@ def interval_lines(figure: str, best: Sequence[Row], *, verbose: bool = False) -
 
 def typical_best(best: Sequence[Row], figure: str) -> Row:
     """The design that is best if every step takes what steps of its class typically took over their
-    predictions; of equals, the one with the most values of the best design as predicted.
+    predictions; of equals, one in the higher tier, with the most values of the best as predicted.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ def typical_best(best: Sequence[Row], figure: str) -> Row:
     equals = [
         row for row, value in zip(best, values, strict=True) if abs(value - top) <= SMALL * abs(top)
     ]
-    return min(equals, key=lambda row: len(_changes(best[0], row)))
+    return min(equals, key=lambda row: (-row["result"]["tier"], len(_changes(best[0], row))))
 
 
 def _typical(result: Mapping[str, Any], figure: str) -> float:

@@ -25,7 +25,7 @@ from tests.unit.planning.test_space import PLAN
 
 
 def row_of(name, usd, cost, **result):
-    values = {"usd": usd, "tokens_per_second": 100.0, "cost": cost, **result}
+    values = {"usd": usd, "tokens_per_second": 100.0, "tier": 1, "cost": cost, **result}
     return {"key": name, "point": {"case": {"alternative": name}}, "result": values}
 
 
@@ -160,7 +160,7 @@ def test_the_best_by_typical_errors_is_named():
         {
             "key": name,
             "point": {"case": {"tp": tp, "shard": shard}},
-            "result": {"days": days, "interval": interval},
+            "result": {"days": days, "interval": interval, "tier": 1},
         }
         for name, tp, shard, days, interval in (
             ("A", 1, "parameters", 10.0, slow),

@@ -164,7 +164,7 @@ def row(name, step_s, cell=CELL, difference=0.05, span=(0.9, 1.1)):
     return {
         "key": name,
         "point": {"case": {"alternative": name}},
-        "result": {"step_s": step_s, "days": step_s, "interval": interval},
+        "result": {"step_s": step_s, "days": step_s, "tier": 1, "interval": interval},
     }
 
 
