@@ -255,6 +255,7 @@ class Schedule:
                 raise self._change_error(number - 1)
             _note_transits(facts, private)
             moving = moving_part(private)
+            del entry, block, private  # a step is freed before the source makes the next one
             if moving is not None:
                 room -= _transfers(moving)
                 if room >= 0:
@@ -262,6 +263,7 @@ class Schedule:
                 else:
                     collected.clear()
                 yield moving
+            del moving
         if not facts.ends(number):
             raise self._change_error(number)
         facts.kept = tuple(collected) if room >= 0 else None
@@ -690,6 +692,8 @@ def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int
                 collected.append(resolved)
             yield number, resolved
             number += 1
+            del step, resolved
+        del block
     facts.checked = True
     if (
         collected is not None

@@ -212,6 +212,7 @@ def play_every(request: Request, timer: StepTimer | None = None) -> Result:
         changes=None
         if timeline is None
         else changes_of(timeline, capacity, plan.ranks, plan.nchannels),
+        most_messages=seen.messages,
     )
     machine.play(name)
     if timeline is not None and not machine.through:

@@ -137,32 +137,30 @@ def _has_copies(step: Step, of_share: Step, sizes: _ShareSizes) -> bool:
     if (of_share.dst_chunk % sizes.width + of_share.count > sizes.width).any():
         return False
     order = None
-    if not (np.diff(step.channel // sizes.lanes) >= 0).all():
-        order = np.argsort(step.channel // sizes.lanes, kind="stable")
-    share = np.arange(sizes.shares)[:, None]
+    share = step.channel // sizes.lanes
+    if (share[1:] < share[:-1]).any():
+        order = np.argsort(share, kind="stable")
+    del share
 
-    def chunk_of(chunk: Ints) -> Ints:
+    def chunk_of(chunk: Ints, share: int) -> Ints:
         slot, place = np.divmod(chunk, sizes.width)
         return slot * sizes.chunks + place + share * sizes.width
 
-    # One column after the other: those of a step may have millions of rows.
-    copied: list[tuple[Any, Callable[[], Any]]] = [
-        (step.src_rank, lambda: of_share.src_rank),
-        (step.dst_rank, lambda: of_share.dst_rank),
-        (step.count, lambda: of_share.count),
-        (step.op, lambda: of_share.op),
-        (step.channel, lambda: of_share.channel + share * sizes.lanes),
-        (step.src_chunk, lambda: chunk_of(of_share.src_chunk)),
-        (step.dst_chunk, lambda: chunk_of(of_share.dst_chunk)),
+    # One column after the other, and share by share: those of a step may have millions of rows.
+    copied: list[tuple[Any, Callable[[int], Any]]] = [
+        (step.src_rank, lambda _: of_share.src_rank),
+        (step.dst_rank, lambda _: of_share.dst_rank),
+        (step.count, lambda _: of_share.count),
+        (step.op, lambda _: of_share.op),
+        (step.channel, lambda share: of_share.channel + share * sizes.lanes),
+        (step.src_chunk, lambda share: chunk_of(of_share.src_chunk, share)),
+        (step.dst_chunk, lambda share: chunk_of(of_share.dst_chunk, share)),
     ]
-    return all(
-        bool(
-            (
-                (column if order is None else column[order]).reshape(sizes.shares, -1) == values()
-            ).all()
-        )
-        for column, values in copied
-    )
+    for column, values in copied:
+        ordered = (column if order is None else column[order]).reshape(sizes.shares, -1)
+        if not all(np.array_equal(ordered[share], values(share)) for share in range(sizes.shares)):
+            return False
+    return True
 
 
 def _steps_of_first(schedule: Schedule, sizes: _ShareSizes) -> list[Step] | None:

@@ -50,6 +50,7 @@ def move_inputs(plan: Plan, inputs: Iterable[Array]) -> tuple[Array | None, ...]
     pool.fill(inputs)
     for moves in pool.steps():
         pool.move(moves)
+        del moves
     outputs: list[Array | None] = []
     has = plan.collective.has_output(np.arange(plan.nranks)).tolist()
     for output, receives in zip(pool.visible(OUTPUT), has, strict=True):
@@ -122,8 +123,10 @@ class BufferPool:
         """Stream the moves of every step, in an order in which they can be written."""
         for _, step in lowered(self._plan.schedule):
             moves = self._moves(step)
+            del step  # before the next one is made
             if moves:
                 yield moves
+            del moves
 
     def move(self, moves: list[_TransferGroup]) -> None:
         """Perform one step: read everything, then write it."""
@@ -158,19 +161,18 @@ class BufferPool:
     def _elements(self, step: Step) -> tuple[Ints, Ints, Ints]:
         """First source and target element of every transfer of a step, and its length."""
         plan, layout, starts = self._plan, self._plan.schedule.layout, self._first
-        source, target, length = (np.empty(len(step), np.int64) for _ in range(3))
-        for begin in range(0, len(step), LOCATED):
-            rows = slice(begin, begin + LOCATED)
-            part = step.rows(rows)
-            regions = layout.region(part.src_chunk), layout.region(part.dst_chunk)
-            src_offset, dst_offset, length[rows] = plan.ranges(part, *regions)
-            source[rows] = starts[part.src_rank, regions[0]] + src_offset
-            target[rows] = starts[part.dst_rank, regions[1]] + dst_offset
+        regions = layout.region(step.src_chunk), layout.region(step.dst_chunk)
+        src_offset, dst_offset, length = plan.ranges(step, *regions)
+        source = starts[step.src_rank, regions[0]] + src_offset
+        target = starts[step.dst_rank, regions[1]] + dst_offset
         return source, target, length
 
     def _moves(self, step: Step) -> list[_TransferGroup]:
-        """The transfers of a step that move something, as groups."""
-        source, target, length = self._elements(step)
+        """The transfers of a step that move something, as groups.
+
+        A part of a long step at a time, which leaves only the places of its data: those of a step
+        of a million transfers take less than the step, and ten further columns take more.
+        """
         switched = bool((step.op == SWITCH_REDUCE).any())
         combines = step.op == REDUCE
         # The first transfer of a switch reduction copies: the old content does not count.
@@ -178,42 +180,70 @@ class BufferPool:
             followers = step.op == SWITCH_REDUCE
             followers[[group[0] for group in switch_groups(step)]] = False
             combines |= followers
-        rows: Any = slice(None)
-        if not length.all():
-            rows = np.flatnonzero(length)
-            source, target, combines = source[rows], target[rows], combines[rows]
-            length = length[rows]
-        if not len(length):
-            return []
-        turn = np.zeros(len(length), np.int64)
         # Only these write an element twice in a step.
         if switched or self._plan.schedule.known.folds:
-            if step.transits is not None:  # what is converted is not cut
-                turn = _turns_of_ranges(target, length)
-            elif _overlap(target, length):
+            return self._moves_in_turn(step, combines)
+        groups: list[_TransferGroup] = []
+        for begin in range(0, len(step), LOCATED):
+            rows = slice(begin, begin + LOCATED)
+            part = step if len(step) <= LOCATED else step.rows(rows)
+            source, target, length = self._elements(part)
+            moving = np.flatnonzero(length)
+            columns = source[moving], target[moving], length[moving], combines[rows][moving]
+            groups += _groups(*columns, *_wires(part, moving, len(moving)))
+        return groups
+
+    def _moves_in_turn(self, step: Step, combines: Array) -> list[_TransferGroup]:
+        """The same for a step that may write an element several times."""
+        source, target, length = self._elements(step)
+        rows = np.flatnonzero(length)
+        source, target, length, combines = source[rows], target[rows], length[rows], combines[rows]
+        if not len(length):
+            return []
+        if step.transits is not None:  # what is converted is not cut
+            turn = _turns_of_ranges(target, length)
+        else:
+            if _overlap(target, length):
                 row = np.repeat(np.arange(len(length)), length)
                 offset = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)
                 source, target, combines = source[row] + offset, target[row] + offset, combines[row]
                 length = np.ones_like(row)
-            if step.transits is None:
-                turn = _turns(target)
+            turn = _turns(target)
         number, wires = _wires(step, rows, len(length))
-        kind = ((turn * 2 + combines) * (int(length.max()) + 1) + length) * len(wires) + number
-        groups: list[Any] = (
-            [np.flatnonzero(kind == value) for value in distinct(kind)]
-            if (kind != kind[0]).any()
-            else [slice(None)]
+        return _groups(source, target, length, combines, number, wires, turn)
+
+
+def _groups(
+    source: Ints,
+    target: Ints,
+    length: Ints,
+    combines: Array,
+    number: Ints,
+    wires: list[WireFormat | None],
+    turn: Ints | None = None,
+) -> list[_TransferGroup]:
+    """Transfers as groups, by their turns; ``number`` is that of their wire formats."""
+    if not len(length):
+        return []
+    kind = combines * (int(length.max()) + 1) + length
+    if turn is not None:
+        kind += turn * 2 * (int(length.max()) + 1)
+    kind = kind * len(wires) + number
+    groups: list[Any] = (
+        [np.flatnonzero(kind == value) for value in distinct(kind)]
+        if (kind != kind[0]).any()
+        else [slice(None)]
+    )
+    return [
+        _TransferGroup(
+            source[mine],
+            target[mine],
+            int(length[mine][0]),
+            bool(combines[mine][0]),
+            wires[number[mine][0]],
         )
-        return [
-            _TransferGroup(
-                source[mine],
-                target[mine],
-                int(length[mine][0]),
-                bool(combines[mine][0]),
-                wires[number[mine][0]],
-            )
-            for mine in groups
-        ]
+        for mine in groups
+    ]
 
 
 def _wires(step: Step, rows: Any, size: int) -> tuple[Ints, list[WireFormat | None]]:

@@ -74,6 +74,10 @@ MOST_WINDOWS = 16
 """Where ranks are at steps far apart, as in the stages of a pipeline, few windows finish: the 2.0
 million classes of a step of 4 stages would take 1.6 GB.
 """
+
+LARGE_ROWS, FINE_BITS = 1 << 10, 4
+"""Blocks of more rows are whole multiples of a sixteenth of the next power of two."""
+
 SPARE = 2048
 """Least growth of slots and hops, up to four times as many in long runs: each growth costs as much
 as playing a hundred messages.
@@ -134,6 +138,8 @@ class StepMachine:
         done times of its messages (temporary views).
     changes
         The changes by events during the run.
+    most_messages
+        The number of messages of the run, if known: no room is made for many more.
     """
 
     def __init__(
@@ -148,7 +154,9 @@ class StepMachine:
         waits: tuple[Array, Array] | None = None,
         on_step: Callable[[int, Timed, Ints, Ints, Ints], None] | None = None,
         changes: Changes | None = None,
+        most_messages: int | None = None,
     ) -> None:
+        self.most_messages = most_messages
         self.steps = _singles(steps)
         self.rest_of_run: tuple[Timed, int] | None = None
         # Later and earlier messages.
@@ -372,9 +380,9 @@ class StepMachine:
 
     def _block(self, timed: Timed) -> int:
         """A block for a step, which :meth:`_load` fills."""
-        # Sizes are powers of two, so that a block fits many steps; one that already holds this step
-        # need not be filled.
-        size = 1 << (len(timed) - 1).bit_length()
+        # A block of a rounded size fits many steps; one that already holds this step need not be
+        # filled.
+        size = _block_rows(len(timed))
         pool = self.free.setdefault(size, {})
         mine = timed if timed in pool else next(iter(pool), None)
         if mine is None:
@@ -401,7 +409,7 @@ class StepMachine:
         sizes = np.array(self.room[begin:], np.int64)
         base, self.slots_used = self.slots_used, self.slots_used + int(sizes.sum())
         if self.slots_used > len(self.state.phase):
-            ahead = max(self.spare, self.slots_used // 2)
+            ahead = self._slots_ahead()
             self.state = more_slots(self.state, self.slots_used + ahead)
         if end > len(self.state.block_base):
             self.state = extend_arrays(self.state, PER_BLOCK, 2 * end + 64)
@@ -410,6 +418,20 @@ class StepMachine:
         s.block[slots] = np.repeat(np.arange(begin, end), sizes)
         s.waiters[slots] = -1
         self.allocated = end
+
+    def _slots_ahead(self) -> int:
+        """Room for further messages, but hardly for more than the run has."""
+        ahead, used = max(self.spare, self.slots_used // 2), self.slots_used
+        if self.most_messages is None:
+            return ahead
+        unused = len(self.state.level) + self.most_messages + self.most_messages // 8 - used
+        return min(ahead, max(unused, self.spare, used // 16))
+
+    def _hops_ahead(self) -> int:
+        """Room for the hops of further messages: as many for each free slot as for those in use."""
+        free = len(self.state.phase) - self.slots_used
+        likely = self.hops_used * free // self.slots_used + self.hops_used // 16
+        return max(self.spare, min(likely, self.hops_used // 2))
 
     def _fill(self, filling: list[tuple[int, Timed | None]]) -> None:
         """Fill blocks with their steps; each comes with the step that it held before."""
@@ -529,7 +551,7 @@ class StepMachine:
     def _grow_hops(self) -> None:
         """Grow to the hops in use."""
         if self.hops_used > len(self.state.link):
-            ahead = max(self.spare, self.hops_used // 2)
+            ahead = self._hops_ahead()
             self.state = more_hops(self.state, self.hops_used + ahead)
 
     def _connect(self, rows: BlockRows) -> None:
@@ -623,6 +645,14 @@ class StepMachine:
                 )
             if self.room[block]:  # not in a window
                 self.free[self.room[block]].setdefault(content, []).append(block)
+
+
+def _block_rows(rows: int) -> int:
+    """The size of a block for some rows: up to ``LARGE_ROWS`` a power of two, beyond at most an
+    eighth more than the rows, as a run may need all its steps at a time.
+    """
+    unit = 1 << max((rows - 1).bit_length() - (FINE_BITS if rows > LARGE_ROWS else 0), 0)
+    return -(-rows // unit) * unit
 
 
 def _one_column(columns: list[Array]) -> Array:

@@ -225,12 +225,15 @@ def _check_room(count: int, entries: int, contents: str) -> None:
 
 def larger_calendar(state: State) -> State:
     """Grow the calendar to more than two times per slot."""
-    # The table is twice as long and so at most half full, which keeps its probes short.
-    size, twice = 64, 2 * len(state.phase)
-    while size < twice + max(2 * int(state.reg[HEAP]), min(twice, LEAST_TIMES)):
-        size *= 2
+    twice = 2 * len(state.phase)
+    size = max(64, twice + max(2 * int(state.reg[HEAP]), min(twice, LEAST_TIMES)))
+    size = max(size, len(state.heap))
+    # The table is at most two thirds full, which keeps its probes short.
+    places = 128
+    while places < size + size // 2:
+        places *= 2
     state = extend_arrays(state, ("heap",), size)
-    keys, heads = np.full(2 * size, -1, np.int64), np.full(2 * size, -1, np.int32)
+    keys, heads = np.full(places, -1, np.int64), np.full(places, -1, np.int32)
     state = replace_arrays(state, {"table_key": keys, "table_head": heads})
     rehash(state)
     return state

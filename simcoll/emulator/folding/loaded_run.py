@@ -35,6 +35,12 @@ MOST_SLOTS = 1 << 17
 """Most messages of a run, or of its classes, that are loaded at a time: they take some 600 bytes
 each, so 79 MB.
 """
+FEW_A_STEP = 64
+MOST_DEEP_SLOTS = 1 << 20
+"""Most messages of a run that is loaded if it has at most ``FEW_A_STEP`` a step on average: the
+work for each step, done once, is then most of a run (ring of 8,192 ranks on 8 channels, 64 bytes,
+327,648 messages in 16,383 steps: 1.2 s a run step by step, 0.1 s loaded).
+"""
 MOST_JOINED = 1 << 26
 """Most links of switch operations: every message has room for those of the largest operation, at 8
 bytes, so 512 MB at the worst.
@@ -139,7 +145,8 @@ def fits(request: Request) -> bool:
         counts.switched
         and _largest(counts.groups or turns(request.plan)) * counts.messages > MOST_JOINED
     )
-    return counts.messages <= MOST_SLOTS and not wide
+    deep = counts.messages <= min(MOST_DEEP_SLOTS, FEW_A_STEP * counts.steps)
+    return (deep or counts.messages <= MOST_SLOTS) and not wide
 
 
 def _largest(groups: Iterable[Group]) -> int:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from simcoll.arrays import Array, Ints
 from simcoll.core.facts import FactStore
 from simcoll.core.plan import Plan
-from simcoll.core.schedule import Repeat, Schedule
+from simcoll.core.schedule import COPY, Repeat, Schedule, Step
 
 __all__ = ["EqualCopies", "equal_copies"]
 
@@ -41,11 +41,14 @@ class EqualCopies:
         The numbers of the copies that move something.
     copies
         The number of all.
+    run
+        How many transfers of one copy follow each other in a step; ``None``: all.
     """
 
     plan: Plan
     places: Ints
     copies: int
+    run: int | None = None
 
     @property
     def channels(self) -> int:
@@ -56,6 +59,21 @@ class EqualCopies:
     def idle(self) -> bool:
         """Whether some copies move nothing."""
         return len(self.places) < self.copies
+
+    def order(self, step: Step, rows: Ints) -> tuple[Ints, Ints]:
+        """The transfers of all copies of a step that move something, in order: the row of each in
+        the step of one copy, and its place. ``rows`` are those of one copy, ascending.
+        """
+        local = bool(((step.src_rank == step.dst_rank) & (step.op == COPY)).all())
+        run = self.plan.nranks if self.run is None and local else self.run
+        place, row = (
+            np.repeat(self.places, len(rows)),
+            np.tile(rows, len(self.places)),
+        )
+        if run is None or len(step) <= run:
+            return row, place
+        order = np.lexsort((place, row // run))
+        return row[order], place[order]
 
     def lanes_of_all(self, values: Ints) -> Ints:
         """Values of the lanes of one copy as those of all lanes; 0 for lanes that move nothing."""
@@ -115,7 +133,8 @@ def equal_copies(plan: Plan) -> EqualCopies | None:
         return None
     if sizes % schedule.layout.chunks and _repeats(part):
         return None  # iterations with different chunks are counted as they are played
-    return EqualCopies(replace(plan, schedule=part, sizes=share, proof=None), places, copies)
+    part_plan = replace(plan, schedule=part, sizes=share, proof=None)
+    return EqualCopies(part_plan, places, copies, shares.run)
 
 
 def _has_repeats(schedule: Schedule) -> bool:

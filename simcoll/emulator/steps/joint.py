@@ -41,8 +41,10 @@ def joint_links(
     leaders = np.flatnonzero(leader == np.arange(len(leader)))
     pairs = len(leaders) * base
     collect = _links_by_marking if pairs <= MARKED else _links_by_sorting
-    paths = collect(leaders, base, leader, links, raised, up)
-    width = max([links.shape[1], *map(len, paths)])
+    operation, crossed = collect(leaders, base, leader, links, raised, up)
+    begins = np.searchsorted(operation, np.arange(len(leaders)))
+    place = np.arange(len(operation)) - begins[operation]
+    width = max(links.shape[1], 1 + int(place.max(initial=-1)))
     rows = leaders
     if linked is not None:
         rows = np.searchsorted(linked, leaders)
@@ -50,29 +52,28 @@ def joint_links(
         links = links[linked]
     joint = np.full((len(leader), width), -1, np.int32)
     joint[:, : links.shape[1]] = np.where(leader[:, None] >= 0, -1, links)
-    for row, path in zip(rows.tolist(), paths, strict=True):
-        joint[row, : len(path)] = path
+    joint[rows[operation], place] = crossed
     return joint
 
 
 def _links_by_sorting(
     leaders: Ints, base: int, leader: Ints, links: Shorts, raised: Ints, up: Shorts
-) -> list[Ints]:
-    """The links of each operation, ascending, without duplicates; all are below ``base``."""
+) -> tuple[Ints, Ints]:
+    """The operations, numbered in the order of their leaders, and their links, ascending, without
+    duplicates; all links are below ``base``.
+    """
     pairs = []
     for owners, columns in ((leader, links), (leader[raised], up)):
         for column in columns.T:
             rows = np.flatnonzero((column >= 0) & (owners >= 0))
             pairs.append(owners[rows] * base + column[rows])
-    if not len(leaders):
-        return []
     rows, link = np.divmod(distinct(*pairs, np.zeros(0, np.int64)), base)
-    return np.split(link, np.searchsorted(rows, leaders[1:]))
+    return np.searchsorted(leaders, rows), link
 
 
 def _links_by_marking(
     leaders: Ints, base: int, leader: Ints, links: Shorts, raised: Ints, up: Shorts
-) -> list[Ints]:
+) -> tuple[Ints, Ints]:
     """The same for few leaders. Rows without a leader mark the last row of the table, and padding
     (-1) the last column.
     """
@@ -85,7 +86,8 @@ def _links_by_marking(
         marks[begin + column] = True  # one index for both is much faster
     for column in up.T:
         marks[begin[raised] + column] = True
-    return [row.nonzero()[0] for row in marks.reshape(-1, width)[:-1, :-1]]
+    operation, link = marks.reshape(-1, width)[:-1, :-1].nonzero()
+    return operation, link
 
 
 def joint_costs(leader: Ints, costs: RowCosts) -> RowCosts:

@@ -18,7 +18,7 @@ from simcoll.core.schedule import OP_NAMES, REDUCE, SYNC, Repeat, Schedule, Step
 from simcoll.core.step import spread
 from simcoll.core.switches import switch_leaders
 from simcoll.core.transit import Transits, same_transits
-from simcoll.emulator.steps.equal_copies import equal_copies
+from simcoll.emulator.steps.equal_copies import EqualCopies, equal_copies
 
 Group = tuple[tuple["Moves", ...], int]
 
@@ -228,6 +228,33 @@ def _without_empty(plan: Plan, step: Step, size_bytes: Ints) -> Iterator[Moves]:
         yield Moves(*fixed, _leaders(step), _paths(step))
 
 
+def _moves_of_copies(plan: Plan, copies: EqualCopies) -> Iterator[Moves]:
+    """The steps of a plan of equal copies as in the plan, without empty transfers and steps.
+
+    Those of one copy are generated, and what is not empty is copied: at small sizes most transfers
+    are empty.
+    """
+    part = copies.plan
+    for step in part.schedule.steps():
+        size_bytes = part.bytes_of(step, part.elements(step))
+        rows = np.flatnonzero((size_bytes > 0) | (step.op == SYNC))
+        if not len(rows):
+            continue
+        row, place = copies.order(step, rows)
+        moving = step.rows(row)
+        channel = moving.channel + place * part.nchannels
+        yield Moves(
+            moving.src_rank,
+            moving.dst_rank,
+            _slim(channel),
+            _slim(size_bytes[row]),
+            moving.op,
+            _operands(plan, moving),
+            _leaders(replace(moving, channel=channel)) if (moving.op > SYNC).any() else None,
+            _paths(moving),
+        )
+
+
 def _slim(column: Ints) -> Ints:
     """The column, which takes no memory if it is long and all its values are equal."""
     return (
@@ -352,6 +379,10 @@ def turns(plan: Plan) -> Iterator[Group]:
 
 def spinning(plan: Plan) -> Iterator[Group | Spinning]:
     """The same, but with repeats whose chunks differ by an element as one object."""
+    copies = None if _even(plan) or _reorders(plan) else equal_copies(plan)
+    if copies is not None:
+        yield from _merge_runs(_moves_of_copies(plan, copies))
+        return
     for steady, blocks in groupby(plan.schedule.blocks(), lambda block: _is_steady(plan, block)):
         if steady:
             for block in blocks:
@@ -364,22 +395,27 @@ def spinning(plan: Plan) -> Iterator[Group | Spinning]:
             blocks, lambda block: isinstance(block, Repeat) and not _even(plan)
         ):
             if not block_spins:
-                yield from _merge_runs(plan, stretch)
+                yield from _merge_runs(_moves(plan, stretch))
                 continue
             for block in stretch:
                 spins = _spins(plan, block) if isinstance(block, Repeat) else None
                 if spins is None:
-                    yield from _merge_runs(plan, (block,))
+                    yield from _merge_runs(_moves(plan, (block,)))
                 else:
                     yield spins
 
 
-def _merge_runs(plan: Plan, blocks: Iterable[Step | Repeat]) -> Iterator[Group]:
+def _reorders(plan: Plan) -> bool:
+    """Whether transfers may be left out of a step, or come in another order, for what they do."""
+    return plan.schedule.known.folds or plan.collective.in_place
+
+
+def _merge_runs(steps: Iterable[Moves]) -> Iterator[Group]:
     """Steps one by one; runs of steps that differ only in chunks (as in a ring with numbered
     blocks) become one repeated step.
     """
     last, times = None, 0
-    for step in _moves(plan, blocks):
+    for step in steps:
         if last is not None and same_moves(step, last):
             times += 1
             continue

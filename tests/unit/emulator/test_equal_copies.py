@@ -13,6 +13,7 @@ from simcoll.emulator.folding.loaded_run import classes_run
 from simcoll.emulator.folding.unpriced import find_classes
 from simcoll.emulator.request import Request
 from simcoll.emulator.steps import equal_copies
+from simcoll.emulator.steps.step_columns import same_moves, turns
 from simcoll.errors import ScheduleError
 from simcoll.topology import load_topology
 
@@ -71,6 +72,30 @@ def test_one_copy_stands_for_all(collective, algorithm, constants, monkeypatch):
         shortcuts += equal_copies.equal_copies(copied) is not None
         assert outcome(copied, topology) == expected, count
     assert shortcuts == 7 or algorithm == "ring"  # iterations of a ring with uneven chunks differ
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)
+def test_steps_made_from_one_copy_are_those_of_the_plan(
+    collective, algorithm, in_place, monkeypatch
+):
+    parameters = {"channels": 8} | ({"box": 8} if algorithm == "hierarchical" else {})
+    schedule = simcoll.schedule(collective, algorithm, nranks=16, in_place=in_place, **parameters)
+    for count in (1, 2, 4, 8, 16, 24, 40, 72, 4104):
+        monkeypatch.setattr(equal_copies, "MANY_TRANSFERS", 1 << 40)
+        every = list(turns(simcoll.bind(copy(schedule), count)))
+        monkeypatch.setattr(equal_copies, "MANY_TRANSFERS", 0)
+        made = list(turns(simcoll.bind(copy(schedule), count)))
+        assert [(len(group), times) for group, times in made] == [
+            (len(group), times) for group, times in every
+        ]
+        pairs = zip(
+            (step for group, _ in made for step in group),
+            (step for group, _ in every for step in group),
+            strict=True,
+        )
+        assert all(same_moves(*pair) for pair in pairs), count
 
 
 def test_only_large_proved_copies_are_told_apart(monkeypatch):

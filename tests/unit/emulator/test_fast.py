@@ -20,6 +20,7 @@ from simcoll.emulator import emulate
 from simcoll.emulator.fast import calendar, changes, filling, loading
 from simcoll.emulator.fast import loops as kernel
 from simcoll.emulator.fast.compiled import COMPILED, SOURCES, _jit, _tell, announce_compiling
+from simcoll.emulator.fast.driver import LARGE_ROWS, _block_rows
 from simcoll.emulator.model import jitter_fs
 from simcoll.emulator.steps.plan_placement import placement_of
 from simcoll.emulator.steps.step_columns import summary
@@ -109,6 +110,13 @@ def test_state_grows_with_wide_steps_and_long_routes(count):
 
 
 @compiled
+def test_blocks_have_hardly_more_room_than_their_steps_need():
+    rows = range(1, 40_000, 7)
+    assert all(size <= _block_rows(size) < 2 * size for size in rows)
+    assert all(_block_rows(size) <= size + size / 8 for size in rows if size > LARGE_ROWS)
+    assert len({_block_rows(size) for size in range(1025, 2049)}) == 8
+
+
 def test_uneven_chunks_make_every_turn_of_a_repeat_different():
     plan = ring(7, count=1003)
     assert summary(plan).rows == summary(plan).messages

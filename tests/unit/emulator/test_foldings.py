@@ -9,7 +9,8 @@ import pytest
 
 import simcoll
 from simcoll.emulator.folding.remembered import runs_of
-from simcoll.emulator.folding.unpriced import Folding
+from simcoll.emulator.folding.unpriced import Folding, find_classes
+from simcoll.emulator.request import Request
 from simcoll.topology import crossbar, fat_tree, load_topology
 
 CASES = [
@@ -106,3 +107,17 @@ def test_too_little_symmetry_is_found_once():
         entry.folding for entry in runs_of(made).by_key.values() if isinstance(entry.folding, str)
     )
     assert found.startswith("too little symmetry")
+
+
+def test_steps_that_recur_are_one_pattern():
+    # Of 64 chunks every fourth has an element: after four turns of its rail a node sends as before.
+    schedule = simcoll.schedule("all_reduce", "hierarchical", nranks=64, box=4)
+    topology = load_topology("dgx-h100", nodes=8)
+    plan = simcoll.bind(schedule, 16)
+    request = Request(plan, topology)
+    classes = find_classes(plan, topology, request.summary, expanded=True, worth_it=False)
+    assert isinstance(classes, Folding)
+    assert (len(classes.quotient.patterns), request.summary.steps) == (15, 37)
+    folded = simcoll.emulate(plan, topology, data="none", bound=False, quotient=True)
+    every = simcoll.emulate(plan, topology, data="none", bound=False, engine="simpy")
+    assert (folded.time_fs, folded.trace_hash) == (every.time_fs, every.trace_hash)

@@ -121,3 +121,15 @@ def test_threads_that_play_one_schedule_at_once_do_not_meet():
     runs_of(made).by_key.clear()  # that the threads make them
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(times, [made] * 4)) == [expected] * 4
+
+
+def test_many_steps_of_few_messages_are_loaded(monkeypatch):
+    schedule = simcoll.schedule("all_reduce", "ring", nranks=16, channels=2)
+    topology = load_topology("dgx-h100", nodes=2)
+    plan = simcoll.bind(schedule, 8)
+    request = Request(plan, topology, engine="fast", protocols=3)
+    monkeypatch.setattr("simcoll.emulator.folding.loaded_run.MOST_SLOTS", 0)
+    loaded = run_checked(request, data="none")
+    assert [run.whole.row.size for run in kept(schedule)] == [loaded.messages]
+    alone = simcoll.emulate(plan, topology, engine="simpy", data="none", bound=False)
+    assert (loaded.time_fs, loaded.trace_hash) == (alone.time_fs, alone.trace_hash)
