@@ -109,6 +109,7 @@ def test_too_little_symmetry_is_found_once():
     assert found.startswith("too little symmetry")
 
 
+@pytest.mark.slow
 def test_steps_that_recur_are_one_pattern():
     # Of 64 chunks every fourth has an element: after four turns of its rail a node sends as before.
     schedule = simcoll.schedule("all_reduce", "hierarchical", nranks=64, box=4)

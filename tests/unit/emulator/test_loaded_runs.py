@@ -123,6 +123,7 @@ def test_threads_that_play_one_schedule_at_once_do_not_meet():
         assert list(threads.map(times, [made] * 4)) == [expected] * 4
 
 
+@pytest.mark.slow
 def test_many_steps_of_few_messages_are_loaded(monkeypatch):
     schedule = simcoll.schedule("all_reduce", "ring", nranks=16, channels=2)
     topology = load_topology("dgx-h100", nodes=2)
