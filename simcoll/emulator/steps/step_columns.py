@@ -539,12 +539,12 @@ def _scale(counts: PlanSummary, chunk_bytes: int) -> PlanSummary:
     return replace(
         counts,
         bytes_by_op=tuple(moved * chunk_bytes for moved in counts.bytes_by_op),
-        groups=_scaled_groups(counts.groups, chunk_bytes),
-        copy_groups=_scaled_groups(counts.copy_groups, chunk_bytes),
+        groups=_groups_of_chunks(counts.groups, chunk_bytes),
+        copy_groups=_groups_of_chunks(counts.copy_groups, chunk_bytes),
     )
 
 
-def _scaled_groups(groups: list[Group] | None, chunk_bytes: int) -> list[Group] | None:
+def _groups_of_chunks(groups: list[Group] | None, chunk_bytes: int) -> list[Group] | None:
     """The same steps with chunks of ``chunk_bytes`` bytes instead of one."""
     if groups is None:
         return None
