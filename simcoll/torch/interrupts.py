@@ -102,7 +102,7 @@ class Interrupts:
         watch: _RealTimeWatch | None = None
         call, looks = None, 0
         while not self._clock_turn.acquire(timeout=PATIENCE_S):
-            rank = self._rank or rank  # it may have passed it on
+            rank = self._holder() or rank
             if watch is None or watch.thread is not rank:
                 watch = _RealTimeWatch(rank)
             watch.look()
@@ -119,6 +119,10 @@ class Interrupts:
                 _interrupt(rank)
         self._rank = None
         self._check()
+
+    def _holder(self) -> threading.Thread | None:
+        """The thread that has the baton: ranks pass it on while the main thread waits."""
+        return self._rank
 
     def pass_on(self, rank: threading.Thread, turn: _thread.LockType) -> None:
         """Hand the baton from the thread of a rank to that of another; after Ctrl-C it goes back to

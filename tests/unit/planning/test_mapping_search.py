@@ -81,7 +81,7 @@ def test_the_search_finds_the_best_of_all(model):
     best = machine.best_times(rows)
     assert (best.predicted_fs, best.typical_fs) == (min(times), min(typical))
     assert len(rows) < len(machine.candidates)
-    assert machine.rivals(best) == []
+    assert machine.rivals(best) == machine.typical_rivals(best) == []
 
 
 def test_what_is_stated_is_held_and_everything_is_legal():
