@@ -239,6 +239,9 @@ class Control:
 
     def _blame(self, subject: str, processes: Sequence[int]) -> FaultError:
         dead = sorted(process for process in processes if process in self.gone)
+        if dead and all(self.gone[process] not in ("", DIED) for process in dead):
+            # Those that gave up did so because of another, if one has died.
+            dead = [process for process in sorted(self.gone) if self.gone[process] == DIED] or dead
         # A death ends a meeting early: processes that had not come yet are not to blame.
         absent = [] if dead else sorted(processes)
         parts = [f"rank {process} {self.gone[process] or 'has ended'}" for process in dead]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from realcoll.meeting.control import Control
+from realcoll.meeting.meeting_messages import DIED
 from tests.support.mpi import MPIEXEC, PROGRAMS, environment, needs_mpi
 
 N, OTHERS = 3, (0, 2)  # one before the rank at fault and one after it
@@ -110,6 +112,15 @@ def test_every_other_rank_names_the_one_at_fault(case, said, tmp_path):
     for rank in OTHERS:
         assert told[rank].startswith("[1] ")
         assert said in told[rank]
+
+
+def test_who_gave_up_because_of_a_death_is_not_to_blame():
+    """News of the death and of the other's end may both come before this rank arrives."""
+    control = Control(2, 3, 5.0)
+    control.gone = {1: DIED, 0: "gave up: start: rank 1 died"}
+    assert control._blame("start", [0]).ranks == (1,)
+    control.gone = {1: "", 0: "gave up: closed"}
+    assert control._blame("start", [0]).ranks == (0,)
 
 
 @pytest.mark.slow
