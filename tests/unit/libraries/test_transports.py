@@ -236,6 +236,7 @@ def test_the_bound_is_that_of_the_links_in_use(name, variables, share, bottlenec
     assert part.bound_fs < part.time_fs < 3 * part.bound_fs
 
 
+@pytest.mark.slow
 def test_the_bound_without_gpudirect_or_peer_access_is_that_of_host_memory():
     environment = parse_environment("NCCL_NET_GDR_LEVEL=LOC")
     topology = load_topology("dgx-h100", nodes=2)
@@ -249,6 +250,7 @@ def test_the_bound_without_gpudirect_or_peer_access_is_that_of_host_memory():
         assert 0 < prediction.bound_fs <= prediction.time_fs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variables", ["NCCL_NET_GDR_LEVEL=LOC", "NCCL_NET=Socket", "NCCL_IB_HCA=mlx5_0"]
 )
