@@ -309,7 +309,7 @@ def tight_of(rows: Sequence[Row]) -> str:
     return ", ".join(
         f"1 does not fit: {reasons[0]}"
         if len(reasons) == 1
-        else f"{len(reasons):,} do not fit, such as {reasons[0]}"
+        else f"{len(reasons):,} do not fit (the first: {reasons[0]})"
         for reasons in units.values()
     )
 

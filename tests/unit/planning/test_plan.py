@@ -103,7 +103,7 @@ def test_no_design_is_one_clear_error(planned, tmp_path, capsys):
     (tmp_path / "none.toml").write_text(PLAN + '[limits]\nmemory = "1 MiB"\n')
     assert main(["plan", str(tmp_path / "none.toml"), "-o", str(tmp_path / "out"), "-j", "1"]) == 2
     assert (
-        "none of 12 designs ran: 8 do not fit, such as 0.6 of 0.0 GiB; 4 are impossible"
+        "none of 12 designs ran: 8 do not fit (the first: 0.6 of 0.0 GiB); 4 are impossible"
         in capsys.readouterr().err
     )
 

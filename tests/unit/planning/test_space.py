@@ -345,7 +345,7 @@ def test_a_note_on_some_designs_names_the_first():
 def test_what_does_not_fit_is_counted_by_limit(tmp_path):
     rows = [row_of("a", 1, 1, 1)] + [{"result": {"fits": f"{gib}.0 of 8.0 GiB"}} for gib in (9, 12)]
     assert tight_of(rows[:1]) == ""
-    both = "2 do not fit, such as 9.0 of 8.0 GiB, 1 does not fit: 16.0 of 10.0 $ an hour"
+    both = "2 do not fit (the first: 9.0 of 8.0 GiB), 1 does not fit: 16.0 of 10.0 $ an hour"
     assert (
         tight_of([*rows, {"result": {"fits": "16.0 of 10.0 $ an hour"}}, {"error": "no"}]) == both
     )
@@ -392,7 +392,7 @@ def test_a_design_beyond_days_or_dollars_says_by_how_much(tmp_path):
 
     rows = [{"point": point, "result": result} for result in (late, late, dear)]
     assert tight_of(rows) == (
-        f"2 do not fit, such as {late['fits']}, 1 does not fit: {dear['fits']}"
+        f"2 do not fit (the first: {late['fits']}), 1 does not fit: {dear['fits']}"
     )
     with pytest.raises(
         ConfigError, match=r"none of 3 designs ran: .* no design fits; nearest need"
