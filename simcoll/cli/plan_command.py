@@ -205,8 +205,10 @@ def _conclude(
         say(f"# {line}")
     for line in list_lines(space.objective.figure, best, space.list_axes):
         say(f"# {line}")
-    for lack in best[0]["result"]["lacks"]:
-        say(f"# best lacks: {lack}")
+    for option in alternatives:
+        name = option.name if len(alternatives) > 1 else "best"
+        for lack in option.result["lacks"]:
+            say(f"# {name} lacks: {lack}")
     calls = TrainingStep(design_of(best[0])).calls
     for line in call_lines(calls) if verbose else ():
         say(f"# best: {line}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PublishedMfu", "far_below", "published_mfu"]
 
-FAR = 0.85
+FAR = 0.9
 """Share of the lowest published utilisation below which a result is far from it: predictions of
 dense models on H100 are within 10 % for nine rows of ten.
 """

@@ -52,6 +52,9 @@ def shortfalls(design: Design, exposed_fs: Mapping[str, int], bubble_fs: int) ->
         yield (
             f"no interleaving (virtual = {chunks} is legal): a bubble of {format_time(bubble_fs)}"
         )
+    spent_tp_fs = exposed_fs.get("tp", 0)
+    if parallel.sequence_parallel and not parallel.overlap_tp and spent_tp_fs > 0:
+        yield f"no overlap of tensor parallelism (overlap_tp): {format_time(spent_tp_fs)} exposed"
     if parallel.tp > 1 and not parallel.sequence_parallel:
         yield "no sequence parallelism (sequence_parallel): norms are repeated on all ranks of tp"
     if parallel.attention == "plain" and parallel.recompute == "none":

@@ -334,6 +334,11 @@ def _calibration(findings: PlanFindings) -> Section:
         f"{option.name}: {option.result['calibration']}."
         for option in alternatives_of(findings.best)
     ]
+    sentences += [
+        f"{option.name} lacks {lack}."
+        for option in alternatives_of(findings.best)
+        for lack in option.result["lacks"]
+    ]
     sentences += notes_of(leaders)
     return Section("calibration", "Calibration and notes", sentences=sentences)
 

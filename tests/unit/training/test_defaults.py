@@ -86,11 +86,13 @@ def test_a_result_names_what_the_design_lacks():
     )
     assert len(lines) == len(begins)
     assert all(line.startswith(begin) for line, begin in zip(lines, begins, strict=True))
-    assert step(design(tp=4, pp=4), tier=1).lacks == ()
-    again, far = step(design(tp=8, pp=4, recompute="full"), tier=1).lacks
+    assert step(design(tp=4, pp=4, overlap_tp=True), tier=1).lacks == ()
+    (beside,) = step(design(tp=4, pp=4), tier=1).lacks
+    assert beside.startswith("no overlap of tensor parallelism (overlap_tp): ")
+    again, far = step(design(tp=8, pp=4, recompute="full", overlap_tp=True), tier=1).lacks
     assert again.startswith("whole layers are recomputed though ")
     assert "% MFU, where " in far
-    needed = step(design(nodes=2, tp=8, pp=2, recompute="full"), tier=1).lacks
+    needed = step(design(nodes=2, tp=8, pp=2, recompute="full", overlap_tp=True), tier=1).lacks
     assert all("% MFU, where " in line for line in needed)
 
 
@@ -116,7 +118,7 @@ def test_a_result_far_below_published_steps_says_so():
     slow = step(design(tp=8, pp=2, virtual=1, micro_batch=1, recompute="full"), tier=1)
     assert slow.mfu < 0.4
     assert slow.lacks[-1].endswith("where 6 of this model on h100 reached 50 to 51 %")
-    assert step(design(tp=4, pp=4, cp=2), tier=1).lacks == ()
+    assert step(design(tp=4, pp=4, cp=2, overlap_tp=True), tier=1).lacks == ()
 
 
 @pytest.mark.slow
