@@ -60,6 +60,7 @@ from simcoll.torch.flight_dumps import dump_replacements
 from simcoll.torch.gpu_kernels import allow_fake_lists, kernel_replacements
 from simcoll.torch.group_hooks import hook_replacements
 from simcoll.torch.interrupts import Interrupts
+from simcoll.torch.mesh_caches import separate_caches
 from simcoll.torch.offloading import offload_replacements
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.own_registers import register_replacements
@@ -347,6 +348,7 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
     change_fake_tensors(undo, _replace)
     allow_fake_lists(undo)
     add_sharding_rules(undo)
+    separate_caches(undo)
     add_kernels_of_groups(undo)
 
 
