@@ -35,6 +35,7 @@ class _Flight:
 
     work: Work
     group: Any
+    queue: Any
     inputs: tuple[torch.Tensor, ...]
     outputs: tuple[torch.Tensor, ...]
     on_gpu: bool
@@ -63,13 +64,14 @@ class Flights:
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
         *,
+        queue: Any,
         on_gpu: bool,
     ) -> None:
         """Note an operation, of streams of a GPU or not; fake tensors have no contents to
-        protect.
+        protect. Operations of one ``queue`` that is not None run in the order of their calls.
         """
         if not any(isinstance(tensor, FakeTensor) for tensor in (*inputs, *outputs)):
-            self._flights[work] = _Flight(work, group, tuple(inputs), tuple(outputs), on_gpu)
+            self._flights[work] = _Flight(work, group, queue, tuple(inputs), tuple(outputs), on_gpu)
 
     def land(self, works: Sequence[Work]) -> None:
         """End operations whose ends the program knows, and the collectives before them in their
@@ -104,8 +106,8 @@ class Flights:
         for position, argument in enumerate(func._schema.arguments):
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             writes = argument.alias_info is not None and argument.alias_info.is_write
-            if not writes and (name in SHAPES_ONLY or func.is_view):
-                continue
+            if name == "set_" or (not writes and (name in SHAPES_ONLY or func.is_view)):
+                continue  # set_ exchanges the memory of a tensor, and writes none
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(tensor, torch.Tensor):
                     self.check_access(name, tensor, site, writes=writes)
@@ -134,22 +136,17 @@ class Flights:
     def check_call(
         self,
         name: str,
-        group: Any,
+        queue: Any,
         buffers: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
         site: Callable[[], Site],
-        *,
-        p2p: bool,
     ) -> None:
         """Compare the inputs and outputs of a call with the buffers in flight of calls that are
-        not ordered before it; errors as of :meth:`check_operator`.
+        not before it in its ``queue``; errors as of :meth:`check_operator`.
         """
-        ordered = {
-            work: flight
-            for work, flight in self._flights.items()
-            if (flight.group is group or p2p) and work.entry.p2p == p2p
-        }
         every = self._flights
-        self._flights = {work: every[work] for work in every if work not in ordered}
+        self._flights = {
+            work: flight for work, flight in every.items() if queue is None or flight.queue != queue
+        }
         try:
             for writes, tensors in zip((False, True), buffers, strict=True):
                 for tensor in tensors:

@@ -146,6 +146,7 @@ class SimcollGroup(DispatchedGroup):
         self.hooks = GroupHooks()
         self._limits: NcclLimits | None = None
         self._runs_in_order = process.nccl_only
+        self._queue = self._handle.communicator if process.nccl_only else None
         if process.nccl_only and process.places is not None:
             users: dict[tuple[str, str], int] = self._handle.communicator.device_users
             self._limits = NcclLimits(self._thread, users)
@@ -183,7 +184,7 @@ class SimcollGroup(DispatchedGroup):
                 async_op=limit_fs > 0 or not waits,
                 **kwargs,
             )
-            self._watch(function.__name__, part, inputs, results)
+            self._watch(function.__name__, part, inputs, results, self._queue)
             work = RankWork(self._thread, () if part is None else (part,), results)
             if part is not None and limit_fs > 0:
                 part.deadline_fs, part.explicit = part.entry.created_fs + limit_fs, True
@@ -207,9 +208,7 @@ class SimcollGroup(DispatchedGroup):
         if self._limits is not None:
             self._limits.check(name, inputs, outputs, getattr(opts, "reduceOp", None))
         if thread.process.flights:
-            thread.process.flights.check_call(
-                name, self._handle.communicator, (inputs, outputs), thread.site, p2p=False
-            )
+            thread.process.flights.check_call(name, self._queue, (inputs, outputs), thread.site)
             if self._runs_in_order:  # on one stream, where gloo has several threads
                 for work in thread.process.flights.writers(
                     self._handle.communicator, (inputs, outputs)
@@ -219,7 +218,9 @@ class SimcollGroup(DispatchedGroup):
             for reason in overlaps(name, inputs, outputs, self.rank(), self.size()):
                 thread.tell(name, reason)
 
-    def _watch(self, name: str, part: Work | None, inputs: Tensors, outputs: Tensors) -> None:
+    def _watch(
+        self, name: str, part: Work | None, inputs: Tensors, outputs: Tensors, queue: Any
+    ) -> None:
         """Note the accesses of an operation, and watch its buffers while it is in flight."""
         process = self._thread.process
         if process.places is not None:
@@ -236,7 +237,9 @@ class SimcollGroup(DispatchedGroup):
             self._runs_in_order
             or all(process.places.is_on_gpu(tensor) for tensor in (*inputs, *outputs))
         )
-        process.flights.begin(part, self._handle.communicator, inputs, outputs, on_gpu=on_gpu)
+        process.flights.begin(
+            part, self._handle.communicator, inputs, outputs, queue=queue, on_gpu=on_gpu
+        )
 
     def _device(self, tensors: list[torch.Tensor]) -> SimulatedDevice | None:
         """The device of fake tensors, with a time model."""
@@ -624,10 +627,10 @@ class SimcollGroup(DispatchedGroup):
         if self._limits is not None:
             name = "send" if sends else "recv"
             self._limits.check_message(name, tensor, tag, any_source=not peer)
-        if flights:
-            shared, site = self._handle.communicator, self._thread.site
-            flights.check_call(function.__name__, shared, buffers, site, p2p=True)
         root = next(iter(peer.values()), -1)
+        queue = (self._handle.communicator, sends, root) if peer else None
+        if flights:
+            flights.check_call(function.__name__, queue, buffers, self._thread.site)
         end = self.hooks.begin(function.__name__, *buffers, async_op=True, root=root)
         device = self._device([tensor])
         if device is not None:
@@ -638,7 +641,7 @@ class SimcollGroup(DispatchedGroup):
             part = self._thread.call(
                 function, array_of(tensor), group=self._handle, tag=tag, **peer
             )
-            self._watch(function.__name__, part, *buffers)
+            self._watch(function.__name__, part, *buffers, queue)
             work = RankWork(self._thread, (part,), [tensor])
         if end is not None:
             end(work)

@@ -220,7 +220,9 @@ def test_collectives_of_gloo_may_run_at_once():
         for work in works:
             work.wait()
 
-    with pytest.raises(RuntimeError, match="was changed while the operation was in flight"):
+    with pytest.raises(
+        RuntimeError, match=r"broadcast at .* the output buffer of all_reduce \(iss"
+    ):
         on_ranks(body)
 
 
@@ -282,3 +284,73 @@ def test_a_poll_that_answers_true_is_a_wait():
     result = on_ranks(body)
     assert result.returns == ([2.0] * 4,) * 2
     assert result.findings == ()
+
+
+def test_a_waiting_collective_of_gloo_is_not_behind_one_in_flight():
+    """Gloo has several threads: real runs add other values to parts of the tensor."""
+
+    def body(rank, world_size):
+        t = torch.ones(4)
+        work = dist.all_reduce(t, async_op=True)
+        dist.all_reduce(t)
+        work.wait()
+
+    with pytest.raises(RuntimeError, match=r"all_reduce at .* output buffer of all_reduce \(issu"):
+        on_ranks(body)
+
+
+@pytest.mark.parametrize("name", ["gloo", "nccl"])
+def test_messages_of_two_ranks_into_one_buffer_are_a_race(name):
+    def body(rank, world_size):
+        dist.init_process_group(name)
+        t = torch.full((4,), float(rank))
+        if rank:
+            dist.isend(t, 0).wait()
+            return
+        works = [dist.irecv(t, 1), dist.irecv(t, 2)]
+        for work in works:
+            work.wait()
+
+    with pytest.raises(RuntimeError, match=r"irecv at .* writes the output buffer of recv \(issue"):
+        backend.spawn(body, 3)
+
+
+def test_messages_of_one_pair_are_in_order_and_a_tensor_may_go_to_several_ranks():
+    def body(rank, world_size):
+        t = torch.full((4,), float(rank))
+        if rank == 0:
+            works = [dist.isend(t, peer) for peer in (1, 2, 1)]
+        else:
+            works = [dist.irecv(t, 0) for _ in range(3 - rank)]
+        for work in works:
+            work.wait()
+        return t.tolist()
+
+    result = on_ranks(body, 3)
+    assert result.returns == ([0.0] * 4,) * 3
+    assert result.findings == ()
+
+
+def test_a_shift_round_a_ring_in_one_buffer_names_the_message_that_overwrites():
+    def body(rank, world_size):
+        t = torch.full((4,), float(rank))
+        shift = [
+            dist.P2POp(dist.isend, t, (rank + 1) % world_size),
+            dist.P2POp(dist.irecv, t, (rank - 1) % world_size),
+        ]
+        for work in dist.batch_isend_irecv(shift):
+            work.wait()
+
+    with pytest.raises(RuntimeError, match=r"irecv at .* writes the input buffer of send \(issued"):
+        on_ranks(body, 3)
+
+
+def test_a_tensor_in_flight_may_take_other_memory():
+    def body(rank, world_size):
+        t = torch.ones(4)
+        work = dist.all_reduce(t, async_op=True)
+        t.detach().set_(torch.zeros(4))
+        work.wait()
+        return t.tolist()
+
+    assert on_ranks(body).returns == ([2.0] * 4,) * 2
