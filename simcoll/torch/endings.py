@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 
+from simcoll.stopping import STOPPED
 from simcoll.terminal import printable_lines
 
-__all__ = ["is_of_rank", "report_of", "status_of", "text_of"]
+__all__ = ["is_of_rank", "is_of_run", "report_of", "status_of", "text_of"]
 
 _OURS = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
@@ -25,6 +26,12 @@ def is_of_rank(error: BaseException) -> bool:
     return bool(_note_of(error))
 
 
+def is_of_run(error: BaseException) -> bool:
+    """Whether an error was raised here, as at a hang, and not by the program or PyTorch."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and _is_ours(frames[-1])
+
+
 def _note_of(error: BaseException) -> str:
     notes: list[str] = getattr(error, "__notes__", [])
     return next((note for note in notes if note.startswith(_MARK)), "")
@@ -34,7 +41,7 @@ def status_of(error: BaseException) -> int:
     """The exit status of a process that ends with an error: the lowest byte of its code."""
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code % 256
-    return 1
+    return STOPPED if isinstance(error, KeyboardInterrupt) else 1
 
 
 def report_of(error: BaseException) -> str:

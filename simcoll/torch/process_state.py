@@ -32,6 +32,7 @@ from torch import _tensor_str
 from torch.distributed.tensor import DTensor, _random
 from torch.nn.modules import module
 
+from simcoll.torch.endings import is_of_run, text_of
 from simcoll.torch.rank_threads import RankThread, rank_thread_of
 from simcoll.torch.replacing import for_ranks
 
@@ -151,10 +152,21 @@ class OwnState:
 def call_exit_functions(
     functions: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]],
 ) -> None:
-    """Call the functions that a rank has registered with ``atexit``, latest first."""
+    """Call the functions that a rank has registered with ``atexit``, latest first.
+
+    An error of one is reported and changes nothing else, as in Python, unless the run raised it: a
+    hang is no accident of the end.
+    """
     while functions:
         function, args, kwargs = functions.pop()
-        function(*args, **kwargs)
+        try:
+            function(*args, **kwargs)
+        except (Exception, SystemExit) as error:
+            if is_of_run(error):
+                raise
+            thread = rank_thread_of()
+            prefix = "" if thread is None else f"[rank{thread.number}] "
+            sys.stderr.write(text_of(error, f"{prefix}atexit"))
 
 
 @for_ranks

@@ -15,7 +15,7 @@ import greenlet  # type: ignore[import-untyped]
 from simcoll import distributed as ours
 from simcoll.call_records import record_of, takes
 from simcoll.distributed.runtime.device import NOTEWORTHY, SimulatedDevice
-from simcoll.distributed.runtime.tasks import wait_until
+from simcoll.distributed.runtime.tasks import OF_PROGRAM, wait_until
 from simcoll.distributed.runtime.turn_order import TurnOrder
 from simcoll.distributed.runtime.world import current_rank
 from simcoll.distributed.start.interleavings import check_interleavings, play_orders
@@ -127,9 +127,13 @@ def spawn(*arguments: Any, **keywords: Any) -> RunResult:
             job = functools.partial(run.program, rank, world_size, *run.args, **(run.kwargs or {}))
             try:
                 value = _run_program(thread, job, costs)
-            except (greenlet.GreenletExit, KeyboardInterrupt):
+            except greenlet.GreenletExit:
                 raise
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    if thread.process.interrupts.came:
+                        raise
+                    setattr(error, OF_PROGRAM, True)
                 end_threads(thread.process, failed=True)
                 raise
             end_threads(thread.process, failed=False)

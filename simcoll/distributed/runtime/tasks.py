@@ -16,6 +16,7 @@ from simcoll.distributed.runtime.records import Site, calling_site
 from simcoll.distributed.runtime.turn_order import MESSAGES, TurnOrder
 
 __all__ = [
+    "OF_PROGRAM",
     "Arrival",
     "Meeting",
     "Outpost",
@@ -31,6 +32,8 @@ __all__ = [
     "wait_until",
 ]
 
+OF_PROGRAM = "simcoll_of_program"
+"""Attribute of a KeyboardInterrupt that a program has raised, and not Ctrl-C."""
 SHOWN_RANKS = 16
 MOST_TURNS = 100
 """Turns that a task may take one after the other while others can go on: it may wait for them in a
@@ -180,10 +183,12 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
         """Run the program and keep its exception, if it raises one."""
         try:
             self.value = self._body()
-        except (greenlet.GreenletExit, KeyboardInterrupt):  # the run's end, not the program's
+        except greenlet.GreenletExit:
             raise
-        except BaseException as error:  # noqa: BLE001  # the program's own; the world reports it
-            self.failure = error
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and not hasattr(error, OF_PROGRAM):
+                raise  # it ends the run, not the program
+            self.failure = error  # the program's own; the world reports it
         self.close()
 
     def close(self) -> None:

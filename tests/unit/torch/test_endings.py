@@ -193,3 +193,12 @@ def test_groups_print_their_ranks():
     shown = backend.spawn(program, 3).returns
     assert "rank 1 of the ranks [0, 2]>" in shown[2]
     assert "[0, 2]" not in shown[1]
+
+
+def test_a_keyboard_interrupt_of_the_program_is_told_like_another_error():
+    def stop():
+        raise KeyboardInterrupt
+
+    said = failed(stop)
+    assert "    raise KeyboardInterrupt" in said
+    assert said.endswith("raised by the program of rank 1 at 0 s, with status 130\n")

@@ -453,6 +453,11 @@ BAD = """
             0,
             ["[rank2] thread 'Thread-", "ZeroDivisionError: division by zero"],
         ),
+        (
+            "rank or __import__('atexit').register(lambda: 1 / rank)",
+            0,
+            ["[rank0] atexit: ZeroDivisionError: division by zero"],
+        ),
         ("def f(: pass", 2, ["SyntaxError"]),
     ],
 )
