@@ -123,7 +123,8 @@ def compare_log(
         for line in band_lines((row.row.size_bytes, row.ratio) for row in rows):
             say(f"# error {line}")
         say(f"# {within_line(rows)}")
-        for line in (*deviations(rows), *_choices(rows, content.choices)):
+        limited = any(cause.change is not None for cause in log_setting.causes)
+        for line in (*deviations(rows, limited=limited), *_choices(rows, content.choices)):
             say(f"# {line}")
         for line in diagnosis.lines():
             say(f"# {line}")

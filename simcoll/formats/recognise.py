@@ -34,6 +34,8 @@ TITLES: Mapping[str, str] = {
     "nccl-tests": "a log of nccl-tests",
     "osu": "output of the OSU micro-benchmarks",
     "nccl-tests-json": "a JSON report of nccl-tests",
+    "perftest": "output of perftest (ib_write_bw), which measures one connection of a network",
+    "bandwidth-test": "output of nvbandwidth or p2pBandwidthLatencyTest, which measure copies",
     "flight-record": "a flight record of PyTorch",
     "inspector": "a report of NCCL's inspector plugin",
     "ras": "a report of NCCL's RAS",
@@ -126,6 +128,14 @@ _LINES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("nccl-tests", re.compile(r".*# ?nThread \d|[^#]*#.* out-of-place ")),
     ("osu", re.compile(r".*# OSU (?:MPI|NCCL|RCCL)\b.* Test")),
     ("nccl-log", re.compile(r".*\bNCCL (?:INFO|WARN) ")),
+    (
+        "perftest",
+        re.compile(
+            r".*(?:(?:RDMA_Write|RDMA_Read|Send|Atomic_\w+) (?:\w+ )?(?:BW|Latency) "
+            r"(?:\w+ )?Test$|#bytes\s+#iterations\s)"
+        ),
+    ),
+    ("bandwidth-test", re.compile(r"nvbandwidth Version|\[?P2P \(?.*Bandwidth Latency Test")),
     (
         "ras-text",
         re.compile(r"Group\s+Comms\s+Nodes\s+Ranks|#\d+-\d+ \([0-9a-f]+\) [A-Z]{5,12}$"),

@@ -31,7 +31,7 @@ from simcoll.formats.logs.row_pieces import RowPieces
 from simcoll.formats.logs.titled_tables import TitledReader
 from simcoll.terminal import printable
 
-__all__ = ["load_log"]
+__all__ = ["WRONG", "load_log"]
 
 OPS = frozenset(
     [
@@ -54,6 +54,8 @@ MAX_ROWS = 100_000
 MAX_RANKS = 100_000
 MAX_VARIABLES = 100
 MOST_US = 1e10
+WRONG = "wrong elements"
+"""What notes say of rows whose results are wrong."""
 ROUNDING = 0.011
 """Tolerance between time and algorithm bandwidth, besides one in their last printed place."""
 LARGEST_ERROR = 0.01
@@ -76,8 +78,19 @@ _VERSION = re.compile(r"\b([NR]CCL)[ _][vV]ersion\s*:?\s*(\d{1,3}\.\d{1,3}(?:\.\
 _LIBRARY = re.compile(r"nccl-library=(\d{4,6})\b")
 _SET = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60}) set (?:by environment )?to (\S{1,200})")
 _GIVEN = re.compile(
-    r"\b(NCCL_[A-Z0-9_]{1,60})=(\"[^\"]{0,200}\"|'[^']{0,200}'|[^\s\"',;]\S{0,199})"
+    r"\b(NCCL_[A-Z0-9_]{1,60})=(\"[^\"]{0,200}\"|'[^']{0,200}'|"
+    r"[^\s\"',;](?:(?!,(?:\w+=|[A-Z][A-Z0-9]*_))\S){0,199})"
 )
+"""A variable and its value, which may stand in a list such as --export=ALL,NCCL_ALGO=Ring,PATH."""
+_COMMENTED = re.compile(
+    r"^\s*#+\s*(?:export|setenv|declare|env|mpirun|mpiexec|srun|-x|--env|-genv)\b"
+)
+"""A line of a script that does not run; a scheduler's ``#SBATCH`` does."""
+_UNSET = re.compile(r"\bunset\b((?:\s+(?:-v\s+)?NCCL_[A-Z0-9_]{1,60})+)")
+_ONE_RUN = re.compile(
+    r"_perf\b| set by environment to |(?:^|\s)(?:-x|--env|-genv|--export=)|\\\s*$"
+)
+"""A line whose variables are those of one command, and not of later ones in the log."""
 _TELLING = re.compile(r"NCCL|\b(?:FI|HSA|CUDA|OFI)_|NET/")
 """A line that may state a fact besides times."""
 _BEGINS = re.compile(r"NCCL version|Bootstrap ?:|cudaDriverVersion|NET/\w+ ?:|Using network")
@@ -97,6 +110,7 @@ class _Reader:
         "_complete",
         "_in_ms",
         "_lines",
+        "_of_one_run",
         "_run",
         "_skipped",
         "_tables",
@@ -104,6 +118,7 @@ class _Reader:
 
     def __init__(self, skipped: Skipped) -> None:
         self._run = MeasuredRun()
+        self._of_one_run: set[str] = set()  # names of its variables
         self._columns: list[str] = []  # after type, redop and root
         self._in_ms = False
         self._complete = False
@@ -175,6 +190,13 @@ class _Reader:
         )
         if not self._complete:  # still the same run
             self._run.facts = run.facts
+        else:
+            self._run.environment = {
+                name: value
+                for name, value in run.environment.items()
+                if name not in self._of_one_run
+            }
+            self._of_one_run.clear()
         self._columns, self._in_ms, self._complete = [], False, False
 
     def _about(self, number: int, text: str) -> None:
@@ -219,15 +241,23 @@ class _Reader:
             self._run.collective = collective
 
     def _variables(self, text: str) -> None:
+        if _COMMENTED.search(text):
+            return
+        if "unset" in text and (unset := _UNSET.search(text)):
+            for name in unset[1].split():
+                self._run.environment.pop(name, None)
+            return
         settings = [*_SET.findall(text), *_GIVEN.findall(text)]
         if not settings:
             return
         if self._complete:
             self._next()
             self._run.environment = {}
+        is_of_one_run = _ONE_RUN.search(text) is not None
         for name, value in settings:
             if len(self._run.environment) < MAX_VARIABLES:
                 self._run.environment[name] = printable(value.strip("\"'").rstrip("."))
+                (self._of_one_run.add if is_of_one_run else self._of_one_run.discard)(name)
 
     def _row(self, number: int, words: Sequence[str]) -> bool:
         """Read a row; False for a line that merely mentions a dtype."""
@@ -275,11 +305,13 @@ class _Reader:
                 if not time:
                     continue
                 if wrong := _wrong(groups[0]):
-                    return f"{wrong} wrong elements"
+                    self._run.facts.add("wrong", "elements", number)
+                    return f"{wrong} {WRONG}"
                 in_place_fs = _time(groups[1], size, unit)
                 if in_place_fs and (wrong := _wrong(groups[1])):
+                    self._run.facts.add("wrong", "elements", number)
                     self._skipped.add(
-                        number, f"{size} B: {wrong} wrong elements in place; that time is left out"
+                        number, f"{size} B: {wrong} {WRONG} in place; that time is left out"
                     )
                     in_place_fs = 0
                 library_fs = _plain(groups[2][:1], unit) if len(times) > 2 else 0

@@ -38,6 +38,7 @@ FactKind = Literal[
     "variable",
     "warning",
     "times",
+    "wrong",
 ]
 
 

@@ -13,7 +13,10 @@ from statistics import median
 from typing import NamedTuple
 
 from simcoll.errors import ConfigError, nearest
+from simcoll.files.strict import read_start
 from simcoll.formats.logs.measured import Log, MeasuredRow, MeasuredTable
+from simcoll.formats.logs.nccl_tests import WRONG
+from simcoll.formats.recognise import TITLES, recognise
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import (
     Environment,
@@ -26,6 +29,7 @@ from simcoll.libraries.library import Library, library_for
 from simcoll.libraries.prediction import COLLECTIVES, Prediction, predict
 from simcoll.libraries.variables import unknown_variable
 from simcoll.planning.measured.log_parameters import LogParameters
+from simcoll.planning.measured.log_variables import effective_variables
 from simcoll.planning.sweeps.nccl_tests_table import Column, microseconds, table_line, titles
 from simcoll.terminal import printable
 from simcoll.topology import Topology, load_topology, topology_of_job
@@ -34,6 +38,7 @@ from simcoll.units import counted, format_size
 
 __all__ = [
     "BANDS",
+    "CORRUPT",
     "BandError",
     "Compared",
     "Setting",
@@ -57,6 +62,13 @@ BANDS = (
 """Size bands, dominated by latency, protocol and bandwidth."""
 DEVIATES = 1.25
 """Ratio of predicted and measured time above which a row is reported."""
+CORRUPT = (
+    "find out why first: PCIe ACS or the IOMMU between GPUs (NCCL_P2P_DISABLE=1 tells), NICs and "
+    "GPUDirect RDMA (NCCL_NET_GDR_LEVEL=LOC tells), a link or memory with errors (dmesg, ECC)"
+)
+"""Where to look when a collective computes wrong results."""
+_OF_LOGS = {"", "nccl-tests", "nccl-tests-json", "osu", "text", "json", "in-situ"}
+"""Kinds of files of which nothing is said where they have no row."""
 _GPU = re.compile(r"\b(?:A|V|L|G?[BH])[0-9]{2,3}\b|\bMI[0-9]{3}X?\b")
 """Names of data-center GPUs."""
 
@@ -120,8 +132,10 @@ def blame_log(log: Log, file: str | Path) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        annotated = ConfigError("; ".join([error.message, *log.notes[:3]]), file=str(file))
-        raise (error if error.file else annotated) from None
+        kind = "" if log.tables else recognise(read_start(file))
+        of_another_kind = [f"this is {TITLES[kind]}"] if kind not in _OF_LOGS else []
+        message = "; ".join([*of_another_kind, error.message, *log.notes[:3]])
+        raise (error if error.file else ConfigError(message, file=str(file))) from None
 
 
 def _notes_on_times(table: MeasuredTable) -> Iterator[str]:
@@ -185,8 +199,11 @@ def settings_for(
             )
             notes.append(f"{subject} is left out: {reason}")
             continue
+        variables, contradicted = effective_variables(dict(table.environment), table.facts)
+        notes += [f"{subject}: {contradiction}" for contradiction in contradicted]
+        resolved_table = replace(resolved_table, environment=tuple(variables.items()))
         table_environment, ignored = (
-            _environment(dict(table.environment)) if not environment else (chosen_environment, [])
+            _environment(variables) if not environment else (chosen_environment, [])
         )
         table_environment = _with_elements(table_environment, table)
         notes += [f"{subject}: {variable} in the log is ignored" for variable in ignored]
@@ -224,6 +241,10 @@ def settings_for(
                 model,
                 table_environment,
             )
+        )
+    if not log.tables and any(WRONG in note for note in log.notes):
+        raise ConfigError(
+            f"all rows have wrong results, so their times count for nothing; {CORRUPT}"
         )
     if not settings:
         raise ConfigError(
@@ -395,9 +416,13 @@ def band_errors(ratios: Iterable[tuple[int, float]]) -> list[BandError]:
     return bands
 
 
-def deviations(rows: Sequence[Compared]) -> list[str]:
-    """Describe ranges of sizes with errors above a quarter, and rows faster than the lower
-    bound.
+def deviations(rows: Sequence[Compared], *, limited: bool = False) -> list[str]:
+    """Describe ranges of sizes with errors above a quarter, and rows faster than the lower bound.
+
+    Parameters
+    ----------
+    limited
+        Whether rows are predicted with causes that the log names, whose cost is partly assumed.
     """
     ordered = sorted(rows, key=lambda row: row.row.size_bytes)
     remarks = []
@@ -421,10 +446,12 @@ def deviations(rows: Sequence[Compared]) -> list[str]:
         names = ", ".join(format_size(row.row.size_bytes) for row in fast[:4]) + (
             ", ..." if len(fast) > 4 else ""
         )
-        remarks.append(
-            f"{names}: measured is less than the bound of this topology, so the machine is another "
-            "one, or the time is wrong"
+        reason = (
+            "the machine as the log describes it, so that costs less than is assumed"
+            if limited
+            else "this topology, so the machine is another one, or the time is wrong"
         )
+        remarks.append(f"{names}: measured is less than the bound of {reason}")
     return remarks
 
 

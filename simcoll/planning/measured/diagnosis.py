@@ -14,10 +14,17 @@ from simcoll.formats.logs.nccl_tuning import Chosen
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import Environment
 from simcoll.planning.measured.causes import CAUSES, cause_on
-from simcoll.planning.measured.comparison import Compared, Setting, compare, other_generation
+from simcoll.planning.measured.comparison import (
+    CORRUPT,
+    Compared,
+    Setting,
+    compare,
+    other_generation,
+)
 from simcoll.planning.measured.hypotheses import (
     AGREES,
     LEAST_SHARE,
+    SLIGHT,
     SLIGHT_CHANGE,
     Effect,
     Explanation,
@@ -39,7 +46,13 @@ from simcoll.planning.measured.log_causes import (
     log_causes,
 )
 from simcoll.planning.measured.variants import SOCKET_RATES, over_interface
-from simcoll.planning.measured.verdicts import verdict, verdict_of_another, verdict_of_cpu_times
+from simcoll.planning.measured.verdicts import (
+    LogLimit,
+    verdict,
+    verdict_of_another,
+    verdict_of_cpu_times,
+)
+from simcoll.units import counted
 
 __all__ = ["LogSetting", "TableDiagnosis", "diagnose", "with_log"]
 
@@ -270,7 +283,17 @@ def diagnose(
         reasons = [f"{CAUSES[cause].title} ({reason})" for cause, reason in excluded.items()]
         remarks.append(f"ruled out by the log: {'; '.join(reasons)}")
     summary = even_shortfall(rows)
-    judgement = verdict(log_setting.setting, rows, ordered, hints)
+    wrong = sum(fact.count for fact in log_setting.setting.table.facts.of("wrong"))
+    judgement = verdict(
+        log_setting.setting,
+        rows,
+        ordered,
+        hints,
+        limits=findings.limits,
+        sound_bounds_fs=_sound_bounds(rows, log_setting, calibration),
+    )
+    if wrong:
+        judgement += f"; but {counted(wrong, 'row')} had wrong results, so {CORRUPT}"
     return TableDiagnosis(
         facts, tuple(ordered), tuple(remarks), unexplained, summary, judgement, library
     )
@@ -290,6 +313,19 @@ def _beyond(test: Explanation, log_explanations: Sequence[Explanation]) -> Expla
     return replace(higher, step=f"{host.check}; if it shows {host.shows}: {host.repair}")
 
 
+def _sound_bounds(
+    rows: Sequence[Compared], log_setting: LogSetting, calibration: Calibration | None
+) -> dict[int, int]:
+    """The bounds of a sound machine for sizes faster than the bound with what the log says, whose
+    cost is partly assumed.
+    """
+    fast = {row.row.size_bytes for row in rows if row.row.time_fs < row.prediction.bound_fs}
+    if not fast or all(cause.change is None for cause in log_setting.causes):
+        return {}
+    predicted = compare(_at(log_setting.sound, sorted(fast)), calibration)
+    return {row.row.size_bytes: row.prediction.bound_fs for row in predicted}
+
+
 @dataclass(frozen=True, slots=True)
 class _OfLog:
     """What causes that the log names explain.
@@ -302,11 +338,14 @@ class _OfLog:
         Those that explain less, with their effects.
     without_number
         Those whose effect the model does not have.
+    limits
+        Those that make a size slower than on a sound machine, the strongest first.
     """
 
     explanations: tuple[Explanation, ...]
     remarks: tuple[str, ...]
     without_number: tuple[LogCause, ...]
+    limits: tuple[LogLimit, ...] = ()
 
 
 def _of_log(
@@ -348,7 +387,20 @@ def _of_log(
             without_number.append(cause)
         elif cause.source.startswith("NCCL_"):
             remarks.append(f"the log says {cause.source}, which changes nothing here")
-    return _OfLog(tuple(explaining), tuple(remarks), tuple(without_number))
+    limits = [
+        LogLimit(cause.claim, figures(effect, log_setting.setting))
+        for effect, cause in scored
+        if _slows_down(effect)
+    ]
+    return _OfLog(tuple(explaining), tuple(remarks), tuple(without_number), tuple(limits))
+
+
+def _slows_down(effect: Effect) -> bool:
+    """Whether a size is slower than without the cause, and the cause slows it down."""
+    return any(
+        min(measured, new) > SLIGHT * old
+        for measured, old, new in zip(effect.measured_fs, effect.old_fs, effect.new_fs, strict=True)
+    )
 
 
 def _without(cause: LogCause, setting: Setting, effect: Effect) -> str:

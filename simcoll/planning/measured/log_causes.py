@@ -17,6 +17,12 @@ from simcoll.formats.logs.run_facts import RunFact, RunFacts
 from simcoll.libraries.prediction import formula_time
 from simcoll.planning.measured.causes import CAUSES
 from simcoll.planning.measured.comparison import Compared, Setting
+from simcoll.planning.measured.log_variables import (
+    FALSE,
+    NO_PATH,
+    device_count,
+    devices_of,
+)
 from simcoll.planning.measured.variants import (
     host_memory,
     in_environment,
@@ -169,7 +175,7 @@ def excluded_causes(setting: Setting) -> dict[str, str]:
     local = [transport for transport in ways if transport.startswith(("P2P", "SHM", "direct"))]
     if local and not any(transport.startswith("SHM") for transport in local):
         out["no_p2p"] = "all connections in a node are 'via P2P'"
-    devices = dict.fromkeys(" ".join(facts.values("NICs")).split())
+    devices = devices_of(facts)
     if devices and len(devices) >= nics_of(setting) > 0:
         out["few_nics"] = f"the log lists {counted(len(devices), 'NIC')}"
     if any(_number(text, "nvls channels") for text in facts.values("channels")):
@@ -187,10 +193,6 @@ def excluded_causes(setting: Setting) -> dict[str, str]:
 def _number(text: str, words: str) -> int:
     match = re.search(rf"(\d+) {words}", text)
     return int(match[1]) if match else 0
-
-
-_FALSE = {"0", "no", "off", "false"}
-_NONE = {"LOC", "0", "loc"}
 
 
 def _by_variables(setting: Setting) -> Iterator[LogCause]:
@@ -214,22 +216,22 @@ def _by_variables(setting: Setting) -> Iterator[LogCause]:
 
 def _network_variable(setting: Setting, name: str, value: str, source: str) -> Iterator[LogCause]:
     sockets_of = {
-        "NCCL_IB_DISABLE": value not in {*_FALSE, ""},
+        "NCCL_IB_DISABLE": value not in {*FALSE, ""},
         "NCCL_NET": value.lower() == "socket",
         "FI_PROVIDER": value.lower() in {"tcp", "sockets", "udp", "tcp;ofi_rxm"},
     }
     if sockets_of.get(name, False):
         yield LogCause("sockets", CAUSES["sockets"].title, source, None)
-    if name == "NCCL_IB_HCA" and (count := _device_count(value)):
+    if name == "NCCL_IB_HCA" and (count := device_count(value)):
         total = nics_of(setting)
         if 0 < count < total:
             yield _few_nics(count, total, source)
     gdr_off = {
-        "NCCL_NET_GDR_LEVEL": value in _NONE,
-        "NCCL_IB_GDR_LEVEL": value in _NONE,
-        "NCCL_IB_CUDA_SUPPORT": value in _FALSE,
-        "NCCL_NET_GDR_READ": value in _FALSE,
-        "FI_EFA_USE_DEVICE_RDMA": value in _FALSE,
+        "NCCL_NET_GDR_LEVEL": value in NO_PATH,
+        "NCCL_IB_GDR_LEVEL": value in NO_PATH,
+        "NCCL_IB_CUDA_SUPPORT": value in FALSE,
+        "NCCL_NET_GDR_READ": value in FALSE,
+        "FI_EFA_USE_DEVICE_RDMA": value in FALSE,
     }
     if gdr_off.get(name, False):
         yield LogCause("no_gpudirect", CAUSES["no_gpudirect"].title, source, no_gpudirect)
@@ -244,26 +246,15 @@ def _few_nics(count: int, total: int, source: str) -> LogCause:
     )
 
 
-def _device_count(value: str) -> int:
-    """Number of devices that NCCL_IB_HCA names; 0 where it is a prefix or an exclusion."""
-    if value.startswith("^") or not value.strip("="):
-        return 0
-    names = [name.partition(":")[0] for name in value.lstrip("=").split(",") if name]
-    # A prefix such as mlx5 stands for all devices whose names begin so.
-    if any(re.fullmatch(r"mlx[45]_?|\D*", name) for name in names):
-        return 0
-    return len(dict.fromkeys(names))
-
-
 def _node_variable(setting: Setting, name: str, value: str, source: str) -> Iterator[LogCause]:
     facts = machine_of(setting.topology)
     p2p_off = {
-        "NCCL_P2P_DISABLE": value not in {*_FALSE, ""},
-        "NCCL_P2P_LEVEL": value in _NONE or (value == "NVL" and facts.inside == "pcie"),
+        "NCCL_P2P_DISABLE": value not in {*FALSE, ""},
+        "NCCL_P2P_LEVEL": value in NO_PATH or (value == "NVL" and facts.inside == "pcie"),
     }
     if p2p_off.get(name, False) and facts.inside != "host":
         yield LogCause("no_p2p", CAUSES["no_p2p"].title, source, host_memory)
-    if name == "NCCL_NVLS_ENABLE" and value in _FALSE and facts.switch_reduce:
+    if name == "NCCL_NVLS_ENABLE" and value in FALSE and facts.switch_reduce:
         yield LogCause("nvls_off", CAUSES["nvls_off"].title, source, _without_nvls)
 
 
@@ -321,7 +312,7 @@ def _choice_variable(setting: Setting, name: str, value: str, source: str) -> It
             "the list of devices, where one process has all GPUs of a node",
             lambda changed: in_environment(changed, launcher="one-process"),
         )
-    if name == "CUDA_LAUNCH_BLOCKING" and value not in _FALSE:
+    if name == "CUDA_LAUNCH_BLOCKING" and value not in FALSE:
         yield LogCause("launch", "each launch waits for its end", source, None)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from simcoll.planning.measured.comparison import Compared, Setting
 from simcoll.planning.measured.hypotheses import (
@@ -14,7 +15,16 @@ from simcoll.planning.measured.hypotheses import (
 )
 from simcoll.units import counted, format_size
 
-__all__ = ["verdict", "verdict_of_another", "verdict_of_cpu_times"]
+__all__ = ["LogLimit", "verdict", "verdict_of_another", "verdict_of_cpu_times"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogLimit:
+    """A cause that the log names, and the figures with and without it."""
+
+    claim: str
+    figures: str
+
 
 SMALL_BYTES = 2**20
 """Size below which a time says more than a bandwidth."""
@@ -25,6 +35,9 @@ def verdict(
     rows: Sequence[Compared],
     explanations: Sequence[Explanation],
     hints: Sequence[Explanation] = (),
+    *,
+    limits: Sequence[LogLimit] = (),
+    sound_bounds_fs: Mapping[int, int] | None = None,
 ) -> str:
     """Judge a table that was predicted with all that its log says.
 
@@ -34,12 +47,18 @@ def verdict(
         Those of the table, the likeliest first.
     hints
         Causes that the log names, whose effect the model does not have.
+    limits
+        Causes that the log names, and that make a size slower than on a sound machine.
+    sound_bounds_fs
+        The bounds of a sound machine for sizes that took less than the bound of the machine with
+        what the log says.
     """
     times = times_by_size(rows)
     slow = sorted(odd_sizes(rows))
     figure = _figure(setting, max(times), *times[max(times)])
     leading = explanations[0] if explanations else None
     bounds_fs = {row.row.size_bytes: row.prediction.bound_fs for row in rows}
+    bounds_fs |= sound_bounds_fs or {}
     impossible = [size for size, (time, _) in times.items() if time < bounds_fs[size]]
     if impossible:
         return (
@@ -50,6 +69,11 @@ def verdict(
     if not slow:
         if leading is not None and leading.is_in_log:
             return f"verdict: no slower than what the log says makes it: {leading.claim}; {figure}"
+        if limits:
+            return (
+                f"verdict: no slower than what the log says makes it: {limits[0].claim}; "
+                f"{limits[0].figures}"
+            )
         slowest = max(measured / predicted for measured, predicted in times.values())
         if slowest > SLIGHT:
             cause = f"the log hints at a cause: {hints[0].claim}" if hints else _TOO_LITTLE

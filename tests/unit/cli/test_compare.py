@@ -31,6 +31,11 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "cut.log").write_text("\n".join(lines)[:2050])
     (tmp_path / "rows.log").write_text("\n".join(line for line in lines if "#" not in line))
     (tmp_path / "empty.log").write_text("")
+    (tmp_path / "link.log").write_text(
+        " #bytes     #iterations    BW peak[Gb/sec]\n65536 5000 392\n"
+    )
+    corrupt = nccl_tests(SIZES, 14 / 8, version=3, wrong=lambda _: "7")
+    (tmp_path / "corrupt.log").write_text("\n".join(corrupt))
     (tmp_path / "prose.log").write_text("no table, only float words")
     (tmp_path / "other.log").write_text("./alltoallv_perf\n" + "\n".join(lines[2:]))
     (tmp_path / "cut.json").write_text('{\n "version": 3,\n "results": [')
@@ -160,7 +165,10 @@ def test_part_of_a_log_is_used_and_the_rest_named(capsys):
 BAD = [
     ("compare none.log -t dgx-h100", "none.log: cannot be read: No such file or directory"),
     ("compare . -t dgx-h100", "cannot be read: Is a directory"),
-    ("compare empty.log -t dgx-h100", "empty.log: there is no row of nccl-tests' table in it"),
+    ("compare empty.log -t dgx-h100", "empty.log: this is an empty file; there is no row"),
+    ("compare link.log -t dgx-h100", "link.log: this is output of perftest (ib_write_bw)"),
+    ("calibrate link.log -t dgx-h100 -o x.toml", "link.log: this is output of perftest"),
+    ("compare corrupt.log -t dgx-h100", "corrupt.log: all rows have wrong results, so their times"),
     ("compare prose.log -t dgx-h100", "prose.log: there is no row of nccl-tests' table in it"),
     ("compare other.log -t dgx-h100", "simcoll has no model of 'alltoallv'"),
     ("compare cut.json -t dgx-h100", "cut.json: JSON that is cut off or broken"),
@@ -186,7 +194,7 @@ BAD = [
     ("compare run.log", "--topology"),
     ("calibrate -t dgx-h100 -o x.toml", "calibrate needs a log"),
     ("calibrate none.log -t dgx-h100 -o x.toml", "none.log: cannot be read"),
-    ("calibrate empty.log -t dgx-h100 -o x.toml", "empty.log: there is no row"),
+    ("calibrate empty.log -t dgx-h100 -o x.toml", "empty.log: this is an empty file"),
     (
         "calibrate run.log -t dgx-h100 -o x.toml --parameters lunch",
         "unknown parameter 'lunch'; did you mean 'launch'",
@@ -200,6 +208,12 @@ BAD = [
     ("calibrate run.log cut.json -t dgx-h100 -o x.toml", "cut.json: JSON that is cut off"),
     ("calibrate run.log -t dgx-h100", "--output"),
 ]
+
+
+@pytest.mark.slow
+def test_wrong_results_are_in_the_last_sentence(capsys, here):
+    _, out, _ = run("compare run.log -t dgx-h100", capsys)
+    assert "; but 1 row had wrong results, so find out why first: " in out.splitlines()[-1]
 
 
 @pytest.mark.slow

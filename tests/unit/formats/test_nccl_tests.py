@@ -196,9 +196,49 @@ def test_several_runs_in_one_log(read):
         for each in found
     ] == [
         ("all_reduce", 8, 28, "Ring"),
-        ("reduce_scatter", 8, 22, "Ring"),
+        ("reduce_scatter", 8, 22, None),
         ("all_reduce", 16, 28, "Tree"),
     ]
+
+
+def test_variables_of_a_shell_count_for_all_runs_after_them(read):
+    rows = list(nccl_tests(SIZES[6:], 14 / 8))
+    log = read(["export NCCL_ALGO=Ring", "./all_reduce_perf", *rows, "./all_reduce_perf", *rows])
+    assert [dict(each.environment) for each in log.tables] == [{"NCCL_ALGO": "Ring"}] * 2
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["# export NCCL_IB_DISABLE=1", "#export NCCL_IB_DISABLE=1"],
+        ["#  -x NCCL_IB_DISABLE=1", "# mpirun -x NCCL_IB_DISABLE=1 ./all_reduce_perf"],
+        ["+ export NCCL_IB_DISABLE=1", "+ unset NCCL_IB_DISABLE"],
+        ["export NCCL_IB_DISABLE=1", "unset NCCL_DEBUG NCCL_IB_DISABLE"],
+    ],
+)
+def test_variables_that_a_script_does_not_set(read, lines):
+    log = read([*lines, "./all_reduce_perf", *nccl_tests(SIZES[6:], 14 / 8)])
+    assert log.tables[0].environment == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "environment"),
+    [
+        ("#SBATCH --export=ALL,NCCL_IB_DISABLE=1", {"NCCL_IB_DISABLE": "1"}),
+        (
+            "srun --export=ALL,NCCL_ALGO=Ring,NCCL_DEBUG=INFO,LD_LIBRARY_PATH ./all_reduce_perf",
+            {"NCCL_ALGO": "Ring", "NCCL_DEBUG": "INFO"},
+        ),
+        ("mpirun -x NCCL_ALGO=Ring,Tree ./all_reduce_perf", {"NCCL_ALGO": "Ring,Tree"}),
+        (
+            "mpirun -x NCCL_IB_HCA=mlx5_0,mlx5_1 -x NCCL_PROTO=LL ./all_reduce_perf",
+            {"NCCL_IB_HCA": "mlx5_0,mlx5_1", "NCCL_PROTO": "LL"},
+        ),
+    ],
+)
+def test_lists_of_variables_and_values_that_are_lists(read, text, environment):
+    log = read([text, *nccl_tests(SIZES[6:], 14 / 8)])
+    assert dict(log.tables[0].environment) == environment
 
 
 def test_a_run_that_is_repeated_is_a_table_of_its_own(read):

@@ -20,6 +20,7 @@ from simcoll.planning.measured.comparison import Setting, compare, settings_for
 from simcoll.planning.measured.diagnosis import diagnose, with_log
 from simcoll.planning.measured.hypotheses import LEAST_SHARE
 from simcoll.planning.measured.log_causes import excluded_causes, log_causes
+from simcoll.planning.measured.log_variables import effective_variables
 from simcoll.planning.measured.variants import (
     host_memory,
     over_interface,
@@ -291,6 +292,80 @@ def test_a_cause_that_the_log_names(variables, facts, cause):
 def test_a_fact_that_is_no_cause(variables, facts):
     lines = [RunFact(kind, value, 7) for kind, value in facts]
     assert log_causes(setting_on("dgx-h100", variables=variables, facts=lines)) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "facts"),
+    [
+        (("NCCL_IB_DISABLE", "1"), [("network", "IB")]),
+        (("NCCL_NET", "Socket"), [("network", "IBext_v8")]),
+        (("NCCL_IB_HCA", "mlx5_1"), [("NICs", "mlx5_1:1/IB mlx5_10:1/IB mlx5_11:1/IB")]),
+        (("NCCL_P2P_DISABLE", "1"), [("transport", "P2P/CUMEM"), ("transport", "NET/IB/GDRDMA")]),
+        (("NCCL_NET_GDR_LEVEL", "LOC"), [("transport", "NET/IB/GDRDMA")]),
+        (("NCCL_NVLS_ENABLE", "0"), [("channels", "16 coll channels, 16 nvls channels")]),
+        (("NCCL_MAX_NCHANNELS", "2"), [("channels", "16 coll channels, 0 nvls channels")]),
+    ],
+)
+def test_a_variable_that_lines_of_nccl_contradict(variable, facts):
+    lines = tuple(RunFact(kind, value, 7) for kind, value in facts)
+    name, value = variable
+    kept, notes = effective_variables({name: value, "NCCL_ALGO": "Ring"}, RunFacts(lines))
+    assert kept == {"NCCL_ALGO": "Ring"}
+    assert [note.partition(" had no effect: the log has ")[0] for note in notes] == [
+        f"{name}={value}"
+    ]
+    assert effective_variables({name: value}, RunFacts()) == ({name: value}, [])
+
+
+@pytest.mark.parametrize(
+    ("variable", "facts"),
+    [
+        (("NCCL_IB_DISABLE", "0"), [("network", "IB")]),
+        (("NCCL_IB_DISABLE", "1"), [("network", "IB"), ("network", "Socket")]),
+        (("NCCL_IB_HCA", "mlx5_0,mlx5_1"), [("NICs", "mlx5_0:1/IB mlx5_1:1/IB")]),
+        (("NCCL_P2P_DISABLE", "1"), [("transport", "SHM/direct/direct")]),
+        (("NCCL_NET_GDR_LEVEL", "SYS"), [("transport", "NET/IB/GDRDMA")]),
+        (("NCCL_NVLS_ENABLE", "0"), [("channels", "16 coll channels, 0 nvls channels")]),
+        (("NCCL_MAX_NCHANNELS", "16"), [("channels", "16 coll channels, 0 nvls channels")]),
+    ],
+)
+def test_a_variable_that_agrees_with_the_lines_of_nccl(variable, facts):
+    lines = tuple(RunFact(kind, value, 7) for kind, value in facts)
+    assert effective_variables(dict([variable]), RunFacts(lines)) == (dict([variable]), [])
+
+
+@pytest.mark.slow
+def test_a_cause_that_costs_less_than_is_assumed_is_no_other_machine():
+    sound = setting_on(
+        "dgx-h100", variables=[("NCCL_NET_GDR_LEVEL", "LOC")], sizes=SIZES[-4:], env=""
+    )
+    times = sound.formula()([row.size_bytes for row in sound.table.rows], Calibration())
+    (setting,), _ = settings_for(log_of(sound, [5 * time for time in times]), "dgx-h100")
+    log_setting = with_log(setting)
+    rows = compare(log_setting.setting)
+    assert any(row.row.time_fs < row.prediction.bound_fs for row in rows)
+    judgement = diagnose(rows, log_setting).verdict
+    assert judgement.startswith(
+        "verdict: no slower than what the log says makes it: no GPUDirect RDMA"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variable", "claim"),
+    [
+        (("NCCL_NVLS_ENABLE", "0"), "no reduction in NVSwitch (NVLS)"),
+        (("NCCL_PROTO", "LL"), "the protocol is set: LL"),
+    ],
+)
+def test_a_table_as_slow_as_the_log_makes_it_is_not_called_as_fast_as_predicted(variable, claim):
+    sound = setting_on("dgx-h100", nodes=1, variables=[variable])
+    limited = environment_of("=".join(variable))(sound)
+    times = limited.formula()([row.size_bytes for row in sound.table.rows], Calibration())
+    (setting,), _ = settings_for(log_of(sound, times), "dgx-h100")
+    log_setting = with_log(setting)
+    judgement = diagnose(compare(log_setting.setting), log_setting).verdict
+    assert judgement.startswith(f"verdict: no slower than what the log says makes it: {claim}; ")
 
 
 def test_what_the_log_rules_out():
