@@ -48,14 +48,16 @@ class Flights:
     ----------
     tell
         Notes a finding.
+
+    Attributes
+    ----------
+    open
+        Their buffers.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._flights: dict[Work, _Flight] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._flights)
+        self.open: dict[Work, _Flight] = {}
 
     def begin(
         self,
@@ -71,26 +73,26 @@ class Flights:
         protect. Operations of one ``queue`` that is not None run in the order of their calls.
         """
         if not any(isinstance(tensor, FakeTensor) for tensor in (*inputs, *outputs)):
-            self._flights[work] = _Flight(work, group, queue, tuple(inputs), tuple(outputs), on_gpu)
+            self.open[work] = _Flight(work, group, queue, tuple(inputs), tuple(outputs), on_gpu)
 
     def land(self, works: Sequence[Work]) -> None:
         """End operations whose ends the program knows, and the collectives before them in their
         groups, which run in order.
         """
         for work in works:
-            landed = self._flights.get(work)
+            landed = self.open.get(work)
             if landed is None:
                 continue
-            for earlier in list(self._flights.values()):
+            for earlier in list(self.open.values()):
                 if earlier.work is work:
                     break
                 if earlier.group is landed.group and not (earlier.work.entry.p2p or work.entry.p2p):
-                    del self._flights[earlier.work]
-            del self._flights[work]
+                    del self.open[earlier.work]
+            del self.open[work]
 
     def on_gpu(self) -> list[Work]:
         """The operations on streams of the GPU, which end when a program waits for it."""
-        return [flight.work for flight in self._flights.values() if flight.on_gpu]
+        return [flight.work for flight in self.open.values() if flight.on_gpu]
 
     def check_operator(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], site: Callable[[], Site]
@@ -116,7 +118,7 @@ class Flights:
         self, name: str, tensor: torch.Tensor, site: Callable[[], Site], *, writes: bool
     ) -> None:
         """Compare one access with the buffers in flight; errors as of :meth:`check_operator`."""
-        for flight in self._flights.values():
+        for flight in self.open.values():
             for side, buffers in (("output", flight.outputs), ("input", flight.inputs)):
                 if (side == "input" and not writes) or not any(
                     overlap(tensor, buffer) for buffer in buffers
@@ -143,8 +145,8 @@ class Flights:
         """Compare the inputs and outputs of a call with the buffers in flight of calls that are
         not before it in its ``queue``; errors as of :meth:`check_operator`.
         """
-        every = self._flights
-        self._flights = {
+        every = self.open
+        self.open = {
             work: flight for work, flight in every.items() if queue is None or flight.queue != queue
         }
         try:
@@ -152,7 +154,7 @@ class Flights:
                 for tensor in tensors:
                     self.check_access(name, tensor, site, writes=writes)
         finally:
-            self._flights = every
+            self.open = every
 
     def writers(
         self, group: Any, buffers: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
@@ -163,7 +165,7 @@ class Flights:
         inputs, outputs = buffers
         return [
             flight.work
-            for flight in self._flights.values()
+            for flight in self.open.values()
             if flight.group is group
             and not (flight.work.done or flight.work.entry.p2p)
             and (

@@ -114,11 +114,11 @@ def through_dispatcher(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _has_observer(arguments: Iterable[Any]) -> bool:
     """Whether a dispatch mode of the program, or a tensor subclass, would see a call."""
+    beside_run = torch._C._len_torch_dispatch_stack() > 1  # that of the run itself is there
+    if not beside_run and _are_plain(arguments):
+        return False
     kinds: set[type[Any]] = set()
     _add_kinds(arguments, kinds)
-    beside_run = torch._C._len_torch_dispatch_stack() > 1  # that of the run itself is there
-    if not beside_run and kinds <= _PLAIN:
-        return False
     if any(issubclass(kind, FakeTensor) for kind in kinds):
         return False
     if any(is_traceable_wrapper_subclass_type(kind) for kind in kinds):
@@ -129,6 +129,20 @@ def _has_observer(arguments: Iterable[Any]) -> bool:
     if any(isinstance(mode, FakeTensorMode) for mode in modes):  # it would answer by shape alone
         return False
     return any(not type(mode).__module__.startswith("simcoll.") for mode in modes)
+
+
+def _are_plain(values: Iterable[Any]) -> bool:
+    """Whether nested lists of arguments have no tensor of a subclass."""
+    for value in values:
+        kind = type(value)
+        if kind in _PLAIN:
+            continue
+        if isinstance(value, (list, tuple)):
+            if not _are_plain(value):
+                return False
+        elif isinstance(value, torch.Tensor):
+            return False
+    return True
 
 
 def _add_kinds(values: Iterable[Any], kinds: set[type[Any]]) -> None:

@@ -107,16 +107,13 @@ def in_all_forms(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if len(args) == count and not kwargs and _is_plain(form, args):
+        # Those of PyTorch's own functions have the first form.
+        plain = len(args) == count and not kwargs and isinstance(args[0], list)
+        if plain and type(args[-1]) is form.options:
             return method(self, *args)
         return method(self, *_first_form(name, form, args, kwargs))
 
     return call
-
-
-def _is_plain(form: _CallForm, args: tuple[Any, ...]) -> bool:
-    """Whether arguments have the first form, as those of PyTorch's own functions."""
-    return isinstance(args[0], list) and type(args[-1]) is form.options
 
 
 def _is_options(value: Any) -> bool:

@@ -104,7 +104,7 @@ class Watched(TorchDispatchMode):
             with self:  # in inference mode it comes here before PyTorch takes it apart
                 return func.decompose(*args, **(kwargs or {}))
         collective = _is_collective(func)
-        if self.flights and not collective:
+        if self.flights is not None and self.flights.open and not collective:
             thread = current_thread_or_none()
             if thread is not None:
                 self.flights.check_operator(func, args, kwargs or {}, thread.site)
@@ -387,7 +387,7 @@ def _read_past_dispatcher(
 ) -> Any:
     """A method that reads elements past the dispatcher."""
     flights = thread.process.flights
-    if flights and type(tensor) in _PLAIN:
+    if flights.open and type(tensor) in _PLAIN:
         flights.check_access(standard.__name__, tensor, thread.site, writes=False)
     places, name = thread.process.places, standard.__name__
     if places is None:

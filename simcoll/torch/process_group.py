@@ -168,9 +168,17 @@ class SimcollGroup(DispatchedGroup):
     ) -> RankWork:
         """Call a collective, and wait for it unless the caller wants the Work."""
         waits = opts is not None and not opts.asyncOp and self._coalescing is None
-        end = self.hooks.begin(function.__name__, inputs, results, opts)
-        self._check(function.__name__, inputs, results, opts)
-        device = self._device(results)
+        process, name = self._thread.process, function.__name__
+        end = self.hooks.begin(name, inputs, results, opts)
+        # Most calls have nothing to check or to watch, and are many.
+        if (
+            self._limits is not None
+            or process.flights.open
+            or len(results) > 1
+            or name not in IN_PLACE
+        ):
+            self._check(name, inputs, results, opts)
+        device = None if process.device is None else self._device(results)
         if device is not None:
             work = self._enqueue(device, function, *args, results=results, async_op=True, **kwargs)
             if waits:
@@ -184,7 +192,8 @@ class SimcollGroup(DispatchedGroup):
                 async_op=limit_fs > 0 or not waits,
                 **kwargs,
             )
-            self._watch(function.__name__, part, inputs, results, self._queue)
+            if part is not None or process.places is not None:
+                self._watch(name, part, inputs, results, self._queue)
             work = RankWork(self._thread, () if part is None else (part,), results)
             if part is not None and limit_fs > 0:
                 part.deadline_fs, part.explicit = part.entry.created_fs + limit_fs, True
@@ -207,7 +216,7 @@ class SimcollGroup(DispatchedGroup):
         thread = self._thread
         if self._limits is not None:
             self._limits.check(name, inputs, outputs, getattr(opts, "reduceOp", None))
-        if thread.process.flights:
+        if thread.process.flights.open:
             thread.process.flights.check_call(name, self._queue, (inputs, outputs), thread.site)
             if self._runs_in_order:  # on one stream, where gloo has several threads
                 for work in thread.process.flights.writers(
@@ -629,7 +638,7 @@ class SimcollGroup(DispatchedGroup):
             self._limits.check_message(name, tensor, tag, any_source=not peer)
         root = next(iter(peer.values()), -1)
         queue = (self._handle.communicator, sends, root) if peer else None
-        if flights:
+        if flights.open:
             flights.check_call(function.__name__, queue, buffers, self._thread.site)
         end = self.hooks.begin(function.__name__, *buffers, async_op=True, root=root)
         device = self._device([tensor])

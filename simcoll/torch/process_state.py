@@ -23,13 +23,14 @@ import random
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import _tensor_str
 from torch.distributed.tensor import DTensor, _random
+from torch.nn import functional
 from torch.nn.modules import module
 
 from simcoll.torch.endings import is_of_run, text_of
@@ -43,12 +44,14 @@ _MODULE_HOOKS = tuple(name for name in vars(module) if name.startswith("_global_
 """The hooks on all modules of a process, such as those of CommDebugMode and FlopCounterMode."""
 _SET_VARIABLE, _UNSET_VARIABLE, _CHANGE_FOLDER = os.putenv, os.unsetenv, os.chdir
 _ROOT_FIELDS = ("handlers", "filters", "level", "disabled", "_cache")
-_MODULE, _ROOT = vars(module), vars(logging.root)
+_MODULE, _ROOT, _LOGGERS = vars(module), vars(logging.root), logging.root.manager
 _hooks_of, _fields_of = operator.itemgetter(*_MODULE_HOOKS), operator.itemgetter(*_ROOT_FIELDS)
 
 
 class OwnState:
     """A snapshot of the process state."""
+
+    _root: Sequence[Any]
 
     def __init__(self) -> None:
         self.changed_folder = self.changed_variables = True
@@ -56,7 +59,7 @@ class OwnState:
         self._changes: dict[OwnState, tuple[Any, Any, list[tuple[Any, Any]]]] = {}
         self._common: dict[Any, Any] = dict(os.environ._data)  # type: ignore[attr-defined]
         self.leave()
-        self._root["handlers"] = self._root["handlers"][:]
+        self._root = [*self._root[0]], *self._root[1:]
         self._loggers = dict(logging.root.manager.loggerDict)
 
     def of_rank(self, variables: Mapping[str, str]) -> OwnState:
@@ -71,15 +74,12 @@ class OwnState:
         }
         state._changes = {}
         state._loggers = dict(self._loggers)
-        state._root = self._root | {
-            "handlers": self._root["handlers"][:],
-            "filters": self._root["filters"][:],
-            "_cache": {},
-        }
+        root = self._root  # its cache of levels comes last
+        state._root = [*root[0]], [*root[1]], *root[2:-1], {}
         state._handlers = dict(self._handlers)
         state._filters = self._filters[:]
         state._path, state._printing = self._path[:], copy.copy(self._printing)
-        state._module_hooks = {name: copy.copy(hooks) for name, hooks in self._module_hooks.items()}
+        state._module_hooks = tuple([copy.copy(hooks) for hooks in self._module_hooks])
         state.changed_folder = state.changed_variables = False
         return state
 
@@ -91,12 +91,12 @@ class OwnState:
             self._folder = os.getcwd()  # noqa: PTH109  # of which there may be no Path
         self._dtype = torch.get_default_dtype()
         self._handlers: dict[Any, Any] = _DISPATCHER._custom_op_handlers
-        self._attention = torch.nn.functional.scaled_dot_product_attention
+        self._attention = functional.scaled_dot_product_attention
         self._filters = warnings.filters
         self._path, self._printing = sys.path, _tensor_str.PRINT_OPTS
         self._tracker = _random._rng_tracker
-        self._module_hooks = dict(zip(_MODULE_HOOKS, _hooks_of(_MODULE), strict=True))
-        self._root: dict[str, Any] = dict(zip(_ROOT_FIELDS, _fields_of(_ROOT), strict=True))
+        self._module_hooks: tuple[Any, ...] = _hooks_of(_MODULE)
+        self._root = _fields_of(_ROOT)
 
     def enter(self, previous: OwnState) -> None:
         """Restore the state after that of another rank, which has left."""
@@ -106,13 +106,13 @@ class OwnState:
         if previous._dtype is not self._dtype:
             torch.set_default_dtype(self._dtype)
         _DISPATCHER._custom_op_handlers = self._handlers
-        torch.nn.functional.scaled_dot_product_attention = self._attention
+        functional.scaled_dot_product_attention = self._attention
         warnings.filters = self._filters
         sys.path, _tensor_str.PRINT_OPTS = self._path, self._printing
         _random._rng_tracker = self._tracker
-        _MODULE.update(self._module_hooks)
-        logging.root.manager.loggerDict = self._loggers
-        _ROOT.update(self._root)
+        _MODULE.update(zip(_MODULE_HOOKS, self._module_hooks, strict=True))
+        _LOGGERS.loggerDict = self._loggers
+        _ROOT.update(zip(_ROOT_FIELDS, self._root, strict=True))
 
     def _note_variables(self) -> None:
         """Note the environment variables, and those in which they differ from the run's."""

@@ -419,7 +419,8 @@ class RankThread:
             job, self._message = self._message, None
             if self._is_stopping():
                 break
-            self._learn_groups()
+            if len(self.process.threads) > 1 or not self.main:
+                self._learn_groups()
             if job is None:
                 return
             self.task = None
@@ -448,8 +449,6 @@ class RankThread:
         """Register groups created by other threads of the rank, as PyTorch's C++ registry is per
         thread.
         """
-        if len(self.process.threads) < 2 and self.main:
-            return
         groups = tuple(self.process.groups.pg_names.items())
         if groups != self._known:
             self._known = groups

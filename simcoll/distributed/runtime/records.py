@@ -88,8 +88,14 @@ program_starts: set[CodeType] = set()
 
 
 @functools.lru_cache(maxsize=4096)
-def _site(function: str, file: str, line: int, caller: Site | None = None) -> Site:
-    return Site(function, file, line, caller)
+def _site(function: str, file: str, line: int) -> Site:
+    return Site(function, file, line)
+
+
+@functools.lru_cache(maxsize=4096)
+def _site_with_caller(function: str, file: str, line: int, *caller: Any) -> Site:
+    # By names and numbers: the hash of a Site is computed in Python.
+    return Site(function, file, line, _site(*caller))
 
 
 def calling_site(*folders: str, above: int = 1) -> Site:
@@ -125,15 +131,21 @@ def _site_of(innermost: FrameType | None, internal_folders: str | tuple[str, ...
     if frame is None:
         return Site("?", "?", 0)
     line = _line_of_program(frame)
-    if line is None:
-        return _site(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
-    caller = None if line.f_back is None else _line_of_program(line.f_back)
-    called_at = (
-        None
-        if caller is None
-        else _site(caller.f_code.co_name, caller.f_code.co_filename, caller.f_lineno)
+    outer = None if line is None else line.f_back
+    caller = None if outer is None else _line_of_program(outer)
+    line = line or frame
+    code = line.f_code
+    if caller is None:
+        return _site(code.co_name, code.co_filename, line.f_lineno)
+    around = caller.f_code
+    return _site_with_caller(
+        code.co_name,
+        code.co_filename,
+        line.f_lineno,
+        around.co_name,
+        around.co_filename,
+        caller.f_lineno,
     )
-    return _site(line.f_code.co_name, line.f_code.co_filename, line.f_lineno, called_at)
 
 
 def _line_of_program(frame: FrameType | None) -> FrameType | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -23,6 +24,11 @@ def timeout_fs(timeout: Any) -> int:
             f"Expected timeout argument to be of type datetime.timedelta, got {timeout!r} "
             f"({type(timeout).__name__})"
         )
+    return _in_femtoseconds(timeout)
+
+
+@functools.lru_cache(maxsize=64)
+def _in_femtoseconds(timeout: timedelta) -> int:
     return (timeout // timedelta(microseconds=1)) * 10**9
 
 

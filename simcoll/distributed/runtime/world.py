@@ -303,8 +303,12 @@ def current_rank_or_none() -> Rank | None:
 
 def current_rank() -> Rank:
     """The rank whose program runs this code; a ValueError outside of rank programs."""
+    # As current_task, without its calls where a call of a rank asks twice.
     caller = getcurrent()
-    task: Task | None = caller if type(caller) is Task else current_task()
+    outpost = getattr(caller, "outpost", None)
+    task: Task | None = caller if type(caller) is Task else None
+    if task is None:
+        task = current_task() if outpost is None else outpost.task
     if task is None:
         raise ValueError(
             f"{NOT_INITIALIZED} (This code is not in a rank program: start those with spawn.)"
