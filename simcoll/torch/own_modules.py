@@ -110,8 +110,7 @@ class OwnModules:
         standard: Callable[[str], Any] = system._get_module_lock
 
         def module_lock(name: str) -> Any:
-            is_own = current_thread_or_none() is not None and self._is_own(name.partition(".")[0])
-            return _NoLock() if is_own else standard(name)
+            return _NoLock() if self.copies(name) else standard(name)
 
         return [
             (system, "_get_module_lock", module_lock),
@@ -152,6 +151,10 @@ class OwnModules:
             by_import = name in self._imported or package in self._known
             if not by_import and package not in {*self.shared, *self.following}:
                 process.modules.setdefault(name, None)
+
+    def copies(self, name: str) -> bool:
+        """Whether a module is a rank's own copy."""
+        return current_thread_or_none() is not None and self._is_own(name.partition(".")[0])
 
     def registering(self, registry: tuple[str, ...]) -> bool:
         """Whether a shared module registers something: PyTorch itself, or one that is being

@@ -64,6 +64,7 @@ from simcoll.torch.group_hooks import hook_replacements
 from simcoll.torch.interrupts import Interrupts
 from simcoll.torch.mesh_caches import separate_caches
 from simcoll.torch.offloading import offload_replacements
+from simcoll.torch.own_assignments import OwnAssignments
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.own_registers import register_replacements
 from simcoll.torch.process_group import SimcollGroup
@@ -164,6 +165,9 @@ class Ranks:
     ) -> None:
         self._undo = undo
         self._modules = modules
+        self._assignments = OwnAssignments(undo)
+        is_own = (lambda _: False) if modules is None else modules.copies
+        _replace_all(undo, self._assignments.replacements(is_own))
         self._around = around
         self._at_start = torch.get_rng_state()
         self._last: Process | None = None
@@ -199,6 +203,7 @@ class Ranks:
             previous = self._last.state
             previous.leave()
         _generator.set_state(process.rng_state)
+        self._assignments.switch(self._last, process)
         process.state.enter(previous)
         if self._modules is not None:
             self._modules.switch(self._last, process)
@@ -209,6 +214,7 @@ class Ranks:
         if self._last is None:
             return
         self._last.state.leave()
+        self._assignments.switch(self._last, None)
         self._before.enter(self._last.state)
         if self._modules is not None:
             self._modules.note_additions(self._last)
