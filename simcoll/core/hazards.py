@@ -37,9 +37,9 @@ MOST = 2**20
 """Number of accesses to chunks that are handled together, and of chunks of which there is a
 table.
 """
-KEPT_ROWS = 2**21
-"""Up to this number, transfers are kept between passes, at 29 bytes each: every group of ranks
-takes a pass.
+KEPT_ROWS = 2**23
+"""Up to this number, transfers are kept between passes, at 17 bytes each as a rule: every group of
+ranks takes a pass, and to generate the steps again takes longer than all the rest.
 """
 BLOCK_ROWS = 2**17
 """Number of transfers of consecutive steps that are handled together."""
@@ -52,9 +52,9 @@ class _TransferBlock(NamedTuple):
     ``lengths`` are the numbers of transfers of the steps. A message without data has no chunks.
     """
 
-    source: Ints
-    target: Ints
-    chunks: Ints
+    source: Array
+    target: Array
+    chunks: Array
     channel: Shorts
     op: NDArray[np.int8]
     lengths: list[int]
@@ -93,28 +93,30 @@ class _Versions(NamedTuple):
     created: Shorts
 
 
-def _blocks(steps: Steps, size: int) -> Iterator[_TransferBlock]:
+def _blocks(steps: Steps, nranks: int, size: int) -> Iterator[_TransferBlock]:
     """The steps in blocks."""
+    kind = np.int32 if nranks * size < 2**31 else np.int64
     some: list[Step] = []
     rows = 0
     for _, step in steps():
         if some and rows + len(step) > BLOCK_ROWS:
-            yield _block(some, size)
+            yield _block(some, size, kind)
             some, rows = [], 0
         some.append(step)
         rows += len(step)
     if some:
-        yield _block(some, size)
+        yield _block(some, size, kind)
 
 
-def _block(steps: list[Step], size: int) -> _TransferBlock:
+def _block(steps: list[Step], size: int, kind: Any) -> _TransferBlock:
+    """A block of steps; ``kind`` has room for all chunks of all ranks."""
     step = joined(steps)
     data = step.op != SYNC  # a message without data may name any chunk
-    source, target = ((rank * size + chunk) * data for rank, chunk in step.ends)
+    source, target = (((rank * size + chunk) * data).astype(kind) for rank, chunk in step.ends)
     return _TransferBlock(
         source,
         target,
-        step.count * data,
+        (step.count * data).astype(kind),
         step.channel.astype(np.int32),
         step.op.astype(np.int8),
         [*map(len, steps)],
@@ -243,14 +245,14 @@ def _with_overwriters(waits: Ints, swaps: Ints, count: int) -> Ints:
     return waits
 
 
-def _block_source(steps: Steps, size: int) -> Blocks:
+def _block_source(steps: Steps, nranks: int, size: int) -> Blocks:
     """The steps in blocks, which are kept if they are few."""
     blocks: list[_TransferBlock] = []
     rows = 0
-    for block in _blocks(steps, size):
+    for block in _blocks(steps, nranks, size):
         rows += len(block.chunks)
         if rows > KEPT_ROWS:
-            return partial(_blocks, steps, size)
+            return partial(_blocks, steps, nranks, size)
         blocks.append(block)
     return partial(iter, blocks)
 
@@ -289,7 +291,7 @@ def wait_pairs(steps: Steps, nranks: int, size: int) -> tuple[Array, Array]:
     tuple
         Running numbers of the waiting transfers, in order, and of the transfers that they wait for.
     """
-    waits, swaps, count = _encode(_block_source(steps, size), nranks, size)
+    waits, swaps, count = _encode(_block_source(steps, nranks, size), nranks, size)
     waits = _with_overwriters(waits, swaps, count)
     kind = np.int32 if count < 2**31 else np.int64  # there may be millions, and they are kept
     return (waits // count).astype(kind), (waits % count).astype(kind)

@@ -29,8 +29,11 @@ UNQUESTIONED = 64 << 20
 """Up to this size the system is not queried, which would take longer than a small run."""
 KEPT = 192 << 20
 """Up to this size a process keeps freed memory."""
-LARGE = 2 << 20
-"""From this size on, freed arrays go back to the system at once after :func:`give_back`."""
+LARGE, LARGE_SHARE = 2 << 20, 32
+"""From this size on, and from this part of the process's memory on, freed arrays go back to the
+system at once after :func:`give_back`. Memory that comes from the system anew is cleared page by
+page: with 2 MiB throughout, half of the time of a run of 4 million messages.
+"""
 MMAP_THRESHOLD = -3
 """The number of this parameter of glibc's ``mallopt``, which otherwise grows to 32 MiB."""
 UNLIMITED = 1 << 60
@@ -193,16 +196,14 @@ def give_back() -> None:
     that live on.
     """
     with contextlib.suppress(AttributeError, OSError):
-        if (
-            int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-            * os.sysconf("SC_PAGE_SIZE")
-            > KEPT
-        ):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        used_bytes = pages * os.sysconf("SC_PAGE_SIZE")
+        if used_bytes > KEPT:
             import ctypes
 
             system = ctypes.CDLL(None)
             system.malloc_trim(0)
-            system.mallopt(MMAP_THRESHOLD, LARGE)
+            system.mallopt(MMAP_THRESHOLD, max(LARGE, used_bytes // LARGE_SHARE))
 
 
 def _limits() -> list[int]:

@@ -78,6 +78,13 @@ million classes of a step of 4 stages would take 1.6 GB.
 LARGE_ROWS, FINE_BITS = 1 << 10, 4
 """Blocks of more rows are whole multiples of a sixteenth of the next power of two."""
 
+RESERVED_SLOTS, MOST_RESERVED = 1 << 17, 1 << 23
+"""A run that has more slots than the first, and fewer messages than the second, gets room for all
+of them at once: memory that is not used costs nothing, and each growth costs a copy, beside which
+the old columns live on (torus of 8,192 ranks, 2 KiB, 6.4 million messages of which most wait for
+steps far ahead: a third of the memory).
+"""
+
 SPARE = 2048
 """Least growth of slots and hops, up to four times as many in long runs: each growth costs as much
 as playing a hundred messages.
@@ -425,13 +432,23 @@ class StepMachine:
         if self.most_messages is None:
             return ahead
         unused = len(self.state.level) + self.most_messages + self.most_messages // 8 - used
-        return min(ahead, max(unused, self.spare, used // 16))
+        unused = max(unused, self.spare, used // 16)
+        return unused if self._reserves else min(ahead, unused)
+
+    @property
+    def _reserves(self) -> bool:
+        """Whether the run gets room for all its messages at once."""
+        return (
+            self.most_messages is not None
+            and self.most_messages <= MOST_RESERVED
+            and self.slots_used > RESERVED_SLOTS
+        )
 
     def _hops_ahead(self) -> int:
         """Room for the hops of further messages: as many for each free slot as for those in use."""
         free = len(self.state.phase) - self.slots_used
         likely = self.hops_used * free // self.slots_used + self.hops_used // 16
-        return max(self.spare, min(likely, self.hops_used // 2))
+        return max(self.spare, likely if self._reserves else min(likely, self.hops_used // 2))
 
     def _fill(self, filling: list[tuple[int, Timed | None]]) -> None:
         """Fill blocks with their steps; each comes with the step that it held before."""

@@ -333,6 +333,8 @@ def run(s: State, _sources: int = SOURCES) -> int:
         # rates settled, once.
         while True:
             if r[MOVING] > 0:
+                if r[HEAP] == len(s.heap):
+                    return FULL
                 r[MOVING] -= 1
                 _next(s, s.moving[r[MOVING]])
             elif r[STACK] > 0:
@@ -362,14 +364,14 @@ def run(s: State, _sources: int = SOURCES) -> int:
             if r[MOVES_FLOWS]:
                 r[MOVES_FLOWS] = 0
                 return MOVE
+            # It sets a timer of each link, and of each flow that has started, at most.
+            if r[HEAP] + r[STARTED] + len(s.level) > len(s.heap):
+                return FULL
             settle(s)
             if r[STOP] != IDLE:
                 return int(r[STOP])
             if r[CHAIN] >= 0:  # flows that end in no time belong to the same timestamp
                 continue
-        # Each pass adds at most two new times per slot: one for its phase, one for its rate.
-        if r[HEAP] > len(s.heap) - 2 * len(s.phase):
-            return FULL
         if not next_time(s):
             return IDLE
         if r[NOW] == r[EVENT]:  # which precedes everything else at its time

@@ -18,6 +18,7 @@ from simcoll.emulator.fast.state import (
     PATIENCE,
     REGISTERS,
     STACK,
+    STARTED,
     TIMER,
     State,
 )
@@ -118,8 +119,7 @@ MOST_ENTRIES = 2**31 - 1
 """Entries are numbered by int32, which halves the memory and doubles the share that fits in a
 cache.
 """
-LEAST_TIMES = 4096
-"""Room for times in addition to two per slot, where there are many slots."""
+LEAST_TIMES = 64
 PER_CONNECTION = ("ring_base", "ring_size", "ring_count", "ring_done")
 PLACES = {name: place for place, name in enumerate(State._fields)}
 PER_HOP = ("link", "owner", "weight", "shared", "next_flow", "last_flow")
@@ -144,7 +144,7 @@ def new_state(
         | dict.fromkeys(PER_SLOT, all_slots)
     )
     sizes |= dict.fromkeys(PER_NODE, 2 * all_slots)
-    sizes |= {"reg": REGISTERS, "sums": 2, "heap": 64, "table_key": 128, "table_head": 128}
+    sizes |= {"reg": REGISTERS, "sums": 2, "heap": LEAST_TIMES, "table_key": 128, "table_head": 128}
     s = _with_table(
         State(**{name: np.zeros(sizes.get(name, 0), kind) for name, kind in DTYPES.items()})
     )
@@ -196,7 +196,7 @@ def more_slots(state: State, slots: int) -> State:
     """Grow to a number of slots."""
     _check_room(slots, 4, "messages")
     state = extend_arrays(state, PER_SLOT, slots)
-    return larger_calendar(extend_arrays(state, PER_NODE, 2 * slots))
+    return extend_arrays(state, PER_NODE, 2 * slots)
 
 
 def more_hops(state: State, hops: int) -> State:
@@ -224,10 +224,9 @@ def _check_room(count: int, entries: int, contents: str) -> None:
 
 
 def larger_calendar(state: State) -> State:
-    """Grow the calendar to more than two times per slot."""
-    twice = 2 * len(state.phase)
-    size = max(64, twice + max(2 * int(state.reg[HEAP]), min(twice, LEAST_TIMES)))
-    size = max(size, len(state.heap))
+    """Grow the calendar to twice the times that it has, and that the next settlement may add."""
+    most = int(state.reg[HEAP] + state.reg[STARTED]) + len(state.level)
+    size = max(LEAST_TIMES, 2 * most, len(state.heap))
     # The table is at most two thirds full, which keeps its probes short.
     places = 128
     while places < size + size // 2:

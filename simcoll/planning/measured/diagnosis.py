@@ -358,13 +358,14 @@ def _of_log(
     with_all = times_by_size(rows)
     sizes = sample_sizes(sorted(with_all))
     sound = compare(_at(log_setting.sound, sizes), calibration)
-    together = effect_of(sound, [with_all[size][1] for size in sizes], sizes)
+    sound_times = times_by_size(sound)
+    together = effect_of(sound_times, [with_all[size][1] for size in sizes], sizes)
     scored: list[tuple[Effect, LogCause]] = []
     for cause in log_setting.causes:
         if cause.change is not None:
             predicted = compare(_at(cause.change(log_setting.sound), sizes), calibration)
             times_fs = [time for _, time in times_by_size(predicted).values()]
-            scored.append((effect_of(sound, times_fs, sizes), cause))
+            scored.append((effect_of(sound_times, times_fs, sizes), cause))
     scored.sort(key=lambda entry: -entry[0].share)
     explaining, remarks = [], []
     for place, (effect, cause) in enumerate(scored):

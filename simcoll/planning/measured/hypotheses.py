@@ -13,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
+from itertools import accumulate
 from statistics import median
 
 from simcoll.core.collective import bus_factor
@@ -36,7 +38,7 @@ from simcoll.planning.measured.variants import (
     with_nics,
 )
 from simcoll.topology.machine import machine as machine_of
-from simcoll.units import format_signed, format_size
+from simcoll.units import counted, format_signed, format_size
 
 __all__ = [
     "AGREES",
@@ -81,6 +83,10 @@ MOST_SIZES = 9
 """Number of sizes that are predicted for a change: enough for its shape."""
 MOST_HOP_FS = 200 * 10**9
 """Largest latency of a hop over a network, beyond that of the library, that is a cause: 200 us."""
+MOST_RANGES = 8
+"""Number of ranges of sizes that changes are tested on, at half a second each: 1,284 sizes with
+random times had 81.
+"""
 MOST_CONFIRMED = 5
 """Number of changes that are predicted as the table is; others are ruled out by the formula."""
 
@@ -230,9 +236,10 @@ def odd_sizes(rows: Sequence[Compared]) -> set[int]:
     }
 
 
-def effect_of(rows: Sequence[Compared], new_fs: Sequence[int], sizes: Sequence[int]) -> Effect:
-    """Compare times with a change with the predictions of a table, at some of its sizes."""
-    times = times_by_size(rows)
+def effect_of(
+    times: Mapping[int, tuple[int, int]], new_fs: Sequence[int], sizes: Sequence[int]
+) -> Effect:
+    """Compare times with a change with the measured and predicted ones, at some sizes."""
     measured, old = zip(*(times[size] for size in sizes), strict=True)
     return Effect(tuple(sizes), measured, old, tuple(new_fs))
 
@@ -278,13 +285,15 @@ def explanations(
     disturbed = _disturbed_sizes(times)
     if disturbed:
         results.append(_disturbance(disturbed, times))
-        sizes = [size for size in sizes if size not in disturbed]
+        alone = set(disturbed)
+        sizes = [size for size in sizes if size not in alone]
     remains: list[str] = []
     odd = odd_sizes(rows)
-    for part in _parts(sizes, times):
-        if odd.isdisjoint(part):
-            continue
-        ranked = _best_changes(setting, rows, base, part, against, support)
+    changes = _TableChanges(setting, rows, base, times)
+    parts = [part for part in _parts(sizes, times) if not odd.isdisjoint(part)]
+    tested = _slowest(parts, times)
+    for part in tested:
+        ranked = _best_changes(changes, part, against, support)
         results += [
             _explanation(candidate, test, part, sizes, setting, support)
             for candidate, test in ranked[:limit]
@@ -292,11 +301,26 @@ def explanations(
         if not ranked:
             remains.append(_range_text(part, times))
     unexplained = (
-        f"unexplained: {'; '.join(remains)}; no change tested explains half of it"
+        [f"unexplained: {'; '.join(remains)}; no change tested explains half of it"]
         if remains
-        else ""
+        else []
     )
-    return results, unexplained
+    if untested := len(parts) - len(tested):
+        unexplained.append(
+            f"not tested: {counted(untested, 'range')} of sizes that exceed their predictions less"
+        )
+    return results, "; ".join(unexplained)
+
+
+def _slowest(
+    parts: Sequence[list[int]], times: Mapping[int, tuple[int, int]]
+) -> Sequence[list[int]]:
+    """The ranges of sizes that exceed their predictions most, over all their sizes, in order."""
+    if len(parts) <= MOST_RANGES:
+        return parts
+    excess = [sum(math.log(times[size][0] / times[size][1]) for size in part) for part in parts]
+    places = sorted(range(len(parts)), key=lambda place: -excess[place])[:MOST_RANGES]
+    return [parts[place] for place in sorted(places)]
 
 
 def _parts(sizes: Sequence[int], times: Mapping[int, tuple[int, int]]) -> list[list[int]]:
@@ -366,11 +390,12 @@ def cliff_of(times: Mapping[int, tuple[int, int]]) -> int:
     """The size from which on a table is slower by a factor that no smaller size has; 0 if none."""
     sizes = list(times)
     ratios = [times[size][0] / times[size][1] for size in sizes]
+    highest = [*accumulate(ratios, max)]
+    lowest = [*accumulate(reversed(ratios), min)][::-1]
     for place in range(2, len(sizes)):
-        smaller, larger = ratios[:place], ratios[place:]
         if (
             ratios[place] > CLIFF * ratios[place - 1]
-            and min(larger) > 2 * max(smaller)
+            and lowest[place] > 2 * highest[place - 1]
             and sizes[place] <= 8 * sizes[place - 1]
         ):
             return sizes[place]
@@ -436,9 +461,10 @@ def _disturbed_sizes(times: Mapping[int, tuple[int, int]]) -> list[int]:
 
 def _disturbance(disturbed: Sequence[int], times: Mapping[int, tuple[int, int]]) -> Explanation:
     sizes = list(times)
+    place_of = {size: place for place, size in enumerate(sizes)}
     factors = []
     for size in disturbed:
-        place = sizes.index(size)
+        place = place_of[size]
         neighbours = [times[sizes[place + step]] for step in (-1, 1)]
         usual_ratio = max(measured / predicted for measured, predicted in neighbours)
         factors.append(times[size][0] / times[size][1] / usual_ratio)
@@ -459,18 +485,15 @@ def bus_rate(setting: Setting, size: int, time_fs: int) -> float:
 
 
 def _best_changes(
-    setting: Setting,
-    rows: Sequence[Compared],
-    base: Calibration,
+    changes: _TableChanges,
     part: Sequence[int],
     against: Mapping[str, str],
     support: Mapping[str, str],
 ) -> list[tuple[PhysicalChange, Effect]]:
     """The changes that explain half of the difference in a range, the best of each first cause."""
     sizes = sample_sizes(part)
-    predictor = _ChangeTimes(rows)
     candidates = []
-    for candidate in _candidates(setting, rows, base, part):
+    for candidate in changes.candidates(part):
         causes = [cause for cause in candidate.causes if cause not in against]
         if causes:
             ordered = tuple(sorted(causes, key=lambda cause: cause not in support))
@@ -479,10 +502,10 @@ def _best_changes(
                 claim = f"{CAUSES[ordered[0]].title}: {claim}"
             candidates.append(replace(candidate, causes=ordered, claim=claim))
     # The formula differs from events by some percent: a little less may be enough there.
-    likely = _tests(predictor.formula_times, candidates, rows, sizes, LEAST_SHARE - 0.1)
+    likely = _tests(changes.formula_times, candidates, changes.times, sizes, LEAST_SHARE - 0.1)
     likely.sort(key=lambda test: _score(test[0], test[1], support))
     remaining = [candidate for candidate, _ in likely[:MOST_CONFIRMED]]
-    confirmed = _tests(predictor.event_times, remaining, rows, sizes, LEAST_SHARE)
+    confirmed = _tests(changes.event_times, remaining, changes.times, sizes, LEAST_SHARE)
     confirmed.sort(key=lambda test: _score(test[0], test[1], support))
     best: dict[str, tuple[PhysicalChange, Effect]] = {}
     for candidate, effect in confirmed:
@@ -493,7 +516,7 @@ def _best_changes(
 def _tests(
     times_of: Callable[[PhysicalChange, Sequence[int]], Sequence[int]],
     candidates: Sequence[PhysicalChange],
-    rows: Sequence[Compared],
+    times: Mapping[int, tuple[int, int]],
     sizes: Sequence[int],
     least_share: float,
 ) -> list[tuple[PhysicalChange, Effect]]:
@@ -501,7 +524,7 @@ def _tests(
     tests = []
     for candidate in candidates:
         try:
-            effect = effect_of(rows, times_of(candidate, sizes), sizes)
+            effect = effect_of(times, times_of(candidate, sizes), sizes)
         except ConfigError:  # the model has no numbers for such a machine
             continue
         if effect.share >= least_share:
@@ -514,10 +537,20 @@ def _score(candidate: PhysicalChange, effect: Effect, support: Mapping[str, str]
     return 1 - effect.share + candidate.rarity - (10.0 if supported else 0.0)
 
 
-class _ChangeTimes:
-    """Times of changes: quickly by the formula, or as the table was predicted."""
+class _TableChanges:
+    """The changes to test on a table, made once for all its ranges of sizes, and their times:
+    quickly by the formula, or as the table was predicted.
+    """
 
-    def __init__(self, rows: Sequence[Compared]) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        rows: Sequence[Compared],
+        base: Calibration,
+        times: Mapping[int, tuple[int, int]],
+    ) -> None:
+        self._setting, self._rows, self._calibration = setting, rows, base
+        self.times = times
         self._base = {
             row.row.size_bytes: (row.prediction.formula_fs or row.prediction.time_fs)
             for row in rows
@@ -526,6 +559,33 @@ class _ChangeTimes:
         self._choices = {
             row.row.size_bytes: (row.prediction.algorithm, row.prediction.protocol) for row in rows
         }
+
+    @cached_property
+    def _network(self) -> list[PhysicalChange]:
+        even = _simple_part(_even_share(self._rows))
+        return [*_network_candidates(self._setting, self._calibration, even)]
+
+    @cached_property
+    def _node(self) -> list[PhysicalChange]:
+        return [*_node_candidates(self._setting, self._calibration)]
+
+    @cached_property
+    def _choice(self) -> list[PhysicalChange]:
+        return [*_choice_candidates(self._setting, self._calibration, self._rows)]
+
+    def candidates(self, part: Sequence[int]) -> Iterator[PhysicalChange]:
+        """All changes to test on a range of sizes."""
+        facts, times = machine_of(self._setting.topology), self.times
+        slower = sum(math.log(times[size][0] / times[size][1]) for size in part) > 0
+        if slower and facts.domains > 1:
+            yield from self._network
+        if slower and any(count > 1 for count in facts.domain_ranks):
+            yield from self._node
+        # A single time of a small size fits many choices.
+        if len(part) > 1 or part[0] >= SMALL_BYTES:
+            yield from self._choice
+        if slower and len(part) > 2:
+            yield from _fitted_candidates(self._setting, self._calibration, times, part)
 
     def _environment(self, candidate: PhysicalChange, size: int) -> Setting:
         """The setting of a change for one size; the choice of the sound machine if unseen."""
@@ -632,24 +692,6 @@ _SHARE_NAMES = {Fraction(1, 2): "half", Fraction(1, 4): "a quarter", Fraction(1,
 _SHARES = tuple(
     Fraction(*pair) for pair in ((3, 4), (2, 3), (1, 2), (3, 8), (1, 4), (1, 8), (1, 16))
 )
-
-
-def _candidates(
-    setting: Setting, rows: Sequence[Compared], base: Calibration, part: Sequence[int]
-) -> Iterator[PhysicalChange]:
-    """All changes to test on a range of sizes."""
-    facts = machine_of(setting.topology)
-    times = times_by_size(rows)
-    slower = sum(math.log(times[size][0] / times[size][1]) for size in part) > 0
-    if slower and facts.domains > 1:
-        yield from _network_candidates(setting, base, _simple_part(_even_share(rows)))
-    if slower and any(count > 1 for count in facts.domain_ranks):
-        yield from _node_candidates(setting, base)
-    # A single time of a small size fits many choices.
-    if len(part) > 1 or part[0] >= SMALL_BYTES:
-        yield from _choice_candidates(setting, base, rows)
-    if slower and len(part) > 2:
-        yield from _fitted_candidates(setting, base, times, part)
 
 
 EVIDENT = 0.15

@@ -9,7 +9,7 @@ import pytest
 import simcoll
 from simcoll.binding import bind
 from simcoll.core.collective import Collective
-from simcoll.core.hazards import check_orderable, derive_waits
+from simcoll.core.hazards import check_orderable, derive_waits, wait_pairs
 from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import COPY, REDUCE, SYNC, Layout, Schedule, transfers
 from simcoll.emulator.run import emulate
@@ -300,3 +300,13 @@ def test_an_exchange_of_what_another_channel_wrote_runs_right_or_is_refused():
     except ScheduleError:
         return
     assert runs_right(schedule)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_numbers_beyond_32_bits_have_the_same_waits(seed):
+    schedule = schedule_of(random_steps(random.Random(seed)))
+    plan = bind(schedule, 12, unproved=True)
+    size = schedule.layout.size
+    narrow = wait_pairs(plan.transfers, plan.nranks, size)
+    far = wait_pairs(plan.transfers, plan.nranks, 2**31)
+    assert [column.tolist() for column in far] == [column.tolist() for column in narrow]

@@ -17,7 +17,7 @@ import pytest
 import simcoll
 from simcoll.core.protocol import IDEAL, Protocol
 from simcoll.emulator import emulate
-from simcoll.emulator.fast import calendar, changes, filling, loading
+from simcoll.emulator.fast import calendar, changes, driver, filling, loading
 from simcoll.emulator.fast import loops as kernel
 from simcoll.emulator.fast.compiled import COMPILED, SOURCES, _jit, _tell, announce_compiling
 from simcoll.emulator.fast.driver import LARGE_ROWS, _block_rows
@@ -518,3 +518,13 @@ print(group_rows([np.array([7, 7, 5])])[0].tolist())
     index = next(tmp_path.rglob("*.nbi"))
     assert isinstance(pickle.loads(index.read_bytes()), str)  # the version, before the rest
     assert len(list(pickletools.genops(next(tmp_path.rglob("*.nbc")).read_bytes()))) > 10
+
+
+@compiled
+def test_room_for_all_messages_at_once_changes_nothing(monkeypatch):
+    plan, topology = ring(6, 1000), crossbar(6, "50 GB/s", "1 us")
+    before = emulate(plan, topology, bound=False, engine="fast", quotient=False)
+    monkeypatch.setattr(driver, "RESERVED_SLOTS", 0)
+    monkeypatch.setattr(driver, "SPARE", 1)
+    after = same(plan, topology)
+    assert (after.time_fs, after.trace_hash) == (before.time_fs, before.trace_hash)

@@ -15,10 +15,11 @@ from simcoll.formats.logs.run_facts import RunFact, RunFacts
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import parse_environment
 from simcoll.libraries.library import library_for
+from simcoll.planning.measured import hypotheses
 from simcoll.planning.measured.causes import CAUSES
 from simcoll.planning.measured.comparison import Setting, compare, settings_for
 from simcoll.planning.measured.diagnosis import diagnose, with_log
-from simcoll.planning.measured.hypotheses import LEAST_SHARE
+from simcoll.planning.measured.hypotheses import LEAST_SHARE, explanations
 from simcoll.planning.measured.log_causes import excluded_causes, log_causes
 from simcoll.planning.measured.log_variables import effective_variables
 from simcoll.planning.measured.variants import (
@@ -28,6 +29,7 @@ from simcoll.planning.measured.variants import (
     with_nics,
 )
 from simcoll.topology import load_topology
+from simcoll.units import format_size
 
 US = 10**9
 SIZES = tuple(2**power for power in range(3, 34, 3))
@@ -229,6 +231,22 @@ def test_what_no_change_explains_is_said():
     sound = setting_on("dgx-a100", nodes=1, sizes=SIZES[:4])
     diagnosis = diagnosis_of(sound, sound, Calibration(launch_fs=900 * US))
     assert diagnosis.unexplained.startswith("unexplained: 8 B to 4 KiB takes ")
+
+
+@pytest.mark.slow
+def test_only_the_slowest_of_many_ranges_are_tested(monkeypatch):
+    sound = setting_on("dgx-h100", sizes=SIZES[:8])
+    sizes = [row.size_bytes for row in sound.table.rows]
+    factors = [0.5, 2, 2, 1, 1, 4, 4, 1]
+    usual = [row.prediction.time_fs for row in compare(sound)]
+    times = [round(time * factor) for time, factor in zip(usual, factors, strict=True)]
+    (setting,), _ = settings_for(log_of(sound, times), sound.topology.name)
+    rows = compare(setting)
+    of_both, _ = explanations(setting, rows)
+    monkeypatch.setattr(hypotheses, "MOST_RANGES", 1)
+    of_one, unexplained = explanations(setting, rows)
+    assert of_one == [entry for entry in of_both if format_size(sizes[5]) in entry.effect]
+    assert unexplained == "not tested: 1 range of sizes that exceed their predictions less"
 
 
 FACTS = [

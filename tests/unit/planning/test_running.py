@@ -91,6 +91,12 @@ def test_a_table_prints_and_shows_the_best_of_each_size(table):
         assert shown[9] == str(best)
 
 
+def test_rows_keep_nothing_that_was_derived_from_their_plans(table):
+    for row in table:
+        facts = row.result.plan.known
+        assert (facts.positions, facts.starts, facts.steps, facts.wait_pairs) == (None,) * 4
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked")
 def test_freed_memory_goes_back_to_the_system(monkeypatch):
     monkeypatch.setattr(memory, "KEPT", 0)
