@@ -225,8 +225,8 @@ def _check_room(count: int, entries: int, contents: str) -> None:
 
 def larger_calendar(state: State) -> State:
     """Grow the calendar to twice the times that it has, and that the next settlement may add."""
-    most = int(state.reg[HEAP] + state.reg[STARTED]) + len(state.level)
-    size = max(LEAST_TIMES, 2 * most, len(state.heap))
+    times = int(state.reg[HEAP] + state.reg[STARTED]) + len(state.level)
+    size = max(LEAST_TIMES, 2 * times, len(state.heap))
     # The table is at most two thirds full, which keeps its probes short.
     places = 128
     while places < size + size // 2:
