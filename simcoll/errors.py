@@ -4,6 +4,7 @@ choice.
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -219,6 +220,25 @@ def ranks_listed(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"
 
 
+_VERSION = re.compile(r"(.{0,60}?)(\d{1,6})\.(\d{1,6})(?:\.\d{1,6})?")
+
+
+def _close_versions(text: str, choices: Sequence[str]) -> list[str]:
+    """The choice of the nearest version, where a text is a version of what some choices are: of
+    2.18 the nearest is 2.27, though 2.28 has more of its digits.
+    """
+    version = _VERSION.fullmatch(text)
+    if version is None or any(choice.startswith(text) for choice in choices):  # 2.3 for 2.30
+        return []
+    versions = {
+        choice: int(match[2]) * 10**6 + int(match[3])
+        for choice in choices
+        if (match := _VERSION.fullmatch(choice)) is not None and match[1] == version[1]
+    }
+    target = int(version[2]) * 10**6 + int(version[3])
+    return sorted(versions, key=lambda choice: abs(versions[choice] - target))[:1]
+
+
 def nearest(text: str, valid: Iterable[str]) -> str:
     """List the valid choices for an error message, the nearest first.
 
@@ -226,11 +246,14 @@ def nearest(text: str, valid: Iterable[str]) -> str:
     "did you mean 'ring'? (valid: ring, tree)"
     >>> nearest("zzz", ["tree", "ring"])
     'valid: ring, tree'
+    >>> nearest("nccl-2.18", ["nccl", "nccl-2.27", "nccl-2.28"])
+    "did you mean 'nccl-2.27'? (valid: nccl, nccl-2.27, nccl-2.28)"
     """
     choices = sorted(set(valid))
     text = text[:MOST_PLACE]
     listed = f"valid: {', '.join(choices)}" if choices else "there are none"
     folded = {choice.lower(): choice for choice in reversed(choices)}
     exact = folded.get(text.lower())
-    close = [exact] if exact else get_close_matches(text, choices, n=1, cutoff=0.5)
+    close = [exact] if exact else _close_versions(text, choices)
+    close = close or get_close_matches(text, choices, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}? ({listed})" if close else listed

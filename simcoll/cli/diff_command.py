@@ -68,6 +68,11 @@ def diff_results(
             "--topology, --nodes and --env are for two versions of NCCL, such as nccl-2.27 and "
             f"nccl-2.30; got {before} and {after}"
         )
+    if any(_is_version(name) or _is_of_rccl(name) for name in (before, after)):
+        raise ConfigError(
+            "diff compares two folders of results, or two versions of NCCL, such as nccl-2.27 and "
+            f"nccl-2.30; got {before} and {after}"
+        )
     from simcoll.planning.grids.difference import difference, parse_share
 
     allowed = parse_share(threshold)
@@ -100,6 +105,10 @@ def diff_results(
 def _is_version(name: Path) -> bool:
     """Whether a name is that of a version of NCCL, and not of a folder."""
     return str(name).startswith("nccl-") and not name.exists()
+
+
+def _is_of_rccl(name: Path) -> bool:
+    return str(name).startswith("rccl") and not name.exists()
 
 
 def _diff_versions(versions: tuple[Path, Path], place: MachineOptions, env: str, limit: int) -> int:

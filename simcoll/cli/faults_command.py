@@ -147,7 +147,10 @@ def play_faults(
         wrong_elements,
     )
     from simcoll.planning.sweeps import scenario as scenarios
-    from simcoll.units import format_size, format_time
+    from simcoll.units import format_size, format_time, parse_size
+
+    if size is not None and parse_size(size, what="--size") < 1:
+        raise ConfigError(f"--size {size}: expected 1 byte or more")
 
     for fault in kind:
         if fault not in KINDS:

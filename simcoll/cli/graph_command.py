@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from simcoll.command_line import WHOLE
 from simcoll.errors import ConfigError, nearest
 from simcoll.terminal import say
+from simcoll.units import counted
 
 if TYPE_CHECKING:
     from simcoll.formats.reports.node_facts import NodeFacts
@@ -199,7 +200,7 @@ def _check_channels(
     communicators = load_nccl_log(file)
     for communicator in communicators[:MAX_COMMUNICATORS]:
         nodes = f" on {communicator.nnodes} nodes" if communicator.nnodes else ""
-        say(f"communicator {communicator.name}: {communicator.nranks} ranks{nodes}")
+        say(f"communicator {communicator.name}: {counted(communicator.nranks, 'rank')}{nodes}")
         if expected_nodes is not None and communicator.nnodes not in {0, expected_nodes}:
             say(f"  the log has {communicator.nnodes} nodes, and --nodes is {expected_nodes}")
         if communicator.nranks > machine.nranks:

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["predict"]
 
 
-def _check_library_alone(runs: AlgorithmOptions, disturbed: Disturbed) -> None:
-    """Refuse options that choose an algorithm, or disturb one, where a library chooses."""
+def _check_library_alone(runs: AlgorithmOptions, disturbed: Disturbed, check_bytes: int) -> None:
+    """Refuse options that choose an algorithm, move its data or disturb it, where a library
+    chooses.
+    """
     if disturbed.disturbs:
         raise ConfigError(
             "--jitter, --straggler, --background and --fault are for algorithms, not for libraries"
@@ -39,6 +41,10 @@ def _check_library_alone(runs: AlgorithmOptions, disturbed: Disturbed) -> None:
         raise ConfigError(
             "--library, --nccl-version, --env, --launcher and --calibration are for what a library "
             "chooses, -a and -p for what you choose"
+        )
+    if check_bytes:
+        raise ConfigError(
+            "-c moves data through algorithms that you choose (-a); a library's choices are timed"
         )
 
 
@@ -91,7 +97,7 @@ def predict(
     checked = parse_size(runs.check, what="-c")
     ladder = sizes.ladder
     if library.alone:
-        _check_library_alone(runs, disturbed)
+        _check_library_alone(runs, disturbed, checked)
     unrestricted = (
         algorithm is None
         and protocol is None

@@ -120,6 +120,10 @@ def shape(machine: Machine) -> MachineShape:
 
 def _generation(machine: Machine, library: Library) -> str:
     generations = library.tables("generation")
+    if library.name == "rccl":  # its other constants are NCCL's, but it runs on no GPU of NVIDIA
+        generations = tuple(
+            name for name in generations if f"generation.{name}.channels" not in library.borrowed
+        )
     if machine.generation not in generations:
         description = (
             f"of generation {machine.generation!r}"

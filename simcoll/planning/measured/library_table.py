@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from simcoll.core.collective import bus_factor
+from simcoll.core.collective import bus_factor, collective_kind
+from simcoll.errors import listed
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import DEFAULT, Environment
 from simcoll.libraries.intervals import without_class
 from simcoll.libraries.library import Library
+from simcoll.libraries.nccl_decision import decides, own_choices
 from simcoll.libraries.prediction import Prediction, predict
+from simcoll.libraries.question import question_on
 from simcoll.libraries.variables import without_effect
 from simcoll.planning.sweeps.nccl_tests_table import (
     TIMES,
@@ -24,7 +27,7 @@ from simcoll.planning.sweeps.nccl_tests_table import (
 )
 from simcoll.terminal import printable
 from simcoll.topology import Topology
-from simcoll.units import counted
+from simcoll.units import counted, format_size
 
 if TYPE_CHECKING:
     from simcoll.planning.sweeps.sweep import SweepRow
@@ -127,8 +130,37 @@ def library_lines(
         )
         yield printable(line)
     yield from doubts(predictions, verbose=verbose)
+    yield from _own_rules(predictions, topology, library, environment)
     if verbose:
         yield f"# not in the model: {'; '.join(library.missing)}"
+
+
+def _own_rules(
+    predictions: Sequence[Prediction],
+    topology: Topology,
+    library: Library,
+    environment: Environment,
+) -> Iterator[str]:
+    """The choices of NCCL's own rules where the fastest is predicted instead, as over nodes whose
+    graphs its search states.
+    """
+    collective = collective_kind(predictions[0].collective)
+    question = question_on(collective, topology, library, environment)
+    sizes = [prediction.size_bytes for prediction in predictions]
+    if decides(question) or not (choices := own_choices(question, sizes)):
+        return
+    sizes_of: dict[str, list[str]] = {}
+    for choice, prediction in zip(choices, predictions, strict=True):
+        is_of_rules = prediction.algorithm != "symmetric"
+        if is_of_rules and choice.key != (prediction.algorithm, prediction.protocol):
+            name = f"{choice.algorithm} {choice.protocol}"
+            sizes_of.setdefault(name, []).append(format_size(prediction.size_bytes))
+    if sizes_of:
+        names = "; ".join(f"{name} at {listed(at)}" for name, at in sizes_of.items())
+        yield (
+            f"# the fastest choice is predicted, because on these nodes its errors are smaller; "
+            f"NCCL's own rules take {names}"
+        )
 
 
 def doubts(predictions: Iterable[Prediction], *, verbose: bool = False) -> Iterator[str]:

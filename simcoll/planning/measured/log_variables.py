@@ -24,14 +24,18 @@ def effective_variables(
     >>> from simcoll.formats.logs.run_facts import FactReader
     >>> reader = FactReader()
     >>> reader.feed(1, "n0:7:9 [0] NCCL INFO Using network IB")
-    >>> effective_variables({"NCCL_IB_DISABLE": "1", "NCCL_ALGO": "Ring"}, reader.facts())
-    ({'NCCL_ALGO': 'Ring'}, ["NCCL_IB_DISABLE=1 had no effect: the log has 'Using network IB'"])
+    >>> variables = {"NCCL_IB_DISABLE": "1", "NCCL_ALGO": "Ring"}
+    >>> effective, notes = effective_variables(variables, reader.facts())
+    >>> effective
+    {'NCCL_ALGO': 'Ring'}
+    >>> notes
+    ["NCCL_IB_DISABLE=1 is not in the prediction: the log has 'Using network IB'"]
     """
     effective, notes = {}, []
     for name, value in environment.items():
         contradiction = _CONTRADICTIONS.get(name, _none)(value, facts)
         if contradiction:
-            notes.append(f"{name}={value} had no effect: the log has {contradiction}")
+            notes.append(f"{name}={value} is not in the prediction: the log has {contradiction}")
         else:
             effective[name] = value
     return effective, notes

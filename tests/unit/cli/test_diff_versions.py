@@ -50,6 +50,8 @@ def test_collectives_that_nccl_refuses_are_named(capsys):
         (("nccl-2.27", "nccl-2.30", "--threshold", "1%"), "for folders of results"),
         (("nccl-2.27", "nccl-2.30", "--topology", "mi300x"), "graphs on this machine are not"),
         (("out", "out", "--nodes", "2"), "for two versions of NCCL"),
+        (("nccl-2.27", "out"), "two folders of results, or two versions of NCCL"),
+        (("rccl-2.22", "nccl-2.30"), "two folders of results, or two versions of NCCL"),
     ],
 )
 def test_a_wrong_request_is_refused(capsys, words, expected):
@@ -66,10 +68,13 @@ def test_perf_takes_a_version(capsys, tmp_path):
     assert "2.29" in json.dumps(json.loads((tmp_path / "out.json").read_text()))
 
 
-def test_an_unknown_version_is_refused_with_the_nearest(capsys):
-    status, _, err = run(capsys, "perf", "all_reduce", "--nccl-version", "2.3")
+@pytest.mark.parametrize(
+    ("version", "nearest"), [("2.3", "2.30"), ("2.18", "2.27"), ("2.99", "2.30")]
+)
+def test_an_unknown_version_is_refused_with_the_nearest(capsys, version, nearest):
+    status, _, err = run(capsys, "perf", "all_reduce", "--nccl-version", version)
     assert status == 2
-    assert "did you mean '2.30'" in err
+    assert f"did you mean '{nearest}'" in err
 
 
 def test_predict_takes_a_version():

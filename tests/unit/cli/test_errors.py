@@ -451,6 +451,11 @@ def test_no_traceback_reaches_a_user(folder, monkeypatch, capsys):
     [
         ("show ring --limit -5", "--limit -5: expected a number from 0 on"),
         ("diff a.json b.json --limit -1", "--limit -1: expected a number from 0 on"),
+        ("faults first-look --size 0", "--size 0: expected 1 byte or more"),
+        (
+            "perf all_reduce -c 1M --library nccl",
+            "-c moves data through algorithms that you choose (-a); a library's choices are timed",
+        ),
         ("plan a.toml --top -1", "--top -1: expected a number from 0 on"),
         (
             "perf all_reduce --degrade a=1/2 --degrade a=1/4",

@@ -10,6 +10,9 @@ from simcoll.cli import main
 from simcoll.formats.logs.nccl_tests import load_log
 from simcoll.libraries.calibration import Calibration, write_calibration
 from simcoll.libraries.library import load_library
+from simcoll.libraries.nccl_decision import own_choices
+from simcoll.libraries.question import question_on
+from simcoll.topology import load_topology
 
 
 def run(capsys, *words):
@@ -147,9 +150,24 @@ def test_a_machine_without_numbers_is_no_obstacle(capsys):
             "no constants for GPUs whose generation the topology does not name; valid: ",
         ),
         (("--library", "nccl", "--csv", "x.csv"), "with -J and --svg written"),
+        (("--library", "rccl"), "rccl 2.22 has no constants for GPUs of generation 'hopper'"),
+        (("--library", "nccl", "-t", "mi300x"), "has no constants for GPUs of generation 'mi300'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(capsys, words, what):
     status, _, err = run(capsys, "all_reduce", "-b", "1K", "-e", "1K", "-f", "2", *words)
     assert status == 2
     assert what in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_choices_of_nccls_own_rules_are_named_where_others_are_predicted(capsys, nodes):
+    words = ("-t", "dgx-h100", "--nodes", str(nodes), "-b", "1M", "-e", "1M", "--library", "nccl")
+    _, out, _ = run(capsys, "all_reduce", *words)
+    topology = load_topology("dgx-h100", nodes=nodes)
+    (own,) = own_choices(question_on("all_reduce", topology, load_library("nccl")), [2**20])
+    name = f"{own.algorithm} {own.protocol}"
+    is_predicted = f" {name} x" in out
+    assert is_predicted != (f"NCCL's own rules take {name} at 1 MiB" in out.splitlines()[-1])
+    assert is_predicted == (nodes == 2)

@@ -329,7 +329,7 @@ def test_a_variable_that_lines_of_nccl_contradict(variable, facts):
     name, value = variable
     kept, notes = effective_variables({name: value, "NCCL_ALGO": "Ring"}, RunFacts(lines))
     assert kept == {"NCCL_ALGO": "Ring"}
-    assert [note.partition(" had no effect: the log has ")[0] for note in notes] == [
+    assert [note.partition(" is not in the prediction: the log has ")[0] for note in notes] == [
         f"{name}={value}"
     ]
     assert effective_variables({name: value}, RunFacts()) == ({name: value}, [])
