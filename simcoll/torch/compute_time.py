@@ -116,6 +116,8 @@ class Watched(TorchDispatchMode):
         self.root.memory.note(result)
         if self.races is not None and not collective:
             self.races.note_operator(func, args, kwargs or {}, result)
+            if not self.root.copying:
+                self.races.check_host(func, args, kwargs or {}, result)
         if self._runs_on_host(func, args, kwargs or {}, result):
             return result
         if self.costs is not None and func is _READ:

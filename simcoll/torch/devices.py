@@ -233,6 +233,9 @@ class CudaIsCpu(TorchFunctionMode):
         name = "copy to the host" if to_host else "copy to the GPU"
         nbytes = tensor.numel() * tensor.element_size()
         result: torch.Tensor = watched.copy_over_pcie(name, nbytes, call, wait=wait)
+        if not wait and not _belongs_to_torch():
+            on_host = result if to_host else tensor
+            current_thread().process.stream_races.note_copy(name, on_host, writes=to_host)
         return result
 
 
@@ -249,6 +252,14 @@ def _is_asynchronous(args: Any, kwargs: Any) -> bool:
 def _caller() -> str:
     """The file that calls a function that the mode sees."""
     return sys._getframe(2).f_code.co_filename
+
+
+def _belongs_to_torch() -> bool:
+    """Whether PyTorch's own code makes a call that the mode sees, and orders what follows."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return bool(frame.f_code.co_filename.startswith(_TORCH))
 
 
 def _place(device: Any) -> int | None:

@@ -7,6 +7,10 @@ stream that nothing orders before it is a race, if either writes.
 
 Every stream has a vector clock: the number of the last launch on each stream that it follows.
 
+A copy between a GPU and the host for which the program does not wait (``non_blocking=True``, in
+pinned memory) is one access more to the host's tensor: until the host has waited for its stream, an
+operator on the host may not read what it writes, nor write what it reads.
+
 PyTorch gives memory that a program frees to the next tensor of its size that is made on the same
 stream, as if no other had used it. If that stream does not wait for an access of another one, and
 the program has not called ``record_stream``, the next access to this memory is a race.
@@ -106,6 +110,13 @@ class _FreedBlock(NamedTuple):
     access: _StreamAccess
 
 
+class _HostCopy(NamedTuple):
+    """A copy to the host or from there for which the program has not waited."""
+
+    storage: weakref.ref[Any]
+    access: _StreamAccess
+
+
 class StreamRaces:
     """The order of a rank's streams, and the accesses to its tensors on the GPU.
 
@@ -129,6 +140,7 @@ class StreamRaces:
         self._storages: dict[int, _StorageAccesses] = {}
         self._early: dict[int, _EarlyWrite] = {}
         self._freed: list[_FreedBlock] = []
+        self._copies: dict[int, _HostCopy] = {}
         self._of_works: weakref.WeakKeyDictionary[Work, Clock] = weakref.WeakKeyDictionary()
         self._awaited: Clock = {}
         self._reported: set[tuple[Site, Site]] = set()
@@ -281,8 +293,62 @@ class StreamRaces:
         ]
         self._freed += [_FreedBlock(entry.stream, _block_of(nbytes), access) for access in pending]
 
+    def note_copy(self, name: str, tensor: torch.Tensor, *, writes: bool) -> None:
+        """Note that a copy of the current stream, for which the host does not wait, reads or writes
+        a tensor on the host.
+        """
+        if isinstance(tensor, FakeTensor) or not tensor.numel():
+            return
+        stream, storage = self.current(), tensor.untyped_storage()
+        self._launch(stream)
+        limits = (*span(tensor), has_no_gaps(tensor))
+        site = current_thread().site()
+        access = _StreamAccess(name, site, stream, self._launches, writes, *limits)
+        self._copies[storage._cdata] = _HostCopy(weakref.ref(storage), access)
+
+    def check_host(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Compare the operands of an operator that is no copy with those of copies to and from the
+        host that may still be under way.
+        """
+        name = _name_of_kernel(func) if self._copies else None
+        if name is not None:
+            for tensor, writes in _operands(func, args, kwargs, result, reads=True):
+                self._check_copies(name, tensor, writes=writes)
+
+    def _check_copies(self, name: str, tensor: torch.Tensor, *, writes: bool) -> None:
+        """Compare an access of the host with the copies that may still be under way."""
+        address = tensor.untyped_storage()._cdata if has_storage(tensor) else 0
+        copy = self._copies.get(address)
+        if copy is None:
+            return
+        earlier = copy.access
+        if copy.storage() is None or earlier.number <= self._host.get(earlier.stream, 0):
+            del self._copies[address]
+            return
+        limits = (*span(tensor), has_no_gaps(tensor))
+        access = _StreamAccess(name, current_thread().site(), None, 0, writes, *limits)
+        lines = (access.site, earlier.site)
+        if (
+            not (writes or earlier.writes)
+            or not access.overlaps(earlier)
+            or lines in self._reported
+        ):
+            return
+        self._reported.add(lines)
+        verbs = ("reads", "writes")
+        current_thread().tell(
+            f"streams: {name} at {access.site} {verbs[writes]} a tensor on the host that "
+            f"{earlier.name} at {earlier.site} {verbs[earlier.writes]} on "
+            f"{self._stream_name(earlier.stream)}, for which the host has not waited: synchronize "
+            "first, or copy without non_blocking"
+        )
+
     def note_host_access(self, name: str, tensor: torch.Tensor) -> None:
         """Note that the host waits for the current stream and reads a tensor."""
+        if self._copies:
+            self._check_copies(name, tensor, writes=False)
         if self._is_on_gpu(tensor):
             if self.active:
                 self._note_operands(name, [(tensor, False)])

@@ -519,3 +519,61 @@ def test_memory_that_is_freed_while_another_stream_uses_it():
         freed_after_the_host_has_waited,
     ):
         assert findings(body) == [], body
+
+
+def value_of_a_copy_to_pinned_memory(t, pinned):
+    pinned.copy_(t, non_blocking=True)
+    pinned[0].item()
+
+
+def copy_to_the_host_that_numpy_reads(t, pinned):
+    t.to("cpu", non_blocking=True).numpy()
+
+
+def copy_to_the_host_that_is_printed(t, pinned):
+    repr(t.to("cpu", non_blocking=True))
+
+
+def buffer_written_while_it_is_copied_to_the_gpu(t, pinned):
+    pinned.cuda(non_blocking=True)
+    pinned.fill_(2)
+
+
+HASTY = {
+    value_of_a_copy_to_pinned_memory: ("_local_scalar_dense", "reads", "host", "writes"),
+    copy_to_the_host_that_numpy_reads: ("numpy", "reads", "host", "writes"),
+    copy_to_the_host_that_is_printed: ("__repr__", "reads", "host", "writes"),
+    buffer_written_while_it_is_copied_to_the_gpu: ("fill_", "writes", "GPU", "reads"),
+}
+"""The access of the host, and the copy that may still be under way."""
+
+
+@pytest.mark.parametrize("body", HASTY, ids=lambda body: body.__name__)
+def test_the_host_may_not_touch_what_a_copy_uses(body):
+    access, verb, target, copy_verb = HASTY[body]
+    (said,) = findings(lambda t, *_: body(t, torch.empty(8, pin_memory=True)), 1)
+    assert said.startswith(f"streams: {access} at ")
+    assert f" {verb} a tensor on the host that copy to the {target} at " in said
+    assert f" {copy_verb} on the default stream, for which the host has not waited" in said
+    assert said.count("test_stream_races.py:") >= 2
+
+
+def test_copies_that_the_host_has_waited_for_are_in_order():
+    def body(t, side, main):
+        pinned, event = torch.empty(8, pin_memory=True), torch.cuda.Event()
+        for wait in (torch.cuda.synchronize, main.synchronize, t[0].item):
+            pinned.copy_(t, non_blocking=True)
+            wait()
+            pinned.tolist()
+        pinned.copy_(t, non_blocking=True)
+        event.record()
+        while not event.query():
+            pass
+        pinned.add_(1)
+        pinned.cuda(non_blocking=True).cpu()
+        pinned.zero_()
+        torch.empty(8).copy_(t, non_blocking=True).tolist()  # in memory that is not pinned
+        pinned.copy_(t, non_blocking=True)
+        pinned.cuda(non_blocking=True)  # a copy on the same stream
+
+    assert findings(body, 1) == []
