@@ -43,6 +43,7 @@ import numpy as np
 from simcoll.arrays import Ints, Shorts
 from simcoll.core.hashing import mix
 from simcoll.core.plan import Plan
+from simcoll.core.protocol import Protocol
 from simcoll.emulator import recurrence_arrays
 from simcoll.emulator.fast.compiled import announce_compiling
 from simcoll.emulator.fast.recurrence_rows import (
@@ -52,6 +53,7 @@ from simcoll.emulator.fast.recurrence_rows import (
     CONNECTION,
     CROWDED,
     DELAY,
+    ENTERED,
     FLOW,
     PLACE,
     POST,
@@ -63,11 +65,19 @@ from simcoll.emulator.fast.recurrence_rows import (
 from simcoll.emulator.model import FS_PER_SECOND_UBPS, JITTER, ROUNDING
 from simcoll.emulator.steps.plan_placement import Placement
 from simcoll.emulator.steps.pruning import never_bind
+from simcoll.emulator.steps.roles import MOVES
 from simcoll.emulator.steps.step_columns import Group, Spinning, spinning
-from simcoll.emulator.steps.timed import StepShape, StepTimer, Timed, batches
+from simcoll.emulator.steps.timed import (
+    BATCH_ROWS,
+    StepShape,
+    StepStream,
+    StepTimer,
+    Timed,
+    batches,
+)
 from simcoll.topology import Topology
 
-__all__ = ["LockStep", "lockstep"]
+__all__ = ["LockStep", "lockstep", "lockstep_program"]
 
 MOST_ROWS = 1 << 21
 """Limit of rows of distinct steps kept between the proof and the run, at some 150 bytes each."""
@@ -172,15 +182,61 @@ def lockstep(
         timer if timer and not protocol.jitter_fs else StepTimer(calm.protocol, topology, placement)
     )
     loops = _loops(in_arrays=in_arrays)
-    owners, kept, rows = _Owners(capacity, loops, fifo=protocol.fifo_depth > 0), [], 0
-    for turns in _turns(make, spinning(calm) if groups is None else groups):
-        kept.append(turns)
+    some = _turns(make, spinning(calm) if groups is None else groups)
+    turns_of_run = _without_sharing(some, capacity, loops, fifo=protocol.fifo_depth > 0)
+    lanes = plan.nranks * plan.nchannels
+    if turns_of_run is None:
+        return None
+    return LockStep(protocol, lanes, capacity, turns_of_run, loops, keep=keep)
+
+
+def lockstep_program(
+    stream: StepStream, protocol: Protocol, lanes: int, capacity: Ints
+) -> LockStep | None:
+    """The run of the only call of a program, all groups of it at once, from the timed steps of the
+    program; ``None`` if flows may share a link.
+
+    Launches, forks and joins of lanes are left out: each lane begins after the launch, and a rank
+    ends with the last of its lanes.
+    """
+    loops, some = _loops(in_arrays=False), _turns_of_stream(stream)
+    turns_of_run = _without_sharing(some, capacity, loops, fifo=protocol.fifo_depth > 0)
+    if turns_of_run is None:
+        return None
+    return LockStep(protocol, lanes, capacity, turns_of_run, loops, keep=False)
+
+
+def _turns_of_stream(stream: StepStream) -> Iterator[Turns]:
+    """The transfers of a program; groups that do not repeat together, since each turn is packed
+    apart.
+    """
+    batch: list[tuple[Timed, ...]] = []
+    rows = 0
+    for group, times in stream:
+        moves: list[tuple[Timed, ...]] = [(step,) for step in group if step.role == MOVES]
+        if times == 1:
+            batch += moves
+            rows += sum(len(step) for step in group)
+        if batch and (times > 1 or rows >= BATCH_ROWS):
+            yield Turns(batch, 1, None)
+            batch, rows = [], 0
+        if times > 1 and moves:
+            yield Turns(moves, times, None)
+    if batch:
+        yield Turns(batch, 1, None)
+
+
+def _without_sharing(
+    some: Iterable[Turns], capacity: Ints, loops: _Loops, *, fifo: bool
+) -> list[Turns] | None:
+    """All turns of a run; ``None`` if flows may share a link, or their rows are too many."""
+    owners, turns_of_run, rows = _Owners(capacity, loops, fifo=fifo), [], 0
+    for turns in some:
+        turns_of_run.append(turns)
         rows += sum(len(each) for variants in turns.steps for each in variants)
         if rows > MOST_ROWS or not all(owners.add(variants[0]) for variants in turns.steps):
             return None
-    if not owners.hold():
-        return None
-    return LockStep(plan, capacity, kept, loops, keep=keep)
+    return turns_of_run if owners.hold() else None
 
 
 def _turns(make: StepTimer, groups: Iterable[Group | Spinning]) -> Iterator[Turns]:
@@ -228,17 +284,23 @@ class LockStep:
     """
 
     def __init__(
-        self, plan: Plan, capacity: Ints, turns: list[Turns], loops: _Loops, *, keep: bool
+        self,
+        protocol: Protocol,
+        lanes: int,
+        capacity: Ints,
+        turns: list[Turns],
+        loops: _Loops,
+        *,
+        keep: bool,
     ) -> None:
-        self.protocol, self.turns, self.loops, self.keep = plan.protocol, turns, loops, keep
+        self.protocol, self.turns, self.loops, self.keep = protocol, turns, loops, keep
         self.capacity = np.append(capacity, np.iinfo(np.int64).max)
-        lanes = plan.nranks * plan.nchannels
         self.lanes = np.zeros((3, lanes), np.int64)
-        self.lanes[:2] = plan.protocol.launch_fs
+        self.lanes[:2] = protocol.launch_fs
         self.connections = (
-            self._connections(lanes) if plan.protocol.fifo_depth else np.zeros(0, np.int64)
+            self._connections(lanes) if protocol.fifo_depth else np.zeros(0, np.int64)
         )
-        self.rings = np.zeros(len(self.connections) * plan.protocol.fifo_depth, np.int64)
+        self.rings = np.zeros(len(self.connections) * protocol.fifo_depth, np.int64)
         self.counts = np.zeros(len(self.connections), np.int64)
         self.sums = np.zeros(2, np.uint64)
         messages = sum(turn.times * len(each[0]) for turn in turns for each in turn.steps)
@@ -251,6 +313,12 @@ class LockStep:
         return np.unique(
             np.concatenate([none, *(shape.sender * lanes + shape.receiver for shape in shapes)])
         )
+
+    @property
+    def entered_fs(self) -> Ints:
+        """When each lane could go on after its last step, once the run has been played."""
+        entered_fs: Ints = self.lanes[ENTERED]
+        return entered_fs
 
     def play(self) -> LockStepOutcome | None:
         """Play all steps; ``None`` if that may exceed the range of the clock."""

@@ -8,7 +8,15 @@ from contextlib import AbstractContextManager, nullcontext
 
 from simcoll.arrays import Ints
 from simcoll.core.facts import FactStore
-from simcoll.emulator.engine_choice import ASKED, MOST_HASHED, few, few_classes_pay, is_little
+from simcoll.core.plan import Plan
+from simcoll.emulator.engine_choice import (
+    ASKED,
+    MOST_HASHED,
+    PATIENCE,
+    few,
+    few_classes_pay,
+    is_little,
+)
 from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
 from simcoll.emulator.fast_way import beyond_loops, plays_in_lockstep
 from simcoll.emulator.folding.expanding import Expansion
@@ -31,15 +39,9 @@ from simcoll.emulator.result import Result, compiled_result
 from simcoll.emulator.steps.run_links import all_links, check_switches
 from simcoll.emulator.steps.step_columns import cache_key
 from simcoll.errors import InternalError
+from simcoll.topology import Topology
 
-__all__ = ["QuotientWay"]
-
-PATIENCE = 32
-"""Limit of refinement rounds: for each message of the distinct steps a round takes 0.4 us, and
-lock-step 12 ns a message, so that ``messages / (PATIENCE * distinct)`` rounds take as long as
-lock-step would (ring all_reduce of 1,024 ranks: 2.1 million messages, 25 ms in lock-step; 3,072
-distinct ones, 5 rounds and the certificate 6 ms).
-"""
+__all__ = ["QuotientWay", "count_classes"]
 
 
 class QuotientWay:
@@ -96,6 +98,23 @@ class QuotientWay:
             classes,
             path=path,
         )
+
+
+def count_classes(plan: Plan, topology: Topology) -> int:
+    """The number of classes of a run that is going to come again; its number of messages if it has
+    none, or if lock-step takes less time than looking for them.
+    """
+    request = Request(plan, topology)
+    messages = request.summary.messages
+    together = plays_in_lockstep(request)
+    classes = no_quotient(plan) or classes_of(
+        request,
+        plan,
+        worth_it=together,
+        expanded=messages <= MOST_HASHED,
+        patience=max(1, messages // (PATIENCE * request.summary.rows)) if together else None,
+    )
+    return messages if isinstance(classes, str) else classes.quotient.messages
 
 
 LOCKSTEP = "lock-step is faster"

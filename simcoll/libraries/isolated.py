@@ -15,6 +15,7 @@ from simcoll.core.protocol import Protocol
 from simcoll.core.schedule import Schedule
 from simcoll.emulator import emulate
 from simcoll.emulator.fast.compiled import COMPILED
+from simcoll.emulator.quotient_way import count_classes
 from simcoll.topology import Topology
 
 __all__ = ["alone_fs", "bind_size", "scale_protocol", "settle"]
@@ -55,10 +56,10 @@ def alone_fs(plan: Plan, topology: Topology) -> int:
         result = emulate(plan, topology, data="none", bound=False, engine=ENGINE)
         messages.setdefault(topology, result.messages)
         return result.time_fs
-    result = emulate(plan, topology, data="none", bound=False, quotient=True)
-    if (result.classes or result.messages) * LEAST_FOLDING > result.messages:
+    if count_classes(plan, topology) * LEAST_FOLDING > messages[topology]:
         messages[topology] = 0
-    return result.time_fs
+        return alone_fs(plan, topology)
+    return emulate(plan, topology, data="none", bound=False, quotient=True).time_fs
 
 
 def bind_size(

@@ -154,14 +154,19 @@ def play_all(
     return _times(machine.time_fs, machine.hexdigest(), None, expansion, keep=keep)
 
 
-def fold_program(lowered: Lowered, *, worth_it: bool) -> Quotient | str:
-    """The classes of the rows, or why there are none; ``worth_it``: only if that saves a lot."""
+def fold_program(
+    lowered: Lowered, *, worth_it: bool, patience: int | None = None
+) -> Quotient | str:
+    """The classes of the rows, or why there are none; ``worth_it``: only if that saves a lot;
+    ``patience``: the limit of rounds.
+    """
     lanes = lowered.lane_steps
     return fold(
         StepStream(without_links(lowered.stream.groups, lowered.dropped), lowered.stream.order),
         lowered.resources.capacity,
         lanes,
         most_lanes=most_lane_classes(lanes) if worth_it else len(lanes),
+        patience=patience,
     )
 
 
