@@ -13,6 +13,7 @@ from simcoll.errors import ConfigError
 from simcoll.formats.logs.nccl_tuning import Chosen
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.environment import Environment
+from simcoll.libraries.prediction import Prediction
 from simcoll.planning.measured.causes import CAUSES, cause_on
 from simcoll.planning.measured.comparison import (
     CORRUPT,
@@ -89,13 +90,17 @@ class LogSetting:
     causes: tuple[LogCause, ...]
     assumed: str = ""
 
+    @property
+    def statements(self) -> str:
+        """What the log says and the setting has, with its sources."""
+        return "; ".join(
+            f"{cause.claim} ({cause.source})" for cause in self.causes if cause.change is not None
+        )
+
     def lines(self) -> Iterator[str]:
         """What of the log is in the prediction, and what was assumed."""
-        applied = [
-            f"{cause.claim} ({cause.source})" for cause in self.causes if cause.change is not None
-        ]
-        if applied:
-            yield f"predicted with what the log says: {'; '.join(applied)}"
+        if self.statements:
+            yield f"predicted with what the log says: {self.statements}"
         if self.assumed:
             yield f"assumed: {self.assumed}"
 
@@ -290,7 +295,8 @@ def diagnose(
         ordered,
         hints,
         limits=findings.limits,
-        sound_bounds_fs=_sound_bounds(rows, log_setting, calibration),
+        statements=log_setting.statements,
+        sound=_sound_predictions(rows, log_setting, calibration),
     )
     if wrong:
         judgement += f"; but {counted(wrong, 'row')} had wrong results, so {CORRUPT}"
@@ -313,17 +319,17 @@ def _beyond(test: Explanation, log_explanations: Sequence[Explanation]) -> Expla
     return replace(higher, step=f"{host.check}; if it shows {host.shows}: {host.repair}")
 
 
-def _sound_bounds(
+def _sound_predictions(
     rows: Sequence[Compared], log_setting: LogSetting, calibration: Calibration | None
-) -> dict[int, int]:
-    """The bounds of a sound machine for sizes faster than the bound with what the log says, whose
+) -> dict[int, Prediction]:
+    """The times of a sound machine for sizes faster than the bound with what the log says, whose
     cost is partly assumed.
     """
     fast = {row.row.size_bytes for row in rows if row.row.time_fs < row.prediction.bound_fs}
     if not fast or all(cause.change is None for cause in log_setting.causes):
         return {}
     predicted = compare(_at(log_setting.sound, sorted(fast)), calibration)
-    return {row.row.size_bytes: row.prediction.bound_fs for row in predicted}
+    return {row.row.size_bytes: row.prediction for row in predicted}
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ def _own_rules(
             name = f"{choice.algorithm} {choice.protocol}"
             sizes_of.setdefault(name, []).append(format_size(prediction.size_bytes))
     if sizes_of:
-        names = "; ".join(f"{name} at {listed(at)}" for name, at in sizes_of.items())
+        names = "; ".join(f"{name} at {listed(sizes)}" for name, sizes in sizes_of.items())
         yield (
             f"# the fastest choice is predicted, because on these nodes its errors are smaller; "
             f"NCCL's own rules take {names}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from simcoll.libraries.prediction import Prediction
 from simcoll.planning.measured.comparison import Compared, Setting
 from simcoll.planning.measured.hypotheses import (
     SLIGHT,
@@ -37,7 +38,8 @@ def verdict(
     hints: Sequence[Explanation] = (),
     *,
     limits: Sequence[LogLimit] = (),
-    sound_bounds_fs: Mapping[int, int] | None = None,
+    statements: str = "",
+    sound: Mapping[int, Prediction] | None = None,
 ) -> str:
     """Judge a table that was predicted with all that its log says.
 
@@ -49,8 +51,10 @@ def verdict(
         Causes that the log names, whose effect the model does not have.
     limits
         Causes that the log names, and that make a size slower than on a sound machine.
-    sound_bounds_fs
-        The bounds of a sound machine for sizes that took less than the bound of the machine with
+    statements
+        All that the log says and that the predictions of the rows follow.
+    sound
+        Predictions of a sound machine for sizes that took less than the bound of the machine with
         what the log says.
     """
     times = times_by_size(rows)
@@ -58,13 +62,19 @@ def verdict(
     figure = _figure(setting, max(times), *times[max(times)])
     leading = explanations[0] if explanations else None
     bounds_fs = {row.row.size_bytes: row.prediction.bound_fs for row in rows}
-    bounds_fs |= sound_bounds_fs or {}
+    bounds_fs |= {size: prediction.bound_fs for size, prediction in (sound or {}).items()}
     impossible = [size for size, (time, _) in times.items() if time < bounds_fs[size]]
     if impossible:
         return (
             f"verdict: none, because {counted(len(impossible), 'size')} took less than the bound "
             f"of topology {setting.topology.name!r}: it is another machine, or these are not the "
             f"times of its GPUs: {figure}"
+        )
+    if sound and not impossible and _is_sound(times, sound):
+        without = _figure(setting, max(sound), times[max(sound)][0], sound[max(sound)].time_fs)
+        return (
+            "verdict: as fast as without what the log says, which had no effect here: "
+            f"{statements}; {without}"
         )
     if not slow:
         if leading is not None and leading.is_in_log:
@@ -92,6 +102,11 @@ def verdict(
     if leading.is_in_log:
         return f"verdict: {extent}; the log names a cause: {leading.claim}"
     return f"verdict: {extent}; the likeliest cause, by the times alone: {leading.claim}"
+
+
+def _is_sound(times: Mapping[int, tuple[int, int]], sound: Mapping[int, Prediction]) -> bool:
+    """Whether times that were too short for what the log says are those of a sound machine."""
+    return all(times[size][0] <= SLIGHT * sound[size].time_fs for size in sound)
 
 
 _TOO_LITTLE = "too little to name a cause"

@@ -369,6 +369,27 @@ def test_a_cause_that_costs_less_than_is_assumed_is_no_other_machine():
 
 
 @pytest.mark.slow
+def test_a_setting_without_effect_is_called_so():
+    sound = setting_on("dgx-h100", variables=[("NCCL_IB_DISABLE", "1")], sizes=SIZES[-4:])
+    times = sound.formula()([row.size_bytes for row in sound.table.rows], Calibration())
+    (setting,), _ = settings_for(log_of(sound, times), "dgx-h100")
+    log_setting = with_log(setting)
+    judgement = diagnose(compare(log_setting.setting), log_setting).verdict
+    assert judgement.startswith(
+        "verdict: as fast as without what the log says, which had no effect here: TCP sockets "
+        "instead of RDMA (NCCL_IB_DISABLE=1); "
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offset_us", [40, 150, 300])
+def test_a_constant_offset_is_named_however_long(offset_us):
+    sound = setting_on("dgx-h100")
+    diagnosis = diagnosis_of(sound, sound, Calibration(launch_fs=offset_us * US))
+    assert diagnosis.causes[0] == "launch"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variable", "claim"),
     [
