@@ -187,6 +187,11 @@ def _synchronize() -> None:
         thread.call(wait_until, thread.process.device.tail())
 
 
+def _sleep(cycles: int) -> None:
+    """A kernel that does nothing for so many nanoseconds: the clock of a GPU is not modelled."""
+    current_thread().process.watched.add("sleep", round(cycles * 1e6), fake=True)
+
+
 def _properties(gpu: str) -> Callable[..., Any]:
     """The result of ``torch.cuda.get_device_properties``."""
 
@@ -311,6 +316,7 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
             for name in ("_exchange_device", "_maybe_exchange_device")
         ),
         (cuda, "synchronize", _synchronize),
+        (cuda, "_sleep", _sleep),
         (cuda, "get_device_name", lambda device=None: properties(device).name),
         (cuda, "get_device_capability", capability),
         (cuda, "get_device_properties", properties),

@@ -50,6 +50,7 @@ from simcoll.distributed.stores import HashStore
 from simcoll.libraries.library import shipped_libraries
 from simcoll.torch.batch_norm import add_kernels, batch_norm_replacements
 from simcoll.torch.c10d_operators import add_kernels_of_groups
+from simcoll.torch.clocks import clock_replacements
 from simcoll.torch.compilation import compile_replacements
 from simcoll.torch.compute_time import compute_replacements
 from simcoll.torch.cuda_comm import comm_replacements
@@ -276,6 +277,7 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
         ):
             _replace_all(undo, changes())
         _replace_all(undo, rpc_replacements(undo))
+        _replace_all(undo, clock_replacements(undo))
         if cuda is not None:
             _replace_all(undo, device_replacements(cuda))
             _replace_all(undo, batch_norm_replacements())
