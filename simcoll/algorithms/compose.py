@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from itertools import chain, groupby
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import ArrayLike
 from simcoll.algorithms.combinable import abreast, checked_cuts, checked_lanes, first_of
 from simcoll.algorithms.numberings import addresses, checked_numberings
 from simcoll.arrays import Array, Ints
-from simcoll.core.immutable import constant, immutable, without_subclasses
+from simcoll.core.immutable import constant, without_subclasses
 from simcoll.core.numbers import whole_number
 from simcoll.core.schedule import COPY, Layout, Repeat, Schedule, Step, joined
 from simcoll.core.step import concurrent, moving_part, spread
@@ -39,6 +40,9 @@ __all__ = [
     "together",
     "within_slots",
 ]
+
+WRITTEN_ROWS = 1 << 18
+"""Number of transfers of which a column of copies is written at a time."""
 
 
 def _local(step: Step) -> bool:
@@ -262,8 +266,8 @@ def _copies(step: Step, copies: int, run: int | None, homes: tuple[Ints, Ints], 
     """A step on every share of every slot: share by share, or alternating with ``run`` transfers of
     each.
 
-    Each column is written once. A step of a million transfers in eight shares has columns of 67 MB,
-    and every further copy of one costs as much as the rest of a pass.
+    Each column is written once, in parts. A step of a million transfers in eight shares has columns
+    of 67 MB, and every further copy of one costs as much as the rest of a pass.
     """
     rows = len(step)
     run = rows if run is None else min(run, rows)
@@ -272,17 +276,19 @@ def _copies(step: Step, copies: int, run: int | None, homes: tuple[Ints, Ints], 
 
     def in_order(column: Array, spacing: Array | int) -> Array:
         """The column in each share, where its values are ``spacing`` apart from the last one's."""
-        share = np.arange(copies)[:, None]
         spaced = np.broadcast_to(spacing, column.shape)
-        parts = [
-            (values.reshape(-1, 1, size) + share * spaces.reshape(-1, 1, size)).reshape(-1)
-            for values, spaces, size in (
-                (column[:cut], spaced[:cut], run),
-                (column[cut:], spaced[cut:], rows - cut),
-            )
-            if len(values)
-        ]
-        return immutable(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        memory = BytesIO()
+        for first, last, size in ((0, cut, run), (cut, rows, rows - cut)):
+            # Some runs of all copies, or one of one copy.
+            together = max(1, WRITTEN_ROWS // max(1, copies * size)) * max(1, size)
+            at_once = copies if copies * size <= WRITTEN_ROWS else 1
+            for begin in range(first, last, together):
+                part = slice(begin, min(begin + together, last))
+                values, spaces = (of[part].reshape(-1, 1, size) for of in (column, spaced))
+                for share in range(0, copies, at_once):
+                    shares = np.arange(share, share + at_once)[:, None]
+                    memory.write((values + shares * spaces).astype(column.dtype).data)
+        return np.frombuffer(memory.getvalue(), column.dtype)
 
     def alike(column: Array) -> Array:
         """The column of values that do not depend on the share."""

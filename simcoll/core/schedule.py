@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simcoll.arrays import Ints, Whole
+from simcoll.arrays import Array, Ints, Whole
 from simcoll.core.collective import Collective
 from simcoll.core.digests import digest
 from simcoll.core.folds import in_fold_order
@@ -505,8 +505,7 @@ class Schedule:
                 f"channel {{}} does not exist; channels are 0..{self.nchannels - 1}",
             ),
         ):
-            # Negative ones are huge there.
-            if len(column) and int(column.astype(np.uint64).max()) >= limit:
+            if len(column) and _largest(column) >= limit:
                 row = int(np.flatnonzero((column < 0) | (column >= limit))[0])
                 self._refuse(number, step, row, wrong.format(column[row]))
         if self.collective.kind == "barrier" and (step.op != SYNC).any():
@@ -545,9 +544,7 @@ class Schedule:
 
     def _check_chunks(self, number: int, step: Step, rank: Ints, chunk: Ints, end: str) -> None:
         size = self.layout.size
-        if (step.count == 1).all() and int(
-            chunk.astype(np.uint64).max(initial=0)
-        ) < size:  # the common case
+        if (step.count == 1).all() and _largest(chunk) < size:  # the common case
             return
         data = step.op != SYNC
         if not data.any():
@@ -667,6 +664,11 @@ def transfer_text(layout: Layout, step: Step, row: int) -> str:
     ends = [f"rank {rank[row]} {layout.name(int(chunk[row]))}" for rank, chunk in step.ends]
     how = f"{OP_NAMES[step.op[row]]}, channel {step.channel[row]}{transit_words(step, row)}"
     return f"{' -> '.join(ends)} ({how})"
+
+
+def _largest(column: Array) -> int:
+    """The largest number of a column, without a copy; negative ones are huge."""
+    return int(column.view(f"u{column.dtype.itemsize}").max(initial=0))
 
 
 def lowered(schedule: Schedule, *, as_given: bool = False) -> Iterator[tuple[int, Step]]:

@@ -7,10 +7,10 @@ the first one moved with it: transfers of different shares never touch one chunk
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,8 @@ __all__ = ["MANY_CELLS", "FirstShare", "one_share", "steps_without_repeats"]
 
 MANY_CELLS = 1 << 22
 """Up to this number of chunks on all ranks, following all takes less than half a second."""
+COMPARED_ROWS = 1 << 18
+"""Number of transfers of a step that are compared at a time."""
 MOST_TRANSFERS = 1 << 22
 """Limit of the transfers of a share that are held in memory: 240 MB."""
 
@@ -136,31 +138,39 @@ def _has_copies(step: Step, of_share: Step, sizes: _ShareSizes) -> bool:
         return False
     if (of_share.dst_chunk % sizes.width + of_share.count > sizes.width).any():
         return False
-    order = None
-    share = step.channel // sizes.lanes
-    if (share[1:] < share[:-1]).any():
+    rows_so_far = np.zeros(sizes.shares, np.int64)
+    # A part of the step at a time, as it may have millions of rows.
+    for begin in range(0, len(step), COMPARED_ROWS):
+        rows = slice(begin, begin + COMPARED_ROWS)
+        channel = step.channel[rows]
+        share = channel // sizes.lanes
+        if share.min() < 0 or share.max() >= sizes.shares:
+            return False
         order = np.argsort(share, kind="stable")
-    del share
-
-    def chunk_of(chunk: Ints, share: int) -> Ints:
-        slot, place = np.divmod(chunk, sizes.width)
-        return slot * sizes.chunks + place + share * sizes.width
-
-    # One column after the other, and share by share: those of a step may have millions of rows.
-    copied: list[tuple[Any, Callable[[int], Any]]] = [
-        (step.src_rank, lambda _: of_share.src_rank),
-        (step.dst_rank, lambda _: of_share.dst_rank),
-        (step.count, lambda _: of_share.count),
-        (step.op, lambda _: of_share.op),
-        (step.channel, lambda share: of_share.channel + share * sizes.lanes),
-        (step.src_chunk, lambda share: chunk_of(of_share.src_chunk, share)),
-        (step.dst_chunk, lambda share: chunk_of(of_share.dst_chunk, share)),
-    ]
-    for column, values in copied:
-        ordered = (column if order is None else column[order]).reshape(sizes.shares, -1)
-        if not all(np.array_equal(ordered[share], values(share)) for share in range(sizes.shares)):
+        share = share[order]
+        counts = np.bincount(share, minlength=sizes.shares)
+        place = np.arange(len(share)) + (rows_so_far - np.cumsum(counts) + counts)[share]
+        rows_so_far += counts
+        if rows_so_far.max() > len(of_share):
+            return False
+        copied = (
+            (step.src_rank, of_share.src_rank[place]),
+            (step.dst_rank, of_share.dst_rank[place]),
+            (step.count, of_share.count[place]),
+            (step.op, of_share.op[place]),
+            (step.channel, of_share.channel[place] + share * sizes.lanes),
+            (step.src_chunk, _chunk_of(of_share.src_chunk[place], share, sizes)),
+            (step.dst_chunk, _chunk_of(of_share.dst_chunk[place], share, sizes)),
+        )
+        if not all(np.array_equal(column[rows][order], values) for column, values in copied):
             return False
     return True
+
+
+def _chunk_of(chunk: Ints, share: Ints, sizes: _ShareSizes) -> Ints:
+    """Chunks of a share alone as those of all."""
+    slot, place = np.divmod(chunk, sizes.width)
+    return slot * sizes.chunks + place + share * sizes.width
 
 
 def _steps_of_first(schedule: Schedule, sizes: _ShareSizes) -> list[Step] | None:

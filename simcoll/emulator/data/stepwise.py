@@ -183,13 +183,15 @@ class BufferPool:
         # Only these write an element twice in a step.
         if switched or self._plan.schedule.known.folds:
             return self._moves_in_turn(step, combines)
+        kind = np.int32 if self._array.size < 2**31 else np.int64  # half the memory of a step
         groups: list[_TransferGroup] = []
         for begin in range(0, len(step), LOCATED):
             rows = slice(begin, begin + LOCATED)
             part = step if len(step) <= LOCATED else step.rows(rows)
             source, target, length = self._elements(part)
             moving = np.flatnonzero(length)
-            columns = source[moving], target[moving], length[moving], combines[rows][moving]
+            places = (end[moving].astype(kind, copy=False) for end in (source, target))
+            columns = *places, length[moving], combines[rows][moving]
             groups += _groups(*columns, *_wires(part, moving, len(moving)))
         return groups
 

@@ -321,3 +321,21 @@ def test_arguments_that_cannot_be(call, words):
 def test_numberings_that_cannot_be(order, words):
     with pytest.raises(ConfigError, match=words):
         compose.relabelled(simcoll.schedule("broadcast", "tree", nranks=3), order)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 50])
+def test_columns_of_copies_are_the_same_in_parts(monkeypatch, rows):
+    def columns():
+        schedules = [
+            simcoll.schedule("all_to_all", "hierarchical", nranks=8, channels=3, box=4),
+            simcoll.schedule("all_gather", "direct", nranks=4, channels=2),
+        ]
+        return [
+            [column.tolist() for column in step.columns]
+            for schedule in schedules
+            for step in schedule.steps()
+        ]
+
+    whole = columns()
+    monkeypatch.setattr(compose, "WRITTEN_ROWS", rows)
+    assert columns() == whole

@@ -19,6 +19,7 @@ BUTTERFLIES = ["rabenseifner", "swing", "bine"]
 def eager(monkeypatch):
     """Both shortcuts are tried, however small the schedule."""
     monkeypatch.setattr(copied_shares, "MANY_CELLS", 0)
+    monkeypatch.setattr(copied_shares, "COMPARED_ROWS", 100)
     monkeypatch.setattr(image_pieces, "MANY_CELLS", 0)
     monkeypatch.setattr(image_pieces, "SAVED", 2)
 
