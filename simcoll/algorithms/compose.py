@@ -278,12 +278,12 @@ def _copies(step: Step, copies: int, run: int | None, homes: tuple[Ints, Ints], 
         """The column in each share, where its values are ``spacing`` apart from the last one's."""
         spaced = np.broadcast_to(spacing, column.shape)
         memory = BytesIO()
-        for first, last, size in ((0, cut, run), (cut, rows, rows - cut)):
+        for start, stop, size in ((0, cut, run), (cut, rows, rows - cut)):
             # Some runs of all copies, or one of one copy.
             together = max(1, WRITTEN_ROWS // max(1, copies * size)) * max(1, size)
             at_once = copies if copies * size <= WRITTEN_ROWS else 1
-            for begin in range(first, last, together):
-                part = slice(begin, min(begin + together, last))
+            for begin in range(start, stop, together):
+                part = slice(begin, min(begin + together, stop))
                 values, spaces = (of[part].reshape(-1, 1, size) for of in (column, spaced))
                 for share in range(0, copies, at_once):
                     shares = np.arange(share, share + at_once)[:, None]

@@ -190,8 +190,8 @@ class BufferPool:
             part = step if len(step) <= LOCATED else step.rows(rows)
             source, target, length = self._elements(part)
             moving = np.flatnonzero(length)
-            places = (end[moving].astype(kind, copy=False) for end in (source, target))
-            columns = *places, length[moving], combines[rows][moving]
+            source, target = source[moving].astype(kind), target[moving].astype(kind)
+            columns = source, target, length[moving], combines[rows][moving]
             groups += _groups(*columns, *_wires(part, moving, len(moving)))
         return groups
 
