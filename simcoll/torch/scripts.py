@@ -30,7 +30,7 @@ from simcoll.distributed.runtime.emulated import PEER_ENDED
 from simcoll.distributed.start.results import machine_of, memory_of, table_of
 from simcoll.errors import ConfigError
 from simcoll.terminal import printable, printable_lines
-from simcoll.torch.endings import is_of_rank, report_of, status_of, text_of
+from simcoll.torch.endings import is_of_rank, is_of_run, report_of, status_of, text_of
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.process_state import call_exit_functions
 from simcoll.torch.rank_threads import RankThread, current_thread, current_thread_or_none
@@ -200,7 +200,12 @@ def run_script(
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
+        except Exception as error:
+            if not is_of_run(error):
+                _call_hook(error, usual_hook)
+            raise
 
+    usual_hook = sys.excepthook
     with _as_script(script, file, notes):
         try:
             result = spawn(program, nprocs, own_modules=own_modules, **guides)
@@ -226,6 +231,15 @@ def run_script(
     for line in _same_files(notes, nprocs):
         sys.stderr.write(line)
     return 0
+
+
+def _call_hook(error: Exception, usual_hook: Any) -> None:
+    """Call the function that a script has set for errors that end it, as at the end of a process;
+    it may report them elsewhere, or leave with another status.
+    """
+    hook: Any = sys.excepthook
+    if hook is not usual_hook and not str(getattr(hook, "__module__", "")).startswith("torch."):
+        hook(type(error), error, error.__traceback__)
 
 
 def _print_shared_modules(own_modules: OwnModules) -> None:

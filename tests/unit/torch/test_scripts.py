@@ -458,6 +458,11 @@ BAD = """
             0,
             ["[rank0] atexit: ZeroDivisionError: division by zero"],
         ),
+        (
+            "sys.excepthook = lambda *error: os._exit(5); rank or 1 / rank",
+            5,
+            ["[rank0]: SystemExit: 5"],
+        ),
         ("def f(: pass", 2, ["SyntaxError"]),
     ],
 )
