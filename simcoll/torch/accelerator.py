@@ -38,7 +38,13 @@ from simcoll.torch.replacing import by_signature, in_ranks
 from simcoll.training.gpu import load_gpu
 from simcoll.units import format_size
 
-__all__ = ["GeneratorsOfNode", "accelerator_replacements", "current_device", "device_number"]
+__all__ = [
+    "GeneratorsOfNode",
+    "accelerator_replacements",
+    "add_bindings",
+    "current_device",
+    "device_number",
+]
 
 _TORCH = str(Path(torch.__file__).parent)
 _TESTS = str(Path(torch.__file__).parent / "testing")
@@ -192,6 +198,26 @@ def _sleep(cycles: int) -> None:
     current_thread().process.watched.add("sleep", round(cycles * 1e6), fake=True)
 
 
+def _stream_numbers(device_index: int) -> tuple[int, int, int]:
+    """The numbers of a device's current stream, as :func:`_set_stream` takes them."""
+    stream = current_stream(device_index)
+    return stream.stream_id, stream.device_index, stream.device_type
+
+
+def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+    set_stream(CudaStream(stream_id=stream_id, device_index=device_index, device_type=device_type))
+
+
+def add_bindings(undo: contextlib.ExitStack) -> None:
+    """Give ``torch._C``, in PyTorch for the CPU, the functions of streams and devices under
+    ``torch.cuda``, which some programs and PyTorch's test tools call.
+    """
+    for name, function in _BINDINGS.items():
+        if not hasattr(torch._C, name):
+            setattr(torch._C, name, function)
+            undo.callback(delattr, torch._C, name)
+
+
 def _properties(gpu: str) -> Callable[..., Any]:
     """The result of ``torch.cuda.get_device_properties``."""
 
@@ -268,6 +294,19 @@ _MEMORY = {
     **{f"max_memory_{kind}": _peak_bytes for kind in ("allocated", "reserved")},
     "memory_stats": _statistics,
     "memory_summary": _summary,
+}
+
+
+_BINDINGS: dict[str, Callable[..., Any]] = {
+    "_cuda_clearCublasWorkspaces": _nothing,
+    "_cuda_emptyCache": _nothing,
+    "_cuda_getCurrentRawStream": lambda device_index: current_stream(device_index).cuda_stream,
+    "_cuda_getCurrentStream": _stream_numbers,
+    "_cuda_getDevice": current_device,
+    "_cuda_setDevice": _set_device,
+    "_cuda_setStream": _set_stream,
+    "_cuda_sleep": _sleep,
+    "_cuda_synchronize": _synchronize,
 }
 
 

@@ -21,6 +21,8 @@ from torch import distributed
 from torch.autograd import graph
 from torch.distributed import device_mesh, distributed_c10d, fsdp
 from torch.distributed.fsdp import _init_utils
+from torch.distributed.fsdp._fully_shard import _fsdp_init
+from torch.distributed.tensor import DTensor
 from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._pytree import tree_leaves
@@ -40,6 +42,7 @@ __all__ = ["CudaIsCpu", "add_nccl_options", "device_replacements"]
 
 _CPU = torch.device("cpu")
 _CHECK = "_check_module_states_for_sync_module_states"
+_TO_DEVICE = "_move_states_to_device"
 _MOVES = (torch.Tensor.to, torch._C._nn._parse_to)
 
 
@@ -175,11 +178,12 @@ class CudaIsCpu(TorchFunctionMode):
         wait: bool = True,
     ) -> torch.Tensor:
         """Move a tensor, or what ``call`` makes of it: a copy, if it is elsewhere, as on a GPU."""
-        old, to_host = self.places.get(tensor), place == HOST
+        stored = _stored(tensor)
+        old, to_host = self.places.get(stored), place == HOST
         stays = old == place or (old is None and not to_host)
-        if place is None or stays or not has_storage(tensor) or tensor.is_meta:
+        if place is None or stays or not has_storage(stored) or stored.is_meta:
             result = tensor if call is None else call()
-            self.places.note(result, place, offloaded=to_host)
+            self.places.note(_stored(result), place, offloaded=to_host)
             return result
 
         def copy() -> torch.Tensor:
@@ -189,9 +193,9 @@ class CudaIsCpu(TorchFunctionMode):
         if HOST not in {old, place}:
             result = copy()
         else:
-            waits = wait or not (to_host or self.places.in_pinned_memory(tensor))
-            result = self._over_pcie(tensor, copy, to_host=to_host, wait=waits)
-        self.places.note(result, place, offloaded=to_host, pinned=to_host and not wait)
+            waits = wait or not (to_host or self.places.in_pinned_memory(stored))
+            result = self._over_pcie(stored, copy, to_host=to_host, wait=waits)
+        self.places.note(_stored(result), place, offloaded=to_host, pinned=to_host and not wait)
         return result
 
     def _pin(self, tensor: torch.Tensor, *, by_program: bool) -> torch.Tensor:
@@ -242,6 +246,11 @@ class CudaIsCpu(TorchFunctionMode):
 _OF_MEMORY = ("from_numpy", "frombuffer")
 _MOVES_MODULES = str(Path("nn") / "modules" / "module.py")
 _OFFLOADS_GRADIENTS = str(Path("_fully_shard") / "_fsdp_collectives.py")
+
+
+def _stored(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor of this rank that has the storage: the local one of a ``DTensor``."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def _is_asynchronous(args: Any, kwargs: Any) -> bool:
@@ -387,6 +396,17 @@ def _data_parallel_inputs(
 
 
 @for_ranks
+def _states_to_device(
+    thread: RankThread, standard: Any, params: Any, buffers: Any, *args: Any
+) -> None:
+    """``fully_shard`` moves what a module has to the GPU of its mesh."""
+    standard(params, buffers, *args)
+    if thread.process.places is not None:
+        for tensor in (*params, *buffers):
+            thread.process.places.forget_host(tensor)
+
+
+@for_ranks
 def _set_default_device(thread: RankThread, standard: Any, device: Any) -> None:
     """Keep the device of tensors that are made without one, and use the CPU."""
     if thread.process.places is not None:
@@ -439,6 +459,13 @@ def _split(
     return distributed.new_group(
         members, timeout, use_local_synchronization=True, group_desc=options.get("group_desc")
     )
+
+
+@for_ranks
+def _count_modes(_thread: Any, _standard: Any) -> int:
+    """How many modes the program itself has entered: it is not to see the mapping of devices."""
+    modes = _get_current_function_mode_stack()
+    return sum(not isinstance(mode, CudaIsCpu) for mode in modes)
 
 
 @for_ranks
@@ -558,6 +585,11 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
             "__init__",
             _saved_tensors_hooks(graph.saved_tensors_hooks.__init__),
         ),
+        (
+            torch._C,
+            "_len_torch_function_stack",
+            _count_modes(torch._C._len_torch_function_stack),
+        ),
         (torch, "Generator", _Generator),
         (torch.cuda, "default_generators", GeneratorsOfNode()),
         (torch, "load", _load(torch.load)),
@@ -571,6 +603,7 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (_init_utils, _CHECK, in_ranks(getattr(_init_utils, _CHECK), lambda *_: None)),
         (data_parallel, "__init__", _data_parallel(data_parallel.__init__)),
         (data_parallel, "_pre_forward", _data_parallel_inputs(data_parallel._pre_forward)),
+        (_fsdp_init, _TO_DEVICE, _states_to_device(getattr(_fsdp_init, _TO_DEVICE))),
         (torch, "set_default_device", _set_default_device(torch.set_default_device)),
         (data_parallel, "_check_comm_hook", _checked_hook(data_parallel._check_comm_hook)),
         (amp.autocast_mode.autocast, "__init__", _autocast(amp.autocast_mode.autocast.__init__)),

@@ -48,6 +48,7 @@ from torch.distributed.fsdp._flat_param import FlatParamHandle
 from simcoll.distributed.api.making_groups import note_group
 from simcoll.distributed.stores import HashStore
 from simcoll.libraries.library import shipped_libraries
+from simcoll.torch.accelerator import add_bindings
 from simcoll.torch.batch_norm import add_kernels, batch_norm_replacements
 from simcoll.torch.c10d_operators import add_kernels_of_groups
 from simcoll.torch.clocks import clock_replacements
@@ -287,6 +288,7 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
             add_kernels(undo)
             add_flash_kernels(undo)
             add_nccl_options(undo)
+            add_bindings(undo)
         if modules is not None:
             undo.callback(sys.modules.update, modules.hide())
             _replace_all(undo, modules.replacements())

@@ -244,8 +244,12 @@ def _in_a_process(body, limit_s):
         quiet = os.open(os.environ.get("OUTPUT_OF_TESTS", os.devnull), os.O_WRONLY | os.O_APPEND)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
+        try:
+            said = body()
+        except BaseException:  # noqa: BLE001  # the parent tells it, as the outcome of a file
+            said = traceback.format_exc()
         with os.fdopen(write, "w") as out:
-            json.dump(body(), out)
+            json.dump(said, out)
         os._exit(0)
     os.close(write)
     text = b""
@@ -274,8 +278,21 @@ def _list(player, module):
             tests.update(found)
 
     gpus = player.endswith("GPUs")
+    simcoll.torch.spawn(_communicate, 2, cuda_is_cpu=gpus)
     simcoll.torch.spawn(program, 4, cuda_is_cpu=gpus, own_modules=True)
     return tests
+
+
+def _communicate(rank, _size):
+    """Load what communicating ranks load, once for all tests."""
+    import torch
+    from torch import distributed as dist
+
+    dist.init_process_group("gloo")
+    if rank == 0:
+        importlib.import_module("torch._dynamo")
+    dist.all_reduce(torch.ones(4))
+    dist.destroy_process_group()
 
 
 def _one(player, module, test, size):
@@ -293,15 +310,19 @@ def _one(player, module, test, size):
 def play(player, path, part, limit_s):
     """The outcome of every test of a file whose name has ``part``."""
     sys.path.insert(0, str(path.parent))
+    os.environ["PYTORCH_PRINT_REPRO_ON_FAILURE"] = (
+        "0"  # so that an error's last line says what it is
+    )
     import simcoll.torch  # noqa: F401  # once, before the tests fork
 
     if not player.endswith("GPUs"):  # they look for GPUs when they are imported
         import torch.testing._internal.common_distributed
         import torch.testing._internal.common_fsdp
         import torch.testing._internal.distributed._tensor.common_dtensor  # noqa: F401
-    tests = _in_a_process(lambda: _list(player, path.stem), limit_s)
-    if isinstance(tests, str):
-        return {f"{path.name} as a whole": tests}
+    try:
+        tests = _list(player, path.stem)  # here, so that no test imports the file's modules again
+    except Exception:  # noqa: BLE001  # whatever a file raises is its result
+        return {f"{path.name} as a whole": traceback.format_exc()}
     outcomes = {}
     for test, size in tests.items():
         if part in test:

@@ -120,3 +120,58 @@ def test_fsdp1_synchronizes_and_offloads_modules():
     torch.manual_seed(0)
     first = torch.nn.Linear(4, 1, bias=False).weight.tolist()
     assert found == ((first, [[3.0] * 4]),) * 4
+
+
+def test_a_program_counts_the_modes_that_it_has_entered():
+    from torch.overrides import BaseTorchFunctionMode
+
+    def body(_rank, _world_size):
+        before = torch._C._len_torch_function_stack()
+        with BaseTorchFunctionMode():
+            inside = torch._C._len_torch_function_stack()
+            seen = torch.ones(2, device="cuda").sum().item()
+        return before, inside, seen, torch._C._len_torch_function_stack()
+
+    assert on_gpus(body) == ((0, 1, 2.0, 0),) * 4
+
+
+def test_streams_are_set_by_their_numbers():
+    def body(rank, _world_size):
+        before, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+        numbers = stream.stream_id, stream.device_index, stream.device_type
+        torch._C._cuda_setStream(*numbers)
+        is_current = torch.cuda.current_stream() == stream
+        raw = torch._C._cuda_getCurrentRawStream(rank)
+        asked = torch._C._cuda_getCurrentStream(rank)
+        torch.cuda.set_stream(before)
+        return is_current, raw == stream.cuda_stream, asked == numbers
+
+    assert on_gpus(body) == ((True, True, True),) * 4
+    assert not hasattr(torch._C, "_cuda_setStream")
+
+
+def test_a_sleep_takes_its_cycles():
+    def body(_rank, _world_size):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        torch.cuda._sleep(1_000_000)
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    assert on_gpus(body, 2) == (1.0, 1.0)
+
+
+def test_sharded_parameters_that_move_to_the_host_and_back_are_copies():
+    def body(_rank, _world_size):
+        model = torch.nn.Linear(4, 4, bias=False)
+        fsdp.fully_shard(model)
+        before = model.weight.to_local()
+        model.cpu()
+        moved = model.weight.to_local()
+        model.cuda()
+        after = model.weight.to_local()
+        same = torch.equal(before, after)
+        return same, len({tensor.data_ptr() for tensor in (before, moved, after)})
+
+    assert on_gpus(body, 2) == ((True, 3),) * 2
