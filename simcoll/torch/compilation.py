@@ -1,4 +1,5 @@
-"""``torch.compile`` in ranks: functions and modules are left uncompiled, and the run reports it.
+"""``torch.compile`` in ranks: functions and modules are left uncompiled, and the run reports it;
+``torch.cond`` runs one branch.
 
 Compiled kernels for this machine's CPU would say nothing about a GPU; and the compiler's state and
 locks are per process, so a rank could hold a lock while the other ranks wait for it.
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import _get_sequence_nr
 
 from simcoll.distributed.runtime.world import current_rank
@@ -180,9 +182,29 @@ def _compile_module(
         _mark_module(module, launch_fs)
 
 
+@for_ranks
+def _cond(_thread: RankThread, standard: Any, pred: Any, *args: Any, **kwargs: Any) -> Any:
+    """``torch.cond``, which runs the branch that its tensor chooses; PyTorch compiles both."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    if isinstance(pred, torch.Tensor) and get_proxy_mode() is None and _has_value(pred):
+        pred = bool(pred)
+    return standard(pred, *args, **kwargs)
+
+
+def _has_value(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of one element can be read here: none that is only a shape, or traced."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    traced = isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(
+        tensor
+    )
+    return not (traced or tensor.is_meta or tensor.numel() != 1)
+
+
 def compile_replacements() -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of the compiler's entry points."""
     return [
         (torch, "compile", _compile(torch.compile)),
+        (torch, "cond", _cond(torch.cond)),
         (torch.nn.Module, "compile", _compile_module(torch.nn.Module.compile)),
     ]

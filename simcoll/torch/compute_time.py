@@ -12,7 +12,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -288,6 +288,10 @@ class HostStream:
         key: Hashable = self.device_stream
         return key
 
+    def selection(self) -> AbstractContextManager[None]:
+        """A context in which it is the current one, where no stream is of the simulated device."""
+        return nullcontext()
+
     def wait_stream(self, stream: HostStream) -> None:
         """Wait for all work enqueued so far on another stream."""
         wait_for_clock(self, tail_of(stream))
@@ -363,7 +367,8 @@ def _device() -> SimulatedDevice | None:
 def _select(stream: HostStream | None) -> Iterator[None]:
     device = _device()
     if device is None or stream is None or stream.device_stream is None:
-        yield
+        with nullcontext() if stream is None else stream.selection():
+            yield
         return
     previous, device.current = device.current, stream.device_stream
     try:

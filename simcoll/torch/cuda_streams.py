@@ -139,6 +139,10 @@ class AcceleratorStream(HostStream):
         """The priority given; lower numbers come first on a GPU."""
         return _streams().priorities[self.stream_id]
 
+    def selection(self) -> StreamContext:
+        """A context in which it is the current one, of PyTorch's own code for the CPU too."""
+        return StreamContext(self)
+
     def record_event(self, event: Any = None) -> Any:
         """Record an event at the current tail."""
         event = CudaEvent() if event is None else event

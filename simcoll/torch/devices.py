@@ -178,12 +178,12 @@ class CudaIsCpu(TorchFunctionMode):
         wait: bool = True,
     ) -> torch.Tensor:
         """Move a tensor, or what ``call`` makes of it: a copy, if it is elsewhere, as on a GPU."""
-        stored = _stored(tensor)
-        old, to_host = self.places.get(stored), place == HOST
+        holder = _with_storage(tensor)
+        old, to_host = self.places.get(holder), place == HOST
         stays = old == place or (old is None and not to_host)
-        if place is None or stays or not has_storage(stored) or stored.is_meta:
+        if place is None or stays or not has_storage(holder) or holder.is_meta:
             result = tensor if call is None else call()
-            self.places.note(_stored(result), place, offloaded=to_host)
+            self.places.note(_with_storage(result), place, offloaded=to_host)
             return result
 
         def copy() -> torch.Tensor:
@@ -193,9 +193,11 @@ class CudaIsCpu(TorchFunctionMode):
         if HOST not in {old, place}:
             result = copy()
         else:
-            waits = wait or not (to_host or self.places.in_pinned_memory(stored))
-            result = self._over_pcie(stored, copy, to_host=to_host, wait=waits)
-        self.places.note(_stored(result), place, offloaded=to_host, pinned=to_host and not wait)
+            waits = wait or not (to_host or self.places.in_pinned_memory(holder))
+            result = self._over_pcie(holder, copy, to_host=to_host, wait=waits)
+        self.places.note(
+            _with_storage(result), place, offloaded=to_host, pinned=to_host and not wait
+        )
         return result
 
     def _pin(self, tensor: torch.Tensor, *, by_program: bool) -> torch.Tensor:
@@ -248,7 +250,7 @@ _MOVES_MODULES = str(Path("nn") / "modules" / "module.py")
 _OFFLOADS_GRADIENTS = str(Path("_fully_shard") / "_fsdp_collectives.py")
 
 
-def _stored(tensor: torch.Tensor) -> torch.Tensor:
+def _with_storage(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor of this rank that has the storage: the local one of a ``DTensor``."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 

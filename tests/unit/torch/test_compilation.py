@@ -47,3 +47,24 @@ def test_hooks_of_a_compiled_module_are_called():
         return calls
 
     assert backend.spawn(body, 1).returns == (["module", "wrapper"],)
+
+
+def test_a_condition_runs_the_branch_that_its_tensor_chooses():
+    from torch.distributed import init_process_group
+    from torch.distributed.tensor import distribute_tensor, init_device_mesh
+
+    def body(_rank, world_size):
+        init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (world_size,))
+
+        def gradient(x):
+            x.requires_grad_()
+            result = torch.cond(x.sum() > 4, lambda y: y * 2, lambda y: y * 3, (x,))
+            result.sum().backward()
+            return x.grad
+
+        plain = [gradient(value * torch.ones(2, 2)).sum().item() for value in (1, 5)]
+        sharded = gradient(distribute_tensor(torch.ones(2, 2), mesh))
+        return *plain, sharded.full_tensor().sum().item()
+
+    assert backend.spawn(body, 2).returns == ((12.0, 8.0, 12.0),) * 2

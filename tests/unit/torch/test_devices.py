@@ -150,18 +150,6 @@ def test_streams_are_set_by_their_numbers():
     assert not hasattr(torch._C, "_cuda_setStream")
 
 
-def test_a_sleep_takes_its_cycles():
-    def body(_rank, _world_size):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        torch.cuda._sleep(1_000_000)
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end)
-
-    assert on_gpus(body, 2) == (1.0, 1.0)
-
-
 def test_sharded_parameters_that_move_to_the_host_and_back_are_copies():
     def body(_rank, _world_size):
         model = torch.nn.Linear(4, 4, bias=False)
@@ -175,3 +163,16 @@ def test_sharded_parameters_that_move_to_the_host_and_back_are_copies():
         return same, len({tensor.data_ptr() for tensor in (before, moved, after)})
 
     assert on_gpus(body, 2) == ((True, 3),) * 2
+
+
+def test_a_hook_of_sharded_gradients_runs_on_the_stream_that_it_is_given():
+    def body(_rank, _world_size):
+        model = torch.nn.Linear(4, 4, bias=False)
+        fsdp.fully_shard(model)
+        stream, seen = torch.cuda.Stream(), []
+        hook = lambda _output: seen.append(torch.cuda.current_stream() == stream)  # noqa: E731
+        model.set_all_reduce_hook(hook, stream=stream)
+        model(torch.ones(1, 4, device="cuda")).sum().backward()
+        return *seen, torch.cuda.current_stream() == torch.cuda.default_stream()
+
+    assert on_gpus(body, 2) == ((True, True),) * 2
