@@ -265,10 +265,15 @@ def _steps(notes: _Notes) -> str:
     times = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     median = format_time(int(statistics.median(times[1:] or times)))
     optimizers = max(len(steps) for steps in rounds)
-    title = "optimizer steps" if optimizers == 1 else f"steps of {optimizers} optimizers"
+    steps_text = (
+        counted(len(times), "optimizer step")
+        if optimizers == 1
+        else f"{counted(len(times), 'step')} of {optimizers} optimizers"
+    )
+    if not times[1:]:
+        return f"; {steps_text} on rank 0, {median}"
     return (
-        f"; {len(times)} {title} on rank 0, the first {format_time(times[0])}, the "
-        f"others {median} (median)"
+        f"; {steps_text} on rank 0, the first {format_time(times[0])}, the others {median} (median)"
     )
 
 

@@ -174,6 +174,13 @@ def test_steps_of_two_optimizers_are_one_step_of_the_program(script, capsys):
     assert text in out
 
 
+def test_a_single_step_of_an_optimizer_has_no_others(script, capsys):
+    step = TWO_OPTIMIZERS.replace("range(3)", "range(1)")
+    _, out, _ = script(capsys, step, options=("-n", "1"))
+    assert "; 1 step of 2 optimizers on rank 0, 2 ms" in out
+    assert "others" not in out
+
+
 def test_steps_of_an_optimizer_of_optimizers_count_once(script, capsys):
     status, out, err = script(capsys, NESTED, options=("-n", "1"))
     assert status == 0, err
