@@ -77,6 +77,7 @@ def predict(
     from simcoll.cli.sweeping import mesh_lines
     from simcoll.core.reduction import parse_dtype, parse_reduction
     from simcoll.planning.sweeps.sweep import Sweep
+    from simcoll.topology.machine import beyond_pcie
     from simcoll.tuning import default_protocols
     from simcoll.units import parse_size
 
@@ -137,6 +138,8 @@ def predict(
     for axis, part in machines.items():
         with blamed_on(f"--group, axis {axis}" if axis else None):
             disturbance.check(part)
+    if slow_slots := beyond_pcie(machine):
+        say(f"# {slow_slots}")
     for axis, part in machines.items():
         with blamed_on(f"--group, axis {axis}" if axis else None):
             _table(

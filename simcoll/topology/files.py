@@ -368,7 +368,8 @@ def _decode(layers: list[FileLayer], changes: Mapping[str, object]) -> Topology:
             )
         values[path] = facts.value(value, path, None, sources)
         sources[path] = "argument"
-    if "nic.bandwidth" in changes and "pcie.bandwidth" in keys and "pcie.bandwidth" not in values:
+    is_of_another_nic = "nic.bandwidth" in changes or any(map(_has_nic_bandwidth, layers[1:]))
+    if is_of_another_nic and "pcie.bandwidth" in keys and "pcie.bandwidth" not in values:
         values |= _slot(values["nic.bandwidth"], traits, sources)
     arguments = {keys[path].parameter: value for path, value in values.items() if path in keys}
     for path, key in keys.items():
@@ -404,6 +405,12 @@ def _decode(layers: list[FileLayer], changes: Mapping[str, object]) -> Topology:
         sources={**topology.sources, **{f"$.{place}": source for place, source in sources.items()}},
         description=str(values.get("description", topology.description)),
     )
+
+
+def _has_nic_bandwidth(layer: FileLayer) -> bool:
+    """Whether a file, or the values after a name, state the bandwidth of a NIC."""
+    nic = layer.document.get("nic")
+    return isinstance(nic, dict) and "bandwidth" in nic
 
 
 def _slot(nic: str | int, traits: Mapping[str, str], sources: dict[str, str]) -> dict[str, object]:

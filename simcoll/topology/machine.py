@@ -14,7 +14,7 @@ from simcoll.core.vocabulary import Connection
 from simcoll.topology.components import lowest_in_component
 from simcoll.topology.graph import LINK_KINDS, Topology
 
-__all__ = ["FABRICS", "GENERATIONS", "TRAIT_VALUES", "Machine", "machine"]
+__all__ = ["FABRICS", "GENERATIONS", "TRAIT_VALUES", "Machine", "beyond_pcie", "machine"]
 
 FABRICS = {
     "ib": "InfiniBand",
@@ -43,6 +43,8 @@ TRAIT_VALUES = {
 }
 """Traits with a fixed choice of values; all others are free text."""
 
+NEARLY = 1.05
+"""Ratio of rates below which a NIC fits its slot."""
 _UNLIMITED = np.iinfo(np.int64).max
 _NVLINK, _PCIE, _NET = (LINK_KINDS.index(kind) for kind in ("nvlink", "pcie", "net"))
 
@@ -259,3 +261,16 @@ def _outside(topology: Topology, domain: Ints) -> tuple[int, int]:
     np.minimum.at(slowest, owner, np.array(rates))
     equal = (count * rate for count, rate in zip(counts.tolist(), slowest.tolist(), strict=True))
     return int(counts.min()), min(equal)
+
+
+def beyond_pcie(topology: Topology) -> str:
+    """A warning for NICs that are faster than their PCIe links; empty otherwise."""
+    cards = np.array([kind == "nic" for kind in topology.node_kinds])
+    network = (topology.link_kind == _NET) & cards[topology.link_src]
+    slots = topology.link_kind == _PCIE
+    nic, pcie = (
+        int(topology.link_capacity_uBps[links].max(initial=0)) / 1e15 for links in (network, slots)
+    )
+    if not 0 < pcie * NEARLY < nic:
+        return ""
+    return f"NICs of {nic:,.0f} GB/s behind PCIe links of {pcie:,.0f} GB/s cannot be filled"

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from simcoll.errors import ConfigError, blamed_on
 from simcoll.files.output import csv_bytes
 from simcoll.planning.designs.decision import interval_of, typical_best
@@ -21,7 +19,7 @@ from simcoll.planning.designs.merit import Bill, bill_of, figures_of
 from simcoll.planning.designs.nearest_fit import missing_alternatives
 from simcoll.planning.designs.space import Space, errors_of_alternative
 from simcoll.planning.grids.grid import GridRun, Point, PointGrid, Row
-from simcoll.topology import LINK_KINDS, Topology
+from simcoll.topology.machine import beyond_pcie
 from simcoll.training.design import Design, design_from
 from simcoll.training.evidence import evidence_by_rate
 from simcoll.training.memory import memory_by_stage
@@ -34,7 +32,6 @@ __all__ = [
     "Bar",
     "bars_of",
     "best_of",
-    "beyond_pcie",
     "design_of",
     "designs_csv",
     "exact_grid",
@@ -187,19 +184,6 @@ def _amount(name: str, value: float) -> str:
     """
     text = FIGURES[name].text(value)
     return f"${text}" if name == "usd" else f"{text} {FIGURES[name].unit}"
-
-
-def beyond_pcie(topology: Topology) -> str:
-    """A warning for NICs that are faster than their PCIe links; empty otherwise."""
-    cards = np.array([kind == "nic" for kind in topology.node_kinds])
-    network = (topology.link_kind == LINK_KINDS.index("net")) & cards[topology.link_src]
-    slots = topology.link_kind == LINK_KINDS.index("pcie")
-    nic, pcie = (
-        int(topology.link_capacity_uBps[links].max(initial=0)) / 1e15 for links in (network, slots)
-    )
-    if not 0 < pcie < nic:
-        return ""
-    return f"NICs of {nic:,.0f} GB/s behind PCIe links of {pcie:,.0f} GB/s cannot be filled"
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,3 +171,10 @@ def test_choices_of_nccls_own_rules_are_named_where_others_are_predicted(capsys,
     is_predicted = f" {name} x" in out
     assert is_predicted != (f"NCCL's own rules take {name} at 1 MiB" in out.splitlines()[-1])
     assert is_predicted == (nodes == 2)
+
+
+def test_nics_that_pcie_cannot_fill_are_said(capsys):
+    words = ("--nodes", "2", "-b", "1G", "-e", "1G", "--library", "nccl")
+    name = "dgx-h100:nic.bandwidth=400 GB/s"  # instead of 400 Gb/s
+    _, out, _ = run(capsys, "all_gather", "-t", name, *words)
+    assert out.startswith("# NICs of 400 GB/s behind PCIe links of 63 GB/s cannot be filled\n")

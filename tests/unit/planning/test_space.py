@@ -16,7 +16,6 @@ from simcoll.files.toml_text import toml_text
 from simcoll.planning.designs.design_search import (
     bars_of,
     best_of,
-    beyond_pcie,
     exact_grid,
     latest,
     notes_of,
@@ -31,6 +30,7 @@ from simcoll.planning.grids.grid import GridRun
 from simcoll.planning.reliability.goodput import goodput_grid
 from simcoll.planning.sweeps.sweep_grid import load_sweep, sweep_grid
 from simcoll.topology import load_topology
+from simcoll.topology.machine import beyond_pcie
 from simcoll.training.design import design_from
 from simcoll.training.memory import memory_by_stage
 from simcoll.workload.class_clock import Clock, Span

@@ -11,6 +11,7 @@ from simcoll.libraries.nccl.search import search
 from simcoll.topology import load_topology, topology_of_job
 from simcoll.topology.file_layers import beside, layers_of, split_values
 from simcoll.topology.files import one_node
+from simcoll.topology.machine import beyond_pcie
 
 DEVICE = '<pci busid="{}" class="{}" link_speed="16 GT/s" link_width="16"/>'
 GPU = (
@@ -56,6 +57,19 @@ def test_values_replace_those_of_a_file():
     assert changed.link_capacity_uBps.tolist() == plain.link_capacity_uBps.tolist()
     # So that a sweep's points differ.
     assert len(layers_of("dgx-h100:nodes=2")) == len(layers_of("dgx-h100")) + 1
+
+
+def test_a_faster_nic_is_behind_the_same_slot_however_it_is_stated(tmp_path):
+    file = tmp_path / "fast.toml"
+    file.write_text('extends = "dgx-h100"\n[nic]\nbandwidth = "800 Gbps"\n')
+    of_file, after_name, argument = (
+        load_topology(file, nodes=2),
+        load_topology("dgx-h100:nic.bandwidth=800 Gbps", nodes=2),
+        load_topology("dgx-h100", nodes=2, nic__bandwidth="800 Gbps"),
+    )
+    for topology in (of_file, after_name):
+        assert (topology.link_capacity_uBps == argument.link_capacity_uBps).all()
+    assert beyond_pcie(of_file).startswith("NICs of 100 GB/s behind PCIe links of 63 GB/s")
 
 
 @pytest.mark.parametrize(
