@@ -29,6 +29,8 @@ TUNED = (
     "nemo-2024",
     "megatron-bridge-2025",
     "megatron-bridge-2026",
+    "megatron-bridge-cards",
+    "megatron-lm-2026",
     "automodel-2025",
     "dgxc-2502",
     "dgxc-2025",

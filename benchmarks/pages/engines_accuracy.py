@@ -54,7 +54,8 @@ REASONS = """
   of their time is a wait, and less lies between tokens, than where prompts come evenly (`output`), which the model assumes.
 * **Qwen3 235B in vLLM** takes some 52 ms a token on two H200 and 35 on four, and three times as long as predicted to the first token (1,000 to 8,000 tokens). So it is not the host, whose time would be the same on two
   and on four. Nor is it the engine's kernels of experts with block scales: measured alone (vLLM 0.14 to 0.24, 16 tokens, 94 layers) they take 16 to 17 ms on two and 10 on four, of steps predicted at 28 and 20; those of SGLang, whose
-  rows are near, take as long. Only its other kernels of 8 bits without block scales (FlashInfer's CUTLASS in 0.24: 93 and 57 ms) are slower; which of them ran is not published.
+  rows are near, take as long. On both it is as if the experts took two and a half times as long (some 40 and 25 ms). Likely another kernel was chosen: from 0.15.0 on, vLLM ran FlashInfer's CUTLASS on Hopper by default, for this very model (vllm issue 34249, mended in
+  34260), which takes 93 and 57 ms alone without block scales (0.24) and made DeepSeek-R1 on H200 30 % slower (vllm request 33490). The version that ran is not published.
 * **GPT-OSS on Hopper** multiplies weights of 4 bits in 16. TensorRT-LLM's kernels for it (Triton) lose 50 to 90 us a layer on eight GPUs; vLLM's are near.
 
 **Intervals** of `simcoll step` are the spread of these errors, each system with the same weight. Left out in turn and judged by the others, {coverage}.

@@ -15,6 +15,8 @@ TABLES = (
     "nemo-2024",
     "megatron-bridge-2025",
     "megatron-bridge-2026",
+    "megatron-bridge-cards",
+    "megatron-lm-2026",
     "dgxc-2502",
     "dgxc-2025",
     "llama3-paper",

@@ -66,11 +66,11 @@ FlashAttention-2, which MPT's rows of 2,048 tokens say of older kernels, the res
 each exchange runs beside its own product, sums are split in four with the last one exposed, and take 16 multiprocessors from the product beside them; without these three, the rows are 15 % too fast.
 *Asynchronous*: the same; overlap gains {gains}, where torchtitan published {published}. *Mixtures of experts*: launches from the host explain
 a part ([above](#nemo-megatron-bridge-dgx-cloud-and-llama-3-no-calibration)). Another is in rows that were printed before their layout was tuned: GPT-OSS on B300 took 9.8 s, and 5.4 s in a newer
-container; Qwen3 235B 49.6 s and 22.1 s. A third is attention to sinks: in one container GPT-OSS was 37 to 39 % slower on GB200 and GB300, a known issue of NVIDIA's
-library of attention (256 of cudnn-frontend); how fast its kernel is in the others is not published. Sliding windows are not all of it: cuDNN 9.22 takes 0.41 and 0.91 ms on GB200 for both passes of
+container; Qwen3 235B 49.6 s and 22.1 s. A third is one container: in 26.06.01 GPT-OSS was 37 to 39 % slower on GB200 and GB300, since the gradient of experts' biases made a fused product
+take 1,363 us instead of 139 (issue 256 of cudnn-frontend; 156 since request 322). Sliding windows are not all of it: cuDNN 9.22 takes 0.41 and 0.91 ms on GB200 for both passes of
 two sequences of 8,192 tokens with 128 heads of 64 and a window of 128 (cudnn-frontend 3929da2, `benchmark/sdpa_benchmark_training`), and the rates here alone 0.39 and 1.19. Nor are grouped products: the experts of a layer in the
 fastest of three inference engines, with activation and permutation, 8,192 tokens on one GPU (aiconfigurator 095f58a), took 0.71 to 1.22 of what is counted for the same, over Qwen3 30B and 235B, DeepSeek V3 and Mixtral
-8x22B in 16 and 8 bits on H100 and GB200. Nor are balance, router and rotary embedding: the recipes balance the load of experts and fuse the other two. *Grok-1*: that its experts are split over tensor
+8x22B in 16 and 8 bits on H100 and GB200. Nor are balance and router: the recipes balance the load of experts and fuse their choice. *Grok-1*: that its experts are split over tensor
 parallelism, so that tokens cross nodes and are gathered, is counted, and takes 8 to 11 points away; what is left has no known cause.
 *MI300X*: no published step states its sequence, batch and mapping ([MI325X](#primus-amd-mi325x) has some): ROCm's cluster validation suite states them with thresholds that are placeholders, MLPerf's rows are of LoRA, which is not modelled; AMD's figures of one container change with its version, and issues 72 to 79 of ROCm's Transformer Engine are of software under repair. Ratios agree:
 Llama 3.1 8B in bf16 took 1.32 to 1.40 times as long as on H200 in one report (github.com/alpharomercoma/MI300X-vs-H200), 1.19 to 1.30 here, and in 8 bits MI300X is slower than H100 in both.

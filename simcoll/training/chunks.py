@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ChunkCosts", "ChunkWork", "merge_collectives"]
 
+EXPERTS_HOST_US = 2500.0
+"""Least host time for the forward pass of a layer with experts, in microseconds, unless one CUDA
+graph launches the whole step. It fits the 13 published steps of Megatron-LM's recipes
+(`measurements/steps/megatron-lm-2026`), one of which was measured with such a graph and without.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkWork:
@@ -168,10 +174,12 @@ class ChunkCosts:
         if design.parallel.graphs == "step":
             return 0.0
         layer_us = host.host_layer_us + (host.host_tp_us if design.parallel.tp > 1 else 0.0)
-        experts = design.model.experts // design.parallel.ep if design.model.is_moe(layer) else 0
-        return (
-            0.0 if design.parallel.graphs == "layer" else layer_us
-        ) + host.host_expert_us * experts
+        if design.parallel.graphs == "layer":
+            layer_us = 0.0
+        if not design.model.is_moe(layer):
+            return layer_us
+        experts = design.model.experts // design.parallel.ep
+        return max(EXPERTS_HOST_US, layer_us + host.host_expert_us * experts)
 
     def _launches(self, kind: TurnKind) -> int:
         """Kernel launches relative to a forward pass: a backward pass has two products for each

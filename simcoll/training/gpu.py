@@ -96,6 +96,7 @@ _FACTS = FactSchema(
         "flash2.*": _flops,
         "narrow.*": _number,
         "skinny.*": _number,
+        "exchange.*": _number,
         "sustained.*": _number,
         "memory.size": _bytes,
         "memory.usable": _bytes,
@@ -171,7 +172,8 @@ class Gpu:
         ``price.usd_per_hour``, and ``sustained.share``: the share of the rates of single kernels
         that products reach in training, where the power limit lowers the clock, and
         ``skinny.share``: the share of the memory bandwidth at which products of few rows read their
-        weights. In seconds:
+        weights, and ``exchange.share``: the share of an all_to_all's rate at which tokens are sent
+        once to each rank of an NVLink domain. In seconds:
         ``kernel.floor``, the least time of a kernel, and ``launch.eager`` and ``launch.compiled``,
         the host's time for an operator of an eager PyTorch program and for a kernel of a compiled
         one.

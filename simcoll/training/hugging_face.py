@@ -134,7 +134,24 @@ def _model(config: dict[str, Any]) -> Model:
     positions = _number(config, key, 1024) + offset if key else 0
     tied = bool(config.get("tie_word_embeddings", kind.tied))
     return msgspec.convert(
-        {**sizes, "gated": kind.gated, "tied": tied, "positions": positions, "name": name}, Model
+        {
+            **sizes,
+            "gated": kind.gated,
+            "tied": tied,
+            "positions": positions,
+            "yarn": _is_yarn(config) and not sizes.get("kv_rank"),
+            "name": name,
+        },
+        Model,
+    )
+
+
+def _is_yarn(config: Mapping[str, Any]) -> bool:
+    """Whether rotary embeddings are scaled as in YaRN, under the keys of any version."""
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    return isinstance(scaling, Mapping) and "yarn" in (
+        scaling.get("rope_type"),
+        scaling.get("type"),
     )
 
 

@@ -37,6 +37,13 @@ the activation function (`weighted_bias_quick_geglu_impl` in Megatron-LM).
 """
 CLAMP_BACKWARD = 2 * (2 + 2 + 2) + 2 * (2 + 2)
 """The same for gradients: masked by what was clamped, and joined."""
+ROTATED_FORWARD = 2 * (2 + 2) + (1 + 1) + (2 + 2) + (4 + 2) + (2 + 2)
+"""Bytes for each element of queries and keys whose rotary embedding is scaled: products by cosine
+and by sine, a half negated and joined, their sum, and joined with the rest
+(`_apply_rotary_pos_emb_bshd` in Megatron-LM, whose fused kernel has no scale).
+"""
+ROTATED_BACKWARD = 2 * (2 + 2) + (1 + 1) + (2 + 2) + (4 + 2)
+"""The same for gradients."""
 SCATTERED_PARTS = 4
 """Parts of an overlapped product, each summed over ranks while the next is computed: the default of
 Transformer Engine (``num_splits``)."""
@@ -320,6 +327,9 @@ def _elementwise(design: Design, roof: Roofline, *, moe: bool) -> tuple[float, f
     )
     wide = (3, 5) if model.gated else (2, 3)
     inner = sizes.rows * model.inner / parallel.tp
+    rotated = 0.0
+    if model.yarn:
+        rotated = sizes.rows * (model.heads + model.groups) * model.key_width / parallel.tp
     biased = clamped = 0.0
     if moe:
         routed = sizes.rows / sizes.split * model.top_k * parallel.imbalance
@@ -345,10 +355,16 @@ def _elementwise(design: Design, roof: Roofline, *, moe: bool) -> tuple[float, f
     unfused_factor = design.calibration.unfused
     return (
         roof.elementwise(
-            unfused_factor * forward + BIAS_FORWARD * biased + CLAMP_FORWARD * clamped
+            unfused_factor * forward
+            + ROTATED_FORWARD * rotated
+            + BIAS_FORWARD * biased
+            + CLAMP_FORWARD * clamped
         ),
         roof.elementwise(
-            unfused_factor * backward + BIAS_BACKWARD * biased + CLAMP_BACKWARD * clamped
+            unfused_factor * backward
+            + ROTATED_BACKWARD * rotated
+            + BIAS_BACKWARD * biased
+            + CLAMP_BACKWARD * clamped
         ),
     )
 
@@ -473,7 +489,11 @@ def _experts(design: Design, computed: float) -> tuple[tuple[Inside, ...], tuple
     gathered = _gathers_of_split_experts(design, tokens)
     if parallel.ep == 1:
         return gathered, gathered
-    copies = _sent_once(design) if parallel.dispatch == "once" else model.top_k
+    copies: float = model.top_k
+    if parallel.dispatch == "once":
+        places, copies = _sent_once(design)
+        if places == parallel.ep:
+            copies /= design.gpu.number("exchange.share", 1.0)
     size = round(tokens * copies * model.hidden * ELEMENT)
     hidden, share = 0, 0.0
     if parallel.overlap_ep:
@@ -495,23 +515,25 @@ def _gathers_of_split_experts(design: Design, tokens: int) -> tuple[Inside, ...]
     return Inside("all_gather", "tp", size), Inside("reduce_scatter", "tp", size)
 
 
-def _sent_once(design: Design) -> float:
-    """Expected number of nodes (ranks, on a single node) with any of a token's experts, which are
-    equally likely.
+def _sent_once(design: Design) -> tuple[int, float]:
+    """Number of nodes (ranks, on a single node), and the expected number of those with any of a
+    token's experts, which are equally likely.
 
     Sent once to each, a token crosses the network that many times, minus the share that stays
-    local, which equals that of its copies.
+    local, which equals that of its copies. A limit on nodes leaves the experts on so many of them,
+    at least as many as hold the experts of a token.
     """
     model, parallel = design.model, design.parallel
     ranks = design.mesh.blocks(parallel.expert_axes, parallel.ep)[0][0]
     node = design.topology.groups.get("box", np.zeros(design.topology.nranks, np.int64))
     places = len(set(node[ranks].tolist()))
     places = parallel.ep if places == 1 else places
-    elsewhere = model.experts - model.experts // places
-    none = math.prod(
-        (elsewhere - choice) / (model.experts - choice) for choice in range(model.top_k)
-    )
-    return places * (1 - none)
+    on_one = model.experts // places
+    reached = min(places, max(parallel.node_limit or places, -(-model.top_k // on_one)))
+    experts = on_one * reached
+    elsewhere = experts - on_one
+    none = math.prod((elsewhere - choice) / (experts - choice) for choice in range(model.top_k))
+    return places, reached * (1 - none)
 
 
 def ends_of(design: Design) -> EndPasses:

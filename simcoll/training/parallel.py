@@ -108,6 +108,9 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Dispatch of tokens to experts: ``"copies"``, one per expert (an all_to_all), or ``"once"``
         to each node with any of the token's experts, which forwards it, and within a node once to
         each rank (DeepEP, HybridEP).
+    node_limit
+        Most nodes (ranks, on a single node) that the experts of a token are on: 4 in DeepSeek-V3,
+        whose router chooses nodes first; 0: no limit. It matters where tokens are sent ``"once"``.
     exchange_units
         Multiprocessors that exchanges of tokens take from concurrent computation: 20 as in
         DeepSeek-V3 (arXiv 2412.19437).
@@ -184,6 +187,7 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     gathered: GatheredType = "bf16"
     split_experts: bool = False
     dispatch: Dispatch = "copies"
+    node_limit: int = 0
     exchange_units: int = 20
     graphs: CapturedGraphs = "none"
     imbalance: float = 1.0
@@ -210,7 +214,7 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                     f"{name}: unknown {getattr(self, name)!r}; "
                     f"{nearest(getattr(self, name), choices)}"
                 )
-        none = ("dp", "shard_group", "exchange_units", "offload_layers")
+        none = ("dp", "shard_group", "node_limit", "exchange_units", "offload_layers")
         at_least_none = dict.fromkeys(none, 0)
         at_least_one = dict.fromkeys(("tp", "cp", "pp", "ep", "virtual", "micro_batch"), 1)
         for name, low in {**at_least_one, **at_least_none}.items():

@@ -56,6 +56,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     expert_clamp
         Whether the gate and the other half of an expert's inner values are clamped before the
         activation function. Megatron-LM clamps and joins them by separate kernels.
+    yarn
+        Whether rotary embeddings are scaled (YaRN), which Megatron-LM does by separate kernels;
+        false for latent attention, whose fused kernel scales them too.
     moe_every
         Only every n-th layer has experts; the others have a dense MLP.
     window, windowed
@@ -92,6 +95,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     dense_layers: int = 0
     expert_bias: bool = False
     expert_clamp: bool = False
+    yarn: bool = False
     moe_every: int = 1
     window: int = 0
     windowed: int = 0

@@ -542,10 +542,21 @@ def test_the_host_launches_what_no_graph_does():
     assert dense.least_fs == 10 * design().model.layers * MS
 
 
+def test_a_layer_with_experts_takes_the_host_its_least_time_without_a_graph_of_the_step():
+    model = {"experts": 16, "top_k": 2, "global_batch": 16}
+    for graphs, floor in (("none", 2.5), ("layer", 2.5), ("step", 0)):
+        costs = StepParts(design(ep=2, graphs=graphs, model=model)).costs
+        for kind, launches in (("F", 1), ("BW", 2)):
+            least = costs.turn(kind, 0, 0).least_fs
+            assert least == launches * floor * design().model.layers * MS, (graphs, kind)
+    assert StepParts(design()).costs.turn("F", 0, 0).least_fs == 0
+
+
 def test_overlapped_exchanges_take_multiprocessors_from_the_computation():
     model = {"experts": 8, "top_k": 2, "global_batch": 16}
     units = {
-        units: design(ep=8, overlap_ep=True, exchange_units=units, model=model) for units in (0, 33)
+        units: design(ep=8, overlap_ep=True, exchange_units=units, graphs="step", model=model)
+        for units in (0, 33)
     }
     inner = {name: StepParts(each).costs.turn("F", 0, 0).inside for name, each in units.items()}
     assert [each.share for each in inner[33]] == [0.25]
@@ -765,6 +776,21 @@ def test_biases_of_experts_are_added_by_separate_kernels():
         assert more == pytest.approx(outputs * nbytes / (0.8 * 3.35e12))
 
 
+def test_scaled_rotary_embeddings_are_computed_by_separate_kernels():
+    """_apply_rotary_pos_emb_bshd of Megatron-LM: of queries and keys, two products (8 bytes an
+    element), half of them negated (2), joined (4), a sum (6), and joined with nothing (4); gradients
+    are not joined with anything.
+    """
+    plain, scaled = (
+        layer_of(design(model={"kv_heads": 2, "yarn": each}), moe=False) for each in (False, True)
+    )
+    width = SMALL["hidden"] // SMALL["heads"]
+    elements = SMALL["sequence"] * (SMALL["heads"] + 2) * width
+    for way, nbytes in (("forward", 24), ("to_input", 20)):
+        more = getattr(scaled, way).seconds - getattr(plain, way).seconds
+        assert more == pytest.approx(elements * nbytes / (0.8 * 3.35e12))
+
+
 def test_halves_of_experts_are_clamped_and_joined_by_separate_kernels():
     """weighted_bias_quick_geglu_impl of Megatron-LM: two halves are read and written by clamp, and
     both again by cat; gradients are masked by what was clamped, and joined.
@@ -846,6 +872,23 @@ def test_tokens_go_once_to_every_node_of_their_experts(nodes, ep, copies):
         if inner.kind == "all_to_all"
     ]
     assert sizes == [2048 * 2048 * 2 * 2, round(2048 * 2048 * 2 * copies)]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "limit", "copies"),
+    [
+        ("h100", 1, 1),  # both experts on one rank
+        ("h100", 2, 2 * (1 - Fraction(4 * 3, 8 * 7))),  # on two of the eight ranks
+        ("h100", 8, 8 * (1 - Fraction(28 * 27, 32 * 31))),
+        ("b200", 1, 1 / 0.84),  # at the measured rate within NVLink
+    ],
+)
+def test_tokens_go_to_few_ranks_by_the_limit_and_at_the_rate_of_the_exchange(gpu, limit, copies):
+    experts = {"experts": 32, "top_k": 2, "expert_ffn": 512, "global_batch": 64}
+    base = design(1, experts, ep=8, dispatch="once", node_limit=limit)
+    inside = layer_of(replace(base, gpu=load_gpu(gpu)), moe=True).forward.inside
+    (size,) = (inner.size_bytes for inner in inside if inner.kind == "all_to_all")
+    assert size == round(2048 * 2048 * 2 * copies)
 
 
 def test_experts_split_over_tensor_ranks_gather_their_tokens():

@@ -116,6 +116,10 @@ def test_hugging_face_configurations(tmp_path):
     assert (model_from_hf(path).window, model_from_hf(path).windowed) == (128, 18)
     assert model_from_hf(path).expert_bias
     assert model_from_hf(path).expert_clamp
+    assert not model_from_hf(path).yarn
+    for key, kind in (("rope_scaling", "rope_type"), ("rope_scaling", "type")):
+        path.write_text(json.dumps(oss | {key: {kind: "yarn", "factor": 32.0}}))
+        assert model_from_hf(path).yarn
     for wrong, said in (
         ({"model_type": "lama"}, "did you mean 'llama'"),
         ({**oss, "moe_layer_freq": 2}, "moe_layer_freq 2: expected 1; give the sizes in TOML"),
