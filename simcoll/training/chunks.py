@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from simcoll.training.design import Design
     from simcoll.training.script import TurnKind
 
-__all__ = ["ChunkCosts", "ChunkWork", "merge_collectives"]
+__all__ = ["ChunkCosts", "ChunkWork", "host_seconds", "merge_collectives"]
 
 EXPERTS_HOST_US = 2500.0
 """Least host time for the forward pass of a layer with experts, in microseconds, unless one CUDA
@@ -130,7 +130,7 @@ class ChunkCosts:
             sum(part.flops for part in passes),
             collectives,
             max(1, len(turn_layers)),
-            in_fs(self._launches(kind) * sum(self._host_us(layer) for layer in turn_layers) * 1e-6),
+            in_fs(host_seconds(self.design, kind, turn_layers)),
         )
 
     def _arrival(self, at_end: bool, *, whole_chunk: bool) -> list[Pass]:
@@ -168,26 +168,6 @@ class ChunkCosts:
             "BW": (layer.again, layer.to_input, layer.to_weights),
         }[kind]
 
-    def _host_us(self, layer: int) -> float:
-        """Host time to launch the kernels of a layer's forward pass, without CUDA graphs."""
-        design, host = self.design, self.design.calibration
-        if design.parallel.graphs == "step":
-            return 0.0
-        layer_us = host.host_layer_us + (host.host_tp_us if design.parallel.tp > 1 else 0.0)
-        if design.parallel.graphs == "layer":
-            layer_us = 0.0
-        if not design.model.is_moe(layer):
-            return layer_us
-        experts = design.model.experts // design.parallel.ep
-        return max(EXPERTS_HOST_US, layer_us + host.host_expert_us * experts)
-
-    def _launches(self, kind: TurnKind) -> int:
-        """Kernel launches relative to a forward pass: a backward pass has two products for each
-        one.
-        """
-        again = 1 if self.design.parallel.recompute in {"operators", "full"} else 0
-        return {"F": 1, "B": 1 + again, "W": 1, "BW": 2 + again}[kind]
-
     def flops(self) -> tuple[float, float]:
         """FLOPs of a step on all GPUs: those that the model needs, and those performed with
         recomputation.
@@ -210,6 +190,30 @@ class ChunkCosts:
             )
         head = sum(part.flops for part in self._ends.head)
         return steps_per_gpu * (needed + head), steps_per_gpu * (performed + head)
+
+
+def host_seconds(design: Design, kind: TurnKind, layers: Sequence[int]) -> float:
+    """Host time to launch the kernels of layers in one kind of pass, without CUDA graphs: as often
+    as in a forward pass, but twice in a backward pass, which has two products for each one.
+    """
+    again = 1 if design.parallel.recompute in {"operators", "full"} else 0
+    launches = {"F": 1, "B": 1 + again, "W": 1, "BW": 2 + again}[kind]
+    return launches * sum(_host_us(design, moe=design.model.is_moe(n)) for n in layers) * 1e-6
+
+
+def _host_us(design: Design, *, moe: bool) -> float:
+    """Host time of the forward pass of a layer."""
+    parallel, host = design.parallel, design.calibration
+    if parallel.graphs == "step":
+        return 0.0
+    layer_us = host.host_layer_us + (host.host_tp_us if parallel.tp > 1 else 0.0)
+    if parallel.graphs == "layer":
+        layer_us = 0.0
+    if not moe:
+        return layer_us
+    return max(
+        EXPERTS_HOST_US, layer_us + host.host_expert_us * (design.model.experts // parallel.ep)
+    )
 
 
 def merge_collectives(collectives: Sequence[Inside]) -> tuple[Inside, ...]:

@@ -5,8 +5,9 @@ it, and its own last turn, a backward pass of its first chunk, before those of t
 turns follow one another on one stream. So the step takes at least the forward passes of the first
 chunks before s, all turns of s, and the backward passes of the first chunks before s. A turn takes
 at least its computation and, for each collective that it waits for and does not hide, the bytes
-that have to leave or enter a GPU over the capacity of all of its links. The bound holds in both
-tiers, because it counts nothing that either of them shares or hides.
+that have to leave or enter a GPU over the capacity of all of its links, and no less than its
+launch by the host. The bound holds in both tiers, because it counts nothing that either of them
+shares or hides.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from simcoll.training.chunks import host_seconds
 from simcoll.training.layers import LayerPasses, Pass, ends_of, in_fs, layer_of, optimizer_seconds
 from simcoll.training.memory import stage_parameters
 from simcoll.training.parallel import Parallel, layers_of_chunks
@@ -86,12 +88,16 @@ class TimeBounds:
                 forward, backward = forward + costs.embedding[0], backward + costs.embedding[1]
             if stage == parallel.pp - 1:
                 forward, backward = forward + costs.head[0], backward + costs.head[1]
+            forward, backward = _with_launch(design, _all(layers_by_chunk), forward, backward)
             turns = design.micro_batches * (forward + backward)
             longest = max(longest, lead + turns + self._update_fs(design, stage))
             first_forward, first_backward = costs.passes(layers_by_chunk[0])
             if stage == 0:
                 first_forward += costs.embedding[0]
                 first_backward += costs.embedding[1]
+            first_forward, first_backward = _with_launch(
+                design, layers_by_chunk[0], first_forward, first_backward
+            )
             lead += first_forward
             if parallel.schedule == "1f1b":
                 lead += first_backward
@@ -161,6 +167,16 @@ class _StageCosts:
         forward = sum(count * self.layers[moe][0] for moe, count in counts.items() if count)
         backward = sum(count * self.layers[moe][1] for moe, count in counts.items() if count)
         return forward, backward
+
+
+def _with_launch(
+    design: Design, layers: Sequence[int], forward: int, backward: int
+) -> tuple[int, int]:
+    """Passes of layers, which take no less than their launch by the host: turns, of which each
+    takes the longer of both, take no less than the longer of the sums.
+    """
+    forward = max(forward, in_fs(host_seconds(design, "F", layers)))
+    return forward, max(backward, in_fs(host_seconds(design, "BW", layers)))
 
 
 def _all(layers_by_chunk: Sequence[Sequence[int]]) -> list[int]:
