@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import threading
 import traceback
+import warnings
 from pathlib import Path
 
 import torch
+import typing_extensions
 
 from simcoll.stopping import STOPPED
 from simcoll.terminal import printable_lines
@@ -17,6 +19,7 @@ __all__ = ["is_of_rank", "is_of_run", "report_of", "status_of", "text_of"]
 _OURS = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
 _FOREIGN = (_OURS, _TORCH, threading.__file__)
+_DECORATORS = (typing_extensions.__file__, warnings.__file__)
 _MARK = "[rank"
 """Start of the note by which an error tells its rank."""
 
@@ -69,11 +72,14 @@ def _is_ours(frame: traceback.FrameSummary) -> bool:
 
 
 def _only_passes_on(frame: traceback.FrameSummary) -> bool:
-    """Whether a frame imports a module, or hands a call to a mode of a run and back."""
-    return frame.filename.startswith("<frozen") or frame.name in {
-        "__torch_function__",
-        "handle_torch_function",
-    }
+    """Whether a frame imports a module, hands a call to a mode of a run and back, or is a wrapper
+    of what PyTorch calls deprecated.
+    """
+    return (
+        frame.filename.startswith("<frozen")
+        or frame.name in {"__torch_function__", "handle_torch_function"}
+        or frame.filename in _DECORATORS
+    )
 
 
 def _drop_foreign(summary: traceback.TracebackException) -> bool:

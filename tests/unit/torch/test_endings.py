@@ -202,3 +202,11 @@ def test_a_keyboard_interrupt_of_the_program_is_told_like_another_error():
     said = failed(stop)
     assert "    raise KeyboardInterrupt" in said
     assert said.endswith("raised by the program of rank 1 at 0 s, with status 130\n")
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_wrappers_of_deprecated_functions_are_not_told():
+    said = failed(lambda: dist.all_gather_into_tensor(torch.empty(3), torch.ones(1)))
+    assert "dist.all_gather_into_tensor(torch.empty(3)" in said
+    assert "typing_extensions" not in said
+    assert "warnings.py" not in said
