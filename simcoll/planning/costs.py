@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from simcoll.core.facts import FactStore
 from simcoll.errors import ConfigError
 from simcoll.topology import LINK_KINDS, Topology
 
@@ -158,18 +159,17 @@ def hardware(design: Design, power: ClusterPower, spares: int = 0) -> Hardware:
     >>> hardware(design, ClusterPower())
     Hardware(gpus=512, nodes=64, nics=512, switches=24, cables=1024, gpus_per_node=8)
     """
-    topology = design.topology
-    size = gpus_per_node(topology)
+    cluster = _parts_of(design.topology)
+    size = cluster.gpus_per_node
     nodes = -(-design.mesh.nranks // size) + spares
-    share = nodes * size / topology.node_kinds.count("gpu")
-    ports, nics, trunks = _ports(topology)
-    switches = sum(ceil(round(count * share, 6) / power.switch_ports) for count in ports)
+    share = nodes * size / cluster.gpus
+    switches = sum(ceil(round(count * share, 6) / power.switch_ports) for count in cluster.ports)
     return Hardware(
         gpus=design.mesh.nranks + spares * size,
         nodes=nodes,
-        nics=ceil(round(nics * share, 6)),
+        nics=ceil(round(cluster.nics * share, 6)),
         switches=switches,
-        cables=ceil(round((nics + trunks) * share, 6)),
+        cables=ceil(round((cluster.nics + cluster.trunks) * share, 6)),
         gpus_per_node=size,
     )
 
@@ -193,21 +193,43 @@ def gpus_per_node(topology: Topology) -> int:
     return max(domains.values())
 
 
-def _ports(topology: Topology) -> tuple[tuple[int, int], int, float]:
-    """Ports of leaves and of spines, NICs on switches, and cables between switches; ports and
-    cables have the rate of a NIC.
+@dataclass(frozen=True, slots=True)
+class _ClusterParts:
+    """What a whole cluster has, of which a design uses a share.
+
+    Attributes
+    ----------
+    gpus, gpus_per_node
+        GPUs of the cluster, and of a domain.
+    ports
+        Ports of leaves and of spines.
+    nics, trunks
+        NICs on switches, and cables between switches; ports and cables have the rate of a NIC.
     """
+
+    gpus: int
+    gpus_per_node: int
+    ports: tuple[int, int]
+    nics: int
+    trunks: float
+
+
+def _count_parts(topology: Topology) -> _ClusterParts:
+    gpus, size = topology.node_kinds.count("gpu"), gpus_per_node(topology)
     net = topology.link_kind == LINK_KINDS.index("net")
     is_nic = np.array([kind in {"nic", "gpu"} for kind in topology.node_kinds])
     up = net & is_nic[topology.link_src]
     if not up.any():
-        return (0, 0), 0, 0.0
+        return _ClusterParts(gpus, size, (0, 0), 0, 0.0)
     trunk = net & ~is_nic[topology.link_src] & ~is_nic[topology.link_dst]
     rate = int(np.median(topology.link_capacity_uBps[up]))
     nics = int(up.sum())
     # Each cable between switches is two links, one for each direction.
     trunks = float(topology.link_capacity_uBps[trunk].sum(dtype=np.float64)) / rate / 2
-    return (nics + round(trunks), round(trunks)), nics, trunks
+    return _ClusterParts(gpus, size, (nics + round(trunks), round(trunks)), nics, trunks)
+
+
+_parts_of: FactStore[Topology, _ClusterParts] = FactStore(_count_parts)
 
 
 def node_watts(gpu: Gpu) -> tuple[float, str]:
