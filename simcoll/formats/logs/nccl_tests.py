@@ -221,6 +221,7 @@ class _Reader:
         if "NCCL_" in text:
             self._variables(text)
         if "failure" in text and (failure := _FAILURE.search(text)):
+            self._run.facts.add("failure", failure[0], number)
             self._skipped.add(number, printable(failure[0]))
         if "realcoll" in text and (report := _REALCOLL.search(text)):
             self._next()

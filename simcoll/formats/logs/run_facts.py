@@ -39,6 +39,7 @@ FactKind = Literal[
     "warning",
     "times",
     "wrong",
+    "failure",
 ]
 
 

@@ -288,7 +288,8 @@ def diagnose(
         reasons = [f"{CAUSES[cause].title} ({reason})" for cause, reason in excluded.items()]
         remarks.append(f"ruled out by the log: {'; '.join(reasons)}")
     summary = even_shortfall(rows)
-    wrong = sum(fact.count for fact in log_setting.setting.table.facts.of("wrong"))
+    table_facts = log_setting.setting.table.facts
+    wrong = sum(fact.count for fact in table_facts.of("wrong"))
     judgement = verdict(
         log_setting.setting,
         rows,
@@ -300,6 +301,8 @@ def diagnose(
     )
     if wrong:
         judgement += f"; but {counted(wrong, 'row')} had wrong results, so {CORRUPT}"
+    for failure in table_facts.of("failure")[:1]:
+        judgement += f"; but the run failed (line {failure.line}: {failure.value})"
     return TableDiagnosis(
         facts, tuple(ordered), tuple(remarks), unexplained, summary, judgement, library
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from simcoll.libraries.prediction import Prediction
+from simcoll.libraries.transports import Transports
 from simcoll.planning.measured.comparison import Compared, Setting
 from simcoll.planning.measured.hypotheses import (
     SLIGHT,
@@ -65,10 +66,12 @@ def verdict(
     bounds_fs |= {size: prediction.bound_fs for size, prediction in (sound or {}).items()}
     impossible = [size for size, (time, _) in times.items() if time < bounds_fs[size]]
     if impossible:
+        is_limited = setting.environment.transports != Transports()
+        other_links = "it ran without the variables predicted with, " if is_limited else ""
         return (
             f"verdict: none, because {counted(len(impossible), 'size')} took less than the bound "
-            f"of topology {setting.topology.name!r}: it is another machine, or these are not the "
-            f"times of its GPUs: {figure}"
+            f"of topology {setting.topology.name!r}: it is another machine, {other_links}or these "
+            f"are not the times of its GPUs: {figure}"
         )
     if sound and not impossible and _is_sound(times, sound):
         without = _figure(setting, max(sound), times[max(sound)][0], sound[max(sound)].time_fs)

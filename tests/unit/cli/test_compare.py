@@ -217,6 +217,16 @@ def test_wrong_results_are_in_the_last_sentence(capsys, here):
 
 
 @pytest.mark.slow
+def test_a_failed_run_is_in_the_last_sentence(capsys, here):
+    lines = (here / "run.log").read_text().splitlines()
+    failure = "Test NCCL failure common.cu:1057 'unhandled system error / '"
+    (here / "failed.log").write_text("\n".join([*lines[:-3], f"node-1: {failure}"]))
+    _, out, _ = run("compare failed.log -t dgx-h100", capsys)
+    assert f": {failure})" in out.splitlines()[-1]
+    assert "; but the run failed (line " in out.splitlines()[-1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "says"), BAD)
 def test_bad_input_is_one_message_and_writes_nothing(line, says, capsys, here):
     before = sorted(path.name for path in here.iterdir())
