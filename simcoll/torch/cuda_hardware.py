@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed import collective_utils
 
 from simcoll.errors import ConfigError
 from simcoll.torch.rank_threads import current_thread
@@ -152,6 +153,8 @@ def hardware_replacements() -> list[tuple[Any, str, Any]]:
     changes += [(owner, name, _nothing) for owner, names in _NOTHING for name in names.split()]
     changes += [
         (cuda, "get_allocator_backend", lambda: "native"),
+        # It reads seed and offset in the state of a GPU's generator, which is the CPU's here.
+        (collective_utils, "_check_philox_rng_sync", collective_utils._check_cpu_rng_sync),
         (cuda, "device_memory_used", lambda device=None: cuda.memory_reserved(device)),
         (cuda, "get_sync_debug_mode", settings.sync_mode),
         (cuda, "set_sync_debug_mode", settings.set_sync_mode),

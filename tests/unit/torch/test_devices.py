@@ -176,3 +176,16 @@ def test_a_hook_of_sharded_gradients_runs_on_the_stream_that_it_is_given():
         return *seen, torch.cuda.current_stream() == torch.cuda.default_stream()
 
     assert on_gpus(body, 2) == ((True, True),) * 2
+
+
+def test_generators_of_gpus_out_of_step_are_told():
+    from torch.distributed.collective_utils import _check_rng_sync
+
+    def body(rank, _world_size):
+        generator = torch.Generator(device="cuda").manual_seed(3)
+        same = _check_rng_sync(generator, dist.group.WORLD)
+        if rank == 1:
+            torch.rand(2, generator=generator, device="cuda")
+        return same, _check_rng_sync(generator, dist.group.WORLD).splitlines()[0]
+
+    assert on_gpus(body, 2) == ((None, "Generator desync detected:"),) * 2
