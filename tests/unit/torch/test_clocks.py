@@ -50,6 +50,7 @@ def of_pytorchs_benchmark():
     return Timer("sleep(0.5)", globals={"sleep": time.sleep}).timeit(1).median
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "clock",
     [of_datetime, of_utc, of_the_system, of_timeit, of_the_default_timer, of_pytorchs_benchmark],

@@ -548,6 +548,7 @@ HASTY = {
 """The access of the host, and the copy that may still be under way."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", HASTY, ids=lambda body: body.__name__)
 def test_the_host_may_not_touch_what_a_copy_uses(body):
     access, verb, target, copy_verb = HASTY[body]
