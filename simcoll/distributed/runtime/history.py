@@ -16,8 +16,10 @@ from simcoll.units import format_size
 __all__ = ["History", "Record"]
 
 KEPT_RECORDS = 100_000
-HASHED_TOGETHER = 1 << 14
-"""Messages whose hashes are computed at once."""
+HASHED_TOGETHER, LEAST_HASHED = 1 << 23, 512
+"""Messages whose hashes are computed at once, as many as it takes to load compiled code for them
+(:mod:`simcoll.emulator.moved_hash`), and the least that an operation counts, so that few wait.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class History:
         self._unhashed.append(
             _Unhashed((group, sequence, name), plan, messages, times_fs, trace_hash)
         )
-        self._waiting += 1 + messages
+        self._waiting += max(LEAST_HASHED, messages)
         if self._waiting > HASHED_TOGETHER:
             self._settle()
         self.messages += messages

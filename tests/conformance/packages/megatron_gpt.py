@@ -1,5 +1,5 @@
 """megatron-core: a GPT with tensor, pipeline and expert parallelism of 2, one after the other; on four
-ranks also tensor and pipeline parallelism at once.
+ranks also tensor and pipeline parallelism at once, and on eight all three, with data parallelism.
 """
 
 from __future__ import annotations
@@ -25,13 +25,30 @@ def forward_step(batches, model):
     return losses, mean
 
 
+class SequenceNorm(torch.nn.LayerNorm):
+    """A norm of parts of sequences, which megatron-core has only with NVIDIA's kernels: gradients
+    of its parameters are summed over the parts.
+    """
+
+    def __init__(self, config, hidden_size, eps=1e-5, **_):
+        super().__init__(hidden_size, eps)
+        for each in self.parameters():
+            each.sequence_parallel = config.sequence_parallel
+
+
 def train(tensor, pipeline, expert):
     from megatron.core import parallel_state
+    from megatron.core.distributed import (
+        DistributedDataParallel,
+        DistributedDataParallelConfig,
+        finalize_model_grads,
+    )
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from megatron.core.transformer.moe import moe_utils
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     # Without Transformer Engine, version 0.16.1 uses this name before it is bound.
@@ -40,10 +57,13 @@ def train(tensor, pipeline, expert):
         "tensor_model_parallel_size": tensor,
         "pipeline_model_parallel_size": pipeline,
         "expert_model_parallel_size": expert,
+        # Experts in parts would gather unequal numbers of tokens, which gloo refuses.
+        "expert_tensor_parallel_size": tensor if expert == 1 else 1,
     }
     parallel_state.initialize_model_parallel(**sizes)
     model_parallel_cuda_manual_seed(1)
     torch.manual_seed(1)
+    together = tensor * pipeline * expert == 8
     experts = (
         {"num_moe_experts": 4, "moe_router_topk": 2, "moe_token_dispatcher_type": "alltoall"}
         if expert > 1
@@ -56,18 +76,27 @@ def train(tensor, pipeline, expert):
         use_cpu_initialization=True,
         pipeline_dtype=torch.float32,
         add_bias_linear=expert == 1,
+        sequence_parallel=together,
         hidden_dropout=0.1,
         **sizes,
         **experts,
     )
+    layers = get_gpt_layer_local_spec(num_experts=config.num_moe_experts)
+    if together:
+        parts = layers.submodules
+        parts.input_layernorm = parts.pre_mlp_layernorm = SequenceNorm
+        layers = TransformerBlockSubmodules([layers] * (2 // pipeline), SequenceNorm)
     model = GPTModel(
         config,
-        get_gpt_layer_local_spec(num_experts=config.num_moe_experts),
+        layers,
         vocab_size=VOCABULARY,
         max_sequence_length=LENGTH,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
     ).to("cuda")
+    if together:
+        config.finalize_model_grads_func = finalize_model_grads
+        model = DistributedDataParallel(config, DistributedDataParallelConfig(), model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     tokens = torch.Generator().manual_seed(5)
     shape, losses = (BATCH, LENGTH), []
@@ -98,6 +127,8 @@ def main():
     numbers = [*train(2, 1, 1), *train(1, 2, 1), *train(1, 1, 2)]
     if dist.get_world_size() == 4:
         numbers += train(2, 2, 1)
+    if dist.get_world_size() == 8:
+        numbers = train(2, 2, 2)
     print(dist.get_rank(), *numbers, flush=True)
     dist.destroy_process_group()
 
