@@ -248,8 +248,9 @@ class Gpu:
         """A rate of kernels alone, with its evidence.
 
         A rate that the file lacks is the lowest share that was measured on any GPU: of the peak
-        for products, of the rate of products for attention. So a GPU without measurements does not
-        win because nobody measured it. Of the two 16-bit types one stands in for the other.
+        for products (of 32 bits, or on matrix units), of the rate of products for attention. So a
+        GPU without measurements does not win because nobody measured it. Of the two 16-bit types
+        one stands in for the other.
 
         Parameters
         ----------
@@ -276,7 +277,7 @@ class Gpu:
             return KernelRate(
                 place, value, value, value, "sibling", f"as {twin}, of the same units"
             )
-        shares = _measured_shares(table)
+        shares = _measured_shares(table, vector=dtype in _VECTOR)
         (low, lowest), (high, highest) = min(shares), max(shares)
         source = (
             f"not measured: a share of {low:.2f}{_SHARE_OF[table]}, the lowest of any GPU "
@@ -381,14 +382,16 @@ def shipped_gpus() -> dict[str, str]:
 
 _SAME_UNITS = {"fp16": "bf16", "bf16": "fp16"}
 """Types whose products the same units compute equally fast."""
+_VECTOR = {"fp32"}
+"""Types whose products need no matrix units; they reach a larger share of a lower peak."""
 _SHARE_OF = {"gemm": " of the peak", "attention": " of the rate of products", "sustained": ""}
 
 
 @cache
-def _measured_shares(table: str) -> tuple[tuple[float, str], ...]:
+def _measured_shares(table: str, *, vector: bool) -> tuple[tuple[float, str], ...]:
     """Shares that shipped GPUs reached, each with its GPU: ``"gemm"``: of the peak, measured
-    products; ``"attention"``: of the rate of products, where both were measured;
-    ``"sustained"``: what published steps imply.
+    products, of ``vector`` units or of matrix units; ``"attention"``: of the rate of products,
+    where both were measured; ``"sustained"``: what published steps imply.
     """
     needed = {"steps"} if table == "sustained" else {"measured"}
     shares = []
@@ -400,7 +403,8 @@ def _measured_shares(table: str) -> tuple[tuple[float, str], ...]:
             if kind != table or gpu.evidence.get(place) not in needed:
                 continue
             if table == "gemm":
-                shares.append((value / gpu.peak(name), gpu.name))
+                if (name in _VECTOR) == vector:
+                    shares.append((value / gpu.peak(name), gpu.name))
             elif table == "sustained":
                 shares.append((value, gpu.name))
             elif gpu.evidence.get(products) == "measured":

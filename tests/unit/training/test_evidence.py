@@ -39,13 +39,13 @@ def design_on(topology: str, dtype: str):
     )
 
 
-def measured_shares(table: str) -> list[float]:
+def measured_shares(table: str, *, vector: bool = False) -> list[float]:
     shares = []
     for name in shipped_gpus():
         gpu = load_gpu(name)
         for place, word in gpu.evidence.items():
             kind, _, dtype = place.partition(".")
-            if kind == table and word == "measured":
+            if kind == table and word == "measured" and (dtype == "fp32") == vector:
                 shares.append(gpu.values[place] / gpu.peak(dtype))
     return shares
 
@@ -58,6 +58,14 @@ def test_a_missing_rate_is_the_lowest_measured_share(dtype):
     assert rate.evidence == "lowest"
     assert rate.value == pytest.approx(min(shares) * peak)
     assert rate.high == pytest.approx(max(shares) * peak)
+
+
+def test_a_missing_rate_of_32_bits_is_a_share_that_needs_no_matrix_units():
+    assert "gemm.fp32" not in load_gpu("mi300x").values
+    rate = load_gpu("mi300x").rate("gemm.fp32", "fp32")
+    shares = measured_shares("gemm", vector=True)
+    assert min(shares) > 0.7
+    assert rate.value == pytest.approx(min(shares) * load_gpu("mi300x").peak("fp32"))
 
 
 def test_missing_attention_is_the_lowest_share_of_products():
