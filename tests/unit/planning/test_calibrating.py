@@ -147,7 +147,7 @@ def test_a_log_with_nothing_is_refused_with_its_name(tmp_path):
         read(tmp_path, ["nothing"])
     wrong = list(nccl_tests(SIZES, 14 / 8, version=3, wrong=lambda _: "7"))
     with pytest.raises(
-        ConfigError, match=r"there is no row.*; line \d+: 8 B: 7 wrong elements; left out"
+        ConfigError, match=r"all rows have wrong results.*; line \d+: 8 B: 7 wrong elements; left"
     ):
         read(tmp_path, wrong)
 
