@@ -138,7 +138,7 @@ def priors() -> dict[str, tuple[float, float]]:
         if fabric not in {"tcpx", "tcpxo"}:
             found[place + "ll_growth"] = (3.0, 0.5)
     found["fabric.slingshot.tree_share"] = found["fabric.slingshot-alps.tree_share"] = (1.0, 0.15)
-    found["fabric.slingshot-alps.ll_rate"] = (10.0, 1.0)
+    found["fabric.slingshot-alps.ll_rate"] = (20.0, 1.0)
     found |= {f"fabric.slingshot-alps.steps:{i}": (10.0, 0.8) for i in range(7)}
     found |= {f"correction.net_hop_factor:{i}": (1.0, 0.4) for i in range(3)}
     # Under LL, trees over nodes carry NCCL's rate without its correction for trees, which is
@@ -411,7 +411,7 @@ def written(text: str, numbers: dict[str, float]) -> str:
             for index, item in enumerate(items):
                 value = numbers.get(f"{place}:{index}" if match[3].startswith("[") else place)
                 if value is not None:
-                    items[index] = re.sub(r"\d[\d.]*", f"{value:.4g}", item)
+                    items[index] = re.sub(r"\d[\d.]*(?:e[+-]?\d+)?", f"{value:.4g}", item)
             lines.append(match[1] + match[2] + ", ".join(items) + match[4])
         else:
             lines.append(line)
@@ -421,7 +421,9 @@ def written(text: str, numbers: dict[str, float]) -> str:
 def start_of(place: str) -> float:
     """The number of the shipped file, from which the search starts."""
     name, _, index = place.partition(":")
-    values = load_library("rccl").numbers(name)
+    of_nccl = load_library("nccl")
+    # RCCL states some numbers of its own, such as its share of LL over nodes.
+    values = (of_nccl if name in of_nccl.values else load_library("rccl")).numbers(name)
     return max(values[int(index or 0)], 1e-6)
 
 

@@ -4,13 +4,20 @@ a smaller one.
 ``python benchmarks/growing_times.py [CASES]`` draws machines, variables and collectives, 10,000
 by default, and prints how many broke the law, and where the choice itself changes to one that takes
 less time: there NCCL, or the library's file, leaves a choice too late. Such a fall is *wide* if the
-time after it is below the 90 % interval of the time before.
+time after it is below the 90 % interval of the time before. Its cause is
+
+* *limit*, if none is wide without ``NCCL_MAX_CTAS``, which the libraries' estimates do not count;
+* *measured*, if times fall in half of the published tables of the library, GPUs and network that
+  leave this choice for the same protocol;
+* *links*, if none is wide without the variables that choose links;
+* *fit* otherwise: the times before or after are wrong, or no table has them.
 """
 
 from __future__ import annotations
 
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,11 +29,13 @@ from simcoll.core.vocabulary import CollectiveKind
 from simcoll.errors import ConfigError
 from simcoll.files.paths import shipped_files
 from simcoll.libraries import corrected
-from simcoll.libraries.environment import LAUNCHERS, parse_environment
+from simcoll.libraries.environment import LAUNCHERS, Environment, parse_environment
 from simcoll.libraries.intervals import spread_of
 from simcoll.libraries.library import library_for
 from simcoll.libraries.prediction import choose, launched_us
 from simcoll.libraries.question import Question, question_on
+from simcoll.libraries.transports import Transports
+from simcoll.planning.measured.measurements import published_tables
 from simcoll.topology import Topology, load_topology
 
 COLLECTIVES: tuple[CollectiveKind, ...] = (
@@ -40,6 +49,10 @@ LINKS = (
 """Variables that choose links."""
 SLIGHT = 1e-9
 """Share of a time that rounding may take."""
+NEAR = 4
+"""Factor of a size within which falls are one: published tables have one size in two or four."""
+CLEAR = 0.1
+"""Share of a measured time from which on a fall is none of noise."""
 
 
 @cache
@@ -53,8 +66,8 @@ def machine(name: str, nodes: int) -> Topology | None:
     return topology
 
 
-def draw(rng: random.Random) -> Question | None:
-    """A collective on a machine under some variables; None where nothing can run."""
+def draw(rng: random.Random) -> tuple[Topology, Question] | None:
+    """A machine, and a collective on it under some variables; None where nothing can run."""
     name, nodes = rng.choice(sorted(shipped_files("topologies"))), rng.choice([1, 1, 2, 4, 16])
     topology = machine(name, nodes)
     if topology is None or topology.nranks < 2:
@@ -72,7 +85,7 @@ def draw(rng: random.Random) -> Question | None:
         corrected.costs(question, np.ones(1))
     except ConfigError:
         return None
-    return question
+    return topology, question
 
 
 def falls(question: Question, sizes: np.ndarray) -> list[str]:
@@ -92,73 +105,116 @@ def falls(question: Question, sizes: np.ndarray) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """A change of the choice after which a larger size takes less time, by a share of it; with the
-    limit on channels, 0 for none.
-    """
+    """A change of the choice after which a larger size takes less time, by a share of it."""
 
     title: str
-    machine: str
+    kind: str
+    size_bytes: float
     share: float
     is_wide: bool
-    max_ctas: int
+
+
+def kind_of(question: Question) -> str:
+    """Library, GPUs and links, in words."""
+    links = question.fabric.partition(".")[2] or f"one node, {question.machine.inside}"
+    return f"{question.library.name}, {question.machine.generation}, {links}"
 
 
 def switches(question: Question, sizes: np.ndarray) -> list[Fall]:
     """The falls where the choice changes."""
     costs, picks = choose(question, sizes)
     times_us = np.array([cost.time_us(sizes) for cost in costs])[picks, np.arange(len(sizes))]
-    links = question.fabric.partition(".")[2] or f"one node, {question.machine.inside}"
-    limit = question.environment.max_ctas
-    machine_kind = f"{question.library.name}, {question.machine.generation}, {links}"
     changes = []
     for place in np.flatnonzero((np.diff(times_us) < 0) & (np.diff(picks) != 0)).tolist():
         before, after = costs[picks[place]], costs[picks[place + 1]]
         title = f"{before.algorithm} {before.protocol} to {after.algorithm} {after.protocol}"
         time_us, later_us = times_us[place : place + 2].tolist()
         low_fs, _ = spread_of(question, int(sizes[place])).ends_fs(round(time_us * 1e9), 0.9)
-        is_wide = later_us * 1e9 < low_fs
-        changes.append(Fall(title, machine_kind, 1 - later_us / time_us, is_wide, limit))
+        is_wide, share = later_us * 1e9 < low_fs, 1 - later_us / time_us
+        changes.append(Fall(title, kind_of(question), sizes[place], share, is_wide))
     return changes
 
 
-def table(changes: list[Fall]) -> Iterator[str]:
-    """The falls by change and kind of machine, those with most wide ones first."""
-    groups: dict[tuple[str, str, int], list[Fall]] = {}
-    for fall in changes:
-        groups.setdefault((fall.title, fall.machine, fall.max_ctas), []).append(fall)
-    yield "| from, to | machine | NCCL_MAX_CTAS | falls | median | wide |"
+@cache
+def measured_falls() -> frozenset[tuple[str, str]]:
+    """Kind, and choice before and protocol after, where times of half of the tables fall."""
+    votes: dict[tuple[str, str], list[bool]] = {}
+    for table in (*published_tables(added=True), *published_tables(later=True)):
+        question = question_on(
+            table.collective,
+            table.machine(),
+            library_for(table.library_file, table.machine()),
+            table.settings(),
+        )
+        sizes, times_us = np.array(table.rows, float).T
+        costs, picks = choose(question, sizes)
+        falling = np.flatnonzero(np.diff(times_us) < -CLEAR * times_us[:-1])
+        for place in np.flatnonzero(np.diff(picks)).tolist():
+            before, after = costs[picks[place]], costs[picks[place + 1]]
+            title = f"{before.algorithm} {before.protocol} to {after.protocol}"
+            is_near = np.abs(np.log2(sizes[falling] / sizes[place])) <= np.log2(NEAR)
+            votes.setdefault((kind_of(question), title), []).append(bool(is_near.any()))
+    return frozenset(key for key, falling in votes.items() if 2 * sum(falling) >= len(falling))
+
+
+def cause(topology: Topology, question: Question, fall: Fall) -> str:
+    """Why a wide fall is there: what takes it away, or where it was measured."""
+    environment = question.environment
+    usual = replace(environment, transports=Transports(), buffer_bytes=0)
+    sizes = np.unique(np.floor(fall.size_bytes * np.geomspace(1 / NEAR, NEAR, 33)))
+
+    def is_left(changed: Environment) -> bool:
+        asked = question_on(question.collective, topology, question.library, changed)
+        return any(near.is_wide for near in switches(asked, sizes))
+
+    if environment.max_ctas and not is_left(replace(environment, max_ctas=0)):
+        return "limit"
+    before, after = fall.title.split(" to ")
+    if (fall.kind, f"{before} to {after.split()[1]}") in measured_falls():
+        return "measured"
+    return "fit" if usual == environment or is_left(usual) else "links"
+
+
+def table(changes: list[tuple[Fall, str]]) -> Iterator[str]:
+    """The falls by change, kind of machine and cause, those with most wide ones first."""
+    groups: dict[tuple[str, str, str], list[Fall]] = {}
+    for fall, why in changes:
+        groups.setdefault((fall.title, fall.kind, why), []).append(fall)
+    yield "| from, to | machine | cause | falls | median | sizes |"
     yield "|---|---|---|---|---|---|"
-
-    def order(group: tuple[str, str, int]) -> tuple[int, int]:
-        return -sum(fall.is_wide for fall in groups[group]), -len(groups[group])
-
-    for names in sorted(groups, key=order):
-        title, kind, limit = names
+    for names in sorted(groups, key=lambda names: -len(groups[names])):
         group = groups[names]
-        wide = sum(fall.is_wide for fall in group)
         share = 100 * float(np.median([fall.share for fall in group]))
-        yield f"| {title} | {kind} | {limit or '-'} | {len(group)} | {share:.0f} % | {wide} |"
+        sizes = sorted(fall.size_bytes / 1024 for fall in group)
+        row = (*names, len(group), f"{share:.0f} %", f"{sizes[0]:.0f} to {sizes[-1]:.0f} KiB")
+        yield f"| {' | '.join(map(str, row))} |"
 
 
 def main() -> None:
     """Print the result."""
     cases, rng = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000, random.Random(33)
     began, broken, drawn = process_time(), [], 0
-    changes: list[Fall] = []
+    slight, wide = 0, []
     while drawn < cases:
-        question = draw(rng)
-        if question is None:
+        drawn_case = draw(rng)
+        if drawn_case is None:
             continue
         drawn += 1
+        topology, question = drawn_case
         sizes = np.unique(np.floor(2 ** np.sort([rng.uniform(3, 35) for _ in range(80)])))
         broken += falls(question, sizes)
-        changes += switches(question, sizes)
+        for fall in switches(question, sizes):
+            if fall.is_wide:
+                wide.append((fall, cause(topology, question, fall)))
+            else:
+                slight += 1
     print(f"{drawn} cases, {process_time() - began:.0f} s: {len(broken)} falls within one choice")
     for line in broken[:20]:
         print(f"  {line}")
-    wide = sum(fall.is_wide for fall in changes)
-    print(f"{len(changes)} falls where the choice changes, {wide} of them wide")
-    print("\n".join(table(changes)))
+    print(f"{slight + len(wide)} falls where the choice changes, {len(wide)} of them wide:")
+    causes = Counter(why for _, why in wide)
+    print(", ".join(f"{count} {why}" for why, count in causes.most_common()))
+    print("\n".join(table(wide)))
 
 
 if __name__ == "__main__":

@@ -153,20 +153,21 @@ REASONS = """
   eight, 18 with four. In a graph, sums of 32 B to 1 MiB go by MSCCL++, in 6 to 19 us; 8 B, and 2 MiB and more, take the same time with and without a graph. Over two nodes of MI300X, 1 MiB
   takes longer (LL, 415 us) than 2 MiB (LL128, 319 us). Two points, of which one is 8 B, calibrate a ring, and not what runs from 1 KiB on: rows below 16 KiB lie 14 % from such a
   calibration in a node, and 24 % over several, so that a launch counts only beyond that.
-* **Times grow with the size** as long as algorithm and protocol stay: `python benchmarks/growing_times.py` found no fall in 10,000 random
-  combinations of machine, variables and collective, with 80 sizes each (5,000 of each of two seeds, 214 s of CPU time), 877 of them with RCCL's own choice. Where the choice changes, a larger size took less time
-  841 times in an earlier sample as large: from LL to LL128 (386, median 15 %) or Simple (333, 39 %) of a ring in most cases. NCCL, or the rule of a machine without graphs, leaves LL too
-  late there, as it does on two nodes of A100 (135 us at 512 KiB, 120 at 1 MiB). In a sample of 900,
-  28 of 81 falls of NCCL went below the 90 % interval of the time before, and are wrong fits. The benchmark lists them by change and machine. By cause:
+* **Times grow with the size** as long as algorithm and protocol stay: `python benchmarks/growing_times.py 2000` found no fall in 2,000 random
+  combinations of machine, variables and collective, with 80 sizes each (112 s of CPU time). Where the choice changes, a larger size took less time 190 times: NCCL, RCCL, or the rule
+  of a machine without graphs, leaves a choice too late there, as it does on two nodes of A100 (135 us at 512 KiB, 120 at 1 MiB). 70 of the 190 fall below the 90 % interval of the
+  time before. The benchmark lists them by change, machine and cause:
 
-  | of 28 | where | cause |
+  | of 70 | where | cause |
   |---|---|---|
-  | 10 | one node of NVLink, from LL to LL128 (8), Simple or reduction in switches | `NCCL_MAX_CTAS` of 1 (9) or 4: times count the limit, NCCL's estimate does not, so that it leaves LL where all channels should. Its host code does so too: on 8 A100 at 2 MiB, and on 8 H100 at 4 MiB of all_gather, with 24 channels as with limits of 4 and 8, and with the same estimate. Without the limit nine of the ten are gone. The tenth, an all_reduce of 16 GB300 of one rack, falls by 42 % from LL to switches: by 23 % with NCCL's own hop of LL, which takes 2.2 times as long on 2 to 8 Blackwell GPUs; no table has small sizes of 16 |
-  | 9 | Slingshot of Alps, from LL to Simple | growth and rate (1.3 GB/s) of LL as its tables have them, of a plugin that keeps LL up to 4 MiB; with those of InfiniBand 10 of 11 vanished |
-  | 5 | GPUs that exchange data in host memory, over nodes | LL of two RTX 2080 Ti, the only tables |
-  | 4 | two and four nodes of Hopper, all_gather (3) and all_reduce | the share of its rate that a ring under LL reaches (`correction.net_ll_share`, 0.51); without it 22 of 34 vanished in an earlier sample |
+  | 27 | mostly one node of NVLink or xGMI, from LL | `NCCL_MAX_CTAS`, without which none is left: times count the limit, the estimates of NCCL and RCCL do not, so that they leave LL where all channels should. NCCL's host code does so too: on 8 A100 at 2 MiB, and on 8 H100 at 4 MiB of all_gather, with 24 channels as with limits of 4 and 8, and with the same estimate |
+  | 13 | Slingshot of Alps, from a ring under LL to Simple | NCCL with that plugin: 4 nodes were measured at 1,481 us for 1 MiB under LL, and at 210 for 2 MiB. That the other collectives fall as far is not measured |
+  | 2 | MI300X over nodes with RoCE, trees from LL to LL128 | RCCL's sizes: 415 us were measured for 1 MiB, and 319 for 2 MiB |
+  | 8 | sockets, a single NIC, or no peer access | variables that choose links, without which none is left; not measured |
+  | 20 | RCCL over nodes (15), others | not explained, or not measured: RCCL leaves LL and LL128 by sizes alone, and no table has its rings under LL over nodes, whose rate is RCCL's own number, 0.08 of that of all channels. Two are a rack of 16 and more Blackwell GPUs, whose LL no table has |
 
-  That share was 0.51 for broadcast, reduce and sockets too, which no table in the fit measures: then 41 of 104 falls were too deep. NCCL's own rate, by which it leaves LL, counts there now.
+  LL has the lowest of three rates over nodes: half of what the network carries, since half of its bytes are flags; what kernels reach, by which RCCL's 0.08 is meant; and a share of NCCL's limit for hosts
+  (`correction.net_ll_share`), for broadcast and reduce the whole limit, since no table has them. Two DGX Spark, with one NIC each and host memory in between, are slower than that: 49 % off.
 * **Messages of an all_to_all** leave LL at 16 KiB since NCCL 2.29, and later before. Under Simple, the last slot of a channel, up to 512
   KiB, leaves the buffer after it has arrived.
 * **PCIe servers are of three kinds.** A ring that passes a CPU has the rate of that CPU from port to port (25 GB/s on a server with Intel's,

@@ -25,6 +25,8 @@ from simcoll.libraries.formula import (
     Buses,
     Cost,
     Terms,
+    bus_ratio,
+    ll_limit,
     search_channels,
     stated_terms,
 )
@@ -58,16 +60,18 @@ def measured_buses(question: Question) -> Buses:
     if machine.inside == "host" and graphs and graphs.ring.carries_inside_GBps:
         ring = graphs.ring.carries_inside_GBps * constants.number(f"{gpu_class}.carried_share")
     ring = min(ring, _cpu_rate(question))
+    kernels = max(ring, stated.kernel_GBps)
     if max_channels:  # NCCL's own limit of one channel under Simple
         channel_rates = constants.numbers(f"generation.{machine.generation}.tree_rate")
-        ring = min(ring, max_channels * channel_rates[s.column])
+        kernels = min(kernels, max_channels * channel_rates[s.column])
+        ring = min(ring, kernels)
         nvls *= min(1.0, max_channels / NVLS_CHANNELS)
     if s.domains == 1:
-        return replace(stated, ring_GBps=ring, tree_GBps=ring, nvls_GBps=nvls)
+        return Buses(stated.channels, ring, ring, nvls, 0.0, kernels)
     fabric = question.fabric
     net = _nic_rate(question, constants.number(f"{fabric}.share"))
     tree = 2 * net if s.domains == 2 else net * constants.number(f"{fabric}.tree_share", 1.0)
-    return Buses(stated.channels, min(ring, net), min(ring, tree), nvls, net)
+    return Buses(stated.channels, min(ring, net), min(ring, tree), nvls, net, kernels)
 
 
 def _nic_rate(question: Question, share: float) -> float:
@@ -262,8 +266,7 @@ def _link_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buse
         growth *= number(f"{gpu_class}.ll_growth", number("correction.ll_growth"))
         if s.domains > 1:
             net = net + number(f"{fabric}.ll_growth", 0.0) * _ramp(size_bytes, constants)
-            if terms.algorithm == "ring":  # trees reach NCCL's rate
-                rate = rate * _net_ll_share(question)
+            rate = np.minimum(rate, _net_ll_rate(terms, question))
         else:
             rate = rate * number(f"{gpu_class}.ll_factor", 1.0)
             # A channel's first bytes take this long, and all channels the size over their rate: the
@@ -287,7 +290,6 @@ def _link_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buse
         hop, constants.numbers("correction.net_post")[protocol] if s.domains > 1 else 0.0
     )
     latency = base + terms.hops * hop + terms.nets * net
-    crossings = log2(s.domains) if terms.algorithm == "tree" else s.domains - 1
     if terms.protocol == "Simple":
         latency = _with_fill(latency, terms, question, size_bytes)
         rate = rate * _buffered_share(question, buses, np.maximum(hop, net))
@@ -295,8 +297,9 @@ def _link_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buse
         steps = constants.numbers(f"{fabric}.steps")
         if steps:
             powers = np.log2(np.maximum(size_bytes, 1.0))
-            latency = latency + np.interp(powers, 11 + np.arange(len(steps)), steps) * crossings
-        rate = np.minimum(rate, number(f"{fabric}.ll_rate", inf))
+            latency = (
+                latency + np.interp(powers, 11 + np.arange(len(steps)), steps) * terms.nets / 2
+            )
     return Cost(
         terms.algorithm,
         terms.protocol,
@@ -310,15 +313,20 @@ def _link_cost(terms: Terms, question: Question, size_bytes: Floats, buses: Buse
     )
 
 
-def _net_ll_share(question: Question) -> float:
-    """Share of NCCL's rate that rings reach under LL over nodes, where tables measure it.
+def _net_ll_rate(terms: Terms, question: Question) -> float:
+    """The highest rate of LL over nodes: that of a fabric, and the share of NCCL's limit that rings
+    reach where tables measure it; trees reach all of it.
 
-    None measures a broadcast or reduce over nodes, or sockets. NCCL's own rate decides there when a
+    The limit is that of hosts, whose memory all messages pass, and not of links, of which LL uses
+    half. No table measures a broadcast or reduce over nodes. NCCL's own limit decides there when a
     ring leaves LL, and half of it would make the size before take twice the time of the next.
     """
-    if question.collective in {"broadcast", "reduce"} or question.fabric == "fabric.socket":
-        return 1.0
-    return question.constants.number("correction.net_ll_share", 1.0)
+    machine, collective, constants = question.machine, question.collective, question.constants
+    limit = constants.number(f"{question.fabric}.ll_rate", inf)
+    if terms.algorithm == "ring" and collective not in {"broadcast", "reduce"}:
+        share = constants.number("correction.net_ll_share", 1.0)
+        limit = min(limit, share * ll_limit(machine, constants))
+    return limit * bus_ratio(terms.algorithm, collective, question.nranks, constants)
 
 
 def _full_share(question: Question, size_bytes: Floats) -> Floats:

@@ -31,6 +31,8 @@ __all__ = [
     "Buses",
     "Cost",
     "Terms",
+    "bus_ratio",
+    "ll_limit",
     "search_channels",
     "shape",
     "stated_costs",
@@ -39,6 +41,8 @@ __all__ = [
 ]
 
 PROTOCOLS: tuple[NcclProtocol, ...] = ("LL", "LL128", "Simple")
+LL_DATA = 0.5
+"""Share of the bytes of LL that are data; the others are flags."""
 ONE_WAY = ("all_gather", "reduce_scatter")
 ROOTED = ("broadcast", "reduce")
 
@@ -89,8 +93,8 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Buses:
-    """The result of the channel search: the number of channels, and their total rate by
-    algorithm.
+    """The result of the channel search: the number of channels, their total rate by algorithm, and
+    what their kernels carry where no link is slower.
     """
 
     channels: int
@@ -98,6 +102,7 @@ class Buses:
     tree_GBps: float
     nvls_GBps: float
     net_GBps: float
+    kernel_GBps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +148,11 @@ def search_channels(machine: Machine, library: Library) -> Buses:
     """
     generation, s = _generation(machine, library), shape(machine)
     channels = int(library.number(f"{generation}.channels"))
-    domain_rate = channels * library.numbers(f"{generation}.ring_rate")[0]
+    kernel_rate = channels * library.numbers(f"{generation}.ring_rate")[0]
+    domain_rate = min(kernel_rate, machine.gpu_uBps / 1e15 or inf)
     nvls = library.number(f"{generation}.nvls_rate", 0.0)
     if s.domains == 1:
-        return Buses(channels, domain_rate, domain_rate, nvls, 0.0)
+        return Buses(channels, domain_rate, domain_rate, nvls, 0.0, kernel_rate)
     nic = machine.nic_uBps / 1e15 / max(machine.nics, 1)
     speed = next(
         (speed for speed in library.numbers(f"{generation}.inter_speeds") if speed <= nic), nic
@@ -160,10 +166,12 @@ def search_channels(machine: Machine, library: Library) -> Buses:
     ):
         channels *= 2
     tree = min(2 * net, machine.gpu_uBps / 1e15 or inf) if s.domains == 2 else net
-    return Buses(channels, net, max(tree, net), nvls, net)
+    return Buses(channels, net, max(tree, net), nvls, net, max(kernel_rate, net))
 
 
-def _ratio(algorithm: NcclAlgorithm, collective: CollectiveKind, n: int, library: Library) -> float:
+def bus_ratio(
+    algorithm: NcclAlgorithm, collective: CollectiveKind, n: int, library: Library
+) -> float:
     """Bytes of the collective per byte on the bus."""
     if algorithm == "ring":
         return n / ring_steps(collective, n)
@@ -177,21 +185,28 @@ def ring_steps(collective: CollectiveKind, n: int) -> int:
     )
 
 
+def ll_limit(machine: Machine, library: Library) -> float:
+    """NCCL's highest bus rate of LL: of a GPU in one domain, and over several of the host, whose
+    memory every message passes.
+    """
+    s = shape(machine)
+    if s.domains == 1:
+        return library.number(f"{_generation(machine, library)}.ll_rate")
+    cpu = machine.cpu if machine.cpu in library.tables("cpu") else "other"
+    return library.numbers(f"cpu.{cpu}.ll_rate")[s.column - 1]
+
+
 def _bus(
     algorithm: NcclAlgorithm, kind: int, machine: Machine, library: Library, buses: Buses
 ) -> float:
     """The total rate of all channels under a protocol."""
     s, generation = shape(machine), _generation(machine, library)
     share = library.numbers
-    if s.domains == 1:
-        ll_rate = library.number(f"{generation}.ll_rate")
-    else:
-        cpu = machine.cpu if machine.cpu in library.tables("cpu") else "other"
-        ll_rate = library.numbers(f"cpu.{cpu}.ll_rate")[s.column - 1]
+    ll_rate = ll_limit(machine, library)
     if algorithm == "ring":
         bus = buses.ring_GBps
         if kind == 0:
-            return min(ll_rate, bus * share("share.ring_ll")[0])
+            return min(ll_rate, buses.kernel_GBps * share("share.ring_ll")[0], bus * LL_DATA)
         if kind == 1:
             per_channel = library.numbers(f"{generation}.ring_ll128_rate")[s.column]
             return min(bus * share("share.ring_ll128")[0], buses.channels * per_channel)
@@ -201,7 +216,8 @@ def _bus(
         bus = min(buses.tree_GBps * share("share.tree")[0], cap)
         if kind == 0:
             ll_share = library.number("share.tree_ll", 0.0)
-            bus = min(bus * ll_share if ll_share else bus / 3.8, ll_rate)
+            bus = min(bus / 3.8, ll_rate)
+            bus = min(bus, buses.kernel_GBps * ll_share) if ll_share else bus
         elif kind == 1:
             per_channel = library.numbers(f"{generation}.tree_ll128_rate")[s.column]
             share_key = "share.tree_ll128_inside" if s.domains == 1 else "share.tree_ll128"
@@ -254,9 +270,11 @@ def stated_terms(
                 hops, nets = 2 * (s.per_domain - 1), 2 * levels
             else:
                 hops, nets = 1, 2 * levels
-            rate = _bus(algorithm, kind, machine, library, buses) * _ratio(
+            rate = _bus(algorithm, kind, machine, library, buses) * bus_ratio(
                 algorithm, collective, s.ranks, library
             )
+            if collective in ROOTED and protocol == "LL" and s.domains == 1:
+                rate *= library.number("share.rooted_ll", 1.0)
             terms.append(
                 Terms(algorithm, protocol, buses.channels, base, hop, hops, net, nets, floor, rate)
             )

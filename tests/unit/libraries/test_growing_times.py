@@ -69,3 +69,34 @@ def test_rings_that_no_table_measures_leave_ll_at_their_own_rate():
         assert costs[picks[0]].protocol == "LL" != costs[picks[-1]].protocol
         times_us = np.array([cost.time_us(sizes) for cost in costs])[picks, np.arange(len(sizes))]
         assert (times_us[1:] / times_us[:-1]).min() > 1 - largest_fall
+
+
+def ll_bus_rate(name, collective, variables=""):
+    """The bus rate of rings under LL over two nodes."""
+    topology = simcoll.load_topology(name, nodes=2)
+    question = question_on(
+        collective, topology, library_for(None, topology), parse_environment(variables)
+    )
+    cost = next(
+        cost
+        for cost in corrected.costs(question, np.array([2.0**20]))
+        if (cost.algorithm, cost.protocol) == ("ring", "LL")
+    )
+    steps = question.nranks - 1
+    return float(cost.rate_GBps[0]) * (2 if collective == "all_reduce" else 1) * steps / (steps + 1)
+
+
+@pytest.mark.parametrize("name", ["oci-mi300x", "dgx-h100"])
+def test_ll_has_half_of_a_slow_network(name):
+    """The share of LL that kernels and hosts leave says nothing about a single NIC."""
+    one = ll_bus_rate(name, "all_gather", "NCCL_IB_HCA=mlx5_0")
+    eight = ll_bus_rate(name, "all_gather")
+    # Half of 400 Gbit/s and of what all NICs carry, of which LL has less.
+    assert 0.75 * 25 <= one <= 25 or one == eight
+    assert eight < 0.5 * 8 * 50
+
+
+def test_one_way_collectives_have_the_rate_of_ll_of_an_all_reduce_on_alps():
+    """They cross the network half as often as the all_reduce of the published tables."""
+    one_way, both_ways = (ll_bus_rate("alps-gh200", kind) for kind in ("all_gather", "all_reduce"))
+    assert one_way == pytest.approx(both_ways)
