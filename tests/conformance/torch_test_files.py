@@ -114,6 +114,9 @@ def _rank(case, name, rank, size, path):
     from torch import distributed as dist
     from torch.testing._internal import common_distributed
 
+    tolerances = getattr(case, "_tls", None)
+    if tolerances is not None:  # PyTorch sets them in the thread that imports its module
+        tolerances.precision, tolerances.rel_tol = case._precision, case._rel_tol
     processes, continuous, _ = _kinds()
     common_distributed.MultiProcessTestCase._event_listener = staticmethod(lambda *_: None)
     pipe = _Pipe()
