@@ -195,7 +195,7 @@ are one design (Qwen3 235B on GB200) with such a graph and without, 32.1 and 44.
 chooses at most four nodes (`node_limit`).
 
 Mixtures are still too fast in nearly every publication, least where kernels are fused and one graph launches the step. In a published profile (Qwen3 30B on 16 H100 without overlap, 24.7 s, `nemo-mbridge-perf-moe-comm-overlap` of Megatron Bridge) kernels are active for 92 % of the step, 10 % longer than is
-predicted without the host, and 13 % of the step prepares exchanges, 3 % when they overlap: ranks wait for each other at each exchange, which is not modelled. GPT-OSS remains the most too fast, although the kernels are counted with
+predicted without the host, and 13 % of the step prepares exchanges, 3 % when they overlap: ranks wait for each other at each exchange, which is not modelled. GPT-OSS is too fast by the most, although the kernels are counted with
 which Megatron-LM adds biases of its experts in 32 bits (8 points of the error) and clamps their inner values (3 to 6 points; in MXFP8 on GB200 and GB300 both are part of the
 products), the rate of attention with heads of 64 and with windows (2 to 6 points), and its rotary embedding.
 
