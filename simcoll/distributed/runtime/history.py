@@ -20,6 +20,8 @@ HASHED_TOGETHER, LEAST_HASHED = 1 << 23, 512
 """Messages whose hashes are computed at once, as many as it takes to load compiled code for them
 (:mod:`simcoll.emulator.moved_hash`), and the least that an operation counts, so that few wait.
 """
+TRACED_TOGETHER = 1 << 18
+"""Messages of different traces that wait to be hashed, which take 40 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class History:
     _digest: int = 0
     _unhashed: list[_Unhashed] = field(default_factory=list)
     _waiting: int = 0
+    _traces: dict[MovedHash, None] = field(default_factory=dict)
+    _traced: int = 0
 
     def add(
         self,
@@ -117,7 +121,10 @@ class History:
             _Unhashed((group, sequence, name), plan, messages, times_fs, trace_hash)
         )
         self._waiting += max(LEAST_HASHED, messages)
-        if self._waiting > HASHED_TOGETHER:
+        if isinstance(trace_hash, MovedHash) and trace_hash not in self._traces:
+            self._traces[trace_hash] = None
+            self._traced += messages
+        if self._waiting > HASHED_TOGETHER or self._traced > TRACED_TOGETHER:
             self._settle()
         self.messages += messages
         self.operations += 1
@@ -142,6 +149,8 @@ class History:
         takes half the time.
         """
         added, self._unhashed, self._waiting = self._unhashed, [], 0
+        self._traced = 0
+        self._traces.clear()
         begins: defaultdict[MovedHash, list[int]] = defaultdict(list)
         for operation in added:
             if isinstance(operation.trace, MovedHash):
