@@ -153,18 +153,18 @@ REASONS = """
   eight, 18 with four. In a graph, sums of 32 B to 1 MiB go by MSCCL++, in 6 to 19 us; 8 B, and 2 MiB and more, take the same time with and without a graph. Over two nodes of MI300X, 1 MiB
   takes longer (LL, 415 us) than 2 MiB (LL128, 319 us). Two points, of which one is 8 B, calibrate a ring, and not what runs from 1 KiB on: rows below 16 KiB lie 14 % from such a
   calibration in a node, and 24 % over several, so that a launch counts only beyond that.
-* **Times grow with the size** as long as algorithm and protocol stay: `python benchmarks/growing_times.py 2000` found no fall in 2,000 random
-  combinations of machine, variables and collective, with 80 sizes each (112 s of CPU time). Where the choice changes, a larger size took less time 190 times: NCCL, RCCL, or the rule
-  of a machine without graphs, leaves a choice too late there, as it does on two nodes of A100 (135 us at 512 KiB, 120 at 1 MiB). 70 of the 190 fall below the 90 % interval of the
+* **Times grow with the size** as long as algorithm and protocol stay: `python benchmarks/growing_times.py 10000` found no fall in 10,000 random
+  combinations of machine, variables and collective, with 80 sizes each (173 s of CPU time). Where the choice changes, a larger size took less time 882 times: NCCL, RCCL, or the rule
+  of a machine without graphs, leaves a choice too late there, as it does on two nodes of A100 (135 us at 512 KiB, 120 at 1 MiB). 383 of the 882 fall below the 90 % interval of the
   time before. The benchmark lists them by change, machine and cause:
 
-  | of 70 | where | cause |
+  | of 383 | where | cause |
   |---|---|---|
-  | 27 | mostly one node of NVLink or xGMI, from LL | `NCCL_MAX_CTAS`, without which none is left: times count the limit, the estimates of NCCL and RCCL do not, so that they leave LL where all channels should. NCCL's host code does so too: on 8 A100 at 2 MiB, and on 8 H100 at 4 MiB of all_gather, with 24 channels as with limits of 4 and 8, and with the same estimate |
-  | 13 | Slingshot of Alps, from a ring under LL to Simple | NCCL with that plugin: 4 nodes were measured at 1,481 us for 1 MiB under LL, and at 210 for 2 MiB. That the other collectives fall as far is not measured |
-  | 2 | MI300X over nodes with RoCE, trees from LL to LL128 | RCCL's sizes: 415 us were measured for 1 MiB, and 319 for 2 MiB |
-  | 8 | sockets, a single NIC, or no peer access | variables that choose links, without which none is left; not measured |
-  | 20 | RCCL over nodes (15), others | not explained, or not measured: RCCL leaves LL and LL128 by sizes alone, and no table has its rings under LL over nodes, whose rate is RCCL's own number, 0.08 of that of all channels. Two are a rack of 16 and more Blackwell GPUs, whose LL no table has |
+  | 152 | mostly one node of NVLink or xGMI, from LL | `NCCL_MAX_CTAS`, without which none is left: times count the limit, the estimates of NCCL and RCCL do not, so that they leave LL where all channels should. NCCL's host code does so too: on 8 A100 at 2 MiB, and on 8 H100 at 4 MiB of all_gather, with 24 channels as with limits of 4 and 8, and with the same estimate |
+  | 60 | Slingshot of Alps, from a ring under LL to Simple | NCCL with that plugin: 4 nodes were measured at 1,481 us for 1 MiB under LL, and at 210 for 2 MiB. That the other collectives fall as far is not measured |
+  | 7 | MI300X, trees over RoCE from LL to LL128, and rings from LL to MSCCL++ | RCCL's sizes: 415 us were measured for 1 MiB, and 319 for 2 MiB |
+  | 31 | sockets, a single NIC, or no peer access | variables that choose links, without which none is left; not measured |
+  | 133 | RCCL over nodes (88), rings over nodes of NCCL (27), racks of Blackwell (17), one other | not explained, or not measured: RCCL leaves LL and LL128 by sizes alone, and no table has its rings under LL over nodes, whose rate is RCCL's own number, 0.08 of that of all channels. In a rack of 16 and more Blackwell GPUs, no table has a ring under LL |
 
   LL has the lowest of three rates over nodes: half of what the network carries, since half of its bytes are flags; what kernels reach, by which RCCL's 0.08 is meant; and a share of NCCL's limit for hosts
   (`correction.net_ll_share`), for broadcast and reduce the whole limit, since no table has them. Two DGX Spark, with one NIC each and host memory in between, are slower than that: 49 % off.

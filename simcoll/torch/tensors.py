@@ -52,7 +52,7 @@ _OPERATORS: dict[int, ReduceOp] = {
 """By PyTorch's number, which takes a tenth of the time that its object takes to be compared."""
 
 
-class _Memory(ctypes.Array[ctypes.c_char]):
+class _TensorBytes(ctypes.Array[ctypes.c_char]):
     """Bytes of a tensor, which keep their storage; ``Tensor.numpy()`` would prevent the resizing
     that FSDP does.
     """
@@ -62,9 +62,9 @@ class _Memory(ctypes.Array[ctypes.c_char]):
 
 
 @functools.lru_cache(maxsize=1024)
-def _memory_of(size: int) -> type[_Memory]:
+def _memory_of(size: int) -> type[_TensorBytes]:
     """The type of so many bytes of memory."""
-    return type("_Memory", (_Memory,), {"_length_": size})
+    return type("_TensorBytes", (_TensorBytes,), {"_length_": size})
 
 
 def _moved_as(tensor: torch.Tensor) -> np.dtype[Any] | None:
