@@ -169,6 +169,9 @@ class Control:
         key = f"{subject} {everybody}"
         turn = self._turns[key] = self._turns.get(key, 0) + 1
         meeting = self.meet(f"{key} {turn}", value, self.timeout_s, everybody)
+        if meeting.late and DIED in meeting.gone.values():
+            # The others gave up because of the death, and not because this process is slow.
+            raise self._blame(subject, _culprits(meeting.gone))
         if meeting.late:
             raise FaultError(
                 f"{subject}: this rank arrived after the others had given up waiting",

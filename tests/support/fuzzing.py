@@ -567,6 +567,8 @@ WITHOUT_READER = {
     "ibstat": "named, with what to use in its place",
     "slurm-topology": "named, with what to use in its place",
     "stablehlo": "named, with what to use in its place",
+    "perftest": "recognised so that a comparison can refuse it by name",
+    "bandwidth-test": "recognised so that a comparison can refuse it by name",
     "chrome-trace": "written for a viewer",
     "xml": "of another program",
     "json": "of another program",

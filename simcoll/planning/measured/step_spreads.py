@@ -30,7 +30,6 @@ from simcoll.planning.measured.spreads import (
 )
 from simcoll.training.step_intervals import (
     CLASS_LEVELS,
-    MIXTURE,
     OUTERMOST,
     QUANTILES,
     STEP_NOISE,
@@ -47,10 +46,6 @@ __all__ = [
 ]
 
 FEW_TABLES = 3
-MIXTURES_WIDENING50 = 2 * WIDENING50
-"""Of mixtures of experts, whose errors are those of a table's software more than of a model: with
-the widening of dense models, intervals of the other tables held 36 and 42 % of a table's rows, with
-this one 47 and 52 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +102,7 @@ def step_spreads(errors: Sequence[StepError]) -> dict[tuple[str, ...], StepSprea
             raw[cell] = quantiles
             tables = len({error.table for error in group})
             allowance = (WIDENING_OF_FEW if tables < FEW_TABLES else 1.0) / tables
-            widening50 = MIXTURES_WIDENING50 if cell[1] == MIXTURE else WIDENING50
-            widening = {"50": 1 + widening50 * allowance, "90": 1 + WIDENING90 * allowance}
+            widening = {"50": 1 + WIDENING50 * allowance, "90": 1 + WIDENING90 * allowance}
             wide = _with_allowance(quantiles, widening)
             spreads[cell] = StepSpread(**wide, series=series, difference=difference)
     return spreads

@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise, permutations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from simcoll.algorithms import ALGORITHMS
 from simcoll.cli import main
 from simcoll.errors import ConfigError
-from simcoll.files.paths import data_folder
+from simcoll.files.paths import data_folder, shipped_files
 from simcoll.formats.logs.nccl_tuning import TunedCost, TuningTable
 from simcoll.formats.tuners.tuner_files import Rule, tuner_format
 from simcoll.libraries.calibration import Calibration, write_calibration
@@ -169,9 +170,15 @@ def test_a_tuner_file_for_nccl(tmp_path, monkeypatch, capsys, name):
 
 @pytest.mark.slow
 def test_ll_is_left_where_it_is_many_times_slower(tmp_path, monkeypatch, capsys):
-    """On Slingshot NCCL keeps LL far too long, as on all published tables of Alps."""
+    """With a library of one's own in which LL has a quarter of its rate."""
     monkeypatch.chdir(tmp_path)
-    line = "tune -t alps-gh200 --nodes 8 -o t.csv -c all_gather -b 2M -e 8M -f 4"
+    shipped = shipped_files("libraries")["nccl-2.27"].read_text(encoding="utf-8")
+    slow = shipped.replace('ll_rate = { value = "2.6 GB/s"', 'll_rate = { value = "0.6 GB/s"')
+    assert slow != shipped
+    Path("slow.toml").write_text(slow, encoding="utf-8")
+    line = (
+        "tune -t alps-gh200 --nodes 8 -o t.csv -c all_gather -b 2M -e 8M -f 4 --library slow.toml"
+    )
     assert main(line.split()) == 0
     out = capsys.readouterr().out
     rule = Rule("all_gather", 2**21, 2**21, "ring", "simple", 0, 8, 32)

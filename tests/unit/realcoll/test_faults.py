@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from realcoll.meeting.control import Control
-from realcoll.meeting.meeting_messages import DIED
+from realcoll.meeting.meeting_messages import DIED, Met
+from realcoll.process_errors import FaultError
 from tests.support.mpi import MPIEXEC, PROGRAMS, environment, needs_mpi
 
 N, OTHERS = 3, (0, 2)  # one before the rank at fault and one after it
@@ -121,6 +122,20 @@ def test_who_gave_up_because_of_a_death_is_not_to_blame():
     assert control._blame("start", [0]).ranks == (1,)
     control.gone = {1: "", 0: "gave up: closed"}
     assert control._blame("start", [0]).ranks == (0,)
+
+
+def test_who_comes_after_the_others_gave_up_because_of_a_death_is_not_to_blame(monkeypatch):
+    control = Control(0, 3, 5.0)
+    control.gone = {1: DIED, 2: "gave up: start: rank 1 died"}
+    late = Met("start", {}, (0, 1), late=True, gone=control.gone)
+    monkeypatch.setattr(control, "meet", lambda *_: late)
+    with pytest.raises(FaultError, match="start: rank 1 died") as error:
+        control.gather("start")
+    assert error.value.ranks == (1,)
+    monkeypatch.setattr(control, "meet", lambda *_: Met("start", {}, (0,), late=True))
+    with pytest.raises(FaultError, match="this rank arrived after the others") as error:
+        control.gather("start")
+    assert error.value.ranks == (0,)
 
 
 @pytest.mark.slow
