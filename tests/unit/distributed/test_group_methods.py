@@ -247,6 +247,7 @@ OTHER_MEANING = {"reduce_op", "record_comm"}
 """A deprecated class, and names for PyTorch's own profiler."""
 
 
+@pytest.mark.slow
 @needs_torch
 def test_functions_have_the_parameters_of_pytorch():
     names = [

@@ -103,6 +103,7 @@ def test_the_plugin_of_a_fabric_takes_no_notice_of_a_variable_of_infiniband():
     assert machine_under("aws-p4d", 2, "NCCL_NET_PLUGIN=none").fabric == "socket"
 
 
+@pytest.mark.slow
 def test_a_topology_with_ethernet_alone_is_timed():
     topology = load_topology("dgx-a100", nodes=2, traits__fabric="socket")
     prediction = simcoll.predict("all_reduce", LARGE, topology)

@@ -318,6 +318,7 @@ def test_the_page_says_what_is_predicted():
     assert re.search(r"\| several nodes \| left out \| 71 \| \d", text)
 
 
+@pytest.mark.slow
 def test_llama_on_mi325x():
     rows = published_steps("primus").rows
     off = errors(rows, UNCALIBRATED)

@@ -98,6 +98,7 @@ def one(kind, n=2, **options):
     return Case(n, (CaseOperation(collective, tuple(range(n)), count, **options),))
 
 
+@pytest.mark.slow
 def test_a_hang_names_the_ranks():
     begin = time.monotonic()
     with pytest.raises(AssertionError, match=r"rank 2 did not end within 0\.3 s"):
@@ -699,6 +700,7 @@ def test_wrong_cases_are_refused():
         Case(2, (one_rank, replace(one_rank, ranks=(1,))), coalesced=True)
 
 
+@pytest.mark.slow
 def test_a_launcher_is_found_beside_python_and_a_missing_one_is_told(tmp_path, monkeypatch):
     """An environment need not be activated; a failed start is not hidden by its cleaning up."""
     beside = tmp_path / "bin"

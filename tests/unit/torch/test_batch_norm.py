@@ -77,6 +77,7 @@ def test_a_model_with_distributed_data_parallel():
     backend.spawn(program, 3, cuda_is_cpu=True)
 
 
+@pytest.mark.slow
 def test_without_gpus_it_is_refused_as_by_pytorch():
     def program(rank, world_size):
         dist.init_process_group("gloo")

@@ -75,6 +75,7 @@ def test_a_mode_sees_every_collective_and_changes_nothing(operator):
     assert ranks[1] == (["c10d::recv_"] if operator == "send" else ranks[0])
 
 
+@pytest.mark.slow
 def test_debug_mode_counts_collectives():
     def body(rank, world_size):
         with debug.CommDebugMode() as mode:

@@ -352,6 +352,7 @@ def test_flex_attention_is_one_kernel_each_way(gpu):
         assert not [finding for finding in result.findings if "attention" in finding]
 
 
+@pytest.mark.slow
 @without_warnings
 def test_flex_attention_trains_where_there_are_gpus():
     def program(rank, world_size):

@@ -111,6 +111,7 @@ def test_calls():
     assert run(body).returns[0] == [[4.0, 4.0], [5.0, 5.0], 5, "ab", 2]
 
 
+@pytest.mark.slow
 def test_tensors_keep_what_they_are():
     def body():
         empty = torch.ones(0, 3, dtype=torch.bfloat16)
@@ -272,6 +273,7 @@ def test_a_timeout_is_of_simulated_time():
     assert result.time == pytest.approx(3, abs=1e-3)  # shutdown waits for the function
 
 
+@pytest.mark.slow
 def test_messages_take_the_time_of_their_bytes():
     """A call with 1 MiB takes the time of 1 MiB more at the machine's 50 GB/s."""
     from simcoll.topology import crossbar

@@ -261,6 +261,7 @@ def test_a_file_is_removed_after_the_others_have_read_it(tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_event_loops_wait_in_simulated_time():
     """Also for executors whose threads call collectives, and for a queue to which no process
     writes.
