@@ -1,15 +1,19 @@
-"""Attributes of shared modules that a rank's program assigns, as in processes of their own.
+"""Attributes of shared modules and classes that a rank's program assigns, as in processes of their
+own.
 
 Programs replace functions of Python and PyTorch: ``builtins.print`` by one that only the first rank
-uses, ``dist.all_reduce`` by one that counts, ``sys.stdout`` by a file. Such an assignment is its
-rank's own: the modules hold the values of the rank that runs. What PyTorch assigns to its modules
-stays shared, and so do attributes of classes.
+uses, ``dist.all_reduce`` by one that counts, ``sys.stdout`` by a file, ``nn.Linear.forward`` by one
+that wraps it. Such an assignment is its rank's own: modules and classes hold the values of the rank
+that runs. What PyTorch assigns stays shared, except for its tests, which are programs; so does what
+a shared module assigns while it is loaded. A class counts if its module has it by its name.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
+import sysconfig
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -17,6 +21,7 @@ from typing import Any
 
 import torch
 
+from simcoll.torch.class_assignments import set_class_attribute, watch_classes
 from simcoll.torch.rank_threads import Process, current_thread_or_none
 
 __all__ = ["OwnAssignments"]
@@ -26,8 +31,12 @@ _SHARED_AUTHORS = (
     str(Path(torch.__file__).parent),
     "<frozen importlib",
 )
+_PROGRAMS = str(Path(torch.__file__).parent / "testing")
+_PACKAGES = ("site-packages", "dist-packages")
+_PYTHON = sysconfig.get_path("stdlib")
 _NOTHING = object()
-_Values = dict[tuple[ModuleType, str], Any]
+_Owner = ModuleType | type
+_Values = dict[tuple[_Owner, str], Any]
 
 
 class OwnAssignments:
@@ -56,9 +65,11 @@ class OwnAssignments:
                 super().__delattr__(name)
 
         self._class = WatchedModule
+        self._loading = 0
         undo.callback(self._release)
         for module in list(sys.modules.values()):
             self.watch(module)
+        self._loaders = watch_classes(undo, self.note_class)
 
     def watch(self, module: Any) -> None:
         """Note what programs assign to a module, unless it has a class of its own."""
@@ -66,26 +77,51 @@ class OwnAssignments:
             _give_class(module, self._class)
 
     def replacements(self, is_own: Any) -> list[tuple[Any, str, Any]]:
-        """Owner, name and replacement of the function that loads modules; ``is_own`` tells whether
-        a module is a rank's own by its name.
+        """Owner, name and replacement of functions that load modules; ``is_own`` tells whether a
+        module is a rank's own by its name.
         """
         system: Any = importlib._bootstrap
         load = system._load_unlocked
 
         def load_and_watch(spec: Any) -> Any:
-            module = load(spec)
-            if not is_own(spec.name):
-                self.watch(module)
+            if is_own(spec.name):
+                return load(spec)
+            self._loading += 1
+            try:
+                module = load(spec)
+            finally:
+                self._loading -= 1
+            self.watch(module)
             return module
 
-        return [(system, "_load_unlocked", load_and_watch)]
+        return [(system, "_load_unlocked", load_and_watch), *self._loaders]
 
-    def note(self, module: ModuleType, name: str, author: FrameType) -> None:
+    def note(self, owner: _Owner, name: str, author: FrameType) -> None:
         """Note that an attribute is about to change."""
-        if (module, name) in self._before or current_thread_or_none() is None:
+        if (owner, name) in self._before or self._loading or current_thread_or_none() is None:
             return
-        if not author.f_code.co_filename.startswith(_SHARED_AUTHORS):
-            self._before[module, name] = vars(module).get(name, _NOTHING)
+        if _is_program(author):
+            self._before[owner, name] = vars(owner).get(name, _NOTHING)
+
+    def note_class(self, cls: type, name: str, author: FrameType) -> None:
+        """Note that an attribute of a class is about to change, if ranks share the class."""
+        if current_thread_or_none() is None or not self._belongs_to_all(cls):
+            return
+        # Not __name__ or __bases__, which are the type's.
+        if not hasattr(inspect.getattr_static(type(cls), name, None), "__set__"):
+            self.note(cls, name, author)
+
+    def _belongs_to_all(self, cls: type) -> bool:
+        """Whether a class is a shared module's, by its name: none that is being made, nor one that
+        a function makes.
+        """
+        module = sys.modules.get(str(vars(cls).get("__module__")))
+        owner: Any = module if type(module) is self._class else None
+        for part in cls.__qualname__.split("."):
+            owner = None if owner is None else vars(owner).get(part)
+            if not isinstance(owner, type):
+                return False
+        return owner is cls
 
     def switch(self, last: Process | None, process: Process | None) -> None:
         """Exchange the values of one rank for another's; None: those before the run."""
@@ -93,7 +129,7 @@ class OwnAssignments:
             return
         if last is not None:
             self._of_ranks[last] = {
-                (module, name): vars(module).get(name, _NOTHING) for module, name in self._before
+                (owner, name): vars(owner).get(name, _NOTHING) for owner, name in self._before
             }
         values = {} if process is None else self._of_ranks.get(process, {})
         for key, initial in self._before.items():
@@ -105,12 +141,28 @@ class OwnAssignments:
                 _give_class(module, ModuleType)
 
 
-def _assign(key: tuple[ModuleType, str], value: Any) -> None:
-    module, name = key
-    if value is _NOTHING:
-        vars(module).pop(name, None)
+def _is_program(author: FrameType) -> bool:
+    """Whether a program assigns, perhaps by a function of Python's library such as a mock."""
+    frame: FrameType | None = author
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_PYTHON) or any(part in file for part in _PACKAGES):
+            return file.startswith(_PROGRAMS) or not file.startswith(_SHARED_AUTHORS)
+        frame = frame.f_back
+    return True
+
+
+def _assign(key: tuple[_Owner, str], value: Any) -> None:
+    owner, name = key
+    old = vars(owner).get(name, _NOTHING)
+    if old is value:
+        return
+    if isinstance(owner, type):
+        set_class_attribute(owner, name, *(() if value is _NOTHING else (value,)))
+    elif value is _NOTHING:
+        vars(owner).pop(name, None)
     else:
-        vars(module)[name] = value
+        vars(owner)[name] = value
 
 
 def _give_class(module: Any, cls: type[ModuleType]) -> None:

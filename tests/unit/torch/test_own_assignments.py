@@ -1,7 +1,11 @@
-"""Functions that programs replace in Python's and PyTorch's modules."""
+"""Functions that programs replace in Python's and PyTorch's modules and classes."""
 
 import builtins
 import contextlib
+import ctypes
+import dataclasses
+import enum
+import importlib
 import io
 import math
 import sys
@@ -107,3 +111,91 @@ def test_assignments_before_and_outside_ranks_are_seen_by_all():
         assert on_ranks(body) == ("run",) * 3
     finally:
         del math.mine
+
+
+def test_a_class_of_pytorch_has_what_its_rank_assigned():
+    """As with monkey patches of models: in processes, each wraps the standard function once."""
+
+    def body(rank):
+        standard, calls = torch.nn.Linear.forward, []
+
+        def add_rank(self, x):
+            calls.append(rank)
+            return standard(self, x) + rank
+
+        torch.nn.Linear.forward = add_rank
+        torch.Tensor.owner = property(lambda _: rank)
+        dist.barrier()
+        with mock.patch.object(torch.optim.SGD, "zero_grad", return_value=rank):
+            dist.barrier()
+            mocked = torch.optim.SGD([torch.ones(1)], lr=0.1).zero_grad()
+        if rank == 1:
+            del torch.Tensor.owner
+        dist.barrier()
+        ones, layer = torch.ones(1, 1), torch.nn.Linear(1, 1, bias=False)
+        difference = layer(ones) - ones @ layer.weight.T
+        return round(difference.item(), 3), calls, mocked, getattr(ones, "owner", None)
+
+    before = torch.nn.Linear.forward, torch.optim.SGD.zero_grad, vars(torch.nn.Linear).keys()
+    assert on_ranks(body) == ((0, [0], 0, 0), (1, [1], 1, None), (2, [2], 2, 2))
+    after = torch.nn.Linear.forward, torch.optim.SGD.zero_grad, vars(torch.nn.Linear).keys()
+    assert before == after
+    assert not hasattr(torch.Tensor, "owner")
+
+
+def test_errors_of_assignments_to_classes_are_pythons():
+    """And metaclasses in Python, C and pybind11 keep what they do themselves."""
+
+    class Counting(type):
+        def __setattr__(cls, name, value):
+            super().__setattr__(name, 2 * value)
+
+    class Doubled(metaclass=Counting):
+        pass
+
+    def program(_rank, _size):
+        errors = []
+        for change in (
+            lambda: setattr(int, "mine", 1),
+            lambda: delattr(torch.nn.Linear, "mine"),
+            lambda: setattr(enum.IntEnum("Side", "LEFT"), "LEFT", 3),
+        ):
+            with pytest.raises((TypeError, AttributeError)) as error:
+                change()
+            errors.append((type(error.value), str(error.value)))
+        Doubled.mine = 4
+        mine = ctypes.c_int._type_, Doubled.mine
+        dist.ReduceOp.mine = 3
+        fields = type("Pair", (ctypes.Structure,), {})
+        fields._fields_ = [("left", ctypes.c_int)]
+        return errors, mine, dist.ReduceOp.mine, fields(5).left
+
+    outside = program(0, 1)
+    del dist.ReduceOp.mine
+    assert backend.spawn(program, 2).returns == (outside, outside)
+    assert not hasattr(dist.ReduceOp, "mine")
+
+
+def test_classes_of_ranks_and_of_loading_modules_are_left_alone(tmp_path, monkeypatch):
+    (tmp_path / "patching.py").write_text(
+        "import torch\n\ntorch.nn.Linear.patched = True\n\nclass Mine:\n    pass\n\nMine.a = 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def program(rank, _size):
+        dist.init_process_group("gloo")
+        patching = importlib.import_module("patching")  # the first rank loads it for all
+
+        @dataclasses.dataclass
+        class Local:
+            value: int = rank
+
+        Local.doubled = property(lambda self: 2 * self.value)
+        dist.barrier()
+        return torch.nn.Linear.patched, patching.Mine.a, Local().doubled
+
+    try:
+        assert backend.spawn(program, 2).returns == ((True, 1, 0), (True, 1, 2))
+    finally:
+        del torch.nn.Linear.patched
+        sys.modules.pop("patching", None)
