@@ -128,12 +128,11 @@ class FactSchema:
 
     def kind(self, place: str) -> Kind | FactRows | None:
         """The kind of a fact; None for places that hold none."""
+        if place in self.kinds:  # most keys have no pattern
+            return self.kinds[place]
+        parts = place.split(".")
         return next(
-            (
-                kind
-                for pattern, kind in self.kinds.items()
-                if _fits(place.split("."), pattern.split("."))
-            ),
+            (kind for pattern, kind in self.kinds.items() if _fits(parts, pattern.split("."))),
             None,
         )
 

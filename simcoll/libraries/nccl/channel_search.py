@@ -109,17 +109,23 @@ class ChannelSearch:
         self.orders_of_next: dict[_PeerKey, list[tuple[int, tuple[int, int]]]] = {}
         self.port_lists: dict[tuple[int, int], list[int]] = {}
         self.draft = Draft("ring", 1, 1)
+        self.optimum: tuple[int, int] | None = None
         self.best = self.draft
         self.visited = [0]  # for each channel, a bit for each GPU that it has visited
         self.state = 0
         self.improvements = 0
         self.fruitless: dict[_State, tuple[int, int]] = {}
 
-    def run(self, draft: Draft, best: Draft, steps: int) -> tuple[Draft, int]:
+    def run(
+        self, draft: Draft, best: Draft, steps: int, optimum: tuple[int, int] | None
+    ) -> tuple[Draft, int]:
         """Search for channels better than the best; return the best, and the number of steps left:
         0 if time ran out, -1 if nothing better is possible.
+
+        The optimum is a limit on the rate of all channels with the least number of links at that
+        rate. NCCL searches on behind it, in vain; here the time is then up.
         """
-        self.draft, self.best = draft, best
+        self.draft, self.best, self.optimum = draft, best, optimum
         draft.channels = 0
         draft.orders = [[0] * len(self.gpus) for _ in range(draft.max_channels)]
         draft.nics = [[0, 0] for _ in range(draft.max_channels)]
@@ -443,9 +449,17 @@ class ChannelSearch:
             self.improvements += 1
             if draft.channels == draft.max_channels:
                 clock.steps = -1
+            elif self._is_optimal():
+                clock.steps = 0
         if draft.channels < draft.max_channels:
             yield self._next_channel(clock)
         draft.channels -= 1
+
+    def _is_optimal(self) -> bool:
+        if self.optimum is None:
+            return False
+        rate, hops = self.optimum
+        return self.draft.channels * self.draft.speed_inside == rate and self.draft.hops <= hops
 
     def _is_better(self) -> bool:
         """Whether the channels so far are faster than the best, or as fast on fewer links."""

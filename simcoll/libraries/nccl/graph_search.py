@@ -144,6 +144,7 @@ class _GraphSearch:
         self.least_hops = (self._least_hops(closes=False), self._least_hops(closes=True))
         self.types = {kind: self._types(kind) for kind in ("gpu", "net")}
         self.vain: dict[_Attempt, int] = {}
+        self.through_cpus: dict[tuple[Pattern, int, int], int | None] = {}
 
     def _since(self, generation: int, speed: float) -> tuple[int, int]:
         if speed == 80 and not self.between:
@@ -237,7 +238,9 @@ class _GraphSearch:
             place += 1
         return place
 
-    def _attempt(self, draft: Draft, best: Draft) -> tuple[Draft, int, int]:
+    def _attempt(
+        self, draft: Draft, best: Draft, optimum: tuple[int, int] | None = None
+    ) -> tuple[Draft, int, int]:
         """Search once; an attempt that was in vain is not repeated.
 
         NCCL repeats it with every type of path, though worse types change nothing where there is
@@ -251,7 +254,7 @@ class _GraphSearch:
         attempt = (best, *shape, *speeds, draft.cross_nic, tuple(to_gpu), tuple(to_nic))
         if attempt in self.vain:
             return best, self.vain[attempt], steps
-        better, remaining = self.channels.run(draft, best, steps)
+        better, remaining = self.channels.run(draft, best, steps, optimum)
         if better is best:
             self.vain[attempt] = remaining
         return better, remaining, steps
@@ -267,7 +270,8 @@ class _GraphSearch:
         while True:
             steps = remaining = 0
             if self._has_chance(draft):
-                best, remaining, steps = self._attempt(draft, best)
+                optimum = self._optimum(draft, place) if draft.pattern != "nvls" else None
+                best, remaining, steps = self._attempt(draft, best, optimum)
             budget -= steps
             if remaining == -1 or best.channels * best.speed_between >= self.total_MBps:
                 return best
@@ -326,20 +330,24 @@ class _GraphSearch:
         if best.channels == 0 or best.pattern == "nvls":
             return False
         total = best.channels * best.speed_inside
-        least_speed = min(self.speeds[place], best.speed_between * 49 // 100 + 1)
+        most, least_hops = self._optimum(best, place)
+        return total > most or (total == most and best.hops <= least_hops)
+
+    def _optimum(self, draft: Draft, place: int) -> tuple[int, int]:
+        """A limit on the total rate of channels of this or a lower speed that may follow the draft,
+        and the least number of links of channels that reach it.
+        """
+        least_speed = min(self.speeds[place], draft.speed_between * 49 // 100 + 1)
+        hops = self.least_hops[draft.pattern == "ring"]
+        limits = []
         for speed in self.speeds[place:]:
             if speed < least_speed:
                 break
-            draft = replace(best, speed_inside=speed, speed_between=speed, orders=[], nics=[])
-            limit = self._most_channels(draft)
-            if limit * speed > total:
-                return False
-            if (
-                limit * speed == total
-                and best.hops > limit * self.least_hops[best.pattern == "ring"]
-            ):
-                return False
-        return True
+            slower = replace(draft, speed_inside=speed, speed_between=speed, orders=[], nics=[])
+            limit = self._most_channels(slower)
+            limits.append((limit * speed, limit * hops))
+        most = max(rate for rate, _ in limits)
+        return most, min(links for rate, links in limits if rate == most)
 
     def _has_chance(self, draft: Draft) -> bool:
         """Whether an attempt can find enough channels; NCCL spends its steps on others in vain."""
@@ -368,7 +376,10 @@ class _GraphSearch:
             limit = min(limit, sum(cards.values()))
             # Every channel enters the node by some GPU, without NVLink.
             limit = min(limit, sum(inflow // draft.speed_between for inflow in self.outer_inflows))
-            through_cpus = self.channels.most_through_cpus(draft)
+            key = (draft.pattern, draft.speed_between, draft.type_to_nic)
+            if key not in self.through_cpus:
+                self.through_cpus[key] = self.channels.most_through_cpus(draft)
+            through_cpus = self.through_cpus[key]
             limit = limit if through_cpus is None else min(limit, through_cpus)
         return limit
 

@@ -23,7 +23,7 @@ from simcoll.libraries.nccl.sends import send_channels
 from simcoll.libraries.prediction_cache import VARIABLE
 from simcoll.topology import load_topology
 from simcoll.topology.capability import compute_capability
-from simcoll.topology.host_tree import nics_of
+from simcoll.topology.host_tree import gpus_of, nics_of
 from simcoll.topology.machine import machine
 from simcoll.topology.readers.nccl_xml import parse_nccl_xml
 from simcoll.topology.readers.nccl_xml_writer import nccl_topology_xml
@@ -202,15 +202,36 @@ def test_an_attempt_in_vain_is_not_repeated(monkeypatch):
     attempts = []
     run = ChannelSearch.run
 
-    def counted(self, draft, best, steps):
+    def counted(self, draft, best, steps, optimum):
         attempts.append(draft.speed_between)
-        return run(self, draft, best, steps)
+        return run(self, draft, best, steps, optimum)
 
     monkeypatch.setattr(ChannelSearch, "run", counted)
     rules = PathRules(nic_level=LOC, version=(2, 30))
     host = load_topology("dgx-h100").host
     search_domain([(host, 8)], 16, 0, Settings(rules=rules), multicast=True)
     assert len(attempts) < 120
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dgx-h100", "dgx-2", "azure-nd-a100-v4", "rtx-pro-6000"])
+def test_a_search_ends_at_the_best_channels_with_what_all_its_steps_find(name, monkeypatch):
+    host = load_topology(name).host
+    gpus = len(gpus_of(host))
+    settings = Settings(rules=PathRules(version=(2, 30)))
+
+    def graphs():
+        domain = search_domain([(host, gpus)], 2 * gpus, 0, settings, multicast=True)
+        drafts = filter(None, (domain.ring, domain.tree, domain.nvls))
+        # What stands behind the channels is left from the last try.
+        return [
+            replace(draft, orders=draft.orders[: draft.channels], nics=draft.nics[: draft.channels])
+            for draft in drafts
+        ]
+
+    ended = graphs()
+    monkeypatch.setattr(ChannelSearch, "_is_optimal", lambda _: False)
+    assert ended == graphs()
 
 
 def test_gpus_of_unknown_kind_have_no_graphs():
