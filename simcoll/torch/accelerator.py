@@ -13,7 +13,6 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch import distributed
 from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.errors import ConfigError
 from simcoll.torch.cuda_hardware import hardware_replacements
+from simcoll.torch.cuda_memory import GpuProperties, MemoryQueries
 from simcoll.torch.cuda_streams import (
     AcceleratorEvent,
     AcceleratorStream,
@@ -32,11 +32,9 @@ from simcoll.torch.cuda_streams import (
     default_stream,
     set_stream,
 )
-from simcoll.torch.places import Places
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 from simcoll.torch.replacing import by_signature, in_ranks
 from simcoll.training.gpu import load_gpu
-from simcoll.units import format_size
 
 __all__ = [
     "GeneratorsOfNode",
@@ -64,12 +62,9 @@ _NOTHING = (
     "empty_cache",
     "init",
     "ipc_collect",
-    "reset_accumulated_memory_stats",
     "seed",
     "seed_all",
 )
-_RESETS = ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached")
-_PEAK_OF_ALL = "the rank has tensors on several GPUs, and the peak is that of all together"
 _NVTX = ("range_push", "range_pop", "range_start", "range_end", "mark")
 _CAPABILITY = {
     "v100": (7, 0),
@@ -219,20 +214,13 @@ def add_bindings(undo: contextlib.ExitStack) -> None:
 
 
 def _properties(gpu: str) -> Callable[..., Any]:
-    """The result of ``torch.cuda.get_device_properties``."""
+    """The function ``torch.cuda.get_device_properties``."""
 
-    def properties(device: Any = None) -> Any:
-        device_number(current_device() if device is None else device)
-        description, (major, minor) = load_gpu(gpu), _CAPABILITY.get(gpu.partition("-")[0], (9, 0))
-        count = round(description.values.get("units.count", 1))
-        return SimpleNamespace(
-            name=_name(gpu),
-            total_memory=description.memory_bytes,
-            major=major,
-            minor=minor,
-            multi_processor_count=count,
-            warp_size=32,
-        )
+    def properties(device: Any = None) -> GpuProperties:
+        number = device_number(current_device() if device is None else device)
+        capability = _CAPABILITY.get(gpu.partition("-")[0], (9, 0))
+        node = current_thread().process.environment["GROUP_RANK"]
+        return GpuProperties.of(load_gpu(gpu), _name(gpu), capability, node, number)
 
     return properties
 
@@ -243,58 +231,6 @@ def _name(gpu: str) -> str:
         f"{'NVIDIA ' if gpu.partition('-')[0] in _CAPABILITY else ''}{Path(gpu).stem.upper()} "
         "(simulated)"
     )
-
-
-def _held_bytes(device: Any = None) -> int:
-    """The bytes of the tensors on a device; tensors of unknown place are on the current one."""
-    number, process = device_number(device), current_thread().process
-    places: Places = process.places
-    if number != process.cuda_device:
-        return places.bytes_on(number)
-    elsewhere = sum(places.bytes_on(gpu) for gpu in places.gpus - {number})
-    return max(0, int(process.watched.memory.held_bytes) - elsewhere)
-
-
-def _peak_bytes(device: Any = None) -> int:
-    """The peak of a device: that of the rank, unless it has put tensors on others only."""
-    number, process = device_number(device), current_thread().process
-    gpus = process.places.gpus
-    if number not in gpus and (gpus or number != process.cuda_device):
-        return 0
-    if gpus - {number}:
-        current_thread().tell("torch.cuda.max_memory_allocated", _PEAK_OF_ALL)
-    return int(process.watched.memory.peak_bytes)
-
-
-def _reset_peak(device: Any = None) -> None:
-    device_number(device)
-    memory = current_thread().process.watched.memory
-    memory.peak_bytes = memory.held_bytes
-
-
-def _statistics() -> dict[str, int]:
-    """``memory_stats`` without cache and allocation failures, which do not exist here."""
-    sizes = {"current": _held_bytes(), "peak": _peak_bytes()}
-    kinds = ("allocated", "active", "reserved", "requested")
-    byte_counters = {
-        f"{kind}_bytes.all.{key}": size for kind in kinds for key, size in sizes.items()
-    }
-    return byte_counters | {"num_alloc_retries": 0, "num_ooms": 0}
-
-
-def _summary(*_: Any, **__: Any) -> str:
-    return (
-        f"tensors of rank {current_thread().number}: {format_size(_held_bytes())}, peak "
-        f"{format_size(_peak_bytes())}"
-    )
-
-
-_MEMORY = {
-    **{f"memory_{kind}": _held_bytes for kind in ("allocated", "reserved")},
-    **{f"max_memory_{kind}": _peak_bytes for kind in ("allocated", "reserved")},
-    "memory_stats": _statistics,
-    "memory_summary": _summary,
-}
 
 
 _BINDINGS: dict[str, Callable[..., Any]] = {
@@ -319,7 +255,7 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         A shipped GPU, or a file, which gives name and memory.
     """
     cuda, accelerator, properties = torch.cuda, torch.accelerator, _properties(gpu)
-    load_gpu(gpu)
+    memory = MemoryQueries(device_number, load_gpu(gpu).memory_bytes).functions()
 
     def capability(device: Any = None) -> tuple[int, int]:
         described = properties(device)
@@ -359,13 +295,9 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (cuda, "get_device_name", lambda device=None: properties(device).name),
         (cuda, "get_device_capability", capability),
         (cuda, "get_device_properties", properties),
-        (
-            cuda,
-            "mem_get_info",
-            lambda: (properties().total_memory - _held_bytes(), properties().total_memory),
-        ),
-        *((cuda, name, _reset_peak) for name in _RESETS),
-        *((owner, name, value) for owner in (cuda, accelerator) for name, value in _MEMORY.items()),
+        *((owner, name, memory[name]) for owner in (cuda, accelerator) for name in memory),
+        (accelerator, "memory_stats", lambda device_index=None: cuda.memory_stats(device_index)),
+        (accelerator, "get_memory_info", memory["mem_get_info"]),
         (cuda, "is_bf16_supported", lambda: properties().major >= 8),
         *((cuda, name, _seed) for name in ("manual_seed", "manual_seed_all")),
         (cuda, "initial_seed", torch.initial_seed),
@@ -386,7 +318,6 @@ def accelerator_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
         (accelerator, "synchronize", _synchronize),
         (accelerator, "current_stream", current_stream),
         (accelerator, "set_stream", set_stream),
-        (accelerator, "reset_peak_memory_stats", _reset_peak),
     ]
     classes = [
         (cuda, "StreamContext", StreamContext),

@@ -28,6 +28,7 @@ from simcoll.distributed.runtime.tasks import wait_until
 from simcoll.distributed.start.spawning import compute
 from simcoll.torch.buffer_races import Flights
 from simcoll.torch.compilation import CompiledCalls
+from simcoll.torch.cuda_memory import Shortage, fit_shape, out_of_memory, shortage_of
 from simcoll.torch.module_time import ModuleTimes, Times
 from simcoll.torch.operator_work import tensors_of
 from simcoll.torch.places import HOST
@@ -54,6 +55,7 @@ _COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_c10d_functional_autograd
 _PLAIN = frozenset((torch.Tensor, FakeTensor, torch.nn.Parameter))
 _DEVICE_OF, _META = torch.ops.prim.device.default, torch.device("meta")
 _READ = torch.ops.aten._local_scalar_dense.default
+_RESIZE = torch.ops.aten.resize_.default
 
 
 class Watched(TorchDispatchMode):
@@ -108,12 +110,21 @@ class Watched(TorchDispatchMode):
             thread = current_thread_or_none()
             if thread is not None:
                 self.flights.check_operator(func, args, kwargs or {}, thread.site)
+        memory = self.root.memory
+        if args and (type(args[0]) is list or func is _RESIZE):
+            _fit_shape(func, args, kwargs or {})
+        held_bytes = memory.held_bytes
         self.root.inside = True
         try:
             result = func(*args, **(kwargs or {}))
         finally:
             self.root.inside = False
-        self.root.memory.note(result)
+        memory.note(result)
+        if memory.held_bytes > max(memory.limit_bytes, held_bytes) and not _is_fake(result):
+            shortage = _shortage(tensors_of((args, kwargs)), memory.held_bytes - held_bytes)
+            if shortage is not None:
+                del result  # which the error's frames would keep
+                raise out_of_memory(shortage)
         if self.races is not None and not collective:
             self.races.note_operator(func, args, kwargs or {}, result)
             if not self.root.copying:
@@ -220,6 +231,30 @@ class Watched(TorchDispatchMode):
                 device.compute_time_fs += time_fs
                 device.awaited_fs += max(0, launch_fs - time_fs)
             thread.call(compute, max(time_fs, launch_fs) / 1e15, name)
+
+
+def _shortage(inputs: list[torch.Tensor], new_bytes: int) -> Shortage | None:
+    """The shortage of memory on a GPU by what an operator has made."""
+    thread = current_thread_or_none()
+    if thread is None or thread.process.places is None:
+        return None
+    return shortage_of(thread.process, inputs, new_bytes)
+
+
+def _fit_shape(func: Any, args: Any, kwargs: Any) -> None:
+    """Raise the same error before an operator makes a tensor of a shape, unless it makes a fake
+    one.
+    """
+    position = int(func is _RESIZE)
+    shape = args[position] if len(args) > position else None
+    thread = current_thread_or_none()
+    if type(shape) is not list or thread is None or thread.process.places is None:
+        return
+    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    is_meta = args[0].is_meta if position else device is not None and device.type == "meta"
+    is_fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    if all(type(length) is int for length in shape) and not is_meta and not is_fake:
+        fit_shape(thread.process, shape, args[0].dtype if position else dtype)
 
 
 def _called_by_torch() -> bool:
@@ -444,7 +479,14 @@ def compute_replacements() -> list[tuple[Any, str, Any]]:
         thread = current_thread_or_none()
         if thread is not None:
             thread.process.stream_races.forget(storage)
-        return resize_and_count(storage, size)
+        counts, size_before = memory(), storage.nbytes()
+        result = resize_and_count(storage, size)
+        if counts is not None and counts.held_bytes > counts.limit_bytes and size > size_before:
+            shortage = None if storage.device.type == "meta" else _shortage([], size - size_before)
+            if shortage is not None:
+                resize_and_count(storage, size_before)
+                raise out_of_memory(shortage)
+        return result
 
     def memory() -> TensorMemory | None:
         watched = _current_watch()

@@ -55,7 +55,7 @@ _REFUSED = (
 _SWITCHES = ("is_enabled", "tuning_is_enabled", "record_untuned_is_enabled")
 _NOTHING = (
     (torch.cuda, "reset_accumulated_host_memory_stats reset_peak_host_memory_stats"),
-    (torch.accelerator, "empty_cache empty_host_cache reset_accumulated_memory_stats"),
+    (torch.accelerator, "empty_cache empty_host_cache"),
 )
 _SYNC_MODES = {"default": 0, "warn": 1, "error": 2}
 
@@ -111,13 +111,14 @@ class _RankSettings:
         return int(self._of_rank().get("sync", 0))
 
     def set_fraction(self, fraction: float, device: Any = None) -> None:
-        """Note the part of a GPU's memory that may be used, which is not enforced."""
-        del device
+        """Note the part of a GPU's memory that tensors may take."""
         if not isinstance(fraction, float):
             raise TypeError("Invalid type for fraction argument, must be `float`")
         if not 0 <= fraction <= 1:
             raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
         self._of_rank()["fraction"] = fraction
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        current_thread().process.watched.memory.limit_bytes = int(fraction * total_bytes)
 
     def fraction(self, device: Any = None) -> float:
         """The part that was set; 1.0 otherwise."""
@@ -155,16 +156,10 @@ def hardware_replacements() -> list[tuple[Any, str, Any]]:
         (cuda, "get_allocator_backend", lambda: "native"),
         # It reads seed and offset in the state of a GPU's generator, which is the CPU's here.
         (collective_utils, "_check_philox_rng_sync", collective_utils._check_cpu_rng_sync),
-        (cuda, "device_memory_used", lambda device=None: cuda.memory_reserved(device)),
         (cuda, "get_sync_debug_mode", settings.sync_mode),
         (cuda, "set_sync_debug_mode", settings.set_sync_mode),
         (cuda, "get_per_process_memory_fraction", settings.fraction),
         (cuda, "set_per_process_memory_fraction", settings.set_fraction),
-        (
-            torch.accelerator,
-            "get_memory_info",
-            lambda device_index=None: cuda.mem_get_info(device_index),
-        ),
     ]
     return [
         (owner, name, in_ranks(getattr(owner, name), value))

@@ -133,6 +133,7 @@ class CudaIsCpu(TorchFunctionMode):
                 *args[position + 1 :],
             )
         place = _place(device)
+        by_default = device is None and func in _FACTORIES and not _caller().startswith(_HERE)
         if func is torch._C._nn._parse_to:
             self.places.of_module = place
         if func is torch.Tensor.to and place is None and device is not None:
@@ -144,12 +145,16 @@ class CudaIsCpu(TorchFunctionMode):
             return self._move(args[0], place, lambda: func(*args, **kwargs), wait=wait)
         if self.places.gpus and self.places.differ((*args, *kwargs.values())):
             self.mixing.check(func, args, kwargs)
-        result = func(*args, **kwargs)
+        self.places.making = HOST if pinned else self.places.by_default if by_default else place
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self.places.making = None
         if isinstance(result, (torch.Tensor, tuple, list)) and result is not (args or [None])[0]:
             by_name = pinned or (place == HOST and not _caller().startswith(_TORCH))
             if device is None:
                 place = self.places.of_inputs(args)
-                if place is None and func in _FACTORIES and not _caller().startswith(_HERE):
+                if place is None and by_default:
                     place = self.places.by_default
             self.places.note(result, HOST if pinned else place, offloaded=by_name, pinned=pinned)
         return result
@@ -187,8 +192,12 @@ class CudaIsCpu(TorchFunctionMode):
             return result
 
         def copy() -> torch.Tensor:
-            result = tensor if call is None else call()
-            return tensor.clone() if result is tensor else result
+            self.places.making = place
+            try:
+                result = tensor if call is None else call()
+                return tensor.clone() if result is tensor else result
+            finally:
+                self.places.making = None
 
         if HOST not in {old, place}:
             result = copy()

@@ -52,6 +52,8 @@ class Places:
         The GPUs on which tensors were placed.
     by_default
         Where tensors are made without a device.
+    making
+        The place of what the call in progress makes; None: that of its inputs.
     """
 
     def __init__(self, moved: Callable[[Any, bool], None] = lambda *_: None) -> None:
@@ -61,6 +63,7 @@ class Places:
         self.of_module: int | None = None
         self.gpus: set[int] = set()
         self.by_default = HOST
+        self.making: int | None = None
 
     def note(
         self, value: Any, place: int | None, *, offloaded: bool = False, pinned: bool = False
@@ -102,9 +105,15 @@ class Places:
             return None
         return self._known.get(tensor.untyped_storage()._cdata)
 
-    def bytes_on(self, gpu: int) -> int:
-        """The bytes of the live storages that are known to be on a GPU."""
-        entries = [entry for entry in self._known.values() if entry.place == gpu]
+    def bytes_on(self, place: int, counts: Callable[[int], bool] = lambda _: True) -> int:
+        """The bytes of the live storages that are known to be on a GPU, or on the host; ``counts``
+        chooses among them.
+        """
+        entries = [
+            entry
+            for address, entry in self._known.items()
+            if entry.place == place and counts(address)
+        ]
         storages = [entry.reference() for entry in entries]
         return sum(storage.nbytes() for storage in storages if storage is not None)
 

@@ -157,6 +157,8 @@ class Process:
         Its own modules, by name.
     around
         A context manager around each of its threads.
+    mates
+        The processes of its node, itself among them.
     threads
         The live threads of the program.
     last_thread
@@ -211,6 +213,7 @@ class Process:
     )
     modules: dict[str, Any] = field(default_factory=dict)
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    mates: list[Process] = field(default_factory=list)
     threads: list[RankThread] = field(default_factory=list)
     last_thread: RankThread | None = None
     outsiders: list[threading.Thread] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
@@ -30,7 +31,7 @@ from simcoll.torch.roofline import OperatorCosts, read_costs
 from simcoll.torch.stream_races import StreamRaces
 from simcoll.torch.thread_waits import end_threads
 from simcoll.torch.torch_state import prepare_torch
-from simcoll.training.gpu import shipped_gpus
+from simcoll.training.gpu import load_gpu, shipped_gpus
 
 __all__ = ["TorchSpawnParameters", "compute", "emulated_time", "spawn"]
 
@@ -120,13 +121,14 @@ def spawn(*arguments: Any, **keywords: Any) -> RunResult:
     else:
         modules = OwnModules(None if own_modules is True else own_modules)
     cuda = _gpu_name(run.gpu, run.topology) if run.cuda_is_cpu else None
+    limit_bytes = sys.maxsize if cuda is None else load_gpu(cuda).memory_bytes
     with prepare_torch(modules, cuda=cuda) as ranks:
 
         def body(rank: int, world_size: int) -> Any:
             thread = ranks.start(rank, _environment(rank, world_size))
             job = functools.partial(run.program, rank, world_size, *run.args, **(run.kwargs or {}))
             try:
-                value = _run_program(thread, job, costs)
+                value = _run_program(thread, job, costs, limit_bytes)
             except greenlet.GreenletExit:
                 raise
             except BaseException as error:
@@ -162,13 +164,16 @@ def _gpu_name(gpu: str | Path | None, topology: str | Path | Topology | None) ->
     )
 
 
-def _run_program(thread: RankThread, job: Callable[[], Any], costs: OperatorCosts | None) -> Any:
+def _run_program(
+    thread: RankThread, job: Callable[[], Any], costs: OperatorCosts | None, limit_bytes: int
+) -> Any:
     """Run a program with its operators intercepted, and wait until its streams are idle."""
     process, me = thread.process, current_rank()
     process.device = device = None if costs is None else SimulatedDevice(me)
     process.stream_races = StreamRaces(process)
     process.watched = Watched(device, costs, flights=process.flights, races=process.stream_races)
     me.memory = process.watched.memory
+    process.watched.memory.limit_bytes = limit_bytes
     history = me.world.history
     if history.timeline is not None or history.recording is not None:
         process.scopes = ModuleScopes(me)

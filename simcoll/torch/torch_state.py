@@ -175,6 +175,7 @@ class Ranks:
         self._last: Process | None = None
         self._before = OwnState()
         self._interrupts = Interrupts()
+        self._nodes: dict[str | None, list[Process]] = {}
         undo.enter_context(self._interrupts.noted())
 
     def start(self, number: int, environment: dict[str, str]) -> RankThread:
@@ -188,7 +189,9 @@ class Ranks:
             state,
             self._interrupts,
             around=self._around,
+            mates=self._nodes.setdefault(environment.get("GROUP_RANK"), []),
         )
+        process.mates.append(process)
         thread = RankThread(process)
         thread.thread.start()
         # Threads that it starts inherit this.

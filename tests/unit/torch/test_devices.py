@@ -68,11 +68,11 @@ def test_memory_and_profilers_are_asked():
             ConfigError, match=r"torch.cuda.memory._dump_snapshot has no meaning in a simulated run"
         ):
             torch.cuda.memory._dump_snapshot("snapshot.pickle")
-        return torch.cuda.memory_summary(), held.numel()
+        return torch.cuda.memory_summary(rank), held.numel()
 
-    assert [summary for summary, _ in on_gpus(body)] == [
-        f"tensors of rank {rank}: 1 KiB, peak 1 KiB" for rank in range(4)
-    ]
+    for rank, (summary, _) in enumerate(on_gpus(body)):
+        assert f"device ID {rank} " in summary
+        assert "| Allocated memory      |" in summary
 
 
 def test_groups_take_options_of_nccl():
