@@ -330,8 +330,8 @@ class _GraphSearch:
         if best.channels == 0 or best.pattern == "nvls":
             return False
         total = best.channels * best.speed_inside
-        most, least_hops = self._optimum(best, place)
-        return total > most or (total == most and best.hops <= least_hops)
+        limit_rate, least_hops = self._optimum(best, place)
+        return total > limit_rate or (total == limit_rate and best.hops <= least_hops)
 
     def _optimum(self, draft: Draft, place: int) -> tuple[int, int]:
         """A limit on the total rate of channels of this or a lower speed that may follow the draft,
@@ -346,8 +346,8 @@ class _GraphSearch:
             slower = replace(draft, speed_inside=speed, speed_between=speed, orders=[], nics=[])
             limit = self._most_channels(slower)
             limits.append((limit * speed, limit * hops))
-        most = max(rate for rate, _ in limits)
-        return most, min(links for rate, links in limits if rate == most)
+        limit_rate = max(rate for rate, _ in limits)
+        return limit_rate, min(links for rate, links in limits if rate == limit_rate)
 
     def _has_chance(self, draft: Draft) -> bool:
         """Whether an attempt can find enough channels; NCCL spends its steps on others in vain."""
