@@ -298,6 +298,8 @@ class Fit:
             slice(end - len(rows.size), end) for rows, end in zip(tables, ends, strict=True)
         ]
         self.weight = np.concatenate([rows.weight for rows in tables])
+        # A single number gains little of the loss of all tables, and takes seconds.
+        self.least_gain = 1e-7 if only else 1e-4
 
     def numbers(self, x: Floats) -> dict[str, float]:
         """The numbers at a point."""
@@ -358,13 +360,13 @@ class Fit:
                 trial = x + np.clip(step, -0.5, 0.5)
                 r_trial = self.residuals(trial)
                 loss = self.loss(r_trial, trial)
-                if loss < best * (1 - 1e-4):
+                if loss < best * (1 - self.least_gain):
                     x, r, best, damping = trial, r_trial, loss, damping / 3
                 elif damping > 1:
                     break
                 else:
                     damping *= 10
-            if before - best < before * 2e-3:
+            if before - best < before * 20 * self.least_gain:
                 break
         return x
 
