@@ -50,7 +50,9 @@ def _is_power(number: int, base: int) -> bool:
     return number == 1
 
 
-CONDITIONS: Mapping[str, Callable[[Mapping[str, int]], bool]] = MappingProxyType(
+Condition = Callable[[Mapping[str, int]], bool]
+
+CONDITIONS: Mapping[str, Condition] = MappingProxyType(
     {
         "n = 2^k": lambda values: _is_power(values["n"], 2),
         "n = 2^j - 2^k": lambda values: "01" not in f"{values['n']:b}",
@@ -58,7 +60,17 @@ CONDITIONS: Mapping[str, Callable[[Mapping[str, int]], bool]] = MappingProxyType
         "channels = box": lambda values: values["channels"] == values["box"],
     }
 )
-"""Conditions that may follow a formula, and whether they hold."""
+"""Conditions that may follow a formula, and whether they hold. Powers may have another base:
+``n = 3^k``.
+"""
+
+
+def _condition(text: str) -> Condition | None:
+    power = re.fullmatch(r"n = ([2-9]|[1-9]\d{1,5})\^k", text)
+    if power is None:
+        return CONDITIONS.get(text)
+    base = int(power[1])
+    return lambda values: _is_power(values["n"], base)
 
 
 def _lg(number: Any) -> Any:
@@ -127,7 +139,7 @@ class AlgorithmCost:
         The time in one piece, or in ``pieces`` if the formula names them; None if only the limit is
         stated.
     conditions
-        Keys of :data:`CONDITIONS`, under which alone the formula holds.
+        Those of :data:`CONDITIONS`, under which alone the formula holds.
     limit
         What the time tends to for many bytes in many pieces, when latencies no longer count; None
         if none is stated.
@@ -143,7 +155,8 @@ class AlgorithmCost:
 
     def holds(self, values: Mapping[str, int]) -> bool:
         """Whether the conditions hold for these ranks and parameters."""
-        return all(CONDITIONS[condition](values) for condition in self.conditions)
+        conditions = filter(None, map(_condition, self.conditions))
+        return all(condition(values) for condition in conditions)
 
 
 @cache
@@ -162,7 +175,7 @@ def parse_cost(text: str) -> AlgorithmCost:
     exact, in_limit, limit = text.removeprefix(_AT_MOST).partition(_LIMIT)
     formula, *conditions = re.split(r", (?=\w+ = )", exact.removesuffix("; "))
     for condition in conditions:
-        if condition not in CONDITIONS:
+        if _condition(condition) is None:
             raise ConfigError(
                 f"cost {text!r}: unknown condition {condition!r}; {nearest(condition, CONDITIONS)}"
             )

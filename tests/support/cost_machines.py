@@ -7,6 +7,7 @@ divide, without a remainder.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -171,7 +172,12 @@ def cases(algorithm: Algorithm, pieces: int) -> list[tuple[Site, dict[str, Any]]
     cost = parse_cost(algorithm.cost)
     named = cost.formula.symbols if cost.formula is not None and pieces == 1 else frozenset()
     found = []
-    for site in SITES[algorithm.machine]:
+    sites = SITES[algorithm.machine]
+    if algorithm.machine == "crossbar":
+        # A cost for powers of another base than two is compared on three of them.
+        bases = re.findall(r"n = ([3-9]|[1-9]\d+)\^k", " ".join(cost.conditions))
+        sites = sites + [_crossbar(int(base) ** power) for base in bases for power in (1, 2, 3)]
+    for site in sites:
         values: dict[str, list[Any]] = {
             "topology": [site.machine(BYTES_FS)],
             "dims": [site.symbols.get("dims")],
