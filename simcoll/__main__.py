@@ -1,8 +1,15 @@
 """``python -m simcoll``: the command line."""
 
+import gc
+
 from simcoll.stopping import run_program
 
 __all__ = ["main", "program"]
+
+YOUNG_OBJECTS = 50_000
+"""New objects between two runs of Python's cycle collector, whose default of 700 takes 15 % of the
+CPU time of a plan, and finds next to nothing; the memory of commands stays the same.
+"""
 
 
 def main() -> int:
@@ -14,6 +21,7 @@ def main() -> int:
 
 def program() -> None:
     """Run the command line as this process."""
+    gc.set_threshold(YOUNG_OBJECTS)
     run_program(main)
 
 

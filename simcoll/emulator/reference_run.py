@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import simpy
 
+from simcoll.core.collector import collector_paused
 from simcoll.emulator.events.capacities import CapacityTimeline
 from simcoll.emulator.events.outage_routes import Detours
 from simcoll.emulator.model import effective_capacities
@@ -49,7 +47,7 @@ def play_plan(request: Request) -> Result:
             *changes, *(([detours], partial(links_now, detours)) if detours else ())
         ).start()
     player.start()
-    with _collector_paused():
+    with collector_paused():
         late = until_end(fabric)
     if timeline is not None and not ledger.complete:
         cut = cut_of_player(timeline, player, detours, late)
@@ -70,17 +68,3 @@ def play_plan(request: Request) -> Result:
         ledger.done_fs,
         cut=cut,
     )
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause Python's cycle collector during a run: it would scan all messages in flight repeatedly,
-    in vain.
-    """
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()

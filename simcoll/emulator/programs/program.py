@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -123,7 +124,9 @@ class Program:
             if operation.name:
                 by_name.setdefault(operation.name, []).append(number)
         return tuple(
-            tuple(self._number(number, entry, by_name) for entry in operation.after)
+            operation.after
+            if _are_earlier(operation.after, number)
+            else tuple(self._number(number, entry, by_name) for entry in operation.after)
             for number, operation in enumerate(self.operations)
         )
 
@@ -172,3 +175,8 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<Program: {len(self.operations)} operations of {self.nranks} ranks>"
+
+
+def _are_earlier(entries: tuple[int | str, ...], number: int) -> TypeGuard[tuple[int, ...]]:
+    """Whether all entries are numbers of operations before one."""
+    return all(type(entry) is int and 0 <= entry < number for entry in entries)

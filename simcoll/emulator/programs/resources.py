@@ -71,12 +71,17 @@ class Resources:
         self.program, self.topology = program, topology
         self.channels: dict[str, int] = {}
         calls: dict[tuple[str, Protocol], None] = {}
+        uses: set[tuple[str, int]] = set()
         for operation in program.operations:
-            call = call_of(operation)
+            call, stream = call_of(operation), operation.stream
+            use = stream, 0 if call is None else id(call.plan)
+            if use in uses:
+                continue
+            uses.add(use)
             channels = 1 if call is None else call.plan.nchannels
-            self.channels[operation.stream] = max(self.channels.get(operation.stream, 1), channels)
+            self.channels[stream] = max(self.channels.get(stream, 1), channels)
             if call is not None:
-                calls[operation.stream, call.plan.protocol] = None
+                calls[stream, call.plan.protocol] = None
         widths = list(self.channels.values())
         self.offset = dict(
             zip(self.channels, [sum(widths[:number]) for number in range(len(widths))], strict=True)

@@ -8,7 +8,7 @@ makes a record, and the second waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -108,7 +108,7 @@ def lower(program: Program, topology: Topology, *, marked: bool = False) -> Lowe
     marks: dict[int, tuple[int, int]] = {}
     events = _Dependencies(resources, builder).steps()
     places += builder.starts()
-    places += events[-1]
+    places += events.get(-1, ())
     for number, operation in enumerate(program.operations):
         call, ranks = call_of(operation), rank_array(operation)
         begin = len(places)
@@ -121,7 +121,7 @@ def lower(program: Program, topology: Topology, *, marked: bool = False) -> Lowe
         if marked and ranks.size:
             marks[number] = begin, len(places)
             places.append(builder.local(ranks, operation.stream, 0, SILENT))
-        places += events[number]
+        places += events.get(number, ())
     return _count(builder, _stream_of(places), marks)
 
 
@@ -195,12 +195,10 @@ class _StepBuilder:
             role,
             peer,
         )
-        steps: Steps = self._once(
-            key,
-            ranks,
-            post_fs,
-            make=partial(self._local, ranks.reshape(-1), stream, post_fs, role, peer),
-        )
+        steps: Steps | None = self.known.get(key)
+        if steps is None:
+            make = partial(self._local, ranks.reshape(-1), stream, post_fs, role, peer)
+            steps = self._once(key, ranks, post_fs, make=make)
         return steps
 
     def _local(self, ranks: Ints, stream: str, post_fs: Ints | int, role: int, peer: str) -> Steps:
@@ -353,9 +351,19 @@ def _by_address(arrays: Iterable[Ints]) -> dict[int, Ints]:
     return {id(array): array for array in arrays}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Edge:
+    """The ranks that two operations share, their parts, and, for every part of all ranks, the last
+    operation of the first's stream that the second's stream waits for.
+    """
+
+    ranks: Ints
+    parts: tuple[int, ...]
+    waited: list[int]
+
+
 class _Dependencies:
-    """The steps of records and waits that follow every operation; the last entry precedes all
-    operations.
+    """The steps of records and waits that follow an operation; those at -1 precede all operations.
 
     The n-th wait of a stream of a rank for another matches the n-th record that the other makes for
     it, so a dependency that an earlier one between the same two streams implies needs neither. A
@@ -373,38 +381,49 @@ class _Dependencies:
         self.subsets: dict[tuple[int, tuple[int, ...]], Ints] = {}
         self.pairs: dict[tuple[int, str, str], tuple[Steps, Steps]] = {}
 
-    def steps(self) -> list[list[Steps]]:
-        """The steps after every operation."""
+    def steps(self) -> Mapping[int, Sequence[Steps]]:
+        """The steps after every operation that some follow, by its number."""
         operations = self.program.operations
-        records: list[list[Steps]] = [[] for _ in range(len(operations) + 1)]
-        waits: list[list[Steps]] = [[] for _ in records]
-        for number, operation in enumerate(operations):
-            latest = self.latest[operation.stream]
-            for earlier in sorted(set(self.program.before[number]), reverse=True):
-                predecessor = operations[earlier]
-                if predecessor.stream == operation.stream:
+        records: dict[int, list[Steps]] = {}
+        waits: dict[int, list[Steps]] = {}
+        edges: dict[tuple[int, int, str, str], _Edge] = {}
+        arrays = [id(rank_array(operation)) for operation in operations]
+        streams = [operation.stream for operation in operations]
+        for number, (array, stream, predecessors) in enumerate(
+            zip(arrays, streams, self.program.before, strict=True)
+        ):
+            latest = self.latest[stream]
+            several = len(predecessors) > 1
+            for earlier in sorted(set(predecessors), reverse=True) if several else predecessors:
+                if streams[earlier] == stream:
                     continue
-                ranks, parts = self._new_waits(earlier, predecessor, operation)
+                key = arrays[earlier], array, streams[earlier], stream
+                edge = edges.get(key)
+                if edge is None:
+                    edge = edges[key] = self._edge(operations[earlier], operations[number])
+                ranks, parts = self._new_waits(earlier, edge)
                 if parts:
-                    record, wait = self._pair(ranks, predecessor.stream, operation.stream)
-                    records[earlier].append(record)
-                    waits[max(latest[part] for part in parts)].append(wait)
-            for part in self.parts.of_operation(operation):
+                    record, wait = self._pair(ranks, streams[earlier], stream)
+                    records.setdefault(earlier, []).append(record)
+                    place = max([latest[part] for part in parts])
+                    waits.setdefault(place, []).append(wait)
+            for part in self.parts.of_operation(operations[number]):
                 latest[part] = number
-        return [
-            [*record_steps, *wait_steps]
-            for record_steps, wait_steps in zip(records, waits, strict=True)
-        ]
+        return {
+            number: (*records.get(number, ()), *waits.get(number, ()))
+            for number in {**records, **waits}
+        }
 
-    def _new_waits(
-        self, earlier: int, predecessor: Operation, operation: Operation
-    ) -> tuple[Ints, tuple[int, ...]]:
+    def _edge(self, predecessor: Operation, operation: Operation) -> _Edge:
+        """The dependencies between operations like two, on two streams."""
+        streams = predecessor.stream, operation.stream
+        waited = self.waited.setdefault(streams, [-1] * self.parts.count)
+        return _Edge(*self._common_ranks(predecessor, operation), waited)
+
+    def _new_waits(self, earlier: int, edge: _Edge) -> tuple[Ints, tuple[int, ...]]:
         """The ranks, and their parts, on which an operation waits for an earlier one."""
-        ranks, parts = self._common_ranks(predecessor, operation)
-        waited = self.waited.setdefault(
-            (predecessor.stream, operation.stream), [-1] * self.parts.count
-        )
-        new = tuple(part for part in parts if waited[part] < earlier)
+        ranks, parts, waited = edge.ranks, edge.parts, edge.waited
+        new = tuple([part for part in parts if waited[part] < earlier])
         for part in new:
             waited[part] = earlier
         if new and len(new) < len(parts):
