@@ -41,6 +41,7 @@ from simcoll.distributed.runtime.records import (
 from simcoll.distributed.runtime.tasks import Task, Waitable, current_task, wait_until
 from simcoll.distributed.runtime.world import Rank, current_rank
 from simcoll.distributed.start.spawning import note_failure
+from simcoll.distributed.stores.store import TURN_HERE, WAITER_HERE, use_waiter
 from simcoll.distributed.stores.store_errors import DistError
 from simcoll.errors import InternalError
 from simcoll.torch.buffer_races import Flights
@@ -169,6 +170,8 @@ class Process:
         Ctrl-C during the run.
     rpc
         Its worker of RPC, if any.
+    waiters
+        By what stores wait in its tasks, and what they call before each operation.
     pid
         The ID of the run's process, which tells it from forked ones.
     backend
@@ -218,6 +221,7 @@ class Process:
     last_thread: RankThread | None = None
     outsiders: list[threading.Thread] = field(default_factory=list)
     rpc: Any = None
+    waiters: tuple[Any, Any] = (None, None)
     pid: int = field(default_factory=os.getpid)
 
 
@@ -471,6 +475,9 @@ class RankThread:
         if task is None:
             raise InternalError(f"rank {self.number} runs a function outside of a task")
         self._task = self._task or task
+        if WAITER_HERE.get() is None:  # the task of a thread that the program started
+            use_waiter(*self.process.waiters)
+        self.process.waiters = WAITER_HERE.get(), TURN_HERE.get()
         job = RankJob(function, task)
         self._jobs.append(job)
         self._message = job

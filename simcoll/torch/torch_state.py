@@ -72,7 +72,7 @@ from simcoll.torch.own_registers import register_replacements
 from simcoll.torch.process_group import SimcollGroup
 from simcoll.torch.process_state import OwnState, state_replacements
 from simcoll.torch.profiling import profiler_replacements
-from simcoll.torch.rank_stores import RankStore, prefix_store, store_replacements
+from simcoll.torch.rank_stores import store_of_run, store_replacements
 from simcoll.torch.rank_threads import (
     Groups,
     Process,
@@ -134,8 +134,6 @@ for _field in dataclasses.fields(Groups):
     setattr(_WorldOfRank, _field.name, _field_of_rank(_field.name))
 
 
-_SCHEMES = ("env", "tcp", "file")
-"""Schemes of URLs for which PyTorch has handlers."""
 _NCCL_NAMES = ("nccl", "nccl2", "nccl-legacy", "nccl-lazy")
 """NCCL's backends; those after the first from PyTorch 2.14 on."""
 
@@ -325,12 +323,11 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
         world_size: int = -1,
         **kwargs: Any,
     ) -> Iterator[tuple[Any, int, int]]:
-        scheme = urlsplit(url).scheme if isinstance(url, str) else ""
-        if scheme not in _SCHEMES:  # a handler of the program's own, or an error
+        address = urlsplit(url) if isinstance(url, str) else None
+        if address is None or address.scheme != "env" or address.query:
             with _with_entries(handlers, own_handlers.get(thread.number, {})):
-                places = standard(url, rank, world_size, **kwargs)
-            yield from places
-            return
+                places: Iterator[tuple[Any, int, int]] = standard(url, rank, world_size, **kwargs)
+            return places
         size = int(thread.process.environment["WORLD_SIZE"])
         for name in ("RANK", "WORLD_SIZE"):
             mine, run = os.environ.get(name), thread.process.environment[name]
@@ -340,11 +337,11 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
                     "here; real processes would wait for ranks that never come"
                 )
                 thread.tell("init_process_group", reason)
-        yield (
-            RankStore(thread, store),
+        own_rank, own_size = (
             thread.number if rank < 0 else rank,
             size if world_size < 0 else world_size,
         )
+        return iter([(store_of_run(thread, store), own_rank, own_size)])
 
     distributed_rendezvous = distributed_c10d.rendezvous
     make_group = distributed_c10d._new_process_group_helper
@@ -360,7 +357,6 @@ def _change_torch(undo: contextlib.ExitStack) -> None:
             undo, distributed_c10d, "default_pg_nccl_timeout", distributed_c10d.default_pg_timeout
         )
     _replace(undo, distributed_c10d, "BackendConfig", _BackendConfig)
-    _replace(undo, distributed_c10d, "PrefixStore", prefix_store)
     _change_fsdp(undo)
     _replace(undo, torch._C.Future, "wait", _wait(torch._C.Future.wait))
     counting = "_set_forward_pass_work_handle"

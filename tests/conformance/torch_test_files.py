@@ -163,7 +163,7 @@ def _set_up(case, name):
 
 def _forget_launcher():
     """Remove what a launcher sets for ranks, and PyTorch's runners do not."""
-    for name in ("RANK", "WORLD_SIZE"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)
 
 
@@ -274,6 +274,7 @@ def _list(player, module):
     import simcoll.torch
 
     if player == "gloo":
+        _count_gpus(8)
         return _tests(importlib.import_module(module))
     tests = {}
 

@@ -356,7 +356,13 @@ class Store:
         last = f"{key}/last_member/{(number - 1) // world_size}"
         if number % world_size == 0:
             self.set(last, "1")
-        self.wait([last], timeout)
+        patience_s = self._patience_s() if timeout is None else _seconds(timeout)
+        try:
+            self.wait([last], timeout)
+        except DistStoreError:
+            raise DistStoreError(
+                f"barrier timeout after {round(patience_s * 1000)}ms, key: {key}"
+            ) from None
 
     def delete_key(self, key: str) -> bool:
         """Remove a key or queue; returns whether it existed."""
