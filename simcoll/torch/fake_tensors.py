@@ -24,7 +24,8 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
-from simcoll.torch.rank_threads import current_thread_or_none
+from simcoll.torch.rank_threads import RankThread, current_thread_or_none
+from simcoll.torch.replacing import for_ranks
 
 Started = tuple[list[torch.Tensor], Any]
 
@@ -110,6 +111,8 @@ def change_fake_tensors(
         for name in ("_warmup_p2p", "_initialize_pipeline_distributed_state"):  # before 2.15, since
             if hasattr(schedule, name):
                 replace(undo, schedule, name, _on_real_tensors(getattr(schedule, name)))
+        stage, name = module._PipelineStageBase, "_get_init_p2p_neighbors_ops"
+        replace(undo, stage, name, _with_own_buffers(getattr(stage, name)))
 
     if _PIPELINES in sys.modules:
         pipelines(sys.modules[_PIPELINES])
@@ -124,6 +127,17 @@ def change_fake_tensors(
 def _faking() -> bool:
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     return mode is not None and current_thread_or_none() is not None
+
+
+@for_ranks
+def _with_own_buffers(_thread: RankThread, standard: Callable[..., Any], stage: Any) -> Any:
+    """The messages by which a stage meets its neighbours: PyTorch receives all into one buffer,
+    whose contents nobody reads.
+    """
+    operations = standard(stage)
+    for operation in operations:
+        operation.tensor = operation.tensor.clone()
+    return operations
 
 
 def _on_real_tensors(standard: Callable[..., Any]) -> Callable[..., Any]:

@@ -360,6 +360,35 @@ def test_pipeline():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.parametrize("name", ["ScheduleGPipe", "Schedule1F1B"])
+def test_pipeline_of_a_traced_model(name):
+    """Its middle stages receive from both sides when they meet their neighbours."""
+    x = torch.rand(8, 8, dtype=torch.float64)
+    whole = nn.Sequential(*(nn.Linear(8, 8).double() for _ in range(SIZE)))
+
+    def body(rank, world_size):
+        mine = copy.deepcopy(whole)
+        points = {str(part): pipelining.SplitPoint.BEGINNING for part in range(1, world_size)}
+        pipe = pipelining.pipeline(mine, mb_args=(x[:2],), split_spec=points)
+        stage = pipe.build_stage(rank, torch.device("cpu"))
+        schedule = getattr(pipelining, name)(
+            stage, 4, loss_fn=lambda got, target: (got - target).square().mean()
+        )
+        inputs = {"target": x} if rank == world_size - 1 else {}
+        output = schedule.step(*([x] if rank == 0 else []), **inputs)
+        return output, [weight.grad for weight in stage.submod.parameters()]
+
+    (whole(x) - x).square().mean().backward()
+    returns = on_ranks(body).returns
+    assert close(returns[-1][0], whole(x))
+    gradients = [gradient for _, stage in returns for gradient in stage]
+    assert all(
+        close(*pair) for pair in zip(gradients, [w.grad for w in whole.parameters()], strict=True)
+    )
+
+
+@pytest.mark.slow
 def test_checkpoint(tmp_path):
     def body(rank, world_size):
         mesh = device_mesh.init_device_mesh("cpu", (world_size,))
