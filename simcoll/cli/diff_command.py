@@ -11,7 +11,7 @@ from simcoll.cli.perf_options import MachineOptions
 from simcoll.command_line import COUNT, WHOLE
 from simcoll.errors import ConfigError
 from simcoll.terminal import say
-from simcoll.units import counted, format_size
+from simcoll.units import counted, format_size, format_time
 
 if TYPE_CHECKING:
     from simcoll.libraries.nccl.choice import NcclChoice
@@ -85,7 +85,8 @@ def diff_results(
     if len(comparison.inputs) > limit:
         say(f"# and {len(comparison.inputs) - limit:,} more inputs that differ (--limit)")
     for move in beyond[:limit]:
-        say(f"{move.change:+10.3%}  {move.old:>22,} -> {move.new:>22,}  {move.name}")
+        old, new = _figures(metric, move.old, move.new)
+        say(f"{move.change:+10.3%}  {old:>15} -> {new:>15}  {move.name}")
     if len(beyond) > limit:
         say(f"# and {len(beyond) - limit:,} more (--limit)")
     for label, names in (("gone", comparison.gone), ("new", comparison.new)):
@@ -100,6 +101,19 @@ def diff_results(
         f"{len(comparison.gone):,} gone, {len(comparison.new):,} new"
     )
     return int(bool(beyond or comparison.gone))
+
+
+def _figures(metric: str, old: float, new: float) -> tuple[str, str]:
+    """Two figures, rounded unless that hides their difference."""
+    if metric.endswith("_fs"):
+        texts = format_time(int(old)), format_time(int(new))
+    else:
+        texts = _rounded(old), _rounded(new)
+    return texts if texts[0] != texts[1] or old == new else (f"{old:,}", f"{new:,}")
+
+
+def _rounded(figure: float) -> str:
+    return f"{figure:,.0f}" if abs(figure) >= 1e5 else f"{figure:,.6g}"
 
 
 def _is_version(name: Path) -> bool:

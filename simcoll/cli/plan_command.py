@@ -198,7 +198,7 @@ def _conclude(
     for alternative in missing:
         say(f"  -  {alternative.name}: {alternative.reason}")
     alternatives = alternatives_of(best)
-    if len(alternatives) > 1:
+    if len(alternatives) > 1 or any(absent.name for absent in missing):
         for sentence in verdict(space.objective.figure, alternatives, ()):
             say(f"# {sentence}")
     for line in interval_lines(space.objective.figure, best, verbose=verbose):

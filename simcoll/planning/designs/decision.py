@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from simcoll.planning.designs.figures import FIGURES
 from simcoll.planning.designs.mapping_search import typical_of
+from simcoll.planning.designs.nearest_fit import alternative_name
 from simcoll.training.evidence import uneven_evidence
 from simcoll.training.step_intervals import bias_sentence
 
@@ -101,22 +102,8 @@ def alternatives_of(best: Sequence[Row]) -> list[Alternative]:
     """
     leaders: dict[str, Row] = {}
     for row in best:
-        leaders.setdefault(_label(row["point"]["case"]), row)
+        leaders.setdefault(alternative_name(row["point"]["case"]) or "the best design", row)
     return [Alternative(name, row) for name, row in leaders.items()]
-
-
-def _label(case: Mapping[str, Any]) -> str:
-    """What tells the machine of a design from others."""
-    if "alternative" in case:
-        return str(case["alternative"])
-    machine = [
-        f"{name} {value}" for name, value in case.items() if "." in name or name in _MACHINE_KEYS
-    ]
-    return ", ".join(machine) or "the best design"
-
-
-_MACHINE_KEYS = {"degraded", "slow", "nodes", "gpus"}
-"""Lists of a machine whose names have no table."""
 
 
 def interval_of(

@@ -13,7 +13,7 @@ from simcoll.training.design import design_from
 from simcoll.training.memory import memory_by_stage
 from simcoll.training.parallel import Parallel
 
-__all__ = ["MissingAlternative", "missing_alternatives"]
+__all__ = ["MissingAlternative", "alternative_name", "missing_alternatives"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,27 @@ class MissingAlternative:
 
     name: str
     reason: str
+
+
+def alternative_name(case: Mapping[str, Any]) -> str:
+    """The alternative of a design: its name, or what tells its machine from others; empty for a
+    plan of one machine.
+
+    >>> alternative_name({"topology.name": "dgx-h100", "tp": 4})
+    'topology.name dgx-h100'
+    """
+    if "alternative" in case:
+        return str(case["alternative"])
+    return ", ".join(f"{name} {value}" for name, value in case.items() if _is_of_machine(name))
+
+
+def _is_of_machine(name: str) -> bool:
+    """Whether a list is of the machine and not of the mapping."""
+    return "." in name or name in _MACHINE_KEYS
+
+
+_MACHINE_KEYS = {"degraded", "slow", "nodes", "gpus"}
+"""Lists of a machine whose names have no table."""
 
 
 def missing_alternatives(rows: Sequence[Row]) -> list[MissingAlternative]:
@@ -40,8 +61,7 @@ def missing_alternatives(rows: Sequence[Row]) -> list[MissingAlternative]:
     """
     alternatives: dict[str, list[Row]] = {}
     for row in rows:
-        name = str(row["point"]["case"].get("alternative", ""))
-        alternatives.setdefault(name, []).append(row)
+        alternatives.setdefault(alternative_name(row["point"]["case"]), []).append(row)
     return [
         MissingAlternative(name, _reason(designs))
         for name, designs in alternatives.items()
@@ -63,7 +83,11 @@ def _reason(designs: Sequence[Row]) -> str:
 
 def _with(case: Mapping[str, Any]) -> str:
     """The values that tell a design from others of its alternative."""
-    values = [f"{name} = {value}" for name, value in case.items() if name != "alternative"]
+    values = [
+        f"{name} = {value}"
+        for name, value in case.items()
+        if name != "alternative" and not _is_of_machine(name)
+    ]
     return f" with {', '.join(values)}" if values else ""
 
 

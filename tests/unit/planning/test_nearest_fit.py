@@ -7,6 +7,7 @@ import tomllib
 
 import pytest
 
+from simcoll.cli import main
 from simcoll.planning.designs.design_search import time_design
 from simcoll.planning.designs.nearest_fit import missing_alternatives
 from simcoll.planning.designs.space import load_space
@@ -100,3 +101,33 @@ def test_an_alternative_without_a_possible_design_gives_the_reason():
     rows = [{"point": point, "error": "sequence 5: not divisible by cp = 2"}]
     (missing,) = missing_alternatives(rows)
     assert missing.reason == "no design is possible: sequence 5: not divisible by cp = 2"
+
+
+def test_a_machine_of_a_list_is_an_alternative():
+    rows = [
+        {"point": {"case": {"topology.name": name, "nodes": 8, "tp": 8}, "design": {}}, **outcome}
+        for name, outcome in (
+            ("dgx-h100", {"result": {"fits": "needs 41 days, limit 30 days", "excess": 1.37}}),
+            ("dgx-h200", {"result": {"fits": "yes"}}),
+        )
+    ]
+    (missing,) = missing_alternatives(rows)
+    assert missing.name == "topology.name dgx-h100, nodes 8"
+    assert missing.reason == "no design fits; nearest needs 41 days, limit 30 days with tp = 8"
+
+
+@pytest.mark.slow
+def test_a_searched_machine_on_which_nothing_fits_has_a_row(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.toml").write_text(
+        '[model]\nname = "llama-3.1-70b"\nsequence = 4096\nglobal_batch = 8\n'
+        '[topology]\nname = ["dgx-h100", "dgx-b300"]\nnodes = 1\n'
+        '[objective]\nmaximise = "tokens_per_second"\n'
+    )
+    assert main(["plan", "plan.toml", "--tier", "1", "--budget", "2", "-o", "out"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(
+        r"- +topology.name dgx-h100: no design fits; nearest 1\d\d\.\d of 79\.2 GiB", out
+    )
+    assert "# Best by tokens per second: topology.name dgx-b300, " in out
+    assert "topology.name dgx-h100" in (tmp_path / "out" / "report.html").read_text()
