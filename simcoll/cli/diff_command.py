@@ -108,11 +108,11 @@ def _figures(metric: str, old: float, new: float) -> tuple[str, str]:
     if metric.endswith("_fs"):
         texts = format_time(int(old)), format_time(int(new))
     else:
-        texts = _rounded(old), _rounded(new)
+        texts = _figure_text(old), _figure_text(new)
     return texts if texts[0] != texts[1] or old == new else (f"{old:,}", f"{new:,}")
 
 
-def _rounded(figure: float) -> str:
+def _figure_text(figure: float) -> str:
     return f"{figure:,.0f}" if abs(figure) >= 1e5 else f"{figure:,.6g}"
 
 
