@@ -37,7 +37,7 @@ MOST = 2**20
 """Number of accesses to chunks that are handled together, and of chunks of which there is a
 table.
 """
-KEPT_ROWS = 2**23
+KEPT_ROWS = 2**24
 """Up to this number, transfers are kept between passes, at 17 bytes each as a rule: every group of
 ranks takes a pass, and to generate the steps again takes longer than all the rest.
 """

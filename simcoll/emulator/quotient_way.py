@@ -26,6 +26,7 @@ from simcoll.emulator.folding.remembered import (
     FEWEST_FOLDED,
     LEAST_A_STEP,
     TOO_MANY_CLASSES,
+    capped_classes,
     classes_first,
     classes_of,
     count_run,
@@ -37,7 +38,6 @@ from simcoll.emulator.folding.unpriced import Folding
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result, compiled_result
 from simcoll.emulator.steps.run_links import all_links, check_switches
-from simcoll.emulator.steps.step_columns import cache_key
 from simcoll.errors import InternalError
 from simcoll.topology import Topology
 
@@ -166,15 +166,19 @@ def _classes_pay(request: Request) -> bool:
 def _classes(request: Request) -> Folding | str:
     """The classes; or why there are none, or that lock-step is faster.
 
-    Both look at the whole run, so the one that takes less time, and mostly has an answer, comes
-    first: lock-step up to a million messages; beyond, where the trace hash makes it slow,
-    refinement for as long as lock-step would take.
+    The run of a table has found its classes already, and those that are too many to be loaded are
+    still far fewer than its messages. Else lock-step may be faster: both look at the whole run, so
+    the one that takes less time, and mostly has an answer, comes first: lock-step up to a million
+    messages; beyond, where the trace hash makes it slow, refinement for as long as lock-step would
+    take.
     """
     seen, plan = request.summary, request.plan
     hashed = seen.messages <= MOST_HASHED
     expanded = request.keep or hashed
     if request.quotient:
         return classes_of(request, plan, worth_it=False, expanded=expanded)
+    if not expanded and _unloadable_of(request) == TOO_MANY_CLASSES:
+        return capped_classes(request)
     if COMPILED:
         patience = 0 if hashed else seen.messages // (PATIENCE * seen.rows)
         if patience:
@@ -209,8 +213,8 @@ def _play_stream(request: Request) -> tuple[LoadedOutcome, Ints | None]:
     plan, seen, classes = request.plan, request.summary, _classes_of(request)
     if isinstance(classes, str):
         raise InternalError(f"{plan} has no classes to play: {classes}")
-    capacity, _, name = all_links(plan, request.topology)
-    quotient = classes.timed(plan, cache_key(plan)[1], capacity)
+    name = all_links(plan, request.topology)[2]
+    quotient = classes.timed(plan, request.topology)
     expanded = request.keep or seen.messages <= MOST_HASHED
     expansion = Expansion(quotient, seen.messages, keep=request.keep) if expanded else None
     machine = StepMachine(

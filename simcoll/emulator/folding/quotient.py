@@ -8,7 +8,7 @@ has state beyond lanes and links, the result is the reason.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -85,6 +85,26 @@ class Quotient:
         for place in self.order.tolist():
             numbers, times = self.groups[place]
             yield tuple(map(self.steps.__getitem__, numbers)), times
+
+    def without_links(self, first: int, count: int) -> Quotient:
+        """The quotient of a run that has all links but ``count`` from ``first`` on.
+
+        Its classes are still classes: messages that cross equal links do so without some of them.
+        """
+        gone = (self.links >= first) & (self.links < first + count)
+        absent = np.append(gone, np.False_)  # no link is the last one
+        steps = []
+        for step in self.steps:
+            shape = step.shape
+            links = np.where(absent[shape.links], np.int32(-1), shape.links)
+            order = np.argsort(links < 0, axis=1, kind="stable")
+            links, weight = (
+                np.take_along_axis(column, order, axis=1) for column in (links, shape.weight)
+            )
+            steps.append(replace(step, shape=replace(shape, links=links, weight=weight)))
+        # A class that no message crosses keeps its number, and may stand for any link.
+        links = np.where(gone, 0, self.links - count * (self.links >= first + count))
+        return replace(self, steps=tuple(steps), links=links, nlinks=self.nlinks - count)
 
     def parts(self, most_rows: int) -> Iterator[Ints]:
         """The numbers of the steps in order, in parts of some ``most_rows`` messages."""

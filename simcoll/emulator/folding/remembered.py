@@ -51,6 +51,7 @@ __all__ = [
     "TOO_MANY_CLASSES",
     "Remembered",
     "RunKey",
+    "capped_classes",
     "classes_first",
     "classes_of",
     "count_run",
@@ -299,23 +300,36 @@ def classes_of(
     return classes
 
 
-def folded_rows(request: Request) -> Folding | str:
-    """The classes of a run as if its protocol capped channels, if they are few enough to be loaded;
-    or why there are none.
+def capped_classes(request: Request) -> Folding | str:
+    """The classes of a run as if its protocol capped channels, so that protocols with caps and
+    without share them; or why there are none.
     """
     plan = request.plan
     if request.summary.switched:
         check_switches(plan, request.topology)
-    capped = plan
-    if not plan.protocol.channel_rate_uBps:
-        capped = replace(plan, protocol=replace(plan.protocol, channel_rate_uBps=1))
     hashed = request.summary.messages <= hash_limit(request)
-    classes = classes_of(request, capped, worth_it=True, hashed=hashed, waits=plan.wait_pairs)
+    return classes_of(request, _capped(plan), worth_it=True, hashed=hashed, waits=plan.wait_pairs)
+
+
+def _capped(plan: Plan) -> Plan:
+    """The plan under a protocol that caps channels."""
+    if plan.protocol.channel_rate_uBps:
+        return plan
+    return replace(plan, protocol=replace(plan.protocol, channel_rate_uBps=1))
+
+
+def folded_rows(request: Request) -> Folding | str:
+    """The classes of :func:`capped_classes`, if they are few enough to be loaded; or why there are
+    none.
+    """
+    classes = capped_classes(request)
     if isinstance(classes, str):
         return classes
     if classes.quotient.messages > MOST_SLOTS:
         return TOO_MANY_CLASSES
-    classes = recall(capped, request.topology).folding = slim(classes, hashed=hashed)
+    hashed = request.summary.messages <= hash_limit(request)
+    classes = slim(classes, hashed=hashed)
+    recall(_capped(request.plan), request.topology).folding = classes
     return classes
 
 

@@ -103,9 +103,13 @@ class Folding:
         """Whether it has what the times, or the trace hash, of all messages need."""
         return bool(self.quotient.patterns) or not (expanded or (hashed and self.ends is None))
 
-    def timed(self, plan: Plan, each: int, capacity: Ints) -> Quotient:
-        """The quotient of a plan, with costs and capacities."""
-        quotient = self.quotient
+    def timed(self, plan: Plan, topology: Topology) -> Quotient:
+        """The quotient of a plan, with costs and capacities; without caps of channels if the plan
+        has none.
+        """
+        capacity, each = all_links(plan, topology)[0], cache_key(plan)[1]
+        caps = self.quotient.nlinks - len(capacity)
+        quotient = self.quotient.without_links(topology.nlinks, caps) if caps else self.quotient
         costs, size = self.rows.price(plan.protocol, each)
         steps, first = [], 0
         for step in quotient.steps:

@@ -134,3 +134,27 @@ def test_many_steps_of_few_messages_are_loaded(monkeypatch):
     assert [run.whole.row.size for run in kept(schedule)] == [loaded.messages]
     alone = simcoll.emulate(plan, topology, engine="simpy", data="none", bound=False)
     assert (loaded.time_fs, loaded.trace_hash) == (alone.time_fs, alone.trace_hash)
+
+
+@pytest.mark.slow
+def test_classes_too_many_to_be_loaded_are_found_once_for_all_caps(monkeypatch):
+    for place in ("folding.remembered", "quotient_way"):
+        monkeypatch.setattr(f"simcoll.emulator.{place}.MOST_SLOTS", 0)
+        monkeypatch.setattr(f"simcoll.emulator.{place}.MOST_HASHED", 0)
+    schedule = simcoll.schedule("all_reduce", "ring", nranks=64, channels=8, box=8)
+    topology = load_topology("dgx-h100", nodes=8)
+    runs_of(schedule).by_key.clear()
+    chunks = schedule.layout.chunks
+    for count in (4096 * chunks, chunks // 4 * 3):
+        for protocol in ("LL", "LL128", "Simple", "ideal"):
+            plan = simcoll.bind(schedule, count, protocol=protocol)
+            request = Request(plan, topology, engine="fast", protocols=4)
+            classes = run_checked(request, data="none", bound=False)
+            every = simcoll.emulate(
+                plan, topology, engine="fast", quotient=False, data="none", bound=False
+            )
+            assert classes.time_fs == every.time_fs
+            assert classes.classes
+        folded = [key for key, run in runs_of(schedule).by_key.items() if run.folding]
+        assert all(key.caps[0] for key in folded)
+        assert len(folded) == len({(key.sizes, key.shares) for key in folded})
