@@ -21,20 +21,22 @@ from simcoll.emulator.fast.compiled import COMPILED, UNCOMPILED
 from simcoll.emulator.fast_way import beyond_loops, plays_in_lockstep
 from simcoll.emulator.folding.expanding import Expansion
 from simcoll.emulator.folding.loaded_run import MOST_SLOTS, LoadedOutcome, LoadedRun
+from simcoll.emulator.folding.periods import periods_of
 from simcoll.emulator.folding.quotient import no_quotient
 from simcoll.emulator.folding.remembered import (
     FEWEST_FOLDED,
     LEAST_A_STEP,
     TOO_MANY_CLASSES,
-    capped_classes,
     classes_first,
     classes_of,
+    classes_with_caps,
     count_run,
     folded_rows,
     has_folded_rows,
     run_of_classes,
 )
 from simcoll.emulator.folding.unpriced import Folding
+from simcoll.emulator.model import checked_time
 from simcoll.emulator.request import Request
 from simcoll.emulator.result import Result, compiled_result
 from simcoll.emulator.steps.run_links import all_links, check_switches
@@ -178,7 +180,7 @@ def _classes(request: Request) -> Folding | str:
     if request.quotient:
         return classes_of(request, plan, worth_it=False, expanded=expanded)
     if not expanded and _unloadable_of(request) == TOO_MANY_CLASSES:
-        return capped_classes(request)
+        return classes_with_caps(request)
     if COMPILED:
         patience = 0 if hashed else seen.messages // (PATIENCE * seen.rows)
         if patience:
@@ -217,22 +219,25 @@ def _play_stream(request: Request) -> tuple[LoadedOutcome, Ints | None]:
     quotient = classes.timed(plan, request.topology)
     expanded = request.keep or seen.messages <= MOST_HASHED
     expansion = Expansion(quotient, seen.messages, keep=request.keep) if expanded else None
+    periodic = None if expanded or plan.protocol.fifo_depth else periods_of(quotient)
     machine = StepMachine(
         quotient.capacity,
         quotient.lane_steps,
-        quotient.stream(),
+        quotient.stream() if periodic is None else periodic.stream(),
         launch_fs=plan.protocol.launch_fs,
         fifo=plan.protocol.fifo_depth > 0,
         hashed=False,
-        on_step=expansion,
+        on_step=periodic or expansion,
     )
+    if periodic is not None:
+        periodic.lane_left = machine.state.lane_left
     machine.play(lambda link: f"class {link}, for example {name(int(quotient.links[link]))}")
-    if machine.messages != quotient.messages:
-        raise InternalError(
-            f"{machine.messages} of {quotient.messages} messages of the quotient are done"
-        )
+    messages = machine.messages + (periodic.left_out if periodic else 0)
+    if messages != quotient.messages:
+        raise InternalError(f"{messages} of {quotient.messages} messages of the quotient are done")
     if expansion is None:
-        return LoadedOutcome(machine.time_fs, "", machine.messages), None
+        time_fs = checked_time(machine.time_fs + (periodic.left_out_fs if periodic else 0))
+        return LoadedOutcome(time_fs, "", quotient.messages), None
     return LoadedOutcome(
         machine.time_fs, expansion.hash.hexdigest(), machine.messages
     ), expansion.done_fs

@@ -86,12 +86,12 @@ class Quotient:
             numbers, times = self.groups[place]
             yield tuple(map(self.steps.__getitem__, numbers)), times
 
-    def without_links(self, first: int, count: int) -> Quotient:
-        """The quotient of a run that has all links but ``count`` from ``first`` on.
+    def without_links(self, begin: int, count: int) -> Quotient:
+        """The quotient of a run that has all links but ``count`` from ``begin`` on.
 
         Its classes are still classes: messages that cross equal links do so without some of them.
         """
-        gone = (self.links >= first) & (self.links < first + count)
+        gone = (self.links >= begin) & (self.links < begin + count)
         absent = np.append(gone, np.False_)  # no link is the last one
         steps = []
         for step in self.steps:
@@ -103,7 +103,7 @@ class Quotient:
             )
             steps.append(replace(step, shape=replace(shape, links=links, weight=weight)))
         # A class that no message crosses keeps its number, and may stand for any link.
-        links = np.where(gone, 0, self.links - count * (self.links >= first + count))
+        links = np.where(gone, 0, self.links - count * (self.links >= begin + count))
         return replace(self, steps=tuple(steps), links=links, nlinks=self.nlinks - count)
 
     def parts(self, most_rows: int) -> Iterator[Ints]:

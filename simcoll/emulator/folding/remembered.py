@@ -51,9 +51,9 @@ __all__ = [
     "TOO_MANY_CLASSES",
     "Remembered",
     "RunKey",
-    "capped_classes",
     "classes_first",
     "classes_of",
+    "classes_with_caps",
     "count_run",
     "folded_rows",
     "forget_sizes",
@@ -300,7 +300,7 @@ def classes_of(
     return classes
 
 
-def capped_classes(request: Request) -> Folding | str:
+def classes_with_caps(request: Request) -> Folding | str:
     """The classes of a run as if its protocol capped channels, so that protocols with caps and
     without share them; or why there are none.
     """
@@ -308,10 +308,12 @@ def capped_classes(request: Request) -> Folding | str:
     if request.summary.switched:
         check_switches(plan, request.topology)
     hashed = request.summary.messages <= hash_limit(request)
-    return classes_of(request, _capped(plan), worth_it=True, hashed=hashed, waits=plan.wait_pairs)
+    return classes_of(
+        request, _with_caps(plan), worth_it=True, hashed=hashed, waits=plan.wait_pairs
+    )
 
 
-def _capped(plan: Plan) -> Plan:
+def _with_caps(plan: Plan) -> Plan:
     """The plan under a protocol that caps channels."""
     if plan.protocol.channel_rate_uBps:
         return plan
@@ -319,17 +321,17 @@ def _capped(plan: Plan) -> Plan:
 
 
 def folded_rows(request: Request) -> Folding | str:
-    """The classes of :func:`capped_classes`, if they are few enough to be loaded; or why there are
-    none.
+    """The classes of :func:`classes_with_caps`, if they are few enough to be loaded; or why there
+    are none.
     """
-    classes = capped_classes(request)
+    classes = classes_with_caps(request)
     if isinstance(classes, str):
         return classes
     if classes.quotient.messages > MOST_SLOTS:
         return TOO_MANY_CLASSES
     hashed = request.summary.messages <= hash_limit(request)
     classes = slim(classes, hashed=hashed)
-    recall(_capped(request.plan), request.topology).folding = classes
+    recall(_with_caps(request.plan), request.topology).folding = classes
     return classes
 
 

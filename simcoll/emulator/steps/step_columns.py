@@ -597,9 +597,11 @@ class _LaneSteps:
 
     def add(self, lanes: Ints, times: int) -> None:
         """Count a step ``times`` times for some lanes."""
-        _, before = self.later.get(id(lanes), (lanes, 0))
-        self.later[id(lanes)] = lanes, before + times
-        self.rows += 0 if before else len(lanes)
+        if id(lanes) in self.later:
+            times += self.later[id(lanes)][1]
+        else:
+            self.rows += len(lanes)
+        self.later[id(lanes)] = lanes, times
         if self.rows > KEPT_ROWS:
             self.close()
 
