@@ -148,7 +148,9 @@ def device_number(device: Any) -> int:
 
 def _set_device(device: Any) -> None:
     if not isinstance(device, int) or device >= 0:
-        current_thread().process.cuda_device = device_number(device)
+        process = current_thread().process
+        process.cuda_device = device_number(device)
+        process.selected_device = True
 
 
 def _exchange_device(device: int) -> int:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -372,6 +374,35 @@ def _use_cpu(*names: str) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+@for_ranks
+def _mesh(thread: RankThread, standard: Any, *args: Any, **kwargs: Any) -> Any:
+    """A mesh of CPUs, which selects the GPU of a process that has selected or used none."""
+    names = [*args, kwargs.get("device_type")]
+    if not any(isinstance(name, str) and _is_cuda(name) for name in names):
+        return standard(*args, **kwargs)
+    if "device_type" in kwargs:
+        kwargs["device_type"] = str(kwargs["device_type"]).replace("cuda", "cpu")
+    places: Places | None = thread.process.places
+    selects = not (thread.process.selected_device or (places is not None and places.gpus))
+    result = standard(
+        *(arg.replace("cuda", "cpu") if isinstance(arg, str) else arg for arg in args), **kwargs
+    )
+    if selects and distributed.get_backend() != "fake":
+        local_rank = os.environ.get("LOCAL_RANK")
+        if local_rank is None:
+            warnings.warn(_NO_DEVICE, stacklevel=3)
+        number = distributed.get_rank() if local_rank is None else int(local_rank)
+        torch.cuda.set_device(number % torch.cuda.device_count())
+    return result
+
+
+_NO_DEVICE = (
+    "It seems like you did not set/select the default device for the current process before the "
+    "DeviceMesh initialization, and LOCAL_RANK is not set: the mesh selects device "
+    "global_rank % num_devices_per_host"
+)
+
+
 def _on_cpu(kwargs: dict[str, Any]) -> None:
     kwargs["device_id"] = _CPU
 
@@ -569,11 +600,6 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
     changed: list[tuple[Any, str, tuple[Callable[[dict[str, Any]], None], ...]]] = [
         (fsdp.FullyShardedDataParallel, "__init__", (_on_cpu,)),
         (torch.utils.data.DataLoader, "__init__", (_drop("pin_memory", "pin_memory_device"),)),
-        *(
-            (owner, "init_device_mesh", (_use_cpu("device_type"),))
-            for owner in (device_mesh, distributed)
-        ),
-        (device_mesh.DeviceMesh, "__init__", (_use_cpu("device_type"),)),
         *((owner, "init_process_group", (_drop("device_id"),)) for owner in (distributed, c10d)),
         *((owner, "new_group", (_drop("device_id"),)) for owner in (distributed, c10d)),
         *((owner, "barrier", (_drop("device_ids"),)) for owner in (distributed, c10d)),
@@ -586,6 +612,11 @@ def device_replacements(gpu: str) -> list[tuple[Any, str, Any]]:
     ]
     return [
         *accelerator_replacements(gpu),
+        *(
+            (owner, "init_device_mesh", _mesh(device_mesh.init_device_mesh))
+            for owner in (device_mesh, distributed)
+        ),
+        (device_mesh.DeviceMesh, "__init__", _mesh(device_mesh.DeviceMesh.__init__)),
         *((owner, key, _with(getattr(owner, key), *changes)) for owner, key, changes in changed),
         *(
             (owner, "_engine_run_backward", _backward(graph._engine_run_backward))

@@ -150,6 +150,8 @@ class Process:
         Functional collectives of fake tensors in flight, by the storage of their outputs.
     cuda_device
         The number of its current CUDA device, if there are such devices.
+    selected_device
+        Whether the program has selected it.
     cuda_streams
         Its CUDA streams, by number.
     places
@@ -207,6 +209,7 @@ class Process:
     watched: Any = None
     scopes: Any = None
     cuda_device: int = 0
+    selected_device: bool = False
     cuda_streams: Any = None
     places: Any = None
     generators: dict[str, Any] = field(default_factory=dict)

@@ -4,6 +4,8 @@ sharding with offload.
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from simcoll.errors import ConfigError
@@ -14,6 +16,7 @@ torch, dist, fsdp = (
     Deferred("torch.distributed"),
     Deferred("torch.distributed.fsdp"),
 )
+device_mesh = Deferred("torch.distributed.device_mesh")
 backend = Deferred("simcoll.torch")
 
 pytestmark = needs_torch
@@ -189,3 +192,27 @@ def test_generators_of_gpus_out_of_step_are_told():
         return same, _check_rng_sync(generator, dist.group.WORLD).splitlines()[0]
 
     assert on_gpus(body, 2) == ((None, "Generator desync detected:"),) * 2
+
+
+def test_a_mesh_selects_the_gpu_of_a_process_that_has_selected_none():
+    """As PyTorch documents for ``init_device_mesh``: by LOCAL_RANK, else by the rank."""
+
+    def body(rank, _world_size):
+        if rank == 3:
+            torch.cuda.set_device(0)
+        if rank == 2:
+            torch.ones(1, device="cuda")
+        mesh = device_mesh.init_device_mesh("cuda", (4,))
+        with pytest.raises(RuntimeError, match="Device type with index is not supported"):
+            device_mesh.init_device_mesh("cuda:0", (4,))
+        return torch.cuda.current_device(), mesh.size()
+
+    assert backend.spawn(body, 4, cuda_is_cpu=True).returns == ((0, 4), (1, 4), (0, 4), (0, 4))
+
+    def without_launcher(_rank, _world_size):
+        del os.environ["LOCAL_RANK"]
+        with pytest.warns(UserWarning, match="LOCAL_RANK is not set"):
+            device_mesh.DeviceMesh(device_type="cuda", mesh=[0, 1, 2, 3])
+        return torch.cuda.current_device()
+
+    assert backend.spawn(without_launcher, 4, cuda_is_cpu=True).returns == (0, 1, 2, 3)
