@@ -32,6 +32,12 @@ LAST = EventPriority(10)
 others of its timestamp.
 """
 
+KEPT_LEVELS = 1 << 20
+"""Levels of links kept for sets of flows that come again; at the most, all are forgotten."""
+LEAST_DIRTY = 8
+"""Links from which levels spread to others, from which on they are looked up: to describe the flows
+takes as long as to visit a link for every 50 of them."""
+
 NEVER = 2**200
 """Later than the end of any flow, including refused ones."""
 
@@ -181,9 +187,12 @@ class Fabric:
         "_flows",
         "_late",
         "_level",
+        "_levels_of",
         "_links_of",
         "_names",
+        "_nlevels",
         "_patience",
+        "_routes",
         "_started",
         "_used",
         "_waiting",
@@ -213,6 +222,9 @@ class Fabric:
         self._waiting: dict[_Flow, int] = {}  # start of the wait for links that are down
         self._late = False
         self._links_of: Callable[[Any], tuple[int, ...]] | None = None
+        self._routes: dict[tuple[int, ...], int] = {}  # the number of flows on them
+        self._levels_of: dict[frozenset[tuple[tuple[int, ...], int]], dict[int, int]] | None = {}
+        self._nlevels = 0
         self.add_links(capacities_uBps, link_name)
 
     @property
@@ -247,14 +259,16 @@ class Fabric:
             self.calendar.at(self.calendar.now, arrived, owner)
             return
         flow = _Flow(links, size_bytes, arrived, owner)
-        for link in links:
-            self._flows[link][flow] = None
+        self._put_on(flow)
         self._started.append(flow)
         if not self._asked:
             self._ask()
 
     def change(self, capacities_uBps: Mapping[int, int]) -> None:
         """Change link capacities from now on. Flows on a link of capacity 0 wait."""
+        if self._levels_of:
+            self._levels_of.clear()
+            self._nlevels = 0
         for link, capacity in capacities_uBps.items():
             self._capacity[link] = capacity
             self._dirty[link] = None
@@ -283,8 +297,7 @@ class Fabric:
                 flow.left = remaining_bytes(flow.left, flow.rate, now_fs - flow.since_fs)
                 flow.rate = 0
             flow.links = links
-            for link in links:
-                self._flows[link][flow] = None
+            self._put_on(flow)
 
     def waiting(self) -> list[Any]:
         """The owners of the flows that wait for a link that is down."""
@@ -301,10 +314,13 @@ class Fabric:
         """
         pending = self._asked, self._started, self._dirty
         self._asked, self._started, self._dirty = False, [], {}
+        # Those of flows that are left aside are not at the fixpoint.
+        levels_of, self._levels_of = self._levels_of, None
         try:
             yield
         finally:
             self._asked, self._started, self._dirty = pending
+            self._levels_of = levels_of
 
     def _ask(self) -> None:
         self._asked = True
@@ -340,7 +356,7 @@ class Fabric:
                 level[link] = rate if capacity[link] == rate else UNLIMITED
             self._set_rate(flow, rate, now_fs)
         if dirty:
-            for link in self._spread(deque(dirty)):
+            for link in self._level_changes(dirty):
                 shared.update(dict.fromkeys(flows[link]))
             self._dirty = {}
         touched: dict[int, None] = {}
@@ -364,6 +380,31 @@ class Fabric:
             ]
             if late:
                 raise OverdueError(late)
+
+    def _level_changes(self, dirty: Iterable[int]) -> dict[int, None]:
+        """Bring all levels to the fixpoint from the links that may differ from it; return those
+        that change.
+        """
+        # Layers and micro-batches repeat the same flows hundreds of times, if not the same times,
+        # and the fixpoint is a function of the flows.
+        levels_of = self._levels_of
+        if levels_of is None or len(self._dirty) < LEAST_DIRTY:
+            return self._spread(deque(dirty))
+        level, flows = self._level, frozenset(self._routes.items())
+        levels = levels_of.get(flows)
+        if levels is not None:
+            changed = {link: None for link, value in levels.items() if level[link] != value}
+            for link in changed:
+                level[link] = levels[link]
+            return changed
+        changed = self._spread(deque(dirty))
+        levels = {link: level[link] for links in self._routes for link in links}
+        if self._nlevels + len(levels) > KEPT_LEVELS:
+            levels_of.clear()
+            self._nlevels = 0
+        levels_of[flows] = levels
+        self._nlevels += len(levels)
+        return changed
 
     def _spread(self, queue: deque[int]) -> dict[int, None]:
         """Propagate levels from the queued links to the fixpoint; return the links whose level
@@ -465,8 +506,20 @@ class Fabric:
             self._ask()
         flow.arrived(flow.owner)
 
+    def _put_on(self, flow: _Flow) -> None:
+        """Add a flow to its links."""
+        links, routes = flow.links, self._routes
+        for link in links:
+            self._flows[link][flow] = None
+        routes[links] = routes.get(links, 0) + 1
+
     def _take_off(self, flow: _Flow) -> None:
         """Remove a flow from its links."""
+        routes = self._routes
+        if routes[flow.links] > 1:
+            routes[flow.links] -= 1
+        else:
+            del routes[flow.links]
         for link in flow.links:
             on_link = self._flows[link]
             del on_link[flow]

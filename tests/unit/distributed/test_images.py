@@ -11,6 +11,7 @@ import pytest
 import simcoll.distributed as dist
 from simcoll.distributed.runtime import followers
 from simcoll.distributed.runtime.followers import AlikeCalls, Followers
+from simcoll.emulator.reference import fabric
 from simcoll.topology import crossbar, fat_tree, torus
 
 
@@ -203,3 +204,28 @@ def test_micro_batches_are_replayed_exactly(counted, monkeypatch, machine, gap):
     assert summary(images) == summary(every)
     assert counted["replays"] >= 6
     assert counted["gave up"] or gap != "1 us"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("machine", "sizes", "options"), MACHINES)
+def test_flows_that_come_again_take_their_known_rates(monkeypatch, machine, sizes, options):
+    def program(rank, world_size, sizes, seed):
+        for _ in range(3):
+            mesh_program(rank, world_size, sizes, seed)
+            dist.barrier()
+
+    spread, spreads = fabric.Fabric._spread, Counter()
+
+    def count(self, queue):
+        spreads[fabric.LEAST_DIRTY] += 1
+        return spread(self, queue)
+
+    monkeypatch.setattr(fabric.Fabric, "_spread", count)
+    for seed in range(3):
+        runs = []
+        for least in (0, math.inf):
+            monkeypatch.setattr(fabric, "LEAST_DIRTY", least)
+            run = {"args": (sizes, seed), "topology": machine, "alike": "all", **options}
+            runs.append(dist.spawn(program, math.prod(sizes), **run))
+        assert summary(runs[0]) == summary(runs[1]), seed
+    assert 0 < spreads[0] < spreads[math.inf]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from simcoll.emulator import Calendar, Fabric
 from simcoll.emulator.model import flow_delay_fs, remaining_bytes
+from simcoll.emulator.reference import fabric as fabrics
 from simcoll.errors import ConfigError, InternalError
 
 GBps = 10**15
@@ -203,6 +204,77 @@ def test_local_rule_and_level_rounds_agree_to_the_femtosecond(network):
     capacities = [g * GBps for g in gigas]
     shifted = [(start * 10**5, size, tuple(links)) for start, size, links in flows]
     assert played(capacities, shifted) == recomputed(capacities, shifted)
+
+
+def times_of_rounds(capacities, flows, rounds, lower=None):
+    """Finish times of the flows of each round after its begin, and how often levels spread; a link
+    of the second half of the rounds may have a lower capacity.
+    """
+    fabric = Fabric(Calendar(simpy.Environment()), capacities, str)
+    spread, spreads, times = Fabric._spread, [], []
+
+    def count(self, queue):
+        spreads[-1] += 1
+        return spread(self, queue)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fabric, "_spread", count)
+        patch.setattr(fabrics, "LEAST_DIRTY", 0)
+        for number in range(rounds):
+            begin_fs, finish = fabric.calendar.now + US, [None] * len(flows)
+            spreads.append(0)
+            if lower is not None and number == rounds // 2:
+                fabric.change({0: lower})
+
+            def end(flow, finish=finish, begin_fs=begin_fs):
+                finish[flow] = fabric.calendar.now - begin_fs
+
+            for flow, (start, size, links) in enumerate(flows):
+                fabric.calendar.at(
+                    begin_fs + start,
+                    lambda flow, size=size, links=links, end=end: fabric.transfer(
+                        links, size, end, flow
+                    ),
+                    flow,
+                )
+            fabric.env.run()
+            times.append(finish)
+    return times, spreads
+
+
+@settings(max_examples=20, deadline=None)
+@given(networks)
+def test_flows_that_come_again_take_the_same_time_from_known_levels(network):
+    gigas, flows = network
+    capacities = [g * GBps for g in gigas]
+    flows = [(start * 10**5, size, tuple(links)) for start, size, links in flows]
+    times, spreads = times_of_rounds(capacities, flows, 3)
+    assert times == [played(capacities, flows)] * 3
+    assert spreads[1:] == [0, 0]
+
+
+@settings(max_examples=20, deadline=None)
+@given(networks)
+def test_known_levels_are_forgotten_when_a_capacity_changes(network):
+    gigas, flows = network
+    capacities = [g * GBps for g in gigas]
+    flows = [(start * 10**5, size, tuple(links)) for start, size, links in flows]
+    times, _ = times_of_rounds(capacities, flows, 4, lower=3 * GBps)
+    changed = [3 * GBps, *capacities[1:]]
+    assert times == [played(capacities, flows)] * 2 + [played(changed, flows)] * 2
+
+
+def test_known_levels_are_bounded(monkeypatch):
+    monkeypatch.setattr(fabrics, "LEAST_DIRTY", 0)
+    monkeypatch.setattr(fabrics, "KEPT_LEVELS", 4)
+    fabric = Fabric(Calendar(simpy.Environment()), [100 * GBps] * 4, str)
+    for size in range(1, 20):
+        for link in range(4):
+            fabric.transfer((link,), size * 1000, lambda _: None, None)
+            fabric.transfer((link, (link + 1 + size % 3) % 4), 10**6, lambda _: None, None)
+    fabric.env.run()
+    assert fabric._levels_of is not None
+    assert sum(map(len, fabric._levels_of.values())) <= 4
 
 
 @pytest.mark.slow
