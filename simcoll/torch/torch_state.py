@@ -58,6 +58,7 @@ from simcoll.torch.cuda_comm import comm_replacements
 from simcoll.torch.data_parallel import data_parallel_replacements
 from simcoll.torch.devices import CudaIsCpu, add_nccl_options, device_replacements
 from simcoll.torch.dtensor_random import random_replacements
+from simcoll.torch.fake_keys import key_replacements
 from simcoll.torch.fake_tensors import change_fake_tensors
 from simcoll.torch.flash_attention import add_flash_kernels, flash_replacements
 from simcoll.torch.flight_dumps import dump_replacements
@@ -265,6 +266,7 @@ def prepare_torch(modules: OwnModules | None = None, *, cuda: str | None = None)
             compute_replacements,
             compile_replacements,
             kernel_replacements,
+            key_replacements,
         ):
             _replace_all(undo, changes())
         for changes in (

@@ -1,0 +1,83 @@
+"""Keys of PyTorch's cache of fake operators, in a third of the time.
+
+Under ``FakeTensorMode`` PyTorch answers an operator from a cache, whose key says all of its
+arguments. Where they are tensors and numbers, composing it takes a third of the time of the
+operator, most of it for walking through the fields of a record for every tensor. The key here holds
+the same values, so operators share an answer exactly if they would there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+__all__ = ["key_replacements"]
+
+_HASHED = frozenset(
+    (
+        *(int, float, bool, str, type(None)),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+    )
+)
+"""Types of arguments that stand for themselves, beside their type: 1 and 1.0 are equal."""
+
+
+def key_replacements() -> list[tuple[Any, str, Any]]:
+    """Owner, name and replacement of the function that adds arguments to a key."""
+    standard = FakeTensorMode._prep_args_for_hash
+
+    def add_arguments(mode: FakeTensorMode, result: list[Any], args: Any, *records: Any) -> None:
+        begin = len(result)
+        if not _add(mode, result, args):
+            del result[begin:]
+            standard(mode, result, args, *records)
+
+    return [(FakeTensorMode, "_prep_args_for_hash", add_arguments)]
+
+
+def _add(mode: FakeTensorMode, result: list[Any], args: Any) -> bool:
+    """Add arguments; False for those that take more than tensors and numbers."""
+    kind = type(args)
+    if kind is dict:
+        result += kind, len(args), *args
+        args = args.values()
+    else:
+        result += kind, len(args)
+    add: Callable[[Any], None] = result.append
+    for arg in args:
+        kind = type(arg)
+        if kind is FakeTensor:
+            if arg.fake_mode is not mode or arg.constant is not None:
+                return False
+            fields = _fields_of(arg)
+            if fields is None:
+                return False
+            add(fields)
+        elif kind in _HASHED:
+            add(kind)
+            add(arg)
+        elif (kind is not list and kind is not tuple) or not _add(mode, result, arg):
+            return False
+    return True
+
+
+def _fields_of(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """All that PyTorch tells fake tensors apart by; None for sparse tensors and symbolic sizes."""
+    if tensor.layout is not torch.strided or tensor._has_symbolic_sizes_strides:
+        return None
+    return (
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),  # these two say the memory format
+        tensor.device,
+        tensor.storage_offset(),
+        tensor.untyped_storage().nbytes(),
+        tensor.requires_grad,
+        tensor.is_quantized,
+        tensor.is_conj(),
+        tensor.is_neg(),
+        tensor.is_inference(),
+    )
