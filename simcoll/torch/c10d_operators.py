@@ -24,9 +24,10 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
+from simcoll.torch.call_forms import call_form, first_form
 from simcoll.torch.rank_threads import current_thread, current_thread_or_none
 
-__all__ = ["DispatchedGroup", "add_kernels_of_groups", "through_dispatcher"]
+__all__ = ["DispatchedGroup", "add_kernels_of_groups", "as_pytorch_calls"]
 
 _METHODS: dict[str, tuple[str, Callable[[], Any] | None]] = {
     "allreduce_": ("allreduce", c10d.AllreduceOptions),
@@ -89,27 +90,45 @@ class DispatchedGroup(dist.ProcessGroup):
         self.route: _Passage | None = None
         current_thread().process.owners[self.native] = self
 
+    def dispatch(self, method: str, args: Sequence[Any]) -> Any:
+        """Call a method of the C++ group, whose operator comes back to this one."""
+        self.route = route = _Passage(args[-1] if args else None)
+        try:
+            result = getattr(self.native, method)(*args)
+        finally:
+            self.route = None
+        return self.join_works(route.works) if route.works else result
+
     def join_works(self, works: Sequence[Any]) -> Any:
         """One Work for several."""
         raise NotImplementedError
 
 
-def through_dispatcher(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a group that goes through the dispatcher where something would see it."""
+def as_pytorch_calls(
+    *, observed: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a method of a group that takes its arguments in all of PyTorch's forms and, unless not
+    to be ``observed``, goes through the dispatcher where something would see it.
+    """
 
-    @functools.wraps(method)
-    def call(self: DispatchedGroup, *args: Any, **kwargs: Any) -> Any:
-        if self.route is not None or not _has_observer((*args, *kwargs.values())):
-            return method(self, *args, **kwargs)
-        options = kwargs.get("opts", args[-1] if args else None)
-        self.route = route = _Passage(options)
-        try:
-            result = getattr(self.native, method.__name__)(*args, **kwargs)
-        finally:
-            self.route = None
-        return self.join_works(route.works) if route.works else result
+    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
+        name = method.__name__
+        form = call_form(name)
+        count, kind = form.count, form.options
 
-    return call
+        @functools.wraps(method)
+        def call(self: DispatchedGroup, *args: Any, **kwargs: Any) -> Any:
+            # Those of PyTorch's own functions have the first form.
+            plain = len(args) == count and not kwargs and type(args[-1]) is kind
+            if not plain or not isinstance(args[0], list):
+                args = tuple(first_form(name, form, args, kwargs))
+            if not observed or self.route is not None or not _has_observer(args):
+                return method(self, *args)
+            return self.dispatch(name, args)
+
+        return call
+
+    return decorate
 
 
 def _has_observer(arguments: Iterable[Any]) -> bool:

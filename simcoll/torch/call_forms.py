@@ -6,8 +6,7 @@ are overloads in C++. Here each call becomes the first form before it reaches a 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,14 +15,14 @@ from torch._C import _distributed_c10d as c10d
 
 from simcoll.errors import nearest
 
-__all__ = ["in_all_forms"]
+__all__ = ["CallForm", "call_form", "first_form"]
 
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 """Options by the parameter that stands for them in the other forms."""
 
 
 @dataclass(frozen=True, slots=True)
-class _CallForm:
+class CallForm:
     """The arguments of a method.
 
     Attributes
@@ -47,6 +46,11 @@ class _CallForm:
     options: type[Any] | None = None
     required: int = field(default=-1)
 
+    @property
+    def count(self) -> int:
+        """The number of its arguments in the first form."""
+        return len(self.tensors) + (self.options is not None)
+
 
 _IN_OUT = (("output_tensors",), ("input_tensors", "input_tensor"))
 _COALESCED = (("outputs",), ("inputs",))
@@ -64,64 +68,52 @@ _RECEIVED = (("tensors",), ("srcRank", "src"), ("tag",))
 _SCATTERED = (("output_tensors", "output_tensor"), ("input_tensors",))
 _REDUCED = (("output_tensors", "output"), ("input_tensors", "input_tensor", "input"))
 
-_FORMS: Mapping[str, _CallForm] = {
-    "allreduce": _CallForm(_LIST, (1,), ("op", "timeout"), c10d.AllreduceOptions),
-    "allreduce_coalesced": _CallForm((("tensors",),), (0,), (), c10d.AllreduceCoalescedOptions),
-    "broadcast": _CallForm(_LIST, (1,), ("root", "timeout"), c10d.BroadcastOptions),
-    "reduce": _CallForm(_LIST, (1,), ("root", "op", "timeout"), c10d.ReduceOptions),
-    "allgather": _CallForm(_IN_OUT, (2, 1), ("timeout",), c10d.AllgatherOptions),
-    "all_gather_single": _CallForm(_INTO, (0, 0), ("timeout",), c10d.AllgatherOptions),
-    "all_gather_single_coalesced": _CallForm(_COALESCED, (0, 0), (), c10d.AllgatherOptions),
-    "allgather_coalesced": _CallForm(
+_FORMS: Mapping[str, CallForm] = {
+    "allreduce": CallForm(_LIST, (1,), ("op", "timeout"), c10d.AllreduceOptions),
+    "allreduce_coalesced": CallForm((("tensors",),), (0,), (), c10d.AllreduceCoalescedOptions),
+    "broadcast": CallForm(_LIST, (1,), ("root", "timeout"), c10d.BroadcastOptions),
+    "reduce": CallForm(_LIST, (1,), ("root", "op", "timeout"), c10d.ReduceOptions),
+    "allgather": CallForm(_IN_OUT, (2, 1), ("timeout",), c10d.AllgatherOptions),
+    "all_gather_single": CallForm(_INTO, (0, 0), ("timeout",), c10d.AllgatherOptions),
+    "all_gather_single_coalesced": CallForm(_COALESCED, (0, 0), (), c10d.AllgatherOptions),
+    "allgather_coalesced": CallForm(
         (("output_lists",), ("input_list",)), (0, 0), (), c10d.AllgatherOptions
     ),
-    "gather": _CallForm(_IN_OUT, (2, 1), ("root", "timeout"), c10d.GatherOptions),
-    "gather_single": _CallForm(_INTO, (0, 0), ("root", "timeout"), c10d.GatherOptions),
-    "scatter": _CallForm(_SCATTERED, (1, 2), ("root", "timeout"), c10d.ScatterOptions),
-    "reduce_scatter": _CallForm(_REDUCED, (1, 2), ("op", "timeout"), c10d.ReduceScatterOptions),
-    "reduce_scatter_single": _CallForm(
+    "gather": CallForm(_IN_OUT, (2, 1), ("root", "timeout"), c10d.GatherOptions),
+    "gather_single": CallForm(_INTO, (0, 0), ("root", "timeout"), c10d.GatherOptions),
+    "scatter": CallForm(_SCATTERED, (1, 2), ("root", "timeout"), c10d.ScatterOptions),
+    "reduce_scatter": CallForm(_REDUCED, (1, 2), ("op", "timeout"), c10d.ReduceScatterOptions),
+    "reduce_scatter_single": CallForm(
         _SINGLE, (0, 0), ("op", "timeout"), c10d.ReduceScatterOptions
     ),
-    "reduce_scatter_single_coalesced": _CallForm(_COALESCED, (0, 0), (), c10d.ReduceScatterOptions),
-    "all_to_all_single": _CallForm(
+    "reduce_scatter_single_coalesced": CallForm(_COALESCED, (0, 0), (), c10d.ReduceScatterOptions),
+    "all_to_all_single": CallForm(
         _SPLITS, (0, 0, 0, 0), ("timeout",), c10d.AllToAllOptions, required=2
     ),
-    "alltoall": _CallForm(
+    "alltoall": CallForm(
         (("output_tensors", "output_tensor"), ("input_tensors", "input_tensor")),
         (0, 0),
         ("timeout",),
         c10d.AllToAllOptions,
     ),
-    "barrier": _CallForm((), (), ("timeout",), c10d.BarrierOptions),
-    "send": _CallForm(_SENT, (1, 0, 0), required=2),
-    "recv": _CallForm(_RECEIVED, (1, 0, 0), required=2),
-    "recv_anysource": _CallForm((("tensors",), ("tag",)), (1, 0), required=1),
+    "barrier": CallForm((), (), ("timeout",), c10d.BarrierOptions),
+    "send": CallForm(_SENT, (1, 0, 0), required=2),
+    "recv": CallForm(_RECEIVED, (1, 0, 0), required=2),
+    "recv_anysource": CallForm((("tensors",), ("tag",)), (1, 0), required=1),
 }
 
 
-def in_all_forms(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a group that takes its arguments in all of PyTorch's forms."""
-    name = method.__name__
-    form = _FORMS[name]
-    count = len(form.tensors) + (form.options is not None)
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # Those of PyTorch's own functions have the first form.
-        plain = len(args) == count and not kwargs and isinstance(args[0], list)
-        if plain and type(args[-1]) is form.options:
-            return method(self, *args)
-        return method(self, *_first_form(name, form, args, kwargs))
-
-    return call
+def call_form(method: str) -> CallForm:
+    """The arguments of a method of groups."""
+    return _FORMS[method]
 
 
 def _is_options(value: Any) -> bool:
     return type(value).__name__.endswith("Options")
 
 
-def _first_form(
-    name: str, form: _CallForm, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+def first_form(
+    name: str, form: CallForm, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[Any]:
     """The arguments of a call in the form with lists and options."""
     function = f"ProcessGroup.{name}()"
@@ -167,7 +159,7 @@ def _first_form(
     return arguments[: len(arguments) - len(missing)]
 
 
-def _text(form: _CallForm) -> str:
+def _text(form: CallForm) -> str:
     """The arguments of the forms, as a message shows them."""
     names = ["/".join(words) for words in form.tensors]
     ends = [", ".join(form.plain)] if form.plain else []

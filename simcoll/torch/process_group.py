@@ -34,8 +34,7 @@ from simcoll.distributed.runtime.world import GroupHandle, current_rank
 from simcoll.errors import ConfigError
 from simcoll.libraries.choices import Choice
 from simcoll.torch.buffer_races import IN_PLACE, overlaps
-from simcoll.torch.c10d_operators import DispatchedGroup, through_dispatcher
-from simcoll.torch.call_forms import in_all_forms
+from simcoll.torch.c10d_operators import DispatchedGroup, as_pytorch_calls
 from simcoll.torch.estimate import Estimator, estimating
 from simcoll.torch.group_hooks import GroupHooks
 from simcoll.torch.nccl_limits import NcclLimits
@@ -47,6 +46,9 @@ Tensors = Sequence[torch.Tensor]
 
 __all__ = ["Options", "SimcollGroup", "create"]
 
+_FRAMES_OF_RUN = 5
+"""Frames inside the program's line where a group calls a collective: those of the site, of the
+call, :meth:`SimcollGroup._run`, the method, and its wrapper."""
 _STANDARD_TIMEOUTS = {
     "nccl": distributed_c10d.default_pg_nccl_timeout,
     "emulator": distributed_c10d.default_pg_timeout,
@@ -185,13 +187,8 @@ class SimcollGroup(DispatchedGroup):
                 work.wait()
         else:
             limit_fs = 0 if opts is None else timeout_fs(opts.timeout)
-            part = self._thread.call(
-                function,
-                *args,
-                group=self._handle,
-                async_op=limit_fs > 0 or not waits,
-                **kwargs,
-            )
+            kwargs |= {"group": self._handle, "async_op": limit_fs > 0 or not waits}
+            part = self._thread.carry(_FRAMES_OF_RUN, function, args, kwargs)
             if part is not None or process.places is not None:
                 self._watch(name, part, inputs, results, self._queue)
             work = RankWork(self._thread, () if part is None else (part,), results)
@@ -281,8 +278,7 @@ class SimcollGroup(DispatchedGroup):
 
     # Collectives
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def allreduce(self, tensors: Tensors, opts: Any = None) -> RankWork:
         """Reduce the tensors of all ranks; every rank gets the result."""
         tensor = _single(tensors, "allreduce")
@@ -317,8 +313,7 @@ class SimcollGroup(DispatchedGroup):
             tensor.copy_(torch.sparse_coo_tensor(parts[0].t(), parts[1], tensor.shape).coalesce())
         return self._note(RankWork(self._thread, (), [tensor]))
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def broadcast(self, tensors: Tensors, opts: Any) -> RankWork:
         """Copy the root's tensor to the others."""
         tensor = _single(tensors, "broadcast")
@@ -331,8 +326,7 @@ class SimcollGroup(DispatchedGroup):
             group_src=opts.rootRank,
         )
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def reduce(self, tensors: Tensors, opts: Any) -> RankWork:
         """Reduce into the root's tensor."""
         tensor = _single(tensors, "reduce")
@@ -347,8 +341,7 @@ class SimcollGroup(DispatchedGroup):
             group_dst=opts.rootRank,
         )
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> RankWork:
         """Collect every rank's tensor, of any size, in a list."""
         listed = list(outputs[0])
@@ -356,8 +349,7 @@ class SimcollGroup(DispatchedGroup):
         arrays = arrays_of(listed), array_of(source)
         return self._run(ours.all_gather, *arrays, opts=opts, inputs=[source], results=listed)
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def all_gather_single(
         self,
         output: torch.Tensor,
@@ -374,8 +366,7 @@ class SimcollGroup(DispatchedGroup):
             results=[output],
         )
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> RankWork:
         """Collect every rank's tensor in a list of the root."""
         listed = list(outputs[0]) if outputs else []
@@ -390,7 +381,7 @@ class SimcollGroup(DispatchedGroup):
             group_dst=opts.rootRank,
         )
 
-    @in_all_forms
+    @as_pytorch_calls(observed=False)
     def gather_single(
         self,
         output: torch.Tensor,
@@ -411,8 +402,7 @@ class SimcollGroup(DispatchedGroup):
         work: RankWork = self.gather([listed] if listed else [], [input], opts)
         return work
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> RankWork:
         """Give every rank one tensor of the root's list."""
         output = _single(outputs, "scatter")
@@ -427,8 +417,7 @@ class SimcollGroup(DispatchedGroup):
             group_src=opts.rootRank,
         )
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> RankWork:
         """Reduce lists entry by entry, and give every rank one entry."""
         output = _single(outputs, "reduce_scatter")
@@ -443,8 +432,7 @@ class SimcollGroup(DispatchedGroup):
             results=[output],
         )
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def reduce_scatter_single(
         self,
         output: torch.Tensor,
@@ -463,8 +451,7 @@ class SimcollGroup(DispatchedGroup):
             results=[output],
         )
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -486,8 +473,7 @@ class SimcollGroup(DispatchedGroup):
             results=[output],
         )
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RankWork:
         """Send every rank one entry of a list, and receive one from each."""
         self._equal_splits()
@@ -496,16 +482,14 @@ class SimcollGroup(DispatchedGroup):
             ours.all_to_all, *arrays, opts=opts, inputs=list(inputs), results=list(outputs)
         )
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def barrier(self, opts: Any = None) -> RankWork:
         """Wait until all ranks have called."""
         return self._run(ours.barrier, opts=opts, inputs=[], results=[])
 
     # Several tensors at once
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> RankWork:
         """All-reduce several tensors."""
         op = reduce_op_of(opts.reduceOp)
@@ -522,8 +506,7 @@ class SimcollGroup(DispatchedGroup):
         ]
         return self._together(works, list(tensors))
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> RankWork:
@@ -546,8 +529,7 @@ class SimcollGroup(DispatchedGroup):
             )
         return self._together(works, list(outputs))
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def allgather_coalesced(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
     ) -> RankWork:
@@ -559,8 +541,7 @@ class SimcollGroup(DispatchedGroup):
             all_gather_coalesced, *arrays, opts=opts, inputs=list(inputs), results=flat
         )
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any
     ) -> RankWork:
@@ -605,21 +586,18 @@ class SimcollGroup(DispatchedGroup):
 
     # Point to point
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> RankWork:
         """Start to send to a group rank."""
         tensor = _single(tensors, "send")
         return self._message(ours.isend, tensor, tag, group_dst=dst)
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> RankWork:
         """Start to receive from a group rank."""
         return self._message(ours.irecv, _single(tensors, "recv"), tag, group_src=src)
 
-    @in_all_forms
-    @through_dispatcher
+    @as_pytorch_calls()
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> RankWork:
         """Start to receive from any rank."""
         work = self._message(ours.irecv, _single(tensors, "recv"), tag)

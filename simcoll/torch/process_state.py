@@ -46,6 +46,10 @@ _SET_VARIABLE, _UNSET_VARIABLE, _CHANGE_FOLDER = os.putenv, os.unsetenv, os.chdi
 _ROOT_FIELDS = ("handlers", "filters", "level", "disabled", "_cache")
 _MODULE, _ROOT, _LOGGERS = vars(module), vars(logging.root), logging.root.manager
 _hooks_of, _fields_of = operator.itemgetter(*_MODULE_HOOKS), operator.itemgetter(*_ROOT_FIELDS)
+# A module notes what is assigned to it during a run, which takes a microsecond: every turn of a
+# rank would take five.
+_SYS, _WARNINGS, _PRINTING = vars(sys), vars(warnings), vars(_tensor_str)
+_FUNCTIONAL, _TRACKING = vars(functional), vars(_random)
 
 
 class OwnState:
@@ -106,10 +110,10 @@ class OwnState:
         if previous._dtype is not self._dtype:
             torch.set_default_dtype(self._dtype)
         _DISPATCHER._custom_op_handlers = self._handlers
-        functional.scaled_dot_product_attention = self._attention
-        warnings.filters = self._filters
-        sys.path, _tensor_str.PRINT_OPTS = self._path, self._printing
-        _random._rng_tracker = self._tracker
+        _FUNCTIONAL["scaled_dot_product_attention"] = self._attention
+        _WARNINGS["filters"] = self._filters
+        _SYS["path"], _PRINTING["PRINT_OPTS"] = self._path, self._printing
+        _TRACKING["_rng_tracker"] = self._tracker
         _MODULE.update(zip(_MODULE_HOOKS, self._module_hooks, strict=True))
         _LOGGERS.loggerDict = self._loggers
         _ROOT.update(zip(_ROOT_FIELDS, self._root, strict=True))

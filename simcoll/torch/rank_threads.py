@@ -62,6 +62,7 @@ _NOT_THE_PROGRAM = (
     str(Path(torch.__file__).parent),
     threading.__file__,
 )
+_active: dict[int, threading.Thread] = threading._active  # type: ignore[attr-defined]
 _MARK = "simcoll_rank_thread"
 """Attribute of a :class:`threading.Thread`: the RankThread that runs in it."""
 
@@ -290,6 +291,7 @@ class RankThread:
     def run(self) -> None:
         """Run jobs until the run ends."""
         greenlet.getcurrent().outpost = self
+        _let_others_start_late()
         with (
             suppress(KeyboardInterrupt),  # between two jobs, or while the run ends
             torch.autograd.set_multithreading_enabled(
@@ -311,16 +313,16 @@ class RankThread:
         Exception
             What the function raised.
         """
-        caller = rank_thread_of()
-        if caller is not self:
-            if caller is not None and caller.process is self.process:
-                return caller.call(function, *args, **kwargs)
-            raise RuntimeError(
-                f"thread {threading.current_thread().name!r} uses a process group of rank "
-                f"{self.number}; only the "
-                "threads of that rank may: the one that runs its program, and those that it starts "
-                "and that take turns"
-            )
+        return self.carry(3, function, args, kwargs)
+
+    def carry(
+        self, above: int, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """:meth:`call`, where the first ``above`` frames, with this one and one that it calls, are
+        inside the program's line.
+        """
+        if self.task is not None or _active.get(_thread.get_ident()) is not self.thread:
+            return self._thread_of_caller().carry(above + 1, function, args, kwargs)
         process = self.process
         if os.getpid() != process.pid:
             raise RuntimeError(
@@ -333,7 +335,7 @@ class RankThread:
         if process.scopes is not None:
             process.scopes.note()
         job = self._jobs[-1]
-        site = job.task.site_of_call = calling_site(*_NOT_THE_PROGRAM, above=2)
+        site = job.task.site_of_call = calling_site(*_NOT_THE_PROGRAM, above=above)
         self._outside, self.task = contextvars.copy_context(), job.task
         try:
             return job.context.run(self._carry_out, site, function, args, kwargs)
@@ -343,6 +345,18 @@ class RankThread:
             self.task = None
             if self.awake is not None:
                 self.awake()
+
+    def _thread_of_caller(self) -> RankThread:
+        """The calling thread, if it is another one of the rank."""
+        caller = rank_thread_of()
+        if caller is None or caller.process is not self.process:
+            raise RuntimeError(
+                f"thread {threading.current_thread().name!r} uses a process group of rank "
+                f"{self.number}; only the "
+                "threads of that rank may: the one that runs its program, and those that it starts "
+                "and that take turns"
+            )
+        return caller
 
     def _carry_out(
         self, site: Site, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
@@ -579,6 +593,17 @@ class RankThread:
         self.end()
 
 
+def _let_others_start_late() -> None:
+    """Go on for a moment when this thread wakes another, which has to wait for the interpreter's
+    lock: to be interrupted for that would double the time that a turn takes.
+    """
+    # Linux has it; processes and threads that the program starts do not inherit it.
+    if hasattr(os, "SCHED_BATCH"):
+        with suppress(OSError):  # a sandbox may refuse
+            policy = os.SCHED_BATCH | os.SCHED_RESET_ON_FORK
+            os.sched_setscheduler(0, policy, os.sched_param(0))
+
+
 def _end_fork(job: RankJob) -> None:
     """End a forked process that has reached the end of the rank's program."""
     failure = job.failure
@@ -609,8 +634,7 @@ def rank_thread_of(thread: threading.Thread | None = None) -> RankThread | None:
     """
     # Threading.current_thread() would make an object for a thread that is just starting.
     if thread is None:
-        thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
-        rank_thread: RankThread | None = getattr(thread, _MARK, None)
+        rank_thread: RankThread | None = getattr(_active.get(_thread.get_ident()), _MARK, None)
         return None if rank_thread is not None and rank_thread.task is not None else rank_thread
     return getattr(thread, _MARK, None)
 

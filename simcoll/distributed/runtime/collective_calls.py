@@ -74,8 +74,11 @@ def begin(group: Communicator, me: Rank, name: str, buffers: Buffers, *, p2p: bo
     else:
         outputs = buffers_of(targets)
         me.memory.hold_arrays(targets)
+    label = group.label
+    if label is None or label[1] is not group.desc:
+        label = group.label = group.name, group.desc
     entry = Entry(
-        (group.name, group.desc),
+        label,
         name,
         sequence,
         p2p,

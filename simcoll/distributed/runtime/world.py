@@ -158,6 +158,8 @@ class Communicator:
         The last call of this process on a registered backend.
     planned
         The last call whose plan was asked for, and the plan.
+    label
+        Name and description, once for all calls until the description changes.
     calls, messages, barriers
         Number made so far, by group rank.
     device_users
@@ -179,6 +181,7 @@ class Communicator:
     failure: str | None = None
     turn: Waitable | None = None
     planned: tuple[CollectiveCall, Plan] | None = None
+    label: tuple[str, str] | None = None
     calls: Counter[int] = field(default_factory=Counter)
     messages: Counter[int] = field(default_factory=Counter)
     barriers: Counter[int] = field(default_factory=Counter)
