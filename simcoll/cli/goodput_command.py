@@ -122,7 +122,9 @@ def _step_error(case: Goodput) -> Iterator[str]:
     source = re.sub(r" \(.*\)", "", case.step_error["of"])
     effects = [f"{case.days[0] * low:,.1f} to {case.days[0] * high:,.1f} days"] if case.days else []
     if case.usd:
-        effects.append(f"{case.usd[0] * low / 1e6:,.2f} to {case.usd[0] * high / 1e6:,.2f} $m")
+        unit = _money_unit([case])
+        low_text, high_text = (_money(case.usd[0] * end, unit) for end in (low, high))
+        effects.append(f"{low_text} to {high_text} {unit}")
     elif case.usd_per_mtoken:
         ends = (case.usd_per_mtoken * factor for factor in (low, high))
         effects.append("{:.4f} to {:.4f} $/Mtoken".format(*ends))
@@ -133,6 +135,15 @@ def _step_error(case: Goodput) -> Iterator[str]:
     if effects:
         name = f"{_values(case)}: " if case.case else ""
         yield f"With that error: {name}{', '.join(effects)}; 5 to 95 % above is of failures alone."
+
+
+def _money_unit(cases: Sequence[Goodput]) -> str:
+    """Millions of dollars, unless all cases cost less than one."""
+    return "$m" if max((case.usd[0] for case in cases if case.usd), default=0) >= 1e6 else "$"
+
+
+def _money(usd: float, unit: str) -> str:
+    return f"{usd / 1e6:,.2f}" if unit == "$m" else f"{usd:,.0f}"
 
 
 def _values(case: Goodput) -> str:
@@ -149,7 +160,8 @@ def _table(cases: Sequence[Goodput]) -> Iterator[str]:
     heads = "interval  goodput  +/-     5 to 95 %      formula  stops  ckpt   lost   down   slow"
     tail = "  tokens/s  $/Mtoken" if dear else ""
     tail += "   days  5 to 95 %" if any(case.days for case in cases) else ""
-    tail += "         $m  5 to 95 %" if any(case.usd for case in cases) else ""
+    unit = _money_unit(cases)
+    tail += f"  {unit:>9}  5 to 95 %" if any(case.usd for case in cases) else ""
     yield f"# {swept}{heads}{tail}"
     for case in cases:
         values = "".join(
@@ -169,5 +181,5 @@ def _table(cases: Sequence[Goodput]) -> Iterator[str]:
         if case.days:
             line += "  {:5.1f}  {:.1f} to {:.1f}".format(*case.days)
         if case.usd:
-            line += "  {:9,.2f}  {:,.2f} to {:,.2f}".format(*(usd / 1e6 for usd in case.usd))
+            line += "  {:>9}  {} to {}".format(*(_money(usd, unit) for usd in case.usd))
         yield line

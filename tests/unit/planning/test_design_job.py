@@ -128,9 +128,9 @@ def test_the_error_of_the_step_is_that_of_its_class(folder, capsys):
     (effect,) = (line for line in lines if line.startswith("# With that error: "))
     with (folder / "out" / "results.csv").open() as file:
         cheapest = min(csv.DictReader(file), key=lambda row: float(row["usd_per_mtoken"]))
-    days, million = float(cheapest["days_50"]), float(cheapest["usd_50"]) / 1e6
+    days, usd = float(cheapest["days_50"]), float(cheapest["usd_50"])
     assert f"{days * low:,.1f} to {days * high:,.1f} days" in effect
-    assert f"{million * low:,.2f} to {million * high:,.2f} $m" in effect
+    assert f"{usd * low:,.0f} to {usd * high:,.0f} $;" in effect
     assert float(cheapest["step_factor_5"]) == pytest.approx(low)
 
 
@@ -153,7 +153,7 @@ def test_the_table_has_days_and_dollars(folder, capsys):
     assert main(["goodput", str(folder / "job.toml"), "-o", str(out), "-j", "1"]) == 0
     printed = capsys.readouterr().out
     assert "days  5 to 95 %" in printed
-    assert "$m  5 to 95 %" in printed
+    assert "  $  5 to 95 %" in printed  # millions from a million on
     (best,) = (line for line in printed.splitlines() if line.startswith("# Best by goodput: "))
     with (out / "results.csv").open() as file:
         (first, second) = csv.DictReader(file)
