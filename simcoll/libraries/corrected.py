@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import lru_cache
 from math import inf, log2
 from typing import TYPE_CHECKING
 
@@ -112,11 +113,18 @@ def costs(question: Question, size_bytes: Floats) -> list[Cost]:
     if calibration is None or not calibration.rate_scatter:
         return calibrated
     shares = calibration.rate_shares(size_bytes)
-    plain = replace(question, calibration=replace(calibration, rate=Fraction(1)))
+    plain = _costs_at_one_rate(_at_full_rate(question), size_bytes)
     return [
-        _blend_costs(cost, full, shares)
-        for cost, full in zip(_costs_at_one_rate(plain, size_bytes), calibrated, strict=True)
+        _blend_costs(cost, full, shares) for cost, full in zip(plain, calibrated, strict=True)
     ]
+
+
+@lru_cache(maxsize=256)
+def _at_full_rate(question: Question) -> Question:
+    """A question without the rate of its calibration; the same one again for an equal question."""
+    if question.calibration is None:
+        return question
+    return replace(question, calibration=replace(question.calibration, rate=Fraction(1)))
 
 
 def _blend_costs(plain: Cost, full: Cost, shares: Floats) -> Cost:
@@ -138,12 +146,9 @@ def _costs_at_one_rate(question: Question, size_bytes: Floats) -> list[Cost]:
     """The same with the whole rate of a calibration at every size."""
     if question.is_p2p:
         return [_with_start(_grouped_cost(question, size_bytes), question)]
-    buses = measured_buses(question)
-    all_terms = stated_terms(question.machine, question.collective, question.constants, buses)
+    buses, offered_terms = _offered_terms(question)
     corrected = []
-    for terms in _with_full_nics(all_terms, question, buses):
-        if not _offers(question, terms):
-            continue
+    for terms in offered_terms:
         if terms.algorithm.startswith("nvls"):
             cost = _switch_cost(terms, question, size_bytes, buses)
         else:
@@ -156,6 +161,17 @@ def _costs_at_one_rate(question: Question, size_bytes: Floats) -> list[Cost]:
     if question.environment.collnet:
         further_costs += collnet_costs(question, size_bytes, *_domain_rates(question, buses))
     return [*corrected, *(_with_start(cost, question) for cost in further_costs)]
+
+
+@lru_cache(maxsize=256)
+def _offered_terms(question: Question) -> tuple[Buses, tuple[Terms, ...]]:
+    """The channels of a question, and the terms of what its machine offers, which no size
+    changes.
+    """
+    buses = measured_buses(question)
+    all_terms = stated_terms(question.machine, question.collective, question.constants, buses)
+    full = _with_full_nics(all_terms, question, buses)
+    return buses, tuple(terms for terms in full if _offers(question, terms))
 
 
 def _domain_rates(question: Question, buses: Buses) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from simcoll.libraries.nccl.choice import NcclChoice
     from simcoll.topology.machine import Machine
 
-__all__ = ["COLLECTIVES", "Prediction", "choose", "differs", "formula_time", "predict"]
+__all__ = ["COLLECTIVES", "Prediction", "choose", "differs", "formula_time", "formula_times", "predict"]
 
 COLLECTIVES: tuple[CollectiveKind, ...] = (
     "all_reduce",
@@ -328,6 +329,34 @@ def formula_time(
     )
     prediction = _formula_prediction(_best(question, size_bytes), question, size_bytes)
     return _with_intervals(prediction, question)
+
+
+def formula_times(
+    collective: str,
+    sizes: Sequence[int],
+    topology: Topology,
+    *,
+    library: str | Path | Library | None = None,
+    calibration: Calibration | None = None,
+    environment: Environment = DEFAULT,
+) -> list[int]:
+    """The times that :func:`formula_time` predicts for some sizes, asked together.
+
+    >>> from simcoll.topology import load_topology
+    >>> dgx, sizes = load_topology("dgx-h100"), [1 << 10, 1 << 30]
+    >>> alone = [formula_time("all_reduce", size, dgx).time_fs for size in sizes]
+    >>> formula_times("all_reduce", sizes, dgx) == alone
+    True
+    """
+    library = library_for(library, topology)
+    question = _question(collective, topology, None, library, environment, calibration)
+    size_bytes = np.array(sizes, np.float64)
+    costs, picks = choose(question, size_bytes)
+    times_us = {pick: costs[pick].time_us(size_bytes) for pick in np.unique(picks).tolist()}
+    return [
+        run_fs(in_time(float(times_us[pick][place])), size, question)
+        for place, (size, pick) in enumerate(zip(sizes, picks.tolist(), strict=True))
+    ]
 
 
 def _best(question: Question, size_bytes: int) -> Cost:

@@ -155,12 +155,24 @@ class Question:
     @property
     def gpu_class(self) -> str:
         """:func:`class_of` the machine."""
-        return class_of(self.machine, self.library)
+        return _class_of(self)
 
     @property
     def fabric(self) -> str:
         """:func:`fabric_of` the machine."""
-        return fabric_of(self.machine, self.library)
+        return _fabric_of(self)
+
+
+@lru_cache(maxsize=256)
+def _class_of(question: Question) -> str:
+    """The class of a question's GPUs, which every term of its formulas asks for."""
+    return class_of(question.machine, question.library)
+
+
+@lru_cache(maxsize=256)
+def _fabric_of(question: Question) -> str:
+    """The fabric of a question's machine."""
+    return fabric_of(question.machine, question.library)
 
 
 def question_on(

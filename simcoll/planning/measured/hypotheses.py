@@ -21,7 +21,7 @@ from simcoll.core.collective import bus_factor
 from simcoll.errors import ConfigError
 from simcoll.libraries.calibration import Calibration
 from simcoll.libraries.fitting import MOST_LAUNCH_FS, WARM_UP, Series, fit_series
-from simcoll.libraries.prediction import formula_time, predict
+from simcoll.libraries.prediction import formula_times, predict
 from simcoll.planning.measured.causes import CAUSES, cause_on
 from simcoll.planning.measured.comparison import Compared, Setting
 from simcoll.planning.measured.variants import (
@@ -602,24 +602,25 @@ class _TableChanges:
 
     def formula_times(self, candidate: PhysicalChange, sizes: Sequence[int]) -> list[int]:
         """The formula's change of every time, applied to the table's predictions."""
-        return [
-            max(
-                1,
-                self._formula(candidate, size) * self._events[size] // max(1, self._base[size]),
+        by_choice: dict[tuple[str, str], list[int]] = {}
+        for size in sizes:
+            by_choice.setdefault(self._choices[size], []).append(size)
+        formula_fs: dict[int, int] = {}
+        for alike in by_choice.values():
+            setting = self._environment(candidate, alike[0])
+            times = formula_times(
+                setting.table.collective,
+                alike,
+                setting.topology,
+                library=setting.library,
+                calibration=candidate.calibration,
+                environment=setting.environment,
             )
+            formula_fs.update(zip(alike, times, strict=True))
+        return [
+            max(1, formula_fs[size] * self._events[size] // max(1, self._base[size]))
             for size in sizes
         ]
-
-    def _formula(self, candidate: PhysicalChange, size: int) -> int:
-        setting = self._environment(candidate, size)
-        return formula_time(
-            setting.table.collective,
-            size,
-            setting.topology,
-            library=setting.library,
-            calibration=candidate.calibration,
-            environment=setting.environment,
-        ).time_fs
 
     def event_times(self, candidate: PhysicalChange, sizes: Sequence[int]) -> list[int]:
         """Times predicted as the table's."""
