@@ -114,9 +114,7 @@ def costs(question: Question, size_bytes: Floats) -> list[Cost]:
         return calibrated
     shares = calibration.rate_shares(size_bytes)
     plain = _costs_at_one_rate(_at_full_rate(question), size_bytes)
-    return [
-        _blend_costs(cost, full, shares) for cost, full in zip(plain, calibrated, strict=True)
-    ]
+    return [_blend_costs(cost, full, shares) for cost, full in zip(plain, calibrated, strict=True)]
 
 
 @lru_cache(maxsize=256)

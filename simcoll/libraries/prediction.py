@@ -45,7 +45,15 @@ if TYPE_CHECKING:
     from simcoll.libraries.nccl.choice import NcclChoice
     from simcoll.topology.machine import Machine
 
-__all__ = ["COLLECTIVES", "Prediction", "choose", "differs", "formula_time", "formula_times", "predict"]
+__all__ = [
+    "COLLECTIVES",
+    "Prediction",
+    "choose",
+    "differs",
+    "formula_time",
+    "formula_times",
+    "predict",
+]
 
 COLLECTIVES: tuple[CollectiveKind, ...] = (
     "all_reduce",

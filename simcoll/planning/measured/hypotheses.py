@@ -606,17 +606,17 @@ class _TableChanges:
         for size in sizes:
             by_choice.setdefault(self._choices[size], []).append(size)
         formula_fs: dict[int, int] = {}
-        for alike in by_choice.values():
-            setting = self._environment(candidate, alike[0])
+        for group in by_choice.values():
+            setting = self._environment(candidate, group[0])
             times = formula_times(
                 setting.table.collective,
-                alike,
+                group,
                 setting.topology,
                 library=setting.library,
                 calibration=candidate.calibration,
                 environment=setting.environment,
             )
-            formula_fs.update(zip(alike, times, strict=True))
+            formula_fs.update(zip(group, times, strict=True))
         return [
             max(1, formula_fs[size] * self._events[size] // max(1, self._base[size]))
             for size in sizes
