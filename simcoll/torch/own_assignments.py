@@ -103,6 +103,14 @@ class OwnAssignments:
         if _is_program(author):
             self._before[owner, name] = vars(owner).get(name, _NOTHING)
 
+    def make_own(self, owner: _Owner, name: str) -> bool:
+        """Make an attribute the running rank's own, unless a shared module is being loaded; returns
+        whether it is.
+        """
+        if not self._loading:
+            self._before.setdefault((owner, name), vars(owner).get(name, _NOTHING))
+        return not self._loading
+
     def note_class(self, cls: type, name: str, author: FrameType) -> None:
         """Note that an attribute of a class is about to change, if ranks share the class."""
         if current_thread_or_none() is None or not self._belongs_to_all(cls):

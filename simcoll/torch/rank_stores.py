@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from simcoll import distributed as ours
 from simcoll.distributed.stores import HashStore, PrefixStore
 from simcoll.torch.rank_threads import RankThread, current_thread, current_thread_or_none
 from simcoll.torch.replacing import in_ranks
@@ -30,12 +31,24 @@ _JOINED = "init/"
 """The key of a TCPStore under which its processes count themselves."""
 
 
-def _forward(name: str) -> Callable[..., Any]:
-    """Make a method that calls the shared store's method in the task of the thread that calls."""
+_POLL_S = 1e-4
+"""The time between two requests that look for a change, about that of one over a network."""
+
+
+def _forward(name: str, *, polls: bool = False) -> Callable[..., Any]:
+    """Make a method that calls the shared store's method in the task of the thread that calls.
+    After a second request with the same answer the others go on, if it ``polls``.
+    """
 
     def method(self: RankStore, *args: Any, **kwargs: Any) -> Any:
         thread = current_thread_or_none() or self.thread
-        return thread.call(getattr(self.shared, name), *args, **kwargs)
+        answer = thread.call(getattr(self.shared, name), *args, **kwargs)
+        if polls:
+            request = name, str(args), answer
+            if request == self.last_request:
+                thread.call(ours.compute, _POLL_S, "poll of a store")
+            self.last_request = request
+        return answer
 
     return functools.update_wrapper(method, getattr(HashStore, name))
 
@@ -48,9 +61,12 @@ class RankStore(dist.Store):
     ----------
     base
         The store of which it is a namespace, if it is one.
+    last_request
+        The last one that looked for a change, with its answer.
     """
 
     base: Any = None
+    last_request: Any = None
 
     def __init__(self, thread: RankThread, shared: Any, *, keep: bool = True) -> None:
         super().__init__()
@@ -61,21 +77,21 @@ class RankStore(dist.Store):
 
     set = _forward("set")
     get = _forward("get")
-    add = _forward("add")
+    add = _forward("add", polls=True)
     append = _forward("append")
-    compare_set = _forward("compare_set")
-    check = _forward("check")
+    compare_set = _forward("compare_set", polls=True)
+    check = _forward("check", polls=True)
     wait = _forward("wait")
     barrier = _forward("barrier")
     delete_key = _forward("delete_key")
     multi_get = _forward("multi_get")
     multi_set = _forward("multi_set")
-    list_keys = _forward("list_keys")
+    list_keys = _forward("list_keys", polls=True)
     set_timeout = _forward("set_timeout")
     queue_push = _forward("queue_push")
     queue_pop = _forward("queue_pop")
-    queue_len = _forward("queue_len")
-    _count_keys = _forward("num_keys")
+    queue_len = _forward("queue_len", polls=True)
+    _count_keys = _forward("num_keys", polls=True)
 
     def num_keys(self) -> int:
         """Number of keys of the whole store."""

@@ -159,6 +159,8 @@ class Process:
         Where its script has placed tensors, if there are CUDA devices.
     modules
         Its own modules, by name.
+    own_backends
+        The names of backends that its program has registered.
     around
         A context manager around each of its threads.
     mates
@@ -219,6 +221,7 @@ class Process:
         default_factory=list
     )
     modules: dict[str, Any] = field(default_factory=dict)
+    own_backends: set[str] = field(default_factory=set)
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     mates: list[Process] = field(default_factory=list)
     threads: list[RankThread] = field(default_factory=list)

@@ -68,6 +68,7 @@ from simcoll.torch.interrupts import Interrupts
 from simcoll.torch.mesh_caches import separate_caches
 from simcoll.torch.offloading import offload_replacements
 from simcoll.torch.own_assignments import OwnAssignments
+from simcoll.torch.own_backends import backend_replacements
 from simcoll.torch.own_modules import OwnModules
 from simcoll.torch.own_registers import register_replacements
 from simcoll.torch.process_group import SimcollGroup
@@ -141,12 +142,13 @@ _NCCL_NAMES = ("nccl", "nccl2", "nccl-legacy", "nccl-lazy")
 
 class _BackendConfig(distributed_c10d.BackendConfig):
     """Selects simcoll for each device in a rank's thread, except for PyTorch's ``fake`` backend,
-    which waits for no process.
+    which waits for no process, and for those that the rank's program has written.
     """
 
     def get_device_backend_map(self) -> dict[str, str]:
         thread, names = current_thread_or_none(), dict.fromkeys(self.device_backend_map.values())
-        if thread is not None and names != {"fake": None}:
+        unsimulated = {"fake"} if thread is None else {"fake", *thread.process.own_backends}
+        if thread is not None and not unsimulated.issuperset(names):
             is_nccl = [name in _NCCL_NAMES for name in names]
             thread.process.backend = "nccl" if any(is_nccl) else "emulator"
             thread.process.nccl_only = all(is_nccl)
@@ -169,6 +171,7 @@ class Ranks:
         self._assignments = OwnAssignments(undo)
         is_own = (lambda _: False) if modules is None else modules.copies
         _replace_all(undo, self._assignments.replacements(is_own))
+        _replace_all(undo, backend_replacements(self._assignments.make_own))
         self._around = around
         self._at_start = torch.get_rng_state()
         self._last: Process | None = None

@@ -117,3 +117,21 @@ def test_a_server_waits_for_its_workers_and_clients_for_a_server():
         assert alone[0] == "DistStoreError"
         assert alone[1].endswith("waiting for clients. 1/2 clients joined.")
         assert keys == 0
+
+
+def test_a_rank_polls_for_what_others_do_later():
+    """Without a pause in its program, which would end on any network."""
+
+    def body(rank, _size):
+        dist.init_process_group("gloo")
+        pair, store = dist.new_group([1, 2]), dist.distributed_c10d._get_default_store()
+        if rank:
+            dist.all_reduce(torch.ones(1000), group=pair)
+            store.add("ready", 1)
+            return 0
+        rounds = 0
+        while store.add("ready", 0) < 2:
+            rounds += 1
+        return rounds
+
+    assert 0 < backend.spawn(body, 3).returns[0] < 10
