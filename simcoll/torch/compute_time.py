@@ -29,6 +29,7 @@ from simcoll.distributed.start.spawning import compute
 from simcoll.torch.buffer_races import Flights
 from simcoll.torch.compilation import CompiledCalls
 from simcoll.torch.cuda_memory import Shortage, fit_shape, out_of_memory, shortage_of
+from simcoll.torch.fake_keys import UNSEEN
 from simcoll.torch.module_time import ModuleTimes, Times
 from simcoll.torch.operator_work import tensors_of
 from simcoll.torch.places import HOST
@@ -82,6 +83,7 @@ class Watched(TorchDispatchMode):
         self.modules = None if costs is None else ModuleTimes(costs.modules)
         self.compiled = CompiledCalls()
         self.inside = self.copying = False  # the fields of the root count
+        self.key: Any = None  # of the operator that runs, in PyTorch's cache of fake ones
         self.pushed: list[Any] = []
         self.flights: Flights | None = flights if root is None else root.flights
         self.races: StreamRaces | None = races if root is None else root.races
@@ -114,11 +116,12 @@ class Watched(TorchDispatchMode):
         if args and (type(args[0]) is list or func is _RESIZE):
             _fit_shape(func, args, kwargs or {})
         held_bytes = memory.held_bytes
-        self.root.inside = True
+        self.root.inside, self.root.key = True, UNSEEN
         try:
             result = func(*args, **(kwargs or {}))
         finally:
             self.root.inside = False
+            key, self.root.key = self.root.key, None
         memory.note(result)
         if memory.held_bytes > max(memory.limit_bytes, held_bytes) and not _is_fake(result):
             shortage = _shortage(tensors_of((args, kwargs)), memory.held_bytes - held_bytes)
@@ -135,7 +138,8 @@ class Watched(TorchDispatchMode):
             self._add_host_copy(self.costs, args[0])
         elif self.costs is not None and not collective and not self.costs.is_free(func):
             fake = FakeTensor in types or _is_fake(result)
-            self._add(self.costs, func, args, kwargs or {}, result, fake=fake)
+            key = None if key is UNSEEN else key
+            self._add(self.costs, func, args, kwargs or {}, result, key, fake=fake)
         return result
 
     def _runs_on_host(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
@@ -175,10 +179,18 @@ class Watched(TorchDispatchMode):
         return result
 
     def _add(
-        self, costs: OperatorCosts, func: Any, args: Any, kwargs: Any, result: Any, *, fake: bool
+        self,
+        costs: OperatorCosts,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        result: Any,
+        key: Any,
+        *,
+        fake: bool,
     ) -> None:
         device, modules, name = self.root.device, self.root.modules, operator_name(func)
-        time_fs, ruled, launched = costs.kernel(func, args, kwargs, result)
+        time_fs, ruled, launched = costs.kernel_of_key(key, func, args, kwargs, result)
         if time_fs and modules is not None and func.namespace != "fsdp":
             owner = modules.of_operator(device and device.current)
             name, time_fs, ruled = (name, time_fs, ruled) if owner is None else (*owner, True)

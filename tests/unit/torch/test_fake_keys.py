@@ -9,6 +9,7 @@ from tests.support.deferred import Deferred, needs_torch
 torch, nn, backend = Deferred("torch"), Deferred("torch.nn"), Deferred("simcoll.torch")
 fake_tensor = Deferred("torch._subclasses.fake_tensor")
 fake_keys = Deferred("simcoll.torch.fake_keys")
+roofline = Deferred("simcoll.torch.roofline")
 
 pytestmark = needs_torch
 
@@ -65,7 +66,7 @@ def key(mode, add, call):
 
 def test_keys_are_equal_exactly_where_those_of_pytorch_are():
     standard = fake_tensor.FakeTensorMode._prep_args_for_hash
-    ((_, _, ours),) = fake_keys.key_replacements()
+    (_, _, ours), _ = fake_keys.key_replacements()
     with fake_tensor.FakeTensorMode() as mode:
         calls = arguments()
         pairs = [(key(mode, ours, call), key(mode, standard, call)) for call in calls]
@@ -79,7 +80,7 @@ def test_keys_are_equal_exactly_where_those_of_pytorch_are():
 def test_tensors_of_another_mode_symbols_and_functions_are_left_to_pytorch():
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    ((_, _, ours),) = fake_keys.key_replacements()
+    (_, _, ours), _ = fake_keys.key_replacements()
     with fake_tensor.FakeTensorMode():
         stranger = torch.ones(3)
     mode = fake_tensor.FakeTensorMode(shape_env=ShapeEnv())
@@ -120,3 +121,38 @@ def test_answers_are_those_that_pytorch_composes_anew():
         return fake_tensor.FakeTensorMode.cache_hits
 
     assert backend.spawn(program, 1).returns[0] > 100
+
+
+@pytest.mark.slow
+def test_calls_of_an_equal_key_take_the_time_that_each_would_take(monkeypatch):
+    shared, anew = roofline.OperatorCosts.kernel_of_key, roofline.OperatorCosts.kernel
+    kernels = []
+
+    def compare(self, key, func, args, kwargs, result):
+        kernel = shared(self, key, func, args, kwargs, result)
+        assert kernel == anew(self, func, args, kwargs, result)
+        kernels.append((len(self._kernels), kernel))
+        return kernel
+
+    monkeypatch.setattr(roofline.OperatorCosts, "kernel_of_key", compare)
+
+    def program(_rank, _world_size):
+        with fake_tensor.FakeTensorMode():
+            layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+            image = nn.Conv2d(3, 8, 3)
+            optimizer = torch.optim.AdamW(layer.parameters(), foreach=True)
+            for precision, length in (("high", 6), ("highest", 6), ("highest", 9), ("high", 6)):
+                torch.set_float32_matmul_precision(precision)
+                layer(torch.ones(2, length, 64)).square().mean().backward()
+                torch.backends.cudnn.allow_tf32 = precision == "high"
+                image(torch.ones(1, 3, 16, 16))
+                optimizer.step()
+                optimizer.zero_grad()
+
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        backend.spawn(program, 1, topology="dgx-h100", compute="roofline", gpu="h100")
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+    assert 50 < kernels[-1][0] < len(kernels) - 50
