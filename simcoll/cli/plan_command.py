@@ -13,6 +13,7 @@ from simcoll.cli.grids import GridOptions
 from simcoll.command_line import COUNT, VERBOSE, WHOLE
 from simcoll.errors import ConfigError
 from simcoll.terminal import say
+from simcoll.units import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -173,6 +174,7 @@ def _conclude(
     from simcoll.planning.designs.design_search import (
         best_of,
         design_of,
+        distinct,
         firsts,
         notes_of,
         tight_of,
@@ -191,9 +193,12 @@ def _conclude(
     if progress.search is None and (tight := tight_of(rows)):
         say(f"# {tight}")
     typical = typical_best(best, space.objective.figure)
-    designs = list({row["key"]: row for row in (*best[:top], *firsts(best), typical)}.values())
+    unequal = distinct(best)
+    designs = list({row["key"]: row for row in (*unequal[:top], *firsts(best), typical)}.values())
     for line in _table(designs, space, front):
         say(line)
+    if equal := len(best) - len(unequal):
+        say(f"# {counted(equal, 'design')} as fast as another, with as much memory, not shown")
     missing = missing_alternatives(rows)
     for alternative in missing:
         say(f"  -  {alternative.name}: {alternative.reason}")
@@ -212,8 +217,14 @@ def _conclude(
     calls = TrainingStep(design_of(best[0])).calls
     for line in call_lines(calls) if verbose else ():
         say(f"# best: {line}")
-    for line in origin_lines(calls, verbose=verbose):
+    origins = list(origin_lines(calls, verbose=verbose))
+    for line in origins:
         say(f"# {line}")
+    for option in alternatives[1:MOST_ALTERNATIVES]:
+        other_calls = TrainingStep(design_of(option.best)).calls
+        for line in origin_lines(other_calls, verbose=verbose):
+            if line not in origins:
+                say(f"# {option.name}: {line}")
     for design in {row["result"]["gpu"]: design_of(row) for row in firsts(best)}.values():
         for line in rate_lines(design.gpu.name, rates_of(design)):
             say(f"# rates: {line}")

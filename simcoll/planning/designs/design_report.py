@@ -307,14 +307,17 @@ def _effects(
 
 def _comparisons(space: Space, findings: PlanFindings) -> Iterator[Section]:
     """The front, the best designs, and any two of them side by side."""
+    from simcoll.planning.designs.design_search import distinct
+
     best, front = findings.best, findings.front
     leaders = [option.best for option in alternatives_of(best)]
     yield Section(
         "pareto", "Pareto front", _pareto_text(space, best), chart=_pareto(space, best, front)
     )
-    listed = list({row["key"]: row for row in (*best[:MOST_ROWS], *leaders)}.values())
+    listed = list({row["key"]: row for row in (*distinct(best)[:MOST_ROWS], *leaders)}.values())
     text = (
-        "The best, and the best of each alternative; results.csv has all. Click a head to sort. "
+        "The best, and the best of each alternative, without those that another one equals in time "
+        "and memory; results.csv has all. Click a head to sort. "
         "Tier 2 emulates the whole step; tier 1 times each collective once, alone. Both are exact "
         "in the model only."
     )

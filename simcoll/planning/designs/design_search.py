@@ -16,7 +16,7 @@ from simcoll.planning.designs.decision import interval_of, typical_best
 from simcoll.planning.designs.figures import FIGURES, better_of, pareto_front
 from simcoll.planning.designs.mapping_search import MachineSearch, MappingSearch, machine_of
 from simcoll.planning.designs.merit import Bill, bill_of, figures_of
-from simcoll.planning.designs.nearest_fit import missing_alternatives
+from simcoll.planning.designs.nearest_fit import alternative_name, missing_alternatives
 from simcoll.planning.designs.space import Space, errors_of_alternative
 from simcoll.planning.grids.grid import GridRun, Point, PointGrid, Row
 from simcoll.topology.machine import beyond_pcie
@@ -34,6 +34,7 @@ __all__ = [
     "best_of",
     "design_of",
     "designs_csv",
+    "distinct",
     "exact_grid",
     "exposure_grid",
     "firsts",
@@ -283,6 +284,18 @@ def best_of(rows: Sequence[Row], space: Space) -> tuple[list[Row], list[Row]]:
     return sorted(ran, key=rank), sorted(front, key=rank)
 
 
+def distinct(best: Sequence[Row]) -> list[Row]:
+    """Designs without those that a better one of the same machine equals in time and memory: their
+    mappings differ in what makes no difference there.
+    """
+    first: dict[tuple[object, ...], Row] = {}
+    for row in best:
+        result = row["result"]
+        outcome = (result["tier"], result["time_fs"], result["memory_bytes"])
+        first.setdefault((alternative_name(row["point"]["case"]), *outcome), row)
+    return list(first.values())
+
+
 def tight_of(rows: Sequence[Row]) -> str:
     """How many designs exceed each limit, with the first of them; empty if all fit."""
     units: dict[str, list[str]] = {}
@@ -299,10 +312,10 @@ def tight_of(rows: Sequence[Row]) -> str:
 
 
 def firsts(best: Sequence[Row]) -> list[Row]:
-    """The best design of every alternative."""
+    """The best design of every alternative, or machine of a list."""
     best_of_alternative: dict[str, Row] = {}
     for row in best:
-        best_of_alternative.setdefault(str(row["point"]["case"].get("alternative", "")), row)
+        best_of_alternative.setdefault(alternative_name(row["point"]["case"]), row)
     return list(best_of_alternative.values())
 
 

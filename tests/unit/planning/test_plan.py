@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from simcoll.cli import main
+from simcoll.planning.designs.design_search import distinct, firsts
 from simcoll.planning.designs.html_page import (
     Cell,
     Comparison,
@@ -307,3 +308,33 @@ def test_hostile_names_in_a_browser(tmp_path):
         # The policy itself: a request that a page tries is refused.
         page.value("fetch('http://example.com/').catch(() => { document.title = 'refused' })")
         page.until("document.title === 'refused'")
+
+
+def _timed(case, time_fs, memory_bytes=1):
+    result = {"tier": 1, "time_fs": time_fs, "memory_bytes": memory_bytes}
+    return {"point": {"case": case}, "result": result}
+
+
+def test_designs_that_differ_in_nothing_are_shown_once():
+    first = _timed({"topology.name": "A", "dispatch": "copies"}, 5)
+    other_machine = _timed({"topology.name": "B", "dispatch": "copies"}, 5)
+    more_memory = _timed({"topology.name": "A", "dispatch": "none"}, 5, 2)
+    equal = _timed({"topology.name": "A", "dispatch": "once"}, 5)
+    best = [first, other_machine, more_memory, equal]
+    assert distinct(best) == [first, other_machine, more_memory]
+    assert firsts(best) == [first, other_machine]
+
+
+@pytest.mark.slow
+def test_a_plan_names_the_library_of_every_alternative(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.toml").write_text(
+        '[model]\nname = "llama-3.1-8b"\nsequence = 4096\nglobal_batch = 8\n'
+        '[topology]\nname = ["dgx-h100", "mi300x"]\nnodes = 1\n[parallel]\ntp = 2\n'
+        'shard = "optimizer"\n[objective]\nmaximise = "tokens_per_second"\n'
+    )
+    assert main(["plan", "plan.toml", "--tier", "1", "-o", "out"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("# collectives are those of nccl ") for line in lines)
+    rccl = "# topology.name mi300x: collectives are those of rccl "
+    assert any(line.startswith(rccl) for line in lines)
