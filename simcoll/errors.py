@@ -8,7 +8,6 @@ import re
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 
 from simcoll.terminal import printable, printable_lines
 
@@ -255,5 +254,8 @@ def nearest(text: str, valid: Iterable[str]) -> str:
     folded = {choice.lower(): choice for choice in reversed(choices)}
     exact = folded.get(text.lower())
     close = [exact] if exact else _close_versions(text, choices)
-    close = close or get_close_matches(text, choices, n=1, cutoff=0.5)
+    if not close:
+        from difflib import get_close_matches
+
+        close = get_close_matches(text, choices, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}? ({listed})" if close else listed

@@ -25,7 +25,6 @@ from simcoll.core.immutable import by_constructor, without_subclasses
 from simcoll.core.known import Known
 from simcoll.core.layout import Layout
 from simcoll.core.numbers import whole_number
-from simcoll.core.picture import MOST_RANKS, schedule_svg
 from simcoll.core.portable import portable_source
 from simcoll.core.step import (
     COLUMNS,
@@ -583,6 +582,8 @@ class Schedule:
 
     def _repr_html_(self) -> str:
         """A picture; a table for more than ``picture.MOST_RANKS`` ranks."""
+        from simcoll.core.picture import MOST_RANKS, schedule_svg
+
         if self.nranks <= MOST_RANKS:
             return schedule_svg(self)
         facts = [

@@ -6,7 +6,7 @@ followed, and what the proof says.
 
 from __future__ import annotations
 
-import secrets
+import os
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -127,7 +127,7 @@ def _prove_contents(schedule: Schedule, *, exact: bool | None, salt: bytes | Non
             "contributions in "
             f"{n * layout.size} chunks; use fingerprints"
         )
-    salt = salt or secrets.token_bytes(SALT_BYTES)
+    salt = salt or os.urandom(SALT_BYTES)
     schedule.hold()  # the strategies look at the same steps, one after the other
     try:
         if exact:

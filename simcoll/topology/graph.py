@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from fractions import Fraction
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ from simcoll.errors import ConfigError, nearest, shown
 from simcoll.notebook_forms import facts_table
 from simcoll.terminal import printable
 from simcoll.topology.detours import DetourRouter, detour_router
-from simcoll.topology.host_tree import HostTree
 from simcoll.topology.relays import relays_of
 from simcoll.topology.routing import Router, graph_router
 from simcoll.topology.values import checked_capacity, factor, whole
@@ -32,6 +30,8 @@ from simcoll.units import format_rate
 
 if TYPE_CHECKING:
     import networkx as nx
+
+    from simcoll.topology.host_tree import HostTree
 
 
 __all__ = ["LINK_KINDS", "NODE_KINDS", "Routes", "Topology"]
@@ -577,4 +577,6 @@ class Topology:
 
 
 def _near(name: str, valid: Sequence[str]) -> str:
+    from difflib import get_close_matches
+
     return nearest(name, get_close_matches(name, valid, n=5, cutoff=0.0))
