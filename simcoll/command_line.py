@@ -16,7 +16,14 @@ from pathlib import Path
 from types import FunctionType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from cyclopts import App, CycloptsError, Parameter, Token, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    Token,
+    UnusedCliTokensError,
+)
 
 from simcoll.call_records import described_fields, with_parameters
 from simcoll.errors import (
@@ -183,7 +190,7 @@ def _is_full(error: BaseException) -> bool:
 def _message(name: str, error: BaseException) -> str:
     if isinstance(error, CycloptsError):
         unused = isinstance(error, UnusedCliTokensError) and error.unused_tokens
-        summary = f"unexpected argument {unused[0]!r}" if unused else str(error)
+        summary = f"unexpected argument {unused[0]!r}" if unused else _absent(error) or str(error)
         return f"{summary}\n{name}: try {' '.join([name, *(error.command_chain or ())])} --help"
     if isinstance(error, ScheduleError):
         return f"wrong schedule: {error}"
@@ -206,6 +213,17 @@ def _message(name: str, error: BaseException) -> str:
         f"{last.lineno}). This is a bug in {name}, not in "
         f"your input: please report it with your command and its output with {TRACEBACK}=1 set"
     )
+
+
+def _absent(error: CycloptsError) -> str:
+    """What a command cannot do without; empty for other errors."""
+    if not isinstance(error, MissingArgumentError) or error.argument is None:
+        return ""
+    argument = error.argument
+    named = error.keyword is not None or bool(argument.tokens)
+    if named or error.unused_tokens or argument.token_count()[0] != 1:
+        return ""
+    return f"{' '.join(error.command_chain or ())} needs {argument.name}".strip()
 
 
 def completion_script(app: App, shell: str, names: Mapping[str, Sequence[str]]) -> str:

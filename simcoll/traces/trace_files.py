@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from pathlib import Path
 
 from simcoll.errors import ConfigError
@@ -64,20 +65,29 @@ def trace_files(path: Path) -> tuple[str, list[Path]]:
     for separator in (".", "", "_", "-"):
         if any((head, tail) == (prefix + separator, _ENDING) for head, _, tail in names):
             return _in_order(prefix + separator, _ENDING, names, path)
-    if path.suffix in _OTHER_FORMATS:
-        raise ConfigError("there is no such file", file=str(path))
     name = printable(prefix)
-    raise ConfigError(
-        f"there is no such file, nor {name}.0.et, {name}.1.et and so on", file=str(path)
-    )
+    traces = "" if path.suffix in _OTHER_FORMATS else f", nor {name}.0.et, {name}.1.et and so on"
+    raise ConfigError(f"there is no such file{traces}{_similar_file(path)}", file=str(path))
+
+
+def _similar_file(path: Path) -> str:
+    """A question whether a file of nearly the same name is meant; empty without one."""
+    files = [entry.name for entry in _entries(path.parent) if is_file(entry)]
+    similar = get_close_matches(path.name, files, n=1, cutoff=0.8)
+    return f"; did you mean {printable(similar[0])!r}?" if similar else ""
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What a folder holds, by name."""
+    try:
+        return sorted(folder.iterdir())
+    except (OSError, ValueError):  # no folder, or none that may be read
+        return []
 
 
 def _names_in(folder: Path) -> dict[tuple[str, str, str], Path]:
     """The numbered files of a folder: what is before the last number, it, and what is behind."""
-    try:
-        entries = sorted(folder.iterdir())
-    except (OSError, ValueError):  # no folder, or none that may be read
-        entries = []
+    entries = _entries(folder)
     matches = ((_NUMBERED.fullmatch(entry.name), entry) for entry in entries)
     return {(match[1], match[2], match[3]): entry for match, entry in matches if match}
 

@@ -45,6 +45,8 @@ def test_files_in_order(folder, names, start, title, order):
         (["t.0.et", "u.0.et"], "", "a folder of 2 traces: t.0.et, u.0.et; name a file of one"),
         (["notes.txt"], "", "a folder without files such as trace.0.et"),
         (["t.0.et"], "u.0.et", "there is no such file, nor u.0.0.et"),
+        (["step.toml"], "step.tom", "so on; did you mean 'step.toml'?"),
+        (["steps.toml"], "step.toml", "there is no such file; did you mean 'steps.toml'?"),
     ],
 )
 def test_what_is_refused(folder, names, start, says):
