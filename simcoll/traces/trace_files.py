@@ -72,8 +72,10 @@ def trace_files(path: Path) -> tuple[str, list[Path]]:
 
 def _similar_file(path: Path) -> str:
     """A question whether a file of nearly the same name is meant; empty without one."""
-    files = [entry.name for entry in _entries(path.parent) if is_file(entry)]
-    similar = get_close_matches(path.name, files, n=1, cutoff=0.8)
+    files = [entry for entry in _entries(path.parent) if is_file(entry)]
+    stems = get_close_matches(path.stem, {entry.stem for entry in files}, n=1, cutoff=0.7)
+    names = [entry.name for entry in files if entry.stem in stems]
+    similar = get_close_matches(path.name, names, n=1)
     return f"; did you mean {printable(similar[0])!r}?" if similar else ""
 
 
