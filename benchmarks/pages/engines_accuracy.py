@@ -54,8 +54,9 @@ REASONS = """
   of their time is a wait, and less lies between tokens, than where prompts come evenly (`output`), which the model assumes.
 * **Qwen3 235B in vLLM** takes some 52 ms a token on two H200 and 35 on four, and three times as long as predicted to the first token (1,000 to 8,000 tokens). So it is not the host, whose time would be the same on two
   and on four. Nor is it the engine's kernels of experts with block scales: measured alone (vLLM 0.14 to 0.24, 16 tokens, 94 layers) they take 16 to 17 ms on two and 10 on four, of steps predicted at 28 and 20; those of SGLang, whose
-  rows are near, take as long. On both it is as if the experts took two and a half times as long (some 40 and 25 ms). Likely another kernel was chosen: from 0.15.0 on, vLLM ran FlashInfer's CUTLASS on Hopper by default, for this very model (vllm issue 34249, mended in
-  34260), which takes 93 and 57 ms alone without block scales (0.24) and made DeepSeek-R1 on H200 30 % slower (vllm request 33490). The version that ran is not published.
+  rows are near, take as long. On both it is as if the experts took two and a half times as long (some 40 and 25 ms). vLLM 0.12.0 ran (`backend_version` of the table), so that it is not FlashInfer's CUTLASS, the default on Hopper from 0.15.0 on (vllm issue 34249). Nor
+  is it that 0.12.0 has no tuned kernels for these sizes on H200: tuning brought 5 to 24 % (vllm request 35457). With every expert chosen in every step, instead of as unevenly as those of other rows, the kernel alone takes 38 and 22 ms with scales of tensors and 30 and 18 with scales of
+  blocks (vLLM 0.14), which would explain tokens, but not prompts, which use all experts anyway. So the cause is open, and nothing is changed for it.
 * **GPT-OSS on Hopper** multiplies weights of 4 bits in 16. TensorRT-LLM's kernels for it (Triton) lose 50 to 90 us a layer on eight GPUs; vLLM's are near.
 
 **Intervals** of `simcoll step` are the spread of these errors, each system with the same weight. Left out in turn and judged by the others, {coverage}.
