@@ -13,7 +13,7 @@ from simcoll.files.paths import data_folder
 from simcoll.planning.measured.step_fitting import predict_seconds
 from simcoll.planning.measured.step_rows import StepRow, published_memory, published_steps
 from simcoll.planning.measured.step_spreads import difference_coverages, read_step_errors
-from simcoll.training.memory import memory_by_stage
+from simcoll.training.memory import memory_by_stage, stage_parameters
 from simcoll.training.step_calibration import UNCALIBRATED, StepCalibration, shipped_calibration
 
 __all__ = ["causes", "coverage", "fits", "memory", "memory_gib"]
@@ -35,8 +35,16 @@ Median error: torchtitan {titan:.1f} % ({titan_rows} rows), all {all:.1f} %. Of 
 They do not count in the means of this page. Two of Llama 3 70B on GB300 are printed without chunks or sharding, which they may have had. Memory is what CUDA
 reports as the capacity of the GPU. Inputs of products in 8 bits are saved in 8 bits, as Transformer Engine does; recomputed modules and offloaded layers are those of the recipes.
 
-Not in these medians: what `nvidia-smi` showed of BLOOM's runs, {bloom:.0f} % above the predictions ({bloom_rows} rows): 8 GiB of CUDA, NCCL and PyTorch's cache, 4 bytes more for each parameter (DeepSpeed keeps
-gradients of 16 bits beside those of 32), and twice the activations. Three of its configurations ran out of 80 GB that the model puts at 42, 55 and 61 GiB. Megatron-LM and PyTorch have none of these.
+Not in these medians: what `nvidia-smi` showed of BLOOM's runs on one node, {bloom:.0f} % above the predictions ({bloom_rows} rows), 1.6 GiB of CUDA, and what PyTorch keeps in its cache, included. They used DeepSpeed's `BF16_Optimizer` (`bf16_optimizer` of a design), which does not free gradients of 16 bits
+beside those of 32 (`update_hp_grads(clear_lp_grads=False)`), and reduces the latter, all at once, in a copy of 16 bits (`get_grads_for_reduction`, `allreduce_bucket`; as merged in April 2022, commit 56c5223): 2 bytes more for each parameter always, and 2 more after the last backward pass. Neither is in
+Megatron-LM or PyTorch. Three configurations ran out of memory:
+
+| published | layers | hidden | tp x pp x dp | micro-batch | predicted GiB, without these copies | predicted GiB | fits |
+|---|---:|---:|---|---:|---:|---:|---|
+{full}
+The first two do not fit for the copies: their last stage has the most parameters, {largest:.1f} billion, and needs as much for the reduction with one sequence a micro-batch as with two. The third is not explained: it is as large as a configuration that ran, 94 layers of 13,312 with the same mapping and heads
+({neighbour:.1f} GiB, with 67 GB in use). Checked and not enough for it: CUDA's 1.6 GiB; the logits of 250,880 words in 32 bits, inputs of 12 micro-batches in flight and scores of attention of a layer, which are in the model; and loading (weights twice in 16 bits). Fragments, and a fault of
+a node (13 of 52 were down at one time), remain.
 """
 COVERAGE = """
 ## Intervals
@@ -76,6 +84,8 @@ parallelism, so that tokens cross nodes and are gathered, is counted, and takes 
 Llama 3.1 8B in bf16 took 1.32 to 1.40 times as long as on H200 in one report (github.com/alpharomercoma/MI300X-vs-H200), 1.19 to 1.30 here, and in 8 bits MI300X is slower than H100 in both.
 """
 LONG = 32_768
+NEIGHBOUR_LAYERS = 94
+"""Layers of the run of BLOOM that is as large as a configuration that ran out of memory."""
 MIXTURE_TABLES = ("megatron-bridge-2025", "megatron-bridge-2026", "automodel-2025", "dgxc-2502")
 
 
@@ -120,6 +130,7 @@ def memory(tables: Sequence[str]) -> Iterator[str]:
         for row in unfit
     )
     bloom = [memory_gib(row) / row.peak_gib for row in published_steps("bloom").rows]
+    full = published_memory("bloom-oom").rows
     medians = {name: 100 * float(np.median(np.abs(off))) for name, off in errors.items()}
     together = 100 * float(np.median(np.abs([off for part in errors.values() for off in part])))
     yield MEMORY_END.format(
@@ -131,6 +142,30 @@ def memory(tables: Sequence[str]) -> Iterator[str]:
         names=names,
         bloom=100 * (1 / float(np.mean(bloom)) - 1),
         bloom_rows=len(bloom),
+        full="".join(map(_full_line, full)),
+        largest=max(
+            sum(stage_parameters(full[0].design, stage))
+            for stage in range(full[0].design.parallel.pp)
+        )
+        / 1e9,
+        neighbour=next(
+            memory_gib(row)
+            for row in published_steps("bloom").rows
+            if row.design.model.layers == NEIGHBOUR_LAYERS
+        ),
+    )
+
+
+def _full_line(row: StepRow) -> str:
+    """A line of a configuration that ran out of memory."""
+    design = row.design
+    parallel = msgspec.structs.replace(design.parallel, bf16_optimizer=False)
+    plain = replace(row, design=replace(design, parallel=parallel))
+    mapping = f"{parallel.tp} x {parallel.pp} x {parallel.dp}"
+    return (
+        f"| {row.fold} | {design.model.layers} | {design.model.hidden} | {mapping} | "
+        f"{parallel.micro_batch} | {memory_gib(plain):.1f} | {memory_gib(row):.1f} | "
+        f"{'yes' if fits(row) else 'no'} |\n"
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from simcoll.training.gpu import DTYPE_BYTES
 from simcoll.training.layers import ELEMENT, EndPasses, LayerPasses, Pass, ends_of, in_fs, layer_of
 from simcoll.training.memory import (
     activation_bytes,
@@ -26,10 +27,17 @@ if TYPE_CHECKING:
 
 __all__ = ["ChunkCosts", "ChunkWork", "host_seconds", "merge_collectives"]
 
-EXPERTS_HOST_US = 2500.0
-"""Least host time for the forward pass of a layer with experts, in microseconds, unless one CUDA
-graph launches the whole step. It fits the 13 published steps of Megatron-LM's recipes
-(`measurements/steps/megatron-lm-2026`), one of which was measured with such a graph and without.
+EXPERTS_HOST_US = {"none": 2884.0, "layer": 2241.0}
+"""Least host time for the forward pass of a layer with experts, in microseconds, by what CUDA
+graphs launch.
+
+A step of Qwen3 30B on 16 H100 took 623 ms, and 484 ms with graphs of layers (card.yaml of
+nemo-mbridge-perf-cuda-graphs in Megatron Bridge): 2 stages of 24 layers with two micro-batches, so
+three times a forward pass and a backward pass of twice its time, one after the other.
+"""
+CAST_HOST_US = 28.0
+"""Host time for each expert of a rank in 8 bits, whose casts are launched one by one: what Qwen3
+30B on 32 H100 in `measurements/steps/megatron-lm-2026` took beyond the time above.
 """
 
 
@@ -92,12 +100,18 @@ class ChunkCosts:
     @cached_property
     def turn(self) -> Callable[..., ChunkWork]:
         """A turn of a chunk, or of some of its layers: ``"F"``, ``"B"``, ``"W"``, or ``"BW"`` for
-        both backward parts.
+        both backward parts; ``alone``: without another pass that hides exchanges of tokens.
         """
         return cache(self._turn)
 
     def _turn(
-        self, kind: TurnKind, stage: int, chunk: int, layers: tuple[int, ...] | None = None
+        self,
+        kind: TurnKind,
+        stage: int,
+        chunk: int,
+        layers: tuple[int, ...] | None = None,
+        *,
+        alone: bool = False,
     ) -> ChunkWork:
         turn_layers = self.chunks[stage][chunk] if layers is None else layers
         chunk_layers = self.chunks[stage][chunk]
@@ -121,7 +135,13 @@ class ChunkCosts:
                 else turn_layers == chunk_layers[-1:],
                 whole_chunk=turn_layers == chunk_layers,
             )
-        collectives = merge_collectives([inner for part in passes for inner in part.inside])
+        collectives = merge_collectives(
+            [
+                replace(inner, hidden_fs=0, share=0.0) if alone and inner.group == "ep" else inner
+                for part in passes
+                for inner in part.inside
+            ]
+        )
         seconds = sum(part.seconds for part in passes)
         if kind != "W":
             seconds = max(seconds, self._offload_seconds(stage, turn_layers))
@@ -211,9 +231,11 @@ def _host_us(design: Design, *, moe: bool) -> float:
         layer_us = 0.0
     if not moe:
         return layer_us
-    return max(
-        EXPERTS_HOST_US, layer_us + host.host_expert_us * (design.model.experts // parallel.ep)
-    )
+    experts = design.model.experts // parallel.ep
+    floor_us = EXPERTS_HOST_US[parallel.graphs]
+    if DTYPE_BYTES[design.dtype] <= 1 and not parallel.fused_experts:
+        floor_us += CAST_HOST_US * experts
+    return max(floor_us, layer_us + host.host_expert_us * experts)
 
 
 def merge_collectives(collectives: Sequence[Inside]) -> tuple[Inside, ...]:

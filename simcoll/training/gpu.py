@@ -93,6 +93,7 @@ _FACTS = FactSchema(
     {
         **{f"{table}.{dtype}": _flops for table in ("peak", "gemm") for dtype in DTYPE_BYTES},
         "attention.*": _flops,
+        "attention8.*": _flops,
         "flash2.*": _flops,
         "narrow.*": _number,
         "skinny.*": _number,
@@ -163,7 +164,8 @@ class Gpu:
     values
         Numbers by path: ``peak.bf16`` and ``gemm.bf16`` (the highest measured rate of a dense
         matrix product) in FLOP/s, ``attention.forward`` and ``attention.backward`` (fused
-        attention) in FLOP/s, ``flash2.forward`` and ``flash2.backward`` (FlashAttention-2, where it
+        attention) in FLOP/s, ``attention8.forward`` and ``attention8.backward`` (with products of 8
+        bits), ``flash2.forward`` and ``flash2.backward`` (FlashAttention-2, where it
         is not the fastest), ``memory.size`` and ``memory.usable`` (what programs can allocate) in
         bytes, ``memory.bandwidth`` and ``memory.measured`` in bytes per second, ``host.bandwidth``
         (from and to the host's memory, each) and ``host.memory`` (the GPU's share of the bandwidth
@@ -239,8 +241,20 @@ class Gpu:
     def attention_place(self, kernel: str, *, backward: bool) -> str:
         """Where the rate of fused attention stands: that of FlashAttention-2 if it was measured
         apart and is asked for.
+
+        Raises
+        ------
+        ConfigError
+            For attention in 8 bits without a rate in the file.
         """
         direction = "backward" if backward else "forward"
+        if kernel == "fp8":
+            if "attention8.forward" not in self.values:
+                raise ConfigError(
+                    f"GPU {self.name!r} has no rate of attention in 8 bits (attention8); expected "
+                    "attention 'fused', 'flash2' or 'plain'"
+                )
+            return f"attention8.{direction}"
         place = f"flash2.{direction}"
         return place if kernel == "flash2" and place in self.values else f"attention.{direction}"
 

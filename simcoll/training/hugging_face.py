@@ -140,10 +140,15 @@ def _model(config: dict[str, Any]) -> Model:
             "tied": tied,
             "positions": positions,
             "yarn": _is_yarn(config) and not sizes.get("kv_rank"),
+            "qk_norm": name in _NORMED,
             "name": name,
         },
         Model,
     )
+
+
+_NORMED = {"qwen3", "qwen3_moe"}
+"""Models that normalise each head of queries and keys by itself."""
 
 
 def _is_yarn(config: Mapping[str, Any]) -> bool:

@@ -44,6 +44,18 @@ and by sine, a half negated and joined, their sum, and joined with the rest
 """
 ROTATED_BACKWARD = 2 * (2 + 2) + (1 + 1) + (2 + 2) + (4 + 2)
 """The same for gradients."""
+KERNELS = 103
+"""Kernels one after the other in both passes of a layer with experts, besides products of experts:
+463,348 in a published profile of a step of 64 micro-batches and 48 layers (Qwen3 30B on 16 H100,
+nemo-mbridge-perf-moe-comm-overlap of Megatron Bridge), less two products, three passes and 8
+experts of each. Each begins and ends (``kernel.floor`` of the GPU).
+"""
+PRODUCT_KERNELS, PRODUCT_STREAMS = 6, 4
+"""Products of an expert in both passes, and the streams on which Transformer Engine computes those
+of several experts."""
+CAST_KERNELS = 4
+"""Casts of an expert to 8 bits in both passes, on one stream (``split_quantize`` of Transformer
+Engine)."""
 SCATTERED_PARTS = 4
 """Parts of an overlapped product, each summed over ranks while the next is computed: the default of
 Transformer Engine (``num_splits``)."""
@@ -149,7 +161,9 @@ def layer_of(design: Design, *, moe: bool) -> LayerPasses:
     to_weights = sum(product.to_weights for product in products)
     flops = sum(product.flops for product in products)
     core = _attention(design, roof)
-    seconds = _elementwise(design, roof, moe=moe)
+    starts = _starts(design) if moe else 0.0
+    elementwise = _elementwise(design, roof, moe=moe)
+    seconds = elementwise[0] + starts / 3, elementwise[1] + starts * 2 / 3
     exchanges = _exchanges(design, products, core[0].seconds, moe=moe)
     done_forward = Pass(
         forward + exchanges.seconds + core[0].seconds + seconds[0],
@@ -234,6 +248,7 @@ def _product(design: Design, roof: Roofline, linear: Linear) -> _MatrixProducts:
         inputs //= parallel.tp
     if linear.part == "router":
         rows /= sizes.split
+    short = linear.part == "expert"
     cast = _casts(
         design,
         roof,
@@ -244,9 +259,9 @@ def _product(design: Design, roof: Roofline, linear: Linear) -> _MatrixProducts:
     )
     return _MatrixProducts(
         linear,
-        roof.gemm(rows, outputs, inputs, batch=batch) + cast[0],
-        roof.gemm(rows, inputs, outputs, batch=batch) + cast[1],
-        roof.gemm(inputs, outputs, rows, batch=batch)
+        roof.gemm(rows, outputs, inputs, batch=batch, short=short) + cast[0],
+        roof.gemm(rows, inputs, outputs, batch=batch, short=short) + cast[1],
+        roof.gemm(inputs, outputs, rows, batch=batch, short=short)
         + _accumulation(design, roof, batch * inputs * outputs),
         2.0 * batch * rows / busiest * inputs * outputs,
     )
@@ -259,10 +274,13 @@ def _casts(
     copies, one transposed.
 
     Norms write their output in 8 bits themselves. Weights are cast for every micro-batch, unless
-    they are stored in 8 bits.
+    they are stored in 8 bits. Fused experts write what is inside them in 8 bits themselves.
     """
     if DTYPE_BYTES[design.dtype] > 1:
         return 0.0, 0.0
+    if design.parallel.fused_experts and linear.part == "expert":
+        inputs *= linear.name == "expert up"
+        outputs *= linear.name == "expert down"
     in_8_bits = design.parallel.gathered == "fp8"
     forward = (0 if linear.split == "outputs" else inputs) + (0 if in_8_bits else weights)
     return roof.elementwise(2 * ELEMENT * forward), roof.elementwise(2 * ELEMENT * outputs)
@@ -288,12 +306,17 @@ def _attention(design: Design, roof: Roofline) -> tuple[Pass, Pass]:
         causal = b * heads * s * every * (model.key_width + model.value_width)
         flops = share * causal
         timed = causal * model.attention_share(every, more_keys=WINDOW_KEYS)
+        # On GB200 and GB300 the backward kernels of 8 bits take four times as long for twice the
+        # sequence, with any window (NVIDIA/cudnn-frontend 3929da2, sdpa_benchmark_training).
+        timed_backward = causal if kernel == "fp8" else timed
         shape = (b, heads, s, every, model.key_width, model.value_width) if share == 1 else ()
         width = (model.key_width + model.value_width) / 2
         return (
             Pass(roof.attention(timed, shape, width=width, kernel=kernel), flops),
             Pass(
-                roof.attention(2.5 * timed, shape, width=width, backward=True, kernel=kernel),
+                roof.attention(
+                    2.5 * timed_backward, shape, width=width, backward=True, kernel=kernel
+                ),
                 2.5 * flops,
             ),
         )
@@ -327,30 +350,33 @@ def _elementwise(design: Design, roof: Roofline, *, moe: bool) -> tuple[float, f
     )
     wide = (3, 5) if model.gated else (2, 3)
     inner = sizes.rows * model.inner / parallel.tp
-    rotated = 0.0
-    if model.yarn:
-        rotated = sizes.rows * (model.heads + model.groups) * model.key_width / parallel.tp
+    turned = sizes.rows * (model.heads + model.groups) * model.key_width / parallel.tp
+    rotated = turned if model.yarn else 0.0
+    normed = turned if model.qk_norm else 0.0
+    cast = (0.0, 0.0)
+    if parallel.attention == "fp8":  # queries, keys and values; the gradient of the output
+        cast = heads, sizes.rows * model.heads * model.value_width / parallel.tp
     biased = clamped = 0.0
     if moe:
         routed = sizes.rows / sizes.split * model.top_k * parallel.imbalance
-        inner = (
-            sizes.rows * model.shared_experts * model.expert_inner / parallel.tp
-            + routed * model.expert_inner
-        )
+        inner = sizes.rows * model.shared_experts * model.expert_inner / parallel.tp
+        if not parallel.fused_experts:
+            inner += routed * model.expert_inner
         x += routed * sizes.hidden / 2  # tokens are put in the order of experts, and back
-        biased = routed * sizes.hidden if model.expert_bias else 0.0
-        clamped = routed * model.expert_inner if model.expert_clamp else 0.0
+        separate = 0.0 if parallel.fused_experts else routed
+        biased = separate * sizes.hidden if model.expert_bias else 0.0
+        clamped = separate * model.expert_inner if model.expert_clamp else 0.0
     forward = (
         2 * (2 * ELEMENT) * x
         + 2 * (3 * ELEMENT + mask) * x
         + wide[0] * ELEMENT * inner
-        + 2 * ELEMENT * heads
+        + 2 * ELEMENT * (heads + normed + cast[0])
     )
     backward = (
         2 * (3 * ELEMENT) * x
         + 2 * (5 * ELEMENT + mask) * x
         + wide[1] * ELEMENT * inner
-        + 2 * ELEMENT * heads
+        + ELEMENT * (2 * heads + 3 * normed + 2 * cast[1])
     )
     unfused_factor = design.calibration.unfused
     return (
@@ -367,6 +393,16 @@ def _elementwise(design: Design, roof: Roofline, *, moe: bool) -> tuple[float, f
             + CLAMP_BACKWARD * clamped
         ),
     )
+
+
+def _starts(design: Design) -> float:
+    """Time in which the kernels of a layer with experts begin and end, in both passes."""
+    experts = design.model.experts // design.parallel.ep
+    kernels = float(KERNELS)
+    if not design.parallel.fused_experts:
+        kernels += PRODUCT_KERNELS * experts / PRODUCT_STREAMS
+        kernels += CAST_KERNELS * experts if DTYPE_BYTES[design.dtype] <= 1 else 0
+    return kernels * design.gpu.number("kernel.floor", 0.0)
 
 
 def _exchanges(
@@ -548,11 +584,15 @@ def ends_of(design: Design) -> EndPasses:
     # In 32 bits: cast, maximum, difference, exponential, sum.
     loss = roof.elementwise(30 * logits + 2 * ELEMENT * x / sizes.split)
     loss_backward = roof.elementwise(14 * logits + 3 * ELEMENT * x / sizes.split)
-    forward = roof.gemm(sizes.rows, columns, sizes.hidden, wide=True)
-    backward = roof.gemm(sizes.rows, sizes.hidden, columns, wide=True)
-    backward += roof.gemm(sizes.hidden, columns, sizes.rows, wide=True) + _accumulation(
+    wide = parallel.head != "fp8" or DTYPE_BYTES[design.dtype] > 1
+    forward = roof.gemm(sizes.rows, columns, sizes.hidden, wide=wide)
+    backward = roof.gemm(sizes.rows, sizes.hidden, columns, wide=wide)
+    backward += roof.gemm(sizes.hidden, columns, sizes.rows, wide=wide) + _accumulation(
         design, roof, sizes.hidden * columns
     )
+    if not wide:
+        forward += roof.elementwise(2 * ELEMENT * x)
+        backward += roof.elementwise(2 * ELEMENT * logits)
     shared: tuple[Inside, ...] = ()
     if parallel.tp > 1:
         kind: CollectiveKind = "reduce_scatter" if parallel.sequence_parallel else "all_reduce"

@@ -55,7 +55,8 @@ class StageMemory:
         Stored by the forward passes in flight for their backward passes.
     buffers
         Gathered parameters of two layers under ZeRO-3, the activations of one layer during
-        recomputation, inputs that sequence parallelism gathers, and messages between stages.
+        recomputation, inputs that sequence parallelism gathers, and messages between stages; or, if
+        that is more, what an optimizer's copies take beyond the activations.
     host
         Bytes offloaded to host memory; not part of the total.
     """
@@ -245,13 +246,18 @@ def _stage(design: Design, stage: int) -> StageMemory:
         stored_bytes(OPTIMIZER_BYTES, "optimizer"),
     )
     gradients = stored_bytes(int(DTYPE_BYTES[parallel.gradients]), "gradients")
+    copied = 0
+    if parallel.bf16_optimizer:
+        gradients += WEIGHT_BYTES * (dense + experts)
+        copied = WEIGHT_BYTES * (dense + experts)
     chunks = layers_of_chunks(model, parallel)[stage]
     layer_bytes = {moe: activation_bytes(design, moe=moe) for moe in (False, True)}
     sizes = [sum(layer_bytes[model.is_moe(layer)] for layer in chunk) for chunk in chunks]
     offloaded = _offloaded_layers(design, chunks, layer_bytes)
     in_flight = _bytes_in_flight(design, stage, sizes)
     activations = in_flight + _ends(design, stage)
-    buffers = _buffers(design, stage, dense, experts)
+    # The copy is made after the last backward pass, when no activations are stored.
+    buffers = max(_buffers(design, stage, dense, experts), copied - activations)
     moved = {"optimizer": optimizer} if "optimizer" in parallel.offload else {}
     if "activations" in parallel.offload:  # all but the chunk that is computed
         moved["activations"] = max(0, in_flight - max(sizes))

@@ -20,7 +20,7 @@ __all__ = ["CHOICES", "Parallel", "layers_of_chunks"]
 
 Recomputation: TypeAlias = Literal["none", "selective", "operators", "full"]
 ContextExchange: TypeAlias = Literal["ring", "all_gather", "ulysses"]
-AttentionKernel: TypeAlias = Literal["fused", "flash2", "plain"]
+AttentionKernel: TypeAlias = Literal["fused", "fp8", "flash2", "plain"]
 GradientType: TypeAlias = Literal["fp32", "bf16", "fp16"]
 GatheredType: TypeAlias = Literal["bf16", "fp8"]
 Dispatch: TypeAlias = Literal["copies", "once"]
@@ -48,6 +48,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "loss": get_args(LossKernel),
     "gathers": get_args(Gathers),
     "kernels": get_args(ElementwiseKernels),
+    "head": get_args(GatheredType),
 }
 OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 MODULES: tuple[RecomputedModule, ...] = get_args(RecomputedModule)
@@ -91,7 +92,9 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Exchange of context parallelism: keys and values around a ring, gathered, or sequence traded
         for heads (Ulysses).
     attention
-        ``"fused"``, the fastest of the GPU (FlashAttention-3 or cuDNN on H100); ``"flash2"``,
+        ``"fused"``, the fastest of the GPU (FlashAttention-3 or cuDNN on H100); ``"fp8"``, with
+        products of 8 bits (Transformer Engine's ``fp8_dpa``), where the GPU's file has its rate,
+        whose backward kernels compute all keys of a window's sequence; ``"flash2"``,
         FlashAttention-2, which PyTorch's ``scaled_dot_product_attention`` runs, where the GPU's
         file has its rate; or ``"plain"``: matrix products with a softmax between.
     gradients
@@ -157,6 +160,15 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Whether activation functions are ``"fused"`` with the product by their gate, or ``"eager"``
         operators of PyTorch, which save their outputs too. Memory only; their time is ``unfused``
         in a calibration.
+    bf16_optimizer
+        Whether gradients take the memory of DeepSpeed's ``BF16_Optimizer`` of 2022: those of 16
+        bits stay beside those of 32, which are reduced in a copy of 16 bits. Memory only.
+    fused_experts
+        Whether one kernel computes a product of experts with the activation function, biases,
+        clamps and casts after it (Transformer Engine's grouped MLP of CuTe DSL). Time only.
+    head
+        Type of the products of the output head: ``"fp8"`` with 8-bit matrix products (Megatron-LM's
+        ``fp8_output_proj``).
     recompute_modules
         Parts of a layer that are recomputed besides ``recompute``, with Megatron-LM's names: any of
         ``"layernorm"``, ``"mla_up_proj"`` (queries, keys and values of latent attention),
@@ -205,6 +217,9 @@ class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     saved: SavedType = "products"
     gathers: Gathers = "again"
     kernels: ElementwiseKernels = "fused"
+    bf16_optimizer: bool = False
+    fused_experts: bool = False
+    head: GatheredType = "bf16"
     recompute_modules: tuple[RecomputedModule, ...] = ()
 
     def __post_init__(self) -> None:

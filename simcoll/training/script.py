@@ -37,6 +37,8 @@ class ScriptShape:
         Layers with experts that are distributed over ranks.
     replicas
         Whether shards have replicas.
+    pairs
+        Whether exchanges of tokens overlap computation: that of a pass of the other direction.
     tied
         Whether first and last stage share an embedding.
     offload
@@ -56,6 +58,7 @@ class ScriptShape:
     tied: bool
     offload: tuple[str, ...] = ()
     buckets: str = "layer"
+    pairs: bool = False
 
     @property
     def stages(self) -> int:
@@ -103,6 +106,7 @@ def shape_of(design: Design) -> ScriptShape:
         tied=model.tied and parallel.pp > 1,
         offload=parallel.offload,
         buckets=parallel.buckets,
+        pairs=spread and parallel.overlap_ep and parallel.schedule == "1f1b",
     )
 
 
@@ -130,6 +134,8 @@ class Slot(NamedTuple):
         Layer of a pass or collective; -1: all; -2: parameters outside layers.
     stream
         Stream.
+    alone
+        Whether a pass has no pass of the other direction beside which its exchanges of tokens run.
     """
 
     does: SlotKind
@@ -138,6 +144,7 @@ class Slot(NamedTuple):
     chunk: int = -1
     layer: int = -1
     stream: str = "compute"
+    alone: bool = False
 
 
 EVERY, BESIDE_LAYERS = -1, -2
@@ -221,7 +228,9 @@ class _ScriptWriter:
                 while places[stage] < len(orders[stage]) and self._ready(
                     stage, orders[stage][places[stage]]
                 ):
-                    self._turn(stage, *orders[stage][places[stage] : places[stage] + 2])
+                    place = places[stage]
+                    previous = orders[stage][place - 1] if place else None
+                    self._turn(stage, previous, *orders[stage][place : place + 2])
                     places[stage] += 1
         self._finish()
         return Script(shape, tuple(self.slots), tuple(self.rows))
@@ -241,8 +250,17 @@ class _ScriptWriter:
             or (turn.kind, turn.micro, turn.chunk, stage) in self.arrived
         )
 
-    def _turn(self, stage: int, turn: PipelineTurn, then: PipelineTurn | None = None) -> None:
+    def _turn(
+        self,
+        stage: int,
+        previous: PipelineTurn | None,
+        turn: PipelineTurn,
+        then: PipelineTurn | None = None,
+    ) -> None:
         shape, (kind, micro, chunk) = self.shape, turn
+        # A backward pass runs together with the next forward pass (Megatron-LM's combined 1F1B).
+        neighbour = previous if kind == "F" else then
+        alone = shape.pairs and (neighbour is None or neighbour.kind == kind)
         arrival = self.arrived.pop((kind, micro, chunk, stage), None)
         needs = (*self.last.get(stage, ()), *(() if arrival is None else (arrival,)))
         if kind == "F" and micro == 0:
@@ -256,9 +274,9 @@ class _ScriptWriter:
         if (shape.gathers or (final and shape.beside and not shape.by_chunk)) and shape.layers[
             stage
         ][chunk]:
-            turn_row = self._layer_by_layer(stage, turn, work, needs, final=final)
+            turn_row = self._layer_by_layer(stage, turn, work, needs, final=final, alone=alone)
         else:
-            turn_row = self.add(Slot("turn", stage, work, chunk), needs, micro)
+            turn_row = self.add(Slot("turn", stage, work, chunk, alone=alone), needs, micro)
         if shape.by_chunk and "W" in work:
             self._reduce_chunks(stage, chunk, turn_row, final=final)
         self.before[stage] = self.computed.get(stage, ())
@@ -271,7 +289,14 @@ class _ScriptWriter:
             self._send(stage, turn, turn_row, alternates=then is not None and then.kind != kind)
 
     def _layer_by_layer(
-        self, stage: int, turn: PipelineTurn, work: TurnKind, needs: tuple[int, ...], *, final: bool
+        self,
+        stage: int,
+        turn: PipelineTurn,
+        work: TurnKind,
+        needs: tuple[int, ...],
+        *,
+        final: bool,
+        alone: bool,
     ) -> int:
         """Add a pass layer by layer: parameters are gathered before each layer, gradients reduced
         after it.
@@ -284,9 +309,8 @@ class _ScriptWriter:
                 layer_needs += self._collective(
                     "all_gather", stage, layer, (*needs, *passes[-2:-1]), turn.micro
                 )
-            passes.append(
-                self.add(Slot("turn", stage, work, turn.chunk, layer), layer_needs, turn.micro)
-            )
+            slot = Slot("turn", stage, work, turn.chunk, layer, alone=alone)
+            passes.append(self.add(slot, layer_needs, turn.micro))
             if "W" in work and (self.shape.gathers or (final and self.shape.beside)):
                 self.synchronised[stage] += self._reduce(stage, layer, (passes[-1],), turn.micro)
         return passes[-1]

@@ -123,9 +123,8 @@ class StepParts:
         return self._send(slot) if slot.does == "send" else self._collective(slot)
 
     def _computation(self, slot: Slot) -> ComputeOperation:
-        work = self.costs.turn(
-            slot.work, slot.stage, slot.chunk, None if slot.layer == EVERY else (slot.layer,)
-        )
+        layers = None if slot.layer == EVERY else (slot.layer,)
+        work = self.costs.turn(slot.work, slot.stage, slot.chunk, layers, alone=slot.alone)
         return ComputeOperation(
             id="",
             on=f"stage{slot.stage}",

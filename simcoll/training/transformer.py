@@ -59,6 +59,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     yarn
         Whether rotary embeddings are scaled (YaRN), which Megatron-LM does by separate kernels;
         false for latent attention, whose fused kernel scales them too.
+    qk_norm
+        Whether queries and keys are normalised, each head by itself (Qwen3).
     moe_every
         Only every n-th layer has experts; the others have a dense MLP.
     window, windowed
@@ -96,6 +98,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     expert_bias: bool = False
     expert_clamp: bool = False
     yarn: bool = False
+    qk_norm: bool = False
     moe_every: int = 1
     window: int = 0
     windowed: int = 0

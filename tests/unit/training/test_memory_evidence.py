@@ -101,6 +101,32 @@ def test_steps_that_ran_out_of_memory_do_not_fit():
     assert peak(ddp) > ddp.memory_limit
 
 
+def test_configurations_of_bloom_that_ran_out_of_memory_do_not_fit():
+    """Of three two do not fit, whatever the micro-batch. The third has less than a configuration
+    that ran, with 67 GB in use, so that it is not decided by its size.
+    """
+    full = published_memory("bloom-oom").rows
+    assert [peak(row.design) > row.design.memory_limit for row in full] == [True, True, False]
+    assert peak(full[0].design) == peak(full[1].design)
+    ran = [row for row in published_steps("bloom").rows if row.design.model.layers == 94]
+    assert [row.peak_gib for row in ran] == [67]
+    assert peak(full[2].design) < peak(ran[0].design)
+
+
+def test_gradients_of_deepspeed_are_copied():
+    """DeepSpeed 56c5223: gradients of 16 bits stay (bf16_optimizer.py), and those of 32 are reduced
+    in a copy of 16 bits when no activations are there (allreduce_bucket in engine.py).
+    """
+    keys = {"gradients": "fp32", "recompute": "full", "micro_batch": 1}
+    plain, copied = (
+        memory_by_stage(design_with(bf16_optimizer=each, **keys))[0] for each in (False, True)
+    )
+    parameters = plain.weights // 2
+    assert copied.gradients - plain.gradients == 2 * parameters
+    assert copied.activations == plain.activations
+    assert copied.buffers + copied.activations == 2 * parameters
+
+
 def test_inputs_of_8_bit_products_are_saved_in_8_bits():
     sixteen, eight = design_with(), design_with({"dtype": "fp8"})
     rows, hidden, inner = 8192, 4096, 14336

@@ -120,6 +120,9 @@ def test_hugging_face_configurations(tmp_path):
     for key, kind in (("rope_scaling", "rope_type"), ("rope_scaling", "type")):
         path.write_text(json.dumps(oss | {key: {kind: "yarn", "factor": 32.0}}))
         assert model_from_hf(path).yarn
+    assert not model_from_hf(path).qk_norm
+    path.write_text(json.dumps(oss | {"model_type": "qwen3_moe", "num_experts": 128}))
+    assert model_from_hf(path).qk_norm
     for wrong, said in (
         ({"model_type": "lama"}, "did you mean 'llama'"),
         ({**oss, "moe_layer_freq": 2}, "moe_layer_freq 2: expected 1; give the sizes in TOML"),
