@@ -138,6 +138,7 @@ def time_design(point: Point) -> dict[str, Any]:
         "fits": "yes" if excess is None else str(excess),
         "memory_bytes": worst.total,
         "memory": parts,
+        "gpus": design.topology.nranks,
     }
     if excess is not None:
         return {**shared, "excess": excess.share}

@@ -77,7 +77,8 @@ def _reason(designs: Sequence[Row]) -> str:
     # A design that runs, but too long or too dear, is nearer than one that does not run.
     nearest = min(tight, key=lambda row: ("time_fs" not in row["result"], row["result"]["excess"]))
     result = nearest["result"]
-    reason = f"no design fits; nearest {result['fits']}{_with(nearest['point']['case'])}"
+    machine = f" on {result['gpus']:,} GPUs" if "gpus" in result else ""
+    reason = f"no design fits{machine}; nearest {result['fits']}{_with(nearest['point']['case'])}"
     return f"{reason}; {_remedy(nearest)}" if result["fits"].endswith("GiB") else reason
 
 

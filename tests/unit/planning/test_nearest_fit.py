@@ -50,9 +50,7 @@ def rows_of(folder, text):
 def test_an_alternative_that_does_not_fit_says_what_would(tmp_path):
     (missing,) = missing_alternatives(rows_of(tmp_path, PLAN))
     assert missing.name == "H100"
-    said = (
-        "no design fits; nearest 93.4 of 79.2 GiB with tp = 8; fits with sequence_parallel = true"
-    )
+    said = "no design fits on 16 GPUs; nearest 93.4 of 79.2 GiB with tp = 8; fits with sequence_parallel = true"
     assert missing.reason.startswith(said)
 
     # What it says is so.
@@ -127,7 +125,7 @@ def test_a_searched_machine_on_which_nothing_fits_has_a_row(tmp_path, monkeypatc
     assert main(["plan", "plan.toml", "--tier", "1", "--budget", "2", "-o", "out"]) == 0
     out = capsys.readouterr().out
     assert re.search(
-        r"- +topology.name dgx-h100: no design fits; nearest 1\d\d\.\d of 79\.2 GiB", out
+        r"- +topology.name dgx-h100: no design fits on 8 GPUs; nearest 1\d\d\.\d of 79\.2 GiB", out
     )
     assert "# Best by tokens per second: topology.name dgx-b300, " in out
     assert "topology.name dgx-h100" in (tmp_path / "out" / "report.html").read_text()
