@@ -50,7 +50,7 @@ def rows_of(folder, text):
 def test_an_alternative_that_does_not_fit_says_what_would(tmp_path):
     (missing,) = missing_alternatives(rows_of(tmp_path, PLAN))
     assert missing.name == "H100"
-    said = "no design fits on 16 GPUs; nearest 93.4 of 79.2 GiB with tp = 8; fits with sequence_parallel = true"
+    said = "no design fits on 64 GPUs; nearest 93.4 of 79.2 GiB with tp = 8; fits with sequence_parallel = true"
     assert missing.reason.startswith(said)
 
     # What it says is so.
