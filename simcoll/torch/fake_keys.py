@@ -86,13 +86,16 @@ def _fields_of(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     """All that PyTorch tells fake tensors apart by; None for sparse tensors and symbolic sizes."""
     if tensor.layout is not torch.strided or tensor._has_symbolic_sizes_strides:
         return None
+    offset, storage_bytes = tensor.storage_offset(), tensor.untyped_storage().nbytes()
+    if type(offset) is not int or type(storage_bytes) is not int:  # a part of a symbolic tensor
+        return None
     return (
         tensor.dtype,
         tensor.shape,
         tensor.stride(),  # these two say the memory format
         tensor.device,
-        tensor.storage_offset(),
-        tensor.untyped_storage().nbytes(),
+        offset,
+        storage_bytes,
         tensor.requires_grad,
         tensor.is_quantized,
         tensor.is_conj(),

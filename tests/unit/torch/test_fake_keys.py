@@ -8,6 +8,7 @@ from tests.support.deferred import Deferred, needs_torch
 
 torch, nn, backend = Deferred("torch"), Deferred("torch.nn"), Deferred("simcoll.torch")
 fake_tensor = Deferred("torch._subclasses.fake_tensor")
+symbolic_shapes = Deferred("torch.fx.experimental.symbolic_shapes")
 fake_keys = Deferred("simcoll.torch.fake_keys")
 roofline = Deferred("simcoll.torch.roofline")
 
@@ -156,3 +157,20 @@ def test_calls_of_an_equal_key_take_the_time_that_each_would_take(monkeypatch):
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
     assert 50 < kernels[-1][0] < len(kernels) - 50
+
+
+def test_parts_of_tensors_with_symbolic_sizes_are_told_apart():
+    """Their storage has a symbolic size, which has no hash; PyTorch exports models by them."""
+
+    def program(*_):
+        mode = fake_tensor.FakeTensorMode(shape_env=symbolic_shapes.ShapeEnv())
+        context = symbolic_shapes.StatelessSymbolicContext(
+            dynamic_sizes=[symbolic_shapes.DimDynamic.DYNAMIC, symbolic_shapes.DimDynamic.STATIC]
+        )
+        whole = mode.from_tensor(torch.ones(5, 6), symbolic_context=context)
+        with mode:
+            part = whole.as_strided((2, 3), (6, 1), 1)
+            assert not isinstance(part.untyped_storage().nbytes(), int)
+            return [tuple((part + 1).shape), tuple((part @ part.t()).shape)]
+
+    assert backend.spawn(program, 1).returns == (program(),)
